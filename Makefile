@@ -1,0 +1,73 @@
+# The ways to run the project. `make` alone lists them.
+#
+# Every target makes its own environment first, in .venv, from locked versions;
+# tools/make_env.py says what is missing where that fails.
+
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+.SUFFIXES:
+MAKEFLAGS += --no-print-directory
+
+BIN := .venv/bin
+# Product code, tests and scripts; those that are not there yet are left out.
+PYTHON_DIRS := $(wildcard marshal cli tests integration examples benchmarks tools)
+# Extra arguments, as in: make unit ARGS="-k codec -x"
+ARGS ?=
+
+.PHONY: help
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' \
+		$(firstword $(MAKEFILE_LIST))
+
+.PHONY: env
+env: ## Make .venv with locked versions (at once when it stands)
+	@PYTHON="$(PYTHON)" sh tools/make_env.sh
+
+.PHONY: demo
+demo: env ## Embedded Kafka, three consumers, one killed: who takes over?
+	@$(BIN)/marshal demo $(ARGS)
+
+.PHONY: test
+test: check cover ## Every check and every test, on a real broker too
+	@echo "== pytest"
+	@$(BIN)/python -m pytest -q $(ARGS)
+
+.PHONY: unit
+unit: env ## The tests that need no broker
+	@$(BIN)/python -m pytest -q tests $(ARGS)
+
+.PHONY: check
+check: env ## Style, types, layers, generated documents
+	@echo "== ruff"
+	@$(BIN)/ruff check --quiet $(PYTHON_DIRS)
+	@$(BIN)/ruff format --check --quiet $(PYTHON_DIRS) \
+		|| { echo "Badly formatted; run: make fmt" >&2; exit 1; }
+	@echo "== mypy"
+	@$(BIN)/mypy --strict --no-error-summary
+	@echo "== import-linter"
+	@$(BIN)/lint-imports --no-logo
+ifneq ($(wildcard cli/kafka_marshal_cli/reference.py),)
+	@echo "== CLI reference"
+	@$(BIN)/python -m kafka_marshal_cli.reference | diff -u docs/cli.md - \
+		|| { echo "docs/cli.md is out of date; run: make docs" >&2; exit 1; }
+endif
+
+.PHONY: cover
+cover: env ## Each module of the core: all branches, by its own test file
+	@echo "== coverage of the core"
+	@$(BIN)/python tools/core_coverage.py
+
+.PHONY: fmt
+fmt: env ## Format, and fix what can be fixed
+	@$(BIN)/ruff check --quiet --fix-only $(PYTHON_DIRS)
+	@$(BIN)/ruff format $(PYTHON_DIRS)
+
+.PHONY: lock
+lock: env ## Renew the locked versions in requirements/
+	@sh tools/lock.sh
+
+.PHONY: clean
+clean: ## Remove all that was made here; caches outside stay
+	@rm -rf .venv build dist .coverage* .hypothesis .import_linter_cache \
+		.mypy_cache .pytest_cache .ruff_cache
+	@find $(PYTHON_DIRS) -name __pycache__ -type d -prune -exec rm -rf {} +

