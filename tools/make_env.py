@@ -77,9 +77,7 @@ def fingerprint() -> str:
 
 def is_made() -> bool:
     """Tell whether the environment stands and is of the present lock."""
-    return (
-        STAMP.is_file() and STAMP.read_text() == fingerprint() and is_python_usable()
-    )
+    return STAMP.is_file() and STAMP.read_text() == fingerprint() and is_python_usable()
 
 
 def is_python_usable() -> bool:

@@ -1,0 +1,18 @@
+"""Hypothesis profiles: repeatable by default, searching on demand."""
+
+import os
+
+from hypothesis import HealthCheck, settings
+
+# The same examples in each run: a red build is red again when looked at.
+settings.register_profile(
+    "ci",
+    derandomize=True,
+    database=None,
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+# New examples in each run, for looking for trouble: HYPOTHESIS_PROFILE=dev.
+settings.register_profile("dev", deadline=None, print_blob=True, max_examples=1000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
