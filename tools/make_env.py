@@ -63,8 +63,10 @@ def run(*command: str | Path, what: str, remedy: str) -> None:
         )
     except subprocess.TimeoutExpired:
         fail(f"{what} took more than {INSTALL_TIMEOUT_S} s", remedy)
-    except (OSError, subprocess.CalledProcessError) as error:
-        fail(f"{what} failed ({error})", remedy)
+    except subprocess.CalledProcessError as error:
+        fail(f"{what} failed (exit status {error.returncode}, see above).", remedy)
+    except OSError as error:
+        fail(f"{what} failed: {error}", remedy)
 
 
 def fingerprint() -> str:
@@ -150,8 +152,9 @@ def install(uv: str) -> None:
         "-r",
         LOCK / "dev.txt",
         what="installing requirements/dev.txt",
-        remedy="Is a package index reachable? A compiler may be missing when there"
-        " is no wheel for this Python: make env PYTHON=python3.12",
+        remedy="Is a package index reachable? Where a proxy brings certificates of"
+        " its own: UV_SYSTEM_CERTS=1 make env. Where a wheel is missing for this"
+        " Python: make env PYTHON=python3.12",
     )
     # Offline and unisolated: the build backend is in the lock, so that nothing
     # unlocked is fetched.
