@@ -6,6 +6,7 @@
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .SUFFIXES:
+.NOTPARALLEL:
 MAKEFLAGS += --no-print-directory
 
 BIN := .venv/bin
@@ -45,7 +46,7 @@ check: env ## Style, types, layers, generated documents
 	@echo "== mypy"
 	@$(BIN)/mypy --strict --no-error-summary
 	@echo "== import-linter"
-	@$(BIN)/lint-imports --no-logo
+	@said=$$($(BIN)/lint-imports --no-logo 2>&1) || { echo "$$said" >&2; exit 1; }
 ifneq ($(wildcard cli/kafka_marshal_cli/reference.py),)
 	@echo "== CLI reference"
 	@$(BIN)/python -m kafka_marshal_cli.reference | diff -u docs/cli.md - \
@@ -56,6 +57,16 @@ endif
 cover: env ## Each module of the core: all branches, by its own test file
 	@echo "== coverage of the core"
 	@$(BIN)/python tools/core_coverage.py
+
+.PHONY: model
+model: env ## The exhaustive search of small worlds, with larger bounds
+	@MODEL_SIZE=large $(BIN)/python -m pytest -q -m model --timeout=7200 tests $(ARGS)
+
+.PHONY: docs
+docs: env ## Generate docs/cli.md, the reference of the command
+	@mkdir -p docs
+	@$(BIN)/python -m kafka_marshal_cli.reference > docs/cli.md.new
+	@mv docs/cli.md.new docs/cli.md
 
 .PHONY: fmt
 fmt: env ## Format, and fix what can be fixed

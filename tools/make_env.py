@@ -101,8 +101,8 @@ def make_venv(uv: str | None) -> None:
     print(f"Making .venv with Python {sys.version.split()[0]} ...", flush=True)
     remedy = "Remove .venv and try again; see the message above."
     if uv is not None:
-        command = (uv, "venv", "--quiet", "--clear", "--python", sys.executable)
-        run(*command, VENV, what="uv venv", remedy=remedy)
+        words = ("venv", "--quiet", "--clear", "--python", sys.executable)
+        run(uv, *words, VENV, what="uv venv", remedy=remedy)
         return
     if probe(sys.executable, "-c", "import venv, ensurepip") is None:
         version = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -111,8 +111,8 @@ def make_venv(uv: str | None) -> None:
             f"Debian, Ubuntu: sudo apt install python{version}-venv"
             " (or put uv on PATH).",
         )
-    command = (sys.executable, "-m", "venv", "--clear")
-    run(*command, VENV, what="python -m venv", remedy=remedy)
+    words = ("-m", "venv", "--clear")
+    run(sys.executable, *words, VENV, what="python -m venv", remedy=remedy)
 
 
 def install_uv() -> str:
