@@ -1,0 +1,274 @@
+"""What the engine needs from the world outside, as Protocols.
+
+Two sets of implementations exist: ``kafka_io`` over a real cluster, and
+``testing`` over memory with a virtual clock. One conformance kit
+(``kafka_marshal.testing.conformance``) holds both to the same behaviour.
+All timeouts are milliseconds; no call may outlast its timeout by more than a
+scheduling delay.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import attrs
+import msgspec
+
+from kafka_marshal.errors import MarshalError
+from kafka_marshal.protocol.types import LogEntry, Token, TopicPartition
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Append(Protocol):
+    """An append under way. It informs; what counts is reading the record back.
+
+    PROTOCOL 1.4: an append that failed or timed out is *unknown*. The engine
+    uses the outcome only for messages and counters.
+    """
+
+    def is_done(self) -> bool:
+        """Return whether an outcome is known."""
+        ...
+
+    def offset(self) -> int | None:
+        """Return the acknowledged offset, or None (not done, or failed)."""
+        ...
+
+    def error(self) -> MarshalError | None:
+        """Return why the append failed, or None (not done, or succeeded)."""
+        ...
+
+
+class CoordinationLog(Protocol):
+    """All coordinating partitions of one ``__marshal`` topic, as one session.
+
+    ``append`` may be called from any thread; the other calls come from one
+    thread at a time.
+    """
+
+    @property
+    def partition_count(self) -> int:
+        """Number of partitions that the topic has in Kafka (at least K)."""
+        ...
+
+    def append(self, partition: int, value: bytes) -> Append:
+        """Start appending one record (null key, acks=all, idempotent, in order).
+
+        Returns at once. Never raises for a broker's fault: the returned Append
+        reports it.
+        """
+        ...
+
+    def poll(self, timeout_ms: int) -> Sequence[tuple[int, LogEntry]]:
+        """Return new entries of all partitions, waiting up to ``timeout_ms``.
+
+        Entries of one partition come in offset order without omission, from
+        the log's start on. An empty result is ordinary.
+
+        Raises:
+            LogTruncated: Offset or leader epoch went back.
+            LogUnreadable: An entry has no leader epoch, or access is denied.
+            CoordinationError: A fault that passes; poll again.
+        """
+        ...
+
+    def start_offsets(self, timeout_ms: int) -> Mapping[int, int]:
+        """Return the first offset that exists, per partition."""
+        ...
+
+    def end_offsets(self, timeout_ms: int) -> Mapping[int, int]:
+        """Return the next offset to be written, per partition (a barrier)."""
+        ...
+
+    def close(self, timeout_ms: int) -> None:
+        """Flush appends and let go of every resource. Idempotent."""
+        ...
+
+
+class TopicInfo(NamedTuple):
+    """What the cluster says of one data topic."""
+
+    partition_count: int
+    topic_id: bytes | None
+
+
+class LogRange(NamedTuple):
+    """The offsets that exist: ``start <= offset < end``."""
+
+    start: int
+    end: int
+
+
+class Record(msgspec.Struct, gc=False):
+    """One record of a data topic, as it is handed to the application.
+
+    Attributes:
+        topic: Data topic.
+        partition: Data partition.
+        offset: Offset of this record.
+        timestamp_ms: Timestamp in epoch milliseconds.
+        timestamp_type: A ``TimestampType`` value.
+        key: Key bytes or None.
+        value: Value bytes or None.
+        headers: Pairs of name and value.
+        leader_epoch: Leader epoch of the batch, or None.
+        token: Fencing token of the claim it is handed out under. Set by the
+            consumer at hand-out; a data reader leaves it None.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp_ms: int
+    timestamp_type: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes], ...] = ()
+    leader_epoch: int | None = None
+    token: Token | None = None
+
+
+class DataReader(Protocol):
+    """Fetches records of data partitions. Used by one thread at a time."""
+
+    def assign(self, partitions: Sequence[TopicPartition]) -> None:
+        """Make this the exact set of partitions; those that stay keep their place.
+
+        A partition that is new needs a ``seek`` before the next ``poll``.
+        Buffered records of partitions that went are dropped.
+        """
+        ...
+
+    def seek(self, partition: TopicPartition, offset: int) -> None:
+        """Continue at ``offset``; what was buffered of the partition is dropped."""
+        ...
+
+    def pause(self, partitions: Sequence[TopicPartition]) -> None:
+        """Stop fetching these until resumed; positions and buffers are kept."""
+        ...
+
+    def resume(self, partitions: Sequence[TopicPartition]) -> None:
+        """Undo ``pause``; unknown or running partitions are left alone."""
+        ...
+
+    def poll(
+        self, timeout_ms: int, max_records: int
+    ) -> Mapping[TopicPartition, Sequence[Record]]:
+        """Return up to ``max_records`` records, in offset order per partition.
+
+        Raises:
+            PositionError: A partition's position is outside its log; the error
+                has an attribute ``partition`` (TopicPartition). Other
+                partitions are unaffected; seek before polling again.
+            CoordinationError: A fault that passes; poll again.
+        """
+        ...
+
+    def close(self, timeout_ms: int) -> None:
+        """Let go of every resource. Idempotent."""
+        ...
+
+
+class DataLog(Protocol):
+    """Look-ups about data topics and group offsets. Thread-safe, blocking."""
+
+    def describe(
+        self, topics: Sequence[str], timeout_ms: int
+    ) -> Mapping[str, TopicInfo]:
+        """Return what is known of each topic; a topic that does not exist is absent."""
+        ...
+
+    def ranges(
+        self, partitions: Sequence[TopicPartition], timeout_ms: int
+    ) -> Mapping[TopicPartition, LogRange]:
+        """Return log-start and log-end offsets of each partition."""
+        ...
+
+    def committed(
+        self, group_id: str, partitions: Sequence[TopicPartition], timeout_ms: int
+    ) -> Mapping[TopicPartition, int | None]:
+        """Return the group's committed offsets in Kafka (None: no commit)."""
+        ...
+
+    def commit(
+        self, group_id: str, offsets: Mapping[TopicPartition, int], timeout_ms: int
+    ) -> None:
+        """Mirror positions to the group's committed offsets (PROTOCOL 5.7)."""
+        ...
+
+    def reader(self) -> DataReader:
+        """Return a new reader with nothing assigned."""
+        ...
+
+    def close(self, timeout_ms: int) -> None:
+        """Let go of every resource. Idempotent."""
+        ...
+
+
+class Clock(Protocol):
+    """Local and wall time. ``now_ms`` goes on while the machine is suspended."""
+
+    def now_ms(self) -> int:
+        """Return the boot clock in milliseconds: local time, for leases."""
+        ...
+
+    def wall_ms(self) -> int:
+        """Return wall time in epoch milliseconds: for people and admins only."""
+        ...
+
+
+class Entropy(Protocol):
+    """Chance, so that the simulator can replay it."""
+
+    def random_bytes(self, count: int) -> bytes:
+        """Return ``count`` random bytes fit for secrets."""
+        ...
+
+    def below(self, limit: int) -> int:
+        """Return an integer 0 <= n < ``limit`` (0 where limit < 1)."""
+        ...
+
+
+class Pending(Protocol[T_co]):
+    """The outcome of a background call: the part of a Future that we use."""
+
+    def done(self) -> bool:
+        """Return whether the call has ended."""
+        ...
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Return what it raised, or None."""
+        ...
+
+    def result(self, timeout: float | None = None) -> T_co:
+        """Return what it returned, or raise what it raised."""
+        ...
+
+
+class Background(Protocol):
+    """Runs blocking look-ups away from the engine's thread, in order."""
+
+    def submit(self, call: Callable[[], T]) -> Pending[T]:
+        """Run ``call`` soon and return its outcome-to-be."""
+        ...
+
+    def close(self, timeout_ms: int) -> None:
+        """Stop after the call under way. Idempotent."""
+        ...
+
+
+@attrs.frozen
+class Event:
+    """Something an operator may want to know; see ``observability`` for names."""
+
+    name: str
+    fields: Mapping[str, Any] = attrs.field(factory=dict)
+
+
+class Observer(Protocol):
+    """Receives events. Called on the engine's thread: must not block or raise."""
+
+    def observe(self, event: Event) -> None:
+        """Take one event."""
+        ...

@@ -1,0 +1,1 @@
+"""The pure core: records, fold and ladders. No IO, clock, chance or threads."""

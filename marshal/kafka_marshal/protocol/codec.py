@@ -1,0 +1,189 @@
+"""Bytes to records and back (PROTOCOL 3.1 to 3.5). Decoding is total.
+
+A frame is ``uvarint frame_version | uvarint type | uvarint version | payload``
+and the payload is one MessagePack array. Integers of the frame use the
+shortest form only, so that each record has one header.
+"""
+
+import re
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+from msgspec import UNSET
+
+from kafka_marshal.errors import MalformedRecord
+from kafka_marshal.protocol.hashing import RESERVED_TOPICS
+from kafka_marshal.protocol.records import KINDS, Kind, Record
+
+FRAME_VERSION = 1
+FRAME_BYTES_MAX = 48 * 1024
+_UVARINT_BYTES_MAX = 5
+_MORE = 0x80  # LEB128: another byte follows
+
+# PROTOCOL 3.4: full match; a bare ``$`` would let a newline pass.
+_ID = re.compile(r"[A-Za-z0-9._:-]{1,200}\Z")
+_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}\Z")
+
+
+class Undecodable(msgspec.Struct, frozen=True, gc=False):
+    """A value that is no record, and why. It changes no state (PROTOCOL 1.5)."""
+
+    reason: str
+
+
+@lru_cache(maxsize=65_536)
+def is_identifier(name: str) -> bool:
+    """Return whether ``name`` is a valid client_id or group_id (PROTOCOL 3.5)."""
+    return _ID.match(name) is not None
+
+
+@lru_cache(maxsize=65_536)
+def is_topic(name: str) -> bool:
+    """Return whether ``name`` is a topic that Kafka accepts (PROTOCOL 3.5)."""
+    return name not in {".", ".."} and _TOPIC.match(name) is not None
+
+
+@lru_cache(maxsize=65_536)
+def _is_claimable_topic(name: str) -> bool:
+    return name in RESERVED_TOPICS or is_topic(name)
+
+
+def uvarint(number: int) -> bytes:
+    """Return the shortest unsigned LEB128 form of ``number``."""
+    out = bytearray()
+    while number >= _MORE:
+        out.append(number & 0x7F | _MORE)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
+def _header(kind: Kind) -> bytes:
+    return uvarint(FRAME_VERSION) + uvarint(kind.number) + uvarint(kind.version)
+
+
+_BY_CLASS = {kind.record: kind for kind in KINDS}
+_HEADERS = {kind.record: _header(kind) for kind in KINDS}
+_DECODERS: dict[bytes, msgspec.msgpack.Decoder[Any]] = {
+    _header(kind): msgspec.msgpack.Decoder(kind.record) for kind in KINDS
+}
+_ENCODER = msgspec.msgpack.Encoder()
+_TAG_DECODER = msgspec.msgpack.Decoder(dict[str, Any])
+
+
+def kind_of(record: Record) -> Kind:
+    """Return the wire kind of a record."""
+    return _BY_CLASS[type(record)]
+
+
+def encode(record: Record) -> bytes:
+    """Return the frame of a record.
+
+    Raises:
+        MalformedRecord: The record breaks a rule of the format, so that no
+            reader would accept the bytes.
+    """
+    kind = kind_of(record)
+    fields = [getattr(record, name) for name in record.__struct_fields__]
+    value = encode_fields(kind, fields)
+    back = decode(value)
+    if isinstance(back, Undecodable):
+        raise MalformedRecord(f"{kind.name} is invalid: {back.reason}")
+    return value
+
+
+def encode_fields(kind: Kind, fields: list[Any]) -> bytes:
+    """Return the frame of field values in wire order, without judging them.
+
+    Raises:
+        MalformedRecord: A value has no MessagePack form at all.
+    """
+    if fields[-1] is UNSET:
+        fields = fields[:-1]
+    try:
+        return _HEADERS[kind.record] + _ENCODER.encode(fields)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise MalformedRecord(f"{kind.name} cannot be encoded: {error}") from error
+
+
+def decode(value: bytes | None) -> Record | Undecodable:
+    """Return the record that ``value`` holds, or why it holds none. Never raises."""
+    if value is None:
+        return Undecodable("no value")
+    if len(value) > FRAME_BYTES_MAX:
+        return Undecodable("frame too long")
+    # All types below 128 have a header of three bytes, the others of four.
+    size = 3 if value[1:2] < b"\x80" else 4
+    decoder = _DECODERS.get(value[:size])
+    if decoder is None:
+        return Undecodable(_unknown_header(value))
+    try:
+        record: Record = decoder.decode(value[size:])
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        return Undecodable(f"bad payload: {error}"[:200])
+    reason = _bad_name(record)
+    return record if reason is None else Undecodable(reason)
+
+
+def decode_tags(tags: bytes) -> dict[str, Any] | None:
+    """Return the informative tags of a record, None where they are unreadable."""
+    try:
+        return _TAG_DECODER.decode(tags)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return None
+
+
+def _are_topics(names: tuple[str, ...]) -> bool:
+    return all(map(is_topic, names))
+
+
+def _is_successor(name: str | None) -> bool:
+    return name is None or is_identifier(name)
+
+
+_RULES: dict[str, Callable[[Any], bool]] = {
+    "client_id": is_identifier,
+    "group_id": is_identifier,
+    "topic": _is_claimable_topic,
+    "topics": _are_topics,
+    "successor": _is_successor,
+}
+_CHECKS = {
+    kind.record: tuple(
+        (name, _RULES[name]) for name in kind.record.__struct_fields__ if name in _RULES
+    )
+    for kind in KINDS
+}
+
+
+def _bad_name(record: Record) -> str | None:
+    for name, is_valid in _CHECKS[type(record)]:
+        if not is_valid(getattr(record, name)):
+            return f"bad {name}"
+    return None
+
+
+def _read_uvarint(value: bytes, at: int) -> tuple[int, int] | None:
+    number = 0
+    for index, byte in enumerate(value[at : at + _UVARINT_BYTES_MAX]):
+        number |= (byte & 0x7F) << (7 * index)
+        if byte < _MORE:
+            shortest = byte != 0 or index == 0
+            return (number, at + index + 1) if shortest else None
+    return None
+
+
+def _unknown_header(value: bytes) -> str:
+    at = 0
+    numbers = []
+    for _ in range(3):
+        read = _read_uvarint(value, at)
+        if read is None:
+            return "bad frame header"
+        number, at = read
+        numbers.append(number)
+    if numbers[0] != FRAME_VERSION:
+        return f"unknown frame version {numbers[0]}"
+    return f"unknown record type {numbers[1]} version {numbers[2]}"

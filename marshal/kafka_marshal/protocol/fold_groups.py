@@ -1,0 +1,150 @@
+"""How pauses, Configs and Members change the state (PROTOCOL 4.8, 4.12, 3.6).
+
+Part of the rationalizer: only ``rationalizer.apply`` calls these.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from kafka_marshal.protocol import judging
+from kafka_marshal.protocol.hashing import home_partition
+from kafka_marshal.protocol.records import (
+    SUPPORTED_LEVEL,
+    Config,
+    Member,
+    ReleaseGroup,
+)
+from kafka_marshal.protocol.state import (
+    GroupState,
+    Halt,
+    MemberState,
+    Pause,
+    WorldState,
+)
+from kafka_marshal.protocol.transition import Step, Transitions
+
+OPS_REMEMBERED_MAX = 64
+GONE_MEMBERS_PER_ENTRY_MAX = 8
+
+
+def _release_group(step: Step, record: ReleaseGroup) -> Transitions:
+    state = step.state
+    config = state.config
+    if config is None:
+        return (step.refused("no_config"),)
+    reason = judging.judge_release_group(state, config, record)
+    if reason is not None:
+        return (step.refused(reason),)
+    group = state.groups.setdefault(record.group_id, GroupState())
+    state.dirty[record.group_id] = None
+    pause = state.active_pause(record.group_id)
+    if pause is None and group.pause is not None:
+        _note_over(state, step.entry.offset, record.group_id, group)
+    if record.msg_expire_time <= state.append_time_ms:
+        _note_over(state, step.entry.offset, record.group_id, group)
+        return (step.accepted("unpaused"),)
+    seen = () if pause is None else pause.incarnations
+    if record.incarnation not in seen:
+        seen = (*seen, record.incarnation)
+    longest_ms = state.append_time_ms + config.limit("max_pause_ms")
+    group.pause = Pause(
+        record.op_id,
+        record.client_id,
+        record.incarnation,
+        record.seq,
+        seen,
+        min(record.msg_expire_time, longest_ms),
+    )
+    return (step.accepted("paused"),)
+
+
+def _note_over(
+    state: WorldState, offset: int, group_id: str, group: GroupState
+) -> None:
+    """End the group's pause and remember its op_id, within bounds."""
+    assert group.pause is not None
+    op_id = group.pause.op_id
+    group.pause = None
+    group.over = (*group.over, (offset, op_id))
+    state.over[offset, group_id] = op_id
+    if len(group.over) > OPS_REMEMBERED_MAX:
+        _drop_over(state, group.over[0][0], group_id)
+    assert state.config is not None
+    while len(state.over) > state.config.limit("operations"):
+        oldest = next(iter(state.over))
+        _drop_over(state, *oldest)
+
+
+def _drop_over(state: WorldState, offset: int, group_id: str) -> None:
+    op_id = state.over.pop((offset, group_id))
+    group = state.groups[group_id]
+    group.over = tuple(note for note in group.over if note != (offset, op_id))
+    state.dirty[group_id] = None
+    drop_if_empty(state, group_id)
+
+
+def drop_if_empty(state: WorldState, group_id: str) -> None:
+    """Drop a group that has no keys, no pause and nothing to remember."""
+    group = state.groups[group_id]
+    if group.key_count == 0 and group.pause is None and not group.over:
+        del state.groups[group_id]
+        state.dirty[group_id] = None
+
+
+def _config(step: Step, record: Config) -> Transitions:
+    state = step.state
+    now = state.config
+    if now is not None and (
+        record.generation != now.generation + 1
+        or record.cluster_id != now.cluster_id
+        or record.format_id != now.format_id
+        or record.partition_count != now.partition_count
+        or record.era <= now.era
+    ):
+        return (step.refused("config"),)
+    if record.feature_level > SUPPORTED_LEVEL:
+        # PROTOCOL 3.3: we cannot know what this level changes, so we stop here.
+        state.halted = Halt(step.entry.offset, record.feature_level)
+        return (step.halted(),)
+    state.config = record
+    return (step.accepted("configured"),)
+
+
+def _member(step: Step, record: Member) -> Transitions:
+    state = step.state
+    config = state.config
+    if config is None:
+        return (step.ignored("no_config"),)
+    home = home_partition(record.group_id, partition_count=config.partition_count)
+    if home != state.partition:
+        return (step.ignored("wrong_partition"),)
+    members = state.soft.members
+    name = (record.group_id, record.client_id, record.incarnation)
+    known = members.get(name)
+    if known is not None and record.seq <= known.record.seq:
+        return (step.ignored("old_seq"),)
+    if known is None and len(members) >= config.limit("keys"):
+        return (step.refused("limits"),)
+    since = step.entry.offset if known is None else known.since_offset
+    members.pop(name, None)  # keeps the order of last announcements
+    members[name] = MemberState(record, since, step.entry.offset, state.now_ms)
+    _drop_gone_members(state, config)
+    return (step.accepted("member"),)
+
+
+def _drop_gone_members(state: WorldState, config: Config) -> None:
+    members = state.soft.members
+    limit_ms = 2 * config.heartbeat_interval_ms
+    for _ in range(GONE_MEMBERS_PER_ENTRY_MAX):
+        oldest = next(iter(members))
+        if state.now_ms - members[oldest].seen_ms <= limit_ms:
+            return
+        del members[oldest]
+
+
+FOLDS: dict[type, Callable[[Step, Any], Transitions]] = {
+    ReleaseGroup: _release_group,
+    Config: _config,
+    Member: _member,
+}
+"""How each record about groups, settings and members is folded."""

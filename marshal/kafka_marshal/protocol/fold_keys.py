@@ -1,0 +1,220 @@
+"""How claims and their owners' records change keys (PROTOCOL 4.3 to 4.7, 4.9).
+
+Part of the rationalizer: only ``rationalizer.apply`` calls these.
+"""
+
+from collections.abc import Callable
+from heapq import heappop, heappush
+from typing import Any
+
+from kafka_marshal.protocol import judging
+from kafka_marshal.protocol.fold_groups import drop_if_empty
+from kafka_marshal.protocol.records import (
+    BatchHeartbeat,
+    ClaimingMessages,
+    ClaimingPartition,
+    Heartbeat,
+    ReleasingPartition,
+)
+from kafka_marshal.protocol.state import (
+    RETIRED_TOPIC_IDS_MAX,
+    GroupState,
+    KeyState,
+    WorldState,
+    is_forgettable,
+)
+from kafka_marshal.protocol.transition import Step, Transitions
+from kafka_marshal.protocol.types import Key, Owner
+
+FORGOTTEN_PER_ENTRY_MAX = 8
+
+
+def _claim(step: Step, record: ClaimingPartition) -> Transitions:
+    state = step.state
+    key = Key(record.group_id, record.topic, record.partition)
+    config = state.config
+    if config is None:
+        return (step.refused("no_config", key),)
+    known = state.keys.get(key)
+    judge = judging.judge_claim if record.resume is None else judging.judge_resume
+    reason = judge(state, config, key, record)
+    if reason is not None:
+        detail = None
+        if reason == "held" and known is not None:
+            detail = {"remaining_ms": known.remaining_ms(state.now_ms)}
+        return (step.refused(reason, key, detail=detail),)
+    if known is None:
+        known = _new_key(state, key)
+    else:
+        del state.epochs[known.epoch]
+    _install_owner(step, record, known)
+    known.heartbeat_interval_ms = config.heartbeat_interval_ms
+    state.epochs[step.entry.offset] = key
+    state.dirty[key] = None
+    effect = "claimed" if record.resume is None else "resumed"
+    return (step.accepted(effect, key),)
+
+
+def _new_key(state: WorldState, key: Key) -> KeyState:
+    known = KeyState(None, 0, 0, 0, 0, 0)
+    state.keys[key] = known
+    group = state.groups.setdefault(key.group_id, GroupState())
+    group.key_count += 1
+    state.dirty[key.group_id] = None
+    return known
+
+
+def _install_owner(step: Step, record: ClaimingPartition, known: KeyState) -> None:
+    state = step.state
+    known.owner = Owner(record.client_id, record.incarnation)
+    known.epoch = step.entry.offset
+    known.epoch_leader_epoch = state.leader_epoch or 0
+    known.renewed_ms = known.active_ms = state.now_ms
+    known.resume_hash = record.resume_hash
+    if record.resume is not None:
+        return  # PROTOCOL 4.4: nothing else is asked of a resume.
+    known.lock = known.handoff = None
+    topic_id = record.topic_id
+    if topic_id is None or topic_id == known.topic_id:
+        return
+    if known.topic_id is not None:
+        # PROTOCOL 4.3: another topic of the same name: its offsets mean nothing here.
+        retired = (*known.retired_topic_ids, known.topic_id)
+        known.retired_topic_ids = retired[-RETIRED_TOPIC_IDS_MAX:]
+        known.position = known.granted = None
+    known.topic_id = topic_id
+
+
+def _heartbeat(step: Step, record: Heartbeat) -> Transitions:
+    state = step.state
+    key = Key(record.group_id, record.topic, record.partition)
+    reason = judging.mismatch(state, record, key)
+    if reason is not None:
+        return (step.ignored(reason, key),)
+    effect = _renew(state, key, record.position, rewind=record.rewind)
+    return (step.accepted(effect, key),)
+
+
+def _renew(state: WorldState, key: Key, position: int | None, *, rewind: bool) -> str:
+    known = state.keys[key]
+    _advance(known, position, rewind=rewind)
+    known.active_ms = state.now_ms
+    state.dirty[key] = None
+    if judging.is_paused(state, key):
+        return "position_only"  # PROTOCOL 4.5: renewing here would be unsafe.
+    known.renewed_ms = state.now_ms
+    if state.config is not None:
+        known.heartbeat_interval_ms = state.config.heartbeat_interval_ms
+    return "renewed"
+
+
+def _advance(known: KeyState, position: int | None, *, rewind: bool) -> None:
+    if position is None:
+        return
+    if known.position is None or position > known.position or rewind:
+        known.position = position
+
+
+def _batch_heartbeat(step: Step, record: BatchHeartbeat) -> Transitions:
+    state = step.state
+    if state.config is not None and len(record.beats) > state.config.limit("beats"):
+        return (step.refused("limits"),)
+    sender = (record.client_id, record.incarnation)
+    transitions = []
+    for epoch, position in record.beats:
+        key = state.epochs.get(epoch)
+        if key is None or key.group_id != record.group_id:
+            transitions.append(step.ignored("not_owner"))
+        elif state.keys[key].owner != sender:
+            transitions.append(step.ignored("not_owner", key))
+        else:
+            effect = _renew(state, key, position, rewind=False)
+            transitions.append(step.accepted(effect, key))
+    return tuple(transitions)
+
+
+def _release(step: Step, record: ReleasingPartition) -> Transitions:
+    state = step.state
+    key = Key(record.group_id, record.topic, record.partition)
+    reason = judging.mismatch(state, record, key)
+    if reason is not None:
+        return (step.ignored(reason, key),)
+    known = state.keys[key]
+    known.owner = None
+    _advance(known, record.position, rewind=False)
+    known.active_ms = state.now_ms
+    if record.successor is not None and state.config is not None:
+        deadline_ms = state.now_ms + state.config.heartbeat_interval_ms // 2
+        known.handoff = (record.successor, deadline_ms)
+    state.note_forgettable(key, known)
+    state.dirty[key] = None
+    return (step.accepted("released", key),)
+
+
+def _claim_messages(step: Step, record: ClaimingMessages) -> Transitions:
+    state = step.state
+    key = Key(record.group_id, record.topic, record.partition)
+    reason = judging.mismatch(state, record, key)
+    if reason is not None:
+        return (step.ignored(reason, key),)
+    known = state.keys[key]
+    config = state.config
+    assert config is not None
+    head = known.next_unclaimed()
+    first = record.first if head is None else head
+    last = record.proposed_last_offset
+    if judging.is_paused(state, key):
+        reason = "paused"
+    elif last < first:
+        reason = "nothing_left"
+    elif last - first >= config.limit("span"):
+        reason = "span"
+    if reason is not None:
+        return (step.refused(reason, key),)
+    known.granted = known.position = last + 1
+    known.active_ms = state.now_ms
+    state.dirty[key] = None
+    detail = {"first": first, "last": last}
+    return (step.accepted("granted", key, detail=detail),)
+
+
+def forget(state: WorldState, transitions: Transitions) -> None:
+    """Drop keys that have been silent for too long (PROTOCOL 4.9)."""
+    assert state.config is not None
+    limit_ms = state.config.limit("forget_ms")
+    heap = state.forgettable
+    named: list[tuple[int, Key]] = []
+    dropped = 0
+    while heap and dropped < FORGOTTEN_PER_ENTRY_MAX:
+        active_ms, key = heap[0]
+        if state.now_ms - active_ms <= limit_ms:
+            break
+        heappop(heap)
+        known = state.keys.get(key)
+        if known is None or known.active_ms != active_ms or not is_forgettable(known):
+            continue
+        if any(transition.key == key for transition in transitions):
+            named.append((active_ms, key))
+            continue
+        _drop_key(state, key, known)
+        dropped += 1
+    for item in named:
+        heappush(heap, item)
+
+
+def _drop_key(state: WorldState, key: Key, known: KeyState) -> None:
+    del state.keys[key]
+    del state.epochs[known.epoch]
+    state.dirty[key] = None
+    state.groups[key.group_id].key_count -= 1
+    drop_if_empty(state, key.group_id)
+
+
+FOLDS: dict[type, Callable[[Step, Any], Transitions]] = {
+    Heartbeat: _heartbeat,
+    ClaimingPartition: _claim,
+    ReleasingPartition: _release,
+    ClaimingMessages: _claim_messages,
+    BatchHeartbeat: _batch_heartbeat,
+}
+"""How each record about keys is folded."""

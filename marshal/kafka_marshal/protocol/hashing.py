@@ -1,0 +1,26 @@
+"""Which coordinating partition arbitrates a key (PROTOCOL 2.3, 2.4)."""
+
+import mmh3
+
+CHECKPOINT_TOPIC = "/checkpoint"
+PLANNER_TOPIC = "/planner"
+RESERVED_TOPICS = frozenset({CHECKPOINT_TOPIC, PLANNER_TOPIC})
+"""Topics of reserved keys: no real topic can have such a name (PROTOCOL 2.3)."""
+
+
+def coordinating_partition(topic: str, partition: int, *, partition_count: int) -> int:
+    """Return the coordinating partition of a data partition.
+
+    Args:
+        topic: Data topic.
+        partition: Data partition.
+        partition_count: K of the Config in force, at least 1.
+    """
+    name = f"{topic}\0{partition}".encode()
+    return mmh3.hash(name, 0, signed=False) % partition_count
+
+
+def home_partition(group_id: str, *, partition_count: int) -> int:
+    """Return the coordinating partition that orders records about a whole group."""
+    name = f"\0group\0{group_id}".encode()
+    return mmh3.hash(name, 0, signed=False) % partition_count

@@ -1,0 +1,125 @@
+"""The deterministic rationalizer: folds log entries into world state (PROTOCOL 4).
+
+The laws of this module:
+
+1. State changes only here, only by ``apply``. Deciding what to write belongs
+   to the ladders; they never touch state.
+2. The only time is log time. No reader's clock decides anything that two
+   readers must agree on.
+3. ``apply`` is total: a bad or foreign record is a Transition, not an
+   exception, so that all replicas step over it alike.
+4. Integers and tuples: no floats, no iteration over sets, no ``hash()`` of
+   strings.
+5. The core does not log. It returns Transitions; Observers turn them into log
+   lines and counters.
+"""
+
+from collections.abc import Iterable
+
+from kafka_marshal.errors import LogTruncated, LogUnreadable
+from kafka_marshal.protocol import fold_groups, fold_keys
+from kafka_marshal.protocol.codec import Undecodable, decode
+from kafka_marshal.protocol.records import KINDS
+from kafka_marshal.protocol.state import (
+    RING_VALUE_BYTES,
+    UndecodableEntry,
+    WorldState,
+)
+from kafka_marshal.protocol.transition import Step, Transition, Transitions, count
+from kafka_marshal.protocol.types import OFFSET_MAX, LogEntry, TimestampType
+
+
+def apply(state: WorldState, entry: LogEntry) -> Transitions:
+    """Fold one coordination record into the world state, in place.
+
+    Total on purpose: a replica that stopped at a bad record would disagree
+    with those that went on (PROTOCOL 1.5). The state belongs to the caller;
+    who needs an earlier one takes a snapshot first.
+
+    Args:
+        state: The state as of an offset below ``entry.offset``.
+        entry: The next entry of the same partition; offsets may have gaps.
+
+    Returns:
+        What the record did, one transition per beat of a batch, else one. No
+        transition at all where the state has halted before (PROTOCOL 3.3).
+
+    Raises:
+        LogTruncated: Offset or leader epoch went back; the state is unchanged.
+        LogUnreadable: The entry has no leader epoch; the state is unchanged.
+    """
+    if state.halted is not None:
+        return ()
+    _check_order(state, entry)
+    _move_clock(state, entry)
+    transitions = _fold(state, entry)
+    if state.halted is None:
+        state.next_offset = entry.offset + 1
+        if state.forgettable and state.config is not None:
+            fold_keys.forget(state, transitions)
+    return transitions
+
+
+def replay(state: WorldState, entries: Iterable[LogEntry]) -> list[Transition]:
+    """Fold many entries in order and return all their transitions."""
+    return [transition for entry in entries for transition in apply(state, entry)]
+
+
+def _check_order(state: WorldState, entry: LogEntry) -> None:
+    # PROTOCOL 4.1: an environment fault, never a state.
+    epoch = entry.leader_epoch
+    if epoch is None or epoch < 0:
+        raise LogUnreadable(
+            f"coordinating partition {state.partition} offset {entry.offset} has no "
+            "leader epoch; the broker must use message format v2 or newer"
+        )
+    if entry.offset < state.next_offset:
+        raise LogTruncated(
+            f"coordinating partition {state.partition}: offset went back from "
+            f"{state.next_offset} to {entry.offset}; refold from the log's start"
+        )
+    if state.leader_epoch is not None and epoch < state.leader_epoch:
+        raise LogTruncated(
+            f"coordinating partition {state.partition} offset {entry.offset}: leader "
+            f"epoch went back from {state.leader_epoch} to {epoch}; refold from the "
+            "log's start"
+        )
+
+
+def _move_clock(state: WorldState, entry: LogEntry) -> None:
+    # PROTOCOL 4.1: time counts only inside one leader epoch.
+    if state.log_time_ms is None:
+        state.log_time_ms = min(entry.timestamp_ms, OFFSET_MAX)
+    if entry.leader_epoch != state.leader_epoch:
+        state.leader_epoch = entry.leader_epoch
+        state.epoch_time_ms = None
+    if entry.timestamp_type != TimestampType.LOG_APPEND_TIME:
+        count(state, "timestamp_type")
+        return
+    now_ms = entry.timestamp_ms
+    if state.epoch_time_ms is None:
+        state.epoch_time_ms = now_ms
+    elif now_ms > state.epoch_time_ms:
+        elapsed_ms = now_ms - state.epoch_time_ms
+        state.log_time_ms = min(state.log_time_ms + elapsed_ms, OFFSET_MAX)
+        state.epoch_time_ms = now_ms
+    state.append_time_ms = max(state.append_time_ms, now_ms)
+
+
+def _fold(state: WorldState, entry: LogEntry) -> Transitions:
+    reason = entry.undecodable
+    record = decode(entry.value) if reason is None else Undecodable(reason)
+    if isinstance(record, Undecodable):
+        head = (entry.value or b"")[:RING_VALUE_BYTES]
+        noted = UndecodableEntry(entry.offset, record.reason, head)
+        state.soft.undecodable.append(noted)
+        return (Step(state, entry, None).undecodable(),)
+    fold, level = _HANDLERS[type(record)]
+    step = Step(state, entry, record)
+    if level > state.feature_level:
+        return (step.ignored("level"),)
+    return fold(step, record)
+
+
+_FOLDS = {**fold_keys.FOLDS, **fold_groups.FOLDS}
+_HANDLERS = {kind.record: (_FOLDS[kind.record], kind.level) for kind in KINDS}

@@ -1,0 +1,235 @@
+"""The record kinds of the coordination log (PROTOCOL 3.6), as typed values.
+
+Each class lists its fields in wire order; ``codec`` turns them into bytes and
+back. ``position`` is always the *next* offset to process; only
+``proposed_last_offset`` is inclusive (PROTOCOL 3.6).
+
+Names inside a record are validated by the codec, not by these classes: a
+record built by hand may hold anything, but only a valid one can be encoded.
+"""
+
+from typing import Annotated, NamedTuple
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from kafka_marshal.protocol.types import OFFSET_MAX, PARTITION_MAX
+
+Offset = Annotated[int, Meta(ge=0, le=OFFSET_MAX)]
+Partition = Annotated[int, Meta(ge=0, le=PARTITION_MAX)]
+Sequence = Annotated[int, Meta(ge=0, le=OFFSET_MAX)]
+Counting = Annotated[int, Meta(ge=1, le=PARTITION_MAX)]
+U32 = Annotated[int, Meta(ge=0, le=2**32 - 1)]
+Id = Annotated[bytes, Meta(min_length=16, max_length=16)]
+Hash = Annotated[bytes, Meta(min_length=32, max_length=32)]
+Tags = Annotated[bytes, Meta(max_length=1024)]
+Text = Annotated[str, Meta(max_length=1024)]
+ShortText = Annotated[str, Meta(max_length=255)]
+Beats = Annotated[tuple[tuple[Offset, Offset | None], ...], Meta(min_length=1)]
+TopicNames = Annotated[tuple[str, ...], Meta(max_length=1000)]
+Labels = Annotated[dict[ShortText, ShortText], Meta(max_length=64)]
+
+
+class Fields(
+    msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, gc=False
+):
+    """Shape shared by all records: a MessagePack array of exactly these fields."""
+
+
+class Resume(Fields, frozen=True):
+    """The previous life that a restarted process takes up (PROTOCOL 4.4)."""
+
+    incarnation: Id
+    epoch: Offset
+    secret: Id
+
+
+class Limits(Fields, frozen=True):
+    """Bounds on what the log may make every reader hold (PROTOCOL 2.2).
+
+    None means the default, see ``LIMIT_DEFAULTS``.
+    """
+
+    span: Counting | None
+    max_pause_ms: Offset | None
+    keys: Counting | None
+    groups: Counting | None
+    beats: Counting | None
+    forget_ms: Offset | None
+    locks: Counting | None
+    operations: Counting | None
+
+
+LIMIT_DEFAULTS = {
+    "span": 2**24,
+    "max_pause_ms": 24 * 3_600_000,
+    "keys": 100_000,
+    "groups": 10_000,
+    "beats": 4_096,
+    "forget_ms": 30 * 24 * 3_600_000,
+    "locks": 10_000,
+    "operations": 1_000,
+}
+
+
+class Heartbeat(Fields, frozen=True):
+    """Renews a lease and carries the position (PROTOCOL 4.5)."""
+
+    client_id: str
+    group_id: str
+    incarnation: Id
+    seq: Sequence
+    topic: str
+    partition: Partition
+    epoch: Offset
+    position: Offset | None
+    rewind: bool
+    tags: Tags | UnsetType = UNSET
+
+
+class ClaimingPartition(Fields, frozen=True):
+    """Asks for a key; the earliest that the fold accepts wins (PROTOCOL 4.3)."""
+
+    client_id: str
+    group_id: str
+    incarnation: Id
+    seq: Sequence
+    generation: Counting
+    topic: str
+    partition: Partition
+    topic_id: Id | None
+    resume_hash: Hash | None
+    expected_epoch: Offset | None
+    resume: Resume | None
+    tags: Tags | UnsetType = UNSET
+
+
+class ReleasingPartition(Fields, frozen=True):
+    """Gives a key up at a position, perhaps to a successor (PROTOCOL 4.6)."""
+
+    client_id: str
+    group_id: str
+    incarnation: Id
+    seq: Sequence
+    topic: str
+    partition: Partition
+    epoch: Offset
+    position: Offset | None
+    successor: str | None
+    reason: Text | None
+    tags: Tags | UnsetType = UNSET
+
+
+class ClaimingMessages(Fields, frozen=True):
+    """Asks for a range of messages to process at most once (PROTOCOL 4.7)."""
+
+    client_id: str
+    group_id: str
+    incarnation: Id
+    seq: Sequence
+    topic: str
+    partition: Partition
+    epoch: Offset
+    grantee: Id
+    first: Offset
+    proposed_last_offset: Offset
+    tags: Tags | UnsetType = UNSET
+
+
+class ReleaseGroup(Fields, frozen=True):
+    """Pauses a group until a log time, or ends the pause (PROTOCOL 4.8)."""
+
+    client_id: str
+    group_id: str
+    incarnation: Id
+    seq: Sequence
+    op_id: Id
+    msg_expire_time: Offset
+    reason: Text | None
+    tags: Tags | UnsetType = UNSET
+
+
+class BatchHeartbeat(Fields, frozen=True):
+    """Many heartbeats of one claimant in one record (PROTOCOL 3.6)."""
+
+    client_id: str
+    group_id: str
+    incarnation: Id
+    seq: Sequence
+    beats: Beats
+    tags: Tags | UnsetType = UNSET
+
+
+class Config(Fields, frozen=True):
+    """The settings of a coordination topic: first record of each T (PROTOCOL 2.2)."""
+
+    generation: Counting
+    format_id: Id
+    era: U32
+    cluster_id: ShortText
+    heartbeat_interval_ms: Counting
+    partition_count: Counting
+    feature_level: Counting
+    limits: Limits
+    tags: Tags | UnsetType = UNSET
+
+    def limit(self, name: str) -> int:
+        """Return the limit ``name``, its default where the record leaves it out."""
+        value: int | None = getattr(self.limits, name)
+        return LIMIT_DEFAULTS[name] if value is None else value
+
+
+class Member(Fields, frozen=True):
+    """A live consumer announces itself on its group's home T; soft state."""
+
+    client_id: str
+    group_id: str
+    incarnation: Id
+    seq: Sequence
+    topics: TopicNames
+    host: ShortText
+    capacity: Sequence
+    load: Sequence
+    labels: Labels
+    draining: bool
+    feature_level_max: Counting
+    plan_generation: Sequence | None
+    tags: Tags | UnsetType = UNSET
+
+
+Record = (
+    Heartbeat
+    | ClaimingPartition
+    | ReleasingPartition
+    | ClaimingMessages
+    | ReleaseGroup
+    | BatchHeartbeat
+    | Config
+    | Member
+)
+
+
+class Kind(NamedTuple):
+    """One record type and version of the wire format."""
+
+    number: int
+    version: int
+    name: str
+    record: type[Fields]
+    level: int
+
+
+KINDS = (
+    Kind(1, 0, "Heartbeat", Heartbeat, 1),
+    Kind(2, 0, "ClaimingPartition", ClaimingPartition, 1),
+    Kind(3, 0, "ReleasingPartition", ReleasingPartition, 1),
+    Kind(4, 0, "ClaimingMessages", ClaimingMessages, 1),
+    Kind(5, 0, "ReleaseGroup", ReleaseGroup, 1),
+    Kind(6, 0, "BatchHeartbeat", BatchHeartbeat, 1),
+    Kind(13, 0, "Config", Config, 1),
+    Kind(128, 0, "Member", Member, 1),
+)
+"""Every kind this release reads, with the feature level that introduced it."""
+
+SUPPORTED_LEVEL = 1
+"""The highest feature level that this release can follow (PROTOCOL 3.3)."""

@@ -1,0 +1,261 @@
+"""The state that the log of one coordinating partition folds to (PROTOCOL 4).
+
+Hard state (what the digest covers) and soft state (counters, the undecodable
+ring, members) live in different classes, so that neither leaks into the other.
+Only ``rationalizer`` writes any of it; everybody else reads.
+"""
+
+from collections import deque
+from heapq import heapify, heappush
+from typing import NamedTuple
+
+import attrs
+
+from kafka_marshal.protocol.freshness import Freshness, freshness, remaining_ms
+from kafka_marshal.protocol.records import Config, Member
+from kafka_marshal.protocol.types import Key, Owner, Token
+
+RING_ENTRIES_MAX = 32
+RING_VALUE_BYTES = 64
+RETIRED_TOPIC_IDS_MAX = 4
+
+
+@attrs.define(eq=True)
+class KeyState:
+    """One key: who owns it and how far it has been processed.
+
+    Attributes:
+        owner: Current owner, or None once released.
+        epoch: Offset of the last accepted claim.
+        epoch_leader_epoch: Leader epoch of that claim's entry.
+        renewed_ms: Log time of the last renewal.
+        heartbeat_interval_ms: H in force at that renewal.
+        active_ms: Log time of the last accepted record about the key.
+        position: Next offset to process, None while unknown.
+        granted: Next offset nobody was granted (at most once), or None.
+        topic_id: Kafka's id of the data topic, where a claim named it.
+        retired_topic_ids: Earlier ids, oldest first.
+        resume_hash: SHA-256 of the secret that lets a restart resume.
+        lock: op_id of the operation that locked the key, or None.
+        previous: Position and granted before the last set position (undo).
+        handoff: Successor and the log time until which it is preferred.
+    """
+
+    owner: Owner | None
+    epoch: int
+    epoch_leader_epoch: int
+    renewed_ms: int
+    heartbeat_interval_ms: int
+    active_ms: int
+    position: int | None = None
+    granted: int | None = None
+    topic_id: bytes | None = None
+    retired_topic_ids: tuple[bytes, ...] = ()
+    resume_hash: bytes | None = None
+    lock: bytes | None = None
+    previous: tuple[int | None, int | None] | None = None
+    handoff: tuple[str, int] | None = None
+
+    def age_ms(self, log_time_ms: int) -> int:
+        """Return how long ago the owner renewed, in log time."""
+        return log_time_ms - self.renewed_ms
+
+    def freshness(self, log_time_ms: int) -> Freshness:
+        """Judge the owner by the H in force at its last renewal (PROTOCOL 4.2)."""
+        return freshness(self.age_ms(log_time_ms), self.heartbeat_interval_ms)
+
+    def remaining_ms(self, log_time_ms: int) -> int:
+        """Return the log time left until the owner is stale."""
+        return remaining_ms(self.age_ms(log_time_ms), self.heartbeat_interval_ms)
+
+    def next_unclaimed(self) -> int | None:
+        """Return the first offset that at most once may still grant, if known."""
+        if self.granted is None or self.position is None:
+            return self.position if self.granted is None else self.granted
+        return max(self.position, self.granted)
+
+
+@attrs.define
+class Pause:
+    """An admin operation that holds a group until a log time (PROTOCOL 4.8)."""
+
+    op_id: bytes
+    client_id: str
+    incarnation: bytes
+    seq: int
+    incarnations: tuple[bytes, ...]
+    until_ms: int
+
+
+@attrs.define
+class GroupState:
+    """One group: its pause, and the operations that are over for good.
+
+    Attributes:
+        pause: The last pause; it is over once M reaches its end.
+        over: Operations that ended: offset at which that was noted, and op_id.
+        key_count: Number of keys of the group in this partition (derived).
+    """
+
+    pause: Pause | None = None
+    over: tuple[tuple[int, bytes], ...] = ()
+    key_count: int = 0
+
+
+@attrs.frozen
+class MemberState:
+    """A member's last announcement.
+
+    Attributes:
+        record: The announcement.
+        since_offset: Offset of the first announcement of this incarnation.
+        offset: Offset of the last one.
+        seen_ms: Log time of the last one.
+    """
+
+    record: Member
+    since_offset: int
+    offset: int
+    seen_ms: int
+
+
+class Halt(NamedTuple):
+    """Where a reader stopped folding, and the level it would need."""
+
+    offset: int
+    feature_level: int
+
+
+class UndecodableEntry(NamedTuple):
+    """A value that could not be decoded, kept for people (first bytes only)."""
+
+    offset: int
+    reason: str
+    head: bytes
+
+
+MemberName = tuple[str, str, bytes]
+"""Group, client and incarnation of a member."""
+
+
+@attrs.define
+class SoftState:
+    """What informs but decides nothing; outside digest and canonical bytes."""
+
+    counters: dict[str, int] = attrs.field(factory=dict)
+    undecodable: deque[UndecodableEntry] = attrs.field(
+        factory=lambda: deque(maxlen=RING_ENTRIES_MAX)
+    )
+    members: dict[MemberName, MemberState] = attrs.field(factory=dict)
+
+
+@attrs.define
+class WorldState:
+    """The world of one coordinating partition, with its provenance.
+
+    Attributes:
+        partition: Number of the coordinating partition (T).
+        next_offset: Offset after the last folded entry.
+        leader_epoch: Leader epoch of the last entry, None before the first.
+        epoch_time_ms: W, the largest LogAppendTime of this leader epoch.
+        log_time_ms: C, the log time that freshness is judged by.
+        append_time_ms: M, the largest LogAppendTime ever.
+        config: The Config in force, or None.
+        keys: Every key that was ever claimed and not forgotten.
+        groups: Every group with keys, a pause or remembered operations.
+        halted: Set when a Config needs a level that we do not support.
+        soft: Soft state.
+        epochs: Current epoch of every key to its key (derived).
+        over: Operations that are over, oldest first (derived).
+        forgettable: Heap of (last activity, key), may hold dead entries (derived).
+        dirty: Keys and groups changed since the last digest (derived).
+    """
+
+    partition: int
+    next_offset: int = 0
+    leader_epoch: int | None = None
+    epoch_time_ms: int | None = None
+    log_time_ms: int | None = None
+    append_time_ms: int = 0
+    config: Config | None = None
+    keys: dict[Key, KeyState] = attrs.field(factory=dict)
+    groups: dict[str, GroupState] = attrs.field(factory=dict)
+    halted: Halt | None = None
+    soft: SoftState = attrs.field(factory=SoftState, eq=False)
+    epochs: dict[int, Key] = attrs.field(factory=dict, eq=False)
+    over: dict[tuple[int, str], bytes] = attrs.field(factory=dict, eq=False)
+    forgettable: list[tuple[int, Key]] = attrs.field(factory=list, eq=False)
+    dirty: dict[Key | str, None] = attrs.field(factory=dict, eq=False)
+    item_hashes: dict[Key | str, int] = attrs.field(factory=dict, eq=False)
+    item_sum: int = attrs.field(default=0, eq=False)
+
+    @property
+    def now_ms(self) -> int:
+        """Log time C; 0 before the first entry, when nothing can be judged by it."""
+        return self.log_time_ms or 0
+
+    @property
+    def feature_level(self) -> int:
+        """The level in force: 1 until a Config says otherwise."""
+        return 1 if self.config is None else self.config.feature_level
+
+    def active_pause(self, group_id: str) -> Pause | None:
+        """Return the group's pause while it lasts (M < until), else None."""
+        group = self.groups.get(group_id)
+        if group is None or group.pause is None:
+            return None
+        return group.pause if self.append_time_ms < group.pause.until_ms else None
+
+    def token(self, key: Key) -> Token | None:
+        """Return the fencing token of a key's current epoch (PROTOCOL 4.10)."""
+        state = self.keys.get(key)
+        if state is None or self.config is None:
+            return None
+        return Token(self.config.era, state.epoch_leader_epoch, state.epoch)
+
+    def live_members(self, group_id: str) -> list[MemberState]:
+        """Return the group's members that are not gone, by client and incarnation.
+
+        A member is gone 2H of this log's time after its last announcement.
+        """
+        if self.config is None:
+            return []
+        limit_ms = 2 * self.config.heartbeat_interval_ms
+        return [
+            member
+            for name, member in sorted(self.soft.members.items())
+            if name[0] == group_id and self.now_ms - member.seen_ms <= limit_ms
+        ]
+
+    def rebuild_derived(self) -> None:
+        """Recompute what follows from keys and groups, after these were replaced."""
+        self.epochs = {state.epoch: key for key, state in self.keys.items()}
+        for group in self.groups.values():
+            group.key_count = 0
+        for key in self.keys:
+            self.groups[key.group_id].key_count += 1
+        notes = [
+            (offset, group_id, op_id)
+            for group_id, group in self.groups.items()
+            for offset, op_id in group.over
+        ]
+        self.over = {(offset, name): op_id for offset, name, op_id in sorted(notes)}
+        self.forgettable = [
+            (state.active_ms, key)
+            for key, state in self.keys.items()
+            if is_forgettable(state)
+        ]
+        heapify(self.forgettable)
+        self.item_hashes = {}
+        self.item_sum = 0
+        self.dirty = {**dict.fromkeys(self.keys), **dict.fromkeys(self.groups)}
+
+    def note_forgettable(self, key: Key, state: KeyState) -> None:
+        """Remember that a key may be dropped once it has been silent long enough."""
+        if is_forgettable(state):
+            heappush(self.forgettable, (state.active_ms, key))
+
+
+def is_forgettable(state: KeyState) -> bool:
+    """Return whether silence alone may drop the key (PROTOCOL 4.9)."""
+    return state.owner is None and state.lock is None and state.granted is None

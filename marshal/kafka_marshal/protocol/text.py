@@ -1,0 +1,216 @@
+"""The one text form of the log: a JSON object a line (PROTOCOL 3.7).
+
+``dump`` writes it, ``replay`` and the transcripts read it, people and ``jq``
+work on it. Bytes are hex; an absent optional field is null or left out.
+"""
+
+import base64
+import binascii
+from typing import Any
+
+import msgspec
+from msgspec import UNSET
+
+from kafka_marshal.errors import MalformedRecord
+from kafka_marshal.protocol.codec import (
+    Undecodable,
+    decode,
+    encode_fields,
+    kind_of,
+)
+from kafka_marshal.protocol.records import KINDS, Fields, Kind, Limits, Record, Resume
+from kafka_marshal.protocol.transition import Transition
+from kafka_marshal.protocol.types import LogEntry, TimestampType
+
+_BY_NAME = {kind.name: kind for kind in KINDS}
+_NESTED: dict[str, type[Fields]] = {"resume": Resume, "limits": Limits}
+_RENAMED = {"partition_count": "K"}
+_BYTES_FIELDS = frozenset(
+    {
+        "incarnation",
+        "topic_id",
+        "resume_hash",
+        "secret",
+        "grantee",
+        "op_id",
+        "format_id",
+        "tags",
+    }
+)
+_TIMESTAMP_NAMES = {
+    TimestampType.NONE: "NoTimestampType",
+    TimestampType.CREATE_TIME: "CreateTime",
+    TimestampType.LOG_APPEND_TIME: "LogAppendTime",
+}
+_TIMESTAMP_TYPES = {name: number for number, name in _TIMESTAMP_NAMES.items()}
+
+
+def entry_to_object(partition: int, entry: LogEntry) -> dict[str, Any]:
+    """Return the text object of one entry of a coordinating partition."""
+    undecodable = entry.undecodable
+    record = decode(entry.value) if undecodable is None else Undecodable(undecodable)
+    head: dict[str, Any] = {
+        "partition": partition,
+        "offset": entry.offset,
+        "leader_epoch": entry.leader_epoch,
+        "timestamp_ms": entry.timestamp_ms,
+        "timestamp_type": _TIMESTAMP_NAMES[TimestampType(entry.timestamp_type)],
+    }
+    if isinstance(record, Undecodable):
+        value = entry.value
+        text = None if value is None else base64.b64encode(value).decode()
+        head["undecodable"] = {"reason": record.reason, "value": text}
+    else:
+        head["payload"] = record_to_object(record)
+    return head
+
+
+def record_to_object(record: Record) -> dict[str, Any]:
+    """Return the payload object of a record: type, version and data."""
+    kind = kind_of(record)
+    data = _fields_to_object(record)
+    return {"type": kind.name, "version": kind.version, "data": data}
+
+
+def object_to_entry(line: Any) -> tuple[int, LogEntry]:  # noqa: ANN401 - any JSON
+    """Return the coordinating partition and entry that a text object describes.
+
+    Raises:
+        MalformedRecord: The object is no entry. A payload that the codec could
+            not have produced is an entry all the same: an undecodable one.
+    """
+    if not isinstance(line, dict):
+        raise MalformedRecord("a line must hold a JSON object")
+    partition = _integer(line, "partition", least=0)
+    name = line.get("timestamp_type", "LogAppendTime")
+    if name not in _TIMESTAMP_TYPES:
+        raise MalformedRecord(f"unknown timestamp_type {name!r}")
+    epoch = line.get("leader_epoch")
+    value, reason = _value(line)
+    return partition, LogEntry(
+        offset=_integer(line, "offset", least=0),
+        leader_epoch=None if epoch is None else _integer(line, "leader_epoch"),
+        timestamp_ms=_integer(line, "timestamp_ms"),
+        timestamp_type=_TIMESTAMP_TYPES[name],
+        value=value,
+        undecodable=reason,
+    )
+
+
+def object_to_record(payload: Any) -> Record | Undecodable:  # noqa: ANN401 - any JSON
+    """Return the record that a payload object describes, judged by the codec."""
+    kind = _kind(payload)
+    if kind is None:
+        return Undecodable("unknown type or version")
+    try:
+        fields = _object_to_fields(kind.record, payload["data"])
+        value = encode_fields(kind, fields)
+    except (MalformedRecord, TypeError, ValueError, OverflowError) as error:
+        return Undecodable(f"bad data: {error}"[:200])
+    return decode(value)
+
+
+def transition_to_object(partition: int, transition: Transition) -> dict[str, Any]:
+    """Return the text object of a transition (PROTOCOL 3.8)."""
+    key = transition.key
+    return {
+        "partition": partition,
+        "offset": transition.offset,
+        "transition": transition.outcome,
+        "effect": transition.effect,
+        "reason": transition.reason,
+        "key": None if key is None else key._asdict(),
+        "epoch": transition.epoch,
+        "detail": transition.detail,
+    }
+
+
+def _fields_to_object(fields: Fields) -> dict[str, Any]:
+    data = {}
+    for name in fields.__struct_fields__:
+        value = getattr(fields, name)
+        if value is not UNSET:
+            data[_RENAMED.get(name, name)] = _to_json(value)
+    return data
+
+
+def _to_json(value: Any) -> Any:  # noqa: ANN401 - any field value
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, Fields):
+        return _fields_to_object(value)
+    if isinstance(value, tuple):
+        return [_to_json(item) for item in value]
+    return value
+
+
+def _integer(line: dict[str, Any], name: str, *, least: int = -(2**63)) -> int:
+    value = line.get(name)
+    if type(value) is not int or not least <= value < 2**63:
+        raise MalformedRecord(f"{name} must be an integer, not {value!r}"[:200])
+    return value
+
+
+def _value(line: dict[str, Any]) -> tuple[bytes | None, str | None]:
+    if "undecodable" in line:
+        undecodable = line["undecodable"]
+        if not isinstance(undecodable, dict):
+            raise MalformedRecord("undecodable must be an object")
+        reason = str(undecodable.get("reason", "undecodable"))[:200]
+        try:
+            text = undecodable.get("value")
+            return None if text is None else base64.b64decode(text), reason
+        except (binascii.Error, ValueError, TypeError) as error:
+            raise MalformedRecord(f"undecodable.value: {error}") from error
+    if "payload" not in line:
+        raise MalformedRecord("a line needs payload or undecodable")
+    record = object_to_record(line["payload"])
+    if isinstance(record, Undecodable):
+        return b"", record.reason
+    fields = [getattr(record, name) for name in record.__struct_fields__]
+    return encode_fields(kind_of(record), fields), None
+
+
+def _kind(payload: Any) -> Kind | None:  # noqa: ANN401 - any JSON
+    if not isinstance(payload, dict) or not isinstance(payload.get("data"), dict):
+        return None
+    if set(payload) - {"type", "version", "data"}:
+        return None
+    name = payload.get("type")
+    kind = _BY_NAME.get(name) if isinstance(name, str) else None
+    version = payload.get("version", 0)
+    if kind is None or type(version) is not int or version != kind.version:
+        return None
+    return kind
+
+
+def _object_to_fields(fields: type[Fields], data: Any) -> list[Any]:  # noqa: ANN401
+    if not isinstance(data, dict):
+        raise MalformedRecord("data must be an object")
+    names = {_RENAMED.get(name, name): name for name in fields.__struct_fields__}
+    unknown = sorted(set(data) - set(names))
+    if unknown:
+        raise MalformedRecord(f"unknown field {unknown[0]!r}")
+    values: list[Any] = []
+    for text_name, name in names.items():
+        value = data.get(text_name)
+        if name == "tags" and value is None:
+            values.append(UNSET)
+        elif name in _NESTED and value is not None:
+            values.append(_object_to_fields(_NESTED[name], value))
+        elif name in _BYTES_FIELDS and value is not None:
+            values.append(_from_hex(value))
+        else:
+            values.append(value)
+    return values
+
+
+def _from_hex(value: Any) -> bytes:  # noqa: ANN401 - any JSON
+    if not isinstance(value, str):
+        raise MalformedRecord("bytes are written as a string of hex digits")
+    return bytes.fromhex(value)
+
+
+def to_line(value: Any) -> str:  # noqa: ANN401 - any JSON value
+    """Return one line of JSON, without its newline."""
+    return msgspec.json.encode(value).decode()

@@ -1,0 +1,101 @@
+"""Value objects that every other module of the core speaks in.
+
+All are plain data without behaviour beyond formatting. Times are integers in
+milliseconds, offsets are integers, identities are bytes or strings: the core
+knows no floats (they would not fold alike everywhere).
+"""
+
+from enum import IntEnum
+from typing import NamedTuple
+
+import msgspec
+
+OFFSET_MAX = 2**63 - 1
+PARTITION_MAX = 2**31 - 1
+
+Millis = int
+"""A duration or a point in time in milliseconds."""
+
+Offset = int
+"""An offset of a log, 0 to 2**63 - 1."""
+
+
+class TimestampType(IntEnum):
+    """Who set a Kafka record's timestamp (wire values of Kafka)."""
+
+    NONE = -1
+    CREATE_TIME = 0
+    LOG_APPEND_TIME = 1
+
+
+class TopicPartition(NamedTuple):
+    """A partition of a data topic."""
+
+    topic: str
+    partition: int
+
+    def __str__(self) -> str:
+        """Return ``topic-partition``, the form that Kafka's tools print."""
+        return f"{self.topic}-{self.partition}"
+
+
+class Key(NamedTuple):
+    """What is claimed: one data partition within one group. Sorts by fields."""
+
+    group_id: str
+    topic: str
+    partition: int
+
+    @property
+    def topic_partition(self) -> TopicPartition:
+        """The data partition without its group."""
+        return TopicPartition(self.topic, self.partition)
+
+
+class Owner(NamedTuple):
+    """A claimant as the log knows it: one process start of one client_id."""
+
+    client_id: str
+    incarnation: bytes
+
+
+class Token(NamedTuple):
+    """Fencing token of a claim: strictly grows per key (PROTOCOL 4.10)."""
+
+    era: int
+    leader_epoch: int
+    offset: int
+
+    def __str__(self) -> str:
+        """Return the dotted form ``era.leader_epoch.offset``."""
+        return f"{self.era}.{self.leader_epoch}.{self.offset}"
+
+    def __bytes__(self) -> bytes:
+        """Return 16 bytes, big-endian u32 u32 u64; they order like the tuple."""
+        return (
+            self.era.to_bytes(4, "big")
+            + self.leader_epoch.to_bytes(4, "big")
+            + self.offset.to_bytes(8, "big")
+        )
+
+
+class LogEntry(msgspec.Struct, frozen=True, gc=False):
+    """One entry of a coordinating partition, as a reader receives it.
+
+    Attributes:
+        offset: Offset in the coordinating partition.
+        leader_epoch: Leader epoch of the batch, or None when the broker sent none.
+        timestamp_ms: The record's timestamp in epoch milliseconds.
+        timestamp_type: A ``TimestampType`` value.
+        value: The record's bytes; None is a tombstone, which never decodes.
+        undecodable: Reason why an earlier reader could not decode the value.
+            Set only for entries that come from a text dump, which are never
+            decoded again (PROTOCOL 3.7).
+    """
+
+    offset: int
+    leader_epoch: int | None
+    timestamp_ms: int
+    timestamp_type: int
+    value: bytes | None
+    undecodable: str | None = None
