@@ -101,8 +101,8 @@ def make_venv(uv: str | None) -> None:
     print(f"Making .venv with Python {sys.version.split()[0]} ...", flush=True)
     remedy = "Remove .venv and try again; see the message above."
     if uv is not None:
-        words = ("venv", "--quiet", "--clear", "--python", sys.executable)
-        run(uv, *words, VENV, what="uv venv", remedy=remedy)
+        quiet = ("--quiet", "--clear", "--python", sys.executable)
+        run(uv, "venv", *quiet, VENV, what="uv venv", remedy=remedy)
         return
     if probe(sys.executable, "-c", "import venv, ensurepip") is None:
         version = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -111,8 +111,8 @@ def make_venv(uv: str | None) -> None:
             f"Debian, Ubuntu: sudo apt install python{version}-venv"
             " (or put uv on PATH).",
         )
-    words = ("-m", "venv", "--clear")
-    run(sys.executable, *words, VENV, what="python -m venv", remedy=remedy)
+    module = (sys.executable, "-m", "venv")
+    run(*module, "--clear", VENV, what="python -m venv", remedy=remedy)
 
 
 def install_uv() -> str:
