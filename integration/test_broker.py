@@ -1,0 +1,169 @@
+"""The embedded broker itself: its life, its death, and that of its parent."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kafka_marshal.errors import (
+    ConfigurationError,
+    CoordinationError,
+    DeadlineExceeded,
+    InvalidTransition,
+)
+from kafka_marshal.testing.broker import EmbeddedBroker, free_ports
+
+PARENT = """
+import sys, time
+from kafka_marshal.testing.broker import EmbeddedBroker
+broker = EmbeddedBroker().start()
+print(broker.pid, broker.log_path, flush=True)
+time.sleep(600)
+"""
+
+
+def until(condition: Callable[[], bool], *, timeout_s: float = 20) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "the condition never came true"
+        time.sleep(0.02)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def answers(address: str) -> bool:
+    host, _, port = address.partition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=1).close()
+    except OSError:
+        return False
+    return True
+
+
+def test_start_restart_kill_stop():
+    broker = EmbeddedBroker()
+    assert not broker.is_running
+    with broker:
+        address, cluster, data = (
+            broker.bootstrap_servers,
+            broker.cluster_id,
+            broker.log_path.parent,
+        )
+        first = broker.pid
+        assert answers(address)
+        with pytest.raises(InvalidTransition, match="runs already"):
+            broker.start()
+        broker.kill()
+        assert not broker.is_running
+        assert not is_alive(first)
+        assert not answers(address)
+        with pytest.raises(InvalidTransition, match="does not run"):
+            broker.pause()
+        broker.restart()
+        assert broker.pid != first
+        assert (broker.bootstrap_servers, broker.cluster_id) == (address, cluster)
+        assert answers(address)
+        last = broker.pid
+    assert not is_alive(last)
+    assert not data.exists()
+    broker.stop()
+
+
+def test_paused_broker_resumes_and_stops():
+    with EmbeddedBroker() as broker:
+        stat = Path(f"/proc/{broker.pid}/stat")
+        broker.pause()
+        until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T")
+        broker.resume()
+        until(lambda: stat.read_text().rpartition(")")[2].split()[0] != "T")
+        broker.pause()
+        pid = broker.pid
+    assert not is_alive(pid)
+
+
+def test_broker_dies_with_a_killed_parent():
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True
+    )
+    assert parent.stdout is not None
+    with parent.stdout as pipe:
+        pid_text, log_text = pipe.readline().split()
+    pid = int(pid_text)
+    assert is_alive(pid)
+    parent.kill()
+    parent.wait(10)
+    until(lambda: not is_alive(pid))
+    # Only a killed parent leaves its temporary data behind.
+    data = Path(log_text).parent
+    for path in sorted(data.rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+    data.rmdir()
+
+
+def test_forked_child_cannot_stop_it():
+    with EmbeddedBroker() as broker:
+        child = os.fork()
+        if child == 0:
+            try:
+                broker.stop()
+            except InvalidTransition:
+                os._exit(7)
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == 7
+        assert broker.is_running
+
+
+def test_kept_data_survives(tmp_path):
+    with EmbeddedBroker(data_dir=tmp_path) as broker:
+        cluster = broker.cluster_id
+    with EmbeddedBroker(data_dir=tmp_path) as broker:
+        assert broker.cluster_id == cluster
+    assert (tmp_path / "broker.log").is_file()
+
+
+def test_refused_properties_are_told():
+    broker = EmbeddedBroker(properties={"process.roles": "nonsense"})
+    with pytest.raises(ConfigurationError, match="nonsense"):
+        broker.start()
+    assert not broker.is_running
+
+
+def test_late_broker_is_told_and_stopped():
+    broker = EmbeddedBroker(start_timeout_ms=1)
+    with pytest.raises(DeadlineExceeded, match="start_timeout_ms"):
+        broker.start()
+    assert not broker.is_running
+
+
+def test_taken_port_is_told():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(CoordinationError, match="already in use"):
+            EmbeddedBroker(port=port).start()
+
+
+def test_free_ports_differ():
+    assert len(set(free_ports(8))) == 8
+
+
+def test_signals_reach_only_our_process():
+    with EmbeddedBroker() as broker:
+        os.kill(broker.pid, signal.SIGKILL)
+        until(lambda: not broker.is_running)
+        broker.restart()
+        assert answers(broker.bootstrap_servers)

@@ -1,0 +1,537 @@
+"""A real Apache Kafka for tests, demos and development, in one Java process.
+
+KRaft combined mode: one node that is broker and controller. It needs a Java
+runtime (``testing.java``) and the jars (``testing.jars``); both are found or
+fetched by themselves. Ports and cluster id are drawn afresh for each broker,
+data lives in a temporary directory, and the process ends with the one that
+started it.
+"""
+
+import atexit
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+import weakref
+from base64 import urlsafe_b64encode
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from shutil import rmtree
+from types import TracebackType
+from typing import Any, Self
+
+from kafka_marshal.errors import (
+    ConfigurationError,
+    CoordinationError,
+    DeadlineExceeded,
+    InvalidTransition,
+)
+from kafka_marshal.testing.jars import kafka_jars
+from kafka_marshal.testing.java import Java, find_java
+
+_HOST = "127.0.0.1"
+_LOOK_INTERVAL_S = 0.02
+_FORMAT_TIMEOUT_S = 60
+_STARTED = b"Kafka Server started"
+_PORT_TAKEN = b"Address already in use"
+_START_ATTEMPTS = 3
+_TAIL_BYTES = 4_000
+_ERRORS_SHOWN = 6
+_KEEPER = Path(__file__).with_name("keeper.py")
+
+_JAVA_OPTIONS = (
+    "-Xms128m",
+    "-Xmx512m",
+    # One small heap: the serial collector starts fastest and needs least.
+    "-XX:+UseSerialGC",
+    "-Djava.awt.headless=true",
+    "-Dorg.slf4j.simpleLogger.showDateTime=true",
+    "-Dorg.slf4j.simpleLogger.dateTimeFormat=yyyy-MM-dd'T'HH:mm:ss.SSS",
+)
+
+# Good for a single node: nothing can be replicated, and nothing is waited for.
+_PROPERTIES = {
+    "node.id": "1",
+    "process.roles": "broker,controller",
+    "controller.listener.names": "CONTROLLER",
+    "inter.broker.listener.name": "PLAINTEXT",
+    "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT",
+    "auto.create.topics.enable": "false",
+    "min.insync.replicas": "1",
+    "offsets.topic.replication.factor": "1",
+    "offsets.topic.num.partitions": "4",
+    "transaction.state.log.replication.factor": "1",
+    "transaction.state.log.min.isr": "1",
+    "transaction.state.log.num.partitions": "4",
+    "share.coordinator.state.topic.replication.factor": "1",
+    "share.coordinator.state.topic.min.isr": "1",
+    "share.coordinator.state.topic.num.partitions": "4",
+    "group.initial.rebalance.delay.ms": "0",
+    # After a kill the new start must wait until the old session has run out.
+    "broker.heartbeat.interval.ms": "500",
+    "broker.session.timeout.ms": "3000",
+    # Tests write records with any CreateTime; Kafka 4 refuses the future.
+    "log.message.timestamp.after.max.ms": str(2**63 - 1),
+    # The default is a quarter of our heap.
+    "log.cleaner.dedupe.buffer.size": "8388608",
+}
+
+
+def new_cluster_id() -> str:
+    """Return a fresh cluster id in Kafka's form (a UUID in URL-safe base64)."""
+    while True:
+        text = urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()
+        # A leading dash would read as an option on a command line.
+        if not text.startswith("-"):
+            return text
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ``count`` TCP ports that nobody listens on at this moment."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind((_HOST, 0))
+        return [each.getsockname()[1] for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()
+
+
+def _errors_in(log: bytes) -> str:
+    """Return the first errors of a log, which its end often no longer shows."""
+    lines = [
+        line for line in log.splitlines() if b" ERROR " in line or b"Cause" in line
+    ]
+    text = b"\n".join(lines[:_ERRORS_SHOWN]).decode(errors="replace")
+    return f"Its first errors:\n{text}\n" if text else ""
+
+
+class _PortTaken(CoordinationError):
+    """Somebody took the port between our looking and the broker's binding."""
+
+
+class EmbeddedBroker:
+    """One real Kafka broker, as a context manager.
+
+    ::
+
+        with EmbeddedBroker() as broker:
+            use(broker.bootstrap_servers)
+
+    Not thread-safe. A forked child may read its attributes; only the process
+    that made the object can start and stop the broker.
+
+    Attributes:
+        log_path: The broker's log; it goes with the data directory.
+        cluster_id: Id of the cluster; known once the broker was started.
+    """
+
+    def __init__(
+        self,
+        *,
+        port: int = 0,
+        data_dir: str | os.PathLike[str] | None = None,
+        properties: Mapping[str, str] | None = None,
+        java_options: Sequence[str] = (),
+        start_timeout_ms: int = 60_000,
+    ) -> None:
+        """Prepare a broker; nothing happens before ``start``.
+
+        Args:
+            port: Port that clients connect to; 0 draws a free one.
+            data_dir: Directory to keep data in across runs. Without it the
+                data is temporary and removed by ``stop``.
+            properties: Server properties that win over ours.
+            java_options: Further options for Java, such as ``-Xmx1g``.
+            start_timeout_ms: How long a start may take, fetching aside.
+        """
+        self._wanted_port = port
+        self._keeps_data = data_dir is not None
+        self._data_dir = Path(data_dir) if data_dir is not None else None
+        self._extra = dict(properties or {})
+        self._java_options = (*_JAVA_OPTIONS, *java_options)
+        self._start_timeout_s = start_timeout_ms / 1000
+        self._owner_pid = os.getpid()
+        self._keeper: subprocess.Popen[bytes] | None = None
+        self._java_pid = 0
+        self._java: Java | None = None
+        self._class_path = ""
+        self._ports: tuple[int, int] | None = None
+        self.cluster_id = ""
+
+    # What clients need to know.
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """The ``host:port`` to connect to; known once the broker was started."""
+        if self._ports is None:
+            raise InvalidTransition("The broker has no port yet; call start() first.")
+        return f"{_HOST}:{self._ports[0]}"
+
+    @property
+    def log_path(self) -> Path:
+        """Where the broker writes its log."""
+        if self._data_dir is None:
+            raise InvalidTransition("The broker has no log yet; call start() first.")
+        return self._data_dir / "broker.log"
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the broker's process exists (also while it is paused)."""
+        return self._keeper is not None and self._keeper.poll() is None
+
+    @property
+    def pid(self) -> int:
+        """Process id of the broker's Java."""
+        self._require_running()
+        return self._java_pid
+
+    # Life cycle.
+
+    def start(self) -> Self:
+        """Start the broker and wait until it serves clients.
+
+        Returns:
+            This object.
+
+        Raises:
+            ConfigurationError: Java or jgo is missing, or a setting is wrong.
+            CoordinationError: The broker ended; the message has its last words.
+            DeadlineExceeded: It was not ready in time; it is stopped again.
+        """
+        self._require_owner()
+        if self.is_running:
+            raise InvalidTransition("The broker runs already; call stop() first.")
+        if self._java is None:
+            java = find_java()
+            self._class_path = os.pathsep.join(map(str, kafka_jars(java)))
+            self._java = java
+        if self._data_dir is None:
+            self._data_dir = Path(tempfile.mkdtemp(prefix="kafka-marshal-broker-"))
+        atexit.register(_stop_at_exit, weakref.ref(self))
+        try:
+            self._start_on_free_ports()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def _start_on_free_ports(self) -> None:
+        """Start; where we drew the ports and lost them again, draw others."""
+        drawn = self._ports is None
+        for attempt in range(1, _START_ATTEMPTS + 1):
+            if drawn:
+                client_port, controller_port = free_ports(2)
+                self._ports = (self._wanted_port or client_port, controller_port)
+            deadline = time.monotonic() + self._start_timeout_s
+            self._write_properties()
+            self._format()
+            offset = self.log_path.stat().st_size if self.log_path.exists() else 0
+            self._spawn()
+            try:
+                self._wait_ready(offset, deadline)
+            except _PortTaken:
+                # A port that was asked for, or that clients know, is no choice.
+                is_free_to_move = drawn and self._wanted_port == 0
+                if not is_free_to_move or attempt == _START_ATTEMPTS:
+                    raise
+            else:
+                return
+
+    def stop(self, *, timeout_ms: int = 20_000) -> None:
+        """Stop the broker; temporary data is removed. Idempotent.
+
+        Data that is kept gets an orderly shutdown; temporary data needs none,
+        and a kill is faster.
+
+        Args:
+            timeout_ms: How long an orderly shutdown may take before a kill.
+        """
+        self._require_owner()
+        self._end(signal.SIGTERM if self._keeps_data else signal.SIGKILL, timeout_ms)
+        if not self._keeps_data and self._data_dir is not None:
+            rmtree(self._data_dir, ignore_errors=True)
+            self._data_dir = None
+            self._ports = None
+
+    def kill(self) -> None:
+        """Kill the broker at once (SIGKILL); its data stays for ``restart``."""
+        self._require_owner()
+        self._end(signal.SIGKILL, 0)
+
+    def restart(self, *, timeout_ms: int = 20_000) -> None:
+        """Start the broker anew on the same ports and data.
+
+        A broker that still runs gets an orderly shutdown first; after ``kill``
+        or a crash it recovers its data.
+
+        Args:
+            timeout_ms: How long the orderly shutdown may take before a kill.
+        """
+        self._require_owner()
+        if self._ports is None:
+            raise InvalidTransition("The broker never ran; call start() first.")
+        self._end(signal.SIGTERM, timeout_ms)
+        self.start()
+
+    def pause(self) -> None:
+        """Stop the broker's process from running (SIGSTOP); sockets stay open."""
+        self._require_running()
+        os.kill(self._java_pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let a paused broker run on (SIGCONT)."""
+        self._require_running()
+        os.kill(self._java_pid, signal.SIGCONT)
+
+    def log_tail(self, *, size_bytes: int = _TAIL_BYTES) -> str:
+        """Return the end of the broker's log."""
+        try:
+            with self.log_path.open("rb") as log:
+                log.seek(0, os.SEEK_END)
+                log.seek(max(0, log.tell() - size_bytes))
+                return log.read().decode(errors="replace")
+        except (OSError, InvalidTransition):
+            return ""
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    # How it is done.
+
+    def _require_owner(self) -> None:
+        if os.getpid() != self._owner_pid:
+            raise InvalidTransition(
+                f"This broker belongs to process {self._owner_pid}; a forked child "
+                "cannot start or stop it."
+            )
+
+    def _require_running(self) -> None:
+        self._require_owner()
+        if not self.is_running:
+            raise InvalidTransition("The broker does not run; call start() first.")
+
+    def _place(self) -> Path:
+        assert self._data_dir is not None
+        return self._data_dir
+
+    def _properties_path(self) -> Path:
+        return self._place() / "server.properties"
+
+    def _write_properties(self) -> None:
+        assert self._ports is not None
+        port, controller_port = self._ports
+        ours = _PROPERTIES | {
+            "listeners": f"PLAINTEXT://{_HOST}:{port},"
+            f"CONTROLLER://{_HOST}:{controller_port}",
+            "advertised.listeners": f"PLAINTEXT://{_HOST}:{port}",
+            "controller.quorum.voters": f"1@{_HOST}:{controller_port}",
+            "log.dirs": str(self._place() / "data"),
+        }
+        self._place().mkdir(parents=True, exist_ok=True)
+        lines = [f"{key}={value}\n" for key, value in (ours | self._extra).items()]
+        self._properties_path().write_text("".join(lines))
+
+    def _command(self, main_class: str, *arguments: str) -> list[str]:
+        assert self._java is not None
+        return [
+            str(self._java.executable),
+            *self._java_options,
+            "-cp",
+            self._class_path,
+            main_class,
+            *arguments,
+        ]
+
+    def _format(self) -> None:
+        """Format the storage unless an earlier run did."""
+        meta = self._place() / "data" / "meta.properties"
+        if meta.is_file():
+            lines = dict(
+                line.split("=", 1)
+                for line in meta.read_text().splitlines()
+                if "=" in line
+            )
+            self.cluster_id = lines["cluster.id"]
+            return
+        self.cluster_id = new_cluster_id()
+        path = str(self._properties_path())
+        done = subprocess.run(
+            self._command(
+                "kafka.tools.StorageTool", "format", "-t", self.cluster_id, "-c", path
+            ),
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_FORMAT_TIMEOUT_S,
+            check=False,
+        )
+        if done.returncode != 0:
+            said = (done.stdout + done.stderr).strip()[-_TAIL_BYTES:]
+            raise ConfigurationError(
+                "Kafka refused to format its storage; look at the properties given "
+                f"to EmbeddedBroker. It said:\n{said}",
+                setting="properties",
+            )
+
+    def _spawn(self) -> None:
+        command = self._command("kafka.Kafka", str(self._properties_path()))
+        keeper = [sys.executable, "-I", "-S", str(_KEEPER), str(os.getpid()), *command]
+        with self.log_path.open("ab") as log:
+            self._keeper = subprocess.Popen(
+                keeper,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                # An interrupt from the terminal is ours to handle, not its.
+                start_new_session=True,
+            )
+        assert self._keeper.stdout is not None
+        with self._keeper.stdout as pipe:
+            line = pipe.readline()
+        if not line.strip().isdigit():
+            raise CoordinationError(f"The broker did not start:\n{self.log_tail()}")
+        self._java_pid = int(line)
+
+    def _wait_ready(self, log_offset: int, deadline: float) -> None:
+        """Wait until the log says so and the port answers."""
+        assert self._ports is not None
+        while True:
+            ended = not self.is_running
+            with self.log_path.open("rb") as log:
+                log.seek(log_offset)
+                text = log.read()
+            if ended:
+                self._end(signal.SIGKILL, 0)
+                kind = _PortTaken if _PORT_TAKEN in text else CoordinationError
+                raise kind(
+                    f"The broker ended while it started. {_errors_in(text)}The end of "
+                    f"its log:\n{self.log_tail()}"
+                )
+            if _STARTED in text:
+                with suppress(OSError):
+                    socket.create_connection((_HOST, self._ports[0]), timeout=1).close()
+                    return
+            if time.monotonic() >= deadline:
+                tail = self.log_tail()
+                self._end(signal.SIGKILL, 0)
+                raise DeadlineExceeded(
+                    f"The broker was not ready after {self._start_timeout_s:.0f} s; "
+                    "a slow machine needs a larger start_timeout_ms. The end of its "
+                    f"log:\n{tail}"
+                )
+            time.sleep(_LOOK_INTERVAL_S)
+
+    def _end(self, first: signal.Signals, timeout_ms: int) -> None:
+        """End the process we started: ``first``, then SIGKILL; wait for it."""
+        keeper = self._keeper
+        if keeper is None:
+            return
+        if keeper.poll() is None and self._java_pid:
+            # A paused process would sleep through SIGTERM.
+            for signum in (first, signal.SIGCONT):
+                with suppress(ProcessLookupError):
+                    os.kill(self._java_pid, signum)
+            if first is not signal.SIGKILL:
+                with suppress(subprocess.TimeoutExpired):
+                    keeper.wait(timeout_ms / 1000)
+        if keeper.poll() is None:
+            if self._java_pid:
+                with suppress(ProcessLookupError):
+                    os.kill(self._java_pid, signal.SIGKILL)
+            else:
+                keeper.kill()
+        keeper.wait(30)
+        self._keeper = None
+        self._java_pid = 0
+
+
+class ContainerBroker:
+    """A Kafka broker in a container, where a Docker engine answers."""
+
+    def __init__(self) -> None:
+        """Prepare a broker; nothing happens before the context is entered."""
+        self._container: Any = None
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """The ``host:port`` to connect to."""
+        if self._container is None:
+            raise InvalidTransition("The container does not run; enter it first.")
+        address: str = self._container.get_bootstrap_server()
+        return address
+
+    def start(self) -> Self:
+        """Start the container and wait until it serves clients.
+
+        Returns:
+            This object.
+
+        Raises:
+            ConfigurationError: testcontainers or a Docker engine is missing.
+        """
+        try:
+            from testcontainers.community.kafka import KafkaContainer
+        except ImportError as error:
+            raise ConfigurationError(
+                "A broker in a container needs testcontainers 4.9 or later; run "
+                "`pip install testcontainers`, or use the embedded broker."
+            ) from error
+        try:
+            self._container = KafkaContainer().with_kraft().start()
+        except Exception as error:
+            raise ConfigurationError(
+                f"No broker could be started in a container: {error}. Start a Docker "
+                "engine that this user may reach, or use the embedded broker."
+            ) from error
+        return self
+
+    def stop(self) -> None:
+        """Stop and remove the container. Idempotent."""
+        if self._container is not None:
+            self._container.stop()
+            self._container = None
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+
+def start_container_broker() -> ContainerBroker:
+    """Start a broker in a container; ``stop`` it when done.
+
+    Returns:
+        The running broker.
+
+    Raises:
+        ConfigurationError: testcontainers or a Docker engine is missing.
+    """
+    return ContainerBroker().start()
+
+
+def _stop_at_exit(reference: "weakref.ref[EmbeddedBroker]") -> None:
+    """Stop a broker that nobody stopped, in the process that started it."""
+    broker = reference()
+    if broker is not None and broker._owner_pid == os.getpid():  # noqa: SLF001
+        broker.stop()

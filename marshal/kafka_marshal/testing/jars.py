@@ -1,0 +1,182 @@
+"""The jars of Apache Kafka: resolved once from Maven Central, then kept.
+
+jgo resolves them (extra ``broker``). It runs in a process of its own, so that
+its settings, its logging and a stuck download stay out of ours, and under a
+file lock, because tests start brokers from several processes at once.
+"""
+
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+
+from kafka_marshal.errors import (
+    ConfigurationError,
+    CoordinationError,
+    DeadlineExceeded,
+)
+from kafka_marshal.testing.java import Java
+
+KAFKA_VERSION = "4.3.0"
+RESOLVE_TIMEOUT_S = 600
+_LOCK_INTERVAL_S = 0.05
+# Kafka logs through slf4j and brings no binding: without one it logs nothing.
+_ENDPOINT = "org.apache.kafka:kafka_2.13:{version}+org.slf4j:slf4j-simple:1.7.36"
+_RESOLVE = """
+import pathlib, sys
+import jgo
+environment = jgo.build(sys.argv[1], cache_dir=pathlib.Path(sys.argv[2]))
+print(environment.path)
+"""
+
+
+def cache_dir() -> Path:
+    """Return where jars are kept: KAFKA_MARSHAL_CACHE, else the XDG cache."""
+    if chosen := os.environ.get("KAFKA_MARSHAL_CACHE"):
+        return Path(chosen).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser() / "kafka-marshal"
+
+
+@contextmanager
+def file_lock(path: Path, *, timeout_s: float) -> Iterator[None]:
+    """Hold an exclusive lock on a file, among all processes of this machine.
+
+    Args:
+        path: The file; it is made when missing and never removed.
+        timeout_s: How long to wait for another holder.
+
+    Yields:
+        Nothing; the lock is held inside the block.
+
+    Raises:
+        DeadlineExceeded: Another process held the lock for too long.
+    """
+    deadline = time.monotonic() + timeout_s
+    with path.open("a") as handle:
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError:
+                if time.monotonic() >= deadline:
+                    raise DeadlineExceeded(
+                        f"Another process has held {path} for {timeout_s:.0f} s. "
+                        "Wait for it, or end it, and try again."
+                    ) from None
+                time.sleep(_LOCK_INTERVAL_S)
+        # Closing the file lets go of the lock.
+        yield
+
+
+def _read_list(listing: Path) -> list[Path] | None:
+    """Return the jars of an earlier resolution when all are still whole."""
+    if not listing.is_file():
+        return None
+    jars: list[Path] = []
+    for line in listing.read_text().splitlines():
+        size, _, name = line.partition(" ")
+        jar = listing.parent / name
+        if not jar.is_file() or str(jar.stat().st_size) != size:
+            return None
+        jars.append(jar)
+    return jars or None
+
+
+def _write_list(listing: Path, jars: Sequence[Path]) -> None:
+    """Note the jars beside their sizes, all or nothing."""
+    lines = [
+        f"{jar.stat().st_size} {jar.relative_to(listing.parent)}\n" for jar in jars
+    ]
+    partial = listing.with_suffix(".part")
+    partial.write_text("".join(lines))
+    partial.replace(listing)
+
+
+def _missing_jgo() -> ConfigurationError:
+    return ConfigurationError(
+        f"The jars of Apache Kafka {KAFKA_VERSION} are not in {cache_dir()}, and jgo, "
+        "which would fetch them, is not installed. Run "
+        "`pip install 'kafka-marshal[broker]'`."
+    )
+
+
+def _unresolved(why: str) -> CoordinationError:
+    return CoordinationError(
+        f"The jars of Apache Kafka {KAFKA_VERSION} (45 files, 120 MB) could not be "
+        f"fetched from Maven Central: {why}. With a network, run this again; without "
+        f"one, copy {cache_dir()} from a machine that has it, or point "
+        "KAFKA_MARSHAL_CACHE at such a copy."
+    )
+
+
+def _resolve(java: Java, root: Path) -> list[Path]:
+    """Let jgo fetch the jars into ``root`` and return them."""
+    if find_spec("jgo") is None:
+        raise _missing_jgo()
+    # jgo looks for Java when it builds, and would download one.
+    environment = dict(os.environ, JAVA_HOME=str(java.home), M2_REPO=str(root / "m2"))
+    endpoint = _ENDPOINT.format(version=KAFKA_VERSION)
+    command = [sys.executable, "-c", _RESOLVE, endpoint, str(root / "jgo")]
+    why = ""
+    try:
+        done = subprocess.run(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=RESOLVE_TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        why = f"not done after {RESOLVE_TIMEOUT_S} s"
+    else:
+        if done.returncode == 0:
+            place = Path(done.stdout.strip().splitlines()[-1])
+            jars = sorted(place.glob("jars/*.jar")) + sorted(
+                place.glob("modules/*.jar")
+            )
+            broken = [jar.name for jar in jars if not zipfile.is_zipfile(jar)]
+            if jars and not broken:
+                return jars
+            why = f"damaged files: {', '.join(broken) or 'none arrived'}"
+        else:
+            why = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+    # A half-written download would be taken for a whole one the next time.
+    for name in ("jgo", "m2"):
+        shutil.rmtree(root / name, ignore_errors=True)
+    raise _unresolved(why)
+
+
+def kafka_jars(java: Java) -> list[Path]:
+    """Return the jars that make up the class path of a Kafka broker.
+
+    Args:
+        java: The runtime that they are for.
+
+    Returns:
+        Paths of all jars; the first call on a machine fetches them.
+
+    Raises:
+        ConfigurationError: jgo is needed and not installed.
+        CoordinationError: The jars could not be fetched.
+        DeadlineExceeded: Another process did not finish fetching them.
+    """
+    root = cache_dir()
+    root.mkdir(parents=True, exist_ok=True)
+    listing = root / f"kafka-{KAFKA_VERSION}.list"
+    with file_lock(root / "lock", timeout_s=RESOLVE_TIMEOUT_S):
+        jars = _read_list(listing)
+        if jars is None:
+            jars = _resolve(java, root)
+            _write_list(listing, jars)
+    return jars

@@ -1,0 +1,153 @@
+"""The cache of jars: found again, checked, shared, and honest when offline."""
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from kafka_marshal.errors import (
+    ConfigurationError,
+    CoordinationError,
+    DeadlineExceeded,
+)
+from kafka_marshal.testing import jars
+from kafka_marshal.testing.java import Java
+
+JAVA = Java(executable=Path("/bin/java"), home=Path("/opt/java"), version=17)
+
+# Stands in for jgo: makes an environment of one jar and counts its calls.
+JGO = """
+import pathlib, zipfile
+class Environment:
+    def __init__(self, path): self.path = path
+def build(endpoint, cache_dir):
+    place = cache_dir / "envs"
+    (place / "jars").mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(place / "jars" / "kafka.jar", "w") as jar:
+        jar.writestr("x", endpoint)
+    with (cache_dir.parent / "calls").open("a") as calls:
+        calls.write("call\\n")
+    return Environment(place)
+"""
+
+
+@pytest.fixture
+def cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("KAFKA_MARSHAL_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def jgo(monkeypatch, tmp_path):
+    def install(source: str) -> None:
+        module = tmp_path / "lib" / "jgo.py"
+        module.parent.mkdir(exist_ok=True)
+        module.write_text(source)
+        monkeypatch.setenv("PYTHONPATH", str(module.parent))
+        monkeypatch.setattr(jars, "find_spec", lambda name: object())
+
+    return install
+
+
+def calls(cache: Path) -> int:
+    return len((cache / "calls").read_text().splitlines())
+
+
+def test_resolved_once_and_kept(cache, jgo):
+    jgo(JGO)
+    first = jars.kafka_jars(JAVA)
+    assert [jar.name for jar in first] == ["kafka.jar"]
+    assert jars.kafka_jars(JAVA) == first
+    assert calls(cache) == 1
+
+
+@pytest.mark.parametrize("damage", ["gone", "cut"])
+def test_damaged_jar_is_fetched_again(cache, jgo, damage):
+    jgo(JGO)
+    (jar,) = jars.kafka_jars(JAVA)
+    jar.unlink() if damage == "gone" else jar.write_bytes(b"PK")
+    (again,) = jars.kafka_jars(JAVA)
+    assert zipfile.is_zipfile(again)
+    assert calls(cache) == 2
+
+
+def test_offline_says_what_is_missing_and_leaves_nothing(cache, jgo):
+    jgo(
+        "def build(endpoint, cache_dir):\n"
+        "    cache_dir.mkdir()\n"
+        "    raise OSError('no route')\n"
+    )
+    with pytest.raises(CoordinationError, match="no route") as caught:
+        jars.kafka_jars(JAVA)
+    assert "KAFKA_MARSHAL_CACHE" in str(caught.value)
+    assert not (cache / "jgo").exists()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        pytest.param("pass", id="nothing"),
+        pytest.param("(cache_dir / 'jars' / 'a.jar').write_bytes(b'cut')", id="cut"),
+    ],
+)
+def test_what_is_no_jar_is_refused(cache, jgo, body):
+    jgo(
+        "class E: pass\n"
+        "def build(endpoint, cache_dir):\n"
+        "    (cache_dir / 'jars').mkdir(parents=True)\n"
+        f"    {body}\n"
+        "    e = E(); e.path = cache_dir; return e\n"
+    )
+    with pytest.raises(CoordinationError, match="damaged files"):
+        jars.kafka_jars(JAVA)
+
+
+def test_stuck_download_ends(cache, jgo, monkeypatch):
+    jgo("import time\ndef build(endpoint, cache_dir): time.sleep(60)")
+    monkeypatch.setattr(jars, "RESOLVE_TIMEOUT_S", 0.2)
+    with pytest.raises(CoordinationError, match="not done after"):
+        jars.kafka_jars(JAVA)
+
+
+def test_without_jgo_the_extra_is_named(cache, monkeypatch):
+    monkeypatch.setattr(jars, "find_spec", lambda name: None)
+    with pytest.raises(ConfigurationError, match=r"kafka-marshal\[broker\]"):
+        jars.kafka_jars(JAVA)
+
+
+HOLDER = """
+import pathlib, sys
+from kafka_marshal.testing.jars import file_lock
+with file_lock(pathlib.Path(sys.argv[1]), timeout_s=5):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_lock_is_among_processes(tmp_path):
+    path = tmp_path / "lock"
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as other:
+        assert other.stdout.readline() == b"held\n"
+        with (
+            pytest.raises(DeadlineExceeded, match=r"lock"),
+            jars.file_lock(path, timeout_s=0.1),
+        ):
+            pass
+        other.stdin.close()
+        with jars.file_lock(path, timeout_s=30):
+            pass
+
+
+def test_cache_follows_the_environment(monkeypatch):
+    monkeypatch.delenv("KAFKA_MARSHAL_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", "/x")
+    assert jars.cache_dir() == Path("/x/kafka-marshal")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert jars.cache_dir() == Path("~/.cache/kafka-marshal").expanduser()
+    assert sys.platform != "win32"
