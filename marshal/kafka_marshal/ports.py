@@ -186,13 +186,13 @@ class DataLog(Protocol):
         ...
 
     def committed(
-        self, group_id: str, partitions: Sequence[TopicPartition], timeout_ms: int
+        self, group_id: str, partitions: Sequence[TopicPartition], *, timeout_ms: int
     ) -> Mapping[TopicPartition, int | None]:
         """Return the group's committed offsets in Kafka (None: no commit)."""
         ...
 
     def commit(
-        self, group_id: str, offsets: Mapping[TopicPartition, int], timeout_ms: int
+        self, group_id: str, offsets: Mapping[TopicPartition, int], *, timeout_ms: int
     ) -> None:
         """Mirror positions to the group's committed offsets (PROTOCOL 5.7)."""
         ...
