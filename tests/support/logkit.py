@@ -1,0 +1,252 @@
+"""Small logs for tests: records with defaults, and a log that folds as it grows.
+
+Every record has the same sender unless a test says otherwise, so that a test
+names only what it is about.
+"""
+
+from collections.abc import Iterable
+from hashlib import sha256
+
+from kafka_marshal.protocol.codec import encode
+from kafka_marshal.protocol.rationalizer import apply
+from kafka_marshal.protocol.records import (
+    BatchHeartbeat,
+    ClaimingMessages,
+    ClaimingPartition,
+    Config,
+    Heartbeat,
+    Limits,
+    Member,
+    Record,
+    ReleaseGroup,
+    ReleasingPartition,
+    Resume,
+)
+from kafka_marshal.protocol.state import KeyState, WorldState
+from kafka_marshal.protocol.transition import Transition, Transitions
+from kafka_marshal.protocol.types import Key, LogEntry
+
+H = 1_000
+START_MS = 1_000_000
+CREATE_TIME = 0
+LOG_APPEND_TIME = 1
+
+KEY = Key("g", "t", 0)
+NO_LIMITS = Limits(*[None] * len(Limits.__struct_fields__))
+
+
+def ident(name: str) -> bytes:
+    """Return 16 bytes that read well in a failure."""
+    return name.encode().ljust(16, b".")
+
+
+INC = ident("c1")
+SECRET = ident("secret")
+OP = ident("op")
+
+
+def hashed(secret: bytes) -> bytes:
+    return sha256(secret).digest()
+
+
+def limits(**values):
+    return Limits(
+        **{name: values.pop(name, None) for name in Limits.__struct_fields__}, **values
+    )
+
+
+def config(
+    generation=1,
+    *,
+    format_id=ident("format"),
+    era=1,
+    cluster_id="cluster",
+    h=H,
+    k=1,
+    level=1,
+    **bounds,
+):
+    return Config(
+        generation, format_id, era, cluster_id, h, k, level, limits(**bounds)
+    )
+
+
+def claim(
+    client="c1",
+    *,
+    key=KEY,
+    inc=None,
+    seq=0,
+    generation=1,
+    topic_id=None,
+    resume_hash=None,
+    expected=None,
+    resume=None,
+):
+    inc = ident(client) if inc is None else inc
+    return ClaimingPartition(
+        client,
+        key.group_id,
+        inc,
+        seq,
+        generation,
+        key.topic,
+        key.partition,
+        topic_id,
+        resume_hash,
+        expected,
+        resume,
+    )
+
+
+def resume(
+    epoch, *, client="c1", inc=ident("c1 again"), before=INC, secret=SECRET, **rest
+):
+    past = Resume(before, epoch, secret)
+    return claim(client, inc=inc, resume=past, **rest)
+
+
+def beat(
+    epoch, position=None, *, client="c1", key=KEY, inc=None, seq=0, rewind=False
+):
+    inc = ident(client) if inc is None else inc
+    return Heartbeat(
+        client,
+        key.group_id,
+        inc,
+        seq,
+        key.topic,
+        key.partition,
+        epoch,
+        position,
+        rewind,
+    )
+
+
+def batch(*beats, client="c1", group="g", inc=None, seq=0):
+    inc = ident(client) if inc is None else inc
+    return BatchHeartbeat(client, group, inc, seq, beats)
+
+
+def release(
+    epoch, position=None, *, client="c1", key=KEY, inc=None, seq=0, successor=None
+):
+    inc = ident(client) if inc is None else inc
+    return ReleasingPartition(
+        client,
+        key.group_id,
+        inc,
+        seq,
+        key.topic,
+        key.partition,
+        epoch,
+        position,
+        successor,
+        None,
+    )
+
+
+def messages(epoch, first, last, *, client="c1", key=KEY, inc=None, seq=0):
+    inc = ident(client) if inc is None else inc
+    return ClaimingMessages(
+        client,
+        key.group_id,
+        inc,
+        seq,
+        key.topic,
+        key.partition,
+        epoch,
+        ident("grantee"),
+        first,
+        last,
+    )
+
+
+def pause(until, *, op=OP, group="g", client="admin", inc=None, seq=0):
+    inc = ident(client) if inc is None else inc
+    return ReleaseGroup(client, group, inc, seq, op, until, None)
+
+
+def member(client="c1", *, group="g", inc=None, seq=0, plan_generation=None):
+    inc = ident(client) if inc is None else inc
+    return Member(
+        client, group, inc, seq, ("t",), "host", 1, 0, {}, False, 1, plan_generation
+    )
+
+
+class Log:
+    """The log of one coordinating partition and the world it folds to.
+
+    Time stands still unless a test moves it: ``after`` adds to the last append
+    time, ``at`` sets it.
+    """
+
+    def __init__(self, partition=0, *, configured=True, **settings):
+        self.state = WorldState(partition)
+        self.entries = []
+        self.now_ms = START_MS
+        self.leader_epoch = 0
+        if configured:
+            assert self.one(config(**settings)).effect == "configured"
+
+    def append(
+        self, what, *, after=0, at=None, epoch=None, kind=LOG_APPEND_TIME, offset=None
+    ) -> Transitions:
+        """Append a record or raw bytes and return the fold's transitions."""
+        self.now_ms = self.now_ms + after if at is None else at
+        self.leader_epoch = self.leader_epoch if epoch is None else epoch
+        value = what if isinstance(what, bytes | None) else encode(what)
+        entry = LogEntry(
+            self.state.next_offset if offset is None else offset,
+            self.leader_epoch,
+            self.now_ms,
+            kind,
+            value,
+        )
+        self.entries.append(entry)
+        return apply(self.state, entry)
+
+    def one(self, what, **where) -> Transition:
+        (transition,) = self.append(what, **where)
+        return transition
+
+    def say(self, what, **where) -> str:
+        """Return the effect or reason of what is appended."""
+        transition = self.one(what, **where)
+        return transition.effect or transition.reason
+
+    def claimed(self, client="c1", **claiming) -> int:
+        """Append a claim that must be accepted and return its epoch."""
+        transition = self.one(claim(client, **claiming))
+        assert transition.outcome == "accepted", transition
+        return transition.epoch
+
+    def key(self, key=KEY) -> KeyState:
+        return self.state.keys[key]
+
+
+def fold(entries: Iterable[LogEntry], partition=0) -> WorldState:
+    state = WorldState(partition)
+    for entry in entries:
+        apply(state, entry)
+    return state
+
+
+def all_records() -> list[Record]:
+    """Return one record of every kind, all optional fields given."""
+    past = Resume(INC, 7, SECRET)
+    return [
+        beat(7, 8, rewind=True),
+        claim(
+            topic_id=ident("topic"),
+            resume_hash=hashed(SECRET),
+            expected=7,
+            resume=past,
+        ),
+        release(7, 8, successor="c2"),
+        messages(7, 8, 9),
+        pause(2_000),
+        batch((7, 8), (9, None)),
+        config(span=10, forget_ms=5),
+        member(plan_generation=3),
+    ]
