@@ -104,7 +104,7 @@ def encode_fields(kind: Kind, fields: list[Any]) -> bytes:
         fields = fields[:-1]
     try:
         return _HEADERS[kind.record] + _ENCODER.encode(fields)
-    except (TypeError, ValueError, OverflowError) as error:
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise MalformedRecord(f"{kind.name} cannot be encoded: {error}") from error
 
 

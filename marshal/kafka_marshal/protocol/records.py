@@ -23,10 +23,12 @@ U32 = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 Id = Annotated[bytes, Meta(min_length=16, max_length=16)]
 Hash = Annotated[bytes, Meta(min_length=32, max_length=32)]
 Tags = Annotated[bytes, Meta(max_length=1024)]
+Name = Annotated[str, Meta(max_length=249)]
+"""A client, group or topic; the codec judges the rest, by rules it remembers."""
 Text = Annotated[str, Meta(max_length=1024)]
 ShortText = Annotated[str, Meta(max_length=255)]
 Beats = Annotated[tuple[tuple[Offset, Offset | None], ...], Meta(min_length=1)]
-TopicNames = Annotated[tuple[str, ...], Meta(max_length=1000)]
+TopicNames = Annotated[tuple[Name, ...], Meta(max_length=1000)]
 Labels = Annotated[dict[ShortText, ShortText], Meta(max_length=64)]
 
 
@@ -75,11 +77,11 @@ LIMIT_DEFAULTS = {
 class Heartbeat(Fields, frozen=True):
     """Renews a lease and carries the position (PROTOCOL 4.5)."""
 
-    client_id: str
-    group_id: str
+    client_id: Name
+    group_id: Name
     incarnation: Id
     seq: Sequence
-    topic: str
+    topic: Name
     partition: Partition
     epoch: Offset
     position: Offset | None
@@ -90,12 +92,12 @@ class Heartbeat(Fields, frozen=True):
 class ClaimingPartition(Fields, frozen=True):
     """Asks for a key; the earliest that the fold accepts wins (PROTOCOL 4.3)."""
 
-    client_id: str
-    group_id: str
+    client_id: Name
+    group_id: Name
     incarnation: Id
     seq: Sequence
     generation: Counting
-    topic: str
+    topic: Name
     partition: Partition
     topic_id: Id | None
     resume_hash: Hash | None
@@ -107,15 +109,15 @@ class ClaimingPartition(Fields, frozen=True):
 class ReleasingPartition(Fields, frozen=True):
     """Gives a key up at a position, perhaps to a successor (PROTOCOL 4.6)."""
 
-    client_id: str
-    group_id: str
+    client_id: Name
+    group_id: Name
     incarnation: Id
     seq: Sequence
-    topic: str
+    topic: Name
     partition: Partition
     epoch: Offset
     position: Offset | None
-    successor: str | None
+    successor: Name | None
     reason: Text | None
     tags: Tags | UnsetType = UNSET
 
@@ -123,11 +125,11 @@ class ReleasingPartition(Fields, frozen=True):
 class ClaimingMessages(Fields, frozen=True):
     """Asks for a range of messages to process at most once (PROTOCOL 4.7)."""
 
-    client_id: str
-    group_id: str
+    client_id: Name
+    group_id: Name
     incarnation: Id
     seq: Sequence
-    topic: str
+    topic: Name
     partition: Partition
     epoch: Offset
     grantee: Id
@@ -139,8 +141,8 @@ class ClaimingMessages(Fields, frozen=True):
 class ReleaseGroup(Fields, frozen=True):
     """Pauses a group until a log time, or ends the pause (PROTOCOL 4.8)."""
 
-    client_id: str
-    group_id: str
+    client_id: Name
+    group_id: Name
     incarnation: Id
     seq: Sequence
     op_id: Id
@@ -152,8 +154,8 @@ class ReleaseGroup(Fields, frozen=True):
 class BatchHeartbeat(Fields, frozen=True):
     """Many heartbeats of one claimant in one record (PROTOCOL 3.6)."""
 
-    client_id: str
-    group_id: str
+    client_id: Name
+    group_id: Name
     incarnation: Id
     seq: Sequence
     beats: Beats
@@ -182,8 +184,8 @@ class Config(Fields, frozen=True):
 class Member(Fields, frozen=True):
     """A live consumer announces itself on its group's home T; soft state."""
 
-    client_id: str
-    group_id: str
+    client_id: Name
+    group_id: Name
     incarnation: Id
     seq: Sequence
     topics: TopicNames
