@@ -88,7 +88,7 @@ def drop_if_empty(state: WorldState, group_id: str) -> None:
     group = state.groups[group_id]
     if group.key_count == 0 and group.pause is None and not group.over:
         del state.groups[group_id]
-        state.dirty[group_id] = None
+        state.note_gone(group_id)
 
 
 def _config(step: Step, record: Config) -> Transitions:

@@ -102,9 +102,9 @@ def _renew(state: WorldState, key: Key, position: int | None, *, rewind: bool) -
     state.dirty[key] = None
     if judging.is_paused(state, key):
         return "position_only"  # PROTOCOL 4.5: renewing here would be unsafe.
+    assert state.config is not None
     known.renewed_ms = state.now_ms
-    if state.config is not None:
-        known.heartbeat_interval_ms = state.config.heartbeat_interval_ms
+    known.heartbeat_interval_ms = state.config.heartbeat_interval_ms
     return "renewed"
 
 
@@ -143,7 +143,8 @@ def _release(step: Step, record: ReleasingPartition) -> Transitions:
     known.owner = None
     _advance(known, record.position, rewind=False)
     known.active_ms = state.now_ms
-    if record.successor is not None and state.config is not None:
+    if record.successor is not None:
+        assert state.config is not None
         deadline_ms = state.now_ms + state.config.heartbeat_interval_ms // 2
         known.handoff = (record.successor, deadline_ms)
     state.note_forgettable(key, known)
@@ -181,31 +182,34 @@ def _claim_messages(step: Step, record: ClaimingMessages) -> Transitions:
 def forget(state: WorldState, transitions: Transitions) -> None:
     """Drop keys that have been silent for too long (PROTOCOL 4.9)."""
     assert state.config is not None
-    limit_ms = state.config.limit("forget_ms")
+    latest_ms = state.now_ms - state.config.limit("forget_ms")
     heap = state.forgettable
-    named: list[tuple[int, Key]] = []
+    if heap[0][0] >= latest_ms:
+        return
+    named = {transition.key for transition in transitions}
+    kept: list[tuple[int, Key]] = []
     dropped = 0
-    while heap and dropped < FORGOTTEN_PER_ENTRY_MAX:
-        active_ms, key = heap[0]
-        if state.now_ms - active_ms <= limit_ms:
-            break
-        heappop(heap)
-        known = state.keys.get(key)
-        if known is None or known.active_ms != active_ms or not is_forgettable(known):
-            continue
-        if any(transition.key == key for transition in transitions):
-            named.append((active_ms, key))
-            continue
-        _drop_key(state, key, known)
-        dropped += 1
-    for item in named:
+    while heap and heap[0][0] < latest_ms and dropped < FORGOTTEN_PER_ENTRY_MAX:
+        active_ms, key = heappop(heap)
+        known = state.keys[key]
+        if not is_forgettable(known):
+            state.awaiting.discard(key)
+        elif known.active_ms != active_ms:
+            heappush(heap, (known.active_ms, key))
+        elif key in named:
+            kept.append((active_ms, key))
+        else:
+            _drop_key(state, key, known)
+            dropped += 1
+    for item in kept:
         heappush(heap, item)
 
 
 def _drop_key(state: WorldState, key: Key, known: KeyState) -> None:
     del state.keys[key]
     del state.epochs[known.epoch]
-    state.dirty[key] = None
+    state.awaiting.discard(key)
+    state.note_gone(key)
     state.groups[key.group_id].key_count -= 1
     drop_if_empty(state, key.group_id)
 

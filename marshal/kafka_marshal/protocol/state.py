@@ -167,8 +167,12 @@ class WorldState:
         soft: Soft state.
         epochs: Current epoch of every key to its key (derived).
         over: Operations that are over, oldest first (derived).
-        forgettable: Heap of (last activity, key), may hold dead entries (derived).
+        forgettable: Heap of (last activity then, key): one entry for each key that
+            may be forgotten, perhaps entries of keys that no longer may (derived).
+        awaiting: The keys in that heap (derived).
         dirty: Keys and groups changed since the last digest (derived).
+        item_hashes: Hashes of keys and groups as of the last digest (derived).
+        item_sum: Their sum (derived).
     """
 
     partition: int
@@ -185,6 +189,7 @@ class WorldState:
     epochs: dict[int, Key] = attrs.field(factory=dict, eq=False)
     over: dict[tuple[int, str], bytes] = attrs.field(factory=dict, eq=False)
     forgettable: list[tuple[int, Key]] = attrs.field(factory=list, eq=False)
+    awaiting: set[Key] = attrs.field(factory=set, eq=False)
     dirty: dict[Key | str, None] = attrs.field(factory=dict, eq=False)
     item_hashes: dict[Key | str, int] = attrs.field(factory=dict, eq=False)
     item_sum: int = attrs.field(default=0, eq=False)
@@ -246,14 +251,25 @@ class WorldState:
             if is_forgettable(state)
         ]
         heapify(self.forgettable)
+        self.awaiting = {key for _, key in self.forgettable}
         self.item_hashes = {}
         self.item_sum = 0
         self.dirty = {**dict.fromkeys(self.keys), **dict.fromkeys(self.groups)}
 
     def note_forgettable(self, key: Key, state: KeyState) -> None:
         """Remember that a key may be dropped once it has been silent long enough."""
-        if is_forgettable(state):
+        # One entry a key, however often it is released: what it waits for only
+        # grows, so an old entry comes up too early at worst and is put back.
+        if is_forgettable(state) and key not in self.awaiting:
+            self.awaiting.add(key)
             heappush(self.forgettable, (state.active_ms, key))
+
+    def note_gone(self, name: Key | str) -> None:
+        """Remember that a key or group was dropped, if the digest knows of it."""
+        if name in self.item_hashes:
+            self.dirty[name] = None
+        else:
+            self.dirty.pop(name, None)
 
 
 def is_forgettable(state: KeyState) -> bool:

@@ -1,0 +1,228 @@
+import pytest
+from logkit import (
+    INC,
+    KEY,
+    OP,
+    START_MS,
+    H,
+    Log,
+    beat,
+    config,
+    ident,
+    member,
+    messages,
+    pause,
+    release,
+)
+
+from kafka_marshal.protocol.freshness import Freshness
+from kafka_marshal.protocol.state import (
+    RING_ENTRIES_MAX,
+    GroupState,
+    KeyState,
+    Owner,
+    Pause,
+    WorldState,
+    is_forgettable,
+)
+from kafka_marshal.protocol.types import Key, Token
+
+
+def key_state(**changes):
+    values = {
+        "owner": Owner("c1", INC),
+        "epoch": 1,
+        "epoch_leader_epoch": 0,
+        "renewed_ms": 5_000,
+        "heartbeat_interval_ms": H,
+        "active_ms": 5_000,
+    }
+    return KeyState(**values | changes)
+
+
+# --- One key ---
+
+
+def test_a_key_is_judged_by_the_interval_of_its_last_renewal():
+    known = key_state(heartbeat_interval_ms=10)
+    assert known.age_ms(5_021) == 21
+    assert known.freshness(5_020) is Freshness.UNKNOWN
+    assert known.freshness(5_021) is Freshness.STALE
+    assert known.remaining_ms(5_020) == 1
+    assert known.remaining_ms(5_021) == 0
+
+
+@pytest.mark.parametrize(
+    ("position", "granted", "expected"),
+    [
+        pytest.param(None, None, None, id="nothing known"),
+        pytest.param(7, None, 7, id="position"),
+        pytest.param(0, None, 0, id="position 0 is a position"),
+        pytest.param(None, 7, 7, id="granted"),
+        pytest.param(None, 0, 0, id="granted 0 counts"),
+        pytest.param(7, 9, 9, id="granted is further"),
+        pytest.param(9, 7, 9, id="position is further"),
+        pytest.param(0, 0, 0, id="both 0"),
+    ],
+)
+def test_next_unclaimed_is_the_furthest_known(position, granted, expected):
+    known = key_state(position=position, granted=granted)
+    assert known.next_unclaimed() == expected
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        pytest.param({}, False, id="owned"),
+        pytest.param({"owner": None}, True, id="unowned"),
+        pytest.param({"owner": None, "position": 5}, True, id="a position is no hold"),
+        pytest.param({"owner": None, "lock": OP}, False, id="locked"),
+        pytest.param({"owner": None, "granted": 0}, False, id="granted 0"),
+    ],
+)
+def test_what_silence_may_drop(change, expected):
+    assert is_forgettable(key_state(**change)) is expected
+
+
+# --- The world ---
+
+
+def test_an_empty_world():
+    state = WorldState(3)
+    assert (state.partition, state.next_offset, state.leader_epoch) == (3, 0, None)
+    assert state.now_ms == 0
+    assert state.feature_level == 1
+    assert state.active_pause("g") is None
+    assert state.token(KEY) is None
+    assert state.live_members("g") == []
+
+
+def test_the_level_is_the_configs():
+    state = WorldState(0, config=config(level=4))
+    assert state.feature_level == 4
+
+
+def test_log_time_is_now():
+    assert WorldState(0, log_time_ms=-5).now_ms == -5
+
+
+@pytest.mark.parametrize(
+    ("append_time_ms", "lasts"),
+    [
+        pytest.param(999, True, id="before"),
+        pytest.param(1_000, False, id="at its end"),
+        pytest.param(1_001, False, id="after"),
+    ],
+)
+def test_a_pause_lasts_while_m_is_below_until(append_time_ms, lasts):
+    held = Pause(OP, "admin", INC, 0, (INC,), 1_000)
+    state = WorldState(0, append_time_ms=append_time_ms, groups={"g": GroupState(held)})
+    assert (state.active_pause("g") is held) is lasts
+    assert state.active_pause("other") is None
+
+
+def test_a_group_without_pause():
+    assert WorldState(0, groups={"g": GroupState()}).active_pause("g") is None
+
+
+def test_a_token_is_era_leader_epoch_and_offset_of_the_claim():
+    log = Log(era=7)
+    epoch = log.claimed()
+    log.append(beat(epoch), epoch=3)
+    assert log.state.token(KEY) == Token(7, 0, epoch)
+    later = log.claimed("c2", key=KEY._replace(partition=1))
+    assert log.state.token(KEY._replace(partition=1)) == Token(7, 3, later)
+    assert log.state.token(KEY._replace(partition=2)) is None
+
+
+def test_members_live_for_2h_of_log_time():
+    log = Log()
+    log.append(member("c2"))
+    log.append(member("c1"), after=1)
+    log.append(member("c1", group="other"))
+    log.append(member("c1", inc=ident("another life")))
+
+    def alive():
+        return [
+            (one.record.client_id, one.record.incarnation)
+            for one in log.state.live_members("g")
+        ]
+
+    both = [("c1", ident("another life")), ("c1", INC)]
+    log.append(b"", after=2 * H - 1)
+    assert alive() == [*both, ("c2", ident("c2"))]
+    log.append(b"", after=1)
+    assert alive() == both
+    log.append(b"", after=1)
+    assert alive() == []
+
+
+def test_equal_worlds_may_differ_in_what_is_soft_or_derived():
+    one, other = WorldState(0), WorldState(0)
+    one.soft.counters["held"] = 3
+    one.dirty["g"] = None
+    assert one == other
+    one.next_offset = 1
+    assert one != other
+
+
+def test_the_ring_keeps_the_last_ones():
+    log = Log()
+    for _ in range(RING_ENTRIES_MAX + 3):
+        log.append(b"?")
+    offsets = [noted.offset for noted in log.state.soft.undecodable]
+    assert offsets == list(range(4, 4 + RING_ENTRIES_MAX))
+
+
+# --- Derived parts ---
+
+
+def derived(state):
+    return (
+        state.epochs,
+        list(state.over.items()),
+        state.awaiting,
+        {name: group.key_count for name, group in state.groups.items()},
+    )
+
+
+def test_derived_parts_are_recomputed_alike():
+    log = Log()
+    for partition in range(3):
+        log.claimed(key=Key("g", "t", partition))
+    log.claimed(key=Key("h", "t", 0))
+    log.append(release(1, 5))
+    log.append(messages(2, 0, 3, key=Key("g", "t", 1)))
+    log.append(release(2, key=Key("g", "t", 1)))
+    for op, group in (("op1", "h"), ("op2", "g")):
+        log.append(pause(START_MS + 9, op=ident(op), group=group))
+        log.append(pause(0, op=ident(op), group=group, seq=1))
+    state = log.state
+    before = derived(state)
+    assert before[2] == {KEY}
+    assert [op for _, op in before[1]] == [ident("op1"), ident("op2")]
+    state.rebuild_derived()
+    assert derived(state) == before
+    assert state.forgettable == [(START_MS, KEY)]
+    assert set(state.dirty) == {*state.keys, *state.groups}
+    assert (state.item_hashes, state.item_sum) == ({}, 0)
+
+
+def test_a_key_waits_once_however_often_it_is_released():
+    state = WorldState(0)
+    free = key_state(owner=None)
+    state.note_forgettable(KEY, free)
+    state.note_forgettable(KEY, key_state(owner=None, active_ms=6_000))
+    assert state.forgettable == [(5_000, KEY)]
+    state.note_forgettable(KEY._replace(partition=1), key_state())
+    assert state.forgettable == [(5_000, KEY)]
+
+
+def test_what_the_digest_never_saw_leaves_no_trace():
+    state = WorldState(0, dirty={KEY: None})
+    state.note_gone(KEY)
+    state.note_gone("never there")
+    assert state.dirty == {}
+    state.item_hashes[KEY] = 5
+    state.note_gone(KEY)
+    assert state.dirty == {KEY: None}
