@@ -66,9 +66,7 @@ def config(
     level=1,
     **bounds,
 ):
-    return Config(
-        generation, format_id, era, cluster_id, h, k, level, limits(**bounds)
-    )
+    return Config(generation, format_id, era, cluster_id, h, k, level, limits(**bounds))
 
 
 def claim(
@@ -106,9 +104,7 @@ def resume(
     return claim(client, inc=inc, resume=past, **rest)
 
 
-def beat(
-    epoch, position=None, *, client="c1", key=KEY, inc=None, seq=0, rewind=False
-):
+def beat(epoch, position=None, *, client="c1", key=KEY, inc=None, seq=0, rewind=False):
     inc = ident(client) if inc is None else inc
     return Heartbeat(
         client,

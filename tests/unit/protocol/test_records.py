@@ -1,0 +1,87 @@
+import msgspec
+import pytest
+from logkit import all_records, config
+
+from kafka_marshal.protocol.records import (
+    KINDS,
+    LIMIT_DEFAULTS,
+    SUPPORTED_LEVEL,
+    Limits,
+)
+
+FIELDS = {
+    "Heartbeat": "client_id group_id incarnation seq topic partition epoch position "
+    "rewind tags",
+    "ClaimingPartition": "client_id group_id incarnation seq generation topic "
+    "partition topic_id resume_hash expected_epoch resume tags",
+    "ReleasingPartition": "client_id group_id incarnation seq topic partition epoch "
+    "position successor reason tags",
+    "ClaimingMessages": "client_id group_id incarnation seq topic partition epoch "
+    "grantee first proposed_last_offset tags",
+    "ReleaseGroup": "client_id group_id incarnation seq op_id msg_expire_time reason "
+    "tags",
+    "BatchHeartbeat": "client_id group_id incarnation seq beats tags",
+    "Config": "generation format_id era cluster_id heartbeat_interval_ms "
+    "partition_count feature_level limits tags",
+    "Member": "client_id group_id incarnation seq topics host capacity load labels "
+    "draining feature_level_max plan_generation tags",
+}
+NUMBERS = {
+    "Heartbeat": 1,
+    "ClaimingPartition": 2,
+    "ReleasingPartition": 3,
+    "ClaimingMessages": 4,
+    "ReleaseGroup": 5,
+    "BatchHeartbeat": 6,
+    "Config": 13,
+    "Member": 128,
+}
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_a_kind_has_its_number_version_and_fields(kind):
+    assert (kind.number, kind.version) == (NUMBERS[kind.name], 0)
+    assert " ".join(kind.record.__struct_fields__) == FIELDS[kind.name]
+    assert kind.record.__name__ == kind.name
+
+
+def test_every_kind_is_listed_once():
+    assert [kind.name for kind in KINDS] == list(NUMBERS)
+    assert [type(record).__name__ for record in all_records()] == list(NUMBERS)
+
+
+def test_no_kind_needs_more_than_what_is_supported():
+    assert max(kind.level for kind in KINDS) == SUPPORTED_LEVEL == 1
+
+
+@pytest.mark.parametrize("record", all_records(), ids=lambda r: type(r).__name__)
+def test_records_are_values(record):
+    assert record == msgspec.structs.replace(record)
+    with pytest.raises(AttributeError):
+        record.tags = b""
+
+
+@pytest.mark.parametrize(
+    ("name", "default"),
+    [
+        pytest.param("span", 16_777_216, id="span"),
+        pytest.param("max_pause_ms", 86_400_000, id="a day"),
+        pytest.param("keys", 100_000, id="keys"),
+        pytest.param("groups", 10_000, id="groups"),
+        pytest.param("beats", 4_096, id="beats"),
+        pytest.param("forget_ms", 2_592_000_000, id="thirty days"),
+        pytest.param("locks", 10_000, id="locks"),
+        pytest.param("operations", 1_000, id="operations"),
+    ],
+)
+def test_a_limit_is_its_default_unless_given(name, default):
+    assert config().limit(name) == default
+    assert config(**{name: 3}).limit(name) == 3
+
+
+def test_a_limit_of_zero_is_not_absent():
+    assert config(forget_ms=0).limit("forget_ms") == 0
+
+
+def test_every_limit_has_a_default():
+    assert tuple(LIMIT_DEFAULTS) == Limits.__struct_fields__

@@ -1,0 +1,85 @@
+import pytest
+
+from kafka_marshal.protocol.types import (
+    OFFSET_MAX,
+    PARTITION_MAX,
+    Key,
+    LogEntry,
+    Owner,
+    TimestampType,
+    Token,
+    TopicPartition,
+)
+
+
+def test_limits_are_those_of_kafka():
+    assert OFFSET_MAX == 9_223_372_036_854_775_807
+    assert PARTITION_MAX == 2_147_483_647
+
+
+@pytest.mark.parametrize(
+    ("number", "name"),
+    [
+        pytest.param(-1, "NONE", id="none"),
+        pytest.param(0, "CREATE_TIME", id="create"),
+        # kafka-python's constant and the wire's; confluent-kafka's is 2.
+        pytest.param(1, "LOG_APPEND_TIME", id="log append"),
+    ],
+)
+def test_timestamp_types_are_those_of_the_wire(number, name):
+    assert TimestampType(number).name == name
+
+
+def test_topic_partition_reads_as_kafka_prints_it():
+    assert str(TopicPartition("orders", 7)) == "orders-7"
+
+
+def test_a_key_knows_its_data_partition():
+    assert Key("g", "orders", 7).topic_partition == TopicPartition("orders", 7)
+
+
+def test_keys_sort_by_group_topic_and_then_number():
+    keys = [Key("g", "t", 10), Key("g", "t", 9), Key("g", "s", 11), Key("f", "z", 0)]
+    assert sorted(keys) == [keys[3], keys[2], keys[1], keys[0]]
+
+
+def test_an_owner_is_a_client_in_one_life():
+    assert Owner("c1", b"a" * 16) != Owner("c1", b"b" * 16)
+
+
+TOKENS = [
+    pytest.param(Token(0, 0, 0), "0.0.0", "00" * 16, id="least"),
+    pytest.param(
+        Token(1, 2, 3), "1.2.3", "00000001000000020000000000000003", id="fields"
+    ),
+    pytest.param(
+        Token(2**32 - 1, 2**32 - 1, 2**64 - 1),
+        f"{2**32 - 1}.{2**32 - 1}.{2**64 - 1}",
+        "ff" * 16,
+        id="greatest",
+    ),
+]
+
+
+@pytest.mark.parametrize(("token", "text", "digits"), TOKENS)
+def test_a_token_has_a_dotted_form_and_sixteen_bytes(token, text, digits):
+    assert str(token) == text
+    assert bytes(token).hex() == digits
+
+
+@pytest.mark.parametrize(
+    ("smaller", "greater"),
+    [
+        pytest.param(Token(1, 9, 9), Token(2, 0, 0), id="era first"),
+        pytest.param(Token(1, 1, 9), Token(1, 2, 0), id="then leader epoch"),
+        pytest.param(Token(1, 1, 9), Token(1, 1, 10), id="then offset"),
+        pytest.param(Token(1, 1, 255), Token(1, 1, 256), id="over a byte"),
+    ],
+)
+def test_tokens_order_alike_as_tuples_and_as_bytes(smaller, greater):
+    assert smaller < greater
+    assert bytes(smaller) < bytes(greater)
+
+
+def test_an_entry_is_decoded_unless_a_dump_says_otherwise():
+    assert LogEntry(0, 0, 0, 1, b"").undecodable is None
