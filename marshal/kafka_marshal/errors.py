@@ -152,17 +152,25 @@ class PositionError(MarshalError):
 
     Attributes:
         requested: The offset that was asked for.
-        log_start: First offset that exists.
-        log_end: Next offset that will be written.
+        log_start: First offset that exists, or -1 where it could not be asked.
+        log_end: Next offset that will be written, or -1 the same way.
+        partition: Topic and partition that the position is of, or None.
     """
 
     def __init__(
-        self, message: str, *, requested: int, log_start: int, log_end: int
+        self,
+        message: str,
+        *,
+        requested: int,
+        log_start: int,
+        log_end: int,
+        partition: tuple[str, int] | None = None,
     ) -> None:
         super().__init__(message)
         self.requested = requested
         self.log_start = log_start
         self.log_end = log_end
+        self.partition = partition
 
 
 class DeadlineExceeded(MarshalError, TimeoutError):

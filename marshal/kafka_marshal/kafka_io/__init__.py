@@ -1,0 +1,1 @@
+"""Where bytes meet Kafka: the only package that imports a Kafka client."""

@@ -1,0 +1,181 @@
+"""Data topics and group offsets on a real cluster: ``ports.DataLog``."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kafka import TopicPartition as KafkaTopicPartition
+from kafka import errors as kafka_errors
+from kafka.admin import OffsetSpec
+from kafka.structs import OffsetAndMetadata
+
+from kafka_marshal.errors import ConfigurationError
+from kafka_marshal.kafka_io.lookups import Lookups
+from kafka_marshal.kafka_io.reader import KafkaDataReader
+from kafka_marshal.kafka_io.settings import ConnectionSettings
+from kafka_marshal.kafka_io.topics import described
+from kafka_marshal.kafka_io.translate import Access
+from kafka_marshal.ports import DataLog, LogRange, TopicInfo
+from kafka_marshal.protocol.types import TopicPartition
+
+ISOLATION_LEVELS = ("read_uncommitted", "read_committed")
+# Told apart from other writers of group offsets by whoever looks (PROTOCOL 5.7).
+COMMIT_METADATA = "kafka-marshal"
+
+
+class KafkaDataLog(DataLog):
+    """Look-ups about data topics and group offsets. Thread-safe, blocking.
+
+    The first question opens the connection.
+    """
+
+    def __init__(
+        self,
+        settings: ConnectionSettings,
+        *,
+        isolation_level: str = "read_uncommitted",
+        client_rack: str = "",
+    ) -> None:
+        """Remember how to connect and read.
+
+        Args:
+            settings: Where the cluster is.
+            isolation_level: ``read_uncommitted``, or ``read_committed`` to read
+                transactions only once they are committed.
+            client_rack: Rack of this process, to fetch from a near replica.
+
+        Raises:
+            ConfigurationError: The isolation level is neither.
+        """
+        if isolation_level not in ISOLATION_LEVELS:
+            raise ConfigurationError(
+                f"isolation_level is {isolation_level!r}; it must be one of "
+                f"{', '.join(ISOLATION_LEVELS)}.",
+                setting="isolation_level",
+            )
+        self._settings = settings
+        self._isolation_level = isolation_level
+        self._client_rack = client_rack
+        self._lookups = Lookups(settings)
+
+    def describe(
+        self, topics: Sequence[str], timeout_ms: int
+    ) -> Mapping[str, TopicInfo]:
+        """Return what is known of each topic; a topic that does not exist is absent."""
+        if not topics:
+            return {}
+        names = sorted(set(topics))
+
+        def ask(admin: Any) -> dict[str, TopicInfo]:  # noqa: ANN401 - untyped library
+            rows = [described(row) for row in admin.describe_topics(names)]
+            return {
+                row.name: TopicInfo(row.partition_count, row.topic_id)
+                for row in rows
+                if row.exists
+            }
+
+        return self._lookups.call(
+            ask,
+            doing=f"Describing topics {', '.join(names)}",
+            access=Access.READ,
+            timeout_ms=timeout_ms,
+        )
+
+    def ranges(
+        self, partitions: Sequence[TopicPartition], timeout_ms: int
+    ) -> Mapping[TopicPartition, LogRange]:
+        """Return log-start and log-end offsets of each partition.
+
+        The end is the next offset to be written, also under ``read_committed``:
+        it bounds what a position may be, and not what can be read already.
+        """
+        if not partitions:
+            return {}
+        places = [KafkaTopicPartition(*each) for each in partitions]
+
+        def ask(admin: Any) -> dict[TopicPartition, LogRange]:  # noqa: ANN401 - untyped library
+            # The end first: a start read later is never above it by retention.
+            ends = admin.list_partition_offsets(
+                dict.fromkeys(places, OffsetSpec.LATEST), timeout_ms=timeout_ms
+            )
+            starts = admin.list_partition_offsets(
+                dict.fromkeys(places, OffsetSpec.EARLIEST), timeout_ms=timeout_ms
+            )
+            return {
+                TopicPartition(*place): LogRange(
+                    starts[place].offset, max(starts[place].offset, ends[place].offset)
+                )
+                for place in places
+            }
+
+        return self._lookups.call(
+            ask,
+            doing="Asking for the ranges of data partitions",
+            access=Access.READ,
+            timeout_ms=timeout_ms,
+        )
+
+    def committed(
+        self, group_id: str, partitions: Sequence[TopicPartition], *, timeout_ms: int
+    ) -> Mapping[TopicPartition, int | None]:
+        """Return the group's committed offsets in Kafka (None: no commit)."""
+        if not partitions:
+            return {}
+        places = [KafkaTopicPartition(*each) for each in partitions]
+
+        def ask(admin: Any) -> dict[TopicPartition, int | None]:  # noqa: ANN401 - untyped library
+            found = admin.list_group_offsets({group_id: places})[group_id]
+            offsets: dict[TopicPartition, int | None] = {}
+            for place in places:
+                entry = found.get(place)
+                # Kafka says -1 where there is no commit.
+                is_known = entry is not None and entry.offset >= 0
+                offsets[TopicPartition(*place)] = entry.offset if is_known else None
+            return offsets
+
+        return self._lookups.call(
+            ask,
+            doing=f"Asking for the committed offsets of group {group_id}",
+            access=Access.READ,
+            timeout_ms=timeout_ms,
+        )
+
+    def commit(
+        self, group_id: str, offsets: Mapping[TopicPartition, int], *, timeout_ms: int
+    ) -> None:
+        """Mirror positions to the group's committed offsets (PROTOCOL 5.7).
+
+        Raises:
+            CoordinationError: The cluster did not answer, or the group has
+                active members in Kafka's own sense, whose commits count alone.
+        """
+        if not offsets:
+            return
+        wanted = {
+            KafkaTopicPartition(*place): OffsetAndMetadata(offset, COMMIT_METADATA, -1)
+            for place, offset in offsets.items()
+        }
+
+        def ask(admin: Any) -> None:  # noqa: ANN401 - untyped library
+            results = admin.alter_group_offsets(group_id, wanted)
+            for place, kind in results.items():
+                if kind is not kafka_errors.NoError:
+                    raise kind(f"{place.topic}-{place.partition}")
+
+        self._lookups.call(
+            ask,
+            doing=f"Committing offsets of group {group_id}",
+            access=Access.WRITE,
+            timeout_ms=timeout_ms,
+        )
+
+    def reader(self) -> KafkaDataReader:
+        """Return a new reader with nothing assigned; it connects when polled."""
+        return KafkaDataReader(
+            self._settings,
+            isolation_level=self._isolation_level,
+            client_rack=self._client_rack,
+        )
+
+    def close(self, timeout_ms: int) -> None:
+        """Let go of the connection; readers live on. Idempotent."""
+        self._lookups.close(timeout_ms=timeout_ms)

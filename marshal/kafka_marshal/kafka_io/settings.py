@@ -1,0 +1,287 @@
+"""How to reach a cluster: addresses, security, and nothing else.
+
+The same options go to every client that this package makes, so that a topic
+that can be read can also be written and described. Option names are those of
+kafka-python or the dotted ones of librdkafka, whichever the reader has at hand.
+Timeouts and delivery settings are not options: PROTOCOL 2.1 fixes them.
+"""
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import attrs
+
+from kafka_marshal.errors import ConfigurationError
+
+COORDINATION_TOPIC = "__marshal"
+DEFAULT_PORT = 9092
+PORT_MAX = 65_535
+_TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
+
+_TEXT_OPTIONS = (
+    "client_dns_lookup",
+    "client_id",
+    "proxy_url",
+    "sasl_kerberos_domain_name",
+    "sasl_kerberos_service_name",
+    "sasl_mechanism",
+    "sasl_plain_password",
+    "sasl_plain_username",
+    "security_protocol",
+    "ssl_cafile",
+    "ssl_certfile",
+    "ssl_crlfile",
+    "ssl_keyfile",
+    "ssl_password",
+)
+_INT_OPTIONS = (
+    "connections_max_idle_ms",
+    "metadata_max_age_ms",
+    "receive_buffer_bytes",
+    "reconnect_backoff_max_ms",
+    "reconnect_backoff_ms",
+    "send_buffer_bytes",
+)
+_BOOL_OPTIONS = ("ssl_check_hostname",)
+# Objects of Python, which no text can stand for.
+_OBJECT_OPTIONS = ("sasl_kerberos_name", "sasl_oauth_token_provider", "ssl_context")
+OPTIONS = tuple(
+    sorted((*_TEXT_OPTIONS, *_INT_OPTIONS, *_BOOL_OPTIONS, *_OBJECT_OPTIONS))
+)
+
+DOTTED_OPTIONS = {
+    "client.dns.lookup": "client_dns_lookup",
+    "client.id": "client_id",
+    "connections.max.idle.ms": "connections_max_idle_ms",
+    "metadata.max.age.ms": "metadata_max_age_ms",
+    "reconnect.backoff.max.ms": "reconnect_backoff_max_ms",
+    "reconnect.backoff.ms": "reconnect_backoff_ms",
+    "sasl.kerberos.service.name": "sasl_kerberos_service_name",
+    "sasl.mechanism": "sasl_mechanism",
+    "sasl.mechanisms": "sasl_mechanism",
+    "sasl.password": "sasl_plain_password",
+    "sasl.username": "sasl_plain_username",
+    "security.protocol": "security_protocol",
+    "socket.receive.buffer.bytes": "receive_buffer_bytes",
+    "socket.send.buffer.bytes": "send_buffer_bytes",
+    "ssl.ca.location": "ssl_cafile",
+    "ssl.certificate.location": "ssl_certfile",
+    "ssl.crl.location": "ssl_crlfile",
+    "ssl.endpoint.identification.algorithm": "ssl_check_hostname",
+    "ssl.key.location": "ssl_keyfile",
+    "ssl.key.password": "ssl_password",
+}
+
+SECURITY_PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
+SASL_MECHANISMS = (
+    *("PLAIN", "GSSAPI", "OAUTHBEARER", "SCRAM-SHA-256", "SCRAM-SHA-512"),
+    "AWS_MSK_IAM",
+)
+_CHOICES = {
+    "security_protocol": SECURITY_PROTOCOLS,
+    "sasl_mechanism": SASL_MECHANISMS,
+}
+_SECRETS = ("proxy_url", "sasl_plain_password", "ssl_password")
+_YES = ("1", "true", "yes", "on", "https")
+_NO = ("0", "false", "no", "off", "none", "")
+
+# kafka-python's own default waits up to 30 s before it tries a broker again:
+# longer than a lease lasts, although the broker may be back after one.
+_DEFAULTS = {"client_id": "kafka-marshal", "reconnect_backoff_max_ms": 1_000}
+
+
+class Secret(str):
+    """Text that does not show in a repr: kafka-python logs what it is given."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        """Return asterisks, however long the text is."""
+        return "'***'"
+
+
+def _address(text: str) -> str:
+    """Check one ``host[:port]`` and complete its port."""
+    host, colon, port = text.strip().rpartition(":")
+    is_bare = not colon or (host.count(":") > 0 and not host.endswith("]"))
+    if is_bare or text.strip().endswith("]"):
+        host, port = text.strip(), str(DEFAULT_PORT)
+    # Not isdigit(): it takes digits that int() cannot read.
+    is_port = port.isascii() and port.isdecimal() and 0 < int(port) <= PORT_MAX
+    if not host or not is_port or any(mark in host for mark in "/ \t"):
+        raise ConfigurationError(
+            f"bootstrap_servers has {text!r}, which is not host:port. Write it like "
+            "broker-1:9092,broker-2:9092.",
+            setting="bootstrap_servers",
+        )
+    return f"{host}:{port}"
+
+
+def _addresses(value: str | Iterable[str]) -> tuple[str, ...]:
+    parts = value.split(",") if isinstance(value, str) else list(value)
+    found = tuple(_address(part) for part in parts if part.strip())
+    if not found:
+        raise ConfigurationError(
+            "bootstrap_servers is empty: name at least one broker, like broker-1:9092.",
+            setting="bootstrap_servers",
+        )
+    return found
+
+
+def _unknown(name: str) -> ConfigurationError:
+    """Say that an option does not exist, and which one may have been meant."""
+    names = [*OPTIONS, *DOTTED_OPTIONS]
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.0)[0]
+    return ConfigurationError(
+        f"Unknown connection option {name!r}; the nearest is {near!r}. Connection "
+        "options are about reaching and securing the cluster; timeouts and delivery "
+        "settings follow from the heartbeat interval.",
+        setting=name,
+    )
+
+
+def _whole(name: str, value: object) -> int:
+    if isinstance(value, str) and value.strip().isascii():
+        value = int(value) if value.strip().isdecimal() else value
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ConfigurationError(
+            f"Connection option {name!r} must be a whole number of at least 0.",
+            setting=name,
+        )
+    return value
+
+
+def _flag(name: str, value: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    text = str(value).strip().lower()
+    if text not in (*_YES, *_NO):
+        raise ConfigurationError(
+            f"Connection option {name!r} must be true or false (or, by its dotted "
+            "name, https or none).",
+            setting=name,
+        )
+    return text in _YES
+
+
+def _text(name: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise ConfigurationError(
+            f"Connection option {name!r} must be text.", setting=name
+        )
+    if name in _SECRETS:
+        return Secret(value)
+    if choices := _CHOICES.get(name):
+        value = value.upper()
+        if value not in choices:
+            raise ConfigurationError(
+                f"Connection option {name!r} is {value!r}; it must be one of "
+                f"{', '.join(choices)}.",
+                setting=name,
+            )
+    return value
+
+
+def _value(name: str, value: object) -> object:
+    """Bring one value into the type that kafka-python wants."""
+    if name in _INT_OPTIONS:
+        return _whole(name, value)
+    if name in _BOOL_OPTIONS:
+        return _flag(name, value)
+    return _text(name, value) if name in _TEXT_OPTIONS else value
+
+
+def _options(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Check all options and name them as kafka-python does."""
+    taken: dict[str, str] = {}
+    options: dict[str, Any] = {}
+    for name, value in given.items():
+        ours = DOTTED_OPTIONS.get(name, name)
+        if ours not in OPTIONS:
+            raise _unknown(name)
+        if ours in taken:
+            raise ConfigurationError(
+                f"Connection options {taken[ours]!r} and {name!r} mean the same; "
+                "keep one.",
+                setting=name,
+            )
+        taken[ours] = name
+        options[ours] = _value(ours, value)
+    _check_security(options)
+    return options
+
+
+def _check_security(options: Mapping[str, Any]) -> None:
+    """Find settings that would be ignored, or fail only at the first connection."""
+    protocol = options.get("security_protocol", "PLAINTEXT")
+    mechanism = options.get("sasl_mechanism")
+    if protocol.startswith("SASL") and mechanism is None:
+        raise ConfigurationError(
+            f"security_protocol is {protocol}, so sasl_mechanism is needed: one of "
+            f"{', '.join(SASL_MECHANISMS)}.",
+            setting="sasl_mechanism",
+        )
+    if not protocol.startswith("SASL") and any(n.startswith("sasl_") for n in options):
+        raise ConfigurationError(
+            f"There are sasl options, but security_protocol is {protocol}, which "
+            "ignores them. Set it to SASL_SSL (or SASL_PLAINTEXT).",
+            setting="security_protocol",
+        )
+    if not protocol.endswith("SSL") and any(n.startswith("ssl_") for n in options):
+        raise ConfigurationError(
+            f"There are ssl options, but security_protocol is {protocol}, which "
+            "ignores them. Set it to SSL or SASL_SSL.",
+            setting="security_protocol",
+        )
+    if mechanism is not None and mechanism.startswith(("PLAIN", "SCRAM")):
+        for name in ("sasl_plain_username", "sasl_plain_password"):
+            if not options.get(name):
+                raise ConfigurationError(
+                    f"sasl_mechanism is {mechanism}, so {name} is needed.", setting=name
+                )
+    if mechanism == "OAUTHBEARER" and "sasl_oauth_token_provider" not in options:
+        raise ConfigurationError(
+            "sasl_mechanism is OAUTHBEARER, so sasl_oauth_token_provider is needed: "
+            "an object with a token() method (kafka.sasl.oauth).",
+            setting="sasl_oauth_token_provider",
+        )
+
+
+def _topic(_: object, __: object, value: str) -> None:
+    if not _TOPIC_NAME.fullmatch(value) or value in {".", ".."}:
+        raise ConfigurationError(
+            f"coordination_topic is {value!r}; a topic's name has 1 to 249 of the "
+            "characters a-z, A-Z, 0-9, '.', '_' and '-'.",
+            setting="coordination_topic",
+        )
+
+
+@attrs.frozen
+class ConnectionSettings:
+    """Where the cluster is and how to be let in. Secrets do not show in a repr.
+
+    Attributes:
+        bootstrap_servers: Addresses to start from; given as ``host:port`` text
+            with commas, or as a sequence. One live address is enough.
+        coordination_topic: Name of the coordination topic.
+        options: Connection options, named as kafka-python does.
+
+    Raises:
+        ConfigurationError: A setting is unknown, impossible or would be ignored.
+    """
+
+    bootstrap_servers: tuple[str, ...] = attrs.field(converter=_addresses)
+    coordination_topic: str = attrs.field(default=COORDINATION_TOPIC, validator=_topic)
+    options: Mapping[str, Any] = attrs.field(factory=dict, converter=_options)
+
+    @property
+    def addresses(self) -> str:
+        """The addresses as text for messages."""
+        return ", ".join(self.bootstrap_servers)
+
+    def client_config(self) -> dict[str, Any]:
+        """Return what every kafka-python client of ours is given."""
+        servers = list(self.bootstrap_servers)
+        return _DEFAULTS | dict(self.options) | {"bootstrap_servers": servers}

@@ -1,0 +1,417 @@
+"""Topics: what the cluster says of them, what is wrong with them, making them."""
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self
+from uuid import UUID
+
+import attrs
+from kafka import errors as kafka_errors
+from kafka.admin import ConfigResource, ConfigResourceType
+
+from kafka_marshal.errors import TopicMisconfigured
+from kafka_marshal.kafka_io.lookups import Lookups
+from kafka_marshal.kafka_io.settings import ConnectionSettings
+from kafka_marshal.kafka_io.translate import Access
+from kafka_marshal.protocol.types import PARTITION_MAX
+
+TIMEOUT_MS = 15_000
+REPLICATION_WANTED = 3
+MIN_INSYNC_WANTED = 2
+WEEK_MS = 7 * 24 * 60 * 60 * 1000
+# PROTOCOL 2.1: the settings of the coordination topic that matter. A record has
+# at most 48 KiB, so a message limit below 64 KiB would refuse some.
+MESSAGE_BYTES_MIN = 64 * 1024
+CONFIGS_READ = (
+    "cleanup.policy",
+    "max.message.bytes",
+    "message.timestamp.type",
+    "min.insync.replicas",
+    "remote.storage.enable",
+    "retention.bytes",
+    "retention.ms",
+    "unclean.leader.election.enable",
+)
+
+
+@attrs.frozen
+class TopicDescription:
+    """What the cluster says of one topic.
+
+    Attributes:
+        name: The topic.
+        exists: Whether there is such a topic; if not, all else is empty.
+        partition_count: Number of partitions.
+        replication: Smallest number of replicas of any partition.
+        leaderless: Partitions that have no leader at the moment.
+        configs: The settings named in ``CONFIGS_READ``, as text.
+        topic_id: 16 bytes, or None where the broker sent none.
+    """
+
+    name: str
+    exists: bool
+    partition_count: int = 0
+    replication: int = 0
+    leaderless: tuple[int, ...] = ()
+    configs: Mapping[str, str] = attrs.field(factory=dict)
+    topic_id: bytes | None = None
+
+
+@attrs.frozen
+class Broker:
+    """One broker of the cluster."""
+
+    node_id: int
+    host: str
+    port: int
+    rack: str | None = None
+
+
+@attrs.frozen
+class ClusterInfo:
+    """What the cluster says of itself.
+
+    Attributes:
+        cluster_id: Its id.
+        controller_id: Node id of a broker that reaches the controller, or None.
+        brokers: All live brokers, by node id.
+    """
+
+    cluster_id: str
+    controller_id: int | None
+    brokers: tuple[Broker, ...]
+
+
+def coordination_configs(broker_count: int) -> dict[str, str]:
+    """Return the settings that a new coordination topic is given (PROTOCOL 2.1).
+
+    Args:
+        broker_count: Number of brokers in the cluster.
+
+    Returns:
+        Topic settings by Kafka's names.
+    """
+    enough = broker_count >= REPLICATION_WANTED
+    return {
+        "cleanup.policy": "delete",
+        "message.timestamp.type": "LogAppendTime",
+        "retention.ms": "-1",
+        "retention.bytes": "-1",
+        "unclean.leader.election.enable": "false",
+        "min.insync.replicas": str(MIN_INSYNC_WANTED if enough else 1),
+    }
+
+
+def _number(configs: Mapping[str, str], name: str) -> int | None:
+    """Return a setting as an integer; None where it is absent or no number."""
+    try:
+        return int(configs[name])
+    except (KeyError, ValueError):
+        return None
+
+
+def _replication_problems(found: TopicDescription, broker_count: int) -> list[str]:
+    """Return what is wrong with the number of copies, where there could be three."""
+    problems = []
+    least = _number(found.configs, "min.insync.replicas")
+    if broker_count >= REPLICATION_WANTED:
+        if found.replication < REPLICATION_WANTED:
+            problems.append(
+                f"replication factor is {found.replication}, must be at least "
+                f"{REPLICATION_WANTED} in a cluster of {broker_count} brokers: the "
+                "loss of a broker could lose claims"
+            )
+        if least is not None and least < MIN_INSYNC_WANTED:
+            problems.append(
+                f"min.insync.replicas is {least}, must be at least "
+                f"{MIN_INSYNC_WANTED}: an acknowledged claim could be lost"
+            )
+    if least is not None and found.replication and least > found.replication:
+        problems.append(
+            f"min.insync.replicas is {least}, above the replication factor of "
+            f"{found.replication}: nothing can be written"
+        )
+    return problems
+
+
+def problems(
+    description: TopicDescription,
+    *,
+    broker_count: int,
+    has_checkpoints: bool = False,
+) -> tuple[str, ...]:
+    """Name every setting of a coordination topic that breaks PROTOCOL 2.1.
+
+    Args:
+        description: The topic as the cluster has it.
+        broker_count: Number of brokers in the cluster.
+        has_checkpoints: Whether in-log checkpoints exist, with which retention
+            may be finite (a week at least).
+
+    Returns:
+        One line per problem; empty when all is well.
+    """
+    if not description.exists:
+        return (f"topic {description.name} does not exist",)
+    configs = description.configs
+    found: list[str] = []
+    wanted = {
+        "cleanup.policy": ("delete", "compaction drops records that the fold needs"),
+        "message.timestamp.type": (
+            "LogAppendTime",
+            "clients could set the time that claims are judged by",
+        ),
+        "unclean.leader.election.enable": (
+            "false",
+            "acknowledged claims could be lost",
+        ),
+    }
+    for name, (value, why) in wanted.items():
+        actual = configs.get(name)
+        if actual is None:
+            found.append(f"{name} is not known, must be {value}: {why}")
+        elif actual.lower() != value.lower():
+            found.append(f"{name} is {actual}, must be {value}: {why}")
+    retention = _number(configs, "retention.ms")
+    is_enough = retention == -1 or (
+        has_checkpoints and retention is not None and retention >= WEEK_MS
+    )
+    if not is_enough:
+        shown = configs.get("retention.ms", "not known")
+        rule = f"-1 or at least {WEEK_MS}" if has_checkpoints else "-1"
+        found.append(
+            f"retention.ms is {shown}, must be {rule}: long-held claims would expire"
+        )
+    size = _number(configs, "retention.bytes")
+    if size is not None and size != -1:
+        found.append(
+            f"retention.bytes is {size}, must be -1: long-held claims would expire"
+        )
+    largest = _number(configs, "max.message.bytes")
+    if largest is not None and largest < MESSAGE_BYTES_MIN:
+        found.append(
+            f"max.message.bytes is {largest}, must be at least {MESSAGE_BYTES_MIN}: "
+            "large records would be refused"
+        )
+    found += _replication_problems(description, broker_count)
+    found += [f"partition {each} has no leader" for each in description.leaderless]
+    return tuple(found)
+
+
+def _topic_id(raw: object) -> bytes | None:
+    """Return a topic id as 16 bytes; None where the broker has none (all zeros)."""
+    if raw is None:
+        return None
+    value = raw if isinstance(raw, UUID) else UUID(str(raw))
+    return value.bytes if value.int else None
+
+
+def described(row: Mapping[str, Any]) -> TopicDescription:
+    """Return one topic of kafka-python's ``describe_topics``, without settings.
+
+    Raises:
+        KafkaError: The broker reported a fault for this topic.
+    """
+    kind = kafka_errors.for_code(row["error_code"])
+    if kind is kafka_errors.UnknownTopicOrPartitionError:
+        return TopicDescription(name=row["name"], exists=False)
+    if kind is not kafka_errors.NoError:
+        raise kind(f"topic {row['name']}")
+    partitions = row["partitions"]
+    return TopicDescription(
+        name=row["name"],
+        exists=True,
+        partition_count=len(partitions),
+        replication=min((len(p["replica_nodes"]) for p in partitions), default=0),
+        leaderless=tuple(
+            sorted(p["partition_index"] for p in partitions if p["leader_id"] < 0)
+        ),
+        topic_id=_topic_id(row.get("topic_id")),
+    )
+
+
+class KafkaTopicAdmin:
+    """Looks at topics and makes them. Thread-safe, blocking, a context manager."""
+
+    def __init__(self, settings: ConnectionSettings) -> None:
+        """Remember how to connect; the first question opens the connection."""
+        self._settings = settings
+        self._lookups = Lookups(settings)
+
+    def cluster_id(self, *, timeout_ms: int = TIMEOUT_MS) -> str:
+        """Return the cluster's id."""
+        return self.cluster(timeout_ms=timeout_ms).cluster_id
+
+    def cluster(self, *, timeout_ms: int = TIMEOUT_MS) -> ClusterInfo:
+        """Return the cluster's id, controller and brokers.
+
+        Raises:
+            CoordinationError: There was no answer.
+        """
+        raw = self._lookups.call(
+            lambda admin: admin.describe_cluster(),
+            doing="Describing the cluster",
+            access=Access.READ,
+            timeout_ms=timeout_ms,
+        )
+        controller = raw["controller_id"]
+        brokers = [
+            Broker(b["broker_id"], b["host"], b["port"], b.get("rack"))
+            for b in raw["brokers"]
+            if not b.get("is_fenced", False)
+        ]
+        return ClusterInfo(
+            cluster_id=raw["cluster_id"],
+            controller_id=controller if controller >= 0 else None,
+            brokers=tuple(sorted(brokers, key=lambda broker: broker.node_id)),
+        )
+
+    def describe(self, topic: str, *, timeout_ms: int = TIMEOUT_MS) -> TopicDescription:
+        """Return what the cluster says of a topic, with the settings that matter.
+
+        Args:
+            topic: Name of the topic; it need not exist.
+            timeout_ms: When to give up.
+
+        Raises:
+            LogUnreadable: This principal may not describe the topic.
+            CoordinationError: There was no answer.
+        """
+
+        def ask(admin: Any) -> TopicDescription:  # noqa: ANN401 - untyped library
+            found = described(admin.describe_topics([topic])[0])
+            if not found.exists:
+                return found
+            resource = ConfigResource(ConfigResourceType.TOPIC, topic)
+            raw = admin.describe_configs([resource], config_filter="all")
+            rows = raw["topic"][topic]
+            if not rows:
+                # kafka-python drops the response's error, and its rows with it.
+                raise kafka_errors.TopicAuthorizationFailedError(topic)
+            configs = {
+                name: str(rows[name]["value"]) for name in CONFIGS_READ if name in rows
+            }
+            return attrs.evolve(found, configs=configs)
+
+        return self._lookups.call(
+            ask,
+            doing=f"Describing topic {topic}",
+            access=Access.READ,
+            timeout_ms=timeout_ms,
+        )
+
+    def describe_bare(
+        self, topic: str, *, timeout_ms: int = TIMEOUT_MS
+    ) -> TopicDescription:
+        """Return what the cluster says of a topic, without its settings.
+
+        Settings need the right to DESCRIBE_CONFIGS, which members may not have.
+
+        Raises:
+            LogUnreadable: This principal may not describe the topic.
+            CoordinationError: There was no answer.
+        """
+        return self._lookups.call(
+            lambda admin: described(admin.describe_topics([topic])[0]),
+            doing=f"Describing topic {topic}",
+            access=Access.READ,
+            timeout_ms=timeout_ms,
+        )
+
+    def create(
+        self,
+        topic: str,
+        *,
+        partitions: int,
+        replication: int,
+        configs: Mapping[str, str],
+        timeout_ms: int = TIMEOUT_MS,
+    ) -> None:
+        """Make a topic and wait until each partition has a leader.
+
+        Args:
+            topic: Name of the new topic.
+            partitions: Number of partitions.
+            replication: Number of replicas of each; -1 for the cluster's default.
+            configs: Topic settings by Kafka's names.
+            timeout_ms: When to give up.
+
+        Raises:
+            TopicMisconfigured: It exists, or the cluster refuses these settings.
+            LogUnwritable: This principal may not create topics.
+            CoordinationError: There was no answer; it may exist all the same.
+        """
+        if not 0 < partitions <= PARTITION_MAX:
+            raise TopicMisconfigured(f"A topic cannot have {partitions} partitions.")
+        spec = {
+            "num_partitions": partitions,
+            "replication_factor": replication,
+            "configs": dict(configs),
+        }
+
+        attempts: list[int] = []
+
+        def ask(admin: Any) -> None:  # noqa: ANN401 - untyped library
+            attempts.append(1)
+            raw = admin.create_topics(
+                {topic: spec}, timeout_ms=timeout_ms, raise_errors=False
+            )
+            (row,) = raw["topics"]
+            kind = kafka_errors.for_code(row["error_code"])
+            # A lost answer is asked for again, and then finds its own work.
+            is_ours = kind is kafka_errors.TopicAlreadyExistsError and len(attempts) > 1
+            if kind is not kafka_errors.NoError and not is_ours:
+                raise kind(row.get("error_message") or topic)
+            admin.wait_for_topics([topic], timeout_ms=timeout_ms)
+
+        self._lookups.call(
+            ask,
+            doing=f"Creating topic {topic}",
+            access=Access.WRITE,
+            timeout_ms=timeout_ms,
+        )
+
+    def create_data_topic(
+        self,
+        topic: str,
+        *,
+        partitions: int,
+        replication: int = -1,
+        timeout_ms: int = TIMEOUT_MS,
+    ) -> None:
+        """Make a data topic with the cluster's own settings (``create``)."""
+        self.create(
+            topic,
+            partitions=partitions,
+            replication=replication,
+            configs={},
+            timeout_ms=timeout_ms,
+        )
+
+    def create_coordination_topic(
+        self, *, partitions: int, timeout_ms: int = TIMEOUT_MS
+    ) -> None:
+        """Make the coordination topic as PROTOCOL 2.1 wants it (``create``)."""
+        brokers = len(self.cluster(timeout_ms=timeout_ms).brokers)
+        self.create(
+            self._settings.coordination_topic,
+            partitions=partitions,
+            replication=min(brokers, REPLICATION_WANTED),
+            configs=coordination_configs(brokers),
+            timeout_ms=timeout_ms,
+        )
+
+    def close(self, *, timeout_ms: int = 2_000) -> None:
+        """Let go of the connection. Idempotent."""
+        self._lookups.close(timeout_ms=timeout_ms)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
