@@ -73,6 +73,13 @@ class CoordinationLog(Protocol):
         """
         ...
 
+    def positions(self) -> Mapping[int, int]:
+        """Return the next offset that ``poll`` will look at, per partition.
+
+        Offsets that hold no record for readers (control records) are passed.
+        """
+        ...
+
     def start_offsets(self, timeout_ms: int) -> Mapping[int, int]:
         """Return the first offset that exists, per partition."""
         ...

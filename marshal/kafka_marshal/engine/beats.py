@@ -1,0 +1,109 @@
+"""When and what to beat: one record per coordinating partition (PROTOCOL 4.5)."""
+
+from collections.abc import Iterable
+
+from kafka_marshal.protocol.records import BatchHeartbeat, Heartbeat
+
+from .context import Context
+from .holding import Holding
+from .outbox import Outbox
+
+BEATS_PER_RECORD_MAX = 1_000
+INTERVALS_PER_H = 3
+
+
+class Beater:
+    """Renews everything held, every H/3 with 10 % jitter (PROTOCOL 5.2)."""
+
+    __slots__ = ("_context", "_due_ms", "_outbox")
+
+    def __init__(self, context: Context, outbox: Outbox) -> None:
+        self._context = context
+        self._outbox = outbox
+        self._due_ms: dict[int, int] = {}
+
+    def next_delay_ms(self) -> int:
+        """Return H/3 with a jitter of 10 % either way."""
+        third_ms = self._context.heartbeat_interval_ms // INTERVALS_PER_H
+        tenth_ms = third_ms // 10
+        jitter_ms = self._context.ports.entropy.below(2 * tenth_ms + 1)
+        return third_ms - tenth_ms + jitter_ms
+
+    def beat_start(self, holding: Holding, position: int | None) -> None:
+        """Send the immediate beat of a claim just won (PROTOCOL 5.1)."""
+        partition = self._context.partition_of(holding.key)
+        self._send_one(partition, holding, position)
+        now_ms = self._context.now_ms
+        self._due_ms.setdefault(partition, now_ms + self.next_delay_ms())
+
+    def beat_due(self, holdings: Iterable[Holding], now_ms: int) -> None:
+        """Send the beats that are due; those of one T go together."""
+        by_partition = self._by_partition(holdings)
+        for partition in list(self._due_ms):
+            if partition not in by_partition:
+                del self._due_ms[partition]
+        for partition, held in by_partition.items():
+            due_ms = self._due_ms.get(partition, now_ms)
+            if now_ms >= due_ms:
+                self._send(partition, held)
+                self._due_ms[partition] = now_ms + self.next_delay_ms()
+
+    def beat_now(self, holdings: Iterable[Holding]) -> list[int]:
+        """Send a beat of everything at once; return the sequence numbers."""
+        seqs = []
+        for partition, held in self._by_partition(holdings).items():
+            seqs.extend(self._send(partition, held))
+        return seqs
+
+    def _by_partition(self, holdings: Iterable[Holding]) -> dict[int, list[Holding]]:
+        found: dict[int, list[Holding]] = {}
+        for holding in holdings:
+            if holding.claim.is_owned:
+                partition = self._context.partition_of(holding.key)
+                found.setdefault(partition, []).append(holding)
+        return found
+
+    def _send(self, partition: int, held: list[Holding]) -> list[int]:
+        if len(held) == 1:
+            return [self._send_one(partition, held[0], held[0].position)]
+        most = min(BEATS_PER_RECORD_MAX, self._context.settled.limit("beats"))
+        seqs = []
+        for start in range(0, len(held), most):
+            chunk = held[start : start + most]
+            beats = tuple((h.claim.epoch or 0, h.position) for h in chunk)
+            seqs.append(self._send_batch(partition, beats))
+        return seqs
+
+    def _send_batch(
+        self, partition: int, beats: tuple[tuple[int, int | None], ...]
+    ) -> int:
+        claimant = self._outbox.claimant
+        owner = claimant.owner
+        seq, _ = self._outbox.send(
+            partition,
+            lambda seq: BatchHeartbeat(
+                owner.client_id, claimant.group_id, owner.incarnation, seq, beats
+            ),
+        )
+        return seq
+
+    def _send_one(self, partition: int, holding: Holding, position: int | None) -> int:
+        claimant = self._outbox.claimant
+        owner = claimant.owner
+        key = holding.key
+        seq, _ = self._outbox.send(
+            partition,
+            lambda seq: Heartbeat(
+                owner.client_id,
+                key.group_id,
+                owner.incarnation,
+                seq,
+                key.topic,
+                key.partition,
+                holding.claim.epoch or 0,
+                position,
+                rewind=False,
+            ),
+            key=key,
+        )
+        return seq

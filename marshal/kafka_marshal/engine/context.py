@@ -1,0 +1,95 @@
+"""What all parts of one engine share: ports, replicas and the Config."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from kafka_marshal.ports import (
+    Background,
+    Clock,
+    CoordinationLog,
+    DataLog,
+    Entropy,
+    Event,
+    Observer,
+)
+from kafka_marshal.protocol.hashing import (
+    RESERVED_TOPICS,
+    coordinating_partition,
+    home_partition,
+)
+from kafka_marshal.protocol.records import Config
+from kafka_marshal.protocol.types import Key
+
+from .replica import Replica
+
+
+@attrs.frozen
+class Ports:
+    """Everything the engine reaches the world outside by."""
+
+    log: CoordinationLog
+    data: DataLog
+    clock: Clock
+    entropy: Entropy
+    background: Background
+    observer: Observer
+
+
+@attrs.define
+class Context:
+    """Ports, replicas and Config of one engine.
+
+    Attributes:
+        ports: The ports.
+        replicas: One replica per coordinating partition.
+        config: The Config that all coordinating partitions agree on; None
+            until the engine is ready.
+    """
+
+    ports: Ports
+    replicas: dict[int, Replica]
+    config: Config | None = None
+    _placement: dict[tuple[str, int], int] = attrs.field(factory=dict)
+
+    @property
+    def now_ms(self) -> int:
+        """Local time."""
+        return self.ports.clock.now_ms()
+
+    @property
+    def heartbeat_interval_ms(self) -> int:
+        """H of the Config; the engine must be ready."""
+        return self.settled.heartbeat_interval_ms
+
+    @property
+    def settled(self) -> Config:
+        """The Config; only for use once the engine is ready."""
+        assert self.config is not None
+        return self.config
+
+    def partition_of(self, key: Key) -> int:
+        """Return the coordinating partition of a key."""
+        if key.topic in RESERVED_TOPICS:
+            return key.partition
+        place = (key.topic, key.partition)
+        found = self._placement.get(place)
+        if found is None:
+            count = self.settled.partition_count
+            found = coordinating_partition(*place, partition_count=count)
+            self._placement[place] = found
+        return found
+
+    def replica_of(self, key: Key) -> Replica:
+        """Return the replica that judges a key."""
+        return self.replicas[self.partition_of(key)]
+
+    def home_of(self, group_id: str) -> int:
+        """Return the home T of a group."""
+        count = self.settled.partition_count
+        return home_partition(group_id, partition_count=count)
+
+    def observe(self, name: str, fields: Mapping[str, Any]) -> None:
+        """Tell the observer."""
+        self.ports.observer.observe(Event(name, fields))

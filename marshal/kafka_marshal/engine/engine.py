@@ -1,0 +1,267 @@
+"""The engine: reads, folds, routes verdicts and lets sessions act."""
+
+import threading
+
+from kafka_marshal.errors import (
+    CoordinationError,
+    DeadlineExceeded,
+    InvalidTransition,
+    LogUnreadable,
+    MarshalError,
+    TopicMisconfigured,
+)
+from kafka_marshal.protocol.records import Config
+from kafka_marshal.protocol.transition import ACCEPTED, Transition
+from kafka_marshal.protocol.types import LogEntry
+
+from .context import Context, Ports
+from .replica import Replica
+from .session import Session
+
+POLL_MS_MAX = 100
+BARRIER_MS_MAX = 10_000
+WAIT_SLICE_MS = 50
+
+
+class Engine:
+    """Reads the coordination log and drives all sessions of a process.
+
+    ``step`` is called by one thread only. Everything else may be called by any
+    thread that holds ``changed`` (a condition whose lock guards all state).
+
+    Attributes:
+        changed: Notified after every step that folded something or acted.
+        context: Ports, replicas and, once ready, the Config.
+        failure: Set once the engine can go no further; its sessions are fenced.
+    """
+
+    def __init__(self, ports: Ports, *, cluster_id: str | None = None) -> None:
+        now_ms = ports.clock.now_ms()
+        count = ports.log.partition_count
+        replicas = {t: Replica(t, now_ms=now_ms) for t in range(count)}
+        self.changed = threading.Condition(threading.RLock())
+        self.context = Context(ports, replicas)
+        self.failure: MarshalError | None = None
+        self._cluster_id = cluster_id
+        self._barrier: dict[int, int] | None = None
+        self._sessions: dict[bytes, Session] = {}
+        self._by_group: dict[str, list[Session]] = {}
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether everything written before the start has been folded."""
+        return self.context.config is not None and self.failure is None
+
+    # --- sessions ---------------------------------------------------------------
+
+    def add_session(self, session: Session) -> None:
+        """Drive a session from now on.
+
+        Raises:
+            InvalidTransition: The same client_id is open in this process.
+        """
+        claimant = session.claimant
+        for other in self._by_group.get(claimant.group_id, []):
+            if other.claimant.owner.client_id == claimant.owner.client_id:
+                raise InvalidTransition(
+                    f"client_id {claimant.owner.client_id!r} of group "
+                    f"{claimant.group_id!r} is already open in this process; close "
+                    "it first or use another client_id"
+                )
+        self._sessions[claimant.owner.incarnation] = session
+        self._by_group.setdefault(claimant.group_id, []).append(session)
+
+    def remove_session(self, session: Session) -> None:
+        """Stop driving a session. Idempotent."""
+        claimant = session.claimant
+        if self._sessions.pop(claimant.owner.incarnation, None) is not None:
+            self._by_group[claimant.group_id].remove(session)
+
+    # --- the round ----------------------------------------------------------------
+
+    def step(self, timeout_ms: int) -> None:
+        """Read for at most ``timeout_ms``, fold, and let everybody act.
+
+        Never raises: a fault that passes is observed and the leases go on
+        running out; one that does not sets ``failure`` and fences everything.
+        """
+        entries: tuple[tuple[int, LogEntry], ...] = ()
+        try:
+            if self._barrier is None:
+                self._set_barrier()
+            entries = tuple(self.context.ports.log.poll(timeout_ms))
+        except CoordinationError as error:
+            if not error.retriable:
+                self._fail(error)
+                return
+            self.context.observe("log_poll_failed", {"error": error})
+        except MarshalError as error:
+            self._fail(error)
+            return
+        with self.changed:
+            self._round(entries)
+            self.changed.notify_all()
+
+    def _round(self, entries: tuple[tuple[int, LogEntry], ...]) -> None:
+        if self.failure is not None:
+            return
+        try:
+            self._fold(entries)
+            if self.context.config is None:
+                self._try_ready()
+        except CoordinationError as error:
+            self._fail(error)
+            return
+        if self.context.config is not None:
+            now_ms = self.context.now_ms
+            for session in list(self._sessions.values()):
+                session.tick(now_ms)
+
+    def _fold(self, entries: tuple[tuple[int, LogEntry], ...]) -> None:
+        now_ms = self.context.now_ms
+        touched: dict[int, Replica] = {}
+        for partition, entry in entries:
+            replica = self.context.replicas.get(partition)
+            if replica is None:
+                continue  # PROTOCOL 2.5: partitions added in Kafka change nothing
+            transitions = replica.fold(entry, now_ms)
+            touched[partition] = replica
+            self._check_halt(replica)
+            if self.context.config is not None and transitions:
+                self._route(transitions, now_ms)
+        for partition, replica in touched.items():
+            surplus_ms = replica.forward_step_ms(now_ms)
+            if surplus_ms and self.context.config is not None:
+                self._on_clock_step(partition, surplus_ms)
+
+    def _check_halt(self, replica: Replica) -> None:
+        halt = replica.world.halted
+        if halt is not None:
+            raise LogUnreadable(
+                f"coordinating partition {replica.world.partition} needs feature level "
+                f"{halt.feature_level} from offset {halt.offset} on, which this "
+                "release does not know; upgrade kafka-marshal"
+            )
+
+    def _on_clock_step(self, partition: int, surplus_ms: int) -> None:
+        fields = {"partition": partition, "surplus_ms": surplus_ms}
+        self.context.observe("clock_step", fields)
+        for session in self._sessions.values():
+            for holding in session.holdings.values():
+                if self.context.partition_of(holding.key) == partition:
+                    holding.claim.shorten(surplus_ms)
+
+    def _route(self, transitions: tuple[Transition, ...], now_ms: int) -> None:
+        first = transitions[0]
+        record = first.record
+        if isinstance(record, Config) and first.outcome == ACCEPTED:
+            self._reload_config()
+        if record is None or isinstance(record, Config):
+            return
+        own = self._sessions.get(record.incarnation)
+        if own is not None and own.claimant.group_id == record.group_id:
+            own.on_own(transitions, now_ms)
+        for session in self._by_group.get(record.group_id, ()):
+            if session is own:
+                continue
+            for transition in transitions:
+                if transition.outcome != ACCEPTED:
+                    continue
+                if transition.effect == "member":
+                    session.on_member(transition, now_ms)
+                else:
+                    session.on_foreign(transition)
+
+    # --- start ---------------------------------------------------------------------
+
+    def _set_barrier(self) -> None:
+        log = self.context.ports.log
+        starts = log.start_offsets(BARRIER_MS_MAX)
+        gone = sorted(t for t, offset in starts.items() if offset > 0)
+        if gone:
+            # PROTOCOL 7.3: whoever cannot see the winning claims claims nothing.
+            raise LogUnreadable(
+                f"the log of coordinating partitions {gone} begins above offset 0: "
+                "records that decide who owns what may be gone; set retention.ms=-1, "
+                "then format a new coordination topic"
+            )
+        self._barrier = dict(log.end_offsets(BARRIER_MS_MAX))
+
+    def _try_ready(self) -> None:
+        if self._barrier is None:
+            return
+        positions = self.context.ports.log.positions()
+        if any(positions.get(t, 0) < end for t, end in self._barrier.items()):
+            return
+        self.context.config = self._agreed_config()
+        fields = {"partition_count": self.context.config.partition_count}
+        self.context.observe("ready", fields)
+
+    def _agreed_config(self) -> Config:
+        worlds = {t: r.world for t, r in self.context.replicas.items()}
+        config = worlds[0].config
+        if config is None:
+            raise TopicMisconfigured(
+                "the coordination topic is not formatted; run: marshal topic format"
+            )
+        if self._cluster_id is not None and config.cluster_id != self._cluster_id:
+            raise TopicMisconfigured(
+                f"the coordination topic was formatted for cluster "
+                f"{config.cluster_id!r}, and this is cluster {self._cluster_id!r}; "
+                "check the bootstrap servers"
+            )
+        if config.partition_count > len(worlds):
+            raise TopicMisconfigured(
+                f"the coordination topic has {len(worlds)} partitions and its Config "
+                f"says {config.partition_count}; it was created anew or cut down"
+            )
+        name = (config.format_id, config.generation)
+        torn = [
+            t
+            for t in range(config.partition_count)
+            if (c := worlds[t].config) is None or (c.format_id, c.generation) != name
+        ]
+        if torn:
+            raise TopicMisconfigured(
+                f"torn_format: coordinating partitions {torn} do not agree with "
+                "partition 0 about the Config; run: marshal topic format"
+            )
+        return config
+
+    def _reload_config(self) -> None:
+        try:
+            self.context.config = self._agreed_config()
+        except TopicMisconfigured as torn:
+            # A new generation reaches one T after the other; each T is judged by
+            # its own Config meanwhile.
+            self.context.observe("config_torn", {"error": torn})
+
+    def wait_ready(self, timeout_ms: int) -> None:
+        """Wait, on another thread than the one that steps, until ready.
+
+        Raises:
+            MarshalError: The engine failed; see the cause.
+            DeadlineExceeded: Not ready in time.
+        """
+        clock = self.context.ports.clock
+        deadline_ms = clock.now_ms() + timeout_ms
+        with self.changed:
+            while not self.is_ready:
+                if self.failure is not None:
+                    raise self.failure
+                left_ms = deadline_ms - clock.now_ms()
+                if left_ms <= 0:
+                    raise DeadlineExceeded(
+                        f"the coordination log was not read to its end within "
+                        f"{timeout_ms} ms; check the brokers with: marshal doctor"
+                    )
+                self.changed.wait(min(left_ms, WAIT_SLICE_MS) / 1000)
+
+    def _fail(self, error: MarshalError) -> None:
+        with self.changed:
+            if self.failure is None:
+                self.failure = error
+                self.context.observe("engine_failed", {"error": error})
+                for session in self._sessions.values():
+                    session.fence(error)
+            self.changed.notify_all()

@@ -1,0 +1,118 @@
+"""A key that a session wants or holds, as the consumer's thread sees it."""
+
+from enum import Enum
+
+import attrs
+
+from kafka_marshal.ports import LogRange, Pending
+from kafka_marshal.protocol.claiming import Claim
+from kafka_marshal.protocol.delivery import AtLeastOnce, AtMostOnce
+from kafka_marshal.protocol.types import Key
+
+
+class Delivery(Enum):
+    """Which guarantee a consumer asks for (PROTOCOL 6)."""
+
+    AT_LEAST_ONCE = "alo"
+    AT_MOST_ONCE = "amo"
+
+
+@attrs.frozen
+class StartRule:
+    """How a start position is found where the world has none (PROTOCOL 5.6).
+
+    Attributes:
+        is_needed: False for claims without consumption: they start anywhere.
+        offset_reset: ``earliest``, ``latest`` or ``none``.
+    """
+
+    is_needed: bool = True
+    offset_reset: str = "earliest"
+
+
+@attrs.frozen
+class Drain:
+    """A holding on its way out: nothing new is handed out.
+
+    Attributes:
+        reason: Why it is given up; stands in the release record.
+        successor: client_id that should have it next, if any.
+        until_ms: Local time at which it is released whatever is in hand.
+    """
+
+    reason: str
+    successor: str | None
+    until_ms: int
+
+
+@attrs.frozen
+class Lookup:
+    """What Kafka says of a partition: the group's commit and the log's range."""
+
+    committed: int | None
+    log_range: LogRange
+
+
+class Holding:
+    """One claim and the delivery under it.
+
+    The engine's thread changes it under the engine's lock; the consumer's
+    thread reads ``claim.lease`` without it before every hand-out.
+    """
+
+    __slots__ = (
+        "claim",
+        "delivery",
+        "drain",
+        "lookup",
+        "lookup_at_ms",
+        "progress",
+        "requested_at_ms",
+        "start_rule",
+    )
+
+    def __init__(self, claim: Claim, delivery: Delivery, start_rule: StartRule) -> None:
+        self.claim = claim
+        self.delivery = delivery
+        self.start_rule = start_rule
+        self.progress: AtLeastOnce | AtMostOnce | None = None
+        self.drain: Drain | None = None
+        self.lookup: Pending[Lookup] | None = None
+        self.lookup_at_ms = 0
+        self.requested_at_ms = 0
+
+    @property
+    def key(self) -> Key:
+        """What is held."""
+        return self.claim.key
+
+    @property
+    def position(self) -> int | None:
+        """The position that beats carry.
+
+        None under at most once: there, only grants move it (PROTOCOL 6.2).
+        """
+        progress = self.progress
+        return progress.position if isinstance(progress, AtLeastOnce) else None
+
+    @property
+    def in_hand_count(self) -> int:
+        """Records handed out, or granted, that are not done with yet."""
+        if isinstance(self.progress, AtLeastOnce):
+            return self.progress.in_hand_count
+        if isinstance(self.progress, AtMostOnce):
+            granted = sum(g.last - g.first + 1 for g in self.progress.unused)
+            return granted + self.progress.outstanding_count
+        return 0
+
+    def may_hand_out(self, now_ms: int) -> bool:
+        """Return whether a new record may be handed out at this local time."""
+        return self.drain is None and self.claim.may_hand_out(now_ms)
+
+    def begin(self, position: int | None, *, grantee: bytes) -> None:
+        """Start to use a claim that was won."""
+        self.claim.start(position)
+        if self.delivery is Delivery.AT_LEAST_ONCE or position is None:
+            self.progress = AtLeastOnce(position)
+        else:
+            self.progress = AtMostOnce(position, grantee=grantee)

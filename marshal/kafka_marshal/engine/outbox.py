@@ -1,0 +1,74 @@
+"""Sends a claimant's records and remembers what it waits to read back."""
+
+from collections.abc import Callable
+
+import attrs
+
+from kafka_marshal.protocol.claiming import Claimant
+from kafka_marshal.protocol.codec import encode
+from kafka_marshal.protocol.records import Record
+from kafka_marshal.protocol.types import Key
+
+from .context import Context
+
+PENDING_MAX = 10_000
+
+
+@attrs.frozen
+class Sent:
+    """A record on its way.
+
+    Attributes:
+        sent_ms: Local time just before it was handed to the log.
+        partition: Coordinating partition it went to.
+        key: The key it is about, None for batches, members and admin records.
+    """
+
+    sent_ms: int
+    partition: int
+    key: Key | None
+
+
+class Outbox:
+    """Numbers, encodes and appends records; PROTOCOL 3.5 ``seq`` finds them back.
+
+    What an append reports is not kept: an append that failed may still land,
+    and only the log answers (PROTOCOL 1.4).
+    """
+
+    __slots__ = ("_context", "_pending", "claimant")
+
+    def __init__(self, context: Context, claimant: Claimant) -> None:
+        self._context = context
+        self._pending: dict[int, Sent] = {}
+        self.claimant = claimant
+
+    def send(
+        self,
+        partition: int,
+        make: Callable[[int], Record],
+        *,
+        key: Key | None = None,
+    ) -> tuple[int, int]:
+        """Append the record that ``make`` builds for a sequence number.
+
+        Returns:
+            The sequence number, and the local time of sending.
+        """
+        seq = self.claimant.next_seq()
+        value = encode(make(seq))
+        # PROTOCOL 5.2: leases count from here, before anything can be delayed.
+        sent_ms = self._context.now_ms
+        self._pending[seq] = Sent(sent_ms, partition, key)
+        if len(self._pending) > PENDING_MAX:
+            del self._pending[next(iter(self._pending))]
+        self._context.ports.log.append(partition, value)
+        return seq, sent_ms
+
+    def read_back(self, seq: int) -> Sent | None:
+        """Return and forget what was sent under ``seq``."""
+        return self._pending.pop(seq, None)
+
+    def is_pending(self, seq: int) -> bool:
+        """Return whether a record has not been read back yet."""
+        return seq in self._pending

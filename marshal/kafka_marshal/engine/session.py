@@ -1,0 +1,578 @@
+"""One claimant in an engine: drives everything it wants, holds and gives up."""
+
+from collections.abc import Iterable, Mapping
+from functools import partial
+
+from kafka_marshal.errors import (
+    IdentityConflict,
+    InvalidTransition,
+    MarshalError,
+    PositionError,
+)
+from kafka_marshal.ports import TopicInfo
+from kafka_marshal.protocol.claiming import (
+    Claim,
+    Claimant,
+    Ending,
+    PreviousLife,
+    estimate,
+    key_secret,
+    resumable,
+)
+from kafka_marshal.protocol.delivery import AtMostOnce
+from kafka_marshal.protocol.planner import Release
+from kafka_marshal.protocol.records import (
+    BatchHeartbeat,
+    ClaimingMessages,
+    ClaimingPartition,
+    Heartbeat,
+    Member,
+    ReleasingPartition,
+    Resume,
+)
+from kafka_marshal.protocol.state import KeyState, WorldState
+from kafka_marshal.protocol.transition import ACCEPTED, Transition
+from kafka_marshal.protocol.types import Key
+
+from .beats import Beater
+from .context import Context
+from .holding import Delivery, Drain, Holding, StartRule
+from .leaving import Leaver
+from .members import Announcer
+from .outbox import Outbox
+from .starting import Starter
+from .subscription import Subscription
+
+JITTER_FREE_MS_MAX = 50
+JITTER_TAKEOVER_MS_MAX = 1_000
+POLICY_MS_MAX = 500
+POLICY_MS_MIN = 20
+METADATA_MS_MAX = 10_000
+
+
+class Session:
+    """A client_id in a group, for the life of this process.
+
+    Every method is called under the engine's lock.
+
+    Attributes:
+        claimant: Identity and secret of this process.
+        holdings: What it contends for or holds, by key.
+        failure: Set once the session can go no further; consumers raise it.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        claimant: Claimant,
+        *,
+        host: str = "",
+        lives: tuple[PreviousLife, ...] = (),
+    ) -> None:
+        self.claimant = claimant
+        self.holdings: dict[Key, Holding] = {}
+        self.failure: MarshalError | None = None
+        self._context = context
+        self._lives = lives
+        self._outbox = Outbox(context, claimant)
+        self._beater = Beater(context, self._outbox)
+        self._leaver = Leaver(context, self._outbox)
+        self._announcer = Announcer(context, self._outbox, host=host)
+        self._starter = Starter(context, self._beater, claimant)
+        self._subscriptions: list[Subscription] = []
+        self._explicit: dict[Key, None] = {}
+        self._policy_at_ms = 0
+        self._unresumable: set[Key] = set()
+        self._is_closing = False
+
+    # --- wishes ---------------------------------------------------------------
+
+    def subscribe(self, subscription: Subscription) -> None:
+        """Start to pursue a subscription.
+
+        Raises:
+            InvalidTransition: A topic is consumed in this session already
+                (PROTOCOL 5.3: one consumer per key in a process).
+        """
+        taken = {t for s in self._subscriptions for t in s.topics}
+        taken |= {key.topic for key in self._explicit}
+        for topic in subscription.topics:
+            if topic in taken:
+                raise InvalidTransition(
+                    f"topic {topic!r} is already consumed by client "
+                    f"{self.claimant.owner.client_id!r} in this process; close that "
+                    "consumer first or use another client_id"
+                )
+        self._subscriptions.append(subscription)
+        self._announcer.announce_soon()
+        self._policy_at_ms = 0
+
+    def unsubscribe(self, subscription: Subscription) -> None:
+        """Stop to pursue a subscription; what it holds stays until released."""
+        if subscription in self._subscriptions:
+            self._subscriptions.remove(subscription)
+            subscription.is_open = False
+            self._drop_contenders(subscription.keys())
+            self._announcer.announce_soon()
+
+    def want(self, key: Key) -> Holding:
+        """Contend for one key without a policy (claims without consumption).
+
+        Raises:
+            InvalidTransition: The key is wanted in this session already.
+        """
+        if key in self.holdings or any(key.topic in s.topics for s in self._subs):
+            raise InvalidTransition(
+                f"{key.topic_partition} is already claimed by client "
+                f"{self.claimant.owner.client_id!r} in this process"
+            )
+        self._explicit[key] = None
+        rule = StartRule(is_needed=False)
+        return self._contend_for(key, Delivery.AT_LEAST_ONCE, rule)
+
+    def unwant(self, holding: Holding) -> None:
+        """Stop to contend for a key that was wanted; release it where held."""
+        self._explicit.pop(holding.key, None)
+        if holding.claim.is_owned:
+            self.release(holding, reason="released")
+        elif self.holdings.get(holding.key) is holding:
+            self._finish(holding, Ending("given_up", was_lost=False))
+
+    @property
+    def _subs(self) -> list[Subscription]:
+        return self._subscriptions
+
+    # --- the round --------------------------------------------------------------
+
+    def tick(self, now_ms: int) -> None:
+        """Do everything that is due at this local time."""
+        for holding in list(self.holdings.values()):
+            if holding.claim.check_lease(now_ms):
+                self._on_lease_expired(holding)
+        self._leaver.send_due(now_ms)
+        if self.failure is not None:
+            return
+        for holding in list(self.holdings.values()):
+            if holding.claim.is_owned:
+                self._drive_owned(holding, now_ms)
+        self._beater.beat_due(self.holdings.values(), now_ms)
+        if not self._is_closing:
+            self._announcer.announce_due(self._subs, self.holdings, now_ms=now_ms)
+            self._refresh_topics(now_ms)
+            if now_ms >= self._policy_at_ms:
+                self._policy_at_ms = now_ms + self._policy_interval_ms()
+                self._apply_policies(now_ms)
+            for holding in list(self.holdings.values()):
+                if not holding.claim.is_owned:
+                    self._contend(holding, now_ms)
+
+    def _policy_interval_ms(self) -> int:
+        tenth_ms = self._context.heartbeat_interval_ms // 10
+        return max(POLICY_MS_MIN, min(tenth_ms, POLICY_MS_MAX))
+
+    def _drive_owned(self, holding: Holding, now_ms: int) -> None:
+        world = self._context.replica_of(holding.key).world
+        paused = world.active_pause(holding.key.group_id)
+        if paused is not None and holding.drain is None:
+            # PROTOCOL 8.1: finish what is in hand, beat, release.
+            until_ms = holding.claim.lease.hard_until_ms
+            holding.drain = Drain("paused", None, until_ms)
+            self._bump(holding.key)
+        try:
+            if self._starter.drive(holding, now_ms):
+                self._bump(holding.key)
+        except PositionError as error:
+            self.fail(error)
+            return
+        progress = holding.progress
+        if isinstance(progress, AtMostOnce) and progress.outstanding_count:
+            waited_ms = now_ms - holding.requested_at_ms
+            if waited_ms > self._context.heartbeat_interval_ms // 2:
+                progress.forget_requests()
+        drain = holding.drain
+        if drain is not None and (
+            holding.in_hand_count == 0 or now_ms >= drain.until_ms
+        ):
+            self.release(holding, reason=drain.reason, successor=drain.successor)
+
+    def _refresh_topics(self, now_ms: int) -> None:
+        data = self._context.ports.data
+        for sub in self._subs:
+            if sub.refresh is not None and sub.refresh.done():
+                if sub.refresh.exception() is None:
+                    self._adopt_topics(sub, sub.refresh.result())
+                sub.refresh = None
+            if sub.refresh is None and now_ms >= sub.refresh_at_ms:
+                is_first = sub.refresh_at_ms == 0
+                sub.refresh_at_ms = now_ms + sub.refresh_ms
+                if not is_first:
+                    names = list(sub.topics)
+                    look = partial(data.describe, names, METADATA_MS_MAX)
+                    sub.refresh = self._context.ports.background.submit(look)
+
+    def _adopt_topics(self, sub: Subscription, found: Mapping[str, TopicInfo]) -> None:
+        for topic, info in found.items():
+            if info != sub.topics[topic]:
+                self._context.observe(
+                    "topic_changed",
+                    {"topic": topic, "partition_count": info.partition_count},
+                )
+                sub.topics[topic] = info
+                self._policy_at_ms = 0
+
+    # --- policies and contending ---------------------------------------------------
+
+    def _apply_policies(self, now_ms: int) -> None:
+        for sub in self._subs:
+            view = sub.view(
+                self._context,
+                self.claimant.owner,
+                holdings=self.holdings,
+                lives=self._lives,
+                now_ms=now_ms,
+            )
+            plan = sub.policy(view)
+            wanted = dict.fromkeys(plan.claim)
+            self._drop_contenders(k for k in sub.keys() if k not in wanted)  # noqa: SIM118 - a method
+            for key in plan.claim:
+                if key not in self.holdings and not self._leaver.is_leaving(key):
+                    self._contend_for(key, sub.delivery, sub.start_rule)
+            for surplus in plan.release:
+                self._give_up(surplus, now_ms)
+
+    def _give_up(self, surplus: Release, now_ms: int) -> None:
+        holding = self.holdings.get(surplus.key)
+        if holding is None or not holding.claim.is_owned or holding.drain is not None:
+            return
+        until_ms = now_ms + self._context.heartbeat_interval_ms
+        holding.drain = Drain("surplus", surplus.successor, until_ms)
+        self._bump(holding.key)
+
+    def _drop_contenders(self, keys: Iterable[Key]) -> None:
+        for key in list(keys):
+            holding = self.holdings.get(key)
+            if holding is None or key in self._explicit:
+                continue
+            if not holding.claim.is_owned and not holding.claim.is_under_way:
+                self._finish(holding, Ending("given_up", was_lost=False))
+
+    def _contend_for(self, key: Key, delivery: Delivery, rule: StartRule) -> Holding:
+        holding = Holding(Claim(self.claimant, key), delivery, rule)
+        self.holdings[key] = holding
+        return holding
+
+    def _contend(self, holding: Holding, now_ms: int) -> None:
+        claim = holding.claim
+        context = self._context
+        replica = context.replica_of(claim.key)
+        elapsed_ms = replica.elapsed_ms(now_ms)
+        owner = self.claimant.owner
+        guess = estimate(
+            replica.world, claim.key, elapsed_ms=elapsed_ms, claimant=owner
+        )
+        known, wait_ms = guess.known, guess.wait_ms
+        life = self._life_to_resume(claim.key, known, elapsed_ms=elapsed_ms)
+        heartbeat_ms = context.heartbeat_interval_ms
+        limit_ms = min(heartbeat_ms // 10, JITTER_FREE_MS_MAX)
+        if known is not None and known.owner is not None:
+            limit_ms = min(heartbeat_ms // 10, JITTER_TAKEOVER_MS_MAX)
+        if life is not None:
+            wait_ms, limit_ms = 0, 0
+        jitter_ms = context.ports.entropy.below(limit_ms + 1)
+        answer_ms = max(heartbeat_ms // 2, 1)
+        if claim.wants_to_claim(
+            now_ms, wait_ms, jitter_ms=jitter_ms, answer_ms=answer_ms
+        ):
+            self._send_claim(holding, known, life)
+
+    def _life_to_resume(
+        self, key: Key, known: KeyState | None, *, elapsed_ms: int
+    ) -> PreviousLife | None:
+        world = self._context.replica_of(key).world
+        if key in self._unresumable or world.active_pause(key.group_id) is not None:
+            return None
+        return resumable(
+            known,
+            self._lives,
+            client_id=self.claimant.owner.client_id,
+            log_time_ms=world.now_ms + elapsed_ms,
+        )
+
+    def _send_claim(
+        self, holding: Holding, known: KeyState | None, life: PreviousLife | None
+    ) -> None:
+        claim = holding.claim
+        topic_id = self._topic_id(claim.key)
+        expected_epoch = None
+        if known is not None and known.topic_id not in {None, topic_id}:
+            expected_epoch = known.epoch  # PROTOCOL 5.1: another topic_id is a CAS
+        resume = None
+        if life is not None and known is not None:
+            secret = key_secret(life.master, claim.key)
+            resume = Resume(life.incarnation, known.epoch, secret)
+        config = self._context.replica_of(claim.key).world.config
+        generation = (config or self._context.settled).generation
+        seq, sent_ms = self._outbox.send(
+            self._context.partition_of(claim.key),
+            lambda seq: claim.claim_record(
+                seq,
+                generation,
+                topic_id=topic_id,
+                expected_epoch=expected_epoch if topic_id is not None else None,
+                resume=resume,
+            ),
+            key=claim.key,
+        )
+        claim.claim_sent(seq, sent_ms)
+
+    def _topic_id(self, key: Key) -> bytes | None:
+        for sub in self._subs:
+            if key.topic in sub.topics:
+                return sub.topics[key.topic].topic_id
+        return None
+
+    # --- what the log says ------------------------------------------------------------
+
+    def on_own(self, transitions: tuple[Transition, ...], now_ms: int) -> None:
+        """Take the verdict on an own record that was read back."""
+        record = transitions[0].record
+        if isinstance(record, ClaimingPartition):
+            self._on_claim(record, transitions[0], now_ms)
+        elif isinstance(record, Heartbeat):
+            self._on_beats(record.seq, (record.epoch,), transitions)
+        elif isinstance(record, BatchHeartbeat):
+            epochs = tuple(epoch for epoch, _ in record.beats)
+            self._on_beats(record.seq, epochs, transitions)
+        elif isinstance(record, ReleasingPartition):
+            self._outbox.read_back(record.seq)
+            key = Key(record.group_id, record.topic, record.partition)
+            self._leaver.on_verdict(key, record.epoch)
+        elif isinstance(record, ClaimingMessages):
+            self._on_grant(record, transitions[0])
+        elif isinstance(record, Member):
+            self._outbox.read_back(record.seq)
+            self._announcer.on_own(transitions[0])
+        self._policy_at_ms = min(self._policy_at_ms, now_ms + POLICY_MS_MIN)
+
+    def _on_claim(
+        self, record: ClaimingPartition, transition: Transition, now_ms: int
+    ) -> None:
+        self._outbox.read_back(record.seq)
+        key = Key(record.group_id, record.topic, record.partition)
+        holding = self.holdings.get(key)
+        is_won = False
+        world = self._context.replica_of(key).world
+        if holding is not None:
+            is_won = holding.claim.on_claim_verdict(
+                transition,
+                seq=record.seq,
+                now_ms=now_ms,
+                heartbeat_interval_ms=_interval_of(world),
+                token=world.token(key),
+            )
+        if is_won and holding is not None:
+            self._observe_claim(transition, key)
+            self._starter.begin(holding, world.keys[key])
+            self._bump(key)
+        elif transition.outcome == ACCEPTED:
+            self._leaver.release_ghost(key, transition.offset)
+        elif record.resume is not None:
+            self._unresumable.add(key)
+
+    def _observe_claim(self, transition: Transition, key: Key) -> None:
+        fields = {"key": key, "epoch": transition.offset, "effect": transition.effect}
+        self._context.observe("claimed", fields)
+
+    def _on_beats(
+        self, seq: int, epochs: tuple[int, ...], transitions: tuple[Transition, ...]
+    ) -> None:
+        sent = self._outbox.read_back(seq)
+        if sent is None:
+            return
+        heartbeat_ms = _interval_of(self._context.replicas[sent.partition].world)
+        held = {
+            holding.claim.epoch: holding
+            for holding in self.holdings.values()
+            if self._context.partition_of(holding.key) == sent.partition
+        }
+        for epoch, transition in zip(epochs, transitions, strict=False):
+            holding = held.get(epoch)
+            if holding is None:
+                continue
+            holding.claim.on_beat_verdict(
+                transition,
+                sent_ms=sent.sent_ms,
+                heartbeat_interval_ms=heartbeat_ms,
+            )
+            if holding.claim.ending is not None:
+                self._after_end(holding)
+
+    def _on_grant(self, record: ClaimingMessages, transition: Transition) -> None:
+        self._outbox.read_back(record.seq)
+        key = Key(record.group_id, record.topic, record.partition)
+        holding = self.holdings.get(key)
+        if holding is None or not isinstance(holding.progress, AtMostOnce):
+            return
+        if holding.claim.epoch != record.epoch:
+            return
+        reason = holding.progress.on_verdict(transition)
+        if reason in {"nothing_left", "span"}:
+            head = self._context.replica_of(key).world.keys[key].next_unclaimed()
+            holding.progress.next_first = max(holding.progress.next_first, head or 0)
+        elif reason is not None and transition.outcome != "refused":
+            holding.claim.end(Ending("grant_ignored", at_offset=transition.offset))
+            self._after_end(holding)
+
+    def on_foreign(self, transition: Transition) -> None:
+        """Take an accepted record of somebody else about a key of this group."""
+        key = transition.key
+        if key is None:
+            return
+        if transition.effect in {"claimed", "resumed"}:
+            self._leaver.on_taken(key)
+        holding = self.holdings.get(key)
+        if holding is None:
+            return
+        holding.claim.on_foreign(transition)
+        ending = holding.claim.ending
+        if ending is None:
+            return
+        self._after_end(holding)
+        if ending.reason == "identity_conflict":
+            self.fail(self._conflict(transition.offset, host="", age_ms=0))
+
+    def on_member(self, transition: Transition, now_ms: int) -> None:
+        """Take the announcement of another member of the group."""
+        self._policy_at_ms = min(self._policy_at_ms, now_ms + POLICY_MS_MIN)
+        other = self._announcer.older_twin(transition)
+        if other is not None and self.failure is None:
+            self.fail(self._conflict(transition.offset, host=other, age_ms=0))
+
+    def _conflict(self, offset: int, *, host: str, age_ms: int) -> IdentityConflict:
+        client_id = self.claimant.owner.client_id
+        where = f" on host {host!r}" if host else ""
+        return IdentityConflict(
+            f"client_id {client_id!r} of group {self.claimant.group_id!r} is in use by "
+            f"another live process{where} (seen at log offset {offset}); stop that "
+            "process or start this one with another client_id",
+            holder=client_id,
+            host=host,
+            age_ms=age_ms,
+        )
+
+    # --- endings ---------------------------------------------------------------------
+
+    def release(
+        self, holding: Holding, *, reason: str, successor: str | None = None
+    ) -> None:
+        """Give a held key up at its position."""
+        claim = holding.claim
+        if claim.is_owned:
+            self._leaver.release(
+                claim, holding.position, reason=reason, successor=successor
+            )
+        self._finish(holding, Ending(reason, was_lost=False))
+
+    def _on_lease_expired(self, holding: Holding) -> None:
+        self._leaver.release(holding.claim, holding.position, reason="lease_expired")
+        self._after_end(holding)
+
+    def _finish(self, holding: Holding, ending: Ending) -> None:
+        holding.claim.end(ending)
+        self._after_end(holding)
+
+    def _after_end(self, holding: Holding) -> None:
+        key = holding.key
+        if self.holdings.get(key) is holding:
+            del self.holdings[key]
+            self._bump(key)
+        ending = holding.claim.ending
+        if ending is not None and holding.claim.epoch is not None:
+            fields = {"key": key, "epoch": holding.claim.epoch, "ending": ending}
+            self._context.observe("claim_ended", fields)
+
+    def _bump(self, key: Key) -> None:
+        for sub in self._subs:
+            if key.topic in sub.topics:
+                sub.version += 1
+
+    def fail(self, failure: MarshalError) -> None:
+        """End everything for good; consumers raise ``failure``."""
+        if self.failure is None:
+            self.failure = failure
+            self._context.observe("session_failed", {"error": failure})
+        for holding in list(self.holdings.values()):
+            self.release(holding, reason="failed")
+        for sub in self._subs:
+            sub.version += 1
+
+    def fence(self, failure: MarshalError) -> None:
+        """End everything without a word to the log, which cannot be trusted now."""
+        self.failure = self.failure or failure
+        for holding in list(self.holdings.values()):
+            self._finish(holding, Ending("fenced"))
+
+    # --- requests of the consumer's thread ---------------------------------------------
+
+    def request_grant(self, holding: Holding, last: int) -> None:
+        """Ask for every offset up to ``last`` at most once (PROTOCOL 6.2)."""
+        progress = holding.progress
+        claim = holding.claim
+        if not isinstance(progress, AtMostOnce) or claim.epoch is None:
+            raise InvalidTransition(f"{claim.key} is not consumed at most once")
+        span = self._context.settled.limit("span")
+        first = progress.next_first
+        last = min(last, first + span - 1)
+        owner = self.claimant.owner
+        epoch = claim.epoch
+        key = claim.key
+        seq, holding.requested_at_ms = self._outbox.send(
+            self._context.partition_of(key),
+            lambda seq: ClaimingMessages(
+                owner.client_id,
+                key.group_id,
+                owner.incarnation,
+                seq,
+                key.topic,
+                key.partition,
+                epoch,
+                progress.grantee,
+                first,
+                last,
+            ),
+            key=key,
+        )
+        progress.request(seq, last)
+
+    def beat_now(self) -> list[int]:
+        """Send a beat of everything held; return what to wait for."""
+        return self._beater.beat_now(self.holdings.values())
+
+    def is_pending(self, seqs: Iterable[int]) -> bool:
+        """Return whether any of these records has not been read back."""
+        return any(self._outbox.is_pending(seq) for seq in seqs)
+
+    def begin_close(self, *, release: bool) -> list[int]:
+        """Stop wanting anything; give everything up, or beat a last time.
+
+        Returns:
+            Sequence numbers to wait for.
+        """
+        self._is_closing = True
+        seqs = self._announcer.announce_leaving(self._subs, self.holdings)
+        for holding in list(self.holdings.values()):
+            if not holding.claim.is_owned:
+                self._finish(holding, Ending("given_up", was_lost=False))
+            elif release:
+                self.release(holding, reason="closed")
+        return seqs if release else [*seqs, *self.beat_now()]
+
+    @property
+    def leaving_count(self) -> int:
+        """Number of releases that have not been read back."""
+        return self._leaver.count
+
+
+def _interval_of(world: WorldState) -> int:
+    """Return the H in force in one T, as of the entry folded last."""
+    return 0 if world.config is None else world.config.heartbeat_interval_ms

@@ -1,0 +1,1 @@
+"""Observers: they turn the engine's events into log lines and counters."""

@@ -1,0 +1,409 @@
+"""The claim ladder of one key as a sans-IO machine (PROTOCOL 5).
+
+The caller owns time and IO. It tells the machine the local time, what it sent
+and what the fold said of it; the machine tells whether to send a claim and
+whether the claim may still be used. Its states::
+
+    WAITING --send_claim--> CLAIMING --won--> STARTING --start--> HELD
+       ^                       |                 |                 |
+       +------- refused -------+                 +---- ENDED <-----+
+
+A claim rests on one kind of evidence only: an own record, read back, with the
+fold's verdict (PROTOCOL 1.4). Losing is an ordinary outcome, so verdicts never
+raise; driving the machine against its states does (``InvalidTransition``).
+"""
+
+from enum import Enum
+from hashlib import blake2b, sha256
+
+import attrs
+
+from kafka_marshal.errors import InvalidTransition
+from kafka_marshal.protocol.freshness import Freshness
+from kafka_marshal.protocol.records import ClaimingPartition, Resume
+from kafka_marshal.protocol.state import KeyState, WorldState
+from kafka_marshal.protocol.transition import ACCEPTED, Transition
+from kafka_marshal.protocol.types import Key, Owner, Token
+
+CLAIMS_IN_FLIGHT_MAX = 64
+MARGIN_MS_MIN = 50
+
+
+class Phase(Enum):
+    """Where a claim stands."""
+
+    WAITING = "waiting"
+    CLAIMING = "claiming"
+    STARTING = "starting"
+    HELD = "held"
+    ENDED = "ended"
+
+
+class Claimant:
+    """Who claims: a client_id in a group, with the incarnation of this process.
+
+    Attributes:
+        owner: client_id and incarnation, as the log names them.
+        group_id: The group.
+        master: Secret of this process from which the secrets of keys derive.
+    """
+
+    __slots__ = ("_seq", "group_id", "master", "owner")
+
+    def __init__(self, owner: Owner, group_id: str, *, master: bytes) -> None:
+        self.owner = owner
+        self.group_id = group_id
+        self.master = master
+        self._seq = 0
+
+    def next_seq(self) -> int:
+        """Return the next sequence number of this incarnation."""
+        self._seq += 1
+        return self._seq
+
+
+def key_secret(master: bytes, key: Key) -> bytes:
+    """Return the 16-byte secret that a later life shows to resume ``key``.
+
+    Derived, so that one stored secret per process start is enough: a resume
+    makes the secret of one key public, never that of another (PROTOCOL 4.4).
+    """
+    name = f"{key.group_id}\0{key.topic}\0{key.partition}".encode()
+    return blake2b(name, key=master, digest_size=16).digest()
+
+
+@attrs.frozen
+class PreviousLife:
+    """An earlier process of the same client_id, known from its identity directory."""
+
+    incarnation: bytes
+    master: bytes
+
+
+@attrs.frozen
+class Lease:
+    """Until when a claim may be used, in local (boot clock) milliseconds.
+
+    Attributes:
+        soft_until_ms: From here on nothing new is fetched or handed out.
+        hard_until_ms: From here on everything stops.
+    """
+
+    soft_until_ms: int
+    hard_until_ms: int
+
+    @classmethod
+    def since(cls, base_ms: int, heartbeat_interval_ms: int) -> "Lease":
+        """Return the lease of a renewal that was **sent** at ``base_ms``.
+
+        PROTOCOL 5.2: 2H less 0.1 % of drift, less a margin for what a leader's
+        clock may step.
+        """
+        span_ms = 2 * heartbeat_interval_ms
+        drift_ms = -(-span_ms // 1000)
+        margin_ms = max(MARGIN_MS_MIN, -(-span_ms // 20))
+        hard_ms = max(0, span_ms - drift_ms - margin_ms)
+        return cls(base_ms + min(heartbeat_interval_ms, hard_ms), base_ms + hard_ms)
+
+
+NO_LEASE = Lease(-1, -1)
+
+
+@attrs.frozen
+class Ending:
+    """Why a claim ended.
+
+    Attributes:
+        reason: Such as ``released``, ``taken_over``, ``lease_expired``.
+        winner: client_id of the new owner where one is known.
+        at_offset: Log offset of the record that ended it, if one did.
+        was_lost: Whether it was taken from us rather than given up.
+    """
+
+    reason: str
+    winner: str | None = None
+    at_offset: int | None = None
+    was_lost: bool = True
+
+
+@attrs.frozen
+class Estimate:
+    """What a waiting process believes of a key (PROTOCOL 4.11): a hint only.
+
+    Attributes:
+        known: The key's state, None if it was never claimed.
+        wait_ms: Time until a claim could be accepted; 0 = now; None = not
+            before somebody else acts (locked, or already ours).
+    """
+
+    known: KeyState | None
+    wait_ms: int | None
+
+
+def estimate(
+    world: WorldState, key: Key, *, elapsed_ms: int, claimant: Owner
+) -> Estimate:
+    """Estimate when ``key`` can be claimed.
+
+    An idle log does not move its time, so the local time since its last entry
+    is added; the claim's own append carries the true time.
+    """
+    known = world.keys.get(key)
+    wait_ms = 0
+    pause = world.active_pause(key.group_id)
+    if pause is not None:
+        wait_ms = pause.until_ms - world.append_time_ms - elapsed_ms
+    if known is None:
+        return Estimate(None, max(0, wait_ms))
+    if known.lock is not None or known.owner == claimant:
+        return Estimate(known, None)
+    now_ms = world.now_ms + elapsed_ms
+    if known.handoff is not None and known.handoff[0] != claimant.client_id:
+        wait_ms = max(wait_ms, known.handoff[1] - now_ms)
+    if known.owner is not None:
+        wait_ms = max(wait_ms, known.remaining_ms(now_ms))
+    return Estimate(known, max(0, wait_ms))
+
+
+def resumable(
+    known: KeyState | None,
+    lives: tuple[PreviousLife, ...],
+    *,
+    client_id: str,
+    log_time_ms: int,
+) -> PreviousLife | None:
+    """Return the earlier life that may resume a key, if the log would allow it."""
+    if known is None or known.owner is None or known.owner.client_id != client_id:
+        return None
+    if known.freshness(log_time_ms) is not Freshness.FRESH:
+        return None
+    for life in lives:
+        if life.incarnation == known.owner.incarnation:
+            return life
+    return None
+
+
+class Claim:
+    """One key that a claimant wants, holds or has lost.
+
+    Attributes:
+        key: What is claimed.
+        phase: Where the claim stands.
+        epoch: Offset of the winning record, None before.
+        token: Fencing token, None before it is won.
+        lease: Local deadlines; of no use before it is won.
+        start_position: Where to begin, None while unknown.
+        ending: Why it ended, None before.
+        retry_at_ms: Local time before which no new attempt is made.
+    """
+
+    __slots__ = (
+        "_attempt_at_ms",
+        "_base_ms",
+        "_sent_ms",
+        "claimant",
+        "ending",
+        "epoch",
+        "heartbeat_interval_ms",
+        "key",
+        "lease",
+        "phase",
+        "refusal",
+        "retry_at_ms",
+        "start_position",
+        "token",
+    )
+
+    def __init__(self, claimant: Claimant, key: Key) -> None:
+        self.claimant = claimant
+        self.key = key
+        self.phase = Phase.WAITING
+        self.epoch: int | None = None
+        self.token: Token | None = None
+        self.lease = NO_LEASE
+        self.start_position: int | None = None
+        self.ending: Ending | None = None
+        self.refusal: Transition | None = None
+        self.heartbeat_interval_ms = 0
+        self.retry_at_ms = 0
+        self._attempt_at_ms: int | None = None
+        self._base_ms = -1
+        self._sent_ms: dict[int, int] = {}
+
+    @property
+    def is_owned(self) -> bool:
+        """Whether the log says that the key is ours, as far as we have read."""
+        return self.phase in {Phase.STARTING, Phase.HELD}
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether a claiming record was sent and awaits its verdict."""
+        return self.phase is Phase.CLAIMING
+
+    def may_hand_out(self, now_ms: int) -> bool:
+        """Return whether a record may be handed out at this local time."""
+        return self.phase is Phase.HELD and now_ms < self.lease.soft_until_ms
+
+    def is_valid(self, now_ms: int) -> bool:
+        """Return whether work under this claim may go on at this local time."""
+        return self.is_owned and now_ms < self.lease.hard_until_ms
+
+    # --- contending ---------------------------------------------------------
+
+    def wants_to_claim(
+        self, now_ms: int, wait_ms: int | None, *, jitter_ms: int, answer_ms: int
+    ) -> bool:
+        """Return whether to send a claiming record now (PROTOCOL 5.1).
+
+        Args:
+            now_ms: Local time.
+            wait_ms: From ``estimate``.
+            jitter_ms: A delay drawn by the caller, used once per opportunity.
+            answer_ms: How long an unanswered claim is waited for before another
+                is sent; the first may still land, and then counts.
+        """
+        if self.phase is Phase.CLAIMING:
+            if now_ms - max(self._sent_ms.values(), default=0) < answer_ms:
+                return False
+            self.phase = Phase.WAITING
+        if self.phase is not Phase.WAITING:
+            return False
+        if wait_ms is None or wait_ms > 0:
+            self._attempt_at_ms = None
+            return False
+        if self._attempt_at_ms is None:
+            self._attempt_at_ms = max(now_ms + jitter_ms, self.retry_at_ms)
+        return now_ms >= self._attempt_at_ms
+
+    def claim_record(
+        self,
+        seq: int,
+        generation: int,
+        *,
+        topic_id: bytes | None = None,
+        expected_epoch: int | None = None,
+        resume: Resume | None = None,
+    ) -> ClaimingPartition:
+        """Return the claiming record to append."""
+        owner = self.claimant.owner
+        return ClaimingPartition(
+            owner.client_id,
+            self.key.group_id,
+            owner.incarnation,
+            seq,
+            generation,
+            self.key.topic,
+            self.key.partition,
+            topic_id,
+            sha256(key_secret(self.claimant.master, self.key)).digest(),
+            expected_epoch,
+            resume,
+        )
+
+    def claim_sent(self, seq: int, now_ms: int) -> None:
+        """Note that a claiming record is on its way."""
+        if self.phase is not Phase.WAITING:
+            raise InvalidTransition(f"claim of {self.key} sent while {self.phase}")
+        self.phase = Phase.CLAIMING
+        self._attempt_at_ms = None
+        self._sent_ms[seq] = now_ms
+        if len(self._sent_ms) > CLAIMS_IN_FLIGHT_MAX:
+            del self._sent_ms[next(iter(self._sent_ms))]
+
+    def on_claim_verdict(
+        self,
+        transition: Transition,
+        *,
+        seq: int,
+        now_ms: int,
+        heartbeat_interval_ms: int,
+        token: Token | None,
+    ) -> bool:
+        """Take the fold's verdict on an own claiming record.
+
+        Returns:
+            Whether the claim is ours now. An accepted claim that this machine
+            cannot use any more (it ended, or the answer came after the lease)
+            is a ghost: the caller releases it (PROTOCOL 5.3).
+        """
+        sent_ms = self._sent_ms.pop(seq, None)
+        if transition.outcome != ACCEPTED:
+            self._refused(transition, now_ms)
+            return False
+        lease = Lease.since(sent_ms or 0, heartbeat_interval_ms)
+        contending = self.phase in {Phase.WAITING, Phase.CLAIMING}
+        if sent_ms is None or not contending or now_ms >= lease.hard_until_ms:
+            return False
+        self.phase = Phase.STARTING
+        self.epoch = transition.offset
+        self.token = token
+        self.lease = lease
+        self._base_ms = sent_ms
+        self.heartbeat_interval_ms = heartbeat_interval_ms
+        self.refusal = None
+        return True
+
+    def _refused(self, transition: Transition, now_ms: int) -> None:
+        if self.phase is not Phase.CLAIMING:
+            return
+        self.refusal = transition
+        if transition.reason == "duplicate":
+            return  # an earlier claim of ours stands: its verdict comes or came
+        self.phase = Phase.WAITING
+        detail = transition.detail or {}
+        self.retry_at_ms = now_ms + detail.get("remaining_ms", 0)
+
+    # --- holding --------------------------------------------------------------
+
+    def start(self, position: int | None) -> None:
+        """Begin to use the claim at ``position`` (None where nobody needs one)."""
+        if self.phase is not Phase.STARTING:
+            raise InvalidTransition(f"{self.key} started while {self.phase}")
+        self.start_position = position
+        self.phase = Phase.HELD
+
+    def on_beat_verdict(
+        self, transition: Transition, *, sent_ms: int, heartbeat_interval_ms: int
+    ) -> None:
+        """Take the fold's verdict on an own beat (PROTOCOL 5.2).
+
+        The lease counts from the time of **sending**, and only when read back
+        as renewing. An ignored beat of the current epoch means: stop at once.
+        """
+        if not self.is_owned:
+            return
+        if transition.outcome != ACCEPTED:
+            self.end(Ending("beat_ignored", at_offset=transition.offset))
+        elif transition.effect == "renewed" and sent_ms > self._base_ms:
+            self._base_ms = sent_ms
+            self.heartbeat_interval_ms = heartbeat_interval_ms
+            self.lease = Lease.since(sent_ms, heartbeat_interval_ms)
+
+    def shorten(self, surplus_ms: int) -> None:
+        """Subtract a forward step of the log's clock from the lease (PROTOCOL S4)."""
+        if self.is_owned:
+            self._base_ms -= surplus_ms
+            self.lease = Lease.since(self._base_ms, self.heartbeat_interval_ms)
+
+    def on_foreign(self, transition: Transition) -> None:
+        """Take an accepted record of somebody else about this key."""
+        record = transition.record
+        if not self.is_owned or not isinstance(record, ClaimingPartition):
+            return
+        ours = record.client_id == self.claimant.owner.client_id
+        reason = "identity_conflict" if ours else "taken_over"
+        self.end(Ending(reason, record.client_id, transition.offset))
+
+    def check_lease(self, now_ms: int) -> bool:
+        """End the claim where its hard stop has come; return whether it did."""
+        if self.is_owned and now_ms >= self.lease.hard_until_ms:
+            self.end(Ending("lease_expired"))
+            return True
+        return False
+
+    def end(self, ending: Ending) -> None:
+        """Stop: from here on nothing is handed out under this claim. Idempotent."""
+        if self.phase is not Phase.ENDED:
+            self.phase = Phase.ENDED
+            self.ending = ending
+            self.lease = NO_LEASE
