@@ -41,6 +41,8 @@ def ident(name: str) -> bytes:
 
 
 INC = ident("c1")
+INC_AGAIN = ident("c1 again")
+FORMAT_ID = ident("format")
 SECRET = ident("secret")
 OP = ident("op")
 
@@ -58,7 +60,7 @@ def limits(**values):
 def config(
     generation=1,
     *,
-    format_id=ident("format"),
+    format_id=FORMAT_ID,
     era=1,
     cluster_id="cluster",
     h=H,
@@ -97,9 +99,7 @@ def claim(
     )
 
 
-def resume(
-    epoch, *, client="c1", inc=ident("c1 again"), before=INC, secret=SECRET, **rest
-):
+def resume(epoch, *, client="c1", inc=INC_AGAIN, before=INC, secret=SECRET, **rest):
     past = Resume(before, epoch, secret)
     return claim(client, inc=inc, resume=past, **rest)
 

@@ -37,9 +37,7 @@ def _release_group(step: Step, record: ReleaseGroup) -> Transitions:
         return (step.refused(reason),)
     group = state.groups.setdefault(record.group_id, GroupState())
     state.dirty[record.group_id] = None
-    pause = state.active_pause(record.group_id)
-    if pause is None and group.pause is not None:
-        _note_over(state, step.entry.offset, record.group_id, group)
+    pause = group.pause
     if record.msg_expire_time <= state.append_time_ms:
         _note_over(state, step.entry.offset, record.group_id, group)
         return (step.accepted("unpaused"),)
@@ -47,15 +45,25 @@ def _release_group(step: Step, record: ReleaseGroup) -> Transitions:
     if record.incarnation not in seen:
         seen = (*seen, record.incarnation)
     longest_ms = state.append_time_ms + config.limit("max_pause_ms")
-    group.pause = Pause(
-        record.op_id,
-        record.client_id,
-        record.incarnation,
-        record.seq,
-        seen,
-        min(record.msg_expire_time, longest_ms),
-    )
+    until_ms = min(record.msg_expire_time, longest_ms)
+    sender = (record.client_id, record.incarnation, record.seq)
+    group.pause = Pause(record.op_id, *sender, seen, until_ms)
+    lapses_ms = state.lapses_ms
+    state.lapses_ms = until_ms if lapses_ms is None else min(until_ms, lapses_ms)
     return (step.accepted("paused"),)
+
+
+def end_pauses(state: WorldState, offset: int) -> None:
+    """End all pauses whose time is over (PROTOCOL 4.8), before a record is judged."""
+    over = [
+        group_id
+        for group_id, group in state.groups.items()
+        if group.pause is not None and group.pause.until_ms <= state.append_time_ms
+    ]
+    for group_id in sorted(over):
+        state.dirty[group_id] = None
+        _note_over(state, offset, group_id, state.groups[group_id])
+    state.note_next_lapse()
 
 
 def _note_over(
@@ -71,8 +79,7 @@ def _note_over(
         _drop_over(state, group.over[0][0], group_id)
     assert state.config is not None
     while len(state.over) > state.config.limit("operations"):
-        oldest = next(iter(state.over))
-        _drop_over(state, *oldest)
+        _drop_over(state, *min(state.over))
 
 
 def _drop_over(state: WorldState, offset: int, group_id: str) -> None:

@@ -20,7 +20,7 @@ from kafka_marshal.protocol.records import (
     ReleaseGroup,
     ReleasingPartition,
 )
-from kafka_marshal.protocol.state import GroupState, KeyState, Pause, WorldState
+from kafka_marshal.protocol.state import KeyState, WorldState
 from kafka_marshal.protocol.types import Key
 
 OP_INCARNATIONS_MAX = 16
@@ -153,7 +153,7 @@ def judge_release_group(
         return "limits"
     group = state.groups.get(record.group_id)
     pause = state.active_pause(record.group_id)
-    if group is not None and _is_over(group, pause, record.op_id):
+    if group is not None and any(record.op_id == op_id for _, op_id in group.over):
         return "op_over"
     if pause is None:
         over = record.msg_expire_time <= state.append_time_ms
@@ -166,9 +166,3 @@ def judge_release_group(
     if record.incarnation != pause.incarnation or record.seq <= pause.seq:
         return "old_seq"
     return None
-
-
-def _is_over(group: GroupState, active: Pause | None, op_id: bytes) -> bool:
-    if any(op_id == over for _, over in group.over):
-        return True
-    return active is None and group.pause is not None and group.pause.op_id == op_id

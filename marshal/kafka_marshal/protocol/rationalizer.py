@@ -52,6 +52,8 @@ def apply(state: WorldState, entry: LogEntry) -> Transitions:
         return ()
     _check_order(state, entry)
     _move_clock(state, entry)
+    if state.lapses_ms is not None and state.append_time_ms >= state.lapses_ms:
+        fold_groups.end_pauses(state, entry.offset)
     transitions = _fold(state, entry)
     if state.halted is None:
         state.next_offset = entry.offset + 1

@@ -92,7 +92,7 @@ class GroupState:
     """One group: its pause, and the operations that are over for good.
 
     Attributes:
-        pause: The last pause; it is over once M reaches its end.
+        pause: The pause that lasts; None again once M has reached its end.
         over: Operations that ended: offset at which that was noted, and op_id.
         key_count: Number of keys of the group in this partition (derived).
     """
@@ -166,7 +166,8 @@ class WorldState:
         halted: Set when a Config needs a level that we do not support.
         soft: Soft state.
         epochs: Current epoch of every key to its key (derived).
-        over: Operations that are over, oldest first (derived).
+        over: Operations that are over, of all groups (derived).
+        lapses_ms: No pause ends before M reaches this; None without one (derived).
         forgettable: Heap of (last activity then, key): one entry for each key that
             may be forgotten, perhaps entries of keys that no longer may (derived).
         awaiting: The keys in that heap (derived).
@@ -188,6 +189,7 @@ class WorldState:
     soft: SoftState = attrs.field(factory=SoftState, eq=False)
     epochs: dict[int, Key] = attrs.field(factory=dict, eq=False)
     over: dict[tuple[int, str], bytes] = attrs.field(factory=dict, eq=False)
+    lapses_ms: int | None = attrs.field(default=None, eq=False)
     forgettable: list[tuple[int, Key]] = attrs.field(factory=list, eq=False)
     awaiting: set[Key] = attrs.field(factory=set, eq=False)
     dirty: dict[Key | str, None] = attrs.field(factory=dict, eq=False)
@@ -207,9 +209,7 @@ class WorldState:
     def active_pause(self, group_id: str) -> Pause | None:
         """Return the group's pause while it lasts (M < until), else None."""
         group = self.groups.get(group_id)
-        if group is None or group.pause is None:
-            return None
-        return group.pause if self.append_time_ms < group.pause.until_ms else None
+        return None if group is None else group.pause
 
     def token(self, key: Key) -> Token | None:
         """Return the fencing token of a key's current epoch (PROTOCOL 4.10)."""
@@ -239,12 +239,12 @@ class WorldState:
             group.key_count = 0
         for key in self.keys:
             self.groups[key.group_id].key_count += 1
-        notes = [
-            (offset, group_id, op_id)
+        self.over = {
+            (offset, group_id): op_id
             for group_id, group in self.groups.items()
             for offset, op_id in group.over
-        ]
-        self.over = {(offset, name): op_id for offset, name, op_id in sorted(notes)}
+        }
+        self.note_next_lapse()
         self.forgettable = [
             (state.active_ms, key)
             for key, state in self.keys.items()
@@ -255,6 +255,12 @@ class WorldState:
         self.item_hashes = {}
         self.item_sum = 0
         self.dirty = {**dict.fromkeys(self.keys), **dict.fromkeys(self.groups)}
+
+    def note_next_lapse(self) -> None:
+        """Recompute when the next pause ends."""
+        pauses = (group.pause for group in self.groups.values())
+        ends_ms = [pause.until_ms for pause in pauses if pause is not None]
+        self.lapses_ms = min(ends_ms, default=None)
 
     def note_forgettable(self, key: Key, state: KeyState) -> None:
         """Remember that a key may be dropped once it has been silent long enough."""

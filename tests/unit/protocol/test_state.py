@@ -106,23 +106,23 @@ def test_log_time_is_now():
     assert WorldState(0, log_time_ms=-5).now_ms == -5
 
 
-@pytest.mark.parametrize(
-    ("append_time_ms", "lasts"),
-    [
-        pytest.param(999, True, id="before"),
-        pytest.param(1_000, False, id="at its end"),
-        pytest.param(1_001, False, id="after"),
-    ],
-)
-def test_a_pause_lasts_while_m_is_below_until(append_time_ms, lasts):
+def test_a_group_may_have_a_pause():
     held = Pause(OP, "admin", INC, 0, (INC,), 1_000)
-    state = WorldState(0, append_time_ms=append_time_ms, groups={"g": GroupState(held)})
-    assert (state.active_pause("g") is held) is lasts
+    state = WorldState(0, groups={"g": GroupState(held), "h": GroupState()})
+    assert state.active_pause("g") is held
+    assert state.active_pause("h") is None
     assert state.active_pause("other") is None
 
 
-def test_a_group_without_pause():
-    assert WorldState(0, groups={"g": GroupState()}).active_pause("g") is None
+def test_the_next_end_of_a_pause_is_the_earliest():
+    state = WorldState(0, groups={"h": GroupState()})
+    state.note_next_lapse()
+    assert state.lapses_ms is None
+    for name, until_ms in (("f", 3_000), ("g", 2_000)):
+        held = Pause(OP, "admin", INC, 0, (INC,), until_ms)
+        state.groups[name] = GroupState(held)
+    state.note_next_lapse()
+    assert state.lapses_ms == 2_000
 
 
 def test_a_token_is_era_leader_epoch_and_offset_of_the_claim():
@@ -180,7 +180,8 @@ def test_the_ring_keeps_the_last_ones():
 def derived(state):
     return (
         state.epochs,
-        list(state.over.items()),
+        state.over,
+        state.lapses_ms,
         state.awaiting,
         {name: group.key_count for name, group in state.groups.items()},
     )
@@ -197,10 +198,12 @@ def test_derived_parts_are_recomputed_alike():
     for op, group in (("op1", "h"), ("op2", "g")):
         log.append(pause(START_MS + 9, op=ident(op), group=group))
         log.append(pause(0, op=ident(op), group=group, seq=1))
+    log.append(pause(START_MS + 9, op=ident("op3")))
     state = log.state
     before = derived(state)
-    assert before[2] == {KEY}
-    assert [op for _, op in before[1]] == [ident("op1"), ident("op2")]
+    assert state.awaiting == {KEY}
+    assert list(state.over.values()) == [ident("op1"), ident("op2")]
+    assert state.lapses_ms == START_MS + 9
     state.rebuild_derived()
     assert derived(state) == before
     assert state.forgettable == [(START_MS, KEY)]

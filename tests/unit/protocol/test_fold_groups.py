@@ -1,0 +1,340 @@
+import pytest
+from logkit import (
+    OP,
+    START_MS,
+    H,
+    Log,
+    claim,
+    config,
+    ident,
+    member,
+    pause,
+    release,
+)
+
+from kafka_marshal.protocol.fold_groups import (
+    FOLDS,
+    GONE_MEMBERS_PER_ENTRY_MAX,
+    OPS_REMEMBERED_MAX,
+)
+from kafka_marshal.protocol.hashing import home_partition
+from kafka_marshal.protocol.records import KINDS
+from kafka_marshal.protocol.state import Halt
+from kafka_marshal.protocol.types import Key
+
+UNTIL = START_MS + 5_000
+DAY_MS = 86_400_000
+
+
+@pytest.fixture
+def log():
+    return Log()
+
+
+def ops(log, group="g"):
+    return [op_id for _, op_id in log.state.groups[group].over]
+
+
+def test_every_record_about_groups_has_its_fold():
+    assert {kind.number for kind in KINDS if kind.record in FOLDS} == {5, 13, 128}
+
+
+# --- Pauses ---
+
+
+def test_a_pause_holds_a_group(log):
+    transition = log.one(pause(UNTIL, seq=3))
+    assert (transition.outcome, transition.effect) == ("accepted", "paused")
+    assert (transition.key, transition.epoch) == (None, None)
+    held = log.state.active_pause("g")
+    assert (held.op_id, held.client_id, held.seq) == (OP, "admin", 3)
+    assert (held.until_ms, held.incarnations) == (UNTIL, (ident("admin"),))
+    assert log.say(claim()) == "paused"
+    assert log.say(claim(key=Key("h", "t", 0))) == "claimed"
+
+
+def test_a_pause_without_config_is_refused():
+    log = Log(configured=False)
+    transition = log.one(pause(UNTIL))
+    assert (transition.outcome, transition.reason) == ("refused", "no_config")
+    assert log.state.groups == {}
+
+
+def test_a_refused_pause_leaves_no_group(log):
+    transition = log.one(pause(START_MS))
+    assert (transition.outcome, transition.reason) == ("refused", "expired")
+    assert log.state.groups == {}
+
+
+@pytest.mark.parametrize(
+    ("asked", "until"),
+    [
+        pytest.param(START_MS + 1, START_MS + 1, id="shortest"),
+        pytest.param(START_MS + DAY_MS, START_MS + DAY_MS, id="longest"),
+        pytest.param(START_MS + DAY_MS + 1, START_MS + DAY_MS, id="cut"),
+        pytest.param(2**63 - 1, START_MS + DAY_MS, id="for ever"),
+    ],
+)
+def test_a_pause_is_bounded(log, asked, until):
+    log.append(pause(asked))
+    assert log.state.active_pause("g").until_ms == until
+
+
+def test_the_bound_is_in_the_config():
+    log = Log(max_pause_ms=10)
+    log.append(pause(UNTIL))
+    assert log.state.active_pause("g").until_ms == START_MS + 10
+
+
+@pytest.mark.parametrize(
+    ("after", "is_over"),
+    [pytest.param(4_999, False, id="before"), pytest.param(5_000, True, id="at M")],
+)
+def test_a_pause_ends_by_itself_for_good(log, after, is_over):
+    log.append(pause(UNTIL))
+    log.append(b"", after=after)
+    assert (log.state.active_pause("g") is None) is is_over
+    assert ops(log) == [OP] * is_over
+    expected = "op_over" if is_over else "paused"
+    assert log.say(pause(UNTIL + 9, seq=1)) == expected
+
+
+def test_a_pause_ends_before_the_record_of_that_moment_is_judged(log):
+    log.append(pause(UNTIL))
+    assert log.say(claim(), at=UNTIL) == "claimed"
+
+
+def test_a_pause_ends_by_m_and_not_by_log_time(log):
+    log.append(pause(UNTIL))
+    # A new leader's clock is ahead: log time stands still, M does not.
+    assert log.say(claim(), at=UNTIL, epoch=1) == "claimed"
+    assert log.state.now_ms == START_MS
+
+
+def test_a_pause_is_renewed_and_shortened_by_its_op(log):
+    log.append(pause(UNTIL))
+    for seq, until in ((1, UNTIL + 100), (2, UNTIL - 100)):
+        assert log.say(pause(until, seq=seq)) == "paused"
+        assert log.state.active_pause("g").until_ms == until
+    assert log.say(claim(), at=UNTIL - 100) == "claimed"
+
+
+def test_another_admin_may_go_on_with_the_op(log):
+    log.append(pause(UNTIL))
+    assert log.say(pause(UNTIL, client="ops", seq=0)) == "paused"
+    held = log.state.active_pause("g")
+    assert (held.client_id, held.incarnation) == ("ops", ident("ops"))
+    assert held.incarnations == (ident("admin"), ident("ops"))
+    assert log.say(pause(UNTIL, seq=9)) == "old_seq"
+    assert log.say(pause(UNTIL, client="ops", seq=1)) == "paused"
+
+
+def test_sixteen_lives_of_an_op(log):
+    for number in range(16):
+        assert log.say(pause(UNTIL, inc=ident(str(number)))) == "paused"
+    assert log.say(pause(UNTIL, inc=ident("16"))) == "limits"
+    assert log.say(pause(0, inc=ident("15"), seq=1)) == "unpaused"
+
+
+def test_a_second_operation_is_busy(log):
+    log.append(pause(UNTIL))
+    transition = log.one(pause(UNTIL, op=ident("other")))
+    assert (transition.outcome, transition.reason) == ("refused", "busy")
+    assert log.state.active_pause("g").op_id == OP
+
+
+@pytest.mark.parametrize(
+    "until", [pytest.param(0, id="long ago"), pytest.param(START_MS, id="at M")]
+)
+def test_an_admin_ends_a_pause(log, until):
+    log.append(pause(UNTIL))
+    transition = log.one(pause(until, seq=1))
+    assert (transition.outcome, transition.effect) == ("accepted", "unpaused")
+    assert log.state.active_pause("g") is None
+    assert log.say(pause(UNTIL, seq=2)) == "op_over"
+    assert log.say(pause(UNTIL, op=ident("other"))) == "paused"
+
+
+def test_sixty_four_operations_of_a_group_are_remembered(log):
+    for number in range(OPS_REMEMBERED_MAX + 1):
+        op = ident(str(number))
+        log.append(pause(UNTIL, op=op))
+        log.append(pause(0, op=op, seq=1))
+    assert OPS_REMEMBERED_MAX == 64
+    assert ops(log) == [ident(str(number)) for number in range(1, 65)]
+    assert len(log.state.over) == 64
+    assert log.say(pause(UNTIL, op=ident("1"))) == "op_over"
+    assert log.say(pause(UNTIL, op=ident("0"))) == "paused"
+
+
+def test_operations_of_all_groups_are_bounded():
+    log = Log(operations=2)
+    log.claimed(key=Key("b", "t", 0))
+    for group in "abc":
+        log.append(pause(UNTIL, group=group))
+        log.append(pause(0, group=group, seq=1))
+    # "a" has nothing left, "b" still has its key.
+    assert set(log.state.groups) == {"b", "c"}
+    log.append(pause(UNTIL, group="d"))
+    log.append(pause(0, group="d", seq=1))
+    assert {name: ops(log, name) for name in log.state.groups} == {
+        "b": [],
+        "c": [OP],
+        "d": [OP],
+    }
+
+
+def test_lapsed_pauses_count_among_the_remembered():
+    log = Log(operations=1, groups=2)
+    log.append(pause(UNTIL, group="b"))
+    log.append(pause(UNTIL, group="a"))
+    assert log.say(claim(key=Key("c", "t", 0))) == "limits"
+    log.append(b"", at=UNTIL)
+    # Equally late ones go by name.
+    assert {name: ops(log, name) for name in log.state.groups} == {"b": [OP]}
+    assert log.say(claim(key=Key("c", "t", 0))) == "claimed"
+
+
+def test_a_lapse_and_an_end_in_one_entry_are_remembered_by_name():
+    log = Log(operations=1)
+    log.append(pause(UNTIL, group="z"))
+    log.append(pause(UNTIL + H, group="a"))
+    assert log.say(pause(0, group="a", seq=1), at=UNTIL) == "unpaused"
+    assert set(log.state.groups) == {"z"}
+
+
+def test_a_pause_that_was_ended_does_not_lapse_again(log):
+    log.append(pause(UNTIL))
+    log.append(pause(0, seq=1))
+    log.append(pause(UNTIL + H, op=ident("other")))
+    log.append(b"", at=UNTIL)
+    assert ops(log) == [OP]
+    assert log.state.active_pause("g").op_id == ident("other")
+    assert log.state.lapses_ms == UNTIL + H
+
+
+# --- Config ---
+
+
+@pytest.mark.parametrize(
+    ("change", "accepted"),
+    [
+        pytest.param({}, True, id="the next generation"),
+        pytest.param({"h": 7, "span": 9}, True, id="other settings"),
+        pytest.param({"era": 9}, True, id="a much higher era"),
+        pytest.param({"generation": 1}, False, id="the same generation"),
+        pytest.param({"generation": 3}, False, id="a generation too far"),
+        pytest.param({"cluster_id": "other"}, False, id="another cluster"),
+        pytest.param({"format_id": ident("other")}, False, id="another format"),
+        pytest.param({"k": 2}, False, id="another K"),
+        pytest.param({"era": 1}, False, id="the same era"),
+        pytest.param({"era": 0}, False, id="a lower era"),
+        pytest.param({"level": 2, "era": 1}, False, id="refused before its level"),
+    ],
+)
+def test_who_may_follow_a_config(log, change, accepted):
+    record = config(**{"generation": 2, "era": 2} | change)
+    transition = log.one(record)
+    if accepted:
+        assert (transition.outcome, transition.effect) == ("accepted", "configured")
+        assert log.state.config == record
+    else:
+        assert (transition.outcome, transition.reason) == ("refused", "config")
+        assert log.state.config == config()
+    assert log.state.halted is None
+
+
+def test_the_first_config_may_be_of_any_generation():
+    log = Log(generation=5, era=0)
+    assert log.state.config.generation == 5
+
+
+def test_a_config_beyond_us_halts(log):
+    transition = log.one(config(2, era=2, level=2), after=5)
+    assert (transition.outcome, transition.reason) == ("halted", "halted")
+    assert log.state.halted == Halt(offset=1, feature_level=2)
+    assert log.state.config == config()
+    assert (log.state.next_offset, log.state.now_ms) == (1, START_MS + 5)
+
+
+def test_the_first_config_may_halt():
+    log = Log(configured=False)
+    assert log.say(config(level=2)) == "halted"
+    assert log.state.config is None
+
+
+# --- Members ---
+
+
+def members(log):
+    return {
+        (name[1], one.since_offset, one.offset)
+        for name, one in log.state.soft.members.items()
+    }
+
+
+def test_a_member_announces_itself(log):
+    transition = log.one(member())
+    assert (transition.outcome, transition.effect) == ("accepted", "member")
+    assert members(log) == {("c1", 1, 1)}
+    log.append(member(seq=1))
+    assert members(log) == {("c1", 1, 2)}
+    for seq in (0, 1):
+        transition = log.one(member(seq=seq))
+        assert (transition.outcome, transition.reason) == ("ignored", "old_seq")
+    log.append(member(inc=ident("another life")))
+    assert members(log) == {("c1", 1, 2), ("c1", 5, 5)}
+
+
+def test_a_member_changes_nothing_that_is_hard(log):
+    before = log.state.groups.copy(), log.state.keys.copy()
+    log.append(member())
+    assert (log.state.groups, log.state.keys) == before
+
+
+def test_a_member_without_config_is_ignored():
+    log = Log(configured=False)
+    assert log.one(member()).reason == "no_config"
+    assert members(log) == set()
+
+
+def test_a_member_belongs_to_its_groups_home():
+    home = home_partition("g", partition_count=2)
+    for place, expected in ((home, "member"), (1 - home, "wrong_partition")):
+        assert Log(place, k=2).say(member()) == expected
+
+
+def test_members_are_bounded():
+    log = Log(keys=2)
+    log.append(member("c1"))
+    log.append(member("c2"))
+    transition = log.one(member("c3"))
+    assert (transition.outcome, transition.reason) == ("refused", "limits")
+    assert log.say(member("c1", seq=1)) == "member"
+
+
+def test_gone_members_are_dropped_some_with_each_entry(log):
+    for number in range(GONE_MEMBERS_PER_ENTRY_MAX + 1):
+        log.append(member(f"c{number}"))
+    log.append(member("late"), after=2 * H)
+    assert len(members(log)) == 10
+    log.append(member("later"), after=1)
+    assert {name for name, *_ in members(log)} == {"c8", "late", "later"}
+    log.append(member("later", seq=1))
+    assert {name for name, *_ in members(log)} == {"late", "later"}
+
+
+def test_an_announcement_keeps_a_member(log):
+    log.append(member("c1"))
+    log.append(member("c2"))
+    log.append(member("c1", seq=1), after=H)
+    log.append(member("c3"), after=H + 1)
+    assert {name for name, *_ in members(log)} == {"c1", "c3"}
+
+
+def test_a_group_without_anything_is_dropped():
+    log = Log(forget_ms=0)
+    epoch = log.claimed()
+    log.append(release(epoch))
+    log.append(b"", after=1)
+    assert log.state.groups == {}
