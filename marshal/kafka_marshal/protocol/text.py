@@ -83,8 +83,9 @@ def object_to_entry(line: Any) -> tuple[int, LogEntry]:  # noqa: ANN401 - any JS
         raise MalformedRecord("a line must hold a JSON object")
     partition = _integer(line, "partition", least=0)
     name = line.get("timestamp_type", "LogAppendTime")
-    if name not in _TIMESTAMP_TYPES:
-        raise MalformedRecord(f"unknown timestamp_type {name!r}")
+    if not isinstance(name, str) or name not in _TIMESTAMP_TYPES:
+        known = ", ".join(_TIMESTAMP_TYPES)
+        raise MalformedRecord(f"timestamp_type must be one of {known}")
     epoch = line.get("leader_epoch")
     value, reason = _value(line)
     return partition, LogEntry(
@@ -105,7 +106,7 @@ def object_to_record(payload: Any) -> Record | Undecodable:  # noqa: ANN401 - an
     try:
         fields = _object_to_fields(kind.record, payload["data"])
         value = encode_fields(kind, fields)
-    except (MalformedRecord, TypeError, ValueError, OverflowError) as error:
+    except (MalformedRecord, ValueError) as error:
         return Undecodable(f"bad data: {error}"[:200])
     return decode(value)
 
@@ -147,7 +148,8 @@ def _to_json(value: Any) -> Any:  # noqa: ANN401 - any field value
 def _integer(line: dict[str, Any], name: str, *, least: int = -(2**63)) -> int:
     value = line.get(name)
     if type(value) is not int or not least <= value < 2**63:
-        raise MalformedRecord(f"{name} must be an integer, not {value!r}"[:200])
+        # The value itself may be too deep or too long to be written out.
+        raise MalformedRecord(f"{name} must be an integer from {least} to 2**63 - 1")
     return value
 
 
@@ -156,10 +158,14 @@ def _value(line: dict[str, Any]) -> tuple[bytes | None, str | None]:
         undecodable = line["undecodable"]
         if not isinstance(undecodable, dict):
             raise MalformedRecord("undecodable must be an object")
-        reason = str(undecodable.get("reason", "undecodable"))[:200]
+        reason = undecodable.get("reason", "undecodable")
+        if not isinstance(reason, str):
+            raise MalformedRecord("undecodable.reason must be a string")
+        text = undecodable.get("value")
+        if text is None:
+            return None, reason[:200]
         try:
-            text = undecodable.get("value")
-            return None if text is None else base64.b64decode(text), reason
+            return base64.b64decode(text, validate=True), reason[:200]
         except (binascii.Error, ValueError, TypeError) as error:
             raise MalformedRecord(f"undecodable.value: {error}") from error
     if "payload" not in line:
