@@ -1,0 +1,302 @@
+from hashlib import blake2b
+
+import msgspec
+import pytest
+from logkit import (
+    INC,
+    KEY,
+    OP,
+    SECRET,
+    START_MS,
+    H,
+    Log,
+    beat,
+    claim,
+    config,
+    fold,
+    hashed,
+    ident,
+    messages,
+    pause,
+    release,
+)
+
+from kafka_marshal.errors import MalformedRecord
+from kafka_marshal.protocol.codec import encode
+from kafka_marshal.protocol.rationalizer import apply
+from kafka_marshal.protocol.snapshot import digest, from_bytes, to_bytes
+from kafka_marshal.protocol.state import WorldState
+from kafka_marshal.protocol.types import Key
+
+pack, unpack = msgspec.msgpack.encode, msgspec.msgpack.decode
+SECOND = Key("g", "t", 1)
+THIRD = Key("h", "t", 2)
+
+
+def story():
+    """Return a log that touches every part of the canonical form."""
+    log = Log(forget_ms=50_000)
+    first = log.claimed(topic_id=ident("one"), resume_hash=hashed(SECRET))
+    log.append(messages(first, 3, 9), after=5)
+    log.append(release(first, 11, successor="c2"))
+    log.append(claim("c2", topic_id=ident("two"), expected=first))
+    log.claimed("c3", key=SECOND)
+    log.append(release(log.claimed("c1", key=THIRD), 7, key=THIRD))
+    log.append(pause(START_MS + H))
+    log.append(pause(0, seq=1))
+    log.append(pause(START_MS + 9 * H, op=ident("second"), seq=1), after=1)
+    log.append(pause(START_MS + 9 * H, op=ident("second"), client="other"), epoch=2)
+    log.key(SECOND).lock = OP
+    log.key(SECOND).previous = (4, None)
+    log.state.dirty[SECOND] = None
+    return log
+
+
+def test_bytes_read_back_as_the_same_world():
+    state = story().state
+    back = from_bytes(to_bytes(state))
+    assert back == state
+    assert to_bytes(back) == to_bytes(state)
+    assert digest(back) == digest(state)
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        pytest.param(WorldState(0), id="nothing yet"),
+        pytest.param(Log(3).state, id="only a Config"),
+        pytest.param(WorldState(1, next_offset=9, leader_epoch=4), id="only an end"),
+    ],
+)
+def test_small_worlds_read_back(state):
+    assert from_bytes(to_bytes(state)) == state
+
+
+def test_the_canonical_form_is_these_tuples():
+    state = story().state
+    version, header, keys, groups, operations = unpack(to_bytes(state))
+    assert (version, operations) == (1, [])
+    assert header[:3] == ["header", 0, 12]
+    # The last entry opened a leader epoch, so C did not move with it.
+    assert header[3:7] == [2, START_MS + 6, START_MS + 6, START_MS + 6]
+    assert header[7] == encode(state.config)
+    assert [key[1:4] for key in keys] == [["g", "t", 0], ["g", "t", 1], ["h", "t", 2]]
+    epoch = state.keys[KEY].epoch
+    assert (
+        keys[0]
+        == [
+            "key",
+            "g",
+            "t",
+            0,
+            ["c2", ident("c2")],
+            epoch,
+            0,
+            START_MS + 5,
+            H,
+            START_MS + 5,
+            None,
+            None,
+            ident("two"),
+            [ident("one")],
+            None,
+            None,
+            None,
+            None,
+        ]
+        or state.keys[KEY].handoff
+    )
+    assert keys[1][15:17] == [OP, [4, None]]
+    assert keys[2][4] is None
+    held = state.groups["g"].pause
+    assert groups[0] == [
+        "group",
+        "g",
+        [
+            ident("second"),
+            "other",
+            ident("other"),
+            0,
+            [ident("admin"), ident("other")],
+            held.until_ms,
+        ],
+        [[9, OP]],
+    ]
+    assert groups[1] == ["group", "h", None, []]
+
+
+def test_the_digest_is_the_sum_of_the_hashes_of_all_tuples():
+    state = story().state
+    _, header, keys, groups, _ = unpack(to_bytes(state))
+    total = sum(
+        int.from_bytes(blake2b(pack(item), digest_size=16).digest(), "big")
+        for item in [header, *keys, *groups]
+    )
+    assert digest(state) == f"{total % 2**128:032x}"
+
+
+def test_the_digest_follows_every_change():
+    log = Log(forget_ms=100)
+    seen = set()
+    for what in (
+        claim(),
+        beat(1, 5),
+        release(1),
+        pause(START_MS + 50),
+        pause(0, seq=1),
+        b"",
+        claim("c2", key=THIRD),
+    ):
+        log.append(what, after=40)
+        assert digest(log.state) == digest(fold(log.entries))
+        seen.add(digest(log.state))
+    assert len(seen) == 7
+    assert KEY not in log.state.keys
+
+
+def test_a_digest_that_nothing_changed_is_the_same():
+    state = story().state
+    assert digest(state) == digest(state)
+    assert state.dirty == {}
+
+
+def test_soft_state_is_in_neither():
+    log = story()
+    before = digest(log.state), to_bytes(log.state)
+    log.state.soft.counters["held"] = 99
+    log.state.soft.undecodable.clear()
+    assert (digest(log.state), to_bytes(log.state)) == before
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        pytest.param("partition", 1, id="T"),
+        pytest.param("next_offset", 99, id="next offset"),
+        pytest.param("leader_epoch", 99, id="leader epoch"),
+        pytest.param("epoch_time_ms", 99, id="W"),
+        pytest.param("log_time_ms", 99, id="C"),
+        pytest.param("append_time_ms", 99, id="M"),
+        pytest.param("config", config(era=9), id="config"),
+    ],
+)
+def test_the_digest_covers_the_header(name, value):
+    state = story().state
+    before = digest(state)
+    setattr(state, name, value)
+    assert digest(state) != before
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        pytest.param("owner", None, id="owner"),
+        pytest.param("epoch", 99, id="epoch"),
+        pytest.param("epoch_leader_epoch", 99, id="leader epoch"),
+        pytest.param("renewed_ms", 99, id="renewed"),
+        pytest.param("heartbeat_interval_ms", 99, id="H"),
+        pytest.param("active_ms", 99, id="active"),
+        pytest.param("position", 99, id="position"),
+        pytest.param("granted", 99, id="granted"),
+        pytest.param("topic_id", INC, id="topic_id"),
+        pytest.param("retired_topic_ids", (), id="retired"),
+        pytest.param("resume_hash", hashed(INC), id="resume_hash"),
+        pytest.param("lock", OP, id="lock"),
+        pytest.param("previous", (1, 2), id="previous"),
+        pytest.param("handoff", ("c9", 9), id="handoff"),
+    ],
+)
+def test_the_digest_covers_every_field_of_a_key(name, value):
+    log = Log()
+    epoch = log.claimed(topic_id=ident("one"))
+    log.append(release(epoch))
+    log.claimed(topic_id=ident("two"), expected=epoch)
+    before = digest(log.state)
+    setattr(log.key(), name, value)
+    log.state.dirty[KEY] = None
+    assert digest(log.state) != before
+
+
+def test_a_halted_world_has_a_digest_and_no_bytes():
+    log = story()
+    log.append(config(2, era=2, level=2))
+    assert len(digest(log.state)) == 32
+    with pytest.raises(ValueError, match="halted"):
+        to_bytes(log.state)
+
+
+def test_what_was_read_back_goes_on_alike():
+    log = story()
+    back = from_bytes(to_bytes(log.state))
+    for what in (beat(4, 5), b"", release(5, client="c3", key=SECOND), claim("c9")):
+        transitions = log.append(what, after=H)
+        assert apply(back, log.entries[-1]) == transitions
+        assert to_bytes(back) == to_bytes(log.state)
+
+
+# --- What is no snapshot ---
+
+
+def changed(change):
+    fields = unpack(to_bytes(story().state))
+    change(fields)
+    return pack(fields)
+
+
+def put(*path):
+    *way, last, value = path
+
+    def change(fields):
+        for step in way:
+            fields = fields[step]
+        fields[last] = value
+
+    return change
+
+
+BAD = [
+    pytest.param(b"", id="empty"),
+    pytest.param(b"\xc1", id="no MessagePack"),
+    pytest.param(b"\x91" * 5_000, id="too deep"),
+    pytest.param(pack(5), id="no array"),
+    pytest.param(pack(None), id="nil"),
+    pytest.param(pack([]), id="too few"),
+    pytest.param(to_bytes(story().state) + b"\xc0", id="too long"),
+    pytest.param(to_bytes(story().state)[:-1], id="too short"),
+    pytest.param(changed(put(0, 2)), id="unknown version"),
+    pytest.param(changed(put(4, [1])), id="unknown operations"),
+    pytest.param(changed(put(1, 0, "head")), id="no header"),
+    pytest.param(changed(put(1, ["header"])), id="short header"),
+    pytest.param(changed(put(1, 7, b"\x01")), id="unreadable Config"),
+    pytest.param(changed(put(1, 7, 5)), id="a Config that is a number"),
+    pytest.param(changed(put(2, 0, 0, "cle")), id="no key"),
+    pytest.param(changed(put(2, 0, ["key", "g", "t", 0])), id="short key"),
+    pytest.param(changed(put(2, 0, 4, 7)), id="an owner that is a number"),
+    pytest.param(changed(put(2, 0, 5, [])), id="an epoch that is a list"),
+    pytest.param(changed(put(2, 0, 13, None)), id="no retired ids"),
+    pytest.param(changed(put(2, 0, 16, 7)), id="a previous that is a number"),
+    pytest.param(changed(put(3, 0, 0, "grp")), id="no group"),
+    pytest.param(changed(put(3, 0, 2, [1])), id="short pause"),
+    pytest.param(changed(put(3, [])), id="groups missing"),
+    pytest.param(changed(lambda fields: fields[2].reverse()), id="keys out of order"),
+    pytest.param(changed(lambda fields: fields[3].reverse()), id="groups out of order"),
+    pytest.param(
+        changed(lambda fields: fields[2].append(fields[2][-1])), id="a key twice"
+    ),
+    pytest.param(
+        b"\x95\xd0" + to_bytes(story().state)[1:], id="an integer longer than needed"
+    ),
+]
+
+
+@pytest.mark.parametrize("value", BAD)
+def test_what_is_no_snapshot(value):
+    with pytest.raises(MalformedRecord, match="not a snapshot"):
+        from_bytes(value)
+
+
+def test_every_cut_is_no_snapshot():
+    value = to_bytes(story().state)
+    for size in range(len(value)):
+        with pytest.raises(MalformedRecord):
+            from_bytes(value[:size])
