@@ -1,1 +1,19 @@
 """Where bytes meet Kafka: the only package that imports a Kafka client."""
+
+from kafka_marshal.kafka_io.coordination import KafkaCoordinationLog
+from kafka_marshal.kafka_io.data import KafkaDataLog
+from kafka_marshal.kafka_io.settings import ConnectionSettings
+from kafka_marshal.kafka_io.topics import (
+    KafkaTopicAdmin,
+    TopicDescription,
+    problems,
+)
+
+__all__ = [
+    "ConnectionSettings",
+    "KafkaCoordinationLog",
+    "KafkaDataLog",
+    "KafkaTopicAdmin",
+    "TopicDescription",
+    "problems",
+]

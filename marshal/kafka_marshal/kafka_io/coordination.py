@@ -157,6 +157,8 @@ class KafkaCoordinationLog(CoordinationLog):
         # The next offset and the last leader epoch of each partition.
         self._next = [0] * self._partition_count
         self._epochs = [_LEADER_EPOCH_NONE] * self._partition_count
+        # The end of each partition, as last asked.
+        self._ends = [0] * self._partition_count
         try:
             self._producer = self._new_producer(deadline)
             self._consumer = self._new_consumer(deadline)
@@ -215,6 +217,26 @@ class KafkaCoordinationLog(CoordinationLog):
         for place, records in batches.items():
             self._take(place.partition, records, entries)
         return entries
+
+    def positions(self) -> Mapping[int, int]:
+        """Return the next offset that ``poll`` will look at, per partition."""
+        self._require_process("Reading")
+        for place in self._partitions:
+            number = place.partition
+            # Only a partition that seems to be behind can have control records
+            # before it, which a poll passes without returning anything.
+            if self._next[number] >= self._ends[number] or self._is_closed:
+                continue
+            try:
+                at = self._consumer.position(place, timeout_ms=0)
+            except kafka_errors.LogTruncationError as error:
+                # kafka-python tells it once; the next poll must raise it.
+                self._fault = self._told(error, "Reading", Access.READ)
+                break
+            except kafka_errors.KafkaError:
+                continue
+            self._next[number] = max(self._next[number], at or 0)
+        return dict(enumerate(self._next))
 
     def start_offsets(self, timeout_ms: int) -> Mapping[int, int]:
         """Return the first offset that exists, per partition."""
@@ -429,7 +451,10 @@ class KafkaCoordinationLog(CoordinationLog):
             which = "end" if is_end else "start"
             doing = f"Asking for the {which} of {self._topic}"
             raise self._told(error, doing, Access.READ) from error
-        return {place.partition: offset for place, offset in found.items()}
+        offsets = {place.partition: offset for place, offset in found.items()}
+        if is_end:
+            self._ends = [offsets[number] for number in range(self._partition_count)]
+        return offsets
 
     def _close_in_background(self, producer: Any) -> threading.Thread:  # noqa: ANN401 - untyped library
         """Flush and close a producer on a thread that its own timeouts bound.

@@ -250,6 +250,10 @@ class KafkaDataReader(DataReader):
                 return self._outside(place, requested, "was cut off by a truncation")
         if isinstance(error, kafka_errors.CorruptRecordError | UnicodeDecodeError):
             self._drop_consumer(0)
+            # The error does not say which partition it is of. Another first one
+            # each time lets those that are sound go on.
+            first = next(iter(self._ours))
+            self._ours[first] = self._ours.pop(first)
         return translated(
             error,
             doing="Reading data partitions",

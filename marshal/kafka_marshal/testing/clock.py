@@ -1,0 +1,165 @@
+"""Time, chance and background work that a test decides about."""
+
+import random
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from kafka_marshal.errors import InvalidTransition
+from kafka_marshal.ports import Background, Clock, Entropy
+
+T = TypeVar("T")
+
+EPOCH_MS = 1_700_000_000_000
+_MILLION = 1_000_000
+
+
+class VirtualClock(Clock):
+    """True time of a simulated world; it moves when it is told to."""
+
+    def __init__(self, *, now_ms: int = 0, wall_ms: int = EPOCH_MS) -> None:
+        """Start at a boot time and a wall time."""
+        self._now_ms = now_ms
+        self._wall_offset_ms = wall_ms - now_ms
+
+    def now_ms(self) -> int:
+        """Return the virtual boot clock."""
+        return self._now_ms
+
+    def wall_ms(self) -> int:
+        """Return the virtual wall clock."""
+        return self._now_ms + self._wall_offset_ms
+
+    def advance(self, duration_ms: int) -> None:
+        """Let time pass.
+
+        Args:
+            duration_ms: How much, at least 0.
+        """
+        assert duration_ms >= 0
+        self._now_ms += duration_ms
+
+    def step_wall(self, by_ms: int) -> None:
+        """Set the wall clock ahead or back, as an administrator or NTP does."""
+        self._wall_offset_ms += by_ms
+
+    def view(
+        self, *, drift_ppm: int = 0, offset_ms: int = 0, wall_offset_ms: int = 0
+    ) -> "ClockView":
+        """Return the clock of one simulated machine.
+
+        Args:
+            drift_ppm: How much faster it runs, in parts per million (or slower,
+                below 0).
+            offset_ms: Its boot clock is this much ahead at the moment.
+            wall_offset_ms: Its wall clock is this much ahead.
+        """
+        return ClockView(
+            self,
+            drift_ppm=drift_ppm,
+            offset_ms=offset_ms,
+            wall_offset_ms=wall_offset_ms,
+        )
+
+
+class ClockView(Clock):
+    """A machine's clock: true time with a drift and an offset, in integers."""
+
+    def __init__(
+        self, base: VirtualClock, *, drift_ppm: int, offset_ms: int, wall_offset_ms: int
+    ) -> None:
+        """Remember when this clock was true; see ``VirtualClock.view``."""
+        self._base = base
+        self._drift_ppm = drift_ppm
+        self._start_ms = base.now_ms()
+        self._offset_ms = offset_ms
+        self._wall_offset_ms = wall_offset_ms
+
+    def now_ms(self) -> int:
+        """Return this machine's boot clock."""
+        true_ms = self._base.now_ms()
+        gained_ms = (true_ms - self._start_ms) * self._drift_ppm // _MILLION
+        return true_ms + gained_ms + self._offset_ms
+
+    def wall_ms(self) -> int:
+        """Return this machine's wall clock."""
+        return self._base.wall_ms() + self._wall_offset_ms
+
+
+class SeededEntropy(Entropy):
+    """Chance that a seed repeats. Never for secrets."""
+
+    def __init__(self, seed: int) -> None:
+        """Start the sequence that belongs to ``seed``."""
+        self._random = random.Random(seed)  # noqa: S311 - repeatable on purpose
+
+    def random_bytes(self, count: int) -> bytes:
+        """Return the next ``count`` bytes of the sequence."""
+        return self._random.randbytes(count)
+
+    def below(self, limit: int) -> int:
+        """Return an integer 0 <= n < ``limit`` (0 where limit < 1)."""
+        return self._random.randrange(limit) if limit > 1 else 0
+
+
+class InlineBackground(Background):
+    """Background work without a thread: at once, or when the test says so."""
+
+    def __init__(self, *, is_held: bool = False) -> None:
+        """Choose when calls run.
+
+        Args:
+            is_held: Keep calls waiting until ``run_waiting``.
+        """
+        self.is_held = is_held
+        self._waiting: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
+        self._is_closed = False
+
+    @property
+    def waiting_count(self) -> int:
+        """Number of calls that wait."""
+        return len(self._waiting)
+
+    def submit(self, call: Callable[[], T]) -> Future[T]:
+        """Run ``call`` now, or keep it waiting; return its outcome(-to-be)."""
+        future: Future[T] = Future()
+        if self._is_closed:
+            future.set_exception(InvalidTransition("The background is closed."))
+        else:
+            self._waiting.append((future, call))
+            if not self.is_held:
+                self.run_waiting()
+        return future
+
+    def run_waiting(self, *, count: int | None = None) -> int:
+        """Run calls that wait, oldest first.
+
+        Args:
+            count: How many at most; all that wait now without it.
+
+        Returns:
+            How many ran.
+        """
+        chosen = min(len(self._waiting), len(self._waiting) if count is None else count)
+        for _ in range(chosen):
+            future, call = self._waiting.popleft()
+            try:
+                outcome = call()
+            except Exception as error:  # noqa: BLE001 - belongs to the caller
+                future.set_exception(error)
+            else:
+                future.set_result(outcome)
+        return chosen
+
+    def close(self, timeout_ms: int) -> None:
+        """Fail what waits. Idempotent.
+
+        Args:
+            timeout_ms: Ignored: nothing is ever under way.
+        """
+        del timeout_ms
+        self._is_closed = True
+        while self._waiting:
+            future, _ = self._waiting.popleft()
+            future.set_exception(InvalidTransition("The background was closed."))

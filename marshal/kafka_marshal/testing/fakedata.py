@@ -1,0 +1,190 @@
+"""Data topics and group offsets of a ``FakeKafka``."""
+
+import time
+from collections.abc import Mapping, Sequence
+
+from kafka_marshal.errors import CoordinationError, InvalidTransition, PositionError
+from kafka_marshal.ports import DataLog, DataReader, LogRange, Record, TopicInfo
+from kafka_marshal.protocol.types import TopicPartition
+from kafka_marshal.testing.fakelog import FakeKafka
+
+
+class FakeDataLog(DataLog):
+    """One client's look-ups about data topics and group offsets.
+
+    Attributes:
+        cut: Whether the network between this client and the cluster is cut;
+            its readers share it.
+    """
+
+    def __init__(self, cluster: FakeKafka) -> None:
+        """Open a session; nothing can fail yet."""
+        self.cut = False
+        self._cluster = cluster
+        self._is_closed = False
+
+    def describe(
+        self, topics: Sequence[str], timeout_ms: int
+    ) -> Mapping[str, TopicInfo]:
+        """Return what is known of each topic; a topic that does not exist is absent."""
+        with self._cluster.changed:
+            self._require_answer(timeout_ms)
+            found = [each for each in topics if self._cluster.has_topic(each)]
+            return {
+                name: TopicInfo(
+                    len(self._cluster.topic(name).partitions),
+                    self._cluster.topic(name).topic_id,
+                )
+                for name in found
+            }
+
+    def ranges(
+        self, partitions: Sequence[TopicPartition], timeout_ms: int
+    ) -> Mapping[TopicPartition, LogRange]:
+        """Return log-start and log-end offsets of each partition."""
+        with self._cluster.changed:
+            self._require_answer(timeout_ms)
+            return {each: self._cluster.range(each) for each in partitions}
+
+    def committed(
+        self, group_id: str, partitions: Sequence[TopicPartition], *, timeout_ms: int
+    ) -> Mapping[TopicPartition, int | None]:
+        """Return the group's committed offsets (None: no commit)."""
+        with self._cluster.changed:
+            self._require_answer(timeout_ms)
+            offsets = self._cluster.groups.get(group_id, {})
+            return {each: offsets.get(each) for each in partitions}
+
+    def commit(
+        self, group_id: str, offsets: Mapping[TopicPartition, int], *, timeout_ms: int
+    ) -> None:
+        """Set the group's committed offsets."""
+        with self._cluster.changed:
+            self._require_answer(timeout_ms)
+            if group_id in self._cluster.busy_groups:
+                raise CoordinationError(
+                    f"Committing offsets of group {group_id} failed: the group has "
+                    "active members of its own. Stop them."
+                )
+            self._cluster.groups.setdefault(group_id, {}).update(offsets)
+
+    def reader(self) -> "FakeDataReader":
+        """Return a new reader with nothing assigned."""
+        return FakeDataReader(self, self._cluster)
+
+    def close(self, timeout_ms: int) -> None:
+        """Let go. Idempotent; readers live on."""
+        del timeout_ms
+        self._is_closed = True
+
+    def _require_answer(self, timeout_ms: int) -> None:
+        if self._is_closed:
+            raise InvalidTransition("The connection is closed; open a new one.")
+        if self.cut:
+            raise CoordinationError(f"No answer within {timeout_ms} ms: cut off.")
+        self._cluster.settle()
+
+
+class FakeDataReader(DataReader):
+    """Fetches records of data partitions of a ``FakeKafka``."""
+
+    def __init__(self, session: FakeDataLog, cluster: FakeKafka) -> None:
+        """Start with nothing assigned."""
+        self._session = session
+        self._cluster = cluster
+        self._places: dict[TopicPartition, int | None] = {}
+        self._paused: set[TopicPartition] = set()
+        self._is_closed = False
+
+    def assign(self, partitions: Sequence[TopicPartition]) -> None:
+        """Make this the exact set of partitions; see ``ports.DataReader``."""
+        self._require_open()
+        self._places = {each: self._places.get(each) for each in partitions}
+        self._paused &= self._places.keys()
+
+    def seek(self, partition: TopicPartition, offset: int) -> None:
+        """Continue at ``offset``; see ``ports.DataReader``."""
+        self._require_open()
+        if partition not in self._places or offset < 0:
+            raise InvalidTransition(f"Cannot seek to {offset} in {partition}.")
+        self._places[partition] = offset
+
+    def pause(self, partitions: Sequence[TopicPartition]) -> None:
+        """Stop fetching these until resumed."""
+        self._require_open()
+        self._paused.update(each for each in partitions if each in self._places)
+
+    def resume(self, partitions: Sequence[TopicPartition]) -> None:
+        """Undo ``pause``; unknown or running partitions are left alone."""
+        self._require_open()
+        self._paused.difference_update(partitions)
+
+    def poll(
+        self, timeout_ms: int, max_records: int
+    ) -> Mapping[TopicPartition, Sequence[Record]]:
+        """Return up to ``max_records`` records; see ``ports.DataReader``."""
+        deadline = time.monotonic() + timeout_ms / 1000
+        with self._cluster.changed:
+            while True:
+                self._require_open()
+                for partition, place in self._places.items():
+                    if place is None:
+                        raise InvalidTransition(
+                            f"Cannot poll: {partition} is new and has no place."
+                        )
+                self._cluster.settle()
+                found = {} if self._session.cut else self._read(max(1, max_records))
+                if found or not self._cluster.wait(deadline):
+                    return found
+
+    def close(self, timeout_ms: int) -> None:
+        """Let go. Idempotent."""
+        del timeout_ms
+        self._is_closed = True
+
+    def _require_open(self) -> None:
+        if self._is_closed:
+            raise InvalidTransition("The reader is closed; open a new one.")
+
+    def _read(self, room: int) -> dict[TopicPartition, Sequence[Record]]:
+        found: dict[TopicPartition, Sequence[Record]] = {}
+        for partition in list(self._places):
+            if partition in self._paused or room == 0:
+                continue
+            if not self._has_log(partition):
+                continue
+            records = self._read_one(partition, room)
+            if records:
+                found[partition] = records
+                room -= len(records)
+                # Whoever was served goes to the end, so that none starves.
+                self._places[partition] = self._places.pop(partition)
+        return found
+
+    def _has_log(self, partition: TopicPartition) -> bool:
+        """Tell whether the partition exists; what does not is waited for."""
+        try:
+            self._cluster.log(partition)
+        except CoordinationError:
+            return False
+        return True
+
+    def _read_one(self, partition: TopicPartition, room: int) -> list[Record]:
+        place = self._places[partition]
+        assert place is not None
+        log = self._cluster.log(partition)
+        if not log.start <= place <= log.end:
+            raise PositionError(
+                f"Position {place} of {partition} is outside its log, which has "
+                f"offsets {log.start} to {log.end}. Seek to an offset within it.",
+                partition=partition,
+                requested=place,
+                log_start=log.start,
+                log_end=log.end,
+            )
+        stored = log.read(place, room)
+        if not stored:
+            self._places[partition] = log.end
+            return []
+        self._places[partition] = stored[-1].offset + 1
+        return [each.record(partition) for each in stored]

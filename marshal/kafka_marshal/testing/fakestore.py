@@ -1,0 +1,122 @@
+"""What a ``FakeKafka`` is made of: stored records, logs, and fates of appends."""
+
+from bisect import bisect_left
+from operator import attrgetter
+from typing import Protocol
+
+import attrs
+
+from kafka_marshal.ports import Record
+from kafka_marshal.protocol.types import LogEntry, TopicPartition
+
+
+@attrs.frozen
+class AppendFate:
+    """What happens to one append.
+
+    Attributes:
+        delay_ms: Time until it lands in the log.
+        is_lost: It never lands.
+        copies: How many times it lands.
+        fails_after_ms: It is reported as failed after this time, whether or not
+            it lands. None: it is acknowledged when it lands, or fails with the
+            delivery timeout.
+    """
+
+    delay_ms: int = 0
+    is_lost: bool = False
+    copies: int = 1
+    fails_after_ms: int | None = None
+
+
+class FatePolicy(Protocol):
+    """Decides what happens to appends; given to ``FakeKafka`` by a test."""
+
+    def of_append(self, writer: str, partition: int) -> AppendFate:
+        """Return the fate of the next append of ``writer`` to ``partition``."""
+        ...
+
+
+class Prompt:
+    """The policy without faults: every append lands at once."""
+
+    def of_append(self, writer: str, partition: int) -> AppendFate:
+        """Return a fate without delay, loss or copies."""
+        del writer, partition
+        return AppendFate()
+
+
+@attrs.define
+class Stored:
+    """One record as it lies in a log."""
+
+    offset: int
+    leader_epoch: int
+    timestamp_ms: int
+    timestamp_type: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes], ...]
+    landed_ms: int
+
+    def entry(self) -> LogEntry:
+        """Return it as a reader of a coordination topic sees it."""
+        return LogEntry(
+            self.offset,
+            self.leader_epoch,
+            self.timestamp_ms,
+            self.timestamp_type,
+            self.value,
+        )
+
+    def record(self, place: TopicPartition) -> Record:
+        """Return it as a reader of a data topic sees it."""
+        return Record(
+            place.topic,
+            place.partition,
+            self.offset,
+            self.timestamp_ms,
+            self.timestamp_type,
+            self.key,
+            self.value,
+            self.headers,
+            self.leader_epoch,
+        )
+
+
+@attrs.define
+class Partition:
+    """The log of one partition. Offsets may have gaps."""
+
+    start: int = 0
+    end: int = 0
+    leader: int = 0
+    leader_epoch: int = 0
+    records: list[Stored] = attrs.field(factory=list)
+    # First offset of each leader epoch, oldest first; see KIP-101.
+    epochs: list[tuple[int, int]] = attrs.field(factory=lambda: [(0, 0)])
+
+    def epoch_end(self, leader_epoch: int) -> int:
+        """Return where an epoch ends in this log (OffsetForLeaderEpoch)."""
+        for epoch, first in self.epochs:
+            if epoch > leader_epoch:
+                return first
+        return self.end
+
+    def epoch_at(self, offset: int) -> int:
+        """Return the leader epoch that wrote an offset of this log."""
+        return next(epoch for epoch, first in reversed(self.epochs) if first <= offset)
+
+    def read(self, offset: int, count: int) -> list[Stored]:
+        """Return up to ``count`` records from ``offset`` on."""
+        first = bisect_left(self.records, offset, key=attrgetter("offset"))
+        return self.records[first : first + count]
+
+
+@attrs.define
+class Topic:
+    """A topic with its partitions."""
+
+    topic_id: bytes
+    timestamp_type: int
+    partitions: list[Partition]
