@@ -52,7 +52,7 @@ class Engine:
         """Whether everything written before the start has been folded."""
         return self.context.config is not None and self.failure is None
 
-    # --- sessions ---------------------------------------------------------------
+    # --- sessions
 
     def add_session(self, session: Session) -> None:
         """Drive a session from now on.
@@ -77,7 +77,7 @@ class Engine:
         if self._sessions.pop(claimant.owner.incarnation, None) is not None:
             self._by_group[claimant.group_id].remove(session)
 
-    # --- the round ----------------------------------------------------------------
+    # --- the round
 
     def step(self, timeout_ms: int) -> None:
         """Read for at most ``timeout_ms``, fold, and let everybody act.
@@ -129,9 +129,11 @@ class Engine:
             self._check_halt(replica)
             if self.context.config is not None and transitions:
                 self._route(transitions, now_ms)
+        if self.context.config is None:
+            return  # entries from before the start say nothing of the clock now
         for partition, replica in touched.items():
             surplus_ms = replica.forward_step_ms(now_ms)
-            if surplus_ms and self.context.config is not None:
+            if surplus_ms:
                 self._on_clock_step(partition, surplus_ms)
 
     def _check_halt(self, replica: Replica) -> None:
@@ -172,7 +174,7 @@ class Engine:
                 else:
                     session.on_foreign(transition)
 
-    # --- start ---------------------------------------------------------------------
+    # --- start
 
     def _set_barrier(self) -> None:
         log = self.context.ports.log

@@ -85,7 +85,7 @@ class Session:
         self._unresumable: set[Key] = set()
         self._is_closing = False
 
-    # --- wishes ---------------------------------------------------------------
+    # --- wishes
 
     def subscribe(self, subscription: Subscription) -> None:
         """Start to pursue a subscription.
@@ -142,7 +142,7 @@ class Session:
     def _subs(self) -> list[Subscription]:
         return self._subscriptions
 
-    # --- the round --------------------------------------------------------------
+    # --- the round
 
     def tick(self, now_ms: int) -> None:
         """Do everything that is due at this local time."""
@@ -220,7 +220,7 @@ class Session:
                 sub.topics[topic] = info
                 self._policy_at_ms = 0
 
-    # --- policies and contending ---------------------------------------------------
+    # --- policies and contending
 
     def _apply_policies(self, now_ms: int) -> None:
         for sub in self._subs:
@@ -331,7 +331,7 @@ class Session:
                 return sub.topics[key.topic].topic_id
         return None
 
-    # --- what the log says ------------------------------------------------------------
+    # --- what the log says
 
     def on_own(self, transitions: tuple[Transition, ...], now_ms: int) -> None:
         """Take the verdict on an own record that was read back."""
@@ -460,7 +460,7 @@ class Session:
             age_ms=age_ms,
         )
 
-    # --- endings ---------------------------------------------------------------------
+    # --- endings
 
     def release(
         self, holding: Holding, *, reason: str, successor: str | None = None
@@ -512,7 +512,7 @@ class Session:
         for holding in list(self.holdings.values()):
             self._finish(holding, Ending("fenced"))
 
-    # --- requests of the consumer's thread ---------------------------------------------
+    # --- requests of the consumer's thread
 
     def request_grant(self, holding: Holding, last: int) -> None:
         """Ask for every offset up to ``last`` at most once (PROTOCOL 6.2)."""

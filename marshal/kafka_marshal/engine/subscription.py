@@ -41,15 +41,21 @@ class Subscription:
     is_open: bool = True
     refresh: Pending[Mapping[str, TopicInfo]] | None = None
     refresh_at_ms: int = 0
+    _shunned: set[Key] = attrs.field(factory=set)
     _claimable_since: dict[Key, int] = attrs.field(factory=dict)
 
     def keys(self) -> list[Key]:
-        """Return every key of the topics, in order."""
+        """Return every wanted key of the topics, in order."""
         return [
-            Key(self.group_id, topic, partition)
+            key
             for topic, info in self.topics.items()
             for partition in range(info.partition_count)
+            if (key := Key(self.group_id, topic, partition)) not in self._shunned
         ]
+
+    def shun(self, key: Key) -> None:
+        """Want a key no more: it cannot be consumed from its position."""
+        self._shunned.add(key)
 
     def view(
         self,

@@ -1,1 +1,5 @@
 """Observers: they turn the engine's events into log lines and counters."""
+
+from kafka_marshal.observability.logs import LoggingObserver, NullObserver
+
+__all__ = ["LoggingObserver", "NullObserver"]

@@ -248,7 +248,7 @@ class Claim:
         """Return whether work under this claim may go on at this local time."""
         return self.is_owned and now_ms < self.lease.hard_until_ms
 
-    # --- contending ---------------------------------------------------------
+    # --- contending
 
     def wants_to_claim(
         self, now_ms: int, wait_ms: int | None, *, jitter_ms: int, answer_ms: int
@@ -353,7 +353,7 @@ class Claim:
         detail = transition.detail or {}
         self.retry_at_ms = now_ms + detail.get("remaining_ms", 0)
 
-    # --- holding --------------------------------------------------------------
+    # --- holding
 
     def start(self, position: int | None) -> None:
         """Begin to use the claim at ``position`` (None where nobody needs one)."""

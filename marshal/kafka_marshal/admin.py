@@ -1,0 +1,536 @@
+"""Admin operations and read-only views: formatting, pausing, looking.
+
+Everything here reads the coordination log by itself and takes no part in any
+group. A view never answers from before the moment it was asked.
+"""
+
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import attrs
+
+from kafka_marshal.clock import SystemClock
+from kafka_marshal.engine.follower import Awaited, Follower
+from kafka_marshal.errors import (
+    ClaimRejected,
+    ConfigurationError,
+    GroupPaused,
+    LogUnreadable,
+    LogUnwritable,
+    TopicMisconfigured,
+)
+from kafka_marshal.kafka_io import (
+    ConnectionSettings,
+    KafkaCoordinationLog,
+    KafkaTopicAdmin,
+    TopicDescription,
+    problems,
+)
+from kafka_marshal.protocol.codec import is_identifier
+from kafka_marshal.protocol.freshness import Freshness
+from kafka_marshal.protocol.records import (
+    LIMIT_DEFAULTS,
+    SUPPORTED_LEVEL,
+    Config,
+    Limits,
+    ReleaseGroup,
+)
+from kafka_marshal.protocol.state import KeyState, Pause, WorldState
+from kafka_marshal.protocol.transition import ACCEPTED
+from kafka_marshal.protocol.types import Key, LogEntry
+from kafka_marshal.protocol.world import world_to_object
+
+TIMEOUT_MS = 30_000
+PARTITIONS_DEFAULT = 8
+HEARTBEAT_MS_DEFAULT = 60_000
+HEARTBEAT_MS_MIN = 200
+HEARTBEAT_MS_LONGEST = 3_600_000
+
+
+@attrs.frozen
+class Format:
+    """How a coordination topic is to be formatted.
+
+    Attributes:
+        partition_count: K, the number of coordinating partitions.
+        heartbeat_interval_ms: H; the same for everybody, for good.
+        limits: Limits by name that differ from the defaults.
+    """
+
+    partition_count: int = PARTITIONS_DEFAULT
+    heartbeat_interval_ms: int = HEARTBEAT_MS_DEFAULT
+    limits: Mapping[str, int] = attrs.field(factory=dict)
+
+    def __attrs_post_init__(self) -> None:
+        if not 1 <= self.partition_count <= 10_000:  # noqa: PLR2004 - a sane bound
+            raise ConfigurationError(
+                f"partitions must be 1 to 10000, not {self.partition_count}",
+                setting="partition_count",
+            )
+        least, most = HEARTBEAT_MS_MIN, HEARTBEAT_MS_LONGEST
+        if not least <= self.heartbeat_interval_ms <= most:
+            raise ConfigurationError(
+                f"heartbeat_interval_ms must be {least} to {most}, not "
+                f"{self.heartbeat_interval_ms}",
+                setting="heartbeat_interval_ms",
+            )
+        unknown = sorted(set(self.limits) - set(LIMIT_DEFAULTS))
+        if unknown:
+            raise ConfigurationError(
+                f"unknown limit {unknown[0]!r}; known are: "
+                f"{', '.join(sorted(LIMIT_DEFAULTS))}",
+                setting="limits",
+            )
+
+
+@attrs.frozen
+class PauseResult:
+    """What a pause or its end achieved.
+
+    Attributes:
+        op_id: Identifies the operation, in hex.
+        until_ms: Log time at which the pause ends in the last partition.
+        held: Keys of the group that are still owned and not stale.
+    """
+
+    op_id: str
+    until_ms: int
+    held: tuple[Key, ...]
+
+
+class World:
+    """The world as of one moment: read only, no writes, no group.
+
+    Attributes:
+        partitions: State of every coordinating partition, in order.
+    """
+
+    def __init__(
+        self, partitions: Sequence[WorldState], elapsed: Mapping[int, int]
+    ) -> None:
+        self.partitions = tuple(partitions)
+        self._elapsed = elapsed
+
+    @classmethod
+    def open(
+        cls,
+        bootstrap_servers: str | Sequence[str] = "localhost:9092",
+        *,
+        coordination_topic: str = "__marshal",
+        options: Mapping[str, Any] | None = None,
+        timeout_ms: int = TIMEOUT_MS,
+    ) -> "World":
+        """Read the log to its end and return the world now."""
+        return cls.at(
+            bootstrap_servers,
+            coordination_topic=coordination_topic,
+            options=options,
+            timeout_ms=timeout_ms,
+        )
+
+    @classmethod
+    def at(
+        cls,
+        bootstrap_servers: str | Sequence[str] = "localhost:9092",
+        *,
+        offset: Mapping[int, int] | None = None,
+        time_ms: int | None = None,
+        coordination_topic: str = "__marshal",
+        options: Mapping[str, Any] | None = None,
+        timeout_ms: int = TIMEOUT_MS,
+    ) -> "World":
+        """Return the world as of an offset or a time, by default now.
+
+        Args:
+            bootstrap_servers: Addresses of the cluster.
+            offset: Per coordinating partition, the last offset to fold.
+            time_ms: Fold only entries appended up to this time, in epoch ms.
+            coordination_topic: Name of the coordination topic.
+            options: Security and connection options.
+            timeout_ms: When to give up.
+
+        Raises:
+            TopicMisconfigured: There is no such topic.
+            DeadlineExceeded: The log was not read in time.
+        """
+        settings = ConnectionSettings(
+            bootstrap_servers, coordination_topic, options or {}
+        )
+        clock = SystemClock()
+        follower = Follower(KafkaCoordinationLog(settings), clock)
+        try:
+            follower.catch_up(timeout_ms, accept=_until(offset, time_ms))
+        finally:
+            follower.close()
+        now_ms = clock.now_ms()
+        live = offset is None and time_ms is None
+        elapsed = {
+            t: replica.elapsed_ms(now_ms) if live else 0
+            for t, replica in follower.replicas.items()
+        }
+        return cls(follower.worlds, elapsed)
+
+    def to_object(self) -> dict[str, Any]:
+        """Return the document that all commands print (PROTOCOL 3.8)."""
+        return world_to_object(self.partitions)
+
+    def claims(self, group_id: str | None = None) -> list[tuple[Key, KeyState]]:
+        """Return every key that was claimed, of one group or of all, sorted."""
+        return sorted(
+            (key, known)
+            for world in self.partitions
+            for key, known in world.keys.items()
+            if group_id is None or key.group_id == group_id
+        )
+
+    def estimated_age_ms(self, world: WorldState, known: KeyState) -> int:
+        """Return an owner's age with the local time since the last entry added."""
+        return known.age_ms(world.now_ms) + self._elapsed.get(world.partition, 0)
+
+
+def _until(
+    offset: Mapping[int, int] | None, time_ms: int | None
+) -> Callable[[int, LogEntry], bool]:
+    def accept(partition: int, entry: LogEntry) -> bool:
+        if offset is not None and entry.offset > offset.get(partition, -1):
+            return False
+        return time_ms is None or entry.timestamp_ms <= time_ms
+
+    return accept
+
+
+class Admin:
+    """Formats the coordination topic and pauses groups. A context manager.
+
+    One thread uses it at a time.
+
+    Args:
+        bootstrap_servers: Addresses of the cluster.
+        coordination_topic: Name of the coordination topic.
+        options: Security and connection options.
+        client_id: Who acts, as the log will name it.
+        timeout_ms: When to give up on each step.
+    """
+
+    def __init__(
+        self,
+        bootstrap_servers: str | Sequence[str] = "localhost:9092",
+        *,
+        coordination_topic: str = "__marshal",
+        options: Mapping[str, Any] | None = None,
+        client_id: str | None = None,
+        timeout_ms: int = TIMEOUT_MS,
+    ) -> None:
+        self._settings = ConnectionSettings(
+            bootstrap_servers, coordination_topic, options or {}
+        )
+        self._client_id = client_id or _default_client_id()
+        if not is_identifier(self._client_id):
+            raise ConfigurationError(
+                f"client_id {self._client_id!r} is no valid name", setting="client_id"
+            )
+        self._timeout_ms = timeout_ms
+        self._incarnation = secrets.token_bytes(16)
+        self._seq = 0
+        self._clock = SystemClock()
+        self._topics = KafkaTopicAdmin(self._settings)
+        self._follower: Follower | None = None
+
+    # --- the coordination topic
+
+    def describe_topic(self) -> tuple[TopicDescription, tuple[str, ...]]:
+        """Return what the cluster says of the coordination topic, and what is wrong.
+
+        The second part has one line per violated setting of PROTOCOL 2.1.
+        """
+        brokers = len(self._topics.cluster(timeout_ms=self._timeout_ms).brokers)
+        found = self._topics.describe(
+            self._settings.coordination_topic, timeout_ms=self._timeout_ms
+        )
+        return found, problems(found, broker_count=brokers)
+
+    def format_topic(
+        self, wanted: Format | None = None, *, ignore_formatted: bool = False
+    ) -> Config:
+        """Create and format the coordination topic; complete a torn format.
+
+        T0's Config goes first and decides; whoever wins there writes the
+        others (PROTOCOL 2.2).
+
+        Raises:
+            TopicMisconfigured: It is formatted already, or with other settings.
+        """
+        chosen = wanted or Format()
+        topic = self._settings.coordination_topic
+        found = self._topics.describe(topic, timeout_ms=self._timeout_ms)
+        if not found.exists:
+            self._topics.create_coordination_topic(
+                partitions=chosen.partition_count, timeout_ms=self._timeout_ms
+            )
+        follower = self._follow()
+        cluster_id = self._topics.cluster_id(timeout_ms=self._timeout_ms)
+        return format_log(
+            follower,
+            chosen,
+            cluster_id=cluster_id,
+            ignore_formatted=ignore_formatted,
+            timeout_ms=self._timeout_ms,
+        )
+
+    # --- pausing a group
+
+    def release_group(
+        self,
+        group_id: str,
+        *,
+        for_ms: int,
+        reason: str | None = None,
+        wait_ms: int = 0,
+    ) -> PauseResult:
+        """Pause a group: its owners finish what is in hand and let go.
+
+        Args:
+            group_id: The group.
+            for_ms: How long, from the later of wall time and log time on.
+            reason: Stored in the log, for people.
+            wait_ms: How long to wait until nobody owns anything any more.
+
+        Raises:
+            GroupPaused: Another operation holds the group.
+            ConfigurationError: Longer than the log's limit allows.
+        """
+        _require_group(group_id)
+        worlds = self._worlds()
+        config = _config_of(worlds)
+        longest_ms = config.limit("max_pause_ms")
+        if not 0 < for_ms <= longest_ms:
+            raise ConfigurationError(
+                f"a pause must last 1 to {longest_ms} ms, not {for_ms}",
+                setting="for_ms",
+            )
+        op_id = secrets.token_bytes(16)
+        wall_ms = self._clock.wall_ms()
+        expiries = {
+            world.partition: max(wall_ms, world.append_time_ms) + for_ms
+            for world in worlds
+        }
+        sent = self._write(group_id, expiries, op_id=op_id, reason=reason)
+        refused = [a for a in sent if _outcome(a) != ACCEPTED]
+        if refused:
+            accepted = [a.partition for a in sent if _outcome(a) == ACCEPTED]
+            self._write(group_id, dict.fromkeys(accepted, 0), op_id=op_id, reason=None)
+            raise self._refused(group_id, refused[0])
+        if wait_ms:
+            self._follow().follow_until(lambda: not self.held(group_id), wait_ms)
+        until_ms = max(pause.until_ms for pause in self._pauses(group_id).values())
+        return PauseResult(op_id.hex(), until_ms, self.held(group_id))
+
+    def resume_group(self, group_id: str, *, reason: str | None = None) -> int:
+        """End a group's pause; return the number of partitions it was ended in.
+
+        Raises:
+            ClaimRejected: The group is not paused.
+        """
+        _require_group(group_id)
+        self._worlds()
+        pauses = self._pauses(group_id)
+        if not pauses:
+            raise ClaimRejected(
+                f"group {group_id!r} is not paused; see: marshal groups list",
+                reason="not_paused",
+            )
+        for partition, pause in pauses.items():
+            expiries = {partition: 0}
+            sent = self._write(group_id, expiries, op_id=pause.op_id, reason=reason)
+            verdict = sent[0].transition
+            over = verdict is not None and verdict.reason == "op_over"
+            if _outcome(sent[0]) != ACCEPTED and not over:
+                raise self._refused(group_id, sent[0])
+        return len(pauses)
+
+    def held(self, group_id: str) -> tuple[Key, ...]:
+        """Return the group's keys that are owned and not stale, by estimate."""
+        now_ms = self._clock.now_ms()
+        found = []
+        for replica in self._follow().replicas.values():
+            log_ms = replica.world.now_ms + replica.elapsed_ms(now_ms)
+            for key, known in replica.world.keys.items():
+                alive = known.freshness(log_ms) is not Freshness.STALE
+                if key.group_id == group_id and known.owner is not None and alive:
+                    found.append(key)
+        return tuple(sorted(found))
+
+    # --- internals
+
+    def _follow(self) -> Follower:
+        if self._follower is None:
+            log = KafkaCoordinationLog(self._settings, timeout_ms=self._timeout_ms)
+            self._follower = Follower(log, self._clock)
+        return self._follower
+
+    def _worlds(self) -> list[WorldState]:
+        follower = self._follow()
+        follower.catch_up(self._timeout_ms)
+        config = _config_of(follower.worlds)
+        return [w for w in follower.worlds if w.partition < config.partition_count]
+
+    def _pauses(self, group_id: str) -> dict[int, Pause]:
+        return {
+            world.partition: pause
+            for world in self._follow().worlds
+            if (pause := world.active_pause(group_id)) is not None
+        }
+
+    def _write(
+        self,
+        group_id: str,
+        expiries: Mapping[int, int],
+        *,
+        op_id: bytes,
+        reason: str | None,
+    ) -> list[Awaited]:
+        follower = self._follow()
+        sent = []
+        for partition, expire_ms in sorted(expiries.items()):
+            self._seq += 1
+            record = ReleaseGroup(
+                self._client_id,
+                group_id,
+                self._incarnation,
+                self._seq,
+                op_id,
+                expire_ms,
+                reason,
+            )
+            sent.append(follower.append(partition, record))
+        follower.await_all(sent, self._timeout_ms)
+        return sent
+
+    def _refused(self, group_id: str, awaited: Awaited) -> GroupPaused | LogUnwritable:
+        verdict = awaited.transition
+        reason = "unknown" if verdict is None else verdict.reason
+        pause = self._pauses(group_id).get(awaited.partition)
+        if pause is None:
+            return LogUnwritable(
+                f"coordinating partition {awaited.partition} refused the operation "
+                f"on group {group_id!r} ({reason}); see: marshal topic info"
+            )
+        return GroupPaused(
+            f"group {group_id!r} is held by another operation of "
+            f"{pause.client_id!r} ({reason}); end that one first with: marshal "
+            f"groups resume {group_id}",
+            until_ms=pause.until_ms,
+            by=pause.client_id,
+        )
+
+    def close(self) -> None:
+        """Let go of every connection. Idempotent."""
+        if self._follower is not None:
+            self._follower.close()
+            self._follower = None
+        self._topics.close()
+
+    def __enter__(self) -> Self:
+        """Return the admin itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close."""
+        self.close()
+
+
+def format_log(
+    follower: Follower,
+    wanted: Format,
+    *,
+    cluster_id: str,
+    ignore_formatted: bool,
+    timeout_ms: int,
+) -> Config:
+    """Write the Configs of a coordination log; see ``Admin.format_topic``."""
+    follower.catch_up(timeout_ms)
+    worlds = follower.worlds
+    if len(worlds) < wanted.partition_count and worlds[0].config is None:
+        raise TopicMisconfigured(
+            f"the coordination topic has {len(worlds)} partitions and "
+            f"{wanted.partition_count} are wanted; name fewer, or create it anew"
+        )
+    if worlds[0].config is None:
+        first = _new_config(wanted, cluster_id)
+        follower.await_all([follower.append(0, first)], timeout_ms)
+        was_formatted = worlds[0].config != first
+    else:
+        was_formatted = True
+    config = worlds[0].config
+    if config is None:
+        raise LogUnreadable(
+            "T0 did not take the Config; see: marshal log dump --partition 0"
+        )
+    lacking = [t for t in range(config.partition_count) if not _agrees(worlds, t)]
+    if was_formatted and not lacking and not ignore_formatted:
+        raise TopicMisconfigured(
+            f"the coordination topic is formatted already (format_id "
+            f"{config.format_id.hex()}, K={config.partition_count}, "
+            f"H={config.heartbeat_interval_ms} ms); --ignore-formatted accepts that"
+        )
+    follower.await_all([follower.append(t, config) for t in lacking], timeout_ms)
+    torn = [t for t in range(config.partition_count) if not _agrees(worlds, t)]
+    if torn:
+        raise TopicMisconfigured(
+            f"torn_format: coordinating partitions {torn} carry another format; "
+            "delete the topic and format it anew"
+        )
+    return config
+
+
+def _agrees(worlds: Sequence[WorldState], partition: int) -> bool:
+    return partition < len(worlds) and worlds[partition].config == worlds[0].config
+
+
+def _new_config(wanted: Format, cluster_id: str) -> Config:
+    return Config(
+        generation=1,
+        format_id=secrets.token_bytes(16),
+        era=int(time.time()),
+        cluster_id=cluster_id,
+        heartbeat_interval_ms=wanted.heartbeat_interval_ms,
+        partition_count=wanted.partition_count,
+        feature_level=SUPPORTED_LEVEL,
+        limits=Limits(**{name: wanted.limits.get(name) for name in LIMIT_DEFAULTS}),
+    )
+
+
+def _config_of(worlds: Sequence[WorldState]) -> Config:
+    config = worlds[0].config
+    if config is None:
+        raise TopicMisconfigured(
+            "the coordination topic is not formatted; run: marshal topic format"
+        )
+    return config
+
+
+def _outcome(awaited: Awaited) -> str | None:
+    return None if awaited.transition is None else awaited.transition.outcome
+
+
+def _require_group(group_id: str) -> None:
+    if not is_identifier(group_id):
+        raise ConfigurationError(
+            f"{group_id!r} is no valid group: 1 to 200 of A-Z a-z 0-9 . _ : -",
+            setting="group_id",
+        )
+
+
+def _default_client_id() -> str:
+    host = "".join(c for c in socket.gethostname() if c.isalnum() or c in "._-")
+    return f"admin-{host or 'host'}-{os.getpid()}"[:200]

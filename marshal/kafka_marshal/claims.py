@@ -1,0 +1,165 @@
+"""Claims without consumption: for loops that fetch by other means."""
+
+import os
+from types import TracebackType
+from typing import Self
+
+from kafka_marshal.engine import Engine, Holding, Session
+from kafka_marshal.errors import (
+    ClaimLost,
+    ClaimRejected,
+    DeadlineExceeded,
+    InvalidTransition,
+)
+from kafka_marshal.protocol.claiming import Phase
+from kafka_marshal.protocol.delivery import AtLeastOnce
+from kafka_marshal.protocol.types import Token, TopicPartition
+
+WAIT_SLICE_MS = 50
+RELEASE_MS_MAX = 10_000
+
+
+class HeldClaim:
+    """One data partition held by this process; made by ``Marshal.claim``.
+
+    The engine renews it in the background. Look at ``check`` before every
+    piece of work, and give ``token`` to whatever stores the result.
+    """
+
+    def __init__(self, engine: Engine, session: Session, holding: Holding) -> None:
+        self._engine = engine
+        self._session = session
+        self._holding = holding
+        self._clock = engine.context.ports.clock
+        self._pid = os.getpid()
+
+    @property
+    def partition(self) -> TopicPartition:
+        """What is held."""
+        return self._holding.key.topic_partition
+
+    @property
+    def token(self) -> Token:
+        """The fencing token of the claim."""
+        token = self._holding.claim.token
+        if token is None:
+            raise InvalidTransition(f"{self.partition} is not held yet")
+        return token
+
+    @property
+    def position(self) -> int | None:
+        """Next offset to process, as last set; None where nobody ever set one."""
+        return self._holding.position
+
+    def is_valid(self) -> bool:
+        """Return whether new work may begin now."""
+        same = os.getpid() == self._pid
+        return same and self._holding.may_hand_out(self._clock.now_ms())
+
+    def check(self) -> Token:
+        """Return the token where new work may begin now.
+
+        Raises:
+            ClaimLost: The claim ended, or is about to.
+            InvalidTransition: Called in a forked child (PROTOCOL 1.7).
+        """
+        if os.getpid() != self._pid:
+            raise InvalidTransition("this claim belongs to the parent process")
+        if not self.is_valid():
+            ending = self._holding.claim.ending
+            reason = "lease_expiring" if ending is None else ending.reason
+            raise ClaimLost(
+                f"the claim of {self.partition} no longer stands ({reason}); stop "
+                "working on it and claim it again",
+                winner=None if ending is None else ending.winner,
+                at_offset=None if ending is None else ending.at_offset,
+                reason=reason,
+            )
+        return self.token
+
+    def set_position(self, position: int) -> None:
+        """Say how far the partition is processed: the next offset to process.
+
+        The next beat carries it; it never goes back.
+        """
+        self.check()
+        with self._engine.changed:
+            progress = self._holding.progress
+            if isinstance(progress, AtLeastOnce):
+                progress.position = max(position, progress.position or 0)
+
+    def release(self, *, timeout_ms: int = RELEASE_MS_MAX) -> None:
+        """Give the partition up at its position. Idempotent.
+
+        Raises:
+            DeadlineExceeded: The log did not show it in time; it still may.
+        """
+        if os.getpid() != self._pid:
+            return
+        deadline_ms = self._clock.now_ms() + timeout_ms
+        with self._engine.changed:
+            if self._holding.claim.phase is not Phase.ENDED:
+                self._session.unwant(self._holding)
+            while self._session.leaving_count and self._engine.failure is None:
+                self._wait(deadline_ms, "released")
+
+    def wait_held(self, timeout_ms: int) -> None:
+        """Wait until the claim is won.
+
+        Raises:
+            ClaimRejected: Not within the time; names the owner and the reason.
+        """
+        deadline_ms = self._clock.now_ms() + timeout_ms
+        with self._engine.changed:
+            while self._holding.claim.phase is not Phase.HELD:
+                failure = self._engine.failure or self._session.failure
+                if failure is not None:
+                    raise failure
+                try:
+                    self._wait(deadline_ms, "won")
+                except DeadlineExceeded as late:
+                    self._session.unwant(self._holding)
+                    raise self._rejected() from late
+
+    def _wait(self, deadline_ms: int, what: str) -> None:
+        left_ms = deadline_ms - self._clock.now_ms()
+        if left_ms <= 0:
+            raise DeadlineExceeded(f"the claim of {self.partition} was not {what}")
+        self._engine.changed.wait(min(left_ms, WAIT_SLICE_MS) / 1000)
+
+    def _rejected(self) -> ClaimRejected:
+        key = self._holding.key
+        replica = self._engine.context.replica_of(key)
+        known = replica.world.keys.get(key)
+        refusal = self._holding.claim.refusal
+        owner = None if known is None else known.owner
+        now_ms = replica.world.now_ms + replica.elapsed_ms(self._clock.now_ms())
+        freshness = None
+        if known is not None and owner is not None:
+            freshness = known.freshness(now_ms).value
+        reason = "held" if refusal is None else (refusal.reason or "held")
+        if replica.world.active_pause(key.group_id) is not None:
+            reason = "paused"
+        who = "nobody" if owner is None else repr(owner.client_id)
+        return ClaimRejected(
+            f"{self.partition} was not claimed in time ({reason}): it is held by "
+            f"{who} ({freshness}); see: marshal claims who {key.group_id} "
+            f"{key.topic} {key.partition}",
+            holder=None if owner is None else owner.client_id,
+            freshness=freshness,
+            at_offset=None if refusal is None else refusal.offset,
+            reason=reason,
+        )
+
+    def __enter__(self) -> Self:
+        """Return the claim itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Release the claim."""
+        self.release()

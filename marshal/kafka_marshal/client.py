@@ -1,0 +1,407 @@
+"""The public entry: a client of a group, with its consumers and claims."""
+
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from kafka_marshal import runtime as runtimes
+from kafka_marshal.claims import HeldClaim
+from kafka_marshal.consumer import Consumer
+from kafka_marshal.engine import Delivery, Engine, Session, StartRule, Subscription
+from kafka_marshal.engine.handout import ConsumerOptions, OnClaimed, OnLost
+from kafka_marshal.errors import (
+    ConfigurationError,
+    IdentityConflict,
+    InvalidTransition,
+    LogUnreadable,
+)
+from kafka_marshal.identity import Identity, state_home
+from kafka_marshal.kafka_io import ConnectionSettings
+from kafka_marshal.observability import LoggingObserver
+from kafka_marshal.ports import Observer, TopicInfo
+from kafka_marshal.protocol.claiming import Claimant, PreviousLife
+from kafka_marshal.protocol.codec import is_identifier, is_topic
+from kafka_marshal.protocol.planner import POLICIES
+from kafka_marshal.protocol.types import Key, Owner, TopicPartition
+from kafka_marshal.protocol.world import world_to_object
+
+OPEN_MS_MAX = 30_000
+CLOSE_MS_MAX = 10_000
+OFFSET_RESETS = ("earliest", "latest", "none")
+
+
+class Marshal:
+    """One client of one group. Opening it connects and reads the log to its end.
+
+    Objects of one process share a connection to the coordination log. A
+    ``Marshal`` belongs to the process that opened it: after a fork the child
+    must open its own (PROTOCOL 1.7).
+
+    Args:
+        bootstrap_servers: Addresses of the cluster, ``host:port`` with commas,
+            or a sequence of them; one live address is enough.
+        group_id: The group; groups are independent readers.
+        client_id: Name of this client, unique in the group. Keep it stable, and
+            a restart within H resumes what it held.
+        coordination_topic: Name of the coordination topic.
+        options: Security and connection options, by kafka-python's names or
+            librdkafka's dotted ones (``sasl.mechanism``, ``ssl_cafile``, ...).
+        heartbeat_interval_ms: H that this client expects, checked against the
+            log; H itself stands in the log alone.
+        state_dir: Where the identity is kept that lets a restart resume; None
+            for the user's state directory, ``""`` to go without.
+        observer: Receives events; by default they are logged.
+        timeout_ms: When to give up opening.
+
+    Raises:
+        ConfigurationError: A setting is impossible.
+        TopicMisconfigured: The coordination topic is missing, unformatted, torn
+            or that of another cluster.
+        IdentityConflict: Another live process on this machine has this client_id.
+        CoordinationError: The cluster did not answer.
+    """
+
+    def __init__(
+        self,
+        bootstrap_servers: str | Sequence[str] = "localhost:9092",
+        *,
+        group_id: str,
+        client_id: str,
+        coordination_topic: str = "__marshal",
+        options: Mapping[str, Any] | None = None,
+        heartbeat_interval_ms: int | None = None,
+        state_dir: str | Path | None = None,
+        observer: Observer | None = None,
+        timeout_ms: int = OPEN_MS_MAX,
+    ) -> None:
+        _require_name("group_id", group_id)
+        _require_name("client_id", client_id)
+        settings = ConnectionSettings(
+            bootstrap_servers, coordination_topic, options or {}
+        )
+        watcher = observer or LoggingObserver()
+        self._is_closed = False
+        self._pid = os.getpid()
+        self._consumers: list[Consumer] = []
+        self._claims: list[HeldClaim] = []
+        self._identity: Identity | None = None
+        self._runtime = runtimes.acquire(
+            settings,
+            partial(runtimes.Runtime.open, settings, watcher, timeout_ms=timeout_ms),
+        )
+        try:
+            self._session = self._open_session(
+                Owner(client_id, self._runtime.ports.entropy.random_bytes(16)),
+                group_id,
+                state_dir=state_dir,
+            )
+            self._require_interval(heartbeat_interval_ms)
+        except BaseException:
+            self._let_go()
+            raise
+
+    def _open_session(
+        self, owner: Owner, group_id: str, *, state_dir: str | Path | None
+    ) -> Session:
+        engine = self._runtime.engine
+        master = self._runtime.ports.entropy.random_bytes(32)
+        lives = self._take_identity(owner, group_id, state_dir=state_dir)
+        session = Session(
+            engine.context,
+            Claimant(owner, group_id, master=master),
+            host=socket.gethostname(),
+            lives=lives,
+        )
+        with engine.changed:
+            engine.add_session(session)
+        if self._identity is not None:
+            self._identity.remember(owner.incarnation, master=master)
+        return session
+
+    def _take_identity(
+        self, owner: Owner, group_id: str, *, state_dir: str | Path | None
+    ) -> tuple[PreviousLife, ...]:
+        if state_dir is not None and not str(state_dir):
+            return ()
+        home = state_home() if state_dir is None else Path(state_dir)
+        context = self._runtime.engine.context
+        try:
+            self._identity = Identity.take(
+                home,
+                domain=context.settled.format_id.hex(),
+                group_id=group_id,
+                client_id=owner.client_id,
+            )
+        except OSError as error:
+            if state_dir is not None:
+                raise ConfigurationError(
+                    f"state_dir {str(home)!r} cannot be used: {error}; name a "
+                    "writable directory, or '' to go without resuming",
+                    setting="state_dir",
+                ) from error
+            context.observe("identity_unavailable", {"error": error})
+            return ()
+        return self._identity.lives
+
+    def _require_interval(self, expected_ms: int | None) -> None:
+        actual_ms = self._runtime.engine.context.heartbeat_interval_ms
+        if expected_ms is not None and expected_ms != actual_ms:
+            raise ConfigurationError(
+                f"heartbeat_interval_ms is {expected_ms} here and {actual_ms} in the "
+                "log, where it holds for everybody; leave it out, or format a new "
+                "coordination topic",
+                setting="heartbeat_interval_ms",
+            )
+
+    # --- use
+
+    @property
+    def engine(self) -> Engine:
+        """The engine of this process, for views and tests."""
+        return self._runtime.engine
+
+    @property
+    def client_id(self) -> str:
+        """Name of this client."""
+        return self._session.claimant.owner.client_id
+
+    @property
+    def group_id(self) -> str:
+        """The group."""
+        return self._session.claimant.group_id
+
+    def consumer(
+        self,
+        *topics: str,
+        delivery: Delivery = Delivery.AT_LEAST_ONCE,
+        policy: str = "fair",
+        claims_max: int = 0,
+        auto_offset_reset: str = "earliest",
+        max_poll_records: int = 500,
+        max_uncommitted: int = 10_000,
+        consumer_timeout_ms: int | None = None,
+        metadata_refresh_ms: int = 30_000,
+        on_claimed: OnClaimed | None = None,
+        on_lost: OnLost | None = None,
+        timeout_ms: int = OPEN_MS_MAX,
+    ) -> Consumer:
+        """Return a consumer of some topics; it contends for partitions at once.
+
+        Args:
+            topics: Data topics; they must exist.
+            delivery: ``Delivery.AT_LEAST_ONCE`` or ``Delivery.AT_MOST_ONCE``.
+            policy: ``fair`` (an equal share) or ``greedy`` (whatever is free).
+            claims_max: Most partitions to hold, 0 = no limit.
+            auto_offset_reset: Where to start without any position:
+                ``earliest``, ``latest`` or ``none`` (an error).
+            max_poll_records: Most records of a poll, and the batch of at most
+                once: what a crash can lose.
+            max_uncommitted: Records in hand per partition at which fetching
+                stops until some are committed.
+            consumer_timeout_ms: Iteration ends after this long without a record.
+            metadata_refresh_ms: How often new data partitions are looked for.
+            on_claimed: Called for each partition that is won.
+            on_lost: Called for each partition that is no longer held.
+            timeout_ms: When to give up looking the topics up.
+
+        Raises:
+            ConfigurationError: A setting is impossible.
+            LogUnreadable: A topic does not exist.
+            InvalidTransition: This client consumes one of the topics already.
+        """
+        self._require_open()
+        _check_consumer(topics, policy, claims_max=claims_max, reset=auto_offset_reset)
+        for name, value in (
+            ("max_poll_records", max_poll_records),
+            ("max_uncommitted", max_uncommitted),
+            ("metadata_refresh_ms", metadata_refresh_ms),
+        ):
+            if value < 1:
+                raise ConfigurationError(f"{name} must be at least 1", setting=name)
+        ports = self._runtime.ports
+        found = ports.data.describe(topics, timeout_ms)
+        subscription = Subscription(
+            self.group_id,
+            {topic: _existing(topic, found) for topic in topics},
+            POLICIES[policy],
+            delivery,
+            StartRule(offset_reset=auto_offset_reset),
+            claims_max,
+            metadata_refresh_ms,
+        )
+        options = ConsumerOptions(
+            max_poll_records=max_poll_records,
+            max_uncommitted=max_uncommitted,
+            consumer_timeout_ms=consumer_timeout_ms,
+            on_claimed=on_claimed,
+            on_lost=on_lost,
+        )
+        with self.engine.changed:
+            self._session.subscribe(subscription)
+        consumer = Consumer(
+            self.engine,
+            self._session,
+            subscription=subscription,
+            reader=ports.data.reader(),
+            options=options,
+        )
+        self._consumers.append(consumer)
+        return consumer
+
+    def claim(
+        self, topic: str, partition: int, *, timeout_ms: int = OPEN_MS_MAX
+    ) -> HeldClaim:
+        """Claim one partition without consuming it, and wait until it is won.
+
+        Raises:
+            ClaimRejected: Somebody else held it all the time.
+            InvalidTransition: This client wants it already.
+        """
+        self._require_open()
+        if not is_topic(topic) or partition < 0:
+            raise ConfigurationError(
+                f"{topic!r} partition {partition} is no data partition", setting="topic"
+            )
+        with self.engine.changed:
+            holding = self._session.want(Key(self.group_id, topic, partition))
+        claim = HeldClaim(self.engine, self._session, holding)
+        claim.wait_held(timeout_ms)
+        self._claims.append(claim)
+        return claim
+
+    def world(self) -> dict[str, Any]:
+        """Return the world as this process has folded it, as plain data.
+
+        The same document that ``marshal log replay`` prints (PROTOCOL 3.8).
+        """
+        self._require_open()
+        with self.engine.changed:
+            replicas = self.engine.context.replicas.values()
+            return world_to_object(replica.world for replica in replicas)
+
+    def owners(self, topic: str) -> dict[TopicPartition, str | None]:
+        """Return who owns each partition of a topic in this group, by the log."""
+        self._require_open()
+        with self.engine.changed:
+            return {
+                key.topic_partition: None if known.owner is None else known.owner[0]
+                for replica in self.engine.context.replicas.values()
+                for key, known in sorted(replica.world.keys.items())
+                if key.group_id == self.group_id and key.topic == topic
+            }
+
+    def stop(self) -> None:
+        """End iteration of every consumer soon. For signal handlers."""
+        for consumer in self._consumers:
+            consumer.stop()
+
+    def close(self, *, release: bool = True, timeout_ms: int = CLOSE_MS_MAX) -> None:
+        """Close every consumer and claim, and leave the group. Idempotent.
+
+        Args:
+            release: False keeps the claims for a restart within H.
+            timeout_ms: How long to wait for each.
+        """
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if os.getpid() != self._pid:
+            return
+        for consumer in self._consumers:
+            consumer.close(release=release, timeout_ms=timeout_ms)
+        clock = self._runtime.ports.clock
+        deadline_ms = clock.now_ms() + timeout_ms
+        engine = self.engine
+        with engine.changed:
+            seqs = self._session.begin_close(release=release)
+            while engine.failure is None and (
+                self._session.leaving_count or self._session.is_pending(seqs)
+            ):
+                left_ms = deadline_ms - clock.now_ms()
+                if left_ms <= 0:
+                    break  # the claims run out by themselves within 2H
+                engine.changed.wait(min(left_ms, 50) / 1000)
+            engine.remove_session(self._session)
+        self._let_go()
+
+    def _let_go(self) -> None:
+        if self._identity is not None:
+            self._identity.close()
+            self._identity = None
+        runtimes.let_go(self._runtime)
+
+    def _require_open(self) -> None:
+        if os.getpid() != self._pid:
+            raise InvalidTransition(
+                "this Marshal belongs to the parent process; open one after fork"
+            )
+        if self._is_closed:
+            raise InvalidTransition("the Marshal is closed")
+        failure = self.engine.failure or self._session.failure
+        if failure is not None:
+            raise failure
+
+    def __enter__(self) -> Self:
+        """Return the client itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close it; see ``close``."""
+        self.close()
+
+
+def _require_name(setting: str, value: str) -> None:
+    if not is_identifier(value):
+        raise ConfigurationError(
+            f"{setting} {value!r} is no valid name: 1 to 200 of A-Z a-z 0-9 . _ : -",
+            setting=setting,
+        )
+
+
+def _check_consumer(
+    topics: Sequence[str], policy: str, *, claims_max: int, reset: str
+) -> None:
+    if not topics:
+        raise ConfigurationError("name at least one topic", setting="topics")
+    for topic in topics:
+        if not is_topic(topic):
+            raise ConfigurationError(
+                f"{topic!r} is no valid topic name: 1 to 249 of A-Z a-z 0-9 . _ -",
+                setting="topics",
+            )
+    if policy not in POLICIES:
+        known = ", ".join(sorted(POLICIES))
+        raise ConfigurationError(
+            f"unknown policy {policy!r}; known are: {known}", setting="policy"
+        )
+    if claims_max < 0:
+        raise ConfigurationError(
+            "claims_max must be 0 (no limit) or more", setting="claims_max"
+        )
+    if reset not in OFFSET_RESETS:
+        raise ConfigurationError(
+            f"auto_offset_reset {reset!r} must be one of {', '.join(OFFSET_RESETS)}",
+            setting="auto_offset_reset",
+        )
+
+
+def _existing(topic: str, found: Mapping[str, TopicInfo]) -> TopicInfo:
+    info = found.get(topic)
+    if info is None or info.partition_count < 1:
+        raise LogUnreadable(
+            f"topic {topic!r} does not exist, or has no partitions, on this cluster; "
+            "check its name, or create it first"
+        )
+    return info
+
+
+__all__ = ["IdentityConflict", "Marshal"]

@@ -1,0 +1,175 @@
+"""Reads the whole coordination log without taking part: for admins and views."""
+
+from collections.abc import Callable, Mapping
+
+import attrs
+
+from kafka_marshal.errors import CoordinationError, DeadlineExceeded
+from kafka_marshal.ports import Append, Clock, CoordinationLog
+from kafka_marshal.protocol.codec import encode
+from kafka_marshal.protocol.records import Record
+from kafka_marshal.protocol.state import WorldState
+from kafka_marshal.protocol.transition import Transition
+from kafka_marshal.protocol.types import LogEntry
+
+from .replica import Replica
+
+POLL_MS = 100
+
+
+@attrs.define
+class Awaited:
+    """An own record that is waited for.
+
+    Attributes:
+        partition: Coordinating partition it went to.
+        append: What the broker said, which only serves error messages.
+        transition: The fold's verdict, None until it is read back.
+    """
+
+    partition: int
+    append: Append
+    transition: Transition | None = None
+
+
+class Follower:
+    """Folds every coordinating partition, driven by its caller's thread.
+
+    Attributes:
+        replicas: One per coordinating partition.
+    """
+
+    def __init__(self, log: CoordinationLog, clock: Clock) -> None:
+        self._log = log
+        self._clock = clock
+        self._awaited: dict[tuple[int, object], Awaited] = {}
+        now_ms = clock.now_ms()
+        self.replicas = {
+            t: Replica(t, now_ms=now_ms) for t in range(log.partition_count)
+        }
+
+    @property
+    def worlds(self) -> list[WorldState]:
+        """The state of every coordinating partition, in order."""
+        return [replica.world for replica in self.replicas.values()]
+
+    def step(
+        self,
+        timeout_ms: int,
+        *,
+        accept: Callable[[int, LogEntry], bool] | None = None,
+    ) -> list[tuple[int, Transition]]:
+        """Read once and fold; return the transitions with their partition.
+
+        Args:
+            timeout_ms: How long to wait for entries.
+            accept: Entries for which it returns False are left out.
+
+        Raises:
+            LogTruncated: The log went back.
+            LogUnreadable: The log cannot be read.
+        """
+        try:
+            entries = self._log.poll(timeout_ms)
+        except CoordinationError as error:
+            if not error.retriable:
+                raise
+            return []
+        now_ms = self._clock.now_ms()
+        folded = []
+        for partition, entry in entries:
+            replica = self.replicas.get(partition)
+            if replica is None or (accept is not None and not accept(partition, entry)):
+                continue
+            for transition in replica.fold(entry, now_ms):
+                folded.append((partition, transition))
+                self._match(partition, transition)
+        return folded
+
+    def catch_up(
+        self,
+        timeout_ms: int,
+        *,
+        accept: Callable[[int, LogEntry], bool] | None = None,
+    ) -> Mapping[int, int]:
+        """Fold everything that is in the log now (PROTOCOL: world state, M13).
+
+        Returns:
+            The barrier: next offset to be written, per partition, when asked.
+
+        Raises:
+            DeadlineExceeded: The log's end was not reached in time.
+        """
+        deadline_ms = self._clock.now_ms() + timeout_ms
+        barrier = self._log.end_offsets(timeout_ms)
+
+        def is_there() -> bool:
+            positions = self._log.positions()
+            return all(positions.get(t, 0) >= end for t, end in barrier.items())
+
+        self._step_until(is_there, deadline_ms, accept=accept)
+        return barrier
+
+    def append(self, partition: int, record: Record) -> Awaited:
+        """Append a record; ``await_all`` waits for its verdict."""
+        value = encode(record)
+        awaited = Awaited(partition, self._log.append(partition, value))
+        self._awaited[partition, record] = awaited
+        return awaited
+
+    def await_all(self, awaited: list[Awaited], timeout_ms: int) -> None:
+        """Wait until every one of these records has been read back.
+
+        Raises:
+            DeadlineExceeded: Not in time. They may still land (PROTOCOL 1.4).
+        """
+        deadline_ms = self._clock.now_ms() + timeout_ms
+        self._step_until(
+            lambda: all(item.transition is not None for item in awaited),
+            deadline_ms,
+            accept=None,
+            awaited=awaited,
+        )
+
+    def follow_until(self, is_done: Callable[[], bool], timeout_ms: int) -> bool:
+        """Follow the log until ``is_done``; return whether it came in time."""
+        deadline_ms = self._clock.now_ms() + timeout_ms
+        while not is_done():
+            left_ms = deadline_ms - self._clock.now_ms()
+            if left_ms <= 0:
+                return False
+            self.step(min(POLL_MS, left_ms))
+        return True
+
+    def close(self, timeout_ms: int = 5_000) -> None:
+        """Let go of the log."""
+        self._log.close(timeout_ms)
+
+    def _step_until(
+        self,
+        is_done: Callable[[], bool],
+        deadline_ms: int,
+        *,
+        accept: Callable[[int, LogEntry], bool] | None,
+        awaited: list[Awaited] | None = None,
+    ) -> None:
+        while not is_done():
+            left_ms = deadline_ms - self._clock.now_ms()
+            if left_ms <= 0:
+                raise DeadlineExceeded(
+                    "the coordination log did not answer in time"
+                    f"{_why(awaited or [])}; check the brokers with: marshal doctor"
+                )
+            self.step(min(POLL_MS, left_ms), accept=accept)
+
+    def _match(self, partition: int, transition: Transition) -> None:
+        if transition.record is None:
+            return
+        awaited = self._awaited.pop((partition, transition.record), None)
+        if awaited is not None:
+            awaited.transition = transition
+
+
+def _why(awaited: list[Awaited]) -> str:
+    errors = [error for item in awaited if (error := item.append.error()) is not None]
+    return f" ({errors[0]})" if errors else ""

@@ -1,0 +1,370 @@
+"""Fetches records and hands them out under claims, on the consumer's thread.
+
+Before every hand-out the lease is looked at (PROTOCOL 5.2), under the lock that
+the engine ends claims under; what was fetched under a claim that has ended is
+dropped, not handed out.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import attrs
+
+from kafka_marshal.errors import ClaimLost, PositionError
+from kafka_marshal.ports import DataReader, Record
+from kafka_marshal.protocol.claiming import Ending, Phase
+from kafka_marshal.protocol.delivery import AtLeastOnce, AtMostOnce
+from kafka_marshal.protocol.types import Token, TopicPartition
+
+from .engine import Engine
+from .holding import Delivery, Holding
+from .session import Session
+from .subscription import Subscription
+
+BACKLOG_WARNING = 1_000
+FETCH_SLICE_MS = 100
+WAIT_SLICE_MS = 50
+
+OnClaimed = Callable[[TopicPartition, Token], None]
+OnLost = Callable[[TopicPartition, Ending], None]
+
+
+@attrs.frozen
+class ConsumerOptions:
+    """How a consumer hands out.
+
+    Attributes:
+        max_poll_records: Most records of one poll; under at most once also the
+            size of a batch, which is what a crash loses (PROTOCOL 6.2).
+        max_uncommitted: Records in hand per partition at which fetching stops
+            until some are committed.
+        consumer_timeout_ms: Iteration ends after this long without a record;
+            None waits for ever.
+        on_claimed: Called on the application's thread for each new partition.
+        on_lost: Called for each partition that is no longer held, however it
+            ended. Without it, a partition that is lost while records of it are
+            in hand raises ``ClaimLost`` from the next call.
+    """
+
+    max_poll_records: int = 500
+    max_uncommitted: int = 10_000
+    consumer_timeout_ms: int | None = None
+    on_claimed: OnClaimed | None = None
+    on_lost: OnLost | None = None
+
+
+class Place:
+    """A partition that this consumer reads: its holding and what was fetched."""
+
+    __slots__ = ("at", "fetched", "has_warned", "holding", "next_offset", "partition")
+
+    def __init__(self, partition: TopicPartition, holding: Holding, start: int) -> None:
+        self.partition = partition
+        self.holding = holding
+        self.next_offset = start
+        self.fetched: Sequence[Record] = ()
+        self.at = 0
+        self.has_warned = False
+
+    @property
+    def buffered_count(self) -> int:
+        """Number of records fetched and not handed out."""
+        return len(self.fetched) - self.at
+
+    def take(self, count: int) -> Sequence[Record]:
+        """Remove and return up to ``count`` fetched records."""
+        taken = self.fetched[self.at : self.at + count]
+        self.at += len(taken)
+        if self.at >= len(self.fetched):
+            self.drop()
+        return taken
+
+    def drop(self) -> None:
+        """Forget what was fetched."""
+        self.fetched, self.at = (), 0
+
+
+class HandOut:
+    """The partitions of one consumer: what is fetched, granted and handed out.
+
+    Attributes:
+        places: Every partition that is held, by name.
+        paused: Partitions that the application holds back.
+        lost: Losses that the application has yet to be told of.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        session: Session,
+        *,
+        subscription: Subscription,
+        reader: DataReader,
+        options: ConsumerOptions,
+    ) -> None:
+        self.places: dict[TopicPartition, Place] = {}
+        self.paused: set[TopicPartition] = set()
+        self.lost: list[ClaimLost] = []
+        self._engine = engine
+        self._session = session
+        self._subscription = subscription
+        self._reader = reader
+        self._options = options
+        self._clock = engine.context.ports.clock
+        self._held_back: set[TopicPartition] = set()
+        self._version = -1
+        self._turn = 0
+
+    def follow(self) -> None:
+        """Take notice of claims that came and went."""
+        if self._version == self._subscription.version:
+            return
+        gained: list[Place] = []
+        with self._engine.changed:
+            self._version = self._subscription.version
+            held = {}
+            for key, holding in self._session.holdings.items():
+                mine = key.topic in self._subscription.topics
+                if mine and holding.claim.phase is Phase.HELD:
+                    held[key.topic_partition] = holding
+        for partition, place in list(self.places.items()):
+            if held.get(partition) is not place.holding:
+                del self.places[partition]
+                self._on_gone(place)
+        for partition, holding in held.items():
+            if partition not in self.places:
+                gained.append(Place(partition, holding, start_of(holding)))
+        for place in gained:
+            self.places[place.partition] = place
+        self._reader.assign(list(self.places))
+        self._held_back.intersection_update(self.places)
+        for place in gained:
+            self._reader.seek(place.partition, place.next_offset)
+            token = place.holding.claim.token
+            if self._options.on_claimed is not None and token is not None:
+                self._options.on_claimed(place.partition, token)
+
+    def _on_gone(self, place: Place) -> None:
+        ending = place.holding.claim.ending or Ending("replaced")
+        had_work = place.holding.in_hand_count + place.buffered_count > 0
+        self.report_unused(place)
+        if self._options.on_lost is not None:
+            self._options.on_lost(place.partition, ending)
+        elif ending.was_lost and had_work:
+            self.lost.append(lost_claim(place.partition, ending))
+
+    def report_unused(self, place: Place) -> None:
+        """Tell which granted offsets nobody will ever process (PROTOCOL 6.2)."""
+        progress = place.holding.progress
+        if not isinstance(progress, AtMostOnce):
+            return
+        ranges = [(grant.first, grant.last) for grant in progress.discard()]
+        if ranges:
+            fields = {"key": place.holding.key, "ranges": ranges}
+            self._observe("granted_unprocessed", fields)
+
+    def _observe(self, name: str, fields: Mapping[str, object]) -> None:
+        self._engine.context.observe(name, fields)
+
+    # --- handing out
+
+    def hand_out(self, most: int) -> dict[TopicPartition, list[Record]]:
+        """Hand out up to ``most`` fetched records whose lease stands now."""
+        handed: dict[TopicPartition, list[Record]] = {}
+        places = list(self.places.values())
+        if not any(place.buffered_count for place in places):
+            return handed
+        left = most
+        with self._engine.changed:
+            now_ms = self._clock.now_ms()
+            for index in range(len(places)):
+                place = places[(self._turn + index) % len(places)]
+                if left <= 0:
+                    break
+                if place.buffered_count and place.partition not in self.paused:
+                    records = self._hand_out_of(place, left, now_ms)
+                    if records:
+                        handed[place.partition] = records
+                        left -= len(records)
+            self._turn += 1
+        return handed
+
+    def _hand_out_of(self, place: Place, most: int, now_ms: int) -> list[Record]:
+        holding = place.holding
+        progress = holding.progress
+        if isinstance(progress, AtMostOnce):
+            if not holding.claim.may_hand_out(now_ms):
+                return []
+            records = self._granted(place, progress, most)
+        else:
+            if not holding.may_hand_out(now_ms):
+                self._put_back(place)
+                return []
+            records = list(place.take(most))
+            if progress is not None:
+                progress.hand_out(record.offset for record in records)
+                self._watch_backlog(place, progress)
+        token = holding.claim.token
+        for record in records:
+            record.token = token
+        if records:
+            place.next_offset = records[-1].offset + 1
+        return records
+
+    def _granted(self, place: Place, progress: AtMostOnce, most: int) -> list[Record]:
+        """Take what is both fetched and granted, in log order."""
+        records: list[Record] = []
+        while place.buffered_count and len(records) < most:
+            grant = progress.granted
+            if grant is None:
+                break
+            record = place.fetched[place.at]
+            if record.offset > grant.last:
+                progress.skip_through(grant.last)
+            elif record.offset < grant.first:
+                place.take(1)  # granted to an earlier owner: never ours
+            else:
+                records.extend(place.take(1))
+                progress.hand_out(record.offset)
+        return records
+
+    def _put_back(self, place: Place) -> None:
+        """Forget what was fetched and not handed out; it can be fetched again."""
+        place.drop()
+        self._reader.seek(place.partition, place.next_offset)
+
+    def _watch_backlog(self, place: Place, progress: AtLeastOnce) -> None:
+        count = progress.tracked_count
+        if count > BACKLOG_WARNING and not place.has_warned:
+            place.has_warned = True
+            fields = {"key": place.holding.key, "uncommitted": count}
+            self._observe("uncommitted_backlog", fields)
+        elif count <= BACKLOG_WARNING:
+            place.has_warned = False
+
+    # --- fetching
+
+    def fetch(self, left_ms: int) -> None:
+        """Fetch more, or wait for what is under way, for at most a slice."""
+        if self._ask_for_grants():
+            self._wait(min(left_ms, WAIT_SLICE_MS))
+            return
+        self._hold_back()
+        if not set(self.places) - self._held_back:
+            self._wait(min(left_ms, WAIT_SLICE_MS))
+            return
+        try:
+            fetched = self._reader.poll(
+                min(left_ms, FETCH_SLICE_MS), self._options.max_poll_records
+            )
+        except PositionError as error:
+            self._on_out_of_range(error)
+            return
+        for partition, records in fetched.items():
+            place = self.places.get(partition)
+            if place is None or not records:
+                continue
+            if place.buffered_count:
+                place.fetched = [*place.fetched[place.at :], *records]
+            else:
+                place.fetched = records
+            place.at = 0
+        self._ask_for_grants()
+
+    def _ask_for_grants(self) -> bool:
+        """Ask for what was fetched; return whether a verdict is awaited."""
+        if self._subscription.delivery is not Delivery.AT_MOST_ONCE:
+            return False
+        is_waiting = False
+        with self._engine.changed:
+            now_ms = self._clock.now_ms()
+            for place in self.places.values():
+                progress = place.holding.progress
+                if not isinstance(progress, AtMostOnce):
+                    continue
+                if progress.outstanding_count:
+                    is_waiting = True
+                elif progress.granted is None and place.buffered_count:
+                    if place.holding.may_hand_out(now_ms):
+                        self._ask_for(place, progress)
+                        is_waiting = True
+                    else:
+                        self._put_back(place)
+        return is_waiting
+
+    def _ask_for(self, place: Place, progress: AtMostOnce) -> None:
+        most = place.at + self._options.max_poll_records
+        last = place.fetched[min(most, len(place.fetched)) - 1].offset
+        if last >= progress.next_first:
+            self._session.request_grant(place.holding, last)
+        else:
+            place.drop()  # others were granted all of it
+            place.next_offset = progress.next_first
+            self._reader.seek(place.partition, place.next_offset)
+
+    def _hold_back(self) -> None:
+        """Let the reader fetch only what could be handed out now."""
+        now_ms = self._clock.now_ms()
+        wanted = set()
+        for partition, place in self.places.items():
+            progress = place.holding.progress
+            full = (
+                isinstance(progress, AtLeastOnce)
+                and progress.tracked_count >= self._options.max_uncommitted
+            )
+            if (
+                full
+                or place.buffered_count
+                or partition in self.paused
+                or not place.holding.may_hand_out(now_ms)
+            ):
+                wanted.add(partition)
+        self._reader.pause(list(wanted - self._held_back))
+        self._reader.resume(list(self._held_back - wanted))
+        self._held_back = wanted
+
+    def _on_out_of_range(self, error: PositionError) -> None:
+        partition = TopicPartition(*(error.partition or ("", 0)))
+        place = self.places.get(partition)
+        if place is None:
+            return
+        fields: dict[str, object] = {"key": place.holding.key, "error": error}
+        if error.requested < error.log_start:
+            # PROTOCOL 5.6: retention took what lies below; go on at log start.
+            self._observe("position_jumped", fields)
+            place.next_offset = error.log_start
+            self._reader.seek(partition, error.log_start)
+            with self._engine.changed:
+                progress = place.holding.progress
+                if isinstance(progress, AtMostOnce):
+                    progress.next_first = max(progress.next_first, error.log_start)
+                elif progress is not None and not progress.tracked_count:
+                    progress.jump(error.log_start)
+            return
+        self._observe("position_out_of_range", fields)
+        with self._engine.changed:
+            self._subscription.shun(place.holding.key)
+            self._session.release(place.holding, reason="position_out_of_range")
+        raise error
+
+    def _wait(self, timeout_ms: int) -> None:
+        if timeout_ms > 0:
+            with self._engine.changed:
+                self._engine.changed.wait(timeout_ms / 1000)
+
+
+def start_of(holding: Holding) -> int:
+    """Return where a held claim starts."""
+    return holding.claim.start_position or 0
+
+
+def lost_claim(partition: TopicPartition, ending: Ending) -> ClaimLost:
+    """Return the error that tells of a claim lost with records in hand."""
+    by = f" by {ending.winner!r}" if ending.winner else ""
+    at = f" at log offset {ending.at_offset}" if ending.at_offset is not None else ""
+    return ClaimLost(
+        f"the claim of {partition} ended ({ending.reason}{by}{at}) with records in "
+        "hand; stop processing them, their next owner starts at the last position",
+        winner=ending.winner,
+        at_offset=ending.at_offset,
+        reason=ending.reason,
+    )

@@ -1,0 +1,117 @@
+"""The local identity of a client: who it was before, and proof that it is alone.
+
+A process that restarts with the same client_id may resume its keys at once,
+but only if its earlier life is certainly dead (PROTOCOL 4.4). The proof is an
+exclusive lock on a directory that both lives share.
+"""
+
+import fcntl
+import os
+import tempfile
+from pathlib import Path
+
+import attrs
+import msgspec
+
+from kafka_marshal.errors import IdentityConflict
+from kafka_marshal.protocol.claiming import PreviousLife
+
+LIVES_MAX = 8
+FILE_NAME = "identity.json"
+LOCK_NAME = "lock"
+
+
+class _Life(msgspec.Struct):
+    incarnation: str
+    master: str
+
+
+class _File(msgspec.Struct):
+    lives: list[_Life]
+
+
+def state_home() -> Path:
+    """Return where identities are kept unless told otherwise.
+
+    ``MARSHAL_STATE_DIR``, else the XDG state directory of the user.
+    """
+    chosen = os.environ.get("MARSHAL_STATE_DIR")
+    if chosen:
+        return Path(chosen)
+    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(base) / "kafka-marshal"
+
+
+@attrs.frozen
+class Identity:
+    """An exclusive hold on one client's directory, for the life of the process.
+
+    Attributes:
+        lives: Earlier lives, newest first, all certainly dead.
+    """
+
+    lives: tuple[PreviousLife, ...]
+    _path: Path
+    _lock: int
+
+    @classmethod
+    def take(
+        cls, home: Path, *, domain: str, group_id: str, client_id: str
+    ) -> "Identity":
+        """Lock the directory of a client and read its earlier lives.
+
+        Args:
+            home: Directory of all identities.
+            domain: Names the coordination topic's format, in hex.
+            group_id: Group.
+            client_id: Client.
+
+        Raises:
+            IdentityConflict: Another live process on this machine holds it.
+            OSError: The directory cannot be used.
+        """
+        # The prefixes keep names such as ``..`` inside the directory.
+        path = home / domain / f"g={group_id}" / f"c={client_id}"
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        lock = os.open(path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            pid = os.pread(lock, 32, 0).decode(errors="replace").strip() or "unknown"
+            os.close(lock)
+            raise IdentityConflict(
+                f"client_id {client_id!r} of group {group_id!r} is in use by process "
+                f"{pid} on this machine; stop it or choose another client_id",
+                holder=client_id,
+                host=os.uname().nodename,
+            ) from error
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, str(os.getpid()).encode(), 0)
+        return cls(_read(path / FILE_NAME), path, lock)
+
+    def remember(self, incarnation: bytes, *, master: bytes) -> None:
+        """Store the present life, so that the next one can resume its keys."""
+        lives = [PreviousLife(incarnation, master), *self.lives][:LIVES_MAX]
+        document = _File([_Life(x.incarnation.hex(), x.master.hex()) for x in lives])
+        handle, name = tempfile.mkstemp(dir=self._path)
+        with os.fdopen(handle, "wb") as file:
+            file.write(msgspec.json.encode(document))
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).replace(self._path / FILE_NAME)
+
+    def close(self) -> None:
+        """Let go of the directory."""
+        os.close(self._lock)
+
+
+def _read(path: Path) -> tuple[PreviousLife, ...]:
+    try:
+        document = msgspec.json.decode(path.read_bytes(), type=_File)
+        lives = tuple(
+            PreviousLife(bytes.fromhex(life.incarnation), bytes.fromhex(life.master))
+            for life in document.lives[:LIVES_MAX]
+        )
+    except (OSError, ValueError, msgspec.MsgspecError):
+        return ()  # unknown or damaged: nothing can be resumed, all can be claimed
+    return lives

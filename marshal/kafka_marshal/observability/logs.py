@@ -1,0 +1,64 @@
+"""Events as lines of the standard library's logging."""
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from kafka_marshal.ports import Event, Observer
+
+LOGGER_NAME = "kafka_marshal"
+VALUE_CHARS_MAX = 500
+
+_WARNINGS = frozenset(
+    {
+        "amo_exposed",
+        "clock_step",
+        "close_unconfirmed",
+        "config_torn",
+        "granted_unprocessed",
+        "identity_unavailable",
+        "log_poll_failed",
+        "mirror_drift",
+        "position_jumped",
+        "start_lookup_failed",
+        "uncommitted_backlog",
+    }
+)
+_ERRORS = frozenset({"engine_failed", "position_out_of_range", "session_failed"})
+
+
+class LoggingObserver(Observer):
+    """Writes each event as one line to the logger ``kafka_marshal``."""
+
+    def __init__(self) -> None:
+        self._logger = logging.getLogger(LOGGER_NAME)
+
+    def observe(self, event: Event) -> None:
+        """Log one event at the level that its name calls for."""
+        level = logging.INFO
+        if event.name in _ERRORS:
+            level = logging.ERROR
+        elif event.name in _WARNINGS:
+            level = logging.WARNING
+        if self._logger.isEnabledFor(level):
+            self._logger.log(level, "%s", to_line(event.name, event.fields))
+
+
+class NullObserver(Observer):
+    """Takes events and forgets them."""
+
+    def observe(self, event: Event) -> None:
+        """Forget one event."""
+
+
+def to_line(name: str, fields: Mapping[str, Any]) -> str:
+    """Return ``name key=value ...``; values come from the log, so are escaped."""
+    return " ".join(
+        [name, *(f"{key}={_shown(value)}" for key, value in fields.items())]
+    )
+
+
+def _shown(value: object) -> str:
+    text = str(value)[:VALUE_CHARS_MAX]
+    safe = text.isprintable() and " " not in text and text
+    return text if safe else ascii(text)

@@ -1,0 +1,129 @@
+"""One engine per process and cluster, on a thread of its own.
+
+All ``Marshal`` objects of a process that name the same cluster, topic and
+credentials share one fetch session over the coordination log, whatever their
+groups; the last one to close ends it.
+"""
+
+import os
+import threading
+from collections.abc import Callable
+
+import attrs
+
+from kafka_marshal.clock import SystemClock, SystemEntropy, ThreadBackground
+from kafka_marshal.engine import Engine, Ports
+from kafka_marshal.engine.engine import POLL_MS_MAX
+from kafka_marshal.kafka_io import (
+    ConnectionSettings,
+    KafkaCoordinationLog,
+    KafkaDataLog,
+)
+from kafka_marshal.ports import Observer
+
+CLOSE_MS = 5_000
+
+
+@attrs.define(eq=False)
+class Runtime:
+    """An engine with its thread and its connections.
+
+    Attributes:
+        engine: The engine.
+        ports: What it reaches the world by.
+        settings: Connection that it was made for.
+        users: Number of ``Marshal`` objects that use it.
+    """
+
+    engine: Engine
+    ports: Ports
+    settings: ConnectionSettings
+    users: int = 0
+    _thread: threading.Thread | None = None
+    _is_stopping: bool = False
+    _pid: int = attrs.field(factory=os.getpid)
+
+    @classmethod
+    def open(
+        cls, settings: ConnectionSettings, observer: Observer, *, timeout_ms: int
+    ) -> "Runtime":
+        """Connect, start the engine's thread and read the log to its end.
+
+        Raises:
+            MarshalError: What went wrong; nothing is left open.
+        """
+        log = KafkaCoordinationLog(settings, timeout_ms=timeout_ms)
+        ports = Ports(
+            log=log,
+            data=KafkaDataLog(settings),
+            clock=SystemClock(),
+            entropy=SystemEntropy(),
+            background=ThreadBackground(),
+            observer=observer,
+        )
+        engine = Engine(ports, cluster_id=log.cluster_id)
+        runtime = cls(engine, ports, settings)
+        try:
+            runtime.start()
+            engine.wait_ready(timeout_ms)
+            log.configure(engine.context.heartbeat_interval_ms, timeout_ms=timeout_ms)
+        except BaseException:
+            runtime.stop()
+            raise
+        return runtime
+
+    def start(self) -> None:
+        """Start the engine's thread."""
+        self._thread = threading.Thread(
+            target=self._run, name="kafka-marshal-engine", daemon=True
+        )
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop the thread and close every connection. Idempotent."""
+        if os.getpid() != self._pid:
+            return
+        self._is_stopping = True
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout=CLOSE_MS / 1000)
+        self.ports.log.close(CLOSE_MS)
+        self.ports.background.close(CLOSE_MS)
+        self.ports.data.close(CLOSE_MS)
+
+    def _run(self) -> None:
+        while not self._is_stopping and self.engine.failure is None:
+            self.engine.step(POLL_MS_MAX)
+
+
+_lock = threading.Lock()
+_running: dict[object, Runtime] = {}
+
+
+def _name(settings: ConnectionSettings) -> object:
+    options = tuple(sorted((k, repr(v), id(v)) for k, v in settings.options.items()))
+    servers = tuple(sorted(settings.bootstrap_servers))
+    return (os.getpid(), servers, settings.coordination_topic, options)
+
+
+def acquire(settings: ConnectionSettings, make: Callable[[], Runtime]) -> Runtime:
+    """Return the process's runtime for a connection, made where there is none."""
+    name = _name(settings)
+    with _lock:
+        runtime = _running.get(name)
+        if runtime is None or runtime.engine.failure is not None:
+            runtime = make()
+            _running[name] = runtime
+        runtime.users += 1
+        return runtime
+
+
+def let_go(runtime: Runtime) -> None:
+    """Give a runtime back; the last user stops it."""
+    with _lock:
+        runtime.users -= 1
+        if runtime.users > 0:
+            return
+        for name, other in list(_running.items()):
+            if other is runtime:
+                del _running[name]
+    runtime.stop()
