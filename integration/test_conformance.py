@@ -1,0 +1,92 @@
+"""The conformance kit over a real broker."""
+
+import pytest
+from kafka import KafkaProducer, TopicPartition
+from kafka.admin import KafkaAdminClient
+
+from kafka_marshal.kafka_io.coordination import KafkaCoordinationLog
+from kafka_marshal.kafka_io.data import KafkaDataLog
+from kafka_marshal.kafka_io.settings import ConnectionSettings
+from kafka_marshal.kafka_io.topics import KafkaTopicAdmin
+from kafka_marshal.testing.conformance import CHECKS
+
+
+class KafkaRig:
+    waits = True
+
+    def __init__(self, cluster, unique):
+        self._cluster = cluster
+        self._unique = unique
+        self.coordination_topic = unique("marshal")
+        self._settings = ConnectionSettings(
+            cluster.servers, coordination_topic=self.coordination_topic
+        )
+        cluster.topics.create(
+            self.coordination_topic,
+            partitions=3,
+            replication=1,
+            configs={"message.timestamp.type": "LogAppendTime"},
+        )
+
+    def coordination_log(self):
+        return KafkaCoordinationLog(self._settings)
+
+    def data_log(self):
+        return KafkaDataLog(self._settings)
+
+    def new_data_topic(self, partitions):
+        name = self._unique("data")
+        self._cluster.topics.create_data_topic(name, partitions=partitions)
+        return name
+
+    def new_group(self):
+        return self._unique("group")
+
+    def add_partitions(self, topic, count):
+        there = self._cluster.topics.describe_bare(topic).partition_count
+        self._cluster.admin.create_partitions({topic: there + count})
+        self._cluster.admin.wait_for_topics([topic])
+        self._cluster.renew_producer()
+
+    def delete_records(self, place, *, before):
+        self._cluster.admin.delete_records({TopicPartition(*place): before})
+
+    def write(self, place, value, *, key=None, headers=(), timestamp_ms=None):
+        sent = self._cluster.producer.send(
+            place.topic,
+            value,
+            key=key,
+            headers=list(headers),
+            partition=place.partition,
+            timestamp_ms=timestamp_ms,
+        )
+        return sent.get(timeout=10).offset
+
+
+class Cluster:
+    """Clients that tests share: making them takes longer than using them."""
+
+    def __init__(self, servers):
+        self.servers = servers
+        self.topics = KafkaTopicAdmin(ConnectionSettings(servers))
+        self.admin = KafkaAdminClient(bootstrap_servers=servers)
+        self.producer = KafkaProducer(bootstrap_servers=servers)
+
+    def renew_producer(self):
+        """A producer looks for new partitions every five minutes only."""
+        self.producer.close(timeout=5)
+        self.producer = KafkaProducer(bootstrap_servers=self.servers)
+
+
+@pytest.fixture(scope="module")
+def cluster(bootstrap_servers):
+    made = Cluster(bootstrap_servers)
+    yield made
+    made.producer.close(timeout=5)
+    made.admin.close()
+    made.topics.close()
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_a_real_broker_conforms(cluster, unique, check):
+    check(KafkaRig(cluster, unique))

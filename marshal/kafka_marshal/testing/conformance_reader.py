@@ -1,0 +1,207 @@
+"""The checks of data readers; ``conformance`` runs them with all others."""
+# ruff: noqa: PLR2004 - the numbers of a check are its point
+
+import time
+from contextlib import suppress
+
+from kafka_marshal.errors import InvalidTransition, PositionError
+from kafka_marshal.ports import DataReader, Record
+from kafka_marshal.protocol.types import TimestampType, TopicPartition
+from kafka_marshal.testing.rig import (
+    LATE_S,
+    POLL_MS,
+    TIMEOUT_MS,
+    Check,
+    Rig,
+    filled,
+    read_records,
+    until,
+)
+
+
+def records_come_whole_and_in_order(rig: Rig) -> None:
+    """Key, value, headers and time of each record arrive, in offset order."""
+    topic = rig.new_data_topic(1)
+    place = TopicPartition(topic, 0)
+    headers = (("a", b"1"), ("a", b"\xff"), ("ü", b""))
+    rig.write(place, b"v", key=b"k", headers=headers, timestamp_ms=1_600_000_000_123)
+    rig.write(place, None, key=b"k")
+    rig.write(place, b"")
+    reader = rig.data_log().reader()
+    reader.assign([place])
+    reader.seek(place, 0)
+    first, second, third = read_records(reader, 3)
+    assert (first.topic, first.partition, first.offset) == (topic, 0, 0)
+    assert (first.key, first.value, first.headers) == (b"k", b"v", headers)
+    assert first.timestamp_ms == 1_600_000_000_123
+    assert first.timestamp_type == TimestampType.CREATE_TIME
+    assert first.leader_epoch is not None
+    assert first.token is None
+    assert (second.key, second.value, second.headers) == (b"k", None, ())
+    assert (third.key, third.value, third.offset) == (None, b"", 2)
+    reader.close(TIMEOUT_MS)
+
+
+def polls_are_bounded(rig: Rig) -> None:
+    """A poll returns at most what was asked for, and ends by its timeout."""
+    places = filled(rig, [20, 20])
+    reader = rig.data_log().reader()
+    reader.assign(places)
+    for place in places:
+        reader.seek(place, 0)
+    found: list[Record] = []
+
+    def has_all() -> bool:
+        batch = reader.poll(POLL_MS, 7)
+        assert sum(map(len, batch.values())) <= 7
+        for place, records in batch.items():
+            assert all(r.topic == place.topic for r in records)
+            found.extend(records)
+        return len(found) >= 40
+
+    until(has_all, "40 records read")
+    for place in places:
+        offsets = [r.offset for r in found if r.partition == place.partition]
+        assert offsets == list(range(20))
+    start = time.monotonic()
+    assert not reader.poll(300, 7)
+    took_s = time.monotonic() - start
+    assert took_s < 0.3 + LATE_S
+    if rig.waits:
+        assert took_s >= 0.28
+    reader.close(TIMEOUT_MS)
+
+
+def assignment_is_exact(rig: Rig) -> None:
+    """Partitions that stay keep their place; those that went are dropped."""
+    a, b, c = filled(rig, [30, 30, 30])
+    reader = rig.data_log().reader()
+    reader.assign([a, b])
+    reader.seek(a, 0)
+    reader.seek(b, 0)
+    taken = read_records(reader, 20, at_once=10)
+    nexts = dict.fromkeys((a, b), 0)
+    for record in taken:
+        nexts[TopicPartition(record.topic, record.partition)] = record.offset + 1
+    reader.assign([b, c])
+    with suppress(InvalidTransition):
+        reader.poll(0, 1)
+        raise AssertionError("a new partition was read without a seek")
+    reader.seek(c, 25)
+    rest = read_records(reader, 30 - nexts[b] + 5)
+    assert {record.partition for record in rest} <= {b.partition, c.partition}
+    found = [r.offset for r in rest if r.partition == b.partition]
+    assert found == list(range(nexts[b], 30))
+    # One that comes back starts where it is put, not where it was.
+    reader.assign([a])
+    reader.seek(a, 28)
+    assert [record.offset for record in read_records(reader, 2)] == [28, 29]
+    reader.assign([])
+    assert not reader.poll(50, 10)
+    reader.close(TIMEOUT_MS)
+
+
+def a_seek_drops_what_was_buffered(rig: Rig) -> None:
+    """After a seek the next record is the one sought, ahead or back."""
+    (place,) = filled(rig, [50])
+    reader = rig.data_log().reader()
+    reader.assign([place])
+    for offset in (10, 40, 5, 5, 49):
+        reader.seek(place, offset)
+        (record,) = read_records(reader, 1, at_once=1)
+        assert record.offset == offset
+    reader.seek(place, 50)
+    assert not reader.poll(POLL_MS, 10)
+    rig.write(place, b"new")
+    assert [record.value for record in read_records(reader, 1)] == [b"new"]
+    with suppress(InvalidTransition):
+        reader.seek(TopicPartition(place.topic, 77), 0)
+        raise AssertionError("a seek in what is not assigned")
+    reader.close(TIMEOUT_MS)
+
+
+def paused_partitions_rest(rig: Rig) -> None:
+    """A paused partition returns nothing and then goes on where it was."""
+    a, b = filled(rig, [10, 10])
+    reader = rig.data_log().reader()
+    reader.assign([a, b])
+    reader.seek(a, 0)
+    reader.seek(b, 0)
+    reader.pause([a, TopicPartition(a.topic, 77)])
+    assert {record.partition for record in read_records(reader, 10)} == {b.partition}
+    assert not reader.poll(POLL_MS, 10)
+    reader.resume([a, b, TopicPartition(a.topic, 77)])
+    first = read_records(reader, 3, at_once=3)
+    reader.pause([a])
+    assert not reader.poll(POLL_MS, 10)
+    reader.resume([a])
+    rest = read_records(reader, 7)
+    assert [record.offset for record in [*first, *rest]] == list(range(10))
+    reader.close(TIMEOUT_MS)
+
+
+def _position_error(
+    reader: DataReader, sound: TopicPartition, seen: list[int]
+) -> PositionError:
+    """Poll until a position is refused; note what the sound partition gave."""
+    caught: list[PositionError] = []
+
+    def is_told() -> bool:
+        try:
+            for place, records in reader.poll(POLL_MS, 100).items():
+                assert place == sound
+                seen.extend(record.offset for record in records)
+        except PositionError as error:
+            caught.append(error)
+        return bool(caught)
+
+    until(is_told, "a position outside the log told")
+    return caught[0]
+
+
+def positions_outside_the_log_are_errors(rig: Rig) -> None:
+    """Above the end and below the start: told, others unaffected, seek heals."""
+    bad, good = filled(rig, [10, 10])
+    rig.delete_records(bad, before=4)
+    reader = rig.data_log().reader()
+    reader.assign([bad, good])
+    reader.seek(good, 0)
+    seen: list[int] = []
+    for requested in (3, 1_000):
+        reader.seek(bad, requested)
+        error = _position_error(reader, good, seen)
+        assert error.partition == bad
+        assert error.requested == requested
+        assert (error.log_start, error.log_end) == (4, 10)
+    reader.seek(bad, 4)
+    rest = read_records(reader, 6 + 10 - len(seen))
+    assert [r.offset for r in rest if r.partition == bad.partition] == [*range(4, 10)]
+    seen.extend(r.offset for r in rest if r.partition == good.partition)
+    assert seen == list(range(10))
+    reader.close(TIMEOUT_MS)
+
+
+def a_closed_reader_stays_closed(rig: Rig) -> None:
+    """Close is idempotent, also before the first poll."""
+    (place,) = filled(rig, [1])
+    fresh, used = rig.data_log().reader(), rig.data_log().reader()
+    used.assign([place])
+    used.seek(place, 0)
+    read_records(used, 1)
+    for reader in (fresh, used):
+        reader.close(TIMEOUT_MS)
+        reader.close(TIMEOUT_MS)
+        with suppress(InvalidTransition):
+            reader.poll(0, 1)
+            raise AssertionError("a closed reader reads")
+
+
+READER_CHECKS: tuple[Check, ...] = (
+    records_come_whole_and_in_order,
+    polls_are_bounded,
+    assignment_is_exact,
+    a_seek_drops_what_was_buffered,
+    paused_partitions_rest,
+    positions_outside_the_log_are_errors,
+    a_closed_reader_stays_closed,
+)

@@ -1,0 +1,116 @@
+"""What a conformance check is given, and how it waits and reads."""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from kafka_marshal.ports import CoordinationLog, DataLog, DataReader, Record
+from kafka_marshal.protocol.types import LogEntry, TopicPartition
+
+WAIT_S = 20
+POLL_MS = 200
+TIMEOUT_MS = 10_000
+# A wait may end a little late: scheduling, and one answer of the broker.
+LATE_S = 0.5
+
+
+class Rig(Protocol):
+    """What a check needs from an implementation and its surroundings.
+
+    Attributes:
+        waits: Whether an empty poll really waits (not so with virtual time).
+        coordination_topic: A fresh coordination topic with three partitions.
+    """
+
+    waits: bool
+    coordination_topic: str
+
+    def coordination_log(self) -> CoordinationLog:
+        """Return a new session with the coordination topic."""
+        ...
+
+    def data_log(self) -> DataLog:
+        """Return a new session for data topics and group offsets."""
+        ...
+
+    def new_data_topic(self, partitions: int) -> str:
+        """Make a data topic and return its name."""
+        ...
+
+    def new_group(self) -> str:
+        """Return a group id that nobody uses."""
+        ...
+
+    def add_partitions(self, topic: str, count: int) -> None:
+        """Add ``count`` partitions to a topic."""
+        ...
+
+    def delete_records(self, place: TopicPartition, *, before: int) -> None:
+        """Delete the records of a partition below an offset."""
+        ...
+
+    def write(
+        self,
+        place: TopicPartition,
+        value: bytes | None,
+        *,
+        key: bytes | None = None,
+        headers: tuple[tuple[str, bytes], ...] = (),
+        timestamp_ms: int | None = None,
+    ) -> int:
+        """Write a record as a client of no protocol at all; return its offset."""
+        ...
+
+
+Check = Callable[[Rig], None]
+Entries = list[tuple[int, LogEntry]]
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    """Wait for a condition, with a deadline."""
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline, f"never came true: {what}"
+        time.sleep(0.005)
+
+
+def read_entries(log: CoordinationLog, count: int) -> Entries:
+    """Read exactly ``count`` entries."""
+    found: Entries = []
+
+    def has_all() -> bool:
+        found.extend(log.poll(POLL_MS))
+        return len(found) >= count
+
+    until(has_all, f"{count} entries read")
+    assert len(found) == count
+    return found
+
+
+def values_of(entries: Entries, partition: int) -> list[bytes | None]:
+    """Return the values of one partition's entries."""
+    return [entry.value for number, entry in entries if number == partition]
+
+
+def read_records(reader: DataReader, count: int, *, at_once: int = 100) -> list[Record]:
+    """Read exactly ``count`` records."""
+    found: list[Record] = []
+
+    def has_all() -> bool:
+        for records in reader.poll(POLL_MS, at_once).values():
+            found.extend(records)
+        return len(found) >= count
+
+    until(has_all, f"{count} records read")
+    assert len(found) == count
+    return found
+
+
+def filled(rig: Rig, counts: Sequence[int]) -> list[TopicPartition]:
+    """Make a data topic with so many records in each partition."""
+    topic = rig.new_data_topic(len(counts))
+    places = [TopicPartition(topic, number) for number in range(len(counts))]
+    for place, count in zip(places, counts, strict=True):
+        for number in range(count):
+            rig.write(place, b"%d" % number)
+    return places
