@@ -15,7 +15,6 @@ from kafka_marshal.engine import Delivery, Engine, Session, StartRule, Subscript
 from kafka_marshal.engine.handout import ConsumerOptions, OnClaimed, OnLost
 from kafka_marshal.errors import (
     ConfigurationError,
-    IdentityConflict,
     InvalidTransition,
     LogUnreadable,
 )
@@ -213,26 +212,6 @@ class Marshal:
             LogUnreadable: A topic does not exist.
             InvalidTransition: This client consumes one of the topics already.
         """
-        self._require_open()
-        _check_consumer(topics, policy, claims_max=claims_max, reset=auto_offset_reset)
-        for name, value in (
-            ("max_poll_records", max_poll_records),
-            ("max_uncommitted", max_uncommitted),
-            ("metadata_refresh_ms", metadata_refresh_ms),
-        ):
-            if value < 1:
-                raise ConfigurationError(f"{name} must be at least 1", setting=name)
-        ports = self._runtime.ports
-        found = ports.data.describe(topics, timeout_ms)
-        subscription = Subscription(
-            self.group_id,
-            {topic: _existing(topic, found) for topic in topics},
-            POLICIES[policy],
-            delivery,
-            StartRule(offset_reset=auto_offset_reset),
-            claims_max,
-            metadata_refresh_ms,
-        )
         options = ConsumerOptions(
             max_poll_records=max_poll_records,
             max_uncommitted=max_uncommitted,
@@ -240,13 +219,38 @@ class Marshal:
             on_claimed=on_claimed,
             on_lost=on_lost,
         )
+        rule = StartRule(offset_reset=auto_offset_reset)
+        _check_consumer(topics, policy, claims_max=claims_max, rule=rule)
+        if metadata_refresh_ms < 1:
+            raise ConfigurationError(
+                "metadata_refresh_ms must be at least 1", setting="metadata_refresh_ms"
+            )
+        subscription = Subscription(
+            self.group_id,
+            self._look_up(topics, timeout_ms),
+            POLICIES[policy],
+            delivery,
+            rule,
+            claims_max,
+            metadata_refresh_ms,
+        )
+        return self._consume(subscription, options)
+
+    def _look_up(self, topics: Sequence[str], timeout_ms: int) -> dict[str, TopicInfo]:
+        self._require_open()
+        found = self._runtime.ports.data.describe(topics, timeout_ms)
+        return {topic: _existing(topic, found) for topic in topics}
+
+    def _consume(
+        self, subscription: Subscription, options: ConsumerOptions
+    ) -> Consumer:
         with self.engine.changed:
             self._session.subscribe(subscription)
         consumer = Consumer(
             self.engine,
             self._session,
             subscription=subscription,
-            reader=ports.data.reader(),
+            reader=self._runtime.ports.data.reader(),
             options=options,
         )
         self._consumers.append(consumer)
@@ -368,7 +372,7 @@ def _require_name(setting: str, value: str) -> None:
 
 
 def _check_consumer(
-    topics: Sequence[str], policy: str, *, claims_max: int, reset: str
+    topics: Sequence[str], policy: str, *, claims_max: int, rule: StartRule
 ) -> None:
     if not topics:
         raise ConfigurationError("name at least one topic", setting="topics")
@@ -387,9 +391,10 @@ def _check_consumer(
         raise ConfigurationError(
             "claims_max must be 0 (no limit) or more", setting="claims_max"
         )
-    if reset not in OFFSET_RESETS:
+    if rule.offset_reset not in OFFSET_RESETS:
         raise ConfigurationError(
-            f"auto_offset_reset {reset!r} must be one of {', '.join(OFFSET_RESETS)}",
+            f"auto_offset_reset {rule.offset_reset!r} must be one of "
+            f"{', '.join(OFFSET_RESETS)}",
             setting="auto_offset_reset",
         )
 
@@ -402,6 +407,3 @@ def _existing(topic: str, found: Mapping[str, TopicInfo]) -> TopicInfo:
             "check its name, or create it first"
         )
     return info
-
-
-__all__ = ["IdentityConflict", "Marshal"]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import attrs
 
-from kafka_marshal.errors import ClaimLost, PositionError
+from kafka_marshal.errors import ClaimLost, ConfigurationError, PositionError
 from kafka_marshal.ports import DataReader, Record
 from kafka_marshal.protocol.claiming import Ending, Phase
 from kafka_marshal.protocol.delivery import AtLeastOnce, AtMostOnce
@@ -50,6 +50,11 @@ class ConsumerOptions:
     consumer_timeout_ms: int | None = None
     on_claimed: OnClaimed | None = None
     on_lost: OnLost | None = None
+
+    def __attrs_post_init__(self) -> None:
+        for name in ("max_poll_records", "max_uncommitted"):
+            if getattr(self, name) < 1:
+                raise ConfigurationError(f"{name} must be at least 1", setting=name)
 
 
 class Place:

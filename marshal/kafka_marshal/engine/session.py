@@ -112,7 +112,7 @@ class Session:
         if subscription in self._subscriptions:
             self._subscriptions.remove(subscription)
             subscription.is_open = False
-            self._drop_contenders(subscription.keys())
+            self._drop_contenders(subscription.all_keys())
             self._announcer.announce_soon()
 
     def want(self, key: Key) -> Holding:
@@ -200,7 +200,7 @@ class Session:
         for sub in self._subs:
             if sub.refresh is not None and sub.refresh.done():
                 if sub.refresh.exception() is None:
-                    self._adopt_topics(sub, sub.refresh.result())
+                    self._adopt_topics(sub, sub.refresh.result(0))
                 sub.refresh = None
             if sub.refresh is None and now_ms >= sub.refresh_at_ms:
                 is_first = sub.refresh_at_ms == 0
@@ -233,7 +233,8 @@ class Session:
             )
             plan = sub.policy(view)
             wanted = dict.fromkeys(plan.claim)
-            self._drop_contenders(k for k in sub.keys() if k not in wanted)  # noqa: SIM118 - a method
+            unwanted = [key for key in sub.all_keys() if key not in wanted]
+            self._drop_contenders(unwanted)
             for key in plan.claim:
                 if key not in self.holdings and not self._leaver.is_leaving(key):
                     self._contend_for(key, sub.delivery, sub.start_rule)

@@ -59,7 +59,7 @@ class Starter:
                 self._look_up(holding, holding.key.group_id)
             return False
         holding.lookup = None
-        position = self._choose(holding, lookup.result())
+        position = self._choose(holding, lookup.result(0))
         self._beater.beat_start(holding, position)
         holding.begin(position, grantee=self._claimant.owner.incarnation)
         return True

@@ -44,7 +44,7 @@ class Subscription:
     _shunned: set[Key] = attrs.field(factory=set)
     _claimable_since: dict[Key, int] = attrs.field(factory=dict)
 
-    def keys(self) -> list[Key]:
+    def all_keys(self) -> list[Key]:
         """Return every wanted key of the topics, in order."""
         return [
             key
@@ -69,7 +69,7 @@ class Subscription:
         """Return what the policy may look at now."""
         keys = []
         suspects = set()
-        for key in self.keys():
+        for key in self.all_keys():
             replica = context.replica_of(key)
             elapsed_ms = replica.elapsed_ms(now_ms)
             guess = estimate(replica.world, key, elapsed_ms=elapsed_ms, claimant=owner)

@@ -48,8 +48,6 @@ class Claimant:
         master: Secret of this process from which the secrets of keys derive.
     """
 
-    __slots__ = ("_seq", "group_id", "master", "owner")
-
     def __init__(self, owner: Owner, group_id: str, *, master: bytes) -> None:
         self.owner = owner
         self.group_id = group_id
@@ -65,8 +63,8 @@ class Claimant:
 def key_secret(master: bytes, key: Key) -> bytes:
     """Return the 16-byte secret that a later life shows to resume ``key``.
 
-    Derived, so that one stored secret per process start is enough: a resume
-    makes the secret of one key public, never that of another (PROTOCOL 4.4).
+    Derived: one stored secret per process start is enough, and a resume makes
+    the secret of one key public, never that of another (PROTOCOL 4.4).
     """
     name = f"{key.group_id}\0{key.topic}\0{key.partition}".encode()
     return blake2b(name, key=master, digest_size=16).digest()
@@ -74,7 +72,7 @@ def key_secret(master: bytes, key: Key) -> bytes:
 
 @attrs.frozen
 class PreviousLife:
-    """An earlier process of the same client_id, known from its identity directory."""
+    """An earlier process of the same client_id, from its identity directory."""
 
     incarnation: bytes
     master: bytes
@@ -82,12 +80,7 @@ class PreviousLife:
 
 @attrs.frozen
 class Lease:
-    """Until when a claim may be used, in local (boot clock) milliseconds.
-
-    Attributes:
-        soft_until_ms: From here on nothing new is fetched or handed out.
-        hard_until_ms: From here on everything stops.
-    """
+    """Until when to hand out (soft) and to go on at all (hard), in local ms."""
 
     soft_until_ms: int
     hard_until_ms: int
@@ -117,7 +110,7 @@ class Ending:
         reason: Such as ``released``, ``taken_over``, ``lease_expired``.
         winner: client_id of the new owner where one is known.
         at_offset: Log offset of the record that ended it, if one did.
-        was_lost: Whether it was taken from us rather than given up.
+        was_lost: Whether it was taken rather than given up.
     """
 
     reason: str
@@ -132,8 +125,8 @@ class Estimate:
 
     Attributes:
         known: The key's state, None if it was never claimed.
-        wait_ms: Time until a claim could be accepted; 0 = now; None = not
-            before somebody else acts (locked, or already ours).
+        wait_ms: Until a claim could be accepted; 0 = now; None = not before
+            somebody else acts (locked, or already ours).
     """
 
     known: KeyState | None
@@ -259,8 +252,8 @@ class Claim:
             now_ms: Local time.
             wait_ms: From ``estimate``.
             jitter_ms: A delay drawn by the caller, used once per opportunity.
-            answer_ms: How long an unanswered claim is waited for before another
-                is sent; the first may still land, and then counts.
+            answer_ms: How long to wait for a verdict before sending another;
+                the first may still land, and then counts.
         """
         if self.phase is Phase.CLAIMING:
             if now_ms - max(self._sent_ms.values(), default=0) < answer_ms:
@@ -322,9 +315,8 @@ class Claim:
         """Take the fold's verdict on an own claiming record.
 
         Returns:
-            Whether the claim is ours now. An accepted claim that this machine
-            cannot use any more (it ended, or the answer came after the lease)
-            is a ghost: the caller releases it (PROTOCOL 5.3).
+            Whether the claim is ours now. An accepted one that comes too late to
+            be used is a ghost: the caller releases it (PROTOCOL 5.3).
         """
         sent_ms = self._sent_ms.pop(seq, None)
         if transition.outcome != ACCEPTED:

@@ -32,7 +32,7 @@ def _release_group(step: Step, record: ReleaseGroup) -> Transitions:
     config = state.config
     if config is None:
         return (step.refused("no_config"),)
-    reason = judging.judge_release_group(state, config, record)
+    reason = judging.judge_release_group(state, record, config=config)
     if reason is not None:
         return (step.refused(reason),)
     group = state.groups.setdefault(record.group_id, GroupState())

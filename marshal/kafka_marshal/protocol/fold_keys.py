@@ -37,7 +37,7 @@ def _claim(step: Step, record: ClaimingPartition) -> Transitions:
         return (step.refused("no_config", key),)
     known = state.keys.get(key)
     judge = judging.judge_claim if record.resume is None else judging.judge_resume
-    reason = judge(state, config, key, record)
+    reason = judge(state, record, config=config, key=key)
     if reason is not None:
         detail = None
         if reason == "held" and known is not None:
@@ -88,7 +88,7 @@ def _install_owner(step: Step, record: ClaimingPartition, known: KeyState) -> No
 def _heartbeat(step: Step, record: Heartbeat) -> Transitions:
     state = step.state
     key = Key(record.group_id, record.topic, record.partition)
-    reason = judging.mismatch(state, record, key)
+    reason = judging.mismatch(state, record, key=key)
     if reason is not None:
         return (step.ignored(reason, key),)
     effect = _renew(state, key, record.position, rewind=record.rewind)
@@ -136,7 +136,7 @@ def _batch_heartbeat(step: Step, record: BatchHeartbeat) -> Transitions:
 def _release(step: Step, record: ReleasingPartition) -> Transitions:
     state = step.state
     key = Key(record.group_id, record.topic, record.partition)
-    reason = judging.mismatch(state, record, key)
+    reason = judging.mismatch(state, record, key=key)
     if reason is not None:
         return (step.ignored(reason, key),)
     known = state.keys[key]
@@ -155,7 +155,7 @@ def _release(step: Step, record: ReleasingPartition) -> Transitions:
 def _claim_messages(step: Step, record: ClaimingMessages) -> Transitions:
     state = step.state
     key = Key(record.group_id, record.topic, record.partition)
-    reason = judging.mismatch(state, record, key)
+    reason = judging.mismatch(state, record, key=key)
     if reason is not None:
         return (step.ignored(reason, key),)
     known = state.keys[key]

@@ -45,7 +45,7 @@ def is_paused(state: WorldState, key: Key) -> bool:
 
 
 def judge_claim(
-    state: WorldState, config: Config, key: Key, record: ClaimingPartition
+    state: WorldState, record: ClaimingPartition, *, config: Config, key: Key
 ) -> str | None:
     """Return why a claim is refused, in the order of PROTOCOL 4.3, or None."""
     known = state.keys.get(key)
@@ -89,7 +89,7 @@ def _judge_known(
 
 
 def judge_resume(
-    state: WorldState, config: Config, key: Key, record: ClaimingPartition
+    state: WorldState, record: ClaimingPartition, *, config: Config, key: Key
 ) -> str | None:
     """Return why a resume is refused, in the order of PROTOCOL 4.4, or None."""
     resume = record.resume
@@ -131,6 +131,7 @@ def _lacks_room_for_group(state: WorldState, config: Config, group_id: str) -> b
 def mismatch(
     state: WorldState,
     record: Heartbeat | ReleasingPartition | ClaimingMessages,
+    *,
     key: Key,
 ) -> str | None:
     """Return why a record is not its owner's (PROTOCOL 4.5), or None if it is."""
@@ -146,7 +147,7 @@ def mismatch(
 
 
 def judge_release_group(
-    state: WorldState, config: Config, record: ReleaseGroup
+    state: WorldState, record: ReleaseGroup, *, config: Config
 ) -> str | None:
     """Return why an admin's record is refused, in the order of PROTOCOL 4.8."""
     if _lacks_room_for_group(state, config, record.group_id):

@@ -28,7 +28,7 @@ def state_to_object(state: WorldState) -> dict[str, Any]:
         "digest": digest(state),
         "config": None if config is None else record_to_object(config)["data"],
         "claims": [
-            claim_to_object(state, key, known)
+            claim_to_object(state, key, known=known)
             for key, known in sorted(state.keys.items())
         ],
         "pauses": _pauses(state),
@@ -39,7 +39,7 @@ def state_to_object(state: WorldState) -> dict[str, Any]:
     return document
 
 
-def claim_to_object(state: WorldState, key: Key, known: KeyState) -> dict[str, Any]:
+def claim_to_object(state: WorldState, key: Key, *, known: KeyState) -> dict[str, Any]:
     """Return the document of one key."""
     owner = known.owner
     token = state.token(key)

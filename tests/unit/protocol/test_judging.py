@@ -130,7 +130,7 @@ def test_order_of_refusals_of_a_claim(owner, age, occupied):
             (is_changed and expected is None, "cas"),
         ]
         record = claim(generation=generation, topic_id=named, expected=expected)
-        reason = judge_claim(state, state.config, KEY, record)
+        reason = judge_claim(state, record, config=state.config, key=KEY)
         assert reason == first(order), order
         seen.add(reason)
     later = {occupied} if occupied else {None, "cas", "old_topic"}
@@ -171,13 +171,16 @@ def test_order_of_refusals_of_a_first_claim(other_keys, groups, full):
         ]
         record = claim(generation=generation, expected=expected)
         settings = config(k=K, keys=3, groups=3)
-        reason = judge_claim(state, settings, KEY, record)
+        reason = judge_claim(state, record, config=settings, key=KEY)
         assert reason == first(order), order
 
 
 def test_limits_are_not_asked_of_a_key_that_exists():
     state = world(known=key_state(None))
-    assert judge_claim(state, config(k=K, keys=1, groups=1), KEY, claim()) is None
+    assert (
+        judge_claim(state, claim(), config=config(k=K, keys=1, groups=1), key=KEY)
+        is None
+    )
 
 
 # --- Resumes: PROTOCOL 4.4 ---
@@ -234,7 +237,7 @@ def test_order_of_refusals_of_a_resume(age, is_fresh):
             epoch, inc=sender, generation=generation, expected=1, topic_id=RETIRED
         )
         settings = config(k=K, keys=1, groups=1)
-        reason = judge_resume(state, settings, KEY, record)
+        reason = judge_resume(state, record, config=settings, key=KEY)
         assert reason == first(order), order
 
 
@@ -250,7 +253,7 @@ def test_order_of_refusals_of_a_resume(age, is_fresh):
 def test_a_resume_of_a_key_that_does_not_exist(generation, place, paused, expected):
     state = world(place=place, paused=paused)
     record = resume(EPOCH, generation=generation)
-    assert judge_resume(state, state.config, KEY, record) == expected
+    assert judge_resume(state, record, config=state.config, key=KEY) == expected
 
 
 # --- Records of an owner: PROTOCOL 4.5 to 4.7 ---
@@ -280,19 +283,19 @@ SENDS = [
 def test_who_may_speak_for_a_key(send, owner, epoch, expected, paused):
     known = None if owner == "no key" else key_state(owner, 2 * H + 1)
     state = world(paused=paused, known=known)
-    assert mismatch(state, send(epoch), KEY) == expected
+    assert mismatch(state, send(epoch), key=KEY) == expected
 
 
 @pytest.mark.parametrize("send", SENDS)
 def test_a_record_of_another_partition_is_misplaced_first(send):
-    assert mismatch(world(place=1 - HOME), send(EPOCH), KEY) == "wrong_partition"
+    assert mismatch(world(place=1 - HOME), send(EPOCH), key=KEY) == "wrong_partition"
 
 
 @pytest.mark.parametrize("send", SENDS)
 def test_without_config_nobody_owns(send):
     state = world(place=1 - HOME)
     state.config = None
-    assert mismatch(state, send(EPOCH), KEY) == "not_owner"
+    assert mismatch(state, send(EPOCH), key=KEY) == "not_owner"
 
 
 @pytest.mark.parametrize("topic", ["/checkpoint", "/planner"])
@@ -301,9 +304,9 @@ def test_reserved_keys_live_where_they_are_about(topic):
         key = Key("marshal", topic, partition)
         state = world(place=place)
         is_here = place == partition
-        reason = judge_claim(state, state.config, key, claim(key=key))
+        reason = judge_claim(state, claim(key=key), config=state.config, key=key)
         assert reason == (None if is_here else "wrong_partition")
-        reason = mismatch(state, beat(0, key=key), key)
+        reason = mismatch(state, beat(0, key=key), key=key)
         assert reason == ("not_owner" if is_here else "wrong_partition")
 
 
@@ -357,7 +360,7 @@ def test_order_of_refusals_of_a_pause(op, is_active, seen):
             (not is_active and expires <= M, "expired"),
         ]
         record = pause(expires, op=op, inc=sender, seq=seq)
-        reason = judge_release_group(state, state.config, record)
+        reason = judge_release_group(state, record, config=state.config)
         assert reason == first(order), (sender, seq, expires)
 
 
@@ -367,9 +370,11 @@ def test_a_pause_of_a_group_that_has_no_room():
     for until, room in product((M, M + 1), (2, 3)):
         settings = config(k=K, groups=room)
         expected = first([(room == 2, "limits"), (until <= M, "expired")])
-        assert judge_release_group(state, settings, pause(until)) == expected
+        assert judge_release_group(state, pause(until), config=settings) == expected
 
 
 def test_room_is_not_asked_of_a_group_that_exists():
     state = world(groups=("h", "i"))
-    assert judge_release_group(state, config(k=K, groups=1), pause(M + 1)) is None
+    assert (
+        judge_release_group(state, pause(M + 1), config=config(k=K, groups=1)) is None
+    )

@@ -115,14 +115,14 @@ def test_freshness_is_told_with_its_age(age, freshness):
     log = Log()
     log.claimed()
     log.append(b"", after=age)
-    told = claim_to_object(log.state, KEY, log.key())
+    told = claim_to_object(log.state, KEY, known=log.key())
     assert (told["freshness"], told["age_ms"]) == (freshness, age)
 
 
 def test_a_released_key_keeps_its_epoch():
     log = Log()
     log.append(release(log.claimed(), 5))
-    told = claim_to_object(log.state, KEY, log.key())
+    told = claim_to_object(log.state, KEY, known=log.key())
     assert (told["owner"], told["freshness"], told["age_ms"]) == (None, None, None)
     assert (told["epoch"], told["token"], told["position"]) == (1, "1.0.1", 5)
 
@@ -131,14 +131,14 @@ def test_a_lock_is_told():
     log = Log()
     log.claimed()
     log.key().lock = OP
-    assert claim_to_object(log.state, KEY, log.key())["locked_by"] == OP.hex()
+    assert claim_to_object(log.state, KEY, known=log.key())["locked_by"] == OP.hex()
 
 
 def test_without_config_there_is_no_token():
     log = Log()
     log.claimed()
     log.state.config = None
-    assert claim_to_object(log.state, KEY, log.key())["token"] is None
+    assert claim_to_object(log.state, KEY, known=log.key())["token"] is None
 
 
 def test_claims_stand_in_order():
