@@ -277,19 +277,30 @@ class Marshal:
         self._claims.append(claim)
         return claim
 
-    def world(self) -> dict[str, Any]:
-        """Return the world as this process has folded it, as plain data.
+    def world(self, *, timeout_ms: int = OPEN_MS_MAX) -> dict[str, Any]:
+        """Return the world as plain data, never older than this call.
 
         The same document that ``marshal log replay`` prints (PROTOCOL 3.8).
+
+        Raises:
+            DeadlineExceeded: The log was not read to its end in time.
         """
         self._require_open()
+        self.engine.catch_up(timeout_ms)
         with self.engine.changed:
             replicas = self.engine.context.replicas.values()
             return world_to_object(replica.world for replica in replicas)
 
-    def owners(self, topic: str) -> dict[TopicPartition, str | None]:
-        """Return who owns each partition of a topic in this group, by the log."""
+    def owners(
+        self, topic: str, *, timeout_ms: int = OPEN_MS_MAX
+    ) -> dict[TopicPartition, str | None]:
+        """Return who owns each partition of a topic in this group, by the log.
+
+        Raises:
+            DeadlineExceeded: The log was not read to its end in time.
+        """
         self._require_open()
+        self.engine.catch_up(timeout_ms)
         with self.engine.changed:
             return {
                 key.topic_partition: None if known.owner is None else known.owner[0]

@@ -1,6 +1,9 @@
 """The engine: reads, folds, routes verdicts and lets sessions act."""
 
 import threading
+from collections.abc import Callable
+
+import attrs
 
 from kafka_marshal.errors import (
     CoordinationError,
@@ -21,6 +24,15 @@ from .session import Session
 POLL_MS_MAX = 100
 BARRIER_MS_MAX = 10_000
 WAIT_SLICE_MS = 50
+CATCH_UP_MS_MAX = 1_000
+
+
+@attrs.define(eq=False)
+class _CatchUp:
+    """Somebody waits until everything up to ``ends`` is folded."""
+
+    ends: dict[int, int] | None = None
+    is_done: bool = False
 
 
 class Engine:
@@ -44,6 +56,7 @@ class Engine:
         self.failure: MarshalError | None = None
         self._cluster_id = cluster_id
         self._barrier: dict[int, int] | None = None
+        self._catch_ups: list[_CatchUp] = []
         self._sessions: dict[bytes, Session] = {}
         self._by_group: dict[str, list[Session]] = {}
 
@@ -89,6 +102,7 @@ class Engine:
         try:
             if self._barrier is None:
                 self._set_barrier()
+            self._ask_for_ends()
             entries = tuple(self.context.ports.log.poll(timeout_ms))
         except CoordinationError as error:
             if not error.retriable:
@@ -99,7 +113,10 @@ class Engine:
             self._fail(error)
             return
         with self.changed:
-            self._round(entries)
+            try:
+                self._round(entries)
+            except Exception as error:  # noqa: BLE001 - a bug must not leave zombies
+                self._fail(_broken(error))
             self.changed.notify_all()
 
     def _round(self, entries: tuple[tuple[int, LogEntry], ...]) -> None:
@@ -107,6 +124,7 @@ class Engine:
             return
         try:
             self._fold(entries)
+            self._settle_catch_ups()
             if self.context.config is None:
                 self._try_ready()
         except CoordinationError as error:
@@ -116,6 +134,26 @@ class Engine:
             now_ms = self.context.now_ms
             for session in list(self._sessions.values()):
                 session.tick(now_ms)
+            self._audit(now_ms)
+
+    def _audit(self, now_ms: int) -> None:
+        """Stop everything if a claim is in use that the fold does not give us.
+
+        Cannot happen while the ladders do what they should; if it does, going
+        on could make two processes work on one partition.
+        """
+        for session in self._sessions.values():
+            owner = session.claimant.owner
+            for key, holding in session.holdings.items():
+                if not holding.claim.is_valid(now_ms):
+                    continue
+                known = self.context.replica_of(key).world.keys.get(key)
+                ours = known is not None and known.owner == owner
+                if not ours or known is None or known.epoch != holding.claim.epoch:
+                    raise InvalidTransition(
+                        f"{key} is in use under epoch {holding.claim.epoch} and the "
+                        f"log says otherwise: {known}"
+                    )
 
     def _fold(self, entries: tuple[tuple[int, LogEntry], ...]) -> None:
         now_ms = self.context.now_ms
@@ -173,6 +211,47 @@ class Engine:
                     session.on_member(transition, now_ms)
                 else:
                     session.on_foreign(transition)
+
+    # --- reading to the end
+
+    def catch_up(self, timeout_ms: int) -> None:
+        """Wait, on another thread than the one that steps, for the log's end.
+
+        Afterwards the worlds hold every record that was acknowledged before
+        the call.
+
+        Raises:
+            DeadlineExceeded: The end was not reached in time.
+            MarshalError: The engine failed.
+        """
+        wish = _CatchUp()
+        deadline_ms = self.context.now_ms + timeout_ms
+        with self.changed:
+            self._catch_ups.append(wish)
+            try:
+                self._await(lambda: wish.is_done, deadline_ms)
+            finally:
+                if wish in self._catch_ups:
+                    self._catch_ups.remove(wish)
+
+    def _ask_for_ends(self) -> None:
+        with self.changed:
+            asking = [wish for wish in self._catch_ups if wish.ends is None]
+        if asking:
+            ends = self.context.ports.log.end_offsets(CATCH_UP_MS_MAX)
+            for wish in asking:
+                wish.ends = dict(ends)
+
+    def _settle_catch_ups(self) -> None:
+        asked = [wish for wish in self._catch_ups if wish.ends is not None]
+        if not asked:
+            return
+        at = self.context.ports.log.positions()
+        for wish in asked:
+            ends = wish.ends or {}
+            if all(at.get(t, 0) >= end for t, end in ends.items()):
+                wish.is_done = True
+                self._catch_ups.remove(wish)
 
     # --- start
 
@@ -245,19 +324,20 @@ class Engine:
             MarshalError: The engine failed; see the cause.
             DeadlineExceeded: Not ready in time.
         """
-        clock = self.context.ports.clock
-        deadline_ms = clock.now_ms() + timeout_ms
         with self.changed:
-            while not self.is_ready:
-                if self.failure is not None:
-                    raise self.failure
-                left_ms = deadline_ms - clock.now_ms()
-                if left_ms <= 0:
-                    raise DeadlineExceeded(
-                        f"the coordination log was not read to its end within "
-                        f"{timeout_ms} ms; check the brokers with: marshal doctor"
-                    )
-                self.changed.wait(min(left_ms, WAIT_SLICE_MS) / 1000)
+            self._await(lambda: self.is_ready, self.context.now_ms + timeout_ms)
+
+    def _await(self, is_done: Callable[[], bool], deadline_ms: int) -> None:
+        while not is_done():
+            if self.failure is not None:
+                raise self.failure
+            left_ms = deadline_ms - self.context.now_ms
+            if left_ms <= 0:
+                raise DeadlineExceeded(
+                    "the coordination log was not read to its end in time; check "
+                    "the brokers with: marshal doctor"
+                )
+            self.changed.wait(min(left_ms, WAIT_SLICE_MS) / 1000)
 
     def _fail(self, error: MarshalError) -> None:
         with self.changed:
@@ -267,3 +347,13 @@ class Engine:
                 for session in self._sessions.values():
                     session.fence(error)
             self.changed.notify_all()
+
+
+def _broken(error: Exception) -> MarshalError:
+    """Return the failure that a bug in the engine is told as."""
+    told = InvalidTransition(
+        f"the engine stopped on an internal error: {error!r}; everything it held is "
+        "fenced; please report it with the output of: marshal log dump"
+    )
+    told.__cause__ = error
+    return told
