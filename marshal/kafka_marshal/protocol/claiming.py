@@ -148,13 +148,15 @@ def estimate(
         wait_ms = pause.until_ms - world.append_time_ms - elapsed_ms
     if known is None:
         return Estimate(None, max(0, wait_ms))
-    if known.lock is not None or known.owner == claimant:
-        return Estimate(known, None)
     now_ms = world.now_ms + elapsed_ms
+    remaining_ms = known.remaining_ms(now_ms)
+    is_ours = known.owner == claimant and remaining_ms > 0
+    if known.lock is not None or is_ours:
+        return Estimate(known, None)
     if known.handoff is not None and known.handoff[0] != claimant.client_id:
         wait_ms = max(wait_ms, known.handoff[1] - now_ms)
     if known.owner is not None:
-        wait_ms = max(wait_ms, known.remaining_ms(now_ms))
+        wait_ms = max(wait_ms, remaining_ms)
     return Estimate(known, max(0, wait_ms))
 
 
@@ -262,7 +264,10 @@ class Claim:
         if self.phase is not Phase.WAITING:
             return False
         if wait_ms is None or wait_ms > 0:
+            # The view has caught up with the refusal, and knows it better: the
+            # owner may let go long before the time that the refusal named.
             self._attempt_at_ms = None
+            self.retry_at_ms = 0
             return False
         if self._attempt_at_ms is None:
             self._attempt_at_ms = max(now_ms + jitter_ms, self.retry_at_ms)

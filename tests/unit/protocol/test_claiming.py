@@ -1,0 +1,530 @@
+from hashlib import sha256
+
+import pytest
+from logkit import (
+    INC,
+    INC_AGAIN,
+    KEY,
+    OP,
+    SECRET,
+    START_MS,
+    H,
+    Log,
+    beat,
+    claim,
+    config,
+    ident,
+    pause,
+    release,
+    resume,
+)
+
+from kafka_marshal.errors import InvalidTransition
+from kafka_marshal.protocol.claiming import (
+    CLAIMS_IN_FLIGHT_MAX,
+    NO_LEASE,
+    Claim,
+    Claimant,
+    Ending,
+    Lease,
+    Phase,
+    PreviousLife,
+    estimate,
+    key_secret,
+    resumable,
+)
+from kafka_marshal.protocol.records import Resume
+from kafka_marshal.protocol.state import WorldState
+from kafka_marshal.protocol.transition import Transition
+from kafka_marshal.protocol.types import Key, Owner, Token
+
+ME = Owner("c1", INC)
+TOKEN = Token(1, 0, 7)
+EPOCH = 7
+MASTER = b"m" * 32
+ANSWER_MS = H // 2
+
+
+def verdict(
+    outcome="accepted", effect=None, reason=None, *, offset=EPOCH, detail=None, of=None
+):
+    return Transition(offset, outcome, effect, reason, KEY, EPOCH, detail, of)
+
+
+WON = verdict(effect="claimed")
+RENEWED = verdict(effect="renewed", offset=9)
+POSITION_ONLY = verdict(effect="position_only", offset=9)
+IGNORED = verdict("ignored", reason="not_owner", offset=9)
+TAKEN = verdict(effect="claimed", offset=9, of=claim("c2"))
+TWIN = verdict(effect="resumed", offset=9, of=claim("c1", inc=INC_AGAIN))
+OTHERS_BEAT = verdict(effect="renewed", offset=9, of=beat(9, client="c2"))
+
+
+def held_by_other(remaining_ms=None):
+    detail = None if remaining_ms is None else {"remaining_ms": remaining_ms}
+    return verdict("refused", reason="held", detail=detail)
+
+
+def new_claim():
+    return Claim(Claimant(ME, "g", master=MASTER), KEY)
+
+
+def judge(it, transition, *, seq=1, now_ms=10, h=H):
+    return it.on_claim_verdict(
+        transition, seq=seq, now_ms=now_ms, heartbeat_interval_ms=h, token=TOKEN
+    )
+
+
+def wants(it, now_ms, wait_ms, *, jitter_ms=0):
+    return it.wants_to_claim(now_ms, wait_ms, jitter_ms=jitter_ms, answer_ms=ANSWER_MS)
+
+
+def at(phase):
+    """Return a claim in a phase; its claiming record was sent at 0 as number 1."""
+    it = new_claim()
+    if phase is Phase.WAITING:
+        return it
+    it.claim_sent(1, 0)
+    if phase in {Phase.STARTING, Phase.HELD}:
+        assert judge(it, WON)
+    if phase is Phase.HELD:
+        it.start(5)
+    if phase is Phase.ENDED:
+        it.end(Ending("released", was_lost=False))
+    assert it.phase is phase
+    return it
+
+
+# --- Every input in every phase ---
+
+W, C, S, D, E = Phase  # waiting, claiming, starting, held (D), ended
+HARD_MS = 2 * H - 2 - 100
+INPUTS = {
+    "wants, not answered": lambda it: wants(it, ANSWER_MS - 1, 0),
+    "wants, answer overdue": lambda it: wants(it, ANSWER_MS, 0),
+    "wants, must wait": lambda it: wants(it, ANSWER_MS, 1),
+    "wants, hopeless": lambda it: wants(it, ANSWER_MS, None),
+    "sent": lambda it: it.claim_sent(2, 20),
+    "won": lambda it: judge(it, WON),
+    "won, unknown number": lambda it: judge(it, WON, seq=99),
+    "won too late": lambda it: judge(it, WON, now_ms=HARD_MS),
+    "held by another": lambda it: judge(it, held_by_other(5)),
+    "duplicate": lambda it: judge(it, verdict("refused", reason="duplicate")),
+    "start": lambda it: it.start(3),
+    "renewed": lambda it: renew(it, RENEWED),
+    "position only": lambda it: renew(it, POSITION_ONLY),
+    "beat ignored": lambda it: renew(it, IGNORED),
+    "taken over": lambda it: it.on_foreign(TAKEN),
+    "twin resumed": lambda it: it.on_foreign(TWIN),
+    "beat of another": lambda it: it.on_foreign(OTHERS_BEAT),
+    "lease stands": lambda it: it.check_lease(HARD_MS - 1),
+    "lease over": lambda it: it.check_lease(HARD_MS),
+    "clock stepped": lambda it: it.shorten(1),
+    "ended": lambda it: it.end(Ending("fenced")),
+}
+BAD = InvalidTransition
+AFTER = {
+    # phase before:            W    C    S    D    E
+    "wants, not answered": (W, C, S, D, E),
+    "wants, answer overdue": (W, W, S, D, E),
+    "wants, must wait": (W, W, S, D, E),
+    "wants, hopeless": (W, W, S, D, E),
+    "sent": (C, BAD, BAD, BAD, BAD),
+    "won": (W, S, S, D, E),
+    "won, unknown number": (W, C, S, D, E),
+    "won too late": (W, C, S, D, E),
+    "held by another": (W, W, S, D, E),
+    "duplicate": (W, C, S, D, E),
+    "start": (BAD, BAD, D, BAD, BAD),
+    "renewed": (W, C, S, D, E),
+    "position only": (W, C, S, D, E),
+    "beat ignored": (W, C, E, E, E),
+    "taken over": (W, C, E, E, E),
+    "twin resumed": (W, C, E, E, E),
+    "beat of another": (W, C, S, D, E),
+    "lease stands": (W, C, S, D, E),
+    "lease over": (W, C, E, E, E),
+    "clock stepped": (W, C, S, D, E),
+    "ended": (E, E, E, E, E),
+}
+
+
+def renew(it, transition, *, sent_ms=100, h=H):
+    it.on_beat_verdict(transition, sent_ms=sent_ms, heartbeat_interval_ms=h)
+
+
+def test_the_product_is_full():
+    assert INPUTS.keys() == AFTER.keys()
+    assert all(len(row) == len(Phase) for row in AFTER.values())
+
+
+@pytest.mark.parametrize("phase", Phase, ids=lambda phase: phase.value)
+@pytest.mark.parametrize("name", INPUTS)
+def test_every_input_in_every_phase(phase, name):
+    it = at(phase)
+    after = AFTER[name][list(Phase).index(phase)]
+    before = {slot: getattr(it, slot) for slot in Claim.__slots__}
+    if after is BAD:
+        with pytest.raises(InvalidTransition):
+            INPUTS[name](it)
+        # A machine that was misused keeps its state.
+        assert {slot: getattr(it, slot) for slot in Claim.__slots__} == before
+        return
+    INPUTS[name](it)
+    assert it.phase is after
+    assert it.is_owned == (after in {S, D})
+    assert it.is_under_way == (after is C)
+    assert (it.ending is not None) == (after is E)
+    if not it.is_owned:
+        assert it.lease == NO_LEASE
+        assert not it.is_valid(-1)
+        assert not it.may_hand_out(-1)
+
+
+# --- Leases ---
+
+
+@pytest.mark.parametrize(
+    ("h", "soft_ms", "hard_ms"),
+    [
+        # 2H less 0.1 % of drift (rounded up) less max(50 ms, 5 % of 2H).
+        pytest.param(60_000, 60_000, 120_000 - 120 - 6_000, id="production"),
+        pytest.param(2_000, 2_000, 4_000 - 4 - 200, id="demo"),
+        pytest.param(1_000, 1_000, 2_000 - 2 - 100, id="one-second"),
+        pytest.param(501, 501, 1_002 - 2 - 51, id="rounded-against-us"),
+        pytest.param(500, 500, 1_000 - 1 - 50, id="margins-meet"),
+        pytest.param(200, 200, 400 - 1 - 50, id="least-margin"),
+        pytest.param(40, 29, 80 - 1 - 50, id="soft-is-never-behind-hard"),
+        pytest.param(10, 0, 0, id="too-short-to-be-of-use"),
+        pytest.param(1, 0, 0, id="shortest"),
+    ],
+)
+def test_lease_arithmetic(h, soft_ms, hard_ms):
+    base_ms = 5_000
+    lease = Lease.since(base_ms, h)
+    assert lease.soft_until_ms == base_ms + soft_ms
+    assert lease.hard_until_ms == base_ms + hard_ms
+    # What the log allows, less the drift, is never reached.
+    assert hard_ms <= 2 * h * 0.999
+
+
+def test_hand_out_ends_at_the_soft_stop_and_work_at_the_hard_one():
+    it = at(Phase.HELD)
+    assert it.lease == Lease(H, HARD_MS)
+    assert it.may_hand_out(H - 1)
+    assert not it.may_hand_out(H)
+    assert it.is_valid(HARD_MS - 1)
+    assert not it.is_valid(HARD_MS)
+
+
+def test_a_claim_that_has_not_started_hands_nothing_out():
+    it = at(Phase.STARTING)
+    assert it.is_valid(20)
+    assert not it.may_hand_out(20)
+
+
+def test_a_lease_counts_from_the_time_of_sending():
+    it = new_claim()
+    it.claim_sent(1, 1_000)
+    assert judge(it, WON, now_ms=1_700)
+    assert it.lease == Lease.since(1_000, H)
+    renew(it, RENEWED, sent_ms=1_500)
+    assert it.lease == Lease.since(1_500, H)
+
+
+def test_a_beat_sent_earlier_shortens_nothing():
+    it = at(Phase.HELD)
+    renew(it, RENEWED, sent_ms=500)
+    renew(it, RENEWED, sent_ms=300)
+    assert it.lease == Lease.since(500, H)
+
+
+def test_a_beat_in_a_paused_group_renews_nothing():
+    it = at(Phase.HELD)
+    renew(it, POSITION_ONLY, sent_ms=500)
+    assert it.lease == Lease.since(0, H)
+
+
+def test_a_lease_follows_the_interval_of_its_renewal():
+    it = at(Phase.HELD)
+    renew(it, RENEWED, sent_ms=500, h=200)
+    assert it.lease == Lease.since(500, 200)
+    it.shorten(7)
+    assert it.lease == Lease.since(493, 200)
+
+
+def test_a_clock_that_steps_ahead_shortens_the_lease_until_the_next_beat():
+    it = at(Phase.HELD)
+    it.shorten(300)
+    assert it.lease == Lease.since(-300, H)
+    renew(it, RENEWED, sent_ms=100)
+    assert it.lease == Lease.since(100, H)
+
+
+# --- Contending ---
+
+
+def test_an_opportunity_draws_its_jitter_once():
+    it = new_claim()
+    assert not wants(it, 100, 0, jitter_ms=30)
+    assert not wants(it, 129, 0, jitter_ms=0)
+    assert wants(it, 130, 0, jitter_ms=999)
+
+
+def test_a_missed_opportunity_draws_anew():
+    it = new_claim()
+    assert not wants(it, 100, 0, jitter_ms=30)
+    assert not wants(it, 110, 5)
+    assert not wants(it, 140, 0, jitter_ms=10)
+    assert wants(it, 150, 0)
+
+
+def test_refused_with_time_left_waits_that_long():
+    it = at(Phase.CLAIMING)
+    assert not judge(it, held_by_other(700), now_ms=50)
+    assert it.retry_at_ms == 750
+    assert it.refusal.reason == "held"
+    assert not wants(it, 749, 0)
+    assert wants(it, 750, 0)
+
+
+def test_refused_without_time_left_may_try_at_once():
+    it = at(Phase.CLAIMING)
+    judge(it, verdict("refused", reason="handoff"), now_ms=50)
+    assert wants(it, 50, 0)
+
+
+def test_a_view_that_says_wait_replaces_the_time_of_a_refusal():
+    """Refused for long, then released at once: the release is what counts."""
+    it = at(Phase.CLAIMING)
+    judge(it, held_by_other(2 * H), now_ms=50)
+    assert not wants(it, 60, 2 * H - 10)
+    assert wants(it, 70, 0)
+
+
+def test_a_refusal_outside_claiming_changes_nothing():
+    it = at(Phase.CLAIMING)
+    assert wants(it, ANSWER_MS, 0)
+    judge(it, held_by_other(10**6))
+    assert it.retry_at_ms == 0
+    assert it.refusal is None
+
+
+def test_an_unanswered_claim_may_still_win():
+    it = at(Phase.CLAIMING)
+    assert wants(it, ANSWER_MS, 0)
+    assert judge(it, WON, now_ms=ANSWER_MS)
+    assert (it.epoch, it.token, it.refusal) == (EPOCH, TOKEN, None)
+    assert it.lease == Lease.since(0, H)
+
+
+def test_an_earlier_claim_may_win_while_a_later_one_is_under_way():
+    it = at(Phase.CLAIMING)
+    assert wants(it, ANSWER_MS, 0)
+    it.claim_sent(2, ANSWER_MS)
+    assert not wants(it, 2 * ANSWER_MS - 1, 0)
+    assert judge(it, WON, seq=1, now_ms=ANSWER_MS + 1)
+    assert it.lease == Lease.since(0, H)
+    assert not judge(it, verdict("refused", reason="duplicate"), seq=2)
+    assert it.phase is Phase.STARTING
+
+
+def test_a_claim_that_comes_back_after_its_lease_is_of_no_use():
+    it = at(Phase.CLAIMING)
+    assert not judge(it, WON, now_ms=HARD_MS)
+    assert it.epoch is None
+    it = at(Phase.CLAIMING)
+    assert judge(it, WON, now_ms=HARD_MS - 1)
+
+
+def test_only_so_many_claims_are_remembered():
+    it = new_claim()
+    for seq in range(CLAIMS_IN_FLIGHT_MAX + 1):
+        it.claim_sent(seq, seq)
+        assert wants(it, seq + ANSWER_MS, 0)
+    assert not judge(it, WON, seq=0)
+    assert judge(it, WON, seq=1)
+
+
+def test_the_claiming_record():
+    it = new_claim()
+    past = Resume(INC_AGAIN, 3, SECRET)
+    record = it.claim_record(
+        4, 2, topic_id=ident("topic"), expected_epoch=9, resume=past
+    )
+    digest = sha256(key_secret(MASTER, KEY)).digest()
+    assert record == claim(
+        seq=4,
+        generation=2,
+        topic_id=ident("topic"),
+        resume_hash=digest,
+        expected=9,
+        resume=past,
+    )
+
+
+def test_secrets_differ_by_key_and_by_life():
+    others = [KEY._replace(group_id="h"), KEY._replace(topic="u"), Key("g", "t", 1)]
+    secrets = {key_secret(MASTER, key) for key in [KEY, *others]}
+    secrets.add(key_secret(b"n" * 32, KEY))
+    assert len(secrets) == 5
+    assert {len(secret) for secret in secrets} == {16}
+
+
+def test_sequence_numbers_grow():
+    claimant = Claimant(ME, "g", master=MASTER)
+    assert [claimant.next_seq() for _ in range(3)] == [1, 2, 3]
+
+
+# --- Endings ---
+
+
+@pytest.mark.parametrize(
+    ("end", "ending"),
+    [
+        pytest.param(
+            lambda it: it.on_foreign(TAKEN), Ending("taken_over", "c2", 9), id="taken"
+        ),
+        pytest.param(
+            lambda it: it.on_foreign(TWIN),
+            Ending("identity_conflict", "c1", 9),
+            id="twin",
+        ),
+        pytest.param(
+            lambda it: renew(it, IGNORED),
+            Ending("beat_ignored", at_offset=9),
+            id="beat",
+        ),
+        pytest.param(
+            lambda it: it.check_lease(HARD_MS), Ending("lease_expired"), id="lease"
+        ),
+    ],
+)
+def test_an_ending_says_why(end, ending):
+    it = at(Phase.HELD)
+    end(it)
+    assert it.ending == ending
+    assert it.ending.was_lost
+    it.end(Ending("released", was_lost=False))
+    assert it.ending == ending  # the first one stands
+
+
+def test_checking_a_lease_says_whether_it_ended_now():
+    it = at(Phase.HELD)
+    assert not it.check_lease(HARD_MS - 1)
+    assert it.check_lease(HARD_MS)
+    assert not it.check_lease(HARD_MS)
+
+
+# --- Estimates (PROTOCOL 4.11) ---
+
+
+def guess(log, *, elapsed_ms=0, claimant=ME, key=KEY):
+    return estimate(log.state, key, elapsed_ms=elapsed_ms, claimant=claimant)
+
+
+def test_a_key_that_nobody_claimed_is_free():
+    it = guess(Log())
+    assert (it.known, it.wait_ms) == (None, 0)
+
+
+def test_an_owner_is_waited_for_until_it_would_be_stale():
+    log = Log()
+    log.claimed("c2")
+    assert guess(log).wait_ms == 2 * H + 1
+    assert guess(log, elapsed_ms=2 * H).wait_ms == 1
+    assert guess(log, elapsed_ms=2 * H + 1).wait_ms == 0
+    assert guess(log, elapsed_ms=5 * H).wait_ms == 0
+
+
+def test_an_own_key_is_not_claimed_again():
+    log = Log()
+    log.claimed("c1")
+    assert guess(log, elapsed_ms=H).wait_ms is None
+
+
+def test_an_own_key_that_went_stale_can_be_claimed_again():
+    """Nobody else may ever come: a ghost must not keep its own client out."""
+    log = Log()
+    log.claimed("c1")
+    assert guess(log, elapsed_ms=2 * H).wait_ms is None
+    assert guess(log, elapsed_ms=2 * H + 1).wait_ms == 0
+
+
+def test_a_locked_key_has_to_be_unlocked_by_others():
+    log = Log()
+    log.append(release(log.claimed("c2"), client="c2"))
+    log.key().lock = OP
+    assert guess(log, elapsed_ms=10 * H).wait_ms is None
+
+
+def test_a_named_successor_goes_first():
+    log = Log()
+    epoch = log.claimed("c2")
+    log.append(release(epoch, client="c2", successor="c3"))
+    assert guess(log).wait_ms == H // 2
+    assert guess(log, elapsed_ms=H // 2).wait_ms == 0
+    assert guess(log, claimant=Owner("c3", ident("c3"))).wait_ms == 0
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_pause_is_waited_for(is_known):
+    log = Log()
+    if is_known:
+        log.append(release(log.claimed("c2"), client="c2"))
+    log.append(pause(START_MS + 300))
+    assert guess(log).wait_ms == 300
+    assert guess(log, elapsed_ms=299).wait_ms == 1
+    assert guess(log, elapsed_ms=301).wait_ms == 0
+
+
+def test_the_longest_of_several_waits_counts():
+    log = Log()
+    log.claimed("c2")
+    log.append(pause(START_MS + 300))
+    assert guess(log).wait_ms == 2 * H + 1
+    log.append(pause(START_MS + 9 * H, seq=1))
+    assert guess(log).wait_ms == 9 * H
+
+
+# --- Resuming ---
+
+LIFE = PreviousLife(INC, MASTER)
+
+
+def may_resume(known, *, lives=(LIFE,), client_id="c1", after_ms=0):
+    return resumable(known, lives, client_id=client_id, log_time_ms=START_MS + after_ms)
+
+
+def test_a_fresh_key_of_an_earlier_life_is_resumable():
+    log = Log()
+    log.claimed("c1")
+    other = PreviousLife(INC_AGAIN, MASTER)
+    assert may_resume(log.key(), lives=(other, LIFE)) is LIFE
+    assert may_resume(log.key(), after_ms=H - 1) is LIFE
+    assert may_resume(log.key(), after_ms=H) is None
+    assert may_resume(log.key(), lives=(other,)) is None
+    assert may_resume(log.key(), lives=()) is None
+    assert may_resume(log.key(), client_id="c2") is None
+    assert may_resume(None) is None
+    log.append(release(1))
+    assert may_resume(log.key()) is None
+
+
+def test_what_the_ladder_sends_the_fold_resumes():
+    log = Log()
+    it = new_claim()
+    epoch = log.one(it.claim_record(1, 1)).epoch
+    life = may_resume(log.key())
+    again = Claim(Claimant(Owner("c1", INC_AGAIN), "g", master=b"n" * 32), KEY)
+    past = Resume(life.incarnation, epoch, key_secret(life.master, KEY))
+    assert log.say(again.claim_record(1, 1, resume=past)) == "resumed"
+    # The old secret is public now, and of no use.
+    third = resume(2, inc=ident("third"), before=INC_AGAIN, secret=past.secret)
+    assert log.say(third) == "resume_mismatch"
+
+
+def test_an_estimate_needs_no_config():
+    state = WorldState(0)
+    assert estimate(state, KEY, elapsed_ms=0, claimant=ME).wait_ms == 0
+    assert config().generation == 1
