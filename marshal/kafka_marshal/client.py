@@ -1,6 +1,7 @@
 """The public entry: a client of a group, with its consumers and claims."""
 
 import os
+import signal
 import socket
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -82,16 +83,20 @@ class Marshal:
         settings = ConnectionSettings(
             bootstrap_servers, coordination_topic, options or {}
         )
-        watcher = observer or LoggingObserver()
+        self._observer = observer or LoggingObserver()
         self._is_closed = False
         self._pid = os.getpid()
         self._consumers: list[Consumer] = []
         self._claims: list[HeldClaim] = []
+        self._handlers: dict[signal.Signals, Any] = {}
         self._identity: Identity | None = None
         self._runtime = runtimes.acquire(
             settings,
-            partial(runtimes.Runtime.open, settings, watcher, timeout_ms=timeout_ms),
+            partial(
+                runtimes.Runtime.open, settings, self._observer, timeout_ms=timeout_ms
+            ),
         )
+        self._runtime.observers.add(self._observer)
         try:
             self._session = self._open_session(
                 Owner(client_id, self._runtime.ports.entropy.random_bytes(16)),
@@ -314,6 +319,18 @@ class Marshal:
         for consumer in self._consumers:
             consumer.stop()
 
+    def stop_on_signals(
+        self, signals: Sequence[signal.Signals] = (signal.SIGTERM, signal.SIGINT)
+    ) -> None:
+        """Call ``stop`` when the process is asked to end, until this is closed.
+
+        The handler in progress finishes, iteration ends, and closing flushes
+        and releases. Call it from the main thread.
+        """
+        for number in signals:
+            before = signal.signal(number, lambda _number, _frame: self.stop())
+            self._handlers.setdefault(number, before)
+
     def close(self, *, release: bool = True, timeout_ms: int = CLOSE_MS_MAX) -> None:
         """Close every consumer and claim, and leave the group. Idempotent.
 
@@ -326,6 +343,8 @@ class Marshal:
         self._is_closed = True
         if os.getpid() != self._pid:
             return
+        for number, before in self._handlers.items():
+            signal.signal(number, before)
         for consumer in self._consumers:
             consumer.close(release=release, timeout_ms=timeout_ms)
         clock = self._runtime.ports.clock
@@ -347,6 +366,7 @@ class Marshal:
         if self._identity is not None:
             self._identity.close()
             self._identity = None
+        self._runtime.observers.remove(self._observer)
         runtimes.let_go(self._runtime)
 
     def _require_open(self) -> None:

@@ -19,6 +19,7 @@ from kafka_marshal.kafka_io import (
     KafkaCoordinationLog,
     KafkaDataLog,
 )
+from kafka_marshal.observability import FanOut
 from kafka_marshal.ports import Observer
 
 CLOSE_MS = 5_000
@@ -31,13 +32,13 @@ class Runtime:
     Attributes:
         engine: The engine.
         ports: What it reaches the world by.
-        settings: Connection that it was made for.
+        observers: Observers of all its users.
         users: Number of ``Marshal`` objects that use it.
     """
 
     engine: Engine
     ports: Ports
-    settings: ConnectionSettings
+    observers: FanOut
     users: int = 0
     _thread: threading.Thread | None = None
     _is_stopping: bool = False
@@ -53,16 +54,18 @@ class Runtime:
             MarshalError: What went wrong; nothing is left open.
         """
         log = KafkaCoordinationLog(settings, timeout_ms=timeout_ms)
+        observers = FanOut()
+        observers.add(observer)
         ports = Ports(
             log=log,
             data=KafkaDataLog(settings),
             clock=SystemClock(),
             entropy=SystemEntropy(),
             background=ThreadBackground(),
-            observer=observer,
+            observer=observers,
         )
         engine = Engine(ports, cluster_id=log.cluster_id)
-        runtime = cls(engine, ports, settings)
+        runtime = cls(engine, ports, observers)
         try:
             runtime.start()
             engine.wait_ready(timeout_ms)
@@ -70,6 +73,7 @@ class Runtime:
         except BaseException:
             runtime.stop()
             raise
+        observers.remove(observer)  # each user adds its own
         return runtime
 
     def start(self) -> None:

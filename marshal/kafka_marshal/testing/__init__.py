@@ -1,0 +1,1 @@
+"""Public test kit: fakes, virtual clock, conformance kit and embedded broker."""
