@@ -329,7 +329,7 @@ class Marshal:
         """
         for number in signals:
             before = signal.signal(number, lambda _number, _frame: self.stop())
-            self._handlers.setdefault(number, before)
+            self._handlers.setdefault(number, before or signal.SIG_DFL)
 
     def close(self, *, release: bool = True, timeout_ms: int = CLOSE_MS_MAX) -> None:
         """Close every consumer and claim, and leave the group. Idempotent.
