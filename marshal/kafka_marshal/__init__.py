@@ -25,6 +25,7 @@ from kafka_marshal.errors import (
     PositionError,
     ProtocolError,
     TopicMisconfigured,
+    WrongCluster,
 )
 from kafka_marshal.ports import Event, Observer, Record
 from kafka_marshal.protocol.types import Key, Token, TopicPartition
@@ -65,5 +66,6 @@ __all__ = [
     "TopicMisconfigured",
     "TopicPartition",
     "World",
+    "WrongCluster",
     "__version__",
 ]

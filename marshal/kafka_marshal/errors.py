@@ -18,6 +18,7 @@
        ├─ LogUnreadable                 retriable = False
        ├─ LogUnwritable                 retriable = False
        ├─ TopicMisconfigured            retriable = False
+       │  └─ WrongCluster               formatted for another cluster
        └─ LogTruncated                  retriable = False: rebuild from the start
 
 A lost race is an ordinary outcome, so the core never raises for one: it
@@ -207,6 +208,10 @@ class TopicMisconfigured(CoordinationError):
     def __init__(self, message: str, *, problems: tuple[str, ...] = ()) -> None:
         super().__init__(message)
         self.problems = problems
+
+
+class WrongCluster(TopicMisconfigured):
+    """The coordination topic was formatted for another cluster than this one."""
 
 
 class LogTruncated(CoordinationError):

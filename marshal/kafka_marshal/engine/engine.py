@@ -17,6 +17,7 @@ from kafka_marshal.protocol.records import Config
 from kafka_marshal.protocol.transition import ACCEPTED, Transition
 from kafka_marshal.protocol.types import LogEntry
 
+from .agreement import agreed_config
 from .context import Context, Ports
 from .replica import Replica
 from .session import Session
@@ -280,34 +281,7 @@ class Engine:
 
     def _agreed_config(self) -> Config:
         worlds = {t: r.world for t, r in self.context.replicas.items()}
-        config = worlds[0].config
-        if config is None:
-            raise TopicMisconfigured(
-                "the coordination topic is not formatted; run: marshal topic format"
-            )
-        if self._cluster_id is not None and config.cluster_id != self._cluster_id:
-            raise TopicMisconfigured(
-                f"the coordination topic was formatted for cluster "
-                f"{config.cluster_id!r}, and this is cluster {self._cluster_id!r}; "
-                "check the bootstrap servers"
-            )
-        if config.partition_count > len(worlds):
-            raise TopicMisconfigured(
-                f"the coordination topic has {len(worlds)} partitions and its Config "
-                f"says {config.partition_count}; it was created anew or cut down"
-            )
-        name = (config.format_id, config.generation)
-        torn = [
-            t
-            for t in range(config.partition_count)
-            if (c := worlds[t].config) is None or (c.format_id, c.generation) != name
-        ]
-        if torn:
-            raise TopicMisconfigured(
-                f"torn_format: coordinating partitions {torn} do not agree with "
-                "partition 0 about the Config; run: marshal topic format"
-            )
-        return config
+        return agreed_config(worlds, cluster_id=self._cluster_id)
 
     def _reload_config(self) -> None:
         try:

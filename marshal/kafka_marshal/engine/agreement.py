@@ -1,0 +1,66 @@
+"""What all coordinating partitions must agree on before anybody acts."""
+
+from collections.abc import Mapping
+
+from kafka_marshal.errors import TopicMisconfigured, WrongCluster
+from kafka_marshal.protocol.records import Config
+from kafka_marshal.protocol.state import WorldState
+
+
+def agreed_config(
+    worlds: Mapping[int, WorldState], *, cluster_id: str | None
+) -> Config:
+    """Return the Config that all K partitions carry (PROTOCOL 2.2).
+
+    Args:
+        worlds: The world of each partition, folded to its end.
+        cluster_id: The cluster that the log was read from; None goes unchecked.
+
+    Raises:
+        WrongCluster: The topic was formatted for another cluster.
+        TopicMisconfigured: The topic is unformatted, torn or cut down.
+    """
+    config = worlds[0].config
+    if config is None:
+        raise TopicMisconfigured(
+            "the coordination topic is not formatted; run: marshal topic format",
+            problems=("not formatted: partition 0 carries no Config",),
+        )
+    require_cluster(config, cluster_id)
+    if config.partition_count > len(worlds):
+        problem = (
+            f"the coordination topic has {len(worlds)} partitions and its Config "
+            f"says {config.partition_count}; it was created anew or cut down"
+        )
+        raise TopicMisconfigured(problem, problems=(problem,))
+    name = (config.format_id, config.generation)
+    torn = [
+        t
+        for t in range(config.partition_count)
+        if (c := worlds[t].config) is None or (c.format_id, c.generation) != name
+    ]
+    if torn:
+        raise TopicMisconfigured(
+            f"torn_format: coordinating partitions {torn} do not agree with "
+            "partition 0 about the Config; run: marshal topic format",
+            problems=tuple(
+                f"torn_format: partition {t} does not carry partition 0's Config"
+                for t in torn
+            ),
+        )
+    return config
+
+
+def require_cluster(config: Config, cluster_id: str | None) -> None:
+    """Refuse a Config that was written for another cluster.
+
+    Raises:
+        WrongCluster: It was.
+    """
+    if cluster_id is not None and config.cluster_id != cluster_id:
+        raise WrongCluster(
+            f"the coordination topic was formatted for cluster "
+            f"{config.cluster_id!r}, and this is cluster {cluster_id!r}; "
+            "check the bootstrap servers",
+            problems=(f"cluster_id is {cluster_id}, must be {config.cluster_id}",),
+        )
