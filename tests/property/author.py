@@ -1,0 +1,305 @@
+"""Writes random logs that go where rules meet.
+
+Few clients, few keys, tiny limits, and a time that likes to stop exactly at, one
+before and one after whatever is about to end. What is written depends on the world
+so far, as the naive twin sees it: an owner that beats must know its epoch.
+
+Every choice goes through ``pick``, so that the same author serves Hypothesis, which
+shrinks a failure, and a plain seeded generator, which is fast.
+"""
+
+import base64
+from collections.abc import Callable, Sequence
+from hashlib import sha256
+from typing import Any
+
+from naive import RESERVED, Naive
+
+H = 10
+START_MS = 1_000
+FORGET_MS = 5 * H
+GROUPS = ("g", "h", "marshal")
+CLIENTS = ("c1", "c2", "c3")
+TOPIC_IDS = (None, "0a" * 16, "0b" * 16, "0c" * 16)
+SECRETS = ("5a" * 16, "5b" * 16)
+OPS = ("e1" * 16, "e2" * 16, "e3" * 16)
+TINY = {
+    "span": 4,
+    "max_pause_ms": 3 * H,
+    "keys": 4,
+    "groups": 3,
+    "beats": 3,
+    "forget_ms": FORGET_MS,
+    "locks": None,
+    "operations": 2,
+}
+NO_LIMITS: dict[str, Any] = dict.fromkeys(TINY)
+GARBAGE = (b"", b"\x01\x01\x00\xc1", b"\x02\x01\x00\x90", b"\x01\x63\x00\x90", b"{}")
+MOVES = (
+    *["claim"] * 6,
+    *["beat"] * 5,
+    *["batch"] * 3,
+    *["release"] * 3,
+    *["messages"] * 4,
+    *["resume"] * 3,
+    *["pause"] * 3,
+    *["config", "garbage", "member", "nobody"],
+)
+OWNERS_MOVES = frozenset({"beat", "batch", "release", "messages", "resume"})
+Pick = Callable[[Sequence[Any]], Any]
+
+
+def picker(choices: bytes) -> Pick:
+    """Return a pick that spends a byte a choice, then always takes the first."""
+    left = iter(choices)
+    return lambda options: options[next(left, 0) % len(options)]
+
+
+def incarnation(client, life):
+    return f"{client}-{life}".encode().ljust(16, b".").hex()
+
+
+class Author:
+    """Writes one log in text form; ``naive`` must be kept up by whoever folds it."""
+
+    def __init__(self, pick: Pick, naive: Naive, *, k: int = 1, may_halt: bool = False):
+        self.pick = pick
+        self.naive = naive
+        self.k = k
+        self.offset = 0
+        self.now = START_MS
+        self.leader_epoch = 0
+        self.may_halt = may_halt
+        self.limits = pick((TINY, NO_LIMITS, TINY | {"groups": 2}))
+
+    def write(self) -> dict[str, Any]:
+        """Return the next entry."""
+        may_configure = self.naive.config is None and self.pick((True,) * 4 + (False,))
+        move = "config" if may_configure else self.pick(MOVES)
+        is_owned = any(state["owner"] for state in self.naive.keys.values())
+        if not is_owned and move in OWNERS_MOVES and self.pick((True, True, False)):
+            move = "claim"
+        payload = getattr(self, move)()
+        self.move_time()
+        self.offset += self.pick((0, 0, 0, 0, 0, 2))
+        entry = {
+            "partition": self.naive.t,
+            "offset": self.offset,
+            "leader_epoch": self.leader_epoch,
+            "timestamp_ms": self.now,
+            "timestamp_type": self.pick(("LogAppendTime",) * 9 + ("CreateTime",)),
+        }
+        self.offset += 1
+        if isinstance(payload, bytes):
+            value = base64.b64encode(payload).decode()
+            entry["undecodable"] = {"reason": "garbage", "value": value}
+        else:
+            entry["payload"] = payload
+        return entry
+
+    def move_time(self):
+        if self.pick((False,) * 9 + (True,)):
+            self.leader_epoch += 1
+            self.now += self.pick((0, 1, -H, 10 * H))
+        steps = [0, 0, 0, 1, 1, H - 1, H, H + 1, -1, -H]
+        if self.naive.c is not None:
+            steps += [step + self.pick((-1, 0, 1)) for step in self.ends()]
+        self.now += self.pick(steps)
+
+    def ends(self):
+        """Return how long it takes until something that lasts would end."""
+        c = self.naive.c
+        for state in self.naive.keys.values():
+            if state["owner"] is not None:
+                yield state["renewed"] + state["h"] - c
+                yield state["renewed"] + 2 * state["h"] - c
+            else:
+                yield state["active"] + FORGET_MS - c
+                if state["handoff"] is not None:
+                    yield state["handoff"][1] - c
+        for pause in self.naive.pauses.values():
+            yield pause["until"] - self.now
+
+    # --- Who and what ---
+
+    def sender(self):
+        client = self.pick(CLIENTS)
+        return {
+            "client_id": client,
+            "group_id": self.pick(GROUPS[:2]),
+            "incarnation": incarnation(client, self.pick((0, 0, 1))),
+            "seq": self.pick(range(4)),
+        }
+
+    def key(self):
+        topic = self.pick(("t", "t", "t", "u", *RESERVED))
+        here = self.naive.t
+        number = self.pick((here, here, here, here + 1)) if topic in RESERVED else None
+        return {
+            "group_id": self.pick(GROUPS),
+            "topic": topic,
+            "partition": self.pick((0, 0, 1, 2)) if number is None else number,
+        }
+
+    def owner(self):
+        """Return what an owner says, most often a real one of the right epoch."""
+        said = self.sender() | self.key() | {"epoch": self.pick(range(4))}
+        known = sorted(self.naive.keys)
+        owned = [key for key in known if self.naive.keys[key]["owner"] is not None]
+        if known and self.pick((True,) * 6 + (False,)):
+            key = self.pick(self.pick((owned, owned, owned, known)) or known)
+            state = self.naive.keys[key]
+            said |= dict(zip(("group_id", "topic", "partition"), key, strict=True))
+            said["epoch"] = state["epoch"] - self.pick((0, 0, 0, 0, 0, 1))
+            said["epoch"] = max(0, said["epoch"])
+            if state["owner"] is not None and self.pick((True,) * 6 + (False,)):
+                said["client_id"], said["incarnation"] = state["owner"]
+        return said
+
+    def position(self):
+        return self.pick((None, 0, 1, 2, 5, 9))
+
+    @staticmethod
+    def payload(kind, said, *names):
+        order = ("client_id", "group_id", "incarnation", "seq", *names)
+        return {
+            "type": kind,
+            "version": 0,
+            "data": {name: said[name] for name in order},
+        }
+
+    # --- Moves ---
+
+    def claim(self, resume=None):
+        said = self.sender() | self.key() | {"resume": resume}
+        known = sorted(self.naive.keys)
+        if known and self.pick((True, True, True, False)):
+            key = self.pick(known)
+            said |= dict(zip(("group_id", "topic", "partition"), key, strict=True))
+        generation = 1 if self.naive.config is None else self.naive.config["generation"]
+        said["generation"] = generation + self.pick((0,) * 9 + (1,))
+        said["topic_id"] = self.pick(TOPIC_IDS)
+        secret = self.pick((None, *SECRETS))
+        said["resume_hash"] = secret and sha256(bytes.fromhex(secret)).hexdigest()
+        key = (said["group_id"], said["topic"], said["partition"])
+        state = self.naive.keys.get(key)
+        epoch = 0 if state is None else state["epoch"]
+        said["expected_epoch"] = self.pick((None, None, epoch, epoch, epoch, epoch + 1))
+        if resume is not None:
+            self.take_up(said, state)
+        return self.payload(
+            "ClaimingPartition",
+            said,
+            "generation",
+            "topic",
+            "partition",
+            "topic_id",
+            "resume_hash",
+            "expected_epoch",
+            "resume",
+        )
+
+    def resume(self):
+        return self.claim(resume={})
+
+    def take_up(self, said, state):
+        """Let a claim take up a former life, most often the right one."""
+        client, life = said["client_id"], said["incarnation"]
+        epoch, secret = 0, self.pick(SECRETS)
+        if state is not None:
+            epoch = state["epoch"] + self.pick((0,) * 7 + (1,))
+            if state["owner"] is not None:
+                client, life = state["owner"]
+            for known in SECRETS:
+                right = sha256(bytes.fromhex(known)).hexdigest()
+                if right == state["resume_hash"] and self.pick((True,) * 5 + (False,)):
+                    secret = known
+        if self.pick((True,) * 7 + (False,)):
+            said["client_id"] = client
+            said["incarnation"] = incarnation(client, self.pick((0, 1, 2)))
+        said["resume"] = {"incarnation": life, "epoch": epoch, "secret": secret}
+
+    def beat(self):
+        said = self.owner() | {"position": self.position()}
+        said["rewind"] = self.pick((False, False, False, True))
+        names = ("topic", "partition", "epoch", "position", "rewind")
+        return self.payload("Heartbeat", said, *names)
+
+    def batch(self):
+        said = self.owner()
+        sender = said["client_id"], said["incarnation"]
+        epochs = [said["epoch"], said["epoch"], 99]
+        for state in self.naive.keys.values():
+            epochs += [state["epoch"]] * (4 if state["owner"] == sender else 1)
+        count = self.pick((1, 2, 3, 3, 4))
+        said["beats"] = [[self.pick(epochs), self.position()] for _ in range(count)]
+        return self.payload("BatchHeartbeat", said, "beats")
+
+    def release(self):
+        said = self.owner() | {"position": self.position(), "reason": None}
+        said["successor"] = self.pick((None, None, *CLIENTS))
+        names = ("topic", "partition", "epoch", "position", "successor", "reason")
+        return self.payload("ReleasingPartition", said, *names)
+
+    def messages(self):
+        said = self.owner() | {"grantee": "9a" * 16}
+        key = (said["group_id"], said["topic"], said["partition"])
+        state = self.naive.keys.get(key, {"position": None, "granted": None})
+        head = max(state["position"] or 0, state["granted"] or 0)
+        said["first"] = head + self.pick((0, 1))
+        last = head + self.pick((-2, -1, -1, 0, 1, 3, 4, 5, 2**24 - 1, 2**24))
+        said["proposed_last_offset"] = max(0, last)
+        names = ("topic", "partition", "epoch", "grantee", "first")
+        return self.payload("ClaimingMessages", said, *names, "proposed_last_offset")
+
+    def pause(self):
+        said = self.sender() | {"op_id": self.pick(OPS), "reason": None}
+        said["group_id"] = self.pick(GROUPS)
+        pause = self.naive.pauses.get(said["group_id"])
+        if pause is not None and self.pick((True, True, False)):
+            said["op_id"] = pause["op_id"]
+            said["seq"] = pause["seq"] + self.pick((0, 1, 1))
+            said["incarnation"] = self.pick((pause["incarnation"], said["incarnation"]))
+        until = self.naive.m + self.pick((-1, 0, 1, H, 2 * H, 5 * H, 9 * H))
+        said["msg_expire_time"] = max(0, self.pick((0, until, until, until, until)))
+        names = ("op_id", "msg_expire_time", "reason")
+        return self.payload("ReleaseGroup", said, *names)
+
+    def config(self):
+        old = self.naive.config
+        generation, era = (0, 0) if old is None else (old["generation"], old["era"])
+        bad = self.pick((None,) * 6 + ("K", "generation", "era", "format_id"))
+        level = self.pick((1,) * 9 + (2,)) if self.may_halt else 1
+        data = {
+            "generation": generation + (2 if bad == "generation" else 1),
+            "format_id": ("bb" if bad == "format_id" else "ff") * 16,
+            "era": era + (0 if bad == "era" else self.pick((1, 1, 7))),
+            "cluster_id": "cluster",
+            "heartbeat_interval_ms": self.pick((H, H, H, H // 2)),
+            "K": self.k + (bad == "K" and old is not None),
+            "feature_level": level,
+            "limits": self.limits,
+        }
+        return {"type": "Config", "version": 0, "data": data}
+
+    def member(self):
+        said = self.sender()
+        data = {name: said[name] for name in said} | {
+            "topics": ["t"],
+            "host": "host",
+            "capacity": 1,
+            "load": 0,
+            "labels": {},
+            "draining": False,
+            "feature_level_max": 1,
+            "plan_generation": None,
+        }
+        return {"type": "Member", "version": 0, "data": data}
+
+    def garbage(self):
+        return self.pick(GARBAGE)
+
+    def nobody(self):
+        said = self.sender() | self.key() | {"epoch": 0, "position": 9}
+        names = ("topic", "partition", "epoch", "position", "rewind")
+        return self.payload("Heartbeat", said | {"rewind": False}, *names)

@@ -1,0 +1,475 @@
+"""A second fold, written from the text of the protocol alone: slow and obvious.
+
+It reads the text form of a log, keeps plain dictionaries, has no index of anything
+and shares not a line with the product, not even the hash. Where both agree on random
+logs, a mistake has to be in the protocol itself or made twice.
+
+Numbers in comments are clauses of the protocol. Members are soft and informative:
+the twin has no opinion on them beyond that they change nothing else (ANYTHING).
+"""
+
+from hashlib import sha256
+
+DEFAULTS = {
+    "span": 2**24,
+    "max_pause_ms": 24 * 60 * 60 * 1000,
+    "keys": 100_000,
+    "groups": 10_000,
+    "beats": 4096,
+    "forget_ms": 30 * 24 * 60 * 60 * 1000,
+    "operations": 1000,
+}
+RESERVED = ("/checkpoint", "/planner")
+ANYTHING = "anything"
+
+
+def murmur3(data: bytes) -> int:
+    """MurmurHash3 x86 32 bits, seed 0, unsigned."""
+
+    def rotate(x, by):
+        return ((x << by) | (x >> (32 - by))) & 0xFFFFFFFF
+
+    def scramble(k):
+        return rotate(k * 0xCC9E2D51 & 0xFFFFFFFF, 15) * 0x1B873593 & 0xFFFFFFFF
+
+    h = 0
+    whole = len(data) // 4 * 4
+    for at in range(0, whole, 4):
+        h = rotate(h ^ scramble(int.from_bytes(data[at : at + 4], "little")), 13)
+        h = (h * 5 + 0xE6546B64) & 0xFFFFFFFF
+    if data[whole:]:
+        h ^= scramble(int.from_bytes(data[whole:], "little"))
+    h ^= len(data)
+    h = (h ^ h >> 16) * 0x85EBCA6B & 0xFFFFFFFF
+    h = (h ^ h >> 13) * 0xC2B2AE35 & 0xFFFFFFFF
+    return h ^ h >> 16
+
+
+class Refused(Exception):
+    def __init__(self, reason, detail=None):
+        super().__init__(reason)
+        self.reason, self.detail = reason, detail
+
+
+class Ignored(Exception):
+    def __init__(self, reason):
+        super().__init__(reason)
+        self.reason = reason
+
+
+class Naive:
+    """The world of one coordinating partition."""
+
+    def __init__(self, partition):
+        self.t = partition
+        self.next_offset = 0
+        self.leader_epoch = None
+        self.w = self.c = None
+        self.m = 0
+        self.config = None
+        self.keys = {}
+        self.pauses = {}
+        self.over = []  # (offset, group, op), oldest first
+        self.halted = False
+        self.counters = {}
+
+    # --- One entry ---
+
+    def apply(self, entry):
+        """Fold one entry in text form; return its transitions in text form."""
+        if self.halted:
+            return []
+        self.move_clock(entry)
+        self.end_pauses(entry["offset"])
+        payload = entry.get("payload")
+        named = []
+        if payload is None:
+            told = [self.tell(entry, "undecodable", reason="undecodable")]
+        elif payload["type"] == "Member":
+            told = ANYTHING
+        elif payload["type"] == "BatchHeartbeat":
+            told = self.batch(entry, payload["data"], named)
+        else:
+            told = [self.single(entry, payload["type"], payload["data"], named)]
+        if not self.halted:
+            self.next_offset = entry["offset"] + 1
+            self.forget(named)
+        return told
+
+    def single(self, entry, kind, data, named):
+        key = None
+        if "topic" in data:
+            key = (data["group_id"], data["topic"], data["partition"])
+            named.append(key)
+        try:
+            effect, detail = getattr(self, kind)(entry, data, key)
+        except Refused as refused:
+            return self.tell(
+                entry, "refused", reason=refused.reason, key=key, detail=refused.detail
+            )
+        except Ignored as ignored:
+            return self.tell(entry, "ignored", reason=ignored.reason, key=key)
+        if effect == "halted":
+            return self.tell(entry, "halted", reason="halted")
+        return self.tell(entry, "accepted", effect=effect, key=key, detail=detail)
+
+    def tell(self, entry, outcome, *, effect=None, reason=None, key=None, detail=None):
+        self.count(effect or reason)
+        state = self.keys.get(key)
+        return {
+            "partition": self.t,
+            "offset": entry["offset"],
+            "transition": outcome,
+            "effect": effect,
+            "reason": reason,
+            "key": key and {"group_id": key[0], "topic": key[1], "partition": key[2]},
+            "epoch": state["epoch"] if state else None,
+            "detail": detail,
+        }
+
+    def count(self, name):
+        self.counters[name] = self.counters.get(name, 0) + 1
+
+    def move_clock(self, entry):  # 4.1
+        now = entry["timestamp_ms"]
+        if self.c is None:
+            self.c = now
+        if entry["leader_epoch"] != self.leader_epoch:
+            self.leader_epoch = entry["leader_epoch"]
+            self.w = None
+        if entry["timestamp_type"] == "LogAppendTime":
+            if self.w is None:
+                self.w = now
+            else:
+                self.c += max(0, now - self.w)
+                self.w = max(self.w, now)
+            self.m = max(self.m, now)
+        else:
+            self.count("timestamp_type")
+
+    def end_pauses(self, offset):  # 4.8: a pause with M >= until is over for good
+        for group in sorted(self.pauses):
+            if self.m >= self.pauses[group]["until"]:
+                self.end_pause(offset, group)
+
+    def end_pause(self, offset, group):
+        self.over.append((offset, group, self.pauses.pop(group)["op_id"]))
+        self.over.sort()
+        mine = [note for note in self.over if note[1] == group]
+        for note in mine[: len(mine) - 64]:
+            self.over.remove(note)
+        while len(self.over) > self.limit("operations"):
+            del self.over[0]
+
+    def forget(self, named):  # 4.9
+        if self.config is None:
+            return
+        silent = [
+            (state["active"], key)
+            for key, state in self.keys.items()
+            if state["owner"] is None
+            and state["lock"] is None
+            and state["granted"] is None
+            and self.c - state["active"] > self.limit("forget_ms")
+            and key not in named
+        ]
+        for _, key in sorted(silent)[:8]:
+            del self.keys[key]
+
+    # --- Questions ---
+
+    def limit(self, name):
+        value = self.config["limits"].get(name)
+        return DEFAULTS[name] if value is None else value
+
+    def groups(self):
+        with_keys = {key[0] for key in self.keys}
+        return with_keys | set(self.pauses) | {group for _, group, _ in self.over}
+
+    def is_paused(self, key):  # 2.3: a pause does not touch the planner key
+        return key[1] != "/planner" and key[0] in self.pauses
+
+    def is_misplaced(self, key):  # 2.3
+        _, topic, partition = key
+        if topic in RESERVED:
+            return partition != self.t
+        name = topic.encode() + b"\0" + str(partition).encode()
+        return murmur3(name) % self.config["K"] != self.t
+
+    def age(self, state):
+        return self.c - state["renewed"]
+
+    def is_stale(self, state):  # 4.2
+        return self.age(state) > 2 * state["h"]
+
+    # --- Claims ---
+
+    def ClaimingPartition(self, entry, data, key):  # noqa: N802
+        if self.config is None:
+            raise Refused("no_config")
+        if data["generation"] != self.config["generation"]:
+            raise Refused("wrong_generation")
+        if self.is_misplaced(key):
+            raise Refused("wrong_partition")
+        if data["resume"] is not None:
+            return self.resume(entry, data, key)
+        state = self.keys.get(key)
+        if state is None:
+            groups = self.groups()
+            no_group = key[0] not in groups and len(groups) >= self.limit("groups")
+            if len(self.keys) >= self.limit("keys") or no_group:
+                raise Refused("limits")
+        if self.is_paused(key):
+            raise Refused("paused")
+        expected, topic_id = data["expected_epoch"], data["topic_id"]
+        if state is None:
+            if expected is not None:
+                raise Refused("cas")
+            state = {
+                "position": None,
+                "granted": None,
+                "topic_id": None,
+                "retired": [],
+                "lock": None,
+                "handoff": None,
+            }
+            self.keys[key] = state
+        else:
+            self.judge_known(data, state)
+        self.install(entry, data, state)
+        state["lock"] = state["handoff"] = None
+        if topic_id is not None and topic_id != state["topic_id"]:
+            if state["topic_id"] is not None:
+                state["retired"] = [*state["retired"], state["topic_id"]][-4:]
+                state["position"] = state["granted"] = None
+            state["topic_id"] = topic_id
+        return "claimed", None
+
+    def judge_known(self, data, state):  # 4.3
+        expected, topic_id = data["expected_epoch"], data["topic_id"]
+        if state["lock"] is not None:
+            raise Refused("locked")
+        if state["handoff"] is not None:
+            successor, deadline = state["handoff"]
+            if self.c < deadline and successor != data["client_id"]:
+                raise Refused("handoff")
+        if state["owner"] is not None and not self.is_stale(state):
+            if state["owner"] == (data["client_id"], data["incarnation"]):
+                raise Refused("duplicate")
+            left = 2 * state["h"] - self.age(state) + 1
+            raise Refused("held", {"remaining_ms": left})
+        if expected is not None and expected != state["epoch"]:
+            raise Refused("cas")
+        if topic_id is not None and topic_id in state["retired"]:
+            raise Refused("old_topic")
+        known = state["topic_id"]
+        if None not in (topic_id, known) and topic_id != known and expected is None:
+            raise Refused("cas")
+
+    def resume(self, entry, data, key):  # 4.4
+        if self.is_paused(key):
+            raise Refused("paused")
+        state, past = self.keys.get(key), data["resume"]
+        if state is not None and state["lock"] is not None:
+            raise Refused("locked")
+        if (
+            state is None
+            or state["owner"] is None
+            or state["owner"][0] != data["client_id"]
+            or state["owner"][1] != past["incarnation"]
+            or state["epoch"] != past["epoch"]
+            or data["incarnation"] == past["incarnation"]
+            or state["resume_hash"] != sha256(bytes.fromhex(past["secret"])).hexdigest()
+        ):
+            raise Refused("resume_mismatch")
+        if not self.age(state) < state["h"]:
+            raise Refused("resume_not_fresh")
+        self.install(entry, data, state)
+        return "resumed", None
+
+    def install(self, entry, data, state):
+        state["owner"] = (data["client_id"], data["incarnation"])
+        state["epoch"] = entry["offset"]
+        state["token"] = (entry["leader_epoch"], entry["offset"])
+        state["renewed"] = state["active"] = self.c
+        state["h"] = self.config["heartbeat_interval_ms"]
+        state["resume_hash"] = data["resume_hash"]
+
+    # --- What owners write ---
+
+    def owned(self, data, key):  # 2.3, 4.5
+        if self.config is None:
+            raise Ignored("not_owner")
+        if self.is_misplaced(key):
+            raise Ignored("wrong_partition")
+        state = self.keys.get(key)
+        if state is None or state["owner"] != (data["client_id"], data["incarnation"]):
+            raise Ignored("not_owner")
+        if state["epoch"] != data["epoch"]:
+            raise Ignored("old_epoch")
+        return state
+
+    def advance(self, state, position):
+        if position is not None:
+            old = state["position"]
+            state["position"] = position if old is None else max(old, position)
+
+    def renew(self, key):  # 4.5
+        state = self.keys[key]
+        state["active"] = self.c
+        if self.is_paused(key):
+            return "position_only"
+        state["renewed"] = self.c
+        state["h"] = self.config["heartbeat_interval_ms"]
+        return "renewed"
+
+    def Heartbeat(self, _entry, data, key):  # noqa: N802
+        state = self.owned(data, key)
+        if data["rewind"] and data["position"] is not None:
+            state["position"] = data["position"]
+        else:
+            self.advance(state, data["position"])
+        return self.renew(key), None
+
+    def batch(self, entry, data, named):  # 3.6, type 6
+        if self.config is not None and len(data["beats"]) > self.limit("beats"):
+            return [self.tell(entry, "refused", reason="limits")]
+        told = []
+        for epoch, position in data["beats"]:
+            found = [
+                key
+                for key, state in self.keys.items()
+                if state["epoch"] == epoch and key[0] == data["group_id"]
+            ]
+            key = found[0] if found else None
+            named += found
+            sender = (data["client_id"], data["incarnation"])
+            if key is None or self.keys[key]["owner"] != sender:
+                told.append(self.tell(entry, "ignored", reason="not_owner", key=key))
+            else:
+                self.advance(self.keys[key], position)
+                effect = self.renew(key)
+                told.append(self.tell(entry, "accepted", effect=effect, key=key))
+        return told
+
+    def ReleasingPartition(self, _entry, data, key):  # noqa: N802
+        state = self.owned(data, key)  # 4.6
+        state["owner"] = None
+        self.advance(state, data["position"])
+        state["active"] = self.c
+        if data["successor"] is not None:
+            deadline = self.c + self.config["heartbeat_interval_ms"] // 2
+            state["handoff"] = (data["successor"], deadline)
+        return "released", None
+
+    def ClaimingMessages(self, _entry, data, key):  # noqa: N802
+        state = self.owned(data, key)  # 4.7
+        if self.is_paused(key):
+            raise Refused("paused")
+        known = [x for x in (state["granted"], state["position"]) if x is not None]
+        head = max(known) if known else data["first"]
+        last = data["proposed_last_offset"]
+        if last < head:
+            raise Refused("nothing_left")
+        if last - head >= self.limit("span"):
+            raise Refused("span")
+        state["granted"] = state["position"] = last + 1
+        state["active"] = self.c
+        return "granted", {"first": head, "last": last}
+
+    # --- Groups and settings ---
+
+    def ReleaseGroup(self, entry, data, _key):  # noqa: N802 - 4.8
+        if self.config is None:
+            raise Refused("no_config")
+        group, op = data["group_id"], data["op_id"]
+        inc, seq = data["incarnation"], data["seq"]
+        until = data["msg_expire_time"]
+        groups = self.groups()
+        if group not in groups and len(groups) >= self.limit("groups"):
+            raise Refused("limits")
+        if any(note[1:] == (group, op) for note in self.over):
+            raise Refused("op_over")
+        pause = self.pauses.get(group)
+        if pause is not None and pause["op_id"] != op:
+            raise Refused("busy")
+        if pause is not None:
+            is_new = inc not in pause["seen"]
+            is_later = inc == pause["incarnation"] and seq > pause["seq"]
+            if not is_new and not is_later:
+                raise Refused("old_seq")
+            if is_new and len(pause["seen"]) >= 16:
+                raise Refused("limits")
+        if pause is None and until <= self.m:
+            raise Refused("expired")
+        if until <= self.m:
+            self.end_pause(entry["offset"], group)
+            return "unpaused", None
+        seen = [] if pause is None else pause["seen"]
+        self.pauses[group] = {
+            "op_id": op,
+            "client_id": data["client_id"],
+            "incarnation": inc,
+            "seq": seq,
+            "seen": seen if inc in seen else [*seen, inc],
+            "until": min(until, self.m + self.limit("max_pause_ms")),
+        }
+        return "paused", None
+
+    def Config(self, _entry, data, _key):  # noqa: N802 - 4.12, 3.3
+        old = self.config
+        if old is not None:
+            is_next = data["generation"] == old["generation"] + 1
+            same = all(data[name] == old[name] for name in ("cluster_id", "format_id"))
+            if not (is_next and same and data["K"] == old["K"]):
+                raise Refused("config")
+            if not data["era"] > old["era"]:
+                raise Refused("config")
+        if data["feature_level"] > 1:
+            self.halted = True
+            return "halted", None
+        self.config = data
+        return "configured", None
+
+    # --- The world: 3.8 ---
+
+    def world(self):
+        return {
+            "next_offset": self.next_offset,
+            "leader_epoch": self.leader_epoch,
+            "log_time_ms": self.c,
+            "config": self.config,
+            "claims": [self.claim(key) for key in sorted(self.keys)],
+            "pauses": [
+                {
+                    "group_id": group,
+                    "op_id": self.pauses[group]["op_id"],
+                    "client_id": self.pauses[group]["client_id"],
+                    "until_ms": self.pauses[group]["until"],
+                }
+                for group in sorted(self.pauses)
+            ],
+        }
+
+    def claim(self, key):
+        state = self.keys[key]
+        freshness = age = owner = None
+        if state["owner"] is not None:
+            age = self.age(state)
+            freshness = "fresh" if age < state["h"] else "unknown"
+            freshness = "stale" if self.is_stale(state) else freshness
+            owner = dict(zip(("client_id", "incarnation"), state["owner"], strict=True))
+        leader_epoch, offset = state["token"]
+        return {
+            "group_id": key[0],
+            "topic": key[1],
+            "partition": key[2],
+            "owner": owner,
+            "epoch": state["epoch"],
+            "token": f"{self.config['era']}.{leader_epoch}.{offset}",
+            "position": state["position"],
+            "granted": state["granted"],
+            "freshness": freshness,
+            "age_ms": age,
+            "locked_by": state["lock"],
+        }

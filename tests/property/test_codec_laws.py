@@ -1,0 +1,169 @@
+"""Every record survives its bytes, and any bytes decode to something."""
+
+import json
+from contextlib import suppress
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from logkit import all_records
+
+from kafka_marshal.errors import MalformedRecord
+from kafka_marshal.protocol.codec import Undecodable, decode, decode_tags, encode
+from kafka_marshal.protocol.records import KINDS, Limits, Resume
+from kafka_marshal.protocol.text import (
+    object_to_entry,
+    object_to_record,
+    record_to_object,
+    to_line,
+)
+from kafka_marshal.protocol.types import OFFSET_MAX, PARTITION_MAX
+
+edges = st.sampled_from([0, 1, 127, 128, 255, 256, 2**16, 2**31 - 1, 2**32, OFFSET_MAX])
+offsets = edges | st.integers(0, OFFSET_MAX)
+partitions = st.sampled_from([0, 1, PARTITION_MAX]) | st.integers(0, PARTITION_MAX)
+counts = st.integers(1, PARTITION_MAX)
+names = st.from_regex(r"[A-Za-z0-9._:-]{1,30}", fullmatch=True) | st.just("a" * 200)
+topics = st.from_regex(r"[A-Za-z0-9_-]{1,30}", fullmatch=True)
+ids = st.binary(min_size=16, max_size=16)
+texts = st.text(max_size=40).filter(lambda text: text.isprintable())
+maybe = st.none().__or__
+FIELDS = {
+    "client_id": names,
+    "group_id": names,
+    "incarnation": ids,
+    "seq": offsets,
+    "topic": topics | st.sampled_from(["/checkpoint", "/planner", "t" * 249]),
+    "topics": st.lists(topics, max_size=3).map(tuple),
+    "partition": partitions,
+    "epoch": offsets,
+    "position": maybe(offsets),
+    "rewind": st.booleans(),
+    "generation": counts,
+    "topic_id": maybe(ids),
+    "resume_hash": maybe(st.binary(min_size=32, max_size=32)),
+    "expected_epoch": maybe(offsets),
+    "resume": maybe(st.builds(Resume, ids, offsets, ids)),
+    "successor": maybe(names),
+    "reason": maybe(texts),
+    "grantee": ids,
+    "first": offsets,
+    "proposed_last_offset": offsets,
+    "op_id": ids,
+    "msg_expire_time": offsets,
+    "beats": st.lists(st.tuples(offsets, maybe(offsets)), min_size=1, max_size=9).map(
+        tuple
+    ),
+    "format_id": ids,
+    "era": st.integers(0, 2**32 - 1),
+    "cluster_id": texts,
+    "heartbeat_interval_ms": counts,
+    "partition_count": counts,
+    "feature_level": counts,
+    "limits": st.builds(Limits, *[maybe(counts)] * len(Limits.__struct_fields__)),
+    "host": texts,
+    "capacity": offsets,
+    "load": offsets,
+    "labels": st.dictionaries(texts, texts, max_size=3),
+    "draining": st.booleans(),
+    "feature_level_max": counts,
+    "plan_generation": maybe(offsets),
+    "tags": st.just(msgspec.UNSET) | st.binary(max_size=64),
+}
+records = st.one_of(
+    st.builds(
+        kind.record, **{name: FIELDS[name] for name in kind.record.__struct_fields__}
+    )
+    for kind in KINDS
+)
+
+
+@given(records)
+def test_every_record_survives_its_bytes(record):
+    assert decode(encode(record)) == record
+
+
+@given(records)
+def test_every_record_survives_its_text(record):
+    told = json.loads(to_line(record_to_object(record)))
+    assert object_to_record(told) == record
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_decode_to_something(value):
+    found = decode(value)
+    if isinstance(found, Undecodable):
+        assert 0 < len(found.reason) <= 200
+    else:
+        assert decode(encode(found)) == found
+    decode_tags(value)
+
+
+@given(
+    st.sampled_from([encode(record) for record in all_records()]),
+    st.lists(st.tuples(st.integers(0, 400), st.integers(0, 255)), max_size=4),
+    st.integers(0, 400),
+)
+def test_damaged_records_decode_to_something(value, changes, cut):
+    damaged = bytearray(value)
+    for at, byte in changes:
+        damaged[at % len(damaged)] = byte
+    for one in (bytes(damaged), bytes(damaged[:cut])):
+        found = decode(one)
+        assert isinstance(found, Undecodable) or decode(encode(found)) == found
+
+
+anything = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**70), 2**70)
+    | st.floats()
+    | st.text(max_size=5)
+    | st.binary(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.text(max_size=9), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+
+
+@given(
+    st.sampled_from([kind.record for kind in KINDS]),
+    st.lists(anything, max_size=14),
+)
+def test_well_formed_payloads_of_anything_decode_to_something(record, fields):
+    number = next(kind.number for kind in KINDS if kind.record is record)
+    try:
+        payload = msgspec.msgpack.encode(fields)
+    except OverflowError:
+        return
+    header = bytes([1, number, 0]) if number < 128 else b"\x01\x80\x01\x00"
+    found = decode(header + payload)
+    assert isinstance(found, Undecodable) or decode(encode(found)) == found
+
+
+@given(
+    st.sampled_from([record_to_object(record) for record in all_records()]),
+    st.lists(st.tuples(st.integers(0, 20), anything), max_size=2),
+)
+def test_any_data_of_a_payload_reads_as_something(told, changes):
+    data = dict(told["data"])
+    for at, value in changes:
+        data[list(data)[at % len(data)]] = value
+    found = object_to_record(told | {"data": data})
+    assert isinstance(found, Undecodable) or decode(encode(found)) == found
+
+
+@given(anything, st.dictionaries(st.sampled_from(["reason", "value"]), anything))
+def test_any_line_reads_as_an_entry_or_is_named(value, undecodable):
+    head = {"partition": 0, "offset": 0, "leader_epoch": 0, "timestamp_ms": 0}
+    for line in (value, head | {"payload": value}, head | {"undecodable": undecodable}):
+        with suppress(MalformedRecord):
+            object_to_entry(line)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_every_field_has_its_strategy(kind):
+    assert set(kind.record.__struct_fields__) <= set(FIELDS)

@@ -1,0 +1,97 @@
+"""The fold and its naive twin agree, entry by entry, on logs that seek trouble."""
+
+import random
+from collections import Counter
+
+import pytest
+from author import Author, picker
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from naive import ANYTHING, Naive, murmur3
+
+from kafka_marshal.protocol.hashing import coordinating_partition
+from kafka_marshal.protocol.rationalizer import apply
+from kafka_marshal.protocol.state import WorldState
+from kafka_marshal.protocol.text import object_to_entry, transition_to_object
+from kafka_marshal.protocol.world import state_to_object
+
+ENTRIES = 60
+
+
+def compare(pick, *, partition=0, k=1, entries=ENTRIES, may_halt=False):
+    """Write a log and fold it twice; return the transitions' names."""
+    naive = Naive(partition)
+    state = WorldState(partition)
+    author = Author(pick, naive, k=k, may_halt=may_halt)
+    names, soft = Counter(), Counter()
+    for _ in range(entries):
+        line = author.write()
+        expected = naive.apply(line)
+        transitions = apply(state, object_to_entry(line)[1])
+        told = [transition_to_object(partition, one) for one in transitions]
+        said = Counter(one["effect"] or one["reason"] for one in told)
+        if expected == ANYTHING:
+            soft += said
+        else:
+            assert told == expected, line
+            names += said
+        assert hard_part(state) == naive.world(), line
+    assert Counter(naive.counters) + soft == Counter(state.soft.counters)
+    return names
+
+
+def hard_part(state):
+    document = state_to_object(state)
+    return {
+        name: document[name]
+        for name in (
+            *("next_offset", "leader_epoch", "log_time_ms"),
+            *("config", "claims", "pauses"),
+        )
+    }
+
+
+@given(st.binary(min_size=500, max_size=500))
+@settings(max_examples=150)
+def test_twins_agree_and_failures_shrink(choices):
+    compare(picker(choices), entries=30)
+
+
+SEEN = [
+    *("claimed", "resumed", "renewed", "position_only", "released", "granted"),
+    *("paused", "unpaused", "configured", "no_config", "wrong_generation"),
+    *("wrong_partition", "limits", "handoff", "duplicate", "held", "cas"),
+    *("old_topic", "resume_mismatch", "resume_not_fresh", "not_owner", "old_epoch"),
+    *("nothing_left", "span", "op_over", "busy", "old_seq", "expired", "config"),
+    "undecodable",
+]
+
+
+@pytest.mark.parametrize(
+    ("partition", "k"), [pytest.param(0, 1, id="K=1"), pytest.param(1, 2, id="K=2")]
+)
+def test_twins_agree_on_many_logs(partition, k):
+    names = Counter()
+    for seed in range(600):
+        rng = random.Random(seed)
+        names += compare(rng.choice, partition=partition, k=k)
+    rare = {name: names[name] for name in SEEN if names[name] < 20}
+    assert not rare, "the author no longer goes there"
+
+
+def test_twins_agree_on_halting():
+    halts = 0
+    for seed in range(200):
+        rng = random.Random(seed)
+        halts += compare(rng.choice, may_halt=True)["halted"]
+    assert halts > 20
+
+
+@given(st.text(max_size=20), st.integers(0, 2**31 - 1))
+def test_the_twins_own_hash(topic, partition):
+    try:
+        name = topic.encode() + b"\0" + str(partition).encode()
+    except UnicodeEncodeError:
+        return
+    whole = coordinating_partition(topic, partition, partition_count=2**32)
+    assert whole == murmur3(name)
