@@ -126,6 +126,7 @@ class Subscription:
                     frozenset(record.topics),
                     is_draining=record.draining,
                     claims_max=record.capacity,
+                    held=record.load,
                 )
         return tuple(view for _, view in sorted(views.items()))
 

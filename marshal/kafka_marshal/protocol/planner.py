@@ -36,12 +36,21 @@ class KeyView:
 
 @attrs.frozen
 class MemberView:
-    """One live member of the group, as it announced itself (0 = no limit)."""
+    """One live member of the group, as it announced itself.
+
+    Attributes:
+        client_id: Its name.
+        topics: What it subscribes to.
+        is_draining: Whether it is leaving, and takes nothing new.
+        claims_max: Most keys it will hold, 0 = no limit.
+        held: How many keys it holds, of topics that we may not even see.
+    """
 
     client_id: str
     topics: frozenset[str]
     is_draining: bool = False
     claims_max: int = 0
+    held: int = 0
 
 
 @attrs.frozen
@@ -114,15 +123,15 @@ def targets(
     """Return how many of ``count`` keys each member should hold.
 
     Everybody gets the floor; the remainder goes to those who hold most, so
-    that as little as possible moves; ties by name. A member with a limit gets
-    no more than that, and the others share what it leaves.
+    that as little as possible moves; ties by name. A member with a cap gets no
+    more than that, and the others share what it leaves.
     """
     share: dict[str, int] = {}
     open_members = sorted(members, key=lambda name: (-held.get(name, 0), name))
     while open_members:
         base, extra = divmod(count - sum(share.values()), len(open_members))
         wanted = {n: base + (rank < extra) for rank, n in enumerate(open_members)}
-        full = [n for n in open_members if 0 < caps.get(n, 0) < wanted[n]]
+        full = [n for n in open_members if n in caps and caps[n] < wanted[n]]
         if not full:
             return share | wanted
         share.update((name, caps[name]) for name in full)
@@ -151,36 +160,60 @@ def _cohorts(view: View) -> list[tuple[tuple[str, ...], tuple[KeyView, ...]]]:
 def _share(
     view: View, members: tuple[str, ...], keys: tuple[KeyView, ...], *, room: int
 ) -> Plan:
+    held = _held(view, keys)
+    share = targets(members, held, count=len(keys), caps=_caps(view, held))
+    mine = sum(key.is_mine for key in keys)
+    lacks = {
+        name: share[name] - held.get(name, 0)
+        for name in members
+        if held.get(name, 0) < share[name] and name != view.me
+    }
+    surplus = mine - share[view.me]
+    if surplus > 0 and lacks:
+        return Plan(release=_give_up(keys, surplus, lacks=lacks))
+    wanted = share[view.me] - mine
+    if wanted > 0:
+        return Plan(claim=_pick(view, keys, room=min(wanted, room)))
+    # Coverage comes before balance: nobody lacks any, or nobody cares.
+    left = [key for key in keys if not lacks or key.is_orphan]
+    return Plan(claim=_pick(view, left, room=min(len(left), room)))
+
+
+def _held(view: View, keys: Sequence[KeyView]) -> dict[str, int]:
     held: dict[str, int] = {}
     for key in keys:
         name = view.me if key.is_mine else key.owner
         if name is not None:
             held[name] = held.get(name, 0) + 1
-    caps = {member.client_id: member.claims_max for member in view.members}
-    caps[view.me] = view.claims_max
-    share = targets(members, held, count=len(keys), caps=caps)
-    mine = sum(key.is_mine for key in keys)
-    lacking = [
-        name for name in members if held.get(name, 0) < share[name] and name != view.me
-    ]
-    surplus = mine - share[view.me]
-    if surplus > 0 and lacking:
-        return Plan(release=_give_up(keys, surplus, lacking=lacking))
-    wanted = share[view.me] - mine
-    if wanted > 0:
-        return Plan(claim=_pick(view, keys, room=min(wanted, room)))
-    # Coverage comes before balance: nobody lacks any, or nobody cares.
-    left = [key for key in keys if not lacking or key.is_orphan]
-    return Plan(claim=_pick(view, left, room=min(len(left), room)))
+    return held
+
+
+def _caps(view: View, held: Mapping[str, int]) -> dict[str, int]:
+    """Return how many keys of one cohort each limited member can hold.
+
+    What it holds of other topics is no room here: a key given up to a member
+    that is full would come back, and be given up again, without end.
+    """
+    in_all = _held(view, view.keys)
+    limits = {m.client_id: (m.claims_max, m.held) for m in view.members}
+    limits[view.me] = (view.claims_max, 0)
+    caps = {}
+    for name, (most, announced) in limits.items():
+        if most:
+            elsewhere = max(announced, in_all.get(name, 0)) - held.get(name, 0)
+            caps[name] = max(0, most - elsewhere)
+    return caps
 
 
 def _give_up(
-    keys: tuple[KeyView, ...], surplus: int, *, lacking: list[str]
+    keys: tuple[KeyView, ...], surplus: int, *, lacks: Mapping[str, int]
 ) -> tuple[Release, ...]:
+    """Give the last keys up, in turn to each member that lacks some."""
+    turns = sorted((turn, name) for name, lack in lacks.items() for turn in range(lack))
     mine = [key.key for key in keys if key.is_mine]
     given = mine[len(mine) - surplus :]
     return tuple(
-        Release(key, lacking[index % len(lacking)]) for index, key in enumerate(given)
+        Release(key, name) for key, (_, name) in zip(given, turns, strict=False)
     )
 
 

@@ -1,0 +1,405 @@
+import random
+from collections import Counter
+
+import pytest
+
+from kafka_marshal.protocol.planner import (
+    POLICIES,
+    KeyView,
+    MemberView,
+    Plan,
+    Release,
+    View,
+    fair,
+    greedy,
+    targets,
+)
+from kafka_marshal.protocol.types import Key
+
+T = frozenset({"t"})
+
+
+def key(number, topic="t"):
+    return Key("g", topic, number)
+
+
+def view(me, owners, *, members=None, topic="t", claims_max=0, **special):
+    """Return what ``me`` sees: owners by partition, None where a key is free."""
+    names = sorted({o for o in owners if o} | {me}) if members is None else members
+    keys = [
+        KeyView(
+            key(number, topic),
+            owner,
+            is_mine=owner == me,
+            is_claimable=owner is None,
+            is_ours_before=number in special.get("before", ()),
+            is_orphan=owner is None and bool(special.get("orphans")),
+        )
+        for number, owner in enumerate(owners)
+    ]
+    views = tuple(
+        name if isinstance(name, MemberView) else MemberView(name, T) for name in names
+    )
+    return View(me, tuple(keys), views, claims_max)
+
+
+def numbers(keys):
+    return sorted(item.partition for item in keys)
+
+
+# --- Shares ---
+
+
+@pytest.mark.parametrize(
+    ("members", "held", "count", "caps", "expected"),
+    [
+        pytest.param("abc", {}, 6, {}, (2, 2, 2), id="even"),
+        pytest.param("abc", {}, 8, {}, (3, 3, 2), id="remainder-by-name"),
+        pytest.param("abc", {"c": 3}, 7, {}, (2, 2, 3), id="remainder-to-who-has-most"),
+        pytest.param(
+            "abc", {"b": 1, "c": 1}, 2, {}, (0, 1, 1), id="fewer-than-members"
+        ),
+        pytest.param("abc", {}, 0, {}, (0, 0, 0), id="nothing"),
+        pytest.param("abc", {}, 9, {"a": 1}, (1, 4, 4), id="cap"),
+        pytest.param("abc", {}, 9, {"a": 1, "b": 3}, (1, 3, 5), id="two-caps"),
+        pytest.param(
+            "abc", {}, 9, {"a": 1, "b": 1, "c": 1}, (1, 1, 1), id="all-capped"
+        ),
+        pytest.param("abc", {}, 9, {"a": 0, "b": 9}, (0, 5, 4), id="no-room-at-all"),
+        pytest.param("a", {}, 5, {"a": 2}, (2,), id="alone-and-capped"),
+        pytest.param("", {}, 5, {}, (), id="nobody"),
+    ],
+)
+def test_targets(members, held, count, caps, expected):
+    share = targets(list(members), held, count=count, caps=caps)
+    assert tuple(share[name] for name in members) == expected
+
+
+def test_targets_share_everything_out_fairly():
+    rng = random.Random(1)
+    for _ in range(300):
+        members = [f"m{n}" for n in range(rng.randint(1, 7))]
+        held = {name: rng.randint(0, 5) for name in members}
+        caps = {name: rng.choice([0, 1, 3]) for name in members if rng.random() < 0.4}
+        count = rng.randint(0, 30)
+        share = targets(members, held, count=count, caps=caps)
+        limits = [caps.get(name, count) for name in members]
+        assert sum(share.values()) == min(count, sum(limits))
+        free = [n for n in members if n not in caps or share[n] < caps[n]]
+        assert not free or max(share[n] for n in free) - min(share[n] for n in free) < 2
+        for name in members:
+            assert share[name] <= caps.get(name, count)
+
+
+# --- Greedy ---
+
+
+def test_greedy_takes_what_is_free_and_gives_nothing_up():
+    assert numbers(greedy(view("a", [None, "b", None])).claim) == [0, 2]
+    everything = view("a", ["a"] * 5, members=["a", "b"])
+    assert greedy(everything) == Plan()
+
+
+def test_greedy_keeps_its_limit():
+    assert len(greedy(view("a", [None] * 5, claims_max=2)).claim) == 2
+    assert len(greedy(view("a", ["a", None, None], claims_max=2)).claim) == 1
+    assert greedy(view("a", ["a", "a", None], claims_max=2)) == Plan()
+    assert greedy(view("a", ["a", "a", None], claims_max=1)) == Plan()
+
+
+def test_an_earlier_life_is_taken_up_first():
+    it = view("b", [None, None, "b", None], members=["a", "b"], before={2})
+    mine = tuple(
+        KeyView(k.key, k.owner, is_mine=False, is_claimable=False, is_ours_before=True)
+        if k.key.partition == 2
+        else k
+        for k in it.keys
+    )
+    resumed = View("b", mine, it.members, 1)
+    assert numbers(greedy(resumed).claim) == [2]
+    assert numbers(fair(resumed).claim) == [2]
+
+
+def test_members_start_at_different_keys():
+    free = [None] * 6
+    first = {greedy(view(me, free, members=list("abc"))).claim[0] for me in "abc"}
+    assert len(first) == 3
+
+
+# --- Fair: one decision ---
+
+
+def test_fair_claims_its_share():
+    assert len(fair(view("a", [None] * 6, members=list("abc"))).claim) == 2
+    assert len(fair(view("c", [None] * 7, members=list("abc"))).claim) == 2
+    assert len(fair(view("a", [None] * 7, members=list("abc"))).claim) == 3
+
+
+def test_fair_gives_surplus_up_to_those_who_lack_it():
+    plan = fair(view("a", ["a"] * 6, members=list("abc")))
+    assert plan.claim == ()
+    assert [(r.key.partition, r.successor) for r in plan.release] == [
+        (2, "b"),
+        (3, "c"),
+        (4, "b"),
+        (5, "c"),
+    ]
+
+
+def test_a_successor_is_named_no_oftener_than_it_lacks_keys():
+    plan = fair(view("a", ["a"] * 8 + ["b"] * 2, members=list("abc")))
+    assert Counter(r.successor for r in plan.release) == {"b": 1, "c": 3}
+
+
+@pytest.mark.parametrize(
+    "owners",
+    [
+        ["a", "a", "b", "b"],
+        ["a", "a", "b"],
+        ["a", "b", "b"],
+        ["a"],
+        [],
+    ],
+)
+@pytest.mark.parametrize("me", ["a", "b"])
+def test_nothing_moves_where_all_is_balanced(me, owners):
+    """Acceptance L31: any split that differs by one is as good as another."""
+    assert fair(view(me, owners, members=["a", "b"])) == Plan()
+
+
+def test_surplus_stays_where_nobody_can_have_it():
+    capped = MemberView("b", T, claims_max=1)
+    it = view("a", ["a", "a", "a", "b"], members=[MemberView("a", T), capped])
+    assert fair(it) == Plan()
+
+
+def test_a_draining_member_gets_nothing_and_gives_nothing():
+    leaving = MemberView("b", T, is_draining=True)
+    it = view("a", ["a", "b", "b", None], members=[MemberView("a", T), leaving])
+    assert numbers(fair(it).claim) == [3]
+
+
+def test_a_member_without_announcement_counts_itself():
+    assert len(fair(view("z", [None] * 4, members=["a"])).claim) == 2
+
+
+def test_what_nobody_lacks_is_taken_beyond_the_share():
+    # b holds its full share; the key that is left is anybody's.
+    capped = [MemberView("a", T), MemberView("b", T, claims_max=1)]
+    it = view("a", ["a", "a", "b", None], members=capped)
+    assert numbers(fair(it).claim) == [3]
+
+
+def test_an_orphan_is_taken_although_another_lacks_it():
+    fresh = view("a", ["a", "a", None, None], members=["a", "b"])
+    assert fair(fresh) == Plan()
+    orphans = view("a", ["a", "a", None, None], members=["a", "b"], orphans=True)
+    assert numbers(fair(orphans).claim) == [2, 3]
+
+
+def test_fair_keeps_its_limit():
+    assert len(fair(view("a", [None] * 9, claims_max=2)).claim) == 2
+    it = view("a", ["a", "a", None], claims_max=2, orphans=True)
+    assert fair(it) == Plan()
+
+
+def test_the_limit_holds_over_all_topics():
+    keys = tuple(
+        KeyView(key(0, topic), None, is_mine=False, is_claimable=True)
+        for topic in ("t", "u", "v")
+    )
+    members = (
+        MemberView("a", frozenset({"t", "u", "v"})),
+        MemberView("b", frozenset({"u"})),
+        MemberView("c", frozenset({"v"})),
+    )
+    assert len(fair(View("a", keys, members, 2)).claim) <= 2
+    assert len(fair(View("a", keys, members[:1], 2)).claim) == 2
+
+
+def test_small_topics_of_the_same_members_are_shared_like_one():
+    keys = tuple(
+        KeyView(key(0, f"t{n}"), None, is_mine=False, is_claimable=True)
+        for n in range(6)
+    )
+    topics = frozenset(f"t{n}" for n in range(6))
+    members = tuple(MemberView(name, topics) for name in "abc")
+    assert [len(fair(View(me, keys, members)).claim) for me in "abc"] == [2, 2, 2]
+
+
+def test_a_limit_used_up_elsewhere_is_no_room_here():
+    """b is full with another topic: what a gives up to it nobody would take."""
+    keys = tuple(
+        KeyView(key(n, topic), owner, is_mine=owner == "a", is_claimable=False)
+        for topic, owner in (("t", "a"), ("u", "b"))
+        for n in range(3)
+    )
+    members = (
+        MemberView("a", frozenset({"t", "u"})),
+        MemberView("b", frozenset({"t", "u"}), claims_max=3),
+    )
+    assert fair(View("a", keys, members)) == Plan()
+    hidden = (
+        MemberView("a", frozenset({"t"})),
+        MemberView("b", frozenset({"t", "w"}), claims_max=3, held=3),
+    )
+    assert fair(View("a", keys[:3], hidden)) == Plan()
+
+
+def test_policies_have_names():
+    assert {"fair": fair, "greedy": greedy} == POLICIES
+    assert Plan() == Plan((), ())
+    assert Release(key(0), None).successor is None
+
+
+# --- Fair: all members together, until quiet ---
+
+
+class Room:
+    """Members that follow a policy in turn, on the same log, until nothing moves.
+
+    A key that was free for a whole round is an orphan; one that was given up
+    waits a round for its successor, as in the log.
+    """
+
+    def __init__(self, topics, members, owners=None, *, policy=fair):
+        self.topics = topics
+        self.members = members
+        self.owners = {
+            key(n, topic): None for topic in topics for n in range(topics[topic])
+        }
+        self.owners.update(owners or {})
+        self.policy = policy
+        self.meant_for = {}
+        self.free_for = Counter()
+        self.moves = 0
+
+    def held(self, name):
+        return sum(owner == name for owner in self.owners.values())
+
+    def view(self, me):
+        keys = tuple(
+            KeyView(
+                item,
+                owner,
+                is_mine=owner == me.client_id,
+                is_claimable=owner is None
+                and self.meant_for.get(item, me.client_id) == me.client_id,
+                is_orphan=owner is None and self.free_for[item] > 2,
+            )
+            for item, owner in self.owners.items()
+            if item.topic in me.topics
+        )
+        members = tuple(
+            MemberView(
+                m.client_id,
+                m.topics,
+                is_draining=m.is_draining,
+                claims_max=m.claims_max,
+                held=self.held(m.client_id),
+            )
+            for m in self.members
+        )
+        return View(me.client_id, keys, members, me.claims_max)
+
+    def round(self):
+        """Let all decide on the same view, then act; return whether any did."""
+        plans = [
+            (m, self.policy(self.view(m))) for m in self.members if not m.is_draining
+        ]
+        self.meant_for = {}
+        acted = False
+        for member, plan in plans:
+            for item in plan.claim:
+                acted = True
+                if self.owners[item] is None:
+                    self.owners[item] = member.client_id
+            for given in plan.release:
+                acted = True
+                self.moves += 1
+                assert self.owners[given.key] == member.client_id
+                self.owners[given.key] = None
+                self.meant_for[given.key] = given.successor
+        for item, owner in self.owners.items():
+            self.free_for[item] = 0 if owner else self.free_for[item] + 1
+        return acted
+
+    def settle(self, rounds_max=60):
+        for count in range(rounds_max):
+            if not self.round() and not any(
+                owner is None and self.free_for[item] <= 3
+                for item, owner in self.owners.items()
+            ):
+                return count
+        raise AssertionError(f"never quiet: {self.owners}, {self.members}")
+
+
+def test_twenty_clients_share_twenty_partitions():
+    room = Room({"t": 20}, [MemberView(f"c{n:02}", T) for n in range(20)])
+    assert room.settle() <= 10
+    assert set(Counter(room.owners.values()).values()) == {1}
+
+
+@pytest.mark.parametrize("owners", [0, 1, 3])
+def test_a_newcomer_gets_its_share_and_no_more_moves_than_needed(owners):
+    names = [f"c{n}" for n in range(owners + 1)]
+    held = {key(n): names[n % max(1, owners)] for n in range(24)} if owners else {}
+    room = Room({"t": 24}, [MemberView(name, T) for name in names], held)
+    room.settle()
+    counts = Counter(room.owners.values())
+    assert set(counts.values()) == {24 // (owners + 1)}
+    assert room.moves == (24 // (owners + 1) if owners else 0)
+
+
+def random_room(rng):
+    topics = {f"t{n}": rng.randint(1, 9) for n in range(rng.randint(1, 3))}
+    members = [
+        MemberView(
+            f"m{n}",
+            frozenset(rng.sample(sorted(topics), rng.randint(1, len(topics)))),
+            claims_max=rng.choice([0, 0, 0, 1, 2, 5]),
+        )
+        for n in range(rng.randint(1, 6))
+    ]
+    owners = {}
+    room = Room(topics, members)
+    for item in room.owners:
+        able = [
+            m.client_id
+            for m in members
+            if item.topic in m.topics
+            and (
+                not m.claims_max or Counter(owners.values())[m.client_id] < m.claims_max
+            )
+        ]
+        if able and rng.random() < 0.7:
+            owners[item] = rng.choice(able)
+    room.owners.update(owners)
+    return room
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_any_world_comes_to_rest(seed):
+    """Bounded rounds, never oscillating; covered where anybody may cover it."""
+    room = random_room(random.Random(seed))
+    room.settle()
+    before = dict(room.owners)
+    for _ in range(5):
+        assert not room.round()
+    assert room.owners == before
+    for item, owner in room.owners.items():
+        able = [m for m in room.members if item.topic in m.topics]
+        has_room = [
+            m for m in able if not m.claims_max or room.held(m.client_id) < m.claims_max
+        ]
+        assert owner is not None or not has_room, item
+    for member in room.members:
+        assert not member.claims_max or room.held(member.client_id) <= member.claims_max
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_greedy_comes_to_rest_at_once(seed):
+    room = random_room(random.Random(seed))
+    room.policy = greedy
+    assert room.settle() <= 10
+    assert room.moves == 0
