@@ -2,7 +2,7 @@
 
 from importlib.metadata import PackageNotFoundError, version
 
-from kafka_marshal.admin import Admin, World
+from kafka_marshal.admin import Admin
 from kafka_marshal.claims import HeldClaim
 from kafka_marshal.client import Marshal
 from kafka_marshal.consumer import Batch, Consumer
@@ -29,6 +29,7 @@ from kafka_marshal.errors import (
 )
 from kafka_marshal.ports import Event, Observer, Record
 from kafka_marshal.protocol.types import Key, Token, TopicPartition
+from kafka_marshal.views import World
 
 try:
     __version__ = version("kafka-marshal")

@@ -1,20 +1,21 @@
-"""Admin operations and read-only views: formatting, pausing, looking.
+"""Admin operations: formatting the coordination topic, pausing groups, looking.
 
 Everything here reads the coordination log by itself and takes no part in any
-group. A view never answers from before the moment it was asked.
+group.
 """
 
 import os
 import secrets
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
 import attrs
 
 from kafka_marshal.clock import SystemClock
+from kafka_marshal.engine.agreement import agreed_config, require_cluster
 from kafka_marshal.engine.follower import Awaited, Follower
 from kafka_marshal.errors import (
     ClaimRejected,
@@ -25,6 +26,7 @@ from kafka_marshal.errors import (
     TopicMisconfigured,
 )
 from kafka_marshal.kafka_io import (
+    ClusterInfo,
     ConnectionSettings,
     KafkaCoordinationLog,
     KafkaTopicAdmin,
@@ -40,10 +42,10 @@ from kafka_marshal.protocol.records import (
     Limits,
     ReleaseGroup,
 )
-from kafka_marshal.protocol.state import KeyState, Pause, WorldState
+from kafka_marshal.protocol.state import Pause, WorldState
 from kafka_marshal.protocol.transition import ACCEPTED
-from kafka_marshal.protocol.types import Key, LogEntry
-from kafka_marshal.protocol.world import world_to_object
+from kafka_marshal.protocol.types import Key
+from kafka_marshal.views import World
 
 TIMEOUT_MS = 30_000
 PARTITIONS_DEFAULT = 8
@@ -103,105 +105,21 @@ class PauseResult:
     held: tuple[Key, ...]
 
 
-class World:
-    """The world as of one moment: read only, no writes, no group.
+@attrs.frozen
+class TopicReport:
+    """What is known of the coordination topic, and what is wrong with it.
 
     Attributes:
-        partitions: State of every coordinating partition, in order.
+        cluster: The cluster that was asked.
+        topic: What it says of the topic.
+        problems: One line per violated setting of PROTOCOL 2.1.
+        note: Why settings could not be looked at, None where they could.
     """
 
-    def __init__(
-        self, partitions: Sequence[WorldState], elapsed: Mapping[int, int]
-    ) -> None:
-        self.partitions = tuple(partitions)
-        self._elapsed = elapsed
-
-    @classmethod
-    def open(
-        cls,
-        bootstrap_servers: str | Sequence[str] = "localhost:9092",
-        *,
-        coordination_topic: str = "__marshal",
-        options: Mapping[str, Any] | None = None,
-        timeout_ms: int = TIMEOUT_MS,
-    ) -> "World":
-        """Read the log to its end and return the world now."""
-        return cls.at(
-            bootstrap_servers,
-            coordination_topic=coordination_topic,
-            options=options,
-            timeout_ms=timeout_ms,
-        )
-
-    @classmethod
-    def at(
-        cls,
-        bootstrap_servers: str | Sequence[str] = "localhost:9092",
-        *,
-        offset: Mapping[int, int] | None = None,
-        time_ms: int | None = None,
-        coordination_topic: str = "__marshal",
-        options: Mapping[str, Any] | None = None,
-        timeout_ms: int = TIMEOUT_MS,
-    ) -> "World":
-        """Return the world as of an offset or a time, by default now.
-
-        Args:
-            bootstrap_servers: Addresses of the cluster.
-            offset: Per coordinating partition, the last offset to fold.
-            time_ms: Fold only entries appended up to this time, in epoch ms.
-            coordination_topic: Name of the coordination topic.
-            options: Security and connection options.
-            timeout_ms: When to give up.
-
-        Raises:
-            TopicMisconfigured: There is no such topic.
-            DeadlineExceeded: The log was not read in time.
-        """
-        settings = ConnectionSettings(
-            bootstrap_servers, coordination_topic, options or {}
-        )
-        clock = SystemClock()
-        follower = Follower(KafkaCoordinationLog(settings), clock)
-        try:
-            follower.catch_up(timeout_ms, accept=_until(offset, time_ms))
-        finally:
-            follower.close()
-        now_ms = clock.now_ms()
-        live = offset is None and time_ms is None
-        elapsed = {
-            t: replica.elapsed_ms(now_ms) if live else 0
-            for t, replica in follower.replicas.items()
-        }
-        return cls(follower.worlds, elapsed)
-
-    def to_object(self) -> dict[str, Any]:
-        """Return the document that all commands print (PROTOCOL 3.8)."""
-        return world_to_object(self.partitions)
-
-    def claims(self, group_id: str | None = None) -> list[tuple[Key, KeyState]]:
-        """Return every key that was claimed, of one group or of all, sorted."""
-        return sorted(
-            (key, known)
-            for world in self.partitions
-            for key, known in world.keys.items()
-            if group_id is None or key.group_id == group_id
-        )
-
-    def estimated_age_ms(self, world: WorldState, known: KeyState) -> int:
-        """Return an owner's age with the local time since the last entry added."""
-        return known.age_ms(world.now_ms) + self._elapsed.get(world.partition, 0)
-
-
-def _until(
-    offset: Mapping[int, int] | None, time_ms: int | None
-) -> Callable[[int, LogEntry], bool]:
-    def accept(partition: int, entry: LogEntry) -> bool:
-        if offset is not None and entry.offset > offset.get(partition, -1):
-            return False
-        return time_ms is None or entry.timestamp_ms <= time_ms
-
-    return accept
+    cluster: ClusterInfo
+    topic: TopicDescription
+    problems: tuple[str, ...]
+    note: str | None = None
 
 
 class Admin:
@@ -240,6 +158,7 @@ class Admin:
         self._clock = SystemClock()
         self._topics = KafkaTopicAdmin(self._settings)
         self._follower: Follower | None = None
+        self._cluster_id: str | None = None
 
     # --- the coordination topic
 
@@ -248,11 +167,28 @@ class Admin:
 
         The second part has one line per violated setting of PROTOCOL 2.1.
         """
-        brokers = len(self._topics.cluster(timeout_ms=self._timeout_ms).brokers)
+        cluster = self.cluster()
         found = self._topics.describe(
             self._settings.coordination_topic, timeout_ms=self._timeout_ms
         )
-        return found, problems(found, broker_count=brokers)
+        return found, problems(found, broker_count=len(cluster.brokers))
+
+    def cluster(self) -> ClusterInfo:
+        """Return the cluster's id, controller and brokers."""
+        return self._topics.cluster(timeout_ms=self._timeout_ms)
+
+    def report_topic(self) -> TopicReport:
+        """Return ``describe_topic`` as far as our rights allow, with a note."""
+        cluster = self.cluster()
+        try:
+            found, wrong = self.describe_topic()
+        except LogUnreadable as refusal:
+            # Settings need DESCRIBE_CONFIGS, which ordinary members may not have.
+            found = self._topics.describe_bare(
+                self._settings.coordination_topic, timeout_ms=self._timeout_ms
+            )
+            return TopicReport(cluster, found, (), note=str(refusal))
+        return TopicReport(cluster, found, wrong)
 
     def format_topic(
         self, wanted: Format | None = None, *, ignore_formatted: bool = False
@@ -263,11 +199,20 @@ class Admin:
         others (PROTOCOL 2.2).
 
         Raises:
-            TopicMisconfigured: It is formatted already, or with other settings.
+            TopicMisconfigured: It is formatted already, or with other settings,
+                or breaks PROTOCOL 2.1.
         """
         chosen = wanted or Format()
         topic = self._settings.coordination_topic
-        found = self._topics.describe(topic, timeout_ms=self._timeout_ms)
+        found, wrong = self.describe_topic()
+        if found.exists and wrong:
+            # Nobody may coordinate by a topic that can lose or date claims wrongly.
+            raise TopicMisconfigured(
+                f"topic {topic} exists with settings that the protocol forbids "
+                f"({'; '.join(wrong)}); mend them with kafka-configs, or delete the "
+                "topic, then run: marshal topic format",
+                problems=wrong,
+            )
         if not found.exists:
             self._topics.create_coordination_topic(
                 partitions=chosen.partition_count, timeout_ms=self._timeout_ms
@@ -305,8 +250,7 @@ class Admin:
             ConfigurationError: Longer than the log's limit allows.
         """
         _require_group(group_id)
-        worlds = self._worlds()
-        config = _config_of(worlds)
+        config, worlds = self._worlds()
         longest_ms = config.limit("max_pause_ms")
         if not 0 < for_ms <= longest_ms:
             raise ConfigurationError(
@@ -325,9 +269,11 @@ class Admin:
             accepted = [a.partition for a in sent if _outcome(a) == ACCEPTED]
             self._write(group_id, dict.fromkeys(accepted, 0), op_id=op_id, reason=None)
             raise self._refused(group_id, refused[0])
+        # Read off now: a pause may run out while we wait.
+        pauses = self._pauses(group_id).values()
+        until_ms = max((p.until_ms for p in pauses), default=max(expiries.values()))
         if wait_ms:
             self._follow().follow_until(lambda: not self.held(group_id), wait_ms)
-        until_ms = max(pause.until_ms for pause in self._pauses(group_id).values())
         return PauseResult(op_id.hex(), until_ms, self.held(group_id))
 
     def resume_group(self, group_id: str, *, reason: str | None = None) -> int:
@@ -370,14 +316,17 @@ class Admin:
     def _follow(self) -> Follower:
         if self._follower is None:
             log = KafkaCoordinationLog(self._settings, timeout_ms=self._timeout_ms)
+            self._cluster_id = log.cluster_id
             self._follower = Follower(log, self._clock)
         return self._follower
 
-    def _worlds(self) -> list[WorldState]:
+    def _worlds(self) -> tuple[Config, list[WorldState]]:
+        """Read to the log's end; return the agreed Config and the K worlds."""
         follower = self._follow()
         follower.catch_up(self._timeout_ms)
-        config = _config_of(follower.worlds)
-        return [w for w in follower.worlds if w.partition < config.partition_count]
+        worlds = {world.partition: world for world in follower.worlds}
+        config = agreed_config(worlds, cluster_id=self._cluster_id)
+        return config, [worlds[t] for t in range(config.partition_count)]
 
     def _pauses(self, group_id: str) -> dict[int, Pause]:
         return {
@@ -476,6 +425,7 @@ def format_log(
         raise LogUnreadable(
             "T0 did not take the Config; see: marshal log dump --partition 0"
         )
+    require_cluster(config, cluster_id)
     lacking = [t for t in range(config.partition_count) if not _agrees(worlds, t)]
     if was_formatted and not lacking and not ignore_formatted:
         raise TopicMisconfigured(
@@ -510,15 +460,6 @@ def _new_config(wanted: Format, cluster_id: str) -> Config:
     )
 
 
-def _config_of(worlds: Sequence[WorldState]) -> Config:
-    config = worlds[0].config
-    if config is None:
-        raise TopicMisconfigured(
-            "the coordination topic is not formatted; run: marshal topic format"
-        )
-    return config
-
-
 def _outcome(awaited: Awaited) -> str | None:
     return None if awaited.transition is None else awaited.transition.outcome
 
@@ -534,3 +475,13 @@ def _require_group(group_id: str) -> None:
 def _default_client_id() -> str:
     host = "".join(c for c in socket.gethostname() if c.isalnum() or c in "._-")
     return f"admin-{host or 'host'}-{os.getpid()}"[:200]
+
+
+__all__ = [
+    "Admin",
+    "Format",
+    "PauseResult",
+    "TopicReport",
+    "World",
+    "format_log",
+]

@@ -4,12 +4,14 @@ from kafka_marshal.kafka_io.coordination import KafkaCoordinationLog
 from kafka_marshal.kafka_io.data import KafkaDataLog
 from kafka_marshal.kafka_io.settings import ConnectionSettings
 from kafka_marshal.kafka_io.topics import (
+    ClusterInfo,
     KafkaTopicAdmin,
     TopicDescription,
     problems,
 )
 
 __all__ = [
+    "ClusterInfo",
     "ConnectionSettings",
     "KafkaCoordinationLog",
     "KafkaDataLog",

@@ -1,0 +1,295 @@
+"""Read-only views of the coordination log: the world, and the log itself.
+
+Nothing here writes or joins a group. A view never answers from before the
+moment it was asked.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from kafka_marshal.clock import SystemClock
+from kafka_marshal.engine.agreement import agreed_config
+from kafka_marshal.engine.follower import Follower
+from kafka_marshal.errors import CoordinationError, DeadlineExceeded
+from kafka_marshal.kafka_io import ConnectionSettings, KafkaCoordinationLog
+from kafka_marshal.protocol.codec import decode
+from kafka_marshal.protocol.records import Config, ReleaseGroup
+from kafka_marshal.protocol.state import KeyState, WorldState
+from kafka_marshal.protocol.types import Key, LogEntry
+from kafka_marshal.protocol.world import world_to_object
+
+TIMEOUT_MS = 30_000
+POLL_MS = 100
+REASONS_MAX = 1_000
+# Frame version, record type and record version of a ReleaseGroup (PROTOCOL 3.1).
+_RELEASE_GROUP_HEAD = b"\x01\x05\x00"
+
+
+class World:
+    """The world as of one moment: read only, no writes, no group.
+
+    Attributes:
+        partitions: State of every coordinating partition, in order.
+        cluster_id: Cluster that the log was read from, None where unknown.
+        read_at_ms: Wall time at which the log had been read.
+        reasons: Why groups were paused, by group and op_id; the fold keeps
+            states only, so this is what the log said while it was read.
+    """
+
+    def __init__(
+        self,
+        partitions: Sequence[WorldState],
+        elapsed: Mapping[int, int],
+        *,
+        cluster_id: str | None = None,
+        read_at_ms: int = 0,
+        reasons: Mapping[tuple[str, bytes], str] | None = None,
+    ) -> None:
+        self.partitions = tuple(partitions)
+        self.cluster_id = cluster_id
+        self.read_at_ms = read_at_ms
+        self.reasons = dict(reasons or {})
+        self._elapsed = elapsed
+
+    @classmethod
+    def open(
+        cls,
+        bootstrap_servers: str | Sequence[str] = "localhost:9092",
+        *,
+        coordination_topic: str = "__marshal",
+        options: Mapping[str, Any] | None = None,
+        timeout_ms: int = TIMEOUT_MS,
+    ) -> "World":
+        """Read the log to its end and return the world now."""
+        return cls.at(
+            bootstrap_servers,
+            coordination_topic=coordination_topic,
+            options=options,
+            timeout_ms=timeout_ms,
+        )
+
+    @classmethod
+    def at(
+        cls,
+        bootstrap_servers: str | Sequence[str] = "localhost:9092",
+        *,
+        offset: Mapping[int, int] | None = None,
+        time_ms: int | None = None,
+        coordination_topic: str = "__marshal",
+        options: Mapping[str, Any] | None = None,
+        timeout_ms: int = TIMEOUT_MS,
+    ) -> "World":
+        """Return the world as of an offset or a time, by default now.
+
+        Args:
+            bootstrap_servers: Addresses of the cluster.
+            offset: Per coordinating partition, the last offset to fold.
+            time_ms: Fold what stands before the first entry that was appended
+                later than this, in epoch ms.
+            coordination_topic: Name of the coordination topic.
+            options: Security and connection options.
+            timeout_ms: When to give up.
+
+        Raises:
+            TopicMisconfigured: There is no such topic.
+            DeadlineExceeded: The log was not read in time.
+        """
+        settings = ConnectionSettings(
+            bootstrap_servers, coordination_topic, options or {}
+        )
+        clock = SystemClock()
+        log = KafkaCoordinationLog(settings, timeout_ms=timeout_ms)
+        follower = Follower(log, clock)
+        prefix = _Prefix(offset, time_ms)
+        try:
+            follower.catch_up(timeout_ms, accept=prefix.accept)
+        finally:
+            follower.close()
+        now_ms, wall_ms = clock.now_ms(), clock.wall_ms()
+        live = offset is None and time_ms is None
+        # PROTOCOL 4.11: log time stands still while nothing is appended. Who has
+        # just opened the log did not see how long; for people, the wall tells.
+        elapsed = {
+            t: max(replica.elapsed_ms(now_ms), wall_ms - replica.world.append_time_ms)
+            if live
+            else 0
+            for t, replica in follower.replicas.items()
+        }
+        return cls(
+            follower.worlds,
+            elapsed,
+            cluster_id=log.cluster_id,
+            read_at_ms=wall_ms,
+            reasons=prefix.reasons,
+        )
+
+    def config(self) -> Config:
+        """Return the Config that all coordinating partitions agree on.
+
+        Raises:
+            WrongCluster: The topic was formatted for another cluster.
+            TopicMisconfigured: It is unformatted or torn.
+        """
+        worlds = {world.partition: world for world in self.partitions}
+        return agreed_config(worlds, cluster_id=self.cluster_id)
+
+    def to_object(self) -> dict[str, Any]:
+        """Return the document that all commands print (PROTOCOL 3.8)."""
+        return world_to_object(self.partitions)
+
+    def claims(self, group_id: str | None = None) -> list[tuple[Key, KeyState]]:
+        """Return every key that was claimed, of one group or of all, sorted."""
+        return sorted(
+            (
+                (key, known)
+                for world in self.partitions
+                for key, known in world.keys.items()
+                if group_id is None or key.group_id == group_id
+            ),
+            key=lambda row: row[0],
+        )
+
+    def elapsed_ms(self, partition: int) -> int:
+        """Return the time since a partition's last entry, as far as we can tell.
+
+        An estimate by local time and the wall clock, for people; 0 in a view of
+        the past.
+        """
+        return max(0, self._elapsed.get(partition, 0))
+
+    def estimated_age_ms(self, world: WorldState, known: KeyState) -> int:
+        """Return an owner's age with the time since the last entry added."""
+        return known.age_ms(world.now_ms) + self.elapsed_ms(world.partition)
+
+
+class _Prefix:
+    """What of each partition belongs to a view; notes why groups were paused."""
+
+    def __init__(self, offset: Mapping[int, int] | None, time_ms: int | None) -> None:
+        self.reasons: dict[tuple[str, bytes], str] = {}
+        self._offset = offset
+        self._time_ms = time_ms
+        self._ended: set[int] = set()
+
+    def accept(self, partition: int, entry: LogEntry) -> bool:
+        """Return whether the view folds an entry."""
+        # Once past the end always past it: a leader's clock may go back, and
+        # with a gap the view would be one that never was.
+        if partition in self._ended or self._is_past(partition, entry):
+            self._ended.add(partition)
+            return False
+        value = entry.value
+        if value is not None and value.startswith(_RELEASE_GROUP_HEAD):
+            self._note(decode(value))
+        return True
+
+    def _is_past(self, partition: int, entry: LogEntry) -> bool:
+        if self._offset is not None and entry.offset > self._offset.get(partition, -1):
+            return True
+        return self._time_ms is not None and entry.timestamp_ms > self._time_ms
+
+    def _note(self, record: object) -> None:
+        if not isinstance(record, ReleaseGroup) or record.reason is None:
+            return
+        # The first reason of an operation is why it began; renewals and its end
+        # may carry another. The newest operations are kept.
+        name = (record.group_id, record.op_id)
+        self.reasons.setdefault(name, record.reason)
+        if len(self.reasons) > REASONS_MAX:
+            del self.reasons[next(iter(self.reasons))]
+
+
+class LogScan:
+    """Everything that the coordination log held when it was opened, once.
+
+    A context manager; iterate over it for pairs of coordinating partition and
+    entry, in offset order within each partition.
+
+    Args:
+        bootstrap_servers: Addresses of the cluster.
+        coordination_topic: Name of the coordination topic.
+        options: Security and connection options.
+        timeout_ms: When to give up opening, and how long to wait for the next
+            entries while some are missing.
+
+    Attributes:
+        cluster_id: Cluster that the log is read from.
+        starts: First offset that exists, per coordinating partition.
+        ends: Next offset to be written when it was opened, the same way.
+
+    Raises:
+        TopicMisconfigured: There is no such topic.
+        CoordinationError: The cluster did not answer.
+    """
+
+    def __init__(
+        self,
+        bootstrap_servers: str | Sequence[str] = "localhost:9092",
+        *,
+        coordination_topic: str = "__marshal",
+        options: Mapping[str, Any] | None = None,
+        timeout_ms: int = TIMEOUT_MS,
+    ) -> None:
+        settings = ConnectionSettings(
+            bootstrap_servers, coordination_topic, options or {}
+        )
+        self._timeout_ms = timeout_ms
+        self._clock = SystemClock()
+        self._log = KafkaCoordinationLog(settings, timeout_ms=timeout_ms)
+        self.cluster_id: str = self._log.cluster_id
+        try:
+            self.starts = dict(self._log.start_offsets(timeout_ms))
+            self.ends = dict(self._log.end_offsets(timeout_ms))
+        except BaseException:
+            self.close()
+            raise
+
+    def __iter__(self) -> Iterator[tuple[int, LogEntry]]:
+        """Yield every entry below ``ends``.
+
+        Raises:
+            DeadlineExceeded: Entries are missing and none came in time.
+            LogTruncated: The log went back.
+            LogUnreadable: The log cannot be read.
+        """
+        since_ms = self._clock.now_ms()
+        while not self._is_read():
+            try:
+                entries = self._log.poll(POLL_MS)
+            except CoordinationError as error:
+                if not error.retriable:
+                    raise
+                entries = ()
+            for partition, entry in entries:
+                if entry.offset < self.ends[partition]:
+                    yield partition, entry
+            if entries:
+                since_ms = self._clock.now_ms()
+            elif self._clock.now_ms() - since_ms > self._timeout_ms:
+                raise DeadlineExceeded(
+                    f"the coordination log sent nothing for {self._timeout_ms} ms "
+                    "before its end was reached; check the brokers with: marshal "
+                    "doctor"
+                )
+
+    def _is_read(self) -> bool:
+        at = self._log.positions()
+        return all(at.get(t, 0) >= end for t, end in self.ends.items())
+
+    def close(self) -> None:
+        """Let go of the connection. Idempotent."""
+        self._log.close(2_000)
+
+    def __enter__(self) -> Self:
+        """Return the scan itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close."""
+        self.close()
