@@ -98,12 +98,12 @@ class Marshal:
         )
         self._runtime.observers.add(self._observer)
         try:
+            self._require_interval(heartbeat_interval_ms)
             self._session = self._open_session(
                 Owner(client_id, self._runtime.ports.entropy.random_bytes(16)),
                 group_id,
                 state_dir=state_dir,
             )
-            self._require_interval(heartbeat_interval_ms)
         except BaseException:
             self._let_go()
             raise

@@ -300,22 +300,18 @@ class Consumer:
 
         Args:
             release: False keeps the claims for a restart of the same client_id
-                within H: a last beat is sent and nothing is released.
+                within H: a last beat is sent and nothing is released. They are
+                kept alive until the ``Marshal`` closes.
             timeout_ms: How long to wait until the log shows it.
         """
         if self._is_closed or os.getpid() != self._pid:
             return
         self._is_closed = self._is_stopped = True
         session = self._session
-        seqs: list[int] = []
         with self._engine.changed:
-            session.unsubscribe(self._subscription)
-            if not release:
-                seqs = session.beat_now()
             for place in self._places.values():
                 self._hands.report_unused(place)
-                if release:
-                    session.release(place.holding, reason="closed")
+            seqs = session.unsubscribe(self._subscription, release=release)
         try:
             self._await(
                 lambda: not session.leaving_count and not session.is_pending(seqs),

@@ -358,8 +358,11 @@ class HandOut:
 
 
 def start_of(holding: Holding) -> int:
-    """Return where a held claim starts."""
-    return holding.claim.start_position or 0
+    """Return where to begin under a claim, or to go on for an earlier consumer."""
+    progress = holding.progress
+    if isinstance(progress, AtMostOnce):
+        return progress.next_first
+    return 0 if progress is None else progress.position or 0
 
 
 def lost_claim(partition: TopicPartition, ending: Ending) -> ClaimLost:

@@ -1,6 +1,6 @@
 """Sends a claimant's records and remembers what it waits to read back."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
 import attrs
 
@@ -68,6 +68,10 @@ class Outbox:
     def read_back(self, seq: int) -> Sent | None:
         """Return and forget what was sent under ``seq``."""
         return self._pending.pop(seq, None)
+
+    def pending_of(self, keys: Container[Key]) -> list[int]:
+        """Return the records about these keys that have not been read back."""
+        return [seq for seq, sent in self._pending.items() if sent.key in keys]
 
     def is_pending(self, seq: int) -> bool:
         """Return whether a record has not been read back yet."""

@@ -19,7 +19,7 @@ from kafka_marshal.protocol.claiming import (
     key_secret,
     resumable,
 )
-from kafka_marshal.protocol.delivery import AtMostOnce
+from kafka_marshal.protocol.delivery import AtLeastOnce, AtMostOnce
 from kafka_marshal.protocol.planner import Release
 from kafka_marshal.protocol.records import (
     BatchHeartbeat,
@@ -107,13 +107,32 @@ class Session:
         self._announcer.announce_soon()
         self._policy_at_ms = 0
 
-    def unsubscribe(self, subscription: Subscription) -> None:
-        """Stop to pursue a subscription; what it holds stays until released."""
-        if subscription in self._subscriptions:
-            self._subscriptions.remove(subscription)
-            subscription.is_open = False
-            self._drop_contenders(subscription.all_keys())
-            self._announcer.announce_soon()
+    def unsubscribe(self, subscription: Subscription, *, release: bool) -> list[int]:
+        """Stop to pursue a subscription; give up all that it holds, or keep that.
+
+        What it keeps goes on being renewed, for a later subscription or until
+        the session closes.
+
+        Returns:
+            Sequence numbers to wait for: claims that may still be won, and then
+            are given up as ghosts, or the last beats.
+        """
+        if subscription not in self._subscriptions:
+            return []
+        self._subscriptions.remove(subscription)
+        subscription.is_open = False
+        self._announcer.announce_soon()
+        mine = [h for h in self.holdings.values() if h.key.topic in subscription.topics]
+        seqs = self._outbox.pending_of({holding.key for holding in mine})
+        for holding in mine:
+            if not holding.claim.is_owned:
+                self._finish(holding, Ending("given_up", was_lost=False))
+            elif release:
+                self.release(holding, reason="closed")
+            elif isinstance(holding.progress, AtLeastOnce):
+                # What is in hand was this consumer's; the next starts below it.
+                holding.progress = AtLeastOnce(holding.progress.position)
+        return seqs if release else [*seqs, *self.beat_now()]
 
     def want(self, key: Key) -> Holding:
         """Contend for one key without a policy (claims without consumption).
@@ -561,6 +580,7 @@ class Session:
         """
         self._is_closing = True
         seqs = self._announcer.announce_leaving(self._subs, self.holdings)
+        seqs += self._outbox.pending_of(self.holdings)
         for holding in list(self.holdings.values()):
             if not holding.claim.is_owned:
                 self._finish(holding, Ending("given_up", was_lost=False))

@@ -1,0 +1,174 @@
+"""A coordination topic of its own, with data topics, for one test or module."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from history import History
+from kafka import KafkaConsumer, KafkaProducer
+from kafka import TopicPartition as Place
+from kafka.admin import KafkaAdminClient
+from waiting import eventually
+
+from kafka_marshal import Admin, Marshal, TopicPartition, World
+from kafka_marshal.admin import Format
+from kafka_marshal.kafka_io import ConnectionSettings, KafkaTopicAdmin
+from kafka_marshal.ports import Event, Observer
+
+HEARTBEAT_MS = 1_000
+
+
+class Recorder(Observer):
+    """Keeps every event."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def observe(self, event: Event) -> None:
+        self.events.append(event)
+
+    def named(self, name: str) -> list[Event]:
+        return [event for event in self.events if event.name == name]
+
+
+class Domain:
+    """One coordination domain on a shared broker.
+
+    Attributes:
+        servers: The broker.
+        topic: The coordination topic, formatted unless told otherwise.
+        produced: Number of records written, by data partition.
+    """
+
+    def __init__(
+        self,
+        servers: str,
+        unique: Callable[[str], str],
+        *,
+        h_ms: int = HEARTBEAT_MS,
+        partitions: int = 4,
+        is_formatted: bool = True,
+    ) -> None:
+        self.servers = servers
+        self.unique = unique
+        self.h_ms = h_ms
+        self.topic = unique("marshal")
+        self.produced: dict[TopicPartition, int] = {}
+        self.topics = KafkaTopicAdmin(ConnectionSettings(servers))
+        self._producer = KafkaProducer(bootstrap_servers=servers, linger_ms=20)
+        self._kafka: KafkaAdminClient | None = None
+        if is_formatted:
+            with self.admin() as admin:
+                admin.format_topic(
+                    Format(partition_count=partitions, heartbeat_interval_ms=h_ms)
+                )
+
+    # --- data
+
+    def data_topic(self, partitions: int, records_each: int = 0) -> str:
+        """Make a data topic with some records in each partition."""
+        name = self.unique("data")
+        self.topics.create_data_topic(name, partitions=partitions, replication=1)
+        for number in range(partitions):
+            self.produced[TopicPartition(name, number)] = 0
+        self.produce(name, records_each)
+        return name
+
+    def produce(self, topic: str, records_each: int) -> None:
+        """Append records to each partition that the topic is known to have."""
+        for place, count in list(self.produced.items()):
+            if place.topic == topic:
+                for number in range(count, count + records_each):
+                    value = b"%d" % number
+                    self._producer.send(topic, value, partition=place.partition)
+                self.produced[place] = count + records_each
+        self._producer.flush(timeout=30)
+
+    def of(self, topic: str) -> dict[TopicPartition, int]:
+        """Return what was produced to one topic."""
+        return {p: count for p, count in self.produced.items() if p.topic == topic}
+
+    def append(self, value: bytes, *, t: int = 0) -> None:
+        """Write raw bytes to the coordination topic, as a foreign program would."""
+        self._producer.send(self.topic, value, partition=t).get(timeout=10)
+
+    @property
+    def kafka(self) -> KafkaAdminClient:
+        """A plain admin client."""
+        if self._kafka is None:
+            self._kafka = KafkaAdminClient(bootstrap_servers=self.servers)
+        return self._kafka
+
+    def committed(self, group_id: str, topic: str) -> dict[TopicPartition, int]:
+        """Return the group's committed offsets in Kafka."""
+        found = self.kafka.list_group_offsets({group_id: None})[group_id]
+        return {
+            TopicPartition(*place): entry.offset
+            for place, entry in found.items()
+            if place.topic == topic and entry.offset >= 0
+        }
+
+    def commit(self, group_id: str, place: TopicPartition, offset: int) -> None:
+        """Commit an offset as an ordinary Kafka consumer does."""
+        from kafka.structs import OffsetAndMetadata
+
+        consumer = KafkaConsumer(bootstrap_servers=self.servers, group_id=group_id)
+        try:
+            consumer.assign([Place(*place)])
+            consumer.commit({Place(*place): OffsetAndMetadata(offset, "", -1)})
+        finally:
+            consumer.close(autocommit=False)
+
+    # --- the library
+
+    def admin(self, **options: object) -> Admin:
+        return Admin(self.servers, coordination_topic=self.topic, **options)
+
+    def marshal(self, group_id: str, client_id: str, **options: object) -> Marshal:
+        """Open a client; without a state directory unless one is given."""
+        return Marshal(
+            self.servers,
+            group_id=group_id,
+            client_id=client_id,
+            coordination_topic=self.topic,
+            **({"state_dir": ""} | options),
+        )
+
+    def world(self, **options: object) -> World:
+        return World.at(self.servers, coordination_topic=self.topic, **options)
+
+    def history(self) -> History:
+        return History(self.servers, self.topic)
+
+    def owners(self, group_id: str) -> dict[TopicPartition, str | None]:
+        """Return who holds what, by the log."""
+        return {
+            key.topic_partition: None if known.owner is None else known.owner.client_id
+            for key, known in self.world().claims(group_id)
+        }
+
+    def wait_owned(self, group_id: str, topic: str, *, by: set[str]) -> dict:
+        """Wait until every partition is owned, and these clients own some."""
+        wanted = set(self.of(topic))
+
+        def look():
+            owners = {p: c for p, c in self.owners(group_id).items() if c is not None}
+            is_all = wanted <= set(owners)
+            return owners if is_all and {owners[p] for p in wanted} == by else None
+
+        return eventually(look, f"{sorted(by)} own all of {topic}")
+
+    def close(self) -> None:
+        self._producer.close(timeout=5)
+        self.topics.close()
+        if self._kafka is not None:
+            self._kafka.close()
+
+
+@contextmanager
+def opened(broker, unique, **settings: object) -> Iterator[Domain]:
+    """A domain on a broker, closed at the end."""
+    domain = Domain(broker.bootstrap_servers, unique, **settings)
+    try:
+        yield domain
+    finally:
+        domain.close()

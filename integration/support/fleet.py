@@ -1,0 +1,112 @@
+"""Worker processes: start, signal, look at what they wrote."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from journal import Journal
+from waiting import eventually
+
+PROGRAM = Path(__file__).with_name("worker_program.py")
+
+
+class Worker:
+    """One process of ``worker_program``; its name is its client_id."""
+
+    def __init__(self, domain, home: Path, client_id: str, **settings: object) -> None:
+        self.client_id = client_id
+        self.journal_path = home / f"{client_id}.{len(list(home.iterdir()))}.jsonl"
+        self.stderr_path = self.journal_path.with_suffix(".stderr")
+        state_dir = home / "state"
+        state_dir.mkdir(exist_ok=True)
+        self.settings = {
+            "servers": domain.servers,
+            "coordination_topic": domain.topic,
+            "client_id": client_id,
+            "state_dir": str(state_dir),
+            "journal": str(self.journal_path),
+            "delivery": "alo",
+            "policy": "fair",
+            "claims_max": 0,
+            "max_poll_records": 50,
+            "handle_ms": 2,
+            "commit": True,
+            "release": True,
+        } | settings
+        self.journal_path.touch()
+        with self.stderr_path.open("wb") as stderr:
+            self._process = subprocess.Popen(
+                [sys.executable, str(PROGRAM), json.dumps(self.settings)],
+                stdin=subprocess.DEVNULL,
+                stderr=stderr,
+            )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def journal(self) -> Journal:
+        return Journal.read(self.journal_path)
+
+    def wait_for(self, event: str, **fields: object) -> dict:
+        """Wait until the worker has written such a line; return the first."""
+
+        def look():
+            lines = self.journal.of(event, **fields)
+            assert lines or self._process.poll() is None, self.last_words()
+            return lines
+
+        return eventually(look, f"{self.client_id} writes {event} {fields}")[0]
+
+    def signal(self, number: signal.Signals) -> None:
+        os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """SIGKILL, and reap."""
+        self.signal(signal.SIGKILL)
+        self._process.wait(10)
+
+    def wait(self, timeout_s: int = 20) -> int:
+        """Wait for the end; return the exit status."""
+        return self._process.wait(timeout_s)
+
+    def last_words(self) -> str:
+        tail = self.stderr_path.read_text()[-2_000:]
+        return f"{self.client_id} ended ({self._process.returncode}): {tail}"
+
+    def close(self) -> None:
+        if self._process.poll() is None:
+            self.signal(signal.SIGCONT)
+            self.kill()
+
+
+class Fleet:
+    """Workers that are all gone when the ``with`` block ends."""
+
+    def __init__(self, domain, home: Path, **settings: object) -> None:
+        self._domain = domain
+        self._home = home
+        self._settings = settings
+        self.workers: list[Worker] = []
+
+    def start(self, client_id: str, **settings: object) -> Worker:
+        worker = Worker(
+            self._domain, self._home, client_id, **(self._settings | settings)
+        )
+        self.workers.append(worker)
+        return worker
+
+    @property
+    def journal(self) -> Journal:
+        return Journal.read(*(worker.journal_path for worker in self.workers))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for worker in self.workers:
+            worker.close()

@@ -1,0 +1,243 @@
+"""What the coordination log itself says happened, for judging guarantees.
+
+Reads the topic with a plain Kafka client and folds it with the production fold;
+no engine, no consumer and no figure of theirs is believed.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+import attrs
+from kafka import KafkaConsumer
+from kafka import TopicPartition as Place
+
+from kafka_marshal.protocol.rationalizer import apply
+from kafka_marshal.protocol.records import Member
+from kafka_marshal.protocol.state import WorldState
+from kafka_marshal.protocol.transition import ACCEPTED, Transition
+from kafka_marshal.protocol.types import Key, LogEntry
+
+READ_MS = 10_000
+
+
+@attrs.frozen
+class Step:
+    """One entry's effect on one key or group.
+
+    Attributes:
+        t: Coordinating partition.
+        offset: Offset there.
+        timestamp_ms: When the broker appended it.
+        transition: What the fold says it did.
+        position: The key's position afterwards, None without a key.
+    """
+
+    t: int
+    offset: int
+    timestamp_ms: int
+    transition: Transition
+    position: int | None = None
+
+    @property
+    def effect(self):
+        return self.transition.effect
+
+    @property
+    def key(self):
+        return self.transition.key
+
+    @property
+    def record(self):
+        return self.transition.record
+
+    @property
+    def client_id(self):
+        return None if self.record is None else self.record.client_id
+
+
+@attrs.frozen
+class Tenure:
+    """One claim from its winning record to its end.
+
+    Attributes:
+        key: What was held.
+        client_id: Who held it.
+        epoch: Offset of the winning record.
+        effect: ``claimed`` or ``resumed``.
+        begun_ms: When the winning record was appended.
+        renewed_ms: When the last record that renewed it was appended.
+        start: Position when it began.
+        position: Position when it ended.
+        ended_ms: When it ended, None while it lasts.
+        ended_by: ``released``, ``claimed`` or ``resumed``, None while it lasts.
+    """
+
+    key: Key
+    client_id: str
+    epoch: int
+    effect: str
+    begun_ms: int
+    renewed_ms: int
+    start: int | None
+    position: int | None
+    ended_ms: int | None = None
+    ended_by: str | None = None
+
+
+@attrs.frozen
+class Grant:
+    """A range of offsets that the log gave out at most once."""
+
+    key: Key
+    client_id: str
+    epoch: int
+    first: int
+    last: int
+    timestamp_ms: int
+
+
+class History:
+    """The whole coordination log, folded.
+
+    Attributes:
+        steps: Every transition, by coordinating partition and offset.
+        worlds: The final state of every coordinating partition.
+    """
+
+    def __init__(self, servers: str, topic: str) -> None:
+        self.steps: list[Step] = []
+        self.worlds: dict[int, WorldState] = {}
+        for t, entry in _entries(servers, topic):
+            world = self.worlds.setdefault(t, WorldState(t))
+            for transition in apply(world, entry):
+                known = world.keys.get(transition.key) if transition.key else None
+                position = None if known is None else known.next_unclaimed()
+                self.steps.append(
+                    Step(t, entry.offset, entry.timestamp_ms, transition, position)
+                )
+
+    def of(self, *effects: str, group_id: str | None = None) -> list[Step]:
+        """Return the accepted steps with one of these effects, in time order."""
+        found = [
+            step
+            for step in self.steps
+            if step.transition.outcome == ACCEPTED
+            and step.effect in effects
+            and (group_id is None or step.record.group_id == group_id)
+        ]
+        return sorted(found, key=lambda step: (step.timestamp_ms, step.t, step.offset))
+
+    def reasons(self, *, client_id: str | None = None) -> list[str]:
+        """Return why records were refused or ignored, of one client or of all."""
+        return [
+            step.transition.reason
+            for step in self.steps
+            if step.transition.reason is not None
+            and (client_id is None or step.client_id == client_id)
+        ]
+
+    def tenures(self, group_id: str) -> dict[Key, list[Tenure]]:
+        """Return who held what, one after the other (S1 holds by construction)."""
+        found: dict[Key, list[Tenure]] = defaultdict(list)
+        open_now: dict[Key, Tenure] = {}
+        for step in self.steps:
+            key = step.key
+            if (
+                step.transition.outcome != ACCEPTED
+                or key is None
+                or key.group_id != group_id
+            ):
+                continue
+            now = open_now.get(key)
+            if step.effect in {"claimed", "resumed"}:
+                if now is not None:
+                    found[key][-1] = attrs.evolve(
+                        now, ended_ms=step.timestamp_ms, ended_by=step.effect
+                    )
+                open_now[key] = Tenure(
+                    key,
+                    step.client_id,
+                    step.offset,
+                    step.effect,
+                    step.timestamp_ms,
+                    step.timestamp_ms,
+                    step.position,
+                    step.position,
+                )
+                found[key].append(open_now[key])
+                continue
+            if now is None:
+                continue
+            now = attrs.evolve(now, position=step.position)
+            if step.effect == "renewed":
+                now = attrs.evolve(now, renewed_ms=step.timestamp_ms)
+            if step.effect == "released":
+                now = attrs.evolve(now, ended_ms=step.timestamp_ms, ended_by="released")
+            found[key][-1] = now
+            if step.effect == "released":
+                del open_now[key]
+            else:
+                open_now[key] = now
+        return dict(found)
+
+    def grants(self, group_id: str) -> dict[Key, list[Grant]]:
+        """Return every range given out at most once, in log order."""
+        found: dict[Key, list[Grant]] = defaultdict(list)
+        for step in self.steps:
+            if step.transition.outcome == ACCEPTED and step.effect == "granted":
+                key, detail = step.key, step.transition.detail
+                if key.group_id == group_id:
+                    found[key].append(
+                        Grant(
+                            key,
+                            step.client_id,
+                            step.transition.epoch,
+                            detail["first"],
+                            detail["last"],
+                            step.timestamp_ms,
+                        )
+                    )
+        return dict(found)
+
+    def members(self, group_id: str) -> list[Member]:
+        """Return every announcement of a group's members."""
+        return [step.record for step in self.of("member", group_id=group_id)]
+
+    def counters(self) -> dict[str, int]:
+        """Return the counters of all coordinating partitions, added up."""
+        total: dict[str, int] = defaultdict(int)
+        for world in self.worlds.values():
+            for name, count in world.soft.counters.items():
+                total[name] += count
+        return dict(total)
+
+
+def _entries(servers: str, topic: str) -> Iterator[tuple[int, LogEntry]]:
+    consumer = KafkaConsumer(
+        bootstrap_servers=servers,
+        group_id=None,
+        enable_auto_commit=False,
+        auto_offset_reset="none",
+        bootstrap_timeout_ms=READ_MS,
+    )
+    try:
+        places = [Place(topic, t) for t in sorted(consumer.partitions_for_topic(topic))]
+        consumer.assign(places)
+        consumer.seek_to_beginning()
+        ends = consumer.end_offsets(places)
+        while any(consumer.position(place) < ends[place] for place in places):
+            for place, records in consumer.poll(timeout_ms=200).items():
+                for record in records:
+                    if record.offset < ends[place]:
+                        yield (
+                            place.partition,
+                            LogEntry(
+                                record.offset,
+                                record.leader_epoch,
+                                record.timestamp,
+                                record.timestamp_type,
+                                record.value,
+                            ),
+                        )
+    finally:
+        consumer.close(autocommit=False)

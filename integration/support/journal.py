@@ -1,0 +1,170 @@
+"""What the workers themselves wrote down, and the judgement over it."""
+
+import json
+from collections import Counter, defaultdict
+from itertools import pairwise
+from pathlib import Path
+
+import attrs
+from history import History, Tenure
+
+from kafka_marshal.protocol.types import Key, TopicPartition
+
+
+@attrs.frozen
+class Handled:
+    """One record that a worker processed: the effect that must not be lost or doubled.
+
+    Attributes:
+        client_id: Who.
+        pid: Which process of that name.
+        place: Data partition.
+        offset: Offset.
+        token: Fencing token, as text.
+        at_ms: Wall time.
+    """
+
+    client_id: str
+    pid: int
+    place: TopicPartition
+    offset: int
+    token: str
+    at_ms: int
+
+
+@attrs.define
+class Journal:
+    """Everything that some workers wrote.
+
+    Attributes:
+        lines: Every line, oldest first per worker.
+    """
+
+    lines: list[dict] = attrs.field(factory=list)
+
+    @classmethod
+    def read(cls, *paths: Path) -> "Journal":
+        """Read the journals that exist; a line cut off by a kill does not count."""
+        journal = cls()
+        for path in paths:
+            text = path.read_text() if path.exists() else ""
+            complete = text[: text.rfind("\n") + 1]
+            journal.lines += [json.loads(line) for line in complete.splitlines()]
+        journal.lines.sort(key=lambda line: line["at_ms"])
+        return journal
+
+    def of(self, event: str, **fields: object) -> list[dict]:
+        """Return the lines of one event, of those that have these fields."""
+        return [
+            line
+            for line in self.lines
+            if line["event"] == event
+            and all(line.get(name) == value for name, value in fields.items())
+        ]
+
+    @property
+    def handled(self) -> list[Handled]:
+        """Every record processed, in order of time."""
+        return [
+            Handled(
+                line["client_id"],
+                line["pid"],
+                TopicPartition(line["topic"], line["partition"]),
+                line["offset"],
+                line["token"],
+                line["at_ms"],
+            )
+            for line in self.of("handled")
+        ]
+
+    def offsets(self) -> dict[TopicPartition, Counter]:
+        """Return how often each offset was processed, by partition."""
+        found: dict[TopicPartition, Counter] = defaultdict(Counter)
+        for each in self.handled:
+            found[each.place][each.offset] += 1
+        return dict(found)
+
+    def lost(self, produced: dict[TopicPartition, int]) -> dict[TopicPartition, list]:
+        """Return what nobody processed, by partition; empty when all was."""
+        seen = self.offsets()
+        gone = {
+            place: [n for n in range(count) if not seen.get(place, {}).get(n)]
+            for place, count in produced.items()
+        }
+        return {place: offsets for place, offsets in gone.items() if offsets}
+
+    def duplicated(self) -> dict[TopicPartition, list[int]]:
+        """Return what was processed more than once, by partition."""
+        doubled = {
+            place: sorted(n for n, times in counts.items() if times > 1)
+            for place, counts in self.offsets().items()
+        }
+        return {place: offsets for place, offsets in doubled.items() if offsets}
+
+
+def judge_duplicates(journal: Journal, history: History, group_id: str) -> int:
+    """Check PROTOCOL 6.1 for every tenure; return the number of repeats.
+
+    Whatever is processed again lies at or above the last accepted position of
+    the tenure before, and was processed there less than an H and a round trip
+    before that tenure's last sign of life, or after it.
+    """
+    by_token = defaultdict(list)
+    for each in journal.handled:
+        by_token[each.place, each.token].append(each)
+    repeats = 0
+    for key, tenures in history.tenures(group_id).items():
+        world = next(w for w in history.worlds.values() if key in w.keys)
+        before: dict[int, tuple[Tenure, int]] = {}
+        for tenure in tenures:
+            token = _token(world, tenure)
+            for each in by_token[key.topic_partition, token]:
+                if each.offset not in before:
+                    before[each.offset] = (tenure, each.at_ms)
+                    continue
+                earlier, then_ms = before[each.offset]
+                if earlier is tenure:
+                    raise AssertionError(f"twice under one claim: {each}")
+                repeats += 1
+                assert earlier.position is None or each.offset >= earlier.position, (
+                    f"{each} repeats what was committed under {earlier}"
+                )
+                interval_ms = world.config.heartbeat_interval_ms
+                assert then_ms >= earlier.renewed_ms - interval_ms, (
+                    f"{each} was processed at {then_ms}, an H before the last beat "
+                    f"of {earlier}"
+                )
+    return repeats
+
+
+def judge_grants(journal: Journal, history: History, group_id: str) -> dict[Key, set]:
+    """Check PROTOCOL 6.2 over the whole log; return what was granted and lost.
+
+    Grants of a key are contiguous and disjoint; nothing is processed twice, and
+    nothing that was not granted to the very claim it was processed under.
+    """
+    assert journal.duplicated() == {}
+    unprocessed = {}
+    for key, grants in history.grants(group_id).items():
+        world = next(w for w in history.worlds.values() if key in w.keys)
+        for one, two in pairwise(grants):
+            assert two.first == one.last + 1, f"{one} then {two}"
+        given = {}
+        for grant in grants:
+            token = f"{world.config.era}.{_leader_epoch(world, key)}.{grant.epoch}"
+            for offset in range(grant.first, grant.last + 1):
+                given[offset] = token
+        for each in journal.handled:
+            if each.place == key.topic_partition:
+                assert given.pop(each.offset, None) == each.token, f"not granted {each}"
+        unprocessed[key] = set(given)
+    return {key: offsets for key, offsets in unprocessed.items() if offsets}
+
+
+def _leader_epoch(world, key: Key) -> int:
+    return world.keys[key].epoch_leader_epoch
+
+
+def _token(world, tenure: Tenure) -> str:
+    era = world.config.era
+    return f"{era}.{_leader_epoch(world, tenure.key)}.{tenure.epoch}"

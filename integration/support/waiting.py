@@ -1,0 +1,34 @@
+"""Bounded waits on conditions."""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+LOOK_INTERVAL_S = 0.02
+# Generous: a wait ends as soon as its condition holds, so only failures pay.
+WAIT_MS = 20_000
+
+
+def eventually(condition: Callable[[], T], what: str, timeout_ms: int = WAIT_MS) -> T:
+    """Return what ``condition`` returns as soon as it is true.
+
+    Raises:
+        AssertionError: Not within the time.
+    """
+    deadline = time.monotonic() + timeout_ms / 1000
+    pause = threading.Event()
+    while True:
+        found = condition()
+        if found:
+            return found
+        if time.monotonic() >= deadline:
+            raise AssertionError(f"not within {timeout_ms} ms: {what}")
+        pause.wait(LOOK_INTERVAL_S)
+
+
+def wall_ms() -> int:
+    """Return wall time in epoch milliseconds."""
+    return time.time_ns() // 1_000_000

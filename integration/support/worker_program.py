@@ -1,0 +1,117 @@
+"""A consumer in a process of its own that writes down everything it does.
+
+Run as ``python worker_program.py SETTINGS``, settings being one JSON object; see
+``fleet.Worker``. Every line goes out in one write, so that a kill leaves whole
+lines. Processing a record *is* writing its line: what a real worker would do to
+the world outside.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+
+from kafka_marshal import ClaimLost, Delivery, Marshal, MarshalError
+from kafka_marshal.ports import Observer
+
+PLAIN = (str, int, float, bool, type(None))
+
+
+class Pen:
+    """Writes lines to the journal."""
+
+    def __init__(self, path: str, client_id: str) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self._client_id = client_id
+
+    def write(self, event: str, **fields: object) -> None:
+        head = {
+            "event": event,
+            "at_ms": time.time_ns() // 1_000_000,
+            "client_id": self._client_id,
+            "pid": os.getpid(),
+        }
+        os.write(self._file, json.dumps(head | fields, default=str).encode() + b"\n")
+
+
+class PenObserver(Observer):
+    """Writes down every event of the engine."""
+
+    def __init__(self, pen: Pen) -> None:
+        self._pen = pen
+
+    def observe(self, event) -> None:
+        self._pen.write("observed", name=event.name, fields=dict(event.fields))
+
+
+def consume(pen: Pen, consumer, *, handle_ms: int, commit: bool) -> None:
+    """Handle one record after the other until told to stop."""
+    for record in consumer:
+        place = {"topic": record.topic, "partition": record.partition}
+        token = str(record.token)
+        pen.write("handled", offset=record.offset, token=token, **place)
+        if handle_ms:
+            time.sleep(handle_ms / 1000)
+        if commit:
+            try:
+                consumer.commit(record)
+            except ClaimLost as lost:
+                pen.write("claim_lost", offset=record.offset, says=str(lost), **place)
+
+
+def main() -> int:
+    """Consume as the settings say; return 0 after an orderly end."""
+    settings = json.loads(sys.argv[1])
+    pen = Pen(settings["journal"], settings["client_id"])
+    pen.write("started")
+    try:
+        run(settings, pen)
+    except MarshalError as error:
+        pen.write("failed", kind=type(error).__name__, says=str(error))
+        return 3
+    pen.write("ended")
+    return 0
+
+
+def run(settings: dict, pen: Pen) -> None:
+    """Open everything, consume, close."""
+
+    def place_of(partition) -> dict:
+        return {"topic": partition.topic, "partition": partition.partition}
+
+    with Marshal(
+        settings["servers"],
+        group_id=settings["group_id"],
+        client_id=settings["client_id"],
+        coordination_topic=settings["coordination_topic"],
+        state_dir=settings["state_dir"],
+        observer=PenObserver(pen),
+    ) as marshal:
+        signal.signal(signal.SIGTERM, lambda *_: marshal.stop())
+        consumer = marshal.consumer(
+            *settings["topics"],
+            delivery=Delivery(settings["delivery"]),
+            policy=settings["policy"],
+            claims_max=settings["claims_max"],
+            max_poll_records=settings["max_poll_records"],
+            on_claimed=lambda p, token: pen.write(
+                "claimed", token=str(token), **place_of(p)
+            ),
+            on_lost=lambda p, ending: pen.write(
+                "lost", reason=ending.reason, winner=ending.winner, **place_of(p)
+            ),
+        )
+        pen.write("ready")
+        consume(
+            pen,
+            consumer,
+            handle_ms=settings["handle_ms"],
+            commit=settings["commit"],
+        )
+        pen.write("stopping")
+        marshal.close(release=settings["release"])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

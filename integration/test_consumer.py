@@ -1,0 +1,424 @@
+"""The public consumer on a real broker: its verbs, one after the other."""
+
+import threading
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from domain import Recorder, opened
+from history import Step
+from waiting import eventually
+
+from kafka_marshal import (
+    ClaimLost,
+    ConfigurationError,
+    Delivery,
+    InvalidTransition,
+    LogUnreadable,
+    Marshal,
+    TopicPartition,
+)
+from kafka_marshal.protocol.records import Heartbeat
+
+BOTH = pytest.mark.parametrize("delivery", list(Delivery), ids=lambda d: d.value)
+
+
+@pytest.fixture(scope="module")
+def domain(broker, unique):
+    with opened(broker, unique) as domain:
+        yield domain
+
+
+def take(consumer, count):
+    """Return the next ``count`` records; the consumer's own time-out bounds it."""
+    found = []
+    for record in consumer:
+        found.append(record)
+        if len(found) == count:
+            break
+    return found
+
+
+def poll_all(consumer, count):
+    found = []
+
+    def look():
+        for records in consumer.poll(timeout_ms=200).values():
+            found.extend(records)
+        return len(found) >= count
+
+    eventually(look, f"{count} records")
+    return found
+
+
+def test_readme_example(domain, unique):
+    """U01: the lines that the README shows."""
+    payments = domain.data_topic(2, records_each=50)
+    handled = []
+
+    def handle(record, *, token):
+        handled.append((record.partition, record.offset, token))
+
+    group = unique("billing")
+    with (
+        Marshal(
+            domain.servers,
+            group_id=group,
+            client_id="worker-1",
+            coordination_topic=domain.topic,
+        ) as marshal,
+        marshal.consumer(payments, delivery=Delivery.AT_LEAST_ONCE) as consumer,
+    ):
+        for record in consumer:
+            handle(record, token=record.token)
+            consumer.commit(record)
+            if len(handled) == 100:
+                break
+    assert sorted(h[:2] for h in handled) == [(p, n) for p in (0, 1) for n in range(50)]
+    assert all(token is not None for *_, token in handled)
+    positions = {k.partition: s.position for k, s in domain.world().claims(group)}
+    assert positions == {0: 50, 1: 50}
+
+
+@BOTH
+def test_verbs(domain, unique, delivery):
+    topic = domain.data_topic(2, records_each=30)
+    p0, p1 = TopicPartition(topic, 0), TopicPartition(topic, 1)
+    claimed = []
+    group = unique("verbs")
+    with domain.marshal(group, "w1") as marshal:
+        consumer = marshal.consumer(
+            topic,
+            delivery=delivery,
+            max_poll_records=10,
+            on_claimed=lambda p, token: claimed.append((p, token)),
+        )
+        eventually(lambda: consumer.assignment() == {p0, p1}, "both are held")
+        assert dict(claimed) == consumer.tokens()
+        assert consumer.position(p0) == 0
+        consumer.pause(p1)
+        assert consumer.paused() == {p1}
+        records = poll_all(consumer, 30)
+        assert {r.partition for r in records} == {0}
+        assert [r.offset for r in records] == list(range(30))
+        assert consumer.poll(timeout_ms=300) == {}
+        assert consumer.position(p0) == 30
+        consumer.commit(records)
+        assert consumer.committed(p0) == 30
+        consumer.resume(p1)
+        assert len(poll_all(consumer, 30)) == 30
+        consumer.commit()
+        consumer.flush()
+        positions = {k.partition: s.position for k, s in domain.world().claims(group)}
+        assert positions == {0: 30, 1: 30}
+        consumer.close()
+        consumer.close()
+        assert set(domain.owners(group).values()) == {None}
+        with pytest.raises(InvalidTransition, match="closed"):
+            consumer.poll()
+
+
+def test_poll_keeps_to_max_records(domain, unique):
+    topic = domain.data_topic(3, records_each=20)
+    with domain.marshal(unique("max"), "w1") as marshal:
+        consumer = marshal.consumer(topic, max_poll_records=16)
+        sizes = []
+
+        def look():
+            handed = consumer.poll(timeout_ms=100, max_records=7)
+            sizes.append(sum(map(len, handed.values())))
+            return sum(sizes) == 60
+
+        eventually(look, "all 60 records")
+        assert max(sizes) <= 7
+
+
+@BOTH
+def test_batches(domain, unique, delivery):
+    topic = domain.data_topic(2, records_each=25)
+    with domain.marshal(unique("batches"), "w1") as marshal:
+        consumer = marshal.consumer(
+            topic, delivery=delivery, consumer_timeout_ms=1_500, max_poll_records=10
+        )
+        seen = {0: [], 1: []}
+        for batch in consumer.batches(max_records=8):
+            assert 0 < len(batch.records) <= 8
+            assert batch.last_offset - batch.first_offset == len(batch.records) - 1
+            assert {r.token for r in batch.records} == {batch.token}
+            seen[batch.partition.partition].extend(r.offset for r in batch.records)
+            batch.commit()
+        assert seen == {0: list(range(25)), 1: list(range(25))}
+
+
+def test_several_topics(domain, unique):
+    one = domain.data_topic(1, records_each=10)
+    two = domain.data_topic(2, records_each=10)
+    with domain.marshal(unique("several"), "w1") as marshal:
+        consumer = marshal.consumer(one, two, consumer_timeout_ms=1_500)
+        seen = sorted((r.topic, r.partition, r.offset) for r in consumer)
+        assert len(seen) == len(set(seen)) == 30
+        with pytest.raises(InvalidTransition, match="already consumed"):
+            marshal.consumer(two)
+
+
+def test_iteration_ends_after_a_silence(domain, unique):
+    topic = domain.data_topic(1, records_each=3)
+    with domain.marshal(unique("timeout"), "w1") as marshal:
+        consumer = marshal.consumer(topic, consumer_timeout_ms=700)
+        assert [r.offset for r in consumer] == [0, 1, 2]
+        domain.produce(topic, 2)
+        assert [r.offset for r in consumer] == [3, 4]
+
+
+def test_commits_out_of_order(domain, unique):
+    """L14: the position moves over the contiguous prefix."""
+    topic = domain.data_topic(1, records_each=6)
+    place = TopicPartition(topic, 0)
+    with domain.marshal(unique("order"), "w1") as marshal:
+        consumer = marshal.consumer(topic)
+        records = poll_all(consumer, 6)
+        for index, position in ((2, 0), (0, 1), (1, 3), (5, 3), (4, 3), (3, 6)):
+            consumer.commit(records[index])
+            assert consumer.committed(place) == position
+        consumer.commit(records[0])
+        assert consumer.committed(place) == 6
+
+
+def test_an_offset_never_handed_out_is_an_error(domain, unique):
+    topic = domain.data_topic(1, records_each=6)
+    with domain.marshal(unique("unknown"), "w1") as marshal:
+        consumer = marshal.consumer(topic, max_poll_records=3)
+        records = poll_all(consumer, 3)
+        records[0].offset = 17
+        with pytest.raises(InvalidTransition, match="17"):
+            consumer.commit(records[0])
+        assert consumer.committed(TopicPartition(topic, 0)) == 0
+
+
+def test_a_stale_token_is_refused(domain, unique):
+    """L15: a record of an earlier claim of ours does not count."""
+    topic = domain.data_topic(1, records_each=4)
+    group = unique("stale")
+    with domain.marshal(group, "w1") as marshal:
+        consumer = marshal.consumer(topic)
+        old = poll_all(consumer, 4)
+        consumer.commit(old[:2])
+        consumer.close()
+        consumer = marshal.consumer(topic)
+        again = poll_all(consumer, 2)
+        assert [r.offset for r in again] == [2, 3]
+        assert again[0].token > old[0].token
+        with pytest.raises(ClaimLost, match="has ended"):
+            consumer.commit(old[2])
+        consumer.commit(again)
+    (known,) = (state for _, state in domain.world().claims(group))
+    assert known.position == 4
+
+
+def test_flush_stands_in_the_log_on_return(domain, unique):
+    """L16."""
+    topic = domain.data_topic(1, records_each=4)
+    group = unique("flush")
+    with domain.marshal(group, "w1") as marshal:
+        consumer = marshal.consumer(topic)
+        consumer.commit(poll_all(consumer, 4)[:3])
+        consumer.flush()
+        (known,) = (state for _, state in domain.world().claims(group))
+        assert known.position == 3
+
+
+def test_the_first_record_of_an_owner_is_its_beat(domain, unique):
+    """M17: before consuming, and before any other owner's business."""
+    topic = domain.data_topic(3, records_each=1)
+    group = unique("first")
+    with domain.marshal(group, "w1") as marshal:
+        poll_all(marshal.consumer(topic), 3)
+    steps: list[Step] = [s for s in domain.history().steps if s.key is not None]
+    for number in range(3):
+        mine = [s for s in steps if s.key == (group, topic, number)]
+        assert mine[0].effect == "claimed"
+        assert isinstance(mine[1].record, Heartbeat)
+        assert mine[1].effect == "renewed"
+
+
+@pytest.mark.parametrize(
+    ("reset", "expected"), [("earliest", [0, 1, 2]), ("latest", [3, 4])]
+)
+def test_start_without_any_position(domain, unique, reset, expected):
+    topic = domain.data_topic(1, records_each=3)
+    place = TopicPartition(topic, 0)
+    with domain.marshal(unique("reset"), "w1") as marshal:
+        consumer = marshal.consumer(topic, auto_offset_reset=reset)
+        eventually(lambda: place in consumer.assignment(), "the claim")
+        domain.produce(topic, 2)
+        found = [r.offset for r in poll_all(consumer, len(expected))]
+        assert found[: len(expected)] == expected
+
+
+def test_start_at_the_committed_offset_of_kafka(domain, unique):
+    """L12, M10: what an ordinary consumer group left behind, once."""
+    topic = domain.data_topic(1, records_each=10)
+    group = unique("migrated")
+    domain.commit(group, TopicPartition(topic, 0), 6)
+    with domain.marshal(group, "w1") as marshal:
+        consumer = marshal.consumer(topic, consumer_timeout_ms=700)
+        assert [r.offset for r in consumer] == [6, 7, 8, 9]
+
+
+def test_stop_ends_iteration_from_another_thread(domain, unique):
+    topic = domain.data_topic(1)
+    with domain.marshal(unique("stop"), "w1") as marshal:
+        consumer = marshal.consumer(topic)
+        threading.Timer(0.3, marshal.stop).start()
+        assert list(consumer) == []
+
+
+def test_a_consumer_closed_at_once_holds_nothing(domain, unique):
+    """Claims that were under way when it closed are given up as well."""
+    topic = domain.data_topic(4)
+    group = unique("hasty")
+    with domain.marshal(group, "w1") as marshal, domain.marshal(group, "w2") as other:
+        consumer = marshal.consumer(topic)
+        domain.wait_owned(group, topic, by={"w1"})  # which the consumer never learnt
+        consumer.close()
+        marshal.consumer(topic, policy="greedy").close()
+        consumer = other.consumer(topic)
+        eventually(lambda: len(consumer.assignment()) == 4, "w2 gets all four")
+
+
+def test_position_of_what_is_not_held(domain, unique):
+    topic = domain.data_topic(1)
+    nowhere = TopicPartition(topic, 9)
+    with domain.marshal(unique("none"), "w1") as marshal:
+        consumer = marshal.consumer(topic)
+        assert consumer.position(nowhere) is None
+        assert consumer.committed(nowhere) is None
+
+
+def test_a_handler_that_raises_loses_nothing(domain, unique):
+    """The context managers close; what was not committed comes again."""
+    topic = domain.data_topic(1, records_each=10)
+    group = unique("raises")
+
+    def work():
+        with (
+            domain.marshal(group, "w1") as marshal,
+            marshal.consumer(topic) as consumer,
+        ):
+            for record in consumer:
+                if record.offset == 4:
+                    raise ZeroDivisionError
+                consumer.commit(record)
+
+    with pytest.raises(ZeroDivisionError):
+        work()
+    assert set(domain.owners(group).values()) == {None}
+    with domain.marshal(group, "w1") as marshal:
+        consumer = marshal.consumer(topic, consumer_timeout_ms=700)
+        assert [r.offset for r in consumer] == [4, 5, 6, 7, 8, 9]
+
+
+def open_sockets():
+    found = set()
+    for each in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):
+            target = str(each.readlink())
+            if target.startswith("socket:"):
+                found.add(target)
+    return found
+
+
+def test_context_managers_leak_nothing(domain, unique, tmp_path):
+    """D13: every thread and socket is gone once the last user has closed."""
+    topic = domain.data_topic(2, records_each=5)
+    threads, sockets = set(threading.enumerate()), open_sockets()
+    for _ in range(2):
+        group = unique("leak")
+        with (
+            domain.marshal(group, "w1", state_dir=tmp_path) as marshal,
+            domain.marshal(group, "w2", state_dir=tmp_path),
+            marshal.consumer(topic, consumer_timeout_ms=500) as consumer,
+        ):
+            consumer.commit(list(consumer))
+    with domain.admin() as admin:
+        admin.describe_topic()
+    domain.world()
+    eventually(lambda: set(threading.enumerate()) <= threads, "all threads end")
+    eventually(lambda: open_sockets() <= sockets, "all sockets are closed")
+
+
+def test_a_failed_open_leaves_nothing_behind(domain, unique):
+    threads, sockets = set(threading.enumerate()), open_sockets()
+    group = unique("failed")
+    with pytest.raises(ConfigurationError, match=f"{domain.h_ms}") as raised:
+        domain.marshal(group, "w1", heartbeat_interval_ms=domain.h_ms + 1)
+    assert f"{domain.h_ms + 1}" in str(raised.value)  # M11: both values
+    eventually(lambda: set(threading.enumerate()) <= threads, "all threads end")
+    eventually(lambda: open_sockets() <= sockets, "all sockets are closed")
+
+
+def test_a_failed_open_takes_no_share(domain, unique):
+    """The one that was refused must not go on as a member of the group."""
+    group = unique("failed")
+    with domain.marshal(group, "w1") as marshal:
+        with pytest.raises(ConfigurationError):
+            domain.marshal(group, "w2", heartbeat_interval_ms=domain.h_ms + 1)
+        topic = domain.data_topic(2)
+        consumer = marshal.consumer(topic)
+        eventually(lambda: len(consumer.assignment()) == 2, "w1 gets both")
+    assert {m.client_id for m in domain.history().members(group)} == {"w1"}
+
+
+def test_every_marshal_tells_its_own_observer(domain, unique):
+    """Objects that share an engine do not share the first one's observer only."""
+    one, two = Recorder(), Recorder()
+    topic = domain.data_topic(1)
+    with (
+        domain.marshal(unique("first"), "w1", observer=one),
+        domain.marshal(unique("second"), "w1", observer=two) as marshal,
+    ):
+        consumer = marshal.consumer(topic)
+        eventually(consumer.assignment, "the claim")
+        eventually(lambda: two.named("claimed"), "the second observer hears of it")
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "a b", "x" * 201, "é", "a\n"])
+def test_bad_names_are_refused_before_any_io(name):
+    for wrong in ({"group_id": name}, {"client_id": name}):
+        with pytest.raises(ConfigurationError, match="no valid name"):
+            Marshal("127.0.0.1:1", **({"group_id": "g", "client_id": "c"} | wrong))
+
+
+def test_bad_settings_of_a_consumer(domain, unique):
+    topic = domain.data_topic(1)
+    with domain.marshal(unique("bad"), "w1") as marshal:
+        for wrong in (
+            {"policy": "unfair"},
+            {"claims_max": -1},
+            {"auto_offset_reset": "middle"},
+            {"max_poll_records": 0},
+        ):
+            with pytest.raises(ConfigurationError) as raised:
+                marshal.consumer(topic, **wrong)
+            assert raised.value.setting == next(iter(wrong))
+        with pytest.raises(ConfigurationError):
+            marshal.consumer()
+        with pytest.raises(ConfigurationError):
+            marshal.consumer("no/topic")
+        with pytest.raises(LogUnreadable, match="no-such-topic"):
+            marshal.consumer("no-such-topic")
+
+
+@BOTH
+def test_a_later_consumer_goes_on_with_kept_claims(domain, unique, delivery):
+    """close(release=False) keeps them; nothing is skipped, nothing is taken over."""
+    topic = domain.data_topic(1, records_each=9)
+    group = unique("kept")
+    with domain.marshal(group, "w1") as marshal:
+        consumer = marshal.consumer(topic, delivery=delivery, max_poll_records=3)
+        consumer.commit(poll_all(consumer, 3))
+        token = consumer.tokens()[TopicPartition(topic, 0)]
+        consumer.close(release=False)
+        again = marshal.consumer(topic, delivery=delivery)
+        assert [r.offset for r in poll_all(again, 6)] == [3, 4, 5, 6, 7, 8]
+        assert again.tokens() == {TopicPartition(topic, 0): token}
