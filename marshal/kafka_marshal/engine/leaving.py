@@ -51,11 +51,14 @@ class Leaver:
         successor: str | None = None,
     ) -> None:
         """Release a claim, now and again until the log shows it."""
-        if claim.epoch is not None:
-            self._leaving[claim.key] = _Leave(
-                claim.epoch, position, reason, successor, 0
-            )
-            self.send_due(self._context.now_ms)
+        if claim.epoch is None:
+            return
+        ghost = self._leaving.get(claim.key)
+        if ghost is not None and ghost.epoch > claim.epoch:
+            return  # the log has forgotten this claim for one that is ours as well
+        leave = _Leave(claim.epoch, position, reason, successor, 0)
+        self._leaving[claim.key] = leave
+        self.send_due(self._context.now_ms)
 
     def release_ghost(self, key: Key, epoch: int) -> None:
         """Release a claim that was won without being wanted any more."""

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from kafka_marshal.protocol.records import SUPPORTED_LEVEL, Member
+from kafka_marshal.protocol.state import WorldState
 from kafka_marshal.protocol.transition import ACCEPTED, Transition
 from kafka_marshal.protocol.types import Key
 
@@ -16,7 +17,14 @@ from .subscription import Subscription
 class Announcer:
     """Sends Member records, each H/3 and whenever the subscriptions change."""
 
-    __slots__ = ("_context", "_due_ms", "_first_offset", "_host", "_outbox")
+    __slots__ = (
+        "_context",
+        "_due_ms",
+        "_first_ms",
+        "_first_offset",
+        "_host",
+        "_outbox",
+    )
 
     def __init__(self, context: Context, outbox: Outbox, *, host: str) -> None:
         self._context = context
@@ -24,6 +32,7 @@ class Announcer:
         self._host = host[:255]
         self._due_ms = 0
         self._first_offset: int | None = None
+        self._first_ms = 0
 
     def announce_soon(self) -> None:
         """Announce at the next round."""
@@ -52,12 +61,18 @@ class Announcer:
         """Take the read-back of an own announcement."""
         if transition.outcome == ACCEPTED and self._first_offset is None:
             self._first_offset = transition.offset
+            self._first_ms = self._home_world().now_ms
+
+    def _home_world(self) -> WorldState:
+        home = self._context.home_of(self._outbox.claimant.group_id)
+        return self._context.replicas[home].world
 
     def older_twin(self, transition: Transition) -> str | None:
         """Return the host of a twin that was here before us and lives, if shown.
 
         The evidence is an announcement of our client_id under another
-        incarnation that began before ours and was renewed after it.
+        incarnation that began before ours and was renewed well after it: what a
+        dead process had sent may land for as long as sending is tried, H/2.
         """
         record = transition.record
         owner = self._outbox.claimant.owner
@@ -68,11 +83,11 @@ class Announcer:
             or self._first_offset is None
         ):
             return None
-        home = self._context.home_of(record.group_id)
-        members = self._context.replicas[home].world.soft.members
-        name = (record.group_id, record.client_id, record.incarnation)
-        twin = members.get(name)
+        members = self._home_world().soft.members
+        twin = members.get((record.group_id, record.client_id, record.incarnation))
         if twin is None or twin.since_offset > self._first_offset:
+            return None
+        if twin.seen_ms - self._first_ms < self._context.heartbeat_interval_ms // 2:
             return None
         return record.host or "unknown"
 

@@ -1,0 +1,303 @@
+"""Whole clients over a cluster in memory: the production engine, on virtual time.
+
+A ``Node`` is what one process would be: an engine with one session and, where
+asked for, one consumer, over its own connection and its own clock. Nothing
+runs by itself; whoever holds the nodes steps them.
+"""
+
+from collections.abc import Callable, Sequence
+
+import attrs
+
+from kafka_marshal.consumer import Consumer
+from kafka_marshal.engine import (
+    Delivery,
+    Engine,
+    Holding,
+    Ports,
+    Session,
+    StartRule,
+    Subscription,
+)
+from kafka_marshal.engine.handout import ConsumerOptions
+from kafka_marshal.ports import Event, TopicInfo
+from kafka_marshal.protocol.claiming import Claimant, PreviousLife
+from kafka_marshal.protocol.codec import encode
+from kafka_marshal.protocol.planner import POLICIES
+from kafka_marshal.protocol.records import LIMIT_DEFAULTS, Config, Limits
+from kafka_marshal.protocol.types import Key, Owner, TopicPartition
+from kafka_marshal.testing.clock import (
+    ClockView,
+    InlineBackground,
+    SeededEntropy,
+    VirtualClock,
+)
+from kafka_marshal.testing.fakelog import (
+    FakeCoordinationLog,
+    FakeKafka,
+    FatePolicy,
+)
+
+COORDINATION_TOPIC = "__marshal"
+EVENTS_MAX = 10_000
+
+
+@attrs.frozen
+class Wish:
+    """What a node consumes, and how; see ``Marshal.consumer``."""
+
+    topics: tuple[str, ...]
+    delivery: Delivery = Delivery.AT_LEAST_ONCE
+    policy: str = "fair"
+    claims_max: int = 0
+    offset_reset: str = "earliest"
+    refresh_ms: int = 30_000
+    options: ConsumerOptions = attrs.field(factory=ConsumerOptions)
+
+
+class Recorder:
+    """An observer that keeps what it is told.
+
+    Attributes:
+        events: The last events, oldest first.
+    """
+
+    def __init__(self) -> None:
+        """Start with none."""
+        self.events: list[Event] = []
+
+    def observe(self, event: Event) -> None:
+        """Keep an event."""
+        self.events.append(event)
+        del self.events[:-EVENTS_MAX]
+
+    def named(self, name: str) -> list[Event]:
+        """Return the events of one name."""
+        return [event for event in self.events if event.name == name]
+
+
+class Node:
+    """One process: engine, session and perhaps a consumer.
+
+    Attributes:
+        log: Its session with the coordination topic; ``log.cut`` cuts it off.
+        data: Its session for data topics; ``data.cut`` as well.
+        clock: Its own clock.
+        background: Its look-ups; they run at once unless held.
+        observer: What it observed.
+        engine: The production engine.
+        session: Its one session.
+        consumer: Its consumer, None before ``consume``.
+    """
+
+    def __init__(
+        self,
+        cluster: "Cluster",
+        owner: Owner,
+        *,
+        group_id: str = "g",
+        seed: int = 0,
+        clock: ClockView | None = None,
+        lives: tuple[PreviousLife, ...] = (),
+    ) -> None:
+        """Start a process; it reads the log from the next step on."""
+        kafka = cluster.kafka
+        self.log: FakeCoordinationLog = kafka.coordination_log(name=owner.client_id)
+        self.log.configure(cluster.config.heartbeat_interval_ms)
+        self.data = kafka.data_log()
+        self.clock = cluster.clock.view() if clock is None else clock
+        self.background = InlineBackground()
+        self.observer = Recorder()
+        self.entropy = SeededEntropy(seed)
+        ports = Ports(
+            log=self.log,
+            data=self.data,
+            clock=self.clock,
+            entropy=self.entropy,
+            background=self.background,
+            observer=self.observer,
+        )
+        self.engine = Engine(ports, cluster_id=cluster.config.cluster_id)
+        self.session = Session(
+            self.engine.context,
+            Claimant(owner, group_id, master=self.entropy.random_bytes(32)),
+            host=f"host-of-{owner.client_id}",
+            lives=lives,
+        )
+        self.engine.add_session(self.session)
+        self.consumer: Consumer | None = None
+        self._kafka = kafka
+
+    @property
+    def owner(self) -> Owner:
+        """Its client_id and incarnation."""
+        return self.session.claimant.owner
+
+    @property
+    def lives(self) -> tuple[PreviousLife, ...]:
+        """What its identity directory would tell a restart."""
+        claimant = self.session.claimant
+        return (PreviousLife(self.owner.incarnation, claimant.master),)
+
+    @property
+    def held(self) -> dict[Key, Holding]:
+        """Every key that it may use now, by its own lease."""
+        now_ms = self.clock.now_ms()
+        return {
+            key: holding
+            for key, holding in self.session.holdings.items()
+            if holding.claim.is_valid(now_ms)
+        }
+
+    def consume(self, wish: Wish) -> Consumer:
+        """Subscribe; the consumer contends for partitions from the next step on."""
+        infos = {}
+        for topic in wish.topics:
+            found = self._kafka.topic(topic)
+            infos[topic] = TopicInfo(len(found.partitions), found.topic_id)
+        subscription = Subscription(
+            self.session.claimant.group_id,
+            infos,
+            POLICIES[wish.policy],
+            wish.delivery,
+            StartRule(offset_reset=wish.offset_reset),
+            wish.claims_max,
+            wish.refresh_ms,
+        )
+        self.session.subscribe(subscription)
+        self.consumer = Consumer(
+            self.engine,
+            self.session,
+            subscription=subscription,
+            reader=self.data.reader(),
+            options=wish.options,
+        )
+        return self.consumer
+
+    def step(self) -> None:
+        """Let the engine read and act once."""
+        self.engine.step(0)
+
+    def leave(self) -> None:
+        """Begin to close; step on until ``has_left``."""
+        if self.consumer is not None:
+            self.consumer.close(timeout_ms=0)
+        self.session.begin_close(release=True)
+
+    @property
+    def has_left(self) -> bool:
+        """Whether the log shows everything given up."""
+        return not self.session.leaving_count
+
+    def cut(self, *, is_cut: bool) -> None:
+        """Cut the network between this process and the cluster, or mend it."""
+        self.log.cut = self.data.cut = is_cut
+
+
+class Cluster:
+    """A cluster with a formatted coordination topic.
+
+    Attributes:
+        clock: True time.
+        kafka: The cluster.
+        config: The Config in every coordinating partition.
+        nodes: Every process that was started and not removed.
+    """
+
+    def __init__(
+        self,
+        *,
+        heartbeat_interval_ms: int = 3_000,
+        partitions: int = 1,
+        policy: FatePolicy | None = None,
+        limits: dict[str, int] | None = None,
+    ) -> None:
+        """Make and format it."""
+        self.clock = VirtualClock(now_ms=1_000)
+        self.kafka = FakeKafka(self.clock, policy=policy)
+        self.kafka.create_topic(COORDINATION_TOPIC, partitions, is_log_append_time=True)
+        bounds = limits or {}
+        self.config = Config(
+            generation=1,
+            format_id=b"format".ljust(16, b"."),
+            era=1,
+            cluster_id="simulated",
+            heartbeat_interval_ms=heartbeat_interval_ms,
+            partition_count=partitions,
+            feature_level=1,
+            limits=Limits(**{name: bounds.get(name) for name in LIMIT_DEFAULTS}),
+        )
+        self.nodes: list[Node] = []
+        self._starts = 0
+        for partition in range(partitions):
+            self.kafka.produce(self.place(partition), encode(self.config))
+
+    @property
+    def heartbeat_interval_ms(self) -> int:
+        """H."""
+        return self.config.heartbeat_interval_ms
+
+    def place(self, partition: int) -> TopicPartition:
+        """Name a coordinating partition."""
+        return TopicPartition(COORDINATION_TOPIC, partition)
+
+    def fill(self, topic: str, counts: Sequence[int]) -> list[TopicPartition]:
+        """Make a data topic with so many records in each partition."""
+        self.kafka.create_topic(topic, len(counts))
+        places = [TopicPartition(topic, number) for number in range(len(counts))]
+        for place, count in zip(places, counts, strict=True):
+            for number in range(count):
+                self.kafka.produce(place, b"%d" % number)
+        return places
+
+    def node(
+        self,
+        client_id: str,
+        *,
+        group_id: str = "g",
+        wish: Wish | None = None,
+        clock: ClockView | None = None,
+        lives: tuple[PreviousLife, ...] = (),
+    ) -> Node:
+        """Start a process with an incarnation of its own."""
+        self._starts += 1
+        incarnation = f"{client_id}#{self._starts}".encode().ljust(16, b".")[-16:]
+        node = Node(
+            self,
+            Owner(client_id, incarnation),
+            group_id=group_id,
+            seed=self._starts,
+            clock=clock,
+            lives=lives,
+        )
+        if wish is not None:
+            node.consume(wish)
+        self.nodes.append(node)
+        return node
+
+    def crash(self, node: Node) -> None:
+        """End a process without a word; its records on their way still land."""
+        self.nodes.remove(node)
+
+    def run(self, duration_ms: int, *, step_ms: int = 20) -> None:
+        """Let time pass, every node stepping."""
+        for _ in range(-(-duration_ms // step_ms)):
+            self.clock.advance(step_ms)
+            for node in self.nodes:
+                node.step()
+
+    def run_until(
+        self, condition: Callable[[], bool], limit_ms: int, *, step_ms: int = 20
+    ) -> int:
+        """Run until a condition holds; return how long it took.
+
+        Raises:
+            TimeoutError: It did not within the limit, on virtual time.
+        """
+        start_ms = self.clock.now_ms()
+        while not condition():
+            took_ms = self.clock.now_ms() - start_ms
+            if took_ms >= limit_ms:
+                raise TimeoutError(f"not within {limit_ms} ms of virtual time")
+            self.run(step_ms, step_ms=step_ms)
+        return self.clock.now_ms() - start_ms

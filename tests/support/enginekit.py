@@ -1,0 +1,125 @@
+"""Small worlds of whole nodes for tests: what the log says, and who holds what."""
+
+from typing import NamedTuple
+
+from kafka_marshal.engine import Delivery
+from kafka_marshal.engine.handout import ConsumerOptions
+from kafka_marshal.protocol.codec import encode
+from kafka_marshal.protocol.rationalizer import apply
+from kafka_marshal.protocol.records import ClaimingPartition, Record
+from kafka_marshal.protocol.state import WorldState
+from kafka_marshal.protocol.transition import Transition
+from kafka_marshal.protocol.types import Key, TopicPartition
+from kafka_marshal.testing.fakestore import AppendFate
+from kafka_marshal.testing.node import Cluster, Node, Wish
+
+H = 3_000
+HARD_MS = 2 * H - 6 - 300
+ALO, AMO = Delivery.AT_LEAST_ONCE, Delivery.AT_MOST_ONCE
+T0 = TopicPartition("t", 0)
+KEY = Key("g", "t", 0)
+
+
+class Line(NamedTuple):
+    """One record of the log, and what the fold made of it."""
+
+    offset: int
+    time_ms: int
+    record: Record | None
+    transition: Transition
+
+
+class Fates:
+    """A fate policy that a test changes as it goes."""
+
+    def __init__(self):
+        self.now = {}
+
+    def of_append(self, writer, partition):
+        return self.now.get(writer, AppendFate())
+
+
+def world(partitions=1, *, records=(10,), h=H, topic="t", **limits):
+    """Return a cluster with one data topic; ``cluster.policy`` decides fates."""
+    fates = Fates()
+    cluster = Cluster(
+        heartbeat_interval_ms=h, partitions=partitions, policy=fates, limits=limits
+    )
+    cluster.fates = fates.now
+    cluster.fill(topic, records)
+    return cluster
+
+
+def wish(*topics, delivery=ALO, most=500, on_claimed=None, on_lost=None, **rest):
+    options = ConsumerOptions(
+        max_poll_records=most, on_claimed=on_claimed, on_lost=on_lost
+    )
+    return Wish(topics or ("t",), delivery, options=options, **rest)
+
+
+def lines(cluster, partition=0):
+    """Fold one coordinating partition afresh and return every transition."""
+    state = WorldState(partition)
+    found = []
+    for stored in cluster.kafka.log(cluster.place(partition)).records:
+        for transition in apply(state, stored.entry()):
+            found.append(
+                Line(
+                    stored.offset,
+                    stored.timestamp_ms,
+                    transition.record,
+                    transition,
+                )
+            )
+    return found
+
+
+def of(cluster, client_id, kind=None, *, partition=0):
+    """Return a client's lines, of one kind of record or of any."""
+    return [
+        line
+        for line in lines(cluster, partition)
+        if getattr(line.record, "client_id", None) == client_id
+        and (kind is None or isinstance(line.record, kind))
+    ]
+
+
+def takeovers(cluster, partition=0):
+    """Return accepted claims of keys that had an owner before."""
+    owned, found = set(), []
+    for line in lines(cluster, partition):
+        step = line.transition
+        if step.effect == "claimed" and isinstance(line.record, ClaimingPartition):
+            if step.key in owned:
+                found.append(line)
+            owned.add(step.key)
+        elif step.effect == "released":
+            owned.discard(step.key)
+    return found
+
+
+def fold(cluster, partition=0):
+    state = WorldState(partition)
+    for stored in cluster.kafka.log(cluster.place(partition)).records:
+        apply(state, stored.entry())
+    return state
+
+
+def write(cluster, record, partition=0):
+    """Append a record as somebody outside."""
+    value = record if isinstance(record, bytes | None) else encode(record)
+    return cluster.kafka.produce(cluster.place(partition), value)
+
+
+def holders(cluster, key=KEY):
+    """Return the names of those whose lease of a key stands now."""
+    return [node.owner.client_id for node in cluster.nodes if key in node.held]
+
+
+def held_by(node: Node, count: int):
+    return lambda: len(node.held) == count
+
+
+def values(polled):
+    """Return the offsets of what a poll returned, by partition."""
+    return {tp.partition: [r.offset for r in rs] for tp, rs in polled.items()}
