@@ -1,9 +1,9 @@
 """The coordination topic on a real cluster: ``ports.CoordinationLog``.
 
-One consumer with all partitions assigned (a single fetch session) reads; one
-idempotent producer writes. Both follow PROTOCOL 2.1 to the letter, because the
-defaults of kafka-python would rewind silently after a truncation and could turn
-idempotence off without an error.
+One consumer with all partitions assigned (a single fetch session) reads; a
+``Writer`` writes. Both follow PROTOCOL 2.1 to the letter, because the defaults of
+kafka-python would rewind silently after a truncation and could turn idempotence
+off without an error.
 """
 
 import os
@@ -12,12 +12,11 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kafka import KafkaConsumer, KafkaProducer
+from kafka import KafkaConsumer
 from kafka import TopicPartition as KafkaTopicPartition
 from kafka import errors as kafka_errors
 
 from kafka_marshal.errors import (
-    CoordinationError,
     InvalidTransition,
     LogTruncated,
     LogUnreadable,
@@ -28,85 +27,18 @@ from kafka_marshal.kafka_io.lookups import forked
 from kafka_marshal.kafka_io.settings import ConnectionSettings
 from kafka_marshal.kafka_io.topics import KafkaTopicAdmin
 from kafka_marshal.kafka_io.translate import Access, translated
+from kafka_marshal.kafka_io.writer import Writer, left_ms
 from kafka_marshal.ports import Append, CoordinationLog
 from kafka_marshal.protocol.types import LogEntry
 
 OPEN_TIMEOUT_MS = 30_000
-# PROTOCOL 2.1: request timeout min(H/4, 10 s), delivery timeout H/2, linger <= 5 ms.
-REQUEST_TIMEOUT_MS_MAX = 10_000
-LINGER_MS = 2
+READER_REQUEST_TIMEOUT_MS = 10_000
 # Until H is read from the log, writers go by the protocol's default H of 60 s.
 HEARTBEAT_INTERVAL_MS_DEFAULT = 60_000
 FETCH_WAIT_MS = 250
 # More than a poll can hand on quickly is no gain; a cold start polls often.
 ENTRIES_PER_POLL = 5_000
-# A send that misses metadata fails at once, and the engine sends again.
-_SEND_BLOCK_MS = 50
-_METADATA_TRY_MS = 250
 _LEADER_EPOCH_NONE = -1
-
-
-def writer_timeouts(heartbeat_interval_ms: int) -> dict[str, int]:
-    """Return the producer's timeouts for a heartbeat interval (PROTOCOL 2.1).
-
-    kafka-python wants the delivery timeout to cover linger and one request;
-    with H/2 and H/4 it does from an H of a few milliseconds on.
-
-    Args:
-        heartbeat_interval_ms: H.
-    """
-    request_ms = max(1, min(heartbeat_interval_ms // 4, REQUEST_TIMEOUT_MS_MAX))
-    return {
-        "request_timeout_ms": request_ms,
-        "delivery_timeout_ms": max(heartbeat_interval_ms // 2, request_ms + LINGER_MS),
-    }
-
-
-class _FailedAppend(Append):
-    """An append that did not get as far as being sent."""
-
-    def __init__(self, error: MarshalError) -> None:
-        self._error = error
-
-    def is_done(self) -> bool:
-        return True
-
-    def offset(self) -> int | None:
-        return None
-
-    def error(self) -> MarshalError | None:
-        return self._error
-
-
-class _KafkaAppend(Append):
-    """An append that the producer has taken."""
-
-    __slots__ = ("_addresses", "_doing", "_future")
-
-    def __init__(self, future: Any, *, doing: str, addresses: str) -> None:  # noqa: ANN401 - untyped library
-        self._future = future
-        self._doing = doing
-        self._addresses = addresses
-
-    def is_done(self) -> bool:
-        return bool(self._future.is_done)
-
-    def offset(self) -> int | None:
-        if not self._future.succeeded():
-            return None
-        offset: int = self._future.value.offset
-        # A broker that recognised a duplicate may not know the offset any more.
-        return offset if offset >= 0 else None
-
-    def error(self) -> MarshalError | None:
-        if not self._future.failed():
-            return None
-        return translated(
-            self._future.exception,
-            doing=self._doing,
-            access=Access.WRITE,
-            addresses=self._addresses,
-        )
 
 
 class KafkaCoordinationLog(CoordinationLog):
@@ -145,8 +77,7 @@ class KafkaCoordinationLog(CoordinationLog):
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._consumer: Any = None
-        self._producer: Any = None
-        self._heartbeat_interval_ms = heartbeat_interval_ms
+        self._writer: Writer | None = None
         self._fault: MarshalError | None = None
         self._is_closed = False
         self._look_up(deadline)
@@ -160,7 +91,11 @@ class KafkaCoordinationLog(CoordinationLog):
         # The end of each partition, as last asked.
         self._ends = [0] * self._partition_count
         try:
-            self._producer = self._new_producer(deadline)
+            self._writer = Writer(
+                settings,
+                heartbeat_interval_ms=heartbeat_interval_ms,
+                timeout_ms=left_ms(deadline),
+            )
             self._consumer = self._new_consumer(deadline)
             self._go_to_start(deadline)
         except Exception as error:
@@ -178,19 +113,8 @@ class KafkaCoordinationLog(CoordinationLog):
     def append(self, partition: int, value: bytes) -> Append:
         """Start appending one record; see ``ports.CoordinationLog``."""
         self._require_process("Appending")
-        doing = f"Appending to {self._topic}-{partition}"
-        try:
-            with self._lock:
-                if self._is_closed:
-                    return _FailedAppend(InvalidTransition(f"{doing}: it is closed."))
-                # PROTOCOL 2.1: null key, explicit partition.
-                future = self._producer.send(
-                    self._topic, value=value, key=None, partition=partition
-                )
-        except Exception as error:  # noqa: BLE001 - reported by the Append
-            return _FailedAppend(self._told(error, doing, Access.WRITE))
-        addresses = self._settings.addresses
-        return _KafkaAppend(future, doing=doing, addresses=addresses)
+        assert self._writer is not None
+        return self._writer.append(partition, value)
 
     def poll(self, timeout_ms: int) -> Sequence[tuple[int, LogEntry]]:
         """Return new entries; see ``ports.CoordinationLog``.
@@ -204,6 +128,8 @@ class KafkaCoordinationLog(CoordinationLog):
             raise self._fault
         if self._is_closed:
             raise InvalidTransition(f"Reading {self._topic} failed: it is closed.")
+        assert self._writer is not None
+        self._writer.watch()
         try:
             batches = self._consumer.poll(timeout_ms=max(0, timeout_ms))
         except Exception as error:
@@ -256,21 +182,19 @@ class KafkaCoordinationLog(CoordinationLog):
             if self._is_closed:
                 return
             self._is_closed = True
-            producer, consumer = self._producer, self._consumer
+            writer, consumer = self._writer, self._consumer
         if os.getpid() != self._pid:
             return
         deadline = time.monotonic() + timeout_ms / 1000
-        closers = []
-        if producer is not None:
-            closers.append(self._close_in_background(producer))
-        if consumer is not None:
-            closer = threading.Thread(
-                target=consumer.close, kwargs={"autocommit": False}, daemon=True
-            )
-            closer.start()
-            closers.append(closer)
-        for closer in closers:
-            closer.join(timeout=max(0.0, deadline - time.monotonic()))
+        closer = threading.Thread(
+            target=consumer.close if consumer is not None else int,
+            kwargs={"autocommit": False} if consumer is not None else {},
+            daemon=True,
+        )
+        closer.start()
+        if writer is not None:
+            writer.close(timeout_ms)
+        closer.join(timeout=max(0.0, deadline - time.monotonic()))
 
     # Beyond the port.
 
@@ -279,8 +203,9 @@ class KafkaCoordinationLog(CoordinationLog):
     ) -> None:
         """Adapt the writer's timeouts to H, once H is read from the log.
 
-        Appends under way are waited for, so that order is kept; so the best
-        moment is before the first append. Without a change it does nothing.
+        The best moment is before the first append: one that finds an earlier
+        append to its partition under way fails at once, to keep the order.
+        Without a change it does nothing.
 
         Args:
             heartbeat_interval_ms: H.
@@ -290,34 +215,20 @@ class KafkaCoordinationLog(CoordinationLog):
             CoordinationError: The cluster did not answer.
         """
         self._require_process("Configuring")
-        deadline = time.monotonic() + timeout_ms / 1000
-        old = self._heartbeat_interval_ms
-        if writer_timeouts(heartbeat_interval_ms) == writer_timeouts(old):
-            self._heartbeat_interval_ms = heartbeat_interval_ms
-            return
-        self._heartbeat_interval_ms = heartbeat_interval_ms
+        assert self._writer is not None
         try:
-            fresh = self._new_producer(deadline)
+            self._writer.configure(heartbeat_interval_ms, timeout_ms=timeout_ms)
         except Exception as error:
-            self._heartbeat_interval_ms = old
             doing = f"Connecting a writer to {self._topic}"
             raise self._told(error, doing, Access.WRITE) from error
-        with self._lock:
-            if self._is_closed:
-                fresh.close(timeout=0)
-                return
-            stale, self._producer = self._producer, fresh
-            # Nothing goes out by the new one before the old one is empty.
-            closer = self._close_in_background(stale)
-            closer.join(timeout=max(0.0, deadline - time.monotonic()))
 
     # How it is done.
 
     def _look_up(self, deadline: float) -> None:
         """Learn the topic's partitions and ids."""
         with KafkaTopicAdmin(self._settings) as admin:
-            self.cluster_id = admin.cluster_id(timeout_ms=_left_ms(deadline))
-            found = admin.describe_bare(self._topic, timeout_ms=_left_ms(deadline))
+            self.cluster_id = admin.cluster_id(timeout_ms=left_ms(deadline))
+            found = admin.describe_bare(self._topic, timeout_ms=left_ms(deadline))
         if not found.exists:
             raise TopicMisconfigured(
                 f"There is no coordination topic {self._topic} on "
@@ -326,32 +237,6 @@ class KafkaCoordinationLog(CoordinationLog):
             )
         self._partition_count = found.partition_count
         self.topic_id = found.topic_id
-
-    def _new_producer(self, deadline: float) -> Any:  # noqa: ANN401 - untyped library
-        """Return a connected producer that has the topic's metadata."""
-        producer = KafkaProducer(
-            **self._settings.client_config(),
-            **writer_timeouts(self._heartbeat_interval_ms),
-            acks="all",
-            enable_idempotence=True,
-            linger_ms=LINGER_MS,
-            max_block_ms=_SEND_BLOCK_MS,
-            allow_auto_create_topics=False,
-            metrics_enabled=False,
-            bootstrap_timeout_ms=_left_ms(deadline),
-        )
-        # An option that conflicts turns idempotence off without an error.
-        assert producer.config["enable_idempotence"] is True
-        assert producer.config["acks"] == -1
-        while True:
-            try:
-                producer.partitions_for(self._topic)
-            except kafka_errors.KafkaTimeoutError:
-                if time.monotonic() >= deadline:
-                    producer.close(timeout=0)
-                    raise
-            else:
-                return producer
 
     def _new_consumer(self, deadline: float) -> Any:  # noqa: ANN401 - untyped library
         consumer = KafkaConsumer(
@@ -364,16 +249,16 @@ class KafkaCoordinationLog(CoordinationLog):
             fetch_min_bytes=1,
             fetch_max_wait_ms=FETCH_WAIT_MS,
             max_poll_records=ENTRIES_PER_POLL,
-            request_timeout_ms=REQUEST_TIMEOUT_MS_MAX,
+            request_timeout_ms=READER_REQUEST_TIMEOUT_MS,
             metrics_enabled=False,
-            bootstrap_timeout_ms=_left_ms(deadline),
+            bootstrap_timeout_ms=left_ms(deadline),
         )
         consumer.assign(self._partitions)
         return consumer
 
     def _go_to_start(self, deadline: float) -> None:
         starts = self._consumer.beginning_offsets(
-            self._partitions, timeout_ms=_left_ms(deadline)
+            self._partitions, timeout_ms=left_ms(deadline)
         )
         for place, start in starts.items():
             self._next[place.partition] = start
@@ -456,25 +341,6 @@ class KafkaCoordinationLog(CoordinationLog):
             self._ends = [offsets[number] for number in range(self._partition_count)]
         return offsets
 
-    def _close_in_background(self, producer: Any) -> threading.Thread:  # noqa: ANN401 - untyped library
-        """Flush and close a producer on a thread that its own timeouts bound.
-
-        kafka-python's ``flush`` takes its timeout per batch and not as a whole,
-        and ``close`` fails where ``flush`` does; but each batch ends within the
-        delivery timeout, so both do.
-        """
-        limit_s = producer.config["delivery_timeout_ms"] / 1000 + 1
-
-        def end() -> None:
-            try:
-                producer.close(timeout=limit_s)
-            except kafka_errors.KafkaError:
-                producer.close(timeout=0)
-
-        thread = threading.Thread(target=end, name="marshal-close", daemon=True)
-        thread.start()
-        return thread
-
     def _require_process(self, doing: str) -> None:
         if os.getpid() != self._pid:
             raise forked(f"{doing} {self._topic}")
@@ -482,14 +348,3 @@ class KafkaCoordinationLog(CoordinationLog):
     def _told(self, error: Exception, doing: str, access: Access) -> MarshalError:
         addresses = self._settings.addresses
         return translated(error, doing=doing, access=access, addresses=addresses)
-
-
-def _left_ms(deadline: float) -> int:
-    """Return the milliseconds until a deadline, at least 1."""
-    left_ms = int((deadline - time.monotonic()) * 1000)
-    if left_ms <= 0:
-        raise CoordinationError(
-            "The cluster did not answer in time. Check the addresses, the network and "
-            "that the brokers run."
-        )
-    return left_ms

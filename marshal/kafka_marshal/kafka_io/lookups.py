@@ -16,6 +16,7 @@ from kafka import errors as kafka_errors
 from kafka.admin import KafkaAdminClient
 
 from kafka_marshal.errors import CoordinationError, InvalidTransition, MarshalError
+from kafka_marshal.kafka_io.connecting import ConnectionWatch
 from kafka_marshal.kafka_io.settings import ConnectionSettings
 from kafka_marshal.kafka_io.translate import Access, translated
 
@@ -68,20 +69,24 @@ class Lookups:
         if not self._places.acquire(timeout=max(0.0, timeout_ms / 1000)):
             raise self._late(doing, timeout_ms)
         box: dict[str, Any] = {}
-        thread = threading.Thread(
-            target=self._run,
-            args=(work, deadline, box),
-            name="marshal-lookup",
-            daemon=True,
-        )
-        thread.start()
-        thread.join(timeout=max(0.0, deadline - time.monotonic()))
+        with ConnectionWatch() as watch:
+            thread = threading.Thread(
+                target=self._run,
+                args=(work, deadline, box),
+                name="marshal-lookup",
+                daemon=True,
+            )
+            thread.start()
+            thread.join(timeout=max(0.0, deadline - time.monotonic()))
         error = box.get("error")
+        is_timeout = isinstance(error, kafka_errors.KafkaTimeoutError)
+        if watch.refusal is not None and (is_timeout or not box):
+            error = watch.refusal
         if error is not None:
             addresses = self._settings.addresses
             raise translated(error, doing=doing, access=access, addresses=addresses)
         if "answer" not in box:
-            raise self._late(doing, timeout_ms)
+            raise self._late(doing, timeout_ms, why=watch.reason())
         answer: T = box["answer"]
         return answer
 
@@ -143,11 +148,11 @@ class Lookups:
         if client is not None:
             client.close()
 
-    def _late(self, doing: str, timeout_ms: int) -> CoordinationError:
+    def _late(self, doing: str, timeout_ms: int, *, why: str = "") -> CoordinationError:
         return CoordinationError(
             f"{doing} failed: no answer within {timeout_ms} ms from "
-            f"{self._settings.addresses}. Check the addresses, the network and that "
-            "the brokers run."
+            f"{self._settings.addresses}.{why} Check the addresses, the network and "
+            "that the brokers run."
         )
 
 

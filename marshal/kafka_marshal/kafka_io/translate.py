@@ -1,5 +1,6 @@
 """What kafka-python raises, told in our own errors. One table does it all."""
 
+import re
 from enum import Enum
 
 import attrs
@@ -15,6 +16,8 @@ from kafka_marshal.errors import (
     MarshalError,
     TopicMisconfigured,
 )
+
+_WRAPPED = re.compile(r"\[Error (\d+)\]")
 
 
 class Access(Enum):
@@ -168,6 +171,16 @@ _TABLE = (
 )
 
 
+def _inner_kind(error: Exception) -> type[Exception]:
+    """Return an error's kind; kafka-python wraps some as text in its base class."""
+    if type(error) is kafka_errors.KafkaError:
+        found = _WRAPPED.search(str(error))
+        if found is not None:
+            inner: type[Exception] = kafka_errors.for_code(int(found[1]))
+            return inner
+    return type(error)
+
+
 def translated(
     error: Exception, *, doing: str, access: Access, addresses: str
 ) -> MarshalError:
@@ -184,7 +197,8 @@ def translated(
     """
     if isinstance(error, MarshalError):
         return error
-    row = next(row for row in _TABLE if isinstance(error, row.kinds))
+    kind_raised = _inner_kind(error)
+    row = next(row for row in _TABLE if issubclass(kind_raised, row.kinds))
     kind = row.read if access is Access.READ else row.write
     why = row.why.format(addresses=addresses)
     said = " ".join(str(error).split())

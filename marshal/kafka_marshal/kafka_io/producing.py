@@ -1,0 +1,153 @@
+"""Writes records to data topics: for tests, the demo and development."""
+
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from kafka import KafkaProducer
+
+from kafka_marshal.errors import DeadlineExceeded, MarshalError
+from kafka_marshal.kafka_io.settings import ConnectionSettings
+from kafka_marshal.kafka_io.translate import Access, translated
+
+LINGER_MS = 5
+FLUSH_MS_MAX = 15_000
+CLOSE_MS_MAX = 5_000
+ACKS_KEPT_MAX = 20_000
+_LOOK_INTERVAL_S = 0.01
+
+
+class KafkaRecordWriter:
+    """Writes to data topics and counts what was acknowledged. Thread-safe.
+
+    An idempotent producer with acks=all: no record is written twice, and those
+    of one partition stand in the order in which they were sent.
+    """
+
+    def __init__(self, settings: ConnectionSettings) -> None:
+        """Connect.
+
+        Args:
+            settings: Where the cluster is.
+
+        Raises:
+            CoordinationError: The cluster did not answer.
+        """
+        self._addresses = settings.addresses
+        self._lock = threading.Lock()
+        self._sent = 0
+        self._done = 0
+        self._written: Counter[tuple[str, int]] = Counter()
+        self._acks: deque[tuple[float, int]] = deque(maxlen=ACKS_KEPT_MAX)
+        self._failure: MarshalError | None = None
+        config = settings.client_config() | {
+            "acks": "all",
+            "enable_idempotence": True,
+            "linger_ms": LINGER_MS,
+        }
+        try:
+            self._producer: Any = KafkaProducer(**config)
+        except Exception as error:
+            raise self._told(error, "Connecting a producer") from error
+
+    def send(
+        self, topic: str, value: bytes, *, partition: int, key: bytes | None = None
+    ) -> None:
+        """Start writing one record; ``flush`` waits for it.
+
+        Raises:
+            CoordinationError: This record or an earlier one could not be written.
+        """
+        self._raise_failure()
+        sent_at = time.monotonic()
+        try:
+            future = self._producer.send(
+                topic, value=value, key=key, partition=partition
+            )
+        except Exception as error:
+            raise self._told(error, f"Writing to {topic}-{partition}") from error
+        with self._lock:
+            self._sent += 1
+        future.add_callback(self._on_written, sent_at)
+        future.add_errback(self._on_failed, f"{topic}-{partition}")
+
+    def written(self, topic: str) -> Mapping[int, int]:
+        """Return how many records each partition of a topic has acknowledged."""
+        with self._lock:
+            return {
+                partition: count
+                for (name, partition), count in sorted(self._written.items())
+                if name == topic
+            }
+
+    def slowest_ack_ms(self, *, since_s: float) -> int:
+        """Return the longest time that an acknowledgement took.
+
+        Args:
+            since_s: Only of records acknowledged after this ``time.monotonic``.
+        """
+        with self._lock:
+            return max((took for at, took in self._acks if at >= since_s), default=0)
+
+    def flush(self, timeout_ms: int = FLUSH_MS_MAX) -> None:
+        """Wait until everything sent is acknowledged.
+
+        Raises:
+            CoordinationError: A record could not be written.
+            DeadlineExceeded: Not in time; it may still be written.
+        """
+        deadline = time.monotonic() + timeout_ms / 1000
+        while True:
+            self._raise_failure()
+            with self._lock:
+                left = self._sent - self._done
+            if not left:
+                return
+            if time.monotonic() >= deadline:
+                raise DeadlineExceeded(
+                    f"{left} records were not acknowledged within {timeout_ms} ms; "
+                    "look at the broker's log"
+                )
+            # The producer's own flush has no deadline for the whole.
+            time.sleep(_LOOK_INTERVAL_S)
+
+    def close(self, timeout_ms: int = CLOSE_MS_MAX) -> None:
+        """Let go of the connection. Idempotent; what was not flushed may be lost."""
+        self._producer.close(timeout=timeout_ms / 1000)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close(CLOSE_MS_MAX if error is None else 0)
+
+    def _on_written(self, sent_at: float, metadata: Any) -> None:  # noqa: ANN401 - untyped library
+        now = time.monotonic()
+        with self._lock:
+            self._done += 1
+            self._written[metadata.topic, metadata.partition] += 1
+            self._acks.append((now, int((now - sent_at) * 1000)))
+
+    def _on_failed(self, place: str, error: Exception) -> None:
+        told = self._told(error, f"Writing to {place}")
+        with self._lock:
+            self._done += 1
+            self._failure = self._failure or told
+
+    def _raise_failure(self) -> None:
+        with self._lock:
+            if self._failure is not None:
+                raise self._failure
+
+    def _told(self, error: Exception, doing: str) -> MarshalError:
+        return translated(
+            error, doing=doing, access=Access.WRITE, addresses=self._addresses
+        )
