@@ -42,7 +42,7 @@ class Follower:
     def __init__(self, log: CoordinationLog, clock: Clock) -> None:
         self._log = log
         self._clock = clock
-        self._awaited: dict[tuple[int, object], Awaited] = {}
+        self._awaited: list[tuple[Record, Awaited]] = []
         now_ms = clock.now_ms()
         self.replicas = {
             t: Replica(t, now_ms=now_ms) for t in range(log.partition_count)
@@ -114,7 +114,7 @@ class Follower:
         """Append a record; ``await_all`` waits for its verdict."""
         value = encode(record)
         awaited = Awaited(partition, self._log.append(partition, value))
-        self._awaited[partition, record] = awaited
+        self._awaited.append((record, awaited))
         return awaited
 
     def await_all(self, awaited: list[Awaited], timeout_ms: int) -> None:
@@ -163,11 +163,12 @@ class Follower:
             self.step(min(POLL_MS, left_ms), accept=accept)
 
     def _match(self, partition: int, transition: Transition) -> None:
-        if transition.record is None:
-            return
-        awaited = self._awaited.pop((partition, transition.record), None)
-        if awaited is not None:
-            awaited.transition = transition
+        # Compared, not hashed: the records of others may hold dictionaries.
+        for index, (record, awaited) in enumerate(self._awaited):
+            if awaited.partition == partition and record == transition.record:
+                awaited.transition = transition
+                del self._awaited[index]
+                return
 
 
 def _why(awaited: list[Awaited]) -> str:
