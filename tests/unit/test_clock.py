@@ -1,0 +1,156 @@
+"""Time that goes on, chance within bounds, and background work that is bounded."""
+
+import threading
+import time
+
+import pytest
+
+from kafka_marshal import clock as module
+from kafka_marshal.clock import (
+    QUEUE_CALLS_MAX,
+    SystemClock,
+    SystemEntropy,
+    ThreadBackground,
+)
+from kafka_marshal.errors import CoordinationError, InvalidTransition
+
+MS = 1_000_000
+
+
+class Hand:
+    """A clock that is set by hand, in nanoseconds."""
+
+    def __init__(self, now):
+        self.now = now
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def elapsed():
+    monotonic, realtime = Hand(100 * MS), Hand(9_000 * MS)
+    return monotonic, realtime, module._Elapsed(monotonic, realtime)
+
+
+def test_boot_clock_is_the_systems():
+    before = time.clock_gettime_ns(time.CLOCK_BOOTTIME) // MS
+    now = SystemClock().now_ms()
+    assert before <= now <= before + 10_000
+
+
+def test_wall_clock_is_the_systems():
+    assert abs(SystemClock().wall_ms() - time.time() * 1000) < 10_000
+
+
+def test_without_boot_clock_another_stands_in(monkeypatch):
+    monkeypatch.delattr(time, "CLOCK_BOOTTIME")
+    clock = SystemClock()
+    first = clock.now_ms()
+    assert first <= clock.now_ms() <= first + 10_000
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [
+        pytest.param([(5, 5)], 5, id="both-run"),
+        pytest.param([(0, 60)], 60, id="suspended"),
+        pytest.param([(5, -60)], 5, id="wall-set-back"),
+        pytest.param([(5, 60), (5, -60), (5, 5)], 70, id="ahead-then-back"),
+        pytest.param([(0, -60)], 0, id="never-back"),
+    ],
+)
+def test_larger_elapsed_time_counts(elapsed, steps, expected):
+    monotonic, realtime, clock = elapsed
+    start = clock()
+    for by_monotonic, by_realtime in steps:
+        monotonic.now += by_monotonic * MS
+        realtime.now += by_realtime * MS
+        clock()
+    assert clock() - start == expected * MS
+
+
+def test_random_bytes_are_as_many_as_asked_for():
+    entropy = SystemEntropy()
+    assert len(entropy.random_bytes(16)) == 16
+    assert entropy.random_bytes(16) != entropy.random_bytes(16)
+
+
+@pytest.mark.parametrize("limit", [-1, 0, 1, 2, 3])
+def test_below_stays_below(limit):
+    entropy = SystemEntropy()
+    drawn = {entropy.below(limit) for _ in range(200)}
+    assert drawn == set(range(max(1, limit)))
+
+
+@pytest.fixture
+def background():
+    made = ThreadBackground()
+    yield made
+    made.close(5_000)
+
+
+def test_calls_run_in_order_away_from_here(background):
+    seen = []
+    futures = [
+        background.submit(lambda n=n: seen.append((n, threading.get_ident())))
+        for n in range(10)
+    ]
+    futures[-1].result(timeout=5)
+    assert [n for n, _ in seen] == list(range(10))
+    assert {ident for _, ident in seen}.isdisjoint({threading.get_ident()})
+
+
+def test_outcome_is_what_the_call_did(background):
+    assert background.submit(lambda: 7).result(timeout=5) == 7
+    failed = background.submit(lambda: 1 // 0)
+    assert isinstance(failed.exception(timeout=5), ZeroDivisionError)
+    # A call that fails does not end the thread.
+    assert background.submit(lambda: 8).result(timeout=5) == 8
+
+
+def test_full_queue_is_told_at_once(background):
+    let_go = threading.Event()
+    running = threading.Event()
+
+    def block():
+        running.set()
+        let_go.wait(10)
+
+    first = background.submit(block)
+    assert running.wait(5)
+    waiting = [background.submit(int) for _ in range(QUEUE_CALLS_MAX)]
+    refused = background.submit(int)
+    assert refused.done()
+    assert isinstance(refused.exception(timeout=0), CoordinationError)
+    let_go.set()
+    first.result(timeout=5)
+    assert [future.result(timeout=5) for future in waiting] == [0] * QUEUE_CALLS_MAX
+
+
+def test_close_ends_what_waits_and_is_idempotent():
+    background = ThreadBackground()
+    let_go, running = threading.Event(), threading.Event()
+
+    def block():
+        running.set()
+        let_go.wait(10)
+
+    first = background.submit(block)
+    assert running.wait(5)
+    waiting = background.submit(int)
+    start = time.monotonic()
+    background.close(50)
+    background.close(0)
+    assert time.monotonic() - start < 5
+    assert isinstance(waiting.exception(timeout=5), InvalidTransition)
+    let_go.set()
+    assert first.result(timeout=5) is None
+    late = background.submit(int)
+    assert isinstance(late.exception(timeout=0), InvalidTransition)
+
+
+def test_close_before_any_call():
+    background = ThreadBackground()
+    background.close(0)
+    assert background.submit(int).done()

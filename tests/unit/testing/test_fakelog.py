@@ -1,0 +1,282 @@
+"""What the fake can do to appends, leaders and readers: each fault by itself."""
+
+import pytest
+
+from kafka_marshal.errors import (
+    CoordinationError,
+    InvalidTransition,
+    LogTruncated,
+    TopicMisconfigured,
+)
+from kafka_marshal.protocol.types import TimestampType, TopicPartition
+from kafka_marshal.testing.clock import EPOCH_MS, VirtualClock
+from kafka_marshal.testing.fakelog import DELIVERY_TIMEOUT_MS, AppendFate, FakeKafka
+
+TOPIC = "__marshal"
+T0 = TopicPartition(TOPIC, 0)
+
+
+class Script:
+    """Fates in the order given; then nothing special."""
+
+    def __init__(self):
+        self.fates = []
+        self.asked = []
+
+    def of_append(self, writer, partition):
+        self.asked.append((writer, partition))
+        return self.fates.pop(0) if self.fates else AppendFate()
+
+
+@pytest.fixture
+def clock():
+    return VirtualClock()
+
+
+@pytest.fixture
+def script():
+    return Script()
+
+
+@pytest.fixture
+def cluster(clock, script):
+    made = FakeKafka(clock, policy=script)
+    made.create_topic(TOPIC, 2, is_log_append_time=True)
+    return made
+
+
+@pytest.fixture
+def log(cluster):
+    return cluster.coordination_log(name="a")
+
+
+def values(log):
+    return [entry.value for _, entry in log.poll(0)]
+
+
+def test_policy_is_asked_with_writer_and_partition(cluster, log, script):
+    log.append(1, b"x")
+    cluster.coordination_log().append(0, b"y")
+    assert script.asked == [("a", 1), ("writer-1", 0)]
+
+
+def test_delayed_append_is_stamped_when_it_lands(log, clock, script):
+    script.fates = [AppendFate(delay_ms=100)]
+    append = log.append(0, b"x")
+    clock.advance(99)
+    assert values(log) == []
+    assert not append.is_done()
+    clock.advance(500)
+    ((_, entry),) = log.poll(0)
+    assert entry.timestamp_ms == EPOCH_MS + 100
+    assert (append.is_done(), append.offset(), append.error()) == (True, 0, None)
+
+
+def test_order_is_kept_behind_a_delayed_append(log, clock, script):
+    script.fates = [AppendFate(delay_ms=100), AppendFate(delay_ms=10)]
+    log.append(0, b"1")
+    log.append(0, b"2")
+    log.append(1, b"other")
+    assert values(log) == [b"other"]
+    clock.advance(100)
+    assert values(log) == [b"1", b"2"]
+
+
+def test_failed_append_may_land_later_and_holds_up_none(log, clock, script):
+    script.fates = [AppendFate(delay_ms=2_200, fails_after_ms=1_000)]
+    append = log.append(0, b"late")
+    assert log.append(0, b"next").offset() == 0
+    clock.advance(1_000)
+    assert append.is_done()
+    assert isinstance(append.error(), CoordinationError)
+    assert append.offset() is None
+    clock.advance(1_200)
+    assert values(log) == [b"next", b"late"]
+    assert append.error() is not None
+
+
+def test_lost_acknowledgement(log, clock, script):
+    script.fates = [AppendFate(fails_after_ms=500)]
+    append = log.append(0, b"x")
+    assert values(log) == [b"x"]
+    assert not append.is_done()
+    clock.advance(500)
+    assert append.error() is not None
+
+
+def test_lost_append_fails_with_the_delivery_timeout(log, clock, script):
+    script.fates = [AppendFate(is_lost=True), AppendFate(is_lost=True)]
+    log.append(0, b"x")
+    log.configure(10_000)
+    append = log.append(0, b"x")
+    clock.advance(4_999)
+    assert not append.is_done()
+    clock.advance(1)
+    assert append.error() is not None
+    assert values(log) == []
+
+
+def test_slower_than_the_delivery_timeout(log, clock, script):
+    script.fates = [AppendFate(delay_ms=DELIVERY_TIMEOUT_MS + 1)]
+    append = log.append(0, b"x")
+    clock.advance(DELIVERY_TIMEOUT_MS + 1)
+    assert append.error() is not None
+    assert values(log) == [b"x"]
+
+
+def test_doubled_append(log, script):
+    script.fates = [AppendFate(copies=3)]
+    append = log.append(0, b"x")
+    assert append.offset() == 0
+    assert values(log) == [b"x"] * 3
+
+
+def test_append_to_a_topic_that_went(cluster, log, clock, script):
+    script.fates = [AppendFate(delay_ms=10)]
+    append = log.append(0, b"x")
+    cluster.delete_topic(TOPIC)
+    clock.advance(10)
+    assert append.is_done()
+    assert append.error() is not None
+    with pytest.raises(CoordinationError):
+        log.poll(0)
+
+
+def test_cut_client_reads_nothing_and_lands_when_healed(cluster, log, clock):
+    other = cluster.coordination_log(name="b")
+    log.cut = True
+    early = log.append(0, b"early")
+    clock.advance(DELIVERY_TIMEOUT_MS - 1)
+    late = log.append(0, b"late")
+    other.append(0, b"other")
+    assert values(log) == []
+    for ask in (log.end_offsets, log.start_offsets):
+        with pytest.raises(CoordinationError, match="cut off"):
+            ask(100)
+    clock.advance(1)
+    assert early.error() is not None
+    assert not late.is_done()
+    log.cut = False
+    assert late.offset() == 1
+    assert values(log) == [b"other", b"late"]
+    assert not log.cut
+
+
+def test_leaders_stamp_by_their_own_clocks(cluster, log):
+    cluster.set_skew(0, 5_000)
+    cluster.set_skew(7, -5_000)
+    log.append(0, b"1")
+    cluster.fail_over(T0, leader=7)
+    log.append(0, b"2")
+    stamps = [(e.leader_epoch, e.timestamp_ms - EPOCH_MS) for _, e in log.poll(0)]
+    assert stamps == [(0, 5_000), (1, -5_000)]
+
+
+def test_truncation_is_noticed_by_those_beyond_it(cluster, log):
+    ahead, behind = log, cluster.coordination_log()
+    for value in (b"1", b"2", b"3"):
+        ahead.append(0, value)
+    assert values(ahead) == [b"1", b"2", b"3"]
+    cluster.truncate(T0, end=2, leader=1)
+    assert values(behind) == [b"1", b"2"]
+    for _ in range(2):
+        with pytest.raises(LogTruncated):
+            ahead.poll(0)
+
+
+def test_truncation_is_noticed_when_the_log_has_grown_again(cluster, log):
+    for value in (b"1", b"2"):
+        log.append(0, value)
+    assert values(log) == [b"1", b"2"]
+    cluster.truncate(T0, end=1, leader=1)
+    for value in (b"x", b"y", b"z"):
+        cluster.produce(T0, value)
+    with pytest.raises(LogTruncated):
+        log.poll(0)
+    assert values(cluster.coordination_log()) == [b"1", b"x", b"y", b"z"]
+
+
+def test_truncation_below_all_epochs(cluster, log):
+    log.append(0, b"1")
+    assert values(log) == [b"1"]
+    cluster.truncate(T0, end=0, leader=1)
+    with pytest.raises(LogTruncated):
+        log.poll(0)
+
+
+def test_control_records_are_passed(cluster, log):
+    log.append(0, b"1")
+    cluster.skip_offsets(T0, count=2)
+    cluster.fail_over(T0, leader=1)
+    cluster.skip_offsets(T0)
+    assert values(log) == [b"1"]
+    assert log.positions() == {0: 4, 1: 0} == log.end_offsets(0)
+    assert values(log) == []
+    log.append(0, b"2")
+    assert [(e.offset, e.leader_epoch) for _, e in log.poll(0)] == [(4, 1)]
+
+
+def test_overtaken_reader(cluster, log):
+    fresh = cluster.coordination_log()
+    log.append(0, b"1")
+    assert values(log) == [b"1"]
+    log.append(0, b"2")
+    log.append(0, b"3")
+    cluster.delete_records(T0, before=2)
+    # Who has read nothing there has lost nothing.
+    assert values(fresh) == [b"3"]
+    with pytest.raises(LogTruncated):
+        log.poll(0)
+
+
+def test_lagging_reader_sees_later(cluster, log, clock):
+    slow = cluster.coordination_log()
+    slow.read_lag_ms = 100
+    log.append(0, b"x")
+    assert values(log) == [b"x"]
+    assert values(slow) == []
+    assert slow.positions()[0] == 0
+    clock.advance(100)
+    assert values(slow) == [b"x"]
+
+
+def test_bounded_poll(log):
+    for number in range(5):
+        log.append(number % 2, b"%d" % number)
+    log.poll_entries_max = 2
+    assert [len(log.poll(0)) for _ in range(4)] == [2, 2, 1, 0]
+    log.append(0, b"x")
+    log.poll_entries_max = 0
+    assert list(log.poll(0)) == []
+
+
+def test_foreign_timestamps(cluster, log):
+    cluster.produce(T0, b"x", timestamp_ms=5)
+    cluster.produce(T0, b"y", timestamp_ms=5, timestamp_type=TimestampType.CREATE_TIME)
+    first, second = [entry for _, entry in log.poll(0)]
+    assert (first.timestamp_ms, first.timestamp_type) == (EPOCH_MS, 1)
+    assert (second.timestamp_ms, second.timestamp_type) == (5, 0)
+
+
+def test_missing_topic_and_partition(cluster):
+    with pytest.raises(TopicMisconfigured, match="format"):
+        cluster.coordination_log("other")
+    with pytest.raises(CoordinationError, match="no partition"):
+        cluster.log(TopicPartition(TOPIC, 9))
+    assert cluster.coordination_log().append(9, b"").error() is not None
+
+
+def test_ids(cluster, log):
+    assert log.cluster_id == cluster.cluster_id != FakeKafka().cluster_id
+    first = log.topic_id
+    cluster.delete_topic(TOPIC)
+    cluster.create_topic(TOPIC, 2)
+    assert cluster.coordination_log().topic_id != first
+
+
+def test_closed_session(log):
+    log.close(0)
+    log.close(0)
+    assert isinstance(log.append(0, b"").error(), InvalidTransition)
+    with pytest.raises(InvalidTransition):
+        log.poll(0)
