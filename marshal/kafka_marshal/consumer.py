@@ -124,6 +124,7 @@ class Consumer:
         """
         most = max_records or self._options.max_poll_records
         deadline_ms = self._clock.now_ms() + timeout_ms
+        self._hands.take_back()
         while True:
             self._sync()
             handed = self._hands.hand_out(most)

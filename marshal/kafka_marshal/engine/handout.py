@@ -172,6 +172,16 @@ class HandOut:
 
     # --- handing out
 
+    def take_back(self) -> None:
+        """Note that the application is done with all that it was handed.
+
+        Under at most once nothing is committed, so asking for more is the only
+        sign of it; a drain waits for that (PROTOCOL 8.1).
+        """
+        with self._engine.changed:
+            for place in self.places.values():
+                place.holding.lent_count = 0
+
     def hand_out(self, most: int) -> dict[TopicPartition, list[Record]]:
         """Hand out up to ``most`` fetched records whose lease stands now."""
         handed: dict[TopicPartition, list[Record]] = {}
@@ -200,6 +210,7 @@ class HandOut:
             if not holding.claim.may_hand_out(now_ms):
                 return []
             records = self._granted(place, progress, most)
+            holding.lent_count += len(records)
         else:
             if not holding.may_hand_out(now_ms):
                 self._put_back(place)

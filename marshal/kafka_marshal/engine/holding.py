@@ -64,6 +64,7 @@ class Holding:
         "claim",
         "delivery",
         "drain",
+        "lent_count",
         "lookup",
         "lookup_at_ms",
         "progress",
@@ -80,6 +81,8 @@ class Holding:
         self.lookup: Pending[Lookup] | None = None
         self.lookup_at_ms = 0
         self.requested_at_ms = 0
+        # At most once: what the application was handed, until it asks for more.
+        self.lent_count = 0
 
     @property
     def key(self) -> Key:
@@ -102,7 +105,7 @@ class Holding:
             return self.progress.in_hand_count
         if isinstance(self.progress, AtMostOnce):
             granted = sum(g.last - g.first + 1 for g in self.progress.unused)
-            return granted + self.progress.outstanding_count
+            return granted + self.progress.outstanding_count + self.lent_count
         return 0
 
     def may_hand_out(self, now_ms: int) -> bool:

@@ -768,6 +768,10 @@ def test_a_drain_waits_for_what_was_granted(cluster):
     cluster.run(100)
     assert claim_of(node).phase is Phase.HELD
     assert values(node.consumer.poll(0)) == {0: [0, 1, 2]}
+    # They are in the application's hands until it asks for more.
+    cluster.run(100)
+    assert claim_of(node).phase is Phase.HELD
+    assert node.consumer.poll(0) == {}
     cluster.run(40)
     known = fold(cluster).keys[KEY]
     assert (known.owner, known.granted) == (None, 3)
