@@ -1,0 +1,214 @@
+"""What may be set, under which names, and what is said of the rest."""
+
+import pickle
+import re
+
+import pytest
+from kafka import KafkaConsumer, KafkaProducer
+from kafka.admin import KafkaAdminClient
+
+from kafka_marshal.errors import ConfigurationError
+from kafka_marshal.kafka_io.settings import (
+    DOTTED_OPTIONS,
+    OPTIONS,
+    ConnectionSettings,
+    Secret,
+)
+
+SASL = {"security_protocol": "SASL_SSL", "sasl_mechanism": "PLAIN"}
+USER = {"sasl_plain_username": "me", "sasl_plain_password": "hush"}
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        pytest.param("a", ("a:9092",), id="default-port"),
+        pytest.param("a:1,b:2", ("a:1", "b:2"), id="list"),
+        pytest.param(" a:1 , b ,", ("a:1", "b:9092"), id="spaces"),
+        pytest.param(["a:1", "b"], ("a:1", "b:9092"), id="sequence"),
+        pytest.param("[::1]:5", ("[::1]:5",), id="ipv6"),
+        pytest.param("[::1]", ("[::1]:9092",), id="ipv6-default"),
+        pytest.param("::1", ("::1:9092",), id="ipv6-bare"),
+    ],
+)
+def test_addresses(given, expected):
+    assert ConnectionSettings(given).bootstrap_servers == expected
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["", " , ", [], "a:b", "a:0", "a:65536", "a:²", ":9", "http://a:1", "a b:1"],
+)
+def test_bad_addresses_are_refused(given):
+    with pytest.raises(ConfigurationError) as caught:
+        ConnectionSettings(given)
+    assert caught.value.setting == "bootstrap_servers"
+
+
+@pytest.mark.parametrize("topic", ["", ".", "..", "a b", "a/b", "x" * 250, "ü"])
+def test_bad_topics_are_refused(topic):
+    with pytest.raises(ConfigurationError) as caught:
+        ConnectionSettings("a", topic)
+    assert caught.value.setting == "coordination_topic"
+
+
+def test_defaults():
+    settings = ConnectionSettings("a,b:1")
+    assert settings.coordination_topic == "__marshal"
+    assert settings.addresses == "a:9092, b:1"
+    assert settings.client_config() == {
+        "bootstrap_servers": ["a:9092", "b:1"],
+        "client_id": "kafka-marshal",
+        "reconnect_backoff_max_ms": 1_000,
+    }
+
+
+@pytest.mark.parametrize("client", [KafkaConsumer, KafkaProducer, KafkaAdminClient])
+def test_every_client_knows_every_option(client):
+    assert set(OPTIONS) <= set(client.DEFAULT_CONFIG)
+    assert set(DOTTED_OPTIONS.values()) <= set(OPTIONS)
+
+
+def test_dotted_names_mean_the_same():
+    plain = ConnectionSettings("a", options=SASL | USER)
+    dotted = ConnectionSettings(
+        "a",
+        options={
+            "security.protocol": "sasl_ssl",
+            "sasl.mechanisms": "plain",
+            "sasl.username": "me",
+            "sasl.password": "hush",
+        },
+    )
+    assert plain == dotted
+    assert plain.client_config() == dotted.client_config()
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "expected"),
+    [
+        ("metadata.max.age.ms", "5000", 5_000),
+        ("reconnect_backoff_max_ms", 7, 7),
+        ("client.id", "me", "me"),
+    ],
+)
+def test_values_are_converted(name, given, expected):
+    config = ConnectionSettings("a", options={name: given}).client_config()
+    assert config[DOTTED_OPTIONS.get(name, name)] == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("https", True),
+        ("none", False),
+        ("", False),
+        (True, True),
+        (False, False),
+        ("False", False),
+        ("yes", True),
+    ],
+)
+def test_host_name_check(given, expected):
+    options = {
+        "security.protocol": "SSL",
+        "ssl.endpoint.identification.algorithm": given,
+    }
+    config = ConnectionSettings("a", options=options).client_config()
+    assert config["ssl_check_hostname"] is expected
+
+
+@pytest.mark.parametrize(
+    ("options", "setting", "words"),
+    [
+        pytest.param({"sasl.user": "x"}, "sasl.user", "sasl.username", id="typo"),
+        pytest.param(
+            {"securty_protocol": "SSL"},
+            "securty_protocol",
+            "security_protocol",
+            id="t2",
+        ),
+        pytest.param({"acks": 1}, "acks", "heartbeat interval", id="not-ours"),
+        pytest.param(
+            {"client.id": "a", "client_id": "b"},
+            "client_id",
+            "mean the same",
+            id="twice",
+        ),
+        pytest.param(
+            {"send_buffer_bytes": "many"}, "send_buffer_bytes", "whole number", id="int"
+        ),
+        pytest.param(
+            {"send_buffer_bytes": True}, "send_buffer_bytes", "whole number", id="bool"
+        ),
+        pytest.param(
+            {"send_buffer_bytes": -1}, "send_buffer_bytes", "whole number", id="below"
+        ),
+        pytest.param({"client_id": 5}, "client_id", "text", id="text"),
+        pytest.param(
+            {"security_protocol": "TLS"}, "security_protocol", "SASL_SSL", id="protocol"
+        ),
+        pytest.param(
+            {"security_protocol": "SSL", "ssl_check_hostname": "perhaps"},
+            "ssl_check_hostname",
+            "true or false",
+            id="flag",
+        ),
+        pytest.param(
+            {"security_protocol": "SASL_SSL"}, "sasl_mechanism", "needed", id="no-sasl"
+        ),
+        pytest.param(
+            {"sasl_plain_username": "x"}, "security_protocol", "ignores", id="idle-sasl"
+        ),
+        pytest.param(
+            {"ssl_cafile": "x"}, "security_protocol", "ignores", id="idle-ssl"
+        ),
+        pytest.param(SASL, "sasl_plain_username", "needed", id="no-user"),
+        pytest.param(
+            SASL | {"sasl_plain_username": "x"},
+            "sasl_plain_password",
+            "needed",
+            id="no-password",
+        ),
+        pytest.param(
+            SASL | {"sasl_mechanism": "OAUTHBEARER"},
+            "sasl_oauth_token_provider",
+            "token()",
+            id="no-token",
+        ),
+    ],
+)
+def test_impossible_options_are_named(options, setting, words):
+    with pytest.raises(ConfigurationError, match=re.escape(words)) as caught:
+        ConnectionSettings("a", options=options)
+    assert caught.value.setting == setting
+
+
+def test_objects_are_passed_through():
+    provider = object()
+    options = {
+        "security_protocol": "SASL_SSL",
+        "sasl_mechanism": "OAUTHBEARER",
+        "sasl_oauth_token_provider": provider,
+    }
+    config = ConnectionSettings("a", options=options).client_config()
+    assert config["sasl_oauth_token_provider"] is provider
+
+
+def test_secrets_do_not_show():
+    settings = ConnectionSettings(
+        "a", options=SASL | USER | {"ssl_password": "quiet", "proxy_url": "x://u:p@h"}
+    )
+    # kafka-python logs the whole configuration of an admin client.
+    for text in (repr(settings), str(settings), str(settings.client_config())):
+        for secret in ("hush", "quiet", "u:p"):
+            assert secret not in text
+    assert settings.client_config()["sasl_plain_password"] == "hush"
+    assert "".join(["x", Secret("y")]) == "xy"
+
+
+def test_settings_travel_to_other_processes():
+    settings = ConnectionSettings("a", options=SASL | USER)
+    again = pickle.loads(pickle.dumps(settings))
+    assert again == settings
+    assert "hush" not in repr(again)

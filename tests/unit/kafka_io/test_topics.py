@@ -1,0 +1,151 @@
+"""Every setting of PROTOCOL 2.1 that can be wrong is named."""
+
+import uuid
+
+import attrs
+import pytest
+from kafka import errors as kafka_errors
+
+from kafka_marshal.errors import TopicMisconfigured
+from kafka_marshal.kafka_io.settings import ConnectionSettings
+from kafka_marshal.kafka_io.topics import (
+    WEEK_MS,
+    KafkaTopicAdmin,
+    TopicDescription,
+    coordination_configs,
+    described,
+    problems,
+)
+
+GOOD = TopicDescription(
+    name="__marshal",
+    exists=True,
+    partition_count=8,
+    replication=3,
+    configs=coordination_configs(3) | {"max.message.bytes": "1048588"},
+)
+
+
+def with_configs(**changes):
+    names = {name.replace("_", "."): value for name, value in changes.items()}
+    return attrs.evolve(GOOD, configs=GOOD.configs | names)
+
+
+@pytest.mark.parametrize("broker_count", [1, 2, 3, 9])
+def test_what_we_make_is_right(broker_count):
+    made = attrs.evolve(
+        GOOD,
+        replication=min(3, broker_count),
+        configs=coordination_configs(broker_count),
+    )
+    assert problems(made, broker_count=broker_count) == ()
+
+
+@pytest.mark.parametrize(
+    ("description", "words"),
+    [
+        pytest.param(with_configs(cleanup_policy="compact"), "cleanup.policy", id="c"),
+        pytest.param(
+            with_configs(cleanup_policy="compact,delete"), "cleanup.policy", id="c-d"
+        ),
+        pytest.param(
+            with_configs(message_timestamp_type="CreateTime"),
+            "message.timestamp.type is CreateTime",
+            id="timestamp",
+        ),
+        pytest.param(
+            with_configs(unclean_leader_election_enable="true"), "unclean", id="unclean"
+        ),
+        pytest.param(with_configs(retention_ms="604800000"), "retention.ms", id="ms"),
+        pytest.param(with_configs(retention_bytes="1000"), "retention.bytes", id="b"),
+        pytest.param(
+            with_configs(max_message_bytes="65535"), "max.message.bytes", id="size"
+        ),
+        pytest.param(
+            with_configs(min_insync_replicas="1"), "min.insync.replicas is 1", id="isr"
+        ),
+        pytest.param(
+            with_configs(min_insync_replicas="4"), "nothing can be written", id="isr-4"
+        ),
+        pytest.param(attrs.evolve(GOOD, replication=2), "replication factor", id="rf"),
+        pytest.param(attrs.evolve(GOOD, leaderless=(3,)), "partition 3", id="leader"),
+        pytest.param(
+            TopicDescription(name="__marshal", exists=False),
+            "does not exist",
+            id="none",
+        ),
+    ],
+)
+def test_one_wrong_setting_is_one_problem(description, words):
+    found = problems(description, broker_count=3)
+    assert len(found) == 1
+    assert words in found[0]
+
+
+def test_all_wrong_settings_are_named():
+    found = problems(attrs.evolve(GOOD, configs={}, replication=1), broker_count=3)
+    assert len(found) == 5
+    assert sum("is not known" in line for line in found) == 4
+
+
+def test_small_clusters_need_no_replicas():
+    small = attrs.evolve(
+        with_configs(min_insync_replicas="1"), replication=1, partition_count=1
+    )
+    assert problems(small, broker_count=2) == ()
+    assert len(problems(small, broker_count=3)) == 2
+
+
+@pytest.mark.parametrize(
+    ("retention_ms", "has_checkpoints", "is_right"),
+    [
+        (-1, False, True),
+        (-1, True, True),
+        (WEEK_MS, False, False),
+        (WEEK_MS, True, True),
+        (WEEK_MS - 1, True, False),
+    ],
+)
+def test_finite_retention_needs_checkpoints(retention_ms, has_checkpoints, is_right):
+    description = with_configs(retention_ms=str(retention_ms))
+    found = problems(description, broker_count=3, has_checkpoints=has_checkpoints)
+    assert (found == ()) is is_right
+
+
+def row(**changes):
+    partition = {"partition_index": 0, "leader_id": 1, "replica_nodes": [1, 2]}
+    return {
+        "name": "t",
+        "error_code": 0,
+        "topic_id": str(uuid.UUID(int=5)),
+        "partitions": [partition, partition | {"partition_index": 1, "leader_id": -1}],
+    } | changes
+
+
+def test_topics_are_described():
+    found = described(row())
+    assert (found.partition_count, found.replication) == (2, 2)
+    assert found.leaderless == (1,)
+    assert found.topic_id == uuid.UUID(int=5).bytes
+
+
+@pytest.mark.parametrize("raw", [None, str(uuid.UUID(int=0)), uuid.UUID(int=0)])
+def test_no_topic_id_is_none(raw):
+    assert described(row(topic_id=raw)).topic_id is None
+
+
+def test_missing_topic_is_no_error_and_others_are():
+    missing = row(error_code=kafka_errors.UnknownTopicOrPartitionError.errno)
+    assert not described(missing).exists
+    refused = row(error_code=kafka_errors.TopicAuthorizationFailedError.errno)
+    with pytest.raises(kafka_errors.TopicAuthorizationFailedError):
+        described(refused)
+
+
+@pytest.mark.parametrize("count", [0, -1, 2**31])
+def test_impossible_counts_are_refused_before_any_connection(count):
+    with (
+        KafkaTopicAdmin(ConnectionSettings("nowhere.invalid")) as admin,
+        pytest.raises(TopicMisconfigured),
+    ):
+        admin.create("t", partitions=count, replication=1, configs={})

@@ -1,0 +1,105 @@
+"""Which of our errors stands for which of kafka-python's."""
+
+import pytest
+from kafka import errors as kafka_errors
+
+from kafka_marshal.errors import (
+    ConfigurationError,
+    CoordinationError,
+    InvalidTransition,
+    LogTruncated,
+    LogUnreadable,
+    LogUnwritable,
+    MarshalError,
+    TopicMisconfigured,
+)
+from kafka_marshal.kafka_io.translate import Access, translated
+
+BOTH = (Access.READ, Access.WRITE)
+
+
+def told(error, access=Access.READ):
+    return translated(error, doing="Testing", access=access, addresses="a:1, b:2")
+
+
+@pytest.mark.parametrize(
+    ("kind", "read", "write"),
+    [
+        (kafka_errors.TopicAuthorizationFailedError, LogUnreadable, LogUnwritable),
+        (kafka_errors.ClusterAuthorizationFailedError, LogUnreadable, LogUnwritable),
+        (kafka_errors.GroupAuthorizationFailedError, LogUnreadable, LogUnwritable),
+        (kafka_errors.SaslAuthenticationFailedError, LogUnreadable, LogUnwritable),
+        (kafka_errors.CorruptRecordError, LogUnreadable, LogUnwritable),
+        (kafka_errors.UnsupportedVersionError, LogUnreadable, LogUnwritable),
+        (kafka_errors.OffsetOutOfRangeError, LogTruncated, LogTruncated),
+        (kafka_errors.MessageSizeTooLargeError, LogUnwritable, LogUnwritable),
+        (kafka_errors.TopicAlreadyExistsError, TopicMisconfigured, TopicMisconfigured),
+        (kafka_errors.PolicyViolationError, TopicMisconfigured, TopicMisconfigured),
+        (kafka_errors.KafkaConfigurationError, ConfigurationError, ConfigurationError),
+        (kafka_errors.IllegalStateError, InvalidTransition, InvalidTransition),
+        (kafka_errors.UnknownMemberIdError, CoordinationError, CoordinationError),
+        (kafka_errors.NotEnoughReplicasError, CoordinationError, CoordinationError),
+        (kafka_errors.KafkaTimeoutError, CoordinationError, CoordinationError),
+        (kafka_errors.UnknownError, CoordinationError, CoordinationError),
+        (OSError, CoordinationError, CoordinationError),
+    ],
+)
+def test_table(kind, read, write):
+    error = kind("why")
+    for access, wanted in zip(BOTH, (read, write), strict=True):
+        made = told(error, access)
+        assert type(made) is wanted
+        assert made.__cause__ is error
+        assert str(made).startswith("Testing failed: ")
+        assert kind.__name__ in str(made)
+        assert "why" in str(made)
+
+
+def test_truncation():
+    assert type(told(kafka_errors.LogTruncationError({}))) is LogTruncated
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        kafka_errors.KafkaTimeoutError,
+        kafka_errors.KafkaConnectionError,
+        kafka_errors.NodeNotReadyError,
+        kafka_errors.RequestTimedOutError,
+    ],
+)
+def test_unreachable_names_the_addresses(kind):
+    made = told(kind())
+    assert "no broker answered at a:1, b:2" in str(made)
+    assert made.retriable
+
+
+def test_wrapped_errors_are_unwrapped():
+    wrapped = kafka_errors.KafkaError(
+        f"Unexpected: {kafka_errors.ClusterAuthorizationFailedError()}"
+    )
+    assert type(told(wrapped, Access.WRITE)) is LogUnwritable
+    assert type(told(kafka_errors.KafkaError("[Error x]"))) is CoordinationError
+
+
+def test_our_own_errors_stay():
+    ours = TopicMisconfigured("x")
+    assert told(ours) is ours
+
+
+@pytest.mark.parametrize("access", BOTH)
+def test_every_error_is_told(access):
+    """Nothing that kafka-python defines falls through the table."""
+    kinds = [
+        kind
+        for kind in vars(kafka_errors).values()
+        if isinstance(kind, type) and issubclass(kind, kafka_errors.KafkaError)
+    ]
+    assert len(kinds) > 100
+    for kind in kinds:
+        error = kind({}) if kind is kafka_errors.LogTruncationError else kind("x")
+        made = told(error, access)
+        assert isinstance(made, MarshalError)
+        # What we call passing, kafka-python must not call final for good reason.
+        if getattr(error, "retriable", False):
+            assert made.retriable, kind
