@@ -70,6 +70,12 @@ class Worker:
         self.signal(signal.SIGKILL)
         self._process.wait(10)
 
+    def ask_to_end(self) -> None:
+        """SIGTERM, and wait for the orderly end of a worker that still runs."""
+        if self._process.poll() is None:
+            self.signal(signal.SIGTERM)
+            assert self.wait() == 0, self.last_words()
+
     def wait(self, timeout_s: int = 20) -> int:
         """Wait for the end; return the exit status."""
         return self._process.wait(timeout_s)

@@ -1,0 +1,287 @@
+"""Delivery guarantees, judged from what workers wrote and from the log.
+
+Each scenario runs once for both guarantees side by side; the tests judge it.
+"""
+
+import signal
+from itertools import pairwise
+from pathlib import Path
+
+import attrs
+import pytest
+from domain import opened
+from fleet import Fleet
+from history import History
+from journal import Journal, judge_duplicates, judge_grants
+from waiting import eventually, wall_ms
+
+BATCH = 40
+KINDS = pytest.mark.parametrize("delivery", ["alo", "amo"])
+# Jitter, a few round trips, and the scheduling delays of a busy machine.
+SLACK_MS = 1_500
+
+
+@attrs.frozen
+class Outcome:
+    """One finished scenario of one guarantee."""
+
+    group_id: str
+    produced: dict
+    journal: Journal
+    history: History
+    at_ms: dict[str, int]
+    h_ms: int
+
+    def crash_losses(self) -> int:
+        return sum(map(len, self.journal.lost(self.produced).values()))
+
+
+@pytest.fixture(scope="module")
+def domain(broker, unique):
+    with opened(broker, unique) as domain:
+        yield domain
+
+
+class Team:
+    """Workers of one group on one topic."""
+
+    def __init__(self, domain, home: Path, delivery: str, **settings):
+        self.domain = domain
+        self.group_id = domain.unique(f"team-{delivery}")
+        self.topic = settings.pop("topic")
+        self.fleet = Fleet(
+            domain,
+            home / delivery,
+            group_id=self.group_id,
+            topics=[self.topic],
+            delivery=delivery,
+            max_poll_records=BATCH,
+            **settings,
+        )
+        (home / delivery).mkdir()
+        self.at_ms: dict[str, int] = {}
+
+    def await_end(self) -> None:
+        produced = self.domain.of(self.topic)
+
+        def is_done():
+            states = dict(self.domain.world().claims(self.group_id))
+            ends = {k.topic_partition: s.next_unclaimed() for k, s in states.items()}
+            return ends == produced
+
+        eventually(is_done, f"{self.group_id} reaches the end", 40_000)
+
+    def outcome(self) -> Outcome:
+        return Outcome(
+            self.group_id,
+            self.domain.of(self.topic),
+            self.fleet.journal,
+            self.domain.history(),
+            self.at_ms,
+            self.domain.h_ms,
+        )
+
+
+def teams_of(domain, home, *, partitions, records_each, handle_ms):
+    return {
+        delivery: Team(
+            domain,
+            home,
+            delivery,
+            topic=domain.data_topic(partitions, records_each),
+            handle_ms=handle_ms,
+        )
+        for delivery in ("alo", "amo")
+    }
+
+
+@pytest.fixture(scope="module")
+def crash(domain, tmp_path_factory):
+    """Three workers share six partitions; one is killed in the middle of a batch."""
+    home = tmp_path_factory.mktemp("crash")
+    teams = teams_of(domain, home, partitions=6, records_each=450, handle_ms=3)
+    with teams["alo"].fleet as alo, teams["amo"].fleet as amo:
+        for name in ("w1", "w2", "w3"):
+            alo.start(name)
+            amo.start(name)
+        for team in teams.values():
+            by = {"w1", "w2", "w3"}
+            domain.wait_owned(team.group_id, team.topic, by=by)
+        for team in teams.values():
+            victim = team.fleet.workers[1]
+            before = len(victim.journal.handled)
+            eventually(
+                lambda w=victim, n=before: len(w.journal.handled) > n + BATCH,
+                "the victim is busy",
+            )
+            team.at_ms["killed"] = wall_ms()
+            victim.kill()
+        for team in teams.values():
+            team.await_end()
+        for worker in (*alo.workers, *amo.workers):
+            worker.ask_to_end()
+        yield {delivery: team.outcome() for delivery, team in teams.items()}
+
+
+@KINDS
+def test_takeover_comes_after_2h_and_not_much_later(crash, delivery, record_property):
+    """M25, measured in log time: from the last renewal to the winning record."""
+    outcome = crash[delivery]
+    delays = [
+        after.begun_ms - before.renewed_ms
+        for tenures in outcome.history.tenures(outcome.group_id).values()
+        for before, after in pairwise(tenures)
+        if before.client_id == "w2" and before.ended_by == "claimed"
+    ]
+    assert delays, "the victim held something"
+    record_property("takeover_ms", sorted(delays))
+    assert min(delays) > 2 * outcome.h_ms
+    assert max(delays) <= 2 * outcome.h_ms + SLACK_MS
+
+
+@KINDS
+def test_a_healthy_worker_loses_nothing(crash, delivery):
+    """L2, L31: what w1 and w3 held they held until they were told to end."""
+    outcome = crash[delivery]
+    for tenures in outcome.history.tenures(outcome.group_id).values():
+        for tenure in tenures:
+            assert tenure.client_id == "w2" or tenure.ended_by in {"released", None}
+
+
+def test_at_least_once_loses_nothing(crash):
+    outcome = crash["alo"]
+    assert outcome.journal.lost(outcome.produced) == {}
+
+
+def test_at_least_once_repeats_within_the_bound(crash, record_property):
+    """M24: only what was handled since the last accepted position."""
+    outcome = crash["alo"]
+    repeats = judge_duplicates(outcome.journal, outcome.history, outcome.group_id)
+    record_property("repeated", repeats)
+    victim = [
+        each
+        for each in outcome.journal.handled
+        if each.client_id == "w2" and each.at_ms >= outcome.at_ms["killed"] - 1_000
+    ]
+    assert repeats <= len(victim)
+
+
+def test_at_most_once_handles_nothing_twice(crash):
+    outcome = crash["amo"]
+    assert outcome.journal.duplicated() == {}
+
+
+def test_at_most_once_loses_a_batch_at_most(crash, record_property):
+    """M22: exactly what was granted to the victim and not processed."""
+    outcome = crash["amo"]
+    granted = judge_grants(outcome.journal, outcome.history, outcome.group_id)
+    lost = outcome.journal.lost(outcome.produced)
+    record_property("lost", outcome.crash_losses())
+    assert {k.topic_partition: sorted(v) for k, v in granted.items()} == lost
+    assert outcome.crash_losses() <= BATCH
+    victims = {
+        grant.client_id
+        for key, grants in outcome.history.grants(outcome.group_id).items()
+        for grant in grants
+        if set(range(grant.first, grant.last + 1)) & granted.get(key, set())
+    }
+    assert victims <= {"w2"}
+
+
+@KINDS
+def test_sigterm_finishes_what_is_in_hand(crash, delivery):
+    """The survivors were asked to end: released, at the very end."""
+    outcome = crash[delivery]
+    for client_id in ("w1", "w3"):
+        assert outcome.journal.of("ended", client_id=client_id)
+        assert not outcome.journal.of("failed", client_id=client_id)
+    for tenures in outcome.history.tenures(outcome.group_id).values():
+        assert tenures[-1].ended_by == "released"
+    for world in outcome.history.worlds.values():
+        for key, known in world.keys.items():
+            if key.group_id == outcome.group_id:
+                end = outcome.produced[key.topic_partition]
+                assert known.next_unclaimed() == end
+
+
+# --- a worker that is stopped for longer than its claims last
+
+
+@pytest.fixture(scope="module")
+def frozen(domain, tmp_path_factory):
+    """A worker is stopped beyond 2H in the middle of a batch, then goes on."""
+    home = tmp_path_factory.mktemp("frozen")
+    teams = teams_of(domain, home, partitions=2, records_each=400, handle_ms=10)
+    with teams["alo"].fleet as alo, teams["amo"].fleet as amo:
+        for team in teams.values():
+            team.fleet.start("w1", policy="greedy")
+        for team in teams.values():
+            w1 = team.fleet.workers[0]
+            eventually(
+                lambda w=w1: len(w.journal.handled) > BATCH + 5, "w1 is in a batch"
+            )
+            w1.signal(signal.SIGSTOP)
+            team.at_ms["stopped"] = wall_ms()
+            team.fleet.start("w2", policy="greedy", handle_ms=1)
+        for team in teams.values():
+            domain.wait_owned(team.group_id, team.topic, by={"w2"})
+            eventually(
+                lambda t=team: t.fleet.workers[1].journal.handled, "w2 goes to work"
+            )
+            team.at_ms["continued"] = wall_ms()
+            team.fleet.workers[0].signal(signal.SIGCONT)
+        for team in teams.values():
+            team.fleet.workers[0].wait_for("lost")
+            team.await_end()
+        for worker in (*alo.workers, *amo.workers):
+            worker.ask_to_end()
+        yield {delivery: team.outcome() for delivery, team in teams.items()}
+
+
+@KINDS
+def test_a_woken_zombie_does_no_further_work(frozen, delivery):
+    """M26: after the one record that it was stopped in, nothing more."""
+    outcome = frozen[delivery]
+    woken = [
+        each
+        for each in outcome.journal.handled
+        if each.client_id == "w1" and each.at_ms >= outcome.at_ms["continued"]
+    ]
+    assert len(woken) <= 1
+
+
+@KINDS
+def test_the_commit_of_a_zombie_raises(frozen, delivery):
+    (line,) = frozen[delivery].journal.of("claim_lost", client_id="w1")
+    assert "stop processing" in line["says"] or "do not count" in line["says"]
+    reasons = {each["reason"] for each in frozen[delivery].journal.of("lost")}
+    assert "closed" not in reasons or len(reasons) > 1
+
+
+def test_a_zombie_repeats_only_within_the_bound(frozen):
+    outcome = frozen["alo"]
+    assert outcome.journal.lost(outcome.produced) == {}
+    judge_duplicates(outcome.journal, outcome.history, outcome.group_id)
+
+
+def test_a_zombie_at_most_once_doubles_nothing(frozen):
+    outcome = frozen["amo"]
+    granted = judge_grants(outcome.journal, outcome.history, outcome.group_id)
+    lost = outcome.journal.lost(outcome.produced)
+    assert {k.topic_partition: sorted(v) for k, v in granted.items()} == lost
+    assert outcome.crash_losses() <= BATCH
+
+
+def test_a_zombie_tells_what_it_was_granted_and_did_not_process(frozen):
+    """The ranges that it reports are the ones that are lost."""
+    outcome = frozen["amo"]
+    told = set()
+    for line in outcome.journal.of("observed", name="granted_unprocessed"):
+        for first, last in line["fields"]["ranges"]:
+            told |= set(range(first, last + 1))
+    lost = {
+        n
+        for offsets in outcome.journal.lost(outcome.produced).values()
+        for n in offsets
+    }
+    assert told == lost
