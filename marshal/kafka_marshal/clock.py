@@ -44,9 +44,7 @@ class _Elapsed:
         """Return nanoseconds that go on while the machine is suspended."""
         with self._lock:
             reading = (self._monotonic_ns(), self._realtime_ns())
-            elapsed = [
-                now - then for now, then in zip(reading, self._last, strict=True)
-            ]
+            elapsed = [new - old for new, old in zip(reading, self._last, strict=True)]
             self._last = reading
             self._total_ns += max(0, *elapsed)
             return self._total_ns

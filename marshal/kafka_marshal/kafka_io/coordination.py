@@ -27,6 +27,7 @@ from kafka_marshal.kafka_io.lookups import forked
 from kafka_marshal.kafka_io.settings import ConnectionSettings
 from kafka_marshal.kafka_io.topics import KafkaTopicAdmin
 from kafka_marshal.kafka_io.translate import Access, translated
+from kafka_marshal.kafka_io.untyped import Untyped
 from kafka_marshal.kafka_io.writer import Writer, left_ms
 from kafka_marshal.ports import Append, CoordinationLog
 from kafka_marshal.protocol.types import LogEntry
@@ -238,7 +239,7 @@ class KafkaCoordinationLog(CoordinationLog):
         self._partition_count = found.partition_count
         self.topic_id = found.topic_id
 
-    def _new_consumer(self, deadline: float) -> Any:  # noqa: ANN401 - untyped library
+    def _new_consumer(self, deadline: float) -> Untyped:
         consumer = KafkaConsumer(
             **self._settings.client_config(),
             group_id=None,

@@ -1,7 +1,6 @@
 """Data topics and group offsets on a real cluster: ``ports.DataLog``."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from kafka import TopicPartition as KafkaTopicPartition
 from kafka import errors as kafka_errors
@@ -14,6 +13,7 @@ from kafka_marshal.kafka_io.reader import KafkaDataReader
 from kafka_marshal.kafka_io.settings import ConnectionSettings
 from kafka_marshal.kafka_io.topics import described
 from kafka_marshal.kafka_io.translate import Access
+from kafka_marshal.kafka_io.untyped import Untyped
 from kafka_marshal.ports import DataLog, LogRange, TopicInfo
 from kafka_marshal.protocol.types import TopicPartition
 
@@ -65,7 +65,7 @@ class KafkaDataLog(DataLog):
             return {}
         names = sorted(set(topics))
 
-        def ask(admin: Any) -> dict[str, TopicInfo]:  # noqa: ANN401 - untyped library
+        def ask(admin: Untyped) -> dict[str, TopicInfo]:
             rows = [described(row) for row in admin.describe_topics(names)]
             return {
                 row.name: TopicInfo(row.partition_count, row.topic_id)
@@ -92,7 +92,7 @@ class KafkaDataLog(DataLog):
             return {}
         places = [KafkaTopicPartition(*each) for each in partitions]
 
-        def ask(admin: Any) -> dict[TopicPartition, LogRange]:  # noqa: ANN401 - untyped library
+        def ask(admin: Untyped) -> dict[TopicPartition, LogRange]:
             # The end first: a start read later is never above it by retention.
             ends = admin.list_partition_offsets(
                 dict.fromkeys(places, OffsetSpec.LATEST), timeout_ms=timeout_ms
@@ -122,7 +122,7 @@ class KafkaDataLog(DataLog):
             return {}
         places = [KafkaTopicPartition(*each) for each in partitions]
 
-        def ask(admin: Any) -> dict[TopicPartition, int | None]:  # noqa: ANN401 - untyped library
+        def ask(admin: Untyped) -> dict[TopicPartition, int | None]:
             found = admin.list_group_offsets({group_id: places})[group_id]
             offsets: dict[TopicPartition, int | None] = {}
             for place in places:
@@ -155,7 +155,7 @@ class KafkaDataLog(DataLog):
             for place, offset in offsets.items()
         }
 
-        def ask(admin: Any) -> None:  # noqa: ANN401 - untyped library
+        def ask(admin: Untyped) -> None:
             results = admin.alter_group_offsets(group_id, wanted)
             for place, kind in results.items():
                 if kind is not kafka_errors.NoError:

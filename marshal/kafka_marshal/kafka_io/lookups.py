@@ -19,6 +19,7 @@ from kafka_marshal.errors import CoordinationError, InvalidTransition, MarshalEr
 from kafka_marshal.kafka_io.connecting import ConnectionWatch
 from kafka_marshal.kafka_io.settings import ConnectionSettings
 from kafka_marshal.kafka_io.translate import Access, translated
+from kafka_marshal.kafka_io.untyped import Untyped
 
 T = TypeVar("T")
 
@@ -120,7 +121,7 @@ class Lookups:
         finally:
             self._places.release()
 
-    def _connected(self, deadline: float) -> Any:  # noqa: ANN401 - untyped library
+    def _connected(self, deadline: float) -> Untyped:
         """Return the client, connecting it first where there is none."""
         with self._lock:
             if self._is_closed:

@@ -14,6 +14,7 @@ from kafka_marshal.errors import InvalidTransition, PositionError
 from kafka_marshal.kafka_io.lookups import forked
 from kafka_marshal.kafka_io.settings import ConnectionSettings
 from kafka_marshal.kafka_io.translate import Access, translated
+from kafka_marshal.kafka_io.untyped import Untyped
 from kafka_marshal.ports import DataReader, Record
 from kafka_marshal.protocol.types import TopicPartition
 
@@ -55,7 +56,7 @@ class _Connecting:
         self._thread.join(timeout=timeout_ms / 1000)
         return not self._thread.is_alive()
 
-    def outcome(self) -> Any:  # noqa: ANN401 - untyped library
+    def outcome(self) -> Untyped:
         """Return the consumer, or raise what prevented it."""
         if self._error is not None:
             raise self._error
@@ -205,7 +206,7 @@ class KafkaDataReader(DataReader):
         self._consumer = consumer
         return True
 
-    def _new_consumer(self) -> Any:  # noqa: ANN401 - untyped library
+    def _new_consumer(self) -> Untyped:
         return KafkaConsumer(
             **self._settings.client_config(),
             group_id=None,
@@ -261,7 +262,7 @@ class KafkaDataReader(DataReader):
             addresses=self._settings.addresses,
         )
 
-    def _outside(self, place: Any, requested: int, what: str) -> PositionError:  # noqa: ANN401 - untyped library
+    def _outside(self, place: Untyped, requested: int, what: str) -> PositionError:
         """Return the error for a position outside its log, with the log's range."""
         start = end = _UNKNOWN
         try:

@@ -13,6 +13,7 @@ from kafka_marshal.errors import TopicMisconfigured
 from kafka_marshal.kafka_io.lookups import Lookups
 from kafka_marshal.kafka_io.settings import ConnectionSettings
 from kafka_marshal.kafka_io.translate import Access
+from kafka_marshal.kafka_io.untyped import Untyped
 from kafka_marshal.protocol.types import PARTITION_MAX
 
 TIMEOUT_MS = 15_000
@@ -278,7 +279,7 @@ class KafkaTopicAdmin:
             CoordinationError: There was no answer.
         """
 
-        def ask(admin: Any) -> TopicDescription:  # noqa: ANN401 - untyped library
+        def ask(admin: Untyped) -> TopicDescription:
             found = described(admin.describe_topics([topic])[0])
             if not found.exists:
                 return found
@@ -351,7 +352,7 @@ class KafkaTopicAdmin:
 
         attempts: list[int] = []
 
-        def ask(admin: Any) -> None:  # noqa: ANN401 - untyped library
+        def ask(admin: Untyped) -> None:
             attempts.append(1)
             raw = admin.create_topics(
                 {topic: spec}, timeout_ms=timeout_ms, raise_errors=False

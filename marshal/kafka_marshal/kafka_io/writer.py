@@ -20,6 +20,7 @@ from kafka import errors as kafka_errors
 from kafka_marshal.errors import CoordinationError, InvalidTransition, MarshalError
 from kafka_marshal.kafka_io.settings import ConnectionSettings
 from kafka_marshal.kafka_io.translate import Access, translated
+from kafka_marshal.kafka_io.untyped import Untyped
 from kafka_marshal.ports import Append
 
 # PROTOCOL 2.1: request timeout min(H/4, 10 s), delivery timeout H/2, linger <= 5 ms.
@@ -87,7 +88,7 @@ class FailedAppend(Append):
 class _Sender:
     """One producer, and whether it may still be trusted."""
 
-    def __init__(self, producer: Any) -> None:  # noqa: ANN401 - untyped library
+    def __init__(self, producer: Untyped) -> None:
         self.producer = producer
         self.is_spoilt = False
         # Appends without an outcome, oldest first, by partition.
@@ -120,7 +121,7 @@ class _SentAppend(Append):
 
     def __init__(
         self,
-        future: Any,  # noqa: ANN401 - untyped library
+        future: Untyped,
         *,
         sender: _Sender,
         deadline: float,
@@ -299,7 +300,7 @@ class Writer:
         with self._lock:
             self._is_renewing = False
 
-    def _use(self, fresh: Any) -> None:  # noqa: ANN401 - untyped library
+    def _use(self, fresh: Untyped) -> None:
         """Send with another producer from now on."""
         with self._lock:
             if self._is_closed:
@@ -309,7 +310,7 @@ class Writer:
                 stale, self._sender = self._sender.producer, _Sender(fresh)
         _end_in_background(stale)
 
-    def _new_producer(self, timeout_ms: int) -> Any:  # noqa: ANN401 - untyped library
+    def _new_producer(self, timeout_ms: int) -> Untyped:
         """Return a connected producer that has the topic's metadata."""
         deadline = time.monotonic() + timeout_ms / 1000
         producer = KafkaProducer(
@@ -341,7 +342,7 @@ class Writer:
                 return producer
 
 
-def _end_in_background(producer: Any) -> threading.Thread:  # noqa: ANN401 - untyped library
+def _end_in_background(producer: Untyped) -> threading.Thread:
     """Flush and close a producer on a thread that has bounds of its own.
 
     kafka-python's ``close`` fails where its ``flush`` does, and then closes
