@@ -23,7 +23,13 @@ from kafka_marshal.protocol.state import (
     WorldState,
     is_forgettable,
 )
-from kafka_marshal.protocol.transition import Step, Transitions
+from kafka_marshal.protocol.transition import (
+    ACCEPTED,
+    Step,
+    Transition,
+    Transitions,
+    count,
+)
 from kafka_marshal.protocol.types import Key, Owner
 
 FORGOTTEN_PER_ENTRY_MAX = 8
@@ -91,45 +97,72 @@ def _heartbeat(step: Step, record: Heartbeat) -> Transitions:
     reason = judging.mismatch(state, record, key=key)
     if reason is not None:
         return (step.ignored(reason, key),)
-    effect = _renew(state, key, record.position, rewind=record.rewind)
+    known = state.keys[key]
+    if record.rewind and record.position is not None:
+        known.position = record.position
+    effect = _beat(known, record.position, state.now_ms, _renewal(state, key))
+    state.dirty[key] = None
     return (step.accepted(effect, key),)
 
 
-def _renew(state: WorldState, key: Key, position: int | None, *, rewind: bool) -> str:
-    known = state.keys[key]
-    _advance(known, position, rewind=rewind)
-    known.active_ms = state.now_ms
-    state.dirty[key] = None
-    if judging.is_paused(state, key):
-        return "position_only"  # PROTOCOL 4.5: renewing here would be unsafe.
+def _renewal(state: WorldState, key: Key) -> int | None:
+    """Return H where a beat of this key renews, None while its group is paused."""
     assert state.config is not None
-    known.renewed_ms = state.now_ms
-    known.heartbeat_interval_ms = state.config.heartbeat_interval_ms
+    # PROTOCOL 4.5: renewing in a pause would be unsafe.
+    is_paused = judging.is_paused(state, key)
+    return None if is_paused else state.config.heartbeat_interval_ms
+
+
+def _beat(
+    known: KeyState, position: int | None, now_ms: int, interval_ms: int | None
+) -> str:
+    """Take one beat; ``interval_ms`` as ``_renewal`` says. Returns the effect."""
+    old = known.position
+    if position is not None and (old is None or position > old):
+        known.position = position
+    known.active_ms = now_ms
+    if interval_ms is None:
+        return "position_only"
+    known.renewed_ms = now_ms
+    known.heartbeat_interval_ms = interval_ms
     return "renewed"
 
 
-def _advance(known: KeyState, position: int | None, *, rewind: bool) -> None:
-    if position is None:
-        return
-    if known.position is None or position > known.position or rewind:
-        known.position = position
-
-
 def _batch_heartbeat(step: Step, record: BatchHeartbeat) -> Transitions:
-    state = step.state
-    if state.config is not None and len(record.beats) > state.config.limit("beats"):
+    state, config = step.state, step.state.config
+    if config is None:
+        return tuple(step.ignored("not_owner") for _ in record.beats)
+    if len(record.beats) > config.limit("beats"):
         return (step.refused("limits"),)
-    sender = (record.client_id, record.incarnation)
+    # The busiest loop of a large fleet: what stays the same is looked up before it.
+    keys, find, dirty = state.keys, state.epochs.get, state.dirty
+    group_id, sender = record.group_id, (record.client_id, record.incarnation)
+    offset, now_ms = step.entry.offset, state.now_ms
+    has_pause = state.active_pause(group_id) is not None
+    renewal: int | None = config.heartbeat_interval_ms
+    ignored = held = 0
     transitions = []
     for epoch, position in record.beats:
-        key = state.epochs.get(epoch)
-        if key is None or key.group_id != record.group_id:
+        key = find(epoch)
+        if key is None or key.group_id != group_id:
             transitions.append(step.ignored("not_owner"))
-        elif state.keys[key].owner != sender:
+            ignored += 1
+            continue
+        known = keys[key]
+        if known.owner != sender:
             transitions.append(step.ignored("not_owner", key))
-        else:
-            effect = _renew(state, key, position, rewind=False)
-            transitions.append(step.accepted(effect, key))
+            ignored += 1
+            continue
+        if has_pause:
+            renewal = _renewal(state, key)
+            held += renewal is None
+        effect = _beat(known, position, now_ms, renewal)
+        dirty[key] = None
+        transitions.append(
+            Transition(offset, ACCEPTED, effect, None, key, epoch, None, record)
+        )
+    count(state, "position_only", times=held)
+    count(state, "renewed", times=len(transitions) - ignored - held)
     return tuple(transitions)
 
 
@@ -141,8 +174,8 @@ def _release(step: Step, record: ReleasingPartition) -> Transitions:
         return (step.ignored(reason, key),)
     known = state.keys[key]
     known.owner = None
-    _advance(known, record.position, rewind=False)
-    known.active_ms = state.now_ms
+    # A release tells the position as a beat does, and renews nothing.
+    _beat(known, record.position, state.now_ms, None)
     if record.successor is not None:
         assert state.config is not None
         deadline_ms = state.now_ms + state.config.heartbeat_interval_ms // 2

@@ -40,6 +40,8 @@ def _is_misplaced(state: WorldState, config: Config, key: Key) -> bool:
 
 def is_paused(state: WorldState, key: Key) -> bool:
     """Return whether a pause holds the key's group."""
+    if state.lapses_ms is None:
+        return False  # no group at all is paused, as most of the time
     # PROTOCOL 2.3: a group's pause does not touch its planner key.
     return key.topic != PLANNER_TOPIC and state.active_pause(key.group_id) is not None
 

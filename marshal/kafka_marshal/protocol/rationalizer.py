@@ -28,6 +28,8 @@ from kafka_marshal.protocol.state import (
 from kafka_marshal.protocol.transition import Step, Transition, Transitions, count
 from kafka_marshal.protocol.types import OFFSET_MAX, LogEntry, TimestampType
 
+_LOG_APPEND_TIME = int(TimestampType.LOG_APPEND_TIME)
+
 
 def apply(state: WorldState, entry: LogEntry) -> Transitions:
     """Fold one coordination record into the world state, in place.
@@ -95,7 +97,7 @@ def _move_clock(state: WorldState, entry: LogEntry) -> None:
     if entry.leader_epoch != state.leader_epoch:
         state.leader_epoch = entry.leader_epoch
         state.epoch_time_ms = None
-    if entry.timestamp_type != TimestampType.LOG_APPEND_TIME:
+    if entry.timestamp_type != _LOG_APPEND_TIME:
         count(state, "timestamp_type")
         return
     now_ms = entry.timestamp_ms
@@ -105,6 +107,8 @@ def _move_clock(state: WorldState, entry: LogEntry) -> None:
         elapsed_ms = now_ms - state.epoch_time_ms
         state.log_time_ms = min(state.log_time_ms + elapsed_ms, OFFSET_MAX)
         state.epoch_time_ms = now_ms
+    else:
+        return  # M is never below W.
     state.append_time_ms = max(state.append_time_ms, now_ms)
 
 

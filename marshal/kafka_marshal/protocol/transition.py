@@ -98,7 +98,8 @@ class Step(msgspec.Struct, gc=False):
         )
 
 
-def count(state: WorldState, name: str) -> None:
-    """Add one to a counter of the state's soft part."""
-    counters = state.soft.counters
-    counters[name] = counters.get(name, 0) + 1
+def count(state: WorldState, name: str, *, times: int = 1) -> None:
+    """Add to a counter of the state's soft part; nothing makes none."""
+    if times:
+        counters = state.soft.counters
+        counters[name] = counters.get(name, 0) + times

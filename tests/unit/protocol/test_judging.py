@@ -55,6 +55,7 @@ def world(*, place=HOME, paused=False, known=None, groups=()):
         groups={name: GroupState() for name in groups},
     )
     state.groups["g"] = GroupState(held if paused else None)
+    state.note_next_lapse()
     if known is not None:
         state.keys[KEY] = known
     return state
@@ -322,6 +323,7 @@ def test_a_pause_does_not_touch_the_planner(topic, expected):
     assert is_paused(world(paused=True), Key("g", topic, HOME)) is expected
     assert not is_paused(world(paused=False), Key("g", topic, HOME))
     assert not is_paused(world(paused=True), Key("h", topic, HOME))
+    assert not is_paused(WorldState(HOME), Key("g", topic, HOME))
 
 
 # --- ReleaseGroup: PROTOCOL 4.8 ---
