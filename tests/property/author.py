@@ -9,11 +9,15 @@ shrinks a failure, and a plain seeded generator, which is fast.
 """
 
 import base64
+import random
 from collections.abc import Callable, Sequence
 from hashlib import sha256
 from typing import Any
 
 from naive import RESERVED, Naive
+
+from kafka_marshal.protocol.text import object_to_entry
+from kafka_marshal.protocol.types import LogEntry
 
 H = 10
 START_MS = 1_000
@@ -303,3 +307,15 @@ class Author:
         said = self.sender() | self.key() | {"epoch": 0, "position": 9}
         names = ("topic", "partition", "epoch", "position", "rewind")
         return self.payload("Heartbeat", said | {"rewind": False}, *names)
+
+
+def write_log(seed: int, entries: int = 60) -> list[LogEntry]:
+    """Return the entries of a random log that never halts."""
+    naive = Naive(0)
+    author = Author(random.Random(seed).choice, naive)
+    found = []
+    for _ in range(entries):
+        line = author.write()
+        naive.apply(line)
+        found.append(object_to_entry(line)[1])
+    return found

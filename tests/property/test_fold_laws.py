@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from author import TINY, Author
+from author import TINY, Author, write_log
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from logkit import LOG_APPEND_TIME, Log, config, fold
@@ -22,24 +22,11 @@ from kafka_marshal.protocol.types import LogEntry
 
 HERE = Path(__file__).resolve().parent
 LOGS = 120
-ENTRIES = 60
-
-
-def write(seed, entries=ENTRIES):
-    """Return the entries of a random log that never halts."""
-    naive = Naive(0)
-    author = Author(random.Random(seed).choice, naive)
-    found = []
-    for _ in range(entries):
-        line = author.write()
-        naive.apply(line)
-        found.append(object_to_entry(line)[1])
-    return found
 
 
 @pytest.fixture(scope="module", name="logs")
 def _logs():
-    return [write(seed) for seed in range(LOGS)]
+    return [write_log(seed) for seed in range(LOGS)]
 
 
 # --- S2, S5: one fold, however it is reached ---
@@ -113,13 +100,13 @@ PROGRAM = """
 import sys
 sys.path[:0] = sys.argv[1:3]
 from hashlib import blake2b
-from test_fold_laws import write
+from author import write_log
 from logkit import fold
 from kafka_marshal.protocol.records import Member
 from kafka_marshal.protocol.snapshot import digest, to_bytes
 whole = blake2b()
 for seed in range(30):
-    state = fold(write(seed))
+    state = fold(write_log(seed))
     whole.update(digest(state).encode() + to_bytes(state))
 print(whole.hexdigest())
 """
@@ -225,7 +212,7 @@ def test_an_owner_is_replaced_only_when_stale_released_or_resumed(logs):
 )
 @settings(max_examples=60)
 def test_hostile_bytes_move_only_the_clock(values, seed):
-    entries = write(seed, 20)
+    entries = write_log(seed, 20)
     state = fold(entries)
     # The clock stands still from here, and what it ended has been dropped.
     apply(state, entry_after(state, entries[-1], b""))

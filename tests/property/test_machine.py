@@ -115,9 +115,17 @@ class Fold(RuleBasedStateMachine):
         self.say(again, after=after)
         return client, ident(client + life), key, self.log.state.next_offset - 1
 
-    @rule(who=claims, position=positions, rewind=st.booleans(), after=waits)
-    def beat(self, who, position, rewind, after):
+    @rule(
+        who=claims,
+        life=st.none() | lives,
+        position=positions,
+        rewind=st.booleans(),
+        after=waits,
+    )
+    def beat(self, who, life, position, rewind, after):
         client, inc, key, epoch = who
+        # Perhaps another process of this client, which knows the epoch.
+        inc = inc if life is None else ident(client + life)
         said = beat(epoch, position, client=client, key=key, inc=inc, rewind=rewind)
         self.say(said, after=after)
 

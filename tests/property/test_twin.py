@@ -4,51 +4,13 @@ import random
 from collections import Counter
 
 import pytest
-from author import Author, picker
+from author import picker
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from naive import ANYTHING, Naive, murmur3
+from naive import murmur3
+from twins import compare
 
 from kafka_marshal.protocol.hashing import coordinating_partition
-from kafka_marshal.protocol.rationalizer import apply
-from kafka_marshal.protocol.state import WorldState
-from kafka_marshal.protocol.text import object_to_entry, transition_to_object
-from kafka_marshal.protocol.world import state_to_object
-
-ENTRIES = 60
-
-
-def compare(pick, *, partition=0, k=1, entries=ENTRIES, may_halt=False):
-    """Write a log and fold it twice; return the transitions' names."""
-    naive = Naive(partition)
-    state = WorldState(partition)
-    author = Author(pick, naive, k=k, may_halt=may_halt)
-    names, soft = Counter(), Counter()
-    for _ in range(entries):
-        line = author.write()
-        expected = naive.apply(line)
-        transitions = apply(state, object_to_entry(line)[1])
-        told = [transition_to_object(partition, one) for one in transitions]
-        said = Counter(one["effect"] or one["reason"] for one in told)
-        if expected == ANYTHING:
-            soft += said
-        else:
-            assert told == expected, line
-            names += said
-        assert hard_part(state) == naive.world(), line
-    assert Counter(naive.counters) + soft == Counter(state.soft.counters)
-    return names
-
-
-def hard_part(state):
-    document = state_to_object(state)
-    return {
-        name: document[name]
-        for name in (
-            *("next_offset", "leader_epoch", "log_time_ms"),
-            *("config", "claims", "pauses"),
-        )
-    }
 
 
 @given(st.binary(min_size=500, max_size=500))

@@ -1,0 +1,150 @@
+"""Broken variants of the fold, planted: what the tests here are worth.
+
+Each is a mistake that somebody might make, or that the source of the protocol
+made (PROTOCOL 11, the end); each must be caught by the twin on random logs and by
+Hypothesis on its own way.
+"""
+
+import random
+
+import pytest
+from author import write_log
+from hypothesis import Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+from logkit import Log, beat, messages
+from test_machine import Fold
+from twins import compare
+
+from kafka_marshal.protocol import fold_groups, fold_keys, judging
+from kafka_marshal.protocol.freshness import Freshness
+from kafka_marshal.protocol.rationalizer import apply
+from kafka_marshal.protocol.state import KeyState, Owner, WorldState
+
+LOGS_MAX = 150
+FIND = settings(
+    max_examples=500, stateful_step_count=40, phases=[Phase.generate], database=None
+)
+
+
+def no_epoch_check(monkeypatch):
+    judge = judging.mismatch
+
+    def mismatch(state, record, *, key):
+        reason = judge(state, record, key=key)
+        return None if reason == "old_epoch" else reason
+
+    monkeypatch.setattr(judging, "mismatch", mismatch)
+
+
+def renew_while_paused(monkeypatch):
+    def renewal(state, key):
+        return state.config.heartbeat_interval_ms
+
+    monkeypatch.setattr(fold_keys, "_renewal", renewal)
+
+
+def grant_the_last_offset_again(monkeypatch):
+    head = KeyState.next_unclaimed
+
+    def next_unclaimed(known):
+        unclaimed = head(known)
+        is_granted = known.granted is not None and unclaimed == known.granted
+        return unclaimed - 1 if is_granted and unclaimed else unclaimed
+
+    monkeypatch.setattr(KeyState, "next_unclaimed", next_unclaimed)
+
+
+def restart_by_a_bare_heartbeat(monkeypatch):
+    judge = judging.mismatch
+
+    def mismatch(state, record, *, key):
+        known = state.keys.get(key)
+        if (
+            known is not None
+            and known.owner is not None
+            and known.owner.client_id == record.client_id
+            and known.epoch == record.epoch
+            and known.freshness(state.now_ms) is Freshness.FRESH
+        ):
+            known.owner = Owner(record.client_id, record.incarnation)
+            return None
+        return judge(state, record, key=key)
+
+    monkeypatch.setattr(judging, "mismatch", mismatch)
+
+
+def stale_at_2h(monkeypatch):
+    judge = KeyState.freshness
+
+    def freshness(known, log_time_ms):
+        return judge(known, log_time_ms + 1)
+
+    monkeypatch.setattr(KeyState, "freshness", freshness)
+
+
+def revive_an_operation_that_is_over(monkeypatch):
+    monkeypatch.setattr(fold_groups, "OPS_REMEMBERED_MAX", 0)
+
+
+MUTANTS = [
+    no_epoch_check,
+    renew_while_paused,
+    grant_the_last_offset_again,
+    restart_by_a_bare_heartbeat,
+    stale_at_2h,
+    revive_an_operation_that_is_over,
+]
+
+
+@pytest.mark.parametrize("plant", MUTANTS, ids=lambda plant: plant.__name__)
+def test_the_twin_catches(plant, monkeypatch):
+    plant(monkeypatch)
+    with pytest.raises(AssertionError):
+        compare_many()
+
+
+def compare_many():
+    for seed in range(LOGS_MAX):
+        compare(random.Random(seed).choice)
+
+
+@pytest.mark.parametrize("plant", MUTANTS, ids=lambda plant: plant.__name__)
+def test_the_machine_catches(plant, monkeypatch):
+    plant(monkeypatch)
+    with pytest.raises(AssertionError):
+        run_state_machine_as_test(Fold, settings=FIND)
+
+
+def test_the_law_of_grants_catches_without_a_twin(monkeypatch):
+    grant_the_last_offset_again(monkeypatch)
+    log = Log()
+    epoch = log.claimed()
+    log.append(messages(epoch, 0, 9))
+    assert log.one(messages(epoch, 0, 9)).detail == {"first": 9, "last": 9}
+    overlaps = sum(overlap_count(write_log(seed)) for seed in range(LOGS_MAX))
+    assert overlaps > 0
+
+
+def test_no_grants_overlap_without_the_mutant():
+    assert sum(overlap_count(write_log(seed)) for seed in range(LOGS_MAX)) == 0
+
+
+def overlap_count(entries):
+    state, granted, found = WorldState(0), {}, 0
+    for entry in entries:
+        for one in apply(state, entry):
+            if one.effect == "claimed" and state.keys[one.key].granted is None:
+                granted.pop(one.key, None)
+            if one.effect == "granted":
+                found += one.detail["first"] <= granted.get(one.key, -1)
+                granted[one.key] = one.detail["last"]
+    return found
+
+
+def test_a_former_claim_beats_under_the_mutant_only(monkeypatch):
+    log = Log()
+    epoch = log.claimed()
+    log.append(beat(epoch), after=1)
+    assert log.say(beat(epoch - 1, 9)) == "old_epoch"
+    no_epoch_check(monkeypatch)
+    assert log.say(beat(epoch - 1, 9)) == "renewed"
