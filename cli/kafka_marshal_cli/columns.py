@@ -1,0 +1,85 @@
+"""Which columns the tables of the commands have."""
+
+from typing import Any
+
+from kafka_marshal_cli.render import NOTHING, Column, column, duration, instant
+
+
+def _owner(row: Any) -> str:  # noqa: ANN401 - a JSON object
+    owner = row["owner"]
+    return NOTHING if owner is None else str(owner["client_id"])
+
+
+def _age(row: Any) -> str:  # noqa: ANN401 - a JSON object
+    """Return the estimated age; a tilde says that it is one."""
+    age_ms, estimate_ms = row["age_ms"], row["age_estimate_ms"]
+    return NOTHING if age_ms is None else f"~{duration(estimate_ms)}"
+
+
+CLAIMS = (
+    column("GROUP", "group_id"),
+    column("TOPIC", "topic"),
+    Column("PARTITION", lambda row: str(row["partition"]), is_number=True),
+    Column("OWNER", _owner),
+    column("STATE", "freshness_estimate"),
+    column("AGE", "age_ms", as_text=duration),
+    Column("AGE NOW", _age, is_number=True),
+    column("POSITION", "position"),
+    column("GRANTED", "granted"),
+    column("TOKEN", "token"),
+)
+CLAIMS_OF_A_GROUP = CLAIMS[1:]
+
+GROUPS = (
+    column("GROUP", "group_id"),
+    column("MEMBERS", "members_count"),
+    column("OWNED", "owned_count"),
+    column("CLAIMS", "claims_count"),
+    column("PAUSED UNTIL", "paused_until_ms", as_text=instant),
+    column("BY", "paused_by"),
+    column("REASON", "pause_reason"),
+)
+
+CLIENTS = (
+    column("GROUP", "group_id"),
+    column("CLIENT", "client_id"),
+    column("STATE", "state"),
+    column("HOST", "host"),
+    column("CLAIMS", "claims_count"),
+    column("SILENT", "silent_estimate_ms", as_text=lambda ms: f"~{duration(ms)}"),
+    Column("INCARNATION", lambda row: str(row["incarnation"])[:8]),
+    Column("TOPICS", lambda row: ", ".join(row["topics"]) or NOTHING),
+)
+MEMBERS = CLIENTS[1:]
+
+PAUSES = (
+    column("UNTIL", "until_ms", as_text=instant),
+    column("BY", "client_id"),
+    column("REASON", "reason"),
+    column("OPERATION", "op_id"),
+)
+
+PARTITIONS = (
+    Column("PARTITION", lambda row: str(row["partition"]), is_number=True),
+    column("NEXT", "next_offset"),
+    column("GENERATION", "generation"),
+    column("CLAIMS", "claims_count"),
+    column("DIGEST", "digest"),
+)
+
+VERIFIED = (
+    Column("PARTITION", lambda row: str(row["partition"]), is_number=True),
+    column("RESULT", "result"),
+    column("ENTRIES", "entries_count"),
+    column("NEXT", "next_offset"),
+    column("SNAPSHOT AT", "snapshot_offset"),
+    column("UNDECODABLE", "undecodable_count"),
+    column("DIGEST", "digest"),
+)
+
+CHECKS = (
+    column("CHECK", "check"),
+    column("RESULT", "result"),
+    column("FOUND", "found"),
+    column("RUN", "run"),
+)

@@ -1,0 +1,92 @@
+"""``marshal claims``: who holds what."""
+
+from typing import Annotated
+
+import typer
+
+from kafka_marshal import ConfigurationError, Key
+from kafka_marshal_cli import columns, facts, parsing
+from kafka_marshal_cli.render import Answer, Section, duration, instant
+from kafka_marshal_cli.shared import Call, command, wall_ms
+
+app = typer.Typer(help="Claims: who holds what.", no_args_is_help=True)
+
+
+@app.command("list", epilog="Example: marshal claims list --group billing")
+@command()
+def list_claims(
+    call: Call,
+    *,
+    group: Annotated[
+        str | None, typer.Option(metavar="GROUP", help="Of this group only.")
+    ] = None,
+    topic: Annotated[
+        str | None, typer.Option(metavar="TOPIC", help="Of this topic only.")
+    ] = None,
+) -> None:
+    """List every claim with its owner, age, position and fencing token."""
+    world = call.formatted_world()
+    rows = facts.claim_rows(world, group_id=group, topic=topic)
+    section = Section("claims", rows, columns.CLAIMS)
+    call.answer(Answer(facts.as_of(world), {}, (section,)))
+
+
+@app.command(
+    "who",
+    epilog="Example: marshal claims who billing payments 3 --at 2026-01-31T12:00:00Z",
+)
+@command()
+def who(
+    call: Call,
+    group: Annotated[str, typer.Argument(metavar="GROUP", help="The group.")],
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The data topic.")],
+    partition: Annotated[
+        int, typer.Argument(metavar="PARTITION", min=0, help="The data partition.")
+    ],
+    *,
+    at: Annotated[
+        str | None,
+        typer.Option(
+            metavar="OFFSET|TIME",
+            help="As of an offset of the key's coordinating partition (that record "
+            "included), of an ISO time, or of some time ago like -5m.",
+        ),
+    ] = None,
+) -> None:
+    """Tell who owns one partition now, or who did."""
+    key = Key(group, topic, partition)
+    world = call.world()
+    place = facts.partition_of(key, world.config().partition_count)
+    if at is not None:
+        offset, time_ms = parsing.moment("--at", at, now_ms=wall_ms())
+        end = world.partitions[place].next_offset
+        if offset is not None and offset >= end:
+            raise ConfigurationError(
+                f"--at is {offset}, and coordinating partition {place} ends at {end}; "
+                "see: marshal topic info",
+                setting="--at",
+            )
+        offsets = None if offset is None else {place: offset}
+        world = call.world(offset=offsets, time_ms=time_ms)
+    state = world.partitions[place]
+    found = {
+        **key._asdict(),
+        "coordinating_partition": place,
+        "at_offset": state.next_offset - 1 if state.next_offset else None,
+        "at_log_time_ms": state.log_time_ms,
+        "is_claimed": key in state.keys,
+    }
+    shown = {}
+    if state.log_time_ms is not None:
+        shown["at_log_time_ms"] = instant(state.log_time_ms)
+    if key in state.keys:
+        row = facts.claim_row(world, state, key)
+        found |= row
+        if row["owner"] is not None:
+            shown["owner"] = row["owner"]["client_id"]
+            for name in ("age_ms", "age_estimate_ms"):
+                shown[name] = duration(row[name])
+    else:
+        found["owner"] = None
+        shown["owner"] = "nobody, it was not claimed then"
+    call.answer(Answer(facts.as_of(world), found, (), shown))

@@ -1,0 +1,23 @@
+"""``marshal cluster``: which cluster this is."""
+
+import typer
+
+from kafka_marshal_cli.render import Answer
+from kafka_marshal_cli.shared import Call, command, wall_ms
+
+app = typer.Typer(help="The Kafka cluster.", no_args_is_help=True)
+
+
+@app.command("id", epilog="Example: marshal cluster id -b broker-1:9092")
+@command()
+def cluster_id(call: Call) -> None:
+    """Print the cluster's id, its controller and its brokers."""
+    with call.admin() as admin:
+        cluster = admin.cluster()
+    found = {
+        "cluster_id": cluster.cluster_id,
+        "controller_id": cluster.controller_id,
+        "brokers": [f"{b.node_id}@{b.host}:{b.port}" for b in cluster.brokers],
+    }
+    as_of = {"time_ms": wall_ms(), "offsets": {}}
+    call.answer(Answer(as_of, found))

@@ -1,0 +1,329 @@
+"""``marshal consume``: a console consumer, one JSON object a record."""
+
+import base64
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any
+
+import typer
+
+from kafka_marshal import (
+    ClaimLost,
+    Consumer,
+    Delivery,
+    Event,
+    Marshal,
+    Observer,
+    Record,
+    Token,
+    TopicPartition,
+)
+from kafka_marshal.observability.logs import to_line
+from kafka_marshal.protocol.claiming import Ending
+from kafka_marshal_cli import parsing
+from kafka_marshal_cli.render import to_json
+from kafka_marshal_cli.shared import (
+    Call,
+    command,
+    data,
+    let_go_of_stdout,
+    tell,
+    wall_ms,
+)
+
+POLL_MS = 200
+DRAIN_POLLS_MAX = 10_000
+EVENTS_MAX = 1_000
+EPILOG = (
+    "Example: marshal consume payments --group billing --client-id worker-1 | jq .value"
+)
+# Claims that come and go are told by the consumer's own callbacks.
+_TOLD_ELSEWHERE = frozenset({"claimed", "claim_ended", "ready", "session_failed"})
+
+
+class Guarantee(StrEnum):
+    """What a crash may do to a record."""
+
+    ALO = "alo"
+    AMO = "amo"
+
+
+class Policy(StrEnum):
+    """Which partitions are tried."""
+
+    FAIR = "fair"
+    GREEDY = "greedy"
+
+
+class Reset(StrEnum):
+    """Where a partition without any position starts."""
+
+    EARLIEST = "earliest"
+    LATEST = "latest"
+    NONE = "none"
+
+
+class Events(Observer):
+    """Keeps events until the main thread tells them.
+
+    The engine's thread must not wait for a stuck stderr: it keeps the leases.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[Event] = deque(maxlen=EVENTS_MAX)
+
+    def observe(self, event: Event) -> None:
+        """Take one event."""
+        if event.name not in _TOLD_ELSEWHERE:
+            self._waiting.append(event)
+
+    def tell(self) -> None:
+        """Write what has come, a line each."""
+        while self._waiting:
+            event = self._waiting.popleft()
+            tell(f"event: {to_line(event.name, event.fields)}")
+
+
+class Stopper:
+    """Ends the loop at the first SIGINT or SIGTERM; a second one kills."""
+
+    def __init__(self) -> None:
+        self.is_stopped = False
+        self.consumer: Consumer | None = None
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Listen for signals for the time of the block."""
+        numbers = (signal.SIGINT, signal.SIGTERM)
+        before = {number: signal.signal(number, self._on_signal) for number in numbers}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        del frame
+        self.is_stopped = True
+        signal.signal(number, signal.SIG_DFL)
+        if self.consumer is None:
+            # Nothing is in hand yet: leave from wherever we wait.
+            raise typer.Exit(0)
+        self.consumer.stop()
+
+
+@command(waits=False, answers=False)
+def consume(
+    call: Call,
+    topics: Annotated[list[str], typer.Argument(metavar="TOPIC", help="Data topics.")],
+    *,
+    group: Annotated[str, typer.Option(metavar="GROUP", help="The group.")],
+    client_id: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME", help="Name of this client, unique in the group; keep it."
+        ),
+    ],
+    delivery: Annotated[
+        Guarantee, typer.Option(help="At least once, or at most once.")
+    ] = Guarantee.ALO,
+    policy: Annotated[
+        Policy, typer.Option(help="An equal share, or whatever is free.")
+    ] = Policy.FAIR,
+    claims_max: Annotated[
+        int, typer.Option(min=0, help="Most partitions to hold; 0 for no limit.")
+    ] = 0,
+    max_records: Annotated[
+        int, typer.Option(min=0, help="End after so many records; 0 for no limit.")
+    ] = 0,
+    timeout: Annotated[
+        str | None,
+        typer.Option(metavar="MS", help="End after so long without a record."),
+    ] = None,
+    open_timeout: Annotated[
+        str, typer.Option(metavar="MS", help="When to give up connecting.")
+    ] = "30s",
+    max_poll_records: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Records of a batch; at most once, what a crash can lose of each "
+            "partition.",
+        ),
+    ] = 500,
+    auto_offset_reset: Annotated[
+        Reset, typer.Option(help="Where to start where nobody has been yet.")
+    ] = Reset.EARLIEST,
+    from_beginning: Annotated[
+        bool,
+        typer.Option(
+            "--from-beginning", help="The same as --auto-offset-reset earliest."
+        ),
+    ] = False,
+    state_dir: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            envvar="MARSHAL_STATE_DIR",
+            help="Where the identity is kept that lets a restart resume at once.",
+        ),
+    ] = None,
+) -> None:
+    """Consume topics in a group and print one JSON object a record.
+
+    Fields: topic, partition, offset, token, timestamp and handed_out_ms (both
+    the time of hand-out, epoch ms), record_timestamp_ms, key and value as
+    text, or key_base64 and value_base64 where they are not UTF-8. A record is
+    committed after its line was written and flushed. SIGTERM and SIGINT end
+    it in order: what is in hand is finished, positions are written, claims
+    released.
+    """
+    idle_ms = None if timeout is None else parsing.duration_ms("--timeout", timeout)
+    stopper, events = Stopper(), Events()
+    open_ms = parsing.duration_ms("--open-timeout", open_timeout)
+    most = min(max_poll_records, max_records or max_poll_records)
+    with (
+        stopper.installed(),
+        Marshal(
+            call.bootstrap_servers,
+            group_id=group,
+            client_id=client_id,
+            coordination_topic=call.coordination_topic,
+            options=call.options,
+            state_dir=state_dir,
+            observer=events,
+            timeout_ms=open_ms,
+        ) as marshal,
+        marshal.consumer(
+            *topics,
+            delivery=_DELIVERIES[delivery],
+            policy=policy.value,
+            claims_max=claims_max,
+            auto_offset_reset="earliest" if from_beginning else auto_offset_reset.value,
+            max_poll_records=most,
+            on_claimed=_on_claimed,
+            on_lost=_on_lost,
+            timeout_ms=open_ms,
+        ) as consumer,
+    ):
+        stopper.consumer = consumer
+        printer = Printer(consumer, max_records)
+        try:
+            run(printer, stopper, events=events, idle_ms=idle_ms)
+            if delivery is Guarantee.AMO:
+                drain(printer)
+            consumer.flush()
+        except BrokenPipeError:
+            # The record that could not be written stays uncommitted. Leaving
+            # the block releases; what was committed before goes along.
+            let_go_of_stdout()
+            tell("the reader of our output is gone; what it did not take is kept")
+        finally:
+            events.tell()
+
+
+_DELIVERIES = {
+    Guarantee.ALO: Delivery.AT_LEAST_ONCE,
+    Guarantee.AMO: Delivery.AT_MOST_ONCE,
+}
+
+
+class Printer:
+    """Writes records and commits each once it is out.
+
+    Attributes:
+        count: Records written.
+        is_done: Whether no more are wanted.
+    """
+
+    def __init__(self, consumer: Consumer, records_max: int) -> None:
+        self.consumer = consumer
+        self.count = 0
+        self._max = records_max
+
+    @property
+    def is_done(self) -> bool:
+        """Whether as many were written as were asked for."""
+        return bool(self._max) and self.count >= self._max
+
+    def next(self, timeout_ms: int) -> bool:
+        """Print the next record, if there is one in time.
+
+        Raises:
+            BrokenPipeError: It could not be written; it is not committed.
+        """
+        handed = self.consumer.poll(timeout_ms, 1)
+        handed_out_ms = wall_ms()
+        for records in handed.values():
+            for record in records:
+                data(to_json(record_object(record, handed_out_ms)))
+                sys.stdout.flush()
+                self.count += 1
+                try:
+                    self.consumer.commit(record)
+                except ClaimLost as lost:
+                    tell(f"lost: {lost}")
+        return bool(handed)
+
+
+def run(
+    printer: Printer, stopper: Stopper, *, events: Events, idle_ms: int | None
+) -> None:
+    """Print records until stopped, done, or idle for too long."""
+    since = time.monotonic()
+    while not stopper.is_stopped and not printer.is_done:
+        wait_ms = POLL_MS if idle_ms is None else min(POLL_MS, idle_ms)
+        if printer.next(wait_ms):
+            since = time.monotonic()
+        elif idle_ms is not None and (time.monotonic() - since) * 1000 >= idle_ms:
+            break
+        events.tell()
+
+
+def drain(printer: Printer) -> None:
+    """Print what was granted at most once: nobody else ever will."""
+    printer.consumer.stop()
+    for _ in range(DRAIN_POLLS_MAX):
+        if printer.is_done or not printer.next(0):
+            return
+
+
+def record_object(record: Record, handed_out_ms: int) -> dict[str, Any]:
+    """Return the JSON object of a record."""
+    return {
+        "topic": record.topic,
+        "partition": record.partition,
+        "offset": record.offset,
+        "token": None if record.token is None else str(record.token),
+        "timestamp": handed_out_ms,
+        "handed_out_ms": handed_out_ms,
+        "record_timestamp_ms": record.timestamp_ms,
+        **_text("key", record.key),
+        **_text("value", record.value),
+    }
+
+
+def _text(name: str, value: bytes | None) -> dict[str, str | None]:
+    if value is None:
+        return {name: None}
+    try:
+        return {name: value.decode()}
+    except UnicodeDecodeError:
+        return {f"{name}_base64": base64.b64encode(value).decode()}
+
+
+def _on_claimed(partition: TopicPartition, token: Token) -> None:
+    tell(f"claimed: {partition} token {token}")
+
+
+def _on_lost(partition: TopicPartition, ending: Ending) -> None:
+    how = "lost" if ending.was_lost else "released"
+    by = f" to {ending.winner}" if ending.winner else ""
+    tell(f"{how}: {partition} ({ending.reason}){by}")

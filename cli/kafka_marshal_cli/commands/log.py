@@ -1,0 +1,136 @@
+"""``marshal log``: the log itself, as text, replayed and verified."""
+
+import secrets
+import sys
+from contextlib import ExitStack
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kafka_marshal import ConfigurationError
+from kafka_marshal.protocol.text import entry_to_object
+from kafka_marshal_cli import columns
+from kafka_marshal_cli.exits import ExitCode
+from kafka_marshal_cli.render import Answer, Section, to_json
+from kafka_marshal_cli.shared import Call, command, data, tell, wall_ms
+from kafka_marshal_cli.verify import Verifier
+
+app = typer.Typer(help="The log: dump it, replay it, verify it.", no_args_is_help=True)
+
+
+@app.command(
+    "dump",
+    epilog="Example: marshal log dump --partition 3 --from 100 > partition-3.jsonl",
+)
+@command(answers=False)
+def dump(
+    call: Call,
+    *,
+    partition: Annotated[
+        int | None,
+        typer.Option(metavar="T", min=0, help="This coordinating partition only."),
+    ] = None,
+    from_: Annotated[
+        int, typer.Option("--from", metavar="OFFSET", min=0, help="First offset.")
+    ] = 0,
+    to: Annotated[
+        int | None, typer.Option(metavar="OFFSET", min=0, help="Last offset.")
+    ] = None,
+    skip_record_metadata: Annotated[
+        bool,
+        typer.Option("--skip-record-metadata", help="Write the payloads alone."),
+    ] = False,
+) -> None:
+    """Write the log as text, one JSON object an entry, up to its end at the start.
+
+    `marshal log replay` reads it back to the same digests. Without record
+    metadata there is only the payload, and undecodable values are left out.
+    """
+    with call.scan() as scan:
+        if partition is not None and partition not in scan.ends:
+            raise ConfigurationError(
+                f"--partition is {partition}, and the coordination topic has "
+                f"{len(scan.ends)} partitions; see: marshal topic info",
+                setting="--partition",
+            )
+        for number, entry in scan:
+            is_wanted = partition in {None, number} and entry.offset >= from_
+            if not is_wanted or (to is not None and entry.offset > to):
+                continue
+            line = entry_to_object(number, entry)
+            if not skip_record_metadata:
+                data(to_json(line))
+            elif "payload" in line:
+                data(to_json(line["payload"]))
+
+
+@app.command(
+    "replay", epilog="Example: marshal log dump | marshal log replay - --transitions"
+)
+@command(connects=False, waits=False, answers=False)
+def replay(
+    call: Call,
+    file: Annotated[str, typer.Argument(metavar="FILE", help="What `log dump` wrote.")],
+    *,
+    transitions: Annotated[
+        bool,
+        typer.Option("--transitions", help="First what each entry did, a line each."),
+    ] = False,
+) -> None:
+    """Fold a dumped log and print the world as one JSON document. Needs no broker."""
+    del call
+    run_replay = import_module("kafka_marshal_cli.commands.log_replay").run_replay
+    with ExitStack() as stack:
+        source = sys.stdin
+        if file != "-":
+            try:
+                source = stack.enter_context(Path(file).open(encoding="utf-8"))
+            except OSError as error:
+                raise ConfigurationError(
+                    f"{file!r} cannot be read: {error}; marshal log dump writes such",
+                    setting="FILE",
+                ) from error
+        code = run_replay(source, sys.stdout, sys.stderr, transitions=transitions)
+    if code:
+        sys.stdout.flush()
+        raise typer.Exit(code)
+
+
+@app.command("verify", epilog="Example: marshal log verify")
+@command()
+def verify(call: Call) -> None:
+    """Fold the log twice and check the protocol's invariants on the way.
+
+    The second fold goes in chunks of another size and by a snapshot at a
+    random offset. Ends with 70 if anything is broken.
+    """
+    with call.scan() as scan:
+        verifiers = {}
+        for number, end in scan.ends.items():
+            start = scan.starts[number]
+            split = start + secrets.randbelow(max(1, end - start))
+            chunk = 1 + secrets.randbelow(1_000)
+            verifiers[number] = Verifier(number, split, chunk)
+        for number, entry in scan:
+            verifiers[number].take(entry)
+    rows = [verifiers[number].finish() for number in sorted(verifiers)]
+    worst = "ok"
+    for row in rows:
+        if row["result"] != "ok" and worst != "broken":
+            worst = row["result"]
+        for finding in row["findings"]:
+            tell(f"marshal: partition {row['partition']}: {finding}")
+    as_of = {
+        "time_ms": wall_ms(),
+        "offsets": {str(row["partition"]): row["next_offset"] for row in rows},
+    }
+    section = Section("partitions", rows, columns.VERIFIED)
+    call.answer(Answer(as_of, {"result": worst}, (section,)))
+    if worst == "broken":
+        tell("next: marshal log dump, and report it")
+        raise typer.Exit(ExitCode.BROKEN)
+    if worst == "halted":
+        tell("marshal: the log needs a newer release from some offset on; upgrade")
+        raise typer.Exit(ExitCode.REFUSED)

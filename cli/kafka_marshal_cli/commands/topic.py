@@ -1,0 +1,208 @@
+"""``marshal topic``: the coordination topic."""
+
+import secrets
+from typing import Annotated, Any
+
+import attrs
+import typer
+
+from kafka_marshal import TopicMisconfigured, World, WrongCluster
+from kafka_marshal.admin import (
+    HEARTBEAT_MS_DEFAULT,
+    PARTITIONS_DEFAULT,
+    Format,
+    TopicReport,
+)
+from kafka_marshal.protocol.records import LIMIT_DEFAULTS, Config
+from kafka_marshal.protocol.snapshot import digest
+from kafka_marshal.protocol.text import record_to_object
+from kafka_marshal_cli import columns, facts, parsing
+from kafka_marshal_cli.exits import ExitCode
+from kafka_marshal_cli.render import Answer, Section, duration, plain
+from kafka_marshal_cli.shared import Call, command, data, tell
+
+app = typer.Typer(
+    help="The coordination topic: format it, look at it.", no_args_is_help=True
+)
+
+
+@app.command(
+    "format",
+    epilog="Example: marshal topic format --partitions 8 --heartbeat-interval 60s",
+)
+@command()
+def format_topic(
+    call: Call,
+    *,
+    partitions: Annotated[
+        int | None,
+        typer.Option(
+            metavar="K",
+            help="Coordinating partitions; cannot be changed later. By default "
+            f"{PARTITIONS_DEFAULT}.",
+        ),
+    ] = None,
+    heartbeat_interval: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MS",
+            help="H, in ms or like 2s: the same for every client, for good. A dead "
+            "client's work is taken over after 2H. By default "
+            f"{duration(HEARTBEAT_MS_DEFAULT)}.",
+        ),
+    ] = None,
+    limit: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE",
+            help=f"A limit other than its default: {', '.join(LIMIT_DEFAULTS)}.",
+        ),
+    ] = None,
+    ignore_formatted: Annotated[
+        bool,
+        typer.Option(
+            "--ignore-formatted", help="Succeed where it is formatted already."
+        ),
+    ] = False,
+) -> None:
+    """Create and format the coordination topic; complete a torn format."""
+    asked = {}
+    if partitions is not None:
+        asked["partition_count"] = partitions
+    if heartbeat_interval is not None:
+        option = "--heartbeat-interval"
+        asked["heartbeat_interval_ms"] = parsing.duration_ms(option, heartbeat_interval)
+    wanted = attrs.evolve(Format(limits=parsing.limits(limit or ())), **asked)
+    with call.admin() as admin:
+        config = admin.format_topic(wanted, ignore_formatted=ignore_formatted)
+    for name, value in asked.items():
+        actual = getattr(config, name)
+        if value != actual:
+            tell(f"note: it was formatted before, with {name} {actual} and not {value}")
+    world = call.world()
+    call.answer(Answer(facts.as_of(world), config_facts(call, config)))
+
+
+def config_facts(call: Call, config: Config) -> dict[str, Any]:
+    """Return what a Config settles."""
+    limits = record_to_object(config)["data"]["limits"]
+    return {
+        "topic": call.coordination_topic,
+        "cluster_id": config.cluster_id,
+        "format_id": config.format_id.hex(),
+        "generation": config.generation,
+        "feature_level": config.feature_level,
+        "era": config.era,
+        "K": config.partition_count,
+        "heartbeat_interval_ms": config.heartbeat_interval_ms,
+        "limits": {name: config.limit(name) for name in limits},
+    }
+
+
+@app.command("info", epilog="Example: marshal topic info -b broker-1:9092 -o json")
+@command()
+def info(call: Call) -> None:
+    """Show settings, format and state; fail naming everything that is wrong."""
+    with call.admin() as admin:
+        report = admin.report_topic()
+    if not report.topic.exists:
+        raise TopicMisconfigured(
+            f"topic {call.coordination_topic} does not exist on cluster "
+            f"{report.cluster.cluster_id}; run: marshal topic format",
+            problems=report.problems,
+        )
+    world = call.world()
+    code, problems = judge(report, world)
+    call.answer(topic_answer(call, report, world=world, problems=problems))
+    if report.note is not None:
+        tell(
+            "note: the topic's settings were not looked at, this principal may not "
+            f"read them (DESCRIBE_CONFIGS): {report.note}"
+        )
+    for problem in problems:
+        tell(f"marshal: {call.coordination_topic}: {problem}")
+    if problems:
+        tell("next: marshal doctor" if code != ExitCode.REFUSED else _remedy(world))
+        raise typer.Exit(code)
+
+
+def _remedy(world: World) -> str:
+    if world.partitions[0].config is None:
+        return "next: marshal topic format"
+    return (
+        "next: kafka-configs --alter for settings, marshal topic format for torn_format"
+    )
+
+
+def judge(report: TopicReport, world: World) -> tuple[ExitCode, tuple[str, ...]]:
+    """Return the exit code that the topic deserves, and all that is wrong."""
+    problems = list(report.problems)
+    code = ExitCode.REFUSED if problems else ExitCode.OK
+    try:
+        world.config()
+    except WrongCluster as error:
+        code = ExitCode.WRONG_CLUSTER
+        problems += error.problems
+    except TopicMisconfigured as error:
+        code = ExitCode.REFUSED
+        problems += error.problems
+    for state in world.partitions:
+        if state.halted is not None:
+            code = code or ExitCode.REFUSED
+            problems.append(
+                f"partition {state.partition} needs feature level "
+                f"{state.halted.feature_level} from offset {state.halted.offset} on: "
+                "upgrade kafka-marshal"
+            )
+        if state.soft.counters.get("timestamp_type"):
+            code = code or ExitCode.REFUSED
+            problems.append(
+                f"partition {state.partition} has records that were not dated by the "
+                "broker (CreateTime): its log time stood still for them"
+            )
+    return code, tuple(problems)
+
+
+def topic_answer(
+    call: Call, report: TopicReport, *, world: World, problems: tuple[str, ...]
+) -> Answer:
+    """Return all that is known of the topic."""
+    config = world.partitions[0].config
+    settled = (
+        {"topic": call.coordination_topic, "cluster_id": report.cluster.cluster_id}
+        if config is None
+        else config_facts(call, config)
+    )
+    found = {
+        **settled,
+        "is_formatted": config is not None,
+        "kafka_partitions": report.topic.partition_count,
+        "replication": report.topic.replication,
+        "settings": dict(sorted(report.topic.configs.items())),
+        "problems": list(problems),
+    }
+    rows = [
+        {
+            "partition": state.partition,
+            "next_offset": state.next_offset,
+            "generation": None if state.config is None else state.config.generation,
+            "claims_count": len(state.keys),
+            "digest": digest(state),
+        }
+        for state in world.partitions
+    ]
+    shown = {"problems": "; ".join(problems) or "none"}
+    if config is not None:
+        ms = config.heartbeat_interval_ms
+        shown["heartbeat_interval_ms"] = f"{ms} ({duration(ms)})"
+        shown["limits"] = plain(found["limits"])
+    section = Section("partitions", rows, columns.PARTITIONS)
+    return Answer(facts.as_of(world), found, (section,), shown)
+
+
+@app.command("random-id", epilog="Example: marshal topic random-id")
+@command(connects=False, waits=False, answers=False)
+def random_id(call: Call) -> None:
+    """Print a random id of 16 bytes in hex, as format ids and tests use them."""
+    del call
+    data(secrets.token_hex(16))

@@ -1,0 +1,111 @@
+"""Which exit code, and which next command, each error stands for."""
+
+import re
+from enum import IntEnum
+
+from kafka_marshal.errors import (
+    ClaimError,
+    ClaimLost,
+    ClaimRejected,
+    ConfigurationError,
+    CoordinationError,
+    DeadlineExceeded,
+    GroupPaused,
+    IdentityConflict,
+    InvalidTransition,
+    LogTruncated,
+    LogUnreadable,
+    LogUnwritable,
+    MalformedRecord,
+    MarshalError,
+    PositionError,
+    ProtocolError,
+    TopicMisconfigured,
+    WrongCluster,
+)
+
+
+class ExitCode(IntEnum):
+    """What the command's exit status says; scripts may rely on it."""
+
+    OK = 0
+    FAILED = 1
+    USAGE = 2
+    REFUSED = 3
+    LOST = 4
+    TIMEOUT = 5
+    WRONG_CLUSTER = 6
+    BROKEN = 70
+    INTERRUPTED = 130
+
+
+MEANINGS = {
+    ExitCode.OK: "done (also: the reader of our output closed the pipe)",
+    ExitCode.FAILED: "failed: access denied, a log or topic that cannot be read, a "
+    "check that did not pass",
+    ExitCode.USAGE: "wrong usage or an impossible setting; nothing was sent",
+    ExitCode.REFUSED: "refused by the state of things: held, paused, busy, formatted "
+    "already; a coordination topic that is missing, unformatted, torn or wrongly set; "
+    "a log that needs a newer release",
+    ExitCode.LOST: "a claim was lost, or another live process has this client id",
+    ExitCode.TIMEOUT: "no answer in time, or no broker reached",
+    ExitCode.WRONG_CLUSTER: "the coordination topic was formatted for another cluster",
+    ExitCode.BROKEN: "an invariant is broken: a bug, or a log that was tampered with",
+    ExitCode.INTERRUPTED: "interrupted from the keyboard (`consume`, `broker run` and "
+    "`demo` end in order instead)",
+}
+
+# From special to general: the first that fits counts.
+_TABLE: tuple[tuple[type[MarshalError], ExitCode, str], ...] = (
+    (ConfigurationError, ExitCode.USAGE, "marshal --help"),
+    (MalformedRecord, ExitCode.FAILED, "marshal log verify"),
+    (InvalidTransition, ExitCode.BROKEN, "marshal log verify"),
+    (ProtocolError, ExitCode.BROKEN, "marshal log verify"),
+    (ClaimRejected, ExitCode.REFUSED, "marshal claims list"),
+    (ClaimLost, ExitCode.LOST, "marshal claims list"),
+    (IdentityConflict, ExitCode.LOST, "marshal clients list"),
+    (GroupPaused, ExitCode.REFUSED, "marshal groups list"),
+    (ClaimError, ExitCode.REFUSED, "marshal claims list"),
+    (PositionError, ExitCode.FAILED, "marshal claims list"),
+    (DeadlineExceeded, ExitCode.TIMEOUT, "marshal doctor"),
+    (WrongCluster, ExitCode.WRONG_CLUSTER, "marshal cluster id"),
+    (TopicMisconfigured, ExitCode.REFUSED, "marshal topic info"),
+    (LogUnreadable, ExitCode.FAILED, "marshal doctor"),
+    (LogUnwritable, ExitCode.FAILED, "marshal doctor"),
+    (LogTruncated, ExitCode.FAILED, "marshal log verify"),
+    (CoordinationError, ExitCode.TIMEOUT, "marshal doctor"),
+    (MarshalError, ExitCode.FAILED, "marshal doctor"),
+)
+_COMMAND_IN_TEXT = re.compile(r"\bmarshal [a-z]")
+
+
+def exit_code(error: BaseException) -> ExitCode:
+    """Return the exit code that an error stands for."""
+    if isinstance(error, KeyboardInterrupt):
+        return ExitCode.INTERRUPTED
+    for kind, code, _ in _TABLE:
+        if isinstance(error, kind):
+            return code
+    return ExitCode.BROKEN
+
+
+def next_command(error: BaseException) -> str | None:
+    """Return what to run next, None where the message says so itself."""
+    if _COMMAND_IN_TEXT.search(str(error)):
+        return None
+    for kind, _, command in _TABLE:
+        if isinstance(error, kind):
+            return command
+    return "marshal log verify"
+
+
+def message(error: BaseException) -> str:
+    """Return what a person is told: what happened, why, and what to run next.
+
+    Not escaped yet: parts of it may come from the log.
+    """
+    told = str(error).strip()
+    if not isinstance(error, MarshalError):
+        told = f"unexpected {type(error).__name__}: {told}; --debug shows where"
+    command = next_command(error)
+    return told if command is None else f"{told}\nnext: {command}"

@@ -1,0 +1,237 @@
+"""Answers as tables and JSON. Pure functions: nothing here reads or prints.
+
+Every string may come from the log, where anybody who may write there can put
+control characters, so each is escaped where it is shown (PROTOCOL 12).
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from io import StringIO
+from typing import Any
+
+import attrs
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+SCHEMA = 1
+NOTHING = "-"
+# Nobody's terminal is as wide; a table that goes to a file is never folded.
+WIDTH_UNLIMITED = 100_000
+_JSON_STRING_UNSAFE = re.compile(r"[^\x20-\x7e]")
+
+Row = Mapping[str, Any]
+
+
+def escape(text: str) -> str:
+    r"""Return text that a terminal shows and does not obey: ``\x1b`` for ESC.
+
+    A backslash is doubled, so that nothing can pretend to be an escape.
+    """
+    shown = text.replace("\\", "\\\\")
+    if shown.isprintable():
+        return shown
+    return "".join(c if c.isprintable() else _escaped(c) for c in shown)
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape", "backslashreplace").decode("ascii")
+
+
+def escape_lines(text: str) -> str:
+    """Escape text line by line; lines after the first are indented.
+
+    So a newline from the log cannot begin a line that looks like one of ours.
+    """
+    first, *rest = text.split("\n")
+    return "\n".join([escape(first), *(f"  {escape(line)}" for line in rest)])
+
+
+def to_json(value: object, *, is_pretty: bool = False) -> str:
+    """Return JSON in which every character is printable."""
+    text = json.dumps(value, ensure_ascii=False, indent=2 if is_pretty else None)
+    # Outside its strings JSON is plain ASCII, and indentation brings newlines.
+    return _JSON_STRING_UNSAFE.sub(_escaped_in_json, text)
+
+
+def _escaped_in_json(found: re.Match[str]) -> str:
+    character = found[0]
+    if character == "\n" or character.isprintable():
+        return character
+    units = character.encode("utf-16-be", "surrogatepass")
+    pairs = (units[i : i + 2].hex() for i in range(0, len(units), 2))
+    return "".join(f"\\u{pair}" for pair in pairs)
+
+
+@attrs.frozen
+class Column:
+    """One column of a table.
+
+    Attributes:
+        header: Its title.
+        cell: Returns the text of a row's cell, not escaped.
+        is_number: Whether it is set to the right.
+    """
+
+    header: str
+    cell: Callable[[Row], str]
+    is_number: bool = False
+
+
+@attrs.frozen
+class Section:
+    """Rows of one kind.
+
+    Attributes:
+        name: Name of the list in JSON, such as ``claims``.
+        rows: One JSON object each.
+        columns: How they are shown in a table.
+    """
+
+    name: str
+    rows: Sequence[Row]
+    columns: Sequence[Column]
+
+
+@attrs.frozen
+class Answer:
+    """What a command found.
+
+    Attributes:
+        as_of: Offsets and time that it is true for.
+        facts: Single values, in order.
+        sections: Lists.
+        shown: How facts are shown to people, where not as they are.
+    """
+
+    as_of: Mapping[str, Any]
+    facts: Mapping[str, Any] = attrs.field(factory=dict)
+    sections: Sequence[Section] = ()
+    shown: Mapping[str, str] = attrs.field(factory=dict)
+
+
+def column(
+    header: str, key: str, *, as_text: Callable[[Any], str] | None = None
+) -> Column:
+    """Return a column of one field, ``-`` where it is null."""
+    shown = as_text or plain
+    return Column(
+        header,
+        lambda row: NOTHING if row[key] is None else shown(row[key]),
+        is_number=key.endswith(("_ms", "_count", "offset", "position", "epoch")),
+    )
+
+
+def plain(value: object) -> str:
+    """Return a value as people write it."""
+    match value:
+        case None:
+            return NOTHING
+        case bool():
+            return "yes" if value else "no"
+        case list() | tuple():
+            return ", ".join(plain(item) for item in value) or NOTHING
+        case dict():
+            return ", ".join(f"{k}={plain(v)}" for k, v in value.items()) or NOTHING
+        case _:
+            return str(value)
+
+
+def document(answer: Answer) -> dict[str, Any]:
+    """Return the one JSON object of an answer."""
+    lists = {section.name: list(section.rows) for section in answer.sections}
+    return {"schema": SCHEMA, "as_of": dict(answer.as_of), **answer.facts, **lists}
+
+
+def lines(answer: Answer) -> list[dict[str, Any]]:
+    """Return the JSON objects of an answer, one for each line."""
+    head = {"schema": SCHEMA, "as_of": dict(answer.as_of)}
+    found = []
+    if answer.facts or not answer.sections:
+        found.append({**head, "kind": "facts", **answer.facts})
+    for section in answer.sections:
+        found += [{**head, "kind": section.name, **row} for row in section.rows]
+    return found
+
+
+def table(section: Section, *, width: int | None = None, is_color: bool = False) -> str:
+    """Return a section as text in columns.
+
+    Args:
+        section: What to show.
+        width: Columns of the terminal; None for no limit.
+        is_color: Whether titles may be bold.
+    """
+    grid = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
+    for each in section.columns:
+        side = "right" if each.is_number else "left"
+        grid.add_column(each.header, justify=side, overflow="fold")  # type: ignore[arg-type]
+    for row in section.rows:
+        # Text, never markup: a name like [red] is only a name.
+        grid.add_row(*(Text(escape(each.cell(row))) for each in section.columns))
+    buffer = StringIO()
+    console = Console(
+        file=buffer,
+        width=width or WIDTH_UNLIMITED,
+        force_terminal=is_color,
+        no_color=not is_color,
+        color_system="standard" if is_color else None,
+        legacy_windows=False,
+    )
+    console.print(grid)
+    return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines())
+
+
+def facts(answer: Answer) -> str:
+    """Return an answer's facts, a line each."""
+    titles = [name.replace("_", " ") for name in answer.facts]
+    wide = max(map(len, titles), default=0)
+    told = []
+    for name, title in zip(answer.facts, titles, strict=True):
+        value = answer.shown.get(name, plain(answer.facts[name]))
+        told.append(f"{title + ':':<{wide + 1}} {escape(value)}")
+    return "\n".join(told)
+
+
+def people(answer: Answer, *, width: int | None = None, is_color: bool = False) -> str:
+    """Return an answer as people read it."""
+    parts = [facts(answer)] if answer.facts else []
+    has_titles = len(answer.sections) > 1
+    for section in answer.sections:
+        if not section.rows:
+            body = f"no {section.name}"
+        else:
+            body = table(section, width=width, is_color=is_color)
+            if has_titles:
+                body = f"{section.name.upper()}\n{body}"
+        parts.append(body)
+    return "\n\n".join(parts)
+
+
+_UNITS_MS = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000))
+
+
+def duration(value_ms: int) -> str:
+    """Return a duration for people: ``850ms``, ``12.3s``, ``4m10s``, ``2h``."""
+    sign, left_ms = ("-" if value_ms < 0 else ""), abs(value_ms)
+    if left_ms < 1_000:  # noqa: PLR2004 - a second
+        return f"{sign}{left_ms}ms"
+    if left_ms < 60_000:  # noqa: PLR2004 - a minute
+        return f"{sign}{left_ms / 1000:.1f}".removesuffix(".0") + "s"
+    parts = []
+    for unit, unit_ms in _UNITS_MS:
+        count, left_ms = divmod(left_ms, unit_ms)
+        if count:
+            parts.append(f"{count}{unit}")
+    return sign + "".join(parts[:2])
+
+
+def instant(value_ms: int) -> str:
+    """Return a time for people, in UTC: ``2026-01-31T12:00:00.000Z``."""
+    try:
+        moment = datetime.fromtimestamp(value_ms / 1000, UTC)
+    except (OverflowError, ValueError, OSError):
+        return f"{value_ms} ms"
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
