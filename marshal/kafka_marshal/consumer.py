@@ -112,8 +112,9 @@ class Consumer:
             max_records: Most records to return; by default ``max_poll_records``.
 
         Returns:
-            Records by partition, in offset order; empty when none came in time,
-            while the group is paused, and after ``stop``.
+            Records by partition, in offset order; empty when none came in time
+            and while the group is paused. After ``stop`` nothing more is fetched
+            or asked for: what comes then was fetched or granted before.
 
         Raises:
             ClaimLost: A partition was lost while records of it were in hand,
@@ -128,9 +129,14 @@ class Consumer:
         while True:
             self._sync()
             handed = self._hands.hand_out(most)
-            if handed or self._is_stopped:
+            if handed:
                 return handed
             left_ms = max(0, deadline_ms - self._clock.now_ms())
+            if self._is_stopped:
+                if not left_ms or not self._hands.awaits_grants():
+                    return handed
+                self._hands.wait(left_ms)
+                continue
             self._hands.fetch(left_ms)
             handed = self._hands.hand_out(most)
             if handed:

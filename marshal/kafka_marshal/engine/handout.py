@@ -362,6 +362,22 @@ class HandOut:
             self._session.release(place.holding, reason="position_out_of_range")
         raise error
 
+    def awaits_grants(self) -> bool:
+        """Return whether a verdict on asked-for offsets is still to come.
+
+        They may be granted yet, and nobody else will ever process them then.
+        """
+        with self._engine.changed:
+            return any(
+                isinstance(place.holding.progress, AtMostOnce)
+                and place.holding.progress.outstanding_count > 0
+                for place in self.places.values()
+            )
+
+    def wait(self, timeout_ms: int) -> None:
+        """Wait for news of the engine, for at most a slice."""
+        self._wait(min(timeout_ms, WAIT_SLICE_MS))
+
     def _wait(self, timeout_ms: int) -> None:
         if timeout_ms > 0:
             with self._engine.changed:
