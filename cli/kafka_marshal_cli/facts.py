@@ -20,7 +20,7 @@ def as_of(world: World) -> Row:
     }
 
 
-def claim_row(world: World, state: WorldState, key: Key) -> Row:
+def claim_row(world: World, key: Key, *, state: WorldState) -> Row:
     """Return one claim: as PROTOCOL 3.8 has it, with estimates beside the log's age."""
     known = state.keys[key]
     row = claim_to_object(state, key, known=known)
@@ -46,7 +46,7 @@ def claim_rows(
 ) -> list[Row]:
     """Return every claim, of a group or a topic where named, in order."""
     rows = [
-        (key, claim_row(world, state, key))
+        (key, claim_row(world, key, state=state))
         for state in world.partitions
         for key in state.keys
         if group_id in {None, key.group_id} and topic in {None, key.topic}

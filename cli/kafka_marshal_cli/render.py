@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from io import StringIO
-from typing import Any
+from typing import Any, Literal
 
 import attrs
 from rich.console import Console
@@ -166,8 +166,8 @@ def table(section: Section, *, width: int | None = None, is_color: bool = False)
     """
     grid = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
     for each in section.columns:
-        side = "right" if each.is_number else "left"
-        grid.add_column(each.header, justify=side, overflow="fold")  # type: ignore[arg-type]
+        side: Literal["left", "right"] = "right" if each.is_number else "left"
+        grid.add_column(each.header, justify=side, overflow="fold")
     for row in section.rows:
         # Text, never markup: a name like [red] is only a name.
         grid.add_row(*(Text(escape(each.cell(row))) for each in section.columns))

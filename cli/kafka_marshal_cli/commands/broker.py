@@ -3,10 +3,14 @@
 import signal
 import sys
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Annotated
 
+import attrs
 import typer
 
 from kafka_marshal import Admin, CoordinationError
@@ -63,38 +67,79 @@ def run(
             "--heartbeat-interval", heartbeat_interval
         ),
     )
-    # Needs Java and jars, which other commands do not.
-    from kafka_marshal.testing.broker import EmbeddedBroker
+    format_or_not = partial(
+        _format, wanted=wanted if format_ else None, topic=coordination_topic
+    )
+    with _signals() as signals:
+        serve(signals, port=port, data_dir=data_dir, prepare=format_or_not)
 
-    stop = threading.Event()
-    is_up = False
 
-    def on_signal(number: int, frame: FrameType | None) -> None:
+@attrs.define
+class Signals:
+    """What came of SIGINT and SIGTERM.
+
+    Attributes:
+        stop: Set by the first one.
+        is_serving: Whether an end in order is up to ``serve``; before that a
+            signal breaks the start off.
+    """
+
+    stop: threading.Event = attrs.field(factory=threading.Event)
+    is_serving: bool = False
+
+    def on_signal(self, number: int, frame: FrameType | None) -> None:
+        """Take a signal."""
         del number, frame
-        if not is_up and not stop.is_set():
-            stop.set()
+        is_first = not self.stop.is_set()
+        self.stop.set()
+        if is_first and not self.is_serving:
             raise _Stopped
-        stop.set()
 
-    before = {n: signal.signal(n, on_signal) for n in (signal.SIGINT, signal.SIGTERM)}
+
+@contextmanager
+def _signals() -> Iterator[Signals]:
+    signals = Signals()
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, signals.on_signal) for number in numbers}
     try:
-        with EmbeddedBroker(port=port, data_dir=data_dir) as broker:
-            address = broker.bootstrap_servers
-            if format_:
-                with Admin(address, coordination_topic=coordination_topic) as admin:
-                    admin.format_topic(wanted, ignore_formatted=True)
-            is_up = True
-            data(address)
-            sys.stdout.flush()
-            tell(f"broker runs, its log is {broker.log_path}; Ctrl-C ends it")
-            while not stop.wait(LOOK_S):
-                if not broker.is_running:
-                    raise CoordinationError(
-                        f"the broker ended by itself; the end of its log:\n"
-                        f"{broker.log_tail()}"
-                    )
+        yield signals
     except _Stopped:
-        pass
+        tell("stopped before the broker was up")
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _format(address: str, *, wanted: Format | None, topic: str) -> None:
+    if wanted is not None:
+        with Admin(address, coordination_topic=topic) as admin:
+            admin.format_topic(wanted, ignore_formatted=True)
+
+
+def serve(
+    signals: Signals,
+    *,
+    port: int,
+    data_dir: Path | None,
+    prepare: Callable[[str], None],
+) -> None:
+    """Run a broker until a signal comes.
+
+    Raises:
+        CoordinationError: It ended by itself.
+    """
+    # Needs Java and jars, which other commands do not.
+    from kafka_marshal.testing.broker import EmbeddedBroker
+
+    with EmbeddedBroker(port=port, data_dir=data_dir) as broker:
+        prepare(broker.bootstrap_servers)
+        signals.is_serving = True
+        data(broker.bootstrap_servers)
+        sys.stdout.flush()
+        tell(f"broker runs, its log is {broker.log_path}; Ctrl-C ends it")
+        while not signals.stop.wait(LOOK_S):
+            if not broker.is_running:
+                raise CoordinationError(
+                    "the broker ended by itself; the end of its log:\n"
+                    f"{broker.log_tail()}"
+                )

@@ -38,12 +38,12 @@ def list_claims(
 @command()
 def who(
     call: Call,
+    *,
     group: Annotated[str, typer.Argument(metavar="GROUP", help="The group.")],
     topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The data topic.")],
     partition: Annotated[
         int, typer.Argument(metavar="PARTITION", min=0, help="The data partition.")
     ],
-    *,
     at: Annotated[
         str | None,
         typer.Option(
@@ -80,7 +80,7 @@ def who(
     if state.log_time_ms is not None:
         shown["at_log_time_ms"] = instant(state.log_time_ms)
     if key in state.keys:
-        row = facts.claim_row(world, state, key)
+        row = facts.claim_row(world, key, state=state)
         found |= row
         if row["owner"] is not None:
             shown["owner"] = row["owner"]["client_id"]

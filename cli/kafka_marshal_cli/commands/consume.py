@@ -39,7 +39,7 @@ from kafka_marshal_cli.shared import (
 )
 
 POLL_MS = 200
-DRAIN_POLLS_MAX = 10_000
+DRAIN_MS = 2_000
 EVENTS_MAX = 1_000
 EPILOG = (
     "Example: marshal consume payments --group billing --client-id worker-1 | jq .value"
@@ -91,6 +91,10 @@ class Events(Observer):
             tell(f"event: {to_line(event.name, event.fields)}")
 
 
+class _Stopped(BaseException):
+    """A signal came before anything was in hand; no handler of errors eats it."""
+
+
 class Stopper:
     """Ends the loop at the first SIGINT or SIGTERM; a second one kills."""
 
@@ -105,6 +109,8 @@ class Stopper:
         before = {number: signal.signal(number, self._on_signal) for number in numbers}
         try:
             yield
+        except _Stopped:
+            tell("stopped before anything was consumed")
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
@@ -115,66 +121,83 @@ class Stopper:
         signal.signal(number, signal.SIG_DFL)
         if self.consumer is None:
             # Nothing is in hand yet: leave from wherever we wait.
-            raise typer.Exit(0)
+            raise _Stopped
         self.consumer.stop()
+
+
+Topics = Annotated[list[str], typer.Argument(metavar="TOPIC", help="Data topics.")]
+Group = Annotated[str, typer.Option(metavar="GROUP", help="The group.")]
+ClientId = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME", help="Name of this client, unique in the group; keep it."
+    ),
+]
+DeliveryOption = Annotated[
+    Guarantee, typer.Option(help="At least once, or at most once.")
+]
+PolicyOption = Annotated[
+    Policy, typer.Option(help="An equal share, or whatever is free.")
+]
+ClaimsMax = Annotated[
+    int, typer.Option(min=0, help="Most partitions to hold; 0 for no limit.")
+]
+MaxRecords = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        help="End after so many records; 0 for no limit. At most once, what was "
+        "granted beyond is lost.",
+    ),
+]
+IdleTimeout = Annotated[
+    str | None, typer.Option(metavar="MS", help="End after so long without a record.")
+]
+OpenTimeout = Annotated[
+    str, typer.Option(metavar="MS", help="When to give up connecting.")
+]
+MaxPollRecords = Annotated[
+    int,
+    typer.Option(
+        min=1,
+        help="Records of a batch; at most once, what a crash can lose of each "
+        "partition.",
+    ),
+]
+ResetOption = Annotated[
+    Reset, typer.Option(help="Where to start where nobody has been yet.")
+]
+FromBeginning = Annotated[
+    bool,
+    typer.Option("--from-beginning", help="The same as --auto-offset-reset earliest."),
+]
+StateDir = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        envvar="MARSHAL_STATE_DIR",
+        help="Where the identity is kept that lets a restart resume at once.",
+    ),
+]
 
 
 @command(waits=False, answers=False)
 def consume(
     call: Call,
-    topics: Annotated[list[str], typer.Argument(metavar="TOPIC", help="Data topics.")],
     *,
-    group: Annotated[str, typer.Option(metavar="GROUP", help="The group.")],
-    client_id: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME", help="Name of this client, unique in the group; keep it."
-        ),
-    ],
-    delivery: Annotated[
-        Guarantee, typer.Option(help="At least once, or at most once.")
-    ] = Guarantee.ALO,
-    policy: Annotated[
-        Policy, typer.Option(help="An equal share, or whatever is free.")
-    ] = Policy.FAIR,
-    claims_max: Annotated[
-        int, typer.Option(min=0, help="Most partitions to hold; 0 for no limit.")
-    ] = 0,
-    max_records: Annotated[
-        int, typer.Option(min=0, help="End after so many records; 0 for no limit.")
-    ] = 0,
-    timeout: Annotated[
-        str | None,
-        typer.Option(metavar="MS", help="End after so long without a record."),
-    ] = None,
-    open_timeout: Annotated[
-        str, typer.Option(metavar="MS", help="When to give up connecting.")
-    ] = "30s",
-    max_poll_records: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            help="Records of a batch; at most once, what a crash can lose of each "
-            "partition.",
-        ),
-    ] = 500,
-    auto_offset_reset: Annotated[
-        Reset, typer.Option(help="Where to start where nobody has been yet.")
-    ] = Reset.EARLIEST,
-    from_beginning: Annotated[
-        bool,
-        typer.Option(
-            "--from-beginning", help="The same as --auto-offset-reset earliest."
-        ),
-    ] = False,
-    state_dir: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            envvar="MARSHAL_STATE_DIR",
-            help="Where the identity is kept that lets a restart resume at once.",
-        ),
-    ] = None,
+    topics: Topics,
+    group: Group,
+    client_id: ClientId,
+    delivery: DeliveryOption = Guarantee.ALO,
+    policy: PolicyOption = Policy.FAIR,
+    claims_max: ClaimsMax = 0,
+    max_records: MaxRecords = 0,
+    timeout: IdleTimeout = None,
+    open_timeout: OpenTimeout = "30s",
+    max_poll_records: MaxPollRecords = 500,
+    auto_offset_reset: ResetOption = Reset.EARLIEST,
+    from_beginning: FromBeginning = False,
+    state_dir: StateDir = None,
 ) -> None:
     """Consume topics in a group and print one JSON object a record.
 
@@ -186,9 +209,8 @@ def consume(
     released.
     """
     idle_ms = None if timeout is None else parsing.duration_ms("--timeout", timeout)
-    stopper, events = Stopper(), Events()
     open_ms = parsing.duration_ms("--open-timeout", open_timeout)
-    most = min(max_poll_records, max_records or max_poll_records)
+    stopper, events = Stopper(), Events()
     with (
         stopper.installed(),
         Marshal(
@@ -207,7 +229,7 @@ def consume(
             policy=policy.value,
             claims_max=claims_max,
             auto_offset_reset="earliest" if from_beginning else auto_offset_reset.value,
-            max_poll_records=most,
+            max_poll_records=min(max_poll_records, max_records or max_poll_records),
             on_claimed=_on_claimed,
             on_lost=_on_lost,
             timeout_ms=open_ms,
@@ -290,9 +312,8 @@ def run(
 def drain(printer: Printer) -> None:
     """Print what was granted at most once: nobody else ever will."""
     printer.consumer.stop()
-    for _ in range(DRAIN_POLLS_MAX):
-        if printer.is_done or not printer.next(0):
-            return
+    while not printer.is_done and printer.next(DRAIN_MS):
+        pass
 
 
 def record_object(record: Record, handed_out_ms: int) -> dict[str, Any]:

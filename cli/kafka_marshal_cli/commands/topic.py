@@ -3,7 +3,6 @@
 import secrets
 from typing import Annotated, Any
 
-import attrs
 import typer
 
 from kafka_marshal import TopicMisconfigured, World, WrongCluster
@@ -72,7 +71,11 @@ def format_topic(
     if heartbeat_interval is not None:
         option = "--heartbeat-interval"
         asked["heartbeat_interval_ms"] = parsing.duration_ms(option, heartbeat_interval)
-    wanted = attrs.evolve(Format(limits=parsing.limits(limit or ())), **asked)
+    wanted = Format(
+        partition_count=asked.get("partition_count", PARTITIONS_DEFAULT),
+        heartbeat_interval_ms=asked.get("heartbeat_interval_ms", HEARTBEAT_MS_DEFAULT),
+        limits=parsing.limits(limit or ()),
+    )
     with call.admin() as admin:
         config = admin.format_topic(wanted, ignore_formatted=ignore_formatted)
     for name, value in asked.items():
