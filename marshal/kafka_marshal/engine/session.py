@@ -41,12 +41,10 @@ from .leaving import Leaver
 from .members import Announcer
 from .outbox import Outbox
 from .starting import Starter
-from .subscription import Subscription
+from .subscription import POLICY_MS_MIN, Subscription, policy_interval_ms
 
 JITTER_FREE_MS_MAX = 50
 JITTER_TAKEOVER_MS_MAX = 1_000
-POLICY_MS_MAX = 500
-POLICY_MS_MIN = 20
 METADATA_MS_MAX = 10_000
 
 
@@ -79,7 +77,7 @@ class Session:
         self._leaver = Leaver(context, self._outbox)
         self._announcer = Announcer(context, self._outbox, host=host)
         self._starter = Starter(context, self._beater, claimant)
-        self._subscriptions: list[Subscription] = []
+        self._subs: list[Subscription] = []
         self._explicit: dict[Key, None] = {}
         self._policy_at_ms = 0
         self._unresumable: set[Key] = set()
@@ -94,7 +92,7 @@ class Session:
             InvalidTransition: A topic is consumed in this session already
                 (PROTOCOL 5.3: one consumer per key in a process).
         """
-        taken = {t for s in self._subscriptions for t in s.topics}
+        taken = {t for s in self._subs for t in s.topics}
         taken |= {key.topic for key in self._explicit}
         for topic in subscription.topics:
             if topic in taken:
@@ -103,7 +101,7 @@ class Session:
                     f"{self.claimant.owner.client_id!r} in this process; close that "
                     "consumer first or use another client_id"
                 )
-        self._subscriptions.append(subscription)
+        self._subs.append(subscription)
         self._announcer.announce_soon()
         self._policy_at_ms = 0
 
@@ -117,9 +115,9 @@ class Session:
             Sequence numbers to wait for: claims that may still be won, and then
             are given up as ghosts, or the last beats.
         """
-        if subscription not in self._subscriptions:
+        if subscription not in self._subs:
             return []
-        self._subscriptions.remove(subscription)
+        self._subs.remove(subscription)
         subscription.is_open = False
         self._announcer.announce_soon()
         mine = [h for h in self.holdings.values() if h.key.topic in subscription.topics]
@@ -157,10 +155,6 @@ class Session:
         elif self.holdings.get(holding.key) is holding:
             self._finish(holding, Ending("given_up", was_lost=False))
 
-    @property
-    def _subs(self) -> list[Subscription]:
-        return self._subscriptions
-
     # --- the round
 
     def tick(self, now_ms: int) -> None:
@@ -179,15 +173,18 @@ class Session:
             self._announcer.announce_due(self._subs, self.holdings, now_ms=now_ms)
             self._refresh_topics(now_ms)
             if now_ms >= self._policy_at_ms:
-                self._policy_at_ms = now_ms + self._policy_interval_ms()
+                self._policy_at_ms = now_ms + policy_interval_ms(self._context)
                 self._apply_policies(now_ms)
             for holding in list(self.holdings.values()):
                 if not holding.claim.is_owned:
                     self._contend(holding, now_ms)
 
-    def _policy_interval_ms(self) -> int:
-        tenth_ms = self._context.heartbeat_interval_ms // 10
-        return max(POLICY_MS_MIN, min(tenth_ms, POLICY_MS_MAX))
+    def next_due_ms(self) -> int | None:
+        """Return when to look again though nothing is read; None = no hurry."""
+        if self._is_closing or self.failure is not None:
+            return None
+        attempts = [h.claim.attempt_at_ms for h in self.holdings.values()]
+        return min([self._policy_at_ms, *(at for at in attempts if at is not None)])
 
     def _drive_owned(self, holding: Holding, now_ms: int) -> None:
         world = self._context.replica_of(holding.key).world
@@ -250,6 +247,7 @@ class Session:
                 lives=self._lives,
                 now_ms=now_ms,
             )
+            self._policy_at_ms = min(self._policy_at_ms, sub.claimable_at_ms)
             plan = sub.policy(view)
             wanted = dict.fromkeys(plan.claim)
             unwanted = [key for key in sub.all_keys() if key not in wanted]

@@ -14,6 +14,9 @@ from .holding import Delivery, Holding, StartRule
 
 Policy = Callable[[View], Plan]
 
+POLICY_MS_MAX = 500
+POLICY_MS_MIN = 20
+
 
 @attrs.define(eq=False)
 class Subscription:
@@ -28,6 +31,8 @@ class Subscription:
         claims_max: Most keys to hold, 0 = no limit.
         refresh_ms: Time between two looks at the topics' metadata.
         version: Grows whenever a holding of this subscription came or went.
+        claimable_at_ms: Local time at which the next key may become claimable,
+            as of the last view; H later where none is about to.
     """
 
     group_id: str
@@ -41,6 +46,7 @@ class Subscription:
     is_open: bool = True
     refresh: Pending[Mapping[str, TopicInfo]] | None = None
     refresh_at_ms: int = 0
+    claimable_at_ms: int = 0
     _shunned: set[Key] = attrs.field(factory=set)
     _claimable_since: dict[Key, int] = attrs.field(factory=dict)
 
@@ -69,6 +75,7 @@ class Subscription:
         """Return what the policy may look at now."""
         keys = []
         suspects = set()
+        self.claimable_at_ms = now_ms + context.heartbeat_interval_ms
         for key in self.all_keys():
             replica = context.replica_of(key)
             elapsed_ms = replica.elapsed_ms(now_ms)
@@ -84,6 +91,9 @@ class Subscription:
                 suspects.add(who.client_id)
                 who = None
             is_claimable = guess.wait_ms == 0
+            if guess.wait_ms:
+                soon_ms = now_ms + guess.wait_ms
+                self.claimable_at_ms = min(self.claimable_at_ms, soon_ms)
             keys.append(
                 KeyView(
                     key,
@@ -129,6 +139,12 @@ class Subscription:
                     held=record.load,
                 )
         return tuple(view for _, view in sorted(views.items()))
+
+
+def policy_interval_ms(context: Context) -> int:
+    """Return how often policies are asked though nothing seems to have changed."""
+    tenth_ms = context.heartbeat_interval_ms // 10
+    return max(POLICY_MS_MIN, min(tenth_ms, POLICY_MS_MAX))
 
 
 def _is_mine(holding: Holding | None) -> bool:

@@ -190,12 +190,13 @@ class Claim:
         start_position: Where to begin, None while unknown.
         ending: Why it ended, None before.
         retry_at_ms: Local time before which no new attempt is made.
+        attempt_at_ms: Local time of the next one, None where none is due.
     """
 
     __slots__ = (
-        "_attempt_at_ms",
         "_base_ms",
         "_sent_ms",
+        "attempt_at_ms",
         "claimant",
         "ending",
         "epoch",
@@ -221,7 +222,7 @@ class Claim:
         self.refusal: Transition | None = None
         self.heartbeat_interval_ms = 0
         self.retry_at_ms = 0
-        self._attempt_at_ms: int | None = None
+        self.attempt_at_ms: int | None = None
         self._base_ms = -1
         self._sent_ms: dict[int, int] = {}
 
@@ -266,12 +267,12 @@ class Claim:
         if wait_ms is None or wait_ms > 0:
             # The view has caught up with the refusal, and knows it better: the
             # owner may let go long before the time that the refusal named.
-            self._attempt_at_ms = None
+            self.attempt_at_ms = None
             self.retry_at_ms = 0
             return False
-        if self._attempt_at_ms is None:
-            self._attempt_at_ms = max(now_ms + jitter_ms, self.retry_at_ms)
-        return now_ms >= self._attempt_at_ms
+        if self.attempt_at_ms is None:
+            self.attempt_at_ms = max(now_ms + jitter_ms, self.retry_at_ms)
+        return now_ms >= self.attempt_at_ms
 
     def claim_record(
         self,
@@ -303,7 +304,7 @@ class Claim:
         if self.phase is not Phase.WAITING:
             raise InvalidTransition(f"claim of {self.key} sent while {self.phase}")
         self.phase = Phase.CLAIMING
-        self._attempt_at_ms = None
+        self.attempt_at_ms = None
         self._sent_ms[seq] = now_ms
         if len(self._sent_ms) > CLAIMS_IN_FLIGHT_MAX:
             del self._sent_ms[next(iter(self._sent_ms))]
