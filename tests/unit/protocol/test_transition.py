@@ -93,6 +93,13 @@ def test_counting_starts_at_nothing(log):
     count(log.state, "new")
     count(log.state, "new")
     assert log.state.soft.counters["new"] == 2
+    count(log.state, "new", times=3)
+    assert log.state.soft.counters["new"] == 5
+
+
+def test_counting_nothing_makes_no_counter(log):
+    count(log.state, "new", times=0)
+    assert "new" not in log.state.soft.counters
 
 
 def test_transitions_are_values(log):
