@@ -1,15 +1,20 @@
-"""Why a connection could not be made, which kafka-python tells only its log.
+"""Making kafka-python's clients, and learning why one could not be made.
 
 It tries the bootstrap addresses again until its time is up, whatever the reason,
 and then raises a timeout that has none: a wrong password looks like a network
-that is down. Its log has the reason, as an exception among the arguments.
+that is down. Its log has the reason, as an exception among the arguments. And it
+leaves the client's thread and sockets behind, for ever.
 """
 
 import logging
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Self
 
+from kafka import KafkaConsumer
 from kafka import errors as kafka_errors
+
+from kafka_marshal.kafka_io.untyped import Untyped
 
 _LOGGER = "kafka.net.manager"
 # A refusal that no further attempt will change.
@@ -18,6 +23,35 @@ REFUSALS = (
     kafka_errors.UnsupportedSaslMechanismError,
     kafka_errors.IllegalSaslStateError,
 )
+
+
+def connected(kind: Untyped, config: Mapping[str, Untyped]) -> Untyped:
+    """Make a client of kafka-python; leave nothing behind where that fails.
+
+    Args:
+        kind: ``KafkaConsumer``, ``KafkaProducer`` or ``KafkaAdminClient``.
+        config: What it is made with.
+
+    Returns:
+        The client, connected.
+
+    Raises:
+        KafkaError: No connection could be made.
+    """
+    network: list[Untyped] = []
+
+    def make(**options: Untyped) -> Untyped:
+        made = KafkaConsumer.DEFAULT_CONFIG["kafka_client"](**options)
+        network.append(made)
+        return made
+
+    try:
+        return kind(**config, kafka_client=make)
+    except BaseException:
+        # The object that has a close() was never handed out.
+        for each in network:
+            each.close()
+        raise
 
 
 class ConnectionWatch(logging.Handler):

@@ -23,6 +23,7 @@ from kafka_marshal.errors import (
     MarshalError,
     TopicMisconfigured,
 )
+from kafka_marshal.kafka_io.connecting import connected
 from kafka_marshal.kafka_io.lookups import forked
 from kafka_marshal.kafka_io.settings import ConnectionSettings
 from kafka_marshal.kafka_io.topics import KafkaTopicAdmin
@@ -240,20 +241,21 @@ class KafkaCoordinationLog(CoordinationLog):
         self.topic_id = found.topic_id
 
     def _new_consumer(self, deadline: float) -> Untyped:
-        consumer = KafkaConsumer(
+        settings = {
             **self._settings.client_config(),
-            group_id=None,
-            enable_auto_commit=False,
-            auto_offset_reset="none",
-            isolation_level="read_uncommitted",
-            allow_auto_create_topics=False,
-            fetch_min_bytes=1,
-            fetch_max_wait_ms=FETCH_WAIT_MS,
-            max_poll_records=ENTRIES_PER_POLL,
-            request_timeout_ms=READER_REQUEST_TIMEOUT_MS,
-            metrics_enabled=False,
-            bootstrap_timeout_ms=left_ms(deadline),
-        )
+            "group_id": None,
+            "enable_auto_commit": False,
+            "auto_offset_reset": "none",
+            "isolation_level": "read_uncommitted",
+            "allow_auto_create_topics": False,
+            "fetch_min_bytes": 1,
+            "fetch_max_wait_ms": FETCH_WAIT_MS,
+            "max_poll_records": ENTRIES_PER_POLL,
+            "request_timeout_ms": READER_REQUEST_TIMEOUT_MS,
+            "metrics_enabled": False,
+            "bootstrap_timeout_ms": left_ms(deadline),
+        }
+        consumer = connected(KafkaConsumer, settings)
         consumer.assign(self._partitions)
         return consumer
 

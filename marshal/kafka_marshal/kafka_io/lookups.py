@@ -16,7 +16,7 @@ from kafka import errors as kafka_errors
 from kafka.admin import KafkaAdminClient
 
 from kafka_marshal.errors import CoordinationError, InvalidTransition, MarshalError
-from kafka_marshal.kafka_io.connecting import ConnectionWatch
+from kafka_marshal.kafka_io.connecting import ConnectionWatch, connected
 from kafka_marshal.kafka_io.settings import ConnectionSettings
 from kafka_marshal.kafka_io.translate import Access, translated
 from kafka_marshal.kafka_io.untyped import Untyped
@@ -128,10 +128,12 @@ class Lookups:
                 raise InvalidTransition("The connection is closed; open a new one.")
             if self._client is None:
                 left_ms = max(1, int((deadline - time.monotonic()) * 1000))
-                self._client = KafkaAdminClient(
-                    **self._settings.client_config(),
-                    request_timeout_ms=_REQUEST_TIMEOUT_MS,
-                    bootstrap_timeout_ms=left_ms,
+                timeouts = {
+                    "request_timeout_ms": _REQUEST_TIMEOUT_MS,
+                    "bootstrap_timeout_ms": left_ms,
+                }
+                self._client = connected(
+                    KafkaAdminClient, self._settings.client_config() | timeouts
                 )
             return self._client
 

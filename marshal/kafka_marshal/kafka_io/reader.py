@@ -11,6 +11,7 @@ from kafka import TopicPartition as KafkaTopicPartition
 from kafka import errors as kafka_errors
 
 from kafka_marshal.errors import InvalidTransition, PositionError
+from kafka_marshal.kafka_io.connecting import connected
 from kafka_marshal.kafka_io.lookups import forked
 from kafka_marshal.kafka_io.settings import ConnectionSettings
 from kafka_marshal.kafka_io.translate import Access, translated
@@ -207,21 +208,22 @@ class KafkaDataReader(DataReader):
         return True
 
     def _new_consumer(self) -> Untyped:
-        return KafkaConsumer(
+        settings = {
             **self._settings.client_config(),
-            group_id=None,
-            enable_auto_commit=False,
+            "group_id": None,
+            "enable_auto_commit": False,
             # Retention and truncation are decided above, never by a silent jump.
-            auto_offset_reset="none",
-            isolation_level=self._isolation_level,
-            client_rack=self._client_rack,
-            allow_auto_create_topics=False,
-            fetch_min_bytes=1,
-            fetch_max_wait_ms=FETCH_WAIT_MS,
-            request_timeout_ms=REQUEST_TIMEOUT_MS,
-            metrics_enabled=False,
-            bootstrap_timeout_ms=REQUEST_TIMEOUT_MS,
-        )
+            "auto_offset_reset": "none",
+            "isolation_level": self._isolation_level,
+            "client_rack": self._client_rack,
+            "allow_auto_create_topics": False,
+            "fetch_min_bytes": 1,
+            "fetch_max_wait_ms": FETCH_WAIT_MS,
+            "request_timeout_ms": REQUEST_TIMEOUT_MS,
+            "metrics_enabled": False,
+            "bootstrap_timeout_ms": REQUEST_TIMEOUT_MS,
+        }
+        return connected(KafkaConsumer, settings)
 
     def _converted(
         self, partition: TopicPartition, records: Sequence[Any]

@@ -18,6 +18,7 @@ from kafka import KafkaProducer
 from kafka import errors as kafka_errors
 
 from kafka_marshal.errors import CoordinationError, InvalidTransition, MarshalError
+from kafka_marshal.kafka_io.connecting import connected
 from kafka_marshal.kafka_io.settings import ConnectionSettings
 from kafka_marshal.kafka_io.translate import Access, translated
 from kafka_marshal.kafka_io.untyped import Untyped
@@ -313,17 +314,18 @@ class Writer:
     def _new_producer(self, timeout_ms: int) -> Untyped:
         """Return a connected producer that has the topic's metadata."""
         deadline = time.monotonic() + timeout_ms / 1000
-        producer = KafkaProducer(
+        settings = {
             **self._settings.client_config(),
             **self._timeouts,
-            acks="all",
-            enable_idempotence=True,
-            linger_ms=LINGER_MS,
-            max_block_ms=_SEND_BLOCK_MS,
-            allow_auto_create_topics=False,
-            metrics_enabled=False,
-            bootstrap_timeout_ms=timeout_ms,
-        )
+            "acks": "all",
+            "enable_idempotence": True,
+            "linger_ms": LINGER_MS,
+            "max_block_ms": _SEND_BLOCK_MS,
+            "allow_auto_create_topics": False,
+            "metrics_enabled": False,
+            "bootstrap_timeout_ms": timeout_ms,
+        }
+        producer = connected(KafkaProducer, settings)
         # An option that conflicts turns idempotence off without an error.
         assert producer.config["enable_idempotence"] is True
         assert producer.config["acks"] == -1

@@ -28,6 +28,7 @@ class Producer:
         if Producer.unreachable:
             Producer.unreachable -= 1
             raise kafka_errors.KafkaTimeoutError("nobody there")
+        assert callable(config.pop("kafka_client"))
         self.config = config | {"acks": -1}
         self.sent = []
         self.is_closed = False
