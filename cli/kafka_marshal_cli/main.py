@@ -1,94 +1,23 @@
-"""The command ``marshal``: its parts put together."""
+"""The entry point of the command ``marshal``.
+
+The rest is imported inside: it takes half a second, and a Ctrl-C meanwhile
+must not end in a traceback.
+"""
 
 import sys
-from importlib import import_module
-from importlib.util import find_spec
-from typing import Annotated
 
-import typer
-
-from kafka_marshal import __version__
-from kafka_marshal_cli.commands import (
-    broker,
-    claims,
-    clients,
-    cluster,
-    consume,
-    doctor,
-    groups,
-    log,
-    topic,
-)
-from kafka_marshal_cli.exits import MEANINGS
-
-ENVIRONMENT = (
-    "Data goes to stdout, words for people to stderr. Options win over "
-    "MARSHAL_BOOTSTRAP_SERVER, MARSHAL_COORDINATION_TOPIC, MARSHAL_OUTPUT and "
-    "MARSHAL_STATE_DIR in the environment."
-)
-
-app = typer.Typer(
-    name="marshal",
-    help="Share Kafka topics among processes by claims kept in a topic.",
-    epilog="\n\n".join(
-        [
-            "Example: marshal topic format -b localhost:9092",
-            "Exit codes:",
-            *(f"{code.value}: {meaning}" for code, meaning in MEANINGS.items()),
-            ENVIRONMENT,
-        ]
-    ),
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-
-
-def _show_version(is_asked: bool) -> None:
-    if is_asked:
-        typer.echo(f"marshal {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def root(
-    *,
-    version: Annotated[
-        bool,
-        typer.Option(
-            "--version",
-            callback=_show_version,
-            is_eager=True,
-            help="Show the version and exit.",
-        ),
-    ] = False,
-) -> None:
-    """Share Kafka topics among processes by claims kept in a topic."""
-    del version
-
-
-for name, noun in {
-    "topic": topic,
-    "groups": groups,
-    "claims": claims,
-    "clients": clients,
-    "cluster": cluster,
-    "log": log,
-    "broker": broker,
-}.items():
-    app.add_typer(noun.app, name=name)
-app.command("consume", epilog=consume.EPILOG)(consume.consume)
-app.command("doctor", epilog=doctor.EPILOG)(doctor.doctor)
-if find_spec("kafka_marshal_cli.commands.demo") is not None:
-    app.command("demo", epilog="Example: marshal demo")(
-        import_module("kafka_marshal_cli.commands.demo").demo
-    )
+INTERRUPTED = 130
 
 
 def main() -> None:
     """Run the command; what a terminal cannot write is escaped, never an error."""
-    for stream in (sys.stdout, sys.stderr):
-        reconfigure = getattr(stream, "reconfigure", None)
-        if reconfigure is not None:
-            reconfigure(errors="backslashreplace")
-    app(prog_name="marshal")
+    try:
+        from kafka_marshal_cli.assembly import app
+
+        for stream in (sys.stdout, sys.stderr):
+            reconfigure = getattr(stream, "reconfigure", None)
+            if reconfigure is not None:
+                reconfigure(errors="backslashreplace")
+        app(prog_name="marshal")
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
