@@ -1,0 +1,93 @@
+"""``marshal demo``: watch consumers share a topic, die, and be replaced."""
+
+import secrets
+import sys
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from kafka_marshal_cli import parsing, render
+from kafka_marshal_cli.demo.play import Outcome, Wish, play
+from kafka_marshal_cli.demo.show import Show
+from kafka_marshal_cli.exits import ExitCode
+from kafka_marshal_cli.shared import Call, Output, command, data
+
+HeartbeatInterval = Annotated[
+    str,
+    typer.Option(
+        "--heartbeat-interval",
+        metavar="DURATION",
+        help="H: a dead consumer is replaced after 2H.",
+    ),
+]
+Partitions = Annotated[
+    int, typer.Option("--partitions", min=1, max=64, help="Partitions of each topic.")
+]
+Records = Annotated[
+    int,
+    typer.Option("--records", min=100, max=10_000, help="Records to begin with."),
+]
+Consumers = Annotated[
+    int, typer.Option("--consumers", min=2, max=8, help="Consumer processes.")
+]
+Keep = Annotated[
+    bool, typer.Option("--keep", help="Keep journals and logs, and say where.")
+]
+Seed = Annotated[
+    int | None,
+    typer.Option("--seed", help="Chooses which consumer is killed; by default random."),
+]
+
+
+@command(connects=False, waits=False)
+def demo(
+    call: Call,
+    *,
+    heartbeat_interval: HeartbeatInterval = "2s",
+    partitions: Partitions = 6,
+    records: Records = 3_000,
+    consumers: Consumers = 3,
+    keep: Keep = False,
+    seed: Seed = None,
+) -> None:
+    """Start a real Kafka, kill a consumer, pause a group, and judge the outcome.
+
+    Needs no broker of yours. Three consumer processes share a topic; one is
+    killed in the middle of its work, the others take over; the group is paused
+    and goes on; then the same at most once. The verdict is computed from what
+    the consumers wrote down and from the log. Exit code 0 only if every
+    guarantee held, else 1. Takes about a minute.
+
+    Example: marshal demo --heartbeat-interval 1s
+    """
+    is_data = call.output is not Output.TABLE
+    wish = Wish(
+        parsing.duration_ms("--heartbeat-interval", heartbeat_interval),
+        partitions,
+        records,
+        consumers,
+        secrets.randbelow(1_000_000) if seed is None else seed,
+        keep,
+    )
+    show = Show(Console(stderr=is_data))
+    try:
+        outcome = play(wish, show)
+    except KeyboardInterrupt:
+        show.say("Interrupted: everything that was started is stopped; no verdict.")
+        raise typer.Exit(ExitCode.FAILED) from None
+    if is_data:
+        pretty = call.output is Output.JSON
+        data(render.to_json(outcome.to_object(), is_pretty=pretty))
+    _conclude(outcome, show)
+    if not outcome.held:
+        raise typer.Exit(ExitCode.FAILED)
+
+
+def _conclude(outcome: Outcome, show: Show) -> None:
+    if outcome.folder is not None:
+        show.say(f"Journals and logs are in {outcome.folder}.")
+    said = "Every guarantee held." if outcome.held else "A guarantee did NOT hold."
+    seed = outcome.wish.seed
+    show.say(f"{said} It took {outcome.took_s:.0f} s; --seed {seed} kills the same.")
+    sys.stdout.flush()

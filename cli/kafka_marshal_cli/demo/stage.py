@@ -1,0 +1,403 @@
+"""One round of the demo: start, kill, pause, let go on; never without a deadline.
+
+What is waited for and does not come in time ends the round with a sentence that
+says so, and that sentence fails the verdict.
+"""
+
+import random
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import attrs
+
+from kafka_marshal import Admin, MarshalError
+from kafka_marshal.testing.producing import Producing, create_topic
+from kafka_marshal.testing.watching import LogWatch
+from kafka_marshal_cli.demo import journal
+from kafka_marshal_cli.demo.evidence import Evidence, Pause, tenures_of
+from kafka_marshal_cli.demo.process import STOP_S, WorkerProcess, WorkerSettings
+from kafka_marshal_cli.demo.show import Board, PartitionRow, Show, WorkerRow
+
+LOOK_S = 0.05
+START_S = 30.0
+SHARE_S = 20.0
+RELEASE_S = 15.0
+CATCH_UP_S = 40.0
+REST_S = 2.0
+JITTER_MS_MAX = 1_000
+BATCH = 50
+WORK_MS = 3.0
+PER_SECOND = 200
+PAUSE_MS = 180_000
+
+
+class Trouble(MarshalError):
+    """A step of the demo did not come in time, or a consumer ended by itself."""
+
+
+@attrs.frozen
+class Plan:
+    """What a round does.
+
+    Attributes:
+        delivery: ``alo`` or ``amo``.
+        topic: Data topic, to be made.
+        group_id: The consumers' group.
+        heartbeat_interval_ms: H.
+        partitions: Partitions of the topic.
+        records: Records of the first fill.
+        consumers: Number of consumer processes.
+        seed: Chooses who is killed.
+        folder: Where journals and logs go.
+        ends_at: Monotonic time in seconds at which everything must be over.
+    """
+
+    delivery: str
+    topic: str
+    group_id: str
+    heartbeat_interval_ms: int
+    partitions: int
+    records: int
+    consumers: int
+    seed: int
+    folder: Path
+    ends_at: float
+
+    @property
+    def jitter_ms(self) -> int:
+        """The longest random delay before a claim (PROTOCOL 5.1)."""
+        return min(self.heartbeat_interval_ms // 10, JITTER_MS_MAX)
+
+    @property
+    def stale_s(self) -> float:
+        """Two heartbeat intervals, in seconds."""
+        return 2 * self.heartbeat_interval_ms / 1000
+
+
+class Stage:
+    """Runs one round and gathers its evidence. A context manager."""
+
+    def __init__(self, plan: Plan, bootstrap_servers: str, *, show: Show) -> None:
+        self._plan = plan
+        self._servers = bootstrap_servers
+        self._show = show
+        self._open = ExitStack()
+        self._workers: list[WorkerProcess] = []
+        self._processed: dict[int, set[int]] = defaultdict(set)
+        self._problems: list[str] = []
+        self._killed: WorkerProcess | None = None
+        self._pause: Pause | None = None
+        self._round_trip_ms = 0
+        self._title = plan.topic
+        # What is looked at only while the stage is open.
+        self._watch: LogWatch
+        self._producing: Producing
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._open.close()
+
+    def run(self) -> Evidence:
+        """Play the round, to its end or to the first trouble; return what it left."""
+        self._prepare()
+        try:
+            self._start_workers()
+            self._kill_one()
+            self._pause_group()
+            self._finish()
+        except MarshalError as error:
+            self._problems.append(_sentence(error))
+            self._show.say(_sentence(error))
+        return self._evidence()
+
+    # --- the steps
+
+    def _prepare(self) -> None:
+        plan = self._plan
+        plan.folder.mkdir(parents=True, exist_ok=True)
+        self._title = "Filling the topic"
+        create_topic(self._servers, plan.topic, partitions=plan.partitions)
+        self._watch = self._open.enter_context(LogWatch(self._servers))
+        self._producing = self._open.enter_context(
+            Producing(self._servers, plan.topic, partitions=plan.partitions)
+        )
+        self._producing.fill(plan.records)
+        self._producing.go_on(per_second=PER_SECOND)
+        self._show.say(
+            f"Topic {plan.topic}: {plan.partitions} partitions, {plan.records:,} "
+            f"records to begin with, {PER_SECOND} more each second."
+        )
+
+    def _start_workers(self) -> None:
+        plan = self._plan
+        settings = WorkerSettings(
+            self._servers,
+            plan.group_id,
+            plan.topic,
+            plan.delivery,
+            BATCH,
+            WORK_MS,
+            plan.folder,
+        )
+        for number in range(1, plan.consumers + 1):
+            worker = WorkerProcess(f"worker-{number}", settings)
+            self._open.callback(worker.close)
+            self._workers.append(worker)
+        self._title = "Consumers start"
+        self._wait(
+            lambda: all(worker.is_ready for worker in self._workers),
+            START_S,
+            "The consumer processes did not all start",
+        )
+        for worker in self._workers:
+            worker.go()
+        self._wait(
+            self._is_shared,
+            SHARE_S,
+            "The consumers did not come to hold an equal share each",
+        )
+        pids = ", ".join(f"{each.name} is process {each.pid}" for each in self._workers)
+        self._show.say(
+            f"{len(self._workers)} consumers share group {plan.group_id}: {pids}."
+        )
+
+    def _kill_one(self) -> None:
+        self._title = "All consumers work"
+        enough = min(100, self._plan.records // (4 * self._plan.consumers))
+        self._wait(
+            lambda: all(worker.processed >= enough for worker in self._workers),
+            SHARE_S,
+            f"The consumers did not each process {enough} records",
+        )
+        victim = self._choose_victim()
+        self._wait(
+            lambda: victim.left_of_batch > 0,
+            SHARE_S,
+            f"{victim.name} never had work in hand",
+        )
+        held = self._held_by(victim.name)
+        killed_at = time.monotonic()
+        victim.kill()
+        self._look()
+        self._killed = victim
+        batch = victim.done_of_batch + victim.left_of_batch
+        self._title = f"{victim.name} is dead; who takes over?"
+        self._show.say(
+            f"Killed {victim.name} (process {victim.pid}) with SIGKILL, "
+            f"{victim.done_of_batch} records into a batch of {batch}. "
+            f"It held {', '.join(held)}."
+        )
+        limit_s = 2 * self._plan.stale_s + RELEASE_S
+        self._wait(
+            lambda: not self._held_by(victim.name) and not self._held_by(None),
+            limit_s,
+            f"Not every partition of {victim.name} was taken over",
+        )
+        self._round_trip_ms = self._watch.slowest_read_ms(
+            since_s=killed_at
+        ) + self._producing.slowest_ack_ms(since_s=killed_at)
+        self._say_takeovers()
+
+    def _say_takeovers(self) -> None:
+        topic = self._plan.topic
+        for each in self._gathered().takeovers():
+            self._show.say(
+                f"{each.after.client_id} took over {topic}-{each.before.partition} "
+                f"from {each.before.client_id}, {each.took_ms / 1000:.2f} s after its "
+                f"last beat (2H is {self._plan.stale_s:.1f} s)."
+            )
+
+    def _pause_group(self) -> None:
+        plan = self._plan
+        self._wait_for(1.0)  # let the new owners get to work
+        self._title = "Pausing the group"
+        admin = self._open.enter_context(Admin(self._servers, client_id="demo-admin"))
+        asked_at_ms = journal.monotonic_ms()
+        admin.release_group(plan.group_id, for_ms=PAUSE_MS, reason="demo")
+        self._wait(
+            lambda: not self._held(),
+            plan.stale_s + RELEASE_S,
+            "The paused consumers did not let go of every partition",
+        )
+        drained_at_ms = journal.monotonic_ms()
+        before = sum(worker.processed for worker in self._workers)
+        self._show.say(
+            f"Paused the group: all partitions were let go after "
+            f"{(drained_at_ms - asked_at_ms) / 1000:.2f} s."
+        )
+        self._title = "The group is paused: nobody works"
+        self._wait_for(REST_S)
+        done = sum(worker.processed for worker in self._workers) - before
+        self._show.say(
+            f"{done} records processed in {REST_S:.0f} s, while {PER_SECOND} more were "
+            "produced each second."
+        )
+        ended_at_ms = journal.monotonic_ms()
+        admin.resume_group(plan.group_id, reason="demo")
+        self._pause = Pause(asked_at_ms, drained_at_ms, ended_at_ms)
+        self._title = "The group goes on"
+        self._wait(
+            lambda: not self._held_by(None),
+            plan.stale_s + RELEASE_S,
+            "Not every partition was claimed again after the pause",
+        )
+        self._show.say("Let the group go on: every partition is held again.")
+
+    def _finish(self) -> None:
+        self._title = "The rest is processed"
+        produced = dict(self._producing.finish())
+        total = sum(produced.values())
+        self._wait(
+            self._is_all_done,
+            CATCH_UP_S,
+            "Not everything that was produced was processed",
+        )
+        self._show.say(f"All partitions are at their end: {total:,} records.")
+        self._title = "Consumers stop"
+        for worker in self._workers:
+            worker.ask_to_stop()
+        until = min(self._plan.ends_at, time.monotonic() + STOP_S)
+        for worker in self._workers:
+            problem = worker.wait_stopped(until)
+            if problem is not None:
+                self._problems.append(problem)
+        self._look()
+
+    # --- questions
+
+    def _choose_victim(self) -> WorkerProcess:
+        """Choose among those that hold most, by the seed alone."""
+        counts = {each.name: len(self._held_by(each.name)) for each in self._workers}
+        most = max(counts.values())
+        able = [each for each in self._workers if counts[each.name] == most]
+        return random.Random(self._plan.seed).choice(able)  # noqa: S311 - a demo
+
+    def _holders(self) -> dict[str, str | None]:
+        topic = self._plan.topic
+        known = {
+            str(key.topic_partition): holder.client_id
+            for key, holder in self._watch.holders(self._plan.group_id).items()
+        }
+        names = [f"{topic}-{number}" for number in range(self._plan.partitions)]
+        return {name: known.get(name) for name in names}
+
+    def _held_by(self, name: str | None) -> list[str]:
+        return [place for place, holder in self._holders().items() if holder == name]
+
+    def _held(self) -> list[str]:
+        return [place for place, holder in self._holders().items() if holder]
+
+    def _is_shared(self) -> bool:
+        counts = [len(self._held_by(worker.name)) for worker in self._workers]
+        is_whole = sum(counts) == self._plan.partitions
+        return is_whole and max(counts) - min(counts) <= 1
+
+    def _is_all_done(self) -> bool:
+        return all(
+            count - 1 in self._processed[partition]
+            for partition, count in self._producing.written().items()
+        )
+
+    # --- waiting and showing
+
+    def _wait(self, is_done: Callable[[], bool], limit_s: float, what: str) -> None:
+        """Wait for something.
+
+        Raises:
+            Trouble: It did not come in time, or a consumer ended meanwhile.
+        """
+        began = time.monotonic()
+        until = min(began + limit_s, self._plan.ends_at)
+        while True:
+            self._look()
+            if is_done():
+                return
+            for worker in self._workers:
+                trouble = worker.trouble()
+                if trouble is not None:
+                    raise Trouble(trouble)
+            if time.monotonic() >= until:
+                raise Trouble(f"{what} within {until - began:.0f} s.")
+            time.sleep(LOOK_S)
+
+    def _wait_for(self, seconds: float) -> None:
+        ends_at = time.monotonic() + seconds
+        self._wait(lambda: time.monotonic() >= ends_at, seconds + 1, "The clock stood")
+
+    def _look(self) -> None:
+        for worker in self._workers:
+            for line in worker.read():
+                if line.kind == journal.RECORD:
+                    self._processed[line.partition].add(line.offset)
+        self._show.update(self._board())
+
+    def _board(self) -> Board:
+        plan = self._plan
+        produced = self._producing.written()
+        holders = {
+            key.partition: holder
+            for key, holder in self._watch.holders(plan.group_id).items()
+        }
+        rows = []
+        for number in range(plan.partitions):
+            holder = holders.get(number)
+            rows.append(
+                PartitionRow(
+                    f"{plan.topic}-{number}",
+                    None if holder is None else holder.client_id,
+                    "" if holder is None or not holder.client_id else holder.token,
+                    len(self._processed[number]),
+                    produced.get(number, 0),
+                )
+            )
+        counts = [row.holder for row in rows]
+        workers = tuple(
+            WorkerRow(
+                each.name, each.pid, each.state, counts.count(each.name), each.processed
+            )
+            for each in self._workers
+        )
+        return Board(self._title, tuple(rows), workers)
+
+    # --- evidence
+
+    def _evidence(self) -> Evidence:
+        try:
+            self._watch.catch_up()
+            self._look()
+        except MarshalError as error:
+            self._problems.append(_sentence(error))
+        return self._gathered()
+
+    def _gathered(self) -> Evidence:
+        plan = self._plan
+        return Evidence(
+            plan.delivery,
+            produced=dict(self._producing.written()),
+            journals={each.name: tuple(each.reader.lines) for each in self._workers},
+            tenures=tenures_of(self._watch.facts(plan.group_id)),
+            killed=None if self._killed is None else self._killed.name,
+            pause=self._pause,
+            heartbeat_interval_ms=plan.heartbeat_interval_ms,
+            jitter_ms=plan.jitter_ms,
+            round_trip_ms=self._round_trip_ms,
+            batch=BATCH,
+            problems=tuple(self._problems),
+        )
+
+
+def _sentence(error: BaseException) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if text.endswith(".") else f"{text}."

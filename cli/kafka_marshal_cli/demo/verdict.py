@@ -1,0 +1,394 @@
+"""What the evidence of one round proves. Pure, and able to say no.
+
+Each check states a guarantee of the protocol (PROTOCOL 5, 6, 8 and 11), what was
+measured, and the bound. What consumers processed comes from their journals alone;
+who might have processed it, and from which position, from the log alone.
+"""
+
+from collections import Counter
+from typing import Any
+
+import attrs
+
+from kafka_marshal_cli.demo.evidence import (
+    RELEASED,
+    TAKEN,
+    Evidence,
+    Takeover,
+    Tenure,
+    Work,
+)
+
+ROUND_TRIPS = 3
+SHOWN_MAX = 8
+AT_MOST_ONCE = "amo"
+
+
+@attrs.frozen
+class Check:
+    """One guarantee, and whether it held.
+
+    Attributes:
+        name: What is guaranteed.
+        held: Whether it was.
+        measured: The figure, where there is one.
+        bound: What it may be at most.
+        unit: Of both figures.
+        text: The finding as a sentence.
+    """
+
+    name: str
+    held: bool
+    measured: int | None
+    bound: int | None
+    unit: str
+    text: str
+
+
+@attrs.frozen
+class Verdict:
+    """What one round proves.
+
+    Attributes:
+        delivery: ``alo`` or ``amo``.
+        produced: Records that Kafka acknowledged.
+        processed: Different records among those that were processed.
+        lost: (partition, offset) of every record that nobody processed.
+        duplicated: Processings beyond the first of the same record.
+        checks: Every guarantee that was looked at.
+    """
+
+    delivery: str
+    produced: int
+    processed: int
+    lost: tuple[tuple[int, int], ...]
+    duplicated: int
+    checks: tuple[Check, ...]
+
+    @property
+    def held(self) -> bool:
+        """Whether every guarantee held."""
+        return bool(self.checks) and all(check.held for check in self.checks)
+
+    def to_object(self) -> dict[str, Any]:
+        """Return the verdict as plain data, for JSON."""
+        return {
+            "delivery": self.delivery,
+            "held": self.held,
+            "records": {
+                "produced": self.produced,
+                "processed": self.processed,
+                "lost": len(self.lost),
+                "duplicated": self.duplicated,
+            },
+            "lost": [
+                {"partition": partition, "offset": offset}
+                for partition, offset in self.lost
+            ],
+            "checks": [attrs.asdict(check) for check in self.checks],
+        }
+
+
+def judge(evidence: Evidence) -> Verdict:
+    """Return what the evidence proves."""
+    works = evidence.works()
+    counts = Counter((work.partition, work.offset) for work in works)
+    produced = {
+        (partition, offset)
+        for partition, count in evidence.produced.items()
+        for offset in range(count)
+    }
+    lost = tuple(sorted(produced - set(counts)))
+    duplicated = sum(counts.values()) - len(counts)
+    if evidence.delivery == AT_MOST_ONCE:
+        delivery = [_lost_amo(evidence, lost), _duplicates_amo(counts)]
+    else:
+        delivery = [_lost_alo(len(produced), lost), *_duplicates_alo(evidence, works)]
+    checks = [
+        _no_problems(evidence),
+        _something_happened(len(produced), counts, produced),
+        *delivery,
+        _under_claims(evidence, works),
+        *_takeovers(evidence),
+        *_pause(evidence, works),
+    ]
+    return Verdict(
+        evidence.delivery, len(produced), len(counts), lost, duplicated, tuple(checks)
+    )
+
+
+# --- The round itself
+
+
+def _no_problems(evidence: Evidence) -> Check:
+    count = len(evidence.problems)
+    text = " ".join(evidence.problems) or "Each step came within its deadline."
+    return Check("The round ran as planned", not count, count, 0, "problems", text)
+
+
+def _something_happened(
+    produced: int, counts: Counter[tuple[int, int]], known: set[tuple[int, int]]
+) -> Check:
+    """Guard against a verdict about nothing, and records from nowhere."""
+    strange = [place for place in counts if place not in known]
+    if strange:
+        text = f"{len(strange)} records were processed that nobody had produced."
+    elif not produced or not counts:
+        text = "Nothing was produced, or nothing was processed: nothing is proved."
+    else:
+        text = f"{produced} records were produced, {len(counts)} of them processed."
+    held = bool(produced and counts and not strange)
+    return Check("Real records, real work", held, len(counts), None, "records", text)
+
+
+# --- At least once
+
+
+def _lost_alo(produced: int, lost: tuple[tuple[int, int], ...]) -> Check:
+    text = f"All {produced} records were processed."
+    if lost:
+        text = f"{len(lost)} of {produced} were never processed: {_places(lost)}."
+    return Check("No record is lost", not lost, len(lost), 0, "records", text)
+
+
+def _duplicates_alo(evidence: Evidence, works: list[Work]) -> list[Check]:
+    """Count duplicates against what each ended claim left unaccounted for."""
+    tenures = {(t.partition, t.epoch): t for t in evidence.tenures}
+    before: dict[tuple[int, int], list[Work]] = {}
+    duplicates, wrong = 0, []
+    for work in works:
+        place = (work.partition, work.offset)
+        earlier = before.setdefault(place, [])
+        if earlier:
+            duplicates += 1
+            if not _is_explained(work, earlier[-1], tenures=tenures):
+                wrong.append(place)
+        earlier.append(work)
+    takeovers = evidence.takeovers()
+    risked = sum(len(_at_risk(works, each)) for each in takeovers)
+    in_hand = sum(evidence.in_hand(each.before) for each in takeovers)
+    bound = risked + in_hand
+    text = (
+        f"{duplicates} processed twice; at most {bound} could be: {risked} handled "
+        f"since the last position that the log accepted, {in_hand} more in hand."
+    )
+    if wrong:
+        text = (
+            f"{len(wrong)} of {duplicates} duplicates have no takeover to explain "
+            f"them: {_places(wrong)}."
+        )
+    held = not wrong and duplicates <= bound
+    name = "Duplicates stay within their bound"
+    return [
+        Check(name, held, duplicates, bound, "records", text),
+        *_position_ages(evidence, works),
+    ]
+
+
+def _is_explained(
+    work: Work, earlier: Work, *, tenures: dict[tuple[int, int], Tenure]
+) -> bool:
+    """Tell whether a takeover explains that a record was processed again."""
+    now = tenures.get((work.partition, work.epoch))
+    then = tenures.get((earlier.partition, earlier.epoch))
+    if now is None or then is None or now.epoch <= then.epoch:
+        return False
+    return then.ending == TAKEN and work.offset >= now.start
+
+
+def _at_risk(works: list[Work], takeover: Takeover) -> list[Work]:
+    """Return what was processed beyond the position that the next one found."""
+    before, after = takeover.before, takeover.after
+    return [
+        work
+        for work in works
+        if (work.partition, work.epoch) == (before.partition, before.epoch)
+        and work.client_id == before.client_id
+        and work.offset >= after.start
+    ]
+
+
+def _position_ages(evidence: Evidence, works: list[Work]) -> list[Check]:
+    """Check that the bound itself is bounded: by one H of work (PROTOCOL 6.1)."""
+    longest_ms, allowed_ms, held = 0, evidence.heartbeat_interval_ms, True
+    for each in evidence.takeovers():
+        risked = _at_risk(works, each)
+        if not risked:
+            continue
+        age_ms = risked[-1].at_ms - risked[0].at_ms
+        # After H nothing new is handed out; what is in hand may be finished.
+        bound_ms = evidence.heartbeat_interval_ms + evidence.last_batch_ms(each.before)
+        held = held and age_ms <= bound_ms
+        if age_ms >= longest_ms:
+            longest_ms, allowed_ms = age_ms, bound_ms
+    text = (
+        f"The log's positions lagged behind the work by at most "
+        f"{_seconds(longest_ms)}; allowed are H and the batch in hand, "
+        f"{_seconds(allowed_ms)}."
+    )
+    return [Check("Positions keep up", held, longest_ms, allowed_ms, "ms", text)]
+
+
+# --- At most once
+
+
+def _duplicates_amo(counts: Counter[tuple[int, int]]) -> Check:
+    wrong = sorted(place for place, count in counts.items() if count > 1)
+    text = "No record was processed twice."
+    if wrong:
+        text = f"{len(wrong)} were processed more than once: {_places(wrong)}."
+    return Check(
+        "No record is processed twice", not wrong, len(wrong), 0, "records", text
+    )
+
+
+def _lost_amo(evidence: Evidence, lost: tuple[tuple[int, int], ...]) -> Check:
+    """Allow exactly what was granted to a claim that was taken, and not processed."""
+    missing = set(lost)
+    allowed: set[tuple[int, int]] = set()
+    crowded = []
+    ended = [t for t in evidence.tenures if t.ending == TAKEN]
+    for tenure in ended:
+        mine = {(tenure.partition, offset) for offset in tenure.granted()} & missing
+        allowed |= mine
+        if len(mine) > evidence.batch:
+            crowded.append(f"{len(mine)} of partition {tenure.partition}")
+    strange = sorted(missing - allowed)
+    bound = evidence.batch * len(ended)
+    text = (
+        f"{len(lost)} lost: exactly what the dead had been granted and had not "
+        f"processed ({_places(lost)}); at most one batch of {evidence.batch} for each "
+        f"of {len(ended)} claims."
+    )
+    if not lost:
+        text = "Nothing was lost."
+    if crowded:
+        text = f"More than a batch of {evidence.batch} was lost: {', '.join(crowded)}."
+    if strange:
+        text = (
+            f"{len(strange)} of {len(lost)} lost records had not been granted to "
+            f"anybody who died: {_places(strange)}."
+        )
+    held = not strange and not crowded
+    name = "Losses stay within their bound"
+    return Check(name, held, len(lost), bound, "records", text)
+
+
+# --- Both
+
+
+def _under_claims(evidence: Evidence, works: list[Work]) -> Check:
+    """Check each journal line against the claim that its token names."""
+    tenures = {(t.partition, t.epoch): t for t in evidence.tenures}
+    wrong = []
+    for work in works:
+        tenure = tenures.get((work.partition, work.epoch))
+        is_own = tenure is not None and tenure.client_id == work.client_id
+        is_granted = evidence.delivery != AT_MOST_ONCE or (
+            tenure is not None and tenure.was_granted(work.offset)
+        )
+        if not (is_own and is_granted):
+            wrong.append((work.partition, work.offset))
+    text = "Each record was processed under a claim that the log had accepted."
+    if wrong:
+        text = f"{len(wrong)} were processed without one: {_places(wrong)}."
+    return Check(
+        "All work is done under a claim", not wrong, len(wrong), 0, "records", text
+    )
+
+
+def _takeovers(evidence: Evidence) -> list[Check]:
+    """Check each partition of the killed one (PROTOCOL 11, L1)."""
+    h_ms = evidence.heartbeat_interval_ms
+    round_trip_ms = max(1, evidence.round_trip_ms)
+    bound_ms = 2 * h_ms + evidence.jitter_ms + ROUND_TRIPS * round_trip_ms
+    name = "The dead are replaced in time"
+    after = {id(each.before): each for each in evidence.takeovers()}
+    held_by_dead = [
+        tenure
+        for tenure in evidence.tenures
+        if tenure.client_id == evidence.killed and tenure.ending != RELEASED
+    ]
+    if not held_by_dead:
+        text = "No consumer was killed while it held a partition."
+        return [_absent(name, text, bound=bound_ms, unit="ms")]
+    checks = []
+    for tenure in held_by_dead:
+        each = after.get(id(tenure))
+        if each is None:
+            text = f"Partition {tenure.partition} was not taken over."
+            checks.append(_absent(name, text, bound=bound_ms, unit="ms"))
+            continue
+        took_ms = each.took_ms
+        is_early = took_ms <= 2 * h_ms
+        text = (
+            f"Partition {tenure.partition}: {each.after.client_id} took it "
+            f"{_seconds(took_ms)} after {tenure.client_id}'s last beat; allowed are "
+            f"{_seconds(bound_ms)}: 2H, jitter of {_seconds(evidence.jitter_ms)} and "
+            f"3 round trips of {_seconds(round_trip_ms)}, the slowest seen."
+        )
+        if is_early:
+            text = (
+                f"Partition {tenure.partition} was taken {_seconds(took_ms)} after "
+                f"the last beat, before 2H ({_seconds(2 * h_ms)}) were over."
+            )
+        held = not is_early and took_ms <= bound_ms
+        checks.append(Check(name, held, took_ms, bound_ms, "ms", text))
+    return checks
+
+
+def _pause(evidence: Evidence, works: list[Work]) -> list[Check]:
+    name = "A paused group rests"
+    pause = evidence.pause
+    if pause is None:
+        text = "The group was not paused, drained and let go on."
+        return [_absent(name, text, bound=0, unit="records")]
+    busy = [w for w in works if pause.drained_at_ms < w.at_ms < pause.ended_at_ms]
+    rested_ms = pause.ended_at_ms - pause.drained_at_ms
+    text = f"Nothing was processed in the {_seconds(rested_ms)} of the pause."
+    if busy:
+        places = _places([(w.partition, w.offset) for w in busy])
+        text = f"{len(busy)} records were processed during the pause: {places}."
+    drain_ms = pause.drained_at_ms - pause.asked_at_ms
+    round_trips_ms = ROUND_TRIPS * max(1, evidence.round_trip_ms)
+    bound_ms = 2 * evidence.heartbeat_interval_ms + round_trips_ms
+    drained = (
+        f"All partitions were let go {_seconds(drain_ms)} after the pause was asked "
+        f"for; allowed are 2H + 3 round trips, {_seconds(bound_ms)}."
+    )
+    is_soon = drain_ms <= bound_ms
+    resumed = any(work.at_ms >= pause.ended_at_ms for work in works)
+    went_on = "Work went on after the pause."
+    if not resumed:
+        went_on = "Nobody processed anything after the pause."
+    return [
+        Check(name, not busy, len(busy), 0, "records", text),
+        Check("A pause comes soon", is_soon, drain_ms, bound_ms, "ms", drained),
+        Check("A pause ends", resumed, None, None, "", went_on),
+    ]
+
+
+def _absent(name: str, text: str, *, bound: int, unit: str) -> Check:
+    """Return a check that failed because there is nothing to measure."""
+    return Check(name, held=False, measured=None, bound=bound, unit=unit, text=text)
+
+
+def _seconds(value_ms: int) -> str:
+    return f"{value_ms / 1000:.2f} s"
+
+
+def _places(places: list[tuple[int, int]] | tuple[tuple[int, int], ...]) -> str:
+    """Write places as ranges per partition, the first few of them."""
+    ranges: list[list[int]] = []
+    for partition, offset in sorted(set(places)):
+        if ranges and ranges[-1][0] == partition and ranges[-1][2] == offset - 1:
+            ranges[-1][2] = offset
+        else:
+            ranges.append([partition, offset, offset])
+    shown = [
+        f"partition {partition} offset {first}"
+        + (f" to {last}" if last > first else "")
+        for partition, first, last in ranges[:SHOWN_MAX]
+    ]
+    more = len(ranges) - SHOWN_MAX
+    return "; ".join(shown) + (f"; and {more} more ranges" if more > 0 else "")

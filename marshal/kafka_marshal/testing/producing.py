@@ -1,0 +1,149 @@
+"""Real records for a data topic: a first fill, then more at a steady rate."""
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Self
+
+from kafka_marshal.errors import InvalidTransition, MarshalError
+from kafka_marshal.kafka_io import ConnectionSettings, KafkaTopicAdmin
+from kafka_marshal.kafka_io.producing import KafkaRecordWriter
+
+TICK_S = 0.05
+TIMEOUT_MS = 15_000
+
+MakeValue = Callable[[int], bytes]
+
+
+def create_topic(
+    bootstrap_servers: str,
+    topic: str,
+    *,
+    partitions: int,
+    timeout_ms: int = TIMEOUT_MS,
+) -> None:
+    """Make a data topic with the cluster's own settings.
+
+    Raises:
+        TopicMisconfigured: It exists, or the cluster refuses it.
+        CoordinationError: There was no answer; it may exist all the same.
+    """
+    with KafkaTopicAdmin(ConnectionSettings(bootstrap_servers)) as admin:
+        admin.create_data_topic(topic, partitions=partitions, timeout_ms=timeout_ms)
+
+
+def numbered(number: int) -> bytes:
+    """Return the value of a numbered record: its number in decimal."""
+    return str(number).encode()
+
+
+class Producing:
+    """Writes numbered records round the partitions of a topic. A context manager.
+
+    Record ``n`` goes to partition ``n mod partitions``. Used by one thread;
+    ``go_on`` starts another, which writes until ``finish``.
+    """
+
+    def __init__(
+        self,
+        bootstrap_servers: str,
+        topic: str,
+        *,
+        partitions: int,
+        make_value: MakeValue = numbered,
+    ) -> None:
+        """Connect.
+
+        Args:
+            bootstrap_servers: Addresses of the cluster.
+            topic: The topic; it exists.
+            partitions: Its number of partitions.
+            make_value: Makes a record's value from its number.
+
+        Raises:
+            CoordinationError: The cluster did not answer.
+        """
+        self._writer = KafkaRecordWriter(ConnectionSettings(bootstrap_servers))
+        self._topic = topic
+        self._partitions = partitions
+        self._make_value = make_value
+        self._next = 0
+        self._is_over = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._failure: MarshalError | None = None
+
+    def fill(self, count: int, *, timeout_ms: int = TIMEOUT_MS) -> None:
+        """Write ``count`` records and wait until they stand in the topic.
+
+        Raises:
+            CoordinationError: A record could not be written.
+            DeadlineExceeded: Not in time.
+        """
+        self._send(count)
+        self._writer.flush(timeout_ms)
+
+    def go_on(self, *, per_second: int) -> None:
+        """Go on writing at a steady rate, in the background, until ``finish``."""
+        if self._thread is not None:
+            raise InvalidTransition("records are being written already")
+        self._thread = threading.Thread(
+            target=self._run, args=(per_second,), name="marshal-producing", daemon=True
+        )
+        self._thread.start()
+
+    def finish(self, *, timeout_ms: int = TIMEOUT_MS) -> Mapping[int, int]:
+        """Stop writing; return how many records each partition has now.
+
+        Raises:
+            CoordinationError: A record could not be written.
+            DeadlineExceeded: Not in time.
+        """
+        self._is_over.set()
+        if self._thread is not None:
+            self._thread.join(timeout=timeout_ms / 1000)
+        if self._failure is not None:
+            raise self._failure
+        self._writer.flush(timeout_ms)
+        return self.written()
+
+    def written(self) -> Mapping[int, int]:
+        """Return how many records each partition has acknowledged."""
+        return self._writer.written(self._topic)
+
+    def slowest_ack_ms(self, *, since_s: float) -> int:
+        """Return the longest wait for an acknowledgement since a monotonic time."""
+        return self._writer.slowest_ack_ms(since_s=since_s)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._is_over.set()
+        if self._thread is not None:
+            self._thread.join(timeout=2)
+        self._writer.close(0)
+
+    def _run(self, per_second: int) -> None:
+        began = time.monotonic()
+        sent = 0
+        try:
+            while not self._is_over.wait(TICK_S):
+                due = int((time.monotonic() - began) * per_second)
+                self._send(due - sent)
+                sent = max(sent, due)
+        except MarshalError as error:
+            self._failure = error
+
+    def _send(self, count: int) -> None:
+        for _ in range(count):
+            number = self._next
+            self._next += 1
+            partition = number % self._partitions
+            value = self._make_value(number)
+            self._writer.send(self._topic, value, partition=partition)

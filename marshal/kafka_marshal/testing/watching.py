@@ -1,0 +1,228 @@
+"""Follows the coordination log from beside, and notes all that it accepts.
+
+What the log accepted is the evidence that checkers and the demo judge by: who
+owned what, from when on, at which position, and which offsets were granted.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Self
+
+import attrs
+
+from kafka_marshal.errors import CoordinationError, DeadlineExceeded, MarshalError
+from kafka_marshal.kafka_io import ConnectionSettings, KafkaCoordinationLog
+from kafka_marshal.protocol.rationalizer import apply
+from kafka_marshal.protocol.state import KeyState, WorldState
+from kafka_marshal.protocol.transition import ACCEPTED, Transition
+from kafka_marshal.protocol.types import Key, LogEntry
+
+POLL_MS = 100
+OPEN_MS_MAX = 15_000
+CLOSE_MS_MAX = 5_000
+DELAYS_KEPT_MAX = 20_000
+NS_PER_MS = 1_000_000
+_LOOK_INTERVAL_S = 0.01
+
+
+@attrs.frozen
+class Fact:
+    """One thing that the log accepted about one key.
+
+    Attributes:
+        key: What it is about.
+        effect: What happened, in the words of PROTOCOL 3.8 (``claimed``, ...).
+        client_id: Who wrote the record.
+        epoch: The key's epoch after it; the offset of the winning claim.
+        offset: Offset of the record in its coordinating partition.
+        timestamp_ms: When the broker appended it, by the broker's clock.
+        position: The key's position after it, or None.
+        granted: The range that it granted (both ends inclusive), or None.
+    """
+
+    key: Key
+    effect: str
+    client_id: str
+    epoch: int
+    offset: int
+    timestamp_ms: int
+    position: int | None
+    granted: tuple[int, int] | None = None
+
+
+@attrs.frozen
+class Holder:
+    """Who holds a key now, by the log; ``client_id`` is None once released."""
+
+    client_id: str | None
+    token: str
+    position: int | None
+
+
+class LogWatch:
+    """Reads the whole coordination log on a thread of its own. Context manager."""
+
+    def __init__(
+        self, bootstrap_servers: str, *, coordination_topic: str = "__marshal"
+    ) -> None:
+        """Connect and start to read, from the log's start.
+
+        Args:
+            bootstrap_servers: Addresses of the cluster.
+            coordination_topic: Name of the coordination topic.
+
+        Raises:
+            TopicMisconfigured: There is no such topic.
+            CoordinationError: The cluster did not answer.
+        """
+        settings = ConnectionSettings(bootstrap_servers, coordination_topic)
+        self._log = KafkaCoordinationLog(settings, timeout_ms=OPEN_MS_MAX)
+        self._worlds = [WorldState(t) for t in range(self._log.partition_count)]
+        self._facts: list[Fact] = []
+        self._delays: deque[tuple[float, int]] = deque(maxlen=DELAYS_KEPT_MAX)
+        self._lock = threading.Lock()
+        self._is_over = threading.Event()
+        self._ends: dict[int, int] | None = None
+        self._failure: MarshalError | None = None
+        self._thread = threading.Thread(
+            target=self._run, name="marshal-watch", daemon=True
+        )
+        self._thread.start()
+
+    def facts(self, group_id: str) -> tuple[Fact, ...]:
+        """Return everything accepted so far about the keys of one group.
+
+        Raises:
+            CoordinationError: The log cannot be read any more.
+        """
+        with self._lock:
+            if self._failure is not None:
+                raise self._failure
+            return tuple(fact for fact in self._facts if fact.key.group_id == group_id)
+
+    def holders(self, group_id: str) -> Mapping[Key, Holder]:
+        """Return who holds each key of a group that was ever claimed, in order."""
+        with self._lock:
+            if self._failure is not None:
+                raise self._failure
+            found = {
+                key: _holder(world, key, known)
+                for world in self._worlds
+                for key, known in world.keys.items()
+                if key.group_id == group_id
+            }
+        return dict(sorted(found.items()))
+
+    def slowest_read_ms(self, *, since_s: float) -> int:
+        """Return the longest delay from a record's append to its arrival here.
+
+        Right only where the broker shares our clock, as an embedded one does.
+
+        Args:
+            since_s: Only of records that arrived after this ``time.monotonic``.
+        """
+        with self._lock:
+            delays = [delay for at, delay in self._delays if at >= since_s]
+        return max(delays, default=0)
+
+    def catch_up(self, timeout_ms: int = OPEN_MS_MAX) -> None:
+        """Wait until all that the log holds now has been noted.
+
+        Raises:
+            CoordinationError: The log cannot be read.
+            DeadlineExceeded: Not in time.
+        """
+        deadline = time.monotonic() + timeout_ms / 1000
+        with self._lock:
+            self._ends = None
+        while not self._has_caught_up():
+            if time.monotonic() >= deadline:
+                raise DeadlineExceeded(
+                    f"the coordination log was not read to its end in {timeout_ms} ms"
+                )
+            time.sleep(_LOOK_INTERVAL_S)
+
+    def close(self) -> None:
+        """Stop reading and let go of the connection. Idempotent."""
+        self._is_over.set()
+        self._thread.join(timeout=CLOSE_MS_MAX / 1000)
+        self._log.close(CLOSE_MS_MAX)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _has_caught_up(self) -> bool:
+        with self._lock:
+            if self._failure is not None:
+                raise self._failure
+            ends = self._ends
+            return ends is not None and all(
+                world.next_offset >= ends.get(world.partition, 0)
+                for world in self._worlds
+            )
+
+    def _run(self) -> None:
+        while not self._is_over.is_set():
+            try:
+                self._step()
+            except MarshalError as error:
+                if isinstance(error, CoordinationError) and error.retriable:
+                    self._is_over.wait(POLL_MS / 1000)
+                    continue
+                with self._lock:
+                    self._failure = error
+                return
+
+    def _step(self) -> None:
+        # Only this thread may ask the log, so the end is asked for here.
+        with self._lock:
+            is_asked = self._ends is None
+        if is_asked:
+            ends = self._log.end_offsets(OPEN_MS_MAX)
+            with self._lock:
+                self._ends = dict(ends)
+        entries = self._log.poll(POLL_MS)
+        now, wall_ms = time.monotonic(), time.time_ns() // NS_PER_MS
+        with self._lock:
+            for partition, entry in entries:
+                self._delays.append((now, wall_ms - entry.timestamp_ms))
+                world = self._worlds[partition]
+                for transition in apply(world, entry):
+                    self._note(world, entry, transition)
+
+    def _note(self, world: WorldState, entry: LogEntry, found: Transition) -> None:
+        key, record = found.key, found.record
+        if found.outcome != ACCEPTED or key is None or record is None:
+            return
+        known = world.keys.get(key)
+        granted = None
+        if found.effect == "granted" and found.detail is not None:
+            granted = (found.detail["first"], found.detail["last"])
+        self._facts.append(
+            Fact(
+                key,
+                found.effect or "",
+                getattr(record, "client_id", ""),
+                found.epoch or 0,
+                entry.offset,
+                entry.timestamp_ms,
+                None if known is None else known.position,
+                granted,
+            )
+        )
+
+
+def _holder(world: WorldState, key: Key, known: KeyState) -> Holder:
+    owner = None if known.owner is None else known.owner.client_id
+    return Holder(owner, str(world.token(key)), known.position)

@@ -1,0 +1,72 @@
+"""Log facts become tenures."""
+
+from kafka_marshal import Key
+from kafka_marshal.testing.watching import Fact
+from kafka_marshal_cli.demo.evidence import Evidence, epoch_of, tenures_of
+from kafka_marshal_cli.demo.journal import Line
+
+KEY = Key("g", "t", 0)
+
+
+def fact(effect, client_id, epoch, offset, *, position=None, granted=None):
+    time_ms = offset * 10
+    return Fact(KEY, effect, client_id, epoch, offset, time_ms, position, granted)
+
+
+def test_a_claim_that_is_released_and_one_that_is_taken():
+    facts = [
+        fact("claimed", "a", 1, 1),
+        fact("renewed", "a", 1, 2, position=0),
+        fact("granted", "a", 1, 3, position=5, granted=(0, 4)),
+        fact("released", "a", 1, 4, position=5),
+        fact("claimed", "b", 5, 5, position=5),
+        fact("renewed", "b", 5, 6, position=7),
+        fact("position_only", "b", 5, 7, position=8),
+        fact("claimed", "c", 8, 8, position=8),
+    ]
+    first, second, third = tenures_of(facts)
+    assert (first.ending, first.grants, first.start) == ("released", [(0, 4)], 0)
+    assert (second.ending, second.start) == ("taken", 5)
+    # Under a pause a beat moves the position and does not renew.
+    assert (second.claimed_ms, second.renewed_ms) == (50, 60)
+    assert (third.ending, third.start, third.claimed_ms) == ("held", 8, 80)
+    evidence = evidence_of(tenures=(first, second, third))
+    ((before, after, took_ms),) = [
+        (each.before, each.after, each.took_ms) for each in evidence.takeovers()
+    ]
+    assert (before, after, took_ms) == (second, third, 20)
+
+
+def test_what_was_in_hand_is_the_rest_of_the_last_batch():
+    (tenure,) = tenures_of([fact("claimed", "a", 1, 1)])
+    lines = (
+        Line(1, "batch", 0, 0, 4, "7.0.1"),
+        *(Line(2, "record", 0, offset, token="7.0.1") for offset in range(5)),
+        Line(3, "batch", 1, 0, 9, "7.0.1"),
+        Line(4, "batch", 0, 5, 9, "7.0.1"),
+        Line(5, "record", 0, 5, token="7.0.1"),
+        Line(6, "batch", 0, 50, 99, "7.0.30"),
+    )
+    evidence = evidence_of(journals={"a": lines})
+    assert evidence.in_hand(tenure) == 4
+    assert evidence_of().in_hand(tenure) == 0
+
+
+def test_epoch_is_the_last_part_of_a_token():
+    assert epoch_of("1790000000.4.17") == 17
+    assert epoch_of("") == -1
+
+
+def evidence_of(*, journals=None, tenures=()):
+    return Evidence(
+        "alo",
+        produced={},
+        journals=journals or {},
+        tenures=tenures,
+        killed=None,
+        pause=None,
+        heartbeat_interval_ms=1,
+        jitter_ms=1,
+        round_trip_ms=1,
+        batch=1,
+    )

@@ -1,0 +1,41 @@
+"""What a worker writes arrives, and what a kill cut off does not count."""
+
+import pytest
+
+from kafka_marshal_cli.demo.journal import BadJournal, JournalReader, JournalWriter
+
+
+def test_lines_are_read_as_they_come(tmp_path):
+    path = tmp_path / "w.journal"
+    reader = JournalReader(path)
+    assert reader.read() == []
+    writer = JournalWriter(path)
+    writer.write("ready")
+    assert [line.kind for line in reader.read()] == ["ready"]
+    writer.write("batch", 2, offset=5, last=9, token="1.0.3")
+    writer.write("record", 2, offset=5, token="1.0.3", note="41")
+    batch, record = reader.read()
+    assert (batch.partition, batch.offset, batch.last) == (2, 5, 9)
+    assert (record.kind, record.token, record.note) == ("record", "1.0.3", "41")
+    assert record.at >= batch.at
+    assert reader.read() == []
+    assert len(reader.lines) == 3
+
+
+def test_a_line_that_a_kill_cut_does_not_count(tmp_path):
+    path = tmp_path / "w.journal"
+    JournalWriter(path).write("record", 0, offset=1)
+    whole = path.read_bytes()
+    path.write_bytes(whole + whole[:-1])
+    reader = JournalReader(path)
+    assert len(reader.read()) == 1
+    # Had it only been late, it would count once it is whole.
+    path.write_bytes(whole + whole)
+    assert len(reader.read()) == 1
+
+
+def test_a_damaged_journal_is_no_evidence(tmp_path):
+    path = tmp_path / "w.journal"
+    path.write_bytes(b"{}\n")
+    with pytest.raises(BadJournal, match="is damaged"):
+        JournalReader(path).read()

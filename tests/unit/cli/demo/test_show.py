@@ -1,0 +1,87 @@
+"""What people see: plain lines off a terminal, tables on one."""
+
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+from kafka_marshal_cli.demo.show import (
+    Board,
+    PartitionRow,
+    Show,
+    WorkerRow,
+    changes,
+    verdict_lines,
+)
+from kafka_marshal_cli.demo.verdict import Check, Verdict
+
+
+def board(*holders):
+    rows = tuple(
+        PartitionRow(f"t-{number}", holder, "1.0.2", 5, 9)
+        for number, holder in enumerate(holders)
+    )
+    return Board("Work", rows, (WorkerRow("w1", 77, "killed", 1, 1_234),))
+
+
+def shown(*, is_terminal):
+    text = StringIO()
+    console = Console(file=text, force_terminal=is_terminal, width=100)
+    return text, Show(console)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "lines"),
+    [
+        pytest.param({}, {"t-0": None}, [], id="nothing-yet"),
+        pytest.param(
+            {},
+            {"t-0": "a", "t-1": "a", "t-2": "b"},
+            ["t-0, t-1: nobody -> a", "t-2: nobody -> b"],
+            id="first",
+        ),
+        pytest.param({"t-0": "a"}, {"t-0": "b"}, ["t-0: a -> b"], id="taken"),
+        pytest.param({"t-0": "a"}, {"t-0": None}, ["t-0: a -> nobody"], id="released"),
+    ],
+)
+def test_changes_of_hands(before, after, lines):
+    assert changes(before, after) == lines
+
+
+def test_off_a_terminal_only_changes_are_lines():
+    text, show = shown(is_terminal=False)
+    with show:
+        show.say("Begin.")
+        for holders in (["a", None], ["a", None], ["a", "b"]):
+            show.update(board(*holders))
+    lines = [line.strip() for line in text.getvalue().splitlines()]
+    assert lines[0].endswith("s  Begin.")
+    assert lines[1:] == ["t-0: nobody -> a", "t-1: nobody -> b"]
+    assert "\x1b" not in text.getvalue()
+
+
+def test_a_terminal_gets_the_table():
+    text, show = shown(is_terminal=True)
+    with show:
+        show.update(board("a", None))
+    for part in ("t-0", "nobody", "killed", "process 77", "1,234 records"):
+        assert part in text.getvalue()
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_the_verdict_says_whether_it_held(held):
+    checks = (
+        Check("Good", held=True, measured=0, bound=0, unit="", text="All is well."),
+        Check("Bad", held=held, measured=1, bound=0, unit="", text="See here."),
+    )
+    verdict = Verdict("amo", 10, 9, ((0, 1),), 0, checks)
+    headline, figures, good, bad = verdict_lines(verdict)
+    end = "every guarantee held." if held else "1 of 2 checks FAILED."
+    assert headline == f"Verdict, at most once: {end}"
+    assert figures == "  10 records produced, 9 processed, 1 lost, 0 duplicated"
+    assert good == "  held: Good. All is well."
+    assert bad == f"  {'held' if held else 'FAILED'}: Bad. See here."
+    for is_terminal in (True, False):
+        text, show = shown(is_terminal=is_terminal)
+        show.verdict(verdict)
+        assert "See here." in text.getvalue()

@@ -1,0 +1,257 @@
+"""The verdict must be able to say no: each guarantee, kept and broken."""
+
+import attrs
+import pytest
+
+from kafka_marshal_cli.demo.evidence import Evidence, Pause, Tenure
+from kafka_marshal_cli.demo.journal import Line
+from kafka_marshal_cli.demo.verdict import judge
+
+H = 2_000
+BATCH = 5
+PAUSE = Pause(asked_at_ms=5_000, drained_at_ms=5_300, ended_at_ms=7_300)
+
+# What one partition of 20 records sees at least once: worker a handles 0 to 9 and
+# dies, the log knows of 6, worker b goes on from there, the group rests, c ends it.
+DEAD = {"claimed_ms": 100, "renewed_ms": 600, "ending": "taken"}
+HEIR = {"claimed_ms": 600 + 2 * H + 50, "renewed_ms": 4_900, "ending": "released"}
+
+
+def batch(at, first, last, epoch):
+    return Line(at, "batch", 0, first, last, f"1.0.{epoch}")
+
+
+def records(at, first, last, epoch):
+    return [
+        Line(at + n, "record", 0, first + n, token=f"1.0.{epoch}")
+        for n in range(last - first + 1)
+    ]
+
+
+def alo(**changes):
+    tenures = (
+        Tenure(0, 3, "a", 0, **DEAD),
+        Tenure(0, 9, "b", 6, **HEIR),
+        Tenure(0, 20, "c", 15, 7_400, 7_400),
+    )
+    journals = {
+        "a": (
+            *(batch(500, 0, 4, 3), *records(501, 0, 4, 3)),
+            *(batch(600, 5, 11, 3), *records(601, 5, 9, 3)),
+        ),
+        "b": (batch(4_700, 6, 14, 9), *records(4_701, 6, 14, 9)),
+        "c": (batch(7_500, 15, 19, 20), *records(7_501, 15, 19, 20)),
+    }
+    evidence = Evidence(
+        "alo",
+        produced={0: 20},
+        journals=journals,
+        tenures=tenures,
+        killed="a",
+        pause=PAUSE,
+        heartbeat_interval_ms=H,
+        jitter_ms=H // 10,
+        round_trip_ms=20,
+        batch=BATCH,
+    )
+    return attrs.evolve(evidence, **changes)
+
+
+def amo(**changes):
+    """The same at most once: a was granted 5 to 9 and processed 5 and 6."""
+    tenures = (
+        Tenure(0, 3, "a", 0, **DEAD, grants=[(0, 4), (5, 9)]),
+        Tenure(0, 9, "b", 10, **HEIR, grants=[(10, 14)]),
+        Tenure(0, 20, "c", 15, 7_400, 7_400, grants=[(15, 19)]),
+    )
+    journals = {
+        "a": (*records(501, 0, 4, 3), *records(601, 5, 6, 3)),
+        "b": tuple(records(4_701, 10, 14, 9)),
+        "c": tuple(records(7_501, 15, 19, 20)),
+    }
+    base = alo(delivery="amo", tenures=tenures, journals=journals)
+    return attrs.evolve(base, **changes)
+
+
+def with_lines(evidence, name, *lines):
+    journals = dict(evidence.journals)
+    journals[name] = (*journals[name], *lines)
+    return attrs.evolve(evidence, journals=journals)
+
+
+def without(evidence, name, *offsets):
+    journals = dict(evidence.journals)
+    journals[name] = tuple(
+        line
+        for line in journals[name]
+        if line.kind != "record" or line.offset not in offsets
+    )
+    return attrs.evolve(evidence, journals=journals)
+
+
+def with_tenure(evidence, index, **changes):
+    tenures = list(evidence.tenures)
+    tenures[index] = attrs.evolve(tenures[index], **changes)
+    return attrs.evolve(evidence, tenures=tuple(tenures))
+
+
+def broken(evidence):
+    return [check.name for check in judge(evidence).checks if not check.held]
+
+
+# --- Kept
+
+
+def test_at_least_once_with_a_takeover_holds():
+    verdict = judge(alo())
+    assert verdict.held, verdict.checks
+    assert (verdict.produced, verdict.processed) == (20, 20)
+    assert (verdict.lost, verdict.duplicated) == ((), 4)
+
+
+def test_the_bound_counts_what_the_dead_handled_and_had_in_hand():
+    check = next(c for c in judge(alo()).checks if c.name.startswith("Duplicates"))
+    assert (check.measured, check.bound) == (4, 4 + 2)
+
+
+def test_at_most_once_loses_exactly_what_was_granted_and_not_processed():
+    verdict = judge(amo())
+    assert verdict.held, verdict.checks
+    assert verdict.lost == ((0, 7), (0, 8), (0, 9))
+    assert "partition 0 offset 7 to 9" in str(verdict.to_object())
+
+
+# --- Broken
+
+LOST = "No record is lost"
+DUPLICATES = "Duplicates stay within their bound"
+TWICE = "No record is processed twice"
+LOSSES = "Losses stay within their bound"
+REPLACED = "The dead are replaced in time"
+RESTS = "A paused group rests"
+CLAIMED = "All work is done under a claim"
+REAL = "Real records, real work"
+
+BROKEN_ALO = [
+    pytest.param(without(alo(), "c", 17), [LOST], id="lost-of-the-living"),
+    pytest.param(without(alo(), "a", 3), [LOST], id="lost-below-position"),
+    pytest.param(alo(produced={0: 21}), [LOST], id="lost-at-the-end"),
+    pytest.param(alo(produced={0: 20, 1: 1}), [LOST], id="lost-partition"),
+    pytest.param(
+        with_lines(alo(), "b", *records(4_800, 5, 5, 9)),
+        [DUPLICATES],
+        id="duplicate-below-position",
+    ),
+    pytest.param(
+        with_lines(alo(), "b", *records(4_800, 8, 8, 9)),
+        [DUPLICATES],
+        id="duplicate-within-a-claim",
+    ),
+    pytest.param(
+        with_lines(alo(), "c", *records(7_600, 12, 12, 20)),
+        [DUPLICATES],
+        id="duplicate-after-a-release",
+    ),
+    pytest.param(
+        with_tenure(alo(), 0, ending="released"),
+        [DUPLICATES, REPLACED],
+        id="duplicate-without-takeover",
+    ),
+    pytest.param(
+        with_lines(alo(), "a", batch(4_000, 10, 11, 3), *records(4_001, 10, 11, 3)),
+        ["Positions keep up"],
+        id="position-older-than-h",
+    ),
+]
+BROKEN_AMO = [
+    pytest.param(
+        with_lines(amo(), "b", *records(4_800, 6, 6, 9)),
+        [TWICE, CLAIMED],
+        id="twice",
+    ),
+    pytest.param(
+        with_lines(amo(), "b", *records(4_800, 10, 10, 9)),
+        [TWICE],
+        id="twice-within-a-grant",
+    ),
+    pytest.param(without(amo(), "b", 12), [LOSSES], id="lost-of-the-living"),
+    pytest.param(amo(produced={0: 21}), [LOSSES], id="lost-without-grant"),
+    pytest.param(amo(batch=2), [LOSSES], id="more-than-a-batch"),
+    pytest.param(
+        with_tenure(amo(), 1, grants=[]), [CLAIMED], id="processed-without-grant"
+    ),
+]
+LATE_MS = 600 + 2 * H + H // 10 + 3 * 20
+BROKEN_BOTH = [
+    pytest.param({"problems": ("Late.",)}, "The round ran as planned", id="late"),
+    pytest.param({"killed": None}, REPLACED, id="nobody-killed"),
+    pytest.param({"killed": "nobody"}, REPLACED, id="killed-held-nothing"),
+    pytest.param({"pause": None}, RESTS, id="no-pause"),
+    pytest.param({"produced": {0: 19}}, REAL, id="record-from-nowhere"),
+    pytest.param(
+        {"pause": Pause(5_000, 5_000 + 2 * H + 61, 9_100)},
+        "A pause comes soon",
+        id="slow-drain",
+    ),
+    pytest.param(
+        {"pause": attrs.evolve(PAUSE, ended_at_ms=7_499)}, None, id="pause-that-ends"
+    ),
+    pytest.param(
+        {"pause": attrs.evolve(PAUSE, ended_at_ms=7_600)}, RESTS, id="work-in-pause"
+    ),
+    pytest.param(
+        {"pause": Pause(7_600, 7_700, 9_700)}, "A pause ends", id="pause-for-ever"
+    ),
+]
+
+
+@pytest.mark.parametrize(("evidence", "names"), BROKEN_ALO + BROKEN_AMO)
+def test_broken_delivery_is_caught(evidence, names):
+    assert broken(evidence) == names
+    assert not judge(evidence).held
+
+
+@pytest.mark.parametrize("make", [alo, amo], ids=["alo", "amo"])
+@pytest.mark.parametrize(("changes", "name"), BROKEN_BOTH)
+def test_broken_round_is_caught(make, changes, name):
+    found = broken(make(**changes))
+    assert (name in found) if name else not found
+
+
+@pytest.mark.parametrize("make", [alo, amo], ids=["alo", "amo"])
+@pytest.mark.parametrize(
+    ("claimed_ms", "is_held"),
+    [
+        pytest.param(600 + 2 * H, False, id="before-2h"),
+        pytest.param(600 + 2 * H + 1, True, id="just-stale"),
+        pytest.param(LATE_MS, True, id="at-the-bound"),
+        pytest.param(LATE_MS + 1, False, id="late"),
+    ],
+)
+def test_takeover_is_neither_early_nor_late(make, claimed_ms, is_held):
+    found = broken(with_tenure(make(), 1, claimed_ms=claimed_ms))
+    assert found == ([] if is_held else [REPLACED])
+
+
+def test_a_partition_that_nobody_took_is_caught():
+    evidence = alo()
+    assert REPLACED in broken(attrs.evolve(evidence, tenures=evidence.tenures[:1]))
+
+
+@pytest.mark.parametrize(
+    "token",
+    [
+        pytest.param("1.0.999", id="unknown-claim"),
+        pytest.param("1.0.3", id="claim-of-another"),
+        pytest.param("", id="no-token"),
+    ],
+)
+def test_work_without_a_claim_is_caught(token):
+    line = Line(7_800, "record", 0, 20, token=token)
+    assert broken(with_lines(alo(produced={0: 21}), "c", line)) == [CLAIMED]
+
+
+def test_a_verdict_about_nothing_is_no_verdict():
+    nothing = alo(produced={}, journals={}, tenures=(), killed=None, pause=None)
+    assert not judge(nothing).held
+    assert REAL in broken(nothing)
