@@ -28,7 +28,7 @@ from kafka_marshal.protocol.types import TopicPartition
 from kafka_marshal.testing.broker import EmbeddedBroker, free_ports
 
 TIMEOUT_MS = 10_000
-LATE_S = 0.5
+LATE_S = 2.0
 
 
 class BadText(str):

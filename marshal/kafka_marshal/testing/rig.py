@@ -11,7 +11,7 @@ WAIT_S = 20
 POLL_MS = 200
 TIMEOUT_MS = 10_000
 # A wait may end a little late: scheduling, and one answer of the broker.
-LATE_S = 0.5
+LATE_S = 2.0
 
 
 class Rig(Protocol):
