@@ -1,0 +1,453 @@
+"""PROTOCOL 4: the fold."""
+
+import json
+from pathlib import Path
+
+import pytest
+from logkit import (
+    CREATE_TIME,
+    INC,
+    INC_AGAIN,
+    KEY,
+    OP,
+    SECRET,
+    START_MS,
+    H,
+    Log,
+    batch,
+    beat,
+    claim,
+    config,
+    fold,
+    hashed,
+    ident,
+    messages,
+    pause,
+    release,
+    resume,
+)
+
+from kafka_marshal.errors import LogTruncated, LogUnreadable
+from kafka_marshal.protocol.snapshot import digest, to_bytes
+from kafka_marshal.protocol.text import object_to_entry
+from kafka_marshal.protocol.types import Key, LogEntry, Token
+
+GOLDEN = Path(__file__).parent / "golden.json"
+FOR_EVER = 2**62
+
+
+def test_4_golden_log_digest_and_canonical_bytes():
+    golden = json.loads(GOLDEN.read_text(encoding="utf-8"))
+    state = fold(object_to_entry(line)[1] for line in golden["log"])
+    assert digest(state) == golden["digest"]
+    assert to_bytes(state).hex() == golden["canonical"]
+
+
+# --- 4.1 Clock ---
+
+
+@pytest.mark.parametrize(
+    ("offset", "epoch", "error"),
+    [(0, 0, LogTruncated), (1, -1, LogUnreadable), (1, None, LogUnreadable)],
+)
+def test_4_1_what_goes_back_is_an_environment_fault(offset, epoch, error):
+    log = Log()
+    with pytest.raises(error):
+        fold([*log.entries, LogEntry(offset, epoch, START_MS, 1, b"")])
+
+
+def test_4_1_a_leader_epoch_that_goes_back():
+    entries = [LogEntry(0, 5, 0, 1, b""), LogEntry(1, 4, 0, 1, b"")]
+    with pytest.raises(LogTruncated):
+        fold(entries)
+
+
+@pytest.mark.parametrize("kind", [0, 1])
+def test_4_1_the_first_entry_starts_log_time(kind):
+    state = fold([LogEntry(0, 0, 70, kind, b"")])
+    assert state.log_time_ms == 70
+    assert state.append_time_ms == (70 if kind == 1 else 0)
+
+
+def test_4_1_only_log_append_time_moves_time():
+    log = Log()
+    log.append(b"", after=50, kind=CREATE_TIME)
+    assert log.state.now_ms == START_MS
+    assert log.state.soft.counters["timestamp_type"] == 1
+
+
+def test_4_1_time_counts_only_inside_a_leader_epoch():
+    log = Log()
+    log.append(b"", after=9 * H, epoch=1)
+    assert log.state.now_ms == START_MS
+    log.append(b"", after=5)
+    assert log.state.now_ms == START_MS + 5
+    log.append(b"", after=-3)
+    assert log.state.now_ms == START_MS + 5
+    log.append(b"", after=4)
+    assert log.state.now_ms == START_MS + 6
+
+
+def test_4_1_m_is_the_largest_append_time_ever():
+    log = Log()
+    log.append(b"", after=9)
+    log.append(b"", at=5, epoch=1)
+    assert log.state.append_time_ms == START_MS + 9
+
+
+# --- 4.2 Freshness ---
+
+
+@pytest.mark.parametrize(
+    ("age", "expected"),
+    [(H - 1, "fresh"), (H, "unknown"), (2 * H, "unknown"), (2 * H + 1, "stale")],
+)
+def test_4_2_freshness(age, expected):
+    log = Log()
+    log.claimed()
+    log.append(b"", after=age)
+    assert log.key().freshness(log.state.now_ms).value == expected
+
+
+def test_4_2_a_key_is_judged_by_the_h_of_its_last_renewal():
+    log = Log()
+    log.claimed()
+    log.append(config(2, era=2, h=1))
+    assert log.say(claim("c2", generation=2), after=2 * H) == "held"
+    assert log.say(claim("c2", generation=2), after=1) == "claimed"
+
+
+# --- 4.3 Claims ---
+
+
+def occupied(**settings):
+    """Return a log in which every refusal of a claim can be had."""
+    log = Log(**settings)
+    epoch = log.claimed("c2", topic_id=ident("old"))
+    log.append(release(epoch, client="c2"))
+    epoch = log.claimed("c2", topic_id=ident("now"), expected=epoch)
+    return log
+
+
+def test_4_3_order_of_refusals():
+    other = {"generation": 2, "expected": 99, "topic_id": ident("old")}
+    assert Log(configured=False).say(claim(**other)) == "no_config"
+    # Each log adds nothing and each record drops what was refused before.
+    log = occupied()
+    log.append(pause(FOR_EVER))
+    log.key().lock = OP
+    assert log.say(claim(**other)) == "wrong_generation"
+    other.pop("generation")
+    misplaced = Log(1 - log.state.partition, k=1)
+    assert misplaced.say(claim(**other)) == "wrong_partition"
+    full = Log(keys=1)
+    full.claimed(key=Key("g", "t", 9))
+    full.append(pause(FOR_EVER))
+    assert full.say(claim(**other)) == "limits"
+    assert log.say(claim(**other)) == "paused"
+    log.append(pause(0, seq=1))
+    log.key().handoff = ("c3", FOR_EVER)
+    assert log.say(claim(**other)) == "locked"
+    log.key().lock = None
+    assert log.say(claim("c2", **other)) == "handoff"
+    log.key().handoff = None
+    assert log.say(claim("c2", **other)) == "duplicate"
+    assert log.say(claim(**other)) == "held"
+    log.append(b"", after=2 * H + 1)
+    assert log.say(claim(**other)) == "cas"
+    other["expected"] = log.key().epoch
+    assert log.say(claim(**other)) == "old_topic"
+    assert log.say(claim(topic_id=ident("old"))) == "old_topic"
+    assert log.say(claim(topic_id=ident("new"))) == "cas"
+    assert log.say(claim(topic_id=ident("new"), expected=log.key().epoch)) == "claimed"
+
+
+def test_4_3_a_key_that_does_not_exist_has_no_expected_epoch():
+    assert Log().say(claim(expected=0)) == "cas"
+
+
+def test_4_3_the_earliest_claim_wins():
+    log = Log()
+    told = [log.one(claim(f"c{number}")) for number in range(50)]
+    assert [one.outcome for one in told] == ["accepted"] + ["refused"] * 49
+    assert {one.epoch for one in told} == {1}
+
+
+def test_4_3_what_an_accepted_claim_does():
+    log = Log()
+    log.append(release(log.claimed("c2", resume_hash=hashed(SECRET)), 7, client="c2"))
+    log.claimed()
+    known = log.key()
+    assert (known.owner.client_id, known.epoch) == ("c1", 3)
+    assert (known.position, known.resume_hash, known.handoff) == (7, None, None)
+    log.append(release(3))
+    log.claimed(topic_id=ident("now"))
+    assert log.key().position == 7
+    log.append(release(5))
+    log.claimed(topic_id=ident("new"), expected=5)
+    assert (log.key().position, log.key().granted) == (None, None)
+
+
+# --- 4.4 Resume ---
+
+
+def resumable():
+    log = Log()
+    log.claimed(resume_hash=hashed(SECRET))
+    return log
+
+
+def test_4_4_order_of_refusals():
+    bad = {"secret": ident("guess"), "generation": 2}
+    assert Log(configured=False).say(resume(1, **bad)) == "no_config"
+    log = resumable()
+    log.append(pause(FOR_EVER))
+    log.key().lock = OP
+    assert log.say(resume(1, **bad)) == "wrong_generation"
+    bad.pop("generation")
+    assert Log(1).say(resume(1, **bad)) == "wrong_partition"
+    assert log.say(resume(1, **bad)) == "paused"
+    log.append(pause(0, seq=1))
+    assert log.say(resume(1, **bad)) == "locked"
+    log.key().lock = None
+    assert log.say(resume(1, **bad), after=H) == "resume_mismatch"
+    assert log.say(resume(1)) == "resume_not_fresh"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"epoch": 0},
+        {"epoch": 1, "client": "c2"},
+        {"epoch": 1, "before": ident("third")},
+        {"epoch": 1, "inc": INC},
+        {"epoch": 1, "secret": ident("guess")},
+    ],
+    ids=lambda wrong: list(wrong)[-1],
+)
+def test_4_4_every_part_of_a_former_life_must_match(wrong):
+    assert resumable().say(resume(**wrong)) == "resume_mismatch"
+
+
+def test_4_4_an_accepted_resume_fences_the_former_life():
+    log = resumable()
+    transition = log.one(resume(1), after=H - 1)
+    assert (transition.effect, transition.epoch) == ("resumed", 2)
+    assert log.say(beat(1)) == "not_owner"
+    assert log.say(beat(2, inc=INC_AGAIN)) == "renewed"
+    assert log.say(resume(2, before=INC_AGAIN, inc=INC)) == "resume_mismatch"
+
+
+def test_4_4_what_is_not_asked_of_a_resume():
+    log = Log(keys=1, groups=1)
+    log.claimed(resume_hash=hashed(SECRET))
+    again = resume(1, expected=99, topic_id=ident("topic"))
+    assert log.say(again) == "resumed"
+    assert log.key().topic_id is None
+
+
+# --- 4.5 Heartbeat ---
+
+
+def test_4_5_only_the_owners_beat_counts():
+    log = Log()
+    log.claimed()
+    assert log.say(beat(1)) == "renewed"
+    assert log.say(beat(0)) == "old_epoch"
+    assert log.say(beat(1, client="c2")) == "not_owner"
+    assert log.say(beat(1, inc=INC_AGAIN)) == "not_owner"
+    log.append(release(1))
+    assert log.say(beat(1)) == "not_owner"
+
+
+def test_4_5_positions_only_grow_unless_rewound():
+    log = Log()
+    log.claimed()
+    log.append(messages(1, 0, 8))
+    for position, rewind, expected in (
+        (12, False, 12),
+        (3, False, 12),
+        (None, True, 12),
+        (3, True, 3),
+    ):
+        log.append(beat(1, position, rewind=rewind))
+        assert (log.key().position, log.key().granted) == (expected, 9)
+
+
+def test_4_5_a_paused_group_does_not_renew():
+    log = Log()
+    log.claimed()
+    log.append(pause(FOR_EVER))
+    assert log.say(beat(1, 5), after=7) == "position_only"
+    assert (log.key().position, log.key().renewed_ms) == (5, START_MS)
+    (told,) = log.append(batch((1, 6)))
+    assert told.effect == "position_only"
+
+
+def test_4_5_a_beat_after_expiry_still_renews():
+    log = Log()
+    log.claimed()
+    assert log.say(beat(1), after=9 * H) == "renewed"
+    assert log.say(claim("c2"), after=2 * H) == "held"
+
+
+# --- 4.6 Release ---
+
+
+def test_4_6_release_names_a_successor_for_half_of_h():
+    log = Log()
+    log.claimed()
+    assert log.say(release(1, 5, successor="c2")) == "released"
+    assert (log.key().owner, log.key().position) == (None, 5)
+    assert log.say(claim("c3"), after=H // 2 - 1) == "handoff"
+    assert log.say(claim("c2")) == "claimed"
+    assert log.say(release(1, 9)) == "not_owner"
+
+
+def test_4_6_the_preference_ends_at_its_deadline():
+    log = Log()
+    log.claimed()
+    log.append(release(1, successor="c2"))
+    assert log.say(claim("c3"), after=H // 2) == "claimed"
+
+
+# --- 4.7 ClaimingMessages ---
+
+
+def test_4_7_order_of_refusals():
+    log = Log(span=10)
+    log.claimed()
+    log.append(beat(1, 5))
+    assert log.say(messages(0, 0, 99)) == "old_epoch"
+    log.append(pause(FOR_EVER))
+    assert log.say(messages(1, 0, 4)) == "paused"
+    assert log.say(messages(1, 0, 99)) == "paused"
+    log.append(pause(0, seq=1))
+    assert log.say(messages(1, 0, 4)) == "nothing_left"
+    assert log.say(messages(1, 0, 15)) == "span"
+    assert log.one(messages(1, 0, 14)).detail == {"first": 5, "last": 14}
+
+
+def test_4_7_grants_are_disjoint_and_never_renew():
+    log = Log()
+    log.claimed()
+    assert log.one(messages(1, 3, 9), after=5).detail == {"first": 3, "last": 9}
+    assert log.say(messages(1, 3, 9)) == "nothing_left"
+    assert log.one(messages(1, 3, 12)).detail == {"first": 10, "last": 12}
+    assert (log.key().position, log.key().granted) == (13, 13)
+    assert log.key().renewed_ms == START_MS
+
+
+# --- 4.8 ReleaseGroup ---
+
+
+def test_4_8_order_of_refusals():
+    assert Log(configured=False).say(pause(0)) == "no_config"
+    log = Log(groups=1)
+    log.append(pause(START_MS + 5))
+    assert log.say(pause(0, group="other")) == "limits"
+    assert log.say(pause(0, op=ident("other"))) == "busy"
+    assert log.say(pause(0)) == "old_seq"
+    log.append(b"", after=5)
+    assert log.say(pause(0, seq=1)) == "op_over"
+    assert log.say(pause(log.now_ms, op=ident("other"))) == "expired"
+    assert log.say(pause(log.now_ms + 1, op=ident("other"))) == "paused"
+
+
+def test_4_8_sixteen_incarnations_of_an_operation():
+    log = Log()
+    for number in range(16):
+        assert log.say(pause(FOR_EVER, inc=ident(str(number)))) == "paused"
+    assert log.say(pause(FOR_EVER, inc=ident("16"))) == "limits"
+    assert log.say(pause(FOR_EVER, inc=ident("0"), seq=9)) == "old_seq"
+    assert log.say(pause(FOR_EVER, inc=ident("15"), seq=1)) == "paused"
+
+
+def test_4_8_a_pause_is_bounded_and_ends():
+    log = Log(max_pause_ms=50)
+    log.append(pause(FOR_EVER))
+    assert log.state.active_pause("g").until_ms == START_MS + 50
+    assert log.say(claim(), after=49) == "paused"
+    assert log.say(claim(), after=1) == "claimed"
+    assert log.say(pause(FOR_EVER, seq=1)) == "op_over"
+
+
+def test_4_8_an_ended_pause_is_over_for_good():
+    log = Log()
+    log.append(pause(FOR_EVER))
+    assert log.say(pause(START_MS, seq=1)) == "unpaused"
+    assert log.say(pause(FOR_EVER, seq=2)) == "op_over"
+
+
+# --- 4.9 Forgetting ---
+
+
+def test_4_9_eight_silent_keys_go_with_each_entry():
+    log = Log(forget_ms=100)
+    keys = [Key("g", "t", number) for number in range(10)]
+    for key in keys:
+        log.append(release(log.claimed(key=key), key=key))
+    log.append(b"", after=100)
+    assert len(log.state.keys) == 10
+    log.append(beat(0, key=keys[0]), after=1)
+    assert sorted(log.state.keys) == [keys[0], keys[9]]
+    log.append(batch((log.key(keys[9]).epoch, None)))
+    assert sorted(log.state.keys) == [keys[9]]
+    log.append(b"")
+    assert log.state.keys == {}
+
+
+@pytest.mark.parametrize("held_by", ["owner", "lock", "granted"])
+def test_4_9_what_is_held_is_kept(held_by):
+    log = Log(forget_ms=0)
+    log.claimed()
+    if held_by == "granted":
+        log.append(messages(1, 0, 5))
+    if held_by == "lock":
+        log.key().lock = OP
+    if held_by != "owner":
+        log.append(release(1))
+    log.append(b"", after=H)
+    assert KEY in log.state.keys
+
+
+# --- 4.10 to 4.12 ---
+
+
+def test_4_10_a_token_is_ordered_and_sixteen_bytes():
+    log = Log(era=3)
+    log.claimed()
+    first = log.state.token(KEY)
+    assert (str(first), len(bytes(first))) == ("3.0.1", 16)
+    log.append(release(1), epoch=2)
+    log.claimed()
+    second = log.state.token(KEY)
+    assert second == Token(3, 2, 3)
+    assert bytes(first) < bytes(second)
+    log.append(config(2, era=4))
+    assert log.state.token(KEY) > second
+
+
+def test_4_11_an_idle_log_never_turns_an_owner_stale():
+    log = Log()
+    log.claimed()
+    # However long nobody appends: the claim's own append carries the time.
+    assert log.key().freshness(log.state.now_ms).value == "fresh"
+    assert log.say(claim("c2"), after=2 * H + 1) == "claimed"
+
+
+def test_4_12_who_may_follow_a_config():
+    log = Log()
+    for bad in (
+        config(3, era=2),
+        config(1, era=2),
+        config(2, era=2, cluster_id="x"),
+        config(2, era=2, format_id=ident("x")),
+        config(2, era=2, k=2),
+        config(2, era=1),
+    ):
+        transition = log.one(bad)
+        assert (transition.outcome, transition.reason) == ("refused", "config")
+    assert log.say(config(2, era=2)) == "configured"
+    assert log.say(claim(generation=1)) == "wrong_generation"
+    assert log.say(claim(generation=2)) == "claimed"
