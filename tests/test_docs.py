@@ -1,0 +1,557 @@
+"""What the documents say is what the code does.
+
+Blocks of Python compile, commands parse against the real command line, links
+lead somewhere, and every table that lists something of the code is complete.
+Blocks marked ``<!-- run: name -->`` are also executed: here where they need no
+broker, in ``integration/test_docs.py`` where they do.
+"""
+
+import ast
+import inspect
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import mmh3
+import msgspec
+import pytest
+
+import kafka_marshal
+from kafka_marshal import Marshal, errors
+from kafka_marshal.kafka_io import ConnectionSettings
+from kafka_marshal.observability import logs
+from kafka_marshal.protocol import transition as outcomes
+from kafka_marshal.protocol.codec import FRAME_BYTES_MAX, decode, encode, kind_of
+from kafka_marshal.protocol.hashing import coordinating_partition
+from kafka_marshal.protocol.rationalizer import apply
+from kafka_marshal.protocol.records import KINDS, LIMIT_DEFAULTS, Limits, Resume
+from kafka_marshal.protocol.snapshot import digest, to_bytes
+from kafka_marshal.protocol.state import WorldState
+from kafka_marshal.protocol.text import object_to_entry
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "marshal" / "kafka_marshal"
+DOCUMENTS = sorted(
+    path
+    for path in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"))
+    if path.name != "cli.md"  # generated, and compared by `make check`
+)
+PROTOCOL = (ROOT / "docs" / "PROTOCOL.md").read_text()
+README = (ROOT / "README.md").read_text()
+ARCHITECTURE = (ROOT / "docs" / "ARCHITECTURE.md").read_text()
+
+BLOCK = re.compile(
+    r"(?:<!-- (?P<mark>[a-z]+: [a-z_]+) -->\n)?"
+    r"^```(?P<language>\w*)\n(?P<code>.*?)^```$",
+    re.MULTILINE | re.DOTALL,
+)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block of a document, with the comment right before it."""
+
+    place: str
+    language: str
+    code: str
+    mark: str
+
+
+def blocks(path: Path) -> Iterator[Block]:
+    text = path.read_text()
+    for found in BLOCK.finditer(text):
+        line = text[: found.start()].count("\n") + 1
+        place = f"{path.relative_to(ROOT)}:{line}"
+        yield Block(place, found["language"], found["code"], found["mark"] or "")
+
+
+ALL_BLOCKS = [block for path in DOCUMENTS for block in blocks(path)]
+PYTHON_BLOCKS = [block for block in ALL_BLOCKS if block.language == "python"]
+
+
+def marked(text: str, mark: str) -> str:
+    """Return the block or table that follows a comment."""
+    _, found, rest = text.partition(f"<!-- {mark} -->\n")
+    assert found, f"no <!-- {mark} -->"
+    if rest.startswith("```"):
+        return rest.partition("\n")[2].partition("\n```")[0]
+    return rest.partition("\n\n")[0]
+
+
+def rows(text: str, mark: str) -> list[list[str]]:
+    """Return the cells of a marked table, without its head."""
+    lines = marked(text, mark).splitlines()[2:]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def names(cell: str) -> list[str]:
+    """Return what a cell names as code."""
+    return re.findall(r"`([^`]+)`", cell)
+
+
+# --- Blocks --------------------------------------------------------------------------
+
+
+def test_documents_are_there():
+    found = {str(path.relative_to(ROOT)) for path in DOCUMENTS}
+    assert found >= {
+        "README.md",
+        "CHANGELOG.md",
+        "docs/ARCHITECTURE.md",
+        "docs/PROTOCOL.md",
+        "docs/TESTING.md",
+    }
+
+
+@pytest.mark.parametrize("block", PYTHON_BLOCKS, ids=lambda block: block.place)
+def test_python_compiles(block):
+    compile(block.code, block.place, "exec")
+
+
+def test_every_python_block_is_run():
+    unmarked = [b.place for b in PYTHON_BLOCKS if not b.mark.startswith("run: ")]
+    assert unmarked == []
+
+
+def test_json_lines_are_json():
+    for block in ALL_BLOCKS:
+        if block.language == "json":
+            for line in block.code.splitlines():
+                json.loads(line)
+
+
+def test_sqlite_sink_refuses_zombies_and_repeats():
+    (block,) = [b for b in PYTHON_BLOCKS if b.mark == "run: sink_sqlite"]
+    scope = {}
+    exec(compile(block.code, block.place, "exec"), scope)
+    store, token = scope["store"], kafka_marshal.Token
+    old, new = token(1, 0, 300), token(1, 1, 2)
+    assert store("t", 0, offset=5, value=b"a", token=old)
+    assert not store("t", 0, offset=5, value=b"a", token=old)
+    assert store("t", 0, offset=6, value=b"b", token=new)
+    assert not store("t", 0, offset=7, value=b"c", token=old)
+    assert store("t", 1, offset=0, value=b"d", token=old)
+    values = scope["db"].execute("SELECT value FROM results").fetchall()
+    assert values == [(b"a",), (b"b",), (b"d",)]
+
+
+def test_a_seed_repeats():
+    (block,) = [b for b in PYTHON_BLOCKS if b.mark == "run: replay_seed"]
+    scope = {}
+    exec(compile(block.code, block.place, "exec"), scope)
+    assert scope["report"].seed == 7
+
+
+def test_security_options_are_accepted():
+    (block,) = [b for b in PYTHON_BLOCKS if b.mark == "run: readme_security"]
+    scope = {}
+    exec(compile(block.code, block.place, "exec"), scope)
+    ConnectionSettings("broker-1:9092", options=scope["options"])
+
+
+# --- Links ---------------------------------------------------------------------------
+
+LINK = re.compile(r"(?<!!)\[[^\]]+\]\(([^)\s]+)\)")
+
+
+def prose(path: Path) -> str:
+    return BLOCK.sub("", path.read_text())
+
+
+def anchors(path: Path) -> set[str]:
+    """Return the anchors of a document's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", prose(path), re.MULTILINE)
+    slugs = [re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings]
+    return {slug.replace(" ", "-") for slug in slugs}
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_links_lead_somewhere(path):
+    for target in LINK.findall(prose(path)):
+        if target.startswith("https://"):
+            continue
+        name, _, anchor = target.partition("#")
+        aim = path.parent / name if name else path
+        assert aim.exists(), target
+        if anchor:
+            assert anchor in anchors(aim), target
+
+
+def test_paths_that_are_named_exist():
+    for path in DOCUMENTS:
+        named = re.findall(
+            r"`((?:tests|integration|marshal|cli|docs|tools)/[\w./]+)`", prose(path)
+        )
+        assert [name for name in named if not (ROOT / name).exists()] == [], path.name
+
+
+# --- Commands ------------------------------------------------------------------------
+
+
+def shell_commands(text: str) -> Iterator[list[str]]:
+    """Yield the words of each simple command of a shell block."""
+    for line in text.replace("\\\n", " ").splitlines():
+        lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+        lexer.wordchars += ":,@%+[]"
+        words: list[str] = []
+        for word in lexer:
+            if set(word) <= set("|&;()<>"):
+                yield words
+                words = []
+            else:
+                words.append(word)
+        yield words
+
+
+def is_setting(word: str) -> bool:
+    return re.fullmatch(r"[A-Z_]+=.*", word) is not None
+
+
+def mentioned() -> Iterator[list[str]]:
+    """Yield the words of every command in the documents."""
+    for block in ALL_BLOCKS:
+        if block.language == "sh":
+            yield from shell_commands(block.code)
+    for path in DOCUMENTS:
+        for code in re.findall(r"`((?:marshal|make) [^`\n]+)`", prose(path)):
+            if "..." not in code and "COMMAND" not in code:
+                yield shlex.split(code)
+
+
+def commands(program: str) -> list[list[str]]:
+    """Return the arguments of every mention of a program."""
+    found = []
+    for words in mentioned():
+        while words and is_setting(words[0]):
+            words.pop(0)
+        if words and Path(words[0]).name == program:
+            found.append(words[1:])
+    return found
+
+
+MARSHAL = sorted(set(map(tuple, commands("marshal"))))
+
+
+@pytest.mark.parametrize("words", MARSHAL, ids=" ".join)
+def test_marshal_commands_parse(words):
+    import typer
+
+    from kafka_marshal_cli.assembly import app
+
+    command = typer.main.get_command(app)
+    context = None
+    words = list(words)
+    while hasattr(command, "resolve_command") and words and words[0][0] != "-":
+        context = command.context_class(command, info_name="marshal", parent=context)
+        _, command, words = command.resolve_command(context, words)
+        assert command is not None
+    is_group = hasattr(command, "resolve_command")
+    assert not is_group or words in ([], ["--help"], ["--version"])
+    if not is_group and words and words != ["--help"]:
+        command.make_context("marshal", words, parent=context)
+
+
+def test_make_targets_exist():
+    makefile = (ROOT / "Makefile").read_text()
+    targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
+    used = {
+        word
+        for words in commands("make")
+        for word in words
+        if not is_setting(word) and word[0] != "-"
+    }
+    assert used
+    assert used <= targets
+
+
+# --- README.md -----------------------------------------------------------------------
+
+
+def signature(function) -> dict[str, str]:
+    """Return what a caller may give, with the defaults as they are written."""
+    parameters = inspect.signature(function).parameters.values()
+    return {
+        each.name: "required"
+        if each.default is each.empty
+        else json.dumps(each.default)
+        if isinstance(each.default, str)
+        else str(each.default)
+        for each in parameters
+        if each.name != "self"
+    }
+
+
+@pytest.mark.parametrize(
+    ("mark", "function"),
+    [
+        pytest.param("settings of Marshal", Marshal.__init__, id="Marshal"),
+        pytest.param("settings of consumer", Marshal.consumer, id="consumer"),
+    ],
+)
+def test_settings_are_listed_with_their_defaults(mark, function):
+    listed = {
+        name: cells[1].strip("`")
+        for cells in rows(README, f"table: {mark}")
+        for name in names(cells[0])
+    }
+    assert listed == signature(function)
+
+
+def test_every_error_that_is_raised_is_in_troubleshooting():
+    listed = {names(row[0])[0] for row in rows(README, "table: troubleshooting")}
+    bases = {"MarshalError", "ProtocolError", "ClaimError"}
+    raised = {
+        name
+        for name, value in vars(errors).items()
+        if isinstance(value, type) and issubclass(value, Exception)
+    }
+    assert listed == raised - bases
+
+
+def test_exit_codes_are_those_of_the_command():
+    from kafka_marshal_cli.exits import MEANINGS
+
+    listed = [int(row[0]) for row in rows(README, "table: exit codes")]
+    assert listed == [code.value for code in MEANINGS]
+
+
+# --- PROTOCOL.md: records ------------------------------------------------------------
+
+
+def fields(cell: str) -> list[str]:
+    # The beats of a batch are a list of pairs, named within the same cell.
+    return [name for name in names(cell.partition("array, at least one")[0]) if name]
+
+
+def test_record_kinds_are_listed_with_their_fields():
+    listed = [
+        (int(number), name, fields(cell))
+        for number, name, cell in rows(PROTOCOL, "table: records")
+    ]
+    real = [
+        (
+            kind.number,
+            kind.name,
+            [name for name in kind.record.__struct_fields__ if name != "tags"],
+        )
+        for kind in KINDS
+    ]
+    assert listed == real
+    assert all(kind.record.__struct_fields__[-1] == "tags" for kind in KINDS)
+    assert {(kind.version, kind.level) for kind in KINDS} == {(0, 1)}
+
+
+def test_nested_fields_are_listed():
+    listed = {name: names(cell) for name, cell in rows(PROTOCOL, "table: nested")}
+    assert listed == {
+        "Resume": list(Resume.__struct_fields__),
+        "Limits": list(Limits.__struct_fields__),
+    }
+
+
+def test_optional_fields_are_marked():
+    for _, name, cell in rows(PROTOCOL, "table: records"):
+        (record,) = [kind.record for kind in KINDS if kind.name == name]
+        for field in msgspec.structs.fields(record):
+            if field.name in {"tags", "beats"}:
+                continue
+            (word,) = re.findall(rf"`{field.name}` (\S+?)(?:,|$| of)", cell)
+            is_optional = type(None) in getattr(field.type, "__args__", ())
+            assert word.endswith("?") == is_optional, (name, field.name)
+
+
+def test_limits_are_listed_with_their_defaults():
+    listed = {
+        names(name)[0]: int(value) for name, value, _ in rows(PROTOCOL, "table: limits")
+    }
+    assert listed == LIMIT_DEFAULTS
+
+
+def test_frame_limit_is_named():
+    assert f"{FRAME_BYTES_MAX:,} bytes (48 KiB)" in PROTOCOL
+
+
+def words_of_the_fold() -> set[str]:
+    """Return the words that the modules of the fold answer with."""
+    found = set()
+    for name in ("judging", "fold_keys", "fold_groups", "rationalizer"):
+        tree = ast.parse((PACKAGE / "protocol" / f"{name}.py").read_text())
+        asked = {
+            node.args[0]
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr == "limit"
+        }
+        found |= {
+            node.value
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and re.fullmatch(r"[a-z_]+", node.value)
+            and node not in asked
+        }
+    return found - {"remaining_ms", "first", "last"}
+
+
+def test_effects_and_reasons_are_listed():
+    effects = {names(row[0])[0] for row in rows(PROTOCOL, "table: effects")}
+    reasons = {names(row[0])[0] for row in rows(PROTOCOL, "table: reasons")}
+    outcome_words = {outcomes.UNDECODABLE, outcomes.HALTED}
+    counted_only = {"timestamp_type"}
+    assert all(f"`{name}`" in PROTOCOL for name in counted_only)
+    told = words_of_the_fold() | outcome_words
+    assert effects | reasons | counted_only == told
+    assert effects & reasons == {"paused"}, "one counter for two things"
+
+
+def test_canonical_tuples_have_as_many_elements_as_the_code_writes():
+    listed = {row[0]: row[1] for row in rows(PROTOCOL, "table: tuples")}
+    state = golden_world()
+    _, header, keys, groups, operations = msgspec.msgpack.decode(to_bytes(state))
+    real = {"header": header, "key": keys[0], "group": groups[0]}
+    for name, item in real.items():
+        assert listed[name].startswith(f'`"{name}"`')
+        assert len(listed[name].split(", ")) == len(item)
+    pause = next(group[2] for group in groups if group[2] is not None)
+    pause_cell = listed["pause"].partition(";")[0]
+    assert len(pause_cell.split(", ")) == len(pause)
+    assert operations == []
+
+
+# --- PROTOCOL.md: golden values ------------------------------------------------------
+
+
+def golden_entries():
+    lines = marked(PROTOCOL, "golden: log").splitlines()
+    return [object_to_entry(json.loads(line))[1] for line in lines]
+
+
+def golden_world() -> WorldState:
+    state = WorldState(0)
+    for entry in golden_entries():
+        apply(state, entry)
+    return state
+
+
+def test_golden_digest():
+    assert digest(golden_world()) == marked(PROTOCOL, "golden: digest")
+
+
+def test_golden_bytes():
+    text = "".join(marked(PROTOCOL, "golden: bytes").split())
+    assert to_bytes(golden_world()).hex() == text
+
+
+def test_golden_frames():
+    listed = rows(PROTOCOL, "golden: frames")
+    entries = golden_entries()
+    assert [int(row[0]) for row in listed] == [entry.offset for entry in entries]
+    for (_, name, frame), entry in zip(listed, entries, strict=True):
+        value = bytes.fromhex(names(frame)[0])
+        assert value == entry.value
+        if name != "-":
+            record = decode(value)
+            assert kind_of(record).name == name
+            assert encode(record) == value
+    assert {row[1] for row in listed} - {"-"} == {kind.name for kind in KINDS}
+
+
+def test_golden_transitions():
+    state = WorldState(0)
+    told = [
+        [
+            str(one.offset),
+            one.outcome,
+            f"`{one.effect or one.reason}`",
+            "-" if one.key is None else str(one.key.topic_partition),
+            "-" if one.epoch is None else str(one.epoch),
+            ", ".join(f"{name} {value}" for name, value in (one.detail or {}).items())
+            or "-",
+        ]
+        for entry in golden_entries()
+        for one in apply(state, entry)
+    ]
+    assert told == rows(PROTOCOL, "golden: transitions")
+
+
+def test_golden_placement():
+    listed = rows(PROTOCOL, "golden: placement")
+    assert listed
+    for topic, partition, number, place in listed:
+        text = f"{topic}\0{partition}".encode()
+        assert mmh3.hash(text, 0, signed=False) == int(number)
+        found = coordinating_partition(topic, int(partition), partition_count=50)
+        assert found == int(place)
+
+
+# --- ARCHITECTURE.md -----------------------------------------------------------------
+
+
+def test_error_tree_is_that_of_the_code():
+    tree = (errors.__doc__ or "").partition("::\n\n")[2].partition("\n\n")[0]
+    lines = [line.removeprefix("    ") for line in tree.splitlines()]
+    assert "\n".join(lines) in ARCHITECTURE
+
+
+def test_every_error_is_in_the_tree_and_public():
+    for name, value in vars(errors).items():
+        if isinstance(value, type) and issubclass(value, Exception):
+            assert name in (errors.__doc__ or "")
+            assert name in kafka_marshal.__all__
+
+
+def strings_given(function: str, *, to: int = 0) -> set[str]:
+    """Return the literals that the product gives a function as an argument."""
+    found = set()
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Call) or len(node.args) <= to:
+                continue
+            called = getattr(node.func, "attr", getattr(node.func, "id", ""))
+            argument = node.args[to]
+            if called == function and isinstance(argument, ast.Constant):
+                found.add(argument.value)
+    return found
+
+
+def test_events_are_listed_with_their_level():
+    listed = {names(row[0])[0]: row[1] for row in rows(ARCHITECTURE, "table: events")}
+    real = strings_given("observe") | strings_given("_observe")
+    assert set(listed) == real
+    for name, level in listed.items():
+        if name in logs._ERRORS:
+            assert level == "error", name
+        elif name in logs._WARNINGS:
+            assert level == "warning", name
+        else:
+            assert level == "info", name
+
+
+def test_endings_are_listed():
+    listed = {
+        name for row in rows(ARCHITECTURE, "table: endings") for name in names(row[0])
+    }
+    assert listed >= strings_given("Ending") | strings_given("Drain")
+
+
+def test_modules_are_those_of_the_tree():
+    listed = set()
+    folders: list[str] = []
+    for line in marked(ARCHITECTURE, "modules: kafka_marshal").splitlines()[1:]:
+        depth = (len(line) - len(line.lstrip())) // 2
+        name = line.split()[0]
+        folders = folders[: depth - 1]
+        if name.endswith("/"):
+            folders.append(name)
+        else:
+            listed.add("".join(folders) + name)
+    real = {
+        str(path.relative_to(PACKAGE))
+        for path in PACKAGE.rglob("*.py")
+        if path.name != "__init__.py"
+    }
+    assert listed == real, "name each module in docs/ARCHITECTURE.md, section Layers"
