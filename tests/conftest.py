@@ -16,3 +16,11 @@ settings.register_profile(
 # New examples in each run, for looking for trouble: HYPOTHESIS_PROFILE=dev.
 settings.register_profile("dev", deadline=None, print_blob=True, max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--rewrite",
+        action="store_true",
+        help="write what transcripts print into their files; read the diff then",
+    )
