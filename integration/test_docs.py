@@ -5,6 +5,7 @@ the broker's address; names that it leaves to the reader are given here.
 """
 
 import re
+import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -106,12 +107,27 @@ def test_at_most_once(run):
         assert {record.partition for record in records} == {partition.partition}
 
 
-def test_poll_and_callbacks(run, capsys):
-    handle = Helper(wanted=10**9)
+def test_callbacks_and_signals(run, capsys):
     total = RECORDS_EACH * (TOPICS["payments"] + TOPICS["refunds"])
-    run("readme_poll", handle=handle, stopping=lambda: len(handle.calls) >= total)
-    assert {record.topic for (record,) in handle.calls} == {"payments", "refunds"}
+    before = signal.getsignal(signal.SIGTERM)
+    handled = []
+
+    def handle(record, *, token):
+        handled.append((record.topic, record.partition, record.offset))
+        if len(handled) == total:
+            signal.raise_signal(signal.SIGTERM)
+
+    run("readme_signals", handle=handle)
+    assert len(set(handled)) == len(handled) == total
     assert "ours now: payments-0 under " in capsys.readouterr().out
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_poll(run):
+    handle = Helper(wanted=10**9)
+    total = RECORDS_EACH * TOPICS["payments"]
+    run("readme_poll", handle=handle, stopping=lambda: len(handle.calls) >= total)
+    assert len(handle.calls) == total
 
 
 def test_claim_without_consumption(run, servers):
