@@ -1,7 +1,5 @@
 """The command ``marshal``: its parts put together."""
 
-from importlib import import_module
-from importlib.util import find_spec
 from typing import Annotated
 
 import typer
@@ -13,6 +11,7 @@ from kafka_marshal_cli.commands import (
     clients,
     cluster,
     consume,
+    demo,
     doctor,
     groups,
     log,
@@ -78,7 +77,4 @@ for name, noun in {
     app.add_typer(noun.app, name=name)
 app.command("consume", epilog=consume.EPILOG)(consume.consume)
 app.command("doctor", epilog=doctor.EPILOG)(doctor.doctor)
-if find_spec("kafka_marshal_cli.commands.demo") is not None:
-    app.command("demo", epilog="Example: marshal demo")(
-        import_module("kafka_marshal_cli.commands.demo").demo
-    )
+app.command("demo", epilog="Example: marshal demo")(demo.demo)

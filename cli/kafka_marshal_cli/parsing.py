@@ -85,7 +85,7 @@ def properties(path: Path) -> dict[str, str]:
         line = raw.strip()
         if not line or line[0] in "#!":
             continue
-        split = re.match(r"([^=:\s]+)\s*[=:]\s*(.*)", line)
+        split = re.match(r"([^=:\s]+)(?:\s*[=:]\s*|\s+)(.*)", line)
         if split is None:
             raise ConfigurationError(
                 f"--command-config {str(path)!r} line {number} is not name=value",

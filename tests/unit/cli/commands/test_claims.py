@@ -1,0 +1,76 @@
+"""`marshal claims`, over a world of our own."""
+
+import json
+
+import pytest
+from logkit import KEY, Log, beat, release
+from typer.testing import CliRunner
+
+from kafka_marshal import Key, World
+from kafka_marshal_cli.assembly import app
+from kafka_marshal_cli.shared import Call
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(app, list(arguments))
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    log = Log(cluster_id="cluster")
+    epoch = log.claimed("c1")
+    log.append(beat(epoch, 7))
+    released = Key("h", "t", 1)
+    log.append(release(log.claimed("c2", key=released), 3, client="c2", key=released))
+    world = World([log.state], {0: 0}, cluster_id="cluster", read_at_ms=5)
+    asked = []
+
+    def read(self, **at):
+        asked.append(at)
+        return world
+
+    monkeypatch.setattr(Call, "world", read)
+    return asked
+
+
+def test_list(asked):
+    assert invoke("claims", "list").stdout.splitlines() == [
+        "GROUP  TOPIC  PARTITION  OWNER  STATE  AGE  AGE NOW  POSITION  GRANTED  TOKEN",
+        "g      t              0  c1     fresh  0ms     ~0ms         7        -  1.0.1",
+        "h      t              1  -      -        -        -         3        -  1.0.3",
+    ]
+    assert len(invoke("claims", "list", "--group", "g").stdout.splitlines()) == 2
+    assert invoke("claims", "list", "--topic", "u").stdout == "no claims\n"
+
+
+def test_who(asked):
+    found = json.loads(invoke("claims", "who", *map(str, KEY), "-o", "json").stdout)
+    assert found["owner"]["client_id"] == "c1"
+    assert (found["token"], found["position"]) == ("1.0.1", 7)
+    assert (found["at_offset"], found["coordinating_partition"]) == (4, 0)
+    told = invoke("claims", "who", *map(str, KEY)).stdout
+    assert "owner:                  c1\n" in told
+
+
+def test_who_of_a_key_that_nobody_claimed(asked):
+    outcome = invoke("claims", "who", "g", "u", "0")
+    assert outcome.exit_code == 0
+    assert "nobody, it was not claimed then" in outcome.stdout
+
+
+@pytest.mark.parametrize(
+    ("at", "view"),
+    [
+        ("2", {"offset": {0: 2}, "time_ms": None}),
+        ("1970-01-01T00:00:01Z", {"offset": None, "time_ms": 1_000}),
+    ],
+)
+def test_who_at_another_time(asked, at, view):
+    assert invoke("claims", "who", *map(str, KEY), "--at", at).exit_code == 0
+    assert asked[-1] == view
+
+
+def test_an_offset_that_is_not_written_yet_is_refused(asked):
+    outcome = invoke("claims", "who", *map(str, KEY), "--at", "5")
+    assert outcome.exit_code == 2
+    assert "ends at 5" in outcome.stderr

@@ -1,0 +1,149 @@
+"""The console consumer's parts: records as JSON, commits, events, signals."""
+
+import signal
+
+import pytest
+
+from kafka_marshal import ClaimLost, Event, Record, Token, TopicPartition
+from kafka_marshal.protocol.claiming import Ending
+from kafka_marshal_cli.commands import consume
+from kafka_marshal_cli.commands.consume import (
+    EVENTS_MAX,
+    Events,
+    Printer,
+    Stopper,
+    drain,
+    record_object,
+    run,
+)
+
+
+def record(offset=0, *, key=None, value=b"v"):
+    token = Token(1, 0, 5)
+    return Record("t", 3, offset, 99, 0, key, value, token=token)
+
+
+def test_a_record_as_json():
+    assert record_object(record(7, value="日\x1b".encode()), 1234) == {
+        "topic": "t",
+        "partition": 3,
+        "offset": 7,
+        "token": "1.0.5",
+        "timestamp": 1234,
+        "handed_out_ms": 1234,
+        "record_timestamp_ms": 99,
+        "key": None,
+        "value": "日\x1b",
+    }
+
+
+def test_bytes_that_are_no_text_are_base64():
+    found = record_object(record(key=b"\xff", value=b"\xfe\x00"), 0)
+    assert (found["key_base64"], found["value_base64"]) == ("/w==", "/gA=")
+    assert "key" not in found
+    assert "value" not in found
+
+
+class FakeConsumer:
+    def __init__(self, count, *, lost=()):
+        self.waiting = [record(offset) for offset in range(count)]
+        self.committed = []
+        self.is_stopped = False
+        self._lost = lost
+
+    def poll(self, timeout_ms, most):
+        if not self.waiting:
+            return {}
+        return {TopicPartition("t", 3): [self.waiting.pop(0)]}
+
+    def commit(self, what):
+        if what.offset in self._lost:
+            raise ClaimLost("gone")
+        self.committed.append(what.offset)
+
+    def stop(self):
+        self.is_stopped = True
+
+
+def test_records_are_committed_one_by_one(capsys):
+    consumer = FakeConsumer(3, lost={1})
+    printer = Printer(consumer, 0)
+    run(printer, Stopper(), events=Events(), idle_ms=1)
+    assert (printer.count, consumer.committed) == (3, [0, 2])
+    out, err = capsys.readouterr()
+    assert len(out.splitlines()) == 3
+    assert err == "lost: gone\n"
+
+
+def test_what_could_not_be_written_is_not_committed(monkeypatch):
+    def fail(line):
+        raise BrokenPipeError
+
+    consumer = FakeConsumer(3)
+    monkeypatch.setattr(consume, "data", fail)
+    with pytest.raises(BrokenPipeError):
+        Printer(consumer, 0).next(0)
+    assert consumer.committed == []
+
+
+def test_no_more_than_asked_for(capsys):
+    consumer = FakeConsumer(5)
+    printer = Printer(consumer, 2)
+    run(printer, Stopper(), events=Events(), idle_ms=None)
+    drain(printer)
+    assert (printer.count, len(consumer.waiting)) == (2, 3)
+
+
+def test_what_was_granted_is_drained_after_the_stop(capsys):
+    consumer = FakeConsumer(5)
+    printer = Printer(consumer, 0)
+    stopper = Stopper()
+    stopper.is_stopped = True
+    run(printer, stopper, events=Events(), idle_ms=None)
+    assert printer.count == 0
+    drain(printer)
+    assert (consumer.is_stopped, printer.count) == (True, 5)
+
+
+def test_a_signal_stops_the_consumer_once():
+    before = signal.getsignal(signal.SIGTERM)
+    stopper = Stopper()
+    stopper.consumer = FakeConsumer(0)
+    with stopper.installed():
+        signal.raise_signal(signal.SIGTERM)
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert stopper.is_stopped
+    assert stopper.consumer.is_stopped
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_signal_before_there_is_a_consumer_leaves(capsys):
+    reached = []
+    with Stopper().installed():
+        signal.raise_signal(signal.SIGINT)
+        reached.append(1)
+    assert reached == []
+    assert "stopped before" in capsys.readouterr().err
+
+
+def test_events_are_told_later_and_bounded(capsys):
+    events = Events()
+    events.observe(Event("claimed", {}))
+    for number in range(EVENTS_MAX + 5):
+        events.observe(Event("clock_step", {"n": f"{number}\x1b"}))
+    events.tell()
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == EVENTS_MAX
+    assert lines[0] == r"event: clock_step n='5\\x1b'"
+
+
+def test_claims_that_come_and_go(capsys):
+    place = TopicPartition("t", 3)
+    consume._on_claimed(place, Token(1, 0, 5))
+    consume._on_lost(place, Ending("taken_over", winner="c2"))
+    consume._on_lost(place, Ending("closed", was_lost=False))
+    assert capsys.readouterr().err.splitlines() == [
+        "claimed: t-3 token 1.0.5",
+        "lost: t-3 (taken_over) to c2",
+        "released: t-3 (closed)",
+    ]

@@ -1,0 +1,152 @@
+"""The doctor: a line a check, and no failure that is none."""
+
+import json
+
+import pytest
+from logkit import Log
+from typer.testing import CliRunner
+
+from kafka_marshal import CoordinationError, World
+from kafka_marshal.admin import TopicReport
+from kafka_marshal.errors import ConfigurationError
+from kafka_marshal.kafka_io.topics import ClusterInfo, TopicDescription
+from kafka_marshal.testing import java
+from kafka_marshal_cli.assembly import app
+from kafka_marshal_cli.commands import doctor
+from kafka_marshal_cli.shared import Call
+
+
+class Cluster:
+    """What the doctor asks, answered as a test wants it."""
+
+    def __init__(self):
+        self.report = self.reported()
+        self.error = None
+        self.starts = {0: 0}
+        self.log = Log(cluster_id="cluster")
+        self.read_at_ms = self.log.now_ms + 1_500
+
+    @staticmethod
+    def reported(*problems, exists=True, note=None):
+        info = ClusterInfo("cluster", 1, ())
+        topic = TopicDescription("__marshal", exists, 1, 1)
+        return TopicReport(info, topic, problems, note)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def cluster(self):
+        if self.error is not None:
+            raise self.error
+        return self.report.cluster
+
+    def report_topic(self):
+        return self.report
+
+    @property
+    def ends(self):
+        return {0: len(self.log.entries)}
+
+    def world(self):
+        return World(
+            [self.log.state], {}, cluster_id="cluster", read_at_ms=self.read_at_ms
+        )
+
+
+@pytest.fixture
+def cluster(monkeypatch):
+    cluster = Cluster()
+    monkeypatch.setattr(Call, "admin", lambda self: cluster)
+    monkeypatch.setattr(Call, "scan", lambda self: cluster)
+    monkeypatch.setattr(Call, "world", lambda self, **_: cluster.world())
+    return cluster
+
+
+def examined(code=0):
+    outcome = CliRunner().invoke(app, ["doctor", "-o", "json"])
+    assert outcome.exit_code == code, outcome.output
+    checks = json.loads(outcome.stdout)["checks"]
+    assert all(check["run"] for check in checks if check["result"] == "failed")
+    return {check["check"]: check for check in checks}
+
+
+def results(checks, *names):
+    return [checks[name]["result"] for name in names]
+
+
+def test_all_is_well(cluster):
+    checks = examined()
+    assert {check["result"] for check in checks.values()} <= {"ok", "note"}
+    assert "1 records read to the end" in checks["log"]["found"]
+    assert "1.5s old" in checks["clock"]["found"]
+
+
+def test_no_broker(cluster):
+    cluster.error = CoordinationError("nobody there")
+    checks = examined(1)
+    assert results(checks, "broker", "log", "format", "clock") == [
+        *("failed", "skipped", "skipped", "skipped")
+    ]
+
+
+def test_no_topic(cluster):
+    cluster.report = cluster.reported("gone", exists=False)
+    checks = examined(1)
+    assert results(checks, "topic", "log") == ["failed", "skipped"]
+    assert checks["topic"]["run"] == "marshal topic format"
+
+
+def test_bad_settings(cluster):
+    cluster.report = cluster.reported("retention.ms is 5")
+    checks = examined(1)
+    assert checks["settings"]["found"] == "retention.ms is 5"
+    assert results(checks, "log", "format") == ["ok", "ok"]
+
+
+def test_settings_that_may_not_be_seen_are_no_failure(cluster):
+    cluster.report = cluster.reported(note="refused")
+    assert examined()["settings"]["result"] == "note"
+
+
+def test_a_log_that_lost_its_beginning(cluster):
+    cluster.starts = {0: 3}
+    checks = examined(1)
+    assert results(checks, "log", "format") == ["failed", "skipped"]
+
+
+def test_unformatted(cluster):
+    cluster.log = Log(configured=False)
+    checks = examined(1)
+    assert results(checks, "format", "clock") == ["failed", "skipped"]
+
+
+def test_undecodable_records_are_a_note(cluster):
+    cluster.log.append(b"\xff")
+    assert examined()["records"]["result"] == "note"
+
+
+def test_a_clock_that_is_behind_is_a_note(cluster):
+    cluster.read_at_ms = cluster.log.now_ms - 2_000
+    check = examined()["clock"]
+    assert (check["result"], "2s behind" in check["found"]) == ("note", True)
+
+
+def test_java_is_needed_by_few(cluster, monkeypatch):
+    def find_java():
+        raise ConfigurationError("No Java.")
+
+    monkeypatch.setattr(java, "find_java", find_java)
+    assert examined()["java"]["result"] == "note"
+
+
+def test_a_package_that_is_missing(cluster, monkeypatch):
+    monkeypatch.setattr(doctor, "installed", lambda name: None)
+    assert examined(1)["crc32c"]["run"] == "pip install crc32c"
+
+
+def test_versions():
+    assert doctor.installed("kafka-python")
+    assert doctor.installed("no-such-package-anywhere") is None

@@ -1,0 +1,109 @@
+"""`marshal log dump` and `verify`, over a log of our own."""
+
+import json
+
+import pytest
+from logkit import Log, claim, config
+from typer.testing import CliRunner
+
+from kafka_marshal_cli import verify
+from kafka_marshal_cli.assembly import app
+from kafka_marshal_cli.shared import Call
+
+
+def invoke(*arguments, source=None):
+    return CliRunner().invoke(app, list(arguments), input=source)
+
+
+class FakeScan:
+    def __init__(self, *logs):
+        self.starts = {log.state.partition: 0 for log in logs}
+        self.ends = {log.state.partition: len(log.entries) for log in logs}
+        self._logs = logs
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def __iter__(self):
+        return (
+            (log.state.partition, entry) for log in self._logs for entry in log.entries
+        )
+
+
+@pytest.fixture
+def logs(monkeypatch):
+    logs = Log(k=2), Log(1, k=2)
+    logs[0].append(b"\x1b[31m")
+    logs[0].append(claim())
+    monkeypatch.setattr(Call, "scan", lambda self: FakeScan(*logs))
+    return logs
+
+
+def dumped(*arguments):
+    outcome = invoke("log", "dump", *arguments)
+    assert outcome.exit_code == 0, outcome.stderr
+    assert all(line.isprintable() for line in outcome.stdout.splitlines())
+    return [json.loads(line) for line in outcome.stdout.splitlines()]
+
+
+def places(*arguments):
+    return [(line["partition"], line["offset"]) for line in dumped(*arguments)]
+
+
+def test_dump(logs):
+    assert places() == [(0, 0), (0, 1), (0, 2), (1, 0)]
+    assert places("--partition", "0", "--from", "1", "--to", "1") == [(0, 1)]
+    kinds = [line["type"] for line in dumped("--skip-record-metadata")]
+    assert kinds == ["Config", "ClaimingPartition", "Config"]
+
+
+def test_dump_of_a_partition_that_is_not_there(logs):
+    outcome = invoke("log", "dump", "--partition", "2")
+    assert outcome.exit_code == 2
+    assert "has 2 partitions" in outcome.stderr
+
+
+def test_dump_and_replay_agree(logs):
+    text = invoke("log", "dump").stdout
+    world = json.loads(invoke("log", "replay", "-", source=text).stdout)
+    (zero, one) = json.loads(invoke("log", "verify", "-o", "json").stdout)["partitions"]
+    assert world["partitions"]["0"]["digest"] == zero["digest"]
+    assert world["partitions"]["1"]["digest"] == one["digest"]
+
+
+def test_replay_of_a_file(tmp_path, logs):
+    path = tmp_path / "dump"
+    path.write_text(invoke("log", "dump").stdout)
+    lines = invoke("log", "replay", str(path), "--transitions").stdout.splitlines()
+    assert json.loads(lines[0])["effect"] == "configured"
+    assert json.loads(lines[-1])["schema"] == 1
+
+
+def test_replay_of_garbage_is_1():
+    outcome = invoke("log", "replay", "-", source="garbage\x1b\n")
+    assert (outcome.exit_code, outcome.stdout) == (1, "")
+    assert "line 1" in outcome.stderr
+
+
+def test_verify(logs):
+    outcome = invoke("log", "verify")
+    assert outcome.exit_code == 0
+    assert outcome.stdout.startswith("result: ok\n")
+
+
+def test_verify_of_a_halted_log_is_3(logs):
+    logs[0].append(config(2, k=2, era=2, level=9))
+    outcome = invoke("log", "verify")
+    assert outcome.exit_code == 3
+    assert "upgrade" in outcome.stderr
+
+
+def test_verify_of_a_broken_fold_is_70(logs, monkeypatch):
+    monkeypatch.setattr(verify, "replay", lambda state, entries: None)
+    outcome = invoke("log", "verify", "-o", "json")
+    assert outcome.exit_code == 70
+    assert json.loads(outcome.stdout)["result"] == "broken"
+    assert "partition 0: S2: " in outcome.stderr

@@ -1,0 +1,117 @@
+"""`marshal topic`: what deserves which exit code."""
+
+import pytest
+from logkit import CREATE_TIME, Log, claim, config
+from typer.testing import CliRunner
+
+from kafka_marshal import World
+from kafka_marshal.admin import TopicReport
+from kafka_marshal.kafka_io.topics import ClusterInfo, TopicDescription
+from kafka_marshal_cli.assembly import app
+from kafka_marshal_cli.commands.topic import judge
+from kafka_marshal_cli.shared import Call
+
+CLUSTER = ClusterInfo("cluster", 1, ())
+
+
+def report(*problems, exists=True, note=None):
+    topic = TopicDescription("__marshal", exists, 1, 1)
+    return TopicReport(CLUSTER, topic, problems, note)
+
+
+def world(*logs, cluster_id="cluster"):
+    return World([log.state for log in logs], {}, cluster_id=cluster_id)
+
+
+def dated_by_a_client():
+    log = Log()
+    log.append(claim(), kind=CREATE_TIME)
+    return log
+
+
+def halted():
+    log = Log()
+    log.append(config(2, era=2, level=9))
+    return log
+
+
+@pytest.mark.parametrize(
+    ("told", "found", "code", "problem"),
+    [
+        pytest.param(report(), world(Log()), 0, None, id="sound"),
+        pytest.param(report("a is 1"), world(Log()), 3, "a is 1", id="setting"),
+        pytest.param(
+            report(), world(Log(configured=False)), 3, "not formatted", id="bare"
+        ),
+        pytest.param(
+            report(),
+            world(Log(k=2), Log(1, configured=False)),
+            3,
+            "torn_format: partition 1",
+            id="torn",
+        ),
+        pytest.param(report(), world(Log(k=2)), 3, "cut down", id="cut"),
+        pytest.param(
+            report("a"), world(Log(), cluster_id="x"), 6, "cluster_id is x", id="other"
+        ),
+        pytest.param(report(), world(halted()), 3, "feature level 9", id="halted"),
+        pytest.param(
+            report(), world(dated_by_a_client()), 3, "CreateTime", id="create-time"
+        ),
+    ],
+)
+def test_judge(told, found, code, problem):
+    assert judge(told, found)[0] == code
+    problems = judge(told, found)[1]
+    assert bool(problems) == (problem is not None)
+    assert problem is None or any(problem in each for each in problems)
+
+
+def info(monkeypatch, told, found, *arguments):
+    class FakeAdmin:
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+        def report_topic(self):
+            return told
+
+    monkeypatch.setattr(Call, "admin", lambda self: FakeAdmin())
+    monkeypatch.setattr(Call, "world", lambda self, **_: found)
+    return CliRunner().invoke(app, ["topic", "info", *arguments])
+
+
+def test_info_names_every_problem(monkeypatch):
+    outcome = info(monkeypatch, report("a is 1", "b is 2"), world(Log()))
+    assert outcome.exit_code == 3
+    assert "marshal: __marshal: a is 1\nmarshal: __marshal: b is 2\n" in outcome.stderr
+    assert "problems:              a is 1; b is 2" in outcome.stdout
+
+
+def test_info_without_the_right_to_see_settings(monkeypatch):
+    outcome = info(monkeypatch, report(note="refused"), world(Log()))
+    assert outcome.exit_code == 0
+    assert "DESCRIBE_CONFIGS): refused" in outcome.stderr
+
+
+def test_info_of_a_topic_that_is_not_there(monkeypatch):
+    outcome = info(monkeypatch, report("missing", exists=False), None)
+    assert (outcome.exit_code, outcome.stdout) == (3, "")
+    assert "run: marshal topic format" in outcome.stderr
+
+
+def test_info_of_an_unformatted_topic_names_the_command(monkeypatch):
+    outcome = info(monkeypatch, report(), world(Log(configured=False)))
+    assert outcome.exit_code == 3
+    assert "next: marshal topic format" in outcome.stderr
+    assert "is formatted:     no" in outcome.stdout
+
+
+def test_random_ids_differ():
+    one, other = (
+        CliRunner().invoke(app, ["topic", "random-id"]).stdout for _ in range(2)
+    )
+    assert one != other
+    assert len(bytes.fromhex(one.strip())) == 16

@@ -1,0 +1,112 @@
+"""The command as a whole: every part is there, explained, with an example."""
+
+import subprocess
+import sys
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from kafka_marshal import __version__
+from kafka_marshal_cli.assembly import app
+from kafka_marshal_cli.exits import ExitCode
+
+COMMANDS = {
+    "broker run",
+    "claims list",
+    "claims who",
+    "clients list",
+    "cluster id",
+    "consume",
+    "demo",
+    "doctor",
+    "groups describe",
+    "groups list",
+    "groups release",
+    "groups resume",
+    "log dump",
+    "log replay",
+    "log verify",
+    "topic format",
+    "topic info",
+    "topic random-id",
+}
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(app, list(arguments), env={"COLUMNS": "200"})
+
+
+def leaves(command, path=()):
+    children = getattr(command, "commands", None)
+    if children is None:
+        yield " ".join(path)
+        return
+    for name, child in children.items():
+        yield from leaves(child, (*path, name))
+
+
+def test_every_command_is_there():
+    assert set(leaves(typer.main.get_command(app))) == COMMANDS
+
+
+@pytest.mark.parametrize("path", sorted(COMMANDS))
+def test_every_command_has_help_with_an_example(path):
+    outcome = invoke(*path.split(), "--help")
+    assert outcome.exit_code == 0
+    assert f"Example: marshal {path}" in outcome.output
+    assert "--debug" not in outcome.output
+
+
+def test_the_exit_codes_are_in_the_help():
+    outcome = invoke("--help")
+    for code in ExitCode:
+        assert f"\n {code.value}: " in outcome.output
+
+
+def test_version():
+    assert invoke("--version").stdout == f"marshal {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["nope"],
+        ["groups", "describe"],
+        ["consume", "t"],
+        ["consume", "t", "--group", "g", "--client-id", "c", "--delivery", "maybe"],
+        ["claims", "who", "g", "t", "x"],
+        ["topic", "info", "-o", "xml"],
+        ["groups", "release", "g"],
+        ["groups", "release", "g", "--for", "10"],
+        ["topic", "format", "--partitions", "0"],
+        ["topic", "format", "--limit", "nope=1"],
+        ["topic", "info", "-C", "sasl.mechanism"],
+        ["topic", "info", "-C", "no.such.option=1"],
+        ["topic", "info", "-b", "a:b"],
+        ["log", "replay", "/no/such/file"],
+        ["consume", "t", "--group", "a b", "--client-id", "c"],
+    ],
+    ids=" ".join,
+)
+def test_wrong_usage_is_2(arguments):
+    outcome = invoke(*arguments)
+    assert (outcome.exit_code, outcome.stdout) == (2, "")
+    assert outcome.stderr
+
+
+def test_nothing_at_all_shows_the_help():
+    outcome = invoke()
+    assert "Usage: marshal" in outcome.output
+
+
+def test_it_runs_as_a_module():
+    done = subprocess.run(
+        [sys.executable, "-m", "kafka_marshal_cli", "topic", "random-id"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert len(bytes.fromhex(done.stdout.strip())) == 16
+    assert done.stderr == ""

@@ -1,0 +1,95 @@
+"""Every error has an exit code of its own choosing, and a next command."""
+
+import inspect
+
+import pytest
+
+from kafka_marshal import errors
+from kafka_marshal.errors import (
+    ClaimLost,
+    ConfigurationError,
+    CoordinationError,
+    DeadlineExceeded,
+    GroupPaused,
+    IdentityConflict,
+    InvalidTransition,
+    LogTruncated,
+    LogUnreadable,
+    LogUnwritable,
+    MalformedRecord,
+    MarshalError,
+    PositionError,
+    TopicMisconfigured,
+    WrongCluster,
+)
+from kafka_marshal_cli.exits import (
+    _TABLE,
+    MEANINGS,
+    ExitCode,
+    exit_code,
+    message,
+    next_command,
+)
+
+EVERY_ERROR = [
+    kind
+    for _, kind in inspect.getmembers(errors, inspect.isclass)
+    if issubclass(kind, MarshalError)
+]
+
+
+def test_every_error_stands_in_the_table_and_before_its_bases():
+    kinds = [kind for kind, _, _ in _TABLE]
+    assert set(kinds) == set(EVERY_ERROR)
+    for index, kind in enumerate(kinds):
+        assert not any(issubclass(later, kind) for later in kinds[index + 1 :])
+
+
+def test_every_code_is_documented():
+    assert set(MEANINGS) == set(ExitCode)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ConfigurationError("x"), 2),
+        (errors.ClaimRejected("x"), 3),
+        (GroupPaused("x", until_ms=1), 3),
+        (TopicMisconfigured("x"), 3),
+        (ClaimLost("x"), 4),
+        (IdentityConflict("x", holder="c"), 4),
+        (DeadlineExceeded("x"), 5),
+        (CoordinationError("x"), 5),
+        (WrongCluster("x"), 6),
+        (LogUnreadable("x"), 1),
+        (LogUnwritable("x"), 1),
+        (LogTruncated("x"), 1),
+        (MalformedRecord("x"), 1),
+        (PositionError("x", requested=1, log_start=2, log_end=3), 1),
+        (MarshalError("x"), 1),
+        (InvalidTransition("x"), 70),
+        (ZeroDivisionError("x"), 70),
+        (KeyboardInterrupt(), 130),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
+)
+def test_exit_codes(error, code):
+    assert exit_code(error) == code
+
+
+def test_an_error_that_names_a_command_is_told_as_it_is():
+    error = TopicMisconfigured("not formatted; run: marshal topic format")
+    assert next_command(error) is None
+    assert message(error) == "not formatted; run: marshal topic format"
+
+
+@pytest.mark.parametrize("kind", [CoordinationError, TopicMisconfigured, MarshalError])
+def test_any_other_error_is_told_with_a_command(kind):
+    assert message(kind("broken\n")).startswith("broken\nnext: marshal ")
+
+
+def test_a_bug_is_told_with_its_type():
+    assert message(ZeroDivisionError("division by zero")) == (
+        "unexpected ZeroDivisionError: division by zero; --debug shows where\n"
+        "next: marshal log verify"
+    )

@@ -1,0 +1,142 @@
+"""Rows out of a world: claims, pauses, members, groups."""
+
+import pytest
+from logkit import KEY, H, Log, beat, claim, ident, member, pause, release
+
+from kafka_marshal import Key, World
+from kafka_marshal_cli import facts
+
+OTHER = Key("g", "t", 1)
+UNTIL = 2_000_000
+
+
+def world_of(*logs, elapsed_ms=0, reasons=None):
+    elapsed = dict.fromkeys(range(len(logs)), elapsed_ms)
+    return World([log.state for log in logs], elapsed, read_at_ms=5, reasons=reasons)
+
+
+def test_as_of():
+    assert facts.as_of(world_of(Log(), Log(1, configured=False))) == {
+        "time_ms": 5,
+        "offsets": {"0": 1, "1": 0},
+    }
+
+
+def test_a_claim_has_an_estimate_beside_its_age():
+    log = Log()
+    log.claimed()
+    log.append(b"", after=10)
+    (row,) = facts.claim_rows(world_of(log, elapsed_ms=2 * H))
+    assert (row["age_ms"], row["freshness"]) == (10, "fresh")
+    assert (row["age_estimate_ms"], row["freshness_estimate"]) == (2 * H + 10, "stale")
+    assert row["coordinating_partition"] == 0
+
+
+def test_a_released_claim_has_no_age():
+    log = Log()
+    log.append(release(log.claimed(), 5))
+    (row,) = facts.claim_rows(world_of(log, elapsed_ms=9))
+    assert (row["owner"], row["age_ms"], row["age_estimate_ms"]) == (None, None, None)
+    assert (row["freshness_estimate"], row["position"]) == (None, 5)
+
+
+def test_claims_of_a_group_or_topic():
+    log = Log()
+    for key in (KEY, OTHER, Key("h", "u", 0)):
+        log.claimed(key=key)
+    world = world_of(log)
+    names = [
+        (r["group_id"], r["topic"], r["partition"]) for r in facts.claim_rows(world)
+    ]
+    assert names == [("g", "t", 0), ("g", "t", 1), ("h", "u", 0)]
+    assert len(facts.claim_rows(world, group_id="g")) == 2
+    assert len(facts.claim_rows(world, topic="u")) == 1
+    assert facts.claim_rows(world, group_id="g", topic="u") == []
+
+
+def test_a_pause_is_told_once_for_all_partitions():
+    logs = [Log(k=2), Log(1, k=2)]
+    for log, until in zip(logs, (UNTIL, UNTIL + 1), strict=True):
+        log.append(pause(until))
+    reasons = {("g", ident("op")): "deploy"}
+    (row,) = facts.pause_rows(world_of(*logs, reasons=reasons), group_id="g")
+    assert (row["until_ms"], row["partitions_count"]) == (UNTIL + 1, 2)
+    assert (row["client_id"], row["reason"]) == ("admin", "deploy")
+    assert facts.pause_rows(world_of(*logs), group_id="h") == []
+
+
+@pytest.mark.parametrize(
+    ("silent_ms", "state"), [(2 * H, "active"), (2 * H + 1, "fenced")]
+)
+def test_a_member_is_active_for_2h(silent_ms, state):
+    log = Log()
+    log.append(member())
+    (row,) = facts.member_rows(world_of(log, elapsed_ms=silent_ms))
+    assert (row["state"], row["silent_estimate_ms"]) == (state, silent_ms)
+    assert (row["host"], row["topics"], row["claims_count"]) == ("host", ["t"], 0)
+
+
+def test_an_owner_that_never_announced_itself_is_unregistered():
+    log = Log()
+    log.append(member("c1"))
+    log.claimed("c1")
+    log.claimed("c2", key=OTHER)
+    rows = facts.member_rows(world_of(log), group_id="g")
+    told = [(row["client_id"], row["state"], row["claims_count"]) for row in rows]
+    assert told == [("c1", "active", 1), ("c2", "unregistered", 1)]
+    assert facts.member_rows(world_of(log), group_id="h") == []
+
+
+def test_two_lives_of_a_client_are_two_rows():
+    log = Log()
+    log.append(member())
+    log.append(member(inc=ident("again")))
+    rows = facts.member_rows(world_of(log))
+    assert [row["incarnation"] for row in rows] == [
+        ident("again").hex(),
+        ident("c1").hex(),
+    ]
+
+
+def test_groups_of_every_kind():
+    log = Log()
+    log.append(member("c1", group="announced"))
+    log.claimed(key=Key("claimed", "t", 0))
+    log.append(
+        release(log.claimed(key=Key("claimed", "t", 1)), key=Key("claimed", "t", 1))
+    )
+    log.append(pause(UNTIL, group="paused"))
+    rows = {row["group_id"]: row for row in facts.group_rows(world_of(log))}
+    assert list(rows) == ["announced", "claimed", "paused"]
+    assert rows["announced"]["members_count"] == 1
+    assert (rows["claimed"]["owned_count"], rows["claimed"]["claims_count"]) == (1, 2)
+    assert rows["paused"]["paused_until_ms"] == UNTIL
+    assert rows["paused"]["paused_by"] == "admin"
+
+
+def test_a_stale_owner_does_not_count_as_one():
+    log = Log()
+    log.claimed()
+    (row,) = facts.group_rows(world_of(log, elapsed_ms=3 * H))
+    assert (row["owned_count"], row["claims_count"]) == (0, 1)
+
+
+def test_a_beat_makes_an_owner_young_again():
+    log = Log()
+    epoch = log.claimed()
+    log.append(beat(epoch, 3), after=H)
+    (row,) = facts.claim_rows(world_of(log))
+    assert (row["age_ms"], row["position"]) == (0, 3)
+
+
+def test_place_of_a_key():
+    assert facts.partition_of(Key("g", "events", 0), 50) == 9
+    assert facts.partition_of(Key("g", "/planner", 7), 50) == 7
+
+
+def test_known_groups_and_texts_of_keys():
+    log = Log()
+    log.append(claim())
+    assert facts.is_known(world_of(log), "g")
+    assert not facts.is_known(world_of(log), "h")
+    assert facts.key_texts([KEY, OTHER]) == ["t-0", "t-1"]

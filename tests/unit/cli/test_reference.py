@@ -1,0 +1,25 @@
+"""docs/cli.md is generated, and says of every command what its help says."""
+
+from pathlib import Path
+
+from kafka_marshal_cli.reference import reference
+
+DOCUMENT = Path(__file__).parents[3] / "docs" / "cli.md"
+
+
+def test_the_document_is_up_to_date():
+    assert DOCUMENT.read_text(encoding="utf-8") == reference()
+
+
+def test_commands_options_defaults_and_environment_are_told():
+    text = reference()
+    assert "### `marshal groups release GROUP --for DURATION`" in text
+    delivery = "| `--delivery` `alo\\|amo` | At least once, or at most once."
+    assert f"{delivery} Default: `alo`. |" in text
+    assert "Environment: `MARSHAL_BOOTSTRAP_SERVER`." in text
+    assert "| 6 | the coordination topic was formatted for another cluster |" in text
+    assert "--debug" not in text
+
+
+def test_no_line_ends_in_blanks():
+    assert all(line == line.rstrip() for line in reference().splitlines())

@@ -1,0 +1,170 @@
+"""What all commands share: options, answers, and how they fail."""
+
+import json
+import sys
+from typing import Annotated
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from kafka_marshal import ConfigurationError, TopicMisconfigured
+from kafka_marshal_cli import shared
+from kafka_marshal_cli.render import Answer, Section, column
+from kafka_marshal_cli.shared import Call, Output, call_of, command, data, tell
+
+ROW = {"name": "[red]\x1b[31m"}
+ANSWER = Answer(
+    {"time_ms": 1, "offsets": {}}, {}, (Section("rows", [ROW], (column("N", "name"),)),)
+)
+
+
+def run(body, *arguments, env=None, **traits):
+    """Run a command whose body gets its call, and return the outcome."""
+    app = typer.Typer()
+
+    @app.command()
+    @command(**traits)
+    def act(
+        call: Call,
+        *,
+        word: Annotated[str, typer.Argument()] = "w",
+        flag: Annotated[bool, typer.Option("--flag")] = False,
+    ) -> None:
+        """Do what the test wants."""
+        body(call, word, flag)
+
+    return CliRunner().invoke(app, list(arguments), env=env or {})
+
+
+def test_a_call_has_all_shared_options():
+    calls = []
+    arguments = "-b h:1 --coordination-topic t -C a=1 -C b.c=2 --timeout 2s -o jsonl"
+    outcome = run(lambda *got: calls.append(got), *arguments.split(), "x", "--flag")
+    assert outcome.exit_code == 0, outcome.output
+    ((call, word, flag),) = calls
+    assert (word, flag) == ("x", True)
+    assert call == Call("h:1", "t", {"a": "1", "b.c": "2"}, 2_000, True, Output.JSONL)
+
+
+def test_defaults_and_environment():
+    calls = []
+    run(lambda call, *_: calls.append(call))
+    env = {
+        "MARSHAL_BOOTSTRAP_SERVER": "e:1",
+        "MARSHAL_COORDINATION_TOPIC": "et",
+        "MARSHAL_OUTPUT": "json",
+    }
+    run(lambda call, *_: calls.append(call), env=env)
+    run(lambda call, *_: calls.append(call), "-b", "o:1", env=env)
+    assert calls[0] == Call("localhost:9092", "__marshal", {}, 30_000)
+    assert calls[1] == Call("e:1", "et", output=Output.JSON)
+    assert calls[2].bootstrap_servers == "o:1"
+
+
+def test_a_command_takes_only_what_it_uses():
+    outcome = run(lambda *_: None, "-b", "h:1", connects=False)
+    assert outcome.exit_code == 2
+    assert run(lambda *_: None, "-o", "json", answers=False).exit_code == 2
+    assert run(lambda *_: None, "--timeout", "1", waits=False).exit_code == 2
+
+
+def test_a_file_of_options_gives_way_to_the_command_line(tmp_path):
+    path = tmp_path / "client.properties"
+    path.write_text("client.id=file\nssl.ca.location=/ca\nbootstrap.servers=f:1\n")
+    given = {"command_config": path, "command_property": ["client.id=line"]}
+    call = call_of(given)
+    assert call.options == {"client.id": "line", "ssl.ca.location": "/ca"}
+    assert call.bootstrap_servers == "f:1"
+    assert call_of({**given, "bootstrap_server": "o:1"}).bootstrap_servers == "o:1"
+
+
+def test_a_timeout_of_nothing_is_refused():
+    with pytest.raises(ConfigurationError, match="--timeout"):
+        call_of({"timeout": "0"})
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (TopicMisconfigured("torn [bold]\x1b[31m\nmarshal: fine"), 3),
+        (ConfigurationError("x"), 2),
+        (ZeroDivisionError("x"), 70),
+        (KeyboardInterrupt(), 130),
+        (BrokenPipeError(), 0),
+        (typer.Exit(7), 7),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_errors_become_exit_codes(error, code):
+    def body(*_):
+        raise error
+
+    outcome = run(body)
+    assert outcome.exit_code == code
+    assert "Traceback" not in outcome.output
+    assert "\x1b" not in outcome.output
+
+
+def test_an_error_is_told_on_stderr_escaped():
+    def body(*_):
+        raise TopicMisconfigured("torn [bold]\x1b[31m\nmarshal: fine")
+
+    outcome = run(body)
+    assert outcome.stdout == ""
+    assert outcome.stderr.splitlines() == [
+        r"marshal: torn [bold]\x1b[31m",
+        "  marshal: fine",
+        "  next: marshal topic info",
+    ]
+
+
+def test_debug_shows_where():
+    def body(*_):
+        raise TopicMisconfigured("x")
+
+    assert "Traceback" in run(body, "--debug").stderr
+
+
+def test_data_that_was_written_comes_before_the_error():
+    def body(*_):
+        data("line")
+        raise TopicMisconfigured("x")
+
+    assert run(body).stdout == "line\n"
+
+
+def test_answers_in_every_form():
+    def body(call, *_):
+        call.answer(ANSWER)
+
+    assert run(body).stdout == "N\n[red]\\x1b[31m\n"
+    whole = json.loads(run(body, "-o", "json").stdout)
+    assert whole == {"schema": 1, "as_of": {"time_ms": 1, "offsets": {}}, "rows": [ROW]}
+    (line,) = run(body, "-o", "jsonl").stdout.splitlines()
+    assert json.loads(line)["kind"] == "rows"
+    assert "\x1b" not in line
+
+
+@pytest.mark.parametrize(
+    ("env", "is_color"),
+    [
+        ({"TERM": "xterm"}, True),
+        ({"TERM": "xterm", "NO_COLOR": "1"}, False),
+        ({"TERM": "dumb"}, False),
+    ],
+)
+def test_colour_of_a_terminal(monkeypatch, env, is_color):
+    for name in ("TERM", "NO_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {**env, "COLUMNS": "33"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    assert shared._terminal(sys.stdout) == (33, is_color)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: False, raising=False)
+    assert shared._terminal(sys.stdout) == (None, False)
+
+
+def test_what_people_are_told_is_escaped(capsys):
+    tell("a\x07b")
+    assert capsys.readouterr().err == "a\\x07b\n"

@@ -1,0 +1,173 @@
+"""The verifier passes sound logs, and names each clause that one breaks."""
+
+import msgspec
+import pytest
+from logkit import KEY, Log, batch, beat, claim, config, ident, messages, release
+
+from kafka_marshal_cli import verify
+from kafka_marshal_cli.verify import FINDINGS_MAX, Verifier
+
+
+def sound_log():
+    log = Log()
+    epoch = log.claimed()
+    log.append(beat(epoch, 5))
+    log.append(messages(epoch, 5, 9))
+    log.append(batch((epoch, 12)))
+    log.append(messages(epoch, 12, 20))
+    log.append(beat(epoch, 3, rewind=True))
+    log.append(release(epoch, 4))
+    log.append(b"\xff garbage")
+    epoch = log.claimed("c2", topic_id=ident("topic"))
+    log.append(messages(epoch, 0, 30, client="c2"))
+    log.append(release(epoch, client="c2"))
+    epoch = log.claimed("c1", topic_id=ident("other"), expected=epoch)
+    log.append(messages(epoch, 0, 3))
+    return log
+
+
+def verified(log, split=4, chunk_max=3):
+    verifier = Verifier(log.state.partition, split, chunk_max)
+    for entry in log.entries:
+        verifier.take(entry)
+    return verifier.finish()
+
+
+@pytest.mark.parametrize("split", range(16))
+@pytest.mark.parametrize("chunk_max", [1, 2, 100])
+def test_a_sound_log_is_ok(split, chunk_max):
+    log = sound_log()
+    result = verified(log, split, chunk_max)
+    assert result["findings"] == []
+    assert (result["result"], result["undecodable_count"]) == ("ok", 1)
+    assert result["next_offset"] == result["entries_count"] == len(log.entries)
+
+
+def test_an_empty_partition_is_ok():
+    result = Verifier(3, 0).finish()
+    assert (result["result"], result["entries_count"]) == ("ok", 0)
+
+
+@pytest.mark.parametrize("split", [0, 1, 9])
+def test_a_halted_partition_is_told(split):
+    log = Log()
+    log.append(config(2, era=2, level=9))
+    log.append(claim())
+    assert verified(log, split)["result"] == "halted"
+
+
+def test_a_claim_may_forget_what_was_forgotten():
+    log = Log(forget_ms=1)
+    log.append(release(log.claimed(), 50))
+    log.append(b"", after=10)
+    log.claimed()
+    assert verified(log)["findings"] == []
+
+
+def doctored(monkeypatch, change):
+    """Let the first fold go wrong: ``change`` gets its state and each transition."""
+    real = verify.apply
+
+    def apply(state, entry):
+        return tuple(change(state, each) or each for each in real(state, entry))
+
+    monkeypatch.setattr(verify, "apply", apply)
+
+
+def test_overlapping_grants_are_found(monkeypatch):
+    def change(state, each):
+        if each.effect == "granted":
+            return msgspec.structs.replace(each, detail={"first": 5, "last": 9})
+        return None
+
+    doctored(monkeypatch, change)
+    (first, *_) = verified(sound_log())["findings"]
+    assert first.startswith("S3: offset 5: ")
+
+
+def test_a_claim_that_makes_somebody_else_the_owner_is_found(monkeypatch):
+    def change(state, each):
+        if each.effect == "claimed":
+            state.keys[each.key].owner = ("nobody", b"")
+
+    doctored(monkeypatch, change)
+    findings = verified(sound_log())["findings"]
+    assert any(f.startswith("S1: ") and "not to who won it" in f for f in findings)
+
+
+def test_a_token_that_shrinks_is_found(monkeypatch):
+    def change(state, each):
+        if each.effect == "claimed" and each.offset > 1:
+            state.keys[each.key].epoch = 0
+
+    doctored(monkeypatch, change)
+    findings = verified(sound_log())["findings"]
+    assert any(f.startswith("S7: ") and "after 1.0.1" in f for f in findings)
+    assert any(f.startswith("S1: ") and "has epoch 0" in f for f in findings)
+
+
+def test_a_position_that_falls_is_found(monkeypatch):
+    def change(state, each):
+        if each.effect == "granted":
+            state.keys[each.key].position = 1
+
+    doctored(monkeypatch, change)
+    assert any(f.startswith("S10: offset 3") for f in verified(sound_log())["findings"])
+
+
+def test_an_effect_on_a_key_that_is_gone_or_never_was_is_found(monkeypatch):
+    def lose(state, each):
+        if each.effect == "renewed":
+            del state.keys[KEY]
+
+    doctored(monkeypatch, lose)
+    log = Log()
+    log.append(beat(log.claimed(), 5))
+    assert any("accepted and gone" in f for f in verified(log)["findings"])
+
+    monkeypatch.undo()
+
+    def rename(state, each):
+        if each.effect == "claimed":
+            return msgspec.structs.replace(each, effect="renewed")
+        return None
+
+    doctored(monkeypatch, rename)
+    assert any("never claimed" in f for f in verified(log)["findings"])
+
+
+def test_a_claim_without_a_token_is_found(monkeypatch):
+    def change(state, each):
+        if each.effect == "claimed":
+            state.config = None
+
+    doctored(monkeypatch, change)
+    assert any("without a token" in f for f in verified(sound_log())["findings"])
+
+
+def test_two_folds_that_differ_are_found(monkeypatch):
+    monkeypatch.setattr(verify, "replay", lambda state, entries: None)
+    result = verified(sound_log())
+    assert result["result"] == "broken"
+    assert result["findings"][-1].startswith("S2: ")
+
+
+def test_a_snapshot_that_changes_is_found(monkeypatch):
+    values = iter([b"one", b"two"])
+    monkeypatch.setattr(verify, "to_bytes", lambda state: next(values))
+    monkeypatch.setattr(verify, "from_bytes", lambda value: verify.WorldState(0))
+    assert any(f.startswith("S5: ") for f in verified(Log())["findings"])
+
+
+def test_findings_are_bounded(monkeypatch):
+    def change(state, each):
+        if each.effect == "granted":
+            return msgspec.structs.replace(each, detail={"first": 1, "last": 0})
+        return None
+
+    doctored(monkeypatch, change)
+    log = Log()
+    epoch = log.claimed()
+    for last in range(FINDINGS_MAX + 5):
+        log.append(messages(epoch, last, last))
+    assert len(verified(log)["findings"]) == FINDINGS_MAX
