@@ -229,6 +229,10 @@ class Consumer:
     def _require_valid(self, place: Place, now_ms: int) -> None:
         claim = place.holding.claim
         if not claim.is_valid(now_ms):
+            # What is told as lost stays lost: a beat that is read back later would
+            # revive the claim, and nobody would ever commit what was dropped.
+            with self._engine.changed:
+                self._session.check_lease(place.holding, now_ms)
             raise lost_claim(place.partition, claim.ending or Ending("lease_expired"))
 
     def flush(self, timeout_ms: int = CLOSE_MS_MAX) -> None:

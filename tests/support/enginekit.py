@@ -60,18 +60,11 @@ def wish(*topics, delivery=ALO, most=500, on_claimed=None, on_lost=None, **rest)
 def lines(cluster, partition=0):
     """Fold one coordinating partition afresh and return every transition."""
     state = WorldState(partition)
-    found = []
-    for stored in cluster.kafka.log(cluster.place(partition)).records:
-        for transition in apply(state, stored.entry()):
-            found.append(
-                Line(
-                    stored.offset,
-                    stored.timestamp_ms,
-                    transition.record,
-                    transition,
-                )
-            )
-    return found
+    return [
+        Line(stored.offset, stored.timestamp_ms, transition.record, transition)
+        for stored in cluster.kafka.log(cluster.place(partition)).records
+        for transition in apply(state, stored.entry())
+    ]
 
 
 def of(cluster, client_id, kind=None, *, partition=0):

@@ -160,8 +160,7 @@ class Session:
     def tick(self, now_ms: int) -> None:
         """Do everything that is due at this local time."""
         for holding in list(self.holdings.values()):
-            if holding.claim.check_lease(now_ms):
-                self._on_lease_expired(holding)
+            self.check_lease(holding, now_ms)
         self._leaver.send_due(now_ms)
         if self.failure is not None:
             return
@@ -491,9 +490,13 @@ class Session:
             )
         self._finish(holding, Ending(reason, was_lost=False))
 
-    def _on_lease_expired(self, holding: Holding) -> None:
-        self._leaver.release(holding.claim, holding.position, reason="lease_expired")
-        self._after_end(holding)
+    def check_lease(self, holding: Holding, now_ms: int) -> None:
+        """End a claim whose hard stop has come, and release what the log has of it."""
+        if holding.claim.check_lease(now_ms):
+            self._leaver.release(
+                holding.claim, holding.position, reason="lease_expired"
+            )
+            self._after_end(holding)
 
     def _finish(self, holding: Holding, ending: Ending) -> None:
         holding.claim.end(ending)

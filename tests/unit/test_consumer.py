@@ -1,0 +1,390 @@
+"""The consumer over whole nodes in memory, on virtual time."""
+
+import pytest
+from enginekit import (
+    AMO,
+    KEY,
+    T0,
+    H,
+    fold,
+    held_by,
+    holders,
+    of,
+    values,
+    wish,
+    world,
+)
+
+from kafka_marshal.errors import (
+    ClaimLost,
+    InvalidTransition,
+    LogTruncated,
+    PositionError,
+)
+from kafka_marshal.protocol.records import Heartbeat
+from kafka_marshal.protocol.types import TopicPartition
+from kafka_marshal.testing.fakestore import AppendFate
+
+
+@pytest.fixture
+def cluster():
+    return world()
+
+
+def owning(cluster, client_id="a", **rest):
+    node = cluster.node(client_id, wish=wish(**rest))
+    cluster.run_until(held_by(node, 1), 3 * H)
+    cluster.run(40)
+    return node
+
+
+def polled(node):
+    """Poll once; return the records of the one partition."""
+    found = node.consumer.poll(0)
+    return found.get(T0, [])
+
+
+# --- Handing out and committing ---
+
+
+def test_records_come_once_in_order_with_their_token(cluster):
+    node = owning(cluster, most=4)
+    got = polled(node) + polled(node) + polled(node)
+    assert [record.offset for record in got] == list(range(10))
+    assert {record.token for record in got} == set(node.consumer.tokens().values())
+    assert node.consumer.position(T0) == 10
+    assert polled(node) == []
+
+
+def test_positions_move_over_the_contiguous_prefix(cluster):
+    node = owning(cluster, most=4)
+    records = polled(node)
+    node.consumer.commit(records[2])
+    assert node.consumer.committed(T0) == 0
+    node.consumer.commit([records[0], records[1]])
+    assert node.consumer.committed(T0) == 3
+    cluster.run(H)
+    assert fold(cluster).keys[KEY].position == 3
+
+
+def test_committing_everything(cluster):
+    node = owning(cluster, most=4)
+    polled(node)
+    node.consumer.commit()
+    node.consumer.commit()
+    assert node.consumer.committed(T0) == 4
+
+
+def test_a_record_that_was_never_handed_out_is_an_error(cluster):
+    node = owning(cluster, most=4)
+    (record, *_) = polled(node)
+    record.offset = 7
+    with pytest.raises(InvalidTransition, match="7"):
+        node.consumer.commit(record)
+
+
+def test_a_record_of_an_earlier_claim_is_lost(cluster):
+    node = owning(cluster, most=4)
+    records = polled(node)
+    node.cut(is_cut=True)
+    cluster.run(2 * H)
+    node.cut(is_cut=False)
+    cluster.run_until(held_by(node, 1), 4 * H)
+    with pytest.raises(ClaimLost):
+        node.consumer.poll(0)
+    assert [r.offset for r in polled(node)] == [0, 1, 2, 3]
+    with pytest.raises(ClaimLost) as caught:
+        node.consumer.commit(records[0])
+    assert caught.value.reason == "stale_token"
+
+
+def test_what_is_told_as_lost_stays_lost(cluster):
+    """Acceptance: at least once. The engine was slow, the application was told.
+
+    A beat that is read back after the hard stop must not revive a claim whose
+    records the application has dropped: nobody would ever commit them.
+    """
+    node = owning(cluster, most=4)
+    (record, *_) = polled(node)
+    node.log.read_lag_ms = 10 * H
+    hard_ms = node.session.holdings[KEY].claim.lease.hard_until_ms
+    cluster.run(hard_ms - node.clock.now_ms() - 20)  # beats land, unread
+    node.log.read_lag_ms = 0
+    cluster.clock.advance(40)
+    with pytest.raises(ClaimLost, match="lease_expired"):
+        node.consumer.commit(record)
+    cluster.run_until(held_by(node, 1), 4 * H)
+    cluster.run(40)
+    with pytest.raises(ClaimLost):
+        node.consumer.poll(0)
+    again = polled(node)
+    assert [r.offset for r in again] == [0, 1, 2, 3]
+    node.consumer.commit(again)
+    assert node.consumer.committed(T0) == 4
+
+
+def test_nothing_is_handed_out_in_excess_of_what_may_be_uncommitted(cluster):
+    node = owning(cluster, most=2)
+    node.consumer._hands._options = type(node.consumer._options)(
+        max_poll_records=2, max_uncommitted=4
+    )
+    first, second = polled(node), polled(node)
+    assert polled(node) == []
+    node.consumer.commit(first + second)
+    assert [r.offset for r in polled(node)] == [4, 5]
+
+
+def test_pausing_a_partition_keeps_its_claim(cluster):
+    node = owning(cluster, most=2)
+    polled(node)
+    node.consumer.pause(T0)
+    assert node.consumer.paused() == {T0}
+    cluster.run(3 * H)
+    assert polled(node) == []
+    assert node.held
+    node.consumer.resume(T0)
+    assert [r.offset for r in polled(node)] == [2, 3]
+
+
+def test_callbacks_tell_of_what_comes_and_goes(cluster):
+    told = []
+    node = owning(
+        cluster,
+        most=2,
+        on_claimed=lambda tp, token: told.append((tp, str(token))),
+        on_lost=lambda tp, ending: told.append((tp, ending.reason)),
+    )
+    polled(node)
+    node.cut(is_cut=True)
+    cluster.run(2 * H)
+    assert polled(node) == []
+    assert [what for _, what in told] == [str(told[0][1]), "lease_expired"]
+
+
+def test_a_loss_with_empty_hands_is_silent(cluster):
+    node = owning(cluster)
+    node.consumer.commit(polled(node))
+    node.cut(is_cut=True)
+    cluster.run(2 * H)
+    assert polled(node) == []
+    assert node.consumer.assignment() == set()
+
+
+def test_several_partitions_take_turns():
+    cluster = world(records=[50, 50, 50])
+    node = cluster.node("a", wish=wish(most=10))
+    cluster.run_until(held_by(node, 3), H)
+    cluster.run(40)
+    seen = set()
+    for _ in range(6):
+        seen.update(values(node.consumer.poll(0)))
+    assert seen == {0, 1, 2}
+
+
+# --- Where to begin (PROTOCOL 5.6) ---
+
+
+@pytest.mark.parametrize(
+    ("reset", "committed", "first"),
+    [
+        pytest.param("earliest", None, 0, id="earliest"),
+        pytest.param("latest", None, 10, id="latest"),
+        pytest.param("latest", 0, 0, id="committed-zero-is-real"),
+        pytest.param("none", 4, 4, id="committed"),
+        pytest.param("earliest", 10, 10, id="committed-at-the-end"),
+    ],
+)
+def test_without_a_position_of_its_own(cluster, reset, committed, first):
+    if committed is not None:
+        cluster.kafka.groups["g"] = {T0: committed}
+    node = owning(cluster, offset_reset=reset)
+    cluster.kafka.produce(T0, b"new")
+    assert [r.offset for r in polled(node)] == list(range(first, 11))
+    assert fold(cluster).keys[KEY].position == first
+
+
+def test_without_any_position_none_is_an_error(cluster):
+    node = cluster.node("a", wish=wish(offset_reset="none"))
+    cluster.run(H)
+    with pytest.raises(PositionError, match="auto_offset_reset"):
+        node.consumer.poll(0)
+    assert not node.held
+
+
+def test_the_log_s_position_is_stronger_than_a_commit(cluster):
+    a = owning(cluster, most=4)
+    a.consumer.commit(polled(a))
+    a.leave()
+    cluster.run(200)
+    cluster.kafka.groups["g"] = {T0: 9}
+    b = owning(cluster, "b")
+    assert [r.offset for r in polled(b)] == [4, 5, 6, 7, 8, 9]
+
+
+def test_position_zero_in_the_log_is_a_position(cluster):
+    a = owning(cluster)
+    a.leave()
+    cluster.run(200)
+    assert fold(cluster).keys[KEY].position == 0
+    b = owning(cluster, "b", offset_reset="latest")
+    assert [r.offset for r in polled(b)][:1] == [0]
+
+
+def test_at_most_once_starts_behind_every_grant(cluster):
+    a = owning(cluster, delivery=AMO, most=4)
+    polled(a)
+    cluster.run(40)
+    cluster.crash(a)
+    b = owning(cluster, "b", delivery=AMO)
+    polled(b)
+    cluster.run(20)
+    assert [r.offset for r in polled(b)] == [4, 5, 6, 7, 8, 9]
+
+
+def test_at_least_once_after_at_most_once_starts_at_position(cluster):
+    a = owning(cluster, delivery=AMO, most=4)
+    polled(a)
+    cluster.run(40)
+    a.leave()
+    cluster.run(200)
+    b = owning(cluster, "b")
+    assert [r.offset for r in polled(b)][:1] == [4]
+
+
+def test_a_look_up_that_fails_is_tried_again(cluster):
+    node = cluster.node("a", wish=wish())
+    node.data.cut = True
+    cluster.run(H)
+    assert node.observer.named("start_lookup_failed")
+    assert polled(node) == []
+    assert of(cluster, "a", Heartbeat)  # the claim is kept alive meanwhile
+    node.data.cut = False
+    cluster.run(H)
+    assert [r.offset for r in polled(node)] == list(range(10))
+
+
+# --- Positions outside the log ---
+
+
+@pytest.mark.parametrize("delivery", ["alo", "amo"])
+def test_below_the_log_s_start_it_goes_on_at_the_start(cluster, delivery):
+    options = {"delivery": AMO} if delivery == "amo" else {}
+    a = owning(cluster, most=2, **options)
+    got = polled(a)
+    cluster.run(40)
+    got = got or polled(a)
+    a.consumer.commit(got)
+    a.leave()
+    cluster.run(200)
+    cluster.kafka.delete_records(T0, before=6)
+    b = owning(cluster, "b", **options)
+    offsets = []
+    for _ in range(5):
+        offsets += [record.offset for record in polled(b)]
+        cluster.run(20)
+    assert offsets == [6, 7, 8, 9]
+    assert b.observer.named("position_jumped")
+    assert b.held
+
+
+def test_beyond_the_log_s_end_it_stops_with_an_error(cluster):
+    a = owning(cluster)
+    a.consumer.commit(polled(a))
+    a.leave()
+    cluster.run(200)
+    cluster.kafka.truncate(T0, end=3, leader=1)
+    b = owning(cluster, "b")
+    with pytest.raises(PositionError) as caught:
+        b.consumer.poll(0)
+    assert (caught.value.requested, caught.value.log_end) == (10, 3)
+    cluster.run(3 * H)
+    assert not b.held  # given up, and not tried again by this client
+    assert fold(cluster).keys[KEY].position == 10
+
+
+# --- Topics that change ---
+
+
+def test_new_partitions_appear_live(cluster):
+    """Acceptance L21."""
+    node = owning(cluster, refresh_ms=H)
+    cluster.kafka.add_partitions("t", 2)
+    assert cluster.run_until(held_by(node, 3), 3 * H) <= H + H // 2
+    cluster.run(40)
+    cluster.kafka.produce(TopicPartition("t", 2), b"x")
+    assert values(node.consumer.poll(0))[2] == [0]
+
+
+def test_metadata_that_cannot_be_had_is_asked_for_again(cluster):
+    node = owning(cluster, refresh_ms=H)
+    node.data.cut = True
+    cluster.kafka.add_partitions("t", 1)
+    cluster.run(3 * H)
+    assert len(node.held) == 1
+    node.data.cut = False
+    cluster.run_until(held_by(node, 2), 2 * H)
+
+
+# --- Ending ---
+
+
+def test_closing_releases_at_the_position(cluster):
+    node = owning(cluster, most=4)
+    node.consumer.commit(polled(node))
+    node.consumer.close(timeout_ms=0)
+    node.consumer.close(timeout_ms=0)
+    cluster.run(100)
+    known = fold(cluster).keys[KEY]
+    assert (known.owner, known.position) == (None, 4)
+    with pytest.raises(InvalidTransition, match="closed"):
+        node.consumer.poll(0)
+
+
+def test_closing_against_a_dead_log_ends_at_its_deadline(cluster):
+    """D10, D11: no wait without a deadline."""
+    node = owning(cluster)
+    node.cut(is_cut=True)
+    node.consumer.close(timeout_ms=0)
+    assert node.observer.named("close_unconfirmed")
+
+
+def test_stopping_ends_what_iterates(cluster):
+    node = owning(cluster)
+    node.consumer.stop()
+    assert list(node.consumer) == []
+    assert list(node.consumer.batches()) == []
+
+
+def test_iterating_hands_out_one_by_one(cluster):
+    node = owning(cluster)
+    record = next(node.consumer)
+    assert record.offset == 0
+    assert node.consumer.position(T0) == 1
+
+
+def test_a_batch_has_one_partition_and_commits_itself(cluster):
+    node = owning(cluster, most=4)
+    batch = next(node.consumer.batches())
+    assert (batch.partition, batch.first_offset, batch.last_offset) == (T0, 0, 3)
+    batch.commit()
+    assert node.consumer.committed(T0) == 4
+
+
+def test_a_log_that_went_back_fences_everything(cluster):
+    node = owning(cluster)
+    cluster.run(H)
+    cluster.kafka.truncate(cluster.place(0), end=2, leader=1)
+    cluster.run(40)
+    assert holders(cluster) == []
+    with pytest.raises(LogTruncated):
+        node.consumer.poll(0)
+
+
+def test_a_grant_is_asked_for_in_vain_while_the_log_is_dead(cluster):
+    node = owning(cluster, delivery=AMO)
+    cluster.fates["a"] = AppendFate(is_lost=True)
+    for _ in range(100):
+        assert node.consumer.poll(0) == {}
+        cluster.clock.advance(100)
+        node.step()
+    assert not node.held
