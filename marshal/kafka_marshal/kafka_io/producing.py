@@ -4,10 +4,12 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Mapping
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
 from kafka import KafkaProducer
+from kafka.errors import KafkaError
 
 from kafka_marshal.errors import DeadlineExceeded, MarshalError
 from kafka_marshal.kafka_io.settings import ConnectionSettings
@@ -18,6 +20,7 @@ FLUSH_MS_MAX = 15_000
 CLOSE_MS_MAX = 5_000
 ACKS_KEPT_MAX = 20_000
 _LOOK_INTERVAL_S = 0.01
+_CLOSE_S = 1.0
 
 
 class KafkaRecordWriter:
@@ -115,8 +118,20 @@ class KafkaRecordWriter:
             time.sleep(_LOOK_INTERVAL_S)
 
     def close(self, timeout_ms: int = CLOSE_MS_MAX) -> None:
-        """Let go of the connection. Idempotent; what was not flushed may be lost."""
-        self._producer.close(timeout=timeout_ms / 1000)
+        """Let go of the connection. Idempotent; what was not flushed may be lost.
+
+        Args:
+            timeout_ms: How long to wait for what is under way.
+        """
+        with suppress(MarshalError):
+            self.flush(timeout_ms)
+        try:
+            self._producer.close(timeout=_CLOSE_S)
+        except KafkaError:
+            # It closes only once its flush has come through; there is no public
+            # way to end one that holds records for ever.
+            self._producer._sender.force_close()  # noqa: SLF001
+            self._producer.close(timeout=_CLOSE_S)
 
     def __enter__(self) -> Self:
         return self
@@ -127,9 +142,13 @@ class KafkaRecordWriter:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close(CLOSE_MS_MAX if error is None else 0)
+        self.close()
 
-    def _on_written(self, sent_at: float, metadata: Any) -> None:  # noqa: ANN401 - untyped library
+    def _on_written(
+        self,
+        sent_at: float,
+        metadata: Any,  # noqa: ANN401 - untyped library
+    ) -> None:
         now = time.monotonic()
         with self._lock:
             self._done += 1

@@ -12,6 +12,7 @@ from kafka_marshal.kafka_io.producing import KafkaRecordWriter
 
 TICK_S = 0.05
 TIMEOUT_MS = 15_000
+CLOSE_MS_MAX = 2_000
 
 MakeValue = Callable[[int], bytes]
 
@@ -127,7 +128,7 @@ class Producing:
         self._is_over.set()
         if self._thread is not None:
             self._thread.join(timeout=2)
-        self._writer.close(0)
+        self._writer.close(CLOSE_MS_MAX)
 
     def _run(self, per_second: int) -> None:
         began = time.monotonic()

@@ -1,0 +1,115 @@
+"""``marshal demo`` as people run it: whole, interrupted, and killed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+COMMAND = [sys.executable, "-m", "kafka_marshal_cli", "demo"]
+PATIENCE_S = 60
+
+
+def until(condition: Callable[[], bool], *, timeout_s: float = PATIENCE_S) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "the condition never came true"
+        time.sleep(0.05)
+
+
+def children(pid: int) -> set[int]:
+    """Return every process that descends from one, as Linux tells."""
+    found: set[int] = set()
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in map(int, task.read_text().split()):
+            found |= {child} | children(child)
+    return found
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_every_guarantee_holds_and_the_verdict_says_why():
+    done = subprocess.run(
+        [*COMMAND, "-o", "json", "--heartbeat-interval", "1s", "--seed", "7"],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    # Words go to people, and no control characters to what is no terminal.
+    assert done.stderr.isascii()
+    assert "\x1b" not in done.stderr
+    assert "took over payments-" in done.stderr
+    assert "Paused the group" in done.stderr
+    verdict = json.loads(done.stdout)
+    assert verdict["held"] is True
+    assert verdict["took_ms"] < 120_000
+    alo, amo = verdict["rounds"]
+    assert (alo["delivery"], amo["delivery"]) == ("alo", "amo")
+    assert alo["records"]["produced"] == alo["records"]["processed"] > 3_000
+    assert alo["records"]["lost"] == 0
+    assert amo["records"]["duplicated"] == 0
+    assert len(amo["lost"]) == amo["records"]["lost"]
+    for each in (alo, amo):
+        replaced = [c for c in each["checks"] if "replaced" in c["name"]]
+        assert replaced
+        assert all(2_000 < c["measured"] <= c["bound"] for c in replaced)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="reads processes from /proc")
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [
+        pytest.param(signal.SIGINT, 1, id="interrupt"),
+        pytest.param(signal.SIGTERM, 1, id="terminate"),
+        pytest.param(signal.SIGKILL, -signal.SIGKILL, id="kill"),
+    ],
+)
+def test_nothing_outlives_it(number, code, tmp_path):
+    told = tmp_path / "told"
+    environment = dict(os.environ, TMPDIR=str(tmp_path))
+    with told.open("wb") as out:
+        demo = subprocess.Popen(COMMAND, stdout=out, stderr=out, env=environment)
+    try:
+        until(lambda: b"Killed worker-" in told.read_bytes())
+        started = children(demo.pid)
+        # The keeper, the broker, and two consumers that are left.
+        assert len([pid for pid in started if is_alive(pid)]) >= 4
+        demo.send_signal(number)
+        assert demo.wait(timeout=PATIENCE_S) == code
+        until(lambda: not any(map(is_alive, started)))
+    finally:
+        demo.kill()
+        demo.wait(timeout=PATIENCE_S)
+    if number is not signal.SIGKILL:
+        assert b"Interrupted: everything that was started is stopped" in (
+            told.read_bytes()
+        )
+        assert [path.name for path in tmp_path.iterdir()] == ["told"]
+
+
+def test_impossible_settings_are_told_before_anything_starts():
+    done = subprocess.run(
+        [*COMMAND, "--heartbeat-interval", "1ms"],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "--heartbeat-interval must be 500 ms to 60 s, not 1 ms" in done.stderr
