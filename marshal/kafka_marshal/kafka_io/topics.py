@@ -25,6 +25,7 @@ WEEK_MS = 7 * 24 * 60 * 60 * 1000
 MESSAGE_BYTES_MIN = 64 * 1024
 CONFIGS_READ = (
     "cleanup.policy",
+    "compression.type",
     "max.message.bytes",
     "message.timestamp.type",
     "min.insync.replicas",
@@ -95,6 +96,9 @@ def coordination_configs(broker_count: int) -> dict[str, str]:
     enough = broker_count >= REPLICATION_WANTED
     return {
         "cleanup.policy": "delete",
+        # The broker unpacks what it gets: no writer can shut out readers that
+        # lack its codec.
+        "compression.type": "uncompressed",
         "message.timestamp.type": "LogAppendTime",
         "retention.ms": "-1",
         "retention.bytes": "-1",
@@ -158,6 +162,10 @@ def problems(
     found: list[str] = []
     wanted = {
         "cleanup.policy": ("delete", "compaction drops records that the fold needs"),
+        "compression.type": (
+            "uncompressed",
+            "a writer could shut out readers that lack its codec",
+        ),
         "message.timestamp.type": (
             "LogAppendTime",
             "clients could set the time that claims are judged by",

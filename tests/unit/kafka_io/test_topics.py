@@ -84,8 +84,8 @@ def test_one_wrong_setting_is_one_problem(description, words):
 
 def test_all_wrong_settings_are_named():
     found = problems(attrs.evolve(GOOD, configs={}, replication=1), broker_count=3)
-    assert len(found) == 5
-    assert sum("is not known" in line for line in found) == 4
+    assert len(found) == 6
+    assert sum("is not known" in line for line in found) == 5
 
 
 def test_small_clusters_need_no_replicas():

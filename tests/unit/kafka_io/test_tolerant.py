@@ -1,0 +1,58 @@
+"""Header names that are no text: read all the same, and only those are changed."""
+
+import pytest
+from kafka.errors import CorruptRecordError
+from kafka.record import memory_records
+from kafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
+
+from kafka_marshal.kafka_io.tolerant import TolerantBatch
+
+
+class BadText(str):
+    __slots__ = ()
+
+    def encode(self, *_):
+        return b"a\xff"
+
+
+def batch(*headers) -> bytes:
+    builder = DefaultRecordBatchBuilder(
+        magic=2,
+        compression_type=0,
+        is_transactional=False,
+        producer_id=-1,
+        producer_epoch=-1,
+        base_sequence=-1,
+        batch_size=99_999,
+    )
+    for offset, pairs in enumerate(headers):
+        builder.append(
+            offset, timestamp=1, key=b"k", value=b"%d" % offset, headers=pairs
+        )
+    return bytes(builder.build())
+
+
+def test_the_original_raises_and_ours_reads_on():
+    raw = batch([("good", b"1")], [(BadText("b"), b"2")], [("last", None)])
+    with pytest.raises(CorruptRecordError):
+        list(DefaultRecordBatch(bytearray(raw)))
+    records = list(TolerantBatch(bytearray(raw)))
+    assert [record.value for record in records] == [b"0", b"1", b"2"]
+    assert [record.headers for record in records] == [
+        [("good", b"1")],
+        [("a\ufffd", b"2")],
+        [("last", None)],
+    ]
+
+
+def test_sound_batches_are_read_alike():
+    raw = batch([], [("h", b"v")], [("\u65e5", b"")])
+    ours = list(TolerantBatch(bytearray(raw)))
+    theirs = list(DefaultRecordBatch(bytearray(raw)))
+    assert [(r.offset, r.key, r.value, r.headers) for r in ours] == [
+        (r.offset, r.key, r.value, r.headers) for r in theirs
+    ]
+
+
+def test_kafka_python_uses_it():
+    assert memory_records.DefaultRecordBatch is TolerantBatch
