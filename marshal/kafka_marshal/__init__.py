@@ -1,40 +1,93 @@
 """Kafka-only coordination of consumers: claims, delivery guarantees and pauses."""
 
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING
 
-from kafka_marshal.admin import Admin
-from kafka_marshal.claims import HeldClaim
-from kafka_marshal.client import Marshal
-from kafka_marshal.consumer import Batch, Consumer
-from kafka_marshal.engine import Delivery
-from kafka_marshal.errors import (
-    ClaimError,
-    ClaimLost,
-    ClaimRejected,
-    ConfigurationError,
-    CoordinationError,
-    DeadlineExceeded,
-    GroupPaused,
-    IdentityConflict,
-    InvalidTransition,
-    LogTruncated,
-    LogUnreadable,
-    LogUnwritable,
-    MalformedRecord,
-    MarshalError,
-    PositionError,
-    ProtocolError,
-    TopicMisconfigured,
-    WrongCluster,
-)
-from kafka_marshal.ports import Event, Observer, Record
-from kafka_marshal.protocol.types import Key, Token, TopicPartition
-from kafka_marshal.views import World
+if TYPE_CHECKING:
+    from kafka_marshal.admin import Admin
+    from kafka_marshal.claims import HeldClaim
+    from kafka_marshal.client import Marshal
+    from kafka_marshal.consumer import Batch, Consumer
+    from kafka_marshal.engine import Delivery
+    from kafka_marshal.errors import (
+        ClaimError,
+        ClaimLost,
+        ClaimRejected,
+        ConfigurationError,
+        CoordinationError,
+        DeadlineExceeded,
+        GroupPaused,
+        IdentityConflict,
+        InvalidTransition,
+        LogTruncated,
+        LogUnreadable,
+        LogUnwritable,
+        MalformedRecord,
+        MarshalError,
+        PositionError,
+        ProtocolError,
+        TopicMisconfigured,
+        WrongCluster,
+    )
+    from kafka_marshal.ports import Event, Observer, Record
+    from kafka_marshal.protocol.types import Key, Token, TopicPartition
+    from kafka_marshal.views import World
 
 try:
     __version__ = version("kafka-marshal")
 except PackageNotFoundError:  # a source tree that was not installed
     __version__ = "0+unknown"
+
+# Names are imported when they are first used: the pure core must be importable
+# without any Kafka client.
+_HOMES = {
+    "Admin": "kafka_marshal.admin",
+    "HeldClaim": "kafka_marshal.claims",
+    "Marshal": "kafka_marshal.client",
+    "Batch": "kafka_marshal.consumer",
+    "Consumer": "kafka_marshal.consumer",
+    "Delivery": "kafka_marshal.engine",
+    "ClaimError": "kafka_marshal.errors",
+    "ClaimLost": "kafka_marshal.errors",
+    "ClaimRejected": "kafka_marshal.errors",
+    "ConfigurationError": "kafka_marshal.errors",
+    "CoordinationError": "kafka_marshal.errors",
+    "DeadlineExceeded": "kafka_marshal.errors",
+    "GroupPaused": "kafka_marshal.errors",
+    "IdentityConflict": "kafka_marshal.errors",
+    "InvalidTransition": "kafka_marshal.errors",
+    "LogTruncated": "kafka_marshal.errors",
+    "LogUnreadable": "kafka_marshal.errors",
+    "LogUnwritable": "kafka_marshal.errors",
+    "MalformedRecord": "kafka_marshal.errors",
+    "MarshalError": "kafka_marshal.errors",
+    "PositionError": "kafka_marshal.errors",
+    "ProtocolError": "kafka_marshal.errors",
+    "TopicMisconfigured": "kafka_marshal.errors",
+    "WrongCluster": "kafka_marshal.errors",
+    "Event": "kafka_marshal.ports",
+    "Observer": "kafka_marshal.ports",
+    "Record": "kafka_marshal.ports",
+    "Key": "kafka_marshal.protocol.types",
+    "Token": "kafka_marshal.protocol.types",
+    "TopicPartition": "kafka_marshal.protocol.types",
+    "World": "kafka_marshal.views",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Import a public name from where it lives."""
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'kafka_marshal' has no attribute {name!r}")
+    return getattr(import_module(home), name)
+
+
+def __dir__() -> list[str]:
+    """List the public names."""
+    return list(__all__)
+
 
 __all__ = [
     "Admin",

@@ -1,0 +1,41 @@
+"""The package's root: what it exports, and what importing the core costs."""
+
+import subprocess
+import sys
+
+import pytest
+
+import kafka_marshal
+
+
+def test_every_public_name_is_there():
+    for name in kafka_marshal.__all__:
+        assert getattr(kafka_marshal, name) is not None
+    assert dir(kafka_marshal) == kafka_marshal.__all__
+    assert kafka_marshal._HOMES.keys() | {"__version__"} == set(kafka_marshal.__all__)
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="nonsense"):
+        _ = kafka_marshal.nonsense
+
+
+def test_the_core_needs_no_kafka_client():
+    program = (
+        "import sys\n"
+        "sys.modules.update(dict.fromkeys(['kafka', 'typer', 'rich', 'crc32c']))\n"
+        "from kafka_marshal.protocol import claiming, rationalizer, text, world\n"
+        "allowed = {'attr', 'attrs', 'mmh3', 'msgspec', 'kafka_marshal',\n"
+        "    'typing_extensions'}\n"
+        "tops = {name.split('.')[0] for name in sys.modules}\n"
+        "extra = tops - allowed - set(sys.stdlib_module_names)\n"
+        "print(sorted(n for n in extra if sys.modules.get(n) and n[0] != '_'))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout.strip() == "[]"
