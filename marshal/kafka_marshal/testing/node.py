@@ -40,6 +40,7 @@ from kafka_marshal.testing.fakelog import (
 
 COORDINATION_TOPIC = "__marshal"
 EVENTS_MAX = 10_000
+LIVES_MAX = 8
 
 
 @attrs.frozen
@@ -127,6 +128,7 @@ class Node:
         self.engine.add_session(self.session)
         self.consumer: Consumer | None = None
         self._kafka = kafka
+        self._earlier = lives
 
     @property
     def owner(self) -> Owner:
@@ -135,9 +137,10 @@ class Node:
 
     @property
     def lives(self) -> tuple[PreviousLife, ...]:
-        """What its identity directory would tell a restart."""
-        claimant = self.session.claimant
-        return (PreviousLife(self.owner.incarnation, claimant.master),)
+        """What its identity directory would tell a restart, newest first."""
+        master = self.session.claimant.master
+        lives = (PreviousLife(self.owner.incarnation, master), *self._earlier)
+        return lives[:LIVES_MAX]
 
     @property
     def held(self) -> dict[Key, Holding]:

@@ -1,0 +1,244 @@
+"""The invariants of PROTOCOL 11, as checks that run beside anything.
+
+``LogWatcher`` reads the coordination log like any other reader and judges what
+it says; ``HandOuts`` judges what applications got; ``check_leases`` judges the
+clients' own beliefs. Each raises ``Violation``, which names the invariant.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from kafka_marshal.engine import Engine
+from kafka_marshal.protocol.rationalizer import apply
+from kafka_marshal.protocol.records import Heartbeat
+from kafka_marshal.protocol.snapshot import digest
+from kafka_marshal.protocol.state import WorldState
+from kafka_marshal.protocol.transition import ACCEPTED, Transition
+from kafka_marshal.protocol.types import Key, Owner, Token, TopicPartition
+from kafka_marshal.testing.fakelog import FakeKafka
+from kafka_marshal.testing.node import COORDINATION_TOPIC, Node
+
+
+class Violation(AssertionError):
+    """An invariant of PROTOCOL 11 does not hold.
+
+    Attributes:
+        invariant: Its name, such as ``S4``.
+    """
+
+    def __init__(self, invariant: str, message: str) -> None:
+        super().__init__(f"{invariant}: {message}")
+        self.invariant = invariant
+
+
+class _Before(NamedTuple):
+    """One key before a record was folded."""
+
+    owner: Owner | None
+    epoch: int
+    position: int | None
+    granted: int | None
+    token: Token | None
+    topic_id: bytes | None
+
+
+PositionCheck = Callable[[Key, int | None, int], None]
+"""Told of every position that moved: key, old position, new position."""
+
+
+class LogWatcher:
+    """Folds every coordinating partition and checks S1, S2, S3, S7 and S10.
+
+    Attributes:
+        worlds: The fold so far, one per coordinating partition.
+        starts: Position of the key when each token was won.
+        claims: Number of accepted claims and resumes so far.
+    """
+
+    def __init__(
+        self,
+        kafka: FakeKafka,
+        partitions: int,
+        *,
+        on_position: PositionCheck | None = None,
+        note: Callable[[str], None] | None = None,
+    ) -> None:
+        """Start at the log's beginning.
+
+        Args:
+            kafka: The cluster.
+            partitions: Number of coordinating partitions.
+            on_position: Called for every position that moved.
+            note: Called with one line for every transition.
+        """
+        self.worlds = [WorldState(number) for number in range(partitions)]
+        self.starts: dict[Token, int | None] = {}
+        self.claims = 0
+        self._kafka = kafka
+        self._on_position = on_position
+        self._note = note
+        self._granted: dict[Key, int] = {}
+        self._digests: list[dict[int, str]] = [
+            {0: digest(world)} for world in self.worlds
+        ]
+
+    def catch_up(self) -> None:
+        """Fold and check everything that was appended since the last call."""
+        self._kafka.settle()
+        for number, world in enumerate(self.worlds):
+            log = self._kafka.log(TopicPartition(COORDINATION_TOPIC, number))
+            if world.next_offset < log.end:
+                for stored in log.read(world.next_offset, log.end):
+                    before = {
+                        key: _Before(
+                            known.owner,
+                            known.epoch,
+                            known.position,
+                            known.granted,
+                            world.token(key),
+                            known.topic_id,
+                        )
+                        for key, known in world.keys.items()
+                    }
+                    for transition in apply(world, stored.entry()):
+                        self._check(world, transition, before)
+                    self._digests[number][world.next_offset] = digest(world)
+
+    def check_reader(self, engine: Engine, checked: dict[int, int]) -> None:
+        """S2: a reader that folded the same prefix has the same digest.
+
+        Args:
+            engine: The reader.
+            checked: Up to where it was checked before, by partition; updated.
+        """
+        for number, replica in engine.context.replicas.items():
+            at = replica.world.next_offset
+            if checked.get(number) == at:
+                continue
+            checked[number] = at
+            if digest(replica.world) != self._digests[number].get(at):
+                raise Violation("S2", f"digests differ at {number}/{at}")
+
+    def _check(
+        self, world: WorldState, transition: Transition, before: dict[Key, _Before]
+    ) -> None:
+        if self._note is not None:
+            what = transition.effect or transition.reason
+            kind = type(transition.record).__name__
+            who = getattr(transition.record, "client_id", "-")
+            where = f"{world.partition}/{transition.offset}"
+            self._note(f"  log {where} {kind} of {who}: {what} {transition.detail}")
+        key = transition.key
+        if key is None or key not in world.keys:
+            return
+        known, was = world.keys[key], before.get(key)
+        if transition.outcome != ACCEPTED:
+            now = (known.owner, known.epoch, known.position, known.granted)
+            if was is None or now != was[:4]:
+                raise Violation("S1", f"{key} changed by a record without effect")
+            return
+        if transition.effect in {"claimed", "resumed"}:
+            self._check_claim(world, key, was)
+        elif was is not None and known.owner not in {was.owner, None}:
+            raise Violation("S1", f"{key} got an owner by {transition.effect}")
+        elif was is None or known.epoch != was.epoch:
+            raise Violation("S1", f"{key} got an epoch by {transition.effect}")
+        if transition.effect == "granted":
+            self._check_grant(key, transition)
+        self._check_position(key, transition, was, known.position)
+
+    def _check_claim(self, world: WorldState, key: Key, was: _Before | None) -> None:
+        self.claims += 1
+        known, token = world.keys[key], world.token(key)
+        if was is not None and known.epoch <= was.epoch:
+            raise Violation("S1", f"{key}: epoch {known.epoch} after {was.epoch}")
+        if token is None or (was is not None and was.token and token <= was.token):
+            raise Violation("S7", f"{key}: token {token} after {was and was.token}")
+        self.starts[token] = known.next_unclaimed()
+
+    def _check_grant(self, key: Key, transition: Transition) -> None:
+        detail = transition.detail or {}
+        first, last = detail["first"], detail["last"]
+        if first < self._granted.get(key, 0) or last < first:
+            raise Violation("S3", f"{key}: {first} to {last} granted again")
+        self._granted[key] = last + 1
+
+    def _check_position(
+        self, key: Key, transition: Transition, was: _Before | None, now: int | None
+    ) -> None:
+        old = None if was is None else was.position
+        if old == now:
+            return
+        record = transition.record
+        rewinds = isinstance(record, Heartbeat) and record.rewind
+        renamed = was is not None and was.topic_id is not None and now is None
+        if now is None or (old is not None and now < old):
+            if not (rewinds or renamed):
+                raise Violation("S10", f"{key}: position fell from {old} to {now}")
+        elif self._on_position is not None:
+            self._on_position(key, old, now)
+
+
+def check_leases(nodes: Iterable[Node]) -> None:
+    """S4: at one instant, at most one live process passes its lease check."""
+    holders: dict[Key, Node] = {}
+    for node in nodes:
+        for key in node.held:
+            other = holders.setdefault(key, node)
+            if other is not node:
+                names = f"{other.owner.client_id} and {node.owner.client_id}"
+                raise Violation("S4", f"{key} is held by {names} at one instant")
+
+
+class HandOuts:
+    """Judges what applications were handed, and what they processed.
+
+    Attributes:
+        processed: Offsets that an application has done, by key.
+        count: Number of records handed out.
+        duplicate_count: How many of them had been handed out before.
+    """
+
+    def __init__(self, watcher: LogWatcher, *, is_at_most_once: bool) -> None:
+        """Judge by what the watcher knows of the log."""
+        self.processed: dict[Key, set[int]] = {}
+        self.count = 0
+        self.duplicate_count = 0
+        self._watcher = watcher
+        self._is_at_most_once = is_at_most_once
+        self._handed: dict[Key, set[int]] = {}
+        self._last: dict[tuple[Key, Token], int] = {}
+        self._tokens: dict[Key, Token] = {}
+
+    def handed_out(self, key: Key, token: Token, offset: int) -> None:
+        """Take one record that was handed out just now."""
+        latest = self._tokens.get(key)
+        if latest is not None and token < latest:
+            raise Violation("S4", f"{key}: handed out under {token} after {latest}")
+        self._tokens[key] = token
+        if offset <= self._last.get((key, token), -1):
+            raise Violation("S3", f"{key}: {offset} handed out twice under {token}")
+        self._last[key, token] = offset
+        start = self._watcher.starts.get(token)
+        if start is not None and offset < start:
+            # What is repeated lies at or beyond the last accepted position.
+            raise Violation("6.1", f"{key}: {offset} handed out below {start}")
+        handed = self._handed.setdefault(key, set())
+        self.count += 1
+        if offset in handed:
+            self.duplicate_count += 1
+            if self._is_at_most_once:
+                raise Violation("S3", f"{key}: {offset} handed out twice")
+        handed.add(offset)
+
+    def done(self, key: Key, offset: int) -> None:
+        """Take that an application has processed a record."""
+        self.processed.setdefault(key, set()).add(offset)
+
+    def check_moved(self, key: Key, old: int | None, new: int) -> None:
+        """At least once, a position moves over nothing that nobody processed."""
+        if self._is_at_most_once:
+            return
+        missed = set(range(old or 0, new)) - self.processed.get(key, set())
+        if missed:
+            raise Violation("6.1", f"{key}: position {new} skips {sorted(missed)}")

@@ -1,0 +1,180 @@
+"""Broken variants of the protocol (PROTOCOL 11), to be planted in tests only.
+
+Each replaces functions of the product by ones that obey a tempting, wrong rule.
+A search or a simulation that does not catch one of them proves nothing.
+"""
+
+import msgspec
+
+from kafka_marshal.engine import outbox, session
+from kafka_marshal.protocol import fold_keys, judging
+from kafka_marshal.protocol.claiming import Claim, Lease
+from kafka_marshal.protocol.delivery import AtMostOnce, Grant
+from kafka_marshal.protocol.records import BatchHeartbeat, Heartbeat
+from kafka_marshal.protocol.transition import ACCEPTED
+from kafka_marshal.protocol.types import Owner
+
+
+def any_beat_owns(patch):
+    """No epoch check on beats: whoever beats is the owner."""
+    plain = judging.mismatch
+
+    def mismatch(state, record, *, key):
+        known = state.keys.get(key)
+        if isinstance(record, Heartbeat) and known is not None:
+            known.owner = Owner(record.client_id, record.incarnation)
+            return None
+        return plain(state, record, key=key)
+
+    patch.setattr(judging, "mismatch", mismatch)
+
+
+def renew_while_paused(patch):
+    """An owner takes a beat for a renewal although its group is paused."""
+    plain = Claim.on_beat_verdict
+
+    def on_beat_verdict(self, transition, **rest):
+        if transition.effect == "position_only":
+            transition = msgspec.structs.replace(transition, effect="renewed")
+        plain(self, transition, **rest)
+
+    patch.setattr(Claim, "on_beat_verdict", on_beat_verdict)
+
+
+def renew_on_ack(patch):
+    """The broker's acknowledgement renews, whatever the fold would say."""
+    plain_tick = session.Session.tick
+
+    def send(self, partition, make, *, key=None):
+        seq = self.claimant.next_seq()
+        record = make(seq)
+        sent_ms = self._context.now_ms
+        self._pending[seq] = outbox.Sent(sent_ms, partition, key)
+        append = self._context.ports.log.append(partition, outbox.encode(record))
+        acks = UNTOLD.setdefault(self.claimant.owner.incarnation, [])
+        acks.append((append, record, sent_ms))
+        return seq, sent_ms
+
+    def tick(self, now_ms):
+        acks = UNTOLD.setdefault(self.claimant.owner.incarnation, [])
+        for item in [item for item in acks if item[0].is_done()]:
+            acks.remove(item)
+            append, record, sent_ms = item
+            if append.offset() is not None:
+                for holding in self.holdings.values():
+                    if holding.claim.epoch in _epochs(record):
+                        renew_locally(holding.claim, sent_ms)
+        plain_tick(self, now_ms)
+
+    UNTOLD.clear()
+    patch.setattr(outbox.Outbox, "send", send)
+    patch.setattr(session.Session, "tick", tick)
+
+
+UNTOLD: dict[bytes, list] = {}
+
+
+def _epochs(record):
+    if isinstance(record, Heartbeat):
+        return {record.epoch}
+    if isinstance(record, BatchHeartbeat):
+        return {epoch for epoch, _ in record.beats}
+    return set()
+
+
+def renew_locally(claim: Claim, sent_ms: int):
+    """Take a beat for a renewal without asking the log."""
+    if claim.is_owned and sent_ms > claim._base_ms:
+        claim._base_ms = sent_ms
+        claim.lease = Lease.since(sent_ms, claim.heartbeat_interval_ms)
+
+
+def lease_from_read_back(patch):
+    """The lease counts from when the own record was read, not sent."""
+    plain = Claim.on_claim_verdict
+
+    def on_claim_verdict(self, transition, *, seq, now_ms, **rest):
+        if seq in self._sent_ms:
+            self._sent_ms[seq] = now_ms
+        return plain(self, transition, seq=seq, now_ms=now_ms, **rest)
+
+    def read_back(self, seq):
+        sent = self._pending.pop(seq, None)
+        if sent is None:
+            return None
+        return outbox.Sent(self._context.now_ms, sent.partition, sent.key)
+
+    patch.setattr(Claim, "on_claim_verdict", on_claim_verdict)
+    patch.setattr(outbox.Outbox, "read_back", read_back)
+
+
+def sender_judges(patch):
+    """The fold trusts that whoever claims has seen the owner stale."""
+    plain = judging._judge_known
+
+    def judge(state, known, record):
+        reason = plain(state, known, record)
+        return None if reason == "held" else reason
+
+    patch.setattr(judging, "_judge_known", judge)
+
+
+def beat_restarts(patch):
+    """A bare heartbeat of the same client_id takes the key up after a restart."""
+    plain = judging.mismatch
+
+    def mismatch(state, record, *, key):
+        known = state.keys.get(key)
+        if (
+            isinstance(record, Heartbeat)
+            and known is not None
+            and known.owner is not None
+            and known.owner.client_id == record.client_id
+        ):
+            return None
+        return plain(state, record, key=key)
+
+    patch.setattr(judging, "mismatch", mismatch)
+
+
+def grant_again(patch):
+    """ClaimingMessages is accepted from the last granted offset on (h - 1)."""
+    plain = fold_keys.KeyState.next_unclaimed
+
+    def next_unclaimed(self):
+        head = plain(self)
+        return None if head is None or not self.granted else max(0, head - 1)
+
+    patch.setattr(fold_keys.KeyState, "next_unclaimed", next_unclaimed)
+
+
+def process_without_grant(patch):
+    """What was asked for is processed at once; the answer is not awaited."""
+    plain = AtMostOnce.request
+
+    def request(self, seq, last):
+        asked = plain(self, seq, last)
+        self._grants.append(Grant(asked.first, asked.last))
+        self._requests.clear()
+        return asked
+
+    def on_verdict(self, transition):
+        return None if transition.outcome == ACCEPTED else transition.reason
+
+    patch.setattr(AtMostOnce, "request", request)
+    patch.setattr(AtMostOnce, "on_verdict", on_verdict)
+
+
+def grant_by_number(patch):
+    """A grant is matched by incarnation and seq, not by its grantee."""
+
+    def on_verdict(self, transition):
+        self._requests.clear()
+        detail = transition.detail
+        if transition.outcome != ACCEPTED or detail is None:
+            return transition.reason
+        self._grants.append(Grant(detail["first"], detail["last"]))
+        self.next_first = max(self.next_first, detail["last"] + 1)
+        return None
+
+    patch.setattr(AtMostOnce, "on_verdict", on_verdict)
