@@ -75,12 +75,16 @@ class Domain:
 
     def produce(self, topic: str, records_each: int) -> None:
         """Append records to each partition that the topic is known to have."""
-        for place, count in list(self.produced.items()):
-            if place.topic == topic:
-                for number in range(count, count + records_each):
-                    value = b"%d" % number
-                    self._producer.send(topic, value, partition=place.partition)
-                self.produced[place] = count + records_each
+        for place in self.of(topic):
+            self.produce_to(place, records_each)
+
+    def produce_to(self, place: TopicPartition, count: int) -> None:
+        """Append records to one partition and wait until they stand there."""
+        first = self.produced[place]
+        for number in range(first, first + count):
+            value = b"%d" % number
+            self._producer.send(place.topic, value, partition=place.partition)
+        self.produced[place] = first + count
         self._producer.flush(timeout=30)
 
     def of(self, topic: str) -> dict[TopicPartition, int]:

@@ -58,10 +58,23 @@ class Announcer:
         return [self._announce(subs, holdings, draining=True)]
 
     def on_own(self, transition: Transition) -> None:
-        """Take the read-back of an own announcement."""
-        if transition.outcome == ACCEPTED and self._first_offset is None:
-            self._first_offset = transition.offset
+        """Take the read-back of an own announcement.
+
+        Whoever was silent for so long that the group forgot it joins anew, and
+        is younger than a twin that took its place meanwhile.
+        """
+        if transition.outcome != ACCEPTED:
+            return
+        since_offset = self._since_offset() or transition.offset
+        if since_offset != self._first_offset:
+            self._first_offset = since_offset
             self._first_ms = self._home_world().now_ms
+
+    def _since_offset(self) -> int | None:
+        owner, group_id = self._outbox.claimant.owner, self._outbox.claimant.group_id
+        members = self._home_world().soft.members
+        known = members.get((group_id, owner.client_id, owner.incarnation))
+        return None if known is None else known.since_offset
 
     def _home_world(self) -> WorldState:
         home = self._context.home_of(self._outbox.claimant.group_id)

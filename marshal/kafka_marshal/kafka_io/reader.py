@@ -168,6 +168,7 @@ class KafkaDataReader(DataReader):
             if not self._connect(timeout_ms):
                 return {}
             left_ms = max(0, int((deadline - time.monotonic()) * 1000))
+            self._take_up_again()
             batches = self._consumer.poll(
                 timeout_ms=left_ms, max_records=max(1, max_records)
             )
@@ -224,6 +225,19 @@ class KafkaDataReader(DataReader):
             "bootstrap_timeout_ms": REQUEST_TIMEOUT_MS,
         }
         return connected(KafkaConsumer, settings)
+
+    def _take_up_again(self) -> None:
+        """Let kafka-python go on with what it had fetched before a pause.
+
+        It sets the rest of a paused partition aside, and fetches nothing more of
+        it until that is used up; but it takes it up again only while no other
+        partition is in progress, and one that is read to its last record still
+        counts as that. A resumed partition would stand still, with others idle
+        for ever. An empty remainder stands for none everywhere else.
+        """
+        fetcher = self._consumer._fetcher  # noqa: SLF001 - there is no other way in
+        if not fetcher._next_partition_records:  # noqa: SLF001
+            fetcher._next_partition_records = None  # noqa: SLF001
 
     def _converted(
         self, partition: TopicPartition, records: Sequence[Any]

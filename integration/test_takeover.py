@@ -1,0 +1,328 @@
+"""Who holds what as processes come, go, restart and share a name."""
+
+import signal
+import threading
+from itertools import pairwise
+
+import pytest
+from domain import opened
+from fleet import Fleet
+from waiting import eventually, wall_ms
+
+from kafka_marshal import IdentityConflict, TopicPartition
+
+SLACK_MS = 1_500
+
+
+@pytest.fixture(scope="module")
+def domain(broker, unique):
+    with opened(broker, unique) as domain:
+        yield domain
+
+
+@pytest.fixture(scope="module")
+def slow(broker, unique):
+    """A domain with an H that outlasts the start of a process."""
+    with opened(broker, unique, h_ms=20_000) as domain:
+        yield domain
+
+
+# --- restarts
+
+
+def test_a_restart_within_h_resumes(slow, unique, tmp_path):
+    """M08, L07: same client_id and state directory; no takeover in the log."""
+    topic = slow.data_topic(4, records_each=400)
+    group = unique("restart")
+    with Fleet(slow, tmp_path, group_id=group, topics=[topic]) as fleet:
+        first = fleet.start("w1")
+        eventually(lambda: len(first.journal.handled) > 100, "w1 works")
+        first.kill()
+        killed_ms = wall_ms()
+        second = fleet.start("w1")
+        second.wait_for("handled")
+        eventually(lambda: not fleet.journal.lost(slow.of(topic)), "all is handled")
+        second.ask_to_end()
+    tenures = slow.history().tenures(group)
+    assert len(tenures) == 4
+    for one, two in tenures.values():
+        assert (one.effect, two.effect) == ("claimed", "resumed")
+        assert two.begun_ms - killed_ms < slow.h_ms
+        assert two.start == one.position
+
+
+def test_kept_claims_are_resumed(slow, unique, tmp_path):
+    """L18: close(release=False) is a last beat; the same name goes on at once."""
+    topic = slow.data_topic(2, records_each=10)
+    group = unique("kept")
+    found = []
+    for count in (8, 20):
+        marshal = slow.marshal(group, "w1", state_dir=tmp_path)
+        try:
+            consumer = marshal.consumer(topic)
+            eventually(lambda c=consumer: len(c.assignment()) == 2, "both are held")
+            while len(found) < count:
+                for records in consumer.poll(100, max_records=4).values():
+                    found += [record.offset for record in records]
+                    consumer.commit(records)
+        finally:
+            marshal.close(release=False)
+    assert sorted(found) == sorted(2 * list(range(10)))
+    effects = [[t.effect for t in ts] for ts in slow.history().tenures(group).values()]
+    assert effects == [["claimed", "resumed"]] * 2
+    assert set(slow.owners(group).values()) == {"w1"}
+
+
+def test_kept_claims_are_not_free_before_2h(domain, unique, tmp_path):
+    """L18: none before 2H, while a release is taken over within seconds."""
+    topic = domain.data_topic(2)
+    group = unique("kept")
+    with domain.marshal(group, "w2") as other:
+        leaving = domain.marshal(group, "w1", state_dir=tmp_path)
+        leaving.consumer(topic)
+        domain.wait_owned(group, topic, by={"w1"})
+        consumer = other.consumer(topic)
+        leaving.close(release=False)
+        eventually(lambda: len(consumer.assignment()) == 2, "w2 takes over")
+    for one, two in domain.history().tenures(group).values():
+        assert one.ended_by == "claimed"
+        assert two.begun_ms - one.renewed_ms > 2 * domain.h_ms
+
+
+def test_a_release_is_taken_over_at_once(slow, unique, tmp_path):
+    """M05, SIGTERM: the next claimer starts exactly where the last one stopped."""
+    topic = slow.data_topic(3, records_each=3_000)
+    group = unique("sigterm")
+    with Fleet(slow, tmp_path, group_id=group, topics=[topic]) as fleet:
+        first = fleet.start("w1", handle_ms=1)
+        eventually(lambda: len(first.journal.handled) > 100, "w1 works")
+        second = fleet.start("w2", policy="greedy", handle_ms=0)
+        second.wait_for("ready")
+        first.ask_to_end()
+        eventually(
+            lambda: len(second.journal.of("claimed")) == 3, "w2 takes over", 5_000
+        )
+        second.ask_to_end()
+        first_journal = first.journal
+    assert first_journal.of("ended")
+    for key, tenures in slow.history().tenures(group).items():
+        one, two = tenures[-2:]
+        assert one.ended_by == "released"
+        assert two.begun_ms - one.ended_ms < SLACK_MS
+        mine = [
+            h.offset for h in first_journal.handled if h.place == key.topic_partition
+        ]
+        assert two.start == one.position
+        assert one.position == (max(mine) + 1 if mine else 0)
+    assert fleet.journal.duplicated() == {}
+
+
+# --- two processes of one name
+
+
+def test_two_processes_with_one_state_directory(domain, unique, tmp_path):
+    """K14: the second is told at once, by the lock on the directory."""
+    topic = domain.data_topic(2)
+    group = unique("twins")
+    with Fleet(domain, tmp_path, group_id=group, topics=[topic]) as fleet:
+        first = fleet.start("w1")
+        domain.wait_owned(group, topic, by={"w1"})
+        second = fleet.start("w1")
+        assert second.wait() == 3
+        (failed,) = second.journal.of("failed")
+        assert failed["kind"] == "IdentityConflict"
+        assert str(first.pid) in failed["says"]
+        first.ask_to_end()
+    assert all(len(ts) == 1 for ts in domain.history().tenures(group).values())
+
+
+def test_two_processes_with_one_name_on_two_hosts(domain, unique, tmp_path):
+    """M20, D4: exactly one holds; the younger is told, the elder goes on."""
+    topic = domain.data_topic(2, records_each=2_000)
+    group = unique("twins")
+    other = tmp_path / "other"
+    other.mkdir()
+    with Fleet(domain, tmp_path, group_id=group, topics=[topic]) as fleet:
+        first = fleet.start("w1")
+        domain.wait_owned(group, topic, by={"w1"})
+        second = fleet.start("w1", state_dir=str(other))
+        assert second.wait() == 3
+        (failed,) = second.journal.of("failed")
+        assert failed["kind"] == "IdentityConflict"
+        assert "w1" in failed["says"]
+        assert "host" in failed["says"]
+        assert second.journal.handled == []
+        count = len(first.journal.handled)
+        eventually(lambda: len(first.journal.handled) > count, "the first goes on")
+        first.ask_to_end()
+    assert all(len(ts) == 1 for ts in domain.history().tenures(group).values())
+
+
+def test_a_woken_zombie_of_the_same_name_yields(domain, unique, tmp_path):
+    """Its successor, started elsewhere meanwhile under its name, goes on."""
+    topic = domain.data_topic(2, records_each=2_000)
+    group = unique("zombie")
+    other = tmp_path / "other"
+    other.mkdir()
+    with Fleet(domain, tmp_path, group_id=group, topics=[topic]) as fleet:
+        old = fleet.start("w1")
+        domain.wait_owned(group, topic, by={"w1"})
+        eventually(lambda: old.journal.handled, "it works")
+        old.signal(signal.SIGSTOP)
+        new = fleet.start("w1", state_dir=str(other))
+        eventually(lambda: len(new.journal.of("claimed")) == 2, "it is replaced")
+        woken_ms = wall_ms()
+        old.signal(signal.SIGCONT)
+        assert old.wait() == 3
+        assert old.journal.of("failed")[0]["kind"] == "IdentityConflict"
+        late = [h for h in old.journal.handled if h.at_ms >= woken_ms]
+        assert len(late) <= 1  # the one that it was stopped in
+        count = len(new.journal.handled)
+        eventually(lambda: len(new.journal.handled) > count + 50, "the new one goes on")
+        new.ask_to_end()
+    assert all(len(ts) == 2 for ts in domain.history().tenures(group).values())
+
+
+# --- policies
+
+
+def test_fair_shares_follow_the_members(domain, unique, tmp_path):
+    """1, then 3, then 1 member; what does not move is not interrupted."""
+    topic = domain.data_topic(12, records_each=500)
+    group = unique("fair")
+    settings = {"group_id": group, "topics": [topic], "handle_ms": 1}
+    with Fleet(domain, tmp_path, **settings) as fleet:
+        first = fleet.start("w1")
+        domain.wait_owned(group, topic, by={"w1"})
+        joining_ms = wall_ms()
+        others = [fleet.start("w2"), fleet.start("w3")]
+
+        def is_shared():
+            owners = list(domain.owners(group).values())
+            return sorted(map(owners.count, ("w1", "w2", "w3"))) == [4, 4, 4]
+
+        eventually(is_shared, "everybody has four")
+        shared_ms = wall_ms()
+        for worker in others:
+            worker.ask_to_end()
+        domain.wait_owned(group, topic, by={"w1"})
+        eventually(lambda: not fleet.journal.lost(domain.of(topic)), "all is done")
+        first.ask_to_end()
+        journal, tenures = fleet.journal, domain.history().tenures(group)
+    owners = [[t.client_id for t in ts] for ts in tenures.values()]
+    assert owners.count(["w1"]) == 4  # these never moved
+    assert all(names[-1] == "w1" for names in owners)
+    at_work = [h.at_ms for h in journal.handled if h.client_id == "w1"]
+    during = [t for t in at_work if joining_ms <= t <= shared_ms]
+    gaps = [two - one for one, two in pairwise(during)]
+    assert max(gaps) < domain.h_ms // 2, "w1 went on while others joined"
+    assert journal.duplicated() == {}
+
+
+def test_greedy_takes_all_that_is_free(domain, unique):
+    topic = domain.data_topic(6)
+    group = unique("greedy")
+    with domain.marshal(group, "w1") as one, domain.marshal(group, "w2") as two:
+        first = one.consumer(topic, policy="greedy")
+        eventually(lambda: len(first.assignment()) == 6, "w1 takes all")
+        second = two.consumer(topic, policy="greedy")
+        assert not second.poll(timeout_ms=domain.h_ms)
+        assert second.assignment() == set()
+        assert len(first.assignment()) == 6
+        first.close()
+        eventually(lambda: len(second.assignment()) == 6, "w2 takes all")
+
+
+def test_claims_max_is_never_exceeded(domain, unique):
+    topic = domain.data_topic(6)
+    group = unique("max")
+    with domain.marshal(group, "w1") as one, domain.marshal(group, "w2") as two:
+        first = one.consumer(topic, claims_max=2)
+        second = two.consumer(topic, policy="greedy", claims_max=3)
+
+        def look():
+            sizes = len(first.assignment()), len(second.assignment())
+            assert sizes <= (2, 3)
+            return sizes == (2, 3)
+
+        eventually(look, "both are full")
+        assert not first.poll(timeout_ms=domain.h_ms)
+        assert look()
+    held = {"w1": 0, "w2": 0}
+    for step in domain.history().of("claimed", "released", group_id=group):
+        held[step.client_id] += 1 if step.effect == "claimed" else -1
+        assert held["w1"] <= 2
+        assert held["w2"] <= 3
+
+
+def test_a_standby_takes_over(domain, unique, tmp_path):
+    """FC16: one partition, one at work, one hot; killed: the standby owns."""
+    topic = domain.data_topic(1, records_each=1_000)
+    group = unique("standby")
+    with Fleet(domain, tmp_path, group_id=group, topics=[topic]) as fleet:
+        active = fleet.start("w1")
+        eventually(lambda: active.journal.handled, "w1 works")
+        standby = fleet.start("w2")
+        standby.wait_for("ready")
+        assert standby.journal.handled == []
+        active.kill()
+        eventually(lambda: standby.journal.handled, "the standby works")
+        standby.ask_to_end()
+    ((one, two),) = domain.history().tenures(group).values()
+    delay_ms = two.begun_ms - one.renewed_ms
+    assert 2 * domain.h_ms < delay_ms <= 2 * domain.h_ms + SLACK_MS
+
+
+def test_two_groups_own_the_same_partition(domain, unique):
+    """M09: groups are independent readers."""
+    topic = domain.data_topic(1, records_each=5)
+    groups = [unique("one"), unique("two")]
+    with (
+        domain.marshal(groups[0], "w1") as one,
+        domain.marshal(groups[1], "w1") as two,
+    ):
+        for marshal in (one, two):
+            consumer = marshal.consumer(topic, consumer_timeout_ms=700)
+            assert [record.offset for record in consumer] == [0, 1, 2, 3, 4]
+        for group in groups:
+            assert domain.owners(group) == {TopicPartition(topic, 0): "w1"}
+
+
+def test_added_data_partitions_appear(domain, unique):
+    """L21: owned within a refresh and a claim."""
+    topic = domain.data_topic(1, records_each=1)
+    with domain.marshal(unique("grow"), "w1") as marshal:
+        consumer = marshal.consumer(topic, metadata_refresh_ms=300)
+        eventually(lambda: len(consumer.assignment()) == 1, "the first is held")
+        domain.kafka.create_partitions({topic: 3})
+        eventually(lambda: len(consumer.assignment()) == 3, "the new ones are held")
+        assert consumer.position(TopicPartition(topic, 2)) == 0
+
+
+def test_marshals_of_a_process_share_an_engine(domain, unique):
+    """L25: one thread and one fetch session, however many groups."""
+    topic = domain.data_topic(1)
+
+    def names():
+        return [t.name for t in threading.enumerate()]
+
+    with (
+        domain.marshal(unique("a"), "w1") as one,
+        domain.marshal(unique("b"), "w1") as two,
+        domain.marshal(unique("c"), "w2") as three,
+    ):
+        consumers = [marshal.consumer(topic) for marshal in (one, two, three)]
+        for consumer in consumers:
+            eventually(consumer.assignment, "it holds the partition")
+        assert one.engine is two.engine is three.engine
+        assert names().count("kafka-marshal-engine") == 1
+    assert "kafka-marshal-engine" not in names()
+
+
+def test_one_name_twice_in_a_process(domain, unique, tmp_path):
+    group = unique("same")
+    with (
+        domain.marshal(group, "w1", state_dir=tmp_path),
+        pytest.raises(IdentityConflict),
+    ):
+        domain.marshal(group, "w1", state_dir=tmp_path)
