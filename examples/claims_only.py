@@ -1,0 +1,106 @@
+"""Hold a claim, and fetch by other means: a plain kafka-python loop under it.
+
+    export MARSHAL_BOOTSTRAP_SERVER=localhost:9092
+    python examples/claims_only.py payments 0 archive worker-1
+
+For loops that are not ours (Faust, Bytewax, a C extension, a cron job): the claim
+says who may work on the partition, the loop says how. It looks at the claim before
+every piece of work and tells it how far it is; the claim is renewed meanwhile.
+"""
+
+import argparse
+import os
+import signal
+from types import FrameType
+
+from kafka import KafkaConsumer
+from kafka import TopicPartition as Place
+
+from kafka_marshal import (
+    ClaimLost,
+    ClaimRejected,
+    HeldClaim,
+    Marshal,
+    TopicPartition,
+)
+
+POLL_MS = 200
+PATIENCE_MS = 2_000
+
+
+class Ended:
+    """Turns true once the process is asked to end."""
+
+    def __init__(self) -> None:
+        """Listen to SIGTERM and SIGINT."""
+        self.is_set = False
+        signal.signal(signal.SIGTERM, self._end)
+        signal.signal(signal.SIGINT, self._end)
+
+    def _end(self, _number: int, _frame: FrameType | None) -> None:
+        self.is_set = True
+
+
+def claim_when_free(
+    marshal: Marshal, place: TopicPartition, ended: Ended
+) -> HeldClaim | None:
+    """Wait until the partition is ours; return None if asked to end before."""
+    while not ended.is_set:
+        try:
+            return marshal.claim(*place, timeout_ms=PATIENCE_MS)
+        except ClaimRejected as rejected:
+            print(f"held by {rejected.holder}; waiting", flush=True)
+    return None
+
+
+def start(consumer: KafkaConsumer, claim: HeldClaim) -> None:
+    """Go to where the last holder left off, or to the beginning."""
+    place = Place(*claim.partition)
+    if claim.position is None:
+        consumer.seek_to_beginning(place)
+    else:
+        consumer.seek(place, claim.position)
+    print(f"claimed {claim.partition} at {claim.position}", flush=True)
+
+
+def work(consumer: KafkaConsumer, claim: HeldClaim, ended: Ended) -> None:
+    """Fetch and process until asked to end, or until the claim is gone."""
+    while not ended.is_set:
+        for records in consumer.poll(timeout_ms=POLL_MS).values():
+            for record in records:
+                token = claim.check()  # raises ClaimLost: stop at once
+                print(f"handled offset {record.offset} under {token}", flush=True)
+                claim.set_position(record.offset + 1)
+        claim.check()
+
+
+def main() -> None:
+    """Claim one partition, wait for it if need be, and work on it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("topic")
+    parser.add_argument("partition", type=int)
+    parser.add_argument("group")
+    parser.add_argument("client_id")
+    given = parser.parse_args()
+    ended = Ended()
+    server = os.environ.get("MARSHAL_BOOTSTRAP_SERVER", "localhost:9092")
+    # No group and no offsets of Kafka's own: the claim has both.
+    consumer = KafkaConsumer(bootstrap_servers=server, enable_auto_commit=False)
+    place = TopicPartition(given.topic, given.partition)
+    consumer.assign([Place(*place)])
+    try:
+        with Marshal(
+            server, group_id=given.group, client_id=given.client_id
+        ) as marshal:
+            claim = claim_when_free(marshal, place, ended)
+            if claim is not None:
+                start(consumer, claim)
+                work(consumer, claim, ended)
+    except ClaimLost as lost:
+        raise SystemExit(str(lost)) from lost
+    finally:
+        consumer.close(autocommit=False)
+
+
+if __name__ == "__main__":
+    main()
