@@ -66,9 +66,7 @@ def dump(
                 data(to_json(line["payload"]))
 
 
-@app.command(
-    "replay", epilog="Example: marshal log replay dump.jsonl --transitions"
-)
+@app.command("replay", epilog="Example: marshal log replay dump.jsonl --transitions")
 @command(connects=False, waits=False, answers=False)
 def replay(
     call: Call,
@@ -91,7 +89,7 @@ def replay(
                     f"{file!r} cannot be read: {error}; marshal log dump writes such",
                     setting="FILE",
                 ) from error
-        code = run_replay(source, sys.stdout, sys.stderr, transitions=transitions)
+        code = run_replay(source, sys.stdout, err=sys.stderr, transitions=transitions)
     if code:
         sys.stdout.flush()
         raise typer.Exit(code)

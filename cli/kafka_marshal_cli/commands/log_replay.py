@@ -80,7 +80,7 @@ def _read_lines(source: TextIO) -> Iterator[str]:
         yield line
 
 
-def run_replay(source: TextIO, out: TextIO, err: TextIO, *, transitions: bool) -> int:
+def run_replay(source: TextIO, out: TextIO, *, err: TextIO, transitions: bool) -> int:
     """Replay a text log and print what it comes to (PROTOCOL 3.8).
 
     Args:

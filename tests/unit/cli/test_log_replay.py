@@ -34,7 +34,7 @@ def run(source, *, transitions=False):
     if not isinstance(source, io.TextIOBase):
         source = io.StringIO("".join(f"{line}\n" for line in source))
     out, err = io.StringIO(), io.StringIO()
-    code = run_replay(source, out, err, transitions=transitions)
+    code = run_replay(source, out, err=err, transitions=transitions)
     return code, out.getvalue(), err.getvalue()
 
 
@@ -253,7 +253,7 @@ def test_it_streams():
             seen.append(out.getvalue().count("\n"))
             return next(self.given, "")
 
-    assert run_replay(Source(), out, io.StringIO(), transitions=True) == 0
+    assert run_replay(Source(), out, err=io.StringIO(), transitions=True) == 0
     assert seen == [0, 1, 2, 3, 5, 6, 7, 8, 9, 10]
 
 
