@@ -1,0 +1,202 @@
+"""Pausing a live group: owners let go, nothing is handed out, then it goes on."""
+
+import threading
+
+import pytest
+from domain import opened
+from waiting import WAIT_MS, eventually, wall_ms
+
+from kafka_marshal import (
+    ClaimRejected,
+    ConfigurationError,
+    Delivery,
+    GroupPaused,
+    TopicPartition,
+)
+from kafka_marshal.protocol.records import ReleaseGroup
+
+PAUSE_MS = 60_000
+# The engine reads with one long poll; a round trip and a scheduling delay on top.
+FETCH_WAIT_MS = 250 + 500
+
+
+@pytest.fixture(scope="module")
+def domain(broker, unique):
+    with opened(broker, unique) as domain:
+        yield domain
+
+
+@pytest.fixture
+def admin(domain):
+    with domain.admin(client_id="operator-1") as admin:
+        yield admin
+
+
+class Pump:
+    """Polls a consumer on a thread of its own and keeps what it was handed."""
+
+    def __init__(self, consumer):
+        self.consumer = consumer
+        self.handed = []
+        self.lost = []
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self):
+        for record in self.consumer:
+            self.handed.append((wall_ms(), record.partition, record.offset))
+            self.consumer.commit(record)
+
+    def stop(self):
+        self.consumer.stop()
+        self._thread.join(timeout=10)
+        assert not self._thread.is_alive()
+
+
+@pytest.mark.parametrize("delivery", list(Delivery), ids=lambda d: d.value)
+def test_a_pause_and_its_end(domain, unique, admin, delivery):
+    """M07, U10: drained on all T; another group does not notice; resume wakes."""
+    topic = domain.data_topic(8, records_each=20)
+    paused, other = unique("paused"), unique("other")
+    with domain.marshal(paused, "w1") as one, domain.marshal(other, "w1") as two:
+        pump = Pump(one.consumer(topic, delivery=delivery))
+        bystander = Pump(two.consumer(topic, delivery=delivery))
+        for each in (pump, bystander):
+            eventually(lambda p=each: len(p.handed) == 160, "the backlog is handled")
+
+        result = admin.release_group(paused, for_ms=PAUSE_MS, wait_ms=WAIT_MS)
+        assert result.held == ()
+        paused_ms = wall_ms()
+        domain.produce(topic, 5)
+        eventually(lambda: len(bystander.handed) == 200, "the other group goes on")
+        assert set(domain.owners(paused).values()) == {None}
+        assert set(domain.owners(other).values()) == {"w1"}
+        assert len(pump.handed) == 160
+        pauses = [w.active_pause(paused) for w in domain.world().partitions]
+        assert all(pauses)
+        assert {pause.op_id.hex() for pause in pauses} == {result.op_id}
+
+        assert admin.resume_group(paused) == 4
+        eventually(lambda: len(pump.handed) == 200, "the paused group goes on")
+        for each in (pump, bystander):
+            each.stop()
+    assert min(at for at, *_ in pump.handed[160:]) >= paused_ms
+    tenures = domain.history().tenures(paused).values()
+    assert [[t.start for t in ts] for ts in tenures] == [[None, 20]] * 8 or all(
+        two.start == 20 for _, two in tenures
+    )
+
+
+def test_owners_finish_what_is_in_hand(domain, unique, admin):
+    """Nothing new is handed out, and what is in hand can still be committed."""
+    topic = domain.data_topic(1, records_each=10)
+    group = unique("inhand")
+    with domain.marshal(group, "w1") as marshal:
+        consumer = marshal.consumer(topic, max_poll_records=4)
+        records = []
+
+        def look():
+            records.extend(r for rs in consumer.poll(100).values() for r in rs)
+            return records
+
+        eventually(look, "the first batch")
+        admin.release_group(group, for_ms=PAUSE_MS)
+        place = TopicPartition(topic, 0)
+        eventually(
+            lambda: (
+                marshal.world()
+                and next(
+                    iter(marshal.engine.context.replicas.values())
+                ).world.active_pause(group)
+            ),
+            "the pause is seen",
+        )
+        assert consumer.poll(timeout_ms=300) == {}
+        assert domain.owners(group) == {place: "w1"}
+        consumer.commit(records)
+        eventually(
+            lambda: consumer.poll(50) == {} and domain.owners(group) == {place: None},
+            "released once its hands are empty",
+        )
+        (known,) = (state for _, state in domain.world().claims(group))
+        assert known.position == 4
+
+
+def test_a_pause_ends_by_itself_on_an_idle_log(domain, unique, admin):
+    """M29: nobody writes, and it goes on all the same."""
+    topic = domain.data_topic(4, records_each=5)
+    group = unique("expiry")
+    with domain.marshal(group, "w1") as marshal:
+        pump = Pump(marshal.consumer(topic))
+        eventually(lambda: len(pump.handed) == 20, "the backlog is handled")
+        result = admin.release_group(group, for_ms=1_500, wait_ms=WAIT_MS)
+        domain.produce(topic, 1)
+        eventually(lambda: len(pump.handed) == 24, "it goes on")
+        pump.stop()
+    steps = domain.history().of("claimed", group_id=group)
+    again = [step.timestamp_ms for step in steps[4:]]
+    assert len(again) == 4
+    # Log time decides: the claims that won were appended after the end.
+    assert min(again) >= result.until_ms
+    assert max(again) <= result.until_ms + 2_000
+
+
+def test_a_second_admin_is_told_who_is_at_work(domain, unique, admin):
+    group = unique("busy")
+    first = admin.release_group(group, for_ms=PAUSE_MS, reason="maintenance")
+    with domain.admin(client_id="operator-2") as second:
+        with pytest.raises(GroupPaused, match="operator-1") as raised:
+            second.release_group(group, for_ms=PAUSE_MS)
+        assert raised.value.by == "operator-1"
+        assert raised.value.until_ms == first.until_ms
+        assert second.resume_group(group) == 4
+    again = admin.release_group(group, for_ms=PAUSE_MS)
+    assert again.op_id != first.op_id
+    admin.resume_group(group)
+    reasons = domain.history().reasons(client_id="operator-2")
+    assert reasons.count("busy") == 4
+
+
+def test_the_end_of_a_pause_that_is_not(domain, unique, admin):
+    with pytest.raises(ClaimRejected, match="not paused"):
+        admin.resume_group(unique("running"))
+
+
+@pytest.mark.parametrize("for_ms", [0, -1, 24 * 3_600_000 + 1])
+def test_how_long_a_pause_may_be(admin, unique, for_ms):
+    with pytest.raises(ConfigurationError) as raised:
+        admin.release_group(unique("long"), for_ms=for_ms)
+    assert raised.value.setting == "for_ms"
+
+
+def test_a_pause_shows_within_one_fetch_wait(domain, unique, admin, record_property):
+    """U10: from the append of its last record to the world of a live client."""
+    group = unique("visible")
+    with domain.marshal(group, "w1") as marshal:
+        replicas = marshal.engine.context.replicas
+
+        def seen():
+            return all(r.world.active_pause(group) for r in replicas.values())
+
+        admin.release_group(group, for_ms=PAUSE_MS)
+        eventually(seen, "every T shows it", FETCH_WAIT_MS)
+        seen_ms = wall_ms()
+        steps = domain.history().of("paused", group_id=group)
+        assert all(isinstance(step.record, ReleaseGroup) for step in steps)
+        delay_ms = seen_ms - max(step.timestamp_ms for step in steps)
+        record_property("visible_after_ms", delay_ms)
+        assert delay_ms <= FETCH_WAIT_MS
+        admin.resume_group(group)
+
+
+def test_claims_are_refused_while_paused(domain, unique, admin):
+    group = unique("refused")
+    topic = domain.data_topic(1)
+    admin.release_group(group, for_ms=PAUSE_MS)
+    with domain.marshal(group, "w1") as marshal:
+        with pytest.raises(ClaimRejected, match="paused") as raised:
+            marshal.claim(topic, 0, timeout_ms=800)
+        assert raised.value.reason == "paused"
+        admin.resume_group(group)
+        with marshal.claim(topic, 0, timeout_ms=WAIT_MS) as claim:
+            assert claim.is_valid()

@@ -1,0 +1,99 @@
+"""The read-only view (U03): now, as of an offset, as of a time."""
+
+import json
+
+import pytest
+from domain import opened
+from waiting import eventually, wall_ms
+
+from kafka_marshal import TopicMisconfigured, World
+
+
+@pytest.fixture(scope="module")
+def domain(broker, unique):
+    with opened(broker, unique) as domain:
+        yield domain
+
+
+@pytest.fixture(scope="module")
+def told(domain, unique):
+    """A claim, some progress, a release; with wall times in between."""
+    group = unique("story")
+    topic = domain.data_topic(1, records_each=5)
+    moments = {"before": wall_ms()}
+    with domain.marshal(group, "w1") as marshal:
+        consumer = marshal.consumer(topic, consumer_timeout_ms=700)
+        consumer.commit(list(consumer))
+        consumer.flush()
+        moments["held"] = wall_ms()
+    moments["after"] = wall_ms()
+    return group, moments
+
+
+def owners(world, group):
+    found = []
+    for _, state in world.claims(group):
+        found.append((state.owner and state.owner.client_id, state.position))
+    return found
+
+
+def test_as_of_a_time(domain, told):
+    group, moments = told
+    assert owners(domain.world(time_ms=moments["before"]), group) == []
+    assert owners(domain.world(time_ms=moments["held"]), group) == [("w1", 5)]
+    assert owners(domain.world(time_ms=moments["after"]), group) == [(None, 5)]
+    assert owners(domain.world(), group) == [(None, 5)]
+
+
+def test_as_of_an_offset(domain, told):
+    group, _ = told
+    claimed, released = domain.history().of("claimed", "released", group_id=group)
+    just_before = {t: 10**9 for t in range(4)} | {claimed.t: claimed.offset - 1}
+    at_the_claim = just_before | {claimed.t: claimed.offset}
+    at_the_release = just_before | {claimed.t: released.offset}
+    assert owners(domain.world(offset=just_before), group) == []
+    assert owners(domain.world(offset=at_the_claim), group) == [("w1", None)]
+    assert owners(domain.world(offset=at_the_release), group) == [(None, 5)]
+
+
+def test_it_writes_nothing(domain, told):
+    ends = [world.next_offset for world in domain.world().partitions]
+    for _ in range(3):
+        domain.world()
+    assert [world.next_offset for world in domain.world().partitions] == ends
+
+
+def test_all_views_agree(domain, unique):
+    """M12, L20: another reader, the live engine and a plain fold: one digest."""
+    group = unique("agree")
+    topic = domain.data_topic(3)
+    with domain.marshal(group, "w1") as marshal:
+        consumer = marshal.consumer(topic)
+        eventually(lambda: len(consumer.assignment()) == 3, "all are held")
+        marshal.close(release=False)
+    views = [domain.world().to_object() for _ in range(2)]
+    plain = World(list(domain.history().worlds.values()), {}).to_object()
+    assert views[0] == views[1] == plain
+    assert json.loads(json.dumps(plain)) == plain
+
+
+def test_it_is_never_older_than_the_question(domain, unique):
+    """M13: what was acknowledged before is in the answer."""
+    topic = domain.data_topic(1)
+    for _ in range(5):
+        group = unique("now")
+        with domain.marshal(group, "w1") as marshal:
+            claim = marshal.claim(topic, 0)
+            assert owners(domain.world(), group) == [("w1", None)]
+            (row,) = [
+                row
+                for part in marshal.world()["partitions"].values()
+                for row in part["claims"]
+                if row["group_id"] == group
+            ]
+            assert row["token"] == str(claim.token)
+
+
+def test_there_is_no_such_topic(domain):
+    with pytest.raises(TopicMisconfigured, match="marshal topic format"):
+        World.open(domain.servers, coordination_topic="no-such-topic")
