@@ -48,7 +48,7 @@ def test_as_of_a_time(domain, told):
 def test_as_of_an_offset(domain, told):
     group, _ = told
     claimed, released = domain.history().of("claimed", "released", group_id=group)
-    just_before = {t: 10**9 for t in range(4)} | {claimed.t: claimed.offset - 1}
+    just_before = dict.fromkeys(range(4), 10**9) | {claimed.t: claimed.offset - 1}
     at_the_claim = just_before | {claimed.t: claimed.offset}
     at_the_release = just_before | {claimed.t: released.offset}
     assert owners(domain.world(offset=just_before), group) == []
