@@ -22,6 +22,7 @@ import pytest
 import kafka_marshal
 from kafka_marshal import Marshal, errors
 from kafka_marshal.kafka_io import ConnectionSettings
+from kafka_marshal.kafka_io.topics import coordination_configs
 from kafka_marshal.observability import logs
 from kafka_marshal.protocol import transition as outcomes
 from kafka_marshal.protocol.codec import FRAME_BYTES_MAX, decode, encode, kind_of
@@ -422,6 +423,16 @@ def test_canonical_tuples_have_as_many_elements_as_the_code_writes():
     assert operations == []
 
 
+def test_topic_settings_are_those_that_formatting_asks_for():
+    listed = {
+        name: names(value)[0]
+        for names_cell, value, _ in rows(PROTOCOL, "table: topic settings")
+        for name in names(names_cell)
+        if names(value)
+    }
+    assert listed == coordination_configs(3)
+
+
 # --- PROTOCOL.md: golden values ------------------------------------------------------
 
 
@@ -476,6 +487,11 @@ def test_golden_transitions():
         for one in apply(state, entry)
     ]
     assert told == rows(PROTOCOL, "golden: transitions")
+
+
+def test_golden_digest_of_the_clauses_is_quoted():
+    golden = json.loads((ROOT / "tests" / "spec" / "golden.json").read_text())
+    assert f"`{golden['digest']}`" in PROTOCOL
 
 
 def test_golden_placement():
