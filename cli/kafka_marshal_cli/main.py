@@ -4,6 +4,7 @@ The rest is imported inside: it takes half a second, and a Ctrl-C meanwhile
 must not end in a traceback.
 """
 
+import logging
 import sys
 
 INTERRUPTED = 130
@@ -18,6 +19,12 @@ def main() -> None:
             reconfigure = getattr(stream, "reconfigure", None)
             if reconfigure is not None:
                 reconfigure(errors="backslashreplace")
+        for name in ("kafka", "kafka_marshal"):
+            # What matters to people is told as an error or an event; --debug
+            # shows the rest.
+            logger = logging.getLogger(name)
+            logger.addHandler(logging.NullHandler())
+            logger.propagate = False
         app(prog_name="marshal")
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)

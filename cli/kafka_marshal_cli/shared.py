@@ -304,7 +304,8 @@ def guard(body: Callable[[], None], *, is_debug: bool = False) -> None:
     Raises:
         Exit: With the code, where that is not 0.
     """
-    _quieten(is_debug=is_debug)
+    if is_debug:
+        _show_logs()
     try:
         body()
         sys.stdout.flush()
@@ -333,12 +334,8 @@ def let_go_of_stdout() -> None:
         os.close(nowhere)
 
 
-def _quieten(*, is_debug: bool) -> None:
-    """Keep the log of kafka-python off people's screens, unless asked for."""
-    if is_debug:
-        logging.basicConfig(stream=sys.stderr, level=logging.INFO)
-    else:
-        for name in ("kafka", "kafka_marshal"):
-            logger = logging.getLogger(name)
-            logger.addHandler(logging.NullHandler())
-            logger.propagate = False
+def _show_logs() -> None:
+    """Undo what ``main`` did to keep libraries' logs off people's screens."""
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO)
+    for name in ("kafka", "kafka_marshal"):
+        logging.getLogger(name).propagate = True

@@ -119,11 +119,14 @@ def test_an_error_is_told_on_stderr_escaped():
     ]
 
 
-def test_debug_shows_where():
+def test_debug_shows_where(monkeypatch):
     def body(*_):
         raise TopicMisconfigured("x")
 
+    shown = []
+    monkeypatch.setattr(shared, "_show_logs", lambda: shown.append(1))
     assert "Traceback" in run(body, "--debug").stderr
+    assert shown == [1]
 
 
 def test_data_that_was_written_comes_before_the_error():

@@ -1,0 +1,497 @@
+"""The command `marshal` on a real broker; as a process where signals matter."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from domain import HEARTBEAT_MS, opened
+from typer.testing import CliRunner
+from waiting import eventually
+
+from kafka_marshal.errors import TopicMisconfigured
+from kafka_marshal.kafka_io import ConnectionSettings, KafkaTopicAdmin
+from kafka_marshal.protocol.codec import encode
+from kafka_marshal.protocol.records import Config, Limits
+from kafka_marshal_cli.assembly import app
+
+MARSHAL = Path(sys.executable).with_name("marshal")
+RUN_S = 60
+NO_LIMITS = Limits(*[None] * len(Limits.__struct_fields__))
+HOSTILE = "[red]\x1b[31m\u202e\x9b\nmarshal: fine"
+SHOWN = r"[red]\x1b[31m\u202e\x9b\nmarshal: fine"
+
+
+class Cli:
+    """Runs `marshal` against one coordination domain."""
+
+    def __init__(self, domain, state_dir):
+        self.domain = domain
+        self.env = {
+            "MARSHAL_BOOTSTRAP_SERVER": domain.servers,
+            "MARSHAL_COORDINATION_TOPIC": domain.topic,
+            "MARSHAL_STATE_DIR": str(state_dir),
+        }
+        self._logs = state_dir
+
+    def run(self, *arguments, code=0):
+        """Run to the end, in this process; the exit code must be the one expected."""
+        done = CliRunner().invoke(app, list(arguments), env=self.env)
+        assert done.exit_code == code, (done.exit_code, done.stdout, done.stderr)
+        assert "Traceback" not in done.stderr
+        for line in (done.stdout + done.stderr).splitlines():
+            assert line.isprintable(), line
+        return done
+
+    def json(self, *arguments, code=0):
+        found = json.loads(self.run(*arguments, "-o", "json", code=code).stdout)
+        assert found["schema"] == 1
+        assert found["as_of"]["time_ms"]
+        return found
+
+    @contextmanager
+    def started(self, *arguments, env=None):
+        """A process in the background, with its output in files."""
+        out, err = (self._logs / self.domain.unique(kind) for kind in ("out", "err"))
+        with out.open("wb") as stdout, err.open("wb") as stderr:
+            process = subprocess.Popen(
+                [MARSHAL, *arguments],
+                env=os.environ | self.env | (env or {}),
+                stdout=stdout,
+                stderr=stderr,
+            )
+        started = Started(process, out, err)
+        try:
+            yield started
+        finally:
+            if process.poll() is None:
+                process.kill()
+            process.wait(timeout=RUN_S)
+
+
+class Started:
+    def __init__(self, process, out, err):
+        self.process = process
+        self._out = out
+        self._err = err
+
+    @property
+    def stderr(self):
+        return self._err.read_text()
+
+    def lines(self):
+        """Return every whole line of stdout."""
+        return self._out.read_text().splitlines()
+
+    def records(self):
+        return [json.loads(line) for line in self.lines()]
+
+    def wait_lines(self, count):
+        eventually(
+            lambda: len(self.lines()) >= count or self.process.poll() is not None,
+            f"{count} lines; {self.stderr}",
+        )
+        assert len(self.lines()) >= count, self.stderr
+
+    def end(self, signum=None):
+        """Return the exit code, after a signal where one is given."""
+        if signum is not None:
+            self.process.send_signal(signum)
+        return self.process.wait(timeout=RUN_S)
+
+
+@pytest.fixture(scope="module")
+def domain(broker, unique):
+    with opened(broker, unique) as domain:
+        yield domain
+
+
+@pytest.fixture
+def cli(domain, tmp_path):
+    return Cli(domain, tmp_path)
+
+
+@pytest.fixture
+def bare(broker, unique, tmp_path):
+    """A domain whose coordination topic nobody has formatted or made."""
+    with opened(broker, unique, is_formatted=False) as domain:
+        yield Cli(domain, tmp_path)
+
+
+def make_topic(domain, **configs):
+    settings = ConnectionSettings(domain.servers, coordination_topic=domain.topic)
+    with KafkaTopicAdmin(settings) as topics:
+        if configs:
+            named = {name.replace("_", "."): value for name, value in configs.items()}
+            topics.create(domain.topic, partitions=3, replication=1, configs=named)
+        else:
+            topics.create_coordination_topic(partitions=3)
+        return topics.cluster_id()
+
+
+def config(cluster_id, *, k=3):
+    return encode(
+        Config(1, bytes(16), 1, cluster_id, HEARTBEAT_MS, k, 1, NO_LIMITS),
+    )
+
+
+def consuming(topic, group, client="c1"):
+    return ("consume", topic, "--group", group, "--client-id", client)
+
+
+# --- the coordination topic
+
+
+def test_format_info_and_format_again(bare):
+    """K26: the second format fails, with the flag it does not."""
+    wanted = ("topic", "format", "--partitions", "3", "--heartbeat-interval", "1s")
+    made = bare.json(*wanted, "--limit", "span=100")
+    assert (made["K"], made["heartbeat_interval_ms"]) == (3, 1_000)
+    assert made["limits"]["span"] == 100
+    refused = bare.run("topic", "format", code=3)
+    assert "--ignore-formatted" in refused.stderr
+    again = bare.run("topic", "format", "--partitions", "5", "--ignore-formatted")
+    assert "partition_count 3 and not 5" in again.stderr
+    info = bare.json("topic", "info")
+    assert (info["problems"], info["format_id"]) == ([], made["format_id"])
+    assert [row["next_offset"] for row in info["partitions"]] == [1, 1, 1]
+    assert info["as_of"]["offsets"] == {"0": 1, "1": 1, "2": 1}
+
+
+def test_a_topic_that_is_missing_names_the_command(bare):
+    """K01."""
+    for arguments in (
+        ("topic", "info"),
+        ("groups", "list"),
+        ("claims", "who", "g", "t", "0"),
+        ("log", "dump"),
+        ("log", "verify"),
+        ("groups", "release", "g", "--for", "1m"),
+        consuming("t", "g"),
+    ):
+        done = bare.run(*arguments, code=3)
+        assert "marshal topic format" in done.stderr
+        assert done.stdout == ""
+
+
+def test_a_topic_that_is_not_formatted_names_the_command(bare):
+    make_topic(bare.domain)
+    for arguments in (
+        ("topic", "info"),
+        ("groups", "list"),
+        ("clients", "list"),
+        ("groups", "resume", "g"),
+        consuming("t", "g"),
+    ):
+        assert "marshal topic format" in bare.run(*arguments, code=3).stderr
+    assert bare.json("log", "verify")["result"] == "ok"
+    assert bare.json("doctor", code=1)["checks"][-1]["result"] == "skipped"
+
+
+def test_a_torn_format_is_told_and_completed(bare):
+    bare.domain.append(config(make_topic(bare.domain)))
+    for arguments in (("topic", "info"), ("claims", "list"), consuming("t", "g")):
+        assert "torn_format" in bare.run(*arguments, code=3).stderr
+    bare.run("topic", "format")
+    assert bare.json("topic", "info")["problems"] == []
+
+
+def test_another_cluster_has_an_exit_code_of_its_own(bare):
+    """K02, K15."""
+    make_topic(bare.domain)
+    for t in range(3):
+        bare.domain.append(config("another"), t=t)
+    for arguments in (
+        ("topic", "info"),
+        ("topic", "format", "--ignore-formatted"),
+        ("groups", "list"),
+        ("groups", "release", "g", "--for", "1m"),
+        consuming("t", "g"),
+    ):
+        assert "another" in bare.run(*arguments, code=6).stderr
+
+
+def test_every_bad_setting_is_named(bare):
+    """M01; a CreateTime topic is never formatted."""
+    make_topic(
+        bare.domain,
+        message_timestamp_type="CreateTime",
+        retention_ms="1000",
+        cleanup_policy="compact",
+    )
+    told = bare.run("topic", "info", code=3).stderr
+    for setting in ("message.timestamp.type", "retention.ms", "cleanup.policy"):
+        assert f"{bare.domain.topic}: {setting} is " in told
+    refused = bare.run("topic", "format", code=3)
+    assert "message.timestamp.type is CreateTime" in refused.stderr
+    with pytest.raises(TopicMisconfigured) as caught, bare.domain.admin() as admin:
+        admin.format_topic()
+    assert len(caught.value.problems) >= 3
+
+
+# --- reaching the cluster
+
+
+def test_no_broker_is_5_and_soon(cli):
+    for arguments in (
+        ("topic", "info", "--timeout", "1500"),
+        ("groups", "list", "--timeout", "1500"),
+        (*consuming("t", "g"), "--open-timeout", "1500"),
+    ):
+        done = cli.run(*arguments, "-b", "127.0.0.1:1", code=5)
+        assert "127.0.0.1:1" in done.stderr
+        assert "marshal doctor" in done.stderr
+    checks = cli.json("doctor", "-b", "127.0.0.1:1", "--timeout", "1500", code=1)
+    assert {c["check"]: c["result"] for c in checks["checks"]}["broker"] == "failed"
+
+
+def test_one_live_address_is_enough(cli):
+    """K31."""
+    servers = f"127.0.0.1:1,{cli.domain.servers}"
+    found = cli.json("cluster", "id", "-b", servers)
+    assert found["cluster_id"]
+    assert cli.run("groups", "list", "-b", servers).stdout
+
+
+def test_doctor_finds_a_healthy_cluster_healthy(cli):
+    checks = cli.json("doctor")["checks"]
+    assert {check["result"] for check in checks} <= {"ok", "note"}
+    assert [c["check"] for c in checks][-1] == "clock"
+
+
+def test_unknown_data_topic(cli):
+    done = cli.run(*consuming("no-such-topic", "g"), code=1)
+    assert "'no-such-topic' does not exist" in done.stderr
+
+
+# --- consuming
+
+
+def test_consume_prints_and_commits(cli, unique):
+    topic = cli.domain.data_topic(2, records_each=20)
+    group = unique("group")
+    done = cli.run(*consuming(topic, group), "--timeout", "2s")
+    records = [json.loads(line) for line in done.stdout.splitlines()]
+    found = sorted((r["partition"], r["offset"], r["value"]) for r in records)
+    assert found == [(p, n, str(n)) for p in range(2) for n in range(20)]
+    assert all(r["timestamp"] == r["handed_out_ms"] > 0 for r in records)
+    assert all(r["token"].count(".") == 2 for r in records)
+    assert f"claimed: {topic}-0 token " in done.stderr
+    claims = cli.json("claims", "list", "--group", group)["claims"]
+    assert [(c["position"], c["owner"]) for c in claims] == [(20, None), (20, None)]
+    assert cli.run(*consuming(topic, group), "--timeout", "2s").stdout == ""
+
+
+def test_consume_ends_after_as_many_as_wanted(cli, unique):
+    topic = cli.domain.data_topic(1, records_each=20)
+    group = unique("group")
+    for first in (0, 7):
+        done = cli.run(*consuming(topic, group), "--max-records", "7")
+        offsets = [json.loads(line)["offset"] for line in done.stdout.splitlines()]
+        assert offsets == list(range(first, first + 7))
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("delivery", ["alo", "amo"])
+def test_a_signal_ends_in_order(cli, unique, signum, delivery):
+    """Every record that was committed or granted is printed, and all is released."""
+    topic = cli.domain.data_topic(2, records_each=3_000)
+    group = unique("group")
+    wanted = (*consuming(topic, group), "--delivery", delivery)
+    with cli.started(*wanted, "--max-poll-records", "50") as consumer:
+        consumer.wait_lines(100)
+        assert consumer.end(signum) == 0, consumer.stderr
+        records = consumer.records()
+    claims = cli.json("claims", "list", "--group", group)["claims"]
+    for claim in claims:
+        printed = [r for r in records if r["partition"] == claim["partition"]]
+        assert [r["offset"] for r in printed] == list(range(claim["position"] or 0))
+        assert claim["owner"] is None
+    states = {c["state"] for c in cli.json("clients", "list")["clients"]}
+    assert states <= {"leaving", "fenced"}
+
+
+def test_a_second_process_with_one_client_id_is_told(cli, unique, tmp_path):
+    """K14: refused at once on one machine, and by the log across machines."""
+    topic = cli.domain.data_topic(1, records_each=1)
+    group = unique("group")
+    with cli.started(*consuming(topic, group)) as first:
+        first.wait_lines(1)
+        second = cli.run(*consuming(topic, group), code=4)
+        assert f"in use by process {first.process.pid}" in second.stderr
+        elsewhere = {"MARSHAL_STATE_DIR": str(tmp_path / "elsewhere")}
+        with cli.started(*consuming(topic, group), env=elsewhere) as third:
+            assert third.end() == 4, third.stderr
+            assert "is in use by another live process on host" in third.stderr
+        assert first.process.poll() is None, first.stderr
+        assert first.end(signal.SIGTERM) == 0
+
+
+def test_a_closed_pipe_commits_nothing_that_was_not_taken(cli, unique):
+    topic = cli.domain.data_topic(1, records_each=5)
+    group = unique("group")
+    read, write = os.pipe()
+    process = subprocess.Popen(
+        [MARSHAL, *consuming(topic, group)],
+        env=os.environ | cli.env,
+        stdout=write,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    os.close(write)
+    os.close(read)
+    _, told = process.communicate(timeout=RUN_S)
+    assert process.returncode == 0, told
+    assert "Traceback" not in told
+    (claim,) = cli.json("claims", "list", "--group", group)["claims"]
+    assert (claim["owner"], claim["position"]) == (None, 0)
+    done = cli.run(*consuming(topic, group), "--max-records", "5")
+    assert json.loads(done.stdout.splitlines()[0])["offset"] == 0
+
+
+def test_values_that_are_no_text(cli, unique):
+    topic = cli.domain.data_topic(1)
+    for value in (b"\xff\x00", b"\x1b[31m", "日本".encode()):
+        cli.domain._producer.send(topic, value, key=b"k", partition=0).get(timeout=10)
+    done = cli.run(*consuming(topic, unique("group")), "--max-records", "3")
+    first, second, third = (json.loads(line) for line in done.stdout.splitlines())
+    assert (first["value_base64"], first["key"]) == ("/wA=", "k")
+    assert (second["value"], third["value"]) == ("\x1b[31m", "日本")
+
+
+# --- groups
+
+
+def test_a_pause_is_visible_and_ends(cli, unique):
+    """U10, and 8.1: who, why, until when; nothing is handed out meanwhile."""
+    topic = cli.domain.data_topic(2, records_each=5)
+    group = unique("group")
+    with cli.started(*consuming(topic, group)) as consumer:
+        consumer.wait_lines(10)
+        paused = cli.json(
+            *("groups", "release", group, "--for", "10m", "--reason", HOSTILE, "--wait")
+        )
+        assert (paused["held"], paused["reason"]) == ([], HOSTILE)
+        (row,) = (
+            g for g in cli.json("groups", "list")["groups"] if g["group_id"] == group
+        )
+        assert (row["owned_count"], row["claims_count"]) == (0, 2)
+        assert row["pause_reason"] == HOSTILE
+        assert row["paused_until_ms"] == paused["until_ms"]
+        assert row["paused_by"].startswith("admin-")
+        assert (
+            r"[red]\x1b[31m\u202e\x9b\nmarshal: fine"
+            in cli.run("groups", "list").stdout
+        )
+        described = cli.json("groups", "describe", group)
+        assert described["pauses"][0]["partitions_count"] == 4
+        assert [m["state"] for m in described["members"]] == ["active"]
+        busy = cli.run("groups", "release", group, "--for", "1m", code=3)
+        assert f"marshal groups resume {group}" in busy.stderr
+        cli.domain.produce(topic, 1)
+        cli.run("groups", "resume", group, "--reason", "done")
+        consumer.wait_lines(12)
+        assert len({(r["partition"], r["offset"]) for r in consumer.records()}) == 12
+        assert consumer.end(signal.SIGTERM) == 0
+    assert "is not paused" in cli.run("groups", "resume", group, code=3).stderr
+
+
+def test_a_group_that_does_not_let_go_in_time_is_5(broker, unique, tmp_path):
+    with opened(broker, unique, h_ms=20_000) as domain:
+        cli, group = Cli(domain, tmp_path), unique("group")
+        topic = domain.data_topic(1, records_each=1)
+        with cli.started(*consuming(topic, group)) as consumer:
+            consumer.wait_lines(1)
+            consumer.process.send_signal(signal.SIGSTOP)
+            wanted = ("groups", "release", group, "--for", "10m", "--wait")
+            done = cli.run(*wanted, "--timeout", "2s", code=5)
+            assert f"{topic}-0 was not let go" in done.stderr
+
+
+def test_who_held_what_when(cli, unique):
+    topic = cli.domain.data_topic(1, records_each=1)
+    group = unique("group")
+    with cli.started(*consuming(topic, group, "first")) as consumer:
+        consumer.wait_lines(1)
+        key = ("claims", "who", group, topic, "0")
+        now = cli.json(*key)
+        assert now["owner"]["client_id"] == "first"
+        assert now["age_estimate_ms"] >= now["age_ms"]
+        assert consumer.end(signal.SIGTERM) == 0
+    assert cli.json(*key)["owner"] is None
+    at_claim = cli.json(*key, "--at", str(now["epoch"]))
+    assert at_claim["owner"]["client_id"] == "first"
+    before = str(now["epoch"] - 1)
+    assert cli.json(*key, "--at", before)["is_claimed"] is False
+    assert cli.json(*key, "--at", "2001-01-01")["is_claimed"] is False
+    assert cli.json(*key, "--at", "-0s")["owner"] is None
+
+
+# --- the log
+
+
+def test_hostile_bytes_are_shown_escaped_and_change_nothing(cli):
+    before = cli.json("topic", "info")["partitions"][0]["claims_count"]
+    cli.domain.append(HOSTILE.encode())
+    cli.domain.append(b"\x01\x05\x00" + HOSTILE.encode())
+    assert cli.json("topic", "info")["partitions"][0]["claims_count"] == before
+    lines = cli.run("log", "dump", "--partition", "0").stdout.splitlines()
+    bad = [json.loads(line) for line in lines[-2:]]
+    assert all("undecodable" in entry for entry in bad)
+    assert cli.json("log", "verify")["partitions"][0]["undecodable_count"] >= 2
+    assert cli.run("groups", "list").stdout
+    checks = cli.json("doctor")["checks"]
+    assert {c["check"]: c["result"] for c in checks}["records"] == "note"
+
+
+def test_dump_then_replay_gives_the_digests_of_the_live_log(cli, tmp_path):
+    cli.domain.append(b"\x00garbage")
+    path = tmp_path / "dump.jsonl"
+    path.write_text(cli.run("log", "dump").stdout)
+    replayed = json.loads(cli.run("log", "replay", str(path)).stdout)["partitions"]
+    live = cli.json("topic", "info")["partitions"]
+    verified = cli.json("log", "verify")["partitions"]
+    for row, checked in zip(live, verified, strict=True):
+        told = replayed[str(row["partition"])]
+        assert row["digest"] == told["digest"] == checked["digest"]
+        assert row["next_offset"] == told["next_offset"] == checked["next_offset"]
+        assert checked["result"] == "ok"
+
+
+def test_a_reader_that_has_enough_ends_the_dump(cli):
+    read, write = os.pipe()
+    process = subprocess.Popen(
+        [MARSHAL, "log", "dump"],
+        env=os.environ | cli.env,
+        stdout=write,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    os.close(write)
+    os.close(read)
+    _, told = process.communicate(timeout=RUN_S)
+    assert (process.returncode, told) == (0, "")
+
+
+# --- a broker of one's own
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_broker_run(cli, signum):
+    env = {"MARSHAL_COORDINATION_TOPIC": "__marshal"}
+    with cli.started("broker", "run", env=env) as broker:
+        broker.wait_lines(1)
+        address = broker.lines()[0]
+        info = cli.json(
+            *("topic", "info", "-b", address, "--coordination-topic", "__marshal")
+        )
+        assert (info["heartbeat_interval_ms"], info["K"]) == (2_000, 8)
+        assert broker.end(signum) == 0, broker.stderr
+        host, _, port = address.partition(":")
+        with pytest.raises(OSError, match=r"."):
+            socket.create_connection((host, int(port)), timeout=1).close()
