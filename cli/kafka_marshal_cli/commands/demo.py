@@ -58,8 +58,6 @@ def demo(
     and goes on; then the same at most once. The verdict is computed from what
     the consumers wrote down and from the log. Exit code 0 only if every
     guarantee held, else 1. Takes about a minute.
-
-    Example: marshal demo --heartbeat-interval 1s
     """
     is_data = call.output is not Output.TABLE
     wish = Wish(

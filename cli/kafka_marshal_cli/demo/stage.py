@@ -177,7 +177,7 @@ class Stage:
         self._title = "All consumers work"
         enough = min(100, self._plan.records // (4 * self._plan.consumers))
         self._wait(
-            lambda: all(worker.processed >= enough for worker in self._workers),
+            lambda: all(worker.processed >= enough for worker in self._holding()),
             SHARE_S,
             f"The consumers did not each process {enough} records",
         )
@@ -283,6 +283,10 @@ class Stage:
         most = max(counts.values())
         able = [each for each in self._workers if counts[each.name] == most]
         return random.Random(self._plan.seed).choice(able)  # noqa: S311 - a demo
+
+    def _holding(self) -> list[WorkerProcess]:
+        """Return the workers that hold something; fewer partitions, fewer of them."""
+        return [worker for worker in self._workers if self._held_by(worker.name)]
 
     def _holders(self) -> dict[str, str | None]:
         topic = self._plan.topic

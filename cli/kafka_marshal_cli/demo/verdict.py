@@ -257,8 +257,8 @@ def _lost_amo(evidence: Evidence, lost: tuple[tuple[int, int], ...]) -> Check:
     bound = evidence.batch * len(ended)
     text = (
         f"{len(lost)} lost: exactly what the dead had been granted and had not "
-        f"processed ({_places(lost)}); at most one batch of {evidence.batch} for each "
-        f"of {len(ended)} claims."
+        f"processed ({_places(lost)}); allowed is a batch of {evidence.batch} for each "
+        f"claim that ended unreleased ({len(ended)})."
     )
     if not lost:
         text = "Nothing was lost."
