@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         WrongCluster,
     )
     from kafka_marshal.ports import Event, Observer, Record
+    from kafka_marshal.protocol.claiming import Ending
     from kafka_marshal.protocol.types import Key, Token, TopicPartition
     from kafka_marshal.views import World
 
@@ -69,6 +70,7 @@ _HOMES = {
     "Event": "kafka_marshal.ports",
     "Observer": "kafka_marshal.ports",
     "Record": "kafka_marshal.ports",
+    "Ending": "kafka_marshal.protocol.claiming",
     "Key": "kafka_marshal.protocol.types",
     "Token": "kafka_marshal.protocol.types",
     "TopicPartition": "kafka_marshal.protocol.types",
@@ -100,6 +102,7 @@ __all__ = [
     "CoordinationError",
     "DeadlineExceeded",
     "Delivery",
+    "Ending",
     "Event",
     "GroupPaused",
     "HeldClaim",

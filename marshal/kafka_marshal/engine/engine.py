@@ -19,7 +19,7 @@ from kafka_marshal.protocol.types import LogEntry
 
 from .agreement import agreed_config
 from .context import Context, Ports
-from .replica import Replica
+from .replica import Replica, check_halt
 from .session import Session
 
 POLL_MS_MAX = 100
@@ -178,7 +178,7 @@ class Engine:
                 continue  # PROTOCOL 2.5: partitions added in Kafka change nothing
             transitions = replica.fold(entry, now_ms)
             touched[partition] = replica
-            self._check_halt(replica)
+            check_halt(replica)
             if self.context.config is not None and transitions:
                 self._route(transitions, now_ms)
         if self.context.config is None:
@@ -187,15 +187,6 @@ class Engine:
             surplus_ms = replica.forward_step_ms(now_ms)
             if surplus_ms:
                 self._on_clock_step(partition, surplus_ms)
-
-    def _check_halt(self, replica: Replica) -> None:
-        halt = replica.world.halted
-        if halt is not None:
-            raise LogUnreadable(
-                f"coordinating partition {replica.world.partition} needs feature level "
-                f"{halt.feature_level} from offset {halt.offset} on, which this "
-                "release does not know; upgrade kafka-marshal"
-            )
 
     def _on_clock_step(self, partition: int, surplus_ms: int) -> None:
         fields = {"partition": partition, "surplus_ms": surplus_ms}

@@ -12,7 +12,7 @@ from kafka_marshal.protocol.state import WorldState
 from kafka_marshal.protocol.transition import Transition
 from kafka_marshal.protocol.types import LogEntry
 
-from .replica import Replica
+from .replica import Replica, check_halt
 
 POLL_MS = 100
 
@@ -122,6 +122,7 @@ class Follower:
 
         Raises:
             DeadlineExceeded: Not in time. They may still land (PROTOCOL 1.4).
+            LogUnreadable: A partition needs a newer release from some offset on.
         """
         deadline_ms = self._clock.now_ms() + timeout_ms
         self._step_until(
@@ -154,6 +155,8 @@ class Follower:
         awaited: list[Awaited] | None = None,
     ) -> None:
         while not is_done():
+            for item in awaited or ():
+                check_halt(self.replicas[item.partition])
             left_ms = deadline_ms - self._clock.now_ms()
             if left_ms <= 0:
                 raise DeadlineExceeded(

@@ -40,9 +40,10 @@ class ConsumerOptions:
         consumer_timeout_ms: Iteration ends after this long without a record;
             None waits for ever.
         on_claimed: Called on the application's thread for each new partition.
-        on_lost: Called for each partition that is no longer held, however it
-            ended. Without it, a partition that is lost while records of it are
-            in hand raises ``ClaimLost`` from the next call.
+        on_lost: Called for each partition that goes while the consumer is open,
+            however it ended; closing does not call it. Without it, a partition
+            that is lost while records of it are in hand raises ``ClaimLost``
+            from the next call.
     """
 
     max_poll_records: int = 500
@@ -344,6 +345,11 @@ class HandOut:
         if place is None:
             return
         fields: dict[str, object] = {"key": place.holding.key, "error": error}
+        if error.log_start < 0:
+            # The range could not be asked: try again, decide on nothing.
+            self._observe("range_unknown", fields)
+            self._reader.seek(partition, place.next_offset)
+            return
         if error.requested < error.log_start:
             # PROTOCOL 5.6: retention took what lies below; go on at log start.
             self._observe("position_jumped", fields)

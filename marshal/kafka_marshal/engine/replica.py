@@ -1,5 +1,6 @@
 """One coordinating partition as this process knows it, with local timing."""
 
+from kafka_marshal.errors import LogUnreadable
 from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.state import WorldState
 from kafka_marshal.protocol.transition import Transition
@@ -50,3 +51,18 @@ class Replica:
         if surplus_ms > 0:
             self._lead = (epoch, lead_ms)
         return surplus_ms if surplus_ms > STEP_MARGIN_MS else 0
+
+
+def check_halt(replica: Replica) -> None:
+    """Refuse to go on behind a Config that this release cannot follow.
+
+    Raises:
+        LogUnreadable: The partition halted (PROTOCOL 3.3).
+    """
+    halt = replica.world.halted
+    if halt is not None:
+        raise LogUnreadable(
+            f"coordinating partition {replica.world.partition} needs feature level "
+            f"{halt.feature_level} from offset {halt.offset} on, which this "
+            "release does not know; upgrade kafka-marshal"
+        )

@@ -33,10 +33,7 @@ class Starter:
         if position is not None or not holding.start_rule.is_needed:
             holding.begin(position, grantee=self._claimant.owner.incarnation)
             return
-        group_id = holding.key.group_id
-        if known.retired_topic_ids:
-            group_id = ""  # the group's commits are those of an earlier topic
-        self._look_up(holding, group_id)
+        self._look_up(holding)
 
     def drive(self, holding: Holding, now_ms: int) -> bool:
         """Finish a start whose look-up has ended; return whether it did.
@@ -56,7 +53,7 @@ class Starter:
             if now_ms >= holding.lookup_at_ms:
                 fields = {"key": holding.key, "error": error}
                 self._context.observe("start_lookup_failed", fields)
-                self._look_up(holding, holding.key.group_id)
+                self._look_up(holding)
             return False
         holding.lookup = None
         position = self._choose(holding, lookup.result(0))
@@ -71,8 +68,12 @@ class Starter:
             return found.log_range.end
         return found.log_range.start
 
-    def _look_up(self, holding: Holding, group_id: str) -> None:
+    def _look_up(self, holding: Holding) -> None:
         data = self._context.ports.data
+        group_id = holding.key.group_id
+        known = self._context.replica_of(holding.key).world.keys[holding.key]
+        # PROTOCOL 5.6: commits of an earlier topic of this name mean nothing.
+        may_use_commit = not known.retired_topic_ids
         partition = holding.key.topic_partition
         must_exist = holding.start_rule.offset_reset == "none"
         holding.lookup_at_ms = self._context.now_ms + LOOKUP_RETRY_MS
@@ -80,7 +81,7 @@ class Starter:
         def find() -> Lookup:
             log_range = data.ranges([partition], LOOKUP_MS_MAX)[partition]
             committed = None
-            if group_id:
+            if may_use_commit:
                 offsets = data.committed(
                     group_id, [partition], timeout_ms=LOOKUP_MS_MAX
                 )

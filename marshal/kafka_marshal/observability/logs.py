@@ -20,6 +20,7 @@ _WARNINGS = frozenset(
         "log_poll_failed",
         "mirror_drift",
         "position_jumped",
+        "range_unknown",
         "start_lookup_failed",
         "uncommitted_backlog",
     }
