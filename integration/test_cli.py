@@ -269,6 +269,13 @@ def test_unknown_data_topic(cli):
     assert "'no-such-topic' does not exist" in done.stderr
 
 
+def test_another_heartbeat_interval_is_refused_with_both_values(cli, unique):
+    """M11."""
+    wanted = consuming("t", unique("group"))
+    done = cli.run(*wanted, "--heartbeat-interval", "7s", code=2)
+    assert "heartbeat_interval_ms is 7000 here and 1000 in the log" in done.stderr
+
+
 # --- consuming
 
 

@@ -171,6 +171,13 @@ FromBeginning = Annotated[
     bool,
     typer.Option("--from-beginning", help="The same as --auto-offset-reset earliest."),
 ]
+ExpectedInterval = Annotated[
+    str | None,
+    typer.Option(
+        metavar="MS",
+        help="The H that is expected; another one in the log is an error.",
+    ),
+]
 StateDir = Annotated[
     Path | None,
     typer.Option(
@@ -197,6 +204,7 @@ def consume(
     max_poll_records: MaxPollRecords = 500,
     auto_offset_reset: ResetOption = Reset.EARLIEST,
     from_beginning: FromBeginning = False,
+    heartbeat_interval: ExpectedInterval = None,
     state_dir: StateDir = None,
 ) -> None:
     """Consume topics in a group and print one JSON object a record.
@@ -204,11 +212,10 @@ def consume(
     Fields: topic, partition, offset, token, timestamp and handed_out_ms (both
     the time of hand-out, epoch ms), record_timestamp_ms, key and value as
     text, or key_base64 and value_base64 where they are not UTF-8. A record is
-    committed after its line was written and flushed. SIGTERM and SIGINT end
-    it in order: what is in hand is finished, positions are written, claims
-    released.
+    committed after its line was flushed. SIGTERM and SIGINT end it in order:
+    what is in hand is finished, positions are written, claims released.
     """
-    idle_ms = None if timeout is None else parsing.duration_ms("--timeout", timeout)
+    idle_ms = _optional_ms("--timeout", timeout)
     open_ms = parsing.duration_ms("--open-timeout", open_timeout)
     stopper, events = Stopper(), Events()
     with (
@@ -219,6 +226,9 @@ def consume(
             client_id=client_id,
             coordination_topic=call.coordination_topic,
             options=call.options,
+            heartbeat_interval_ms=_optional_ms(
+                "--heartbeat-interval", heartbeat_interval
+            ),
             state_dir=state_dir,
             observer=events,
             timeout_ms=open_ms,
@@ -249,6 +259,10 @@ def consume(
             tell("the reader of our output is gone; what it did not take is kept")
         finally:
             events.tell()
+
+
+def _optional_ms(option: str, text: str | None) -> int | None:
+    return None if text is None else parsing.duration_ms(option, text)
 
 
 _DELIVERIES = {
