@@ -1,0 +1,132 @@
+"""Views: which entries belong to one, and what is estimated for people."""
+
+import pytest
+from logkit import KEY, OP, H, Log, beat, pause
+
+from kafka_marshal import TopicMisconfigured, World, WrongCluster
+from kafka_marshal.protocol.codec import encode
+from kafka_marshal.protocol.records import ReleaseGroup
+from kafka_marshal.protocol.types import LogEntry
+from kafka_marshal.views import REASONS_MAX, _Prefix
+
+UNTIL = 2_000_000
+
+
+def entry(offset, timestamp_ms=0, value=b""):
+    return LogEntry(offset, 0, timestamp_ms, 1, value)
+
+
+def accepted(prefix, *entries, partition=0):
+    return [e.offset for e in entries if prefix.accept(partition, e)]
+
+
+def test_a_view_of_an_offset_ends_there():
+    prefix = _Prefix({0: 1}, None)
+    assert accepted(prefix, *map(entry, range(4))) == [0, 1]
+    assert accepted(prefix, entry(0), partition=1) == []
+
+
+def test_a_view_of_a_time_is_a_prefix_though_a_clock_goes_back():
+    prefix = _Prefix(None, 10)
+    times = [entry(0, 5), entry(1, 11), entry(2, 7), entry(3, 12)]
+    assert accepted(prefix, *times) == [0]
+    assert accepted(prefix, entry(0, 10), partition=1) == [0]
+
+
+def released(reason, *, op=OP, seq=0):
+    record = ReleaseGroup("admin", "g", bytes(16), seq, op, UNTIL, reason)
+    return encode(record)
+
+
+def test_the_first_reason_of_an_operation_is_kept():
+    prefix = _Prefix(None, None)
+    for seq, reason in enumerate(("deploy", "still", None)):
+        prefix.accept(0, entry(seq, value=released(reason, seq=seq)))
+    prefix.accept(0, entry(9, value=b"\x01\x05\x00garbage"))
+    prefix.accept(0, entry(10, value=None))
+    assert prefix.reasons == {("g", OP): "deploy"}
+
+
+def test_reasons_beyond_the_view_are_not_told():
+    prefix = _Prefix({0: -1}, None)
+    prefix.accept(0, entry(0, value=released("later")))
+    assert prefix.reasons == {}
+
+
+def test_reasons_are_bounded():
+    prefix = _Prefix(None, None)
+    for number in range(REASONS_MAX + 5):
+        op = number.to_bytes(16, "big")
+        prefix.accept(0, entry(number, value=released(str(number), op=op)))
+    assert len(prefix.reasons) == REASONS_MAX
+    assert ("g", (5).to_bytes(16, "big")) in prefix.reasons
+    assert ("g", (4).to_bytes(16, "big")) not in prefix.reasons
+
+
+def test_an_age_is_estimated_with_the_time_since():
+    log = Log()
+    log.append(beat(log.claimed(), 5))
+    log.append(b"", after=10)
+    world = World([log.state], {0: H})
+    assert world.estimated_age_ms(log.state, log.key()) == H + 10
+    assert world.elapsed_ms(7) == 0
+    assert World([log.state], {0: -5}).elapsed_ms(0) == 0
+
+
+def test_claims_stand_in_order_and_by_group():
+    log = Log()
+    for name in ("h", "g"):
+        log.claimed(key=KEY._replace(group_id=name))
+    world = World([log.state], {})
+    assert [key.group_id for key, _ in world.claims()] == ["g", "h"]
+    assert [key.group_id for key, _ in world.claims("h")] == ["h"]
+
+
+@pytest.mark.parametrize(
+    ("world", "kind", "message"),
+    [
+        pytest.param(
+            World([Log(configured=False).state], {}),
+            TopicMisconfigured,
+            "marshal topic format",
+            id="unformatted",
+        ),
+        pytest.param(
+            World([Log(k=2).state, Log(1, configured=False).state], {}),
+            TopicMisconfigured,
+            r"torn_format: coordinating partitions \[1\]",
+            id="torn",
+        ),
+        pytest.param(
+            World([Log(k=2).state, Log(1, k=2, format_id=bytes(16)).state], {}),
+            TopicMisconfigured,
+            "torn_format",
+            id="two-formats",
+        ),
+        pytest.param(
+            World([Log(k=2).state], {}), TopicMisconfigured, "cut down", id="cut-down"
+        ),
+        pytest.param(
+            World([Log().state], {}, cluster_id="other"),
+            WrongCluster,
+            "formatted for cluster 'cluster', and this is cluster 'other'",
+            id="another-cluster",
+        ),
+    ],
+)
+def test_a_topic_that_is_not_in_order(world, kind, message):
+    with pytest.raises(kind, match=message) as caught:
+        world.config()
+    assert caught.value.problems
+
+
+def test_a_topic_that_is_in_order():
+    spare = Log(1, configured=False)  # PROTOCOL 2.5: added in Kafka, changes nothing
+    world = World([Log().state, spare.state], {}, cluster_id="cluster")
+    assert world.config().partition_count == 1
+
+
+def test_a_pause_has_no_reason_in_the_world_itself():
+    log = Log()
+    log.append(pause(UNTIL))
+    assert World([log.state], {}).reasons == {}
