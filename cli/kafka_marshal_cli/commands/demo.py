@@ -87,5 +87,5 @@ def _conclude(outcome: Outcome, show: Show) -> None:
         show.say(f"Journals and logs are in {outcome.folder}.")
     said = "Every guarantee held." if outcome.held else "A guarantee did NOT hold."
     seed = outcome.wish.seed
-    show.say(f"{said} It took {outcome.took_s:.0f} s; --seed {seed} kills the same.")
+    show.say(f"{said} It took {outcome.took_s:.0f} s (--seed {seed}).")
     sys.stdout.flush()
