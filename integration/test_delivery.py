@@ -9,11 +9,14 @@ from pathlib import Path
 
 import attrs
 import pytest
-from domain import opened
+from domain import Recorder, opened
 from fleet import Fleet
 from history import History
 from journal import Journal, judge_duplicates, judge_grants
+from kafka import KafkaConsumer
 from waiting import eventually, wall_ms
+
+from kafka_marshal import Delivery, TopicPartition
 
 BATCH = 40
 KINDS = pytest.mark.parametrize("delivery", ["alo", "amo"])
@@ -285,3 +288,81 @@ def test_a_zombie_tells_what_it_was_granted_and_did_not_process(frozen):
         for n in offsets
     }
     assert told == lost
+
+
+# --- Kafka's committed offsets, for lag tools (PROTOCOL 5.7)
+
+
+@KINDS
+def test_positions_are_mirrored(domain, unique, delivery):
+    topic = domain.data_topic(2, records_each=20)
+    group = unique("mirror")
+    with domain.marshal(group, "w1") as marshal:
+        consumer = marshal.consumer(
+            topic, delivery=Delivery(delivery), consumer_timeout_ms=700
+        )
+        consumer.commit(list(consumer))
+        eventually(
+            lambda: domain.committed(group, topic) == domain.of(topic), "it follows"
+        )
+        domain.produce(topic, 5)
+        consumer.commit(list(consumer))
+    # The last positions too, though the claims were released at once.
+    assert domain.committed(group, topic) == domain.of(topic)
+
+
+def test_what_others_commit_is_reported_and_not_obeyed(domain, unique):
+    topic = domain.data_topic(1, records_each=20)
+    place = TopicPartition(topic, 0)
+    group = unique("drift")
+    recorder = Recorder()
+    with domain.marshal(group, "w1", observer=recorder) as marshal:
+        consumer = marshal.consumer(topic, consumer_timeout_ms=700)
+        consumer.commit(list(consumer))
+        eventually(lambda: domain.committed(group, topic) == {place: 20}, "it follows")
+        domain.commit(group, place, 3)
+        domain.produce(topic, 5)
+        assert [record.offset for record in consumer] == [20, 21, 22, 23, 24]
+        consumer.commit()
+        eventually(lambda: domain.committed(group, topic) == {place: 25}, "overwritten")
+        (drift,) = eventually(lambda: recorder.named("mirror_drift"), "it is told")
+        assert dict(drift.fields) == {"partition": place, "expected": 20, "found": 3}
+    domain.commit(group, place, 3)
+    with domain.marshal(group, "w1") as marshal:
+        consumer = marshal.consumer(topic, consumer_timeout_ms=700)
+        assert list(consumer) == []  # the log's position counts
+        assert consumer.position(place) == 25
+
+
+def test_a_mirror_that_fails_stops_nothing(domain, unique):
+    """An ordinary consumer that subscribes in the group keeps it for itself."""
+    topic = domain.data_topic(1, records_each=10)
+    group = unique("occupied")
+    recorder = Recorder()
+    subscriber = KafkaConsumer(
+        topic,
+        bootstrap_servers=domain.servers,
+        group_id=group,
+        enable_auto_commit=False,
+    )
+    try:
+        eventually(lambda: subscriber.poll(100) or subscriber.assignment(), "it joins")
+        with domain.marshal(group, "w1", observer=recorder) as marshal:
+            consumer = marshal.consumer(topic, consumer_timeout_ms=700)
+            consumer.commit(list(consumer))
+            eventually(lambda: recorder.named("mirror_failed"), "it is told")
+            consumer.flush()
+        (known,) = (state for _, state in domain.world().claims(group))
+        assert known.position == 10
+        assert domain.committed(group, topic) == {}
+    finally:
+        subscriber.close(autocommit=False)
+
+
+def test_without_a_mirror(domain, unique):
+    topic = domain.data_topic(1, records_each=5)
+    group = unique("unmirrored")
+    with domain.marshal(group, "w1", mirror_offsets=False) as marshal:
+        consumer = marshal.consumer(topic, consumer_timeout_ms=700)
+        consumer.commit(list(consumer))
+    assert domain.committed(group, topic) == {}

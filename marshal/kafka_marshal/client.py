@@ -3,7 +3,7 @@
 import os
 import signal
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -31,6 +31,7 @@ from kafka_marshal.protocol.world import world_to_object
 
 OPEN_MS_MAX = 30_000
 CLOSE_MS_MAX = 10_000
+MIRROR_CLOSE_MS_MAX = 1_000
 OFFSET_RESETS = ("earliest", "latest", "none")
 
 
@@ -55,6 +56,10 @@ class Marshal:
         state_dir: Where the identity is kept that lets a restart resume; None
             for the user's state directory, ``""`` to go without.
         observer: Receives events; by default they are logged.
+        check_topic: Whether to refuse a coordination topic whose settings would
+            endanger what the claims promise, where they may be read.
+        mirror_offsets: Whether positions are also committed as the group's
+            offsets in Kafka, best effort, for tools that show lag.
         timeout_ms: When to give up opening.
 
     Raises:
@@ -76,6 +81,8 @@ class Marshal:
         heartbeat_interval_ms: int | None = None,
         state_dir: str | Path | None = None,
         observer: Observer | None = None,
+        check_topic: bool = True,
+        mirror_offsets: bool = True,
         timeout_ms: int = OPEN_MS_MAX,
     ) -> None:
         _require_name("group_id", group_id)
@@ -98,18 +105,26 @@ class Marshal:
         )
         self._runtime.observers.add(self._observer)
         try:
+            if check_topic:
+                self._runtime.require_safe_topic()
             self._require_interval(heartbeat_interval_ms)
             self._session = self._open_session(
                 Owner(client_id, self._runtime.ports.entropy.random_bytes(16)),
                 group_id,
                 state_dir=state_dir,
+                mirror_offsets=mirror_offsets,
             )
         except BaseException:
             self._let_go()
             raise
 
     def _open_session(
-        self, owner: Owner, group_id: str, *, state_dir: str | Path | None
+        self,
+        owner: Owner,
+        group_id: str,
+        *,
+        state_dir: str | Path | None,
+        mirror_offsets: bool,
     ) -> Session:
         engine = self._runtime.engine
         master = self._runtime.ports.entropy.random_bytes(32)
@@ -119,6 +134,7 @@ class Marshal:
             Claimant(owner, group_id, master=master),
             host=socket.gethostname(),
             lives=lives,
+            mirrors_offsets=mirror_offsets,
         )
         with engine.changed:
             engine.add_session(session)
@@ -347,20 +363,28 @@ class Marshal:
             signal.signal(number, before)
         for consumer in self._consumers:
             consumer.close(release=release, timeout_ms=timeout_ms)
-        clock = self._runtime.ports.clock
-        deadline_ms = clock.now_ms() + timeout_ms
-        engine = self.engine
-        with engine.changed:
-            seqs = self._session.begin_close(release=release)
-            while engine.failure is None and (
-                self._session.leaving_count or self._session.is_pending(seqs)
-            ):
-                left_ms = deadline_ms - clock.now_ms()
-                if left_ms <= 0:
-                    break  # the claims run out by themselves within 2H
-                engine.changed.wait(min(left_ms, 50) / 1000)
-            engine.remove_session(self._session)
+        session = self._session
+        with self.engine.changed:
+            seqs = session.begin_close(release=release)
+            # What is not confirmed in time runs out by itself within 2H.
+            self._await_while(
+                lambda: session.leaving_count > 0 or session.is_pending(seqs),
+                timeout_ms,
+            )
+            self._await_while(
+                lambda: session.is_mirror_behind, min(timeout_ms, MIRROR_CLOSE_MS_MAX)
+            )
+            self.engine.remove_session(session)
         self._let_go()
+
+    def _await_while(self, is_busy: Callable[[], bool], timeout_ms: int) -> None:
+        engine = self.engine
+        deadline_ms = engine.context.now_ms + timeout_ms
+        while engine.failure is None and is_busy():
+            left_ms = deadline_ms - engine.context.now_ms
+            if left_ms <= 0:
+                return
+            engine.changed.wait(min(left_ms, 50) / 1000)
 
     def _let_go(self) -> None:
         if self._identity is not None:

@@ -42,6 +42,23 @@ def state_home() -> Path:
     return Path(base) / "kafka-marshal"
 
 
+_held: set[int] = set()
+
+
+def _let_go_in_child() -> None:
+    """Drop the locks that a forked child got with its parent's descriptors.
+
+    The lock belongs to the open file: a child that outlived its parent would
+    keep the parent's successor out (PROTOCOL 1.7).
+    """
+    for lock in _held:
+        os.close(lock)
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_let_go_in_child)
+
+
 @attrs.frozen
 class Identity:
     """An exclusive hold on one client's directory, for the life of the process.
@@ -85,6 +102,7 @@ class Identity:
                 holder=client_id,
                 host=os.uname().nodename,
             ) from error
+        _held.add(lock)
         os.ftruncate(lock, 0)
         os.pwrite(lock, str(os.getpid()).encode(), 0)
         return cls(_read(path / FILE_NAME), path, lock)
@@ -102,7 +120,9 @@ class Identity:
 
     def close(self) -> None:
         """Let go of the directory."""
-        os.close(self._lock)
+        if self._lock in _held:
+            _held.discard(self._lock)
+            os.close(self._lock)
 
 
 def _read(path: Path) -> tuple[PreviousLife, ...]:

@@ -14,10 +14,13 @@ import attrs
 from kafka_marshal.clock import SystemClock, SystemEntropy, ThreadBackground
 from kafka_marshal.engine import Engine, Ports
 from kafka_marshal.engine.engine import POLL_MS_MAX
+from kafka_marshal.errors import TopicMisconfigured
 from kafka_marshal.kafka_io import (
     ConnectionSettings,
     KafkaCoordinationLog,
     KafkaDataLog,
+    TopicDescription,
+    dangers,
 )
 from kafka_marshal.observability import FanOut
 from kafka_marshal.ports import Observer
@@ -32,12 +35,14 @@ class Runtime:
     Attributes:
         engine: The engine.
         ports: What it reaches the world by.
+        description: What the cluster said of the topic when it was opened.
         observers: Observers of all its users.
         users: Number of ``Marshal`` objects that use it.
     """
 
     engine: Engine
     ports: Ports
+    description: TopicDescription
     observers: FanOut
     users: int = 0
     _thread: threading.Thread | None = None
@@ -65,7 +70,7 @@ class Runtime:
             observer=observers,
         )
         engine = Engine(ports, cluster_id=log.cluster_id)
-        runtime = cls(engine, ports, observers)
+        runtime = cls(engine, ports, log.description, observers)
         try:
             runtime.start()
             engine.wait_ready(timeout_ms)
@@ -75,6 +80,27 @@ class Runtime:
             raise
         observers.remove(observer)  # each user adds its own
         return runtime
+
+    def require_safe_topic(self) -> None:
+        """Refuse a topic whose settings endanger what claims promise.
+
+        Where they may not be read, that is told to the observers instead.
+
+        Raises:
+            TopicMisconfigured: Lists every such setting.
+        """
+        found = self.description
+        if not found.configs:
+            self.engine.context.observe("topic_unchecked", {"topic": found.name})
+            return
+        problems = dangers(found)
+        if problems:
+            raise TopicMisconfigured(
+                f"coordination topic {found.name} cannot be relied on: "
+                f"{'; '.join(problems)}. See: marshal topic info; check_topic=False "
+                "goes on all the same",
+                problems=problems,
+            )
 
     def start(self) -> None:
         """Start the engine's thread."""
@@ -103,8 +129,20 @@ _lock = threading.Lock()
 _running: dict[object, Runtime] = {}
 
 
+def _forget_lock() -> None:
+    """Make the lock anew in a forked child: its holder is not there (PROTOCOL 1.7)."""
+    global _lock  # noqa: PLW0603 - the one place that may
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget_lock)
+
+
 def _name(settings: ConnectionSettings) -> object:
-    options = tuple(sorted((k, repr(v), id(v)) for k, v in settings.options.items()))
+    options = tuple(
+        (name, value if isinstance(value, str | int) else id(value))
+        for name, value in sorted(settings.options.items())
+    )
     servers = tuple(sorted(settings.bootstrap_servers))
     return (os.getpid(), servers, settings.coordination_topic, options)
 

@@ -1,7 +1,6 @@
 """One claimant in an engine: drives everything it wants, holds and gives up."""
 
-from collections.abc import Iterable, Mapping
-from functools import partial
+from collections.abc import Iterable
 
 from kafka_marshal.errors import (
     IdentityConflict,
@@ -9,7 +8,6 @@ from kafka_marshal.errors import (
     MarshalError,
     PositionError,
 )
-from kafka_marshal.ports import TopicInfo
 from kafka_marshal.protocol.claiming import (
     Claim,
     Claimant,
@@ -39,13 +37,13 @@ from .context import Context
 from .holding import Delivery, Drain, Holding, StartRule
 from .leaving import Leaver
 from .members import Announcer
+from .mirror import Mirror
 from .outbox import Outbox
 from .starting import Starter
 from .subscription import POLICY_MS_MIN, Subscription, policy_interval_ms
 
 JITTER_FREE_MS_MAX = 50
 JITTER_TAKEOVER_MS_MAX = 1_000
-METADATA_MS_MAX = 10_000
 
 
 class Session:
@@ -66,6 +64,7 @@ class Session:
         *,
         host: str = "",
         lives: tuple[PreviousLife, ...] = (),
+        mirrors_offsets: bool = True,
     ) -> None:
         self.claimant = claimant
         self.holdings: dict[Key, Holding] = {}
@@ -77,6 +76,7 @@ class Session:
         self._leaver = Leaver(context, self._outbox)
         self._announcer = Announcer(context, self._outbox, host=host)
         self._starter = Starter(context, self._beater, claimant)
+        self._mirror = Mirror(context, claimant) if mirrors_offsets else None
         self._subs: list[Subscription] = []
         self._explicit: dict[Key, None] = {}
         self._policy_at_ms = 0
@@ -168,6 +168,8 @@ class Session:
             if holding.claim.is_owned:
                 self._drive_owned(holding, now_ms)
         self._beater.beat_due(self.holdings.values(), now_ms)
+        if self._mirror is not None:
+            self._mirror.drive(self.holdings.values(), now_ms)
         if not self._is_closing:
             self._announcer.announce_due(self._subs, self.holdings, now_ms=now_ms)
             self._refresh_topics(now_ms)
@@ -211,29 +213,9 @@ class Session:
             self.release(holding, reason=drain.reason, successor=drain.successor)
 
     def _refresh_topics(self, now_ms: int) -> None:
-        data = self._context.ports.data
-        for sub in self._subs:
-            if sub.refresh is not None and sub.refresh.done():
-                if sub.refresh.exception() is None:
-                    self._adopt_topics(sub, sub.refresh.result(0))
-                sub.refresh = None
-            if sub.refresh is None and now_ms >= sub.refresh_at_ms:
-                is_first = sub.refresh_at_ms == 0
-                sub.refresh_at_ms = now_ms + sub.refresh_ms
-                if not is_first:
-                    names = list(sub.topics)
-                    look = partial(data.describe, names, METADATA_MS_MAX)
-                    sub.refresh = self._context.ports.background.submit(look)
-
-    def _adopt_topics(self, sub: Subscription, found: Mapping[str, TopicInfo]) -> None:
-        for topic, info in found.items():
-            if info != sub.topics[topic]:
-                self._context.observe(
-                    "topic_changed",
-                    {"topic": topic, "partition_count": info.partition_count},
-                )
-                sub.topics[topic] = info
-                self._policy_at_ms = 0
+        changed = [sub.look_again(self._context, now_ms) for sub in self._subs]
+        if any(changed):
+            self._policy_at_ms = 0
 
     # --- policies and contending
 
@@ -580,6 +562,8 @@ class Session:
             Sequence numbers to wait for.
         """
         self._is_closing = True
+        if self._mirror is not None:
+            self._mirror.hurry()
         seqs = self._announcer.announce_leaving(self._subs, self.holdings)
         seqs += self._outbox.pending_of(self.holdings)
         for holding in list(self.holdings.values()):
@@ -588,6 +572,11 @@ class Session:
             elif release:
                 self.release(holding, reason="closed")
         return seqs if release else [*seqs, *self.beat_now()]
+
+    @property
+    def is_mirror_behind(self) -> bool:
+        """Whether Kafka's committed offsets are yet to follow the log's."""
+        return self._mirror is not None and self._mirror.is_behind
 
     @property
     def leaving_count(self) -> int:

@@ -1,6 +1,7 @@
 """What one consumer wants: topics, a policy, and the view the policy decides on."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import attrs
 
@@ -14,6 +15,7 @@ from .holding import Delivery, Holding, StartRule
 
 Policy = Callable[[View], Plan]
 
+LOOK_MS_MAX = 10_000
 POLICY_MS_MAX = 500
 POLICY_MS_MIN = 20
 
@@ -58,6 +60,31 @@ class Subscription:
             for partition in range(info.partition_count)
             if (key := Key(self.group_id, topic, partition)) not in self._shunned
         ]
+
+    def look_again(self, context: Context, now_ms: int) -> bool:
+        """Look the topics up where that is due; return whether any has changed."""
+        changed = False
+        if self.refresh is not None and self.refresh.done():
+            if self.refresh.exception(0) is None:
+                changed = self._adopt(context, self.refresh.result(0))
+            self.refresh = None
+        if self.refresh is None and now_ms >= self.refresh_at_ms:
+            is_first = self.refresh_at_ms == 0
+            self.refresh_at_ms = now_ms + self.refresh_ms
+            if not is_first:
+                look = partial(context.ports.data.describe, [*self.topics], LOOK_MS_MAX)
+                self.refresh = context.ports.background.submit(look)
+        return changed
+
+    def _adopt(self, context: Context, found: Mapping[str, TopicInfo]) -> bool:
+        changed = False
+        for topic, info in found.items():
+            if info != self.topics[topic]:
+                fields = {"topic": topic, "partition_count": info.partition_count}
+                context.observe("topic_changed", fields)
+                self.topics[topic] = info
+                changed = True
+        return changed
 
     def shun(self, key: Key) -> None:
         """Want a key no more: it cannot be consumed from its position."""

@@ -8,6 +8,7 @@ from kafka_marshal.kafka_io.topics import (
     ClusterInfo,
     KafkaTopicAdmin,
     TopicDescription,
+    dangers,
     problems,
 )
 
@@ -20,5 +21,6 @@ __all__ = [
     "KafkaDataLog",
     "KafkaTopicAdmin",
     "TopicDescription",
+    "dangers",
     "problems",
 ]

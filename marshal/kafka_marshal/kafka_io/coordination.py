@@ -52,6 +52,7 @@ class KafkaCoordinationLog(CoordinationLog):
     Attributes:
         cluster_id: Id of the cluster it was opened on.
         topic_id: Id of the topic (16 bytes) when it was opened, or None.
+        description: What the cluster said of the topic when it was opened.
     """
 
     def __init__(
@@ -230,7 +231,11 @@ class KafkaCoordinationLog(CoordinationLog):
         """Learn the topic's partitions and ids."""
         with KafkaTopicAdmin(self._settings) as admin:
             self.cluster_id = admin.cluster_id(timeout_ms=left_ms(deadline))
-            found = admin.describe_bare(self._topic, timeout_ms=left_ms(deadline))
+            try:
+                found = admin.describe(self._topic, timeout_ms=left_ms(deadline))
+            except LogUnreadable:
+                # Members need no right to see the settings, only the topic.
+                found = admin.describe_bare(self._topic, timeout_ms=left_ms(deadline))
         if not found.exists:
             raise TopicMisconfigured(
                 f"There is no coordination topic {self._topic} on "
@@ -239,6 +244,7 @@ class KafkaCoordinationLog(CoordinationLog):
             )
         self._partition_count = found.partition_count
         self.topic_id = found.topic_id
+        self.description = found
 
     def _new_consumer(self, deadline: float) -> Untyped:
         settings = {

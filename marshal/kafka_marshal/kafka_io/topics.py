@@ -1,6 +1,6 @@
 """Topics: what the cluster says of them, what is wrong with them, making them."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any, Self
 from uuid import UUID
@@ -34,6 +34,23 @@ CONFIGS_READ = (
     "retention.ms",
     "unclean.leader.election.enable",
 )
+_WANTED = {
+    "cleanup.policy": ("delete", "compaction drops records that the fold needs"),
+    "compression.type": (
+        "uncompressed",
+        "a writer could shut out readers that lack its codec",
+    ),
+    "message.timestamp.type": (
+        "LogAppendTime",
+        "clients could set the time that claims are judged by",
+    ),
+    "unclean.leader.election.enable": ("false", "acknowledged claims could be lost"),
+}
+_DANGEROUS = (
+    "cleanup.policy",
+    "message.timestamp.type",
+    "unclean.leader.election.enable",
+)
 
 
 @attrs.frozen
@@ -46,7 +63,8 @@ class TopicDescription:
         partition_count: Number of partitions.
         replication: Smallest number of replicas of any partition.
         leaderless: Partitions that have no leader at the moment.
-        configs: The settings named in ``CONFIGS_READ``, as text.
+        configs: The settings named in ``CONFIGS_READ``, as text; empty where
+            this principal may not see them, or nobody asked.
         topic_id: 16 bytes, or None where the broker sent none.
     """
 
@@ -139,6 +157,27 @@ def _replication_problems(found: TopicDescription, broker_count: int) -> list[st
     return problems
 
 
+def _deviations(configs: Mapping[str, str], names: Iterable[str]) -> list[str]:
+    """Return one line for each of these settings that is not as wanted."""
+    found = []
+    for name in names:
+        value, why = _WANTED[name]
+        actual = configs.get(name)
+        if actual is None:
+            found.append(f"{name} is not known, must be {value}: {why}")
+        elif actual.lower() != value.lower():
+            found.append(f"{name} is {actual}, must be {value}: {why}")
+    return found
+
+
+def dangers(description: TopicDescription) -> tuple[str, ...]:
+    """Name the settings by which claims would not hold what they promise.
+
+    Fewer than ``problems``: what only matters later, or to some, is not here.
+    """
+    return tuple(_deviations(description.configs, _DANGEROUS))
+
+
 def problems(
     description: TopicDescription,
     *,
@@ -159,28 +198,7 @@ def problems(
     if not description.exists:
         return (f"topic {description.name} does not exist",)
     configs = description.configs
-    found: list[str] = []
-    wanted = {
-        "cleanup.policy": ("delete", "compaction drops records that the fold needs"),
-        "compression.type": (
-            "uncompressed",
-            "a writer could shut out readers that lack its codec",
-        ),
-        "message.timestamp.type": (
-            "LogAppendTime",
-            "clients could set the time that claims are judged by",
-        ),
-        "unclean.leader.election.enable": (
-            "false",
-            "acknowledged claims could be lost",
-        ),
-    }
-    for name, (value, why) in wanted.items():
-        actual = configs.get(name)
-        if actual is None:
-            found.append(f"{name} is not known, must be {value}: {why}")
-        elif actual.lower() != value.lower():
-            found.append(f"{name} is {actual}, must be {value}: {why}")
+    found = _deviations(configs, _WANTED)
     retention = _number(configs, "retention.ms")
     is_enough = retention == -1 or (
         has_checkpoints and retention is not None and retention >= WEEK_MS

@@ -19,9 +19,11 @@ _WARNINGS = frozenset(
         "identity_unavailable",
         "log_poll_failed",
         "mirror_drift",
+        "mirror_failed",
         "position_jumped",
         "range_unknown",
         "start_lookup_failed",
+        "topic_unchecked",
         "uncommitted_backlog",
     }
 )

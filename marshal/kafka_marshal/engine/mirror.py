@@ -1,0 +1,121 @@
+"""Mirrors positions to the group's committed offsets in Kafka (PROTOCOL 5.7).
+
+For lag tools, best effort: the log alone is authoritative, what others commit is
+reported and overwritten, never obeyed, and no claim waits for a mirror.
+"""
+
+from collections.abc import Iterable, Mapping
+from functools import partial
+
+from kafka_marshal.errors import MarshalError
+from kafka_marshal.ports import DataLog, Pending
+from kafka_marshal.protocol.claiming import Claimant
+from kafka_marshal.protocol.types import Key, TopicPartition
+
+from .context import Context
+from .holding import Holding
+
+MIRROR_MS_MAX = 2_000
+MIRROR_RETRY_MS = 10_000
+
+Offsets = dict[TopicPartition, int]
+
+
+class Mirror:
+    """One session's mirror: coalesced, one write outstanding, every H/3 at most."""
+
+    __slots__ = (
+        "_call",
+        "_claimant",
+        "_context",
+        "_due_ms",
+        "_has_failed",
+        "_is_off",
+        "_keys",
+        "_sending",
+        "_written",
+    )
+
+    def __init__(self, context: Context, claimant: Claimant) -> None:
+        self._context = context
+        self._claimant = claimant
+        self._call: Pending[Mapping[TopicPartition, int | None]] | None = None
+        self._keys: dict[Key, None] = {}
+        self._sending: Offsets = {}
+        self._written: Offsets = {}
+        self._due_ms = 0
+        self._has_failed = False
+        self._is_off = False
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether something is left to write, or being written."""
+        can = not self._is_off and not self._has_failed
+        return can and (self._call is not None or bool(self._wanted()))
+
+    def hurry(self) -> None:
+        """Write what is left at the next round."""
+        self._due_ms = 0
+
+    def drive(self, holdings: Iterable[Holding], now_ms: int) -> None:
+        """Write what has moved, where that is due and nothing is outstanding."""
+        for holding in holdings:
+            if holding.claim.is_owned and holding.start_rule.is_needed:
+                self._keys[holding.key] = None
+        if self._call is not None:
+            if not self._call.done():
+                return
+            self._settle(self._call, now_ms)
+            self._call = None
+        if self._is_off or now_ms < self._due_ms:
+            return
+        wanted = self._wanted()
+        if wanted:
+            self._due_ms = now_ms + self._context.heartbeat_interval_ms // 3
+            self._sending = wanted
+            data, group_id = self._context.ports.data, self._claimant.group_id
+            work = partial(_replace, data, group_id, wanted)
+            self._call = self._context.ports.background.submit(work)
+
+    def _wanted(self) -> Offsets:
+        """Return what stands in the log and not yet in Kafka; forget what is over."""
+        wanted = {}
+        for key in list(self._keys):
+            known = self._context.replica_of(key).world.keys.get(key)
+            position = None if known is None else known.next_unclaimed()
+            if known is None or known.owner not in {None, self._claimant.owner}:
+                del self._keys[key]  # the next owner mirrors it
+            elif position is not None:
+                if self._written.get(key.topic_partition) != position:
+                    wanted[key.topic_partition] = position
+                elif known.owner is None:
+                    del self._keys[key]
+        return wanted
+
+    def _settle(
+        self, call: Pending[Mapping[TopicPartition, int | None]], now_ms: int
+    ) -> None:
+        error = call.exception(0)
+        if error is not None:
+            self._due_ms = now_ms + MIRROR_RETRY_MS
+            self._is_off = isinstance(error, MarshalError) and not error.retriable
+            if not self._has_failed:
+                self._context.observe("mirror_failed", {"error": error})
+            self._has_failed = True
+            return
+        self._has_failed = False
+        for partition, found in call.result(0).items():
+            expected = self._written.get(partition)
+            if expected is not None and found != expected:
+                fields = {"partition": partition, "expected": expected, "found": found}
+                self._context.observe("mirror_drift", fields)
+        self._written.update(self._sending)
+
+
+def _replace(
+    data: DataLog, group_id: str, wanted: Offsets
+) -> Mapping[TopicPartition, int | None]:
+    """Write offsets and return what stood in their place."""
+    found = data.committed(group_id, list(wanted), timeout_ms=MIRROR_MS_MAX)
+    data.commit(group_id, wanted, timeout_ms=MIRROR_MS_MAX)
+    return found
