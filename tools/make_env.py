@@ -4,19 +4,24 @@ Standard library only: this runs before anything is installed. It is quick when
 there is nothing to do, because every other target calls it first.
 """
 
+import fcntl
 import hashlib
 import json
 import re
 import shutil
 import subprocess
 import sys
+import time
 import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
+TURN = ROOT / ".venv.lock"
 STAMP = VENV / ".made-from"
 LOCK = ROOT / "requirements"
 
@@ -192,8 +197,30 @@ def ensure_java() -> None:
     )
 
 
+@contextmanager
+def alone() -> Iterator[None]:
+    """Keep a second run out until this one is done: both would write ``.venv``."""
+    with TURN.open("w") as turn:
+        deadline = time.monotonic() + INSTALL_TIMEOUT_S
+        while True:
+            try:
+                fcntl.flock(turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    fail("another run of it takes too long", f"end it, or rm {TURN}")
+                time.sleep(0.2)
+        yield
+
+
 def main() -> None:
     """Make the environment, or find that it is made."""
+    with alone():
+        make()
+
+
+def make() -> None:
+    """Do what is needed, and nothing if nothing is."""
     is_new = not is_made()
     if is_new:
         STAMP.unlink(missing_ok=True)

@@ -145,7 +145,10 @@ class Consumer:
                 return {}
 
     def __iter__(self) -> Iterator[Record]:
-        """Iterate over records, one hand-out at a time, until ``stop``."""
+        """Iterate over records, one hand-out at a time, until ``stop``.
+
+        Under at most once, what was granted before is still handed out.
+        """
         return self
 
     def __next__(self) -> Record:
@@ -165,7 +168,8 @@ class Consumer:
     def _forever(self, most: int) -> Iterator[tuple[TopicPartition, list[Record]]]:
         timeout_ms = self._options.consumer_timeout_ms
         since_ms = self._clock.now_ms()
-        while not self._is_stopped:
+        # What was granted is nobody else's: it is finished after a stop, too.
+        while not self._is_stopped or self._hands.holds_grants():
             handed = self.poll(FETCH_SLICE_MS, most)
             yield from handed.items()
             now_ms = self._clock.now_ms()
@@ -180,8 +184,8 @@ class Consumer:
         """Note records as processed; the next beat carries the position.
 
         Out of order is fine: the position moves over the contiguous prefix
-        (PROTOCOL 6.1). Under at most once the grant was the commit, so this
-        does nothing.
+        (PROTOCOL 6.1). Under at most once the grant was the commit, so nothing
+        is written, and the call only tells of a claim that has ended.
 
         Args:
             records: What is processed; None = everything handed out so far.

@@ -355,6 +355,19 @@ def test_stopping_ends_what_iterates(cluster):
     assert list(node.consumer.batches()) == []
 
 
+def test_what_was_granted_is_finished_after_a_stop(cluster):
+    node = owning(cluster, delivery=AMO, most=4)
+    polled(node)
+    cluster.run(40)
+    assert [record.offset for record in node.consumer.poll(0, 1).get(T0, ())] == [0]
+    node.consumer.stop()
+    assert [record.offset for record in node.consumer] == [1, 2, 3]
+    node.leave()
+    cluster.run(200)
+    assert not node.observer.named("granted_unprocessed")
+    assert fold(cluster).keys[KEY].granted == 4
+
+
 def test_iterating_hands_out_one_by_one(cluster):
     node = owning(cluster)
     record = next(node.consumer)

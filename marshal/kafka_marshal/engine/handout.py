@@ -380,6 +380,16 @@ class HandOut:
                 for place in self.places.values()
             )
 
+    def holds_grants(self) -> bool:
+        """Return whether records are, or may yet be, granted and not handed out."""
+        with self._engine.changed:
+            return any(
+                place.buffered_count > 0
+                and (progress.granted is not None or progress.outstanding_count > 0)
+                for place in self.places.values()
+                if isinstance(progress := place.holding.progress, AtMostOnce)
+            )
+
     def wait(self, timeout_ms: int) -> None:
         """Wait for news of the engine, for at most a slice."""
         self._wait(min(timeout_ms, WAIT_SLICE_MS))
