@@ -70,17 +70,10 @@ class Starter:
 
     def _look_up(self, holding: Holding) -> None:
         data = self._context.ports.data
-<<<<<<< ours
         group_id = holding.key.group_id
         known = self._context.replica_of(holding.key).world.keys[holding.key]
         # PROTOCOL 5.6: commits of an earlier topic of this name mean nothing.
         may_use_commit = not known.retired_topic_ids
-=======
-        known = self._context.replica_of(holding.key).world.keys[holding.key]
-        group_id = holding.key.group_id
-        if known.retired_topic_ids:
-            group_id = ""  # the group's commits are those of an earlier topic
->>>>>>> theirs
         partition = holding.key.topic_partition
         must_exist = holding.start_rule.offset_reset == "none"
         holding.lookup_at_ms = self._context.now_ms + LOOKUP_RETRY_MS
