@@ -23,6 +23,9 @@ def any_beat_owns(patch):
         known = state.keys.get(key)
         if isinstance(record, Heartbeat) and known is not None:
             known.owner = Owner(record.client_id, record.incarnation)
+            state.epochs.pop(known.epoch, None)
+            state.epochs[record.epoch] = key
+            known.epoch = record.epoch
             return None
         return plain(state, record, key=key)
 

@@ -16,7 +16,7 @@ from kafka_marshal.engine import Delivery
 from kafka_marshal.engine.handout import ConsumerOptions
 from kafka_marshal.errors import ClaimLost, MarshalError
 from kafka_marshal.ports import Record
-from kafka_marshal.protocol.codec import encode
+from kafka_marshal.protocol.codec import Undecodable, decode, encode
 from kafka_marshal.protocol.records import ReleaseGroup
 from kafka_marshal.protocol.types import Key, Owner, TopicPartition
 from kafka_marshal.testing.checkers import (
@@ -472,7 +472,10 @@ class Simulation:
             value = self.rng.choice(stored).value
             if value and self.rng.random() < 0.2:  # noqa: PLR2004
                 at = self.rng.randrange(len(value))
-                value = value[:at] + self.rng.randbytes(1) + value[at + 1 :]
+                bent = value[:at] + self.rng.randbytes(1) + value[at + 1 :]
+                # Bent into a record, it would be a forgery in somebody's name.
+                if isinstance(decode(bent), Undecodable):
+                    value = bent
         offset = self.cluster.kafka.produce(place, value)
         self._say(f"somebody writes {len(value or b'')} bytes at {number}/{offset}")
 

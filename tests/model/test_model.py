@@ -1,0 +1,110 @@
+"""Every state of small worlds, with the product's fold and ladders (PROTOCOL 11).
+
+``make model`` searches the larger ones. What holds, holds in every state that can
+be reached; what does not is shown with the shortest way there.
+"""
+
+import os
+
+import pytest
+import variants
+from grantmodel import GrantModel
+from leasemodel import LeaseModel
+from search import search
+
+pytestmark = [pytest.mark.model, pytest.mark.slow]
+
+LEASES = {
+    "crashes": {},
+    "twins": {"twins": True, "gives_up": False},
+    "failovers": {"failovers": True, "crashes": False, "gives_up": False},
+    "pauses": {"pauses": True, "crashes": False, "gives_up": False},
+}
+GRANTS = {
+    "copies": {"in_flight": 1},
+    "tasks": {"in_flight": 1, "tasks": True, "copies": False},
+}
+LARGER_LEASES = {
+    "all-of-it": {"failovers": True, "pauses": True},
+    "failovers": {"failovers": True},
+    "half-ticks": {"ticks_per_h": 2, "crashes": False},
+    "pauses": {"pauses": True},
+    "resumes": {"resumes": True},
+    "twins": {"twins": True},
+    "two-in-flight": {"in_flight": 2, "crashes": False},
+    "two-unread": {"unread": 2},
+}
+LARGER_GRANTS = {
+    "three-offsets": {"offsets": 3, "in_flight": 1},
+    "two-in-flight": {"copies": False},
+    "copies-and-tasks": {"in_flight": 1, "tasks": True},
+}
+if os.environ.get("MODEL_SIZE") == "large":
+    LEASES, GRANTS = LARGER_LEASES, LARGER_GRANTS
+
+
+@pytest.mark.parametrize("world", LEASES)
+def test_one_holder_at_a_time(world, record_property):
+    """S4, and S1 and S7 on the way."""
+    found = search(LeaseModel(**LEASES[world]))
+    record_property("states", found.states)
+    assert found.broken is None, str(found)
+    assert found.states > 1_000
+
+
+@pytest.mark.parametrize("world", GRANTS)
+def test_nothing_is_processed_twice(world, record_property):
+    """S3 and S10, whatever the clocks do."""
+    found = search(GrantModel(**GRANTS[world]))
+    record_property("states", found.states)
+    assert found.broken is None, str(found)
+    assert found.states > 1_000
+
+
+CALM = {"crashes": False, "gives_up": False}
+BROKEN_LEASES = [
+    # What is planted in the product, and what in the client that is modelled.
+    pytest.param(variants.any_beat_owns, {}, "S1", id="no-epoch-check-on-beats"),
+    pytest.param(
+        variants.renew_while_paused, {"pauses": True} | CALM, "S4", id="renew-in-pause"
+    ),
+    pytest.param(
+        None, {"acknowledged": True, "pauses": True} | CALM, "S4", id="on-ack"
+    ),
+    pytest.param(None, {"from_read_back": True}, "S4", id="lease-from-read-back"),
+    pytest.param(
+        variants.sender_judges, {"judged_by_sender": True}, "S4", id="sender-judges"
+    ),
+    pytest.param(
+        variants.beat_restarts,
+        {"bare_restart": True, "twins": True},
+        "S4",
+        id="bare-heartbeat-restarts",
+    ),
+]
+BROKEN_GRANTS = [
+    pytest.param(variants.grant_again, {}, id="h-1"),
+    pytest.param(variants.process_without_grant, {}, id="without-the-grant"),
+    pytest.param(variants.grant_by_number, {"tasks": True}, id="grant-by-number"),
+]
+
+
+@pytest.mark.parametrize(("plant", "options", "invariant"), BROKEN_LEASES)
+def test_a_broken_lease_is_found(monkeypatch, plant, options, invariant):
+    if plant is not None:
+        plant(monkeypatch)
+    found = search(LeaseModel(**options))
+    print(found)  # noqa: T201 - the way there, shown with -s
+    assert found.broken is not None
+    assert found.broken.startswith(invariant)
+    assert found.trace
+
+
+@pytest.mark.parametrize(("plant", "options"), BROKEN_GRANTS)
+def test_a_broken_grant_is_found(monkeypatch, plant, options):
+    plant(monkeypatch)
+    found = search(GrantModel(**options))
+    print(found)  # noqa: T201 - the way there, shown with -s
+    assert found.broken is not None
+    assert found.broken.startswith("S3")
+    assert found.trace

@@ -1,0 +1,378 @@
+"""Two clients consume a key at most once, whatever the clocks do.
+
+The fold is the product's ``apply``, a client is the product's ``AtMostOnce``.
+There are no leases here at all: every claim finds the owner stale, and nobody
+looks at a deadline. What holds here holds for any clocks, pauses and delays.
+Records on their way may be lost, doubled and reordered; a client may crash
+between any two steps; verdicts are read one at a time.
+"""
+
+from collections import deque
+from functools import cache
+from typing import NamedTuple
+
+from leasemodel import CONFIG, NEXT_OFFSET, NOBODY, NOW_MS
+from logkit import KEY, claim, ident
+from search import Broken
+
+from kafka_marshal.protocol.codec import encode
+from kafka_marshal.protocol.delivery import AtMostOnce, Grant, GrantRequest
+from kafka_marshal.protocol.rationalizer import apply
+from kafka_marshal.protocol.records import ClaimingMessages
+from kafka_marshal.protocol.state import GroupState, KeyState, WorldState
+from kafka_marshal.protocol.transition import ACCEPTED, Transition
+from kafka_marshal.protocol.types import LogEntry, Owner
+
+CLAIM, ASK, TASK, FOREIGN = "claim", "ask", "task", "foreign"
+
+
+class Sent(NamedTuple):
+    """A record on its way; ``ask`` and ``task`` name a range and an epoch."""
+
+    kind: str
+    life: int
+    epoch: int = NOBODY
+    first: int = 0
+    last: int = 0
+
+
+class Heard(NamedTuple):
+    """A verdict that a client has yet to read."""
+
+    sent: Sent
+    reason: str | None
+    epoch: int
+    granted: tuple[int, int] | None
+    head: int | None
+
+
+class Fold(NamedTuple):
+    owner: int
+    epoch: int
+    head: int | None  # next offset that nobody was granted
+
+
+class Client(NamedTuple):
+    life: int
+    epoch: int
+    next_first: int
+    asked: tuple[tuple[int, int], ...]
+    granted: tuple[tuple[int, int], ...]
+    sent: tuple[Sent, ...]
+    heard: tuple[Heard, ...]
+
+
+class World(NamedTuple):
+    fold: Fold
+    clients: tuple[Client, ...]
+    done: tuple[int, ...]
+
+
+def owner(life):
+    return Owner(f"c{life % 2}", ident(f"life {life}"))
+
+
+class GrantModel:
+    """S3: no offset is processed twice, and no range granted twice.
+
+    Options say how large the world is; ``tasks`` adds a process that asks under
+    its parent's incarnation for ranges of its own (PROTOCOL 6.2).
+    """
+
+    def __init__(self, *, offsets=2, in_flight=2, unread=1, copies=True, tasks=False):
+        self.offsets, self.in_flight, self.unread = offsets, in_flight, unread
+        self.copies, self.tasks = copies, tasks
+        self.append = cache(self._append)
+
+    def start(self):
+        clients = tuple(Client(n, NOBODY, 0, (), (), (), ()) for n in range(2))
+        return World(Fold(NOBODY, NOBODY, None), clients, (0,) * self.offsets)
+
+    def broken(self, world):
+        twice = [n for n, times in enumerate(world.done) if times > 1]
+        return f"S3: offset {twice[0]} is processed twice" if twice else None
+
+    def steps(self, world):
+        for label, after in self._steps(world):
+            yield label, renamed(after)
+
+    def _steps(self, world):
+        for index, client in enumerate(world.clients):
+            yield from self._acts(world, index, client)
+            for number in range(len(client.sent)):
+                yield from self._lands(world, index, number)
+            if client.heard:
+                yield self._reads(world, index, client)
+
+    def _put(self, world, index, client, **rest):
+        clients = list(world.clients)
+        clients[index] = client
+        return world._replace(clients=tuple(clients), **rest)
+
+    # --- what a client does
+
+    def ladder(self, client):
+        """Return the product's ladder of a client, as of now."""
+        it = AtMostOnce(client.next_first, grantee=ident(f"life {client.life}"))
+        it._requests = deque(
+            GrantRequest(last, first, last) for first, last in client.asked
+        )
+        it._grants = deque(Grant(first, last) for first, last in client.granted)
+        return it
+
+    def after(self, client, it, **rest):
+        return client._replace(
+            next_first=it.next_first,
+            asked=tuple((r.first, r.last) for r in it._requests),
+            granted=tuple((g.first, g.last) for g in it.unused),
+            **rest,
+        )
+
+    def _acts(self, world, index, client):
+        name = f"P{index}"
+        room = len(client.sent) < self.in_flight
+        if client.epoch == NOBODY:
+            if room and not client.sent:
+                sent = (*client.sent, Sent(CLAIM, client.life))
+                yield (
+                    f"{name} sends a claim",
+                    self._put(world, index, client._replace(sent=sent)),
+                )
+        else:
+            yield from self._consumes(world, index, client, room=room)
+        if client.epoch != NOBODY or client.sent:
+            life = min(n for n in range(index, 20, 2) if n not in lives(world))
+            reborn = Client(life, NOBODY, 0, (), (), client.sent, ())
+            yield f"{name} crashes and restarts", self._put(world, index, reborn)
+
+    def _consumes(self, world, index, client, *, room):
+        name = f"P{index}"
+        for last in range(client.next_first, self.offsets if room else 0):
+            it = self.ladder(client)
+            request = it.request(last, last)
+            sent = Sent(ASK, client.life, client.epoch, request.first, last)
+            asking = self.after(client, it, sent=(*client.sent, sent))
+            yield (
+                f"{name} asks for {request.first} to {last}",
+                self._put(world, index, asking),
+            )
+        if self.tasks and room and client.next_first < self.offsets:
+            at = client.next_first
+            sent = Sent(TASK, client.life, client.epoch, at, at)
+            asking = client._replace(sent=(*client.sent, sent))
+            yield f"a task of {name} asks for {at}", self._put(world, index, asking)
+        if client.asked:
+            it = self.ladder(client)
+            it.forget_requests()
+            yield (
+                f"{name} gives its requests up",
+                self._put(world, index, self.after(client, it)),
+            )
+        if client.granted:
+            it = self.ladder(client)
+            offset = client.granted[0][0]
+            it.hand_out(offset)
+            yield (
+                f"{name} processes {offset}",
+                self._put(
+                    world, index, self.after(client, it), done=self._did(world, offset)
+                ),
+            )
+
+    def _did(self, world, *offsets):
+        return tuple(
+            times + offsets.count(number) for number, times in enumerate(world.done)
+        )
+
+    # --- what the log does
+
+    def _lands(self, world, index, number):
+        client = world.clients[index]
+        sent = client.sent[number]
+        left = client.sent[:number] + client.sent[number + 1 :]
+        fold, heard = self.append(world.fold, sent)
+        outcome = heard.reason or (
+            f"granted {heard.granted[0]} to {heard.granted[1]}"
+            if heard.granted
+            else "won"
+        )
+        for stays in (False, True) if self.copies else (False,):
+            mine = client._replace(sent=client.sent if stays else left)
+            clients = list(world.clients)
+            clients[index] = mine
+            if sent.life == client.life:
+                clients[index] = mine._replace(heard=(*mine.heard, heard))
+            other = clients[1 - index]
+            if sent.kind == CLAIM and heard.reason is None and other.epoch != NOBODY:
+                news = Heard(Sent(FOREIGN, 0), None, NOBODY, None, None)
+                clients[1 - index] = other._replace(heard=(*other.heard, news))
+            if all(len(c.heard) <= self.unread for c in clients):
+                copy = " (and is sent again)" if stays else ""
+                label = f"P{index}'s {sent.kind} lands: {outcome}{copy}"
+                yield label, World(fold, tuple(clients), world.done)
+        lost = self._put(world, index, client._replace(sent=left))
+        yield f"P{index}'s {sent.kind} is lost", lost
+
+    def _reads(self, world, index, client):
+        heard = client.heard[0]
+        kind = heard.sent.kind
+        client = client._replace(heard=client.heard[1:])
+        label = f"P{index} reads its {kind}: {heard.reason or heard.granted or 'won'}"
+        ended = client._replace(epoch=NOBODY, next_first=0, asked=(), granted=())
+        if kind == FOREIGN:
+            return f"P{index} reads that it was replaced", self._put(
+                world, index, ended
+            )
+        if kind == CLAIM:
+            if heard.reason is None and client.epoch == NOBODY:
+                start = heard.head or 0
+                client = client._replace(epoch=heard.epoch, next_first=start)
+            return label, self._put(world, index, client)
+        if kind == TASK:
+            # The task knows its own grant; its parent must not take it for its own.
+            offsets = (
+                ()
+                if heard.granted is None
+                else range(heard.granted[0], heard.granted[1] + 1)
+            )
+            world = world._replace(done=self._did(world, *offsets))
+        if heard.sent.epoch != client.epoch:
+            return label, self._put(world, index, client)
+        it = self.ladder(client)
+        reason = it.on_verdict(self._transition(heard))
+        if reason == "nothing_left":
+            it.next_first = max(it.next_first, heard.head or 0)
+        elif reason is not None:
+            return label, self._put(world, index, ended)
+        return label, self._put(world, index, self.after(client, it))
+
+    def _transition(self, heard):
+        granted = heard.granted
+        detail = None if granted is None else {"first": granted[0], "last": granted[1]}
+        outcome = ACCEPTED if heard.reason is None else "refused"
+        return Transition(
+            0, outcome, None, heard.reason, KEY, 0, detail, record_of(heard.sent)
+        )
+
+    # --- the fold
+
+    def _append(self, fold, sent):
+        """Fold one record with the product; return the new state and the verdict."""
+        state = WorldState(
+            0,
+            next_offset=NEXT_OFFSET,
+            leader_epoch=1,
+            epoch_time_ms=NOW_MS,
+            log_time_ms=NOW_MS,
+            append_time_ms=NOW_MS,
+            config=CONFIG,
+        )
+        if fold.epoch != NOBODY:
+            who = owner(fold.owner)
+            known = KeyState(who, fold.epoch, 0, NOW_MS, 1_000, NOW_MS)
+            known.position = known.granted = fold.head
+            state.keys[KEY], state.epochs[fold.epoch] = known, KEY
+        state.groups["g"] = GroupState(key_count=len(state.keys))
+        # Every claim finds the owner stale; no other record cares for the time.
+        entry = LogEntry(NEXT_OFFSET, 1, NOW_MS + 10_000, 1, encode(record_of(sent)))
+        (transition,) = apply(state, entry)
+        after = state.keys.get(KEY)
+        head = None if after is None else max(after.position or 0, after.granted or 0)
+        if after is not None and after.granted is None:
+            head = after.position
+        detail = transition.detail
+        granted = None if detail is None else (detail["first"], detail["last"])
+        if granted is not None and granted[0] < (fold.head or 0):
+            raise Broken(f"S3: {granted} granted again")
+        if (head or 0) < (fold.head or 0):
+            raise Broken("S10: the position fell")
+        epoch = NOBODY if after is None else after.epoch
+        life = NOBODY if after is None else fold.owner
+        if transition.effect == "claimed":
+            life = sent.life
+        return Fold(life, epoch, head), Heard(
+            sent, transition.reason, epoch, granted, head
+        )
+
+
+def record_of(sent):
+    who = owner(sent.life)
+    if sent.kind == CLAIM:
+        return claim(who.client_id, inc=who.incarnation, seq=1)
+    grantee = who.incarnation if sent.kind == ASK else ident("task")
+    at = ("t", 0, max(0, sent.epoch))
+    return ClaimingMessages(
+        who.client_id,
+        "g",
+        who.incarnation,
+        sent.last,
+        *at,
+        grantee,
+        sent.first,
+        sent.last,
+    )
+
+
+def unread(client):
+    """Drop what comes first and makes no difference when it is read."""
+    heard = client.heard
+    while heard and not _matters(client, heard[0]):
+        heard = heard[1:]
+    return heard
+
+
+def _matters(client, heard):
+    kind = heard.sent.kind
+    if kind == CLAIM:
+        return heard.reason is None and client.epoch == NOBODY
+    if kind == FOREIGN:
+        return client.epoch != NOBODY
+    is_task = kind == TASK and heard.granted is not None
+    return is_task or heard.sent.epoch == client.epoch
+
+
+def lives(world):
+    found = {world.fold.owner}
+    for client in world.clients:
+        found |= {client.life} | {s.life for s in client.sent}
+        found |= {h.sent.life for h in client.heard}
+    return found
+
+
+def renamed(world):
+    """Number epochs and lives as they appear, so that equal worlds are equal.
+
+    What asks under an epoch that is over is as good as lost: no epoch comes back.
+    """
+    epochs, names = {NOBODY: NOBODY}, {NOBODY: NOBODY}
+    at = world.fold.epoch
+
+    def epoch(number):
+        return epochs.setdefault(number, len(epochs) - 1)
+
+    def life(number):
+        if number not in names:
+            names[number] = number % 2 + 2 * sum(
+                n >= 0 and n % 2 == number % 2 for n in names
+            )
+        return names[number]
+
+    def sent(each):
+        return each._replace(life=life(each.life), epoch=epoch(each.epoch))
+
+    clients = tuple(
+        Client(
+            life(c.life),
+            epoch(c.epoch),
+            c.next_first,
+            c.asked,
+            c.granted,
+            tuple(sent(s) for s in c.sent if s.kind == CLAIM or s.epoch == at),
+            tuple(
+                h._replace(sent=sent(h.sent), epoch=epoch(h.epoch)) for h in unread(c)
+            ),
+        )
+        for c in world.clients
+    )
+    fold = Fold(life(world.fold.owner), epoch(world.fold.epoch), world.fold.head)
+    return World(fold, clients, world.done)

@@ -1,0 +1,575 @@
+"""Two clients and one key: every interleaving of time, appends, reads and crashes.
+
+The fold is the product's ``apply``, a client is the product's ``Claim``. Only
+what surrounds them is modelled: records on their way, verdicts not yet read.
+All times are counted in ticks back from now and saturate where they make no
+difference any more, and epochs are renamed, so that time and the length of the
+log are unbounded; records on their way and verdicts unread are bounded.
+"""
+
+from functools import cache
+from hashlib import sha256
+from itertools import count
+from typing import NamedTuple
+
+import msgspec
+from logkit import FORMAT_ID, KEY, NO_LIMITS, OP, ident
+from search import Broken
+
+from kafka_marshal.protocol.claiming import (
+    NO_LEASE,
+    Claim,
+    Claimant,
+    Ending,
+    Lease,
+    Phase,
+    key_secret,
+)
+from kafka_marshal.protocol.codec import encode
+from kafka_marshal.protocol.rationalizer import apply
+from kafka_marshal.protocol.records import (
+    ClaimingPartition,
+    Config,
+    Heartbeat,
+    ReleaseGroup,
+    ReleasingPartition,
+    Resume,
+)
+from kafka_marshal.protocol.state import GroupState, KeyState, Pause, WorldState
+from kafka_marshal.protocol.transition import ACCEPTED, Transition
+from kafka_marshal.protocol.types import LogEntry, Owner, Token
+
+H_MS = 1_000
+NOW_MS = 10**9
+NEXT_OFFSET = 1_000
+MASTER = b"m" * 32
+TOKEN = Token(1, 0, 0)
+NOBODY = -1
+RELEASED_EPOCH = 500  # no record names it, so any will do
+CLAIM, BEAT, RELEASE, RESUME, FOREIGN = "claim", "beat", "release", "resume", "foreign"
+
+
+class Sent(NamedTuple):
+    """A record on its way."""
+
+    kind: str
+    life: int  # whose: incarnations are numbered through
+    epoch: int
+    age: int  # ticks since it was sent
+    is_known: bool  # whether the claim that sent it still waits for it
+
+
+class Heard(NamedTuple):
+    """A verdict that a client has yet to read."""
+
+    kind: str
+    effect: str | None  # None: refused or ignored
+    epoch: int
+    age: int
+    is_known: bool
+    reason: str | None = None
+
+
+class Fold(NamedTuple):
+    """The state of the log, as ``apply`` left it."""
+
+    owner: int  # a life, or NOBODY
+    epoch: int
+    age: int  # ticks of log time since the last renewal
+    gap: int | None  # ticks since the last entry; None in a new leader epoch
+    is_paused: bool
+    is_known: bool  # whether the key was ever claimed
+
+
+class Client(NamedTuple):
+    life: int
+    phase: Phase
+    epoch: int
+    age: int  # ticks since the renewal that the lease counts from
+    sent: tuple[Sent, ...]
+    heard: tuple[Heard, ...]
+    before: tuple[int, int]  # life and epoch that a restart may resume
+
+
+class World(NamedTuple):
+    fold: Fold
+    clients: tuple[Client, ...]
+    skew: int
+
+
+class LeaseModel:
+    """S4: at one instant, at most one client passes its lease check.
+
+    Options say how large the world is, and which behaviour of a *client* is
+    replaced by a broken one; broken rules of the product itself are planted by
+    ``variants``.
+    """
+
+    def __init__(
+        self,
+        *,
+        ticks_per_h=1,
+        in_flight=1,
+        unread=1,
+        crashes=True,
+        resumes=False,
+        failovers=False,
+        pauses=False,
+        twins=False,
+        gives_up=True,
+        acknowledged=False,
+        judged_by_sender=False,
+        bare_restart=False,
+        from_read_back=False,
+    ):
+        self.tick_ms = H_MS // ticks_per_h
+        self.in_flight, self.unread = in_flight, unread
+        self.crashes, self.resumes = crashes, resumes
+        self.failovers, self.pauses = failovers, pauses
+        self.twins, self.gives_up = twins, gives_up
+        self.acknowledged = acknowledged
+        self.judged_by_sender = judged_by_sender
+        self.bare_restart = bare_restart
+        self.from_read_back = from_read_back
+        self.stale = 2 * ticks_per_h + 1  # log ages from here on are alike
+        self.void = 2 * ticks_per_h  # and local ones from here on
+        self.append = cache(self._append)
+        self.is_valid = cache(self._is_valid)
+        self.claimant = cache(self._claimant)
+
+    # --- what clients are
+
+    def _claimant(self, life):
+        """Return who a life is; those of client 0 are even, of client 1 odd."""
+        name = "c0" if self.twins else f"c{life % 2}"
+        return Claimant(Owner(name, ident(f"life {life}")), "g", master=MASTER)
+
+    def owner(self, life):
+        return self.claimant(life).owner
+
+    def claim(self, client, waits=None):
+        """Return the product's claim of a client, as of now."""
+        it = Claim(self.claimant(client.life), KEY)
+        it.phase = client.phase
+        if it.is_owned:
+            it.epoch = client.epoch
+            it.heartbeat_interval_ms = H_MS
+            it._base_ms = NOW_MS - client.age * self.tick_ms
+            it.lease = Lease.since(it._base_ms, H_MS)
+        if waits is not None and waits.is_known:
+            it._sent_ms[1] = NOW_MS - waits.age * self.tick_ms
+        return it
+
+    def after(self, client, it, **rest):
+        """Return the client that its claim has become; an ended one starts anew."""
+        if it.phase is Phase.STARTING:
+            it.start(None)
+        if it.phase is Phase.ENDED:
+            assert it.lease == NO_LEASE
+            forgotten = [s._replace(is_known=False) for s in client.sent]
+            unheard = [h._replace(is_known=False) for h in client.heard]
+            rest.setdefault("sent", tuple(forgotten))
+            rest.setdefault("heard", tuple(unheard))
+            return client._replace(
+                phase=Phase.WAITING, epoch=NOBODY, age=self.void, **rest
+            )
+        if not it.is_owned:
+            return client._replace(phase=it.phase, epoch=NOBODY, age=self.void, **rest)
+        age = min(self.void, (NOW_MS - it._base_ms) // self.tick_ms)
+        return client._replace(phase=it.phase, epoch=it.epoch, age=age, **rest)
+
+    # --- the world
+
+    def start(self):
+        fold = Fold(NOBODY, NOBODY, 0, 0, False, False)
+        clients = tuple(
+            Client(n, Phase.WAITING, NOBODY, self.void, (), (), (NOBODY, NOBODY))
+            for n in range(2)
+        )
+        return World(fold, clients, 0)
+
+    def broken(self, world):
+        holders = sum(self.is_valid(c.phase, c.age) for c in world.clients)
+        return "S4: two hold the key at one instant" if holders > 1 else None
+
+    def _is_valid(self, phase, age):
+        client = Client(0, phase, NOBODY, age, (), (), (NOBODY, NOBODY))
+        return self.claim(client).is_valid(NOW_MS)
+
+    def steps(self, world):
+        for label, after in self._steps(world):
+            yield label, self.renamed(after)
+
+    def _steps(self, world):
+        yield "a tick", self._tick(world)
+        fold = world.fold
+        if self.failovers and fold.gap is not None:
+            after = fold._replace(gap=None)
+            skew = 5 - world.skew
+            yield (
+                f"the leader fails over, skew {skew}",
+                World(after, world.clients, skew),
+            )
+        if self.pauses:
+            after, _ = self.append(fold, None, world.skew)
+            name = "the pause ends" if fold.is_paused else "the group is paused"
+            yield name, world._replace(fold=after)
+        for index, client in enumerate(world.clients):
+            yield from self._acts(world, index, client)
+            yield from self._lands(world, index, client)
+            if client.heard:
+                yield self._reads(world, index, client)
+
+    def _tick(self, world):
+        fold = world.fold
+        gap = None if fold.gap is None else min(self.stale, fold.gap + 1)
+        older = tuple(
+            c._replace(
+                age=min(self.void, c.age + 1),
+                sent=tuple(s._replace(age=min(self.void, s.age + 1)) for s in c.sent),
+                heard=tuple(h._replace(age=min(self.void, h.age + 1)) for h in c.heard),
+            )
+            for c in world.clients
+        )
+        return world._replace(fold=fold._replace(gap=gap), clients=older)
+
+    def _put(self, world, index, client):
+        clients = list(world.clients)
+        clients[index] = client
+        return world._replace(clients=tuple(clients))
+
+    # --- what a client does
+
+    def _acts(self, world, index, client):
+        name = f"P{index}"
+        it = self.claim(client)
+        room = len(client.sent) < self.in_flight
+        if it.is_owned:
+            if it.check_lease(NOW_MS):
+                yield (
+                    f"{name} stops: hard stop",
+                    self._release(world, index, client, it),
+                )
+            else:
+                if room:
+                    beat = Sent(BEAT, client.life, client.epoch, 0, True)
+                    beating = client._replace(sent=(*client.sent, beat))
+                    yield f"{name} sends a beat", self._put(world, index, beating)
+                if self.gives_up:
+                    it.end(Ending("released", was_lost=False))
+                    yield f"{name} lets go", self._release(world, index, client, it)
+        elif room:
+            yield from self._contends(world, index, client)
+        if self.crashes and (client.phase is not Phase.WAITING or client.sent):
+            yield f"{name} crashes and restarts", self._restart(world, index, client)
+        for number, sent in enumerate(client.sent):
+            left = client.sent[:number] + client.sent[number + 1 :]
+            lost = self._put(world, index, client._replace(sent=left))
+            yield f"P{index}'s {sent.kind} is lost", lost
+
+    def _contends(self, world, index, client):
+        name = f"P{index}"
+        it = self.claim(client)
+        if self.judged_by_sender and not self._looks_free(world, client):
+            return
+        it.phase = Phase.WAITING  # as ``wants_to_claim`` does where none answers
+        it.claim_sent(1, NOW_MS)
+        sent = Sent(CLAIM, client.life, NOBODY, 0, True)
+        claiming = self.after(client, it, sent=(*client.sent, sent))
+        yield f"{name} sends a claim", self._put(world, index, claiming)
+        if self.resumes and client.before[0] != NOBODY:
+            sent = Sent(RESUME, client.life, client.before[1], 0, True)
+            resuming = self.after(client, it, sent=(*client.sent, sent))
+            yield f"{name} asks to resume", self._put(world, index, resuming)
+        if self.bare_restart and world.fold.owner != NOBODY:
+            sent = Sent(BEAT, client.life, world.fold.epoch, 0, True)
+            beating = client._replace(sent=(*client.sent, sent))
+            yield f"{name} sends a bare heartbeat", self._put(world, index, beating)
+
+    def _looks_free(self, world, client):
+        fold = world.fold
+        gap = 0 if fold.gap is None else fold.gap
+        return fold.owner == NOBODY or fold.age + gap >= self.stale
+
+    def _release(self, world, index, client, it):
+        epoch = client.epoch
+        ended = self.after(client, it)
+        if len(ended.sent) < self.in_flight:
+            sent = Sent(RELEASE, client.life, epoch, self.void, False)
+            ended = ended._replace(sent=(*ended.sent, sent))
+        return self._put(world, index, ended)
+
+    def _restart(self, world, index, client):
+        life = next(n for n in count(index, 2) if n not in self._lives(world))
+        ghosts = tuple(s._replace(is_known=False, age=self.void) for s in client.sent)
+        before = (NOBODY, NOBODY)
+        if self.resumes and client.phase is Phase.HELD:
+            before = (client.life, client.epoch)
+        reborn = Client(life, Phase.WAITING, NOBODY, self.void, ghosts, (), before)
+        return self._put(world, index, reborn)
+
+    def _lives(self, world):
+        lives = {world.fold.owner}
+        for client in world.clients:
+            lives |= {client.life, client.before[0]} | {s.life for s in client.sent}
+        return lives
+
+    # --- what the log does
+
+    def _lands(self, world, index, client):
+        for number, sent in enumerate(client.sent):
+            left = client.sent[:number] + client.sent[number + 1 :]
+            # What the fold says depends neither on the age nor on who waits.
+            record = sent._replace(age=0, is_known=False)
+            before = client.before if sent.kind == RESUME else None
+            fold, said = self.append(world.fold, (record, before), world.skew)
+            effect, reason, _ = said
+            after = self._put(world, index, client._replace(sent=left))
+            after = after._replace(fold=fold)
+            heard = self._tell(after, index, sent, said)
+            if heard is None:
+                continue
+            label = f"P{index}'s {sent.kind} lands: {effect or reason}"
+            yield label, heard
+
+    def _tell(self, world, index, sent, said):
+        """Queue the verdict for whom it concerns; None where a queue is full."""
+        effect, reason, epoch = said
+        clients = list(world.clients)
+        mine = clients[index]
+        if sent.life == mine.life and sent.kind != RELEASE:
+            kind = BEAT if sent.kind == BEAT else CLAIM
+            at = sent.epoch if sent.kind == BEAT else epoch
+            heard = Heard(kind, effect, at, sent.age, sent.is_known, reason)
+            clients[index] = mine._replace(heard=(*mine.heard, heard))
+            if self.acknowledged and sent.kind == BEAT:
+                clients[index] = self._acknowledge(clients[index], sent)
+        other = clients[1 - index]
+        if effect in {"claimed", "resumed"} and other.phase in {
+            Phase.STARTING,
+            Phase.HELD,
+            Phase.CLAIMING,
+        }:
+            heard = Heard(FOREIGN, effect, epoch, self.void, False)
+            clients[1 - index] = other._replace(heard=(*other.heard, heard))
+        if any(len(client.heard) > self.unread for client in clients):
+            return None
+        return world._replace(clients=tuple(clients))
+
+    def _acknowledge(self, client, sent):
+        it = self.claim(client)
+        if it.is_owned and it.epoch == sent.epoch and sent.age < client.age:
+            return client._replace(age=sent.age)
+        return client
+
+    def _reads(self, world, index, client):
+        heard = client.heard[0]
+        client = client._replace(heard=client.heard[1:])
+        it = self.claim(client, heard)
+        owner = self.owner(client.life)
+        record = ClaimingPartition(
+            owner.client_id,
+            "g",
+            owner.incarnation,
+            1,
+            1,
+            "t",
+            0,
+            None,
+            None,
+            None,
+            None,
+        )
+        outcome = ACCEPTED if heard.effect else "refused"
+        if heard.kind == BEAT:
+            outcome = ACCEPTED if heard.effect else "ignored"
+        transition = Transition(
+            heard.epoch,
+            outcome,
+            heard.effect,
+            heard.reason,
+            KEY,
+            heard.epoch,
+            None,
+            record,
+        )
+        label = f"P{index} reads its {heard.kind}: {heard.effect or heard.reason}"
+        if heard.kind == FOREIGN:
+            other = self.owner(1 - index)
+            it.on_foreign(_of(transition, other))
+            return f"P{index} reads of the other's claim", self._put(
+                world, index, self.after(client, it)
+            )
+        if heard.kind == BEAT:
+            return label, self._put(
+                world, index, self._hears_beat(client, it, heard, transition)
+            )
+        if self.from_read_back and heard.is_known:
+            it._sent_ms[1] = NOW_MS
+        won = it.on_claim_verdict(
+            transition, seq=1, now_ms=NOW_MS, heartbeat_interval_ms=H_MS, token=TOKEN
+        )
+        after = self.after(client, it)
+        if heard.effect and not won and len(after.sent) < self.in_flight:
+            # PROTOCOL 5.3: a ghost is released at once.
+            ghost = Sent(RELEASE, client.life, heard.epoch, self.void, False)
+            after = after._replace(sent=(*after.sent, ghost))
+        return label, self._put(world, index, after)
+
+    def _hears_beat(self, client, it, heard, transition):
+        sent_ms = NOW_MS - heard.age * self.tick_ms
+        if self.from_read_back:
+            sent_ms = NOW_MS
+        if self.bare_restart and heard.effect == "renewed" and not it.is_owned:
+            it.phase, it.epoch, it._base_ms = Phase.HELD, heard.epoch, sent_ms
+            return self.after(client, it)
+        if it.epoch == heard.epoch:
+            it.on_beat_verdict(transition, sent_ms=sent_ms, heartbeat_interval_ms=H_MS)
+        return self.after(client, it)
+
+    # --- the fold
+
+    def _append(self, fold, what, skew):
+        """Fold one record with the product; return the new state and the verdict."""
+        state = self._state(fold, skew)
+        now_ms = NOW_MS + skew * H_MS
+        known = state.keys.get(KEY)
+        was = None if known is None else known.epoch
+        record = self._pause(fold) if what is None else self._record(*what)
+        entry = LogEntry(NEXT_OFFSET, 7, now_ms, 1, encode(record))
+        (transition,) = apply(state, entry)
+        after = state.keys.get(KEY)
+        pause = state.active_pause("g")
+        owner, age, epoch = NOBODY, 0, NOBODY
+        if after is not None and after.owner is not None:
+            owner = int(after.owner.incarnation.decode().strip(".").split()[1])
+            age = min(self.stale, after.age_ms(state.now_ms) // self.tick_ms)
+            epoch = after.epoch
+            if was is not None and epoch < was:
+                raise Broken("S1, S7: epochs and tokens grow")
+        folded = Fold(owner, epoch, age, 0, pause is not None, after is not None)
+        return folded, (transition.effect, transition.reason, epoch)
+
+    def _state(self, fold, skew):
+        leader = 6 if fold.gap is None else 7
+        since_ms = (fold.gap or 0) * self.tick_ms
+        now_ms = NOW_MS + skew * H_MS
+        state = WorldState(
+            0,
+            next_offset=NEXT_OFFSET,
+            leader_epoch=leader,
+            epoch_time_ms=None if fold.gap is None else now_ms - since_ms,
+            log_time_ms=NOW_MS,
+            append_time_ms=NOW_MS,
+            config=CONFIG,
+        )
+        group = GroupState(key_count=int(fold.is_known))
+        if fold.is_paused:
+            group.pause = Pause(
+                OP, "admin", ident("admin"), 1, (ident("admin"),), 2**60
+            )
+            state.lapses_ms = 2**60
+        state.groups["g"] = group
+        if fold.is_known:
+            owner = None if fold.owner == NOBODY else self.owner(fold.owner)
+            renewed_ms = NOW_MS - fold.age * self.tick_ms
+            epoch = RELEASED_EPOCH if owner is None else fold.epoch
+            known = KeyState(owner, epoch, 0, renewed_ms, H_MS, renewed_ms)
+            if owner is not None:
+                known.resume_hash = sha256(key_secret(MASTER, KEY)).digest()
+            state.keys[KEY] = known
+            state.epochs[epoch] = KEY
+        return state
+
+    def _record(self, sent, before):
+        owner = self.owner(sent.life)
+        it = Claim(self.claimant(sent.life), KEY)
+        if sent.kind == CLAIM:
+            return it.claim_record(1, 1)
+        if sent.kind == RESUME:
+            past = Resume(
+                self.owner(before[0]).incarnation, sent.epoch, key_secret(MASTER, KEY)
+            )
+            return it.claim_record(1, 1, resume=past)
+        if sent.kind == BEAT:
+            return Heartbeat(
+                *owner[:1], "g", owner[1], 1, "t", 0, sent.epoch, None, False
+            )
+        return ReleasingPartition(
+            *owner[:1], "g", owner[1], 1, "t", 0, sent.epoch, None, None, None
+        )
+
+    def _pause(self, fold):
+        until_ms = 0 if fold.is_paused else 2**60
+        return ReleaseGroup("admin", "g", ident("admin"), 2, OP, until_ms, None)
+
+    # --- names
+
+    def renamed(self, world):
+        """Number epochs and lives as they appear, so that equal worlds are equal."""
+        epochs, lives = {NOBODY: NOBODY}, {NOBODY: NOBODY}
+
+        def epoch(number):
+            return epochs.setdefault(number, len(epochs) - 1)
+
+        def life(number):
+            if number not in lives:
+                lives[number] = number % 2 + 2 * sum(
+                    other >= 0 and other % 2 == number % 2 for other in lives
+                )
+            return lives[number]
+
+        clients = tuple(
+            Client(
+                life(c.life),
+                self._phase(c),
+                epoch(c.epoch),
+                c.age,
+                tuple(
+                    Sent(s.kind, life(s.life), epoch(s.epoch), s.age, s.is_known)
+                    for s in c.sent
+                ),
+                tuple(
+                    Heard(h.kind, h.effect, epoch(h.epoch), h.age, h.is_known, h.reason)
+                    for h in self._unread(c)
+                ),
+                (life(c.before[0]), epoch(c.before[1])),
+            )
+            for c in world.clients
+        )
+        fold = world.fold
+        fold = fold._replace(owner=life(fold.owner), epoch=epoch(fold.epoch))
+        return World(fold, clients, world.skew)
+
+    def _phase(self, client):
+        """A claim that nobody answers any more is as good as none."""
+        if client.phase is not Phase.CLAIMING:
+            return client.phase
+        waits = any(s.is_known for s in client.sent + client.heard if s.kind == CLAIM)
+        return Phase.CLAIMING if waits else Phase.WAITING
+
+    def _unread(self, client):
+        """Drop what comes first and makes no difference when it is read."""
+        heard = client.heard
+        while heard and not self._matters(client, heard[0]):
+            heard = heard[1:]
+        return heard
+
+    def _matters(self, client, heard):
+        is_held = client.phase is Phase.HELD
+        if heard.kind == BEAT:
+            return self.bare_restart or (is_held and heard.epoch == client.epoch)
+        if heard.kind == FOREIGN:
+            return is_held
+        return heard.effect is not None or client.phase is Phase.CLAIMING
+
+
+CONFIG = Config(1, FORMAT_ID, 1, "cluster", H_MS, 1, 1, NO_LIMITS)
+
+
+def _of(transition, owner):
+    """Return the transition as one of somebody else's record."""
+    record = msgspec.structs.replace(
+        transition.record, client_id=owner.client_id, incarnation=ident("other")
+    )
+    return msgspec.structs.replace(transition, record=record)
