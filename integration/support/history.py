@@ -27,6 +27,7 @@ class Step:
     Attributes:
         t: Coordinating partition.
         offset: Offset there.
+        leader_epoch: Leader epoch of the entry.
         timestamp_ms: When the broker appended it.
         transition: What the fold says it did.
         position: The key's position afterwards, None without a key.
@@ -34,6 +35,7 @@ class Step:
 
     t: int
     offset: int
+    leader_epoch: int
     timestamp_ms: int
     transition: Transition
     position: int | None = None
@@ -63,6 +65,7 @@ class Tenure:
         key: What was held.
         client_id: Who held it.
         epoch: Offset of the winning record.
+        token: Fencing token, as text.
         effect: ``claimed`` or ``resumed``.
         begun_ms: When the winning record was appended.
         renewed_ms: When the last record that renewed it was appended.
@@ -75,6 +78,7 @@ class Tenure:
     key: Key
     client_id: str
     epoch: int
+    token: str
     effect: str
     begun_ms: int
     renewed_ms: int
@@ -90,7 +94,7 @@ class Grant:
 
     key: Key
     client_id: str
-    epoch: int
+    token: str
     first: int
     last: int
     timestamp_ms: int
@@ -113,7 +117,14 @@ class History:
                 known = world.keys.get(transition.key) if transition.key else None
                 position = None if known is None else known.next_unclaimed()
                 self.steps.append(
-                    Step(t, entry.offset, entry.timestamp_ms, transition, position)
+                    Step(
+                        t,
+                        entry.offset,
+                        entry.leader_epoch,
+                        entry.timestamp_ms,
+                        transition,
+                        position,
+                    )
                 )
 
     def of(self, *effects: str, group_id: str | None = None) -> list[Step]:
@@ -158,6 +169,7 @@ class History:
                     key,
                     step.client_id,
                     step.offset,
+                    self._token(step),
                     step.effect,
                     step.timestamp_ms,
                     step.timestamp_ms,
@@ -183,7 +195,10 @@ class History:
     def grants(self, group_id: str) -> dict[Key, list[Grant]]:
         """Return every range given out at most once, in log order."""
         found: dict[Key, list[Grant]] = defaultdict(list)
+        tokens: dict[Key, str] = {}
         for step in self.steps:
+            if step.effect in {"claimed", "resumed"}:
+                tokens[step.key] = self._token(step)
             if step.transition.outcome == ACCEPTED and step.effect == "granted":
                 key, detail = step.key, step.transition.detail
                 if key.group_id == group_id:
@@ -191,13 +206,17 @@ class History:
                         Grant(
                             key,
                             step.client_id,
-                            step.transition.epoch,
+                            tokens[key],
                             detail["first"],
                             detail["last"],
                             step.timestamp_ms,
                         )
                     )
         return dict(found)
+
+    def _token(self, step: Step) -> str:
+        era = self.worlds[step.t].config.era
+        return f"{era}.{step.leader_epoch}.{step.offset}"
 
     def members(self, group_id: str) -> list[Member]:
         """Return every announcement of a group's members."""

@@ -117,8 +117,7 @@ def judge_duplicates(journal: Journal, history: History, group_id: str) -> int:
         world = next(w for w in history.worlds.values() if key in w.keys)
         before: dict[int, tuple[Tenure, int]] = {}
         for tenure in tenures:
-            token = _token(world, tenure)
-            for each in by_token[key.topic_partition, token]:
+            for each in by_token[key.topic_partition, tenure.token]:
                 if each.offset not in before:
                     before[each.offset] = (tenure, each.at_ms)
                     continue
@@ -146,25 +145,14 @@ def judge_grants(journal: Journal, history: History, group_id: str) -> dict[Key,
     assert journal.duplicated() == {}
     unprocessed = {}
     for key, grants in history.grants(group_id).items():
-        world = next(w for w in history.worlds.values() if key in w.keys)
         for one, two in pairwise(grants):
             assert two.first == one.last + 1, f"{one} then {two}"
         given = {}
         for grant in grants:
-            token = f"{world.config.era}.{_leader_epoch(world, key)}.{grant.epoch}"
             for offset in range(grant.first, grant.last + 1):
-                given[offset] = token
+                given[offset] = grant.token
         for each in journal.handled:
             if each.place == key.topic_partition:
                 assert given.pop(each.offset, None) == each.token, f"not granted {each}"
         unprocessed[key] = set(given)
     return {key: offsets for key, offsets in unprocessed.items() if offsets}
-
-
-def _leader_epoch(world, key: Key) -> int:
-    return world.keys[key].epoch_leader_epoch
-
-
-def _token(world, tenure: Tenure) -> str:
-    era = world.config.era
-    return f"{era}.{_leader_epoch(world, tenure.key)}.{tenure.epoch}"

@@ -1,9 +1,12 @@
 """Sends a claimant's records and remembers what it waits to read back."""
 
+from collections import deque
 from collections.abc import Callable, Container
 
 import attrs
 
+from kafka_marshal.errors import LogUnwritable, MarshalError
+from kafka_marshal.ports import Append
 from kafka_marshal.protocol.claiming import Claimant
 from kafka_marshal.protocol.codec import encode
 from kafka_marshal.protocol.records import Record
@@ -32,15 +35,17 @@ class Sent:
 class Outbox:
     """Numbers, encodes and appends records; PROTOCOL 3.5 ``seq`` finds them back.
 
-    What an append reports is not kept: an append that failed may still land,
-    and only the log answers (PROTOCOL 1.4).
+    An append that failed may still land, and only the log answers (PROTOCOL
+    1.4). What an append reports serves for one thing: to tell that the log
+    refuses this process for good.
     """
 
-    __slots__ = ("_context", "_pending", "claimant")
+    __slots__ = ("_appends", "_context", "_pending", "claimant")
 
     def __init__(self, context: Context, claimant: Claimant) -> None:
         self._context = context
         self._pending: dict[int, Sent] = {}
+        self._appends = deque[Append](maxlen=PENDING_MAX)
         self.claimant = claimant
 
     def send(
@@ -62,8 +67,16 @@ class Outbox:
         self._pending[seq] = Sent(sent_ms, partition, key)
         if len(self._pending) > PENDING_MAX:
             del self._pending[next(iter(self._pending))]
-        self._context.ports.log.append(partition, value)
+        self._appends.append(self._context.ports.log.append(partition, value))
         return seq, sent_ms
+
+    def refusal(self) -> MarshalError | None:
+        """Return why the log takes nothing from this process, once it says so."""
+        while self._appends and self._appends[0].is_done():
+            error = self._appends.popleft().error()
+            if isinstance(error, LogUnwritable):
+                return error
+        return None
 
     def read_back(self, seq: int) -> Sent | None:
         """Return and forget what was sent under ``seq``."""

@@ -82,6 +82,7 @@ class Session:
         self._policy_at_ms = 0
         self._unresumable: set[Key] = set()
         self._is_closing = False
+        self._is_mute = False
 
     # --- wishes
 
@@ -162,6 +163,10 @@ class Session:
         for holding in list(self.holdings.values()):
             self.check_lease(holding, now_ms)
         self._leaver.send_due(now_ms)
+        refusal = self._outbox.refusal()
+        if refusal is not None and self.failure is None:
+            self._context.observe("session_failed", {"error": refusal})
+            self.fence(refusal)
         if self.failure is not None:
             return
         for holding in list(self.holdings.values()):
@@ -512,6 +517,7 @@ class Session:
     def fence(self, failure: MarshalError) -> None:
         """End everything without a word to the log, which cannot be trusted now."""
         self.failure = self.failure or failure
+        self._is_mute = True
         for holding in list(self.holdings.values()):
             self._finish(holding, Ending("fenced"))
 
@@ -553,7 +559,8 @@ class Session:
 
     def is_pending(self, seqs: Iterable[int]) -> bool:
         """Return whether any of these records has not been read back."""
-        return any(self._outbox.is_pending(seq) for seq in seqs)
+        pending = any(self._outbox.is_pending(seq) for seq in seqs)
+        return pending and not self._is_mute
 
     def begin_close(self, *, release: bool) -> list[int]:
         """Stop wanting anything; give everything up, or beat a last time.
@@ -581,7 +588,7 @@ class Session:
     @property
     def leaving_count(self) -> int:
         """Number of releases that have not been read back."""
-        return self._leaver.count
+        return 0 if self._is_mute else self._leaver.count
 
 
 def _interval_of(world: WorldState) -> int:

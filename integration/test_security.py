@@ -1,0 +1,246 @@
+"""Listeners that want to know who is there, and a log that not all may write."""
+
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from domain import Domain
+from kafka.admin import (
+    ACL,
+    ACLOperation,
+    ACLPermissionType,
+    KafkaAdminClient,
+    ResourcePattern,
+    ResourceType,
+)
+from waiting import WAIT_MS, eventually
+
+from kafka_marshal import (
+    CoordinationError,
+    LogUnreadable,
+    LogUnwritable,
+    Marshal,
+    World,
+)
+from kafka_marshal.testing.broker import EmbeddedBroker, free_ports
+from kafka_marshal.testing.java import find_java
+
+PASSWORDS = {"alice": "wonderland", "reader": "only-reads"}
+STORE_PASSWORD = "changeit"
+
+
+def keystore(home: Path) -> tuple[Path, Path]:
+    """A self-made certificate for localhost: the broker's store, and what to trust."""
+    keytool = find_java().home / "bin" / "keytool"
+    if not keytool.exists():
+        # A skip would look like a pass.
+        pytest.fail(f"{keytool} is missing; install a JDK with keytool")
+    store, certificate = home / "broker.p12", home / "ca.pem"
+    common = ["-keystore", str(store), "-storepass", STORE_PASSWORD, "-alias", "b"]
+    make = ["-genkeypair", "-keyalg", "RSA", "-storetype", "PKCS12", "-validity", "2"]
+    name = ["-dname", "CN=localhost", "-ext", "SAN=dns:localhost,ip:127.0.0.1"]
+    for command in (
+        [*make, *common, *name],
+        ["-exportcert", "-rfc", *common, "-file", str(certificate)],
+    ):
+        subprocess.run(
+            [str(keytool), *command], check=True, capture_output=True, timeout=60
+        )
+    return store, certificate
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory, unique):
+    """A broker with SASL and TLS listeners and an authorizer."""
+    home = tmp_path_factory.mktemp("tls")
+    store, certificate = keystore(home)
+    plain, sasl, tls, controller = free_ports(4)
+    users = " ".join(f'user_{name}="{word}"' for name, word in PASSWORDS.items())
+    module = "org.apache.kafka.common.security.plain.PlainLoginModule required"
+    listeners = (
+        f"PLAINTEXT://127.0.0.1:{plain},SASL_PLAINTEXT://127.0.0.1:{sasl},"
+        f"SSL://127.0.0.1:{tls}"
+    )
+    properties = {
+        "listeners": f"{listeners},CONTROLLER://127.0.0.1:{controller}",
+        "advertised.listeners": listeners.replace(
+            f"SSL://127.0.0.1:{tls}", f"SSL://localhost:{tls}"
+        ),
+        "controller.quorum.voters": f"1@127.0.0.1:{controller}",
+        "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,"
+        "SASL_PLAINTEXT:SASL_PLAINTEXT,SSL:SSL",
+        "sasl.enabled.mechanisms": "PLAIN",
+        "listener.name.sasl_plaintext.plain.sasl.jaas.config": f"{module} {users};",
+        "ssl.keystore.type": "PKCS12",
+        "ssl.keystore.location": str(store),
+        "ssl.keystore.password": STORE_PASSWORD,
+        "ssl.key.password": STORE_PASSWORD,
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer."
+        "StandardAuthorizer",
+        "super.users": "User:ANONYMOUS;User:alice",
+    }
+    with EmbeddedBroker(port=plain, properties=properties) as broker:
+        domain = Domain(broker.bootstrap_servers, unique)
+        try:
+            yield SimpleNamespace(
+                domain=domain,
+                sasl=f"127.0.0.1:{sasl}",
+                tls=f"localhost:{tls}",
+                certificate=certificate,
+            )
+        finally:
+            domain.close()
+
+
+def login(user: str, password: str | None = None) -> dict[str, str]:
+    return {
+        "security.protocol": "SASL_PLAINTEXT",
+        "sasl.mechanism": "PLAIN",
+        "sasl.username": user,
+        "sasl.password": PASSWORDS[user] if password is None else password,
+    }
+
+
+def allow(domain: Domain, user: str, operation: ACLOperation, topic: str) -> None:
+    admin = KafkaAdminClient(bootstrap_servers=domain.servers)
+    try:
+        admin.create_acls(
+            [
+                ACL(
+                    principal=f"User:{user}",
+                    host="*",
+                    operation=operation,
+                    permission_type=ACLPermissionType.ALLOW,
+                    resource_pattern=ResourcePattern(ResourceType.TOPIC, topic),
+                )
+            ]
+        )
+    finally:
+        admin.close()
+
+
+def consume_all(guarded, servers, options, group) -> list[int]:
+    domain = guarded.domain
+    topic = domain.data_topic(1, records_each=5)
+    with Marshal(
+        servers,
+        group_id=group,
+        client_id="w1",
+        coordination_topic=domain.topic,
+        options=options,
+        state_dir="",
+    ) as marshal:
+        consumer = marshal.consumer(topic, consumer_timeout_ms=1_000)
+        found = [record.offset for record in consumer]
+        consumer.commit()
+    (known,) = (state for _, state in domain.world().claims(group))
+    assert known.position == 5
+    return found
+
+
+def test_sasl(guarded, unique):
+    assert consume_all(guarded, guarded.sasl, login("alice"), unique("sasl")) == [
+        *range(5)
+    ]
+
+
+def test_tls(guarded, unique):
+    options = {
+        "security.protocol": "SSL",
+        "ssl.ca.location": str(guarded.certificate),
+    }
+    assert consume_all(guarded, guarded.tls, options, unique("tls")) == [*range(5)]
+
+
+def open_with(guarded, servers, options):
+    return Marshal(
+        servers,
+        group_id="g",
+        client_id="w1",
+        coordination_topic=guarded.domain.topic,
+        options=options,
+        state_dir="",
+        timeout_ms=4_000,
+    )
+
+
+def test_a_wrong_password_is_told(guarded):
+    with pytest.raises(LogUnreadable, match="who we say we are") as raised:
+        open_with(guarded, guarded.sasl, login("alice", "drowssap"))
+    assert "drowssap" not in str(raised.value)
+
+
+def test_a_certificate_that_nobody_vouches_for_is_told(guarded):
+    with pytest.raises(CoordinationError) as raised:
+        open_with(guarded, guarded.tls, {"security.protocol": "SSL"})
+    assert "certificate" in str(raised.value).lower()
+
+
+def test_clients_with_one_password_share_an_engine(guarded, unique):
+    with (
+        open_with(guarded, guarded.sasl, login("alice")) as first,
+        Marshal(
+            guarded.sasl,
+            group_id=unique("g"),
+            client_id="w2",
+            coordination_topic=guarded.domain.topic,
+            options=login("alice"),
+            state_dir="",
+        ) as second,
+    ):
+        assert first.engine is second.engine
+
+
+def test_who_may_only_read_sees_the_world(guarded, unique):
+    """U03: no write, no group, no cluster right."""
+    domain = guarded.domain
+    with domain.marshal(unique("seen"), "w1") as marshal:
+        consumer = marshal.consumer(domain.data_topic(1))
+        eventually(consumer.assignment, "the claim")
+    with pytest.raises(CoordinationError):
+        World.open(
+            guarded.sasl,
+            coordination_topic=domain.topic,
+            options=login("reader"),
+            timeout_ms=8_000,
+        )
+    for operation in (ACLOperation.READ, ACLOperation.DESCRIBE):
+        allow(domain, "reader", operation, domain.topic)
+
+    def look():
+        try:
+            return World.open(
+                guarded.sasl, coordination_topic=domain.topic, options=login("reader")
+            )
+        except CoordinationError:
+            return None  # the rights are not everywhere yet
+
+    world = eventually(look, "the reader is let in")
+    assert world.to_object() == domain.world().to_object()
+
+
+def test_who_may_not_write_is_told(guarded, unique):
+    """LogUnwritable, and not a consumer that waits for ever."""
+    domain = guarded.domain
+    topic = domain.data_topic(1)
+    for name in (domain.topic, topic):
+        for operation in (ACLOperation.READ, ACLOperation.DESCRIBE):
+            allow(domain, "reader", operation, name)
+
+    def try_it():
+        with Marshal(
+            guarded.sasl,
+            group_id=unique("mute"),
+            client_id="w1",
+            coordination_topic=domain.topic,
+            options=login("reader"),
+            state_dir="",
+        ) as marshal:
+            consumer = marshal.consumer(topic)
+            eventually(
+                lambda: consumer.poll(timeout_ms=200), "it is told", WAIT_MS // 2
+            )
+
+    with pytest.raises(LogUnwritable, match="not allowed"):
+        try_it()
