@@ -6,7 +6,7 @@ from kafka_marshal.engine import Delivery
 from kafka_marshal.engine.handout import ConsumerOptions
 from kafka_marshal.protocol.codec import encode
 from kafka_marshal.protocol.rationalizer import apply
-from kafka_marshal.protocol.records import ClaimingPartition, Record
+from kafka_marshal.protocol.records import ClaimingPartition, Record, ReleaseGroup
 from kafka_marshal.protocol.state import WorldState
 from kafka_marshal.protocol.transition import Transition
 from kafka_marshal.protocol.types import Key, TopicPartition
@@ -116,3 +116,26 @@ def held_by(node: Node, count: int):
 def values(polled):
     """Return the offsets of what a poll returned, by partition."""
     return {tp.partition: [r.offset for r in rs] for tp, rs in polled.items()}
+
+
+def owning(cluster, client_id="a", **rest):
+    """Start a node and run until it holds the one key."""
+    node = cluster.node(client_id, wish=wish(**rest))
+    cluster.run_until(held_by(node, 1), 3 * H)
+    cluster.run(40)
+    return node
+
+
+def claim_of(node, key=KEY):
+    return node.session.holdings[key].claim
+
+
+def pause_record(cluster, until_ms, *, seq=1, op=b"o" * 16):
+    inc = b"admin".ljust(16, b".")
+    return ReleaseGroup("admin", "g", inc, seq, op, until_ms, None)
+
+
+def pause_for(cluster, for_ms, **rest):
+    until_ms = cluster.clock.wall_ms() + for_ms
+    write(cluster, pause_record(cluster, until_ms, **rest))
+    return until_ms

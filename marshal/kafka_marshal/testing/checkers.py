@@ -210,7 +210,7 @@ class HandOuts:
         self._last: dict[tuple[Key, Token], int] = {}
         self._tokens: dict[Key, Token] = {}
 
-    def handed_out(self, key: Key, token: Token, offset: int) -> None:
+    def handed_out(self, key: Key, token: Token, *, offset: int) -> None:
         """Take one record that was handed out just now."""
         latest = self._tokens.get(key)
         if latest is not None and token < latest:
@@ -235,7 +235,7 @@ class HandOuts:
         """Take that an application has processed a record."""
         self.processed.setdefault(key, set()).add(offset)
 
-    def check_moved(self, key: Key, old: int | None, new: int) -> None:
+    def check_moved(self, key: Key, old: int | None, *, new: int) -> None:
         """At least once, a position moves over nothing that nobody processed."""
         if self._is_at_most_once:
             return

@@ -287,7 +287,7 @@ class Simulation:
             self._say(f"{_name(app.node)} is handed {partition} {offsets}")
             for record in records:
                 assert record.token is not None
-                self.hand_outs.handed_out(key, record.token, record.offset)
+                self.hand_outs.handed_out(key, record.token, offset=record.offset)
             app.hand.extend(records)
         self._check()
 
@@ -316,7 +316,7 @@ class Simulation:
                 raise Violation("fault", f"{_name(app.node)}: {failure!r}")
 
     def _check_moved(self, key: Key, old: int | None, new: int) -> None:
-        self.hand_outs.check_moved(key, old, new)
+        self.hand_outs.check_moved(key, old, new=new)
 
     def _say(self, line: str) -> None:
         self.transcript.append(f"{self.cluster.clock.now_ms()} {line}")

@@ -1,0 +1,123 @@
+"""Leases and what renews them (PROTOCOL 5.2), over a whole log."""
+
+import pytest
+from enginekit import (
+    HARD_MS,
+    T0,
+    H,
+    claim_of,
+    of,
+    owning,
+    takeovers,
+    values,
+    world,
+    write,
+)
+
+from kafka_marshal.protocol.claiming import Phase
+from kafka_marshal.protocol.records import (
+    Heartbeat,
+    ReleasingPartition,
+)
+from kafka_marshal.testing.fakestore import AppendFate
+
+
+@pytest.fixture
+def cluster():
+    return world()
+
+
+# --- Leases (PROTOCOL 5.2) ---
+
+
+def test_soft_stop_then_hard_stop(cluster):
+    node = owning(cluster, most=1)
+    claim = claim_of(node)
+    assert values(node.consumer.poll(0)) == {0: [0]}
+    node.cut(is_cut=True)
+    sent_ms = claim.lease.soft_until_ms - H
+    cluster.run_until(lambda: node.clock.now_ms() >= sent_ms + H - 20, 2 * H, step_ms=1)
+    node.data.cut = False  # records could be had, only the lease runs out
+    assert values(node.consumer.poll(0)) == {0: [1]}
+    cluster.run_until(lambda: node.clock.now_ms() == sent_ms + H, H, step_ms=1)
+    assert node.consumer.poll(0) == {}
+    assert claim.is_valid(node.clock.now_ms())
+    cluster.run_until(
+        lambda: node.clock.now_ms() == sent_ms + HARD_MS - 1, 2 * H, step_ms=1
+    )
+    assert claim.phase is Phase.HELD
+    cluster.run(1, step_ms=1)
+    assert claim.phase is Phase.ENDED
+    assert claim.ending.reason == "lease_expired"
+
+
+def test_what_was_fetched_before_a_pause_is_not_handed_out_after_it(cluster):
+    """A process that was stopped for long looks at its lease before anything."""
+    node = owning(cluster, most=1)
+    node.consumer.poll(0)
+    cluster.clock.advance(H)
+    assert node.consumer.poll(0) == {}
+    assert node.consumer.position(T0) == 1
+
+
+def test_an_acknowledged_beat_that_is_not_read_back_renews_nothing(cluster):
+    node = owning(cluster)
+    node.log.read_lag_ms = 10 * H
+    cluster.run(2 * H)
+    assert len(of(cluster, "a", Heartbeat)) > 5
+    assert not node.held
+
+
+def test_a_beat_that_lands_late_renews_from_its_sending(cluster):
+    node = owning(cluster)
+    cluster.run(H)
+    cluster.fates["a"] = AppendFate(delay_ms=500)
+    cluster.run(H)
+    base_ms = claim_of(node).lease.soft_until_ms - H
+    assert node.clock.now_ms() - base_ms >= 500
+    assert node.held
+
+
+def test_an_ignored_beat_stops_at_once(cluster):
+    node = owning(cluster)
+    claim = claim_of(node)
+    # Somebody with our full identity gives the key up behind our back.
+    owner = node.owner
+    forged = ReleasingPartition(
+        owner.client_id,
+        "g",
+        owner.incarnation,
+        0,
+        "t",
+        0,
+        claim.epoch,
+        None,
+        None,
+        None,
+    )
+    write(cluster, forged)
+    cluster.run(H // 2)
+    assert claim.phase is Phase.ENDED
+
+
+def test_a_leader_that_steps_ahead_shortens_leases(cluster):
+    node = owning(cluster)
+    cluster.run(H)
+    before = claim_of(node).lease
+    cluster.run_until(lambda: claim_of(node).lease != before, H)
+    before = claim_of(node).lease
+    cluster.kafka.set_skew(0, 700)
+    write(cluster, b"tick")
+    cluster.run(20)
+    assert claim_of(node).lease.hard_until_ms == before.hard_until_ms - 700
+    assert node.observer.named("clock_step")[0].fields["surplus_ms"] >= 690
+
+
+def test_a_failover_to_a_skewed_leader_costs_nobody_a_key(cluster):
+    node = owning(cluster)
+    for leader, skew_ms in ((1, 5 * H), (2, -5 * H), (0, 0)):
+        cluster.kafka.set_skew(leader, skew_ms)
+        cluster.kafka.fail_over(cluster.place(0), leader=leader)
+        cluster.run(2 * H)
+    assert node.held
+    assert not takeovers(cluster)

@@ -1,0 +1,121 @@
+"""At most once (PROTOCOL 6.2), over a whole log."""
+
+import pytest
+from enginekit import (
+    AMO,
+    KEY,
+    H,
+    claim_of,
+    fold,
+    of,
+    owning,
+    pause_for,
+    values,
+    wish,
+    world,
+    write,
+)
+
+from kafka_marshal.protocol.claiming import Phase
+from kafka_marshal.protocol.records import (
+    ClaimingMessages,
+    ReleasingPartition,
+)
+from kafka_marshal.testing.fakestore import AppendFate
+
+
+@pytest.fixture
+def cluster():
+    return world()
+
+
+# --- At most once (PROTOCOL 6.2) ---
+
+
+@pytest.mark.parametrize("patience_ms", [0, int(0.75 * H)], ids=["asked", "granted"])
+def test_a_grant_that_is_late_counts_once(cluster, patience_ms):
+    """Whichever lands first, the late one or the one asked for again."""
+    node = owning(cluster, delivery=AMO, most=3)
+    cluster.fates["a"] = AppendFate(delay_ms=int(0.7 * H), fails_after_ms=10)
+    assert node.consumer.poll(0) == {}
+    cluster.fates.clear()
+    cluster.run(patience_ms)
+    got = []
+    for _ in range(200):
+        cluster.run(20)
+        for records in node.consumer.poll(0).values():
+            got.extend(record.offset for record in records)
+    assert got == list(range(10))
+    asked = of(cluster, "a", ClaimingMessages)
+    again = [x.transition.effect for x in asked if x.record.first == 0]
+    assert again == (["granted"] if patience_ms else ["granted", None])
+
+
+def test_nothing_is_handed_out_before_its_grant_is_read_back(cluster):
+    node = owning(cluster, delivery=AMO, most=3)
+    assert node.consumer.poll(0) == {}
+    assert of(cluster, "a", ClaimingMessages)[0].transition.effect == "granted"
+    assert node.consumer.poll(0) == {}
+    cluster.run(20)
+    assert values(node.consumer.poll(0)) == {0: [0, 1, 2]}
+
+
+def test_an_owner_that_was_replaced_processes_no_more_grants(cluster):
+    endings = []
+    node = owning(cluster, delivery=AMO, most=3, on_lost=lambda *it: endings.append(it))
+    node.consumer.poll(0)
+    node.log.cut = True
+    b = cluster.node("b", wish=wish(delivery=AMO))
+    got = []
+    for _ in range(int(4 * H / 20)):
+        cluster.run(20)
+        for records in b.consumer.poll(0).values():
+            got.extend(record.offset for record in records)
+    node.log.cut = False
+    cluster.run(20)
+    assert node.consumer.poll(0) == {}
+    assert [ending.reason for _, ending in endings] == ["lease_expired"]
+    # 0 to 2 were granted to a process that never learnt of it: lost, not doubled.
+    assert got == [3, 4, 5, 6, 7, 8, 9]
+
+
+def test_an_ignored_request_ends_the_claim(cluster):
+    node = owning(cluster, delivery=AMO, most=3)
+    claim = claim_of(node)
+    owner = node.owner
+    write(
+        cluster,
+        ReleasingPartition(
+            owner.client_id,
+            "g",
+            owner.incarnation,
+            0,
+            "t",
+            0,
+            claim.epoch,
+            None,
+            None,
+            None,
+        ),
+    )
+    node.consumer.poll(0)
+    cluster.run(20)
+    assert claim.phase is Phase.ENDED
+    assert claim.ending.reason == "grant_ignored"
+
+
+def test_a_drain_waits_for_what_was_granted(cluster):
+    node = owning(cluster, delivery=AMO, most=3)
+    node.consumer.poll(0)
+    cluster.run(20)
+    pause_for(cluster, 10 * H)
+    cluster.run(100)
+    assert claim_of(node).phase is Phase.HELD
+    assert values(node.consumer.poll(0)) == {0: [0, 1, 2]}
+    # They are in the application's hands until it asks for more.
+    cluster.run(100)
+    assert claim_of(node).phase is Phase.HELD
+    assert node.consumer.poll(0) == {}
+    cluster.run(40)
+    known = fold(cluster).keys[KEY]
+    assert (known.owner, known.granted) == (None, 3)

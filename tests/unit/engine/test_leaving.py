@@ -1,0 +1,85 @@
+"""Ghosts and releases (PROTOCOL 5.3), over a whole log."""
+
+import pytest
+from enginekit import (
+    KEY,
+    H,
+    claim_of,
+    fold,
+    holders,
+    of,
+    owning,
+    wish,
+    world,
+    write,
+)
+
+from kafka_marshal.protocol.records import (
+    ClaimingPartition,
+    ReleasingPartition,
+)
+from kafka_marshal.testing.fakestore import AppendFate
+
+
+@pytest.fixture
+def cluster():
+    return world()
+
+
+# --- Ghosts (PROTOCOL 5.3) ---
+
+
+def test_a_ghost_claim_is_released_at_once(cluster):
+    """Given up as unanswered, it lands and wins all the same."""
+    cluster.fates["a"] = AppendFate(delay_ms=H, fails_after_ms=10)
+    node = cluster.node("a", wish=wish())
+    cluster.run(H // 2)
+    cluster.fates.clear()
+    node.consumer.close(timeout_ms=0)
+    assert not node.session.holdings or claim_of(node).is_under_way
+    cluster.run_until(lambda: KEY in fold(cluster).keys, 2 * H)
+    cluster.run(100)
+    assert fold(cluster).keys[KEY].owner is None
+    assert of(cluster, "a", ReleasingPartition)[0].record.reason in {"ghost", "closed"}
+
+
+def test_a_claim_that_lands_after_its_lease_is_released_and_tried_again(cluster):
+    cluster.fates["a"] = AppendFate(delay_ms=2 * H, fails_after_ms=10)
+    node = cluster.node("a", wish=wish())
+    cluster.run(H // 4)
+    cluster.fates.clear()
+    cluster.run(4 * H)
+    assert node.held
+
+
+def test_a_ghost_whose_release_is_lost_is_released_again(cluster):
+    node = owning(cluster)
+    cluster.fates["a"] = AppendFate(is_lost=True)
+    node.leave()
+    cluster.run(H)
+    assert fold(cluster).keys[KEY].owner is not None
+    assert not node.has_left
+    cluster.fates.clear()
+    cluster.run(H)
+    assert fold(cluster).keys[KEY].owner is None
+    assert node.has_left
+
+
+def test_the_end_of_an_old_claim_does_not_hide_a_newer_ghost(cluster):
+    """A late claim wins while the old one runs out: both must be let go."""
+    node = owning(cluster)
+    claim = claim_of(node)
+    old_epoch = claim.epoch
+    # An earlier claiming record of ours lands once more, when we are stale.
+    again = of(cluster, "a", ClaimingPartition)[0].record
+    node.log.cut = True
+    cluster.clock.advance(2 * H + 10)
+    ghost = write(cluster, again)
+    cluster.fates["a"] = AppendFate(is_lost=True)
+    node.log.cut = False
+    node.step()
+    cluster.fates.clear()
+    cluster.run_until(lambda: fold(cluster).keys[KEY].epoch > ghost, 2 * H)
+    assert old_epoch < ghost
+    cluster.run(H)
+    assert holders(cluster) == ["a"]

@@ -1,0 +1,139 @@
+"""One client_id, several lives (PROTOCOL 4.4, 5.5), over a whole log."""
+
+import pytest
+from enginekit import (
+    H,
+    held_by,
+    holders,
+    lines,
+    of,
+    owning,
+    takeovers,
+    wish,
+    world,
+)
+
+from kafka_marshal.errors import IdentityConflict
+from kafka_marshal.protocol.records import (
+    ClaimingPartition,
+)
+from kafka_marshal.testing.fakestore import AppendFate
+
+
+@pytest.fixture
+def cluster():
+    return world()
+
+
+# --- Identity (PROTOCOL 4.4, 5.5) ---
+
+
+@pytest.mark.parametrize("restarts", [1, 3])
+def test_a_restart_with_its_identity_keeps_all_keys(restarts):
+    """Acceptance M08, M20: within H, no takeover in the log."""
+    cluster = world(records=[1] * 6)
+    cluster.node("b", wish=wish())
+    a = cluster.node("a", wish=wish())
+    cluster.run_until(held_by(a, 3), 2 * H)
+    kept = set(a.held)
+    for _ in range(restarts):
+        cluster.run(H // 3)
+        cluster.crash(a)
+        cluster.run(H // 4)
+        before = cluster.kafka.log(cluster.place(0)).end
+        a = cluster.node("a", wish=wish(), lives=a.lives)
+        cluster.run_until(held_by(a, 3), H // 4)
+        assert set(a.held) == kept
+        since = [x for x in lines(cluster) if x.offset >= before]
+        assert {x.transition.effect for x in since} & {"claimed", "resumed"} == {
+            "resumed"
+        }
+    assert not takeovers(cluster)
+
+
+def test_a_restart_without_its_identity_waits_like_anybody(cluster):
+    a = owning(cluster)
+    cluster.crash(a)
+    again = cluster.node("a", wish=wish())
+    cluster.run(H)
+    assert not again.held
+    cluster.run_until(held_by(again, 1), 3 * H)
+    assert len(takeovers(cluster)) == 1
+
+
+def test_a_restart_that_is_not_fresh_claims_normally(cluster):
+    a = owning(cluster)
+    cluster.crash(a)
+    cluster.run(int(1.5 * H))
+    again = cluster.node("a", wish=wish(), lives=a.lives)
+    cluster.run_until(held_by(again, 1), 2 * H)
+    effects = [x.transition.effect for x in of(cluster, "a", ClaimingPartition)]
+    assert "resumed" not in effects
+
+
+def test_a_wrong_secret_resumes_nothing_and_claims_normally(cluster):
+    a = owning(cluster)
+    cluster.crash(a)
+    (life,) = a.lives
+    wrong = (type(life)(life.incarnation, b"w" * 32),)
+    again = cluster.node("a", wish=wish(), lives=wrong)
+    cluster.run_until(held_by(again, 1), 3 * H)
+    reasons = [x.transition.reason for x in of(cluster, "a", ClaimingPartition)]
+    assert reasons.count("resume_mismatch") == 1
+
+
+@pytest.mark.parametrize("first", [0, 1], ids=["older-holds", "younger-holds"])
+def test_of_two_live_sessions_with_one_client_id_one_fails(first):
+    """Exactly one holds, the other is told, whichever claims first."""
+    cluster = world(records=[1] * 3)
+    nodes = [cluster.node("a"), cluster.node("a")]
+    cluster.run(H)  # both have announced themselves
+    nodes[first].consume(wish())
+    cluster.run(H // 2)
+    nodes[1 - first].consume(wish())
+    cluster.run(5 * H)
+    failed = [node for node in nodes if node.session.failure is not None]
+    assert len(failed) == 1
+    assert isinstance(failed[0].session.failure, IdentityConflict)
+    (alive,) = [node for node in nodes if node not in failed]
+    assert len(alive.held) == 3
+    assert not failed[0].held
+    with pytest.raises(IdentityConflict, match="another live process"):
+        failed[0].consumer.poll(0)
+
+
+def test_a_second_start_of_a_live_client_fails_and_takes_nothing(cluster):
+    a = owning(cluster)
+    twin = cluster.node("a", wish=wish())
+    cluster.run_until(lambda: twin.session.failure is not None, 2 * H)
+    with pytest.raises(IdentityConflict, match="host-of-a"):
+        twin.consumer.poll(0)
+    cluster.run(5 * H)
+    assert a.held
+    assert not takeovers(cluster)
+
+
+def test_whoever_is_resumed_by_another_stops(cluster):
+    """PROTOCOL 5.5: a copy of the identity directory; nobody resumes back."""
+    a = owning(cluster)
+    copy = cluster.node("a", wish=wish(), lives=a.lives)
+    cluster.run_until(held_by(copy, 1), H)
+    cluster.run(H)
+    assert isinstance(a.session.failure, IdentityConflict)
+    assert holders(cluster) == ["a"]
+    assert copy.held
+    resumed = [x for x in lines(cluster) if x.transition.effect == "resumed"]
+    assert len(resumed) == 1
+
+
+def test_a_late_announcement_of_a_dead_process_is_no_conflict(cluster):
+    """One record may still be on its way; only a second one shows life."""
+    a = owning(cluster)
+    cluster.fates["a"] = AppendFate(delay_ms=H // 2)
+    cluster.run(H // 3 + 100)  # announces once more, and that is on its way
+    cluster.crash(a)
+    cluster.fates.clear()
+    again = cluster.node("a", wish=wish())
+    cluster.run(3 * H)
+    assert again.session.failure is None
+    assert again.held
