@@ -1,5 +1,6 @@
 """Small worlds of whole nodes for tests: what the log says, and who holds what."""
 
+import threading
 from typing import NamedTuple
 
 from kafka_marshal.engine import Delivery
@@ -27,6 +28,19 @@ class Line(NamedTuple):
     time_ms: int
     record: Record | None
     transition: Transition
+
+
+class Stepping(threading.Condition):
+    """Lets the whole world step on where production code would wait."""
+
+    def __init__(self, cluster):
+        super().__init__(threading.RLock())
+        self.cluster = cluster
+
+    def wait(self, timeout=None):
+        assert timeout is not None, "a wait without a deadline"
+        self.cluster.run(20)
+        return True
 
 
 class Fates:

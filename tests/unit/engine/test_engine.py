@@ -1,0 +1,279 @@
+"""How an engine starts, reads on, and stops for good."""
+
+import msgspec
+import pytest
+from enginekit import KEY, H, Stepping, held_by, owning, wish, world, write
+
+from kafka_marshal.errors import (
+    CoordinationError,
+    DeadlineExceeded,
+    InvalidTransition,
+    LogTruncated,
+    LogUnreadable,
+    TopicMisconfigured,
+)
+from kafka_marshal.protocol.codec import encode
+from kafka_marshal.protocol.records import Config
+from kafka_marshal.protocol.types import Owner
+from kafka_marshal.testing.node import Cluster, Node
+
+
+@pytest.fixture
+def cluster():
+    return world()
+
+
+def blank(partitions=1):
+    """Return a cluster whose coordination topic holds nothing at all."""
+    cluster = Cluster(partitions=partitions)
+    cluster.kafka.delete_topic("__marshal")
+    cluster.kafka.create_topic("__marshal", partitions, is_log_append_time=True)
+    cluster.fill("t", [1])
+    return cluster
+
+
+def changed(config, **fields) -> Config:
+    return msgspec.structs.replace(config, **fields)
+
+
+# --- Start ---
+
+
+def test_it_is_ready_once_it_has_read_to_the_end(cluster):
+    node = cluster.node("a")
+    assert not node.engine.is_ready
+    node.step()
+    assert node.engine.is_ready
+
+
+def test_a_slow_reader_is_not_ready_before_the_end(cluster):
+    for _ in range(10):
+        write(cluster, b"noise")
+    node = cluster.node("a")
+    node.log.poll_entries_max = 3
+    steps = 0
+    while not node.engine.is_ready:
+        node.step()
+        steps += 1
+    assert steps == 4
+
+
+def test_an_unformatted_topic_names_the_command():
+    cluster = blank()
+    node = cluster.node("a")
+    node.step()
+    assert isinstance(node.engine.failure, TopicMisconfigured)
+    assert "marshal topic format" in str(node.engine.failure)
+
+
+@pytest.mark.parametrize("other", [{}, {"format_id": b"x" * 16}, {"generation": 2}])
+def test_a_torn_format_is_refused(other):
+    cluster = blank(partitions=2)
+    config = changed(cluster.config, partition_count=2)
+    write(cluster, config)
+    if other:
+        write(cluster, changed(config, **other), 1)
+    node = cluster.node("a")
+    node.step()
+    assert isinstance(node.engine.failure, TopicMisconfigured)
+    assert "torn_format" in str(node.engine.failure)
+
+
+def test_another_cluster_is_refused():
+    cluster = blank()
+    write(cluster, changed(cluster.config, cluster_id="elsewhere"))
+    node = cluster.node("a")
+    node.step()
+    assert isinstance(node.engine.failure, TopicMisconfigured)
+    assert "elsewhere" in str(node.engine.failure)
+
+
+def test_a_topic_that_was_cut_down_is_refused():
+    cluster = blank()
+    write(cluster, changed(cluster.config, partition_count=3))
+    node = cluster.node("a")
+    node.step()
+    assert isinstance(node.engine.failure, TopicMisconfigured)
+
+
+def test_partitions_added_in_kafka_change_nothing():
+    """PROTOCOL 2.5: K is what the Config says."""
+    cluster = world(records=[1, 1, 1])
+    cluster.kafka.add_partitions("__marshal", 2)
+    node = cluster.node("a", wish=wish())
+    cluster.run_until(held_by(node, 3), H)
+    assert cluster.kafka.log(cluster.place(1)).end == 0
+
+
+def test_an_amnesiac_reader_claims_nothing(cluster):
+    """PROTOCOL 7.3: the winning claims may have been deleted."""
+    write(cluster, b"x")
+    cluster.kafka.delete_records(cluster.place(0), before=1)
+    node = cluster.node("a", wish=wish())
+    cluster.run(H)
+    assert isinstance(node.engine.failure, LogUnreadable)
+    assert not node.session.holdings
+
+
+def test_a_log_that_does_not_answer_at_first_is_asked_again(cluster):
+    node = cluster.node("a", wish=wish())
+    node.cut(is_cut=True)
+    cluster.run(H)
+    assert node.engine.failure is None
+    assert node.observer.named("log_poll_failed")
+    node.cut(is_cut=False)
+    cluster.run_until(held_by(node, 1), H)
+
+
+def test_waiting_for_readiness_has_a_deadline(cluster):
+    node = cluster.node("a")
+    node.engine.changed = Stepping(cluster)
+    node.engine.wait_ready(1_000)
+    other = cluster.node("b")
+    other.engine.changed = Stepping(cluster)
+    other.cut(is_cut=True)
+    with pytest.raises(DeadlineExceeded):
+        other.engine.wait_ready(1_000)
+
+
+def test_waiting_for_readiness_tells_of_a_failure():
+    cluster = blank()
+    node = cluster.node("a")
+    node.engine.changed = Stepping(cluster)
+    with pytest.raises(TopicMisconfigured):
+        node.engine.wait_ready(1_000)
+
+
+# --- Reading to the end ---
+
+
+def test_catching_up_shows_what_was_written_before(cluster):
+    """Acceptance M13: an answer is never older than the question."""
+    node = cluster.node("a")
+    node.step()
+    node.engine.changed = Stepping(cluster)
+    offset = write(cluster, b"noise")
+    node.engine.catch_up(1_000)
+    assert node.engine.context.replicas[0].world.next_offset > offset
+
+
+def test_catching_up_has_a_deadline(cluster):
+    node = cluster.node("a")
+    node.step()
+    node.engine.changed = Stepping(cluster)
+    node.cut(is_cut=True)
+    with pytest.raises(DeadlineExceeded):
+        node.engine.catch_up(500)
+    node.cut(is_cut=False)
+    node.engine.catch_up(500)
+
+
+# --- Sessions ---
+
+
+def test_one_client_is_open_once_in_a_process(cluster):
+    node = cluster.node("a")
+    with pytest.raises(InvalidTransition, match="already open"):
+        node.engine.add_session(node.session)
+    node.engine.remove_session(node.session)
+    node.engine.remove_session(node.session)
+    node.engine.add_session(node.session)
+
+
+def test_groups_do_not_meet(cluster):
+    a = cluster.node("a", wish=wish())
+    b = cluster.node("a", group_id="h", wish=wish())
+    cluster.run_until(lambda: a.held and b.held, H)
+    cluster.run(3 * H)
+    assert a.session.failure is b.session.failure is None
+
+
+# --- The end ---
+
+
+def test_a_config_above_our_level_halts_and_fences(cluster):
+    node = owning(cluster)
+    config = changed(cluster.config, generation=2, era=2, feature_level=9)
+    write(cluster, config)
+    cluster.run(20)
+    assert isinstance(node.engine.failure, LogUnreadable)
+    assert "level 9" in str(node.engine.failure)
+    assert not node.held
+    with pytest.raises(LogUnreadable):
+        node.consumer.poll(0)
+
+
+def test_a_config_that_is_not_accepted_halts_nobody(cluster):
+    node = owning(cluster)
+    write(cluster, changed(cluster.config, generation=7, era=2, feature_level=9))
+    cluster.run(H)
+    assert node.held
+
+
+def test_a_new_generation_is_followed(cluster):
+    node = owning(cluster)
+    write(
+        cluster,
+        changed(cluster.config, generation=2, era=2, heartbeat_interval_ms=1_500),
+    )
+    cluster.run(2 * H)
+    assert node.held
+    claim = node.session.holdings[KEY].claim
+    assert claim.heartbeat_interval_ms == 1_500
+
+
+def test_a_generation_that_has_not_reached_all_is_waited_for():
+    cluster = world(partitions=2, records=[1] * 4)
+    node = cluster.node("a", wish=wish())
+    cluster.run_until(held_by(node, 4), H)
+    config = changed(cluster.config, generation=2, era=2)
+    write(cluster, config, 0)
+    cluster.run(H)
+    assert node.observer.named("config_torn")
+    write(cluster, config, 1)
+    cluster.run(H)
+    assert len(node.held) == 4
+    assert node.engine.context.settled.generation == 2
+
+
+def test_a_log_that_went_back_fences_all(cluster):
+    node = owning(cluster)
+    cluster.kafka.truncate(cluster.place(0), end=2, leader=1)
+    cluster.run(20)
+    assert isinstance(node.engine.failure, LogTruncated)
+    assert not node.held
+    node.step()  # and stays so
+
+
+def test_an_entry_without_a_leader_epoch_fences_all(cluster):
+    node = owning(cluster)
+    cluster.kafka.log(cluster.place(0)).leader_epoch = None
+    write(cluster, b"x")
+    cluster.run(20)
+    assert isinstance(node.engine.failure, CoordinationError)
+    assert not node.held
+
+
+def test_a_bug_in_the_engine_fences_all(cluster, monkeypatch):
+    node = owning(cluster)
+    monkeypatch.setattr(node.session, "tick", lambda now_ms: 1 / 0)
+    node.step()
+    assert isinstance(node.engine.failure, InvalidTransition)
+    assert isinstance(node.engine.failure.__cause__, ZeroDivisionError)
+    assert not node.held
+
+
+def test_a_claim_in_use_that_the_log_does_not_give_us_stops_all(cluster):
+    node = owning(cluster)
+    known = node.engine.context.replicas[0].world.keys[KEY]
+    known.owner = Owner("b", b"b" * 16)
+    node.step()
+    assert isinstance(node.engine.failure, InvalidTransition)
+    assert not node.held
+
+
+def test_a_node_is_made_of_production_parts(cluster):
+    node = cluster.node("a")
+    assert type(node) is Node
+    assert type(node.engine).__module__ == "kafka_marshal.engine.engine"
+    assert encode(cluster.config)

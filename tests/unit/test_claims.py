@@ -1,0 +1,152 @@
+"""Claims without consumption, over whole nodes in memory."""
+
+import os
+
+import pytest
+from enginekit import (
+    KEY,
+    T0,
+    H,
+    Stepping,
+    fold,
+    holders,
+    owning,
+    pause_for,
+    wish,
+    world,
+)
+
+from kafka_marshal.claims import HeldClaim
+from kafka_marshal.errors import (
+    ClaimLost,
+    ClaimRejected,
+    DeadlineExceeded,
+    InvalidTransition,
+    LogTruncated,
+)
+
+
+@pytest.fixture
+def cluster():
+    return world()
+
+
+def wanting(cluster, client_id="a"):
+    node = cluster.node(client_id)
+    node.engine.changed = Stepping(cluster)
+    return node, HeldClaim(node.engine, node.session, node.session.want(KEY))
+
+
+def winning(cluster, client_id="a"):
+    node, claim = wanting(cluster, client_id)
+    claim.wait_held(H)
+    return node, claim
+
+
+def test_a_claim_is_won_used_and_released(cluster):
+    _node, claim = winning(cluster)
+    assert claim.partition == T0
+    assert claim.check() == claim.token
+    assert claim.is_valid()
+    assert claim.position is None
+    claim.set_position(7)
+    claim.set_position(3)  # never back
+    cluster.run(H)
+    assert fold(cluster).keys[KEY].position == 7
+    claim.release()
+    claim.release()
+    known = fold(cluster).keys[KEY]
+    assert (known.owner, known.position) == (None, 7)
+    with pytest.raises(ClaimLost, match="released"):
+        claim.check()
+
+
+def test_a_context_manager_releases(cluster):
+    _, claim = winning(cluster)
+    with claim as held:
+        assert held is claim
+    assert fold(cluster).keys[KEY].owner is None
+
+
+def test_a_token_needs_a_claim_that_was_won(cluster):
+    _, claim = wanting(cluster)
+    with pytest.raises(InvalidTransition, match="not held yet"):
+        _ = claim.token
+    assert not claim.is_valid()
+
+
+def test_a_claim_not_won_in_time_names_who_holds_it(cluster):
+    owning(cluster, "b")
+    _, claim = wanting(cluster)
+    with pytest.raises(ClaimRejected) as caught:
+        claim.wait_held(H)
+    assert (caught.value.holder, caught.value.freshness) == ("b", "fresh")
+    assert caught.value.reason == "held"
+    assert holders(cluster) == ["b"]
+
+
+def test_a_paused_group_is_named_as_the_reason(cluster):
+    node, claim = wanting(cluster)
+    node.step()
+    pause_for(cluster, 10 * H)
+    with pytest.raises(ClaimRejected) as caught:
+        claim.wait_held(H)
+    assert (caught.value.reason, caught.value.holder) == ("paused", None)
+
+
+def test_a_claim_that_was_taken_names_the_winner(cluster):
+    node, claim = winning(cluster)
+    node.cut(is_cut=True)
+    cluster.run(H + 200)
+    with pytest.raises(ClaimLost) as caught:
+        claim.check()
+    assert caught.value.reason == "lease_expiring"
+    cluster.run(H)
+    with pytest.raises(ClaimLost) as caught:
+        claim.check()
+    assert caught.value.reason == "lease_expired"
+
+
+def test_releasing_against_a_dead_log_has_a_deadline(cluster):
+    node, claim = winning(cluster)
+    node.cut(is_cut=True)
+    with pytest.raises(DeadlineExceeded):
+        claim.release(timeout_ms=500)
+
+
+def test_a_failed_engine_is_told(cluster):
+    node, claim = wanting(cluster)
+    node.step()
+    cluster.kafka.truncate(cluster.place(0), end=0, leader=1)
+    with pytest.raises(LogTruncated):
+        claim.wait_held(H)
+
+
+def test_a_lost_claim_can_be_wanted_again(cluster):
+    node, claim = winning(cluster)
+    node.cut(is_cut=True)
+    cluster.run(3 * H)
+    node.cut(is_cut=False)
+    assert not claim.is_valid()
+    again = HeldClaim(node.engine, node.session, node.session.want(KEY))
+    again.wait_held(4 * H)
+    assert again.token > claim.token
+
+
+def test_a_forked_child_may_not_use_it(cluster, monkeypatch):
+    _, claim = winning(cluster)
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    assert not claim.is_valid()
+    with pytest.raises(InvalidTransition, match="parent process"):
+        claim.check()
+    claim.release()
+    monkeypatch.undo()
+    assert claim.is_valid()
+
+
+def test_it_keeps_a_consumer_of_the_group_out(cluster):
+    _, claim = winning(cluster)
+    other = cluster.node("b", wish=wish())
+    cluster.run(5 * H)
+    assert not other.held
+    assert claim.is_valid()

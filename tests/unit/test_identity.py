@@ -1,0 +1,93 @@
+import os
+import stat
+
+import pytest
+
+from kafka_marshal.errors import IdentityConflict
+from kafka_marshal.identity import FILE_NAME, LIVES_MAX, Identity, state_home
+
+MASTER = b"m" * 32
+
+
+def take(home, **names):
+    names = {"domain": "d", "group_id": "g", "client_id": "c"} | names
+    return Identity.take(home, **names)
+
+
+def incarnation(number):
+    return b"%016d" % number
+
+
+def test_a_restart_knows_its_earlier_lives_newest_first(tmp_path):
+    for number in range(3):
+        identity = take(tmp_path)
+        identity.remember(incarnation(number), master=MASTER)
+        identity.close()
+    lives = take(tmp_path).lives
+    assert [life.incarnation for life in lives] == [incarnation(n) for n in (2, 1, 0)]
+    assert {life.master for life in lives} == {MASTER}
+
+
+def test_only_so_many_lives_are_kept(tmp_path):
+    for number in range(LIVES_MAX + 3):
+        identity = take(tmp_path)
+        identity.remember(incarnation(number), master=MASTER)
+        identity.close()
+    assert len(take(tmp_path).lives) == LIVES_MAX
+
+
+def test_two_processes_cannot_have_one_identity(tmp_path):
+    first = take(tmp_path)
+    with pytest.raises(IdentityConflict, match=str(os.getpid())) as caught:
+        take(tmp_path)
+    assert caught.value.holder == "c"
+    first.close()
+    first.close()
+    take(tmp_path).close()
+
+
+@pytest.mark.parametrize(
+    "other", [{"domain": "e"}, {"group_id": "h"}, {"client_id": "d"}]
+)
+def test_identities_do_not_meet(tmp_path, other):
+    first = take(tmp_path)
+    first.remember(incarnation(1), master=MASTER)
+    assert take(tmp_path, **other).lives == ()
+
+
+@pytest.mark.parametrize("name", ["..", ".", "a:b"])
+def test_no_name_leads_out_of_the_directory(tmp_path, name):
+    home = tmp_path / "home"
+    take(home, group_id=name, client_id=name).remember(incarnation(1), master=MASTER)
+    assert [path.name for path in tmp_path.iterdir()] == ["home"]
+
+
+@pytest.mark.parametrize(
+    "text", [b"", b"{", b"[]", b'{"lives":[{"incarnation":"zz","master":"00"}]}']
+)
+def test_a_damaged_file_resumes_nothing(tmp_path, text):
+    identity = take(tmp_path)
+    identity.remember(incarnation(1), master=MASTER)
+    identity.close()
+    (path,) = tmp_path.rglob(FILE_NAME)
+    path.write_bytes(text)
+    assert take(tmp_path).lives == ()
+
+
+def test_secrets_are_the_owner_s_alone(tmp_path):
+    identity = take(tmp_path / "home")
+    identity.remember(incarnation(1), master=MASTER)
+    (path,) = tmp_path.rglob(FILE_NAME)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+
+
+def test_where_identities_are_kept(monkeypatch, tmp_path):
+    monkeypatch.setenv("MARSHAL_STATE_DIR", str(tmp_path / "chosen"))
+    assert state_home() == tmp_path / "chosen"
+    monkeypatch.delenv("MARSHAL_STATE_DIR")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "xdg"))
+    assert state_home() == tmp_path / "xdg" / "kafka-marshal"
+    monkeypatch.delenv("XDG_STATE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert state_home() == tmp_path / ".local" / "state" / "kafka-marshal"
