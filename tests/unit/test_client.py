@@ -1,0 +1,190 @@
+"""``Marshal`` over a cluster in memory: what it promises to whoever opens it."""
+
+import os
+
+import pytest
+from enginekit import KEY, T0, H, Stepping, fold, lines, world
+
+from kafka_marshal import runtime as runtimes
+from kafka_marshal.client import Marshal
+from kafka_marshal.errors import (
+    ConfigurationError,
+    IdentityConflict,
+    InvalidTransition,
+    LogUnreadable,
+    TopicMisconfigured,
+)
+from kafka_marshal.kafka_io import TopicDescription
+from kafka_marshal.observability.fanout import FanOut
+from kafka_marshal.testing.node import Recorder
+
+SAFE = TopicDescription("__marshal", exists=True)
+
+
+@pytest.fixture
+def cluster(monkeypatch):
+    """Let every ``Marshal`` that is opened run on one world in memory."""
+    cluster = world()
+    cluster.opened = []
+    cluster.description = SAFE
+
+    def open_runtime(settings, observer, *, timeout_ms):
+        node = cluster.node(f"runtime-{len(cluster.opened)}")
+        cluster.opened.append(node)
+        node.engine.remove_session(node.session)
+        node.engine.changed = Stepping(cluster)
+        node.engine.wait_ready(timeout_ms)
+        ports = node.engine.context.ports
+        return runtimes.Runtime(node.engine, ports, cluster.description, FanOut())
+
+    monkeypatch.setattr(runtimes.Runtime, "open", open_runtime)
+    monkeypatch.setattr(runtimes, "_running", {})
+    yield cluster
+    assert runtimes._running == {}, "a Marshal was left open"
+
+
+def opened(tmp_path, client_id="a", **rest):
+    options = {"group_id": "g", "state_dir": tmp_path, "observer": Recorder()} | rest
+    return Marshal("broker:9092", client_id=client_id, **options)
+
+
+def consuming(marshal, cluster, **options):
+    consumer = marshal.consumer("t", **options)
+    cluster.run_until(consumer.assignment, 4 * H)
+    return consumer
+
+
+def test_a_whole_life(cluster, tmp_path):
+    with opened(tmp_path) as marshal:
+        assert (marshal.client_id, marshal.group_id) == ("a", "g")
+        with marshal.consumer("t") as consumer:
+            cluster.run(200)
+            got = []
+            for record in consumer:
+                got.append(record.offset)
+                consumer.commit(record)
+                if len(got) == 10:
+                    consumer.stop()
+        assert got == list(range(10))
+    known = fold(cluster).keys[KEY]
+    assert (known.owner, known.position) == (None, 10)
+
+
+def test_a_restart_resumes_by_its_directory(cluster, tmp_path):
+    first = opened(tmp_path)
+    consumer = consuming(first, cluster)
+    token = consumer.tokens()[T0]
+    first.close(release=False)
+    cluster.run(H // 3)
+    second = opened(tmp_path)
+    again = consuming(second, cluster)
+    assert again.tokens()[T0] > token
+    second.close()
+    effects = [line.transition.effect for line in lines(cluster)]
+    assert (effects.count("claimed"), effects.count("resumed")) == (1, 1)
+
+
+def test_closing_without_release_keeps_the_claims(cluster, tmp_path):
+    marshal = opened(tmp_path)
+    consuming(marshal, cluster)
+    marshal.close(release=False)
+    marshal.close()
+    assert fold(cluster).keys[KEY].owner.client_id == "a"
+
+
+def test_two_in_one_process_share_a_connection(cluster, tmp_path):
+    a, b = opened(tmp_path), opened(tmp_path, "b")
+    assert a.engine is b.engine
+    assert len(cluster.opened) == 1
+    with pytest.raises(IdentityConflict, match=str(os.getpid())):
+        opened(tmp_path)
+    with pytest.raises(InvalidTransition, match="already open"):
+        opened("", state_dir="")
+    a.close()
+    cluster.run(H)
+    assert b.engine.failure is None
+    b.close()
+
+
+def test_a_claim_and_the_world(cluster, tmp_path):
+    with opened(tmp_path) as marshal:
+        claim = marshal.claim("t", 0)
+        assert marshal.owners("t") == {T0: "a"}
+        (found,) = marshal.world()["partitions"]["0"]["claims"]
+        assert found["token"] == str(claim.token)
+        with pytest.raises(InvalidTransition, match="already claimed"):
+            marshal.claim("t", 0)
+    assert fold(cluster).keys[KEY].owner is None
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a" * 201, "a\n", "ä"])
+@pytest.mark.parametrize("setting", ["client_id", "group_id"])
+def test_a_bad_name_is_found_before_any_io(cluster, tmp_path, setting, name):
+    with pytest.raises(ConfigurationError) as caught:
+        opened(tmp_path, **{setting: name})
+    assert caught.value.setting == setting
+    assert not cluster.opened
+
+
+@pytest.mark.parametrize(
+    ("options", "setting"),
+    [
+        ({"policy": "lazy"}, "policy"),
+        ({"claims_max": -1}, "claims_max"),
+        ({"auto_offset_reset": "middle"}, "auto_offset_reset"),
+        ({"max_poll_records": 0}, "max_poll_records"),
+        ({"max_uncommitted": 0}, "max_uncommitted"),
+        ({"metadata_refresh_ms": 0}, "metadata_refresh_ms"),
+    ],
+)
+def test_an_impossible_consumer_is_refused(cluster, tmp_path, options, setting):
+    with opened(tmp_path) as marshal:
+        with pytest.raises(ConfigurationError) as caught:
+            marshal.consumer("t", **options)
+        assert caught.value.setting == setting
+
+
+def test_topics_must_be_named_and_exist(cluster, tmp_path):
+    with opened(tmp_path) as marshal:
+        with pytest.raises(ConfigurationError, match="at least one"):
+            marshal.consumer()
+        with pytest.raises(ConfigurationError, match="no valid topic"):
+            marshal.consumer("a b")
+        with pytest.raises(ConfigurationError, match="no data partition"):
+            marshal.claim("t", -1)
+        with pytest.raises(LogUnreadable, match="does not exist"):
+            marshal.consumer("nowhere")
+
+
+def test_an_interval_that_differs_from_the_log_s_is_refused(cluster, tmp_path):
+    with pytest.raises(ConfigurationError, match=str(H)):
+        opened(tmp_path, heartbeat_interval_ms=H + 1)
+    opened(tmp_path, heartbeat_interval_ms=H).close()
+
+
+def test_a_dangerous_topic_is_refused(cluster, tmp_path):
+    cluster.description = TopicDescription(
+        "__marshal", exists=True, configs={"message.timestamp.type": "CreateTime"}
+    )
+    with pytest.raises(TopicMisconfigured, match="cannot be relied on"):
+        opened(tmp_path)
+    opened(tmp_path, check_topic=False).close()
+
+
+def test_a_directory_that_cannot_be_used_is_named(cluster, tmp_path):
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    with pytest.raises(ConfigurationError) as caught:
+        opened(blocked)
+    assert caught.value.setting == "state_dir"
+
+
+def test_a_closed_or_forked_marshal_says_so(cluster, tmp_path, monkeypatch):
+    marshal = opened(tmp_path)
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    with pytest.raises(InvalidTransition, match="after fork"):
+        marshal.consumer("t")
+    monkeypatch.undo()
+    marshal.close()
+    with pytest.raises(InvalidTransition, match="closed"):
+        marshal.world()
