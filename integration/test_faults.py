@@ -1,11 +1,46 @@
 """Faults of the world around: what happens is an error that says so, or nothing."""
 
-import pytest
-from domain import opened
-from waiting import eventually
+import os
+import random
+import secrets
+import threading
+import time
 
-from kafka_marshal import TopicPartition
+import pytest
+from domain import Recorder, opened
+from kafka import TopicPartition as Place
+from waiting import WAIT_MS, eventually, wall_ms
+
+from kafka_marshal import (
+    ClaimRejected,
+    CoordinationError,
+    Delivery,
+    InvalidTransition,
+    Marshal,
+    PositionError,
+    TopicMisconfigured,
+    TopicPartition,
+    WrongCluster,
+)
+from kafka_marshal.admin import Format
 from kafka_marshal.kafka_io import ConnectionSettings, KafkaDataLog
+from kafka_marshal.protocol.codec import encode
+from kafka_marshal.protocol.records import LIMIT_DEFAULTS, Config, Heartbeat, Limits
+from kafka_marshal.testing.broker import free_ports
+
+
+def config_for(domain, *, partitions, cluster_id=None):
+    """The Config that a format would write, made by hand."""
+    return Config(
+        generation=1,
+        format_id=secrets.token_bytes(16),
+        era=1_000,
+        cluster_id=cluster_id or domain.topics.cluster_id(),
+        heartbeat_interval_ms=domain.h_ms,
+        partition_count=partitions,
+        feature_level=1,
+        limits=Limits(**dict.fromkeys(LIMIT_DEFAULTS)),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -49,3 +84,399 @@ def test_a_resumed_partition_is_read_on(domain):
     finally:
         reader.close(1_000)
         data.close(1_000)
+
+
+# --- the coordination topic
+
+
+def open_it(domain, unique, **options):
+    return domain.marshal(unique("any"), "w1", **options)
+
+
+def test_a_missing_topic_names_the_command(broker, unique):
+    with (
+        opened(broker, unique, is_formatted=False) as domain,
+        pytest.raises(TopicMisconfigured, match="marshal topic format"),
+    ):
+        open_it(domain, unique)
+
+
+def test_an_unformatted_topic_names_the_command(broker, unique):
+    with opened(broker, unique, is_formatted=False) as domain:
+        domain.make_coordination_topic(partitions=2)
+        with pytest.raises(TopicMisconfigured, match="marshal topic format"):
+            open_it(domain, unique)
+
+
+def test_a_torn_topic_can_be_completed(broker, unique):
+    with opened(broker, unique, is_formatted=False) as domain:
+        domain.make_coordination_topic(partitions=3)
+        domain.append(encode(config_for(domain, partitions=3)))
+        with pytest.raises(TopicMisconfigured, match="torn_format"):
+            open_it(domain, unique)
+        with domain.admin() as admin:
+            admin.format_topic(Format(partition_count=3))
+        open_it(domain, unique).close()
+
+
+def test_a_topic_of_another_cluster_is_refused(broker, unique):
+    with opened(broker, unique, is_formatted=False) as domain:
+        domain.make_coordination_topic(partitions=1)
+        config = config_for(domain, partitions=1, cluster_id="elsewhere")
+        domain.append(encode(config))
+        with pytest.raises(WrongCluster, match="elsewhere"):
+            open_it(domain, unique)
+
+
+def test_settings_that_endanger_claims_are_listed(broker, unique):
+    with opened(broker, unique, is_formatted=False) as domain:
+        domain.make_coordination_topic(partitions=1)
+        domain.append(encode(config_for(domain, partitions=1)))
+        domain.alter_coordination_topic("message.timestamp.type", "CreateTime")
+        domain.alter_coordination_topic("cleanup.policy", "compact")
+        domain.alter_coordination_topic("unclean.leader.election.enable", "true")
+        with pytest.raises(TopicMisconfigured) as raised:
+            open_it(domain, unique)
+        assert len(raised.value.problems) == 3
+        for name in ("message.timestamp.type", "cleanup.policy", "unclean"):
+            assert name in str(raised.value)
+
+
+def test_a_create_time_topic_moves_no_log_time(broker, unique):
+    """Who insists gets claims that never go stale: no takeover, no second owner."""
+    with opened(broker, unique, is_formatted=False, h_ms=300) as domain:
+        domain.make_coordination_topic(
+            partitions=1, **{"message.timestamp.type": "CreateTime"}
+        )
+        domain.append(encode(config_for(domain, partitions=1)))
+        topic = domain.data_topic(1)
+        group = unique("frozen")
+        first = domain.marshal(group, "w1", check_topic=False)
+        second = domain.marshal(group, "w2", check_topic=False)
+        with first, second:
+            with first.claim(topic, 0) as claim:
+                with pytest.raises(ClaimRejected):
+                    second.claim(topic, 0, timeout_ms=4 * domain.h_ms)
+                assert claim.is_valid()
+            with second.claim(topic, 0, timeout_ms=WAIT_MS) as claim:
+                assert claim.is_valid()
+
+
+def test_a_topic_changed_to_create_time_under_us(broker, unique):
+    """The clock stands still; nobody is wrongly taken over."""
+    with opened(broker, unique, h_ms=300) as domain:
+        topic = domain.data_topic(1)
+        group = unique("changed")
+        with (
+            domain.marshal(group, "w1") as one,
+            domain.marshal(group, "w2") as two,
+            one.claim(topic, 0) as claim,
+        ):
+            domain.alter_coordination_topic("message.timestamp.type", "CreateTime")
+            with pytest.raises(ClaimRejected):
+                two.claim(topic, 0, timeout_ms=6 * domain.h_ms)
+            assert claim.is_valid()
+
+
+# --- the way to the cluster
+
+
+def test_an_unreachable_broker_is_told_in_time():
+    (port,) = free_ports(1)
+    begun = time.monotonic()
+    with pytest.raises(CoordinationError, match=f"127.0.0.1:{port}"):
+        Marshal(
+            f"127.0.0.1:{port}",
+            group_id="g",
+            client_id="c",
+            state_dir="",
+            timeout_ms=1_500,
+        )
+    assert time.monotonic() - begun < 4
+
+
+def test_one_live_address_is_enough(domain, unique):
+    """K31."""
+    dead = [f"127.0.0.1:{port}" for port in free_ports(2)]
+    topic = domain.data_topic(1, records_each=3)
+    servers = f"{dead[0]},{domain.servers},{dead[1]}"
+    with Marshal(
+        servers,
+        group_id=unique("k31"),
+        client_id="c",
+        coordination_topic=domain.topic,
+        state_dir="",
+    ) as marshal:
+        consumer = marshal.consumer(topic, consumer_timeout_ms=WAIT_MS)
+        assert [next(consumer).offset for _ in range(3)] == [0, 1, 2]
+
+
+# --- bytes that nobody should have written
+
+
+def hostile_values():
+    """Noise, truncations, deep nesting, and records of people who do not exist."""
+    chance = random.Random(5)  # the same each time
+    yield from (b"", b"\x00", b"\xff" * 100, b"\x01\x01\x00" + b"\x91" * 5_000)
+    for size in range(1, 40):
+        yield chance.randbytes(size)
+    beat = encode(Heartbeat("w1", "g", b"i" * 16, 1, "t", 0, 1, 5, rewind=True))
+    for cut in range(1, len(beat)):
+        yield beat[:cut]
+    for at in range(3, len(beat)):
+        yield beat[:at] + bytes([beat[at] ^ 0x55]) + beat[at + 1 :]
+
+
+def test_hostile_bytes_change_nothing(domain, unique):
+    """L28, S9: while consuming, into every coordinating partition."""
+    topic = domain.data_topic(2, records_each=200)
+    group = unique("hostile")
+    recorder = Recorder()
+    values = list(hostile_values())
+    with domain.marshal(group, "w1", observer=recorder) as marshal:
+        consumer = marshal.consumer(topic, consumer_timeout_ms=1_000)
+        found = []
+        for record in consumer:
+            found.append((record.partition, record.offset))
+            consumer.commit(record)
+            if values:
+                domain.append(values.pop(), t=len(values) % 4)
+        for left in values:
+            domain.append(left, t=1)
+        consumer.flush()
+        assert len(set(found)) == len(found) == 400
+        assert not recorder.named("claim_ended")
+        assert not recorder.named("engine_failed")
+    history = domain.history()
+    assert [len(ts) for ts in history.tenures(group).values()] == [1, 1]
+    assert history.counters()["undecodable"] > 30
+
+
+def test_forged_records_of_a_live_claim_are_ignored(domain, unique):
+    """Whoever writes under a name without its incarnation changes nothing."""
+    topic = domain.data_topic(1, records_each=5)
+    group = unique("forged")
+    with domain.marshal(group, "w1") as marshal:
+        consumer = marshal.consumer(topic)
+        eventually(consumer.assignment, "the claim")
+        key, known, t = next(
+            (key, known, world.partition)
+            for world in domain.world().partitions
+            for key, known in world.keys.items()
+            if key.group_id == group
+        )
+        for seq in range(1, 4):
+            beat = Heartbeat(
+                "w1", group, b"x" * 16, seq, topic, 0, known.epoch, 99, rewind=True
+            )
+            domain.append(encode(beat), t=t)
+        consumer.flush()
+        assert consumer.assignment() == {key.topic_partition}
+    (after,) = (state for _, state in domain.world().claims(group))
+    assert after.position == 0
+
+
+# --- positions outside the log
+
+
+def test_below_the_logs_start_it_jumps_and_tells(domain, unique):
+    """L13: retention took records that were not read yet."""
+    topic = domain.data_topic(1, records_each=100)
+    place = TopicPartition(topic, 0)
+    group = unique("retention")
+    recorder = Recorder()
+    with domain.marshal(group, "w1", observer=recorder) as marshal:
+        consumer = marshal.consumer(topic, max_poll_records=10)
+        first = []
+
+        def look():
+            first.extend(r for rs in consumer.poll(100).values() for r in rs)
+            return first
+
+        eventually(look, "the first ten")
+        consumer.commit(first)
+        consumer.close()
+        domain.kafka.delete_records({Place(*place): 60})
+        consumer = marshal.consumer(topic, consumer_timeout_ms=1_000)
+        assert [record.offset for record in consumer] == [*range(60, 100)]
+        (jump,) = recorder.named("position_jumped")
+        assert jump.fields["error"].requested == len(first)
+        assert jump.fields["error"].log_start == 60
+        consumer.commit()
+        consumer.flush()
+    (known,) = (state for _, state in domain.world().claims(group))
+    assert known.position == 100
+
+
+@pytest.mark.parametrize("delivery", list(Delivery), ids=lambda d: d.value)
+def test_beyond_the_logs_end_it_stops(domain, unique, delivery):
+    """PROTOCOL 5.6: an error, and never silently the earliest."""
+    topic = domain.data_topic(1, records_each=10)
+    place = TopicPartition(topic, 0)
+    group = unique("beyond")
+    domain.commit(group, place, 1_000)
+    with domain.marshal(group, "w1") as marshal:
+        consumer = marshal.consumer(topic, delivery=delivery)
+
+        def look():
+            assert consumer.poll(timeout_ms=100) == {}
+
+        with pytest.raises(PositionError) as raised:
+            eventually(look, "it is told")
+        error = raised.value
+        assert (error.requested, error.log_start, error.log_end) == (1_000, 0, 10)
+        assert error.partition == place
+        assert consumer.poll(timeout_ms=300) == {}
+    assert domain.owners(group) == {place: None}
+
+
+def test_no_position_and_none_wanted(domain, unique):
+    topic = domain.data_topic(1, records_each=3)
+    with domain.marshal(unique("none"), "w1") as marshal:
+        consumer = marshal.consumer(topic, auto_offset_reset="none")
+        with pytest.raises(PositionError, match="no position"):
+            eventually(lambda: consumer.poll(timeout_ms=100), "it is told")
+
+
+# --- handlers, and children
+
+
+def test_a_handler_that_never_returns(domain, unique):
+    """K33: its claim is kept, beats go on, others are not held up."""
+    topic, other = domain.data_topic(1, records_each=5), domain.data_topic(1, 5)
+    group = unique("stuck")
+    release = threading.Event()
+    caught = []
+    with domain.marshal(group, "w1") as marshal, domain.marshal(group, "w2") as rival:
+
+        def work():
+            consumer = marshal.consumer(topic)
+            for record in consumer:
+                caught.append(record)
+                release.wait(timeout=60)
+                consumer.commit(record)
+                return
+
+        thread = threading.Thread(target=work, daemon=True)
+        thread.start()
+        try:
+            eventually(lambda: caught, "it is stuck")
+            begun_ms = wall_ms()
+            waiting = rival.consumer(topic)
+            sound = marshal.consumer(other, consumer_timeout_ms=1_000)
+            assert len(list(sound)) == 5
+            sound.commit()
+            before = time.monotonic()
+            sound.close()
+            assert time.monotonic() - before < 3
+            assert not waiting.poll(timeout_ms=3 * domain.h_ms)
+            assert domain.owners(group)[TopicPartition(topic, 0)] == "w1"
+        finally:
+            release.set()
+            thread.join(timeout=10)
+    steps = [
+        step.timestamp_ms
+        for step in domain.history().of("renewed", group_id=group)
+        if step.key.topic == topic and step.timestamp_ms > begun_ms
+    ]
+    assert len(steps) >= 5
+    tenures = domain.history().tenures(group)[group, topic, 0]
+    assert (tenures[0].client_id, tenures[0].position) == ("w1", 1)
+
+
+def in_a_child(work) -> list[str]:
+    """Run ``work`` in a forked child; return the lines that it yields."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            os.close(read)
+            os.write(write, "\n".join(work()).encode())
+            status = 0
+        finally:
+            os._exit(status)
+    os.close(write)
+    with os.fdopen(read, "rb") as pipe:
+        said = pipe.read().decode()
+    assert os.waitpid(pid, 0)[1] == 0, said
+    return said.splitlines()
+
+
+def test_a_forked_child_inherits_nothing(domain, unique, tmp_path):
+    """PROTOCOL 1.7: every use raises, ends at once, and the parent goes on."""
+    topic, other = domain.data_topic(1, records_each=4), domain.data_topic(1)
+    group = unique("fork")
+    with (
+        domain.marshal(group, "w1", state_dir=tmp_path) as marshal,
+        domain.admin() as admin,
+    ):
+        consumer = marshal.consumer(topic, max_poll_records=2)
+        records = []
+
+        def look():
+            records.extend(r for rs in consumer.poll(100).values() for r in rs)
+            return records
+
+        eventually(look, "two records")
+        claim = marshal.claim(other, 0)
+        admin.held(group)
+        uses = {
+            "poll": lambda: consumer.poll(100),
+            "iterate": lambda: next(iter(consumer)),
+            "commit": lambda: consumer.commit(records),
+            "flush": consumer.flush,
+            "assignment": consumer.assignment,
+            "position": lambda: consumer.position(TopicPartition(topic, 0)),
+            "pause": lambda: consumer.pause(TopicPartition(topic, 0)),
+            "consumer": lambda: marshal.consumer(other),
+            "claim": lambda: marshal.claim(other, 0),
+            "world": marshal.world,
+            "owners": lambda: marshal.owners(topic),
+            "check": claim.check,
+            "set_position": lambda: claim.set_position(3),
+            "pause_group": lambda: admin.release_group(group, for_ms=1_000),
+        }
+
+        def child():
+            for name, use in uses.items():
+                try:
+                    use()
+                    yield f"{name}: nothing happened"
+                except InvalidTransition:
+                    pass
+                except Exception as error:  # noqa: BLE001 - told to the parent
+                    yield f"{name}: {error!r}"
+            yield f"valid: {claim.is_valid()}"
+            claim.release()
+            consumer.close()
+            marshal.close()
+            admin.close()
+            # A Marshal of its own is fine.
+            with domain.marshal(unique("child"), "w1") as own, own.claim(other, 0):
+                yield "own: held"
+
+        assert in_a_child(child) == ["valid: False", "own: held"]
+        consumer.commit(records)
+        consumer.flush()
+        assert claim.is_valid()
+        assert domain.owners(group)[TopicPartition(topic, 0)] == "w1"
+
+
+def test_a_child_does_not_keep_its_parents_name(domain, unique, tmp_path):
+    """It outlives the parent; the parent's successor is let in all the same."""
+    group = unique("orphan")
+    marshal = domain.marshal(group, "w1", state_dir=tmp_path)
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(write)
+        os.read(read, 1)  # lives until the parent lets go of the pipe
+        os._exit(0)
+    os.close(read)
+    try:
+        marshal.close()
+        domain.marshal(group, "w1", state_dir=tmp_path).close()
+    finally:
+        os.close(write)
+        os.waitpid(pid, 0)

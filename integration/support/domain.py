@@ -6,12 +6,13 @@ from contextlib import contextmanager
 from history import History
 from kafka import KafkaConsumer, KafkaProducer
 from kafka import TopicPartition as Place
-from kafka.admin import KafkaAdminClient
+from kafka.admin import ConfigResource, ConfigResourceType, KafkaAdminClient
 from waiting import eventually
 
 from kafka_marshal import Admin, Marshal, TopicPartition, World
 from kafka_marshal.admin import Format
 from kafka_marshal.kafka_io import ConnectionSettings, KafkaTopicAdmin
+from kafka_marshal.kafka_io.topics import coordination_configs
 from kafka_marshal.ports import Event, Observer
 
 HEARTBEAT_MS = 1_000
@@ -61,6 +62,22 @@ class Domain:
                 admin.format_topic(
                     Format(partition_count=partitions, heartbeat_interval_ms=h_ms)
                 )
+
+    def make_coordination_topic(self, partitions: int, **configs: str) -> None:
+        """Create the coordination topic without formatting it."""
+        self.topics.create(
+            self.topic,
+            partitions=partitions,
+            replication=1,
+            configs=coordination_configs(1) | configs,
+        )
+
+    def alter_coordination_topic(self, name: str, value: str) -> None:
+        """Change a setting of the coordination topic under running clients."""
+        resource = ConfigResource(
+            ConfigResourceType.TOPIC, self.topic, configs={name: value}
+        )
+        self.kafka.alter_configs([resource])
 
     # --- data
 
