@@ -25,7 +25,6 @@ GRANTS = {
     "tasks": {"in_flight": 1, "tasks": True, "copies": False},
 }
 LARGER_LEASES = {
-    "all-of-it": {"failovers": True, "pauses": True},
     "failovers": {"failovers": True},
     "half-ticks": {"ticks_per_h": 2, "crashes": False},
     "pauses": {"pauses": True},

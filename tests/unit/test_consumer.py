@@ -6,6 +6,7 @@ from enginekit import (
     KEY,
     T0,
     H,
+    Stepping,
     fold,
     held_by,
     holders,
@@ -17,6 +18,7 @@ from enginekit import (
 
 from kafka_marshal.errors import (
     ClaimLost,
+    DeadlineExceeded,
     InvalidTransition,
     LogTruncated,
     PositionError,
@@ -179,6 +181,23 @@ def test_several_partitions_take_turns():
     for _ in range(6):
         seen.update(values(node.consumer.poll(0)))
     assert seen == {0, 1, 2}
+
+
+def test_flushing_waits_until_positions_stand_in_the_log(cluster):
+    node = owning(cluster, most=4)
+    node.engine.changed = Stepping(cluster)
+    node.consumer.commit(polled(node))
+    node.consumer.flush()
+    assert fold(cluster).keys[KEY].position == 4
+
+
+def test_flushing_against_a_dead_log_has_a_deadline(cluster):
+    node = owning(cluster, most=4)
+    node.engine.changed = Stepping(cluster)
+    node.consumer.commit(polled(node))
+    node.cut(is_cut=True)
+    with pytest.raises(DeadlineExceeded):
+        node.consumer.flush(500)
 
 
 # --- Where to begin (PROTOCOL 5.6) ---

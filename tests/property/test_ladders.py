@@ -1,0 +1,181 @@
+"""Laws of the ladders under any order of inputs."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+from logkit import KEY, Log, claim, ident, messages
+
+from kafka_marshal.errors import InvalidTransition
+from kafka_marshal.protocol.claiming import Claim, Claimant, Lease, Phase
+from kafka_marshal.protocol.delivery import AtLeastOnce, AtMostOnce
+from kafka_marshal.protocol.transition import Transition
+from kafka_marshal.protocol.types import Owner, Token
+
+H = 1_000
+ME = Owner("c1", ident("c1"))
+
+
+def verdict(effect, *, of=None):
+    outcome = "accepted" if effect else "refused"
+    return Transition(7, outcome, effect, None, KEY, 7, None, of)
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("wait"), st.integers(0, 3 * H)),
+        st.tuples(st.just("send"), st.just(0)),
+        st.tuples(st.just("won"), st.integers(0, 5)),
+        st.tuples(st.just("refused"), st.integers(0, 5)),
+        st.tuples(st.just("beat"), st.integers(0, 2 * H)),
+        st.tuples(st.just("tick"), st.just(0)),
+        st.tuples(st.just("step"), st.integers(0, H)),
+        st.tuples(st.just("taken"), st.just(0)),
+    ),
+    max_size=40,
+)
+
+
+class Holder:
+    """A claim that anything happens to, and the last sending that renewed it."""
+
+    def __init__(self):
+        self.it = Claim(Claimant(ME, "g", master=b"m" * 32), KEY)
+        self.now_ms, self.seq, self.proven_ms = 10_000, 0, -1
+        self.sent = {}
+
+    def wait(self, value):
+        self.now_ms += value
+
+    def send(self, _):
+        if self.it.phase is Phase.WAITING:
+            self.seq += 1
+            self.it.claim_sent(self.seq, self.now_ms)
+            self.sent[self.seq] = self.now_ms
+
+    def won(self, value):
+        if self._hear(verdict("claimed"), self.seq - value):
+            self.proven_ms = self.sent[self.seq - value]
+            self.it.start(None)
+
+    def refused(self, value):
+        self._hear(verdict(None), self.seq - value)
+
+    def _hear(self, transition, seq):
+        return self.it.on_claim_verdict(
+            transition,
+            seq=seq,
+            now_ms=self.now_ms,
+            heartbeat_interval_ms=H,
+            token=Token(1, 0, 7),
+        )
+
+    def beat(self, value):
+        sent_ms = self.now_ms - value
+        if self.it.is_owned:
+            self.proven_ms = max(self.proven_ms, sent_ms)
+        self.it.on_beat_verdict(
+            verdict("renewed"), sent_ms=sent_ms, heartbeat_interval_ms=H
+        )
+
+    def tick(self, _):
+        self.it.check_lease(self.now_ms)
+
+    def step(self, value):
+        self.it.shorten(value)
+
+    def taken(self, _):
+        self.it.on_foreign(verdict("claimed", of=claim("c2")))
+
+
+@given(STEPS)
+def test_a_lease_never_outlives_what_was_read_back(steps):
+    """Whatever happens, it counts from the sending of a record that renewed."""
+    holder = Holder()
+    for action, value in steps:
+        getattr(holder, action)(value)
+        now_ms, proven_ms = holder.now_ms, holder.proven_ms
+        if holder.it.is_valid(now_ms):
+            assert proven_ms >= 0
+            assert now_ms < Lease.since(proven_ms, H).hard_until_ms
+        if holder.it.may_hand_out(now_ms):
+            assert now_ms < proven_ms + H
+
+
+@given(st.lists(st.integers(0, 12), max_size=60))
+def test_a_position_is_below_all_that_is_in_hand(actions):
+    """Zero hands the next one out; any other number commits that offset."""
+    it, handed, done = AtLeastOnce(0), [], set()
+    for action in actions:
+        if action == 0:
+            handed.append(len(handed) * 2)
+            it.hand_out(handed[-1:])
+            continue
+        offset = action * 2
+        try:
+            it.commit(offset)
+        except InvalidTransition:
+            assert offset not in handed
+        else:
+            assert offset in handed
+            done.add(offset)
+        in_hand = [o for o in handed if o not in done]
+        assert it.position <= min(in_hand, default=it.position)
+        assert set(range(0, it.position, 2)) <= done
+        assert it.in_hand_count == len(in_hand)
+
+
+class Taker:
+    """A client that consumes at most once, from a claim to the next."""
+
+    def __init__(self, log, name):
+        self.log, self.name, self.seq = log, name, 0
+        self.it, self.epoch, self.way = None, None, []
+
+    def claim(self):
+        won = self.log.one(claim(self.name), after=10 * H)
+        assert won.effect == "claimed"
+        self.epoch = won.epoch
+        start = self.log.key().next_unclaimed() or 0
+        self.it = AtMostOnce(start, grantee=ident(self.name))
+        self.way = []
+
+    def ask(self, count):
+        self.seq += 1
+        last = self.it.next_first + count
+        request = self.it.request(self.seq, last)
+        self.way.append((self.epoch, request))
+
+    def land(self, number):
+        epoch, request = self.way.pop(number % len(self.way))
+        record = messages(
+            epoch, request.first, request.last, client=self.name, seq=request.seq
+        )
+        fields = [getattr(record, f) for f in record.__struct_fields__[:7]]
+        record = type(record)(
+            *fields, ident(self.name), record.first, record.proposed_last_offset
+        )
+        self.it.on_verdict(self.log.one(record))
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 1), st.integers(0, 4), st.integers(0, 3)), max_size=60
+    )
+)
+def test_no_offset_is_handed_out_twice(actions):
+    log = Log()
+    takers = [Taker(log, "a"), Taker(log, "b")]
+    handed = []
+    for who, what, value in actions:
+        taker = takers[who]
+        if taker.it is None or what == 0:
+            taker.claim()
+        elif what == 1:
+            taker.ask(value)
+        elif what == 2 and taker.way:
+            taker.land(value)
+        elif what == 3 and taker.it.granted is not None:
+            handed.append(taker.it.granted.first)
+            taker.it.hand_out(handed[-1])
+        elif what == 4:
+            taker.it.forget_requests()
+    assert len(handed) == len(set(handed))
