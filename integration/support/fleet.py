@@ -96,12 +96,12 @@ class Fleet:
     def __init__(self, domain, home: Path, **settings: object) -> None:
         self._domain = domain
         self._home = home
-        self._settings = settings
+        self.settings = settings
         self.workers: list[Worker] = []
 
     def start(self, client_id: str, **settings: object) -> Worker:
         worker = Worker(
-            self._domain, self._home, client_id, **(self._settings | settings)
+            self._domain, self._home, client_id, **(self.settings | settings)
         )
         self.workers.append(worker)
         return worker

@@ -6,6 +6,7 @@ reported and overwritten, never obeyed, and no claim waits for a mirror.
 
 from collections.abc import Iterable, Mapping
 from functools import partial
+from typing import NamedTuple
 
 from kafka_marshal.errors import MarshalError
 from kafka_marshal.ports import DataLog, Pending
@@ -18,7 +19,12 @@ from .holding import Holding
 MIRROR_MS_MAX = 2_000
 MIRROR_RETRY_MS = 10_000
 
-Offsets = dict[TopicPartition, int]
+
+class _Written(NamedTuple):
+    """A position, and the claim that it was reached under."""
+
+    epoch: int
+    position: int
 
 
 class Mirror:
@@ -41,8 +47,8 @@ class Mirror:
         self._claimant = claimant
         self._call: Pending[Mapping[TopicPartition, int | None]] | None = None
         self._keys: dict[Key, None] = {}
-        self._sending: Offsets = {}
-        self._written: Offsets = {}
+        self._sending: dict[TopicPartition, _Written] = {}
+        self._written: dict[TopicPartition, _Written] = {}
         self._due_ms = 0
         self._has_failed = False
         self._is_off = False
@@ -69,15 +75,15 @@ class Mirror:
             self._call = None
         if self._is_off or now_ms < self._due_ms:
             return
-        wanted = self._wanted()
-        if wanted:
+        self._sending = self._wanted()
+        if self._sending:
             self._due_ms = now_ms + self._context.heartbeat_interval_ms // 3
-            self._sending = wanted
             data, group_id = self._context.ports.data, self._claimant.group_id
+            wanted = {place: each.position for place, each in self._sending.items()}
             work = partial(_replace, data, group_id, wanted)
             self._call = self._context.ports.background.submit(work)
 
-    def _wanted(self) -> Offsets:
+    def _wanted(self) -> dict[TopicPartition, _Written]:
         """Return what stands in the log and not yet in Kafka; forget what is over."""
         wanted = {}
         for key in list(self._keys):
@@ -86,8 +92,9 @@ class Mirror:
             if known is None or known.owner not in {None, self._claimant.owner}:
                 del self._keys[key]  # the next owner mirrors it
             elif position is not None:
-                if self._written.get(key.topic_partition) != position:
-                    wanted[key.topic_partition] = position
+                present = _Written(known.epoch, position)
+                if self._written.get(key.topic_partition) != present:
+                    wanted[key.topic_partition] = present
                 elif known.owner is None:
                     del self._keys[key]
         return wanted
@@ -105,15 +112,21 @@ class Mirror:
             return
         self._has_failed = False
         for partition, found in call.result(0).items():
-            expected = self._written.get(partition)
-            if expected is not None and found != expected:
-                fields = {"partition": partition, "expected": expected, "found": found}
+            before = self._written.get(partition)
+            if before is None or before.epoch != self._sending[partition].epoch:
+                continue  # others owned it meanwhile
+            if found != before.position:
+                fields = {
+                    "partition": partition,
+                    "expected": before.position,
+                    "found": found,
+                }
                 self._context.observe("mirror_drift", fields)
         self._written.update(self._sending)
 
 
 def _replace(
-    data: DataLog, group_id: str, wanted: Offsets
+    data: DataLog, group_id: str, wanted: Mapping[TopicPartition, int]
 ) -> Mapping[TopicPartition, int | None]:
     """Write offsets and return what stood in their place."""
     found = data.committed(group_id, list(wanted), timeout_ms=MIRROR_MS_MAX)

@@ -83,8 +83,16 @@ class Outbox:
         return self._pending.pop(seq, None)
 
     def pending_of(self, keys: Container[Key]) -> list[int]:
-        """Return the records about these keys that have not been read back."""
-        return [seq for seq, sent in self._pending.items() if sent.key in keys]
+        """Return the records about these keys that may still be read back.
+
+        Sending is given up after H/2; what is older than H never arrived.
+        """
+        since_ms = self._context.now_ms - self._context.heartbeat_interval_ms
+        return [
+            seq
+            for seq, sent in self._pending.items()
+            if sent.key in keys and sent.sent_ms > since_ms
+        ]
 
     def is_pending(self, seq: int) -> bool:
         """Return whether a record has not been read back yet."""

@@ -1,0 +1,170 @@
+"""The broker itself fails under working consumers; judged from the log and journals.
+
+Scenarios share one broker of their own, which they take down in turn.
+"""
+
+import attrs
+import pytest
+from domain import Domain
+from fleet import Fleet
+from history import History
+from journal import Journal, judge_duplicates, judge_grants
+from waiting import eventually, wall_ms
+
+from kafka_marshal.testing.broker import EmbeddedBroker
+
+KINDS = pytest.mark.parametrize("delivery", ["alo", "amo"])
+BATCH = 40
+
+
+@attrs.frozen
+class Outcome:
+    """What a scenario left behind, for one guarantee."""
+
+    group_id: str
+    produced: dict
+    journal: Journal
+    history: History
+    h_ms: int
+    at_ms: dict[str, int]
+
+
+@pytest.fixture(scope="module")
+def outcomes(unique, tmp_path_factory):
+    """Workers of both guarantees; the broker is stopped for a while, then killed."""
+    home = tmp_path_factory.mktemp("broker-faults")
+    fleets, topics, at_ms = {}, {}, {}
+    with EmbeddedBroker() as broker:
+        domain = Domain(broker.bootstrap_servers, unique)
+        try:
+            for delivery in ("alo", "amo"):
+                (home / delivery).mkdir()
+                topics[delivery] = domain.data_topic(4, records_each=450)
+                fleets[delivery] = Fleet(
+                    domain,
+                    home / delivery,
+                    group_id=unique(f"shaken-{delivery}"),
+                    topics=[topics[delivery]],
+                    delivery=delivery,
+                    # At least once much is in hand, so that only the lease stops it.
+                    max_poll_records=2_000 if delivery == "alo" else BATCH,
+                    handle_ms=5,
+                )
+            with fleets["alo"] as alo, fleets["amo"] as amo:
+                shake(domain, broker, (alo, amo), topics=topics, at_ms=at_ms)
+            yield {
+                delivery: Outcome(
+                    fleet.settings["group_id"],
+                    domain.of(topics[delivery]),
+                    fleet.journal,
+                    domain.history(),
+                    domain.h_ms,
+                    at_ms,
+                )
+                for delivery, fleet in fleets.items()
+            }
+        finally:
+            domain.close()
+
+
+def shake(domain, broker, fleets, *, topics, at_ms):
+    """Run the scenario: stopped beyond H, then killed and started anew."""
+    for fleet in fleets:
+        fleet.start("w1")
+        fleet.start("w2")
+    for fleet in fleets:
+        eventually(
+            lambda f=fleet: {h.client_id for h in f.journal.handled} == {"w1", "w2"},
+            "everybody works",
+        )
+    broker.pause()
+    at_ms["paused"] = wall_ms()
+    eventually(lambda: wall_ms() > at_ms["paused"] + 1.6 * domain.h_ms, "longer than H")
+    broker.resume()
+    at_ms["resumed"] = wall_ms()
+    for fleet in fleets:
+        wait_for_progress(fleet)
+    broker.kill()
+    at_ms["killed"] = wall_ms()
+    broker.restart()
+    at_ms["restarted"] = wall_ms()
+    for fleet in fleets:
+        wait_for_progress(fleet)
+    for fleet in fleets:
+        topic = topics[fleet.settings["delivery"]]
+        await_end(domain, fleet.settings["group_id"], topic)
+    for fleet in fleets:
+        for worker in fleet.workers:
+            worker.ask_to_end()
+
+
+def wait_for_progress(fleet):
+    since = wall_ms()
+    eventually(
+        lambda: any(h.at_ms > since for h in fleet.journal.handled),
+        "somebody goes on",
+        30_000,
+    )
+
+
+def await_end(domain, group_id, topic):
+    produced = domain.of(topic)
+
+    def is_done():
+        states = dict(domain.world().claims(group_id))
+        ends = {k.topic_partition: s.next_unclaimed() for k, s in states.items()}
+        return ends == produced
+
+    eventually(is_done, f"{group_id} reaches the end", 40_000)
+
+
+def test_at_least_once_loses_nothing(outcomes):
+    outcome = outcomes["alo"]
+    assert outcome.journal.lost(outcome.produced) == {}
+
+
+def test_at_least_once_repeats_within_the_bound(outcomes, record_property):
+    outcome = outcomes["alo"]
+    repeats = judge_duplicates(outcome.journal, outcome.history, outcome.group_id)
+    record_property("repeated", repeats)
+
+
+def test_at_most_once_repeats_nothing(outcomes, record_property):
+    """What is lost was granted, and no more than a batch for each who lost claims."""
+    outcome = outcomes["amo"]
+    granted = judge_grants(outcome.journal, outcome.history, outcome.group_id)
+    lost = outcome.journal.lost(outcome.produced)
+    assert {k.topic_partition: sorted(v) for k, v in granted.items()} == lost
+    count = sum(map(len, lost.values()))
+    record_property("lost", count)
+    # Two workers, two faults.
+    assert count <= 2 * 2 * BATCH
+
+
+@KINDS
+def test_nothing_is_handed_out_after_the_soft_stop(outcomes, delivery):
+    """L11: no later than H after the last renewal that the broker took."""
+    outcome = outcomes[delivery]
+    renewals = [
+        step.timestamp_ms
+        for step in outcome.history.of("renewed", "claimed", group_id=outcome.group_id)
+    ]
+    for stop, go in (("paused", "resumed"), ("killed", "restarted")):
+        stopped_ms, back_ms = outcome.at_ms[stop], outcome.at_ms[go]
+        last_ms = max(at for at in renewals if at <= stopped_ms)
+        late = [
+            each
+            for each in outcome.journal.handled
+            if last_ms + outcome.h_ms + 50 < each.at_ms < back_ms
+        ]
+        assert late == []
+
+
+@KINDS
+def test_all_workers_survive(outcomes, delivery):
+    journal = outcomes[delivery].journal
+    assert not journal.of("failed")
+    assert len(journal.of("ended")) == 2
+    assert not journal.of("observed", name="close_unconfirmed")
+    # What other owners mirrored meanwhile is no drift.
+    assert not journal.of("observed", name="mirror_drift")
