@@ -292,12 +292,14 @@ class Consumer:
 
     def pause(self, *partitions: TopicPartition) -> None:
         """Stop handing out records of these partitions; the claims are kept."""
+        self._require_usable()
         self._hands.paused.update(
             TopicPartition(*partition) for partition in partitions
         )
 
     def resume(self, *partitions: TopicPartition) -> None:
         """Undo ``pause``."""
+        self._require_usable()
         self._hands.paused.difference_update(TopicPartition(*p) for p in partitions)
 
     def paused(self) -> set[TopicPartition]:
