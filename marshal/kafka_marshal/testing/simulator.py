@@ -31,6 +31,7 @@ from kafka_marshal.testing.node import Cluster, Node, Wish
 GROUP = "g"
 TOPIC = "t"
 TRANSCRIPT_TAIL = 60
+DEAF_MS = 10**9
 ADMIN = Owner("admin", b"admin".ljust(16, b"."))
 FAULTS = (
     "delay",
@@ -394,11 +395,14 @@ class Simulation:
 
     def _deafen(self) -> None:
         """Cut one way only: what it sends arrives, it hears nothing, or late."""
+        lag_ms = self.rng.choice([self.h // 2, DEAF_MS])
+        self._make_deaf(self._span_ms(), lag_ms)
+
+    def _make_deaf(self, duration_ms: int, lag_ms: int) -> None:
         app = self._victim()
         if app is not None:
-            duration_ms = self._span_ms()
             app.mends_ms = self.cluster.clock.now_ms() + duration_ms
-            app.node.log.read_lag_ms = self.rng.choice([self.h // 2, 10**9])
+            app.node.log.read_lag_ms = lag_ms
             self._say(f"{_name(app.node)} hears late for {duration_ms} ms")
 
     def _crash(self) -> None:
@@ -433,6 +437,9 @@ class Simulation:
     def _pause_group(self) -> None:
         self._operations += 1
         for_ms = self._span_ms()
+        if "deaf" in self.faults and self.rng.random() < 0.5:  # noqa: PLR2004
+            # Troubles come together: whoever holds a key may miss all of it.
+            self._make_deaf(for_ms + 3 * self.h, DEAF_MS)
         self._write_pause(for_ms, seq=1, operation=self._operations)
         self._say(f"the group is paused for {for_ms} ms")
 
