@@ -86,7 +86,55 @@ def test_a_resumed_partition_is_read_on(domain):
         data.close(1_000)
 
 
+def test_a_fetch_that_fails_is_tried_again(domain, unique, monkeypatch):
+    """A fault that passes is an event, and not the application's business."""
+    topic = domain.data_topic(1, records_each=3)
+    recorder = Recorder()
+    with domain.marshal(unique("fetch"), "w1", observer=recorder) as marshal:
+        consumer = marshal.consumer(topic, consumer_timeout_ms=2_000)
+        reader = consumer._reader
+        poll, faults = reader.poll, [CoordinationError("no broker answered")] * 3
+
+        def failing(timeout_ms, max_records):
+            if faults:
+                raise faults.pop()
+            return poll(timeout_ms, max_records)
+
+        monkeypatch.setattr(reader, "poll", failing)
+        assert [record.offset for record in consumer] == [0, 1, 2]
+    assert len(recorder.named("fetch_failed")) == 3
+
+
 # --- the coordination topic
+
+
+def test_partitions_added_to_the_coordination_topic_change_nothing(broker, unique):
+    """L22, PROTOCOL 2.5: K stands in the log; clients old and new go on."""
+    with opened(broker, unique, partitions=2) as domain:
+        topic = domain.data_topic(3)
+        group = unique("grown")
+        with domain.marshal(group, "w1") as one:
+            consumer = one.consumer(topic)
+            eventually(lambda: len(consumer.assignment()) == 3, "all are held")
+            tokens = consumer.tokens()
+            domain.kafka.create_partitions({domain.topic: 5})
+            eventually(
+                lambda: domain.topics.describe_bare(domain.topic).partition_count == 5,
+                "the topic has grown",
+            )
+            fresh = Marshal(
+                f"localhost:{domain.servers.rpartition(':')[2]}",  # its own engine
+                group_id=group,
+                client_id="w2",
+                coordination_topic=domain.topic,
+                state_dir="",
+            )
+            with fresh as two:
+                assert two.engine is not one.engine
+                with pytest.raises(ClaimRejected, match="'w1'"):
+                    two.claim(topic, 0, timeout_ms=3 * domain.h_ms)
+            assert consumer.tokens() == tokens
+        assert {step.t for step in domain.history().of("claimed")} <= {0, 1}
 
 
 def open_it(domain, unique, **options):

@@ -9,7 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 import attrs
 
-from kafka_marshal.errors import ClaimLost, ConfigurationError, PositionError
+from kafka_marshal.errors import (
+    ClaimLost,
+    ConfigurationError,
+    CoordinationError,
+    PositionError,
+)
 from kafka_marshal.ports import DataReader, Record
 from kafka_marshal.protocol.claiming import Ending, Phase
 from kafka_marshal.protocol.delivery import AtLeastOnce, AtMostOnce
@@ -275,6 +280,12 @@ class HandOut:
             )
         except PositionError as error:
             self._on_out_of_range(error)
+            return
+        except CoordinationError as error:
+            if not error.retriable:
+                raise
+            self._observe("fetch_failed", {"error": error})
+            self._wait(min(left_ms, WAIT_SLICE_MS))
             return
         for partition, records in fetched.items():
             place = self.places.get(partition)

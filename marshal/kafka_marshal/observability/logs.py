@@ -15,6 +15,7 @@ _WARNINGS = frozenset(
         "clock_step",
         "close_unconfirmed",
         "config_torn",
+        "fetch_failed",
         "granted_unprocessed",
         "identity_unavailable",
         "log_poll_failed",
