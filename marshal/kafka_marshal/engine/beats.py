@@ -1,6 +1,6 @@
 """When and what to beat: one record per coordinating partition (PROTOCOL 4.5)."""
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 from kafka_marshal.protocol.records import BatchHeartbeat, Heartbeat
 
@@ -10,6 +10,7 @@ from .outbox import Outbox
 
 BEATS_PER_RECORD_MAX = 1_000
 INTERVALS_PER_H = 3
+STEP_MS_MIN = 50  # the margin of a lease covers at least this
 
 
 class Beater:
@@ -54,6 +55,24 @@ class Beater:
         for partition, held in self._by_partition(holdings).items():
             seqs.extend(self._send(partition, held))
         return seqs
+
+    def check_clock(
+        self, holdings: Iterable[Holding], partitions: Container[int], *, now_ms: int
+    ) -> None:
+        """Shorten leases that a forward step of a leader's clock has shortened."""
+        for holding in holdings:
+            if not holding.claim.is_owned:
+                continue
+            partition = self._context.partition_of(holding.key)
+            if partition not in partitions:
+                continue
+            world = self._context.replicas[partition].world
+            age_ms = world.keys[holding.key].age_ms(world.now_ms)
+            surplus_ms = holding.claim.surplus_ms(now_ms, log_elapsed_ms=age_ms)
+            if surplus_ms > STEP_MS_MIN:
+                holding.claim.shorten(surplus_ms)
+                fields = {"key": holding.key, "surplus_ms": surplus_ms}
+                self._context.observe("clock_step", fields)
 
     def _by_partition(self, holdings: Iterable[Holding]) -> dict[int, list[Holding]]:
         found: dict[int, list[Holding]] = {}

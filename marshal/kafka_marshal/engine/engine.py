@@ -171,30 +171,18 @@ class Engine:
 
     def _fold(self, entries: tuple[tuple[int, LogEntry], ...]) -> None:
         now_ms = self.context.now_ms
-        touched: dict[int, Replica] = {}
+        touched: set[int] = set()
         for partition, entry in entries:
             replica = self.context.replicas.get(partition)
             if replica is None:
                 continue  # PROTOCOL 2.5: partitions added in Kafka change nothing
             transitions = replica.fold(entry, now_ms)
-            touched[partition] = replica
+            touched.add(partition)
             check_halt(replica)
             if self.context.config is not None and transitions:
                 self._route(transitions, now_ms)
-        if self.context.config is None:
-            return  # entries from before the start say nothing of the clock now
-        for partition, replica in touched.items():
-            surplus_ms = replica.forward_step_ms(now_ms)
-            if surplus_ms:
-                self._on_clock_step(partition, surplus_ms)
-
-    def _on_clock_step(self, partition: int, surplus_ms: int) -> None:
-        fields = {"partition": partition, "surplus_ms": surplus_ms}
-        self.context.observe("clock_step", fields)
         for session in self._sessions.values():
-            for holding in session.holdings.values():
-                if self.context.partition_of(holding.key) == partition:
-                    holding.claim.shorten(surplus_ms)
+            session.check_clock(touched, now_ms)
 
     def _route(self, transitions: tuple[Transition, ...], now_ms: int) -> None:
         first = transitions[0]

@@ -1,6 +1,6 @@
 """One claimant in an engine: drives everything it wants, holds and gives up."""
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 from kafka_marshal.errors import (
     IdentityConflict,
@@ -484,6 +484,10 @@ class Session:
                 holding.claim, holding.position, reason="lease_expired"
             )
             self._after_end(holding)
+
+    def check_clock(self, partitions: Container[int], now_ms: int) -> None:
+        """Shorten leases where a leader's clock stepped forward (PROTOCOL S4)."""
+        self._beater.check_clock(self.holdings.values(), partitions, now_ms=now_ms)
 
     def _finish(self, holding: Holding, ending: Ending) -> None:
         holding.claim.end(ending)

@@ -353,6 +353,15 @@ class Claim:
             self.heartbeat_interval_ms = heartbeat_interval_ms
             self.lease = Lease.since(sent_ms, heartbeat_interval_ms)
 
+    def surplus_ms(self, now_ms: int, *, log_elapsed_ms: int) -> int:
+        """Return by how much log time outran local time since the last renewal.
+
+        The renewal was appended after it was sent and the last entry before it
+        was read, so more log time than local time between the two is proof that
+        the leader's clock stepped forward (PROTOCOL S4).
+        """
+        return max(0, log_elapsed_ms - (now_ms - self._base_ms))
+
     def shorten(self, surplus_ms: int) -> None:
         """Subtract a forward step of the log's clock from the lease (PROTOCOL S4)."""
         if self.is_owned:

@@ -253,6 +253,20 @@ def test_a_lease_follows_the_interval_of_its_renewal():
     assert it.lease == Lease.since(493, 200)
 
 
+@pytest.mark.parametrize(
+    ("now_ms", "log_elapsed_ms", "surplus_ms"),
+    [
+        pytest.param(100, 100, 0, id="in-step"),
+        pytest.param(100, 40, 0, id="read-late"),
+        pytest.param(100, 101, 1, id="outran"),
+        pytest.param(100, 5_000, 4_900, id="stepped"),
+    ],
+)
+def test_log_time_that_outruns_local_time_is_a_step(now_ms, log_elapsed_ms, surplus_ms):
+    it = at(Phase.HELD)
+    assert it.surplus_ms(now_ms, log_elapsed_ms=log_elapsed_ms) == surplus_ms
+
+
 def test_a_clock_that_steps_ahead_shortens_the_lease_until_the_next_beat():
     it = at(Phase.HELD)
     it.shorten(300)
