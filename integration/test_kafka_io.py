@@ -340,7 +340,13 @@ def test_commit_beside_active_members_is_refused(
     topic, group = unique("data"), unique("group")
     topics.create_data_topic(topic, partitions=1)
     place = TopicPartition(topic, 0)
-    member = KafkaConsumer(topic, bootstrap_servers=bootstrap_servers, group_id=group)
+    # Brokers may not know the new topic yet: look again soon.
+    member = KafkaConsumer(
+        topic,
+        bootstrap_servers=bootstrap_servers,
+        group_id=group,
+        metadata_max_age_ms=500,
+    )
     until(lambda: member.poll(100) == {} and bool(member.assignment()))
     data = KafkaDataLog(settings)
     with pytest.raises(CoordinationError, match="active members"):
