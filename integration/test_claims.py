@@ -42,7 +42,7 @@ def test_a_plain_consumer_loop_under_a_claim(domain, unique):
             if record.offset == 9:
                 break
         consumer.close(autocommit=False)
-    (known,) = (state for _, state in domain.world().claims(group))
+    (known,) = domain.states(group).values()
     assert (known.owner, known.position) == (None, 10)
     with domain.marshal(group, "w2") as marshal, marshal.claim(topic, 0) as claim:
         assert claim.position == 10
@@ -165,7 +165,7 @@ def test_a_foreign_release_is_ignored(domain, unique):
     group = unique("forged")
     topic = domain.data_topic(1)
     with domain.marshal(group, "w1") as marshal, marshal.claim(topic, 0) as claim:
-        (known,) = (state for _, state in domain.world().claims(group))
+        (known,) = domain.states(group).values()
         world = next(
             w for w in domain.world().partitions if any(k[0] == group for k in w.keys)
         )
@@ -187,5 +187,5 @@ def test_a_foreign_release_is_ignored(domain, unique):
         before = world.soft.counters.get("not_owner", 0)
         assert after.soft.counters["not_owner"] == before + 2
         assert claim.is_valid()
-    (known,) = (state for _, state in domain.world().claims(group))
+    (known,) = domain.states(group).values()
     assert known.position is None

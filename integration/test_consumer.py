@@ -76,7 +76,7 @@ def test_readme_example(domain, unique):
                 break
     assert sorted(h[:2] for h in handled) == [(p, n) for p in (0, 1) for n in range(50)]
     assert all(token is not None for *_, token in handled)
-    positions = {k.partition: s.position for k, s in domain.world().claims(group)}
+    positions = {k.partition: s.position for k, s in domain.states(group).items()}
     assert positions == {0: 50, 1: 50}
 
 
@@ -109,7 +109,7 @@ def test_verbs(domain, unique, delivery):
         assert len(poll_all(consumer, 30)) == 30
         consumer.commit()
         consumer.flush()
-        positions = {k.partition: s.position for k, s in domain.world().claims(group)}
+        positions = {k.partition: s.position for k, s in domain.states(group).items()}
         assert positions == {0: 30, 1: 30}
         consumer.close()
         consumer.close()
@@ -211,7 +211,7 @@ def test_a_stale_token_is_refused(domain, unique):
         with pytest.raises(ClaimLost, match="has ended"):
             consumer.commit(old[2])
         consumer.commit(again)
-    (known,) = (state for _, state in domain.world().claims(group))
+    (known,) = domain.states(group).values()
     assert known.position == 4
 
 
@@ -223,7 +223,7 @@ def test_flush_stands_in_the_log_on_return(domain, unique):
         consumer = marshal.consumer(topic)
         consumer.commit(poll_all(consumer, 4)[:3])
         consumer.flush()
-        (known,) = (state for _, state in domain.world().claims(group))
+        (known,) = domain.states(group).values()
         assert known.position == 3
 
 

@@ -68,7 +68,7 @@ class Team:
         produced = self.domain.of(self.topic)
 
         def is_done():
-            states = dict(self.domain.world().claims(self.group_id))
+            states = self.domain.states(self.group_id)
             ends = {k.topic_partition: s.next_unclaimed() for k, s in states.items()}
             return ends == produced
 
@@ -352,7 +352,7 @@ def test_a_mirror_that_fails_stops_nothing(domain, unique):
             consumer.commit(list(consumer))
             eventually(lambda: recorder.named("mirror_failed"), "it is told")
             consumer.flush()
-        (known,) = (state for _, state in domain.world().claims(group))
+        (known,) = domain.states(group).values()
         assert known.position == 10
         assert domain.committed(group, topic) == {}
     finally:

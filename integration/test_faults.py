@@ -320,7 +320,7 @@ def test_forged_records_of_a_live_claim_are_ignored(domain, unique):
             domain.append(encode(beat), t=t)
         consumer.flush()
         assert consumer.assignment() == {key.topic_partition}
-    (after,) = (state for _, state in domain.world().claims(group))
+    (after,) = domain.states(group).values()
     assert after.position == 0
 
 
@@ -352,7 +352,7 @@ def test_below_the_logs_start_it_jumps_and_tells(domain, unique):
         assert jump.fields["error"].log_start == 60
         consumer.commit()
         consumer.flush()
-    (known,) = (state for _, state in domain.world().claims(group))
+    (known,) = domain.states(group).values()
     assert known.position == 100
 
 

@@ -112,7 +112,7 @@ def test_owners_finish_what_is_in_hand(domain, unique, admin):
             lambda: consumer.poll(50) == {} and domain.owners(group) == {place: None},
             "released once its hands are empty",
         )
-        (known,) = (state for _, state in domain.world().claims(group))
+        (known,) = domain.states(group).values()
         assert known.position == 4
 
 

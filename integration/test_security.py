@@ -134,7 +134,7 @@ def consume_all(guarded, servers, options, group) -> list[int]:
         consumer = marshal.consumer(topic, consumer_timeout_ms=1_000)
         found = [record.offset for record in consumer]
         consumer.commit()
-    (known,) = (state for _, state in domain.world().claims(group))
+    (known,) = domain.states(group).values()
     assert known.position == 5
     return found
 

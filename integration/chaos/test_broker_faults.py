@@ -111,7 +111,7 @@ def await_end(domain, group_id, topic):
     produced = domain.of(topic)
 
     def is_done():
-        states = dict(domain.world().claims(group_id))
+        states = domain.states(group_id)
         ends = {k.topic_partition: s.next_unclaimed() for k, s in states.items()}
         return ends == produced
 

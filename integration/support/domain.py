@@ -14,6 +14,8 @@ from kafka_marshal.admin import Format
 from kafka_marshal.kafka_io import ConnectionSettings, KafkaTopicAdmin
 from kafka_marshal.kafka_io.topics import coordination_configs
 from kafka_marshal.ports import Event, Observer
+from kafka_marshal.protocol.state import KeyState
+from kafka_marshal.protocol.types import Key
 
 HEARTBEAT_MS = 1_000
 
@@ -57,6 +59,7 @@ class Domain:
         self.topics = KafkaTopicAdmin(ConnectionSettings(servers))
         self._producer = KafkaProducer(bootstrap_servers=servers, linger_ms=20)
         self._kafka: KafkaAdminClient | None = None
+        self._history: History | None = None
         if is_formatted:
             with self.admin() as admin:
                 admin.format_topic(
@@ -158,13 +161,20 @@ class Domain:
         return World.at(self.servers, coordination_topic=self.topic, **options)
 
     def history(self) -> History:
-        return History(self.servers, self.topic)
+        """The log to its end, folded; one object that grows."""
+        if self._history is None:
+            self._history = History(self.servers, self.topic)
+        return self._history.read()
+
+    def states(self, group_id: str) -> dict[Key, KeyState]:
+        """Return what the log says of a group's keys now."""
+        return self.history().states(group_id)
 
     def owners(self, group_id: str) -> dict[TopicPartition, str | None]:
         """Return who holds what, by the log."""
         return {
             key.topic_partition: None if known.owner is None else known.owner.client_id
-            for key, known in self.world().claims(group_id)
+            for key, known in self.states(group_id).items()
         }
 
     def wait_owned(self, group_id: str, topic: str, *, by: set[str]) -> dict:
@@ -183,6 +193,8 @@ class Domain:
         self.topics.close()
         if self._kafka is not None:
             self._kafka.close()
+        if self._history is not None:
+            self._history.close()
 
 
 @contextmanager

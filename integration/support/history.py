@@ -5,7 +5,6 @@ no engine, no consumer and no figure of theirs is believed.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator
 
 import attrs
 from kafka import KafkaConsumer
@@ -13,7 +12,7 @@ from kafka import TopicPartition as Place
 
 from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.records import Member
-from kafka_marshal.protocol.state import WorldState
+from kafka_marshal.protocol.state import KeyState, WorldState
 from kafka_marshal.protocol.transition import ACCEPTED, Transition
 from kafka_marshal.protocol.types import Key, LogEntry
 
@@ -101,31 +100,73 @@ class Grant:
 
 
 class History:
-    """The whole coordination log, folded.
+    """The whole coordination log, folded; ``read`` goes on where it stopped.
 
     Attributes:
         steps: Every transition, by coordinating partition and offset.
-        worlds: The final state of every coordinating partition.
+        worlds: The state of every coordinating partition at the end.
     """
 
     def __init__(self, servers: str, topic: str) -> None:
         self.steps: list[Step] = []
         self.worlds: dict[int, WorldState] = {}
-        for t, entry in _entries(servers, topic):
-            world = self.worlds.setdefault(t, WorldState(t))
-            for transition in apply(world, entry):
-                known = world.keys.get(transition.key) if transition.key else None
-                position = None if known is None else known.next_unclaimed()
-                self.steps.append(
-                    Step(
-                        t,
-                        entry.offset,
-                        entry.leader_epoch,
-                        entry.timestamp_ms,
-                        transition,
-                        position,
-                    )
+        self._consumer = KafkaConsumer(
+            bootstrap_servers=servers,
+            group_id=None,
+            enable_auto_commit=False,
+            auto_offset_reset="none",
+            bootstrap_timeout_ms=READ_MS,
+        )
+        partitions = sorted(self._consumer.partitions_for_topic(topic))
+        self._places = [Place(topic, t) for t in partitions]
+        self._consumer.assign(self._places)
+        self._consumer.seek_to_beginning()
+
+    def read(self) -> "History":
+        """Read to the end as of now, and fold."""
+        ends = self._consumer.end_offsets(self._places)
+        at = self._consumer.position
+        while any(at(place) < ends[place] for place in self._places):
+            for place, records in self._consumer.poll(timeout_ms=200).items():
+                for record in records:
+                    self._fold(place.partition, record)
+        self.steps.sort(key=lambda step: (step.t, step.offset))
+        return self
+
+    def close(self) -> None:
+        self._consumer.close(autocommit=False)
+
+    def _fold(self, t: int, record) -> None:
+        world = self.worlds.setdefault(t, WorldState(t))
+        entry = LogEntry(
+            record.offset,
+            record.leader_epoch,
+            record.timestamp,
+            record.timestamp_type,
+            record.value,
+        )
+        for transition in apply(world, entry):
+            known = world.keys.get(transition.key) if transition.key else None
+            self.steps.append(
+                Step(
+                    t,
+                    entry.offset,
+                    entry.leader_epoch,
+                    entry.timestamp_ms,
+                    transition,
+                    None if known is None else known.next_unclaimed(),
                 )
+            )
+
+    def states(self, group_id: str) -> dict[Key, KeyState]:
+        """Return every key of a group that was ever claimed, sorted."""
+        found = [
+            (key, known)
+            for world in self.worlds.values()
+            for key, known in world.keys.items()
+            if key.group_id == group_id
+        ]
+        return dict(sorted(found, key=lambda row: row[0]))
 
     def of(self, *effects: str, group_id: str | None = None) -> list[Step]:
         """Return the accepted steps with one of these effects, in time order."""
@@ -229,34 +270,3 @@ class History:
             for name, count in world.soft.counters.items():
                 total[name] += count
         return dict(total)
-
-
-def _entries(servers: str, topic: str) -> Iterator[tuple[int, LogEntry]]:
-    consumer = KafkaConsumer(
-        bootstrap_servers=servers,
-        group_id=None,
-        enable_auto_commit=False,
-        auto_offset_reset="none",
-        bootstrap_timeout_ms=READ_MS,
-    )
-    try:
-        places = [Place(topic, t) for t in sorted(consumer.partitions_for_topic(topic))]
-        consumer.assign(places)
-        consumer.seek_to_beginning()
-        ends = consumer.end_offsets(places)
-        while any(consumer.position(place) < ends[place] for place in places):
-            for place, records in consumer.poll(timeout_ms=200).items():
-                for record in records:
-                    if record.offset < ends[place]:
-                        yield (
-                            place.partition,
-                            LogEntry(
-                                record.offset,
-                                record.leader_epoch,
-                                record.timestamp,
-                                record.timestamp_type,
-                                record.value,
-                            ),
-                        )
-    finally:
-        consumer.close(autocommit=False)
