@@ -127,7 +127,9 @@ def crash(domain, tmp_path_factory):
 
 
 @KINDS
-def test_takeover_comes_after_2h_and_not_much_later(crash, delivery, record_property):
+def test_takeover_comes_after_2h_and_not_much_later(
+    crash, delivery, record_testsuite_property
+):
     """M25, measured in log time: from the last renewal to the winning record."""
     outcome = crash[delivery]
     delays = [
@@ -137,7 +139,7 @@ def test_takeover_comes_after_2h_and_not_much_later(crash, delivery, record_prop
         if before.client_id == "w2" and before.ended_by == "claimed"
     ]
     assert delays, "the victim held something"
-    record_property("takeover_ms", sorted(delays))
+    record_testsuite_property(f"takeover_ms.{delivery}", sorted(delays))
     assert min(delays) > 2 * outcome.h_ms
     assert max(delays) <= 2 * outcome.h_ms + SLACK_MS
 
@@ -156,11 +158,11 @@ def test_at_least_once_loses_nothing(crash):
     assert outcome.journal.lost(outcome.produced) == {}
 
 
-def test_at_least_once_repeats_within_the_bound(crash, record_property):
+def test_at_least_once_repeats_within_the_bound(crash, record_testsuite_property):
     """M24: only what was handled since the last accepted position."""
     outcome = crash["alo"]
     repeats = judge_duplicates(outcome.journal, outcome.history, outcome.group_id)
-    record_property("repeated", repeats)
+    record_testsuite_property("repeated.kill", repeats)
     victim = [
         each
         for each in outcome.journal.handled
@@ -174,12 +176,12 @@ def test_at_most_once_handles_nothing_twice(crash):
     assert outcome.journal.duplicated() == {}
 
 
-def test_at_most_once_loses_a_batch_at_most(crash, record_property):
+def test_at_most_once_loses_a_batch_at_most(crash, record_testsuite_property):
     """M22: exactly what was granted to the victim and not processed."""
     outcome = crash["amo"]
     granted = judge_grants(outcome.journal, outcome.history, outcome.group_id)
     lost = outcome.journal.lost(outcome.produced)
-    record_property("lost", outcome.crash_losses())
+    record_testsuite_property("lost.kill", outcome.crash_losses())
     assert {k.topic_partition: sorted(v) for k, v in granted.items()} == lost
     assert outcome.crash_losses() <= BATCH
     victims = {

@@ -163,7 +163,9 @@ def test_how_long_a_pause_may_be(admin, unique, for_ms):
     assert raised.value.setting == "for_ms"
 
 
-def test_a_pause_shows_within_one_fetch_wait(domain, unique, admin, record_property):
+def test_a_pause_shows_within_one_fetch_wait(
+    domain, unique, admin, record_testsuite_property
+):
     """U10: from the append of its last record to the world of a live client."""
     group = unique("visible")
     with domain.marshal(group, "w1") as marshal:
@@ -178,7 +180,7 @@ def test_a_pause_shows_within_one_fetch_wait(domain, unique, admin, record_prope
         steps = domain.history().of("paused", group_id=group)
         assert all(isinstance(step.record, ReleaseGroup) for step in steps)
         delay_ms = seen_ms - max(step.timestamp_ms for step in steps)
-        record_property("visible_after_ms", delay_ms)
+        record_testsuite_property("visible_after_ms", delay_ms)
         assert delay_ms <= FETCH_WAIT_MS
         admin.resume_group(group)
 

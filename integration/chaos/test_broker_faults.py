@@ -123,20 +123,20 @@ def test_at_least_once_loses_nothing(outcomes):
     assert outcome.journal.lost(outcome.produced) == {}
 
 
-def test_at_least_once_repeats_within_the_bound(outcomes, record_property):
+def test_at_least_once_repeats_within_the_bound(outcomes, record_testsuite_property):
     outcome = outcomes["alo"]
     repeats = judge_duplicates(outcome.journal, outcome.history, outcome.group_id)
-    record_property("repeated", repeats)
+    record_testsuite_property("repeated.broker", repeats)
 
 
-def test_at_most_once_repeats_nothing(outcomes, record_property):
+def test_at_most_once_repeats_nothing(outcomes, record_testsuite_property):
     """What is lost was granted, and no more than a batch for each who lost claims."""
     outcome = outcomes["amo"]
     granted = judge_grants(outcome.journal, outcome.history, outcome.group_id)
     lost = outcome.journal.lost(outcome.produced)
     assert {k.topic_partition: sorted(v) for k, v in granted.items()} == lost
     count = sum(map(len, lost.values()))
-    record_property("lost", count)
+    record_testsuite_property("lost.broker", count)
     # Two workers, two faults.
     assert count <= 2 * 2 * BATCH
 
