@@ -182,11 +182,17 @@ class HandOut:
         """Note that the application is done with all that it was handed.
 
         Under at most once nothing is committed, so asking for more is the only
-        sign of it; a drain waits for that (PROTOCOL 8.1).
+        sign of it; a drain waits for that (PROTOCOL 8.1). Under at least once
+        the commit may be yet to come: a surplus partition waits another H.
         """
         with self._engine.changed:
             for place in self.places.values():
-                place.holding.lent_count = 0
+                holding = place.holding
+                holding.lent_count = 0
+                if holding.drain is not None and holding.drain.until_ms is None:
+                    heartbeat_ms = self._engine.context.heartbeat_interval_ms
+                    until_ms = self._clock.now_ms() + heartbeat_ms
+                    holding.drain = attrs.evolve(holding.drain, until_ms=until_ms)
 
     def hand_out(self, most: int) -> dict[TopicPartition, list[Record]]:
         """Hand out up to ``most`` fetched records whose lease stands now."""

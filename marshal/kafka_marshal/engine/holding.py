@@ -37,12 +37,17 @@ class Drain:
     Attributes:
         reason: Why it is given up; stands in the release record.
         successor: client_id that should have it next, if any.
-        until_ms: Local time at which it is released whatever is in hand.
+        until_ms: Local time at which it is released whatever is in hand; None
+            as long as the application is busy with what it was handed.
     """
 
     reason: str
     successor: str | None
-    until_ms: int
+    until_ms: int | None
+
+    def is_due(self, now_ms: int) -> bool:
+        """Return whether to release although something is in hand."""
+        return self.until_ms is not None and now_ms >= self.until_ms
 
 
 @attrs.frozen

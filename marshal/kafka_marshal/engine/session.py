@@ -212,9 +212,7 @@ class Session:
             if waited_ms > self._context.heartbeat_interval_ms // 2:
                 progress.forget_requests()
         drain = holding.drain
-        if drain is not None and (
-            holding.in_hand_count == 0 or now_ms >= drain.until_ms
-        ):
+        if drain is not None and (holding.in_hand_count == 0 or drain.is_due(now_ms)):
             self.release(holding, reason=drain.reason, successor=drain.successor)
 
     def _refresh_topics(self, now_ms: int) -> None:
@@ -242,14 +240,13 @@ class Session:
                 if key not in self.holdings and not self._leaver.is_leaving(key):
                     self._contend_for(key, sub.delivery, sub.start_rule)
             for surplus in plan.release:
-                self._give_up(surplus, now_ms)
+                self._give_up(surplus)
 
-    def _give_up(self, surplus: Release, now_ms: int) -> None:
+    def _give_up(self, surplus: Release) -> None:
         holding = self.holdings.get(surplus.key)
         if holding is None or not holding.claim.is_owned or holding.drain is not None:
             return
-        until_ms = now_ms + self._context.heartbeat_interval_ms
-        holding.drain = Drain("surplus", surplus.successor, until_ms)
+        holding.drain = Drain("surplus", surplus.successor, None)
         self._bump(holding.key)
 
     def _drop_contenders(self, keys: Iterable[Key]) -> None:

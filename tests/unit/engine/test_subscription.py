@@ -80,6 +80,21 @@ def test_surplus_is_finished_before_it_is_given_up():
     assert fold(cluster).keys[key].position == 4
 
 
+def test_surplus_waits_for_a_slow_handler_and_not_for_one_that_never_commits():
+    cluster = world(records=[4, 4])
+    a = cluster.node("a", wish=wish(most=100))
+    cluster.run_until(held_by(a, 2), H)
+    a.consumer.poll(0)
+    b = cluster.node("b", wish=wish())
+    cluster.run(5 * H)  # busy with what was handed out
+    assert not b.held
+    assert len(a.held) == 2
+    a.consumer.poll(0)  # back, and nothing is committed
+    cluster.run(H // 2)
+    assert not b.held
+    cluster.run_until(held_by(b, 1), H)
+
+
 def test_a_leaver_hands_all_over_at_once():
     cluster = world(records=[1] * 4)
     a, b = (cluster.node(name, wish=wish()) for name in "ab")
