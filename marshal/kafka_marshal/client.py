@@ -352,7 +352,8 @@ class Marshal:
 
         Args:
             release: False keeps the claims for a restart within H.
-            timeout_ms: How long to wait for each.
+            timeout_ms: How long to wait in all. A log that left a consumer
+                without an answer is not waited for again.
         """
         if self._is_closed:
             return
@@ -361,8 +362,14 @@ class Marshal:
             return
         for number, before in self._handlers.items():
             signal.signal(number, before)
+        now_ms = self.engine.context.now_ms
+        deadline_ms = now_ms + timeout_ms
         for consumer in self._consumers:
-            consumer.close(release=release, timeout_ms=timeout_ms)
+            left_ms = max(0, deadline_ms - self.engine.context.now_ms)
+            consumer.close(release=release, timeout_ms=left_ms)
+            if not consumer.is_close_confirmed:
+                deadline_ms = now_ms
+        timeout_ms = max(0, deadline_ms - self.engine.context.now_ms)
         session = self._session
         with self.engine.changed:
             seqs = session.begin_close(release=release)

@@ -71,6 +71,9 @@ class Consumer:
 
     Not thread-safe: one thread uses it at a time. Only ``stop`` may be called
     from anywhere, signal handlers included.
+
+    Attributes:
+        is_close_confirmed: False once closing got no answer from the log.
     """
 
     def __init__(
@@ -98,6 +101,7 @@ class Consumer:
         self._places = self._hands.places
         self._is_stopped = False
         self._is_closed = False
+        self.is_close_confirmed = True
         self._pid = os.getpid()
 
     # --- reading
@@ -337,6 +341,7 @@ class Consumer:
         except MarshalError:
             # The claims run out by themselves; somebody takes them after 2H.
             self._engine.context.observe("close_unconfirmed", {})
+            self.is_close_confirmed = False
         self._places.clear()
         self._reader.close(timeout_ms)
 

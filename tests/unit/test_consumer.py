@@ -365,6 +365,7 @@ def test_closing_against_a_dead_log_ends_at_its_deadline(cluster):
     node.cut(is_cut=True)
     node.consumer.close(timeout_ms=0)
     assert node.observer.named("close_unconfirmed")
+    assert not node.consumer.is_close_confirmed
 
 
 def test_stopping_ends_what_iterates(cluster):
