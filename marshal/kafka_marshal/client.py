@@ -94,7 +94,6 @@ class Marshal:
         self._is_closed = False
         self._pid = os.getpid()
         self._consumers: list[Consumer] = []
-        self._claims: list[HeldClaim] = []
         self._handlers: dict[signal.Signals, Any] = {}
         self._identity: Identity | None = None
         self._runtime = runtimes.acquire(
@@ -274,7 +273,8 @@ class Marshal:
             reader=self._runtime.ports.data.reader(),
             options=options,
         )
-        self._consumers.append(consumer)
+        open_ones = [other for other in self._consumers if not other.is_closed]
+        self._consumers = [*open_ones, consumer]
         return consumer
 
     def claim(
@@ -295,7 +295,6 @@ class Marshal:
             holding = self._session.want(Key(self.group_id, topic, partition))
         claim = HeldClaim(self.engine, self._session, holding)
         claim.wait_held(timeout_ms)
-        self._claims.append(claim)
         return claim
 
     def world(self, *, timeout_ms: int = OPEN_MS_MAX) -> dict[str, Any]:

@@ -312,6 +312,11 @@ class Consumer:
 
     # --- ending
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether ``close`` was called."""
+        return self._is_closed
+
     def stop(self) -> None:
         """End iteration and polling soon. For signal handlers and other threads."""
         self._is_stopped = True

@@ -120,7 +120,6 @@ class Patient:
     def __init__(self, call: Call) -> None:
         self.world: World | None = None
         self._call = call
-        self._read_s = 0.0
 
     def examine(self) -> Iterator[Check]:
         """Check one thing after the other; what needs a failed one is skipped."""

@@ -27,6 +27,12 @@ class Replica:
         self.folded_at_ms = now_ms
         return transitions
 
+    @property
+    def heartbeat_interval_ms(self) -> int:
+        """H in force in this T as of the entry folded last; 0 without a Config."""
+        config = self.world.config
+        return 0 if config is None else config.heartbeat_interval_ms
+
     def elapsed_ms(self, now_ms: int) -> int:
         """Return the local time since the last entry (PROTOCOL 4.11)."""
         return max(0, now_ms - self.folded_at_ms)

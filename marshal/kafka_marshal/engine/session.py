@@ -23,12 +23,13 @@ from kafka_marshal.protocol.records import (
     BatchHeartbeat,
     ClaimingMessages,
     ClaimingPartition,
+    Config,
     Heartbeat,
     Member,
     ReleasingPartition,
     Resume,
 )
-from kafka_marshal.protocol.state import KeyState, WorldState
+from kafka_marshal.protocol.state import KeyState
 from kafka_marshal.protocol.transition import ACCEPTED, Transition
 from kafka_marshal.protocol.types import Key
 
@@ -38,7 +39,7 @@ from .holding import Delivery, Drain, Holding, StartRule
 from .leaving import Leaver
 from .members import Announcer
 from .mirror import Mirror
-from .outbox import Outbox
+from .outbox import Outbox, Sent
 from .starting import Starter
 from .subscription import POLICY_MS_MIN, Subscription, policy_interval_ms
 
@@ -119,7 +120,6 @@ class Session:
         if subscription not in self._subs:
             return []
         self._subs.remove(subscription)
-        subscription.is_open = False
         self._announcer.announce_soon()
         mine = [h for h in self.holdings.values() if h.key.topic in subscription.topics]
         seqs = self._outbox.pending_of({holding.key for holding in mine})
@@ -145,8 +145,8 @@ class Session:
                 f"{self.claimant.owner.client_id!r} in this process"
             )
         self._explicit[key] = None
-        rule = StartRule(is_needed=False)
-        return self._contend_for(key, Delivery.AT_LEAST_ONCE, rule)
+        anywhere = StartRule(is_needed=False)
+        return self._contend_for(key, Delivery.AT_LEAST_ONCE, anywhere)
 
     def unwant(self, holding: Holding) -> None:
         """Stop to contend for a key that was wanted; release it where held."""
@@ -234,8 +234,7 @@ class Session:
             self._policy_at_ms = min(self._policy_at_ms, sub.claimable_at_ms)
             plan = sub.policy(view)
             wanted = dict.fromkeys(plan.claim)
-            unwanted = [key for key in sub.all_keys() if key not in wanted]
-            self._drop_contenders(unwanted)
+            self._drop_contenders([k for k in sub.all_keys() if k not in wanted])
             for key in plan.claim:
                 if key not in self.holdings and not self._leaver.is_leaving(key):
                     self._contend_for(key, sub.delivery, sub.start_rule)
@@ -250,7 +249,7 @@ class Session:
         self._bump(holding.key)
 
     def _drop_contenders(self, keys: Iterable[Key]) -> None:
-        for key in list(keys):
+        for key in keys:
             holding = self.holdings.get(key)
             if holding is None or key in self._explicit:
                 continue
@@ -267,10 +266,8 @@ class Session:
         context = self._context
         replica = context.replica_of(claim.key)
         elapsed_ms = replica.elapsed_ms(now_ms)
-        owner = self.claimant.owner
-        guess = estimate(
-            replica.world, claim.key, elapsed_ms=elapsed_ms, claimant=owner
-        )
+        world, owner = replica.world, self.claimant.owner
+        guess = estimate(world, claim.key, elapsed_ms=elapsed_ms, claimant=owner)
         known, wait_ms = guess.known, guess.wait_ms
         life = self._life_to_resume(claim.key, known, elapsed_ms=elapsed_ms)
         heartbeat_ms = context.heartbeat_interval_ms
@@ -305,8 +302,9 @@ class Session:
         claim = holding.claim
         topic_id = self._topic_id(claim.key)
         expected_epoch = None
-        if known is not None and known.topic_id not in {None, topic_id}:
-            expected_epoch = known.epoch  # PROTOCOL 5.1: another topic_id is a CAS
+        if topic_id is not None and known is not None and known.topic_id is not None:
+            # PROTOCOL 5.1: another topic_id is a CAS.
+            expected_epoch = known.epoch if known.topic_id != topic_id else None
         resume = None
         if life is not None and known is not None:
             secret = key_secret(life.master, claim.key)
@@ -319,7 +317,7 @@ class Session:
                 seq,
                 generation,
                 topic_id=topic_id,
-                expected_epoch=expected_epoch if topic_id is not None else None,
+                expected_epoch=expected_epoch,
                 resume=resume,
             ),
             key=claim.key,
@@ -337,43 +335,52 @@ class Session:
     def on_own(self, transitions: tuple[Transition, ...], now_ms: int) -> None:
         """Take the verdict on an own record that was read back."""
         record = transitions[0].record
+        assert record is not None
+        assert not isinstance(record, Config)
+        sent = self._outbox.read_back(record.seq)
         if isinstance(record, ClaimingPartition):
             self._on_claim(record, transitions[0], now_ms)
+            self._plan_soon(now_ms)
         elif isinstance(record, Heartbeat):
-            self._on_beats(record.seq, (record.epoch,), transitions)
+            self._on_beats(sent, (record.epoch,), transitions)
         elif isinstance(record, BatchHeartbeat):
             epochs = tuple(epoch for epoch, _ in record.beats)
-            self._on_beats(record.seq, epochs, transitions)
+            self._on_beats(sent, epochs, transitions)
         elif isinstance(record, ReleasingPartition):
-            self._outbox.read_back(record.seq)
             key = Key(record.group_id, record.topic, record.partition)
             self._leaver.on_verdict(key, record.epoch)
+            self._plan_soon(now_ms)
         elif isinstance(record, ClaimingMessages):
             self._on_grant(record, transitions[0])
         elif isinstance(record, Member):
-            self._outbox.read_back(record.seq)
             self._announcer.on_own(transitions[0])
+            self._plan_soon(now_ms)
+
+    def _plan_soon(self, now_ms: int) -> None:
+        """Ask the policies again: something that they look at has moved.
+
+        Beats and grants are no such thing, and come many times a second.
+        """
         self._policy_at_ms = min(self._policy_at_ms, now_ms + POLICY_MS_MIN)
 
     def _on_claim(
         self, record: ClaimingPartition, transition: Transition, now_ms: int
     ) -> None:
-        self._outbox.read_back(record.seq)
         key = Key(record.group_id, record.topic, record.partition)
         holding = self.holdings.get(key)
         is_won = False
-        world = self._context.replica_of(key).world
+        replica = self._context.replica_of(key)
         if holding is not None:
             is_won = holding.claim.on_claim_verdict(
                 transition,
                 seq=record.seq,
                 now_ms=now_ms,
-                heartbeat_interval_ms=_interval_of(world),
-                token=world.token(key),
+                heartbeat_interval_ms=replica.heartbeat_interval_ms,
+                token=replica.world.token(key),
             )
         if is_won and holding is not None:
             self._observe_claim(transition, key)
-            self._starter.begin(holding, world.keys[key])
+            self._starter.begin(holding, replica.world.keys[key])
             self._bump(key)
         elif transition.outcome == ACCEPTED:
             self._leaver.release_ghost(key, transition.offset)
@@ -385,12 +392,14 @@ class Session:
         self._context.observe("claimed", fields)
 
     def _on_beats(
-        self, seq: int, epochs: tuple[int, ...], transitions: tuple[Transition, ...]
+        self,
+        sent: Sent | None,
+        epochs: tuple[int, ...],
+        transitions: tuple[Transition, ...],
     ) -> None:
-        sent = self._outbox.read_back(seq)
         if sent is None:
             return
-        heartbeat_ms = _interval_of(self._context.replicas[sent.partition].world)
+        heartbeat_ms = self._context.replicas[sent.partition].heartbeat_interval_ms
         held = {
             holding.claim.epoch: holding
             for holding in self.holdings.values()
@@ -401,15 +410,12 @@ class Session:
             if holding is None:
                 continue
             holding.claim.on_beat_verdict(
-                transition,
-                sent_ms=sent.sent_ms,
-                heartbeat_interval_ms=heartbeat_ms,
+                transition, sent_ms=sent.sent_ms, heartbeat_interval_ms=heartbeat_ms
             )
             if holding.claim.ending is not None:
                 self._after_end(holding)
 
     def _on_grant(self, record: ClaimingMessages, transition: Transition) -> None:
-        self._outbox.read_back(record.seq)
         key = Key(record.group_id, record.topic, record.partition)
         holding = self.holdings.get(key)
         if holding is None or not isinstance(holding.progress, AtMostOnce):
@@ -444,7 +450,7 @@ class Session:
 
     def on_member(self, transition: Transition, now_ms: int) -> None:
         """Take the announcement of another member of the group."""
-        self._policy_at_ms = min(self._policy_at_ms, now_ms + POLICY_MS_MIN)
+        self._plan_soon(now_ms)
         other = self._announcer.older_twin(transition)
         if other is not None and self.failure is None:
             self.fail(self._conflict(transition.offset, host=other, age_ms=0))
@@ -499,6 +505,7 @@ class Session:
         if ending is not None and holding.claim.epoch is not None:
             fields = {"key": key, "epoch": holding.claim.epoch, "ending": ending}
             self._context.observe("claim_ended", fields)
+            self._plan_soon(self._context.now_ms)
 
     def _bump(self, key: Key) -> None:
         for sub in self._subs:
@@ -590,8 +597,3 @@ class Session:
     def leaving_count(self) -> int:
         """Number of releases that have not been read back."""
         return 0 if self._is_mute else self._leaver.count
-
-
-def _interval_of(world: WorldState) -> int:
-    """Return the H in force in one T, as of the entry folded last."""
-    return 0 if world.config is None else world.config.heartbeat_interval_ms

@@ -45,7 +45,6 @@ class Subscription:
     claims_max: int = 0
     refresh_ms: int = 30_000
     version: int = 0
-    is_open: bool = True
     refresh: Pending[Mapping[str, TopicInfo]] | None = None
     refresh_at_ms: int = 0
     claimable_at_ms: int = 0
