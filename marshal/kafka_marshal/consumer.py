@@ -19,9 +19,9 @@ from kafka_marshal.engine.handout import (
     WAIT_SLICE_MS,
     ConsumerOptions,
     HandOut,
-    Place,
     lost_claim,
 )
+from kafka_marshal.engine.place import Place
 from kafka_marshal.errors import (
     ClaimLost,
     DeadlineExceeded,
@@ -335,8 +335,7 @@ class Consumer:
         self._is_closed = self._is_stopped = True
         session = self._session
         with self._engine.changed:
-            for place in self._places.values():
-                self._hands.report_unused(place)
+            self._hands.report_unused()
             seqs = session.unsubscribe(self._subscription, release=release)
         try:
             self._await(

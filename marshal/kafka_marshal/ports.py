@@ -120,8 +120,7 @@ class Record(msgspec.Struct, gc=False):
         value: Value bytes or None.
         headers: Pairs of name and value.
         leader_epoch: Leader epoch of the batch, or None.
-        token: Fencing token of the claim it is handed out under. Set by the
-            consumer at hand-out; a data reader leaves it None.
+        token: Fencing token of the claim that it was fetched under.
     """
 
     topic: str
@@ -147,8 +146,13 @@ class DataReader(Protocol):
         """
         ...
 
-    def seek(self, partition: TopicPartition, offset: int) -> None:
-        """Continue at ``offset``; what was buffered of the partition is dropped."""
+    def seek(
+        self, partition: TopicPartition, offset: int, *, token: Token | None = None
+    ) -> None:
+        """Continue at ``offset``; what was buffered of the partition is dropped.
+
+        Records of the partition carry ``token`` from here on.
+        """
         ...
 
     def pause(self, partitions: Sequence[TopicPartition]) -> None:

@@ -6,7 +6,8 @@ from logkit import KEY, Log, claim, ident, messages
 
 from kafka_marshal.errors import InvalidTransition
 from kafka_marshal.protocol.claiming import Claim, Claimant, Lease, Phase
-from kafka_marshal.protocol.delivery import AtLeastOnce, AtMostOnce
+from kafka_marshal.protocol.delivery import AtLeastOnce
+from kafka_marshal.protocol.granting import AtMostOnce
 from kafka_marshal.protocol.transition import Transition
 from kafka_marshal.protocol.types import Owner, Token
 

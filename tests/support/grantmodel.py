@@ -16,7 +16,7 @@ from logkit import KEY, claim, ident
 from search import Broken
 
 from kafka_marshal.protocol.codec import encode
-from kafka_marshal.protocol.delivery import AtMostOnce, Grant, GrantRequest
+from kafka_marshal.protocol.granting import AtMostOnce, Grant, GrantRequest
 from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.records import ClaimingMessages
 from kafka_marshal.protocol.state import GroupState, KeyState, WorldState

@@ -9,7 +9,7 @@ import msgspec
 from kafka_marshal.engine import outbox, session
 from kafka_marshal.protocol import fold_keys, judging
 from kafka_marshal.protocol.claiming import Claim, Lease
-from kafka_marshal.protocol.delivery import AtMostOnce, Grant
+from kafka_marshal.protocol.granting import AtMostOnce, Grant
 from kafka_marshal.protocol.records import BatchHeartbeat, Heartbeat
 from kafka_marshal.protocol.transition import ACCEPTED
 from kafka_marshal.protocol.types import Owner

@@ -5,7 +5,7 @@ the engine ends claims under; what was fetched under a claim that has ended is
 dropped, not handed out.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import attrs
 
@@ -17,11 +17,14 @@ from kafka_marshal.errors import (
 )
 from kafka_marshal.ports import DataReader, Record
 from kafka_marshal.protocol.claiming import Ending, Phase
-from kafka_marshal.protocol.delivery import AtLeastOnce, AtMostOnce
+from kafka_marshal.protocol.delivery import AtLeastOnce
+from kafka_marshal.protocol.granting import AtMostOnce
 from kafka_marshal.protocol.types import Token, TopicPartition
 
 from .engine import Engine
-from .holding import Delivery, Holding
+from .holding import Holding
+from .pipeline import Pipeline
+from .place import Place
 from .session import Session
 from .subscription import Subscription
 
@@ -63,37 +66,6 @@ class ConsumerOptions:
                 raise ConfigurationError(f"{name} must be at least 1", setting=name)
 
 
-class Place:
-    """A partition that this consumer reads: its holding and what was fetched."""
-
-    __slots__ = ("at", "fetched", "has_warned", "holding", "next_offset", "partition")
-
-    def __init__(self, partition: TopicPartition, holding: Holding, start: int) -> None:
-        self.partition = partition
-        self.holding = holding
-        self.next_offset = start
-        self.fetched: Sequence[Record] = ()
-        self.at = 0
-        self.has_warned = False
-
-    @property
-    def buffered_count(self) -> int:
-        """Number of records fetched and not handed out."""
-        return len(self.fetched) - self.at
-
-    def take(self, count: int) -> Sequence[Record]:
-        """Remove and return up to ``count`` fetched records."""
-        taken = self.fetched[self.at : self.at + count]
-        self.at += len(taken)
-        if self.at >= len(self.fetched):
-            self.drop()
-        return taken
-
-    def drop(self) -> None:
-        """Forget what was fetched."""
-        self.fetched, self.at = (), 0
-
-
 class HandOut:
     """The partitions of one consumer: what is fetched, granted and handed out.
 
@@ -121,6 +93,9 @@ class HandOut:
         self._reader = reader
         self._options = options
         self._clock = engine.context.ports.clock
+        self._pipeline = Pipeline(
+            engine, session, reader=reader, most=options.max_poll_records
+        )
         self._held_back: set[TopicPartition] = set()
         self._version = -1
         self._turn = 0
@@ -149,7 +124,7 @@ class HandOut:
         self._reader.assign(list(self.places))
         self._held_back.intersection_update(self.places)
         for place in gained:
-            self._reader.seek(place.partition, place.next_offset)
+            place.go_to(self._reader, place.next_offset)
             token = place.holding.claim.token
             if self._options.on_claimed is not None and token is not None:
                 self._options.on_claimed(place.partition, token)
@@ -157,21 +132,11 @@ class HandOut:
     def _on_gone(self, place: Place) -> None:
         ending = place.holding.claim.ending or Ending("replaced")
         had_work = place.holding.in_hand_count + place.buffered_count > 0
-        self.report_unused(place)
+        self._pipeline.report_unused(place)
         if self._options.on_lost is not None:
             self._options.on_lost(place.partition, ending)
         elif ending.was_lost and had_work:
             self.lost.append(lost_claim(place.partition, ending))
-
-    def report_unused(self, place: Place) -> None:
-        """Tell which granted offsets nobody will ever process (PROTOCOL 6.2)."""
-        progress = place.holding.progress
-        if not isinstance(progress, AtMostOnce):
-            return
-        ranges = [(grant.first, grant.last) for grant in progress.discard()]
-        if ranges:
-            fields = {"key": place.holding.key, "ranges": ranges}
-            self._observe("granted_unprocessed", fields)
 
     def _observe(self, name: str, fields: Mapping[str, object]) -> None:
         self._engine.context.observe(name, fields)
@@ -221,44 +186,19 @@ class HandOut:
         if isinstance(progress, AtMostOnce):
             if not holding.claim.may_hand_out(now_ms):
                 return []
-            records = self._granted(place, progress, most)
+            records = self._pipeline.take(place, progress, most=most)
             holding.lent_count += len(records)
         else:
             if not holding.may_hand_out(now_ms):
-                self._put_back(place)
+                place.put_back(self._reader)
                 return []
             records = list(place.take(most))
             if progress is not None:
                 progress.hand_out(record.offset for record in records)
                 self._watch_backlog(place, progress)
-        token = holding.claim.token
-        for record in records:
-            record.token = token
         if records:
             place.next_offset = records[-1].offset + 1
         return records
-
-    def _granted(self, place: Place, progress: AtMostOnce, most: int) -> list[Record]:
-        """Take what is both fetched and granted, in log order."""
-        records: list[Record] = []
-        while place.buffered_count and len(records) < most:
-            grant = progress.granted
-            if grant is None:
-                break
-            record = place.fetched[place.at]
-            if record.offset > grant.last:
-                progress.skip_through(grant.last)
-            elif record.offset < grant.first:
-                place.take(1)  # granted to an earlier owner: never ours
-            else:
-                records.extend(place.take(1))
-                progress.hand_out(record.offset)
-        return records
-
-    def _put_back(self, place: Place) -> None:
-        """Forget what was fetched and not handed out; it can be fetched again."""
-        place.drop()
-        self._reader.seek(place.partition, place.next_offset)
 
     def _watch_backlog(self, place: Place, progress: AtLeastOnce) -> None:
         count = progress.tracked_count
@@ -273,7 +213,7 @@ class HandOut:
 
     def fetch(self, left_ms: int) -> None:
         """Fetch more, or wait for what is under way, for at most a slice."""
-        if self._ask_for_grants():
+        if self._pipeline.ask(self.places.values()):
             self._wait(min(left_ms, WAIT_SLICE_MS))
             return
         self._hold_back()
@@ -302,38 +242,7 @@ class HandOut:
             else:
                 place.fetched = records
             place.at = 0
-        self._ask_for_grants()
-
-    def _ask_for_grants(self) -> bool:
-        """Ask for what was fetched; return whether a verdict is awaited."""
-        if self._subscription.delivery is not Delivery.AT_MOST_ONCE:
-            return False
-        is_waiting = False
-        with self._engine.changed:
-            now_ms = self._clock.now_ms()
-            for place in self.places.values():
-                progress = place.holding.progress
-                if not isinstance(progress, AtMostOnce):
-                    continue
-                if progress.outstanding_count:
-                    is_waiting = True
-                elif progress.granted is None and place.buffered_count:
-                    if place.holding.may_hand_out(now_ms):
-                        self._ask_for(place, progress)
-                        is_waiting = True
-                    else:
-                        self._put_back(place)
-        return is_waiting
-
-    def _ask_for(self, place: Place, progress: AtMostOnce) -> None:
-        most = place.at + self._options.max_poll_records
-        last = place.fetched[min(most, len(place.fetched)) - 1].offset
-        if last >= progress.next_first:
-            self._session.request_grant(place.holding, last)
-        else:
-            place.drop()  # others were granted all of it
-            place.next_offset = progress.next_first
-            self._reader.seek(place.partition, place.next_offset)
+        self._pipeline.ask(self.places.values())
 
     def _hold_back(self) -> None:
         """Let the reader fetch only what could be handed out now."""
@@ -365,13 +274,12 @@ class HandOut:
         if error.log_start < 0:
             # The range could not be asked: try again, decide on nothing.
             self._observe("range_unknown", fields)
-            self._reader.seek(partition, place.next_offset)
+            place.put_back(self._reader)
             return
         if error.requested < error.log_start:
             # PROTOCOL 5.6: retention took what lies below; go on at log start.
             self._observe("position_jumped", fields)
-            place.next_offset = error.log_start
-            self._reader.seek(partition, error.log_start)
+            place.go_to(self._reader, error.log_start)
             with self._engine.changed:
                 progress = place.holding.progress
                 if isinstance(progress, AtMostOnce):
@@ -385,27 +293,23 @@ class HandOut:
             self._session.release(place.holding, reason="position_out_of_range")
         raise error
 
+    def report_unused(self) -> None:
+        """Tell which granted offsets nobody will ever process (PROTOCOL 6.2)."""
+        for place in self.places.values():
+            self._pipeline.report_unused(place)
+
     def awaits_grants(self) -> bool:
         """Return whether a verdict on asked-for offsets is still to come.
 
         They may be granted yet, and nobody else will ever process them then.
         """
         with self._engine.changed:
-            return any(
-                isinstance(place.holding.progress, AtMostOnce)
-                and place.holding.progress.outstanding_count > 0
-                for place in self.places.values()
-            )
+            return self._pipeline.awaits(self.places.values())
 
     def holds_grants(self) -> bool:
         """Return whether records are, or may yet be, granted and not handed out."""
         with self._engine.changed:
-            return any(
-                place.buffered_count > 0
-                and (progress.granted is not None or progress.outstanding_count > 0)
-                for place in self.places.values()
-                if isinstance(progress := place.holding.progress, AtMostOnce)
-            )
+            return self._pipeline.holds(self.places.values())
 
     def wait(self, timeout_ms: int) -> None:
         """Wait for news of the engine, for at most a slice."""

@@ -6,7 +6,8 @@ import attrs
 
 from kafka_marshal.ports import LogRange, Pending
 from kafka_marshal.protocol.claiming import Claim
-from kafka_marshal.protocol.delivery import AtLeastOnce, AtMostOnce
+from kafka_marshal.protocol.delivery import AtLeastOnce
+from kafka_marshal.protocol.granting import AtMostOnce
 from kafka_marshal.protocol.types import Key
 
 

@@ -17,7 +17,7 @@ from kafka_marshal.protocol.claiming import (
     key_secret,
     resumable,
 )
-from kafka_marshal.protocol.delivery import AtLeastOnce, AtMostOnce
+from kafka_marshal.protocol.delivery import AtLeastOnce
 from kafka_marshal.protocol.planner import Release
 from kafka_marshal.protocol.records import (
     BatchHeartbeat,
@@ -35,6 +35,7 @@ from kafka_marshal.protocol.types import Key
 
 from .beats import Beater
 from .context import Context
+from .grants import Granter
 from .holding import Delivery, Drain, Holding, StartRule
 from .leaving import Leaver
 from .members import Announcer
@@ -55,6 +56,7 @@ class Session:
     Attributes:
         claimant: Identity and secret of this process.
         holdings: What it contends for or holds, by key.
+        grants: Asks for ranges of offsets at most once.
         failure: Set once the session can go no further; consumers raise it.
     """
 
@@ -73,6 +75,7 @@ class Session:
         self._context = context
         self._lives = lives
         self._outbox = Outbox(context, claimant)
+        self.grants = Granter(context, self._outbox)
         self._beater = Beater(context, self._outbox)
         self._leaver = Leaver(context, self._outbox)
         self._announcer = Announcer(context, self._outbox, host=host)
@@ -206,11 +209,7 @@ class Session:
         except PositionError as error:
             self.fail(error)
             return
-        progress = holding.progress
-        if isinstance(progress, AtMostOnce) and progress.outstanding_count:
-            waited_ms = now_ms - holding.requested_at_ms
-            if waited_ms > self._context.heartbeat_interval_ms // 2:
-                progress.forget_requests()
+        self.grants.expire(holding, now_ms)
         drain = holding.drain
         if drain is not None and (holding.in_hand_count == 0 or drain.is_due(now_ms)):
             self.release(holding, reason=drain.reason, successor=drain.successor)
@@ -351,7 +350,11 @@ class Session:
             self._leaver.on_verdict(key, record.epoch)
             self._plan_soon(now_ms)
         elif isinstance(record, ClaimingMessages):
-            self._on_grant(record, transitions[0])
+            ended = self.grants.on_verdict(
+                record, transitions[0], holdings=self.holdings
+            )
+            if ended is not None:
+                self._after_end(ended)
         elif isinstance(record, Member):
             self._announcer.on_own(transitions[0])
             self._plan_soon(now_ms)
@@ -414,21 +417,6 @@ class Session:
             )
             if holding.claim.ending is not None:
                 self._after_end(holding)
-
-    def _on_grant(self, record: ClaimingMessages, transition: Transition) -> None:
-        key = Key(record.group_id, record.topic, record.partition)
-        holding = self.holdings.get(key)
-        if holding is None or not isinstance(holding.progress, AtMostOnce):
-            return
-        if holding.claim.epoch != record.epoch:
-            return
-        reason = holding.progress.on_verdict(transition)
-        if reason in {"nothing_left", "span"}:
-            head = self._context.replica_of(key).world.keys[key].next_unclaimed()
-            holding.progress.next_first = max(holding.progress.next_first, head or 0)
-        elif reason is not None and transition.outcome != "refused":
-            holding.claim.end(Ending("grant_ignored", at_offset=transition.offset))
-            self._after_end(holding)
 
     def on_foreign(self, transition: Transition) -> None:
         """Take an accepted record of somebody else about a key of this group."""
@@ -530,36 +518,6 @@ class Session:
             self._finish(holding, Ending("fenced"))
 
     # --- requests of the consumer's thread
-
-    def request_grant(self, holding: Holding, last: int) -> None:
-        """Ask for every offset up to ``last`` at most once (PROTOCOL 6.2)."""
-        progress = holding.progress
-        claim = holding.claim
-        if not isinstance(progress, AtMostOnce) or claim.epoch is None:
-            raise InvalidTransition(f"{claim.key} is not consumed at most once")
-        span = self._context.settled.limit("span")
-        first = progress.next_first
-        last = min(last, first + span - 1)
-        owner = self.claimant.owner
-        epoch = claim.epoch
-        key = claim.key
-        seq, holding.requested_at_ms = self._outbox.send(
-            self._context.partition_of(key),
-            lambda seq: ClaimingMessages(
-                owner.client_id,
-                key.group_id,
-                owner.incarnation,
-                seq,
-                key.topic,
-                key.partition,
-                epoch,
-                progress.grantee,
-                first,
-                last,
-            ),
-            key=key,
-        )
-        progress.request(seq, last)
 
     def beat_now(self) -> list[int]:
         """Send a beat of everything held; return what to wait for."""

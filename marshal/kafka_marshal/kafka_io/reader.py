@@ -17,7 +17,7 @@ from kafka_marshal.kafka_io.settings import ConnectionSettings
 from kafka_marshal.kafka_io.translate import Access, translated
 from kafka_marshal.kafka_io.untyped import Untyped
 from kafka_marshal.ports import DataReader, Record
-from kafka_marshal.protocol.types import TopicPartition
+from kafka_marshal.protocol.types import Token, TopicPartition
 
 FETCH_WAIT_MS = 500
 REQUEST_TIMEOUT_MS = 10_000
@@ -106,6 +106,7 @@ class KafkaDataReader(DataReader):
         self._ours: dict[Any, TopicPartition] = {}
         # The next offset; None until the first seek.
         self._places: dict[TopicPartition, int | None] = {}
+        self._tokens: dict[TopicPartition, Token | None] = {}
         self._paused: set[TopicPartition] = set()
 
     def assign(self, partitions: Sequence[TopicPartition]) -> None:
@@ -113,6 +114,7 @@ class KafkaDataReader(DataReader):
         self._require_usable()
         wanted = dict.fromkeys(partitions)
         self._places = {each: self._places.get(each) for each in wanted}
+        self._tokens = {each: self._tokens.get(each) for each in wanted}
         self._paused &= wanted.keys()
         self._ours = {KafkaTopicPartition(*each): each for each in wanted}
         if self._consumer is not None:
@@ -120,7 +122,9 @@ class KafkaDataReader(DataReader):
             # what it has buffered of those that went.
             self._consumer.assign(list(self._ours))
 
-    def seek(self, partition: TopicPartition, offset: int) -> None:
+    def seek(
+        self, partition: TopicPartition, offset: int, *, token: Token | None = None
+    ) -> None:
         """Continue at ``offset``; see ``ports.DataReader``."""
         self._require_usable()
         if partition not in self._places:
@@ -130,6 +134,7 @@ class KafkaDataReader(DataReader):
         if offset < 0:
             raise InvalidTransition(f"Cannot seek to {offset} in {partition}.")
         self._places[partition] = offset
+        self._tokens[partition] = token
         if self._consumer is not None:
             self._consumer.seek(KafkaTopicPartition(*partition), offset)
 
@@ -244,10 +249,12 @@ class KafkaDataReader(DataReader):
     ) -> list[Record]:
         """Turn kafka-python's records into ours: the hot path, so it is terse."""
         name, number = partition
+        token = self._tokens[partition]
         converted = [
             # By position: half the time that keywords take.
             Record(name, number, offset, time_ms, time_type, key, value,
-                   tuple(headers) if headers else (), epoch if epoch >= 0 else None)
+                   tuple(headers) if headers else (), epoch if epoch >= 0 else None,
+                   token)
             for (_, _, epoch, offset, time_ms, time_type, key, value, headers,
                  _, _, _, _) in records
         ]  # fmt: skip

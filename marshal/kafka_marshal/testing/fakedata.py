@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from kafka_marshal.errors import CoordinationError, InvalidTransition, PositionError
 from kafka_marshal.ports import DataLog, DataReader, LogRange, Record, TopicInfo
-from kafka_marshal.protocol.types import TopicPartition
+from kafka_marshal.protocol.types import Token, TopicPartition
 from kafka_marshal.testing.fakelog import FakeKafka
 
 
@@ -93,6 +93,7 @@ class FakeDataReader(DataReader):
         self._session = session
         self._cluster = cluster
         self._places: dict[TopicPartition, int | None] = {}
+        self._tokens: dict[TopicPartition, Token | None] = {}
         self._paused: set[TopicPartition] = set()
         self._is_closed = False
 
@@ -100,14 +101,18 @@ class FakeDataReader(DataReader):
         """Make this the exact set of partitions; see ``ports.DataReader``."""
         self._require_open()
         self._places = {each: self._places.get(each) for each in partitions}
+        self._tokens = {each: self._tokens.get(each) for each in partitions}
         self._paused &= self._places.keys()
 
-    def seek(self, partition: TopicPartition, offset: int) -> None:
+    def seek(
+        self, partition: TopicPartition, offset: int, *, token: Token | None = None
+    ) -> None:
         """Continue at ``offset``; see ``ports.DataReader``."""
         self._require_open()
         if partition not in self._places or offset < 0:
             raise InvalidTransition(f"Cannot seek to {offset} in {partition}.")
         self._places[partition] = offset
+        self._tokens[partition] = token
 
     def pause(self, partitions: Sequence[TopicPartition]) -> None:
         """Stop fetching these until resumed."""
@@ -187,4 +192,5 @@ class FakeDataReader(DataReader):
             self._places[partition] = log.end
             return []
         self._places[partition] = stored[-1].offset + 1
-        return [each.record(partition) for each in stored]
+        token = self._tokens.get(partition)
+        return [each.record(partition, token) for each in stored]

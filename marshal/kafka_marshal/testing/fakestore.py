@@ -7,7 +7,7 @@ from typing import Protocol
 import attrs
 
 from kafka_marshal.ports import Record
-from kafka_marshal.protocol.types import LogEntry, TopicPartition
+from kafka_marshal.protocol.types import LogEntry, Token, TopicPartition
 
 
 @attrs.frozen
@@ -69,7 +69,7 @@ class Stored:
             self.value,
         )
 
-    def record(self, place: TopicPartition) -> Record:
+    def record(self, place: TopicPartition, token: Token | None = None) -> Record:
         """Return it as a reader of a data topic sees it."""
         return Record(
             place.topic,
@@ -81,6 +81,7 @@ class Stored:
             self.value,
             self.headers,
             self.leader_epoch,
+            token,
         )
 
 
