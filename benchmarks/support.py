@@ -1,0 +1,209 @@
+"""What the benchmarks share: alternating rounds, spread, facts, one document.
+
+Both sides of a comparison run in one process, in turns, and the side that begins
+changes each round: what else the machine does then hurts both alike, and the ratio
+of a round means something where its times alone would not.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+SCHEMA = 1
+SAMPLES_SHOWN_MAX = 200
+PACKAGES = ("kafka-marshal", "kafka-python", "confluent-kafka", "msgspec", "mmh3")
+
+
+@attrs.frozen
+class Target:
+    """What a figure must reach.
+
+    Attributes:
+        value: The bound.
+        is_least: Whether it is the least that counts, and not the most.
+    """
+
+    value: float
+    is_least: bool
+
+    def __str__(self) -> str:
+        """Return the bound as the tables write it."""
+        return f"{'>=' if self.is_least else '<='} {self.value:,g}"
+
+    def is_met(self, reached: float) -> bool:
+        """Return whether a figure is good enough."""
+        return reached >= self.value if self.is_least else reached <= self.value
+
+
+def at_least(value: float) -> Target:
+    """Return a target from below."""
+    return Target(value, is_least=True)
+
+
+def at_most(value: float) -> Target:
+    """Return a target from above."""
+    return Target(value, is_least=False)
+
+
+def spread(samples: Sequence[float]) -> dict[str, Any]:
+    """Return median, extremes and quartiles of some samples, and these themselves."""
+    ordered = sorted(samples)
+    low, high = ordered[0], ordered[-1]
+    if len(ordered) > 1:
+        low, _, high = statistics.quantiles(ordered, n=4, method="inclusive")
+    return {
+        "median": _rounded(statistics.median(ordered)),
+        "min": _rounded(ordered[0]),
+        "max": _rounded(ordered[-1]),
+        "quartiles": [_rounded(low), _rounded(high)],
+        "count": len(ordered),
+        "samples": [_rounded(each) for each in samples[:SAMPLES_SHOWN_MAX]],
+    }
+
+
+def figure(
+    what: str, unit: str, samples: Sequence[float], *, target: Target | None = None
+) -> dict[str, Any]:
+    """Return one figure of a benchmark's document.
+
+    Args:
+        what: What was measured, as a table names it.
+        unit: Unit of the samples; ``ratio`` for one side divided by the other.
+        samples: One per round.
+        target: What the median must reach; None where it is only reported.
+    """
+    found = {"what": what, "unit": unit, **spread(samples)}
+    if target is not None:
+        found["target"] = str(target)
+        found["is_met"] = target.is_met(found["median"])
+    return found
+
+
+def alternate(
+    sides: Mapping[str, Callable[[], float]], rounds: int
+) -> dict[str, list[float]]:
+    """Run every side once a round and return its samples.
+
+    Args:
+        sides: What to run, by name; each returns its sample.
+        rounds: How many; the side that begins changes with each.
+    """
+    names = list(sides)
+    samples: dict[str, list[float]] = {name: [] for name in names}
+    for number in range(rounds):
+        first = number % len(names)
+        for name in names[first:] + names[:first]:
+            samples[name].append(sides[name]())
+    return samples
+
+
+def ratios(above: Sequence[float], below: Sequence[float]) -> list[float]:
+    """Return one side divided by the other, round by round."""
+    return [one / other for one, other in zip(above, below, strict=True)]
+
+
+def machine() -> dict[str, Any]:
+    """Return what the figures depend on: the machine, Python and packages."""
+    return {
+        "cpu": _cpu_model(),
+        "cores": os.cpu_count(),
+        "load_1min": round(os.getloadavg()[0], 2),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "packages": {name: _version(name) for name in PACKAGES},
+    }
+
+
+def document(
+    name: str,
+    figures: Sequence[Mapping[str, Any]],
+    *,
+    settings: Mapping[str, Any],
+    is_quick: bool,
+    more: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Return a benchmark's document.
+
+    Args:
+        name: Name of the script, without its ending.
+        figures: From ``figure``.
+        settings: What was run: sizes, rounds, H and the like.
+        is_quick: Whether it was a smoke run, whose figures mean little.
+        more: Further parts, such as the points of a plot.
+    """
+    return {
+        "schema": SCHEMA,
+        "benchmark": name,
+        "is_quick": is_quick,
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": machine(),
+        "settings": dict(settings),
+        "figures": list(figures),
+        **(more or {}),
+    }
+
+
+def arguments(about: str) -> argparse.ArgumentParser:
+    """Return a parser with the options that every benchmark has."""
+    parser = argparse.ArgumentParser(description=about.splitlines()[0])
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="a smoke run; figures mean little",
+    )
+    parser.add_argument("--rounds", type=int, help="number of rounds")
+    parser.add_argument("--out", type=Path, help="also write the document to a file")
+    return parser
+
+
+def broker_argument(parser: argparse.ArgumentParser) -> None:
+    """Add the option that names a broker that runs already."""
+    parser.add_argument(
+        "--bootstrap-servers",
+        help="a cluster that runs already; by default an embedded broker is started",
+    )
+
+
+def tell(document: Mapping[str, Any], out: Path | None) -> None:
+    """Print the document, the only thing on stdout, and write it where asked."""
+    text = json.dumps(document, indent=1)
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(text + "\n")
+    print(text)
+
+
+def say(text: str) -> None:
+    """Tell a person how far it is, on stderr."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def _rounded(value: float) -> float:
+    """Keep five digits that count; more would only pretend."""
+    return float(f"{value:.5g}")
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    names = [line.partition(":")[2].strip() for line in lines if "model name" in line]
+    return names[0] if names else platform.processor()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
