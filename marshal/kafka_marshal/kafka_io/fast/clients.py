@@ -1,0 +1,149 @@
+"""Making librdkafka's clients: what all of them need, and how they are let go.
+
+Its log lines go to the logger ``kafka_marshal.librdkafka`` and never to stderr.
+Its threads do not survive a fork, and destroying a handle in a child would wait
+for them for ever: there every handle is kept, untouched, to the end.
+"""
+
+import ctypes
+import logging
+import os
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import attrs
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
+
+from kafka_marshal.kafka_io.fast.settings import fast_config
+from kafka_marshal.kafka_io.settings import ConnectionSettings
+from kafka_marshal.kafka_io.untyped import Untyped
+
+LOGGER = "kafka_marshal.librdkafka"
+# librdkafka wants a group even where partitions are assigned and nothing is
+# committed. It only looks for the group's coordinator.
+GROUP_ID = "kafka-marshal-assigned"
+_REFUSALS = (
+    KafkaError._AUTHENTICATION,  # noqa: SLF001 - its public name
+    KafkaError.SASL_AUTHENTICATION_FAILED,
+)
+
+_live: dict[int, Untyped] = {}
+
+
+def _keep_for_ever() -> None:
+    """See that no handle of the parent is ever destroyed in this child."""
+    for handle in _live.values():
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(handle))
+    _live.clear()
+
+
+os.register_at_fork(after_in_child=_keep_for_ever)
+
+
+@attrs.define(eq=False)
+class Client:
+    """A client of librdkafka, and what it told of its connections.
+
+    Attributes:
+        handle: confluent-kafka's object.
+        refusal: The last refusal that no further attempt will change, or None.
+        last: The last fault of any kind, or None.
+    """
+
+    handle: Untyped = None
+    refusal: Exception | None = None
+    last: Exception | None = None
+
+    def note(self, error: Untyped) -> None:
+        """Take a report of librdkafka, which comes while the client is polled."""
+        told = KafkaException(error)
+        self.last = told
+        if error.code() in _REFUSALS:
+            self.refusal = told
+
+    def forget(self) -> None:
+        """Drop the last reference: the handle is destroyed, which may take a while.
+
+        To be called on a thread that nobody waits for.
+        """
+        handle, self.handle = self.handle, None
+        _live.pop(id(handle), None)
+
+
+def _logger() -> logging.Logger:
+    """Return the logger; librdkafka's debug lines are not asked for."""
+    return logging.getLogger(LOGGER)
+
+
+def _made(
+    kind: Callable[..., Untyped],
+    settings: ConnectionSettings,
+    config: Mapping[str, Any],
+) -> Client:
+    client = Client()
+    whole = {
+        **fast_config(settings),
+        "allow.auto.create.topics": False,
+        "error_cb": client.note,
+        **config,
+    }
+    client.handle = kind(whole, logger=_logger())
+    _live[id(client.handle)] = client.handle
+    return client
+
+
+def new_consumer(settings: ConnectionSettings, config: Mapping[str, Any]) -> Client:
+    """Make a consumer for assigned partitions, without a group of its own.
+
+    It connects in the background. PROTOCOL 2.1: no commits, and no silent
+    jump where an offset does not exist.
+
+    Args:
+        settings: Where the cluster is.
+        config: More settings of librdkafka.
+
+    Raises:
+        ConfigurationError: An option has no equivalent in librdkafka.
+        KafkaException: librdkafka does not accept a setting.
+    """
+    fixed = {
+        "group.id": GROUP_ID,
+        "enable.auto.commit": False,
+        "enable.auto.offset.store": False,
+        "auto.offset.reset": "error",
+        "fetch.min.bytes": 1,
+        # Where its queue is full it looks again after this; a second by default.
+        "fetch.queue.backoff.ms": 10,
+        "fetch.error.backoff.ms": 100,
+    }
+    return _made(Consumer, settings, fixed | dict(config))
+
+
+def new_producer(settings: ConnectionSettings, config: Mapping[str, Any]) -> Client:
+    """Make a producer; it connects in the background.
+
+    Args:
+        settings: Where the cluster is.
+        config: More settings of librdkafka.
+
+    Raises:
+        ConfigurationError: An option has no equivalent in librdkafka.
+        KafkaException: librdkafka does not accept a setting.
+    """
+    return _made(Producer, settings, config)
+
+
+def close_consumer(client: Client) -> threading.Thread:
+    """Close a consumer on a thread that nobody need wait for.
+
+    In a forked child nothing may be closed; whoever calls this sees to it.
+    """
+
+    def close() -> None:
+        client.handle.close()
+        client.forget()
+
+    thread = threading.Thread(target=close, name="marshal-close", daemon=True)
+    thread.start()
+    return thread

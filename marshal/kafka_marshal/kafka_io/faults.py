@@ -1,0 +1,157 @@
+"""What may go wrong with Kafka, as families: the error of ours, and the words.
+
+Each client library has its own names for the same faults. Their tables point
+here, so that a user reads the same sentence whichever transport is in use.
+"""
+
+from enum import Enum
+
+import attrs
+
+from kafka_marshal.errors import (
+    ConfigurationError,
+    CoordinationError,
+    InvalidTransition,
+    LogTruncated,
+    LogUnreadable,
+    LogUnwritable,
+    MarshalError,
+    TopicMisconfigured,
+)
+
+
+class Access(Enum):
+    """Whether the failed call read or wrote: the same refusal differs."""
+
+    READ = "read"
+    WRITE = "write"
+
+
+@attrs.frozen
+class Fault:
+    """One family of faults.
+
+    Attributes:
+        read: The error where a reading call failed.
+        write: The error where a writing call failed.
+        why: What happened; may name ``{addresses}`` and ``{client}``.
+        next_step: What to do about it.
+    """
+
+    read: type[MarshalError]
+    write: type[MarshalError]
+    why: str
+    next_step: str
+
+
+def _fault(
+    to: type[MarshalError] | tuple[type[MarshalError], type[MarshalError]],
+    *,
+    why: str,
+    next_step: str,
+) -> Fault:
+    read, write = to if isinstance(to, tuple) else (to, to)
+    return Fault(read=read, write=write, why=why, next_step=next_step)
+
+
+FORBIDDEN = _fault(
+    (LogUnreadable, LogUnwritable),
+    why="this principal is not allowed to",
+    next_step="Have an admin grant it: READ and DESCRIBE to read, WRITE to write.",
+)
+NOT_AUTHENTICATED = _fault(
+    (LogUnreadable, LogUnwritable),
+    why="the broker did not accept who we say we are",
+    next_step="Check security_protocol, sasl_mechanism, user name and password.",
+)
+GONE = _fault(
+    LogTruncated,
+    why="records that existed are gone",
+    next_step="Read the log anew from its start.",
+)
+REFUSED_RECORD = _fault(
+    LogUnwritable,
+    why="the broker refuses a record like this",
+    next_step="Compare max.message.bytes and the timestamp settings of the topic.",
+)
+UNDECODABLE = _fault(
+    (LogUnreadable, LogUnwritable),
+    why="a record cannot be decoded",
+    next_step="Find it with kafka-dump-log, and delete records up to it.",
+)
+TOO_OLD = _fault(
+    (LogUnreadable, LogUnwritable),
+    why="the broker is too old for this",
+    next_step="Use brokers of Apache Kafka 2.8 or later.",
+)
+REFUSED_TOPIC = _fault(
+    TopicMisconfigured,
+    why="the cluster does not accept the topic as asked for",
+    next_step="Compare what was asked for with what the cluster allows.",
+)
+NO_SUCH_TOPIC = _fault(
+    CoordinationError,
+    why="the topic or partition does not exist (or may not be seen)",
+    next_step="Check its name, and that it was created.",
+)
+GROUP_IN_USE = _fault(
+    CoordinationError,
+    why="the Kafka consumer group has active members of its own",
+    next_step="Stop the consumers that subscribe with this group_id.",
+)
+TOO_FEW_REPLICAS = _fault(
+    CoordinationError,
+    why="too few replicas are in sync",
+    next_step="Bring the missing brokers back.",
+)
+BAD_SETTINGS = _fault(
+    ConfigurationError,
+    why="{client} does not accept the settings",
+    next_step="Correct the connection options.",
+)
+OUT_OF_TURN = _fault(
+    InvalidTransition,
+    why="the client is closed or was used out of turn",
+    next_step="Open a new one.",
+)
+UNREACHABLE = _fault(
+    CoordinationError,
+    why="no broker answered at {addresses}",
+    next_step="Check the addresses, the network and that the brokers run.",
+)
+OTHER = _fault(
+    CoordinationError,
+    why="Kafka reported a fault",
+    next_step="If it does not pass, look at the brokers' logs.",
+)
+
+
+@attrs.frozen
+class Failure:
+    """A call that failed, for the message.
+
+    Attributes:
+        doing: What was tried, as in "Reading topic x".
+        access: Whether that read or wrote.
+        addresses: The brokers' addresses.
+        client: The client library.
+    """
+
+    doing: str
+    access: Access
+    addresses: str
+    client: str
+
+    def told(self, fault: Fault, *, error: Exception, said: str) -> MarshalError:
+        """Return our error for a fault, with its cause chained.
+
+        Args:
+            fault: The family that the cause belongs to.
+            error: The cause.
+            said: The cause in words.
+        """
+        kind = fault.read if self.access is Access.READ else fault.write
+        why = fault.why.format(addresses=self.addresses, client=self.client)
+        made = kind(f"{self.doing} failed: {why} ({said}). {fault.next_step}")
+        made.__cause__ = error
+        return made

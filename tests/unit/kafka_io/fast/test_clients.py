@@ -1,0 +1,67 @@
+"""How librdkafka's clients are made, and that a fork leaves them alone."""
+
+import logging
+import os
+import sys
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+
+from kafka_marshal.errors import ConfigurationError
+from kafka_marshal.kafka_io.fast import clients
+from kafka_marshal.kafka_io.fast.clients import (
+    Client,
+    close_consumer,
+    new_consumer,
+    new_producer,
+)
+from kafka_marshal.kafka_io.settings import ConnectionSettings
+
+NOBODY = ConnectionSettings("127.0.0.1:1")
+
+
+@pytest.fixture
+def consumer():
+    made = new_consumer(NOBODY, {})
+    yield made
+    close_consumer(made).join(timeout=30)
+    assert made.handle is None
+
+
+def test_log_lines_go_to_the_logger(consumer, caplog, capfd):
+    with caplog.at_level(logging.DEBUG, logger=clients.LOGGER):
+        for _ in range(100):
+            consumer.handle.poll(0.1)
+            if consumer.last is not None and caplog.records:
+                break
+    assert "127.0.0.1:1" in caplog.text
+    assert consumer.refusal is None
+    assert isinstance(consumer.last, KafkaException)
+    assert capfd.readouterr().err == ""
+
+
+def test_refusals_are_noted():
+    client = Client()
+    client.note(KafkaError(KafkaError._TRANSPORT))
+    assert (client.refusal, client.last.args[0].name()) == (None, "_TRANSPORT")
+    client.note(KafkaError(KafkaError._AUTHENTICATION))
+    assert client.refusal is client.last
+
+
+def test_bad_settings_are_refused():
+    with pytest.raises(ConfigurationError):
+        new_producer(ConnectionSettings("a", options={"proxy_url": "http://b"}), {})
+    with pytest.raises(KafkaException):
+        new_producer(NOBODY, {"no.such.setting": 1})
+
+
+def test_a_forked_child_ends_without_touching_them(consumer):
+    """Destroying a handle would wait for threads that the child has not got."""
+    before = sys.getrefcount(consumer.handle)
+    child = os.fork()
+    if child == 0:
+        is_kept = sys.getrefcount(consumer.handle) == before
+        consumer.handle = None
+        os._exit(0 if is_kept and not clients._live else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert consumer.handle is not None

@@ -1,0 +1,141 @@
+"""The same options for librdkafka, and which ones it cannot take."""
+
+import base64
+import json
+import ssl
+import time
+
+import pytest
+from confluent_kafka import Consumer, Producer
+
+from kafka_marshal.errors import ConfigurationError
+from kafka_marshal.kafka_io.fast.settings import TOKEN_LIFE_S, fast_config, impossible
+from kafka_marshal.kafka_io.settings import DOTTED_OPTIONS, OPTIONS, ConnectionSettings
+
+SASL = {"security_protocol": "SASL_SSL", "sasl_mechanism": "SCRAM-SHA-256"}
+USER = {"sasl_plain_username": "me", "sasl_plain_password": "hush"}
+OAUTH = {"security_protocol": "SASL_SSL", "sasl_mechanism": "OAUTHBEARER"}
+
+
+def config(**options):
+    return fast_config(ConnectionSettings("a:1,b", options=options))
+
+
+class Provider:
+    def __init__(self, token):
+        self._token = token
+
+    def token(self):
+        return self._token
+
+    def extensions(self):
+        return {"tenant": "one"}
+
+
+def jwt(claims):
+    part = base64.urlsafe_b64encode(json.dumps(claims).encode()).decode().rstrip("=")
+    return f"head.{part}.tail"
+
+
+def test_defaults():
+    assert config() == {
+        "bootstrap.servers": "a:1,b:9092",
+        "client.id": "kafka-marshal",
+        "reconnect.backoff.max.ms": 1_000,
+    }
+
+
+def test_security():
+    found = config(
+        **SASL, **USER, ssl_cafile="/ca", ssl_certfile="/c", ssl_password="p"
+    )
+    assert {name: str(value) for name, value in found.items()} == {
+        "bootstrap.servers": "a:1,b:9092",
+        "client.id": "kafka-marshal",
+        "reconnect.backoff.max.ms": "1000",
+        "security.protocol": "SASL_SSL",
+        "sasl.mechanism": "SCRAM-SHA-256",
+        "sasl.username": "me",
+        "sasl.password": "hush",
+        "ssl.ca.location": "/ca",
+        "ssl.certificate.location": "/c",
+        "ssl.key.location": "/c",
+        "ssl.key.password": "p",
+    }
+    assert "hush" not in repr(found)
+
+
+@pytest.mark.parametrize(("flag", "word"), [(True, "https"), (False, "none")])
+def test_host_names_are_checked_by_the_same_flag(flag, word):
+    found = config(security_protocol="SSL", ssl_check_hostname=flag)
+    assert found["ssl.endpoint.identification.algorithm"] == word
+
+
+def test_a_key_of_its_own_is_kept():
+    found = config(security_protocol="SSL", ssl_certfile="/c", ssl_keyfile="/k")
+    assert found["ssl.key.location"] == "/k"
+
+
+@pytest.mark.parametrize("kind", [Consumer, Producer])
+def test_librdkafka_takes_what_comes_out(kind):
+    """Every option that has an equivalent, with values at the edges."""
+    found = config(
+        client_dns_lookup="use_all_dns_ips",
+        client_id="me",
+        connections_max_idle_ms=60_000,
+        metadata_max_age_ms=86_400_000,
+        receive_buffer_bytes=65_536,
+        reconnect_backoff_max_ms=10,
+        reconnect_backoff_ms=5_000,
+        send_buffer_bytes=65_536,
+        **SASL,
+        **USER,
+        ssl_check_hostname=True,
+    )
+    kind(found | {"group.id": "x"} if kind is Consumer else found)
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"proxy_url": "http://a"}, "proxy_url"),
+        (
+            {"security_protocol": "SSL", "ssl_context": ssl.create_default_context()},
+            "ssl_context",
+        ),
+        ({**SASL, "sasl_mechanism": "AWS_MSK_IAM"}, "sasl_mechanism"),
+        ({**SASL, "sasl_mechanism": "GSSAPI"}, "sasl_mechanism"),
+        ({**SASL, **USER, "sasl_kerberos_name": object()}, "sasl_kerberos_name"),
+    ],
+)
+def test_what_has_no_equivalent_is_named(options, name):
+    settings = ConnectionSettings("a", options=options)
+    assert list(impossible(settings)) == [name]
+    with pytest.raises(ConfigurationError, match="kafka-python") as caught:
+        fast_config(settings)
+    assert caught.value.setting == name
+
+
+def test_every_option_has_an_equivalent_or_a_reason():
+    hard = {"proxy_url", "ssl_context", "sasl_kerberos_name"}
+    hard |= {"sasl_kerberos_domain_name", "sasl_kerberos_service_name"}
+    for name in set(OPTIONS) - hard - {"sasl_oauth_token_provider"}:
+        assert name in DOTTED_OPTIONS.values(), name
+    assert impossible(ConnectionSettings("a")) == {}
+
+
+def test_tokens_come_from_the_provider():
+    token = jwt({"exp": 4_000_000_000})
+    found = config(**OAUTH, sasl_oauth_token_provider=Provider(token))
+    answer = found["oauth_cb"]("")
+    assert answer == (token, 4_000_000_000.0, "", {"tenant": "one"})
+
+
+@pytest.mark.parametrize(
+    "token", ["opaque", "a.b.c", jwt({}), jwt([1]), jwt({"exp": "soon"})]
+)
+def test_a_token_of_unknown_life_is_asked_for_again(token):
+    found = config(**OAUTH, sasl_oauth_token_provider=Provider(token))
+    before = time.time()
+    expiry = found["oauth_cb"]("")[1]
+    assert before + TOKEN_LIFE_S <= expiry <= time.time() + TOKEN_LIFE_S

@@ -1,0 +1,114 @@
+"""Which of our errors stands for which of librdkafka's."""
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+from kafka import errors as kafka_errors
+
+from kafka_marshal.errors import (
+    ConfigurationError,
+    CoordinationError,
+    InvalidTransition,
+    LogTruncated,
+    LogUnreadable,
+    LogUnwritable,
+    MarshalError,
+    TopicMisconfigured,
+)
+from kafka_marshal.kafka_io import translate as python_translate
+from kafka_marshal.kafka_io.fast.translate import Access, translated
+
+BOTH = (Access.READ, Access.WRITE)
+CODES = {
+    name: value
+    for name, value in vars(KafkaError).items()
+    if name.isupper() and isinstance(value, int)
+}
+
+
+def told(error, access=Access.READ):
+    return translated(error, doing="Testing", access=access, addresses="a:1, b:2")
+
+
+@pytest.mark.parametrize(
+    ("name", "read", "write"),
+    [
+        ("TOPIC_AUTHORIZATION_FAILED", LogUnreadable, LogUnwritable),
+        ("_AUTHENTICATION", LogUnreadable, LogUnwritable),
+        ("_AUTO_OFFSET_RESET", LogTruncated, LogTruncated),
+        ("_LOG_TRUNCATION", LogTruncated, LogTruncated),
+        ("OFFSET_OUT_OF_RANGE", LogTruncated, LogTruncated),
+        ("_BAD_MSG", LogUnreadable, LogUnwritable),
+        ("MSG_SIZE_TOO_LARGE", LogUnwritable, LogUnwritable),
+        ("UNSUPPORTED_VERSION", LogUnreadable, LogUnwritable),
+        ("POLICY_VIOLATION", TopicMisconfigured, TopicMisconfigured),
+        ("UNKNOWN_TOPIC_OR_PART", CoordinationError, CoordinationError),
+        ("NON_EMPTY_GROUP", CoordinationError, CoordinationError),
+        ("NOT_ENOUGH_REPLICAS", CoordinationError, CoordinationError),
+        ("_INVALID_ARG", ConfigurationError, ConfigurationError),
+        ("_STATE", InvalidTransition, InvalidTransition),
+        ("_TRANSPORT", CoordinationError, CoordinationError),
+        ("UNKNOWN", CoordinationError, CoordinationError),
+    ],
+)
+def test_table(name, read, write):
+    error = KafkaException(KafkaError(CODES[name], "why"))
+    for access, wanted in zip(BOTH, (read, write), strict=True):
+        made = told(error, access)
+        assert type(made) is wanted
+        assert made.__cause__ is error
+        assert str(made).startswith("Testing failed: ")
+        assert f"({name}: why)" in str(made)
+
+
+def test_both_clients_are_told_in_the_same_words():
+    python = python_translate.translated(
+        kafka_errors.TopicAuthorizationFailedError("t"),
+        doing="Testing",
+        access=Access.READ,
+        addresses="a:1, b:2",
+    )
+    code = KafkaError.TOPIC_AUTHORIZATION_FAILED
+    fast = told(KafkaException(KafkaError(code, "t")))
+    assert type(fast) is type(python)
+    assert str(fast).split("(")[0] == str(python).split("(")[0]
+    assert str(fast).split(")")[1] == str(python).split(")")[1]
+
+
+def test_unreachable_names_the_addresses():
+    made = told(KafkaException(KafkaError(CODES["_ALL_BROKERS_DOWN"])))
+    assert "no broker answered at a:1, b:2" in str(made)
+    assert made.retriable
+
+
+def test_settings_are_librdkafkas():
+    made = told(KafkaException(KafkaError(CODES["_INVALID_ARG"], "x")))
+    assert "librdkafka does not accept the settings" in str(made)
+
+
+def test_what_python_raises():
+    assert type(told(RuntimeError("Consumer closed"))) is InvalidTransition
+    assert type(told(KafkaException())) is CoordinationError
+    for error in (
+        BufferError("full"),
+        OSError("x"),
+        KafkaException(),
+        NotImplementedError(),
+    ):
+        assert type(told(error)) is CoordinationError
+
+
+def test_our_own_errors_stay():
+    ours = TopicMisconfigured("x")
+    assert told(ours) is ours
+
+
+@pytest.mark.parametrize("access", BOTH)
+def test_every_error_is_told(access):
+    """What we call final, librdkafka must not call passing."""
+    assert len(CODES) > 100
+    for name, code in CODES.items():
+        error = KafkaError(code)
+        made = told(KafkaException(error), access)
+        assert isinstance(made, MarshalError)
+        if error.retriable():
+            assert made.retriable, name
