@@ -22,6 +22,7 @@ from kafka_marshal.protocol.hashing import (
 from kafka_marshal.protocol.records import Config
 from kafka_marshal.protocol.types import Key
 
+from .meters import EngineMeters
 from .replica import Replica
 
 
@@ -46,11 +47,13 @@ class Context:
         replicas: One replica per coordinating partition.
         config: The Config that all coordinating partitions agree on; None
             until the engine is ready.
+        meters: What is counted on the way.
     """
 
     ports: Ports
     replicas: dict[int, Replica]
     config: Config | None = None
+    meters: EngineMeters = attrs.field(factory=EngineMeters)
     _placement: dict[tuple[str, int], int] = attrs.field(factory=dict)
 
     @property
@@ -92,4 +95,5 @@ class Context:
 
     def observe(self, name: str, fields: Mapping[str, Any]) -> None:
         """Tell the observer."""
+        self.meters.count_event(name)
         self.ports.observer.observe(Event(name, fields))

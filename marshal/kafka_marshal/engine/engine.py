@@ -120,7 +120,7 @@ class Engine:
             return
         with self.changed:
             try:
-                self._round(entries)
+                self._timed_round(entries)
             except Exception as error:  # noqa: BLE001 - a bug must not leave zombies
                 self._fail(_broken(error))
             self.changed.notify_all()
@@ -132,6 +132,11 @@ class Engine:
         if due_ms is None:
             return POLL_MS_MAX
         return max(POLL_MS_MIN, due_ms - self.context.now_ms)
+
+    def _timed_round(self, entries: tuple[tuple[int, LogEntry], ...]) -> None:
+        since_ms = self.context.now_ms
+        self._round(entries)
+        self.context.meters.rounds.observe(self.context.now_ms - since_ms)
 
     def _round(self, entries: tuple[tuple[int, LogEntry], ...]) -> None:
         if self.failure is not None:

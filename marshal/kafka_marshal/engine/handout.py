@@ -85,7 +85,7 @@ class HandOut:
         options: ConsumerOptions,
     ) -> None:
         self.places: dict[TopicPartition, Place] = {}
-        self.paused: set[TopicPartition] = set()
+        self.paused = subscription.paused
         self.lost: list[ClaimLost] = []
         self._engine = engine
         self._session = session
@@ -151,6 +151,7 @@ class HandOut:
         the commit may be yet to come: a surplus partition waits another H.
         """
         with self._engine.changed:
+            self._subscription.back_at_ms = self._clock.now_ms()
             for place in self.places.values():
                 holding = place.holding
                 holding.lent_count = 0
@@ -198,6 +199,7 @@ class HandOut:
                 self._watch_backlog(place, progress)
         if records:
             place.next_offset = records[-1].offset + 1
+            holding.handed_count += len(records)
         return records
 
     def _watch_backlog(self, place: Place, progress: AtLeastOnce) -> None:

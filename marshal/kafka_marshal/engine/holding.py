@@ -10,6 +10,8 @@ from kafka_marshal.protocol.delivery import AtLeastOnce
 from kafka_marshal.protocol.granting import AtMostOnce
 from kafka_marshal.protocol.types import Key
 
+from .meters import Tally, Vacancy
+
 
 class Delivery(Enum):
     """Which guarantee a consumer asks for (PROTOCOL 6)."""
@@ -70,12 +72,15 @@ class Holding:
         "claim",
         "delivery",
         "drain",
+        "forgotten_count",
+        "handed_count",
         "lent_count",
         "lookup",
         "lookup_at_ms",
         "progress",
         "requested_at_ms",
         "start_rule",
+        "vacancy",
     )
 
     def __init__(self, claim: Claim, delivery: Delivery, start_rule: StartRule) -> None:
@@ -89,6 +94,9 @@ class Holding:
         self.requested_at_ms = 0
         # At most once: what the application was handed, until it asks for more.
         self.lent_count = 0
+        self.handed_count = 0
+        self.forgotten_count = 0
+        self.vacancy: Vacancy | None = None
 
     @property
     def key(self) -> Key:
@@ -113,6 +121,19 @@ class Holding:
             granted = sum(g.last - g.first + 1 for g in self.progress.unused)
             return granted + self.progress.outstanding_count + self.lent_count
         return 0
+
+    @property
+    def tally(self) -> Tally:
+        """What was done under this claim; at most once, all of it is committed."""
+        uncommitted = self.forgotten_count
+        if isinstance(self.progress, AtLeastOnce):
+            uncommitted += self.progress.in_hand_count
+        return Tally(self.handed_count, self.handed_count - uncommitted)
+
+    def forget_hands(self, progress: AtLeastOnce) -> None:
+        """Start again at the position: what is in hand is nobody's any more."""
+        self.forgotten_count += progress.in_hand_count
+        self.progress = AtLeastOnce(progress.position)
 
     def may_hand_out(self, now_ms: int) -> bool:
         """Return whether a new record may be handed out at this local time."""

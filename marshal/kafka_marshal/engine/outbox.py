@@ -74,13 +74,19 @@ class Outbox:
         """Return why the log takes nothing from this process, once it says so."""
         while self._appends and self._appends[0].is_done():
             error = self._appends.popleft().error()
+            if error is not None:
+                self._context.meters.failed_appends += 1
             if isinstance(error, LogUnwritable):
                 return error
         return None
 
     def read_back(self, seq: int) -> Sent | None:
         """Return and forget what was sent under ``seq``."""
-        return self._pending.pop(seq, None)
+        sent = self._pending.pop(seq, None)
+        if sent is not None:
+            took_ms = self._context.now_ms - sent.sent_ms
+            self._context.meters.read_backs.observe(took_ms)
+        return sent
 
     def pending_of(self, keys: Container[Key]) -> list[int]:
         """Return the records about these keys that may still be read back.

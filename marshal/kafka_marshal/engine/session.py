@@ -37,8 +37,10 @@ from .beats import Beater
 from .context import Context
 from .grants import Granter
 from .holding import Delivery, Drain, Holding, StartRule
+from .lags import LagWatch
 from .leaving import Leaver
 from .members import Announcer
+from .meters import SessionMeters, vacancy
 from .mirror import Mirror
 from .outbox import Outbox, Sent
 from .starting import Starter
@@ -58,6 +60,7 @@ class Session:
         holdings: What it contends for or holds, by key.
         grants: Asks for ranges of offsets at most once.
         failure: Set once the session can go no further; consumers raise it.
+        meters: What is counted on the way.
     """
 
     def __init__(
@@ -72,6 +75,7 @@ class Session:
         self.claimant = claimant
         self.holdings: dict[Key, Holding] = {}
         self.failure: MarshalError | None = None
+        self.meters = SessionMeters()
         self._context = context
         self._lives = lives
         self._outbox = Outbox(context, claimant)
@@ -81,6 +85,7 @@ class Session:
         self._announcer = Announcer(context, self._outbox, host=host)
         self._starter = Starter(context, self._beater, claimant)
         self._mirror = Mirror(context, claimant) if mirrors_offsets else None
+        self._lags = LagWatch(context)
         self._subs: list[Subscription] = []
         self._explicit: dict[Key, None] = {}
         self._policy_at_ms = 0
@@ -133,7 +138,7 @@ class Session:
                 self.release(holding, reason="closed")
             elif isinstance(holding.progress, AtLeastOnce):
                 # What is in hand was this consumer's; the next starts below it.
-                holding.progress = AtLeastOnce(holding.progress.position)
+                holding.forget_hands(holding.progress)
         return seqs if release else [*seqs, *self.beat_now()]
 
     def want(self, key: Key) -> Holding:
@@ -179,6 +184,7 @@ class Session:
         if self._mirror is not None:
             self._mirror.drive(self.holdings.values(), now_ms)
         if not self._is_closing:
+            self._lags.drive(self.holdings.values(), now_ms)
             self._announcer.announce_due(self._subs, self.holdings, now_ms=now_ms)
             self._refresh_topics(now_ms)
             if now_ms >= self._policy_at_ms:
@@ -322,6 +328,7 @@ class Session:
             key=claim.key,
         )
         claim.claim_sent(seq, sent_ms)
+        holding.vacancy = vacancy(known, resumes=life is not None)
 
     def _topic_id(self, key: Key) -> bytes | None:
         for sub in self._subs:
@@ -382,7 +389,7 @@ class Session:
                 token=replica.world.token(key),
             )
         if is_won and holding is not None:
-            self._observe_claim(transition, key)
+            self._observe_claim(transition, holding)
             self._starter.begin(holding, replica.world.keys[key])
             self._bump(key)
         elif transition.outcome == ACCEPTED:
@@ -390,9 +397,13 @@ class Session:
         elif record.resume is not None:
             self._unresumable.add(key)
 
-    def _observe_claim(self, transition: Transition, key: Key) -> None:
-        fields = {"key": key, "epoch": transition.offset, "effect": transition.effect}
+    def _observe_claim(self, transition: Transition, holding: Holding) -> None:
+        key, client_id = holding.key, self.claimant.owner.client_id
+        how = {"effect": transition.effect, "token": holding.claim.token}
+        fields = {"key": key, "client": client_id, "epoch": transition.offset} | how
         self._context.observe("claimed", fields)
+        log_ms = self._context.replica_of(key).world.now_ms
+        self.meters.claim_won(key, transition, before=holding.vacancy, log_ms=log_ms)
 
     def _on_beats(
         self,
@@ -491,8 +502,10 @@ class Session:
             self._bump(key)
         ending = holding.claim.ending
         if ending is not None and holding.claim.epoch is not None:
-            fields = {"key": key, "epoch": holding.claim.epoch, "ending": ending}
+            client_id, epoch = self.claimant.owner.client_id, holding.claim.epoch
+            fields = {"key": key, "client": client_id, "epoch": epoch, "ending": ending}
             self._context.observe("claim_ended", fields)
+            self.meters.claim_ended(key, ending, tally=holding.tally)
             self._plan_soon(self._context.now_ms)
 
     def _bump(self, key: Key) -> None:
@@ -545,6 +558,14 @@ class Session:
             elif release:
                 self.release(holding, reason="closed")
         return seqs if release else [*seqs, *self.beat_now()]
+
+    def lag_of(self, key: Key) -> int | None:
+        """Return how far a held key is behind the end of its log, as last asked.
+
+        None where it is not held, or not known.
+        """
+        holding = self.holdings.get(key)
+        return None if holding is None else self._lags.lag_of(holding)
 
     @property
     def is_mirror_behind(self) -> bool:

@@ -1,0 +1,188 @@
+"""What is counted on the way: every figure has something that moves it."""
+
+import pytest
+from enginekit import (
+    AMO,
+    KEY,
+    H,
+    Stepping,
+    fold,
+    held_by,
+    owning,
+    pause_for,
+    wish,
+    world,
+)
+
+from kafka_marshal.engine.meters import (
+    OTHER,
+    REASONS_MAX,
+    Histogram,
+    SessionMeters,
+    Tally,
+)
+from kafka_marshal.protocol.claiming import Ending
+from kafka_marshal.testing.fakestore import AppendFate
+
+
+@pytest.fixture
+def cluster():
+    return world()
+
+
+def total(counts):
+    return {reason: count for (_, reason), count in counts.items()}
+
+
+# --- Durations ---
+
+
+def test_a_bound_belongs_to_its_class():
+    figure = Histogram((10, 20))
+    for duration_ms in (-5, 0, 10, 11, 20, 21, 1_000):
+        figure.observe(duration_ms)
+    assert figure.counts == [3, 2, 2]
+    assert figure.sum_ms == 0 + 0 + 10 + 11 + 20 + 21 + 1_000
+
+
+def test_a_copy_stands_still():
+    figure = Histogram((10,))
+    figure.observe(1)
+    before = figure.copy()
+    figure.observe(1)
+    assert (before.counts, before.sum_ms) == ([1, 0], 1)
+
+
+def test_own_records_are_timed_from_sending_to_reading_back(cluster):
+    node = owning(cluster)
+    figure = node.engine.context.meters.read_backs
+    sent = node.session.claimant.next_seq() - 1
+    pending = len(node.session._outbox._pending)
+    assert sum(figure.counts) == sent - pending > 0
+    assert figure.sum_ms > 0
+
+
+def test_every_round_is_timed(cluster):
+    node = cluster.node("a")
+    before = sum(node.engine.context.meters.rounds.counts)
+    node.step()
+    node.step()
+    assert sum(node.engine.context.meters.rounds.counts) == before + 2
+
+
+# --- Claims ---
+
+
+def test_a_first_claim_takes_nothing_over(cluster):
+    node = owning(cluster)
+    assert total(node.session.meters.won) == {"claimed": 1}
+    assert node.session.meters.takeovers == {}
+
+
+def test_a_takeover_counts_from_the_last_renewal_in_log_time(cluster):
+    dead = owning(cluster)
+    cluster.crash(dead)
+    cluster.run(H)
+    renewed_ms = fold(cluster).keys[KEY].renewed_ms
+    other = cluster.node("b", wish=wish())
+    cluster.run_until(held_by(other, 1), 4 * H)
+    world_now = fold(cluster).keys[KEY].renewed_ms
+    figure = other.session.meters.takeovers["t", "stale"]
+    assert sum(figure.counts) == 1
+    assert 2 * H < figure.sum_ms <= world_now - renewed_ms
+
+
+def test_a_released_key_counts_from_its_release(cluster):
+    first = owning(cluster)
+    first.leave()
+    cluster.run_until(lambda: first.has_left, H)
+    cluster.crash(first)
+    assert total(first.session.meters.released) == {"closed": 1}
+    released_ms = fold(cluster).keys[KEY].active_ms
+    cluster.run(5 * H)
+    other = owning(cluster, "b")
+    figure = other.session.meters.takeovers["t", "released"]
+    assert figure.sum_ms >= 5 * H - 100
+    assert figure.sum_ms <= fold(cluster).keys[KEY].renewed_ms - released_ms
+
+
+def test_a_restart_that_resumes_is_told_apart(cluster):
+    first = owning(cluster)
+    cluster.crash(first)
+    second = cluster.node("a", wish=wish(), lives=first.lives)
+    cluster.run_until(held_by(second, 1), H)
+    assert total(second.session.meters.won) == {"resumed": 1}
+    assert sum(second.session.meters.takeovers["t", "resumed"].counts) == 1
+
+
+def test_a_loss_and_a_release_are_told_apart(cluster):
+    node = owning(cluster)
+    node.cut(is_cut=True)
+    cluster.run_until(lambda: not node.held, 3 * H)
+    cluster.run(40)
+    assert total(node.session.meters.lost) == {"lease_expired": 1}
+    node.cut(is_cut=False)
+    cluster.run_until(held_by(node, 1), 4 * H)
+    pause_for(cluster, 2 * H)
+    cluster.run_until(lambda: not node.held, H)
+    assert total(node.session.meters.released) == {"paused": 1}
+
+
+def test_reasons_are_bounded():
+    meters = SessionMeters()
+    for number in range(REASONS_MAX + 10):
+        ending = Ending(f"because-{number}", was_lost=False)
+        meters.claim_ended(KEY, ending, tally=Tally())
+    meters.claim_ended(KEY, Ending("because-0", was_lost=False), tally=Tally())
+    assert len(meters.released) == REASONS_MAX + 1
+    assert meters.released["t", OTHER] == 10
+    assert meters.released["t", "because-0"] == 2
+
+
+# --- Records ---
+
+
+def test_records_are_handed_out_and_committed(cluster):
+    node = owning(cluster)
+    (records,) = node.consumer.poll(0, 4).values()
+    holding = node.session.holdings[KEY]
+    assert holding.tally == Tally(4, 0)
+    node.consumer.commit(records[1:3])
+    assert holding.tally == Tally(4, 2)
+    node.consumer.commit(records[0])
+    assert holding.tally == Tally(4, 3)
+    node.consumer.close(timeout_ms=0)
+    assert node.session.meters.tallies == {KEY: Tally(4, 3)}
+
+
+def test_records_in_the_hands_of_a_closed_consumer_stay_uncommitted(cluster):
+    node = owning(cluster)
+    node.consumer.poll(0, 4)
+    node.consumer.close(release=False, timeout_ms=0)
+    assert node.session.holdings[KEY].tally == Tally(4, 0)
+
+
+def test_at_most_once_what_is_handed_out_is_committed(cluster):
+    node = owning(cluster, delivery=AMO)
+    node.engine.changed = Stepping(cluster)
+    (records,) = node.consumer.poll(H, 4).values()
+    assert node.session.holdings[KEY].tally == Tally(len(records), len(records))
+
+
+# --- The log ---
+
+
+def test_failed_appends_are_counted(cluster):
+    node = owning(cluster)
+    assert node.engine.context.meters.failed_appends == 0
+    cluster.fates["a"] = AppendFate(fails_after_ms=10)
+    cluster.run(H)
+    assert node.engine.context.meters.failed_appends > 0
+
+
+def test_events_are_counted_by_name(cluster):
+    node = owning(cluster)
+    counted = node.engine.context.meters.events()
+    told = [event.name for event in node.observer.events]
+    assert counted == {name: told.count(name) for name in told}
+    assert counted["claimed"] == 1
