@@ -190,6 +190,10 @@ class DataLog(Protocol):
         """Return what is known of each topic; a topic that does not exist is absent."""
         ...
 
+    def topics(self, timeout_ms: int) -> Sequence[str]:
+        """Return the names of all topics that may be seen, internal ones included."""
+        ...
+
     def ranges(
         self, partitions: Sequence[TopicPartition], timeout_ms: int
     ) -> Mapping[TopicPartition, LogRange]:

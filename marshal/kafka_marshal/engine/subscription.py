@@ -8,7 +8,7 @@ import attrs
 from kafka_marshal.ports import Pending, TopicInfo
 from kafka_marshal.protocol.claiming import PreviousLife, estimate, resumable
 from kafka_marshal.protocol.planner import KeyView, MemberView, Plan, View
-from kafka_marshal.protocol.types import Key, Owner
+from kafka_marshal.protocol.types import Key, Owner, TopicPartition
 
 from .context import Context
 from .holding import Delivery, Holding, StartRule
@@ -32,6 +32,10 @@ class Subscription:
         start_rule: How start positions are found.
         claims_max: Most keys to hold, 0 = no limit.
         refresh_ms: Time between two looks at the topics' metadata.
+        paused: Partitions that the application holds back; the consumer's thread
+            changes it.
+        back_at_ms: Local time at which the application last asked for records,
+            which says that it is done with what it was handed; 0 = never yet.
         version: Grows whenever a holding of this subscription came or went.
         claimable_at_ms: Local time at which the next key may become claimable,
             as of the last view; H later where none is about to.
@@ -44,6 +48,8 @@ class Subscription:
     start_rule: StartRule
     claims_max: int = 0
     refresh_ms: int = 30_000
+    paused: set[TopicPartition] = attrs.field(factory=set)
+    back_at_ms: int = 0
     version: int = 0
     refresh: Pending[Mapping[str, TopicInfo]] | None = None
     refresh_at_ms: int = 0

@@ -80,6 +80,19 @@ class KafkaDataLog(DataLog):
             timeout_ms=timeout_ms,
         )
 
+    def topics(self, timeout_ms: int) -> Sequence[str]:
+        """Return the names of all topics that may be seen, internal ones included."""
+
+        def ask(admin: Untyped) -> list[str]:
+            return sorted(str(name) for name in admin.list_topics())
+
+        return self._lookups.call(
+            ask,
+            doing="Listing topics",
+            access=Access.READ,
+            timeout_ms=timeout_ms,
+        )
+
     def ranges(
         self, partitions: Sequence[TopicPartition], timeout_ms: int
     ) -> Mapping[TopicPartition, LogRange]:

@@ -18,6 +18,7 @@ _WARNINGS = frozenset(
         "fetch_failed",
         "granted_unprocessed",
         "identity_unavailable",
+        "lag_unknown",
         "log_poll_failed",
         "mirror_drift",
         "mirror_failed",

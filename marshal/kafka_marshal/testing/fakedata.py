@@ -38,6 +38,12 @@ class FakeDataLog(DataLog):
                 for name in found
             }
 
+    def topics(self, timeout_ms: int) -> Sequence[str]:
+        """Return the names of all topics."""
+        with self._cluster.changed:
+            self._require_answer(timeout_ms)
+            return self._cluster.topic_names()
+
     def ranges(
         self, partitions: Sequence[TopicPartition], timeout_ms: int
     ) -> Mapping[TopicPartition, LogRange]:

@@ -187,6 +187,10 @@ class FakeKafka:
             raise CoordinationError(f"There is no topic {name}; make it first.")
         return found
 
+    def topic_names(self) -> list[str]:
+        """Return the names of all topics, in order."""
+        return sorted(self._topics)
+
     def has_topic(self, name: str) -> bool:
         """Return whether there is such a topic."""
         return name in self._topics

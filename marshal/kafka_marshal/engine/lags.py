@@ -1,0 +1,140 @@
+"""Where the logs of held partitions end, looked up in the background.
+
+For people, for metrics, and for judging whether an owner keeps up. A figure that
+is missing changes nothing: the last one stands until it is too old to count.
+"""
+
+from collections.abc import Iterable, Mapping
+from functools import partial
+from typing import NamedTuple
+
+from kafka_marshal.ports import LogRange, Pending
+from kafka_marshal.protocol.delivery import AtLeastOnce
+from kafka_marshal.protocol.granting import AtMostOnce
+from kafka_marshal.protocol.types import Key, TopicPartition
+
+from .beats import INTERVALS_PER_H
+from .context import Context
+from .holding import Holding
+
+LOOK_MS_MAX = 2_000
+PARTITIONS_MAX = 1_000
+
+
+class LogEnd(NamedTuple):
+    """The end of a partition's log.
+
+    Attributes:
+        offset: Next offset to be written.
+        asked_ms: Local time at which it was asked for.
+    """
+
+    offset: int
+    asked_ms: int
+
+
+class LagWatch:
+    """One session's log ends: every held partition each H/3, one call outstanding.
+
+    A call asks for at most ``PARTITIONS_MAX`` partitions; whoever holds more asks
+    again as soon as the answer is there. Called under the engine's lock.
+    """
+
+    __slots__ = (
+        "_asked",
+        "_asked_ms",
+        "_call",
+        "_context",
+        "_due_ms",
+        "_ends",
+        "_todo",
+        "_told",
+    )
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._call: Pending[Mapping[TopicPartition, LogRange]] | None = None
+        self._asked: list[Key] = []
+        self._asked_ms = 0
+        self._todo: list[Key] = []
+        self._ends: dict[Key, LogEnd] = {}
+        self._due_ms = 0
+        self._told = False
+
+    def drive(self, holdings: Iterable[Holding], now_ms: int) -> None:
+        """Take an answer that has come, and ask where that is due."""
+        if self._call is not None:
+            if not self._call.done():
+                return
+            self._settle(self._call)
+            self._call = None
+        if not self._todo:
+            if now_ms < self._due_ms:
+                return
+            third_ms = self._context.heartbeat_interval_ms // INTERVALS_PER_H
+            self._due_ms = now_ms + third_ms
+            self._todo = [
+                holding.key
+                for holding in holdings
+                if holding.claim.is_owned and holding.start_rule.is_needed
+            ]
+            held = set(self._todo)
+            self._ends = {k: end for k, end in self._ends.items() if k in held}
+        if self._todo:
+            self._ask(now_ms)
+
+    def _ask(self, now_ms: int) -> None:
+        self._asked = self._todo[:PARTITIONS_MAX]
+        self._todo = self._todo[PARTITIONS_MAX:]
+        self._asked_ms = now_ms
+        partitions = [key.topic_partition for key in self._asked]
+        look = partial(self._context.ports.data.ranges, partitions, LOOK_MS_MAX)
+        self._call = self._context.ports.background.submit(look)
+
+    def _settle(self, call: Pending[Mapping[TopicPartition, LogRange]]) -> None:
+        error = call.exception(0)
+        if error is not None:
+            if not self._told:
+                self._context.observe("lag_unknown", {"error": error})
+            self._told = True
+            self._todo = []
+            return
+        self._told = False
+        found = call.result(0)
+        for key in self._asked:
+            log_range = found.get(key.topic_partition)
+            if log_range is not None:
+                self._ends[key] = LogEnd(log_range.end, self._asked_ms)
+
+    def end_of(self, key: Key) -> LogEnd | None:
+        """Return where a held partition's log ended when it was last asked."""
+        return self._ends.get(key)
+
+    def lag_of(self, holding: Holding) -> int | None:
+        """Return how many offsets lie between position and end, None if unknown.
+
+        The same as a consumer group's lag: under at most once the position is
+        what was granted.
+        """
+        end = self._ends.get(holding.key)
+        position = holding.position
+        if isinstance(holding.progress, AtMostOnce):
+            known = self._context.replica_of(holding.key).world.keys.get(holding.key)
+            position = None if known is None else known.next_unclaimed()
+        if end is None or position is None:
+            return None
+        return max(0, end.offset - position)
+
+
+def reached(holding: Holding) -> int | None:
+    """Return up to where the application was handed records, None before it began.
+
+    An offset; in a log with gaps it may lag behind while much is in hand.
+    """
+    progress = holding.progress
+    if isinstance(progress, AtMostOnce):
+        grant = progress.granted
+        return progress.next_first if grant is None else grant.first
+    if isinstance(progress, AtLeastOnce) and progress.position is not None:
+        return progress.position + progress.tracked_count
+    return None

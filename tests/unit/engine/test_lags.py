@@ -1,0 +1,77 @@
+"""What a session knows of the ends of the logs that it holds."""
+
+import pytest
+from enginekit import AMO, KEY, H, held_by, owning, wish, world
+
+from kafka_marshal.engine import lags
+from kafka_marshal.protocol.types import Key, TopicPartition
+
+
+@pytest.fixture
+def cluster():
+    return world(records=[10])
+
+
+def test_lag_is_end_less_position(cluster):
+    """Acceptance L19."""
+    node = owning(cluster)
+    cluster.run_until(lambda: node.session.lag_of(KEY) == 10, H)
+    polled = node.consumer.poll(0, 4)
+    assert node.session.lag_of(KEY) == 10  # handed out is not processed
+    node.consumer.commit(polled[TopicPartition("t", 0)])
+    assert node.session.lag_of(KEY) == 6
+    cluster.kafka.produce(TopicPartition("t", 0), b"x")
+    cluster.run_until(lambda: node.session.lag_of(KEY) == 7, H)
+
+
+def test_lag_at_most_once_counts_from_what_was_granted(cluster):
+    node = owning(cluster, delivery=AMO, most=4)
+    cluster.run_until(lambda: node.session.lag_of(KEY) == 10, H)
+    node.consumer.poll(0)
+    cluster.run_until(lambda: node.session.lag_of(KEY) == 6, H)
+
+
+def test_what_is_not_held_or_not_known_has_no_lag(cluster):
+    node = cluster.node("a", wish=wish())
+    assert node.session.lag_of(KEY) is None
+    node.data.cut = True
+    cluster.run(2 * H)
+    assert node.session.lag_of(KEY) is None
+    assert len(node.observer.named("lag_unknown")) == 1
+    node.data.cut = False
+    cluster.run_until(lambda: node.session.lag_of(KEY) == 10, 2 * H)
+
+
+def test_a_failed_look_up_leaves_the_last_figure(cluster):
+    node = owning(cluster)
+    cluster.run_until(lambda: node.session.lag_of(KEY) == 10, H)
+    node.data.cut = True
+    cluster.kafka.produce(TopicPartition("t", 0), b"x")
+    cluster.run(2 * H)
+    assert node.session.lag_of(KEY) == 10
+
+
+def test_one_call_is_outstanding_and_many_partitions_are_asked_in_parts(
+    cluster, monkeypatch
+):
+    monkeypatch.setattr(lags, "PARTITIONS_MAX", 2)
+    cluster = world(records=[3] * 5)
+    asked = []
+    node = cluster.node("a", wish=wish())
+    plain = node.data.ranges
+
+    def ranges(partitions, timeout_ms):
+        asked.append(len(partitions))
+        return plain(partitions, timeout_ms)
+
+    node.data.ranges = ranges
+    cluster.run_until(held_by(node, 5), H)
+    asked.clear()
+    cluster.run_until(
+        lambda: all(node.session.lag_of(Key("g", "t", n)) == 3 for n in range(5)), 2 * H
+    )
+    assert max(asked) == 2
+    node.background.is_held = True
+    asked.clear()
+    cluster.run(3 * H)
+    assert node.background.waiting_count == 1
