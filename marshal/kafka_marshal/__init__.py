@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from kafka_marshal.protocol.claiming import Ending
     from kafka_marshal.protocol.types import Key, Token, TopicPartition
     from kafka_marshal.views import World
+    from kafka_marshal.watch import WorldWatch
 
 try:
     __version__ = version("kafka-marshal")
@@ -75,6 +76,7 @@ _HOMES = {
     "Token": "kafka_marshal.protocol.types",
     "TopicPartition": "kafka_marshal.protocol.types",
     "World": "kafka_marshal.views",
+    "WorldWatch": "kafka_marshal.watch",
 }
 
 
@@ -123,6 +125,7 @@ __all__ = [
     "TopicMisconfigured",
     "TopicPartition",
     "World",
+    "WorldWatch",
     "WrongCluster",
     "__version__",
 ]

@@ -11,6 +11,7 @@ from typing import Any, Self
 from kafka_marshal.clock import SystemClock
 from kafka_marshal.engine.agreement import agreed_config
 from kafka_marshal.engine.follower import Follower
+from kafka_marshal.engine.replica import Replica
 from kafka_marshal.errors import CoordinationError, DeadlineExceeded
 from kafka_marshal.kafka_io import ConnectionSettings, KafkaCoordinationLog
 from kafka_marshal.protocol.codec import decode
@@ -101,19 +102,15 @@ class World:
         clock = SystemClock()
         log = KafkaCoordinationLog(settings, timeout_ms=timeout_ms)
         follower = Follower(log, clock)
-        prefix = _Prefix(offset, time_ms)
+        prefix = Prefix(offset, time_ms)
         try:
             follower.catch_up(timeout_ms, accept=prefix.accept)
         finally:
             follower.close()
         now_ms, wall_ms = clock.now_ms(), clock.wall_ms()
         live = offset is None and time_ms is None
-        # PROTOCOL 4.11: log time stands still while nothing is appended. Who has
-        # just opened the log did not see how long; for people, the wall tells.
         elapsed = {
-            t: max(replica.elapsed_ms(now_ms), wall_ms - replica.world.append_time_ms)
-            if live
-            else 0
+            t: elapsed_ms_of(replica, now_ms, wall_ms=wall_ms) if live else 0
             for t, replica in follower.replicas.items()
         }
         return cls(
@@ -163,7 +160,16 @@ class World:
         return known.age_ms(world.now_ms) + self.elapsed_ms(world.partition)
 
 
-class _Prefix:
+def elapsed_ms_of(replica: Replica, now_ms: int, *, wall_ms: int) -> int:
+    """Return the time since the last entry of a log that was read from its start.
+
+    PROTOCOL 4.11: log time stands still while nothing is appended. Who has just
+    opened the log did not see how long; for people, the wall tells.
+    """
+    return max(replica.elapsed_ms(now_ms), wall_ms - replica.world.append_time_ms)
+
+
+class Prefix:
     """What of each partition belongs to a view; notes why groups were paused."""
 
     def __init__(self, offset: Mapping[int, int] | None, time_ms: int | None) -> None:

@@ -7,7 +7,7 @@ from kafka_marshal import TopicMisconfigured, World, WrongCluster
 from kafka_marshal.protocol.codec import encode
 from kafka_marshal.protocol.records import ReleaseGroup
 from kafka_marshal.protocol.types import LogEntry
-from kafka_marshal.views import REASONS_MAX, _Prefix
+from kafka_marshal.views import REASONS_MAX, Prefix
 
 UNTIL = 2_000_000
 
@@ -21,13 +21,13 @@ def accepted(prefix, *entries, partition=0):
 
 
 def test_a_view_of_an_offset_ends_there():
-    prefix = _Prefix({0: 1}, None)
+    prefix = Prefix({0: 1}, None)
     assert accepted(prefix, *map(entry, range(4))) == [0, 1]
     assert accepted(prefix, entry(0), partition=1) == []
 
 
 def test_a_view_of_a_time_is_a_prefix_though_a_clock_goes_back():
-    prefix = _Prefix(None, 10)
+    prefix = Prefix(None, 10)
     times = [entry(0, 5), entry(1, 11), entry(2, 7), entry(3, 12)]
     assert accepted(prefix, *times) == [0]
     assert accepted(prefix, entry(0, 10), partition=1) == [0]
@@ -39,7 +39,7 @@ def released(reason, *, op=OP, seq=0):
 
 
 def test_the_first_reason_of_an_operation_is_kept():
-    prefix = _Prefix(None, None)
+    prefix = Prefix(None, None)
     for seq, reason in enumerate(("deploy", "still", None)):
         prefix.accept(0, entry(seq, value=released(reason, seq=seq)))
     prefix.accept(0, entry(9, value=b"\x01\x05\x00garbage"))
@@ -48,13 +48,13 @@ def test_the_first_reason_of_an_operation_is_kept():
 
 
 def test_reasons_beyond_the_view_are_not_told():
-    prefix = _Prefix({0: -1}, None)
+    prefix = Prefix({0: -1}, None)
     prefix.accept(0, entry(0, value=released("later")))
     assert prefix.reasons == {}
 
 
 def test_reasons_are_bounded():
-    prefix = _Prefix(None, None)
+    prefix = Prefix(None, None)
     for number in range(REASONS_MAX + 5):
         op = number.to_bytes(16, "big")
         prefix.accept(0, entry(number, value=released(str(number), op=op)))

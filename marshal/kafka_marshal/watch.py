@@ -1,0 +1,351 @@
+"""The world, followed live: each entry with what it did, and what changed.
+
+Nothing here writes or joins a group. Driven by its caller's thread.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import attrs
+
+from kafka_marshal.clock import SystemClock
+from kafka_marshal.engine.follower import Follower
+from kafka_marshal.errors import CoordinationError, DeadlineExceeded
+from kafka_marshal.kafka_io import ConnectionSettings, KafkaCoordinationLog
+from kafka_marshal.ports import Clock, CoordinationLog
+from kafka_marshal.protocol.records import (
+    ClaimingPartition,
+    ReleaseGroup,
+    ReleasingPartition,
+)
+from kafka_marshal.protocol.state import WorldState
+from kafka_marshal.protocol.transition import ACCEPTED, Transition, Transitions
+from kafka_marshal.protocol.types import Key, LogEntry, Owner, Token
+from kafka_marshal.views import POLL_MS, TIMEOUT_MS, Prefix, World, elapsed_ms_of
+
+# A log that is silent for so long is asked whether it is still there.
+PROBE_EVERY_MS = 5_000
+PROBE_MS = 2_000
+
+
+@attrs.frozen
+class Folded:
+    """One entry of the log, and what the fold says that it did.
+
+    Attributes:
+        partition: Coordinating partition.
+        entry: The entry.
+        transitions: One per claim that it touched; none behind a halt.
+    """
+
+    partition: int
+    entry: LogEntry
+    transitions: Transitions
+
+
+@attrs.frozen
+class Change:
+    """Something that came to be otherwise, at one entry of the log.
+
+    Attributes:
+        what: ``claimed``, ``resumed``, ``released``, ``lost`` (its owner did not
+            let go: another claim took it over), ``paused`` or ``unpaused``.
+        group_id: The group.
+        key: The claim; None where the whole group is meant.
+        client_id: Whose claim or pause it is.
+        incarnation: Process of that client, None for the end of a pause.
+        token: Fencing token of a claim that begins, else None.
+        position: Next offset to process, None while unknown.
+        by: Who took it over, where it was lost.
+        reason: Why, where the log says so.
+        until_ms: Until when a group is paused.
+        partition: Coordinating partition of the entry.
+        offset: Offset of the entry.
+        time_ms: When it was appended, in epoch ms.
+    """
+
+    what: str
+    group_id: str
+    partition: int
+    offset: int
+    time_ms: int
+    key: Key | None = None
+    client_id: str | None = None
+    incarnation: bytes | None = None
+    token: Token | None = None
+    position: int | None = None
+    by: str | None = None
+    reason: str | None = None
+    until_ms: int | None = None
+
+
+class Changes:
+    """Tells what changed from what the fold did; give it the log from its start.
+
+    Who owned a key before is no longer in the state once a claim is folded, so
+    it is noted here: one entry for each key that has an owner.
+    """
+
+    def __init__(self) -> None:
+        self._owners: dict[Key, Owner] = {}
+        self._paused: dict[str, bytes] = {}
+
+    def take(self, folded: Folded, *, worlds: Sequence[WorldState]) -> list[Change]:
+        """Return what an entry changed.
+
+        Args:
+            folded: The next entry.
+            worlds: State of every coordinating partition. It may be ahead of
+                the entry: positions and the end of a pause are told as they
+                stand there.
+        """
+        changes: list[Change] = []
+        for transition in folded.transitions:
+            if transition.outcome == ACCEPTED:
+                changes += self._of(folded, transition, worlds)
+        return changes + self._ended(folded, worlds)
+
+    def _of(
+        self, folded: Folded, transition: Transition, worlds: Sequence[WorldState]
+    ) -> Iterator[Change]:
+        key, record = transition.key, transition.record
+        if isinstance(record, ReleaseGroup):
+            if transition.effect == "paused" and record.group_id not in self._paused:
+                self._paused[record.group_id] = record.op_id
+                yield attrs.evolve(
+                    _change(folded, "paused", record.group_id),
+                    client_id=record.client_id,
+                    incarnation=record.incarnation,
+                    reason=record.reason,
+                    until_ms=record.msg_expire_time,
+                )
+        elif key is not None and isinstance(record, ClaimingPartition):
+            owner = Owner(record.client_id, record.incarnation)
+            before, self._owners[key] = self._owners.get(key), owner
+            at = attrs.evolve(_change(folded, "lost", key.group_id), key=key)
+            if before is not None and transition.effect == "claimed":
+                yield attrs.evolve(
+                    at,
+                    client_id=before.client_id,
+                    incarnation=before.incarnation,
+                    by=record.client_id,
+                )
+            yield attrs.evolve(
+                at,
+                what=transition.effect or "claimed",
+                client_id=owner.client_id,
+                incarnation=owner.incarnation,
+                token=_token(worlds[folded.partition], folded.entry),
+                position=_position(worlds[folded.partition], key),
+            )
+        elif key is not None and isinstance(record, ReleasingPartition):
+            self._owners.pop(key, None)
+            yield attrs.evolve(
+                _change(folded, "released", key.group_id),
+                key=key,
+                client_id=record.client_id,
+                incarnation=record.incarnation,
+                position=_position(worlds[folded.partition], key),
+                reason=record.reason,
+            )
+
+    def _ended(self, folded: Folded, worlds: Sequence[WorldState]) -> list[Change]:
+        """Tell of pauses that are over in every partition."""
+        over = []
+        for group_id, op_id in self._paused.items():
+            pauses = (world.active_pause(group_id) for world in worlds)
+            if not any(pause and pause.op_id == op_id for pause in pauses):
+                over.append(group_id)
+        for group_id in over:
+            del self._paused[group_id]
+        return [_change(folded, "unpaused", group_id) for group_id in over]
+
+
+def _change(folded: Folded, what: str, group_id: str) -> Change:
+    entry = folded.entry
+    return Change(what, group_id, folded.partition, entry.offset, entry.timestamp_ms)
+
+
+def _token(world: WorldState, entry: LogEntry) -> Token | None:
+    if world.config is None or entry.leader_epoch is None:
+        return None
+    return Token(world.config.era, entry.leader_epoch, entry.offset)
+
+
+def _position(world: WorldState, key: Key) -> int | None:
+    known = world.keys.get(key)
+    return None if known is None else known.position
+
+
+class WorldWatch:
+    """The world, followed live without taking part; ``open`` makes one.
+
+    A context manager for one thread. Nothing happens between calls: who calls
+    ``read`` or ``changes`` seldom is told late, and loses nothing.
+
+    Attributes:
+        starts: First offset that existed when it was opened, per partition.
+        ends: Next offset to be written then, the same way.
+        outage: Why the log cannot be reached now, None while it can. The watch
+            goes on by itself when the brokers are back.
+    """
+
+    def __init__(
+        self, log: CoordinationLog, clock: Clock, *, timeout_ms: int = TIMEOUT_MS
+    ) -> None:
+        """Follow a log from its start; ``open`` is for users.
+
+        Raises:
+            CoordinationError: The cluster did not say how far the log reaches.
+        """
+        self._log = log
+        self._clock = clock
+        self._follower = Follower(log, clock)
+        self._prefix = Prefix(None, None)
+        self._changes = Changes()
+        self._live: set[int] = set()
+        self._probed_ms = clock.now_ms()
+        self.outage: CoordinationError | None = None
+        self.starts = dict(log.start_offsets(timeout_ms))
+        self.ends = dict(log.end_offsets(timeout_ms))
+
+    @classmethod
+    def open(
+        cls,
+        bootstrap_servers: str | Sequence[str] = "localhost:9092",
+        *,
+        coordination_topic: str = "__marshal",
+        options: Mapping[str, Any] | None = None,
+        timeout_ms: int = TIMEOUT_MS,
+    ) -> Self:
+        """Open the log for following the world as it changes.
+
+        Raises:
+            TopicMisconfigured: There is no such topic.
+            CoordinationError: The cluster did not answer.
+        """
+        settings = ConnectionSettings(
+            bootstrap_servers, coordination_topic, options or {}
+        )
+        log = KafkaCoordinationLog(settings, timeout_ms=timeout_ms)
+        try:
+            return cls(log, SystemClock(), timeout_ms=timeout_ms)
+        except BaseException:
+            log.close(0)
+            raise
+
+    @property
+    def is_caught_up(self) -> bool:
+        """Whether all that stood in the log at the start has been read."""
+        at = self._log.positions()
+        return all(at.get(t, 0) >= end for t, end in self.ends.items())
+
+    def read(self, timeout_ms: int) -> list[Folded]:
+        """Return the next entries with what they did, waiting up to a deadline.
+
+        A log that is silent may be one that cannot be reached: now and then
+        that is asked, which takes up to two seconds more; see ``outage``.
+
+        Raises:
+            LogTruncated: The log went back: what was told may never have been.
+            LogUnreadable: The log cannot be read.
+        """
+        was_caught_up = self.is_caught_up
+        entries: list[tuple[int, LogEntry]] = []
+
+        def note(partition: int, entry: LogEntry) -> bool:
+            entries.append((partition, entry))
+            return self._prefix.accept(partition, entry)
+
+        told: dict[tuple[int, int], list[Transition]] = {}
+        for partition, transition in self._follower.step(timeout_ms, accept=note):
+            told.setdefault((partition, transition.offset), []).append(transition)
+        if entries:
+            self.outage = None
+            self._probed_ms = self._clock.now_ms()
+        else:
+            self._probe()
+        if was_caught_up:
+            self._live.update(partition for partition, _ in entries)
+        return [
+            Folded(partition, entry, tuple(told.get((partition, entry.offset), ())))
+            for partition, entry in entries
+        ]
+
+    def changes(self, timeout_ms: int) -> list[Change]:
+        """Return what changed next, waiting up to a deadline; often nothing.
+
+        The first calls tell all that ever changed; ``catch_up`` passes that.
+        Raises what ``read`` does.
+        """
+        worlds = self._follower.worlds
+        return [
+            change
+            for folded in self.read(timeout_ms)
+            for change in self._changes.take(folded, worlds=worlds)
+        ]
+
+    def catch_up(self, timeout_ms: int) -> None:
+        """Read what stood in the log at the start, and tell nothing of it.
+
+        Raises:
+            DeadlineExceeded: It was not read in time.
+        """
+        deadline_ms = self._clock.now_ms() + timeout_ms
+        while not self.is_caught_up:
+            left_ms = deadline_ms - self._clock.now_ms()
+            if left_ms <= 0:
+                raise DeadlineExceeded(
+                    f"the coordination log was not read within {timeout_ms} ms; check "
+                    "the brokers with: marshal doctor"
+                )
+            self.changes(min(POLL_MS, left_ms))
+
+    def world(self) -> World:
+        """Return the world as far as it was read: a view that the next read moves."""
+        now_ms, wall_ms = self._clock.now_ms(), self._clock.wall_ms()
+        return World(
+            self._follower.worlds,
+            {
+                # What came in while we looked was timed by our own clock.
+                t: replica.elapsed_ms(now_ms)
+                if t in self._live
+                else elapsed_ms_of(replica, now_ms, wall_ms=wall_ms)
+                for t, replica in self._follower.replicas.items()
+            },
+            cluster_id=getattr(self._log, "cluster_id", None),
+            read_at_ms=wall_ms,
+            reasons=self._prefix.reasons,
+        )
+
+    def _probe(self) -> None:
+        """Find out whether silence means that nothing is said."""
+        if self._clock.now_ms() - self._probed_ms < PROBE_EVERY_MS:
+            return
+        try:
+            self._log.end_offsets(PROBE_MS)
+        except CoordinationError as error:
+            if not error.retriable:
+                raise
+            self.outage = error
+        else:
+            self.outage = None
+        self._probed_ms = self._clock.now_ms()
+
+    def close(self) -> None:
+        """Let go of the connection. Idempotent."""
+        self._follower.close(2_000)
+
+    def __enter__(self) -> Self:
+        """Return the watch itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close."""
+        self.close()

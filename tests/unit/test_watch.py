@@ -1,0 +1,209 @@
+"""Following the world: what each entry did, what changed, outages, deadlines."""
+
+import pytest
+from logkit import (
+    INC,
+    INC_AGAIN,
+    KEY,
+    OP,
+    H,
+    beat,
+    claim,
+    config,
+    hashed,
+    ident,
+    pause,
+    release,
+    resume,
+)
+from logkit import SECRET as A_SECRET
+
+from kafka_marshal.errors import DeadlineExceeded, LogTruncated
+from kafka_marshal.protocol.codec import encode
+from kafka_marshal.protocol.records import ReleasingPartition
+from kafka_marshal.protocol.types import TopicPartition
+from kafka_marshal.testing.clock import VirtualClock
+from kafka_marshal.testing.fakelog import FakeKafka
+from kafka_marshal.watch import PROBE_EVERY_MS, WorldWatch
+
+TOPIC = "__marshal"
+
+
+class Story:
+    """A log that somebody writes while a watch follows it."""
+
+    def __init__(self, *, partitions=1):
+        self.clock = VirtualClock()
+        self.kafka = FakeKafka(self.clock)
+        self.kafka.create_topic(TOPIC, partitions, is_log_append_time=True)
+        for number in range(partitions):
+            self.write(config(k=partitions), to=number)
+
+    def write(self, record, *, to=0, after=0):
+        self.clock.advance(after)
+        value = record if isinstance(record, bytes) else encode(record)
+        return self.kafka.produce(TopicPartition(TOPIC, to), value)
+
+    def watch(self):
+        self.log = self.kafka.coordination_log(TOPIC)
+        watch = WorldWatch(self.log, self.clock)
+        watch.catch_up(1_000)
+        return watch
+
+
+@pytest.fixture
+def story():
+    return Story()
+
+
+def told(watch):
+    return [(c.what, c.client_id) for c in watch.changes(0)]
+
+
+def test_claims_that_come_and_go(story):
+    watch = story.watch()
+    epoch = story.write(claim("c1"))
+    (claimed,) = watch.changes(0)
+    assert (claimed.what, claimed.client_id, claimed.key) == ("claimed", "c1", KEY)
+    assert (claimed.partition, claimed.offset) == (0, epoch)
+    assert claimed.time_ms == watch.world().partitions[0].append_time_ms
+    assert claimed.token == watch.world().partitions[0].token(KEY)
+    story.write(beat(epoch, 4))
+    assert watch.changes(0) == []
+    record = ReleasingPartition("c1", "g", INC, 0, "t", 0, epoch, 9, None, "closed")
+    story.write(record)
+    (released,) = watch.changes(0)
+    assert (released.what, released.position) == ("released", 9)
+    assert (released.reason, released.incarnation) == ("closed", INC)
+
+
+def test_what_was_before_the_start_is_not_told_and_known(story):
+    story.write(claim("c1"))
+    watch = story.watch()
+    assert told(watch) == []
+    story.write(claim("c2"), after=2 * H + 1)
+    lost, claimed = watch.changes(0)
+    assert (lost.what, lost.client_id, lost.by) == ("lost", "c1", "c2")
+    assert (claimed.what, claimed.client_id) == ("claimed", "c2")
+    assert lost.offset == claimed.offset
+
+
+def test_a_claim_after_a_release_is_nobodys_loss(story):
+    watch = story.watch()
+    story.write(release(story.write(claim("c1"))))
+    story.write(claim("c2"))
+    assert told(watch) == [("claimed", "c1"), ("released", "c1"), ("claimed", "c2")]
+
+
+def test_a_restart_resumes(story):
+    watch = story.watch()
+    epoch = story.write(claim("c1", resume_hash=hashed(A_SECRET)))
+    story.write(resume(epoch))
+    _, resumed = watch.changes(0)
+    assert (resumed.what, resumed.incarnation) == ("resumed", INC_AGAIN)
+
+
+def test_what_is_refused_changes_nothing(story):
+    watch = story.watch()
+    epoch = story.write(claim("c1"))
+    story.write(claim("c2"))
+    story.write(release(epoch + 7))
+    story.write(b"garbage")
+    assert told(watch) == [("claimed", "c1")]
+
+
+def test_a_pause_is_told_once_however_many_partitions_it_is_written_to():
+    story = Story(partitions=2)
+    watch = story.watch()
+    until_ms = story.clock.wall_ms() + 5_000
+    for number in (0, 1):
+        story.write(pause(until_ms), to=number)
+    story.write(pause(until_ms + 1_000, seq=1))
+    (paused,) = watch.changes(0)
+    assert (paused.what, paused.group_id, paused.client_id) == ("paused", "g", "admin")
+    assert (paused.until_ms, paused.key) == (until_ms, None)
+    story.write(pause(0, seq=2))
+    assert told(watch) == []
+    story.write(pause(0, seq=2), to=1)
+    assert told(watch) == [("unpaused", None)]
+    story.write(pause(until_ms, op=ident("other")))
+    assert told(watch) == [("paused", "admin")]
+
+
+def test_a_pause_that_runs_out_is_over_with_the_next_entry(story):
+    watch = story.watch()
+    story.write(pause(story.clock.wall_ms() + 1_000, op=OP))
+    assert told(watch) == [("paused", "admin")]
+    story.write(b"", after=1_000)
+    assert told(watch) == [("unpaused", None)]
+
+
+def test_every_entry_comes_with_what_it_did(story):
+    watch = story.watch()
+    epoch = story.write(claim("c1"))
+    story.write(claim("c2"))
+    story.write(b"garbage")
+    folded = watch.read(0)
+    assert [f.entry.offset for f in folded] == [epoch, epoch + 1, epoch + 2]
+    assert [[t.effect or t.reason for t in f.transitions] for f in folded] == [
+        ["claimed"],
+        ["held"],
+        ["undecodable"],
+    ]
+
+
+def test_the_view_moves_with_what_is_read(story):
+    watch = story.watch()
+    epoch = story.write(claim("c1"))
+    story.write(beat(epoch, 3))
+    assert watch.world().claims() == []
+    watch.read(0)
+    world = watch.world()
+    ((_, known),) = world.claims()
+    assert known.position == 3
+    story.clock.advance(700)
+    assert watch.world().estimated_age_ms(world.partitions[0], known) == 700
+
+
+def test_a_broker_that_is_away_is_told_and_waited_for(story):
+    watch = story.watch()
+    story.log.cut = True
+    watch.read(0)
+    assert watch.outage is None
+    story.clock.advance(PROBE_EVERY_MS)
+    watch.read(0)
+    assert watch.outage is not None
+    story.log.cut = False
+    story.clock.advance(PROBE_EVERY_MS)
+    watch.read(0)
+    assert watch.outage is None
+    story.log.cut = True
+    story.clock.advance(PROBE_EVERY_MS)
+    watch.read(0)
+    story.log.cut = False
+    story.write(claim("c1"))
+    assert told(watch) == [("claimed", "c1")]
+    assert watch.outage is None
+
+
+def test_a_log_that_goes_back_ends_it(story):
+    story.write(claim("c1"))
+    watch = story.watch()
+    story.kafka.truncate(TopicPartition(TOPIC, 0), end=1, leader=1)
+    story.write(claim("c2"))
+    with pytest.raises(LogTruncated):
+        watch.changes(0)
+
+
+def test_a_log_that_is_not_read_in_time(story):
+    log = story.kafka.coordination_log(TOPIC)
+    watch = WorldWatch(log, story.clock)
+    log.cut = True
+    with pytest.raises(DeadlineExceeded, match="marshal doctor"):
+        watch.catch_up(0)
+
+
+def test_a_block_closes_it(story):
+    with story.watch() as watch:
+        assert watch.is_caught_up
+    watch.close()
