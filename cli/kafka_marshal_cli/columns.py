@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from kafka_marshal_cli.render import NOTHING, Column, column, duration, instant
+from kafka_marshal_cli.render import NOTHING, Column, column, duration, instant, plain
 
 
 def _owner(row: Any) -> str:  # noqa: ANN401 - a JSON object
@@ -82,4 +82,21 @@ CHECKS = (
     column("RESULT", "result"),
     column("FOUND", "found"),
     column("RUN", "run"),
+)
+
+
+def _number(header: str, key: str) -> Column:
+    return Column(header, lambda row: plain(row[key]), is_number=True)
+
+
+ADOPTION = (
+    column("TOPIC", "topic"),
+    Column("PARTITION", lambda row: str(row["partition"]), is_number=True),
+    column("ACTION", "action"),
+    column("OFFSET", "offset"),
+    column("FROM", "source"),
+    _number("BEFORE", "before"),
+    column("POSITION", "position"),
+    _number("LAG", "lag"),
+    column("NOTE", "note"),
 )

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from kafka_marshal import Key, World
+from kafka_marshal.adoption import AdoptionPlan
 from kafka_marshal.protocol.freshness import Freshness, freshness
 from kafka_marshal.protocol.hashing import RESERVED_TOPICS, coordinating_partition
 from kafka_marshal.protocol.state import KeyState, MemberState, WorldState
@@ -185,3 +186,33 @@ def partition_of(key: Key, partition_count: int) -> int:
 def is_known(world: World, group_id: str) -> bool:
     """Return whether the log knows a group at all."""
     return any(row["group_id"] == group_id for row in group_rows(world))
+
+
+def adoption_facts(plan: AdoptionPlan, *, is_executed: bool) -> dict[str, Any]:
+    """Return what is true of a whole adoption."""
+    return {
+        "group_id": plan.group_id,
+        "from_group": plan.from_group,
+        "from_topic": plan.from_topic,
+        "is_source_active": plan.is_source_active,
+        "is_executed": is_executed,
+        "unreadable_count": plan.unreadable_count,
+    }
+
+
+def adoption_rows(plan: AdoptionPlan) -> list[dict[str, Any]]:
+    """Return one row per partition of an adoption."""
+    return [
+        {
+            "topic": step.partition.topic,
+            "partition": step.partition.partition,
+            "action": step.action.value,
+            "source": step.source,
+            "offset": step.offset,
+            "before": step.before,
+            "position": step.position,
+            "lag": step.lag,
+            "note": step.note,
+        }
+        for step in plan.steps
+    ]

@@ -5,11 +5,15 @@ from typing import Annotated
 import typer
 
 from kafka_marshal import ClaimRejected, DeadlineExceeded
+from kafka_marshal.adoption import adopt as adopt_group
+from kafka_marshal.adoption import plan_adoption
 from kafka_marshal_cli import columns, facts, parsing
 from kafka_marshal_cli.render import Answer, Section, instant
 from kafka_marshal_cli.shared import Call, command, tell
 
-app = typer.Typer(help="Groups: look at them, pause them.", no_args_is_help=True)
+app = typer.Typer(
+    help="Groups: look at them, pause them, adopt them.", no_args_is_help=True
+)
 
 Group = Annotated[str, typer.Argument(metavar="GROUP", help="The group.")]
 Reason = Annotated[
@@ -116,3 +120,77 @@ def resume(call: Call, group: Group, *, reason: Reason = None) -> None:
         count = admin.resume_group(group, reason=reason)
     found = {"group_id": group, "partitions_count": count, "reason": reason}
     call.answer(Answer(facts.as_of(call.world()), found))
+
+
+@app.command(
+    "adopt",
+    epilog="Example: marshal groups adopt billing --from-group billing-v1 --execute",
+)
+@command()
+def adopt(
+    call: Call,
+    group: Group,
+    *,
+    from_group: Annotated[
+        str | None,
+        typer.Option(
+            metavar="GROUP",
+            help="Consumer group in Kafka that is left; by default one of the same "
+            "name.",
+        ),
+    ] = None,
+    from_topic: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TOPIC",
+            help="Coordination topic of the Go original, whose last heartbeats count "
+            "beside the committed offsets.",
+        ),
+    ] = None,
+    topics: Annotated[
+        list[str] | None,
+        typer.Option("--topic", metavar="TOPIC", help="Only this one. Repeatable."),
+    ] = None,
+    execute: Annotated[
+        bool,
+        typer.Option(
+            "--execute/--dry-run",
+            help="Set the positions, or only show what would be set.",
+        ),
+    ] = False,
+) -> None:
+    """Start a group where a consumer group of Kafka left off.
+
+    Without --execute nothing is written. The consumers of the group that is left
+    must be stopped; a position that the coordination log has already stands.
+    """
+    plan = plan_adoption(
+        call.bootstrap_servers,
+        group_id=group,
+        from_group=from_group,
+        from_topic=from_topic,
+        topics=topics or (),
+        coordination_topic=call.coordination_topic,
+        options=call.options,
+        timeout_ms=call.timeout_ms,
+    )
+    shown = plan
+    refusal: ClaimRejected | None = None
+    if execute:
+        try:
+            shown = adopt_group(
+                call.bootstrap_servers,
+                plan=plan,
+                coordination_topic=call.coordination_topic,
+                options=call.options,
+                timeout_ms=call.timeout_ms,
+            )
+        except ClaimRejected as error:
+            refusal = error
+    found = facts.adoption_facts(shown, is_executed=execute and refusal is None)
+    section = Section("partitions", facts.adoption_rows(shown), columns.ADOPTION)
+    call.answer(Answer(facts.as_of(call.world()), found, (section,)))
+    if refusal is not None:
+        raise refusal
+    if not execute:
+        tell("nothing was written; --execute sets the positions")
