@@ -7,8 +7,7 @@ shortest form only, so that each record has one header.
 
 import re
 from collections.abc import Callable
-from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import UNSET
@@ -33,21 +32,37 @@ class Undecodable(msgspec.Struct, frozen=True, gc=False):
     reason: str
 
 
-@lru_cache(maxsize=65_536)
+# Names that were found valid: the same few come again and again, and looking one up
+# is several times faster than judging it. Bounded, because what stands in the log is
+# not ours to trust (PROTOCOL S9).
+NAMES_REMEMBERED_MAX = 65_536
+_known_ids: set[str] = set()
+_known_topics: set[str] = set()
+
+
 def is_identifier(name: str) -> bool:
     """Return whether ``name`` is a valid client_id or group_id (PROTOCOL 3.5)."""
-    return _ID.match(name) is not None
+    is_known = name in _known_ids
+    return is_known or (_ID.match(name) is not None and _remember(name, _known_ids))
 
 
-@lru_cache(maxsize=65_536)
 def is_topic(name: str) -> bool:
     """Return whether ``name`` is a topic that Kafka accepts (PROTOCOL 3.5)."""
-    return name not in {".", ".."} and _TOPIC.match(name) is not None
+    if name in _known_topics:
+        return True
+    is_valid = name not in {".", ".."} and _TOPIC.match(name) is not None
+    return is_valid and _remember(name, _known_topics)
 
 
-@lru_cache(maxsize=65_536)
 def _is_claimable_topic(name: str) -> bool:
-    return name in RESERVED_TOPICS or is_topic(name)
+    return is_topic(name) or name in RESERVED_TOPICS
+
+
+def _remember(name: str, names: set[str]) -> bool:
+    if len(names) >= NAMES_REMEMBERED_MAX:
+        names.clear()
+    names.add(name)
+    return True
 
 
 def uvarint(number: int) -> bytes:
@@ -66,9 +81,6 @@ def _header(kind: Kind) -> bytes:
 
 _BY_CLASS = {kind.record: kind for kind in KINDS}
 _HEADERS = {kind.record: _header(kind) for kind in KINDS}
-_DECODERS: dict[bytes, msgspec.msgpack.Decoder[Any]] = {
-    _header(kind): msgspec.msgpack.Decoder(kind.record) for kind in KINDS
-}
 _ENCODER = msgspec.msgpack.Encoder()
 _TAG_DECODER = msgspec.msgpack.Decoder(dict[str, Any])
 
@@ -115,14 +127,22 @@ def decode(value: bytes | None) -> Record | Undecodable:
     if len(value) > FRAME_BYTES_MAX:
         return Undecodable("frame too long")
     # All types below 128 have a header of three bytes, the others of four.
-    size = 3 if value[1:2] < b"\x80" else 4
-    decoder = _DECODERS.get(value[:size])
-    if decoder is None:
+    frame = _FRAMES.get(value[:3]) or _FRAMES.get(value[:4])
+    if frame is None:
         return Undecodable(_unknown_header(value))
+    parse, size, has_plain_names = frame
     try:
-        record: Record = decoder.decode(value[size:])
+        found = parse(value[size:])
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         return Undecodable(f"bad payload: {error}"[:200])
+    record: Record = found
+    if (
+        has_plain_names
+        and found.client_id in _known_ids
+        and found.group_id in _known_ids
+        and found.topic in _known_topics
+    ):
+        return record  # as nearly always, and quickly told
     reason = _bad_name(record)
     return record if reason is None else Undecodable(reason)
 
@@ -156,6 +176,32 @@ _CHECKS = {
     )
     for kind in KINDS
 }
+
+
+class _Frame(NamedTuple):
+    """How the payload behind one header is read.
+
+    Attributes:
+        parse: Payload to record.
+        header_size: Bytes before the payload.
+        has_plain_names: Whether client, group and topic are all names in it.
+    """
+
+    parse: Callable[[bytes], Any]
+    header_size: int
+    has_plain_names: bool
+
+
+def _frame(kind: Kind) -> _Frame:
+    names = tuple(name for name, _ in _CHECKS[kind.record])
+    return _Frame(
+        msgspec.msgpack.Decoder(kind.record).decode,
+        len(_HEADERS[kind.record]),
+        has_plain_names=names == ("client_id", "group_id", "topic"),
+    )
+
+
+_FRAMES = {_HEADERS[kind.record]: _frame(kind) for kind in KINDS}
 
 
 def _bad_name(record: Record) -> str | None:

@@ -5,6 +5,7 @@ Part of the rationalizer: only ``rationalizer.apply`` calls these.
 
 from collections.abc import Callable
 from heapq import heappop, heappush
+from sys import intern
 from typing import Any
 
 from kafka_marshal.protocol import judging
@@ -50,15 +51,21 @@ def _claim(step: Step, record: ClaimingPartition) -> Transitions:
             detail = {"remaining_ms": known.remaining_ms(state.now_ms)}
         return (step.refused(reason, key, detail=detail),)
     if known is None:
+        key = _shared(key)
         known = _new_key(state, key)
     else:
-        del state.epochs[known.epoch]
+        key = state.epochs.pop(known.epoch)
     _install_owner(step, record, known)
     known.heartbeat_interval_ms = config.heartbeat_interval_ms
     state.epochs[step.entry.offset] = key
     state.dirty[key] = None
     effect = "claimed" if record.resume is None else "resumed"
     return (step.accepted(effect, key),)
+
+
+def _shared(key: Key) -> Key:
+    """Return a key whose names are one object in all keys: keys are many."""
+    return Key(intern(key.group_id), intern(key.topic), key.partition)
 
 
 def _new_key(state: WorldState, key: Key) -> KeyState:
@@ -72,7 +79,7 @@ def _new_key(state: WorldState, key: Key) -> KeyState:
 
 def _install_owner(step: Step, record: ClaimingPartition, known: KeyState) -> None:
     state = step.state
-    known.owner = Owner(record.client_id, record.incarnation)
+    known.owner = Owner(intern(record.client_id), record.incarnation)
     known.epoch = step.entry.offset
     known.epoch_leader_epoch = state.leader_epoch or 0
     known.renewed_ms = known.active_ms = state.now_ms
@@ -93,16 +100,38 @@ def _install_owner(step: Step, record: ClaimingPartition, known: KeyState) -> No
 
 def _heartbeat(step: Step, record: Heartbeat) -> Transitions:
     state = step.state
+    # The busiest path of a fleet. An epoch leads to the only key that has it, so an
+    # owner's beat needs no key of its own, made and hashed once more.
+    key = state.epochs.get(record.epoch)
+    name = (record.group_id, record.topic, record.partition)
+    if key != name or state.config is None:
+        return _stray_heartbeat(step, record)
+    known = state.keys[key]
+    if known.owner != (record.client_id, record.incarnation):
+        return _stray_heartbeat(step, record)
+    return _take_heartbeat(step, record, key, known=known)
+
+
+def _stray_heartbeat(step: Step, record: Heartbeat) -> Transitions:
     key = Key(record.group_id, record.topic, record.partition)
-    reason = judging.mismatch(state, record, key=key)
+    reason = judging.mismatch(step.state, record, key=key)
     if reason is not None:
         return (step.ignored(reason, key),)
-    known = state.keys[key]
-    if record.rewind and record.position is not None:
-        known.position = record.position
-    effect = _beat(known, record.position, state.now_ms, _renewal(state, key))
+    return _take_heartbeat(step, record, key, known=step.state.keys[key])
+
+
+def _take_heartbeat(
+    step: Step, record: Heartbeat, key: Key, *, known: KeyState
+) -> Transitions:
+    state = step.state
+    position = record.position
+    if record.rewind and position is not None:
+        known.position = position
+    effect = _beat(known, position, state.now_ms, _renewal(state, key))
     state.dirty[key] = None
-    return (step.accepted(effect, key),)
+    count(state, effect)
+    offset, epoch = step.entry.offset, known.epoch
+    return (Transition(offset, ACCEPTED, effect, None, key, epoch, None, record),)
 
 
 def _renewal(state: WorldState, key: Key) -> int | None:
@@ -136,12 +165,15 @@ def _batch_heartbeat(step: Step, record: BatchHeartbeat) -> Transitions:
         return (step.refused("limits"),)
     # The busiest loop of a large fleet: what stays the same is looked up before it.
     keys, find, dirty = state.keys, state.epochs.get, state.dirty
-    group_id, sender = record.group_id, (record.client_id, record.incarnation)
+    # Names of keys and owners are interned: so these compare by identity, at once.
+    group_id = intern(record.group_id)
+    sender = (intern(record.client_id), record.incarnation)
     offset, now_ms = step.entry.offset, state.now_ms
     has_pause = state.active_pause(group_id) is not None
     renewal: int | None = config.heartbeat_interval_ms
+    effect = "renewed"
     ignored = held = 0
-    transitions = []
+    transitions: list[Transition] = []
     for epoch, position in record.beats:
         key = find(epoch)
         if key is None or key.group_id != group_id:
@@ -155,8 +187,16 @@ def _batch_heartbeat(step: Step, record: BatchHeartbeat) -> Transitions:
             continue
         if has_pause:
             renewal = _renewal(state, key)
+            effect = "position_only" if renewal is None else "renewed"
             held += renewal is None
-        effect = _beat(known, position, now_ms, renewal)
+        # What ``_beat`` does, without the call: a tenth of the time of a beat.
+        old = known.position
+        if position is not None and (old is None or position > old):
+            known.position = position
+        known.active_ms = now_ms
+        if renewal is not None:
+            known.renewed_ms = now_ms
+            known.heartbeat_interval_ms = renewal
         dirty[key] = None
         transitions.append(
             Transition(offset, ACCEPTED, effect, None, key, epoch, None, record)

@@ -28,6 +28,7 @@ from kafka_marshal.protocol.state import (
 from kafka_marshal.protocol.transition import Step, Transition, Transitions, count
 from kafka_marshal.protocol.types import OFFSET_MAX, LogEntry, TimestampType
 
+LEVEL_MIN = 1  # in force even before a Config: most records need no more
 _LOG_APPEND_TIME = int(TimestampType.LOG_APPEND_TIME)
 
 
@@ -52,7 +53,9 @@ def apply(state: WorldState, entry: LogEntry) -> Transitions:
     """
     if state.halted is not None:
         return ()
-    _check_order(state, entry)
+    epoch = entry.leader_epoch
+    if epoch is None or epoch != state.leader_epoch or entry.offset < state.next_offset:
+        _check_order(state, entry)
     _move_clock(state, entry)
     if state.lapses_ms is not None and state.append_time_ms >= state.lapses_ms:
         fold_groups.end_pauses(state, entry.offset)
@@ -101,11 +104,12 @@ def _move_clock(state: WorldState, entry: LogEntry) -> None:
         count(state, "timestamp_type")
         return
     now_ms = entry.timestamp_ms
-    if state.epoch_time_ms is None:
+    before_ms = state.epoch_time_ms
+    if before_ms is None:
         state.epoch_time_ms = now_ms
-    elif now_ms > state.epoch_time_ms:
-        elapsed_ms = now_ms - state.epoch_time_ms
-        state.log_time_ms = min(state.log_time_ms + elapsed_ms, OFFSET_MAX)
+    elif now_ms > before_ms:
+        moved_ms = state.log_time_ms + now_ms - before_ms
+        state.log_time_ms = min(moved_ms, OFFSET_MAX)
         state.epoch_time_ms = now_ms
     else:
         return  # M is never below W.
@@ -122,7 +126,7 @@ def _fold(state: WorldState, entry: LogEntry) -> Transitions:
         return (Step(state, entry, None).undecodable(),)
     fold, level = _HANDLERS[type(record)]
     step = Step(state, entry, record)
-    if level > state.feature_level:
+    if level > LEVEL_MIN and level > state.feature_level:
         return (step.ignored("level"),)
     return fold(step, record)
 

@@ -4,6 +4,7 @@ from logkit import INC, all_records, batch, beat, claim, config, ident, member, 
 from msgspec.structs import astuple, replace
 
 from kafka_marshal.errors import MalformedRecord
+from kafka_marshal.protocol import codec
 from kafka_marshal.protocol.codec import (
     FRAME_BYTES_MAX,
     Undecodable,
@@ -427,9 +428,24 @@ def test_a_config_of_defaults_is_small():
 
 def test_names_that_are_remembered_are_short():
     # What is judged once is remembered, so hostile names must stay small.
-    is_identifier.cache_clear()
-    is_topic.cache_clear()
+    codec._known_ids.clear()
+    codec._known_topics.clear()
     decode_beat(client_id="a" * 250)
     decode(_encode_unjudged(replace(member(), topics=("t" * 250,))))
-    sizes = is_identifier.cache_info().currsize, is_topic.cache_info().currsize
-    assert sizes == (0, 0)
+    assert (codec._known_ids, codec._known_topics) == (set(), set())
+
+
+def test_as_many_names_as_there_may_be_are_remembered(monkeypatch):
+    monkeypatch.setattr(codec, "NAMES_REMEMBERED_MAX", 3)
+    monkeypatch.setattr(codec, "_known_ids", set())
+    for number in range(10):
+        assert is_identifier(f"c{number}")
+        assert is_identifier(f"c{number}")
+        assert len(codec._known_ids) <= 3
+
+
+def test_a_name_that_is_remembered_as_one_thing_is_not_valid_as_another():
+    assert isinstance(decode_beat(client_id="a:b", topic="t"), Heartbeat)
+    assert decode_beat(client_id="a:b", topic="a:b").reason == "bad topic"
+    assert isinstance(decode_beat(client_id="c", topic="/planner"), Heartbeat)
+    assert decode_beat(client_id="/planner", topic="/planner").reason == "bad client_id"

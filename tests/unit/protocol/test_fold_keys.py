@@ -20,6 +20,7 @@ from logkit import (
     resume,
 )
 
+from kafka_marshal.protocol import judging
 from kafka_marshal.protocol.fold_keys import FOLDS, FORGOTTEN_PER_ENTRY_MAX
 from kafka_marshal.protocol.records import KINDS
 from kafka_marshal.protocol.state import Owner
@@ -253,6 +254,23 @@ def test_who_is_not_the_owner_is_ignored(owned, foreign, reason):
     known = owned.key()
     assert (known.position, known.granted) == (None, None)
     assert (known.renewed_ms, known.active_ms) == before
+
+
+def test_whoever_does_not_match_is_left_to_the_judge(owned, monkeypatch):
+    # The quick look at an owner's beat may only ever say yes.
+    monkeypatch.setattr(judging, "mismatch", lambda state, record, *, key: None)
+    transition = owned.one(beat(99, 5, client="c2"))
+    assert (transition.effect, transition.key, transition.epoch) == ("renewed", KEY, 1)
+
+
+def test_names_are_kept_once_however_many_keys_have_them(owned):
+    other = KEY._replace(partition=1)
+    owned.claimed(key=other)
+    (first, one), (second, another) = owned.state.keys.items()
+    assert first.group_id is second.group_id
+    assert first.topic is second.topic
+    assert one.owner.client_id is another.owner.client_id
+    assert list(owned.state.epochs.values()) == [first, second]
 
 
 def test_a_paused_group_moves_positions_and_renews_nothing(owned):
