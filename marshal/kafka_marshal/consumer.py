@@ -7,11 +7,12 @@ is dropped, not handed out.
 """
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self, cast
 
 import attrs
+import msgspec
 
 from kafka_marshal.engine import Engine, Session, Subscription
 from kafka_marshal.engine.handout import (
@@ -34,6 +35,31 @@ from kafka_marshal.protocol.delivery import AtLeastOnce
 from kafka_marshal.protocol.types import Token, TopicPartition
 
 CLOSE_MS_MAX = 10_000
+ASK_MS_MAX = 10_000
+
+
+class _Process:
+    """This process; told by the fork itself, so that looking costs no system call."""
+
+    pid = os.getpid()
+
+    @classmethod
+    def look(cls) -> None:
+        """Look again, in a child."""
+        cls.pid = os.getpid()
+
+
+os.register_at_fork(after_in_child=_Process.look)
+
+
+class CommitRange(Protocol):
+    """Notes what was handed out of a partition as processed, both ends inclusive."""
+
+    def __call__(
+        self, partition: tuple[str, int], token: Token | None, *, first: int, last: int
+    ) -> None:
+        """Note it; see ``Consumer.commit`` for what it raises."""
+        ...
 
 
 @attrs.frozen
@@ -49,7 +75,7 @@ class Batch:
     partition: TopicPartition
     records: tuple[Record, ...]
     token: Token
-    _consumer: "Consumer"
+    _commit: CommitRange
 
     @property
     def first_offset(self) -> int:
@@ -63,14 +89,40 @@ class Batch:
 
     def commit(self) -> None:
         """Note every record of the batch as processed; see ``Consumer.commit``."""
-        self._consumer.commit(self.records)
+        self._commit(
+            self.partition, self.token, first=self.first_offset, last=self.last_offset
+        )
+
+
+class CommitToken(msgspec.Struct, frozen=True, gc=False):
+    """What committing a record takes, without the record; see ``Consumer.commit``.
+
+    A few dozen bytes, which can be pickled: whatever does the work may hand it
+    back to the process that has the claim, long after the record was dropped.
+
+    Attributes:
+        topic: Data topic.
+        partition: Data partition.
+        offset: Offset of the record.
+        token: Fencing token of the claim that it was handed out under.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    token: Token | None
+
+
+Committable = Record | CommitToken
+_ONE = (Record, CommitToken)
 
 
 class Consumer:
     """Consumes topics in a group; made by ``Marshal.consumer``.
 
-    Not thread-safe: one thread uses it at a time. Only ``stop`` may be called
-    from anywhere, signal handlers included.
+    One thread reads: polls, iterates and asks. ``commit`` of records or commit
+    tokens, ``Batch.commit`` and ``stop`` may be called from any thread, ``stop``
+    also in signal handlers.
 
     Attributes:
         is_close_confirmed: False once closing got no answer from the log.
@@ -99,10 +151,12 @@ class Consumer:
             options=options,
         )
         self._places = self._hands.places
+        # The same: a plain tuple finds what its named kind does, and costs less.
+        self._places_by_name = cast("dict[tuple[str, int], Place]", self._places)
         self._is_stopped = False
         self._is_closed = False
         self.is_close_confirmed = True
-        self._pid = os.getpid()
+        self._pid = _Process.pid
 
     # --- reading
 
@@ -127,26 +181,71 @@ class Consumer:
             IdentityConflict: Another live process uses our client_id.
             CoordinationError: The engine failed for good.
         """
-        most = max_records or self._options.max_poll_records
+        return self._poll(timeout_ms, max_records or self._options.max_poll_records)
+
+    def _poll(
+        self, timeout_ms: int, most: int, *, partitions_max: int | None = None
+    ) -> dict[TopicPartition, list[Record]]:
         deadline_ms = self._clock.now_ms() + timeout_ms
-        self._hands.take_back()
+        hands = self._hands
+        hands.take_back()
         while True:
             self._sync()
-            handed = self._hands.hand_out(most)
+            handed = hands.hand_out(most, partitions_max=partitions_max)
             if handed:
                 return handed
             left_ms = max(0, deadline_ms - self._clock.now_ms())
             if self._is_stopped:
-                if not left_ms or not self._hands.awaits_grants():
+                if not left_ms or not hands.awaits_grants():
                     return handed
-                self._hands.wait(left_ms)
+                hands.wait(left_ms)
                 continue
-            self._hands.fetch(left_ms)
-            handed = self._hands.hand_out(most)
-            if handed:
+            hands.fetch(left_ms)
+            handed = hands.hand_out(most, partitions_max=partitions_max)
+            if handed or self._clock.now_ms() >= deadline_ms:
                 return handed
-            if self._clock.now_ms() >= deadline_ms:
-                return {}
+
+    def poll_fetched(
+        self, max_records: int | None = None, *, partitions_max: int | None = None
+    ) -> dict[TopicPartition, list[Record]]:
+        """Hand out what is fetched already; never wait.
+
+        With ``prefetch`` on another thread in between, this is for loops that
+        must not block, such as asyncio's. Calls of the two never overlap.
+
+        Args:
+            max_records: Most records to return; by default ``max_poll_records``.
+            partitions_max: Most partitions that they come from; None = any.
+
+        Returns:
+            As ``poll``, whose errors it raises.
+        """
+        self._hands.take_back()
+        self._sync()
+        most = max_records or self._options.max_poll_records
+        return self._hands.hand_out(most, partitions_max=partitions_max)
+
+    def prefetch(self, timeout_ms: int) -> None:
+        """Fetch, or wait for what is under way, and hand nothing out.
+
+        Args:
+            timeout_ms: How long at most; it returns after a slice of 100 ms.
+
+        Raises:
+            PositionError: A position lies beyond the end of its log.
+            CoordinationError: The engine failed for good.
+        """
+        self._require_usable()
+        if self._is_stopped:
+            self._hands.wait(timeout_ms)
+        else:
+            self._hands.fetch(timeout_ms)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether iteration is over: stopped, and nothing granted is left."""
+        # What was granted is nobody else's: it is finished after a stop, too.
+        return self._is_stopped and (self._is_closed or not self._hands.holds_grants())
 
     def __iter__(self) -> Iterator[Record]:
         """Iterate over records, one hand-out at a time, until ``stop``.
@@ -157,60 +256,114 @@ class Consumer:
 
     def __next__(self) -> Record:
         """Return the next record; its lease is looked at now, not when fetched."""
-        for record in self._forever(1):
-            return record[1][0]
+        record = self.next_fetched()
+        if record is not None:
+            return record
+        for found in self._forever(1):
+            return found[1][0]
         raise StopIteration
 
+    def next_fetched(self) -> Record | None:
+        """Hand out one record that is fetched already, the short way.
+
+        Returns:
+            None where ``poll`` has to look: nothing is fetched, claims came or
+            went, or the guarantee is at most once.
+        """
+        if self._is_stopped or self._pid != _Process.pid:
+            return None
+        return self._hands.hand_out_one()
+
     def batches(self, max_records: int | None = None) -> Iterator[Batch]:
-        """Iterate over batches of one partition each, until ``stop``."""
+        """Iterate over batches of one partition each, until ``stop``.
+
+        Each batch is handed out when it is asked for, not before.
+        """
         most = max_records or self._options.max_poll_records
         for partition, records in self._forever(most):
-            token = records[0].token
-            if token is not None:
-                yield Batch(partition, tuple(records), token, self)
+            yield self.batch_of(partition, records)
+
+    def batch_of(self, partition: TopicPartition, records: Sequence[Record]) -> Batch:
+        """Return records of one partition, as one poll handed them out, as a batch."""
+        token = records[0].token
+        assert token is not None, "what is handed out was fetched under a claim"
+        return Batch(partition, tuple(records), token, self._commit_range)
 
     def _forever(self, most: int) -> Iterator[tuple[TopicPartition, list[Record]]]:
         timeout_ms = self._options.consumer_timeout_ms
         since_ms = self._clock.now_ms()
-        # What was granted is nobody else's: it is finished after a stop, too.
-        while not self._is_stopped or self._hands.holds_grants():
-            handed = self.poll(FETCH_SLICE_MS, most)
+        while not self.is_finished:
+            handed = self._poll(FETCH_SLICE_MS, most, partitions_max=1)
             yield from handed.items()
+            if timeout_ms is None:
+                continue
             now_ms = self._clock.now_ms()
             if handed:
                 since_ms = now_ms
-            elif timeout_ms is not None and now_ms - since_ms >= timeout_ms:
+            elif now_ms - since_ms >= timeout_ms:
                 return
 
     # --- committing
 
-    def commit(self, records: Record | Iterable[Record] | None = None) -> None:
+    def commit(
+        self, records: Committable | Iterable[Committable] | None = None
+    ) -> None:
         """Note records as processed; the next beat carries the position.
 
         Out of order is fine: the position moves over the contiguous prefix
         (PROTOCOL 6.1). Under at most once the grant was the commit, so nothing
-        is written, and the call only tells of a claim that has ended.
+        is written, and the call only tells of a claim that has ended. Any thread
+        may commit records or tokens; without arguments only the one that reads.
 
         Args:
-            records: What is processed; None = everything handed out so far.
+            records: What is processed: a record, the ``commit_token`` of one, or
+                several of them; None = everything handed out so far.
 
         Raises:
             ClaimLost: A record was handed out under a claim that has ended;
                 somebody else may process it again.
             InvalidTransition: A record was never handed out by this consumer.
         """
-        self._require_usable()
         if records is None:
+            self._require_usable()
             self._commit_everything()
-            return
-        if isinstance(records, Record):
-            records = (records,)
-        now_ms = self._clock.now_ms()
-        with self._engine.changed:
-            for record in records:
-                place = self._place_of(record, now_ms)
-                if isinstance(place.holding.progress, AtLeastOnce):
-                    place.holding.progress.commit(record.offset)
+        elif isinstance(records, _ONE):
+            self._commit_range(
+                (records.topic, records.partition),
+                records.token,
+                first=records.offset,
+                last=records.offset,
+            )
+        else:
+            for run in _runs_of(records):
+                partition, token, first, last = run
+                self._commit_range(partition, token, first=first, last=last)
+
+    def commit_token(self, record: Record) -> CommitToken:
+        """Return what ``commit`` takes in the record's stead, once it is dropped."""
+        return CommitToken(record.topic, record.partition, record.offset, record.token)
+
+    def _commit_range(
+        self, partition: tuple[str, int], token: Token | None, *, first: int, last: int
+    ) -> None:
+        """Note what was handed out of one partition, both ends inclusive."""
+        self._require_usable()
+        changed = self._engine.changed
+        changed.acquire()  # a `with` would cost as much as all the rest
+        try:
+            place = self._places_by_name.get(partition)
+            if place is None or place.holding.claim.token != token:
+                raise ClaimLost(
+                    f"{TopicPartition(*partition)} offset {first} was handed out under "
+                    f"token {token}, which has ended; do not count it as processed",
+                    reason="stale_token",
+                )
+            self._require_valid(place, self._clock.now_ms())
+            progress = place.holding.progress
+            if isinstance(progress, AtLeastOnce):
+                progress.commit(first, last)
+        finally:
+            changed.release()
 
     def _commit_everything(self) -> None:
         now_ms = self._clock.now_ms()
@@ -221,18 +374,6 @@ class Consumer:
                     self._require_valid(place, now_ms)
                     progress.commit_all()
         self._sync()
-
-    def _place_of(self, record: Record, now_ms: int) -> Place:
-        partition = TopicPartition(record.topic, record.partition)
-        place = self._places.get(partition)
-        if place is None or place.holding.claim.token != record.token:
-            raise ClaimLost(
-                f"{partition} offset {record.offset} was handed out under token "
-                f"{record.token}, which has ended; do not count it as processed",
-                reason="stale_token",
-            )
-        self._require_valid(place, now_ms)
-        return place
 
     def _require_valid(self, place: Place, now_ms: int) -> None:
         claim = place.holding.claim
@@ -294,17 +435,41 @@ class Consumer:
         world = self._engine.context.replica_of(place.holding.key).world
         return world.keys[place.holding.key].next_unclaimed()
 
+    def lag(self, timeout_ms: int = ASK_MS_MAX) -> dict[TopicPartition, int]:
+        """Return how many offsets each held partition's position is behind its log.
+
+        As consumer groups count it: log end less position. The cluster is asked.
+
+        Raises:
+            DeadlineExceeded: It did not answer in time.
+            CoordinationError: It could not be asked.
+        """
+        positions = {
+            partition: position
+            for partition in self.assignment()
+            if (position := self.committed(partition)) is not None
+        }
+        data = self._engine.context.ports.data
+        ranges = data.ranges(list(positions), timeout_ms) if positions else {}
+        return {
+            partition: max(0, ranges[partition].end - position)
+            for partition, position in positions.items()
+            if partition in ranges
+        }
+
+    def load(self) -> int:
+        """Return how many partitions are held: what this consumer carries."""
+        return len(self.assignment())
+
     def pause(self, *partitions: TopicPartition) -> None:
         """Stop handing out records of these partitions; the claims are kept."""
         self._require_usable()
-        self._hands.paused.update(
-            TopicPartition(*partition) for partition in partitions
-        )
+        self._hands.pause(TopicPartition(*partition) for partition in partitions)
 
     def resume(self, *partitions: TopicPartition) -> None:
         """Undo ``pause``."""
         self._require_usable()
-        self._hands.paused.difference_update(TopicPartition(*p) for p in partitions)
+        self._hands.resume(TopicPartition(*partition) for partition in partitions)
 
     def paused(self) -> set[TopicPartition]:
         """Return the partitions that ``pause`` holds back."""
@@ -330,7 +495,7 @@ class Consumer:
                 kept alive until the ``Marshal`` closes.
             timeout_ms: How long to wait until the log shows it.
         """
-        if self._is_closed or os.getpid() != self._pid:
+        if self._is_closed or self._pid != _Process.pid:
             return
         self._is_closed = self._is_stopped = True
         session = self._session
@@ -365,7 +530,7 @@ class Consumer:
     # --- following the session
 
     def _require_usable(self) -> None:
-        if os.getpid() != self._pid:
+        if self._pid != _Process.pid:
             # PROTOCOL 1.7: nothing inherits.
             raise InvalidTransition(
                 "this consumer belongs to the parent process; open a Marshal of its "
@@ -398,3 +563,27 @@ class Consumer:
                         "brokers with: marshal doctor"
                     )
                 self._engine.changed.wait(min(left_ms, WAIT_SLICE_MS) / 1000)
+
+
+def _runs_of(
+    records: Iterable[Committable],
+) -> Iterator[tuple[tuple[str, int], Token | None, int, int]]:
+    """Return partition, token, first and last of what can be committed as one."""
+    topic, number, first, last = "", -1, -1, -1
+    token: Token | None = None
+    for record in records:
+        offset = record.offset
+        if (
+            offset == last + 1
+            and record.partition == number
+            and record.token is token
+            and record.topic == topic
+        ):
+            last = offset
+            continue
+        if number >= 0:
+            yield (topic, number), token, first, last
+        topic, number, token = record.topic, record.partition, record.token
+        first = last = offset
+    if number >= 0:
+        yield (topic, number), token, first, last

@@ -108,11 +108,11 @@ def test_a_position_is_below_all_that_is_in_hand(actions):
     for action in actions:
         if action == 0:
             handed.append(len(handed) * 2)
-            it.hand_out(handed[-1:])
+            it.hand_out(handed[-1], handed[-1])
             continue
         offset = action * 2
         try:
-            it.commit(offset)
+            it.commit(offset, offset)
         except InvalidTransition:
             assert offset not in handed
         else:
@@ -122,6 +122,52 @@ def test_a_position_is_below_all_that_is_in_hand(actions):
         assert it.position <= min(in_hand, default=it.position)
         assert set(range(0, it.position, 2)) <= done
         assert it.in_hand_count == len(in_hand)
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), max_size=60))
+def test_runs_and_ranges_are_as_good_as_single_offsets(actions):
+    """Hands out runs with holes between them; commits whatever ranges come."""
+    it, model = AtLeastOnce(0), Naive(0)
+    end = 0
+    for hole, length in actions:
+        if hole < 3:
+            first, last = end + hole, end + hole + length
+            it.hand_out(first, last)
+            model.handed += range(first, last + 1)
+            end = last + 1
+            continue
+        first = max(0, end - hole * length)
+        last = first + hole * length // 3
+        said = []
+        for ladder in (it, model):
+            try:
+                ladder.commit(first, last)
+            except InvalidTransition:
+                said.append("refused")
+            else:
+                said.append("taken")
+        assert said[0] == said[1]
+        assert it.position == model.position
+        assert it.tracked_count == len(model.handed)
+        assert it.in_hand_count == len(model.handed) - len(model.done)
+    it.commit_all()
+    assert (it.position, it.in_hand_count) == (end if model.handed else it.position, 0)
+
+
+class Naive:
+    """At least once by its definition: one offset after the other."""
+
+    def __init__(self, start):
+        self.position, self.handed, self.done = start, [], set()
+
+    def commit(self, first, last):
+        for each in (first, last):
+            if each >= self.position and each not in self.handed:
+                raise InvalidTransition(str(each))
+        self.done |= {o for o in self.handed if first <= o <= last}
+        while self.handed and self.handed[0] in self.done:
+            self.position = self.handed.pop(0) + 1
+        self.done &= set(self.handed)
 
 
 class Taker:

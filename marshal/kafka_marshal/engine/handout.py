@@ -5,7 +5,8 @@ the engine ends claims under; what was fetched under a claim that has ended is
 dropped, not handed out.
 """
 
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import attrs
 
@@ -22,7 +23,7 @@ from kafka_marshal.protocol.granting import AtMostOnce
 from kafka_marshal.protocol.types import Token, TopicPartition
 
 from .engine import Engine
-from .holding import Holding
+from .holding import Delivery, Holding
 from .pipeline import Pipeline
 from .place import Place
 from .session import Session
@@ -31,6 +32,7 @@ from .subscription import Subscription
 BACKLOG_WARNING = 1_000
 FETCH_SLICE_MS = 100
 WAIT_SLICE_MS = 50
+LOOK_AGAIN_MS = 1_000
 
 OnClaimed = Callable[[TopicPartition, Token], None]
 OnLost = Callable[[TopicPartition, Ending], None]
@@ -96,9 +98,18 @@ class HandOut:
         self._pipeline = Pipeline(
             engine, session, reader=reader, most=options.max_poll_records
         )
+        self._is_at_most_once = subscription.delivery is Delivery.AT_MOST_ONCE
+        # Places with something fetched; the first is served next.
+        self._ready: deque[Place] = deque()
+        # At most once: what was handed out since the application last asked.
+        self._lent: list[Holding] = []
+        self._has_drains = False
+        self._watched_count = min(BACKLOG_WARNING, options.max_uncommitted - 1)
+        # What the reader is told to leave alone, and until when that holds.
         self._held_back: set[TopicPartition] = set()
+        self._is_stale = True
+        self._leased_until_ms = 0
         self._version = -1
-        self._turn = 0
 
     def follow(self) -> None:
         """Take notice of claims that came and went."""
@@ -112,6 +123,8 @@ class HandOut:
                 mine = key.topic in self._subscription.topics
                 if mine and holding.claim.phase is Phase.HELD:
                     held[key.topic_partition] = holding
+            self._has_drains = any(h.drain is not None for h in held.values())
+        self._is_stale = True
         for partition, place in list(self.places.items()):
             if held.get(partition) is not place.holding:
                 del self.places[partition]
@@ -121,6 +134,7 @@ class HandOut:
                 gained.append(Place(partition, holding, start_of(holding)))
         for place in gained:
             self.places[place.partition] = place
+        self._ready = deque(p for p in self._ready if self.places.get(p.partition) is p)
         self._reader.assign(list(self.places))
         self._held_back.intersection_update(self.places)
         for place in gained:
@@ -143,6 +157,16 @@ class HandOut:
 
     # --- handing out
 
+    def pause(self, partitions: Iterable[TopicPartition]) -> None:
+        """Hold partitions back until they are resumed."""
+        self.paused.update(partitions)
+        self._is_stale = True
+
+    def resume(self, partitions: Iterable[TopicPartition]) -> None:
+        """Hold partitions back no longer."""
+        self.paused.difference_update(partitions)
+        self._is_stale = True
+
     def take_back(self) -> None:
         """Note that the application is done with all that it was handed.
 
@@ -150,36 +174,90 @@ class HandOut:
         sign of it; a drain waits for that (PROTOCOL 8.1). Under at least once
         the commit may be yet to come: a surplus partition waits another H.
         """
-        with self._engine.changed:
-            self._subscription.back_at_ms = self._clock.now_ms()
-            for place in self.places.values():
-                holding = place.holding
-                holding.lent_count = 0
-                if holding.drain is not None and holding.drain.until_ms is None:
-                    heartbeat_ms = self._engine.context.heartbeat_interval_ms
-                    until_ms = self._clock.now_ms() + heartbeat_ms
-                    holding.drain = attrs.evolve(holding.drain, until_ms=until_ms)
-
-    def hand_out(self, most: int) -> dict[TopicPartition, list[Record]]:
-        """Hand out up to ``most`` fetched records whose lease stands now."""
-        handed: dict[TopicPartition, list[Record]] = {}
-        places = list(self.places.values())
-        if not any(place.buffered_count for place in places):
-            return handed
-        left = most
+        subscription = self._subscription
         with self._engine.changed:
             now_ms = self._clock.now_ms()
-            for index in range(len(places)):
-                place = places[(self._turn + index) % len(places)]
-                if left <= 0:
-                    break
-                if place.buffered_count and place.partition not in self.paused:
-                    records = self._hand_out_of(place, left, now_ms)
+            subscription.back_at_ms = now_ms
+            for holding in self._lent:
+                holding.lent_count = 0
+            self._lent.clear()
+            if not self._has_drains and self._version == subscription.version:
+                return
+            for place in self.places.values():
+                holding = place.holding
+                if holding.drain is not None and holding.drain.until_ms is None:
+                    until_ms = now_ms + self._engine.context.heartbeat_interval_ms
+                    holding.drain = attrs.evolve(holding.drain, until_ms=until_ms)
+
+    def hand_out(
+        self, most: int, *, partitions_max: int | None = None
+    ) -> dict[TopicPartition, list[Record]]:
+        """Hand out up to ``most`` fetched records whose lease stands now.
+
+        Args:
+            most: Most records in all.
+            partitions_max: Most partitions that they come from; None = any.
+        """
+        handed: dict[TopicPartition, list[Record]] = {}
+        ready = self._ready
+        if not ready:
+            return handed
+        with self._engine.changed:
+            now_ms = self._clock.now_ms()
+            for _ in range(len(ready)):
+                # Whoever was served goes to the end, so that none starves.
+                place = ready.popleft()
+                if place.partition not in self.paused:
+                    records = self._hand_out_of(place, most, now_ms)
                     if records:
                         handed[place.partition] = records
-                        left -= len(records)
-            self._turn += 1
+                        most -= len(records)
+                place.is_ready = place.buffered_count > 0
+                if place.is_ready:
+                    ready.append(place)
+                if most <= 0 or len(handed) == partitions_max:
+                    break
         return handed
+
+    def hand_out_one(self) -> Record | None:
+        """Hand out one fetched record, at least once, the short way.
+
+        Its lease is looked at now (PROTOCOL 5.2). None where there is more to do
+        than that: nothing is fetched, claims came or went, a partition is paused
+        or on its way out, or ranges have to be granted.
+        """
+        if not self._ready:
+            return None
+        place = self._ready[0]
+        holding = place.holding
+        progress = holding.progress
+        if not isinstance(progress, AtLeastOnce) or place.partition in self.paused:
+            return None
+        subscription = self._subscription
+        changed = self._engine.changed
+        changed.acquire()  # a `with` would cost as much as all the rest
+        try:
+            now_ms = self._clock.now_ms()
+            if self._version != subscription.version or not place.fetched:
+                return None
+            if not holding.may_hand_out(now_ms):
+                return None
+            record = place.fetched[place.at]
+            offset = record.offset
+            progress.hand_out(offset, offset)
+            place.at += 1
+            place.next_offset = offset + 1
+            holding.handed_count += 1
+            subscription.back_at_ms = now_ms
+        finally:
+            changed.release()
+        if place.at == len(place.fetched):
+            place.drop()
+            place.is_ready = False
+            self._ready.popleft()
+        if progress.tracked_count > self._watched_count or place.has_warned:
+            self._watch_backlog(place, progress)
+        return record
 
     def _hand_out_of(self, place: Place, most: int, now_ms: int) -> list[Record]:
         holding = place.holding
@@ -189,13 +267,15 @@ class HandOut:
                 return []
             records = self._pipeline.take(place, progress, most=most)
             holding.lent_count += len(records)
+            self._lent.append(holding)
         else:
             if not holding.may_hand_out(now_ms):
                 place.put_back(self._reader)
                 return []
-            records = list(place.take(most))
-            if progress is not None:
-                progress.hand_out(record.offset for record in records)
+            records = place.take(most)
+            if records and progress is not None:
+                for first, last in runs_of(records):
+                    progress.hand_out(first, last)
                 self._watch_backlog(place, progress)
         if records:
             place.next_offset = records[-1].offset + 1
@@ -204,6 +284,8 @@ class HandOut:
 
     def _watch_backlog(self, place: Place, progress: AtLeastOnce) -> None:
         count = progress.tracked_count
+        if count >= self._options.max_uncommitted:
+            self._is_stale = True
         if count > BACKLOG_WARNING and not place.has_warned:
             place.has_warned = True
             fields = {"key": place.holding.key, "uncommitted": count}
@@ -215,11 +297,11 @@ class HandOut:
 
     def fetch(self, left_ms: int) -> None:
         """Fetch more, or wait for what is under way, for at most a slice."""
-        if self._pipeline.ask(self.places.values()):
+        if self._is_at_most_once and self._pipeline.ask(self.places.values()):
             self._wait(min(left_ms, WAIT_SLICE_MS))
             return
         self._hold_back()
-        if not set(self.places) - self._held_back:
+        if len(self._held_back) == len(self.places):
             self._wait(min(left_ms, WAIT_SLICE_MS))
             return
         try:
@@ -239,33 +321,45 @@ class HandOut:
             place = self.places.get(partition)
             if place is None or not records:
                 continue
-            if place.buffered_count:
-                place.fetched = [*place.fetched[place.at :], *records]
-            else:
-                place.fetched = records
-            place.at = 0
-        self._pipeline.ask(self.places.values())
+            place.add(records)
+            if not place.is_ready:
+                place.is_ready = True
+                self._ready.append(place)
+        if self._is_at_most_once:
+            self._pipeline.ask(self.places.values())
 
     def _hold_back(self) -> None:
-        """Let the reader fetch only what could be handed out now."""
+        """Let the reader fetch only what could be handed out now.
+
+        Looked at only when something may have changed: a wrong answer costs a
+        fetch, and no hand-out.
+        """
         now_ms = self._clock.now_ms()
+        if not (self._is_stale or self._ready or now_ms >= self._leased_until_ms):
+            return
+        self._is_stale = False
+        self._leased_until_ms = now_ms + LOOK_AGAIN_MS
         wanted = set()
         for partition, place in self.places.items():
-            progress = place.holding.progress
-            full = (
+            holding = place.holding
+            progress = holding.progress
+            if (
                 isinstance(progress, AtLeastOnce)
                 and progress.tracked_count >= self._options.max_uncommitted
-            )
-            if (
-                full
-                or place.buffered_count
-                or partition in self.paused
-                or not place.holding.may_hand_out(now_ms)
             ):
+                self._is_stale = True  # a commit ends it, on whichever thread
                 wanted.add(partition)
-        self._reader.pause(list(wanted - self._held_back))
-        self._reader.resume(list(self._held_back - wanted))
-        self._held_back = wanted
+            elif place.buffered_count or partition in self.paused:
+                wanted.add(partition)
+            else:
+                until_ms = holding.claim.lease.soft_until_ms
+                self._leased_until_ms = min(self._leased_until_ms, until_ms)
+                if not holding.may_hand_out(now_ms):
+                    wanted.add(partition)
+        if wanted != self._held_back:
+            self._reader.pause(list(wanted - self._held_back))
+            self._reader.resume(list(self._held_back - wanted))
+            self._held_back = wanted
 
     def _on_out_of_range(self, error: PositionError) -> None:
         partition = TopicPartition(*(error.partition or ("", 0)))
@@ -321,6 +415,25 @@ class HandOut:
         if timeout_ms > 0:
             with self._engine.changed:
                 self._engine.changed.wait(timeout_ms / 1000)
+
+
+def runs_of(records: Sequence[Record]) -> Iterator[tuple[int, int]]:
+    """Return first and last of each run of offsets that follow each other.
+
+    Offsets grow within a partition, so the two ends tell of one that has no hole.
+    """
+    first, end = records[0].offset, records[-1].offset
+    if end - first == len(records) - 1:
+        yield first, end
+        return
+    last = first
+    for record in records[1:]:
+        offset = record.offset
+        if offset != last + 1:
+            yield first, last
+            first = offset
+        last = offset
+    yield first, last
 
 
 def start_of(holding: Holding) -> int:

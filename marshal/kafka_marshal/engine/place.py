@@ -11,7 +11,15 @@ from .holding import Holding
 class Place:
     """A partition that this consumer reads: its holding and what was fetched."""
 
-    __slots__ = ("at", "fetched", "has_warned", "holding", "next_offset", "partition")
+    __slots__ = (
+        "at",
+        "fetched",
+        "has_warned",
+        "holding",
+        "is_ready",
+        "next_offset",
+        "partition",
+    )
 
     def __init__(self, partition: TopicPartition, holding: Holding, start: int) -> None:
         self.partition = partition
@@ -20,19 +28,33 @@ class Place:
         self.fetched: Sequence[Record] = ()
         self.at = 0
         self.has_warned = False
+        # Whether it stands in the row of those that have something fetched.
+        self.is_ready = False
 
     @property
     def buffered_count(self) -> int:
         """Number of records fetched and not handed out."""
         return len(self.fetched) - self.at
 
-    def take(self, count: int) -> Sequence[Record]:
+    def add(self, records: Sequence[Record]) -> None:
+        """Keep records that follow those fetched before."""
+        if self.buffered_count:
+            self.fetched = [*self.fetched[self.at :], *records]
+        else:
+            self.fetched = records
+        self.at = 0
+
+    def take(self, count: int) -> list[Record]:
         """Remove and return up to ``count`` fetched records."""
-        taken = self.fetched[self.at : self.at + count]
-        self.at += len(taken)
-        if self.at >= len(self.fetched):
+        fetched, at = self.fetched, self.at
+        if count >= len(fetched) - at:
             self.drop()
-        return taken
+            if at:
+                fetched = fetched[at:]
+            # What was fetched is handed on as it is: nobody else keeps it.
+            return fetched if isinstance(fetched, list) else list(fetched)
+        self.at = at + count
+        return list(fetched[at : at + count])
 
     def drop(self) -> None:
         """Forget what was fetched."""

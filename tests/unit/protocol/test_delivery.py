@@ -8,8 +8,13 @@ from kafka_marshal.protocol.delivery import AtLeastOnce
 
 def alo(start=0, *offsets):
     it = AtLeastOnce(start)
-    it.hand_out(offsets)
+    for offset in offsets:
+        it.hand_out(offset, offset)
     return it
+
+
+def commit(it, offset):
+    it.commit(offset, offset)
 
 
 # --- At least once ---
@@ -41,8 +46,8 @@ def test_commits_in_any_order_move_over_the_contiguous_prefix(offsets, order):
     it, model = alo(0, *offsets), Model(0)
     model.handed = list(offsets)
     for index in order:
-        it.commit(offsets[index])
-        it.commit(offsets[index])  # twice is fine
+        commit(it, offsets[index])
+        commit(it, offsets[index])  # twice is fine
         model.done.add(offsets[index])
         assert it.position == model.position
         assert it.in_hand_count == len(set(offsets) - model.done)
@@ -62,14 +67,14 @@ def alternate(script):
     for action in script:
         if action == 4:
             offset = 2 * len(model.handed)
-            it.hand_out([offset])
+            it.hand_out(offset, offset)
             model.handed.append(offset)
         elif 2 * action in model.handed:
-            it.commit(2 * action)
+            commit(it, 2 * action)
             model.done.add(2 * action)
         else:
             with pytest.raises(InvalidTransition):
-                it.commit(2 * action)
+                commit(it, 2 * action)
         assert it.position == model.position
         assert it.in_hand_count == len(set(model.handed) - model.done)
 
@@ -90,18 +95,18 @@ def alternate(script):
 def test_an_unknown_offset_is_an_error(start, handed, committed, unknown):
     it = alo(start, *handed)
     for offset in committed:
-        it.commit(offset)
+        commit(it, offset)
     before = (it.position, it.in_hand_count, it.tracked_count)
     with pytest.raises(InvalidTransition, match=str(unknown)):
-        it.commit(unknown)
+        commit(it, unknown)
     assert (it.position, it.in_hand_count, it.tracked_count) == before
 
 
 def test_what_lies_below_the_position_is_done_already():
     it = alo(7, 7, 8)
-    it.commit(3)
-    it.commit(7)
-    it.commit(7)
+    commit(it, 3)
+    commit(it, 7)
+    commit(it, 7)
     assert it.position == 8
 
 
@@ -109,16 +114,16 @@ def test_offset_zero_is_a_real_position():
     it = alo(0, 0)
     assert it.position == 0
     assert it.position is not None
-    it.commit(0)
+    commit(it, 0)
     assert it.position == 1
     assert AtLeastOnce(None).position is None
 
 
 def test_a_first_commit_makes_a_position():
     it = alo(None, 4, 6)
-    it.commit(6)
+    commit(it, 6)
     assert it.position is None
-    it.commit(4)
+    commit(it, 4)
     assert it.position == 7
 
 
@@ -126,24 +131,24 @@ def test_a_first_commit_makes_a_position():
 def test_an_offset_is_handed_out_once(offset):
     it = alo(0, 3)
     with pytest.raises(InvalidTransition, match="twice"):
-        it.hand_out([offset])
-    it.commit(3)
+        it.hand_out(offset, offset)
+    commit(it, 3)
     with pytest.raises(InvalidTransition, match="twice"):
-        it.hand_out([offset])
+        it.hand_out(offset, offset)
     assert (it.position, it.tracked_count) == (4, 0)
 
 
 def test_committing_everything():
     it = alo(0, 1, 2, 5)
-    it.commit(2)
+    commit(it, 2)
     assert (it.in_hand_count, it.tracked_count) == (2, 3)
     it.commit_all()
     assert (it.position, it.in_hand_count, it.tracked_count) == (6, 0, 0)
     it.commit_all()
     assert it.position == 6
-    it.commit(5)
+    commit(it, 5)
     with pytest.raises(InvalidTransition):
-        it.commit(6)
+        commit(it, 6)
 
 
 def test_a_jump_needs_empty_hands():
@@ -151,7 +156,104 @@ def test_a_jump_needs_empty_hands():
     with pytest.raises(InvalidTransition, match="empty hands"):
         it.jump(10)
     assert it.position == 0
-    it.commit(0)
+    commit(it, 0)
     it.jump(10)
     assert it.position == 10
-    it.hand_out([10])
+    it.hand_out(10, 10)
+
+
+# --- Ranges ---
+
+
+class Naive:
+    """The same ladder, offset by offset, without any cleverness."""
+
+    def __init__(self, start):
+        self.position, self.handed, self.done = start, [], set()
+
+    def commit(self, first, last):
+        known = set(self.handed)
+        below = -1 if self.position is None else self.position
+        for end in (first, last):
+            if end not in known and end >= below:
+                raise InvalidTransition(str(end))
+        self.done |= {o for o in self.handed if first <= o <= last}
+        while self.handed and self.handed[0] in self.done:
+            self.position = self.handed.pop(0) + 1
+        self.done &= set(self.handed)
+
+
+RUNS = [(0, 2), (3, 3), (6, 9), (12, 12), (13, 15)]
+
+
+@pytest.mark.parametrize("order", list(permutations(range(len(RUNS)))))
+def test_whole_batches_are_committed_in_any_order(order):
+    it, naive = AtLeastOnce(None), Naive(None)
+    for first, last in RUNS:
+        it.hand_out(first, last)
+        naive.handed += range(first, last + 1)
+    assert it.tracked_count == 12
+    for index in order:
+        for _ in range(2):  # twice is fine
+            it.commit(*RUNS[index])
+            naive.commit(*RUNS[index])
+            assert it.position == naive.position
+            assert it.tracked_count == len(naive.handed)
+            assert it.in_hand_count == len(naive.handed) - len(naive.done)
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "position", "in_hand"),
+    [
+        pytest.param(0, 9, 10, 3, id="over-holes-without-records"),
+        pytest.param(0, 1, 2, 9, id="part-of-a-run"),
+        pytest.param(1, 7, None, 6, id="ahead-of-the-first"),
+        pytest.param(3, 8, None, 7, id="across-a-hole-ahead"),
+        pytest.param(9, 13, None, 8, id="to-the-end"),
+    ],
+)
+def test_a_range_takes_what_lies_between_its_ends(first, last, position, in_hand):
+    it = AtLeastOnce(None)
+    for begin, end in ((0, 3), (6, 9), (12, 14)):
+        it.hand_out(begin, end)
+    it.commit(first, last)
+    assert (it.position, it.in_hand_count) == (position, in_hand)
+    it.commit(0, 14)
+    assert (it.position, it.in_hand_count, it.tracked_count) == (15, 0, 0)
+
+
+def test_a_range_that_begins_below_the_position_counts_from_there():
+    it = alo(0, 0, 1, 2, 3)
+    commit(it, 0)
+    it.commit(0, 2)
+    assert (it.position, it.in_hand_count) == (3, 1)
+
+
+def test_a_range_with_an_end_that_was_never_handed_out_changes_nothing():
+    it = alo(0, 1, 2, 4)
+    for first, last in ((0, 2), (1, 3), (1, 5)):
+        with pytest.raises(InvalidTransition):
+            it.commit(first, last)
+        assert (it.position, it.in_hand_count) == (0, 3)
+
+
+def test_runs_that_join_are_kept_as_one():
+    """Memory stays flat however many records a stuck handler is sent."""
+    it = AtLeastOnce(0)
+    for first in range(0, 100_000, 500):
+        it.hand_out(first, first + 499)
+    assert (it.tracked_count, len(it._runs)) == (100_000, 1)
+    for first in range(99_500, 0, -500):
+        it.commit(first, first + 499)
+    assert (it.in_hand_count, len(it._done)) == (500, 1)
+    it.commit(0, 499)
+    assert (it.position, it.tracked_count) == (100_000, 0)
+
+
+def test_a_run_must_not_go_back():
+    it = AtLeastOnce(0)
+    with pytest.raises(InvalidTransition):
+        it.hand_out(5, 4)
+    it.hand_out(0, 4)
+    with pytest.raises(InvalidTransition, match="twice"):
+        it.hand_out(4, 8)
