@@ -14,6 +14,7 @@ from kafka_marshal.testing.broker import (
 )
 
 Broker = EmbeddedBroker | ContainerBroker
+TRANSPORTS_OF_TESTS = ("fast", "kafka-python")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -23,6 +24,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="embedded",
         help="where the Kafka broker of the integration tests comes from",
     )
+    parser.addoption(
+        "--transport",
+        choices=["both", *TRANSPORTS_OF_TESTS],
+        default="both",
+        help="the transports that tests of modules that touch it run over",
+    )
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run each test that asks for a transport over each of them."""
+    if "transport" in metafunc.fixturenames:
+        wanted = metafunc.config.getoption("--transport")
+        chosen = TRANSPORTS_OF_TESTS if wanted == "both" else (wanted,)
+        metafunc.parametrize("transport", chosen, scope="module")
 
 
 @pytest.fixture(scope="session")

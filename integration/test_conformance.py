@@ -4,22 +4,21 @@ import pytest
 from kafka import KafkaProducer, TopicPartition
 from kafka.admin import KafkaAdminClient
 
-from kafka_marshal.kafka_io.coordination import KafkaCoordinationLog
-from kafka_marshal.kafka_io.data import KafkaDataLog
 from kafka_marshal.kafka_io.settings import ConnectionSettings
 from kafka_marshal.kafka_io.topics import KafkaTopicAdmin
+from kafka_marshal.kafka_io.transport import open_coordination_log, open_data_log
 from kafka_marshal.testing.conformance import CHECKS
 
 
 class KafkaRig:
     waits = True
 
-    def __init__(self, cluster, unique):
+    def __init__(self, cluster, unique, transport):
         self._cluster = cluster
         self._unique = unique
         self.coordination_topic = unique("marshal")
         self._settings = ConnectionSettings(
-            cluster.servers, coordination_topic=self.coordination_topic
+            cluster.servers, self.coordination_topic, transport=transport
         )
         cluster.topics.create(
             self.coordination_topic,
@@ -29,10 +28,10 @@ class KafkaRig:
         )
 
     def coordination_log(self):
-        return KafkaCoordinationLog(self._settings)
+        return open_coordination_log(self._settings)
 
     def data_log(self):
-        return KafkaDataLog(self._settings)
+        return open_data_log(self._settings)
 
     def new_data_topic(self, partitions):
         name = self._unique("data")
@@ -88,5 +87,5 @@ def cluster(bootstrap_servers):
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_a_real_broker_conforms(cluster, unique, check):
-    check(KafkaRig(cluster, unique))
+def test_a_real_broker_conforms(cluster, unique, transport, check):
+    check(KafkaRig(cluster, unique, transport))

@@ -140,7 +140,7 @@ class Failure:
     doing: str
     access: Access
     addresses: str
-    client: str
+    client: str = "the client library"
 
     def told(self, fault: Fault, *, error: Exception, said: str) -> MarshalError:
         """Return our error for a fault, with its cause chained.

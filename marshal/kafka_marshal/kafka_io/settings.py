@@ -17,6 +17,8 @@ from kafka_marshal.errors import ConfigurationError
 
 COORDINATION_TOPIC = "__marshal"
 DEFAULT_PORT = 9092
+AUTO, FAST, KAFKA_PYTHON = "auto", "fast", "kafka-python"
+TRANSPORTS = (AUTO, FAST, KAFKA_PYTHON)
 PORT_MAX = 65_535
 _TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
@@ -258,6 +260,14 @@ def _topic(_: object, __: object, value: str) -> None:
         )
 
 
+def _transport(_: object, __: object, value: str) -> None:
+    if value not in TRANSPORTS:
+        raise ConfigurationError(
+            f"transport is {value!r}; it must be one of {', '.join(TRANSPORTS)}.",
+            setting="transport",
+        )
+
+
 @attrs.frozen
 class ConnectionSettings:
     """Where the cluster is and how to be let in. Secrets do not show in a repr.
@@ -267,6 +277,8 @@ class ConnectionSettings:
             with commas, or as a sequence. One live address is enough.
         coordination_topic: Name of the coordination topic.
         options: Connection options, named as kafka-python does.
+        transport: The client library for the logs: ``fast`` (librdkafka),
+            ``kafka-python``, or ``auto`` for the first of them that can be used.
 
     Raises:
         ConfigurationError: A setting is unknown, impossible or would be ignored.
@@ -275,6 +287,7 @@ class ConnectionSettings:
     bootstrap_servers: tuple[str, ...] = attrs.field(converter=_addresses)
     coordination_topic: str = attrs.field(default=COORDINATION_TOPIC, validator=_topic)
     options: Mapping[str, Any] = attrs.field(factory=dict, converter=_options)
+    transport: str = attrs.field(default=AUTO, validator=_transport, kw_only=True)
 
     @property
     def addresses(self) -> str:

@@ -1,44 +1,85 @@
 """The writing half of the coordination log: an idempotent producer, kept alive.
 
-kafka-python's idempotent producer does not survive everything. After a batch has
-timed out, or after any error that it does not retry, it may fail all further
-sends for ever, or hold them for ever without an outcome (seen with 3.0.12 and a
-broker that was paused for two seconds). A claimant that cannot beat loses all it
-holds, so the writer does not trust it: every append has a deadline of our own,
-and after the first append that fails or is overdue, the producer is replaced by a
-fresh one, made in the background from the bootstrap addresses.
+No producer survives everything. After a batch has timed out, or after any error
+that it does not retry, kafka-python's may fail all further sends for ever, or hold
+them for ever without an outcome (seen with 3.0.12 and a broker that was paused for
+two seconds); librdkafka's may end with a fatal error. A claimant that cannot beat
+loses all it holds, so the writer does not trust it: every append has a deadline of
+our own, and after the first append that fails or is overdue, the producer is
+replaced by a fresh one, made in the background from the bootstrap addresses.
+
+What differs between client libraries stands behind ``Outlet``.
 """
 
 import threading
 import time
 from collections import deque
-from typing import Any
-
-from kafka import KafkaProducer
-from kafka import errors as kafka_errors
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
 from kafka_marshal.errors import CoordinationError, InvalidTransition, MarshalError
-from kafka_marshal.kafka_io.connecting import connected
+from kafka_marshal.kafka_io import faults
+from kafka_marshal.kafka_io.faults import Access, Failure
 from kafka_marshal.kafka_io.settings import ConnectionSettings
-from kafka_marshal.kafka_io.translate import Access, translated
-from kafka_marshal.kafka_io.untyped import Untyped
 from kafka_marshal.ports import Append
 
 # PROTOCOL 2.1: request timeout min(H/4, 10 s), delivery timeout H/2, linger <= 5 ms.
 REQUEST_TIMEOUT_MS_MAX = 10_000
 LINGER_MS = 2
-# kafka-python ends what is late once per turn of its loop.
+# Client libraries end what is late once per turn of their loop.
 OVERDUE_GRACE_MS = 250
 RENEW_TIMEOUT_MS = 10_000
 RENEW_INTERVAL_S = 1.0
-# A send that misses metadata fails at once, and the engine sends again.
-_SEND_BLOCK_MS = 50
+
+
+class Outlet(Protocol):
+    """One producer of a client library, bound to the coordination topic.
+
+    Attributes:
+        config: What the library's producer was made with.
+    """
+
+    config: Mapping[str, Any]
+
+    def send(
+        self,
+        partition: int,
+        value: bytes,
+        *,
+        report: Callable[[int | Exception], None],
+    ) -> None:
+        """Start sending one record with a null key; return at once.
+
+        Args:
+            partition: Where to.
+            value: The record's value.
+            report: Called once, on any thread, with the offset (negative where
+                the broker does not know it any more) or with what went wrong.
+
+        Raises:
+            Exception: The record was not taken; ``report`` is not called.
+        """
+        ...
+
+    def end(self) -> threading.Thread:
+        """Let what is under way end by itself, then let go; return at once.
+
+        Returns:
+            The thread that does it, within the delivery timeout.
+        """
+        ...
+
+
+# Makes a connected outlet with these timeouts, within so many milliseconds.
+Connect = Callable[[Mapping[str, int], int], Outlet]
+# Says in our own words what a library raised or reported while doing something.
+Told = Callable[[Exception, str, Access], MarshalError]
 
 
 def writer_timeouts(heartbeat_interval_ms: int) -> dict[str, int]:
     """Return the producer's timeouts for a heartbeat interval (PROTOCOL 2.1).
 
-    kafka-python wants the delivery timeout to cover linger and one request;
+    Client libraries want the delivery timeout to cover linger and one request;
     with H/2 and H/4 it does from an H of a few milliseconds on.
 
     Args:
@@ -87,17 +128,14 @@ class FailedAppend(Append):
 
 
 class _Sender:
-    """One producer, and whether it may still be trusted."""
+    """One outlet, and whether it may still be trusted."""
 
-    def __init__(self, producer: Untyped) -> None:
-        self.producer = producer
+    def __init__(self, outlet: Outlet, delivery_timeout_ms: int) -> None:
+        self.outlet = outlet
+        self.limit_s = (delivery_timeout_ms + OVERDUE_GRACE_MS) / 1000
         self.is_spoilt = False
         # Appends without an outcome, oldest first, by partition.
         self.pending: dict[int, deque[_SentAppend]] = {}
-
-    def spoil(self, _: object = None) -> None:
-        """Note that something failed; also called on the producer's own thread."""
-        self.is_spoilt = True
 
     def has_pending(self, partition: int) -> bool:
         """Tell whether an append to a partition is still without an outcome."""
@@ -116,49 +154,46 @@ class _Sender:
 
 
 class _SentAppend(Append):
-    """An append that a producer has taken; overdue, it counts as failed."""
+    """An append that an outlet has taken; overdue, it counts as failed."""
 
-    __slots__ = ("_deadline", "_future", "_is_overdue", "_sender", "_texts")
+    __slots__ = ("_deadline", "_doing", "_outcomes", "_sender", "_settings", "_told")
 
     def __init__(
-        self,
-        future: Untyped,
-        *,
-        sender: _Sender,
-        deadline: float,
-        texts: tuple[str, str],
+        self, *, sender: _Sender, settings: ConnectionSettings, doing: str, told: Told
     ) -> None:
-        self._future = future
         self._sender = sender
-        self._deadline = deadline
-        self._texts = texts
-        self._is_overdue = False
+        self._settings = settings
+        self._doing = doing
+        self._told = told
+        self._deadline = time.monotonic() + sender.limit_s
+        # The first counts: once told, an outcome stays.
+        self._outcomes: list[int | Exception] = []
+
+    def report(self, outcome: int | Exception) -> None:
+        """Take the outcome, on any thread."""
+        self._outcomes.append(outcome)
+        if not isinstance(outcome, int):
+            self._sender.is_spoilt = True
 
     def is_done(self) -> bool:
-        if self._future.is_done or self._is_overdue:
-            return True
-        if time.monotonic() < self._deadline:
-            return False
-        # Once told, an outcome stays, whatever the producer says later.
-        self._is_overdue = True
-        self._sender.spoil()
-        return True
+        if not self._outcomes and time.monotonic() >= self._deadline:
+            self.report(TimeoutError("no outcome in time"))
+        return bool(self._outcomes)
 
     def offset(self) -> int | None:
-        if not self.is_done() or self._is_overdue or not self._future.succeeded():
-            return None
-        offset: int = self._future.value.offset
+        outcome = self._outcomes[0] if self.is_done() else None
         # A broker that recognised a duplicate may not know the offset any more.
-        return offset if offset >= 0 else None
+        return outcome if isinstance(outcome, int) and outcome >= 0 else None
 
     def error(self) -> MarshalError | None:
-        if not self.is_done() or (not self._is_overdue and self._future.succeeded()):
+        outcome = self._outcomes[0] if self.is_done() else None
+        if outcome is None or isinstance(outcome, int):
             return None
-        doing, addresses = self._texts
-        cause = self._future.exception
-        if self._is_overdue:
-            cause = kafka_errors.KafkaTimeoutError("no outcome in time")
-        return translated(cause, doing=doing, access=Access.WRITE, addresses=addresses)
+        if isinstance(outcome, TimeoutError):
+            addresses = self._settings.addresses
+            failure = Failure(self._doing, access=Access.WRITE, addresses=addresses)
+            return failure.told(faults.UNREACHABLE, error=outcome, said=str(outcome))
+        return self._told(outcome, self._doing, Access.WRITE)
 
 
 class Writer:
@@ -168,6 +203,8 @@ class Writer:
         self,
         settings: ConnectionSettings,
         *,
+        connect: Connect,
+        told: Told,
         heartbeat_interval_ms: int,
         timeout_ms: int,
     ) -> None:
@@ -175,14 +212,18 @@ class Writer:
 
         Args:
             settings: Where the cluster is, and the topic's name.
+            connect: Makes an outlet.
+            told: Says in our words what an outlet raised or reported.
             heartbeat_interval_ms: H.
             timeout_ms: When to give up.
 
         Raises:
-            KafkaError: No connection could be made.
+            Exception: No connection could be made, in the library's own words.
         """
         self._settings = settings
         self._topic = settings.coordination_topic
+        self._connect = connect
+        self._told = told
         self._timeouts = writer_timeouts(heartbeat_interval_ms)
         self._lock = threading.Lock()
         self._is_closed = False
@@ -190,13 +231,17 @@ class Writer:
         self._wake = threading.Event()
         self._stale: list[_Sender] = []
         self._is_renewing = False
-        self._sender = _Sender(self._new_producer(timeout_ms))
+        self._sender = self._new_sender(timeout_ms)
 
     @property
-    def config(self) -> dict[str, Any]:
+    def timeouts(self) -> Mapping[str, int]:
+        """The timeouts in use."""
+        return self._timeouts
+
+    @property
+    def config(self) -> Mapping[str, Any]:
         """What the producer in use was made with."""
-        config: dict[str, Any] = self._sender.producer.config
-        return config
+        return self._sender.outlet.config
 
     def append(self, partition: int, value: bytes) -> Append:
         """Start appending one record; return at once, and never raise."""
@@ -214,28 +259,14 @@ class Writer:
                         f"to {self._settings.addresses} is made anew. Try again."
                     )
                 )
-            try:
-                # PROTOCOL 2.1: null key, explicit partition.
-                future = sender.producer.send(
-                    self._topic, value=value, key=None, partition=partition
-                )
-            except Exception as error:  # noqa: BLE001 - reported by the Append
-                addresses = self._settings.addresses
-                return FailedAppend(
-                    translated(
-                        error, doing=doing, access=Access.WRITE, addresses=addresses
-                    )
-                )
-            limit_ms = sender.producer.config["delivery_timeout_ms"] + OVERDUE_GRACE_MS
             append = _SentAppend(
-                future,
-                sender=sender,
-                deadline=time.monotonic() + limit_ms / 1000,
-                texts=(doing, self._settings.addresses),
+                sender=sender, settings=self._settings, doing=doing, told=self._told
             )
+            try:
+                sender.outlet.send(partition, value, report=append.report)
+            except Exception as error:  # noqa: BLE001 - reported by the Append
+                return FailedAppend(self._told(error, doing, Access.WRITE))
             sender.pending.setdefault(partition, deque()).append(append)
-        # Outside the lock: it runs at once where the future has failed already.
-        future.add_errback(sender.spoil)
         return append
 
     def watch(self) -> None:
@@ -247,14 +278,14 @@ class Writer:
         """Adapt the timeouts to H; without a change it does nothing.
 
         Raises:
-            KafkaError: No connection could be made; the old one stays in use.
+            Exception: No connection could be made; the old one stays in use.
         """
         timeouts = writer_timeouts(heartbeat_interval_ms)
         if timeouts == self._timeouts:
             return
         old, self._timeouts = self._timeouts, timeouts
         try:
-            fresh = self._new_producer(timeout_ms)
+            fresh = self._new_sender(timeout_ms)
         except Exception:
             self._timeouts = old
             raise
@@ -271,7 +302,7 @@ class Writer:
                 return
             self._is_closed = True
         self._wake.set()
-        closer = _end_in_background(self._sender.producer)
+        closer = self._sender.outlet.end()
         closer.join(timeout=max(0.0, deadline - time.monotonic()))
 
     def _watch(self) -> None:
@@ -293,73 +324,24 @@ class Writer:
             self._wake.wait(timeout=max(0.0, wait_s))
             self._renewed_at = time.monotonic()
             try:
-                fresh = self._new_producer(RENEW_TIMEOUT_MS)
-            except (kafka_errors.KafkaError, CoordinationError, OSError):
+                fresh = self._new_sender(RENEW_TIMEOUT_MS)
+            except Exception:  # noqa: BLE001, S112 - the next attempt may succeed
                 continue
             self._use(fresh)
             break
         with self._lock:
             self._is_renewing = False
 
-    def _use(self, fresh: Untyped) -> None:
+    def _use(self, fresh: _Sender) -> None:
         """Send with another producer from now on."""
         with self._lock:
             if self._is_closed:
                 stale = fresh
             else:
                 self._stale.append(self._sender)
-                stale, self._sender = self._sender.producer, _Sender(fresh)
-        _end_in_background(stale)
+                stale, self._sender = self._sender, fresh
+        stale.outlet.end()
 
-    def _new_producer(self, timeout_ms: int) -> Untyped:
-        """Return a connected producer that has the topic's metadata."""
-        deadline = time.monotonic() + timeout_ms / 1000
-        settings = {
-            **self._settings.client_config(),
-            **self._timeouts,
-            "acks": "all",
-            "enable_idempotence": True,
-            "linger_ms": LINGER_MS,
-            "max_block_ms": _SEND_BLOCK_MS,
-            "allow_auto_create_topics": False,
-            "metrics_enabled": False,
-            "bootstrap_timeout_ms": timeout_ms,
-        }
-        producer = connected(KafkaProducer, settings)
-        # An option that conflicts turns idempotence off without an error.
-        assert producer.config["enable_idempotence"] is True
-        assert producer.config["acks"] == -1
-        while True:
-            try:
-                producer.partitions_for(self._topic)
-            except kafka_errors.KafkaTimeoutError:
-                if time.monotonic() < deadline:
-                    continue
-                _end_in_background(producer)
-                raise
-            except kafka_errors.KafkaError:
-                _end_in_background(producer)
-                raise
-            else:
-                return producer
-
-
-def _end_in_background(producer: Untyped) -> threading.Thread:
-    """Flush and close a producer on a thread that has bounds of its own.
-
-    kafka-python's ``close`` fails where its ``flush`` does, and then closes
-    nothing. A producer that holds batches for ever can only be ended by force,
-    for which there is no public call.
-    """
-    limit_s = (producer.config["delivery_timeout_ms"] + OVERDUE_GRACE_MS) / 1000
-
-    def end() -> None:
-        try:
-            producer.close(timeout=limit_s)
-        except kafka_errors.KafkaError:
-            producer._sender.force_close()  # noqa: SLF001 - the only way to end it
-            producer.close(timeout=1)
-
-    thread = threading.Thread(target=end, name="marshal-close", daemon=True)
-    thread.start()
-    return thread
+    def _new_sender(self, timeout_ms: int) -> _Sender:
+        outlet = self._connect(self._timeouts, timeout_ms)
+        return _Sender(outlet, self._timeouts["delivery_timeout_ms"])

@@ -1,0 +1,194 @@
+"""The coordination topic over librdkafka: ``ports.CoordinationLog``.
+
+As with kafka-python, defaults would be wrong (PROTOCOL 2.1): librdkafka hides
+open transactions, jumps to the end of the log where its place is gone, and counts
+types of timestamps from 1 where the wire counts from 0.
+"""
+
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from confluent_kafka import (
+    OFFSET_BEGINNING,
+    OFFSET_END,
+    KafkaError,
+    KafkaException,
+    TopicPartition,
+)
+
+from kafka_marshal.errors import MarshalError
+from kafka_marshal.kafka_io.fast.clients import Client, close_consumer, new_consumer
+from kafka_marshal.kafka_io.fast.translate import Access, cause_of, translated
+from kafka_marshal.kafka_io.fast.writer import fast_outlets
+from kafka_marshal.kafka_io.topiclog import (
+    ENTRIES_PER_POLL,
+    EPOCH_NONE,
+    FETCH_WAIT_MS,
+    READER_REQUEST_TIMEOUT_MS,
+    Entries,
+    TopicLog,
+)
+from kafka_marshal.kafka_io.untyped import Untyped
+from kafka_marshal.kafka_io.writer import Connect
+from kafka_marshal.protocol.types import LogEntry
+
+_EOF = KafkaError._PARTITION_EOF  # noqa: SLF001 - its public name
+# The place of a partition is not in its log; nothing more is fetched of it.
+_OUT_OF_PLACE = (
+    KafkaError._AUTO_OFFSET_RESET,  # noqa: SLF001
+    KafkaError._LOG_TRUNCATION,  # noqa: SLF001
+    KafkaError.OFFSET_OUT_OF_RANGE,
+)
+# One question while opening; between two, reports of refusals are looked at.
+_QUESTION_S = 2.0
+_RETRY_S = 0.05
+
+
+class FastCoordinationLog(TopicLog):
+    """All partitions of the coordination topic, read by librdkafka."""
+
+    _client: Client | None = None
+
+    def _outlets(self) -> Connect:
+        return fast_outlets(self._settings)
+
+    def _connect(self, deadline: float) -> None:
+        # The offsets after the last entry and any control records.
+        self._reached: dict[int, int] = {}
+        # Reported beside entries, which go first.
+        self._reported: list[tuple[int | None, Exception]] = []
+        self._client = new_consumer(
+            self._settings,
+            {
+                "isolation.level": "read_uncommitted",
+                # Tells places beyond control records, which are not handed out.
+                "enable.partition.eof": True,
+                "fetch.wait.max.ms": FETCH_WAIT_MS,
+                "socket.timeout.ms": READER_REQUEST_TIMEOUT_MS,
+            },
+        )
+        self._await_cluster(deadline)
+
+    def _await_cluster(self, deadline: float) -> None:
+        """Have a connection, or raise what the connections ended with.
+
+        A question that is not answered only tells that it was late; the reasons
+        are reported by polling, which must not be done once records may come.
+        """
+        assert self._client is not None
+        while True:
+            left_s = deadline - time.monotonic()
+            try:
+                self._client.handle.list_topics(
+                    self._topic, timeout=max(0.001, min(left_s, _QUESTION_S))
+                )
+            except KafkaException:
+                self._client.handle.poll(0)
+                if self._client.refusal is not None:
+                    raise self._client.refusal from None
+                if left_s <= _QUESTION_S:
+                    raise
+            else:
+                return
+
+    def _disconnect(self) -> None:
+        if self._client is not None:
+            close_consumer(self._client)
+
+    def _go_to(self, offsets: Mapping[int, int]) -> None:
+        for number, offset in offsets.items():
+            self._next[number] = offset
+        places = [
+            TopicPartition(self._topic, number, self._next[number])
+            for number in range(self._partition_count)
+        ]
+        for place in places:
+            epoch = self._epochs[place.partition]
+            if epoch != EPOCH_NONE:
+                place.leader_epoch = epoch
+        assert self._client is not None
+        self._client.handle.assign(places)
+
+    def _fetch(self, timeout_ms: int) -> Entries:
+        assert self._client is not None
+        handle = self._client.handle
+        deadline = time.monotonic() + timeout_ms / 1000
+        entries: Entries = []
+        while not self._reported and not entries:
+            # A batch would wait until it is full; so one, and what lies behind it.
+            first = handle.poll(max(0.0, deadline - time.monotonic()))
+            if first is None:
+                break
+            self._sort_out((first,), entries)
+            self._sort_out(handle.consume(ENTRIES_PER_POLL - 1, 0), entries)
+        if not entries and self._reported:
+            self._raise_reported(timeout_ms)
+        return entries
+
+    def _sort_out(self, messages: Iterable[Untyped], entries: Entries) -> None:
+        """Part records from what is told beside them."""
+        for message in messages:
+            error = message.error()
+            if error is None:
+                kind, timestamp_ms = message.timestamp()
+                entry = LogEntry(
+                    message.offset(),
+                    message.leader_epoch(),
+                    timestamp_ms,
+                    kind - 1,  # librdkafka's numbers are the wire's and one
+                    message.value(),
+                )
+                entries.append((message.partition(), entry))
+            elif error.code() == _EOF:
+                self._reached[message.partition()] = message.offset()
+            elif error.code() != KafkaError.GROUP_AUTHORIZATION_FAILED:
+                # (We are in no group, so we need not see one.)
+                self._reported.append((message.partition(), KafkaException(error)))
+
+    def _raise_reported(self, timeout_ms: int) -> None:
+        """Raise the first report, unless the partition can be taken up again."""
+        partition, error = self._reported.pop(0)
+        is_out = cause_of(error).code() in _OUT_OF_PLACE
+        if not is_out or partition is None:
+            raise error
+        if not self._steps_over([partition], timeout_ms):
+            raise error
+
+    def _passed(self, partitions: Collection[int]) -> Mapping[int, int]:
+        return {
+            number: self._reached[number]
+            for number in partitions
+            if number in self._reached
+        }
+
+    def _ask(
+        self, timeout_ms: int, *, is_end: bool, partitions: Iterable[int] | None = None
+    ) -> Mapping[int, int]:
+        numbers = range(self._partition_count) if partitions is None else partitions
+        # As times to look for, these two stand for the end and the start.
+        which = OFFSET_END if is_end else OFFSET_BEGINNING
+        places = [TopicPartition(self._topic, number, which) for number in numbers]
+        deadline = time.monotonic() + timeout_ms / 1000
+        while True:
+            try:
+                return self._asked(places, deadline)
+            except KafkaException as error:
+                # A leader that has moved is told at once, and found a moment later.
+                is_late = time.monotonic() + _RETRY_S >= deadline
+                if is_late or not self._told(error, "Asking", Access.READ).retriable:
+                    raise
+                time.sleep(_RETRY_S)
+
+    def _asked(self, places: Sequence[Untyped], deadline: float) -> Mapping[int, int]:
+        assert self._client is not None
+        found = self._client.handle.offsets_for_times(
+            places, timeout=max(0.001, deadline - time.monotonic())
+        )
+        for place in found:
+            if place.error is not None:
+                raise KafkaException(place.error)
+        return {place.partition: place.offset for place in found}
+
+    def _told(self, error: Exception, doing: str, access: Access) -> MarshalError:
+        addresses = self._settings.addresses
+        return translated(error, doing=doing, access=access, addresses=addresses)

@@ -1,0 +1,327 @@
+"""What coordination logs over real clusters share, whichever client reads.
+
+The rules of PROTOCOL 2.1 are kept here once: offset and leader epoch never go
+back, a broken log stays broken, nothing is used after a fork, every question has
+a deadline. A transport adds how records are fetched and appended.
+"""
+
+import os
+import threading
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+
+from kafka_marshal.errors import (
+    InvalidTransition,
+    LogTruncated,
+    LogUnreadable,
+    MarshalError,
+    TopicMisconfigured,
+)
+from kafka_marshal.kafka_io.faults import Access
+from kafka_marshal.kafka_io.lookups import forked
+from kafka_marshal.kafka_io.settings import ConnectionSettings
+from kafka_marshal.kafka_io.topics import KafkaTopicAdmin
+from kafka_marshal.kafka_io.writer import Connect, Writer, left_ms
+from kafka_marshal.ports import Append, CoordinationLog
+from kafka_marshal.protocol.types import LogEntry
+
+OPEN_TIMEOUT_MS = 30_000
+READER_REQUEST_TIMEOUT_MS = 10_000
+# Until H is read from the log, writers go by the protocol's default H of 60 s.
+HEARTBEAT_INTERVAL_MS_DEFAULT = 60_000
+FETCH_WAIT_MS = 250
+# More than a poll can hand on quickly is no gain; a cold start polls often.
+ENTRIES_PER_POLL = 5_000
+EPOCH_NONE = -1
+
+Entries = list[tuple[int, LogEntry]]
+# An error of a client library in our own words.
+Translated = Callable[..., MarshalError]
+
+
+class TopicLog(CoordinationLog):
+    """All partitions of the coordination topic, read from their starts.
+
+    Opening it connects. ``append`` may be called from any thread, the other
+    calls from one thread at a time, all from the process that opened it.
+
+    Attributes:
+        cluster_id: Id of the cluster it was opened on.
+        topic_id: Id of the topic (16 bytes) when it was opened, or None.
+        description: What the cluster said of the topic when it was opened.
+        writer: The writing half.
+    """
+
+    writer: Writer
+
+    def __init__(
+        self,
+        settings: ConnectionSettings,
+        *,
+        heartbeat_interval_ms: int = HEARTBEAT_INTERVAL_MS_DEFAULT,
+        timeout_ms: int = OPEN_TIMEOUT_MS,
+    ) -> None:
+        """Connect, and stand at each partition's start.
+
+        Args:
+            settings: Where the cluster is, and the topic's name.
+            heartbeat_interval_ms: H where it is known; ``configure`` changes it.
+            timeout_ms: When to give up.
+
+        Raises:
+            TopicMisconfigured: There is no such topic.
+            LogUnreadable: Access is denied.
+            CoordinationError: The cluster did not answer.
+        """
+        deadline = time.monotonic() + timeout_ms / 1000
+        self._settings = settings
+        self._topic = settings.coordination_topic
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._fault: MarshalError | None = None
+        self._is_closed = False
+        self._look_up(deadline)
+        # The next offset and the last leader epoch of each partition.
+        self._next = [0] * self._partition_count
+        self._epochs = [EPOCH_NONE] * self._partition_count
+        # The end of each partition, as last asked.
+        self._ends = [0] * self._partition_count
+        try:
+            self.writer = Writer(
+                settings,
+                connect=self._outlets(),
+                told=self._told,
+                heartbeat_interval_ms=heartbeat_interval_ms,
+                timeout_ms=left_ms(deadline),
+            )
+            self._connect(deadline)
+            starts = self._ask(left_ms(deadline), is_end=False)
+            self._go_to(starts)
+        except Exception as error:
+            self.close(0)
+            doing = f"Opening the coordination topic {self._topic}"
+            raise self._told(error, doing, Access.READ) from error
+
+    # The port.
+
+    @property
+    def partition_count(self) -> int:
+        """Number of partitions that the topic had in Kafka when it was opened."""
+        return self._partition_count
+
+    def append(self, partition: int, value: bytes) -> Append:
+        """Start appending one record; see ``ports.CoordinationLog``."""
+        self._require_process("Appending")
+        return self.writer.append(partition, value)
+
+    def poll(self, timeout_ms: int) -> Sequence[tuple[int, LogEntry]]:
+        """Return new entries; see ``ports.CoordinationLog``.
+
+        After LogTruncated and LogUnreadable this object is of no more use, and
+        each further poll raises the same: close it and open another, which
+        reads from the start.
+        """
+        self._require_process("Reading")
+        if self._fault is not None:
+            raise self._fault
+        self._require_open()
+        self.writer.watch()
+        try:
+            entries = self._fetch(max(0, timeout_ms))
+        except Exception as error:
+            told = self._told(error, f"Reading {self._topic}", Access.READ)
+            if not told.retriable:
+                self._fault = told
+            raise told from error
+        self._check(entries)
+        return entries
+
+    def positions(self) -> Mapping[int, int]:
+        """Return the next offset that ``poll`` will look at, per partition."""
+        self._require_process("Reading")
+        # Only a partition that seems to be behind can have control records
+        # before it, which a poll passes without returning anything.
+        behind = [
+            number
+            for number in range(self._partition_count)
+            if self._next[number] < self._ends[number] and not self._is_closed
+        ]
+        for number, place in self._passed(behind).items():
+            self._next[number] = max(self._next[number], place)
+        return dict(enumerate(self._next))
+
+    def start_offsets(self, timeout_ms: int) -> Mapping[int, int]:
+        """Return the first offset that exists, per partition."""
+        return self._offsets(timeout_ms, is_end=False)
+
+    def end_offsets(self, timeout_ms: int) -> Mapping[int, int]:
+        """Return the next offset to be written, per partition (a barrier)."""
+        offsets = self._offsets(timeout_ms, is_end=True)
+        self._ends = [offsets[number] for number in range(self._partition_count)]
+        return offsets
+
+    def close(self, timeout_ms: int) -> None:
+        """Flush appends for up to ``timeout_ms``, then let go. Idempotent.
+
+        What is still under way then ends by itself within the delivery
+        timeout, in the background. In a forked child nothing is touched.
+        """
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+        if os.getpid() != self._pid:
+            return
+        deadline = time.monotonic() + timeout_ms / 1000
+        closer = threading.Thread(target=self._disconnect, daemon=True)
+        closer.start()
+        if hasattr(self, "writer"):
+            self.writer.close(timeout_ms)
+        closer.join(timeout=max(0.0, deadline - time.monotonic()))
+
+    # Beyond the port.
+
+    def configure(
+        self, heartbeat_interval_ms: int, *, timeout_ms: int = OPEN_TIMEOUT_MS
+    ) -> None:
+        """Adapt the writer's timeouts to H, once H is read from the log.
+
+        The best moment is before the first append: one that finds an earlier
+        append to its partition under way fails at once, to keep the order.
+        Without a change it does nothing.
+
+        Args:
+            heartbeat_interval_ms: H.
+            timeout_ms: When to give up; the old timeouts then stay in force.
+
+        Raises:
+            CoordinationError: The cluster did not answer.
+        """
+        self._require_process("Configuring")
+        try:
+            self.writer.configure(heartbeat_interval_ms, timeout_ms=timeout_ms)
+        except Exception as error:
+            doing = f"Connecting a writer to {self._topic}"
+            raise self._told(error, doing, Access.WRITE) from error
+
+    # What a transport adds.
+
+    @abstractmethod
+    def _outlets(self) -> Connect:
+        """Return what makes producers."""
+
+    @abstractmethod
+    def _connect(self, deadline: float) -> None:
+        """Make a reader of all partitions, which stands nowhere yet."""
+
+    @abstractmethod
+    def _disconnect(self) -> None:
+        """Close the reader, if there is one."""
+
+    @abstractmethod
+    def _go_to(self, offsets: Mapping[int, int]) -> None:
+        """Note these next offsets, and continue reading there."""
+
+    @abstractmethod
+    def _fetch(self, timeout_ms: int) -> Entries:
+        """Return what is there, waiting up to ``timeout_ms`` for something."""
+
+    @abstractmethod
+    def _passed(self, partitions: Collection[int]) -> Mapping[int, int]:
+        """Return the next offsets to look at, of those where they are known."""
+
+    @abstractmethod
+    def _ask(
+        self, timeout_ms: int, *, is_end: bool, partitions: Iterable[int] | None = None
+    ) -> Mapping[int, int]:
+        """Return the ends or starts of partitions, of all by default."""
+
+    @abstractmethod
+    def _told(self, error: Exception, doing: str, access: Access) -> MarshalError:
+        """Return an error of the client library in our words."""
+
+    # How it is done.
+
+    def _look_up(self, deadline: float) -> None:
+        """Learn the topic's partitions and ids."""
+        with KafkaTopicAdmin(self._settings) as admin:
+            self.cluster_id = admin.cluster_id(timeout_ms=left_ms(deadline))
+            try:
+                found = admin.describe(self._topic, timeout_ms=left_ms(deadline))
+            except LogUnreadable:
+                # Members need no right to see the settings, only the topic.
+                found = admin.describe_bare(self._topic, timeout_ms=left_ms(deadline))
+        if not found.exists:
+            raise TopicMisconfigured(
+                f"There is no coordination topic {self._topic} on "
+                f"{self._settings.addresses}. Make it with `marshal topic format`.",
+                problems=(f"topic {self._topic} does not exist",),
+            )
+        self._partition_count = found.partition_count
+        self.topic_id = found.topic_id
+        self.description = found
+
+    def _check(self, entries: Entries) -> None:
+        """Require of new entries what PROTOCOL 2.1 does, and note where we stand."""
+        next_offsets, epochs = self._next, self._epochs
+        for partition, entry in entries:
+            offset, epoch = entry.offset, entry.leader_epoch
+            if epoch is None or epoch < 0:
+                self._fault = LogUnreadable(
+                    f"{self._topic}-{partition} has a record at offset {offset} "
+                    "without a leader epoch. Its brokers are older than Apache Kafka "
+                    "0.11, or its message format is; use a newer cluster."
+                )
+                raise self._fault
+            if offset < next_offsets[partition] or epoch < epochs[partition]:
+                self._fault = LogTruncated(
+                    f"{self._topic}-{partition} went back: offset {offset} of leader "
+                    f"epoch {epoch} came after offset {next_offsets[partition] - 1} "
+                    f"of leader epoch {epochs[partition]}. Read the log anew from its "
+                    "start."
+                )
+                raise self._fault
+            next_offsets[partition], epochs[partition] = offset + 1, epoch
+
+    def _steps_over(self, partitions: Iterable[int], timeout_ms: int) -> bool:
+        """Go on at a start that retention moved before anything was read there.
+
+        Between our asking for the start and the first fetch the broker may have
+        deleted records. Nothing was folded, so nothing is lost.
+
+        Returns:
+            Whether that is what happened (or is still to be asked).
+        """
+        partitions = list(partitions)
+        if any(self._epochs[number] != EPOCH_NONE for number in partitions):
+            return False
+        try:
+            starts = self._ask(max(1, timeout_ms), is_end=False, partitions=partitions)
+        except Exception as error:
+            if self._told(error, "Asking", Access.READ).retriable:
+                # The next poll comes by here again.
+                return True
+            raise
+        if any(starts[number] <= self._next[number] for number in partitions):
+            return False
+        self._go_to(starts)
+        return True
+
+    def _offsets(self, timeout_ms: int, *, is_end: bool) -> Mapping[int, int]:
+        self._require_process("Reading")
+        self._require_open()
+        try:
+            return self._ask(max(1, timeout_ms), is_end=is_end)
+        except Exception as error:
+            which = "end" if is_end else "start"
+            doing = f"Asking for the {which} of {self._topic}"
+            raise self._told(error, doing, Access.READ) from error
+
+    def _require_open(self) -> None:
+        if self._is_closed:
+            raise InvalidTransition(f"Reading {self._topic} failed: it is closed.")
+
+    def _require_process(self, doing: str) -> None:
+        if os.getpid() != self._pid:
+            raise forked(f"{doing} {self._topic}")

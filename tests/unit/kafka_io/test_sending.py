@@ -1,0 +1,129 @@
+"""What kafka-python's producer is made with, and how it reports."""
+
+from typing import ClassVar
+
+import pytest
+from kafka import errors as kafka_errors
+from kafka.future import Future
+
+from kafka_marshal.kafka_io import sending as module
+from kafka_marshal.kafka_io.sending import kafka_outlets
+from kafka_marshal.kafka_io.settings import ConnectionSettings
+from kafka_marshal.kafka_io.writer import writer_timeouts
+
+SETTINGS = ConnectionSettings("a:1")
+
+
+class Metadata:
+    offset = 7
+
+
+class Sender:
+    is_forced = False
+
+    def force_close(self):
+        self.is_forced = True
+
+
+class Producer:
+    """Stands in for kafka-python's; ``faults`` are what its calls raise, in order."""
+
+    made: ClassVar[list] = []
+    faults: ClassVar[dict] = {}
+
+    def __init__(self, **config):
+        assert callable(config.pop("kafka_client"))
+        self.config = config | {"acks": -1}
+        self.futures = []
+        self.closed = []
+        self._sender = Sender()
+        Producer.made.append(self)
+
+    def _fail(self, call):
+        if Producer.faults.get(call):
+            raise Producer.faults[call].pop(0)
+
+    def partitions_for(self, topic):
+        self._fail("partitions_for")
+        return {0, 1}
+
+    def send(self, topic, value, key, partition):
+        self._fail("send")
+        assert (topic, key) == ("__marshal", None)
+        self.futures.append((partition, value, Future()))
+        return self.futures[-1][2]
+
+    def close(self, timeout):
+        self.closed.append(timeout)
+        self._fail("close")
+
+
+@pytest.fixture
+def producers(monkeypatch):
+    Producer.made, Producer.faults = [], {}
+    monkeypatch.setattr(module, "KafkaProducer", Producer)
+    return Producer.made
+
+
+def outlet(timeout_ms=1_000):
+    return kafka_outlets(SETTINGS)(writer_timeouts(2_000), timeout_ms)
+
+
+def test_producer_is_idempotent_and_in_order(producers):
+    config = outlet().config
+    assert config is producers[0].config
+    assert config["enable_idempotence"] is True
+    assert config["linger_ms"] <= 5
+    assert config["max_block_ms"] <= 100
+    assert config["allow_auto_create_topics"] is False
+    assert (config["request_timeout_ms"], config["delivery_timeout_ms"]) == (500, 1_000)
+    assert not {"retries", "max_in_flight_requests_per_connection"} & set(config)
+
+
+def test_outcomes_are_reported(producers):
+    outcomes = []
+    made = outlet()
+    made.send(1, b"x", report=outcomes.append)
+    made.send(0, b"y", report=outcomes.append)
+    (*first, well), (*second, badly) = producers[0].futures
+    assert (first, second) == ([1, b"x"], [0, b"y"])
+    assert outcomes == []
+    well.success(Metadata())
+    error = kafka_errors.KafkaTimeoutError("late")
+    badly.failure(error)
+    assert outcomes == [7, error]
+
+
+def test_what_is_not_taken_is_raised(producers):
+    Producer.faults = {"send": [ValueError("Unrecognized partition")]}
+    with pytest.raises(ValueError, match="Unrecognized"):
+        outlet().send(9, b"x", report=pytest.fail)
+
+
+def test_metadata_is_awaited(producers):
+    late = kafka_errors.KafkaTimeoutError("late")
+    Producer.faults = {"partitions_for": [late, late]}
+    outlet()
+    assert producers[0].closed == []
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        kafka_errors.KafkaTimeoutError("late"),
+        kafka_errors.TopicAuthorizationFailedError("t"),
+    ],
+)
+def test_producer_without_metadata_is_closed(producers, error):
+    Producer.faults = {"partitions_for": [error]}
+    with pytest.raises(type(error)):
+        outlet(timeout_ms=0)
+    assert len(producers) == 1
+
+
+def test_producer_that_does_not_close_is_ended_by_force(producers):
+    made = outlet()
+    Producer.faults = {"close": [kafka_errors.KafkaTimeoutError("held")]}
+    made.end().join(timeout=10)
+    assert producers[0]._sender.is_forced
+    assert len(producers[0].closed) == 2

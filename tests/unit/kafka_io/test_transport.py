@@ -1,0 +1,77 @@
+"""Which transport is chosen, and how that can be seen."""
+
+import logging
+import sys
+
+import pytest
+
+from kafka_marshal.errors import ConfigurationError, CoordinationError
+from kafka_marshal.kafka_io import transport as module
+from kafka_marshal.kafka_io.settings import TRANSPORTS, ConnectionSettings
+from kafka_marshal.kafka_io.transport import (
+    choose,
+    open_coordination_log,
+    open_data_log,
+)
+
+
+def settings(transport="auto", servers="127.0.0.1:1", **options):
+    return ConnectionSettings(servers, options=options, transport=transport)
+
+
+@pytest.fixture
+def without(monkeypatch):
+    """A Python that has no confluent-kafka."""
+    monkeypatch.setitem(sys.modules, "confluent_kafka", None)
+
+
+def test_fast_where_it_can_be_used():
+    choice = choose(settings())
+    assert (choice.name, choice.reason) == ("fast", "confluent-kafka is installed")
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS[1:])
+def test_what_is_asked_for(transport):
+    assert choose(settings(transport)).name == transport
+
+
+@pytest.mark.usefixtures("without")
+def test_not_installed():
+    choice = choose(settings())
+    assert choice.name == "kafka-python"
+    assert "kafka-marshal[fast]" in choice.reason
+    assert choose(settings("kafka-python")).name == "kafka-python"
+    with pytest.raises(ConfigurationError, match=r"kafka-marshal\[fast\]") as caught:
+        choose(settings("fast"))
+    assert caught.value.setting == "transport"
+
+
+def test_an_option_that_rules_it_out():
+    choice = choose(settings(proxy_url="socks5://a:1"))
+    assert choice.name == "kafka-python"
+    assert "proxy_url" in choice.reason
+    with pytest.raises(ConfigurationError) as caught:
+        choose(settings("fast", proxy_url="socks5://a:1"))
+    assert caught.value.setting == "proxy_url"
+
+
+def test_unknown_transport_is_refused():
+    with pytest.raises(ConfigurationError, match="carrier pigeon") as caught:
+        settings("carrier pigeon")
+    assert caught.value.setting == "transport"
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_the_choice_is_logged_and_nobody_answers(transport, caplog):
+    with (
+        caplog.at_level(logging.DEBUG, logger=module._LOGGER.name),
+        pytest.raises(CoordinationError),
+    ):
+        open_coordination_log(settings(transport), timeout_ms=50)
+    choice = choose(settings(transport))
+    assert f"transport {choice.name}: {choice.reason}" in caplog.text
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_data_logs_connect_when_asked(transport):
+    open_data_log(settings(transport)).close(1_000)
