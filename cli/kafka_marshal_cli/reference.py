@@ -49,8 +49,14 @@ SHARED = (
     *("bootstrap_server", "coordination_topic", "command_property", "command_config"),
     *("timeout", "output"),
 )
-# `consume` has a --timeout of its own.
-OWN = {("marshal consume", "timeout"), ("marshal broker run", "coordination_topic")}
+# Those that go on until they are ended have a --timeout of their own.
+OWN = {
+    ("marshal claims watch", "timeout"),
+    ("marshal consume", "timeout"),
+    ("marshal log tail", "timeout"),
+    ("marshal log tail", "output"),
+    ("marshal broker run", "coordination_topic"),
+}
 SKIPPED = {"help", "debug"}
 
 

@@ -159,6 +159,18 @@ def lines(answer: Answer) -> list[dict[str, Any]]:
     return found
 
 
+def grid(section: Section) -> Table:
+    """Return a section as rich draws it."""
+    drawn = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
+    for each in section.columns:
+        side: Literal["left", "right"] = "right" if each.is_number else "left"
+        drawn.add_column(each.header, justify=side, overflow="fold")
+    for row in section.rows:
+        # Text, never markup: a name like [red] is only a name.
+        drawn.add_row(*(Text(escape(each.cell(row))) for each in section.columns))
+    return drawn
+
+
 def table(section: Section, *, width: int | None = None, is_color: bool = False) -> str:
     """Return a section as text in columns.
 
@@ -167,13 +179,6 @@ def table(section: Section, *, width: int | None = None, is_color: bool = False)
         width: Columns of the terminal; None for no limit.
         is_color: Whether titles may be bold.
     """
-    grid = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
-    for each in section.columns:
-        side: Literal["left", "right"] = "right" if each.is_number else "left"
-        grid.add_column(each.header, justify=side, overflow="fold")
-    for row in section.rows:
-        # Text, never markup: a name like [red] is only a name.
-        grid.add_row(*(Text(escape(each.cell(row))) for each in section.columns))
     buffer = StringIO()
     console = Console(
         file=buffer,
@@ -183,7 +188,7 @@ def table(section: Section, *, width: int | None = None, is_color: bool = False)
         color_system="standard" if is_color else None,
         legacy_windows=False,
     )
-    console.print(grid)
+    console.print(grid(section))
     return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines())
 
 

@@ -20,7 +20,7 @@ from typing import Annotated, Any, TextIO
 import attrs
 import typer
 
-from kafka_marshal import Admin, ConfigurationError, World
+from kafka_marshal import Admin, ConfigurationError, World, WorldWatch
 from kafka_marshal.views import LogScan
 from kafka_marshal_cli import parsing, render
 from kafka_marshal_cli.exits import ExitCode, exit_code, message
@@ -152,6 +152,15 @@ class Call:
             timeout_ms=self.timeout_ms,
         )
 
+    def watch(self, *, timeout_ms: int) -> WorldWatch:
+        """Open the log for following it."""
+        return WorldWatch.open(
+            self.bootstrap_servers,
+            coordination_topic=self.coordination_topic,
+            options=self.options,
+            timeout_ms=timeout_ms,
+        )
+
     def admin(self) -> Admin:
         """Return an admin of the cluster."""
         return Admin(
@@ -170,7 +179,7 @@ class Call:
                 for line in render.lines(answer):
                     data(render.to_json(line))
             case Output.TABLE:
-                width, is_color = _terminal(sys.stdout)
+                width, is_color = terminal(sys.stdout)
                 data(render.people(answer, width=width, is_color=is_color))
 
 
@@ -191,7 +200,7 @@ def tell(text: str) -> None:
         sys.stderr.flush()
 
 
-def _terminal(stream: TextIO) -> tuple[int | None, bool]:
+def terminal(stream: TextIO) -> tuple[int | None, bool]:
     """Return the width of a terminal and whether it shows colour."""
     if not stream.isatty():
         return None, False

@@ -9,7 +9,6 @@ from logkit import (
     H,
     beat,
     claim,
-    config,
     hashed,
     ident,
     pause,
@@ -17,38 +16,12 @@ from logkit import (
     resume,
 )
 from logkit import SECRET as A_SECRET
+from watchkit import TOPIC, Story
 
 from kafka_marshal.errors import DeadlineExceeded, LogTruncated
-from kafka_marshal.protocol.codec import encode
 from kafka_marshal.protocol.records import ReleasingPartition
 from kafka_marshal.protocol.types import TopicPartition
-from kafka_marshal.testing.clock import VirtualClock
-from kafka_marshal.testing.fakelog import FakeKafka
 from kafka_marshal.watch import PROBE_EVERY_MS, WorldWatch
-
-TOPIC = "__marshal"
-
-
-class Story:
-    """A log that somebody writes while a watch follows it."""
-
-    def __init__(self, *, partitions=1):
-        self.clock = VirtualClock()
-        self.kafka = FakeKafka(self.clock)
-        self.kafka.create_topic(TOPIC, partitions, is_log_append_time=True)
-        for number in range(partitions):
-            self.write(config(k=partitions), to=number)
-
-    def write(self, record, *, to=0, after=0):
-        self.clock.advance(after)
-        value = record if isinstance(record, bytes) else encode(record)
-        return self.kafka.produce(TopicPartition(TOPIC, to), value)
-
-    def watch(self):
-        self.log = self.kafka.coordination_log(TOPIC)
-        watch = WorldWatch(self.log, self.clock)
-        watch.catch_up(1_000)
-        return watch
 
 
 @pytest.fixture

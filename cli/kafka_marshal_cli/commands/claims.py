@@ -6,10 +6,14 @@ import typer
 
 from kafka_marshal import ConfigurationError, Key
 from kafka_marshal_cli import columns, facts, parsing
+from kafka_marshal_cli.commands import claims_watch
 from kafka_marshal_cli.render import Answer, Section, duration, instant
 from kafka_marshal_cli.shared import Call, command, wall_ms
 
 app = typer.Typer(help="Claims: who holds what.", no_args_is_help=True)
+app.command("watch", epilog="Example: marshal claims watch --group billing")(
+    claims_watch.watch
+)
 
 
 @app.command("list", epilog="Example: marshal claims list --group billing")

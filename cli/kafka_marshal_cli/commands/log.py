@@ -11,13 +11,19 @@ import typer
 from kafka_marshal import ConfigurationError
 from kafka_marshal.protocol.text import entry_to_object
 from kafka_marshal_cli import columns
+from kafka_marshal_cli.commands import log_tail
 from kafka_marshal_cli.commands.log_replay import run_replay
 from kafka_marshal_cli.exits import ExitCode
 from kafka_marshal_cli.render import Answer, Section, to_json
 from kafka_marshal_cli.shared import Call, command, data, tell, wall_ms
 from kafka_marshal_cli.verify import Verifier
 
-app = typer.Typer(help="The log: dump it, replay it, verify it.", no_args_is_help=True)
+app = typer.Typer(
+    help="The log: follow it, dump it, replay it, verify it.", no_args_is_help=True
+)
+app.command("tail", epilog="Example: marshal log tail -f --group billing")(
+    log_tail.tail
+)
 
 
 @app.command(

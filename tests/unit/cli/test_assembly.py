@@ -14,6 +14,7 @@ from kafka_marshal_cli.exits import ExitCode
 COMMANDS = {
     "broker run",
     "claims list",
+    "claims watch",
     "claims who",
     "clients list",
     "cluster id",
@@ -26,6 +27,7 @@ COMMANDS = {
     "groups resume",
     "log dump",
     "log replay",
+    "log tail",
     "log verify",
     "topic format",
     "topic info",

@@ -163,9 +163,9 @@ def test_colour_of_a_terminal(monkeypatch, env, is_color):
     for name, value in {**env, "COLUMNS": "33"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    assert shared._terminal(sys.stdout) == (33, is_color)
+    assert shared.terminal(sys.stdout) == (33, is_color)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: False, raising=False)
-    assert shared._terminal(sys.stdout) == (None, False)
+    assert shared.terminal(sys.stdout) == (None, False)
 
 
 def test_what_people_are_told_is_escaped(capsys):

@@ -1,0 +1,351 @@
+"""``marshal log tail``: the log as it grows, with what each entry did."""
+
+import difflib
+import sys
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+from typing import Annotated, Any
+
+import attrs
+import typer
+
+from kafka_marshal import ConfigurationError, WorldWatch
+from kafka_marshal.protocol.codec import decode
+from kafka_marshal.protocol.records import KINDS
+from kafka_marshal.protocol.text import entry_to_object, transition_to_object
+from kafka_marshal.protocol.transition import ACCEPTED, UNDECODABLE, Transitions
+from kafka_marshal.watch import Folded
+from kafka_marshal_cli import parsing
+from kafka_marshal_cli.live import Idle, Outages, check_reader, ending_in_order
+from kafka_marshal_cli.render import escape, instant, plain, to_json
+from kafka_marshal_cli.shared import Call, command, data
+
+LAST_DEFAULT = 10
+TYPES = (*(kind.name for kind in KINDS), UNDECODABLE)
+FIELD_CHARACTERS_MAX = 60
+# Told in front, or of use to programs alone.
+_TOLD_IN_FRONT = frozenset({"client_id", "group_id", "topic", "partition"})
+_FOR_PROGRAMS = frozenset({"seq", "tags", "resume_hash", "grantee", "topic_id"})
+
+
+class TailOutput(StrEnum):
+    """How entries are written."""
+
+    TEXT = "text"
+    JSONL = "jsonl"
+
+
+@attrs.frozen
+class Filter:
+    """Which entries are shown.
+
+    Attributes:
+        partition: Of this coordinating partition only.
+        group_id: Of this group only.
+        types: Of these record types only; empty for all.
+        first: From this offset on.
+    """
+
+    partition: int | None = None
+    group_id: str | None = None
+    types: frozenset[str] = frozenset()
+    first: int = 0
+
+    def __contains__(self, folded: Folded) -> bool:
+        """Whether an entry is shown."""
+        entry = folded.entry
+        if self.partition not in {None, folded.partition} or entry.offset < self.first:
+            return False
+        if self.group_id is None and not self.types:
+            return True
+        record = UNDECODABLE if entry.undecodable else decode(entry.value)
+        group_id = getattr(record, "group_id", None)
+        if self.group_id is not None and group_id != self.group_id:
+            return False
+        return not self.types or _type_of(record) in self.types
+
+
+def _type_of(record: object) -> str:
+    kinds = (kind.name for kind in KINDS if isinstance(record, kind.record))
+    return next(kinds, UNDECODABLE)
+
+
+def types_of(given: str | None) -> frozenset[str]:
+    """Return the record types of ``--type``.
+
+    Raises:
+        ConfigurationError: One of them does not exist.
+    """
+    known = {name.lower(): name for name in TYPES}
+    names = [] if given is None else [name.strip() for name in given.split(",")]
+    for name in names:
+        if name.lower() not in known:
+            near = difflib.get_close_matches(name.lower(), known, 1)
+            hint = f"did you mean {known[near[0]]}? " if near else ""
+            raise ConfigurationError(
+                f"--type {name!r} is no record type; {hint}there are "
+                f"{', '.join(TYPES)}",
+                setting="--type",
+            )
+    return frozenset(known[name.lower()] for name in names)
+
+
+def verdict(transitions: Transitions) -> str:
+    """Return what an entry did, in short."""
+    if not transitions:
+        return "not folded"
+    told: Counter[str] = Counter()
+    for each in transitions:
+        what = each.effect if each.outcome == ACCEPTED else each.outcome
+        if each.reason not in {None, each.outcome}:
+            what = f"{what}: {each.reason}"
+        if each.detail:
+            what = f"{what} ({plain(each.detail)})"
+        told[what or each.outcome] += 1
+    parts = (name if n == 1 else f"{name} x{n}" for name, n in told.items())
+    return ", ".join(parts)
+
+
+def text_line(folded: Folded) -> str:
+    """Return the line of an entry for people; not escaped yet."""
+    line = entry_to_object(folded.partition, folded.entry)
+    place = f"T{folded.partition}@{folded.entry.offset}"
+    head = f"{place:<8} {instant(folded.entry.timestamp_ms)}"
+    if "undecodable" in line:
+        value = folded.entry.value or b""
+        found = f"undecodable ({line['undecodable']['reason']}) {value[:32].hex()}"
+        return f"{head} {found} -> {verdict(folded.transitions)}"
+    payload = line["payload"]
+    fields: Mapping[str, Any] = payload["data"]
+    who = "/".join(str(fields[n]) for n in ("group_id", "client_id") if n in fields)
+    parts = [head, payload["type"], who]
+    if "topic" in fields:
+        parts.append(f"{fields['topic']}-{fields['partition']}")
+    parts += [f"{name}={_shown(value)}" for name, value in _told(fields)]
+    return (
+        f"{' '.join(part for part in parts if part)} -> {verdict(folded.transitions)}"
+    )
+
+
+def _told(fields: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
+    for name, value in fields.items():
+        if name in _TOLD_IN_FRONT | _FOR_PROGRAMS or value in (None, False, {}):
+            continue
+        if name == "incarnation":
+            yield name, str(value)[:8]
+        elif name == "beats":
+            yield name, len(value)
+        elif name == "resume":
+            yield name, f"of epoch {value['epoch']}"
+        else:
+            yield name, value
+
+
+def _shown(value: object) -> str:
+    text = plain(value)
+    if len(text) > FIELD_CHARACTERS_MAX:
+        text = text[:FIELD_CHARACTERS_MAX] + "..."
+    return f"({text})" if " " in text else text
+
+
+def json_line(folded: Folded, *, transitions: bool) -> str:
+    """Return the entry in the one text form of the log, as ``log dump`` has it."""
+    line = entry_to_object(folded.partition, folded.entry)
+    if transitions:
+        line["transitions"] = [
+            transition_to_object(folded.partition, each) for each in folded.transitions
+        ]
+    return to_json(line)
+
+
+class Tail:
+    """Writes entries: at first the last few of what stands there, then the rest.
+
+    Args:
+        wanted: Which entries are shown.
+        output: How.
+        transitions: Whether JSON tells what an entry did.
+        last: How many of those that stand there are shown; None for all.
+    """
+
+    def __init__(
+        self,
+        wanted: Filter,
+        output: TailOutput,
+        *,
+        transitions: bool,
+        last: int | None,
+    ) -> None:
+        self._wanted = wanted
+        self._output = output
+        self._transitions = transitions
+        self._last = last
+        # The last ones of all partitions are among the last ones of each.
+        self._kept: dict[int, deque[Folded]] = {}
+
+    def take_old(self, folded: Folded) -> None:
+        """Take an entry that stood there at the start."""
+        if folded not in self._wanted:
+            return
+        if self._last is None:
+            self.write(folded)
+        else:
+            fresh: deque[Folded] = deque(maxlen=self._last)
+            self._kept.setdefault(folded.partition, fresh).append(folded)
+
+    def end_old(self) -> None:
+        """Write what was kept of those that stood there, by time."""
+        kept = [folded for entries in self._kept.values() for folded in entries]
+        kept.sort(key=lambda f: (f.entry.timestamp_ms, f.partition, f.entry.offset))
+        self._kept.clear()
+        for folded in kept[-(self._last or 1) :]:
+            self.write(folded)
+        sys.stdout.flush()
+
+    def take_new(self, folded: Folded) -> bool:
+        """Take an entry that came later; return whether it was shown."""
+        is_shown = folded in self._wanted
+        if is_shown:
+            self.write(folded)
+        return is_shown
+
+    def write(self, folded: Folded) -> None:
+        """Write one entry."""
+        if self._output is TailOutput.JSONL:
+            data(json_line(folded, transitions=self._transitions))
+        else:
+            data(escape(text_line(folded)))
+
+
+def run(
+    watch: WorldWatch, tail: Tail, *, follows: bool, idle: Idle, patience_ms: int
+) -> None:
+    """Write what stands in the log, and what comes where that is wanted.
+
+    Raises:
+        DeadlineExceeded: The log sent nothing for too long before its end.
+    """
+    outages, patience = Outages(), Idle(patience_ms)
+    while not watch.is_caught_up:
+        if patience.is_over:
+            watch.catch_up(0)
+        for folded in watch.read(patience.wait_ms):
+            patience.touch()
+            # Without following, the end is where it was when we came.
+            if follows or folded.entry.offset < watch.ends[folded.partition]:
+                tail.take_old(folded)
+        check_reader()
+    tail.end_old()
+    while follows and not idle.is_over:
+        is_shown = [tail.take_new(folded) for folded in watch.read(idle.wait_ms)]
+        if any(is_shown):
+            sys.stdout.flush()
+            idle.touch()
+        outages.tell(watch.outage)
+        check_reader()
+
+
+def start_of(text: str | None, last: int | None) -> tuple[int, int | None]:
+    """Return the first offset, and how many of the old entries are shown.
+
+    Args:
+        text: What ``--from`` says.
+        last: What ``-n`` says.
+
+    Raises:
+        ConfigurationError: It is no offset.
+    """
+    match text:
+        case None:
+            return 0, LAST_DEFAULT if last is None else last
+        case "start":
+            return 0, last
+        case "end":
+            return 0, 0
+        case _ if text.isdecimal():
+            return int(text), last
+        case _:
+            raise ConfigurationError(
+                f"--from is {text!r}; write start, end, or an offset", setting="--from"
+            )
+
+
+@command(waits=False, answers=False)
+def tail(
+    call: Call,
+    *,
+    partition: Annotated[
+        int | None,
+        typer.Option(metavar="T", min=0, help="This coordinating partition only."),
+    ] = None,
+    from_: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="start|end|OFFSET",
+            help="Where to begin, in each partition.",
+        ),
+    ] = None,
+    last: Annotated[
+        int | None,
+        typer.Option(
+            "-n",
+            "--last",
+            min=0,
+            metavar="N",
+            help="Begin with the last N that stand there; by default "
+            f"{LAST_DEFAULT}, or all after --from.",
+        ),
+    ] = None,
+    group: Annotated[
+        str | None, typer.Option(metavar="GROUP", help="Of this group only.")
+    ] = None,
+    type_: Annotated[
+        str | None,
+        typer.Option(
+            "--type",
+            metavar="TYPE,...",
+            help=f"Of these types only: {', '.join(TYPES)}.",
+        ),
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("-f", "--follow", help="Go on with what comes.")
+    ] = False,
+    output: Annotated[
+        TailOutput, typer.Option("-o", "--output", help="Lines for people, or JSON.")
+    ] = TailOutput.TEXT,
+    transitions: Annotated[
+        bool,
+        typer.Option("--transitions", help="In JSON, too, tell what each entry did."),
+    ] = False,
+    timeout: Annotated[
+        str | None,
+        typer.Option(metavar="MS", help="Follow until nothing came for so long."),
+    ] = None,
+    open_timeout: Annotated[
+        str, typer.Option(metavar="MS", help="When to give up connecting.")
+    ] = "30s",
+) -> None:
+    """Show the last entries of the log and what the fold made of each.
+
+    A line has the place (coordinating partition and offset), the time of the
+    append, the record, and behind an arrow what it did, or why it did nothing.
+    `-o jsonl` writes the one text form, which `marshal log replay` reads. The
+    log is read from its start, for nothing less tells what an entry does.
+    Ctrl-C ends it with 130, SIGTERM with 0.
+    """
+    idle_ms = None if timeout is None else parsing.duration_ms("--timeout", timeout)
+    open_ms = parsing.duration_ms("--open-timeout", open_timeout)
+    first, kept = start_of(from_, last)
+    wanted = Filter(partition, group, types_of(type_), first)
+    with ending_in_order(), call.watch(timeout_ms=open_ms) as watch:
+        if partition is not None and partition not in watch.ends:
+            raise ConfigurationError(
+                f"--partition is {partition}, and the coordination topic has "
+                f"{len(watch.ends)} partitions; see: marshal topic info",
+                setting="--partition",
+            )
+        shown = Tail(wanted, output, transitions=transitions, last=kept)
+        idle = Idle(idle_ms)
+        run(watch, shown, follows=follow, idle=idle, patience_ms=open_ms)

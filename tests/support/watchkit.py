@@ -1,0 +1,35 @@
+"""A coordination log in memory that a test writes to while a watch follows it."""
+
+from logkit import config
+
+from kafka_marshal.protocol.codec import encode
+from kafka_marshal.protocol.types import TopicPartition
+from kafka_marshal.testing.clock import VirtualClock
+from kafka_marshal.testing.fakelog import FakeKafka
+from kafka_marshal.watch import WorldWatch
+
+TOPIC = "__marshal"
+
+
+class Story:
+    """A log that somebody writes while a watch follows it."""
+
+    def __init__(self, *, partitions=1):
+        self.clock = VirtualClock()
+        self.kafka = FakeKafka(self.clock)
+        self.kafka.create_topic(TOPIC, partitions, is_log_append_time=True)
+        for number in range(partitions):
+            self.write(
+                config(k=partitions, cluster_id=self.kafka.cluster_id), to=number
+            )
+
+    def write(self, record, *, to=0, after=0):
+        self.clock.advance(after)
+        value = record if isinstance(record, bytes) else encode(record)
+        return self.kafka.produce(TopicPartition(TOPIC, to), value)
+
+    def watch(self):
+        self.log = self.kafka.coordination_log(TOPIC)
+        watch = WorldWatch(self.log, self.clock)
+        watch.catch_up(1_000)
+        return watch

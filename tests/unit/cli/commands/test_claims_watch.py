@@ -1,0 +1,215 @@
+"""`marshal claims watch`, over a log in memory: lines, JSON, and the table."""
+
+import json
+from io import StringIO
+
+import pytest
+from logkit import OP, H, beat, claim, pause, release
+from rich.console import Console
+from rich.live import Live
+from typer.testing import CliRunner
+from watchkit import Story
+
+from kafka_marshal import CoordinationError, Key
+from kafka_marshal.protocol.records import ReleaseGroup
+from kafka_marshal.watch import Change
+from kafka_marshal_cli.assembly import app
+from kafka_marshal_cli.commands.claims_watch import (
+    DRAWN_EVERY_S_MAX,
+    DRAWN_EVERY_S_MIN,
+    Board,
+    Wanted,
+    change_row,
+    change_text,
+)
+from kafka_marshal_cli.shared import Call
+
+OTHER = Key("h", "u", 1)
+
+
+@pytest.fixture
+def story():
+    return Story()
+
+
+@pytest.fixture
+def watching(story, monkeypatch):
+    """Run the command; what is planned happens once the watch has caught up."""
+
+    def run(*arguments, then=()):
+        watch = story.watch()
+        planned = list(then)
+        changes = watch.changes
+
+        def next_changes(timeout_ms):
+            if planned:
+                planned.pop(0)()
+            return changes(timeout_ms)
+
+        monkeypatch.setattr(watch, "changes", next_changes)
+        monkeypatch.setattr(Call, "watch", lambda call, timeout_ms: watch)
+        return CliRunner().invoke(app, ["claims", "watch", *arguments])
+
+    return run
+
+
+def words(outcome):
+    """Return what each line says, without the time in front."""
+    return [line.partition("Z ")[2] for line in outcome.stdout.splitlines()]
+
+
+def test_lines_begin_with_what_is_held_and_go_on_with_changes(story, watching):
+    epoch = story.write(claim("c1"))
+    story.write(beat(epoch, 7))
+
+    def let_go():
+        story.write(release(epoch, 9))
+        story.write(claim("c2"))
+
+    outcome = watching("--count", "2", then=[let_go])
+    assert outcome.exit_code == 0, outcome.stderr
+    era = story.watch().world().config().era
+    assert words(outcome) == [
+        f"held     g t-0 by c1, token {era}.0.1, position 7",
+        "released g t-0 by c1, position 9, at T0 offset 3",
+        f"claimed  g t-0 by c2, token {era}.0.4, position 9, at T0 offset 4",
+    ]
+
+
+def test_a_takeover_names_both(story, watching):
+    story.write(claim("c1"))
+    outcome = watching(
+        "--only-changes",
+        "--count",
+        "1",
+        then=[lambda: story.write(claim("c2"), after=2 * H + 1)],
+    )
+    assert words(outcome) == ["lost     g t-0 of c1, to c2, at T0 offset 2"]
+
+
+def test_json_lines(story, watching):
+    epoch = story.write(claim("c1"))
+    outcome = watching(
+        "-o", "jsonl", "--count", "1", then=[lambda: story.write(release(epoch, 9))]
+    )
+    held, released = map(json.loads, outcome.stdout.splitlines())
+    assert (held["kind"], held["owner"]["client_id"]) == ("claims", "c1")
+    assert released["kind"] == "change"
+    assert released["schema"] == held["schema"] == 1
+    assert released["as_of"]["offsets"] == {"0": 3}
+    assert released["as_of"]["time_ms"]
+    assert {n: released[n] for n in ("change", "client_id", "position", "offset")} == {
+        "change": "released",
+        "client_id": "c1",
+        "position": 9,
+        "offset": 2,
+    }
+
+
+def test_only_what_is_asked_for(story, watching):
+    def both():
+        story.write(claim("c1"))
+        story.write(claim("c1", key=OTHER))
+
+    outcome = watching("--group", "h", "--count", "1", then=[both])
+    assert "h u-1 by c1" in outcome.stdout
+    assert "t-0" not in outcome.stdout
+    outcome = watching("--topic", "t", "--timeout", "1ms")
+    assert "t-0 by c1" in outcome.stdout
+    assert "u-1" not in outcome.stdout
+
+
+def test_a_pause_says_why_and_until_when(story, watching):
+    until_ms = story.clock.wall_ms() + 10_000
+    why = ReleaseGroup("admin", "g", bytes(16), 0, OP, until_ms, "deploy\x1b[31m")
+    outcome = watching(
+        "--count",
+        "2",
+        then=[lambda: story.write(why), lambda: story.write(pause(0, seq=1))],
+    )
+    first = words(outcome)[0]
+    assert first.startswith("paused   g by admin, until ")
+    assert r"reason: deploy\x1b[31m" in first
+    assert "\x1b" not in outcome.stdout
+
+
+def test_it_ends_when_nothing_changes(watching):
+    outcome = watching("--timeout", "1ms")
+    assert (outcome.exit_code, outcome.stdout) == (0, "")
+
+
+def test_a_topic_that_is_not_formatted_is_refused(monkeypatch):
+    bare = Story(partitions=0)
+    bare.kafka.delete_topic("__marshal")
+    bare.kafka.create_topic("__marshal", 1, is_log_append_time=True)
+    watch = bare.watch()
+    monkeypatch.setattr(Call, "watch", lambda call, timeout_ms: watch)
+    outcome = CliRunner().invoke(app, ["claims", "watch"])
+    assert outcome.exit_code == 3
+    assert "marshal topic format" in outcome.stderr
+
+
+def test_an_outage_is_told_on_stderr_and_survived(story, watching):
+    def cut():
+        story.log.cut = True
+        story.clock.advance(10_000)
+
+    def mend():
+        story.log.cut = False
+        story.write(claim("c1"))
+
+    outcome = watching("--count", "1", then=[cut, mend])
+    assert words(outcome)[0].startswith("claimed")
+    away, back = outcome.stderr.splitlines()
+    assert "do not answer" in away
+    assert "answer again" in back
+
+
+def test_ctrl_c_is_130(watching):
+    def interrupt():
+        raise KeyboardInterrupt
+
+    assert watching(then=[interrupt]).exit_code == 130
+
+
+@pytest.fixture
+def board(story):
+    now_s = [0.0]
+    screen = StringIO()
+    console = Console(file=screen, force_terminal=True, width=120, height=30)
+    live = Live(console=console, auto_refresh=False, redirect_stdout=False)
+    board = Board(live, Wanted(None, None), now_s=lambda: now_s[0])
+    board.now_s, board.screen = now_s, screen
+    return board
+
+
+def test_the_table_is_drawn_at_changes_and_now_and_then(story, board):
+    story.write(claim("c1"))
+    watch = story.watch()
+
+    def drawn(after_s):
+        board.now_s[0] += after_s
+        before = len(board.screen.getvalue())
+        board.tick(watch.world(), watch.outage)
+        return board.screen.getvalue()[before:]
+
+    with board._live:
+        assert "c1" in drawn(0)
+        assert drawn(DRAWN_EVERY_S_MIN) == ""
+        assert "1 claims at" in drawn(DRAWN_EVERY_S_MAX)
+        story.write(claim("c2"), after=2 * H + 1)
+        for change in watch.changes(0):
+            board.take(change, watch.world())
+        shown = drawn(DRAWN_EVERY_S_MIN)
+        assert "lost     g t-0 of c1, to c2" in shown
+        watch.outage = CoordinationError("gone\x1b[31m")
+        assert r"DO NOT ANSWER: gone\x1b[31m" in drawn(DRAWN_EVERY_S_MIN)
+
+
+def test_a_change_as_json_where_nothing_is_known():
+    row = change_row(Change("unpaused", "g", 1, 5, 9), 77)
+    assert (row["topic"], row["incarnation"], row["token"]) == (None, None, None)
+    assert row["as_of"] == {"time_ms": 77, "offsets": {"1": 6}}
+    assert change_text(Change("unpaused", "g", 1, 5, 0)).endswith(
+        "unpaused g, at T1 offset 5"
+    )

@@ -1,0 +1,179 @@
+"""`marshal log tail`, over a log in memory: what is shown, and in which words."""
+
+import json
+import re
+
+import pytest
+from logkit import H, Log, all_records, batch, beat, claim, fold, member, release
+from typer.testing import CliRunner
+from watchkit import Story
+
+from kafka_marshal import Key
+from kafka_marshal.protocol.snapshot import digest
+from kafka_marshal.protocol.text import object_to_entry
+from kafka_marshal.watch import Folded, WorldWatch
+from kafka_marshal_cli.assembly import app
+from kafka_marshal_cli.commands.log_tail import TYPES, text_line, verdict
+from kafka_marshal_cli.shared import Call
+
+OTHER = Key("h", "u", 1)
+
+
+@pytest.fixture
+def story():
+    return Story()
+
+
+@pytest.fixture
+def tail(story, monkeypatch):
+    """Run the command; what is planned happens before each later read."""
+
+    def run(*arguments, then=()):
+        story.log = story.kafka.coordination_log()
+        watch = WorldWatch(story.log, story.clock)
+        planned, read = list(then), watch.read
+
+        def next_read(timeout_ms):
+            if watch.is_caught_up and planned:
+                planned.pop(0)()
+            return read(timeout_ms)
+
+        monkeypatch.setattr(watch, "read", next_read)
+        monkeypatch.setattr(Call, "watch", lambda call, timeout_ms: watch)
+        return CliRunner().invoke(app, ["log", "tail", *arguments])
+
+    return run
+
+
+def places(outcome):
+    return [line.split()[0] for line in outcome.stdout.splitlines()]
+
+
+def said(outcome):
+    """Return each line from the record's type on."""
+    return [line.partition("Z ")[2] for line in outcome.stdout.splitlines()]
+
+
+def test_each_record_with_what_it_did(story, tail):
+    epoch = story.write(claim("c1"))
+    story.write(claim("c2"))
+    story.write(beat(epoch, 7))
+    story.write(batch((epoch, 8), (epoch, 9), (99, None)))
+    story.write(b"garb\x1b")
+    story.write(release(epoch, 9))
+    outcome = tail()
+    assert outcome.exit_code == 0, outcome.stderr
+    told = said(outcome)
+    assert told[0].startswith("Config ")
+    assert told[0].endswith("-> configured")
+    assert told[1].startswith("ClaimingPartition g/c1 t-0 incarnation=63312e2e ")
+    assert told[1].endswith("-> claimed")
+    assert told[2].endswith(f"-> refused: held (remaining_ms={2 * H + 1})")
+    assert told[3].endswith("epoch=1 position=7 -> renewed")
+    assert told[4].endswith("beats=3 -> renewed x2, ignored: not_owner")
+    assert told[5].startswith("undecodable (")
+    assert told[5].endswith("676172621b -> undecodable")
+    assert told[6].endswith("position=9 -> released")
+
+
+def test_the_last_few_by_time_of_all_partitions(monkeypatch, tail, story):
+    for number in range(15):
+        story.write(member(seq=number), after=1)
+    assert len(places(tail())) == 10
+    assert places(tail("-n", "3")) == ["T0@13", "T0@14", "T0@15"]
+    assert places(tail("-n", "0")) == []
+    assert places(tail("--from", "13")) == ["T0@13", "T0@14", "T0@15"]
+    assert places(tail("--from", "13", "-n", "1")) == ["T0@15"]
+    assert len(places(tail("--from", "start"))) == 16
+    assert places(tail("--from", "end")) == []
+
+
+def test_two_partitions_are_merged_by_time(monkeypatch):
+    story = Story(partitions=2)
+    for number in range(6):
+        story.write(member(seq=number), to=number % 2, after=1)
+    watch = WorldWatch(story.kafka.coordination_log(), story.clock)
+    monkeypatch.setattr(Call, "watch", lambda call, timeout_ms: watch)
+    outcome = CliRunner().invoke(app, ["log", "tail", "-n", "3"])
+    assert places(outcome) == ["T1@2", "T0@3", "T1@3"]
+
+
+def test_filters(story, tail):
+    story.write(claim("c1"))
+    story.write(claim("c1", key=OTHER))
+    story.write(b"garbage")
+    assert [line.split()[1] for line in said(tail("--group", "h"))] == ["h/c1"]
+    found = said(tail("--type", "config,Undecodable"))
+    assert [line.split()[0] for line in found] == ["Config", "undecodable"]
+
+
+def test_an_unknown_type_names_the_nearest(tail):
+    outcome = tail("--type", "Heartbeet")
+    assert outcome.exit_code == 2
+    assert "did you mean Heartbeat?" in outcome.stderr
+    for name in TYPES:
+        assert name in outcome.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [(["--from", "-1"], "--from"), (["--partition", "7"], "has 1 partitions")],
+)
+def test_bad_places(tail, arguments, word):
+    outcome = tail(*arguments)
+    assert outcome.exit_code == 2
+    assert word in outcome.stderr
+
+
+def test_json_is_the_text_form_and_folds_to_the_same_world(story, tail):
+    story.write(claim("c1"))
+    story.write(b"garbage")
+    lines = [json.loads(line) for line in tail("-o", "jsonl").stdout.splitlines()]
+    assert all("transitions" not in line for line in lines)
+    again = fold(object_to_entry(line)[1] for line in lines)
+    assert digest(again) == digest(story.watch().world().partitions[0])
+    told = tail("-o", "jsonl", "--transitions", "-n", "1").stdout
+    (transition,) = json.loads(told)["transitions"]
+    assert transition["transition"] == "undecodable"
+
+
+def test_following_goes_on_until_nothing_comes(story, tail):
+    later = [lambda: story.write(claim("c1")), lambda: story.write(b"x", after=1)]
+    outcome = tail("-f", "--from", "end", "--timeout", "300ms", then=later)
+    assert outcome.exit_code == 0
+    assert places(outcome) == ["T0@1", "T0@2"]
+
+
+def test_without_following_it_ends_where_the_log_ended(story, tail):
+    outcome = tail(then=[lambda: story.write(claim("c1"))])
+    assert places(outcome) == ["T0@0"]
+
+
+def test_an_outage_is_told_and_survived(story, tail):
+    def cut():
+        story.log.cut = True
+        story.clock.advance(10_000)
+
+    def mend():
+        story.log.cut = False
+        story.write(claim("c1"))
+
+    outcome = tail("-f", "--from", "end", "--timeout", "300ms", then=[cut, mend])
+    assert (outcome.exit_code, places(outcome)) == (0, ["T0@1"])
+    away, back = outcome.stderr.splitlines()
+    assert "do not answer" in away
+    assert "answer again" in back
+
+
+@pytest.mark.parametrize("record", all_records(), ids=lambda r: type(r).__name__)
+def test_every_kind_has_a_printable_line(record):
+    log = Log()
+    transitions = log.append(record)
+    line = text_line(Folded(0, log.entries[-1], transitions))
+    assert type(record).__name__ in line
+    assert line.isprintable()
+    assert re.search(r" -> \w+", line)
+
+
+def test_behind_a_halt_nothing_is_folded():
+    assert verdict(()) == "not folded"

@@ -1,0 +1,73 @@
+"""What commands share that go on: ends, idleness, outages, a reader that left."""
+
+import os
+import signal
+import time
+
+import pytest
+
+from kafka_marshal import CoordinationError
+from kafka_marshal_cli.live import (
+    POLL_MS,
+    Idle,
+    Outages,
+    check_reader,
+    ending_in_order,
+)
+
+
+def test_a_sigterm_ends_the_block_in_order():
+    before = signal.getsignal(signal.SIGTERM)
+    reached = []
+    with ending_in_order():
+        signal.raise_signal(signal.SIGTERM)
+        reached.append(1)
+    assert reached == []
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_other_ends_pass_through():
+    with pytest.raises(KeyboardInterrupt), ending_in_order():
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_idleness(monkeypatch):
+    now_s = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now_s[0])
+    idle = Idle(1_000)
+    assert (idle.is_over, idle.wait_ms) == (False, POLL_MS)
+    now_s[0] = 0.95
+    assert (idle.is_over, idle.wait_ms) == (False, 50)
+    idle.touch()
+    now_s[0] = 1.90
+    assert not idle.is_over
+    now_s[0] = 1.95
+    assert (idle.is_over, idle.wait_ms) == (True, 0)
+    forever = Idle(None)
+    now_s[0] = 1e9
+    assert (forever.is_over, forever.wait_ms) == (False, POLL_MS)
+
+
+def test_an_outage_is_told_once(capsys):
+    outages = Outages()
+    error = CoordinationError("no broker\x1b")
+    for state in (None, error, error, None, None):
+        outages.tell(state)
+    assert capsys.readouterr().err.splitlines() == [
+        r"marshal: the brokers do not answer, waiting for them: no broker\x1b",
+        "marshal: the brokers answer again",
+    ]
+
+
+def test_a_reader_that_left_is_noticed_without_writing(tmp_path):
+    ours, theirs = os.pipe()
+    with os.fdopen(theirs, "w") as out:
+        check_reader(out)
+        os.close(ours)
+        with pytest.raises(BrokenPipeError):
+            check_reader(out)
+    with (tmp_path / "file").open("w") as out:
+        check_reader(out)
+    with pytest.raises(ValueError, match="closed"):
+        out.fileno()
+    check_reader(out)
