@@ -22,10 +22,10 @@ from kafka_marshal.errors import (
 from kafka_marshal.identity import Identity, state_home
 from kafka_marshal.kafka_io import ConnectionSettings
 from kafka_marshal.observability import LoggingObserver
+from kafka_marshal.policies import Policy, find_policy
 from kafka_marshal.ports import Observer, TopicInfo
 from kafka_marshal.protocol.claiming import Claimant, PreviousLife
 from kafka_marshal.protocol.codec import is_identifier, is_topic
-from kafka_marshal.protocol.planner import POLICIES
 from kafka_marshal.protocol.types import Key, Owner, TopicPartition
 from kafka_marshal.protocol.world import world_to_object
 
@@ -197,7 +197,7 @@ class Marshal:
         self,
         *topics: str,
         delivery: Delivery = Delivery.AT_LEAST_ONCE,
-        policy: str = "fair",
+        policy: str | Policy = "fair",
         claims_max: int = 0,
         auto_offset_reset: str = "earliest",
         max_poll_records: int = 500,
@@ -213,8 +213,11 @@ class Marshal:
         Args:
             topics: Data topics; they must exist.
             delivery: ``Delivery.AT_LEAST_ONCE`` or ``Delivery.AT_MOST_ONCE``.
-            policy: ``fair`` (an equal share) or ``greedy`` (whatever is free).
-            claims_max: Most partitions to hold, 0 = no limit.
+            policy: ``fair`` (an equal share), ``greedy`` (whatever is free), ``topic``
+                (an equal share of whole topics), the name of an installed policy, or
+                a policy itself: a function of a ``kafka_marshal.policies.View``.
+            claims_max: Most partitions to hold, with ``topic`` most topics; 0 = no
+                limit.
             auto_offset_reset: Where to start without any position:
                 ``earliest``, ``latest`` or ``none`` (an error).
             max_poll_records: Most records of a poll, and the batch of at most
@@ -240,7 +243,7 @@ class Marshal:
             on_lost=on_lost,
         )
         rule = StartRule(offset_reset=auto_offset_reset)
-        _check_consumer(topics, policy, claims_max=claims_max, rule=rule)
+        _check_consumer(topics, claims_max=claims_max, rule=rule)
         if metadata_refresh_ms < 1:
             raise ConfigurationError(
                 "metadata_refresh_ms must be at least 1", setting="metadata_refresh_ms"
@@ -248,7 +251,7 @@ class Marshal:
         subscription = Subscription(
             self.group_id,
             self._look_up(topics, timeout_ms),
-            POLICIES[policy],
+            find_policy(policy),
             delivery,
             rule,
             claims_max,
@@ -433,7 +436,7 @@ def _require_name(setting: str, value: str) -> None:
 
 
 def _check_consumer(
-    topics: Sequence[str], policy: str, *, claims_max: int, rule: StartRule
+    topics: Sequence[str], *, claims_max: int, rule: StartRule
 ) -> None:
     if not topics:
         raise ConfigurationError("name at least one topic", setting="topics")
@@ -443,11 +446,6 @@ def _check_consumer(
                 f"{topic!r} is no valid topic name: 1 to 249 of A-Z a-z 0-9 . _ -",
                 setting="topics",
             )
-    if policy not in POLICIES:
-        known = ", ".join(sorted(POLICIES))
-        raise ConfigurationError(
-            f"unknown policy {policy!r}; known are: {known}", setting="policy"
-        )
     if claims_max < 0:
         raise ConfigurationError(
             "claims_max must be 0 (no limit) or more", setting="claims_max"

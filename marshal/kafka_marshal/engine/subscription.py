@@ -1,19 +1,17 @@
 """What one consumer wants: topics, a policy, and the view the policy decides on."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 
 import attrs
 
 from kafka_marshal.ports import Pending, TopicInfo
 from kafka_marshal.protocol.claiming import PreviousLife, estimate, resumable
-from kafka_marshal.protocol.planner import KeyView, MemberView, Plan, View
+from kafka_marshal.protocol.planner import KeyView, MemberView, Policy, View
 from kafka_marshal.protocol.types import Key, Owner, TopicPartition
 
 from .context import Context
 from .holding import Delivery, Holding, StartRule
-
-Policy = Callable[[View], Plan]
 
 LOOK_MS_MAX = 10_000
 POLICY_MS_MAX = 500

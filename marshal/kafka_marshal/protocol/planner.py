@@ -5,7 +5,7 @@ may plan against each other for a moment; no record is at risk, and the next
 plan mends it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import attrs
 
@@ -24,6 +24,11 @@ class KeyView:
         is_ours_before: Whether an earlier life of this member still owns it.
         is_orphan: Whether it has been claimable for so long that whoever should
             have taken it evidently does not.
+        is_leaving: Whether this member is giving it up already.
+        is_lost: Whether it was taken from this member, which still holds other
+            partitions of the topic.
+        last_owner: client_id of the last owner before the present one, or of the
+            last where it is free; None where the log names none.
     """
 
     key: Key
@@ -32,6 +37,9 @@ class KeyView:
     is_claimable: bool
     is_ours_before: bool = False
     is_orphan: bool = False
+    is_leaving: bool = False
+    is_lost: bool = False
+    last_owner: str | None = None
 
 
 @attrs.frozen
@@ -72,24 +80,48 @@ class View:
 
 @attrs.frozen
 class Release:
-    """A key to give up, and the member that should have it."""
+    """A key to give up.
+
+    Attributes:
+        key: The key; this member holds it.
+        successor: client_id of the member that should have it, None = anybody.
+        reason: Why, in one word.
+        detail: Why, in figures, for people.
+    """
 
     key: Key
     successor: str | None
+    reason: str = "surplus"
+    detail: str = ""
 
 
 @attrs.frozen
 class Plan:
-    """What a policy advises: keys to contend for, keys to give up."""
+    """What a policy advises.
+
+    Attributes:
+        claim: Keys to contend for, claimable or not; those that are no longer
+            named, and not yet won, are given up.
+        release: Keys to give up.
+        why: Why a key is claimed, in figures, for people.
+    """
 
     claim: tuple[Key, ...] = ()
     release: tuple[Release, ...] = ()
+    why: Mapping[Key, str] = attrs.field(factory=dict, eq=False)
+
+
+Policy = Callable[[View], Plan]
+"""What decides for one member: deterministic, quick, without side effects."""
 
 
 def greedy(view: View) -> Plan:
     """Take whatever is free, up to the limit, and give nothing up."""
     held = sum(key.is_mine for key in view.keys)
-    return Plan(_pick(view, view.keys, room=_cap(view, len(view.keys)) - held))
+    chosen = _pick(view, view.keys, room=_cap(view, len(view.keys)) - held)
+    limit = f" of at most {view.claims_max}" if view.claims_max else ""
+    why = f"greedy: {held}{limit} held"
+    return Plan(chosen, why=dict.fromkeys(chosen, why))
 
 
 def fair(view: View) -> Plan:
@@ -101,16 +133,15 @@ def fair(view: View) -> Plan:
     """
     claim: list[Key] = []
     release: list[Release] = []
+    why: dict[Key, str] = {}
     held_total = sum(key.is_mine for key in view.keys)
     for members, keys in _cohorts(view):
         plan = _share(view, members, keys, room=_cap(view, len(view.keys)) - held_total)
         claim.extend(plan.claim)
         release.extend(plan.release)
+        why.update(plan.why)
         held_total += len(plan.claim)
-    return Plan(tuple(claim), tuple(release))
-
-
-POLICIES = {"fair": fair, "greedy": greedy}
+    return Plan(tuple(claim), tuple(release), why)
 
 
 def targets(
@@ -169,14 +200,18 @@ def _share(
         if held.get(name, 0) < share[name] and name != view.me
     }
     surplus = mine - share[view.me]
+    detail = f"{mine} held, share {share[view.me]} of {len(keys)} among {len(members)}"
     if surplus > 0 and lacks:
-        return Plan(release=_give_up(keys, surplus, lacks=lacks))
+        given = _give_up(keys, surplus, lacks=lacks)
+        return Plan(release=tuple(attrs.evolve(each, detail=detail) for each in given))
     wanted = share[view.me] - mine
     if wanted > 0:
-        return Plan(claim=_pick(view, keys, room=min(wanted, room)))
+        chosen = _pick(view, keys, room=min(wanted, room))
+        return Plan(chosen, why=dict.fromkeys(chosen, f"fair: {detail}"))
     # Coverage comes before balance: nobody lacks any, or nobody cares.
     left = [key for key in keys if not lacks or key.is_orphan]
-    return Plan(claim=_pick(view, left, room=min(len(left), room)))
+    chosen = _pick(view, left, room=min(len(left), room))
+    return Plan(chosen, why=dict.fromkeys(chosen, f"fair: {detail}, nobody takes it"))
 
 
 def _held(view: View, keys: Sequence[KeyView]) -> dict[str, int]:
@@ -208,28 +243,52 @@ def _caps(view: View, held: Mapping[str, int]) -> dict[str, int]:
 def _give_up(
     keys: tuple[KeyView, ...], surplus: int, *, lacks: Mapping[str, int]
 ) -> tuple[Release, ...]:
-    """Give the last keys up, in turn to each member that lacks some."""
+    """Give surplus up, in turn to each member that lacks some.
+
+    Who held a key before gets it back; of the others, the last keys go. What is
+    on its way out already counts as given.
+    """
     turns = sorted((turn, name) for name, lack in lacks.items() for turn in range(lack))
-    mine = [key.key for key in keys if key.is_mine]
-    given = mine[len(mine) - surplus :]
-    return tuple(
-        Release(key, name) for key, (_, name) in zip(given, turns, strict=False)
-    )
+    leaving = sum(key.is_mine and key.is_leaving for key in keys)
+    turns = turns[leaving:surplus]
+    mine = [key for key in keys if key.is_mine and not key.is_leaving]
+    before: dict[str, list[Key]] = {name: [] for name in lacks}
+    for key in mine:
+        if key.last_owner in before:
+            before[key.last_owner].append(key.key)
+    given: dict[Key, str] = {}
+    others: list[str] = []
+    for _, name in turns:
+        if before[name]:
+            given[before[name].pop()] = name
+        else:
+            others.append(name)
+    rest = [key.key for key in mine if key.key not in given]
+    given.update(zip(rest[len(rest) - len(others) :], others, strict=False))
+    return tuple(Release(key.key, given[key.key]) for key in mine if key.key in given)
 
 
 def _pick(view: View, keys: Sequence[KeyView], *, room: int) -> tuple[Key, ...]:
-    """Choose free keys, own earlier ones first; members start at other places."""
+    """Choose free keys, own earlier ones first; members start at other places.
+
+    What another live member held last comes last: it may be on its way back.
+    """
     if room <= 0:
         return ()
     before = [key.key for key in keys if key.is_ours_before and not key.is_mine]
     free = [
-        key.key
+        key
         for key in keys
         if key.is_claimable and not key.is_mine and not key.is_ours_before
     ]
-    names = sorted({member.client_id for member in view.members} | {view.me})
+    live = {member.client_id for member in view.members} - {view.me}
+    names = sorted(live | {view.me})
     rank = names.index(view.me)
-    spread = sorted(
-        range(len(free)), key=lambda index: ((index - rank) % len(names) != 0, index)
-    )
-    return tuple([*before, *(free[index] for index in spread)][:room])
+
+    def order(index: int) -> tuple[int, bool, int]:
+        last_owner = free[index].last_owner
+        whose = 0 if last_owner == view.me else 2 if last_owner in live else 1
+        return whose, (index - rank) % len(names) != 0, index
+
+    spread = sorted(range(len(free)), key=order)
+    return tuple([*before, *(free[index].key for index in spread)][:room])

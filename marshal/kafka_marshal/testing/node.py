@@ -20,10 +20,10 @@ from kafka_marshal.engine import (
     Subscription,
 )
 from kafka_marshal.engine.handout import ConsumerOptions
+from kafka_marshal.policies import Policy, find_policy
 from kafka_marshal.ports import Event, TopicInfo
 from kafka_marshal.protocol.claiming import Claimant, PreviousLife
 from kafka_marshal.protocol.codec import encode
-from kafka_marshal.protocol.planner import POLICIES
 from kafka_marshal.protocol.records import LIMIT_DEFAULTS, Config, Limits
 from kafka_marshal.protocol.types import Key, Owner, TopicPartition
 from kafka_marshal.testing.clock import (
@@ -49,7 +49,7 @@ class Wish:
 
     topics: tuple[str, ...]
     delivery: Delivery = Delivery.AT_LEAST_ONCE
-    policy: str = "fair"
+    policy: str | Policy = "fair"
     claims_max: int = 0
     offset_reset: str = "earliest"
     refresh_ms: int = 30_000
@@ -161,7 +161,7 @@ class Node:
         subscription = Subscription(
             self.session.claimant.group_id,
             infos,
-            POLICIES[wish.policy],
+            find_policy(wish.policy),
             wish.delivery,
             StartRule(offset_reset=wish.offset_reset),
             wish.claims_max,

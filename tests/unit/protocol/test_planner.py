@@ -4,7 +4,6 @@ from collections import Counter
 import pytest
 
 from kafka_marshal.protocol.planner import (
-    POLICIES,
     KeyView,
     MemberView,
     Plan,
@@ -15,6 +14,7 @@ from kafka_marshal.protocol.planner import (
     targets,
 )
 from kafka_marshal.protocol.types import Key
+from kafka_marshal.testing.policies import Room, Subject, random_room
 
 T = frozenset({"t"})
 
@@ -246,96 +246,72 @@ def test_a_limit_used_up_elsewhere_is_no_room_here():
     assert fair(View("a", keys[:3], hidden)) == Plan()
 
 
-def test_policies_have_names():
-    assert {"fair": fair, "greedy": greedy} == POLICIES
-    assert Plan() == Plan((), ())
-    assert Release(key(0), None).successor is None
+def test_plans_are_compared_by_what_they_advise():
+    assert Plan() == Plan((), (), {key(0): "for no reason"})
+    assert Release(key(0), None) == Release(key(0), None, "surplus", "")
+
+
+def test_why_tells_the_figures():
+    plan = fair(view("a", [None] * 6, members=list("abc")))
+    assert plan.why[plan.claim[0]] == "fair: 0 held, share 2 of 6 among 3"
+    (given, *_) = fair(view("a", ["a"] * 6, members=list("abc"))).release
+    assert given.detail == "6 held, share 2 of 6 among 3"
+    plan = greedy(view("a", [None] * 3, claims_max=2))
+    assert plan.why[plan.claim[0]] == "greedy: 0 of at most 2 held"
+
+
+# --- The last owner ---
+
+
+def recalled(me, rows, *, members):
+    """Return a view of keys given as (owner, last owner, is leaving)."""
+    keys = tuple(
+        KeyView(
+            key(number),
+            owner,
+            is_mine=owner == me,
+            is_claimable=owner is None,
+            is_leaving=leaving,
+            last_owner=last,
+        )
+        for number, (owner, last, leaving) in enumerate(rows)
+    )
+    return View(me, keys, tuple(MemberView(name, T) for name in members))
+
+
+def test_free_keys_go_to_their_last_owner():
+    rows = [(None, "b", False), (None, "z", False), (None, "a", False)] * 2
+    plan = fair(recalled("a", rows, members="abc"))
+    assert numbers(plan.claim) == [2, 5]
+    # What b held comes last, what nobody held that is still there before it.
+    order = [k.partition for k in greedy(recalled("a", rows, members="abc")).claim]
+    assert set(order[:2]) == {2, 5}
+    assert set(order[4:]) == {0, 3}
+
+
+def test_who_comes_back_gets_what_it_had():
+    rows = [("a", "b", False)] + [("a", None, False)] * 2 + [("a", "b", False)]
+    plan = fair(recalled("a", rows, members="ab"))
+    assert [(r.key.partition, r.successor) for r in plan.release] == [
+        (0, "b"),
+        (3, "b"),
+    ]
+
+
+def test_what_is_on_its_way_out_counts_as_given():
+    rows = [("a", None, False)] * 3 + [("a", None, True)]
+    plan = fair(recalled("a", rows, members="ab"))
+    assert [(r.key.partition, r.successor) for r in plan.release] == [(2, "b")]
+    rows = [("a", None, False)] * 2 + [("a", None, True)] * 2
+    assert fair(recalled("a", rows, members="ab")) == Plan()
 
 
 # --- Fair: all members together, until quiet ---
 
 
-class Room:
-    """Members that follow a policy in turn, on the same log, until nothing moves.
-
-    A key that was free for a whole round is an orphan; one that was given up
-    waits a round for its successor, as in the log.
-    """
-
-    def __init__(self, topics, members, owners=None, *, policy=fair):
-        self.topics = topics
-        self.members = members
-        self.owners = {
-            key(n, topic): None for topic in topics for n in range(topics[topic])
-        }
-        self.owners.update(owners or {})
-        self.policy = policy
-        self.meant_for = {}
-        self.free_for = Counter()
-        self.moves = 0
-
-    def held(self, name):
-        return sum(owner == name for owner in self.owners.values())
-
-    def view(self, me):
-        keys = tuple(
-            KeyView(
-                item,
-                owner,
-                is_mine=owner == me.client_id,
-                is_claimable=owner is None
-                and self.meant_for.get(item, me.client_id) == me.client_id,
-                is_orphan=owner is None and self.free_for[item] > 2,
-            )
-            for item, owner in self.owners.items()
-            if item.topic in me.topics
-        )
-        members = tuple(
-            MemberView(
-                m.client_id,
-                m.topics,
-                is_draining=m.is_draining,
-                claims_max=m.claims_max,
-                held=self.held(m.client_id),
-            )
-            for m in self.members
-        )
-        return View(me.client_id, keys, members, me.claims_max)
-
-    def round(self):
-        """Let all decide on the same view, then act; return whether any did."""
-        plans = [
-            (m, self.policy(self.view(m))) for m in self.members if not m.is_draining
-        ]
-        self.meant_for = {}
-        acted = False
-        for member, plan in plans:
-            for item in plan.claim:
-                acted = True
-                if self.owners[item] is None:
-                    self.owners[item] = member.client_id
-            for given in plan.release:
-                acted = True
-                self.moves += 1
-                assert self.owners[given.key] == member.client_id
-                self.owners[given.key] = None
-                self.meant_for[given.key] = given.successor
-        for item, owner in self.owners.items():
-            self.free_for[item] = 0 if owner else self.free_for[item] + 1
-        return acted
-
-    def settle(self, rounds_max=60):
-        for count in range(rounds_max):
-            if not self.round() and not any(
-                owner is None and self.free_for[item] <= 3
-                for item, owner in self.owners.items()
-            ):
-                return count
-        raise AssertionError(f"never quiet: {self.owners}, {self.members}")
-
-
 def test_twenty_clients_share_twenty_partitions():
-    room = Room({"t": 20}, [MemberView(f"c{n:02}", T) for n in range(20)])
+    members = [MemberView(f"c{n:02}", T) for n in range(20)]
+    room = Room({"t": 20}, members, subject=Subject(fair))
     assert room.settle() <= 10
     assert set(Counter(room.owners.values()).values()) == {1}
 
@@ -344,44 +320,18 @@ def test_twenty_clients_share_twenty_partitions():
 def test_a_newcomer_gets_its_share_and_no_more_moves_than_needed(owners):
     names = [f"c{n}" for n in range(owners + 1)]
     held = {key(n): names[n % max(1, owners)] for n in range(24)} if owners else {}
-    room = Room({"t": 24}, [MemberView(name, T) for name in names], held)
+    members = [MemberView(name, T) for name in names]
+    room = Room({"t": 24}, members, held, subject=Subject(fair))
     room.settle()
     counts = Counter(room.owners.values())
     assert set(counts.values()) == {24 // (owners + 1)}
     assert room.moves == (24 // (owners + 1) if owners else 0)
 
 
-def random_room(rng):
-    topics = {f"t{n}": rng.randint(1, 9) for n in range(rng.randint(1, 3))}
-    members = [
-        MemberView(
-            f"m{n}",
-            frozenset(rng.sample(sorted(topics), rng.randint(1, len(topics)))),
-            claims_max=rng.choice([0, 0, 0, 1, 2, 5]),
-        )
-        for n in range(rng.randint(1, 6))
-    ]
-    owners = {}
-    room = Room(topics, members)
-    for item in room.owners:
-        able = [
-            m.client_id
-            for m in members
-            if item.topic in m.topics
-            and (
-                not m.claims_max or Counter(owners.values())[m.client_id] < m.claims_max
-            )
-        ]
-        if able and rng.random() < 0.7:
-            owners[item] = rng.choice(able)
-    room.owners.update(owners)
-    return room
-
-
 @pytest.mark.parametrize("seed", range(200))
 def test_any_world_comes_to_rest(seed):
     """Bounded rounds, never oscillating; covered where anybody may cover it."""
-    room = random_room(random.Random(seed))
+    room = random_room(random.Random(seed), Subject(fair))
     room.settle()
     before = dict(room.owners)
     for _ in range(5):
@@ -390,16 +340,20 @@ def test_any_world_comes_to_rest(seed):
     for item, owner in room.owners.items():
         able = [m for m in room.members if item.topic in m.topics]
         has_room = [
-            m for m in able if not m.claims_max or room.held(m.client_id) < m.claims_max
+            m
+            for m in able
+            if not m.claims_max or len(room.held(m.client_id)) < m.claims_max
         ]
         assert owner is not None or not has_room, item
     for member in room.members:
-        assert not member.claims_max or room.held(member.client_id) <= member.claims_max
+        assert (
+            not member.claims_max
+            or len(room.held(member.client_id)) <= member.claims_max
+        )
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_greedy_comes_to_rest_at_once(seed):
-    room = random_room(random.Random(seed))
-    room.policy = greedy
+    room = random_room(random.Random(seed), Subject(greedy))
     assert room.settle() <= 10
     assert room.moves == 0

@@ -1,0 +1,172 @@
+"""Whether an owner keeps up, as a sans-IO machine over samples (PROTOCOL 1.6).
+
+Integers only, and rates with their sign: a rewind counts against the owner. What
+comes out is advice to give a partition up; no record is at risk either way.
+"""
+
+from collections import deque
+from typing import NamedTuple
+
+SAMPLES_MAX = 10
+CYCLES_MAX = 3
+CATCH_UP_FACTOR = 2
+DOUBLINGS_MAX = 8
+FORGIVE_LENGTHS = 4
+FORGIVE_INTERVALS = 20
+
+
+class Sample(NamedTuple):
+    """What was seen of a partition at one moment.
+
+    Attributes:
+        at_ms: Local time.
+        reached: Next offset that the owner takes up.
+        end: Next offset to be written.
+    """
+
+    at_ms: int
+    reached: int
+    end: int
+
+
+class Pace(NamedTuple):
+    """How an owner did over some samples.
+
+    Attributes:
+        lag: Offsets left at the last sample.
+        consumed: Offsets taken up between the first and the last.
+        produced: Offsets written meanwhile.
+        span_ms: Time between the two, at least 1.
+    """
+
+    lag: int
+    consumed: int
+    produced: int
+    span_ms: int
+
+    @property
+    def consumed_per_s(self) -> int:
+        """Consumption velocity, rounded towards zero."""
+        return _per_s(self.consumed, self.span_ms)
+
+    @property
+    def produced_per_s(self) -> int:
+        """Production velocity, rounded towards zero."""
+        return _per_s(self.produced, self.span_ms)
+
+    def keeps_up(self, interval_ms: int) -> bool:
+        """Return whether the end is near, or comes nearer.
+
+        Near is what takes less than two intervals at the present velocity. Where
+        nothing moves at either side there is nothing to be slower than: some logs
+        end in offsets that hold no record for readers.
+        """
+        if self.lag <= 0 or (self.consumed == 0 and self.produced <= 0):
+            return True
+        near = CATCH_UP_FACTOR * self.consumed * interval_ms
+        return self.lag * self.span_ms <= near or self.produced < self.consumed
+
+
+def _per_s(count: int, span_ms: int) -> int:
+    rate = abs(count) * 1_000 // span_ms
+    return rate if count >= 0 else -rate
+
+
+class Health:
+    """The last samples of one held partition, and how often in a row it was behind.
+
+    Attributes:
+        bad_cycles: Judgements in a row that found it behind.
+        pace: The last judgement's figures, None before the first.
+    """
+
+    __slots__ = ("_samples", "bad_cycles", "pace")
+
+    def __init__(self) -> None:
+        self.bad_cycles = 0
+        self.pace: Pace | None = None
+        self._samples: deque[Sample] = deque(maxlen=SAMPLES_MAX)
+
+    def add(self, sample: Sample, *, interval_ms: int) -> None:
+        """Take a sample, and judge once there are enough.
+
+        A sample that is not later than the last tells nothing.
+        """
+        samples = self._samples
+        if samples and sample.at_ms <= samples[-1].at_ms:
+            return
+        samples.append(sample)
+        if len(samples) < SAMPLES_MAX:
+            return
+        first = samples[0]
+        self.pace = Pace(
+            sample.end - sample.reached,
+            sample.reached - first.reached,
+            sample.end - first.end,
+            sample.at_ms - first.at_ms,
+        )
+        is_well = self.pace.keeps_up(interval_ms)
+        self.bad_cycles = 0 if is_well else self.bad_cycles + 1
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether it was behind for so many cycles that it is to be given up."""
+        return self.bad_cycles >= CYCLES_MAX
+
+    def restart(self) -> None:
+        """Forget everything: what was seen before does not count any more."""
+        self.bad_cycles = 0
+        self.pace = None
+        self._samples.clear()
+
+
+def patience_ms(limit_ms: int, *, stuck_count: int) -> int:
+    """Return how long a handler may take before its partition is given up.
+
+    It doubles with each owner in a row that gave up at the very same position:
+    work that takes longer than the limit is done in the end, by whoever is left
+    alone with it for long enough, and a record that hangs every handler moves
+    ever more rarely. 0 = without limit.
+    """
+    return limit_ms << min(stuck_count, DOUBLINGS_MAX)
+
+
+def is_wedged(quiet_ms: int, *, limit_ms: int, in_hand: int, lag: int | None) -> bool:
+    """Return whether an application has work and does not come back for it."""
+    has_work = in_hand > 0 or (lag is not None and lag > 0)
+    return limit_ms > 0 and quiet_ms >= limit_ms and has_work
+
+
+class Backoff:
+    """How long a member that gave something up takes nothing new.
+
+    Each time doubles the last, unless it kept up long enough in between: however
+    slow a member is, what it is given moves ever more rarely.
+
+    Attributes:
+        until_ms: Local time until which it takes nothing; 0 = it never gave up.
+    """
+
+    __slots__ = ("_length_ms", "_strikes", "until_ms")
+
+    def __init__(self) -> None:
+        self.until_ms = 0
+        self._strikes = 0
+        self._length_ms = 0
+
+    def strike(self, now_ms: int, *, interval_ms: int) -> None:
+        """Note that something was given up; what goes at once counts as one."""
+        since_ms = self.until_ms - self._length_ms
+        if self._strikes and now_ms < since_ms + interval_ms:
+            return
+        forgiven_ms = FORGIVE_LENGTHS * self._length_ms
+        forgiven_ms += FORGIVE_INTERVALS * interval_ms
+        if now_ms > self.until_ms + forgiven_ms:
+            self._strikes = 0
+        self._length_ms = interval_ms << min(self._strikes, DOUBLINGS_MAX)
+        self._strikes += 1
+        self.until_ms = now_ms + self._length_ms
+
+    def is_on(self, now_ms: int) -> bool:
+        """Return whether nothing new is to be taken at this local time."""
+        return now_ms < self.until_ms

@@ -1,0 +1,390 @@
+"""One set of checks for every policy, built in or brought by another package.
+
+A policy is asked by all members of a simulated group at once, on the same view,
+again and again: what they advise must come to rest, with everything covered::
+
+    @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+    def test_my_policy(check):
+        check(Subject(my_policy))
+"""
+
+# ruff: noqa: PLR2004 - the numbers of a check are its point
+# ruff: noqa: S311 - repeatable on purpose
+
+import random
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+
+import attrs
+
+from kafka_marshal.policies import KeyView, MemberView, Plan, Policy, View
+from kafka_marshal.protocol.types import Key
+
+__all__ = ["CHECKS", "Check", "Counts", "Room", "Subject", "check_policy"]
+
+GROUP = "g"
+ROUNDS_MAX = 60
+ORPHAN_ROUNDS = 2
+WORLDS = 40
+
+
+class Counts(Enum):
+    """What the limit of a member counts under a policy."""
+
+    PARTITIONS = "partitions"
+    TOPICS = "topics"
+
+
+@attrs.frozen
+class Subject:
+    """A policy to be checked.
+
+    Attributes:
+        policy: The policy. A class that remembers something is made anew for
+            each member: pass the class.
+        counts: What ``claims_max`` counts under it.
+        keeps: Whether it leaves everything where it is as long as nothing
+            changes. All do that are fit for use; False is for experiments.
+    """
+
+    policy: Policy
+    counts: Counts = Counts.PARTITIONS
+    keeps: bool = True
+
+
+Check = Callable[[Subject], None]
+
+
+def _key(topic: str, number: int) -> Key:
+    return Key(GROUP, topic, number)
+
+
+class Room:
+    """Members that follow a policy, all at once, until nothing moves.
+
+    What was given up to somebody waits a round for it, as in the log; a key that
+    was free for some rounds is an orphan.
+
+    Attributes:
+        owners: Who holds each key, None = nobody.
+        members: Who is there; replace it to let members come and go.
+        moves: Keys given up so far.
+    """
+
+    def __init__(
+        self,
+        topics: Mapping[str, int],
+        members: Sequence[MemberView],
+        owners: Mapping[Key, str | None] | None = None,
+        *,
+        subject: Subject,
+    ) -> None:
+        """Furnish it.
+
+        Args:
+            topics: Number of partitions of each topic.
+            members: Who is there.
+            owners: Who holds what to begin with; the rest is free.
+            subject: What everybody follows.
+        """
+        self.owners: dict[Key, str | None] = {
+            _key(topic, n): None for topic in topics for n in range(topics[topic])
+        }
+        self.owners.update(owners or {})
+        self.members = list(members)
+        self.moves = 0
+        self._policy = subject.policy
+        self._counts = subject.counts
+        self._made: dict[str, Policy] = {}
+        self._meant_for: dict[Key, str | None] = {}
+        self._free_for: Counter[Key] = Counter()
+        self._last: dict[Key, str] = {}
+
+    def held(self, client_id: str) -> list[Key]:
+        """Return what a member holds."""
+        return [key for key, owner in self.owners.items() if owner == client_id]
+
+    def load(self, client_id: str) -> int:
+        """Return how much of its limit a member has used."""
+        held = self.held(client_id)
+        topics = {key.topic for key in held}
+        return len(topics) if self._counts is Counts.TOPICS else len(held)
+
+    def view(self, me: MemberView) -> View:
+        """Return what a member sees."""
+        keys = tuple(
+            KeyView(
+                key,
+                owner,
+                is_mine=owner == me.client_id,
+                is_claimable=self._is_claimable(key, me.client_id),
+                is_orphan=owner is None and self._free_for[key] > ORPHAN_ROUNDS,
+                last_owner=self._last.get(key),
+            )
+            for key, owner in self.owners.items()
+            if key.topic in me.topics
+        )
+        members = tuple(
+            attrs.evolve(other, held=self.load(other.client_id))
+            for other in self.members
+        )
+        return View(me.client_id, keys, members, me.claims_max)
+
+    def _is_claimable(self, key: Key, client_id: str) -> bool:
+        meant_for = self._meant_for.get(key) or client_id
+        return self.owners[key] is None and meant_for == client_id
+
+    def plan(self, me: MemberView) -> Plan:
+        """Return what a member's policy advises it now."""
+        policy = self._policy
+        if isinstance(policy, type):
+            policy = self._made.setdefault(me.client_id, policy())
+        return policy(self.view(me))
+
+    def round(self) -> bool:
+        """Let all decide on the same view, then act; return whether any did."""
+        plans = [(m, self.plan(m)) for m in self.members if not m.is_draining]
+        for member, plan in plans:
+            self._check_plan(member, plan)
+        self._meant_for = {}
+        acted = False
+        for member, plan in plans:
+            for key in plan.claim:
+                acted = True
+                if self.owners[key] is None:
+                    self.owners[key] = member.client_id
+            for release in plan.release:
+                acted = True
+                self.moves += 1
+                self._give_up(release.key)
+                self._meant_for[release.key] = release.successor
+        for key, owner in self.owners.items():
+            self._free_for[key] = 0 if owner else self._free_for[key] + 1
+        return acted
+
+    def _check_plan(self, me: MemberView, plan: Plan) -> None:
+        seen = {key.key: key for key in self.view(me).keys}
+        live = {m.client_id for m in self.members if not m.is_draining}
+        assert isinstance(plan, Plan), f"{plan!r} is no Plan"
+        for key in plan.claim:
+            assert key in seen, f"{me.client_id} claims {key}, which it does not see"
+            assert seen[key].is_claimable, f"{me.client_id} claims {key}, not free"
+        for release in plan.release:
+            assert release.key in seen, f"{me.client_id} gives up unseen {release.key}"
+            assert seen[release.key].is_mine, f"{release.key} is not {me.client_id}'s"
+            names = {None, *live} - {me.client_id}
+            assert release.successor in names, f"{release.successor!r} is not there"
+
+    def _give_up(self, key: Key) -> None:
+        owner = self.owners[key]
+        if owner is not None:
+            self._last[key] = owner
+        self.owners[key] = None
+
+    def leave(self, client_id: str) -> None:
+        """Let a member go; what it held is free."""
+        self.members = [m for m in self.members if m.client_id != client_id]
+        for key in self.held(client_id):
+            self._give_up(key)
+
+    def settle(self, rounds_max: int = ROUNDS_MAX) -> int:
+        """Go on until all is quiet; return how many rounds it took.
+
+        Raises:
+            AssertionError: It never was.
+        """
+        for count in range(rounds_max):
+            acted = self.round()
+            waiting = any(
+                owner is None and self._free_for[key] <= ORPHAN_ROUNDS + 1
+                for key, owner in self.owners.items()
+            )
+            if not acted and not waiting:
+                return count
+        raise AssertionError(f"never quiet: {self.owners}, {self.members}")
+
+
+def _topics(rng: random.Random) -> dict[str, int]:
+    return {f"t{n}": rng.randint(1, 9) for n in range(rng.randint(1, 4))}
+
+
+def random_room(rng: random.Random, subject: Subject, *, is_used: bool = True) -> Room:
+    """Return a group of any kind, its keys held by whoever may hold them."""
+    topics = _topics(rng)
+    members = [
+        MemberView(
+            f"m{n}",
+            frozenset(rng.sample(sorted(topics), rng.randint(1, len(topics)))),
+            claims_max=rng.choice([0, 0, 0, 1, 2, 5]),
+        )
+        for n in range(rng.randint(1, 6))
+    ]
+    room = Room(topics, members, subject=subject)
+    owners: dict[str, str] = {}
+    for key in room.owners:
+        able = [m for m in members if _is_able(m, key, room)]
+        owner = rng.choice(able).client_id if able and rng.random() < 0.7 else None
+        if subject.counts is Counts.TOPICS and owner is not None:
+            owner = owners.setdefault(key.topic, owner)
+        if is_used:
+            room.owners[key] = owner
+    return room
+
+
+def _is_able(member: MemberView, key: Key, room: Room) -> bool:
+    load = room.load(member.client_id)
+    has_room = not member.claims_max or load < member.claims_max
+    return key.topic in member.topics and has_room
+
+
+def _check_covered(room: Room) -> None:
+    """Demand that whatever somebody may take is taken, and no more than it may."""
+    for key, owner in room.owners.items():
+        able = [m for m in room.members if not m.is_draining and _is_able(m, key, room)]
+        assert owner is not None or not able, f"{key} is left to nobody"
+    for member in room.members:
+        load = room.load(member.client_id)
+        within = not member.claims_max or load <= member.claims_max
+        assert within, f"{member.client_id} holds {load} of at most {member.claims_max}"
+
+
+def _peers(count: int, topics: Mapping[str, int]) -> list[MemberView]:
+    return [MemberView(f"c{n:02}", frozenset(topics)) for n in range(count)]
+
+
+# --- The checks ----------------------------------------------------------------------
+
+
+def one_member_takes_everything(subject: Subject) -> None:
+    """Alone, without a limit, it holds all there is."""
+    topics = {"t": 8, "u": 1}
+    room = Room(topics, _peers(1, topics), subject=subject)
+    room.settle()
+    assert set(room.owners.values()) == {"c00"}
+
+
+def twenty_members_share_twenty_keys(subject: Subject) -> None:
+    """Bounded rounds, no livelock, whether of one topic or of twenty."""
+    for topics in ({"t": 20}, {f"t{n:02}": 1 for n in range(20)}):
+        room = Room(topics, _peers(20, topics), subject=subject)
+        assert room.settle() <= 10
+        assert None not in room.owners.values()
+
+
+def any_group_comes_to_rest(subject: Subject) -> None:
+    """From any distribution, with limits and different topics: covered, and quiet."""
+    for seed in range(WORLDS):
+        room = random_room(random.Random(seed), subject)
+        room.settle()
+        _check_covered(room)
+
+
+def limits_are_never_exceeded(subject: Subject) -> None:
+    """Not on the way either; 0 is no limit."""
+    for seed in range(WORLDS):
+        room = random_room(random.Random(seed), subject, is_used=False)
+        for _ in range(10):
+            room.round()
+            for member in room.members:
+                load = room.load(member.client_id)
+                assert not member.claims_max or load <= member.claims_max
+    topics = {f"t{n}": 2 for n in range(5)}
+    capped = [MemberView("a", frozenset(topics), claims_max=2)]
+    room = Room(topics, capped, subject=subject)
+    room.settle()
+    assert room.load("a") == 2
+
+
+def nothing_moves_where_nothing_changes(subject: Subject) -> None:
+    """At rest it stays at rest."""
+    if not subject.keeps:
+        return
+    for seed in range(WORLDS):
+        room = random_room(random.Random(seed), subject)
+        room.settle()
+        owners, moves = dict(room.owners), room.moves
+        for _ in range(5):
+            assert not room.round()
+        assert (room.owners, room.moves) == (owners, moves)
+
+
+def what_the_leaver_had_is_taken(subject: Subject) -> None:
+    """A member that goes leaves nothing uncovered behind."""
+    topics = {"t": 7, "u": 3, "v": 1}
+    room = Room(topics, _peers(4, topics), subject=subject)
+    room.settle()
+    for name in ("c02", "c00", "c03"):
+        room.leave(name)
+        room.settle()
+        assert None not in room.owners.values()
+    assert set(room.owners.values()) == {"c01"}
+
+
+def newcomers_do_no_harm(subject: Subject) -> None:
+    """Members that join one after the other leave everything covered."""
+    topics = {f"t{n}": 3 for n in range(6)}
+    room = Room(topics, _peers(1, topics), subject=subject)
+    for count in range(2, 7):
+        room.settle()
+        room.members = _peers(count, topics)
+    room.settle()
+    assert None not in room.owners.values()
+
+
+def draining_members_get_nothing(subject: Subject) -> None:
+    """What they hold stays theirs, and nothing is given to them."""
+    topics = {"t": 6, "u": 2}
+    stay = MemberView("a", frozenset(topics))
+    gone = MemberView("b", frozenset(topics), is_draining=True)
+    owners = {_key("u", n): "b" for n in range(2)}
+    room = Room(topics, [stay, gone], owners, subject=subject)
+    room.settle()
+    assert {room.owners[_key("t", n)] for n in range(6)} == {"a"}
+    assert {room.owners[_key("u", n)] for n in range(2)} == {"b"}
+
+
+def fresh_claims_are_left_alone(subject: Subject) -> None:
+    """Nobody asks for what another holds."""
+    topics = {"t": 4, "u": 4}
+    members = _peers(3, topics)
+    owners = {_key(topic, n): "c00" for topic in topics for n in range(4)}
+    room = Room(topics, members, owners, subject=subject)
+    for member in members[1:]:
+        assert room.plan(member).claim == ()
+
+
+def the_same_view_gives_the_same_plan(subject: Subject) -> None:
+    """Nothing but the view decides: no chance, no clock, no order of asking."""
+    for seed in range(WORLDS):
+        room = random_room(random.Random(seed), subject)
+        twin = random_room(random.Random(seed), subject)
+        for member in room.members:
+            first = room.plan(member)
+            assert first == room.plan(member)
+            assert first == twin.plan(member)
+
+
+CHECKS: tuple[Check, ...] = (
+    one_member_takes_everything,
+    twenty_members_share_twenty_keys,
+    any_group_comes_to_rest,
+    limits_are_never_exceeded,
+    nothing_moves_where_nothing_changes,
+    what_the_leaver_had_is_taken,
+    newcomers_do_no_harm,
+    draining_members_get_nothing,
+    fresh_claims_are_left_alone,
+    the_same_view_gives_the_same_plan,
+)
+"""All of them."""
+
+
+def check_policy(policy: Policy, *, counts: Counts = Counts.PARTITIONS) -> None:
+    """Run every check; for use without a test framework.
+
+    Raises:
+        AssertionError: The policy does not behave; the message says how.
+    """
+    for check in CHECKS:
+        check(Subject(policy, counts))

@@ -1,0 +1,188 @@
+import pytest
+
+from kafka_marshal.protocol.health import (
+    CYCLES_MAX,
+    DOUBLINGS_MAX,
+    SAMPLES_MAX,
+    Backoff,
+    Health,
+    Pace,
+    Sample,
+    is_wedged,
+    patience_ms,
+)
+
+H = 1_000
+
+
+# --- Pace (acceptance L08, D15) ---
+
+
+@pytest.mark.parametrize(
+    ("lag", "consumed", "produced", "keeps_up"),
+    [
+        pytest.param(0, 0, 100, True, id="at-the-end"),
+        pytest.param(-5, 0, 100, True, id="beyond-the-end-we-knew"),
+        pytest.param(200, 100, 500, True, id="two-intervals-away"),
+        pytest.param(201, 100, 500, False, id="one-more-and-falling-behind"),
+        pytest.param(10**9, 101, 100, True, id="far-and-gaining"),
+        pytest.param(10**9, 100, 100, False, id="far-and-not-gaining"),
+        pytest.param(10**9, 100, 101, False, id="far-and-losing"),
+        pytest.param(10**9, 100, 0, True, id="a-backlog-and-nothing-new"),
+        pytest.param(5, 0, 0, True, id="nothing-moves"),
+        pytest.param(5, 0, 1, False, id="stuck-while-more-comes"),
+        pytest.param(5, -1, 0, False, id="a-rewind-is-no-progress"),
+        pytest.param(500, -100, -200, True, id="a-rewind-of-less-than-was-cut"),
+        pytest.param(500, 300, -10, True, id="a-log-that-was-cut"),
+    ],
+)
+def test_keeps_up(lag, consumed, produced, keeps_up):
+    assert Pace(lag, consumed, produced, H).keeps_up(H) is keeps_up
+
+
+def test_velocities_are_per_second_and_signed():
+    pace = Pace(0, 150, -150, 2_000)
+    assert (pace.consumed_per_s, pace.produced_per_s) == (75, -75)
+    assert Pace(0, -1, 1, 3_000).consumed_per_s == 0
+
+
+def test_the_unit_of_time_cancels_out():
+    for span_ms in (1, 333, 3_333, 10**7):
+        assert Pace(14, span_ms, 9 * span_ms, span_ms).keeps_up(7) is True
+        assert Pace(15, span_ms, 9 * span_ms, span_ms).keeps_up(7) is False
+
+
+# --- Health ---
+
+
+def run(health, paces, *, step_ms=333, start=(0, 1_000)):
+    """Feed samples; each pace is (consumed, produced) since the last one."""
+    reached, end = start
+    at_ms = 0
+    seen = []
+    for consumed, produced in paces:
+        at_ms += step_ms
+        reached, end = reached + consumed, end + produced
+        health.add(Sample(at_ms, reached, end), interval_ms=H)
+        seen.append(health.bad_cycles)
+    return seen
+
+
+def test_nothing_is_judged_before_ten_samples():
+    health = Health()
+    assert run(health, [(0, 10)] * (SAMPLES_MAX - 1)) == [0] * (SAMPLES_MAX - 1)
+    assert health.pace is None
+
+
+def test_three_bad_cycles_are_enough_and_two_are_not():
+    health = Health()
+    seen = run(health, [(1, 10)] * (SAMPLES_MAX + CYCLES_MAX - 1))
+    assert seen[-3:] == [1, 2, 3]
+    assert health.is_behind
+    assert not (Health().is_behind)
+    two = Health()
+    run(two, [(1, 10)] * (SAMPLES_MAX + CYCLES_MAX - 2))
+    assert not two.is_behind
+
+
+def test_one_good_cycle_starts_the_count_anew():
+    health = Health()
+    seen = run(health, [(1, 10)] * (SAMPLES_MAX + 1) + [(2_000, 0), *[(1, 10)] * 2])
+    assert seen[-5:] == [1, 2, 0, 0, 0]
+    assert not health.is_behind
+
+
+def test_the_oldest_sample_goes_and_with_it_an_early_burst():
+    health = Health()
+    paces = [(0, 10), (500, 10)] + [(0, 10)] * (SAMPLES_MAX + 2)
+    seen = run(health, paces, start=(0, 10_000))
+    assert health.pace.consumed == 0
+    assert seen[-1] == CYCLES_MAX + 1
+
+
+def test_a_rewind_counts_against_the_owner():
+    """Acceptance D15: the order of samples counts, not their spread."""
+    health = Health()
+    run(health, [(50, 10)] * 5 + [(-300, 10)] + [(0, 10)] * 6)
+    assert health.pace.consumed < 0
+    assert health.is_behind
+
+
+def test_a_sample_that_is_not_later_tells_nothing():
+    health = Health()
+    for _ in range(30):
+        health.add(Sample(5, 0, 100), interval_ms=H)
+    assert health.pace is None
+
+
+def test_a_restart_forgets():
+    health = Health()
+    run(health, [(1, 10)] * 20)
+    health.restart()
+    assert (health.bad_cycles, health.pace, health.is_behind) == (0, None, False)
+    assert run(health, [(1, 10)] * 9) == [0] * 9
+
+
+# --- Wedged (acceptance L09) ---
+
+
+@pytest.mark.parametrize(
+    ("quiet_ms", "limit_ms", "in_hand", "lag", "wedged"),
+    [
+        pytest.param(1_000, 1_000, 1, 5, True, id="work-in-hand"),
+        pytest.param(1_000, 1_000, 0, 5, True, id="work-waiting"),
+        pytest.param(1_000, 1_000, 1, None, True, id="in-hand-and-lag-unknown"),
+        pytest.param(999, 1_000, 1, 5, False, id="not-long-enough"),
+        pytest.param(9_999, 1_000, 0, 0, False, id="nothing-to-do"),
+        pytest.param(9_999, 1_000, 0, None, False, id="nothing-known-to-do"),
+        pytest.param(9_999, 0, 1, 5, False, id="no-limit"),
+    ],
+)
+def test_is_wedged(quiet_ms, limit_ms, in_hand, lag, wedged):
+    assert is_wedged(quiet_ms, limit_ms=limit_ms, in_hand=in_hand, lag=lag) is wedged
+
+
+def test_patience_doubles_with_those_who_gave_up_at_the_same_place():
+    assert [patience_ms(H, stuck_count=n) for n in range(4)] == [H, 2 * H, 4 * H, 8 * H]
+    assert patience_ms(H, stuck_count=10**6) == H << DOUBLINGS_MAX
+    assert patience_ms(0, stuck_count=3) == 0
+
+
+# --- Backoff ---
+
+
+def test_a_backoff_doubles_while_it_goes_on():
+    backoff = Backoff()
+    assert not backoff.is_on(0)
+    lengths, now_ms = [], 7
+    for _ in range(12):
+        backoff.strike(now_ms, interval_ms=H)
+        lengths.append(backoff.until_ms - now_ms)
+        assert backoff.is_on(backoff.until_ms - 1)
+        assert not backoff.is_on(backoff.until_ms)
+        now_ms = backoff.until_ms + 5 * H
+    assert lengths[:4] == [H, 2 * H, 4 * H, 8 * H]
+    assert max(lengths) == H << DOUBLINGS_MAX
+
+
+def test_what_goes_at_once_counts_once():
+    backoff = Backoff()
+    for now_ms in (100, 100, 100 + H - 1):
+        backoff.strike(now_ms, interval_ms=H)
+    assert backoff.until_ms == 100 + H
+    backoff.strike(100 + H, interval_ms=H)
+    assert backoff.until_ms == 100 + 3 * H
+
+
+def test_who_kept_up_for_long_enough_is_forgiven():
+    backoff = Backoff()
+    backoff.strike(0, interval_ms=H)
+    backoff.strike(2 * H, interval_ms=H)
+    now_ms = backoff.until_ms + (4 * 2 + 20) * H
+    twin = Backoff()
+    twin.strike(0, interval_ms=H)
+    twin.strike(2 * H, interval_ms=H)
+    backoff.strike(now_ms, interval_ms=H)
+    assert backoff.until_ms - now_ms == 4 * H
+    twin.strike(now_ms + 1, interval_ms=H)
+    assert twin.until_ms - now_ms - 1 == H
