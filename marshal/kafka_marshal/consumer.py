@@ -7,6 +7,7 @@ is dropped, not handed out.
 """
 
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Protocol, Self, cast
@@ -193,6 +194,8 @@ class Consumer:
             self._sync()
             handed = hands.hand_out(most, partitions_max=partitions_max)
             if handed:
+                if not self._is_stopped:
+                    hands.read_ahead()
                 return handed
             left_ms = max(0, deadline_ms - self._clock.now_ms())
             if self._is_stopped:
@@ -500,7 +503,8 @@ class Consumer:
         self._is_closed = self._is_stopped = True
         session = self._session
         with self._engine.changed:
-            self._hands.report_unused()
+            # Who leaves on an error has not finished what is in hand.
+            self._hands.let_go(is_done=sys.exc_info()[0] is None)
             seqs = session.unsubscribe(self._subscription, release=release)
         try:
             self._await(

@@ -2,6 +2,11 @@
 
 from collections.abc import Container, Iterable
 
+from kafka_marshal.protocol.losses import (
+    MARKS_PER_BATCH_MAX,
+    mark_to_tags,
+    marks_to_tags,
+)
 from kafka_marshal.protocol.records import BatchHeartbeat, Heartbeat
 
 from .context import Context
@@ -89,19 +94,18 @@ class Beater:
         seqs = []
         for start in range(0, len(held), most):
             chunk = held[start : start + most]
-            beats = tuple((h.claim.epoch or 0, h.position) for h in chunk)
-            seqs.append(self._send_batch(partition, beats))
+            seqs.append(self._send_batch(partition, chunk))
         return seqs
 
-    def _send_batch(
-        self, partition: int, beats: tuple[tuple[int, int | None], ...]
-    ) -> int:
+    def _send_batch(self, partition: int, held: list[Holding]) -> int:
         claimant = self._outbox.claimant
         owner = claimant.owner
+        beats = tuple((h.claim.epoch or 0, h.position) for h in held)
+        tags = marks_to_tags(_marks(held))
         seq, _ = self._outbox.send(
             partition,
             lambda seq: BatchHeartbeat(
-                owner.client_id, claimant.group_id, owner.incarnation, seq, beats
+                owner.client_id, claimant.group_id, owner.incarnation, seq, beats, tags
             ),
         )
         return seq
@@ -122,7 +126,24 @@ class Beater:
                 holding.claim.epoch or 0,
                 position,
                 rewind=False,
+                tags=mark_to_tags(holding.mark),
             ),
             key=key,
         )
         return seq
+
+
+def _marks(held: list[Holding]) -> list[tuple[int, int]]:
+    """Return index and mark of what is held at most once: news first.
+
+    More than one record has room for is left out, and told the next time.
+    """
+    marks = []
+    for index, holding in enumerate(held):
+        mark = holding.mark
+        if mark is not None:
+            marks.append((mark == holding.told_mark, index, mark, holding))
+    marks.sort(key=lambda each: each[:2])
+    for _, _, mark, holding in marks[:MARKS_PER_BATCH_MAX]:
+        holding.told_mark = mark
+    return [(index, mark) for _, index, mark, _ in marks]

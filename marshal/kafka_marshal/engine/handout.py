@@ -14,12 +14,13 @@ from kafka_marshal.errors import (
     ClaimLost,
     ConfigurationError,
     CoordinationError,
+    MarshalError,
     PositionError,
 )
 from kafka_marshal.ports import DataReader, Record
 from kafka_marshal.protocol.claiming import Ending, Phase
 from kafka_marshal.protocol.delivery import AtLeastOnce
-from kafka_marshal.protocol.granting import AtMostOnce
+from kafka_marshal.protocol.granting import DEPTH_MAX_DEFAULT, AtMostOnce
 from kafka_marshal.protocol.types import Token, TopicPartition
 
 from .engine import Engine
@@ -44,7 +45,11 @@ class ConsumerOptions:
 
     Attributes:
         max_poll_records: Most records of one poll; under at most once also the
-            size of a batch, which is what a crash loses (PROTOCOL 6.2).
+            size of a batch.
+        max_granted_batches: At most once: most batches of a partition that are
+            in hand, granted or asked for, together, which is what a crash loses
+            (PROTOCOL 6.3). As many are used as hide the round trip; 1 = none
+            but the one in hand.
         max_uncommitted: Records in hand per partition at which fetching stops
             until some are committed.
         consumer_timeout_ms: Iteration ends after this long without a record;
@@ -57,13 +62,14 @@ class ConsumerOptions:
     """
 
     max_poll_records: int = 500
+    max_granted_batches: int = DEPTH_MAX_DEFAULT
     max_uncommitted: int = 10_000
     consumer_timeout_ms: int | None = None
     on_claimed: OnClaimed | None = None
     on_lost: OnLost | None = None
 
     def __attrs_post_init__(self) -> None:
-        for name in ("max_poll_records", "max_uncommitted"):
+        for name in ("max_poll_records", "max_granted_batches", "max_uncommitted"):
             if getattr(self, name) < 1:
                 raise ConfigurationError(f"{name} must be at least 1", setting=name)
 
@@ -96,13 +102,18 @@ class HandOut:
         self._options = options
         self._clock = engine.context.ports.clock
         self._pipeline = Pipeline(
-            engine, session, reader=reader, most=options.max_poll_records
+            engine,
+            session,
+            reader=reader,
+            most=options.max_poll_records,
+            batches_max=options.max_granted_batches,
         )
         self._is_at_most_once = subscription.delivery is Delivery.AT_MOST_ONCE
         # Places with something fetched; the first is served next.
         self._ready: deque[Place] = deque()
         # At most once: what was handed out since the application last asked.
         self._lent: list[Holding] = []
+        self._fault: MarshalError | None = None
         self._has_drains = False
         self._watched_count = min(BACKLOG_WARNING, options.max_uncommitted - 1)
         # What the reader is told to leave alone, and until when that holds.
@@ -145,8 +156,9 @@ class HandOut:
 
     def _on_gone(self, place: Place) -> None:
         ending = place.holding.claim.ending or Ending("replaced")
-        had_work = place.holding.in_hand_count + place.buffered_count > 0
-        self._pipeline.report_unused(place)
+        had_work = place.holding.in_hand_count > 0
+        if not self._is_at_most_once:
+            had_work = had_work or place.buffered_count > 0
         if self._options.on_lost is not None:
             self._options.on_lost(place.partition, ending)
         elif ending.was_lost and had_work:
@@ -179,7 +191,7 @@ class HandOut:
             now_ms = self._clock.now_ms()
             subscription.back_at_ms = now_ms
             for holding in self._lent:
-                holding.lent_count = 0
+                holding.take_back()
             self._lent.clear()
             if not self._has_drains and self._version == subscription.version:
                 return
@@ -297,26 +309,50 @@ class HandOut:
 
     def fetch(self, left_ms: int) -> None:
         """Fetch more, or wait for what is under way, for at most a slice."""
-        if self._is_at_most_once and self._pipeline.ask(self.places.values()):
-            self._wait(min(left_ms, WAIT_SLICE_MS))
-            return
+        if self._fault is not None:
+            fault, self._fault = self._fault, None
+            raise fault
+        is_asked = self._is_at_most_once and self._pipeline.ask(self.unpaused())
+        slice_ms = min(left_ms, WAIT_SLICE_MS)
         self._hold_back()
         if len(self._held_back) == len(self.places):
-            self._wait(min(left_ms, WAIT_SLICE_MS))
+            self._wait(slice_ms)
+        elif is_asked:
+            # The verdict is what is waited for; fetching goes on beside it.
+            if not self._read(0):
+                self._wait(slice_ms)
+        else:
+            self._read(min(left_ms, FETCH_SLICE_MS))
+
+    def read_ahead(self) -> None:
+        """At most once: ask and fetch on, without waiting, for later hand-outs.
+
+        Called with records in the application's hands, so that it never raises;
+        the next fetch does.
+        """
+        if not self._is_at_most_once:
             return
+        self._pipeline.ask(self.unpaused())
+        self._hold_back()
+        if len(self._held_back) < len(self.places):
+            try:
+                self._read(0)
+            except MarshalError as error:
+                self._fault = error
+
+    def _read(self, timeout_ms: int) -> bool:
+        """Fetch for up to ``timeout_ms``; return whether anything came."""
         try:
-            fetched = self._reader.poll(
-                min(left_ms, FETCH_SLICE_MS), self._options.max_poll_records
-            )
+            fetched = self._reader.poll(timeout_ms, self._options.max_poll_records)
         except PositionError as error:
             self._on_out_of_range(error)
-            return
+            return False
         except CoordinationError as error:
             if not error.retriable:
                 raise
             self._observe("fetch_failed", {"error": error})
-            self._wait(min(left_ms, WAIT_SLICE_MS))
-            return
+            self._wait(min(timeout_ms, WAIT_SLICE_MS))
+            return False
         for partition, records in fetched.items():
             place = self.places.get(partition)
             if place is None or not records:
@@ -325,8 +361,9 @@ class HandOut:
             if not place.is_ready:
                 place.is_ready = True
                 self._ready.append(place)
-        if self._is_at_most_once:
-            self._pipeline.ask(self.places.values())
+        if self._is_at_most_once and fetched:
+            self._pipeline.ask(self.unpaused())
+        return bool(fetched)
 
     def _hold_back(self) -> None:
         """Let the reader fetch only what could be handed out now.
@@ -349,7 +386,7 @@ class HandOut:
             ):
                 self._is_stale = True  # a commit ends it, on whichever thread
                 wanted.add(partition)
-            elif place.buffered_count or partition in self.paused:
+            elif self._is_full(place) or partition in self.paused:
                 wanted.add(partition)
             else:
                 until_ms = holding.claim.lease.soft_until_ms
@@ -361,6 +398,16 @@ class HandOut:
             self._reader.resume(list(self._held_back - wanted))
             self._held_back = wanted
 
+    def _is_full(self, place: Place) -> bool:
+        if self._is_at_most_once:
+            return self._pipeline.is_full(place)
+        return place.buffered_count > 0
+
+    def unpaused(self) -> list[Place]:
+        """Return the places that the application does not hold back."""
+        places = self.places.values()
+        return [place for place in places if place.partition not in self.paused]
+
     def _on_out_of_range(self, error: PositionError) -> None:
         partition = TopicPartition(*(error.partition or ("", 0)))
         place = self.places.get(partition)
@@ -370,17 +417,15 @@ class HandOut:
         if error.log_start < 0:
             # The range could not be asked: try again, decide on nothing.
             self._observe("range_unknown", fields)
-            place.put_back(self._reader)
+            self._read_at(place, error.requested)
             return
         if error.requested < error.log_start:
             # PROTOCOL 5.6: retention took what lies below; go on at log start.
             self._observe("position_jumped", fields)
-            place.go_to(self._reader, error.log_start)
+            self._read_at(place, error.log_start)
             with self._engine.changed:
                 progress = place.holding.progress
-                if isinstance(progress, AtMostOnce):
-                    progress.next_first = max(progress.next_first, error.log_start)
-                elif progress is not None and not progress.tracked_count:
+                if isinstance(progress, AtLeastOnce) and not progress.tracked_count:
                     progress.jump(error.log_start)
             return
         self._observe("position_out_of_range", fields)
@@ -389,10 +434,26 @@ class HandOut:
             self._session.release(place.holding, reason="position_out_of_range")
         raise error
 
-    def report_unused(self) -> None:
-        """Tell which granted offsets nobody will ever process (PROTOCOL 6.2)."""
-        for place in self.places.values():
-            self._pipeline.report_unused(place)
+    def _read_at(self, place: Place, offset: int) -> None:
+        if self._is_at_most_once:
+            # What was fetched before is granted, or may be: it is not fetched twice.
+            place.read_on(self._reader, offset)
+        else:
+            place.go_to(self._reader, offset)
+
+    def let_go(self, *, is_done: bool) -> None:
+        """Note that the application asks for no more.
+
+        Args:
+            is_done: Whether it is done with what it was handed last. Only then
+                does the log say so (PROTOCOL 6.3).
+        """
+        with self._engine.changed:
+            for holding in self._lent:
+                if is_done:
+                    holding.take_back()
+                holding.lent_count = 0
+            self._lent.clear()
 
     def awaits_grants(self) -> bool:
         """Return whether a verdict on asked-for offsets is still to come.
@@ -400,19 +461,21 @@ class HandOut:
         They may be granted yet, and nobody else will ever process them then.
         """
         with self._engine.changed:
-            return self._pipeline.awaits(self.places.values())
+            return self._pipeline.awaits(self.unpaused())
 
     def holds_grants(self) -> bool:
         """Return whether records are, or may yet be, granted and not handed out."""
         with self._engine.changed:
-            return self._pipeline.holds(self.places.values())
+            return self._pipeline.holds(self.unpaused())
 
     def wait(self, timeout_ms: int) -> None:
         """Wait for news of the engine, for at most a slice."""
         self._wait(min(timeout_ms, WAIT_SLICE_MS))
 
     def _wait(self, timeout_ms: int) -> None:
-        if timeout_ms > 0:
+        if self._is_at_most_once:
+            self._pipeline.await_grant(self.unpaused(), timeout_ms)
+        elif timeout_ms > 0:
             with self._engine.changed:
                 self._engine.changed.wait(timeout_ms / 1000)
 
@@ -440,7 +503,7 @@ def start_of(holding: Holding) -> int:
     """Return where to begin under a claim, or to go on for an earlier consumer."""
     progress = holding.progress
     if isinstance(progress, AtMostOnce):
-        return progress.next_first
+        return progress.resume_at
     return 0 if progress is None else progress.position or 0
 
 

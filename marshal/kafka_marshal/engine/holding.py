@@ -78,8 +78,8 @@ class Holding:
         "lookup",
         "lookup_at_ms",
         "progress",
-        "requested_at_ms",
         "start_rule",
+        "told_mark",
         "vacancy",
     )
 
@@ -91,9 +91,10 @@ class Holding:
         self.drain: Drain | None = None
         self.lookup: Pending[Lookup] | None = None
         self.lookup_at_ms = 0
-        self.requested_at_ms = 0
         # At most once: what the application was handed, until it asks for more.
         self.lent_count = 0
+        # The mark that a batch of beats has told last; it has room for some only.
+        self.told_mark: int | None = None
         self.handed_count = 0
         self.forgotten_count = 0
         self.vacancy: Vacancy | None = None
@@ -118,9 +119,33 @@ class Holding:
         if isinstance(self.progress, AtLeastOnce):
             return self.progress.in_hand_count
         if isinstance(self.progress, AtMostOnce):
-            granted = sum(g.last - g.first + 1 for g in self.progress.unused)
-            return granted + self.progress.outstanding_count + self.lent_count
+            return self.unconfirmed_count + self.progress.outstanding_count
         return 0
+
+    @property
+    def unconfirmed_count(self) -> int:
+        """At most once: offsets granted, and records in hand, not done with yet.
+
+        What a crash now would lose; offsets that hold no record count along.
+        """
+        if isinstance(self.progress, AtMostOnce):
+            return self.progress.unused_count + self.lent_count
+        return 0
+
+    @property
+    def mark(self) -> int | None:
+        """At most once: everything granted below it is done with; else None."""
+        progress = self.progress
+        return progress.done if isinstance(progress, AtMostOnce) else None
+
+    def take_back(self) -> None:
+        """Note that the application is done with all that it was handed.
+
+        Under at least once only commits tell, and nothing changes.
+        """
+        self.lent_count = 0
+        if isinstance(self.progress, AtMostOnce):
+            self.progress.take_back()
 
     @property
     def tally(self) -> Tally:

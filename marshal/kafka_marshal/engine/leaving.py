@@ -2,11 +2,12 @@
 
 import attrs
 
-from kafka_marshal.protocol.claiming import Claim
+from kafka_marshal.protocol.losses import mark_to_tags
 from kafka_marshal.protocol.records import ReleasingPartition
 from kafka_marshal.protocol.types import Key
 
 from .context import Context
+from .holding import Holding
 from .outbox import Outbox
 
 
@@ -16,7 +17,8 @@ class _Leave:
     position: int | None
     reason: str
     successor: str | None
-    due_ms: int
+    mark: int | None = None
+    due_ms: int = 0
 
 
 class Leaver:
@@ -43,26 +45,25 @@ class Leaver:
         return key in self._leaving
 
     def release(
-        self,
-        claim: Claim,
-        position: int | None,
-        *,
-        reason: str,
-        successor: str | None = None,
+        self, holding: Holding, *, reason: str, successor: str | None = None
     ) -> None:
-        """Release a claim, now and again until the log shows it."""
+        """Release a claim, now and again until the log shows it.
+
+        At most once, the release also tells how far the application was.
+        """
+        claim = holding.claim
         if claim.epoch is None:
             return
         ghost = self._leaving.get(claim.key)
         if ghost is not None and ghost.epoch > claim.epoch:
             return  # the log has forgotten this claim for one that is ours as well
-        leave = _Leave(claim.epoch, position, reason, successor, 0)
+        leave = _Leave(claim.epoch, holding.position, reason, successor, holding.mark)
         self._leaving[claim.key] = leave
         self.send_due(self._context.now_ms)
 
     def release_ghost(self, key: Key, epoch: int) -> None:
         """Release a claim that was won without being wanted any more."""
-        self._leaving[key] = _Leave(epoch, None, "ghost", None, 0)
+        self._leaving[key] = _Leave(epoch, None, "ghost", None)
         self.send_due(self._context.now_ms)
 
     def send_due(self, now_ms: int) -> None:
@@ -97,6 +98,7 @@ class Leaver:
                 leave.position,
                 leave.successor,
                 leave.reason,
+                mark_to_tags(leave.mark),
             ),
             key=key,
         )

@@ -1,29 +1,100 @@
-"""At most once on the consumer's thread: asks for what was fetched (PROTOCOL 6.2).
+"""At most once on the consumer's thread: asks for what was fetched (PROTOCOL 6.3).
 
-What is handed out is both fetched and granted, in log order.
+What is handed out is both fetched and granted, in log order. While the
+application works on one batch, the next ones are asked for, as many as it takes
+that no round trip is waited for. At risk, and lost by a crash, is what was asked
+for and is not done with: in hand, granted or under way, never more than
+``max_granted_batches`` times ``max_poll_records`` records of a partition.
 """
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
+from operator import attrgetter
+
+import attrs
 
 from kafka_marshal.ports import DataReader, Record
-from kafka_marshal.protocol.granting import AtMostOnce
+from kafka_marshal.protocol.granting import US_PER_MS, AtMostOnce, Pace
 
 from .engine import Engine
 from .place import Place
 from .session import Session
+
+_offset = attrgetter("offset")
+
+
+@attrs.define
+class _Meter:
+    """How fast one place is consumed, apart from waiting for its grants."""
+
+    place: Place
+    pace: Pace
+    since_ms: int
+    count: int = 0
+    starved_ms: int = 0
+    starving_since_ms: int | None = None
+
+    def starve(self, now_ms: int) -> None:
+        """Note that there is something fetched, and nothing granted yet."""
+        if self.starving_since_ms is None:
+            self.starving_since_ms = now_ms
+
+    def take(self, count: int, *, batch: int, now_ms: int, round_trip_us: int) -> None:
+        """Note that so many records were handed out."""
+        if self.starving_since_ms is not None:
+            # Who looks again only much later was not kept waiting for all of it.
+            waited_ms = now_ms - self.starving_since_ms
+            self.starved_ms += min(waited_ms, round_trip_us // US_PER_MS + 1)
+            self.starving_since_ms = None
+        self.count += count
+        if self.count >= batch:
+            busy_ms = max(0, now_ms - self.since_ms - self.starved_ms)
+            batch_ms = busy_ms * batch // self.count
+            self.pace.on_batch(batch_ms, round_trip_us=round_trip_us)
+            self.since_ms, self.count, self.starved_ms = now_ms, 0, 0
 
 
 class Pipeline:
     """The grants of one consumer's partitions."""
 
     def __init__(
-        self, engine: Engine, session: Session, *, reader: DataReader, most: int
+        self,
+        engine: Engine,
+        session: Session,
+        *,
+        reader: DataReader,
+        most: int,
+        batches_max: int,
     ) -> None:
+        """Start without any partition.
+
+        Args:
+            engine: Drives the session.
+            session: Sends the requests.
+            reader: Fetches the records.
+            most: Records of a batch.
+            batches_max: Batches of a partition that may be at risk.
+        """
         self._engine = engine
         self._session = session
         self._reader = reader
         self._most = most
+        self._batches_max = batches_max
         self._clock = engine.context.ports.clock
+        self._meters: dict[object, _Meter] = {}
+
+    def _meter(self, place: Place) -> _Meter:
+        meter = self._meters.get(place.partition)
+        if meter is None or meter.place is not place:
+            meter = _Meter(place, Pace(self._batches_max), self._clock.now_ms())
+            self._meters[place.partition] = meter
+        return meter
+
+    def is_full(self, place: Place) -> bool:
+        """Return whether as much is fetched as can be used for now."""
+        return place.buffered_count >= self._meter(place).pace.depth * self._most
+
+    # --- asking
 
     def ask(self, places: Iterable[Place]) -> bool:
         """Ask for what was fetched; return whether a verdict is awaited."""
@@ -32,43 +103,89 @@ class Pipeline:
             now_ms = self._clock.now_ms()
             for place in places:
                 progress = place.holding.progress
-                if not isinstance(progress, AtMostOnce):
-                    continue
-                if progress.outstanding_count:
-                    is_waiting = True
-                elif progress.granted is None and place.buffered_count:
-                    if place.holding.may_hand_out(now_ms):
-                        self._ask_for(place, progress)
-                        is_waiting = True
-                    else:
-                        place.put_back(self._reader)
+                if isinstance(progress, AtMostOnce):
+                    if place.buffered_count:
+                        self._ask_for(place, progress, now_ms)
+                    is_waiting = is_waiting or progress.outstanding_count > 0
         return is_waiting
 
-    def _ask_for(self, place: Place, progress: AtMostOnce) -> None:
-        most = place.at + self._most
-        last = place.fetched[min(most, len(place.fetched)) - 1].offset
-        if last >= progress.next_first:
-            self._session.grants.request(place.holding, last)
+    def _ask_for(self, place: Place, progress: AtMostOnce, now_ms: int) -> None:
+        holding = place.holding
+        fresh = bisect_left(place.fetched, progress.next_first, place.at, key=_offset)
+        is_idle = progress.granted is None and not progress.outstanding_count
+        if is_idle and fresh > place.at:
+            self._drop_foreign(place, progress, fresh - place.at)
+            fresh = place.at
+        unasked = len(place.fetched) - fresh
+        self._session.grants.look(holding)
+        depth = self._meter(place).pace.depth
+        if not unasked or not holding.may_hand_out(now_ms):
+            return
+        room = depth * self._most - holding.lent_count - (fresh - place.at)
+        if room < self._most or not progress.may_request(depth):
+            return
+        count = min(unasked, room)
+        if count < self._most and progress.outstanding_count:
+            return  # it can go along with what comes meanwhile
+        last = place.fetched[fresh + count - 1].offset
+        self._session.grants.request(holding, last)
+
+    def _drop_foreign(self, place: Place, progress: AtMostOnce, count: int) -> None:
+        """Drop records that others were granted: they are never ours."""
+        if count < place.buffered_count:
+            place.take(count)
         else:
-            # Others were granted all of it.
             place.go_to(self._reader, progress.next_first)
 
+    # --- using
+
     def take(self, place: Place, progress: AtMostOnce, *, most: int) -> list[Record]:
-        """Take what is both fetched and granted, in log order."""
+        """Take what is both fetched and granted, in log order, slice by slice."""
         records: list[Record] = []
         while place.buffered_count and len(records) < most:
             grant = progress.granted
             if grant is None:
                 break
-            record = place.fetched[place.at]
-            if record.offset > grant.last:
+            first = place.fetched[place.at].offset
+            if first > grant.last:
                 progress.skip_through(grant.last)
-            elif record.offset < grant.first:
-                place.take(1)  # granted to an earlier owner: never ours
-            else:
-                records.extend(place.take(1))
-                progress.hand_out(record.offset)
+                continue
+            if first < grant.first:
+                # Granted to an earlier owner: never ours.
+                ours = bisect_left(place.fetched, grant.first, place.at, key=_offset)
+                place.take(ours - place.at)
+                continue
+            end = bisect_right(place.fetched, grant.last, place.at, key=_offset)
+            chunk = place.take(min(end - place.at, most - len(records)))
+            progress.hand_out(chunk[-1].offset)
+            records = [*records, *chunk] if records else list(chunk)
+        self._measure(place, progress, len(records))
         return records
+
+    def _measure(self, place: Place, progress: AtMostOnce, count: int) -> None:
+        meter = self._meter(place)
+        now_ms = self._clock.now_ms()
+        if count:
+            meter.take(
+                count,
+                batch=self._most,
+                now_ms=now_ms,
+                round_trip_us=progress.round_trip_us,
+            )
+        elif progress.outstanding_count:
+            meter.starve(now_ms)
+
+    def await_grant(self, places: Iterable[Place], timeout_ms: int) -> None:
+        """Wait until the engine has news, unless something is granted already."""
+        with self._engine.changed:
+            if timeout_ms > 0 and not any(map(self._is_served, places)):
+                self._engine.changed.wait(timeout_ms / 1000)
+
+    def _is_served(self, place: Place) -> bool:
+        progress = place.holding.progress
+        if not isinstance(progress, AtMostOnce):
+            return False
+        return place.buffered_count > 0 and progress.granted is not None
 
     def awaits(self, places: Iterable[Place]) -> bool:
         """Return whether a verdict on asked-for offsets is still to come."""
@@ -86,13 +203,3 @@ class Pipeline:
             for place in places
             if isinstance(progress := place.holding.progress, AtMostOnce)
         )
-
-    def report_unused(self, place: Place) -> None:
-        """Tell which granted offsets nobody will ever process (PROTOCOL 6.2)."""
-        progress = place.holding.progress
-        if not isinstance(progress, AtMostOnce):
-            return
-        ranges = [(grant.first, grant.last) for grant in progress.discard()]
-        if ranges:
-            fields = {"key": place.holding.key, "ranges": ranges}
-            self._engine.context.observe("granted_unprocessed", fields)

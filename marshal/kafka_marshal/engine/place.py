@@ -64,6 +64,10 @@ class Place:
         """Fetch from ``offset`` on; what was fetched is forgotten."""
         self.drop()
         self.next_offset = offset
+        self.read_on(reader, offset)
+
+    def read_on(self, reader: DataReader, offset: int) -> None:
+        """Fetch from ``offset`` on, behind what was fetched."""
         reader.seek(self.partition, offset, token=self.holding.claim.token)
 
     def put_back(self, reader: DataReader) -> None:

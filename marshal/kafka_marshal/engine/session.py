@@ -472,19 +472,14 @@ class Session:
         self, holding: Holding, *, reason: str, successor: str | None = None
     ) -> None:
         """Give a held key up at its position."""
-        claim = holding.claim
-        if claim.is_owned:
-            self._leaver.release(
-                claim, holding.position, reason=reason, successor=successor
-            )
+        if holding.claim.is_owned:
+            self._leaver.release(holding, reason=reason, successor=successor)
         self._finish(holding, Ending(reason, was_lost=False))
 
     def check_lease(self, holding: Holding, now_ms: int) -> None:
         """End a claim whose hard stop has come, and release what the log has of it."""
         if holding.claim.check_lease(now_ms):
-            self._leaver.release(
-                holding.claim, holding.position, reason="lease_expired"
-            )
+            self._leaver.release(holding, reason="lease_expired")
             self._after_end(holding)
 
     def check_clock(self, partitions: Container[int], now_ms: int) -> None:
@@ -500,6 +495,7 @@ class Session:
         if self.holdings.get(key) is holding:
             del self.holdings[key]
             self._bump(key)
+        self.grants.report_unused(holding)
         ending = holding.claim.ending
         if ending is not None and holding.claim.epoch is not None:
             client_id, epoch = self.claimant.owner.client_id, holding.claim.epoch
@@ -557,6 +553,8 @@ class Session:
                 self._finish(holding, Ending("given_up", was_lost=False))
             elif release:
                 self.release(holding, reason="closed")
+            else:
+                self.grants.report_unused(holding)
         return seqs if release else [*seqs, *self.beat_now()]
 
     def lag_of(self, key: Key) -> int | None:
@@ -566,6 +564,16 @@ class Session:
         """
         holding = self.holdings.get(key)
         return None if holding is None else self._lags.lag_of(holding)
+
+    def end_of(self, key: Key) -> int | None:
+        """Return where the log of a held key ended, None if not known."""
+        end = self._lags.end_of(key)
+        return None if end is None else end.offset
+
+    @property
+    def subscriptions(self) -> tuple[Subscription, ...]:
+        """What is pursued now."""
+        return tuple(self._subs)
 
     @property
     def is_mirror_behind(self) -> bool:

@@ -1,13 +1,19 @@
+import msgspec
 import pytest
 from logkit import KEY, Log, ident, messages
 from logkit import beat as beat_record
 
 from kafka_marshal.errors import InvalidTransition
 from kafka_marshal.protocol.granting import (
+    FEWER_IN_A_ROW,
+    GAIN_MIN,
     REQUESTS_IN_FLIGHT_MAX,
     AtMostOnce,
     Grant,
     GrantRequest,
+    Pace,
+    averaged,
+    depth_for,
 )
 from kafka_marshal.protocol.transition import Transition
 
@@ -21,16 +27,21 @@ class Bench:
         self.log = Log(span=100)
         self.epoch = self.log.claimed("c1")
         self.log.append(beat_record(self.epoch, start))
-        self.it = AtMostOnce(start, grantee=GRANTEE)
+        self.it = AtMostOnce(start or 0, grantee=GRANTEE)
+        self.it.is_anchored = start is not None
         self.seq = 0
 
-    def request(self, last):
+    def request(self, last, **sent):
         self.seq += 1
-        return self.it.request(self.seq, last)
+        return self.it.request(self.seq, last, **sent)
 
-    def answer(self, request):
+    def answer(self, request, **heard):
         record = messages(self.epoch, request.first, request.last, seq=request.seq)
-        return self.it.on_verdict(self.log.one(record))
+        return self.hear(self.log.one(record), **heard)
+
+    def hear(self, transition, **heard):
+        head = self.log.key().next_unclaimed()
+        return self.it.on_verdict(transition, head=head, **heard)
 
     def granted(self, last):
         assert self.answer(self.request(last)) is None
@@ -41,9 +52,17 @@ def bench():
     return Bench()
 
 
+def refused(reason, request):
+    record = messages(1, request.first, request.last, seq=request.seq)
+    return Transition(9, "refused", None, reason, KEY, 1, None, record)
+
+
+# --- asking
+
+
 def test_requests_cover_offsets_once(bench):
     assert bench.request(4) == GrantRequest(1, 0, 4)
-    assert bench.request(9) == GrantRequest(2, 5, 9)
+    assert bench.request(9, sent_ms=7) == GrantRequest(2, 5, 9, 7)
     assert (bench.it.next_first, bench.it.outstanding_count) == (10, 2)
     with pytest.raises(InvalidTransition, match="up to 9"):
         bench.request(9)
@@ -56,6 +75,59 @@ def test_only_so_many_requests_are_under_way(bench):
         bench.request(REQUESTS_IN_FLIGHT_MAX)
 
 
+def test_the_depth_says_how_many_may_be_under_way(bench):
+    assert bench.it.may_request(2)
+    bench.request(4)
+    assert not bench.it.may_request(1)
+    assert bench.it.may_request(2)
+
+
+def test_the_oldest_request_is_what_is_waited_for(bench):
+    assert bench.it.oldest_sent_ms is None
+    first = bench.request(4, sent_ms=7)
+    bench.request(9, sent_ms=8)
+    assert bench.it.oldest_sent_ms == 7
+    bench.answer(first)
+    assert bench.it.oldest_sent_ms == 8
+
+
+def test_what_is_asked_for_stays_within_the_span(bench):
+    """Should all that is under way be lost, the last request is granted it all."""
+    assert bench.it.last_within(4, 100) == 4
+    assert bench.it.last_within(400, 100) == 99
+    bench.request(49)
+    assert bench.it.last_within(400, 100) == 99
+    request = bench.request(99)
+    assert bench.answer(request) is None
+    assert bench.it.unused == (Grant(0, 99),)
+
+
+def test_without_a_position_there_is_one_request_at_a_time():
+    """The trap: one that overtakes another would leave out what that one asks for."""
+    bench = Bench(start=None)
+    first = bench.request(4)
+    assert not bench.it.may_request(REQUESTS_IN_FLIGHT_MAX)
+    with pytest.raises(InvalidTransition):
+        bench.request(9)
+    assert bench.answer(first) is None
+    assert bench.it.is_anchored
+    bench.request(9)
+    bench.request(14)
+
+
+def test_without_a_position_a_request_that_is_given_up_is_covered_by_the_next():
+    bench = Bench(start=None)
+    late = bench.request(4)
+    bench.it.forget_requests()
+    again = bench.request(9)
+    assert bench.answer(again) is None
+    assert bench.answer(late) == "nothing_left"
+    assert bench.it.unused == (Grant(0, 9),)
+
+
+# --- verdicts
+
+
 def test_nothing_is_handed_out_before_it_is_granted(bench):
     request = bench.request(4)
     assert bench.it.granted is None
@@ -66,34 +138,22 @@ def test_nothing_is_handed_out_before_it_is_granted(bench):
     bench.it.hand_out(0)
 
 
-def test_a_granted_offset_is_handed_out_once(bench):
-    bench.granted(2)
-    for offset in range(3):
-        bench.it.hand_out(offset)
-        with pytest.raises(InvalidTransition, match="not granted"):
-            bench.it.hand_out(offset)
-    assert (bench.it.granted, bench.it.unused) == (None, ())
-
-
-def test_gaps_use_up_what_they_skip(bench):
-    bench.granted(4)
-    bench.granted(9)
-    bench.it.hand_out(3)
-    assert bench.it.unused == (Grant(4, 4), Grant(5, 9))
-    bench.it.hand_out(7)
-    assert bench.it.unused == (Grant(8, 9),)
-    with pytest.raises(InvalidTransition):
-        bench.it.hand_out(4)
-    with pytest.raises(InvalidTransition):
-        bench.it.hand_out(10)
-
-
 def test_grants_are_used_in_log_order_whatever_the_order_of_requests(bench):
     first, second = bench.request(4), bench.request(9)
     assert bench.answer(second) is None  # the log took it first: 0 to 9
+    assert bench.it.outstanding_count == 0  # the other one can get nothing now
     assert bench.answer(first) == "nothing_left"
     assert bench.it.unused == (Grant(0, 9),)
-    assert bench.it.outstanding_count == 0
+    assert bench.it.next_first == 10
+
+
+def test_a_request_that_is_lost_is_covered_by_the_next(bench):
+    bench.request(4)
+    second, third = bench.request(9), bench.request(14)
+    assert bench.answer(second) is None
+    assert bench.it.outstanding_count == 1
+    assert bench.answer(third) is None
+    assert bench.it.unused == (Grant(0, 9), Grant(10, 14))
 
 
 def test_without_a_position_the_first_request_says_where_to_begin():
@@ -110,9 +170,41 @@ def test_a_range_granted_to_an_earlier_owner_is_not_ours():
     assert bench.it.unused == (Grant(4, 9),)
 
 
-def test_a_wide_request_is_refused(bench):
-    assert bench.answer(bench.request(100)) == "span"
+def test_what_others_were_granted_is_asked_for_no_more(bench):
+    request = bench.request(4)
+    bench.log.append(messages(bench.epoch, 0, 20, seq=99))
+    assert bench.answer(request) == "nothing_left"
+    assert (bench.it.next_first, bench.it.outstanding_count) == (21, 0)
+
+
+def test_a_wide_request_is_refused_and_asked_again_from_where_the_log_stands(bench):
+    bench.it.next_first = 300  # retention took what lies between
+    assert bench.answer(bench.request(310)) == "span"
     assert bench.it.unused == ()
+    assert bench.it.next_first == 0
+    assert bench.it.last_within(310, 100) == 99
+
+
+def test_after_a_refusal_everything_behind_it_is_asked_for_again(bench):
+    first, second, third = bench.request(4), bench.request(9), bench.request(14)
+    assert bench.answer(first) is None
+    assert bench.hear(refused("paused", second)) == "paused"
+    assert (bench.it.next_first, bench.it.outstanding_count) == (5, 0)
+    assert bench.hear(refused("paused", third)) == "paused"
+    assert bench.it.next_first == 5
+    again = bench.request(7)
+    assert again.first == 5
+    assert bench.answer(third) is None  # it landed after the pause
+    assert bench.answer(again) == "nothing_left"
+    assert bench.it.unused == (Grant(0, 4), Grant(5, 14))
+
+
+def test_a_refusal_without_a_position_goes_back_to_what_was_asked():
+    bench = Bench(start=None)
+    bench.it.next_first = 5
+    request = bench.request(9)
+    assert bench.it.on_verdict(refused("paused", request), head=None) == "paused"
+    assert bench.it.next_first == 5
 
 
 def test_an_ignored_request_says_why(bench):
@@ -125,16 +217,11 @@ def test_a_verdict_of_another_process_is_not_ours(bench):
     """Matched by grantee, never by incarnation and number alone (PROTOCOL 6.2)."""
     request = bench.request(4)
     foreign = messages(bench.epoch, 0, 4, seq=request.seq)
-    foreign = type(foreign)(
-        *[getattr(foreign, name) for name in foreign.__struct_fields__[:7]],
-        ident("task"),
-        0,
-        4,
-    )
-    assert bench.it.on_verdict(bench.log.one(foreign)) is None
+    foreign = msgspec.structs.replace(foreign, grantee=ident("task"))
+    assert bench.hear(bench.log.one(foreign)) is None
     assert bench.it.unused == ()
     assert bench.it.outstanding_count == 1
-    assert bench.it.on_verdict(bench.log.one(beat_record(bench.epoch))) is None
+    assert bench.hear(bench.log.one(beat_record(bench.epoch))) is None
 
 
 def test_an_acceptance_without_a_range_grants_nothing(bench):
@@ -167,6 +254,44 @@ def test_a_late_grant_moves_what_is_asked_next(bench):
     assert bench.it.next_first == 5
 
 
+def test_the_round_trip_of_what_is_answered_is_measured(bench):
+    first, late = bench.request(4, sent_ms=10), bench.request(9, sent_ms=20)
+    assert bench.answer(first, now_ms=14) is None
+    assert bench.it.round_trip_us == 4_000
+    bench.it.forget_requests()
+    assert bench.answer(late, now_ms=90) is None
+    assert bench.it.round_trip_us == 4_000
+    quick = bench.request(14, sent_ms=100)
+    assert bench.answer(quick, now_ms=100) is None
+    assert bench.it.round_trip_us == averaged(4_000, 1)
+
+
+# --- using
+
+
+def test_a_granted_offset_is_handed_out_once(bench):
+    bench.granted(2)
+    for offset in range(3):
+        bench.it.hand_out(offset)
+        with pytest.raises(InvalidTransition, match="not granted"):
+            bench.it.hand_out(offset)
+    assert (bench.it.granted, bench.it.unused) == (None, ())
+
+
+def test_gaps_use_up_what_they_skip(bench):
+    bench.granted(4)
+    bench.granted(9)
+    bench.it.hand_out(3)
+    assert bench.it.unused == (Grant(4, 4), Grant(5, 9))
+    assert bench.it.unused_count == 6
+    bench.it.hand_out(7)
+    assert bench.it.unused == (Grant(8, 9),)
+    with pytest.raises(InvalidTransition):
+        bench.it.hand_out(4)
+    with pytest.raises(InvalidTransition):
+        bench.it.hand_out(10)
+
+
 @pytest.mark.parametrize(
     ("through", "unused"),
     [
@@ -185,10 +310,144 @@ def test_offsets_without_records_are_skipped(bench, through, unused):
     assert bench.it.unused == unused
 
 
-def test_what_is_given_up_is_reported(bench):
+def test_what_was_handed_out_is_done_with_once_more_is_asked_for(bench):
+    bench.granted(9)
+    bench.it.hand_out(3)
+    assert bench.it.done == 0
+    bench.it.take_back()
+    assert bench.it.done == 4
+    bench.it.skip_through(7)
+    bench.it.take_back()
+    assert bench.it.done == 8
+
+
+def test_where_to_go_on_is_the_first_that_is_not_handed_out(bench):
+    assert bench.it.resume_at == 0
+    first = bench.request(4)
+    bench.request(9)
+    assert bench.it.resume_at == 0
+    bench.answer(first)
+    bench.it.hand_out(2)
+    assert bench.it.resume_at == 3
+    bench.it.hand_out(4)
+    assert bench.it.resume_at == 5
+    bench.it.forget_requests()
+    bench.granted(12)
+    bench.it.hand_out(12)
+    assert bench.it.resume_at == 13
+
+
+def test_what_is_given_up_is_reported_once_and_never_handed_out(bench):
     bench.granted(4)
     bench.request(9)
     bench.it.hand_out(1)
     assert bench.it.discard() == (Grant(2, 4),)
-    assert (bench.it.unused, bench.it.outstanding_count) == ((), 0)
+    assert (bench.it.granted, bench.it.outstanding_count) == (None, 0)
+    with pytest.raises(InvalidTransition, match="not granted"):
+        bench.it.hand_out(2)
     assert bench.it.discard() == ()
+
+
+# --- how many to have under way
+
+
+@pytest.mark.parametrize(
+    ("round_trip_us", "batch_us", "depth"),
+    [
+        pytest.param(1, 1, 2, id="equal"),
+        pytest.param(3_000, 10_000, 2, id="shorter"),
+        pytest.param(10_000, 10_000 * GAIN_MIN, 1, id="next-to-nothing"),
+        pytest.param(10_000, 10_000 * GAIN_MIN - 1, 2, id="worth-it"),
+        pytest.param(10_001, 10_000, 3, id="just-above"),
+        pytest.param(30_000, 10_000, 4, id="three-batches"),
+        pytest.param(900_000, 10, 8, id="bounded"),
+    ],
+)
+def test_the_depth_hides_a_round_trip(round_trip_us, batch_us, depth):
+    assert depth_for(round_trip_us, batch_us, most=8) == depth
+
+
+def test_a_bound_of_one_is_no_pipelining():
+    assert depth_for(900_000, 10, most=1) == 1
+
+
+def test_it_begins_with_one_and_grows_one_by_one():
+    pace = Pace(4)
+    assert pace.depth == 1
+    depths = []
+    for _ in range(5):
+        pace.on_batch(10, round_trip_us=100_000)
+        depths.append(pace.depth)
+    assert depths == [2, 3, 4, 4, 4]
+
+
+def test_without_a_round_trip_nothing_is_decided():
+    pace = Pace(4)
+    pace.on_batch(10, round_trip_us=0)
+    assert (pace.depth, pace.batch_us) == (1, 0)
+
+
+def test_it_shrinks_only_after_many_batches_in_a_row():
+    pace = Pace(4)
+    for _ in range(3):
+        pace.on_batch(10, round_trip_us=100_000)
+    slow = {"round_trip_us": 10_000}
+    pace.batch_us = 10_000
+    for _ in range(FEWER_IN_A_ROW - 1):
+        pace.on_batch(10, **slow)
+    assert pace.depth == 4
+    pace.on_batch(10, round_trip_us=100_000)  # one that needs all of it
+    for _ in range(FEWER_IN_A_ROW - 1):
+        pace.on_batch(10, **slow)
+    assert pace.depth == 4
+    pace.on_batch(10, **slow)
+    assert pace.depth == 3
+
+
+def test_it_settles_and_stays():
+    """Figures that swing about their mean move nothing, once it has settled."""
+    pace = Pace(8)
+    depths = set()
+    for number in range(400):
+        batch_ms = (7, 13, 10, 4, 16)[number % 5]
+        pace.on_batch(batch_ms, round_trip_us=25_000)
+        if number >= 100:
+            depths.add(pace.depth)
+    assert len(depths) == 1
+
+
+def test_a_long_silence_is_soon_forgotten():
+    pace = Pace(4)
+    pace.on_batch(3_600_000, round_trip_us=10_000)
+    assert pace.depth == 1
+    took = 0
+    while pace.depth < 2:
+        pace.on_batch(10, round_trip_us=10_000)
+        took += 1
+    assert took <= 8
+
+
+def test_a_slow_handler_has_nothing_ahead():
+    pace = Pace(4)
+    for _ in range(40):
+        pace.on_batch(5_000, round_trip_us=10_000)
+    assert pace.depth == 1
+
+
+def test_a_handler_of_no_time_at_all_gets_the_most():
+    pace = Pace(4)
+    for _ in range(10):
+        pace.on_batch(0, round_trip_us=1)
+    assert pace.depth == 2
+    for _ in range(40):
+        pace.on_batch(0, round_trip_us=5_000)
+    assert pace.depth == 4
+    assert pace.batch_us == 1
+
+
+@pytest.mark.parametrize(
+    ("average", "sample", "now"),
+    [(0, 7, 7), (100, 100, 100), (100, 200, 125), (100, 0, 75), (1, 0, 1)],
+)
+def test_an_average_follows_what_comes(average, sample, now):
+    assert averaged(average, sample) == now

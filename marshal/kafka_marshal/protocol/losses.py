@@ -1,0 +1,276 @@
+"""What was granted at most once and never processed, read off the log (PROTOCOL 6.2).
+
+Grants stand in the log; how far the owner got does not, since nothing is
+committed after them. So owners say it in the tags of their records: everything
+below the mark was handed out and is done with. Tags inform and decide nothing
+(PROTOCOL 3.2): where a mark is missing, everything granted counts as unconfirmed.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import attrs
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from kafka_marshal.protocol.codec import decode_tags
+from kafka_marshal.protocol.freshness import Freshness
+from kafka_marshal.protocol.records import (
+    BatchHeartbeat,
+    ClaimingMessages,
+    Heartbeat,
+    Record,
+    ReleasingPartition,
+)
+from kafka_marshal.protocol.state import WorldState
+from kafka_marshal.protocol.transition import (
+    ACCEPTED,
+    REFUSED,
+    Transition,
+    Transitions,
+)
+from kafka_marshal.protocol.types import OFFSET_MAX, Key, LogEntry, Owner
+
+MARK = "done"
+# A pair of index and offset takes 12 bytes at most; with the head, 1 KiB holds these.
+MARKS_PER_BATCH_MAX = 84
+
+LIVE = "live"
+STALE = "stale"
+RELEASED = "released"
+RESUMED = "resumed"
+TAKEN_OVER = "taken_over"
+
+_ENCODER = msgspec.msgpack.Encoder()
+
+
+# --- marks, as owners write them
+
+
+def mark_to_tags(mark: int | None) -> bytes | UnsetType:
+    """Return the tags that tell a mark: everything granted below it is done with."""
+    return UNSET if mark is None else _ENCODER.encode({MARK: mark})
+
+
+def marks_to_tags(marks: Sequence[tuple[int, int]]) -> bytes | UnsetType:
+    """Return the tags of a batch of beats, as far as they fit.
+
+    Args:
+        marks: Index of the beat in its record, and the mark of its key. Those
+            that come first are told; what is left out is unknown to readers.
+    """
+    if not marks:
+        return UNSET
+    flat = [number for pair in marks[:MARKS_PER_BATCH_MAX] for number in pair]
+    return _ENCODER.encode({MARK: flat})
+
+
+def marks_of(record: Record) -> dict[int, int]:
+    """Return the marks that a record tells, by the index of its beat; 0 for others.
+
+    Total: what cannot be read counts as absent.
+    """
+    tags = record.tags
+    found = None if isinstance(tags, UnsetType) else decode_tags(tags)
+    value = (found or {}).get(MARK)
+    if isinstance(record, BatchHeartbeat):
+        flat: Sequence[Any] = value if isinstance(value, list) else ()
+        pairs = zip(flat[::2], flat[1::2], strict=False)
+        return {i: mark for i, mark in pairs if type(i) is int and _is_mark(mark)}
+    return {0: value} if value is not None and _is_mark(value) else {}
+
+
+def _is_mark(value: object) -> bool:
+    return type(value) is int and 0 <= value <= OFFSET_MAX + 1
+
+
+# --- losses, as readers find them
+
+
+@attrs.frozen
+class Loss:
+    """Offsets granted under one claim that its owner did not say it was done with.
+
+    After a crash the batch that was in hand is among them: how much of it was
+    processed nobody knows but the application.
+
+    Attributes:
+        key: Group, topic and partition.
+        owner: Who they were granted to.
+        epoch: Epoch of the claim.
+        ranges: Offsets, both ends inclusive, ascending; offsets that hold no
+            record count along.
+        mark: Below this the owner was done with everything; None where it never
+            said so.
+        ending: ``taken_over``, ``resumed``, ``released``, ``stale`` (silent for
+            more than 2H and not taken over yet) or ``live`` (at risk only).
+        reason: What the release says, None elsewhere.
+        winner: client_id that owns the key since, None where nobody took it.
+        partition: Coordinating partition.
+        at_offset: Offset there of the record that ended the claim; of the last
+            grant where it has not ended.
+        at_ms: Time of that record, epoch ms.
+    """
+
+    key: Key
+    owner: Owner
+    epoch: int
+    ranges: tuple[tuple[int, int], ...]
+    mark: int | None
+    ending: str
+    reason: str | None
+    winner: str | None
+    partition: int
+    at_offset: int
+    at_ms: int
+
+    @property
+    def count(self) -> int:
+        """Number of offsets."""
+        return sum(last - first + 1 for first, last in self.ranges)
+
+
+@attrs.define
+class _Tenure:
+    """One claim so far: what each process was granted under it, and is done with."""
+
+    owner: Owner
+    epoch: int
+    granted: dict[bytes, list[tuple[int, int]]] = attrs.field(factory=dict)
+    marks: dict[bytes, int] = attrs.field(factory=dict)
+    at: tuple[int, int] = (0, 0)
+
+    def grant(self, grantee: bytes, first: int, last: int) -> None:
+        ranges = self.granted.setdefault(grantee, [])
+        if ranges and ranges[-1][1] + 1 == first:
+            first = ranges.pop()[0]
+        ranges.append((first, last))
+
+    def mark(self, grantee: bytes, mark: int) -> None:
+        self.marks[grantee] = max(mark, self.marks.get(grantee, 0))
+        self.granted[grantee] = list(
+            above(self.granted.get(grantee, ()), self.marks[grantee])
+        )
+
+
+def above(ranges: Iterable[tuple[int, int]], mark: int) -> Iterable[tuple[int, int]]:
+    """Yield what of these ranges lies at or above a mark."""
+    for first, last in ranges:
+        if last >= mark:
+            yield max(first, mark), last
+
+
+class LossBook:
+    """Follows the fold of one coordinating partition, and finds losses.
+
+    Feed it every entry of the partition, from the first on, with what the fold
+    made of it.
+    """
+
+    def __init__(
+        self, partition: int, *, group_id: str | None = None, topic: str | None = None
+    ) -> None:
+        """Start at the log's beginning.
+
+        Args:
+            partition: The coordinating partition.
+            group_id: Look at this group only.
+            topic: Look at this data topic only.
+        """
+        self._partition = partition
+        self._group_id = group_id
+        self._topic = topic
+        self._tenures: dict[Key, _Tenure] = {}
+
+    def take(self, entry: LogEntry, transitions: Transitions) -> list[Loss]:
+        """Take one entry; return the losses of the claims that it ended."""
+        losses: list[Loss] = []
+        for index, transition in enumerate(transitions):
+            if transition.outcome in {ACCEPTED, REFUSED} and self._wants(transition):
+                losses += self._take(entry, index, transition)
+        return losses
+
+    def open_ones(self, world: WorldState, *, elapsed_ms: int = 0) -> list[Loss]:
+        """Return what is unconfirmed of claims that have not ended, sorted by key.
+
+        Args:
+            world: The fold of the same entries.
+            elapsed_ms: Time since the last of them (PROTOCOL 4.11).
+        """
+        losses = []
+        for key, tenure in sorted(self._tenures.items()):
+            freshness = world.keys[key].freshness(world.now_ms + elapsed_ms)
+            ending = STALE if freshness is Freshness.STALE else LIVE
+            losses += self._loss(key, tenure, ending=ending, at=tenure.at)
+        return losses
+
+    def _wants(self, transition: Transition) -> bool:
+        key = transition.key
+        return (
+            key is not None
+            and self._group_id in {None, key.group_id}
+            and self._topic in {None, key.topic}
+        )
+
+    def _take(self, entry: LogEntry, index: int, transition: Transition) -> list[Loss]:
+        key, record = transition.key, transition.record
+        assert key is not None
+        tenure = self._tenures.get(key)
+        at = (entry.offset, entry.timestamp_ms)
+        if transition.effect in {"claimed", "resumed"}:
+            assert transition.epoch is not None
+            sender = Owner(record.client_id, record.incarnation)  # type: ignore[union-attr]
+            self._tenures[key] = _Tenure(sender, transition.epoch)
+            ending = TAKEN_OVER if transition.effect == "claimed" else RESUMED
+            return self._loss(key, tenure, ending=ending, at=at, winner=sender[0])
+        if tenure is None:
+            return []
+        if isinstance(record, ClaimingMessages):
+            detail = transition.detail
+            if transition.effect == "granted" and detail is not None:
+                tenure.grant(record.grantee, detail["first"], detail["last"])
+                tenure.at = at
+            self._mark(tenure, record.grantee, marks_of(record).get(0))
+        elif isinstance(record, BatchHeartbeat):
+            self._mark(tenure, record.incarnation, marks_of(record).get(index))
+        elif isinstance(record, Heartbeat | ReleasingPartition):
+            self._mark(tenure, record.incarnation, marks_of(record).get(0))
+        if isinstance(record, ReleasingPartition):
+            del self._tenures[key]
+            reason = record.reason
+            return self._loss(key, tenure, ending=RELEASED, at=at, reason=reason)
+        return []
+
+    def _mark(self, tenure: _Tenure, grantee: bytes, mark: int | None) -> None:
+        if mark is not None:
+            tenure.mark(grantee, mark)
+
+    def _loss(
+        self,
+        key: Key,
+        tenure: _Tenure | None,
+        *,
+        ending: str,
+        at: tuple[int, int],
+        reason: str | None = None,
+        winner: str | None = None,
+    ) -> list[Loss]:
+        if tenure is None:
+            return []
+        ranges = sorted(each for found in tenure.granted.values() for each in found)
+        if not ranges:
+            return []
+        return [
+            Loss(
+                key,
+                tenure.owner,
+                tenure.epoch,
+                tuple(ranges),
+                tenure.marks.get(tenure.owner.incarnation),
+                ending,
+                reason,
+                winner,
+                self._partition,
+                *at,
+            )
+        ]
