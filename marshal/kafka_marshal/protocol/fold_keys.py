@@ -10,6 +10,7 @@ from typing import Any
 
 from kafka_marshal.protocol import judging
 from kafka_marshal.protocol.fold_groups import drop_if_empty
+from kafka_marshal.protocol.notes import note_claim, note_release
 from kafka_marshal.protocol.records import (
     BatchHeartbeat,
     ClaimingMessages,
@@ -50,12 +51,15 @@ def _claim(step: Step, record: ClaimingPartition) -> Transitions:
         if reason == "held" and known is not None:
             detail = {"remaining_ms": known.remaining_ms(state.now_ms)}
         return (step.refused(reason, key, detail=detail),)
+    before: Owner | None = None
     if known is None:
         key = _shared(key)
         known = _new_key(state, key)
     else:
         key = state.epochs.pop(known.epoch)
+    before = known.owner
     _install_owner(step, record, known)
+    note_claim(state, key, record=record, before=before)
     known.heartbeat_interval_ms = config.heartbeat_interval_ms
     state.epochs[step.entry.offset] = key
     state.dirty[key] = None
@@ -220,6 +224,7 @@ def _release(step: Step, record: ReleasingPartition) -> Transitions:
         assert state.config is not None
         deadline_ms = state.now_ms + state.config.heartbeat_interval_ms // 2
         known.handoff = (record.successor, deadline_ms)
+    note_release(state, key, record=record, offset=step.entry.offset)
     state.note_forgettable(key, known)
     state.dirty[key] = None
     return (step.accepted("released", key),)
@@ -281,6 +286,7 @@ def forget(state: WorldState, transitions: Transitions) -> None:
 def _drop_key(state: WorldState, key: Key, known: KeyState) -> None:
     del state.keys[key]
     del state.epochs[known.epoch]
+    state.soft.notes.pop(key, None)
     state.awaiting.discard(key)
     state.note_gone(key)
     state.groups[key.group_id].key_count -= 1

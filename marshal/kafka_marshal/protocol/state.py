@@ -119,6 +119,25 @@ class MemberState:
     seen_ms: int
 
 
+class KeyNote(NamedTuple):
+    """Why a key changed hands last; soft, for people and plans.
+
+    Attributes:
+        client_id: Who claimed or released it.
+        offset: Offset of that record.
+        reason: What the record says of why.
+        before: The owner before that client, None where none is known.
+        stuck: Position at which the last owners gave up as wedged, and how many
+            of them in a row.
+    """
+
+    client_id: str
+    offset: int
+    reason: str | None
+    before: str | None
+    stuck: tuple[int, int] | None
+
+
 class Halt(NamedTuple):
     """Where a reader stopped folding, and the level it would need."""
 
@@ -147,6 +166,7 @@ class SoftState:
         factory=lambda: deque(maxlen=RING_ENTRIES_MAX)
     )
     members: dict[MemberName, MemberState] = attrs.field(factory=dict)
+    notes: dict[Key, KeyNote] = attrs.field(factory=dict)
 
 
 @attrs.define
