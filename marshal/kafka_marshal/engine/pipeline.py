@@ -91,7 +91,7 @@ class Pipeline:
         return meter
 
     def is_full(self, place: Place) -> bool:
-        """Return whether as much is fetched as can be used for now."""
+        """Return whether as much is fetched as may be at risk."""
         return place.buffered_count >= self._meter(place).pace.depth * self._most
 
     # --- asking

@@ -18,6 +18,7 @@ from kafka_marshal.protocol.freshness import Freshness
 from kafka_marshal.protocol.records import (
     BatchHeartbeat,
     ClaimingMessages,
+    ClaimingPartition,
     Heartbeat,
     Record,
     ReleasingPartition,
@@ -146,7 +147,9 @@ class _Tenure:
             first = ranges.pop()[0]
         ranges.append((first, last))
 
-    def mark(self, grantee: bytes, mark: int) -> None:
+    def mark(self, grantee: bytes, mark: int | None) -> None:
+        if mark is None:
+            return
         self.marks[grantee] = max(mark, self.marks.get(grantee, 0))
         self.granted[grantee] = list(
             above(self.granted.get(grantee, ()), self.marks[grantee])
@@ -217,33 +220,30 @@ class LossBook:
         assert key is not None
         tenure = self._tenures.get(key)
         at = (entry.offset, entry.timestamp_ms)
-        if transition.effect in {"claimed", "resumed"}:
-            assert transition.epoch is not None
-            sender = Owner(record.client_id, record.incarnation)  # type: ignore[union-attr]
-            self._tenures[key] = _Tenure(sender, transition.epoch)
-            ending = TAKEN_OVER if transition.effect == "claimed" else RESUMED
-            return self._loss(key, tenure, ending=ending, at=at, winner=sender[0])
+        if isinstance(record, ClaimingPartition):
+            if transition.outcome != ACCEPTED:
+                return []
+            owner = Owner(record.client_id, record.incarnation)
+            self._tenures[key] = _Tenure(owner, entry.offset)
+            ending = TAKEN_OVER if record.resume is None else RESUMED
+            return self._loss(key, tenure, ending=ending, at=at, winner=owner.client_id)
         if tenure is None:
             return []
         if isinstance(record, ClaimingMessages):
             detail = transition.detail
-            if transition.effect == "granted" and detail is not None:
+            if detail is not None:
                 tenure.grant(record.grantee, detail["first"], detail["last"])
                 tenure.at = at
-            self._mark(tenure, record.grantee, marks_of(record).get(0))
-        elif isinstance(record, BatchHeartbeat):
-            self._mark(tenure, record.incarnation, marks_of(record).get(index))
-        elif isinstance(record, Heartbeat | ReleasingPartition):
-            self._mark(tenure, record.incarnation, marks_of(record).get(0))
-        if isinstance(record, ReleasingPartition):
+            tenure.mark(record.grantee, marks_of(record).get(0))
+        elif isinstance(record, Heartbeat | BatchHeartbeat):
+            number = index if isinstance(record, BatchHeartbeat) else 0
+            tenure.mark(record.incarnation, marks_of(record).get(number))
+        elif isinstance(record, ReleasingPartition):
+            tenure.mark(record.incarnation, marks_of(record).get(0))
             del self._tenures[key]
             reason = record.reason
             return self._loss(key, tenure, ending=RELEASED, at=at, reason=reason)
         return []
-
-    def _mark(self, tenure: _Tenure, grantee: bytes, mark: int | None) -> None:
-        if mark is not None:
-            tenure.mark(grantee, mark)
 
     def _loss(
         self,

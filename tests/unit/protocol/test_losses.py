@@ -1,0 +1,296 @@
+import msgspec
+import pytest
+from logkit import (
+    KEY,
+    H,
+    Log,
+    batch,
+    beat,
+    claim,
+    hashed,
+    ident,
+    messages,
+    pause,
+    release,
+)
+from logkit import resume as resume_record
+from msgspec import UNSET
+
+from kafka_marshal.protocol.codec import decode_tags, encode
+from kafka_marshal.protocol.losses import (
+    MARKS_PER_BATCH_MAX,
+    LossBook,
+    above,
+    mark_to_tags,
+    marks_of,
+    marks_to_tags,
+)
+from kafka_marshal.protocol.types import OFFSET_MAX, Key, Owner
+
+ME = ident("c1")
+U = Key("g", "u", 0)
+H_GROUP = Key("h", "t", 0)
+
+
+class Bench:
+    """A log with a book that follows it, and the losses that it found."""
+
+    def __init__(self, **wanted):
+        self.log = Log()
+        self.book = LossBook(3, **wanted)
+        self.found = []
+        self.epochs = {}
+
+    def say(self, record, **where):
+        transitions = self.log.append(record, **where)
+        self.found += self.book.take(self.log.entries[-1], transitions)
+        return transitions[0]
+
+    def claim(self, client="c1", *, key=KEY, **rest):
+        self.epochs[key] = self.say(claim(client, key=key), after=3 * H, **rest).epoch
+
+    def grant(self, first, last, *, mark=None, key=KEY, client="c1", grantee=None):
+        record = messages(self.epochs[key], first, last, key=key, client=client)
+        record = told(record, mark)
+        who = ident(client) if grantee is None else ident(grantee)
+        return self.say(msgspec.structs.replace(record, grantee=who))
+
+    def beat(self, mark, *, key=KEY):
+        return self.say(told(beat(self.epochs[key], key=key), mark))
+
+    def release(self, mark, *, key=KEY):
+        record = told(release(self.epochs[key], key=key), mark)
+        return self.say(msgspec.structs.replace(record, reason="closed"))
+
+    def open_ones(self, **at):
+        return self.book.open_ones(self.log.state, **at)
+
+
+def told(record, mark):
+    return msgspec.structs.replace(record, tags=mark_to_tags(mark))
+
+
+def ranges(losses):
+    return [loss.ranges for loss in losses]
+
+
+@pytest.fixture
+def bench():
+    return Bench()
+
+
+# --- marks
+
+
+@pytest.mark.parametrize("mark", [0, 5, OFFSET_MAX + 1])
+def test_a_mark_is_read_back(mark):
+    assert marks_of(told(beat(1), mark)) == {0: mark}
+    assert marks_of(told(messages(1, 0, 9), mark)) == {0: mark}
+    assert marks_of(told(release(1), mark)) == {0: mark}
+
+
+def test_no_mark_is_no_tags():
+    assert mark_to_tags(None) is UNSET
+    assert marks_to_tags([]) is UNSET
+    assert marks_of(beat(1)) == {}
+    assert marks_of(batch((1, None))) == {}
+
+
+def test_a_batch_tells_the_marks_of_some_of_its_beats():
+    record = batch((1, None), (2, None), (3, None))
+    record = msgspec.structs.replace(record, tags=marks_to_tags([(2, 7), (0, 9)]))
+    assert marks_of(record) == {2: 7, 0: 9}
+
+
+def test_a_batch_tells_as_many_as_fit():
+    marks = [(index + 900, OFFSET_MAX) for index in range(200)]
+    tags = marks_to_tags(marks)
+    assert len(tags) <= 1024
+    beats = tuple((epoch, None) for epoch in range(1_000))
+    record = msgspec.structs.replace(batch(*beats), tags=tags)
+    assert encode(record)
+    assert marks_of(record) == dict(marks[:MARKS_PER_BATCH_MAX])
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        pytest.param(b"\xff", id="no-msgpack"),
+        pytest.param(b"", id="empty"),
+        pytest.param(msgspec.msgpack.encode([1]), id="no-map"),
+        pytest.param(msgspec.msgpack.encode({"other": 1}), id="other"),
+        pytest.param(msgspec.msgpack.encode({"done": None}), id="nil"),
+        pytest.param(msgspec.msgpack.encode({"done": -1}), id="negative"),
+        pytest.param(msgspec.msgpack.encode({"done": True}), id="bool"),
+        pytest.param(msgspec.msgpack.encode({"done": 1.5}), id="float"),
+        pytest.param(msgspec.msgpack.encode({"done": OFFSET_MAX + 2}), id="large"),
+        pytest.param(msgspec.msgpack.encode({"done": "7"}), id="text"),
+        pytest.param(msgspec.msgpack.encode({"done": [[1], 7, True, 7]}), id="index"),
+        pytest.param(msgspec.msgpack.encode({"done": [0, None, 1]}), id="odd"),
+    ],
+)
+def test_what_cannot_be_read_counts_as_absent(value):
+    assert marks_of(msgspec.structs.replace(beat(1), tags=value)) == {}
+    assert marks_of(msgspec.structs.replace(batch((1, None)), tags=value)) == {}
+
+
+def test_tags_are_what_the_codec_calls_tags():
+    assert decode_tags(mark_to_tags(7)) == {"done": 7}
+    assert decode_tags(marks_to_tags([(0, 7)])) == {"done": [0, 7]}
+
+
+@pytest.mark.parametrize(
+    ("mark", "left"),
+    [
+        (0, [(2, 4), (7, 9)]),
+        (2, [(2, 4), (7, 9)]),
+        (4, [(4, 4), (7, 9)]),
+        (5, [(7, 9)]),
+        (8, [(8, 9)]),
+        (10, []),
+    ],
+)
+def test_above(mark, left):
+    assert list(above([(2, 4), (7, 9)], mark)) == left
+
+
+# --- losses
+
+
+def test_what_a_dead_owner_was_not_done_with_is_lost_with_the_takeover(bench):
+    bench.claim()
+    epoch = bench.epochs[KEY]
+    bench.grant(0, 9, mark=0)
+    bench.grant(10, 19, mark=4)
+    assert bench.found == []
+    bench.claim("c2")
+    (loss,) = bench.found
+    assert (loss.key, loss.owner, loss.epoch) == (KEY, Owner("c1", ME), epoch)
+    assert (loss.ranges, loss.count, loss.mark) == (((4, 19),), 16, 4)
+    assert (loss.ending, loss.winner, loss.reason) == ("taken_over", "c2", None)
+    entry = bench.log.entries[-1]
+    assert (loss.partition, loss.at_offset) == (3, entry.offset)
+    assert loss.at_ms == entry.timestamp_ms
+
+
+def test_an_orderly_release_leaves_nothing(bench):
+    bench.claim()
+    bench.grant(0, 9)
+    bench.release(10)
+    assert bench.found == []
+    bench.claim("c2")
+    assert bench.found == bench.open_ones() == []
+
+
+def test_a_release_with_grants_that_are_not_used(bench):
+    bench.claim()
+    bench.grant(0, 9)
+    bench.release(7)
+    (loss,) = bench.found
+    assert (loss.ranges, loss.ending, loss.reason) == (((7, 9),), "released", "closed")
+    assert loss.winner is None
+
+
+def test_a_release_without_a_mark_lists_everything(bench):
+    bench.claim()
+    bench.grant(0, 9)
+    bench.grant(10, 19)
+    bench.release(None)
+    (loss,) = bench.found
+    assert (loss.ranges, loss.mark) == (((0, 19),), None)
+
+
+def test_a_restart_loses_what_the_earlier_life_had(bench):
+    secret = ident("secret")
+    epoch = bench.say(claim(resume_hash=hashed(secret)), after=H).epoch
+    bench.epochs[KEY] = epoch
+    bench.grant(0, 9, mark=0)
+    bench.say(resume_record(epoch, secret=secret))
+    (loss,) = bench.found
+    assert (loss.ending, loss.winner, loss.ranges) == ("resumed", "c1", ((0, 9),))
+
+
+def test_beats_move_the_mark(bench):
+    bench.claim()
+    bench.claim(key=U)
+    bench.grant(0, 9)
+    bench.grant(5, 6, key=U)
+    bench.beat(3)
+    assert ranges(bench.open_ones()) == [((3, 9),), ((5, 6),)]
+    beats = batch((bench.epochs[KEY], None), (bench.epochs[U], None))
+    tags = marks_to_tags([(1, 6)])
+    bench.say(msgspec.structs.replace(beats, tags=tags))
+    assert ranges(bench.open_ones()) == [((3, 9),), ((6, 6),)]
+
+
+def test_a_mark_never_goes_back(bench):
+    bench.claim()
+    bench.grant(0, 9)
+    bench.beat(7)
+    bench.beat(3)
+    assert ranges(bench.open_ones()) == [((7, 9),)]
+
+
+def test_a_refused_request_tells_how_far_its_sender_is(bench):
+    bench.claim()
+    bench.grant(0, 9)
+    assert bench.grant(0, 9, mark=6).reason == "nothing_left"
+    assert ranges(bench.open_ones()) == [((6, 9),)]
+
+
+def test_who_is_not_the_owner_tells_nothing(bench):
+    bench.claim()
+    bench.grant(0, 9)
+    bench.say(told(beat(bench.epochs[KEY], client="c2"), 9))
+    assert bench.say(claim("c2")).reason == "held"
+    bench.say(pause(bench.log.now_ms + 5))
+    assert ranges(bench.open_ones()) == [((0, 9),)]
+
+
+def test_a_mark_is_of_the_process_that_was_granted(bench):
+    """A task's range is not done because its parent is further (PROTOCOL 6.2)."""
+    bench.claim()
+    bench.grant(0, 4, grantee="task")
+    bench.grant(5, 9)
+    bench.grant(10, 11, grantee="task")
+    bench.beat(10)
+    assert ranges(bench.open_ones()) == [((0, 4), (10, 11))]
+
+
+def test_what_was_granted_without_a_claim_in_view_counts_not(bench):
+    epoch = bench.log.claimed()
+    bench.epochs[KEY] = epoch
+    bench.grant(0, 9)
+    bench.beat(5)
+    assert bench.open_ones() == []
+
+
+def test_open_claims_are_live_until_they_are_stale(bench):
+    bench.claim()
+    bench.grant(0, 9)
+    at = bench.log.entries[-1]
+    (risk,) = bench.open_ones(elapsed_ms=2 * H)
+    assert (risk.ending, risk.at_offset, risk.at_ms) == (
+        "live",
+        at.offset,
+        at.timestamp_ms,
+    )
+    assert [loss.ending for loss in bench.open_ones(elapsed_ms=2 * H + 1)] == ["stale"]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "keys"),
+    [
+        ({}, [KEY, U, H_GROUP]),
+        ({"group_id": "g"}, [KEY, U]),
+        ({"topic": "t"}, [KEY, H_GROUP]),
+        ({"group_id": "g", "topic": "t"}, [KEY]),
+        ({"group_id": "x"}, []),
+    ],
+)
+def test_only_what_is_wanted_is_followed(wanted, keys):
+    bench = Bench(**wanted)
+    for key in (KEY, U, H_GROUP):
+        bench.claim(key=key)
+        bench.grant(0, 1, key=key)
+    assert [loss.key for loss in bench.open_ones()] == keys
