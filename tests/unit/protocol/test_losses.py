@@ -294,3 +294,12 @@ def test_only_what_is_wanted_is_followed(wanted, keys):
         bench.claim(key=key)
         bench.grant(0, 1, key=key)
     assert [loss.key for loss in bench.open_ones()] == keys
+
+
+def test_a_record_of_another_kind_tells_nothing(bench):
+    bench.claim()
+    bench.grant(0, 9)
+    strange = bench.log.one(beat(bench.epochs[KEY]))
+    strange = msgspec.structs.replace(strange, record=pause(0))
+    assert bench.book.take(bench.log.entries[-1], (strange,)) == []
+    assert ranges(bench.open_ones()) == [((0, 9),)]
