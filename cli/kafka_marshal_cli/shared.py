@@ -78,6 +78,16 @@ CommandConfig = Annotated[
         rich_help_panel=CONNECTION_PANEL,
     ),
 ]
+Transport = Annotated[
+    str,
+    typer.Option(
+        "--transport",
+        envvar="MARSHAL_TRANSPORT",
+        metavar="auto|fast|kafka-python",
+        help="Client library of the logs; auto takes the fast one where it can.",
+        rich_help_panel=CONNECTION_PANEL,
+    ),
+]
 Timeout = Annotated[
     str | None,
     typer.Option(
@@ -114,6 +124,7 @@ class Call:
         is_timeout_given: Whether that was asked for.
         output: How to answer.
         is_debug: Whether tracebacks are shown.
+        transport: Which client library reads and writes the logs.
     """
 
     bootstrap_servers: str = "localhost:9092"
@@ -123,6 +134,7 @@ class Call:
     is_timeout_given: bool = False
     output: Output = Output.TABLE
     is_debug: bool = False
+    transport: str = "auto"
 
     def world(
         self, *, offset: Mapping[int, int] | None = None, time_ms: int | None = None
@@ -134,6 +146,7 @@ class Call:
             time_ms=time_ms,
             coordination_topic=self.coordination_topic,
             options=self.options,
+            transport=self.transport,
             timeout_ms=self.timeout_ms,
         )
 
@@ -149,6 +162,7 @@ class Call:
             self.bootstrap_servers,
             coordination_topic=self.coordination_topic,
             options=self.options,
+            transport=self.transport,
             timeout_ms=self.timeout_ms,
         )
 
@@ -158,6 +172,7 @@ class Call:
             self.bootstrap_servers,
             coordination_topic=self.coordination_topic,
             options=self.options,
+            transport=self.transport,
             timeout_ms=timeout_ms,
         )
 
@@ -167,6 +182,7 @@ class Call:
             self.bootstrap_servers,
             coordination_topic=self.coordination_topic,
             options=self.options,
+            transport=self.transport,
             timeout_ms=self.timeout_ms,
         )
 
@@ -218,6 +234,7 @@ _CONNECTION = {
     "coordination_topic": (CoordinationTopic, "__marshal"),
     "command_property": (CommandProperty, None),
     "command_config": (CommandConfig, None),
+    "transport": (Transport, "auto"),
 }
 _TIMEOUT = {"timeout": (Timeout, None)}
 _OUTPUT = {"output": (OutputOption, Output.TABLE)}
@@ -304,6 +321,7 @@ def call_of(given: Mapping[str, Any]) -> Call:
         is_timeout_given=timeout is not None,
         output=given.get("output", Output.TABLE),
         is_debug=bool(given.get("debug")),
+        transport=given.get("transport", "auto"),
     )
 
 

@@ -26,11 +26,13 @@ from kafka_marshal.errors import (
     TopicMisconfigured,
 )
 from kafka_marshal.kafka_io import (
+    Choice,
     ClusterInfo,
     ConnectionSettings,
-    KafkaCoordinationLog,
     KafkaTopicAdmin,
     TopicDescription,
+    choose,
+    open_coordination_log,
     problems,
 )
 from kafka_marshal.protocol.codec import is_identifier
@@ -131,6 +133,7 @@ class Admin:
         bootstrap_servers: Addresses of the cluster.
         coordination_topic: Name of the coordination topic.
         options: Security and connection options.
+        transport: ``auto``, ``fast`` or ``kafka-python``; see ``Marshal``.
         client_id: Who acts, as the log will name it.
         timeout_ms: When to give up on each step.
     """
@@ -141,11 +144,12 @@ class Admin:
         *,
         coordination_topic: str = "__marshal",
         options: Mapping[str, Any] | None = None,
+        transport: str = "auto",
         client_id: str | None = None,
         timeout_ms: int = TIMEOUT_MS,
     ) -> None:
         self._settings = ConnectionSettings(
-            bootstrap_servers, coordination_topic, options or {}
+            bootstrap_servers, coordination_topic, options or {}, transport=transport
         )
         self._client_id = client_id or _default_client_id()
         if not is_identifier(self._client_id):
@@ -159,6 +163,15 @@ class Admin:
         self._topics = KafkaTopicAdmin(self._settings)
         self._follower: Follower | None = None
         self._cluster_id: str | None = None
+
+    @property
+    def transport(self) -> Choice:
+        """The transport that the log is read and written by, and why.
+
+        Raises:
+            ConfigurationError: The one that is asked for cannot be used.
+        """
+        return choose(self._settings)
 
     # --- the coordination topic
 
@@ -315,7 +328,7 @@ class Admin:
 
     def _follow(self) -> Follower:
         if self._follower is None:
-            log = KafkaCoordinationLog(self._settings, timeout_ms=self._timeout_ms)
+            log = open_coordination_log(self._settings, timeout_ms=self._timeout_ms)
             self._cluster_id = log.cluster_id
             self._follower = Follower(log, self._clock)
         return self._follower

@@ -51,6 +51,8 @@ class Marshal:
         coordination_topic: Name of the coordination topic.
         options: Security and connection options, by kafka-python's names or
             librdkafka's dotted ones (``sasl.mechanism``, ``ssl_cafile``, ...).
+        transport: The client library of the logs: ``fast`` (librdkafka, extra
+            ``fast``), ``kafka-python``, or ``auto`` for the first that can be used.
         heartbeat_interval_ms: H that this client expects, checked against the
             log; H itself stands in the log alone.
         state_dir: Where the identity is kept that lets a restart resume; None
@@ -78,6 +80,7 @@ class Marshal:
         client_id: str,
         coordination_topic: str = "__marshal",
         options: Mapping[str, Any] | None = None,
+        transport: str = "auto",
         heartbeat_interval_ms: int | None = None,
         state_dir: str | Path | None = None,
         observer: Observer | None = None,
@@ -88,7 +91,7 @@ class Marshal:
         _require_name("group_id", group_id)
         _require_name("client_id", client_id)
         settings = ConnectionSettings(
-            bootstrap_servers, coordination_topic, options or {}
+            bootstrap_servers, coordination_topic, options or {}, transport=transport
         )
         self._observer = observer or LoggingObserver()
         self._is_closed = False
@@ -182,6 +185,11 @@ class Marshal:
     def engine(self) -> Engine:
         """The engine of this process, for views and tests."""
         return self._runtime.engine
+
+    @property
+    def transport(self) -> str:
+        """The transport in use: ``fast`` or ``kafka-python``."""
+        return self._runtime.transport
 
     @property
     def client_id(self) -> str:

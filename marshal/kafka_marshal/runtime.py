@@ -17,10 +17,11 @@ from kafka_marshal.engine.engine import POLL_MS_MAX
 from kafka_marshal.errors import TopicMisconfigured
 from kafka_marshal.kafka_io import (
     ConnectionSettings,
-    KafkaCoordinationLog,
-    KafkaDataLog,
     TopicDescription,
+    choose,
     dangers,
+    open_coordination_log,
+    open_data_log,
 )
 from kafka_marshal.observability import FanOut
 from kafka_marshal.ports import Observer
@@ -37,6 +38,7 @@ class Runtime:
         ports: What it reaches the world by.
         description: What the cluster said of the topic when it was opened.
         observers: Observers of all its users.
+        transport: Which client library it reaches the cluster by.
         users: Number of ``Marshal`` objects that use it.
     """
 
@@ -44,6 +46,7 @@ class Runtime:
     ports: Ports
     description: TopicDescription
     observers: FanOut
+    transport: str
     users: int = 0
     _thread: threading.Thread | None = None
     _is_stopping: bool = False
@@ -58,19 +61,20 @@ class Runtime:
         Raises:
             MarshalError: What went wrong; nothing is left open.
         """
-        log = KafkaCoordinationLog(settings, timeout_ms=timeout_ms)
+        transport = choose(settings).name
+        log = open_coordination_log(settings, timeout_ms=timeout_ms)
         observers = FanOut()
         observers.add(observer)
         ports = Ports(
             log=log,
-            data=KafkaDataLog(settings),
+            data=open_data_log(settings),
             clock=SystemClock(),
             entropy=SystemEntropy(),
             background=ThreadBackground(),
             observer=observers,
         )
         engine = Engine(ports, cluster_id=log.cluster_id)
-        runtime = cls(engine, ports, log.description, observers)
+        runtime = cls(engine, ports, log.description, observers, transport)
         try:
             runtime.start()
             engine.wait_ready(timeout_ms)
@@ -144,7 +148,8 @@ def _name(settings: ConnectionSettings) -> object:
         for name, value in sorted(settings.options.items())
     )
     servers = tuple(sorted(settings.bootstrap_servers))
-    return (os.getpid(), servers, settings.coordination_topic, options)
+    topic, transport = settings.coordination_topic, choose(settings).name
+    return (os.getpid(), servers, topic, options, transport)
 
 
 def acquire(settings: ConnectionSettings, make: Callable[[], Runtime]) -> Runtime:

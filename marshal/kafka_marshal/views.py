@@ -13,7 +13,7 @@ from kafka_marshal.engine.agreement import agreed_config
 from kafka_marshal.engine.follower import Follower
 from kafka_marshal.engine.replica import Replica
 from kafka_marshal.errors import CoordinationError, DeadlineExceeded
-from kafka_marshal.kafka_io import ConnectionSettings, KafkaCoordinationLog
+from kafka_marshal.kafka_io import ConnectionSettings, open_coordination_log
 from kafka_marshal.protocol.codec import decode
 from kafka_marshal.protocol.records import Config, ReleaseGroup
 from kafka_marshal.protocol.state import KeyState, WorldState
@@ -60,6 +60,7 @@ class World:
         *,
         coordination_topic: str = "__marshal",
         options: Mapping[str, Any] | None = None,
+        transport: str = "auto",
         timeout_ms: int = TIMEOUT_MS,
     ) -> "World":
         """Read the log to its end and return the world now."""
@@ -67,6 +68,7 @@ class World:
             bootstrap_servers,
             coordination_topic=coordination_topic,
             options=options,
+            transport=transport,
             timeout_ms=timeout_ms,
         )
 
@@ -79,6 +81,7 @@ class World:
         time_ms: int | None = None,
         coordination_topic: str = "__marshal",
         options: Mapping[str, Any] | None = None,
+        transport: str = "auto",
         timeout_ms: int = TIMEOUT_MS,
     ) -> "World":
         """Return the world as of an offset or a time, by default now.
@@ -90,6 +93,7 @@ class World:
                 later than this, in epoch ms.
             coordination_topic: Name of the coordination topic.
             options: Security and connection options.
+            transport: ``auto``, ``fast`` or ``kafka-python``; see ``Marshal``.
             timeout_ms: When to give up.
 
         Raises:
@@ -97,10 +101,10 @@ class World:
             DeadlineExceeded: The log was not read in time.
         """
         settings = ConnectionSettings(
-            bootstrap_servers, coordination_topic, options or {}
+            bootstrap_servers, coordination_topic, options or {}, transport=transport
         )
         clock = SystemClock()
-        log = KafkaCoordinationLog(settings, timeout_ms=timeout_ms)
+        log = open_coordination_log(settings, timeout_ms=timeout_ms)
         follower = Follower(log, clock)
         prefix = Prefix(offset, time_ms)
         try:
@@ -216,6 +220,7 @@ class LogScan:
         bootstrap_servers: Addresses of the cluster.
         coordination_topic: Name of the coordination topic.
         options: Security and connection options.
+        transport: ``auto``, ``fast`` or ``kafka-python``; see ``Marshal``.
         timeout_ms: When to give up opening, and how long to wait for the next
             entries while some are missing.
 
@@ -235,14 +240,15 @@ class LogScan:
         *,
         coordination_topic: str = "__marshal",
         options: Mapping[str, Any] | None = None,
+        transport: str = "auto",
         timeout_ms: int = TIMEOUT_MS,
     ) -> None:
         settings = ConnectionSettings(
-            bootstrap_servers, coordination_topic, options or {}
+            bootstrap_servers, coordination_topic, options or {}, transport=transport
         )
         self._timeout_ms = timeout_ms
         self._clock = SystemClock()
-        self._log = KafkaCoordinationLog(settings, timeout_ms=timeout_ms)
+        self._log = open_coordination_log(settings, timeout_ms=timeout_ms)
         self.cluster_id: str = self._log.cluster_id
         try:
             self.starts = dict(self._log.start_offsets(timeout_ms))

@@ -12,7 +12,7 @@ import attrs
 from kafka_marshal.clock import SystemClock
 from kafka_marshal.engine.follower import Follower
 from kafka_marshal.errors import CoordinationError, DeadlineExceeded
-from kafka_marshal.kafka_io import ConnectionSettings, KafkaCoordinationLog
+from kafka_marshal.kafka_io import ConnectionSettings, open_coordination_log
 from kafka_marshal.ports import Clock, CoordinationLog
 from kafka_marshal.protocol.records import (
     ClaimingPartition,
@@ -217,6 +217,7 @@ class WorldWatch:
         *,
         coordination_topic: str = "__marshal",
         options: Mapping[str, Any] | None = None,
+        transport: str = "auto",
         timeout_ms: int = TIMEOUT_MS,
     ) -> Self:
         """Open the log for following the world as it changes.
@@ -226,9 +227,9 @@ class WorldWatch:
             CoordinationError: The cluster did not answer.
         """
         settings = ConnectionSettings(
-            bootstrap_servers, coordination_topic, options or {}
+            bootstrap_servers, coordination_topic, options or {}, transport=transport
         )
-        log = KafkaCoordinationLog(settings, timeout_ms=timeout_ms)
+        log = open_coordination_log(settings, timeout_ms=timeout_ms)
         try:
             return cls(log, SystemClock(), timeout_ms=timeout_ms)
         except BaseException:

@@ -35,7 +35,9 @@ def cluster(monkeypatch):
         node.engine.changed = Stepping(cluster)
         node.engine.wait_ready(timeout_ms)
         ports = node.engine.context.ports
-        return runtimes.Runtime(node.engine, ports, cluster.description, FanOut())
+        return runtimes.Runtime(
+            node.engine, ports, cluster.description, FanOut(), "fake"
+        )
 
     monkeypatch.setattr(runtimes.Runtime, "open", open_runtime)
     monkeypatch.setattr(runtimes, "_running", {})

@@ -226,6 +226,7 @@ def consume(
             client_id=client_id,
             coordination_topic=call.coordination_topic,
             options=call.options,
+            transport=call.transport,
             heartbeat_interval_ms=_optional_ms(
                 "--heartbeat-interval", heartbeat_interval
             ),

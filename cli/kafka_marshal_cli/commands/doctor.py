@@ -146,6 +146,9 @@ class Patient:
 
     def _broker(self) -> Iterator[Check]:
         with self._call.admin() as admin:
+            transport = admin.transport
+            found = f"{transport.name}: {transport.reason}"
+            yield Check("transport", Result.OK, found)
             cluster = admin.cluster()
             brokers = ", ".join(f"{b.host}:{b.port}" for b in cluster.brokers)
             yield Check("broker", Result.OK, f"{len(cluster.brokers)} ({brokers})")

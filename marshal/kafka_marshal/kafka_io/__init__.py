@@ -11,16 +11,26 @@ from kafka_marshal.kafka_io.topics import (
     dangers,
     problems,
 )
+from kafka_marshal.kafka_io.transport import (
+    Choice,
+    choose,
+    open_coordination_log,
+    open_data_log,
+)
 
 install()
 
 __all__ = [
+    "Choice",
     "ClusterInfo",
     "ConnectionSettings",
     "KafkaCoordinationLog",
     "KafkaDataLog",
     "KafkaTopicAdmin",
     "TopicDescription",
+    "choose",
     "dangers",
+    "open_coordination_log",
+    "open_data_log",
     "problems",
 ]

@@ -14,7 +14,7 @@ from typing import Self
 import attrs
 
 from kafka_marshal.errors import CoordinationError, DeadlineExceeded, MarshalError
-from kafka_marshal.kafka_io import ConnectionSettings, KafkaCoordinationLog
+from kafka_marshal.kafka_io import ConnectionSettings, open_coordination_log
 from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.state import KeyState, WorldState
 from kafka_marshal.protocol.transition import ACCEPTED, Transition
@@ -79,7 +79,7 @@ class LogWatch:
             CoordinationError: The cluster did not answer.
         """
         settings = ConnectionSettings(bootstrap_servers, coordination_topic)
-        self._log = KafkaCoordinationLog(settings, timeout_ms=OPEN_MS_MAX)
+        self._log = open_coordination_log(settings, timeout_ms=OPEN_MS_MAX)
         self._worlds = [WorldState(t) for t in range(self._log.partition_count)]
         self._facts: list[Fact] = []
         self._delays: deque[tuple[float, int]] = deque(maxlen=DELAYS_KEPT_MAX)

@@ -40,11 +40,15 @@ def run(body, *arguments, env=None, **traits):
 def test_a_call_has_all_shared_options():
     calls = []
     arguments = "-b h:1 --coordination-topic t -C a=1 -C b.c=2 --timeout 2s -o jsonl"
+    arguments += " --transport fast"
     outcome = run(lambda *got: calls.append(got), *arguments.split(), "x", "--flag")
     assert outcome.exit_code == 0, outcome.output
     ((call, word, flag),) = calls
     assert (word, flag) == ("x", True)
-    assert call == Call("h:1", "t", {"a": "1", "b.c": "2"}, 2_000, True, Output.JSONL)
+    options = {"a": "1", "b.c": "2"}
+    assert call == Call(
+        "h:1", "t", options, 2_000, True, Output.JSONL, transport="fast"
+    )
 
 
 def test_defaults_and_environment():
@@ -54,11 +58,12 @@ def test_defaults_and_environment():
         "MARSHAL_BOOTSTRAP_SERVER": "e:1",
         "MARSHAL_COORDINATION_TOPIC": "et",
         "MARSHAL_OUTPUT": "json",
+        "MARSHAL_TRANSPORT": "kafka-python",
     }
     run(lambda call, *_: calls.append(call), env=env)
     run(lambda call, *_: calls.append(call), "-b", "o:1", env=env)
     assert calls[0] == Call("localhost:9092", "__marshal", {}, 30_000)
-    assert calls[1] == Call("e:1", "et", output=Output.JSON)
+    assert calls[1] == Call("e:1", "et", output=Output.JSON, transport="kafka-python")
     assert calls[2].bootstrap_servers == "o:1"
 
 

@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 from kafka_marshal import CoordinationError, World
 from kafka_marshal.admin import TopicReport
 from kafka_marshal.errors import ConfigurationError
+from kafka_marshal.kafka_io import Choice
 from kafka_marshal.kafka_io.topics import ClusterInfo, TopicDescription
 from kafka_marshal.testing import java
 from kafka_marshal_cli.assembly import app
@@ -18,6 +19,8 @@ from kafka_marshal_cli.shared import Call
 
 class Cluster:
     """What the doctor asks, answered as a test wants it."""
+
+    transport = Choice("fast", "why not")
 
     def __init__(self):
         self.report = self.reported()
@@ -80,6 +83,7 @@ def results(checks, *names):
 def test_all_is_well(cluster):
     checks = examined()
     assert {check["result"] for check in checks.values()} <= {"ok", "note"}
+    assert checks["transport"]["found"] == "fast: why not"
     assert "1 records read to the end" in checks["log"]["found"]
     assert "1.5s old" in checks["clock"]["found"]
 
