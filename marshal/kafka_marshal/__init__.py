@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from kafka_marshal.admin import Admin
+    from kafka_marshal.aio import AsyncConsumer, AsyncMarshal
     from kafka_marshal.claims import HeldClaim
     from kafka_marshal.client import Marshal
-    from kafka_marshal.consumer import Batch, Consumer
+    from kafka_marshal.consumer import Consumer
     from kafka_marshal.engine import Delivery
     from kafka_marshal.errors import (
         ClaimError,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
         TopicMisconfigured,
         WrongCluster,
     )
+    from kafka_marshal.handed import Batch, CommitToken
     from kafka_marshal.ports import Event, Observer, Record
     from kafka_marshal.protocol.claiming import Ending
     from kafka_marshal.protocol.types import Key, Token, TopicPartition
@@ -45,9 +47,10 @@ except PackageNotFoundError:  # a source tree that was not installed
 # without any Kafka client.
 _HOMES = {
     "Admin": "kafka_marshal.admin",
+    "AsyncConsumer": "kafka_marshal.aio",
+    "AsyncMarshal": "kafka_marshal.aio",
     "HeldClaim": "kafka_marshal.claims",
     "Marshal": "kafka_marshal.client",
-    "Batch": "kafka_marshal.consumer",
     "Consumer": "kafka_marshal.consumer",
     "Delivery": "kafka_marshal.engine",
     "ClaimError": "kafka_marshal.errors",
@@ -68,6 +71,8 @@ _HOMES = {
     "ProtocolError": "kafka_marshal.errors",
     "TopicMisconfigured": "kafka_marshal.errors",
     "WrongCluster": "kafka_marshal.errors",
+    "Batch": "kafka_marshal.handed",
+    "CommitToken": "kafka_marshal.handed",
     "Event": "kafka_marshal.ports",
     "Observer": "kafka_marshal.ports",
     "Record": "kafka_marshal.ports",
@@ -95,10 +100,13 @@ def __dir__() -> list[str]:
 
 __all__ = [
     "Admin",
+    "AsyncConsumer",
+    "AsyncMarshal",
     "Batch",
     "ClaimError",
     "ClaimLost",
     "ClaimRejected",
+    "CommitToken",
     "ConfigurationError",
     "Consumer",
     "CoordinationError",

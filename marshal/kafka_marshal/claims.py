@@ -115,6 +115,9 @@ class HeldClaim:
                 failure = self._engine.failure or self._session.failure
                 if failure is not None:
                     raise failure
+                if self._holding.claim.phase is Phase.ENDED:
+                    # Closing the client gave it up: nobody contends for it now.
+                    raise self._rejected()
                 try:
                     self._wait(deadline_ms, "won")
                 except DeadlineExceeded as late:

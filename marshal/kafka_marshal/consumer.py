@@ -10,10 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import Protocol, Self, cast
-
-import attrs
-import msgspec
+from typing import Self, cast
 
 from kafka_marshal.engine import Engine, Session, Subscription
 from kafka_marshal.engine.handout import (
@@ -30,6 +27,7 @@ from kafka_marshal.errors import (
     InvalidTransition,
     MarshalError,
 )
+from kafka_marshal.handed import Batch, Committable, CommitToken, runs_of
 from kafka_marshal.ports import DataReader, Record
 from kafka_marshal.protocol.claiming import Ending
 from kafka_marshal.protocol.delivery import AtLeastOnce
@@ -53,77 +51,14 @@ class _Process:
 os.register_at_fork(after_in_child=_Process.look)
 
 
-class CommitRange(Protocol):
-    """Notes what was handed out of a partition as processed, both ends inclusive."""
-
-    def __call__(
-        self, partition: tuple[str, int], token: Token | None, *, first: int, last: int
-    ) -> None:
-        """Note it; see ``Consumer.commit`` for what it raises."""
-        ...
-
-
-@attrs.frozen
-class Batch:
-    """Records of one partition, handed out together under one claim.
-
-    Attributes:
-        partition: Data partition.
-        records: At least one record, in offset order.
-        token: Fencing token of the claim.
-    """
-
-    partition: TopicPartition
-    records: tuple[Record, ...]
-    token: Token
-    _commit: CommitRange
-
-    @property
-    def first_offset(self) -> int:
-        """Offset of the first record."""
-        return self.records[0].offset
-
-    @property
-    def last_offset(self) -> int:
-        """Offset of the last record."""
-        return self.records[-1].offset
-
-    def commit(self) -> None:
-        """Note every record of the batch as processed; see ``Consumer.commit``."""
-        self._commit(
-            self.partition, self.token, first=self.first_offset, last=self.last_offset
-        )
-
-
-class CommitToken(msgspec.Struct, frozen=True, gc=False):
-    """What committing a record takes, without the record; see ``Consumer.commit``.
-
-    A few dozen bytes, which can be pickled: whatever does the work may hand it
-    back to the process that has the claim, long after the record was dropped.
-
-    Attributes:
-        topic: Data topic.
-        partition: Data partition.
-        offset: Offset of the record.
-        token: Fencing token of the claim that it was handed out under.
-    """
-
-    topic: str
-    partition: int
-    offset: int
-    token: Token | None
-
-
-Committable = Record | CommitToken
 _ONE = (Record, CommitToken)
 
 
 class Consumer:
     """Consumes topics in a group; made by ``Marshal.consumer``.
 
-    One thread reads: polls, iterates and asks. ``commit`` of records or commit
-    tokens, ``Batch.commit`` and ``stop`` may be called from any thread, ``stop``
-    also in signal handlers.
+    One thread reads: polls, iterates and asks. ``commit``, ``flush`` and ``stop``
+    may be called from any thread, ``stop`` also in signal handlers.
 
     Attributes:
         is_close_confirmed: False once closing got no answer from the log.
@@ -316,7 +251,7 @@ class Consumer:
         Out of order is fine: the position moves over the contiguous prefix
         (PROTOCOL 6.1). Under at most once the grant was the commit, so nothing
         is written, and the call only tells of a claim that has ended. Any thread
-        may commit records or tokens; without arguments only the one that reads.
+        may commit.
 
         Args:
             records: What is processed: a record, the ``commit_token`` of one, or
@@ -338,13 +273,12 @@ class Consumer:
                 last=records.offset,
             )
         else:
-            for run in _runs_of(records):
-                partition, token, first, last = run
+            for partition, token, first, last in runs_of(records):
                 self._commit_range(partition, token, first=first, last=last)
 
     def commit_token(self, record: Record) -> CommitToken:
         """Return what ``commit`` takes in the record's stead, once it is dropped."""
-        return CommitToken(record.topic, record.partition, record.offset, record.token)
+        return CommitToken.of(record)
 
     def _commit_range(
         self, partition: tuple[str, int], token: Token | None, *, first: int, last: int
@@ -371,12 +305,13 @@ class Consumer:
     def _commit_everything(self) -> None:
         now_ms = self._clock.now_ms()
         with self._engine.changed:
-            for place in self._places.values():
+            for place in list(self._places.values()):
                 progress = place.holding.progress
                 if isinstance(progress, AtLeastOnce) and progress.tracked_count:
                     self._require_valid(place, now_ms)
                     progress.commit_all()
-        self._sync()
+            if self._hands.lost:
+                raise self._hands.lost.pop(0)
 
     def _require_valid(self, place: Place, now_ms: int) -> None:
         claim = place.holding.claim
@@ -481,6 +416,18 @@ class Consumer:
     # --- ending
 
     @property
+    def options(self) -> ConsumerOptions:
+        """How it hands out."""
+        return self._options
+
+    def abandon(self) -> None:
+        """Say that what is in hand was not finished, and never will be.
+
+        Under at most once the log then does not count it as done (PROTOCOL 6.3).
+        """
+        self._hands.let_go(is_done=False)
+
+    @property
     def is_closed(self) -> bool:
         """Whether ``close`` was called."""
         return self._is_closed
@@ -567,27 +514,3 @@ class Consumer:
                         "brokers with: marshal doctor"
                     )
                 self._engine.changed.wait(min(left_ms, WAIT_SLICE_MS) / 1000)
-
-
-def _runs_of(
-    records: Iterable[Committable],
-) -> Iterator[tuple[tuple[str, int], Token | None, int, int]]:
-    """Return partition, token, first and last of what can be committed as one."""
-    topic, number, first, last = "", -1, -1, -1
-    token: Token | None = None
-    for record in records:
-        offset = record.offset
-        if (
-            offset == last + 1
-            and record.partition == number
-            and record.token is token
-            and record.topic == topic
-        ):
-            last = offset
-            continue
-        if number >= 0:
-            yield (topic, number), token, first, last
-        topic, number, token = record.topic, record.partition, record.token
-        first = last = offset
-    if number >= 0:
-        yield (topic, number), token, first, last

@@ -1,0 +1,440 @@
+"""The asyncio face: the same client, consumers and claims, for an event loop.
+
+Nothing is done a second time here. What is fetched already is handed out on the
+event loop, under the same look at the lease (PROTOCOL 5.2); only waiting goes to a
+thread, one for each consumer, in slices of at most 100 ms. That thread hands nothing
+out: a call that is cancelled while it waits has taken nothing, and nothing is lost.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
+from functools import partial, wraps
+from signal import SIGINT, SIGTERM, Signals
+from types import TracebackType
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
+
+from kafka_marshal.claims import HeldClaim
+from kafka_marshal.client import CLOSE_MS_MAX, OPEN_MS_MAX, Marshal
+from kafka_marshal.consumer import Consumer
+from kafka_marshal.engine.handout import FETCH_SLICE_MS
+from kafka_marshal.errors import InvalidTransition, MarshalError
+from kafka_marshal.handed import Batch, Committable, CommitToken
+from kafka_marshal.ports import Record
+from kafka_marshal.protocol.types import Token, TopicPartition
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+SETTLE_SLICE_S = 1.0
+
+
+class _Hop(Generic[T]):
+    """A thread that waits for an event loop, one call after the other."""
+
+    def __init__(self, name: str) -> None:
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix=name)
+        self._running: asyncio.Future[T] | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether the outcome of a call has yet to be taken."""
+        return self._running is not None
+
+    async def run(self, call: Callable[[], T]) -> T:
+        """Make a blocking call there; the loop goes on meanwhile.
+
+        A caller that is cancelled leaves the call to end by itself, and its
+        outcome, should it be an error, to whoever comes next.
+        """
+        await self.settle()
+        loop = asyncio.get_running_loop()
+        self._running = loop.run_in_executor(self._executor, call)
+        found = await self.settle()
+        return found[0]
+
+    async def settle(self) -> tuple[T, ...]:
+        """Wait for the call under way, if there is one, and return its outcome."""
+        running = self._running
+        if running is None:
+            return ()
+        while not running.done():
+            await asyncio.wait((running,), timeout=SETTLE_SLICE_S)
+        self._running = None
+        return (running.result(),)
+
+    def end(self, call: Callable[[], object] | None = None) -> None:
+        """Take no more calls; make a last one once the others are over."""
+        if call is not None:
+            self._executor.submit(call)
+        self._executor.shutdown(wait=False)
+
+
+class AsyncConsumer:
+    """A ``Consumer`` for an event loop; made by ``AsyncMarshal.consumer``.
+
+    It is opened when it is entered, or first used. Tasks of one event loop may
+    use it together; each record goes to one of them. ``Batch.commit`` and
+    ``commit`` never wait for the log, and may be used from any thread.
+    """
+
+    def __init__(self, make: Callable[[], Consumer]) -> None:
+        self._make = make
+        self._consumer: Consumer | None = None
+        self._hop: _Hop[Any] = _Hop("marshal-consumer")
+        self._turn = asyncio.Lock()
+        self._is_stopped = False
+
+    # --- reading
+
+    def __aiter__(self) -> Self:
+        """Iterate over records, each handed out when it is asked for."""
+        return self
+
+    async def __anext__(self) -> Record:
+        """Return the next record; its lease is looked at now, not when fetched."""
+        consumer = self._consumer
+        if consumer is not None and not self._hop.is_busy:
+            record = consumer.next_fetched()
+            if record is not None:
+                return record
+        handed = await self._next(1)
+        for records in handed.values():
+            return records[0]
+        raise StopAsyncIteration
+
+    async def batches(self, max_records: int | None = None) -> AsyncIterator[Batch]:
+        """Iterate over batches of one partition each, until ``stop``."""
+        while handed := await self._next(max_records):
+            consumer = await self._opened()
+            for partition, records in handed.items():
+                yield consumer.batch_of(partition, records)
+
+    async def poll(
+        self, timeout_ms: int = 0, max_records: int | None = None
+    ) -> dict[TopicPartition, list[Record]]:
+        """Return records that are now handed out; see ``Consumer.poll``."""
+        return await self._hand_out(max_records, timeout_ms=timeout_ms)
+
+    async def _next(
+        self, max_records: int | None
+    ) -> dict[TopicPartition, list[Record]]:
+        consumer = await self._opened()
+        timeout_ms = consumer.options.consumer_timeout_ms
+        return await self._hand_out(
+            max_records, timeout_ms=timeout_ms, partitions_max=1
+        )
+
+    async def _hand_out(
+        self,
+        max_records: int | None,
+        *,
+        timeout_ms: int | None,
+        partitions_max: int | None = None,
+    ) -> dict[TopicPartition, list[Record]]:
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        is_last = False
+        while True:
+            slice_ms = FETCH_SLICE_MS
+            if timeout_ms is not None:
+                left_ms = timeout_ms - int((loop.time() - began_s) * 1000)
+                slice_ms = max(0, min(left_ms, FETCH_SLICE_MS))
+            async with self._turn:
+                consumer = await self._opened()
+                await self._hop.settle()
+                # From here to the return nothing is awaited: what is handed out
+                # reaches the caller, or was not handed out.
+                handed = consumer.poll_fetched(
+                    max_records, partitions_max=partitions_max
+                )
+                if handed or is_last or consumer.is_finished:
+                    return handed
+                is_last = slice_ms == 0
+                await self._hop.run(partial(consumer.prefetch, slice_ms))
+
+    # --- committing
+
+    async def commit(
+        self, records: Committable | Iterable[Committable] | None = None
+    ) -> None:
+        """Note records as processed; see ``Consumer.commit``."""
+        (await self._opened()).commit(records)
+
+    async def flush(self, timeout_ms: int = CLOSE_MS_MAX) -> None:
+        """Wait until every position stands in the log; see ``Consumer.flush``."""
+        consumer = await self._opened()
+        await asyncio.to_thread(consumer.flush, timeout_ms)
+
+    def commit_token(self, record: Record) -> CommitToken:
+        """Return what ``commit`` takes in the record's stead, once it is dropped."""
+        return CommitToken.of(record)
+
+    # --- questions
+
+    async def assignment(self) -> set[TopicPartition]:
+        """Return the partitions that this consumer holds now."""
+        return await self._ask(Consumer.assignment)
+
+    async def tokens(self) -> dict[TopicPartition, Token]:
+        """Return the fencing token of every partition held."""
+        return await self._ask(Consumer.tokens)
+
+    async def position(self, partition: TopicPartition) -> int | None:
+        """Return the next offset to be handed out, None where it is not held."""
+        return await self._ask(lambda consumer: consumer.position(partition))
+
+    async def committed(self, partition: TopicPartition) -> int | None:
+        """Return the position of the partition: everything below is processed."""
+        return await self._ask(lambda consumer: consumer.committed(partition))
+
+    async def lag(self) -> dict[TopicPartition, int]:
+        """Return how many offsets each partition is behind; see ``Consumer.lag``."""
+        async with self._turn:
+            consumer = await self._opened()
+            lag: dict[TopicPartition, int] = await self._hop.run(consumer.lag)
+            return lag
+
+    async def pause(self, *partitions: TopicPartition) -> None:
+        """Stop handing out records of these partitions; the claims are kept."""
+        await self._ask(lambda consumer: consumer.pause(*partitions))
+
+    async def resume(self, *partitions: TopicPartition) -> None:
+        """Undo ``pause``."""
+        await self._ask(lambda consumer: consumer.resume(*partitions))
+
+    async def _ask(self, question: Callable[[Consumer], T]) -> T:
+        async with self._turn:
+            consumer = await self._opened()
+            await self._hop.settle()
+            return question(consumer)
+
+    # --- beginning and ending
+
+    def abandon(self) -> None:
+        """Say that what is in hand was not finished; see ``Consumer.abandon``."""
+        if self._consumer is not None:
+            self._consumer.abandon()
+
+    def stop(self) -> None:
+        """End iteration soon. For signal handlers and other threads."""
+        self._is_stopped = True
+        if self._consumer is not None:
+            self._consumer.stop()
+
+    async def close(
+        self, *, release: bool = True, timeout_ms: int = CLOSE_MS_MAX
+    ) -> None:
+        """Give every partition up at its committed position. Idempotent."""
+        self.stop()
+        async with self._turn:
+            await self._settle()
+            consumer = self._consumer
+            if consumer is not None and not consumer.is_closed:
+                close = partial(consumer.close, release=release, timeout_ms=timeout_ms)
+                await self._hop.run(close)
+            self._hop.end()
+
+    async def _settle(self) -> None:
+        """Wait for what the thread does; whoever closes has no use for its errors."""
+        with suppress(MarshalError):
+            await self._hop.settle()
+
+    async def _opened(self) -> Consumer:
+        if self._consumer is None:
+            await self._hop.settle()
+        if self._consumer is None:
+            if self._is_stopped:
+                raise InvalidTransition("the consumer is closed")
+            await self._hop.run(self._open)
+        assert self._consumer is not None
+        return self._consumer
+
+    def _open(self) -> None:
+        self._consumer = self._make()
+        if self._is_stopped:
+            self._consumer.stop()
+
+    async def __aenter__(self) -> Self:
+        """Open it and return it."""
+        await self._opened()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close; what was not committed is handed out again, by somebody."""
+        if kind is not None:
+            self.abandon()
+        await self.close()
+
+
+def _taking_what_marshal_takes(
+    make: Callable[P, Marshal],
+) -> Callable[Concatenate["AsyncMarshal", P], None]:
+    """Return a constructor with ``Marshal``'s own arguments, which opens nothing."""
+
+    def prepare(self: "AsyncMarshal", /, *args: P.args, **kwargs: P.kwargs) -> None:
+        self.prepare(lambda: make(*args, **kwargs))
+
+    return wraps(Marshal.__init__)(prepare)
+
+
+_prepare = _taking_what_marshal_takes(Marshal)
+
+
+def _making_what_marshal_makes(
+    method: Callable[Concatenate[Marshal, P], Consumer],
+) -> Callable[Concatenate["AsyncMarshal", P], AsyncConsumer]:
+    """Return a method with the arguments of ``Marshal.consumer``."""
+
+    def make(
+        self: "AsyncMarshal", /, *args: P.args, **kwargs: P.kwargs
+    ) -> AsyncConsumer:
+        return self.adopt(lambda: method(self.marshal, *args, **kwargs))
+
+    return wraps(method)(make)
+
+
+class AsyncMarshal:
+    """A ``Marshal`` for an event loop, with the same arguments.
+
+    It opens where it is entered::
+
+        async with AsyncMarshal("localhost:9092", group_id="g", client_id="c") as m:
+            async for record in m.consumer("payments"):
+                ...
+    """
+
+    __init__ = _prepare
+    consumer = _making_what_marshal_makes(Marshal.consumer)
+
+    def prepare(self, make: Callable[[], Marshal]) -> None:
+        """Remember how to open; entering does."""
+        self._make = make
+        self._marshal: Marshal | None = None
+        self._hop: _Hop[Any] = _Hop("marshal-aio")
+        self._consumers: list[AsyncConsumer] = []
+        self._signals: list[Signals] = []
+
+    @property
+    def marshal(self) -> Marshal:
+        """The client underneath, for all that does not wait.
+
+        Raises:
+            InvalidTransition: It is not open.
+        """
+        if self._marshal is None:
+            raise InvalidTransition("open it first, with: async with AsyncMarshal(...)")
+        return self._marshal
+
+    def adopt(self, make: Callable[[], Consumer]) -> AsyncConsumer:
+        """Return a consumer that is opened later, and closed with this client."""
+        consumer = AsyncConsumer(make)
+        self._consumers.append(consumer)
+        return consumer
+
+    @asynccontextmanager
+    async def claim(
+        self, topic: str, partition: int, *, timeout_ms: int = OPEN_MS_MAX
+    ) -> AsyncIterator[HeldClaim]:
+        """Claim one partition without consuming it; see ``Marshal.claim``.
+
+        The claim's own methods do not wait, but for ``release``, which leaving
+        the block does on a thread.
+        """
+        hop: _Hop[None] = _Hop("marshal-claim")
+        won: list[HeldClaim] = []
+        marshal = self.marshal
+
+        def win() -> None:
+            won.append(marshal.claim(topic, partition, timeout_ms=timeout_ms))
+
+        def let_go() -> None:
+            for claim in won:
+                claim.release()
+
+        try:
+            await hop.run(win)
+            yield won[0]
+            await hop.run(let_go)
+        finally:
+            # Releasing is idempotent. After an error or a cancelled wait it is left
+            # to the thread: what is under way may be won yet.
+            hop.end(let_go)
+
+    async def world(self, *, timeout_ms: int = OPEN_MS_MAX) -> dict[str, Any]:
+        """Return the world as plain data; see ``Marshal.world``."""
+        return await asyncio.to_thread(self.marshal.world, timeout_ms=timeout_ms)
+
+    async def owners(
+        self, topic: str, *, timeout_ms: int = OPEN_MS_MAX
+    ) -> dict[TopicPartition, str | None]:
+        """Return who owns each partition of a topic; see ``Marshal.owners``."""
+        ask = partial(self.marshal.owners, topic, timeout_ms=timeout_ms)
+        return await asyncio.to_thread(ask)
+
+    def stop(self) -> None:
+        """End iteration of every consumer soon. For signal handlers."""
+        for consumer in self._consumers:
+            consumer.stop()
+
+    def stop_on_signals(self, signals: Sequence[Signals] = (SIGTERM, SIGINT)) -> None:
+        """Call ``stop`` when the process is asked to end, until this is closed."""
+        loop = asyncio.get_running_loop()
+        for number in signals:
+            loop.add_signal_handler(number, self.stop)
+            self._signals.append(number)
+
+    async def close(
+        self, *, release: bool = True, timeout_ms: int = CLOSE_MS_MAX
+    ) -> None:
+        """Close every consumer and claim, and leave the group. Idempotent."""
+        self.stop()
+        while self._signals:
+            asyncio.get_running_loop().remove_signal_handler(self._signals.pop())
+        for consumer in self._consumers:
+            await consumer.close(release=release, timeout_ms=timeout_ms)
+        with suppress(MarshalError):
+            await self._hop.settle()
+        marshal, self._marshal = self._marshal, None
+        if marshal is not None:
+            close = partial(marshal.close, release=release, timeout_ms=timeout_ms)
+            await self._hop.run(close)
+        self._hop.end()
+
+    def _open(self) -> None:
+        self._marshal = self._make()
+
+    def _undo(self) -> None:
+        if self._marshal is not None:
+            self._marshal.close()
+
+    async def __aenter__(self) -> Self:
+        """Open it and return it.
+
+        Raises:
+            MarshalError: As ``Marshal`` does.
+        """
+        try:
+            await self._hop.run(self._open)
+        except BaseException:
+            self._hop.end(self._undo)
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close it; see ``close``."""
+        if kind is not None:
+            for consumer in self._consumers:
+                consumer.abandon()
+        await self.close()
