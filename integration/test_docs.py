@@ -4,13 +4,17 @@ Each block that is marked ``<!-- run: name -->`` is executed as it stands, but f
 the broker's address; names that it leaves to the reader are given here.
 """
 
+import json
 import re
 import signal
 import threading
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
+import prometheus_client
 import pytest
+import structlog
 from kafka import KafkaProducer
 from waiting import eventually
 
@@ -160,6 +164,45 @@ def test_pause(run, servers):
     assert None not in during[:4]
     after = World.open(servers).partitions
     assert all(state.active_pause("billing") is None for state in after)
+
+
+def test_metrics(run, monkeypatch):
+    started = []
+
+    def start(port, *, addr):
+        assert (port, addr) == (9464, "127.0.0.1")
+        started.append(start_http_server(0, addr=addr))
+
+    def handle(record, *, token):
+        ((server, _),) = started
+        url = f"http://127.0.0.1:{server.server_port}/metrics"
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            scraped.append(answer.read().decode())
+        stopper.scope["consumer"].stop()
+
+    scraped = []
+    stopper = Helper()
+    start_http_server = prometheus_client.start_http_server
+    monkeypatch.setattr(prometheus_client, "start_http_server", start)
+    try:
+        run("readme_metrics", handle=handle, stopper=stopper)
+    finally:
+        ((server, thread),) = started
+        server.shutdown()
+        server.server_close()
+        thread.join(timeout=10)
+    assert 'marshal_up{group="billing"} 1.0' in scraped[0]
+
+
+def test_structured_logs(run, capsys):
+    try:
+        run("structured_logs", handle=Helper(wanted=1))
+    finally:
+        structlog.reset_defaults()
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    claimed = [line for line in lines if line["event"] == "claimed"]
+    assert {line["topic"] for line in claimed} == {"payments"}
+    assert {line["level"] for line in claimed} == {"info"}
 
 
 def test_kafka_sink(run, servers):

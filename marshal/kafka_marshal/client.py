@@ -21,7 +21,7 @@ from kafka_marshal.errors import (
 )
 from kafka_marshal.identity import Identity, state_home
 from kafka_marshal.kafka_io import ConnectionSettings
-from kafka_marshal.observability import LoggingObserver
+from kafka_marshal.observability import FanOut, LoggingObserver
 from kafka_marshal.policies import Policy, find_policy
 from kafka_marshal.ports import Observer, TopicInfo
 from kafka_marshal.protocol.claiming import Claimant, PreviousLife
@@ -57,7 +57,7 @@ class Marshal:
             log; H itself stands in the log alone.
         state_dir: Where the identity is kept that lets a restart resume; None
             for the user's state directory, ``""`` to go without.
-        observer: Receives events; by default they are logged.
+        observer: Receives events, or several of them; by default they are logged.
         check_topic: Whether to refuse a coordination topic whose settings would
             endanger what the claims promise, where they may be read.
         mirror_offsets: Whether positions are also committed as the group's
@@ -93,11 +93,14 @@ class Marshal:
         settings = ConnectionSettings(
             bootstrap_servers, coordination_topic, options or {}, transport=transport
         )
+        if isinstance(observer, Sequence):
+            observer = FanOut(*observer)
         self._observer = observer or LoggingObserver()
         self._is_closed = False
         self._pid = os.getpid()
         self._consumers: list[Consumer] = []
         self._handlers: dict[signal.Signals, Any] = {}
+        self._closers: list[Callable[[], None]] = []
         self._identity: Identity | None = None
         self._runtime = runtimes.acquire(
             settings,
@@ -185,6 +188,21 @@ class Marshal:
     def engine(self) -> Engine:
         """The engine of this process, for views and tests."""
         return self._runtime.engine
+
+    @property
+    def session(self) -> Session:
+        """What the engine drives for this client, for metrics and tests."""
+        return self._session
+
+    @property
+    def coordination_topic(self) -> str:
+        """Name of the coordination topic."""
+        return self._runtime.description.name
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether ``close`` was called."""
+        return self._is_closed
 
     @property
     def transport(self) -> str:
@@ -393,6 +411,12 @@ class Marshal:
             )
             self.engine.remove_session(session)
         self._let_go()
+        for function in self._closers:
+            function()
+
+    def call_on_close(self, function: Callable[[], None]) -> None:
+        """Have a function called once this is closed, on the closing thread."""
+        self._closers.append(function)
 
     def _await_while(self, is_busy: Callable[[], bool], timeout_ms: int) -> None:
         engine = self.engine

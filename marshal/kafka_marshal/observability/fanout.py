@@ -9,8 +9,8 @@ class FanOut(Observer):
     The clients of a process share one engine, and each may bring an observer.
     """
 
-    def __init__(self) -> None:
-        self._observers: tuple[Observer, ...] = ()
+    def __init__(self, *observers: Observer) -> None:
+        self._observers = observers
 
     def add(self, observer: Observer) -> None:
         """Hand events to one more observer."""

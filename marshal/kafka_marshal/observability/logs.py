@@ -40,13 +40,16 @@ class LoggingObserver(Observer):
 
     def observe(self, event: Event) -> None:
         """Log one event at the level that its name calls for."""
-        level = logging.INFO
-        if event.name in _ERRORS:
-            level = logging.ERROR
-        elif event.name in _WARNINGS:
-            level = logging.WARNING
+        level = level_of(event.name)
         if self._logger.isEnabledFor(level):
             self._logger.log(level, "%s", to_line(event.name, event.fields))
+
+
+def level_of(name: str) -> int:
+    """Return the level of the standard library's logging that an event calls for."""
+    if name in _ERRORS:
+        return logging.ERROR
+    return logging.WARNING if name in _WARNINGS else logging.INFO
 
 
 class NullObserver(Observer):

@@ -1,0 +1,446 @@
+"""Prometheus metrics of clients: read when they are scraped, kept nowhere else.
+
+A scrape takes the engine's lock for short whiles, copies figures, and formats
+them without it. What cannot be read off the state (totals, durations) is counted
+where it happens, by the engine's meters. Labels come from the groups, topics and
+partitions of this process's own clients, never from what others write.
+"""
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+from weakref import WeakKeyDictionary
+
+from kafka_marshal.engine import Engine, Holding, Session, Subscription
+from kafka_marshal.engine.meters import Histogram, Tally
+from kafka_marshal.errors import ConfigurationError
+from kafka_marshal.observability import metrics as known
+from kafka_marshal.ports import LogRange, Pending
+from kafka_marshal.protocol.claiming import Phase
+from kafka_marshal.protocol.granting import AtMostOnce
+from kafka_marshal.protocol.types import Key, TopicPartition
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+    from prometheus_client.metrics_core import Metric
+
+LOCK_MS_MAX = 1_000
+KEYS_PER_HOLD = 200
+LOOK_MS_MAX = 2_000
+LOOK_EVERY_MS = 1_000
+# What accepted records do; every other counter of the fold says why one did
+# nothing. `paused` is both, and counts as the latter.
+EFFECTS = frozenset(
+    {
+        *("claimed", "resumed", "renewed", "position_only", "released", "granted"),
+        *("unpaused", "configured", "member"),
+    }
+)
+
+
+class Client(Protocol):
+    """The part of a ``Marshal`` that is looked at."""
+
+    @property
+    def group_id(self) -> str:
+        """The group."""
+        ...
+
+    @property
+    def client_id(self) -> str:
+        """Name of the client."""
+        ...
+
+    @property
+    def coordination_topic(self) -> str:
+        """Name of the coordination topic."""
+        ...
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was closed."""
+        ...
+
+    @property
+    def engine(self) -> Engine:
+        """The engine that drives it."""
+        ...
+
+    @property
+    def session(self) -> Session:
+        """What the engine drives for it."""
+        ...
+
+    def call_on_close(self, function: Callable[[], None]) -> None:
+        """Have a function called once it is closed."""
+        ...
+
+
+class MarshalCollector:
+    """Exports the figures of one or more clients to Prometheus.
+
+    It registers itself, and leaves the registry when the last of its clients has
+    closed. One collector serves all clients of a registry; ``add`` takes more.
+
+    Args:
+        clients: Every ``Marshal`` to export.
+        registry: Where to register; by default that of ``prometheus_client``.
+        client_label: Whether metrics of a client carry its client_id as a label.
+            Needed where two clients of one group share a registry.
+
+    Raises:
+        ConfigurationError: The extra ``metrics`` is missing, or the names are
+            taken in this registry.
+    """
+
+    def __init__(
+        self,
+        *clients: Client,
+        registry: "CollectorRegistry | None" = None,
+        client_label: bool = False,
+    ) -> None:
+        self._registry = registry or known.prometheus().REGISTRY
+        self._has_client = client_label
+        self._clients: list[Client] = []
+        self._ends: WeakKeyDictionary[Engine, _Ends] = WeakKeyDictionary()
+        self._is_registered = False
+        self._pid = os.getpid()
+        for client in clients:
+            self.add(client)
+
+    def add(self, client: Client) -> None:
+        """Export one more client, until it closes.
+
+        Raises:
+            ConfigurationError: Its figures could not be told from another's.
+        """
+        for other in self._clients:
+            alike = other.client_id == client.client_id or not self._has_client
+            if other.group_id == client.group_id and alike:
+                raise ConfigurationError(
+                    f"clients {other.client_id!r} and {client.client_id!r} of group "
+                    f"{client.group_id!r} cannot be told apart in one registry; use "
+                    "client_label=True, or a registry each",
+                    setting="client_label",
+                )
+        if not self._is_registered:
+            self._register()
+        self._clients.append(client)
+        self._ends_of(client).look(client)
+        client.call_on_close(partial(self.remove, client))
+
+    def remove(self, client: Client) -> None:
+        """Export a client no more; the last one takes the collector along."""
+        self._clients = [other for other in self._clients if other is not client]
+        if not self._clients:
+            self.close()
+
+    def close(self) -> None:
+        """Leave the registry. Idempotent."""
+        self._clients = []
+        if self._is_registered:
+            self._is_registered = False
+            with suppress(KeyError):  # somebody may have unregistered it
+                self._registry.unregister(self)
+
+    def _register(self) -> None:
+        try:
+            self._registry.register(self)
+        except ValueError as error:
+            raise ConfigurationError(
+                "this registry has metrics of these names already; add the client to "
+                f"the MarshalCollector that is there: {error}",
+                setting="registry",
+            ) from error
+        self._is_registered = True
+
+    def describe(self) -> Iterator["Metric"]:
+        """Return every metric without figures."""
+        return known.described()
+
+    def collect(self) -> Iterator["Metric"]:
+        """Return every metric as it is now."""
+        scrape = known.Scrape(has_client=self._has_client)
+        if os.getpid() == self._pid:  # PROTOCOL 1.7: nothing inherits.
+            self._fill(scrape)
+        return scrape.families()
+
+    def _fill(self, scrape: known.Scrape) -> None:
+        engines: set[int] = set()
+        scrape.add(known.BUILD, (_version(),), 1)
+        for client in tuple(self._clients):
+            if client.is_closed:
+                continue
+            try:
+                _read_client(client, scrape)
+                if id(client.engine) not in engines:
+                    engines.add(id(client.engine))
+                    _read_engine(client, scrape, self._ends_of(client).look(client))
+            except TimeoutError:
+                name = client.client_id
+                scrape.add(known.UP, (client.group_id,), 0, client=name)
+
+    def _ends_of(self, client: Client) -> "_Ends":
+        return self._ends.setdefault(client.engine, _Ends())
+
+
+def _version() -> str:
+    try:
+        return version("kafka-marshal")
+    except PackageNotFoundError:  # a source tree that was not installed
+        return "unknown"
+
+
+@contextmanager
+def _locked(engine: Engine) -> Iterator[None]:
+    """Hold the engine's lock; a scrape must never wait for ever.
+
+    Raises:
+        TimeoutError: It could not be had in time.
+    """
+    if not engine.changed.acquire(timeout=LOCK_MS_MAX / 1000):
+        raise TimeoutError
+    try:
+        yield
+    finally:
+        engine.changed.release()
+
+
+# --- one client
+
+
+class _GroupFigures(NamedTuple):
+    """What one client tells of itself and its group."""
+
+    is_up: bool
+    heartbeat_ms: int
+    member_count: int
+    is_paused: bool
+    desired_count: int
+    counts: tuple[dict[tuple[str, str], int], ...]
+    takeovers: dict[tuple[str, str], Histogram]
+
+
+class _KeyFigures(NamedTuple):
+    """What one client tells of one key."""
+
+    state: str | None
+    epoch: int | None
+    age_ms: int | None
+    remaining_ms: int | None
+    lag: int | None
+    group_lag: int | None
+    unconfirmed: int | None
+    tally: Tally
+
+
+_COUNTED = (known.WON, known.LOST, known.RELEASED)
+_IN_SECONDS = ((known.AGE, "age_ms"), (known.LEASE, "remaining_ms"))
+_AS_THEY_ARE = (
+    (known.FENCE, "epoch"),
+    (known.LAG, "lag"),
+    (known.GROUP_LAG, "group_lag"),
+    (known.UNCONFIRMED, "unconfirmed"),
+)
+
+
+def _read_client(client: Client, scrape: known.Scrape) -> None:
+    engine, session = client.engine, client.session
+    with _locked(engine):
+        figures = _group_figures(engine, session)
+        keys = [*session.holdings, *session.meters.tallies]
+    _add_group(client, figures, scrape)
+    todo = list(dict.fromkeys(keys))
+    for start in range(0, len(todo), KEYS_PER_HOLD):
+        some = todo[start : start + KEYS_PER_HOLD]
+        # One key's totals are read in one hold: a claim that ends in between
+        # would be counted twice, or not at all.
+        with _locked(engine):
+            read = {key: _key_figures(engine, session, key) for key in some}
+        for key, each in read.items():
+            _add_key(client, key, scrape=scrape, figures=each)
+
+
+def _group_figures(engine: Engine, session: Session) -> _GroupFigures:
+    context, meters = engine.context, session.meters
+    group_id = session.claimant.group_id
+    replicas = context.replicas.values()
+    home = context.replicas[context.home_of(group_id)]
+    limit_ms = 2 * context.heartbeat_interval_ms
+    log_ms = home.world.now_ms + home.elapsed_ms(context.now_ms)
+    members = {
+        member.record.client_id
+        for member in home.world.live_members(group_id)
+        if log_ms - member.seen_ms <= limit_ms
+    }
+    return _GroupFigures(
+        engine.failure is None and session.failure is None,
+        context.heartbeat_interval_ms,
+        len(members),
+        any(replica.world.active_pause(group_id) for replica in replicas),
+        max(map(_workers_max, session.subscriptions), default=0),
+        (dict(meters.won), dict(meters.lost), dict(meters.released)),
+        {name: found.copy() for name, found in meters.takeovers.items()},
+    )
+
+
+def _add_group(client: Client, figures: _GroupFigures, scrape: known.Scrape) -> None:
+    group, name = (client.group_id,), client.client_id
+    gauges = {
+        known.UP: figures.is_up,
+        known.INTERVAL: figures.heartbeat_ms / 1000,
+        known.MEMBERS: figures.member_count,
+        known.PAUSED: figures.is_paused,
+        known.DESIRED: figures.desired_count,
+    }
+    for family, value in gauges.items():
+        scrape.add(family, group, value, client=name)
+    for family, counts in zip(_COUNTED, figures.counts, strict=True):
+        for what, count in counts.items():
+            scrape.add(family, (*group, *what), count, client=name)
+    for what, found in figures.takeovers.items():
+        scrape.add_durations(known.TAKEOVER, (*group, *what), found, client=name)
+
+
+def _key_figures(engine: Engine, session: Session, key: Key) -> _KeyFigures:
+    tally = session.meters.tallies.get(key, Tally())
+    holding = session.holdings.get(key)
+    if holding is None:
+        return _KeyFigures(None, None, None, None, None, None, None, tally)
+    tally = tally.plus(holding.tally)
+    state = _state_of(holding)
+    if not holding.claim.is_owned:
+        return _KeyFigures(state, None, None, None, None, None, None, tally)
+    context, claim = engine.context, holding.claim
+    now_ms = context.now_ms
+    replica = context.replica_of(key)
+    row = replica.world.keys[key]
+    end, position = session.end_of(key), row.next_unclaimed()
+    group_lag = None
+    if end is not None and position is not None:
+        group_lag = max(0, end - position)
+    return _KeyFigures(
+        state,
+        claim.epoch,
+        row.age_ms(replica.world.now_ms) + replica.elapsed_ms(now_ms),
+        max(0, claim.lease.hard_until_ms - now_ms),
+        session.lag_of(key),
+        group_lag,
+        _unconfirmed_count(holding),
+        tally,
+    )
+
+
+def _unconfirmed_count(holding: Holding) -> int | None:
+    """Return how many offsets a crash now would lose, None at least once."""
+    if not isinstance(holding.progress, AtMostOnce):
+        return None
+    granted = sum(grant.last - grant.first + 1 for grant in holding.progress.unused)
+    return granted + holding.lent_count
+
+
+def _workers_max(subscription: Subscription) -> int:
+    """Return how many clients could be given something to do."""
+    count, most = len(subscription.all_keys()), subscription.claims_max
+    return -(-count // most) if most else count
+
+
+def _state_of(holding: Holding) -> str:
+    """Return the state of a claim that stands or is tried for."""
+    if holding.drain is not None and holding.claim.phase is Phase.HELD:
+        return "draining"
+    return holding.claim.phase.value
+
+
+def _add_key(
+    client: Client, key: Key, *, scrape: known.Scrape, figures: _KeyFigures
+) -> None:
+    name = client.client_id
+    add = partial(scrape.add, client=name)
+    if figures.state is not None:
+        for state in known.STATES:
+            add(known.STATE, (*key, state), figures.state == state)
+    for family, field in _IN_SECONDS:
+        value = getattr(figures, field)
+        if value is not None:
+            add(family, key, value / 1000)
+    for family, field in _AS_THEY_ARE:
+        value = getattr(figures, field)
+        if value is not None:
+            add(family, key, value)
+    add(known.HANDED, key, figures.tally.handed)
+    add(known.COMMITTED, key, figures.tally.committed)
+
+
+# --- one engine
+
+
+def _read_engine(
+    client: Client, scrape: known.Scrape, ends: Mapping[TopicPartition, LogRange]
+) -> None:
+    engine = client.engine
+    meters = engine.context.meters
+    with _locked(engine):
+        worlds = [replica.world for replica in engine.context.replicas.values()]
+        counters = [dict(world.soft.counters) for world in worlds]
+        next_offsets = {world.partition: world.next_offset for world in worlds}
+        read_backs, rounds = meters.read_backs.copy(), meters.rounds.copy()
+        failed_appends = meters.failed_appends
+    for name, count in _added_up(counters).items():
+        if name == "undecodable":
+            scrape.add(known.UNDECODABLE, (), count)
+        elif name not in EFFECTS:
+            scrape.add(known.IGNORED, (name,), count)
+    for place, found in ends.items():
+        behind = found.end - next_offsets.get(place.partition, 0)
+        scrape.add(known.REPLAY_LAG, place, max(0, behind))
+    for event, count in meters.events().items():
+        scrape.add(known.EVENTS, (event,), count)
+    scrape.add(known.APPEND_FAILURES, (), failed_appends)
+    scrape.add_durations(known.READ_BACK, (), read_backs)
+    scrape.add_durations(known.STEP, (), rounds)
+
+
+def _added_up(counters: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    # The undecodable are told from the start: an alert needs a zero to rise from.
+    total = {"undecodable": 0}
+    for each in counters:
+        for name, count in each.items():
+            total[name] = total.get(name, 0) + count
+    return total
+
+
+class _Ends:
+    """Where the coordinating partitions end, asked for in the background.
+
+    Each scrape asks, and tells what the last answer was: a scrape does not wait
+    for brokers, which may be what is broken.
+    """
+
+    def __init__(self) -> None:
+        self._call: Pending[Mapping[TopicPartition, LogRange]] | None = None
+        self._known: Mapping[TopicPartition, LogRange] = {}
+        self._due_ms = 0
+
+    def look(self, client: Client) -> Mapping[TopicPartition, LogRange]:
+        """Return what is known, and ask anew where that is due."""
+        context = client.engine.context
+        self._take()
+        now_ms = context.now_ms
+        if self._call is None and now_ms >= self._due_ms:
+            self._due_ms = now_ms + LOOK_EVERY_MS
+            topic = client.coordination_topic
+            places = [TopicPartition(topic, t) for t in context.replicas]
+            ask = partial(context.ports.data.ranges, places, LOOK_MS_MAX)
+            self._call = context.ports.background.submit(ask)
+            self._take()
+        return self._known
+
+    def _take(self) -> None:
+        if self._call is not None and self._call.done():
+            if self._call.exception(0) is None:
+                self._known = self._call.result(0)
+            self._call = None

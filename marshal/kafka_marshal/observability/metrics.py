@@ -1,0 +1,385 @@
+"""The metrics: their names, and how figures become Prometheus families.
+
+Names, units and labels are part of what users rely on: dashboards and alerts are
+written against them. ``docs/METRICS.md`` lists them all.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from enum import Enum
+from importlib import import_module
+from itertools import accumulate
+from types import ModuleType
+from typing import TYPE_CHECKING, Protocol
+
+import attrs
+
+from kafka_marshal.errors import ConfigurationError
+from kafka_marshal.observability.text import escaped
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+    from prometheus_client.metrics_core import Metric
+
+CLIENT = "client"
+STATES = ("waiting", "claiming", "starting", "held", "draining")
+SERVER_STOP_S = 5
+
+
+class Kind(Enum):
+    """What a family is to Prometheus."""
+
+    GAUGE = "gauge"
+    COUNTER = "counter"
+    HISTOGRAM = "histogram"
+
+
+@attrs.frozen
+class Family:
+    """One metric.
+
+    Attributes:
+        name: As it is scraped.
+        kind: Gauge, counter or histogram.
+        labels: Names of its labels, without the client.
+        help: What it says, in one sentence.
+        is_ours: Whether it is about one client, whose name is added on request.
+    """
+
+    name: str
+    kind: Kind
+    labels: tuple[str, ...]
+    help: str
+    is_ours: bool = True
+
+
+_GROUP = ("group",)
+_TOPIC = ("group", "topic")
+_KEY = ("group", "topic", "partition")
+
+BUILD = Family(
+    "marshal_build_info",
+    Kind.GAUGE,
+    ("version",),
+    "Version of the library; always 1.",
+    is_ours=False,
+)
+UP = Family(
+    "marshal_up",
+    Kind.GAUGE,
+    _GROUP,
+    "1 while the client can work; 0 once it failed, or where it does not answer.",
+)
+INTERVAL = Family(
+    "marshal_heartbeat_interval_seconds",
+    Kind.GAUGE,
+    _GROUP,
+    "H, as it stands in the log.",
+)
+MEMBERS = Family(
+    "marshal_members",
+    Kind.GAUGE,
+    _GROUP,
+    "Clients of the group that announced themselves within 2H.",
+)
+PAUSED = Family(
+    "marshal_group_paused",
+    Kind.GAUGE,
+    _GROUP,
+    "1 while an admin holds the group, else 0.",
+)
+DESIRED = Family(
+    "marshal_desired_clients",
+    Kind.GAUGE,
+    _GROUP,
+    "Most clients that could be given work; more would idle.",
+)
+STATE = Family(
+    "marshal_claim_state",
+    Kind.GAUGE,
+    (*_KEY, "state"),
+    "1 in the state that a claim is in, 0 in the others.",
+)
+FENCE = Family(
+    "marshal_claim_fence",
+    Kind.GAUGE,
+    _KEY,
+    "Epoch of a claim that is held: the last part of its fencing token.",
+)
+AGE = Family(
+    "marshal_heartbeat_age_seconds",
+    Kind.GAUGE,
+    _KEY,
+    "Time since the last renewal of a held claim in the log, as others see it.",
+)
+LEASE = Family(
+    "marshal_lease_remaining_seconds",
+    Kind.GAUGE,
+    _KEY,
+    "Time until work under a held claim must stop, unless it is renewed.",
+)
+LAG = Family(
+    "marshal_consumer_lag_records",
+    Kind.GAUGE,
+    _KEY,
+    "Offsets between the position of a held partition and the end of its log.",
+)
+GROUP_LAG = Family(
+    "kafka_consumergroup_lag",
+    Kind.GAUGE,
+    ("consumergroup", "topic", "partition"),
+    "The same from the position that stands in the log, under the usual name.",
+    is_ours=False,
+)
+UNCONFIRMED = Family(
+    "marshal_amo_unconfirmed_records",
+    Kind.GAUGE,
+    _KEY,
+    "At most once: offsets granted and not done with; a crash now loses them.",
+)
+HANDED = Family(
+    "marshal_records_handed_out_total",
+    Kind.COUNTER,
+    _KEY,
+    "Records handed to the application.",
+)
+COMMITTED = Family(
+    "marshal_records_committed_total",
+    Kind.COUNTER,
+    _KEY,
+    "Records committed; at most once, the grant was the commit.",
+)
+WON = Family(
+    "marshal_claims_won_total",
+    Kind.COUNTER,
+    (*_TOPIC, "reason"),
+    "Claims won: claimed, or resumed from an earlier life.",
+)
+LOST = Family(
+    "marshal_claims_lost_total",
+    Kind.COUNTER,
+    (*_TOPIC, "reason"),
+    "Claims that were taken away or ran out.",
+)
+RELEASED = Family(
+    "marshal_claims_released_total",
+    Kind.COUNTER,
+    (*_TOPIC, "reason"),
+    "Claims given up by this client.",
+)
+TAKEOVER = Family(
+    "marshal_takeover_duration_seconds",
+    Kind.HISTOGRAM,
+    (*_TOPIC, "after"),
+    "Log time from the earlier owner's last renewal or release to our claim.",
+)
+IGNORED = Family(
+    "marshal_records_ignored_total",
+    Kind.COUNTER,
+    ("reason",),
+    "Records of the coordination log that were refused or ignored, since offset 0.",
+    is_ours=False,
+)
+UNDECODABLE = Family(
+    "marshal_records_undecodable_total",
+    Kind.COUNTER,
+    (),
+    "Values of the coordination log that are no record, since offset 0.",
+    is_ours=False,
+)
+REPLAY_LAG = Family(
+    "marshal_replay_lag_records",
+    Kind.GAUGE,
+    ("topic", "partition"),
+    "Entries of a coordinating partition that are yet to be folded.",
+    is_ours=False,
+)
+READ_BACK = Family(
+    "marshal_read_back_duration_seconds",
+    Kind.HISTOGRAM,
+    (),
+    "From sending an own record to reading it back with the fold's verdict.",
+    is_ours=False,
+)
+APPEND_FAILURES = Family(
+    "marshal_append_failures_total",
+    Kind.COUNTER,
+    (),
+    "Appends to the coordination log that were reported as failed.",
+    is_ours=False,
+)
+STEP = Family(
+    "marshal_engine_step_duration_seconds",
+    Kind.HISTOGRAM,
+    (),
+    "Folding and acting in one step of the engine, without the wait for the log.",
+    is_ours=False,
+)
+EVENTS = Family(
+    "marshal_events_total",
+    Kind.COUNTER,
+    ("event",),
+    "Events told to the observers.",
+    is_ours=False,
+)
+
+FAMILIES = (
+    *(BUILD, UP, INTERVAL, MEMBERS, PAUSED, DESIRED, STATE, FENCE, AGE, LEASE),
+    *(LAG, GROUP_LAG, UNCONFIRMED, HANDED, COMMITTED, WON, LOST, RELEASED),
+    *(TAKEOVER, IGNORED, UNDECODABLE, REPLAY_LAG, READ_BACK, APPEND_FAILURES),
+    *(STEP, EVENTS),
+)
+
+
+class Durations(Protocol):
+    """A histogram as the engine keeps it.
+
+    Attributes:
+        bounds_ms: Upper bound of each class, inclusive; one more has none.
+        counts: Durations in each class.
+        sum_ms: All of them together.
+    """
+
+    bounds_ms: tuple[int, ...]
+    counts: list[int]
+    sum_ms: int
+
+
+Labels = tuple[str, ...]
+
+
+class Scrape:
+    """Figures of one scrape. Those of one name and the same labels are added up."""
+
+    def __init__(self, *, has_client: bool = False) -> None:
+        self._has_client = has_client
+        self._values: dict[Family, dict[Labels, float]] = {}
+        self._durations: dict[Family, dict[Labels, list[Durations]]] = {}
+
+    def add(
+        self,
+        family: Family,
+        labels: Iterable[object],
+        value: float,
+        *,
+        client: str = "",
+    ) -> None:
+        """Add one figure."""
+        names = self._labels_of(family, labels, client)
+        values = self._values.setdefault(family, {})
+        values[names] = values.get(names, 0) + value
+
+    def add_durations(
+        self,
+        family: Family,
+        labels: Iterable[object],
+        durations: Durations,
+        *,
+        client: str = "",
+    ) -> None:
+        """Add one histogram."""
+        names = self._labels_of(family, labels, client)
+        found = self._durations.setdefault(family, {}).setdefault(names, [])
+        found.append(durations)
+
+    def _labels_of(
+        self, family: Family, labels: Iterable[object], client: str
+    ) -> Labels:
+        names = tuple(escaped(str(label)) for label in labels)
+        return (*names, client) if self._has_client and family.is_ours else names
+
+    def families(self) -> Iterator["Metric"]:
+        """Return what was added, for the client library of Prometheus."""
+        for family in FAMILIES:
+            metric = _metric(family)
+            for labels, value in self._values.get(family, {}).items():
+                metric.add_sample(family.name, self._named(family, labels), value)
+            for labels, found in self._durations.get(family, {}).items():
+                _add_buckets(metric, self._named(family, labels), found)
+            if metric.samples:
+                yield metric
+
+    def _named(self, family: Family, labels: Labels) -> dict[str, str]:
+        is_named = self._has_client and family.is_ours
+        names = (*family.labels, CLIENT) if is_named else family.labels
+        return dict(zip(names, labels, strict=True))
+
+
+def _add_buckets(
+    metric: "Metric", labels: dict[str, str], found: Sequence[Durations]
+) -> None:
+    """Add one or more histograms together: cumulative buckets, in seconds."""
+    counts = [sum(each) for each in zip(*(d.counts for d in found), strict=True)]
+    bounds = [str(bound_ms / 1000) for bound_ms in found[0].bounds_ms]
+    for bound, count in zip([*bounds, "+Inf"], accumulate(counts), strict=True):
+        metric.add_sample(f"{metric.name}_bucket", labels | {"le": bound}, count)
+    metric.add_sample(f"{metric.name}_count", labels, sum(counts))
+    sum_s = sum(durations.sum_ms for durations in found) / 1000
+    metric.add_sample(f"{metric.name}_sum", labels, sum_s)
+
+
+def described() -> Iterator["Metric"]:
+    """Return every family without figures, so that a registry knows the names."""
+    return map(_metric, FAMILIES)
+
+
+def _metric(family: Family) -> "Metric":
+    # Prometheus puts the ending of a counter where its exposition formats want it.
+    name = family.name
+    if family.kind is Kind.COUNTER:
+        name = name.removesuffix("_total")
+    metric: Metric = prometheus("metrics_core").Metric(
+        name, family.help, family.kind.value
+    )
+    return metric
+
+
+def prometheus(module: str = "") -> ModuleType:
+    """Import the client library of Prometheus, or one of its modules.
+
+    Raises:
+        ConfigurationError: The extra is not installed.
+    """
+    name = f"prometheus_client.{module}" if module else "prometheus_client"
+    try:
+        return import_module(name)
+    except ImportError as missing:
+        raise ConfigurationError(
+            "metrics need prometheus-client; run: pip install 'kafka-marshal[metrics]'",
+            setting="metrics",
+        ) from missing
+
+
+class Server:
+    """Serves a registry over HTTP, on a thread of its own, until closed.
+
+    Args:
+        registry: What is served at ``/metrics``.
+        port: TCP port; 0 takes one that is free.
+        host: Address to listen at; by default only this machine may ask.
+
+    Attributes:
+        port: The port that it listens at.
+
+    Raises:
+        ConfigurationError: The extra is missing, or the port cannot be had.
+    """
+
+    def __init__(
+        self, registry: "CollectorRegistry", port: int, *, host: str = "127.0.0.1"
+    ) -> None:
+        start = prometheus().start_http_server
+        try:
+            self._server, self._thread = start(port, addr=host, registry=registry)
+        except (OSError, OverflowError) as error:
+            raise ConfigurationError(
+                f"metrics cannot be served at {host}:{port}: {error}; choose another "
+                "port or address",
+                setting="metrics_port",
+            ) from error
+        self.port: int = self._server.server_port
+
+    def close(self) -> None:
+        """Stop serving. Idempotent."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(timeout=SERVER_STOP_S)

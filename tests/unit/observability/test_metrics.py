@@ -1,0 +1,243 @@
+"""The catalogue by Prometheus's conventions, and how figures become text."""
+
+import re
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from kafka_marshal.engine.meters import TAKEOVER_MS, Histogram
+from kafka_marshal.errors import ConfigurationError
+from kafka_marshal.observability import metrics as known
+from kafka_marshal.observability.metrics import FAMILIES, Kind, Scrape, Server
+
+ROOT = Path(__file__).resolve().parents[3]
+DOCUMENT = (ROOT / "docs" / "METRICS.md").read_text()
+CORE = {
+    *("marshal_claim_state", "marshal_claim_fence", "marshal_heartbeat_age_seconds"),
+    *("marshal_lease_remaining_seconds", "marshal_takeover_duration_seconds"),
+    *("marshal_records_ignored_total", "marshal_replay_lag_records"),
+    *("marshal_consumer_lag_records", "marshal_amo_unconfirmed_records"),
+    *("marshal_group_paused", "marshal_desired_clients", "kafka_consumergroup_lag"),
+}
+# What a gauge or a counter may count, beside the base units.
+COUNTED = ("records", "clients", "members", "claims", "events", "failures")
+
+
+class Whole:
+    """A collector of one scrape."""
+
+    def __init__(self, scrape):
+        self.scrape = scrape
+
+    def describe(self):
+        return known.described()
+
+    def collect(self):
+        return self.scrape.families()
+
+
+def text_of(scrape):
+    registry = CollectorRegistry()
+    registry.register(Whole(scrape))
+    return generate_latest(registry).decode()
+
+
+def samples(scrape):
+    return {
+        (sample.name, *sorted(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(text_of(scrape))
+        for sample in family.samples
+    }
+
+
+# --- The catalogue ---
+
+
+def test_the_core_names_are_there():
+    assert {family.name for family in FAMILIES} >= CORE
+
+
+def test_names_are_unique_and_ours():
+    names = [family.name for family in FAMILIES]
+    assert len(set(names)) == len(names)
+    for name in names:
+        assert re.fullmatch(r"marshal(_[a-z]+)+|kafka_consumergroup_lag", name), name
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_names_follow_the_conventions(family):
+    """What ``promtool check metrics`` asks of names, units and types."""
+    name = family.name
+    assert name.endswith("_total") == (family.kind is Kind.COUNTER)
+    assert not re.search(r"_(ms|millis\w*|minutes|hours|percent|kb|mb)(_|$)", name)
+    assert not re.search(r"_(gauge|counter|histogram|bucket|count|sum)(_|$)", name)
+    if family.kind is Kind.HISTOGRAM:
+        assert name.endswith("_seconds")
+    if "duration" in name or "_age_" in name or "remaining" in name:
+        assert name.endswith("_seconds")
+    if family.kind is Kind.COUNTER:
+        assert any(what in name for what in COUNTED)
+    assert family.help.endswith(".")
+    assert "\n" not in family.help
+
+
+def test_labels_are_few_and_known():
+    own = {"group", "topic", "partition"}
+    extra = {
+        "version": {"marshal_build_info"},
+        "state": {"marshal_claim_state"},
+        "after": {"marshal_takeover_duration_seconds"},
+        "event": {"marshal_events_total"},
+        "consumergroup": {"kafka_consumergroup_lag"},
+        "reason": {
+            "marshal_claims_won_total",
+            "marshal_claims_lost_total",
+            "marshal_claims_released_total",
+            "marshal_records_ignored_total",
+        },
+    }
+    for family in FAMILIES:
+        assert known.CLIENT not in family.labels
+        for label in set(family.labels) - own:
+            assert family.name in extra[label]
+
+
+# --- The document ---
+
+
+def listed():
+    rows = {}
+    for line in DOCUMENT.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if line.startswith("| `") and len(cells) == 4:
+            name, kind, labels, meaning = cells
+            rows[name.strip("`")] = (kind, re.findall(r"`(\w+)`", labels), meaning)
+    return rows
+
+
+def test_every_metric_is_documented_and_nothing_else():
+    assert list(listed()) == [family.name for family in FAMILIES]
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_kind_labels_and_help_are_those_of_the_code(family):
+    kind, labels, meaning = listed()[family.name]
+    assert kind == family.kind.value
+    assert labels == list(family.labels)
+    assert meaning.startswith(family.help)
+
+
+def test_states_are_documented():
+    for state in known.STATES:
+        assert f"`{state}`" in DOCUMENT
+
+
+# --- Figures as text ---
+
+
+def test_every_family_can_be_written_and_parsed():
+    scrape = Scrape()
+    for family in FAMILIES:
+        labels = [f"{label}-1" for label in family.labels]
+        if family.kind is Kind.HISTOGRAM:
+            scrape.add_durations(family, labels, Histogram(TAKEOVER_MS))
+        else:
+            scrape.add(family, labels, 1)
+    parsed = list(text_string_to_metric_families(text_of(scrape)))
+    assert len(parsed) == len(FAMILIES)
+    for family, found in zip(FAMILIES, parsed, strict=True):
+        assert found.type == family.kind.value
+        assert found.documentation == family.help
+        for sample in found.samples:
+            assert set(sample.labels) - {"le"} == set(family.labels)
+
+
+def test_a_family_without_figures_is_left_out():
+    assert text_of(Scrape()) == ""
+
+
+def test_figures_of_the_same_labels_are_added_up():
+    scrape = Scrape()
+    scrape.add(known.IGNORED, ("held",), 2)
+    scrape.add(known.IGNORED, ("held",), 3)
+    for duration_ms in (40, 400):
+        figure = Histogram((50, 100))
+        figure.observe(duration_ms)
+        scrape.add_durations(known.STEP, (), figure)
+    found = samples(scrape)
+    assert found["marshal_records_ignored_total", ("reason", "held")] == 5
+    name = "marshal_engine_step_duration_seconds"
+    assert found[f"{name}_bucket", ("le", "0.05")] == 1
+    assert found[f"{name}_bucket", ("le", "0.1")] == 1
+    assert found[f"{name}_bucket", ("le", "+Inf")] == 2
+    assert found[f"{name}_count",] == 2
+    assert found[f"{name}_sum",] == pytest.approx(0.44)
+
+
+def test_the_client_is_a_label_on_request_only():
+    for has_client in (False, True):
+        scrape = Scrape(has_client=has_client)
+        scrape.add(known.UP, ("g",), 1, client="a")
+        scrape.add(known.GROUP_LAG, ("g", "t", 0), 1, client="a")
+        own = (("client", "a"), ("group", "g")) if has_client else (("group", "g"),)
+        assert ("marshal_up", *own) in samples(scrape)
+        lag = (("consumergroup", "g"), ("partition", "0"), ("topic", "t"))
+        assert ("kafka_consumergroup_lag", *lag) in samples(scrape)
+
+
+def test_hostile_labels_are_escaped_and_bounded():
+    scrape = Scrape()
+    bad = 'x"} 1\nmarshal_up{group="y' + "\x1b[2J\u202e" + "z" * 10_000
+    scrape.add(known.IGNORED, (bad,), 1)
+    text = text_of(scrape)
+    assert len(text.splitlines()) == 3
+    assert "\x1b" not in text
+    assert "\u202e" not in text
+    assert len(text) < 1_000
+    assert len(samples(scrape)) == 1
+
+
+# --- Serving ---
+
+
+def test_it_serves_until_it_is_closed():
+    scrape = Scrape()
+    scrape.add(known.UP, ("g",), 1)
+    registry = CollectorRegistry()
+    registry.register(Whole(scrape))
+    server = Server(registry, 0)
+    url = f"http://127.0.0.1:{server.port}/metrics"
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        assert 'marshal_up{group="g"} 1.0' in answer.read().decode()
+    server.close()
+    server.close()
+    with pytest.raises(OSError, match="refused"):
+        urllib.request.urlopen(url, timeout=10)
+
+
+def test_a_taken_port_is_a_clear_error():
+    server = Server(CollectorRegistry(), 0)
+    try:
+        with pytest.raises(ConfigurationError, match="choose another port") as caught:
+            Server(CollectorRegistry(), server.port)
+        assert caught.value.setting == "metrics_port"
+    finally:
+        server.close()
+
+
+def test_an_impossible_port_or_address_is_a_clear_error():
+    for host, port in (("127.0.0.1", 70_000), ("no.such.host.invalid", 0)):
+        with pytest.raises(ConfigurationError, match="metrics cannot be served at"):
+            Server(CollectorRegistry(), port, host=host)
+
+
+def test_the_missing_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    with pytest.raises(ConfigurationError) as caught:
+        known.prometheus()
+    assert "pip install 'kafka-marshal[metrics]'" in str(caught.value)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,583 @@
+"""What a scrape says of clients that win, work, wait and lose."""
+
+import os
+import sys
+import threading
+
+import pytest
+from enginekit import (
+    AMO,
+    KEY,
+    H,
+    Stepping,
+    claim_of,
+    fold,
+    held_by,
+    owning,
+    pause_for,
+    wish,
+    world,
+    write,
+)
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from kafka_marshal import metrics
+from kafka_marshal.engine import Session
+from kafka_marshal.engine.meters import Tally
+from kafka_marshal.errors import ConfigurationError, CoordinationError
+from kafka_marshal.metrics import EFFECTS, KEYS_PER_HOLD, MarshalCollector
+from kafka_marshal.observability import metrics as known
+from kafka_marshal.protocol.claiming import Claimant
+from kafka_marshal.protocol.records import ClaimingPartition, Member
+from kafka_marshal.protocol.types import Key, Owner
+
+GROUP = {"group": "g"}
+T = {"group": "g", "topic": "t"}
+T0 = T | {"partition": "0"}
+
+
+class Client:
+    """What a ``Marshal`` is to a collector, over a node in memory."""
+
+    def __init__(self, node, session=None):
+        self.engine = node.engine
+        self.session = session or node.session
+        self.group_id = self.session.claimant.group_id
+        self.client_id = self.session.claimant.owner.client_id
+        self.coordination_topic = "__marshal"
+        self.is_closed = False
+        self.closers = []
+
+    def call_on_close(self, function):
+        self.closers.append(function)
+
+    def close(self):
+        self.is_closed = True
+        for function in self.closers:
+            function()
+
+
+class Scraped:
+    """The figures of one exposition; the same name and labels never come twice."""
+
+    def __init__(self, text):
+        self.figures = {}
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                place = (sample.name, tuple(sorted(sample.labels.items())))
+                assert place not in self.figures, place
+                self.figures[place] = sample.value
+
+    def __call__(self, name, labels=None, **more):
+        wanted = dict(labels or {}) | more
+        return self.figures.get((name, tuple(sorted(wanted.items()))))
+
+    def named(self, name):
+        return {
+            tuple(value for _, value in labels): figure
+            for (found, labels), figure in self.figures.items()
+            if found == name
+        }
+
+
+@pytest.fixture
+def cluster():
+    return world()
+
+
+@pytest.fixture
+def registry():
+    return CollectorRegistry()
+
+
+@pytest.fixture
+def scrape(registry):
+    return lambda: Scraped(generate_latest(registry).decode())
+
+
+def exported(node, registry, **options):
+    return MarshalCollector(Client(node), registry=registry, **options)
+
+
+def state_of(found, **labels):
+    (state,) = [
+        state
+        for state in known.STATES
+        if found("marshal_claim_state", T0 | labels, state=state) == 1
+    ]
+    return state
+
+
+# --- Claims ---
+
+
+def test_a_claim_that_was_won(cluster, registry, scrape):
+    node = owning(cluster)
+    exported(node, registry)
+    found = scrape()
+    assert state_of(found) == "held"
+    states = found.named("marshal_claim_state")
+    assert len(states) == len(known.STATES)
+    assert sum(states.values()) == 1
+    assert found("marshal_claim_fence", T0) == claim_of(node).token.offset
+    assert found("marshal_claims_won_total", T, reason="claimed") == 1
+    assert found("marshal_up", GROUP) == 1
+    assert found("marshal_members", GROUP) == 1
+    assert found("marshal_group_paused", GROUP) == 0
+    assert found("marshal_heartbeat_interval_seconds", GROUP) == H / 1000
+    assert found.named("marshal_takeover_duration_seconds_count") == {}
+
+
+def test_a_claim_that_waits(cluster, registry, scrape):
+    owning(cluster)
+    other = cluster.node("b")
+    cluster.run(40)
+    other.session.want(KEY)
+    cluster.run(40)
+    exported(other, registry)
+    found = scrape()
+    assert state_of(found) == "waiting"
+    assert found("marshal_claim_fence", T0) is None
+    assert found("marshal_lease_remaining_seconds", T0) is None
+    assert found("marshal_records_handed_out_total", T0) == 0
+    assert found("marshal_members", GROUP) == 2
+
+
+def test_beats_keep_a_claim_young(cluster, registry, scrape):
+    node = owning(cluster)
+    exported(node, registry)
+    cluster.run(3 * H)
+    found = scrape()
+    assert 0 <= found("marshal_heartbeat_age_seconds", T0) < H / 1000
+    assert H / 1000 < found("marshal_lease_remaining_seconds", T0) < 2 * H / 1000
+
+
+def test_without_beats_a_claim_ages_and_its_lease_runs_out(cluster, registry, scrape):
+    node = owning(cluster)
+    exported(node, registry)
+    node.cut(is_cut=True)
+    cluster.run(20)
+    before = scrape()
+    cluster.run(H)
+    after = scrape()
+    for name, sign in (
+        ("marshal_heartbeat_age_seconds", 1),
+        ("marshal_lease_remaining_seconds", -1),
+    ):
+        assert after(name, T0) - before(name, T0) == pytest.approx(sign * H / 1000)
+    cluster.run_until(lambda: not node.held, 2 * H)
+    cluster.run(40)
+    lost = scrape()
+    assert lost("marshal_claims_lost_total", T, reason="lease_expired") == 1
+    assert lost("marshal_lease_remaining_seconds", T0) is None
+    assert lost("marshal_claim_fence", T0) is None
+
+
+def test_a_takeover_is_timed_from_the_last_renewal(cluster, registry, scrape):
+    dead = owning(cluster)
+    cluster.crash(dead)
+    heir = cluster.node("b", wish=wish())
+    cluster.run_until(held_by(heir, 1), 4 * H)
+    exported(heir, registry)
+    found = scrape()
+    name = "marshal_takeover_duration_seconds"
+    assert found(f"{name}_count", T, after="stale") == 1
+    assert 2 * H / 1000 < found(f"{name}_sum", T, after="stale") < 3 * H / 1000
+    assert found(f"{name}_bucket", T, after="stale", le="5.0") == 0
+    assert found(f"{name}_bucket", T, after="stale", le="10.0") == 1
+    assert found(f"{name}_bucket", T, after="stale", le="+Inf") == 1
+
+
+def test_a_pause_is_seen_and_the_release_has_its_reason(cluster, registry, scrape):
+    node = owning(cluster)
+    exported(node, registry)
+    node.consumer.poll(0, 3)
+    pause_for(cluster, 4 * H)
+    cluster.run(100)
+    paused = scrape()
+    assert paused("marshal_group_paused", GROUP) == 1
+    assert state_of(paused) == "draining"
+    node.consumer.commit()
+    cluster.run(100)
+    released = scrape()
+    assert released("marshal_claims_released_total", T, reason="paused") == 1
+    assert released("marshal_claim_fence", T0) is None
+    cluster.run_until(held_by(node, 1), 6 * H)
+    after = scrape()
+    assert after("marshal_group_paused", GROUP) == 0
+    assert after("marshal_takeover_duration_seconds_count", T, after="released") == 1
+
+
+# --- Records and lag ---
+
+
+def test_lag_and_progress(cluster, registry, scrape):
+    node = owning(cluster)
+    exported(node, registry)
+    cluster.run(H)
+    group_lag = {"consumergroup": "g", "topic": "t", "partition": "0"}
+    before = scrape()
+    assert before("marshal_consumer_lag_records", T0) == 10
+    assert before("kafka_consumergroup_lag", group_lag) == 10
+    (records,) = node.consumer.poll(0, 4).values()
+    node.consumer.commit(records[:3])
+    after = scrape()
+    assert after("marshal_records_handed_out_total", T0) == 4
+    assert after("marshal_records_committed_total", T0) == 3
+    assert after("marshal_consumer_lag_records", T0) == 7
+    assert after("kafka_consumergroup_lag", group_lag) == 10, "no beat has told it"
+    cluster.run(H)
+    assert scrape()("kafka_consumergroup_lag", group_lag) == 7
+    assert after("marshal_amo_unconfirmed_records", T0) is None
+
+
+def test_totals_of_a_key_outlive_its_claims(cluster, registry, scrape):
+    node = owning(cluster)
+    exported(node, registry)
+    (records,) = node.consumer.poll(0, 4).values()
+    node.consumer.commit(records[:2])
+    node.cut(is_cut=True)
+    cluster.run_until(lambda: not node.session.holdings.get(KEY), 3 * H)
+    between = scrape()
+    assert between("marshal_records_handed_out_total", T0) == 4
+    assert between("marshal_records_committed_total", T0) == 2
+    node.cut(is_cut=False)
+    cluster.run_until(held_by(node, 1), 6 * H)
+    node.engine.changed = Stepping(cluster)
+    again = dict(node.session.holdings)[KEY]
+    again.handed_count += 5
+    assert scrape()("marshal_records_handed_out_total", T0) == 9
+
+
+def test_at_most_once_tells_what_a_crash_would_lose(cluster, registry, scrape):
+    node = owning(cluster, delivery=AMO)
+    node.engine.changed = Stepping(cluster)
+    exported(node, registry)
+    (records,) = node.consumer.poll(H, 4).values()
+    found = scrape()
+    unconfirmed = found("marshal_amo_unconfirmed_records", T0)
+    assert unconfirmed >= len(records) > 0
+    granted = fold(cluster).keys[KEY].granted
+    assert unconfirmed == granted
+    assert found("marshal_records_committed_total", T0) == len(records)
+
+
+@pytest.mark.parametrize(("claims_max", "desired"), [(0, 5), (2, 3), (5, 1)])
+def test_desired_clients_are_those_that_find_work(
+    registry, scrape, claims_max, desired
+):
+    cluster = world(records=[1] * 5)
+    node = cluster.node("a", wish=wish(claims_max=claims_max))
+    cluster.run(200)
+    exported(node, registry)
+    assert scrape()("marshal_desired_clients", GROUP) == desired
+
+
+# --- The log ---
+
+
+def test_what_the_fold_refuses_and_cannot_read(cluster, registry, scrape):
+    node = owning(cluster)
+    exported(node, registry)
+    assert scrape()("marshal_records_undecodable_total") == 0
+    write(cluster, b"noise")
+    write(cluster, claiming("g", "t"))
+    cluster.run(40)
+    found = scrape()
+    assert found("marshal_records_undecodable_total") == 1
+    assert found("marshal_records_ignored_total", reason="held") == 1
+    reasons = {reason for (reason,) in found.named("marshal_records_ignored_total")}
+    assert not reasons & (EFFECTS | {"undecodable"})
+
+
+def test_every_counter_of_a_long_run_is_an_effect_or_ignored(cluster):
+    node = owning(cluster)
+    cluster.run(2 * H)
+    node.leave()
+    cluster.run(H)
+    assert set(fold(cluster).soft.counters) <= EFFECTS
+
+
+def test_replay_lag_is_what_was_not_folded(registry, scrape):
+    cluster = world(partitions=2)
+    node = owning(cluster)
+    exported(node, registry)
+    labels = [{"topic": "__marshal", "partition": str(t)} for t in (0, 1)]
+    cluster.run(2_000)
+    assert [scrape()("marshal_replay_lag_records", each) for each in labels] == [0, 0]
+    for _ in range(7):
+        write(cluster, b"noise", 1)
+    cluster.clock.advance(2_000)
+    assert [scrape()("marshal_replay_lag_records", each) for each in labels] == [0, 7]
+
+
+def test_replay_lag_is_told_from_the_last_answer(cluster, registry, scrape):
+    node = owning(cluster)
+    node.background.is_held = True
+    collector = exported(node, registry)
+    assert scrape().named("marshal_replay_lag_records") == {}
+    node.background.is_held = False
+    node.background.run_waiting()
+    assert len(scrape().named("marshal_replay_lag_records")) == 1
+    node.cut(is_cut=True)
+    cluster.clock.advance(2_000)
+    assert len(scrape().named("marshal_replay_lag_records")) == 1
+    collector.close()
+
+
+def test_the_engine_tells_its_times_and_events(cluster, registry, scrape):
+    node = owning(cluster)
+    exported(node, registry)
+    found = scrape()
+    assert found("marshal_read_back_duration_seconds_count") > 0
+    assert found("marshal_engine_step_duration_seconds_count") > 0
+    assert found("marshal_append_failures_total") == 0
+    assert found("marshal_events_total", event="claimed") == 1
+    assert found("marshal_events_total", event="ready") == 1
+
+
+# --- What others write ---
+
+
+def claiming(group, topic, partition=0, client="x"):
+    incarnation = client.encode().ljust(16, b".")
+    record = (client, group, incarnation, 1, 1, topic, partition, None, b"h" * 32)
+    return ClaimingPartition(*record, None, None)
+
+
+def member(group, client):
+    incarnation = client.encode().ljust(16, b".")
+    topics = (f"topic-of-{client}",)
+    return Member(client, group, incarnation, 1, topics, "h", 0, 0, {}, False, 1, None)
+
+
+def test_names_of_others_make_no_series(cluster, registry, scrape):
+    node = owning(cluster)
+    exported(node, registry)
+    cluster.run(40)
+    before = scrape()
+    for number in range(100):
+        write(cluster, claiming(f"group-{number}", f"topic-{number}"))
+        write(cluster, claiming("g", f"topic-{number}", number))
+        write(cluster, member(f"group-{number}", f"client-{number}"))
+        write(cluster, b"\xff" + b"%d" % number)
+    cluster.run(40)
+    after = scrape()
+    assert after("marshal_records_undecodable_total") == 100
+    assert set(after.figures) == set(before.figures)
+
+
+def test_members_of_other_groups_are_not_counted(cluster, registry, scrape):
+    node = owning(cluster)
+    exported(node, registry)
+    write(cluster, member("g", "b"))
+    write(cluster, member("elsewhere", "c"))
+    cluster.run(40)
+    assert scrape()("marshal_members", GROUP) == 2
+    cluster.run(3 * H)
+    assert scrape()("marshal_members", GROUP) == 1, "it never came again"
+
+
+# --- Several clients, and the registry ---
+
+
+def second_session(node, group_id, client_id):
+    owner = Owner(client_id, client_id.encode().ljust(16, b"."))
+    claimant = Claimant(owner, group_id, master=b"m" * 32)
+    session = Session(node.engine.context, claimant)
+    node.engine.add_session(session)
+    return session
+
+
+def test_clients_of_one_engine_share_its_figures(cluster, registry, scrape):
+    node = owning(cluster)
+    collector = exported(node, registry)
+    before = scrape()("marshal_engine_step_duration_seconds_count")
+    collector.add(Client(node, second_session(node, "other", "a")))
+    found = scrape()
+    assert found("marshal_engine_step_duration_seconds_count") == before
+    assert set(found.named("marshal_up")) == {("g",), ("other",)}
+
+
+def test_clients_of_two_engines_are_added_up(cluster, registry, scrape):
+    first, second = owning(cluster), cluster.node("b")
+    cluster.run(40)
+    collector = exported(first, registry)
+    alone = scrape()("marshal_engine_step_duration_seconds_count")
+    collector.add(Client(second, second_session(second, "other", "c")))
+    assert scrape()("marshal_engine_step_duration_seconds_count") > alone
+
+
+def test_clients_of_one_group_need_the_client_label(cluster, registry, scrape):
+    node = owning(cluster)
+    other = Client(node, second_session(node, "g", "b"))
+    collector = exported(node, registry)
+    with pytest.raises(ConfigurationError, match="client_label=True"):
+        collector.add(other)
+    collector.close()
+    labelled = exported(node, registry, client_label=True)
+    labelled.add(other)
+    found = scrape()
+    assert found("marshal_up", GROUP, client="a") == 1
+    assert found("marshal_up", GROUP, client="b") == 1
+    assert state_of(found, client="a") == "held"
+    with pytest.raises(ConfigurationError, match="cannot be told apart"):
+        labelled.add(Client(node))
+
+
+def test_a_registry_takes_one_collector(cluster, registry):
+    exported(owning(cluster), registry)
+    with pytest.raises(ConfigurationError, match="add the client"):
+        exported(cluster.nodes[0], registry)
+
+
+def test_a_foreign_metric_of_our_name_is_refused(cluster, registry):
+    Gauge("marshal_up", "Mine.", registry=registry)
+    with pytest.raises(ConfigurationError, match="names already"):
+        exported(owning(cluster), registry)
+
+
+def test_closing_the_last_client_leaves_the_registry(cluster, registry, scrape):
+    node = owning(cluster)
+    first = Client(node)
+    second = Client(node, second_session(node, "other", "b"))
+    MarshalCollector(first, second, registry=registry)
+    first.close()
+    assert set(scrape().named("marshal_up")) == {("other",)}
+    second.close()
+    assert scrape().figures == {}
+    exported(node, registry)
+    assert scrape()("marshal_up", GROUP) == 1
+
+
+def test_a_client_that_closes_while_it_is_scraped_is_left_out(
+    cluster, registry, scrape
+):
+    client = Client(owning(cluster))
+    MarshalCollector(client, registry=registry)
+    client.is_closed = True
+    assert scrape().named("marshal_up") == {}
+
+
+def test_closing_a_collector_twice_is_fine(cluster, registry, scrape):
+    collector = exported(owning(cluster), registry)
+    collector.close()
+    collector.close()
+    assert scrape().figures == {}
+
+
+def test_a_collector_that_somebody_unregistered_closes(cluster, registry):
+    collector = exported(owning(cluster), registry)
+    registry.unregister(collector)
+    collector.close()
+
+
+def test_a_forked_child_exports_nothing(cluster, registry, scrape, monkeypatch):
+    exported(owning(cluster), registry)
+    parent = os.getpid()
+    monkeypatch.setattr(metrics.os, "getpid", lambda: parent + 1)
+    assert scrape().figures == {}
+
+
+def test_the_missing_extra_is_named(cluster, monkeypatch):
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    with pytest.raises(ConfigurationError, match=r"kafka-marshal\[metrics\]"):
+        MarshalCollector(Client(owning(cluster)))
+
+
+# --- The lock ---
+
+
+def test_a_failed_client_is_down(cluster, registry, scrape):
+    node = owning(cluster)
+    exported(node, registry)
+    node.session.fail(CoordinationError("gone"))
+    assert scrape()("marshal_up", GROUP) == 0
+    assert scrape()("marshal_claims_released_total", T, reason="failed") == 1
+
+
+def test_an_engine_that_does_not_answer_is_down(cluster, registry, scrape, monkeypatch):
+    monkeypatch.setattr(metrics, "LOCK_MS_MAX", 20)
+    node = owning(cluster)
+    exported(node, registry)
+    taken, done = threading.Event(), threading.Event()
+
+    def work():
+        with node.engine.changed:
+            taken.set()
+            done.wait(30)
+
+    worker = threading.Thread(target=work, daemon=True)
+    worker.start()
+    assert taken.wait(10)
+    found = scrape()
+    done.set()
+    worker.join(10)
+    assert found("marshal_up", GROUP) == 0
+    assert found.named("marshal_claim_state") == {}
+    assert scrape()("marshal_up", GROUP) == 1
+
+
+class Watched(threading.Condition):
+    """Notes how often the lock was had."""
+
+    def __init__(self):
+        super().__init__(threading.RLock())
+        self.count = 0
+        plain = self.acquire
+
+        def acquire(*args, **kwargs):
+            self.count += 1
+            return plain(*args, **kwargs)
+
+        self.acquire = acquire
+
+
+def test_many_keys_are_read_in_several_holds(cluster, registry, scrape, monkeypatch):
+    node = owning(cluster)
+    tallies = node.session.meters.tallies
+    for number in range(1, 5 * KEYS_PER_HOLD):
+        tallies[Key("g", "t", number)] = Tally(2, 1)
+    exported(node, registry)
+    lock = node.engine.changed = Watched()
+    plain = known.Scrape.add
+
+    def add(*args, **kwargs):
+        assert not lock._is_owned(), "figures are formatted without the lock"
+        return plain(*args, **kwargs)
+
+    monkeypatch.setattr(known.Scrape, "add", add)
+    found = scrape()
+    assert len(found.named("marshal_records_handed_out_total")) == 5 * KEYS_PER_HOLD
+    assert lock.count >= 5
+
+
+def test_scrapes_and_rounds_go_together(registry, scrape):
+    """Threads on both sides; every exposition is whole."""
+    cluster = world(records=[20] * 8)
+    node = cluster.node("a", wish=wish())
+    cluster.run_until(held_by(node, 8), 4 * H)
+    exported(node, registry)
+    is_over = threading.Event()
+    failures = []
+
+    def ask():
+        while not is_over.is_set():
+            try:
+                assert len(scrape().named("marshal_up")) == 1
+            except Exception as error:  # noqa: BLE001 - told by the main thread
+                failures.append(error)
+
+    askers = [threading.Thread(target=ask, daemon=True) for _ in range(2)]
+    for asker in askers:
+        asker.start()
+    for _ in range(30):
+        node.consumer.poll(0, 5)
+        node.consumer.commit()
+        cluster.run(H // 3)
+    is_over.set()
+    for asker in askers:
+        asker.join(30)
+    assert failures == []
+    assert sum(scrape().named("marshal_records_committed_total").values()) > 0
