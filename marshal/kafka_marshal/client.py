@@ -295,6 +295,7 @@ class Marshal:
     ) -> Consumer:
         with self.engine.changed:
             self._session.subscribe(subscription)
+            self.engine.act(self._session)
         consumer = Consumer(
             self.engine,
             self._session,
@@ -322,6 +323,7 @@ class Marshal:
             )
         with self.engine.changed:
             holding = self._session.want(Key(self.group_id, topic, partition))
+            self.engine.act(self._session)
         claim = HeldClaim(self.engine, self._session, holding)
         claim.wait_held(timeout_ms)
         return claim

@@ -14,6 +14,7 @@ from kafka_marshal.ports import (
     Event,
     Observer,
 )
+from kafka_marshal.protocol.claiming import Claimant
 from kafka_marshal.protocol.hashing import (
     RESERVED_TOPICS,
     coordinating_partition,
@@ -92,6 +93,11 @@ class Context:
         """Return the home T of a group."""
         count = self.settled.partition_count
         return home_partition(group_id, partition_count=count)
+
+    def has_company(self, claimant: Claimant) -> bool:
+        """Return whether others of its group are known, who may want the same keys."""
+        world = self.replicas[self.home_of(claimant.group_id)].world
+        return world.has_other_member(claimant.group_id, claimant.owner)
 
     def observe(self, name: str, fields: Mapping[str, Any]) -> None:
         """Tell the observer."""

@@ -125,6 +125,19 @@ class Engine:
                 self._fail(_broken(error))
             self.changed.notify_all()
 
+    def act(self, session: Session) -> None:
+        """Let a session act at once, because what it wants has changed.
+
+        For any thread: the one that steps may wait for the log for up to 100 ms.
+        Never raises, as ``step``.
+        """
+        with self.changed:
+            if self.is_ready:
+                try:
+                    session.tick(self.context.now_ms)
+                except Exception as error:  # noqa: BLE001 - as in a round
+                    self._fail(_broken(error))
+
     def _until_due_ms(self) -> int:
         with self.changed:
             dues = [session.next_due_ms() for session in self._sessions.values()]

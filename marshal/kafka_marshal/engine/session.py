@@ -47,6 +47,7 @@ from .starting import Starter
 from .subscription import POLICY_MS_MIN, Subscription, policy_interval_ms
 
 JITTER_FREE_MS_MAX = 50
+LOOKUP_LOOK_MS = 5
 JITTER_TAKEOVER_MS_MAX = 1_000
 
 
@@ -199,6 +200,8 @@ class Session:
         if self._is_closing or self.failure is not None:
             return None
         attempts = [h.claim.attempt_at_ms for h in self.holdings.values()]
+        if any(holding.lookup is not None for holding in self.holdings.values()):
+            attempts.append(self._context.now_ms + LOOKUP_LOOK_MS)
         return min([self._policy_at_ms, *(at for at in attempts if at is not None)])
 
     def _drive_owned(self, holding: Holding, now_ms: int) -> None:
@@ -276,7 +279,9 @@ class Session:
         known, wait_ms = guess.known, guess.wait_ms
         life = self._life_to_resume(claim.key, known, elapsed_ms=elapsed_ms)
         heartbeat_ms = context.heartbeat_interval_ms
-        limit_ms = min(heartbeat_ms // 10, JITTER_FREE_MS_MAX)
+        limit_ms = 0  # nobody to run into: a first record need not wait
+        if context.has_company(claim.claimant):
+            limit_ms = min(heartbeat_ms // 10, JITTER_FREE_MS_MAX)
         if known is not None and known.owner is not None:
             limit_ms = min(heartbeat_ms // 10, JITTER_TAKEOVER_MS_MAX)
         if life is not None:

@@ -252,6 +252,18 @@ class WorldState:
             if name[0] == group_id and self.now_ms - member.seen_ms <= limit_ms
         ]
 
+    def has_other_member(self, group_id: str, owner: Owner) -> bool:
+        """Return whether somebody else is a member of a group and not gone."""
+        if self.config is None:
+            return False
+        limit_ms = 2 * self.config.heartbeat_interval_ms
+        return any(
+            name[0] == group_id
+            and name[1:] != owner
+            and self.now_ms - member.seen_ms <= limit_ms
+            for name, member in self.soft.members.items()
+        )
+
     def rebuild_derived(self) -> None:
         """Recompute what follows from keys and groups, after these were replaced."""
         self.epochs = {state.epoch: key for key, state in self.keys.items()}

@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from enginekit import KEY, H, Stepping, held_by, owning, wish, world, write
+from enginekit import KEY, H, Stepping, held_by, of, owning, wish, world, write
 
 from kafka_marshal.errors import (
     CoordinationError,
@@ -260,6 +260,25 @@ def test_a_bug_in_the_engine_fences_all(cluster, monkeypatch):
     node.step()
     assert isinstance(node.engine.failure, InvalidTransition)
     assert isinstance(node.engine.failure.__cause__, ZeroDivisionError)
+    assert not node.held
+
+
+def test_a_session_acts_at_once_when_it_is_told_to(cluster):
+    node = cluster.node("a", wish=wish())
+    node.engine.act(node.session)
+    assert of(cluster, "a") == []  # not before the log is read to its end
+    cluster.run(20)
+    before = len(of(cluster, "a"))
+    node.session.want(KEY._replace(topic="other"))
+    node.engine.act(node.session)
+    assert len(of(cluster, "a")) == before + 1
+
+
+def test_a_bug_in_acting_at_once_fences_all(cluster, monkeypatch):
+    node = owning(cluster)
+    monkeypatch.setattr(node.session, "tick", lambda now_ms: 1 / 0)
+    node.engine.act(node.session)
+    assert isinstance(node.engine.failure, InvalidTransition)
     assert not node.held
 
 

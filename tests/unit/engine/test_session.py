@@ -107,6 +107,32 @@ def test_of_two_contenders_the_earliest_wins(cluster):
     assert len(a.held) + len(b.held) == 1
 
 
+def test_who_is_alone_claims_at_once(cluster):
+    node = cluster.node("a")
+    cluster.run(20)
+    node.consume(wish())
+    node.step()
+    assert len(of(cluster, "a", ClaimingPartition)) == 1
+
+
+def waited_ms(number):
+    cluster = world()
+    cluster.node("b")
+    node = cluster.node("a")
+    cluster.run(40)
+    node.entropy.random_bytes(number)
+    start_ms = cluster.clock.now_ms()
+    node.consume(wish())
+    cluster.run_until(lambda: of(cluster, "a", ClaimingPartition), H, step_ms=1)
+    return cluster.clock.now_ms() - start_ms
+
+
+def test_who_has_company_waits_a_little_so_that_not_all_claim_at_once():
+    waits = {waited_ms(number) for number in range(8)}
+    assert len(waits) > 1
+    assert max(waits) <= 51
+
+
 def test_a_stale_owner_is_replaced_within_2h_and_a_little(cluster):
     a = owning(cluster)
     b = cluster.node("b", wish=wish())

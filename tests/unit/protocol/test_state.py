@@ -157,6 +157,22 @@ def test_members_live_for_2h_of_log_time():
     assert alive() == []
 
 
+def test_company_is_somebody_else_of_the_group_who_is_not_gone():
+    log = Log(configured=False)
+    me = Owner("c1", INC)
+    assert not log.state.has_other_member("g", me)
+    log = Log()
+    log.append(member("c1"))
+    log.append(member("c2", group="other"))
+    assert not log.state.has_other_member("g", me)
+    log.append(member("c1", inc=ident("another life")))
+    assert log.state.has_other_member("g", me)
+    log.append(b"", after=2 * H)
+    assert log.state.has_other_member("g", me)
+    log.append(b"", after=1)
+    assert not log.state.has_other_member("g", me)
+
+
 def test_equal_worlds_may_differ_in_what_is_soft_or_derived():
     one, other = WorldState(0), WorldState(0)
     one.soft.counters["held"] = 3
