@@ -21,6 +21,11 @@ from kafka_marshal.protocol.types import Token, TopicPartition
 
 FETCH_WAIT_MS = 500
 REQUEST_TIMEOUT_MS = 10_000
+# kafka-python waits so long between two requests for metadata. A new consumer has just
+# made one, before it knew of any topic, and would stand idle: so it hurries at first.
+BACKOFF_MS = 100
+FIRST_BACKOFF_MS = 10
+_HURRY_S_MAX = 1.0
 # The broker has just answered, so it will again; asked only after a fault.
 _RANGE_TIMEOUT_MS = 500
 _UNKNOWN = -1
@@ -101,6 +106,7 @@ class KafkaDataReader(DataReader):
         self._pid = os.getpid()
         self._consumer: Any = None
         self._connecting: _Connecting | None = None
+        self._hurries_until = 0.0
         self._is_closed = False
         # Every assigned partition in kafka-python's type, with our own.
         self._ours: dict[Any, TopicPartition] = {}
@@ -179,6 +185,9 @@ class KafkaDataReader(DataReader):
             )
         except Exception as error:
             raise self._told(error) from error
+        if self._hurries_until and (batches or time.monotonic() > self._hurries_until):
+            self._hurries_until = 0.0
+            self._back_off(BACKOFF_MS)
         return {
             self._ours[place]: self._converted(self._ours[place], records)
             for place, records in batches.items()
@@ -211,7 +220,14 @@ class KafkaDataReader(DataReader):
             if ours in self._paused:
                 consumer.pause(place)
         self._consumer = consumer
+        self._hurries_until = time.monotonic() + _HURRY_S_MAX
+        self._back_off(FIRST_BACKOFF_MS)
         return True
+
+    def _back_off(self, backoff_ms: int) -> None:
+        """Set the time between two requests of a kind; there is no other way in."""
+        for each in (self._consumer, self._consumer._cluster):  # noqa: SLF001
+            each.config["retry_backoff_ms"] = backoff_ms
 
     def _new_consumer(self) -> Untyped:
         settings = {

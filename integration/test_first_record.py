@@ -1,0 +1,52 @@
+"""How soon a new reader has its first record, and what it does afterwards."""
+
+import pytest
+
+from kafka_marshal.kafka_io import ConnectionSettings
+from kafka_marshal.kafka_io import reader as module
+from kafka_marshal.kafka_io.reader import KafkaDataReader
+from kafka_marshal.protocol.types import TopicPartition
+from kafka_marshal.testing.producing import Producing, create_topic
+
+
+@pytest.fixture
+def place(bootstrap_servers, unique):
+    topic = unique("data")
+    create_topic(bootstrap_servers, topic, partitions=1)
+    with Producing(bootstrap_servers, topic, partitions=1) as producing:
+        producing.fill(3)
+    return TopicPartition(topic, 0)
+
+
+@pytest.fixture
+def reader(bootstrap_servers):
+    made = KafkaDataReader(ConnectionSettings(bootstrap_servers))
+    yield made
+    made.close(1_000)
+
+
+def backoffs(reader):
+    consumer = reader._consumer
+    return {each.config["retry_backoff_ms"] for each in (consumer, consumer._cluster)}
+
+
+def test_a_reader_hurries_until_its_first_record_and_no_longer(reader, place):
+    reader.assign([place])
+    reader.seek(place, 0)
+    assert reader.poll(0, 10) == {}
+    while not (found := reader.poll(1, 10)):
+        assert reader._consumer is None or backoffs(reader) == {module.FIRST_BACKOFF_MS}
+    assert [record.offset for record in found[place]] == [0, 1, 2]
+    assert backoffs(reader) == {module.BACKOFF_MS}
+
+
+def test_a_reader_that_finds_nothing_does_not_hurry_for_ever(
+    reader, place, monkeypatch
+):
+    monkeypatch.setattr(module, "_HURRY_S_MAX", 0.0)
+    reader.assign([place])
+    reader.seek(place, 3)
+    while reader._consumer is None:
+        assert reader.poll(10, 10) == {}
+    reader.poll(10, 10)
+    assert backoffs(reader) == {module.BACKOFF_MS}
