@@ -62,7 +62,7 @@ class _Hop(Generic[T]):
         while not running.done():
             await asyncio.wait((running,), timeout=SETTLE_SLICE_S)
         self._running = None
-        return (running.result(),)
+        return (await running,)
 
     def end(self, call: Callable[[], object] | None = None) -> None:
         """Take no more calls; make a last one once the others are over."""

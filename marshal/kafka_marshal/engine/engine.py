@@ -45,6 +45,7 @@ class Engine:
 
     Attributes:
         changed: Notified after every step that folded something or acted.
+        lock: The lock of ``changed``; alone it costs a third, once a record.
         context: Ports, replicas and, once ready, the Config.
         failure: Set once the engine can go no further; its sessions are fenced.
     """
@@ -53,7 +54,8 @@ class Engine:
         now_ms = ports.clock.now_ms()
         count = ports.log.partition_count
         replicas = {t: Replica(t, now_ms=now_ms) for t in range(count)}
-        self.changed = threading.Condition(threading.RLock())
+        self.lock = threading.RLock()
+        self.changed = threading.Condition(self.lock)
         self.context = Context(ports, replicas)
         self.failure: MarshalError | None = None
         self._cluster_id = cluster_id

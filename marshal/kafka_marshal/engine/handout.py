@@ -246,9 +246,7 @@ class HandOut:
         if not isinstance(progress, AtLeastOnce) or place.partition in self.paused:
             return None
         subscription = self._subscription
-        changed = self._engine.changed
-        changed.acquire()  # a `with` would cost as much as all the rest
-        try:
+        with self._engine.lock:
             now_ms = self._clock.now_ms()
             if self._version != subscription.version or not place.fetched:
                 return None
@@ -261,8 +259,6 @@ class HandOut:
             place.next_offset = offset + 1
             holding.handed_count += 1
             subscription.back_at_ms = now_ms
-        finally:
-            changed.release()
         if place.at == len(place.fetched):
             place.drop()
             place.is_ready = False
