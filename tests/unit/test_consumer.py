@@ -1,5 +1,9 @@
 """The consumer over whole nodes in memory, on virtual time."""
 
+import pickle
+import random
+import threading
+
 import pytest
 from enginekit import (
     AMO,
@@ -16,6 +20,7 @@ from enginekit import (
     world,
 )
 
+from kafka_marshal import CommitToken
 from kafka_marshal.errors import (
     ClaimLost,
     DeadlineExceeded,
@@ -198,6 +203,257 @@ def test_flushing_against_a_dead_log_has_a_deadline(cluster):
     node.cut(is_cut=True)
     with pytest.raises(DeadlineExceeded):
         node.consumer.flush(500)
+
+
+# --- Commit tokens (acceptance L15), and threads that commit ---
+
+
+def test_a_commit_token_stands_for_a_record_that_was_dropped(cluster):
+    node = owning(cluster, most=4)
+    kept = [pickle.dumps(node.consumer.commit_token(record)) for record in polled(node)]
+    assert max(len(each) for each in kept) < 300
+    tokens = [pickle.loads(each) for each in kept]
+    node.consumer.commit(tokens[1])
+    assert node.consumer.committed(T0) == 0
+    node.consumer.commit(tokens[:1])
+    assert node.consumer.committed(T0) == 2
+    node.consumer.commit(iter(tokens))
+    assert node.consumer.committed(T0) == 4
+
+
+def test_a_commit_token_is_stale_after_a_takeover(cluster):
+    node = owning(cluster, most=4)
+    token = node.consumer.commit_token(polled(node)[0])
+    node.cut(is_cut=True)
+    other = cluster.node("b", wish=wish())
+    cluster.run_until(held_by(other, 1), 4 * H)
+    node.cut(is_cut=False)
+    cluster.run(40)
+    with pytest.raises(ClaimLost) as caught:
+        node.consumer.commit(token)
+    assert caught.value.reason == "lease_expired"
+    with pytest.raises(ClaimLost):
+        node.consumer.poll(0)
+    with pytest.raises(ClaimLost) as caught:
+        node.consumer.commit(token)
+    assert caught.value.reason == "stale_token"
+    assert fold(cluster).keys[KEY].position == 0
+
+
+def test_a_token_of_another_offset_or_partition_is_refused(cluster):
+    node = owning(cluster, most=4)
+    (record, *_) = polled(node)
+    token = node.consumer.commit_token(record)
+    with pytest.raises(InvalidTransition, match="8"):
+        node.consumer.commit(CommitToken("t", 0, 8, token.token))
+    with pytest.raises(ClaimLost, match="t-7 offset 0"):
+        node.consumer.commit(CommitToken("t", 7, 0, token.token))
+    assert node.consumer.committed(T0) == 0
+
+
+def test_threads_commit_in_any_order():
+    cluster = world(records=[2_000, 2_000])
+    node = cluster.node("a", wish=wish(most=500))
+    cluster.run_until(held_by(node, 2), H)
+    cluster.run(40)
+    handed = []
+    while len(handed) < 4_000:
+        for records in node.consumer.poll(0).values():
+            handed += records
+    parts = [node.consumer.commit_token(record) for record in handed]
+    random.Random(4).shuffle(parts)
+    failures = []
+
+    def work(mine):
+        try:
+            for each in mine:
+                node.consumer.commit(each)
+        except Exception as error:  # noqa: BLE001
+            failures.append(error)
+
+    threads = [
+        threading.Thread(target=work, args=(parts[number::4],)) for number in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=30)
+    assert not failures
+    assert [node.consumer.committed(tp) for tp in node.consumer.assignment()] == [
+        2_000,
+        2_000,
+    ]
+    assert all(h.in_hand_count == 0 for h in node.session.holdings.values())
+
+
+@pytest.mark.parametrize("with_holes", [False, True], ids=["dense", "holes"])
+def test_a_list_commits_exactly_its_records(cluster, with_holes):
+    node = owning(cluster)
+    records = polled(node)
+    chosen = records[:2] + records[3:5] if with_holes else records[:5]
+    node.consumer.commit(chosen)
+    assert node.consumer.committed(T0) == (2 if with_holes else 5)
+    node.consumer.commit(records[2])
+    assert node.consumer.committed(T0) == 5
+
+
+def test_committing_everything_tells_of_a_loss(cluster):
+    node = owning(cluster, most=4)
+    polled(node)
+    node.cut(is_cut=True)
+    cluster.run(2 * H)
+    assert node.consumer.assignment() == set()
+    with pytest.raises(ClaimLost, match="lease_expired"):
+        node.consumer.commit()
+
+
+# --- Lag, load and memory ---
+
+
+def test_lag_and_load(cluster):
+    """Acceptance L19."""
+    node = owning(cluster, most=4)
+    assert node.consumer.load() == 1
+    assert node.consumer.lag() == {T0: 10}
+    node.consumer.commit(polled(node))
+    assert node.consumer.lag() == {T0: 6}
+    cluster.kafka.produce(T0, b"x")
+    assert node.consumer.lag() == {T0: 7}
+    node.leave()
+    idle = cluster.node("idle", wish=wish(policy="greedy"))
+    assert (idle.consumer.load(), idle.consumer.lag()) == (0, {})
+
+
+def test_lag_at_most_once_counts_from_what_was_granted(cluster):
+    node = owning(cluster, delivery=AMO, most=4)
+    polled(node)
+    cluster.run(40)
+    granted = node.consumer.committed(T0)
+    assert granted >= 4
+    assert node.consumer.lag() == {T0: 10 - granted}
+
+
+def test_a_stuck_handler_costs_no_memory():
+    """Acceptance L17: the warning comes once, and what is kept stays flat."""
+    cluster = world(records=[6_000])
+    node = owning(cluster, most=500)
+    node.consumer._hands._options = type(node.consumer._options)(
+        max_poll_records=500, max_uncommitted=4_000
+    )
+    handed = 0
+    for _ in range(40):
+        handed += len(polled(node))
+        cluster.run(100)
+    assert handed == 4_000
+    (told,) = node.observer.named("uncommitted_backlog")
+    assert told.fields["uncommitted"] == 1_500
+    progress = node.session.holdings[KEY].progress
+    assert len(progress._runs) == 1
+    assert node.held
+
+
+# --- Iterating ---
+
+
+def test_iteration_hands_out_only_what_is_asked_for(cluster):
+    node = owning(cluster)
+    for offset in range(3):
+        assert next(node.consumer).offset == offset
+        assert node.session.holdings[KEY].in_hand_count == offset + 1
+    assert node.consumer.position(T0) == 3
+    assert next(node.consumer).offset == 3
+
+
+def test_iteration_looks_at_the_lease_of_each_record(cluster):
+    """Acceptance D17: what was fetched before the loss is never handed out."""
+    node = owning(cluster)
+    assert next(node.consumer).offset == 0
+    node.cut(is_cut=True)
+    soft_ms = node.session.holdings[KEY].claim.lease.soft_until_ms
+    cluster.clock.advance(soft_ms - node.clock.now_ms() - 1)
+    assert next(node.consumer).offset == 1
+    cluster.clock.advance(1)
+    assert node.consumer.next_fetched() is None
+    assert node.consumer.poll(0) == {}
+    cluster.run(2 * H)
+    with pytest.raises(ClaimLost):
+        next(node.consumer)
+
+
+def test_iteration_skips_what_is_paused():
+    cluster = world(records=[5, 5])
+    node = cluster.node("a", wish=wish())
+    cluster.run_until(held_by(node, 2), H)
+    cluster.run(40)
+    first = next(node.consumer)
+    node.consumer.pause(TopicPartition("t", first.partition))
+    seen = [next(node.consumer) for _ in range(5)]
+    assert {record.partition for record in seen} == {1 - first.partition}
+    node.consumer.resume(TopicPartition("t", first.partition))
+    rest = [next(node.consumer) for _ in range(4)]
+    assert [record.offset for record in rest] == [1, 2, 3, 4]
+
+
+def test_iteration_lets_a_surplus_partition_go():
+    """What is handed out one by one is given up in order, too."""
+    cluster = world(records=[50, 50])
+    a = cluster.node("a", wish=wish())
+    cluster.run_until(held_by(a, 2), H)
+    cluster.run(40)
+    a.consumer.commit(next(a.consumer))
+    b = cluster.node("b", wish=wish())
+
+    def shared():
+        a.consumer.commit(next(a.consumer))
+        return len(a.held) == len(b.held) == 1
+
+    cluster.run_until(shared, H)
+    assert not a.observer.named("lease_expired")
+
+
+def test_batches_are_handed_out_one_by_one():
+    cluster = world(records=[5, 5])
+    node = cluster.node("a", wish=wish())
+    cluster.run_until(held_by(node, 2), H)
+    cluster.run(40)
+    batches = node.consumer.batches()
+    first = next(batches)
+    in_hand = {k.partition: h.in_hand_count for k, h in node.session.holdings.items()}
+    assert in_hand == {first.partition[1]: 5, 1 - first.partition[1]: 0}
+    node.cut(is_cut=True)
+    cluster.clock.advance(2 * H)
+    node.step()
+    with pytest.raises(ClaimLost):
+        next(batches)
+
+
+def test_a_batch_over_holes_commits_itself():
+    cluster = world(records=[0])
+    for _ in range(3):
+        cluster.kafka.produce(T0, b"x")
+        cluster.kafka.skip_offsets(T0)
+    node = owning(cluster)
+    batch = next(node.consumer.batches())
+    assert [record.offset for record in batch.records] == [0, 2, 4]
+    batch.commit()
+    assert node.consumer.committed(T0) == 5
+    assert node.session.holdings[KEY].in_hand_count == 0
+
+
+# --- For loops that must not block ---
+
+
+def test_what_is_prefetched_is_not_handed_out(cluster):
+    node = owning(cluster, most=4)
+    assert node.consumer.poll_fetched() == {}
+    node.consumer.prefetch(0)
+    assert node.session.holdings[KEY].in_hand_count == 0
+    (records,) = node.consumer.poll_fetched(2).values()
+    assert [record.offset for record in records] == [0, 1]
+    assert not node.consumer.is_finished
+    node.consumer.stop()
+    node.consumer.prefetch(0)
+    assert node.consumer.is_finished
 
 
 # --- Where to begin (PROTOCOL 5.6) ---
