@@ -23,6 +23,7 @@ LEASES = {
 GRANTS = {
     "copies": {"in_flight": 1},
     "tasks": {"in_flight": 1, "tasks": True, "copies": False},
+    "pipelined": {"copies": False, "crashes": False},
 }
 LARGER_LEASES = {
     "failovers": {"failovers": True},
@@ -36,6 +37,8 @@ LARGER_LEASES = {
 LARGER_GRANTS = {
     "three-offsets": {"offsets": 3, "in_flight": 1},
     "two-in-flight": {"copies": False},
+    "pipelined-after-a-beat": {"copies": False, "crashes": False, "beats": True},
+    "pipelined-three-offsets": {"copies": False, "crashes": False, "offsets": 3},
     "copies-and-tasks": {"in_flight": 1, "tasks": True},
 }
 if os.environ.get("MODEL_SIZE") == "large":
@@ -53,7 +56,7 @@ def test_one_holder_at_a_time(world, record_property):
 
 @pytest.mark.parametrize("world", GRANTS)
 def test_nothing_is_processed_twice(world, record_property):
-    """S3 and S10, whatever the clocks do."""
+    """S3, S10 and no gap between grants (6.3), whatever the clocks do."""
     found = search(GrantModel(**GRANTS[world]))
     record_property("states", found.states)
     assert found.broken is None, str(found)
@@ -82,9 +85,12 @@ BROKEN_LEASES = [
     ),
 ]
 BROKEN_GRANTS = [
-    pytest.param(variants.grant_again, {}, id="h-1"),
-    pytest.param(variants.process_without_grant, {}, id="without-the-grant"),
-    pytest.param(variants.grant_by_number, {"tasks": True}, id="grant-by-number"),
+    pytest.param(variants.grant_again, {}, "S3", id="h-1"),
+    pytest.param(
+        variants.process_without_grant, {"gapless": False}, "S3", id="without-the-grant"
+    ),
+    pytest.param(variants.grant_by_number, {"tasks": True}, "S3", id="by-number"),
+    pytest.param(variants.pipeline_without_anchor, {}, "6.3", id="without-anchor"),
 ]
 
 
@@ -99,11 +105,11 @@ def test_a_broken_lease_is_found(monkeypatch, plant, options, invariant):
     assert found.trace
 
 
-@pytest.mark.parametrize(("plant", "options"), BROKEN_GRANTS)
-def test_a_broken_grant_is_found(monkeypatch, plant, options):
+@pytest.mark.parametrize(("plant", "options", "clause"), BROKEN_GRANTS)
+def test_a_broken_grant_is_found(monkeypatch, plant, options, clause):
     plant(monkeypatch)
     found = search(GrantModel(**options))
     print(found)  # noqa: T201 - the way there, shown with -s
     assert found.broken is not None
-    assert found.broken.startswith("S3")
+    assert found.broken.startswith(clause)
     assert found.trace

@@ -80,6 +80,13 @@ VARIANTS = [
     pytest.param(
         variants.grant_again, {"delivery": AMO}, range(20), "S3", id="grant-again"
     ),
+    pytest.param(
+        variants.mark_what_is_handed_out,
+        {"delivery": AMO},
+        range(20),
+        "6.3",
+        id="mark-what-is-handed-out",
+    ),
 ]
 
 

@@ -4,7 +4,8 @@ The fold is the product's ``apply``, a client is the product's ``AtMostOnce``.
 There are no leases here at all: every claim finds the owner stale, and nobody
 looks at a deadline. What holds here holds for any clocks, pauses and delays.
 Records on their way may be lost, doubled and reordered; a client may crash
-between any two steps; verdicts are read one at a time.
+between any two steps; verdicts are read one at a time. Several requests of a
+client may be under way at once (PROTOCOL 6.3).
 """
 
 from collections import deque
@@ -12,7 +13,7 @@ from functools import cache
 from typing import NamedTuple
 
 from leasemodel import CONFIG, NEXT_OFFSET, NOBODY, NOW_MS
-from logkit import KEY, claim, ident
+from logkit import KEY, beat, claim, ident
 from search import Broken
 
 from kafka_marshal.protocol.codec import encode
@@ -23,7 +24,7 @@ from kafka_marshal.protocol.state import GroupState, KeyState, WorldState
 from kafka_marshal.protocol.transition import ACCEPTED, Transition
 from kafka_marshal.protocol.types import LogEntry, Owner
 
-CLAIM, ASK, TASK, FOREIGN = "claim", "ask", "task", "foreign"
+CLAIM, BEAT, ASK, TASK, FOREIGN = "claim", "beat", "ask", "task", "foreign"
 
 
 class Sent(NamedTuple):
@@ -55,6 +56,7 @@ class Fold(NamedTuple):
 class Client(NamedTuple):
     life: int
     epoch: int
+    anchored: bool
     next_first: int
     asked: tuple[tuple[int, int], ...]
     granted: tuple[tuple[int, int], ...]
@@ -73,19 +75,36 @@ def owner(life):
 
 
 class GrantModel:
-    """S3: no offset is processed twice, and no range granted twice.
+    """S3: no offset is processed twice, and no range granted twice or left out.
 
     Options say how large the world is; ``tasks`` adds a process that asks under
-    its parent's incarnation for ranges of its own (PROTOCOL 6.2).
+    its parent's incarnation for ranges of its own (PROTOCOL 6.2), ``beats`` the
+    beat of a start, which gives the log a position (5.1); ``depth`` is how many
+    requests a client has under way.
     """
 
-    def __init__(self, *, offsets=2, in_flight=2, unread=1, copies=True, tasks=False):
+    def __init__(
+        self,
+        *,
+        offsets=2,
+        in_flight=2,
+        depth=64,
+        unread=1,
+        copies=True,
+        tasks=False,
+        beats=False,
+        crashes=True,
+        gives_up=True,
+        gapless=True,
+    ):
         self.offsets, self.in_flight, self.unread = offsets, in_flight, unread
-        self.copies, self.tasks = copies, tasks
+        self.copies, self.tasks, self.beats = copies, tasks, beats
+        self.depth, self.crashes, self.gives_up = depth, crashes, gives_up
+        self.gapless = gapless
         self.append = cache(self._append)
 
     def start(self):
-        clients = tuple(Client(n, NOBODY, 0, (), (), (), ()) for n in range(2))
+        clients = tuple(Client(n, NOBODY, False, 0, (), (), (), ()) for n in range(2))
         return World(Fold(NOBODY, NOBODY, None), clients, (0,) * self.offsets)
 
     def broken(self, world):
@@ -114,6 +133,7 @@ class GrantModel:
     def ladder(self, client):
         """Return the product's ladder of a client, as of now."""
         it = AtMostOnce(client.next_first, grantee=ident(f"life {client.life}"))
+        it.is_anchored = client.anchored
         it._requests = deque(
             GrantRequest(last, first, last) for first, last in client.asked
         )
@@ -122,6 +142,7 @@ class GrantModel:
 
     def after(self, client, it, **rest):
         return client._replace(
+            anchored=it.is_anchored,
             next_first=it.next_first,
             asked=tuple((r.first, r.last) for r in it._requests),
             granted=tuple((g.first, g.last) for g in it.unused),
@@ -140,13 +161,19 @@ class GrantModel:
                 )
         else:
             yield from self._consumes(world, index, client, room=room)
-        if client.epoch != NOBODY or client.sent:
+        if self.crashes and (client.epoch != NOBODY or client.sent):
             life = min(n for n in range(index, 20, 2) if n not in lives(world))
-            reborn = Client(life, NOBODY, 0, (), (), client.sent, ())
+            reborn = Client(life, NOBODY, False, 0, (), (), client.sent, ())
             yield f"{name} crashes and restarts", self._put(world, index, reborn)
 
     def _consumes(self, world, index, client, *, room):
         name = f"P{index}"
+        room = room and self.ladder(client).may_request(self.depth)
+        if self.beats and room and not client.anchored:
+            sent = (*client.sent, Sent(BEAT, client.life, client.epoch))
+            if sent[-1] not in client.sent:
+                beating = client._replace(sent=sent)
+                yield f"{name} beats", self._put(world, index, beating)
         for last in range(client.next_first, self.offsets if room else 0):
             it = self.ladder(client)
             request = it.request(last, last)
@@ -161,7 +188,7 @@ class GrantModel:
             sent = Sent(TASK, client.life, client.epoch, at, at)
             asking = client._replace(sent=(*client.sent, sent))
             yield f"a task of {name} asks for {at}", self._put(world, index, asking)
-        if client.asked:
+        if client.asked and self.gives_up:
             it = self.ladder(client)
             it.forget_requests()
             yield (
@@ -218,7 +245,9 @@ class GrantModel:
         kind = heard.sent.kind
         client = client._replace(heard=client.heard[1:])
         label = f"P{index} reads its {kind}: {heard.reason or heard.granted or 'won'}"
-        ended = client._replace(epoch=NOBODY, next_first=0, asked=(), granted=())
+        ended = client._replace(
+            epoch=NOBODY, anchored=False, next_first=0, asked=(), granted=()
+        )
         if kind == FOREIGN:
             return f"P{index} reads that it was replaced", self._put(
                 world, index, ended
@@ -226,7 +255,14 @@ class GrantModel:
         if kind == CLAIM:
             if heard.reason is None and client.epoch == NOBODY:
                 start = heard.head or 0
-                client = client._replace(epoch=heard.epoch, next_first=start)
+                client = client._replace(
+                    epoch=heard.epoch,
+                    anchored=heard.head is not None,
+                    next_first=start,
+                )
+            return label, self._put(world, index, client)
+        if kind == BEAT:
+            client = client._replace(anchored=True) if heard.reason is None else ended
             return label, self._put(world, index, client)
         if kind == TASK:
             # The task knows its own grant; its parent must not take it for its own.
@@ -239,10 +275,8 @@ class GrantModel:
         if heard.sent.epoch != client.epoch:
             return label, self._put(world, index, client)
         it = self.ladder(client)
-        reason = it.on_verdict(self._transition(heard))
-        if reason == "nothing_left":
-            it.next_first = max(it.next_first, heard.head or 0)
-        elif reason is not None:
+        reason = it.on_verdict(self._transition(heard), head=heard.head)
+        if reason not in {None, "nothing_left"}:
             return label, self._put(world, index, ended)
         return label, self._put(world, index, self.after(client, it))
 
@@ -284,6 +318,8 @@ class GrantModel:
         granted = None if detail is None else (detail["first"], detail["last"])
         if granted is not None and granted[0] < (fold.head or 0):
             raise Broken(f"S3: {granted} granted again")
+        if self.gapless and granted is not None and granted[0] > (fold.head or 0):
+            raise Broken(f"6.3: {granted} leaves out what lies before it")
         if (head or 0) < (fold.head or 0):
             raise Broken("S10: the position fell")
         epoch = NOBODY if after is None else after.epoch
@@ -299,6 +335,8 @@ def record_of(sent):
     who = owner(sent.life)
     if sent.kind == CLAIM:
         return claim(who.client_id, inc=who.incarnation, seq=1)
+    if sent.kind == BEAT:
+        return beat(max(0, sent.epoch), 0, client=who.client_id, inc=who.incarnation)
     grantee = who.incarnation if sent.kind == ASK else ident("task")
     at = ("t", 0, max(0, sent.epoch))
     return ClaimingMessages(
@@ -364,6 +402,7 @@ def renamed(world):
         Client(
             life(c.life),
             epoch(c.epoch),
+            c.anchored,
             c.next_first,
             c.asked,
             c.granted,

@@ -155,13 +155,13 @@ def process_without_grant(patch):
     """What was asked for is processed at once; the answer is not awaited."""
     plain = AtMostOnce.request
 
-    def request(self, seq, last):
-        asked = plain(self, seq, last)
+    def request(self, seq, last, **sent):
+        asked = plain(self, seq, last, **sent)
         self._grants.append(Grant(asked.first, asked.last))
         self._requests.clear()
         return asked
 
-    def on_verdict(self, transition):
+    def on_verdict(self, transition, **_heard):
         return None if transition.outcome == ACCEPTED else transition.reason
 
     patch.setattr(AtMostOnce, "request", request)
@@ -171,7 +171,7 @@ def process_without_grant(patch):
 def grant_by_number(patch):
     """A grant is matched by incarnation and seq, not by its grantee."""
 
-    def on_verdict(self, transition):
+    def on_verdict(self, transition, **_heard):
         self._requests.clear()
         detail = transition.detail
         if transition.outcome != ACCEPTED or detail is None:
@@ -181,3 +181,23 @@ def grant_by_number(patch):
         return None
 
     patch.setattr(AtMostOnce, "on_verdict", on_verdict)
+
+
+def pipeline_without_anchor(patch):
+    """Several requests are under way although the log has no position yet."""
+
+    def may_request(self, depth):
+        return len(self._requests) < depth
+
+    patch.setattr(AtMostOnce, "may_request", may_request)
+
+
+def mark_what_is_handed_out(patch):
+    """What is in the application's hands is told as done with."""
+    plain = AtMostOnce._use_up
+
+    def _use_up(self, offset):
+        plain(self, offset)
+        self.done = max(self.done, self.next_first)
+
+    patch.setattr(AtMostOnce, "_use_up", _use_up)

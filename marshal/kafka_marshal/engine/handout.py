@@ -382,7 +382,10 @@ class HandOut:
             ):
                 self._is_stale = True  # a commit ends it, on whichever thread
                 wanted.add(partition)
-            elif self._is_full(place) or partition in self.paused:
+            elif self._is_full(place):
+                self._is_stale = True  # a hand-out ends it
+                wanted.add(partition)
+            elif partition in self.paused:
                 wanted.add(partition)
             else:
                 until_ms = holding.claim.lease.soft_until_ms

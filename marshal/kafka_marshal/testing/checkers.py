@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from kafka_marshal.engine import Engine
+from kafka_marshal.protocol.losses import Loss, LossBook
 from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.records import Heartbeat
 from kafka_marshal.protocol.snapshot import digest
@@ -53,6 +54,7 @@ class LogWatcher:
         worlds: The fold so far, one per coordinating partition.
         starts: Position of the key when each token was won.
         claims: Number of accepted claims and resumes so far.
+        losses: What ended claims were granted and did not say they were done with.
     """
 
     def __init__(
@@ -74,6 +76,8 @@ class LogWatcher:
         self.worlds = [WorldState(number) for number in range(partitions)]
         self.starts: dict[Token, int | None] = {}
         self.claims = 0
+        self.losses: list[Loss] = []
+        self._books = [LossBook(number) for number in range(partitions)]
         self._kafka = kafka
         self._on_position = on_position
         self._note = note
@@ -100,9 +104,19 @@ class LogWatcher:
                         )
                         for key, known in world.keys.items()
                     }
-                    for transition in apply(world, stored.entry()):
+                    entry = stored.entry()
+                    transitions = apply(world, entry)
+                    for transition in transitions:
                         self._check(world, transition, before)
+                    self.losses += self._books[number].take(entry, transitions)
                     self._digests[number][world.next_offset] = digest(world)
+
+    def unconfirmed(self) -> list[Loss]:
+        """Return what is lost, or at risk now, by what the log says."""
+        found = list(self.losses)
+        for book, world in zip(self._books, self.worlds, strict=True):
+            found += book.open_ones(world)
+        return found
 
     def check_reader(self, engine: Engine, checked: dict[int, int]) -> None:
         """S2: a reader that folded the same prefix has the same digest.
@@ -230,6 +244,27 @@ class HandOuts:
             if self._is_at_most_once:
                 raise Violation("S3", f"{key}: {offset} handed out twice")
         handed.add(offset)
+
+    def check_losses(self, *, most: int) -> None:
+        """What was granted and never handed out is listed, and within the bound.
+
+        Args:
+            most: Offsets that one claim may have at risk.
+        """
+        listed: dict[Key, set[int]] = {}
+        for loss in self._watcher.unconfirmed():
+            if loss.count > most:
+                raise Violation("6.3", f"{loss.key}: {loss.ranges} at risk, not {most}")
+            for first, last in loss.ranges:
+                listed.setdefault(loss.key, set()).update(range(first, last + 1))
+        for world in self._watcher.worlds:
+            for key, known in world.keys.items():
+                granted = set(range(known.granted or 0))
+                missed = granted - self._handed.get(key, set()) - listed.get(key, set())
+                if missed:
+                    raise Violation(
+                        "6.3", f"{key}: {sorted(missed)} not listed as lost"
+                    )
 
     def done(self, key: Key, offset: int) -> None:
         """Take that an application has processed a record."""

@@ -190,7 +190,9 @@ class Simulation:
             self.delivery,
             policy=rng.choice(["fair", "fair", "greedy"]),
             options=ConsumerOptions(
-                max_poll_records=rng.choice([1, 3, 20]), on_lost=lambda _tp, _end: None
+                max_poll_records=rng.choice([1, 3, 20]),
+                max_granted_batches=random.Random(seed + 2).choice([1, 2, 4, 8]),  # noqa: S311
+                on_lost=lambda _tp, _end: None,
             ),
         )
         self.apps: list[App] = []
@@ -518,6 +520,10 @@ class Simulation:
         if self._go_on(3 * self.h + 400 * todo, self._all_consumed) is None:
             raise Violation("liveness", f"not all consumed: {self._left()}")
         self._check_rest()
+        if self.delivery is Delivery.AT_MOST_ONCE:
+            options = self.wish.options
+            batches = options.max_granted_batches
+            self.hand_outs.check_losses(most=batches * options.max_poll_records)
 
     def _go_on(self, limit_ms: int, is_done: Callable[[], bool]) -> int | None:
         clock = self.cluster.clock
