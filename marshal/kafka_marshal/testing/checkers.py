@@ -52,7 +52,8 @@ class LogWatcher:
 
     Attributes:
         worlds: The fold so far, one per coordinating partition.
-        starts: Position of the key when each token was won.
+        starts: Position of a key when it was won under a token; keys of two T may
+            have equal tokens.
         claims: Number of accepted claims and resumes so far.
         losses: What ended claims were granted and did not say they were done with.
     """
@@ -74,7 +75,7 @@ class LogWatcher:
             note: Called with one line for every transition.
         """
         self.worlds = [WorldState(number) for number in range(partitions)]
-        self.starts: dict[Token, int | None] = {}
+        self.starts: dict[tuple[Key, Token], int | None] = {}
         self.claims = 0
         self.losses: list[Loss] = []
         self._books = [LossBook(number) for number in range(partitions)]
@@ -168,7 +169,7 @@ class LogWatcher:
             raise Violation("S1", f"{key}: epoch {known.epoch} after {was.epoch}")
         if token is None or (was is not None and was.token and token <= was.token):
             raise Violation("S7", f"{key}: token {token} after {was and was.token}")
-        self.starts[token] = known.next_unclaimed()
+        self.starts[key, token] = known.next_unclaimed()
 
     def _check_grant(self, key: Key, transition: Transition) -> None:
         detail = transition.detail or {}
@@ -233,7 +234,7 @@ class HandOuts:
         if offset <= self._last.get((key, token), -1):
             raise Violation("S3", f"{key}: {offset} handed out twice under {token}")
         self._last[key, token] = offset
-        start = self._watcher.starts.get(token)
+        start = self._watcher.starts.get((key, token))
         if start is not None and offset < start:
             # What is repeated lies at or beyond the last accepted position.
             raise Violation("6.1", f"{key}: {offset} handed out below {start}")
