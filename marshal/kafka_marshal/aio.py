@@ -144,6 +144,8 @@ class AsyncConsumer:
             async with self._turn:
                 consumer = await self._opened()
                 await self._hop.settle()
+                if partitions_max is not None and consumer.is_finished:
+                    return {}
                 # From here to the return nothing is awaited: what is handed out
                 # reaches the caller, or was not handed out.
                 handed = consumer.poll_fetched(

@@ -1,0 +1,520 @@
+"""The asyncio face over whole nodes in memory."""
+
+import asyncio
+import inspect
+import random
+import threading
+
+import pytest
+from enginekit import AMO, KEY, T0, H, Stepping, fold, held_by, owning, wish, world
+
+from kafka_marshal.aio import AsyncConsumer, AsyncMarshal
+from kafka_marshal.client import Marshal
+from kafka_marshal.errors import ClaimLost, DeadlineExceeded, InvalidTransition
+from kafka_marshal.protocol.types import TopicPartition
+
+WAIT_S = 20
+
+
+@pytest.fixture
+def cluster():
+    return world()
+
+
+def stepping(cluster, **rest):
+    """Return a node that holds the key, and whose waits let the world go on."""
+    node = owning(cluster, **rest)
+    node.engine.changed = Stepping(cluster)
+    return node
+
+
+def face(node):
+    return AsyncConsumer(lambda: node.consumer)
+
+
+def run(work):
+    """Run a coroutine function to its end, within a bound."""
+    return asyncio.run(asyncio.wait_for(work(), WAIT_S))
+
+
+async def until(condition):
+    while not condition():  # noqa: ASYNC110 - nobody tells of it
+        await asyncio.sleep(0)
+
+
+async def taken(consumer, count):
+    return [(await anext(consumer)).offset for _ in range(count)]
+
+
+# --- Reading ---
+
+
+def test_records_come_in_order_and_are_committed(cluster):
+    node = stepping(cluster, most=4)
+
+    async def work():
+        consumer = face(node)
+        seen = []
+        async for record in consumer:
+            seen.append(record.offset)
+            await consumer.commit(record)
+            if len(seen) == 10:
+                consumer.stop()
+        await consumer.flush()
+        assert await consumer.committed(T0) == await consumer.position(T0) == 10
+        assert await consumer.lag() == {T0: 0}
+        return seen
+
+    assert run(work) == list(range(10))
+    assert fold(cluster).keys[KEY].position == 10
+
+
+def test_batches_and_tokens(cluster):
+    node = stepping(cluster, most=4)
+
+    async def work():
+        consumer = face(node)
+        sizes = []
+        async for batch in consumer.batches():
+            sizes.append(len(batch.records))
+            batch.commit()
+            if batch.last_offset == 9:
+                consumer.stop()
+        assert await consumer.assignment() == {T0}
+        assert set(await consumer.tokens()) == {T0}
+        return sizes
+
+    assert run(work) == [4, 4, 2]
+
+
+def test_polling_has_a_deadline(cluster):
+    node = stepping(cluster)
+
+    async def work():
+        consumer = face(node)
+        (records,) = (await consumer.poll(500, 3)).values()
+        assert [record.offset for record in records] == [0, 1, 2]
+        token = consumer.commit_token(records[2])
+        await consumer.commit(records[:2])
+        await consumer.commit(token)
+        assert await consumer.committed(T0) == 3
+        await consumer.pause(T0)
+        assert await consumer.poll(0) == {}
+        await consumer.resume(T0)
+        (rest,) = (await consumer.poll(0)).values()
+        assert len(rest) == 7
+        assert await consumer.poll(0) == {}
+        assert await consumer.poll(150) == {}
+
+    run(work)
+
+
+def test_iteration_ends_after_the_consumer_s_own_time_out(cluster):
+    node = stepping(cluster)
+    options = type(node.consumer.options)
+    node.consumer._options = options(consumer_timeout_ms=50)
+
+    async def work():
+        return [record.offset async for record in face(node)]
+
+    assert run(work) == list(range(10))
+
+
+def test_at_most_once_is_handed_out_as_granted(cluster):
+    node = stepping(cluster, delivery=AMO, most=3)
+
+    async def work():
+        consumer = face(node)
+        seen = await taken(consumer, 10)
+        await consumer.close()
+        return seen
+
+    assert run(work) == list(range(10))
+    cluster.run(200)
+    assert fold(cluster).keys[KEY].granted == 10
+
+
+def test_the_loop_goes_on_while_nothing_comes(cluster):
+    node = stepping(cluster)
+
+    async def work():
+        consumer = face(node)
+        await taken(consumer, 10)
+        waiting = asyncio.ensure_future(anext(consumer))
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert not waiting.done()
+        cluster.kafka.produce(T0, b"late")
+        assert (await waiting).offset == 10
+
+    run(work)
+
+
+def test_tasks_share_a_consumer_without_sharing_a_record():
+    cluster = world(records=[200])
+    node = stepping(cluster, most=7)
+
+    async def work():
+        consumer = face(node)
+        seen = []
+
+        async def worker():
+            async for record in consumer:
+                seen.append(record.offset)
+                await asyncio.sleep(0)
+                await consumer.commit(record)
+                if len(seen) == 200:
+                    consumer.stop()
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(4):
+                group.create_task(worker())
+        assert await consumer.committed(T0) == 200
+        return seen
+
+    assert sorted(run(work)) == list(range(200))
+
+
+# --- Cancelling ---
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_cancelled_wait_has_taken_nothing(seed):
+    cluster = world(records=[0])
+    node = stepping(cluster)
+    chance = random.Random(seed)
+
+    async def work():
+        consumer = face(node)
+        seen = []
+        for number in range(40):
+            waiting = asyncio.ensure_future(anext(consumer))
+            for _ in range(chance.randrange(4)):
+                await asyncio.sleep(chance.choice([0, 0, 0.001]))
+            cluster.kafka.produce(T0, b"%d" % number)
+            for _ in range(chance.randrange(6)):
+                await asyncio.sleep(chance.choice([0, 0.001]))
+            waiting.cancel()
+            try:
+                seen.append((await waiting).offset)
+            except asyncio.CancelledError:
+                in_hand = node.session.holdings[KEY].in_hand_count
+                assert in_hand == len(seen)
+        seen += await taken(consumer, 40 - len(seen))
+        return seen
+
+    assert run(work) == list(range(40))
+
+
+def test_cancelling_at_the_instant_that_a_fetch_ends(cluster):
+    """The thread is done, the waiting task has not run yet, and is cancelled."""
+    node = stepping(cluster)
+    go_on = threading.Event()
+    fetch = node.consumer.prefetch
+
+    def late(timeout_ms):
+        assert go_on.wait(WAIT_S)
+        fetch(timeout_ms)
+
+    node.consumer.prefetch = late
+
+    async def work():
+        consumer = face(node)
+        waiting = asyncio.ensure_future(anext(consumer))
+        await until(lambda: consumer._hop.is_busy)
+        running = consumer._hop._running
+        instant = asyncio.Event()
+        running.add_done_callback(lambda _: (waiting.cancel(), instant.set()))
+        go_on.set()
+        await instant.wait()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert node.session.holdings[KEY].in_hand_count == 0
+        return await taken(consumer, 10)
+
+    assert run(work) == list(range(10))
+
+
+def test_time_outs_lose_nothing(cluster):
+    node = stepping(cluster)
+
+    async def work():
+        consumer = face(node)
+        await taken(consumer, 10)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await anext(consumer)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(anext(consumer), 0.01)
+        cluster.kafka.produce(T0, b"late")
+        return await taken(consumer, 1)
+
+    assert run(work) == [10]
+
+
+def test_what_failed_behind_a_cancelled_wait_is_told_to_the_next(cluster):
+    node = stepping(cluster)
+    go_on = threading.Event()
+
+    def failing(_):
+        assert go_on.wait(WAIT_S)
+        raise DeadlineExceeded("told once")
+
+    fetch, node.consumer.prefetch = node.consumer.prefetch, failing
+
+    async def work():
+        consumer = face(node)
+        waiting = asyncio.ensure_future(anext(consumer))
+        await until(lambda: consumer._hop.is_busy)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        go_on.set()
+        with pytest.raises(DeadlineExceeded, match="told once"):
+            await anext(consumer)
+        node.consumer.prefetch = fetch
+        return await taken(consumer, 1)
+
+    assert run(work) == [0]
+
+
+# --- Losing ---
+
+
+def test_after_a_loss_nothing_of_the_buffer_is_handed_out(cluster):
+    node = stepping(cluster)
+
+    async def work():
+        consumer = face(node)
+        await taken(consumer, 2)
+        node.cut(is_cut=True)
+        cluster.run(2 * H)
+        with pytest.raises(ClaimLost):
+            await anext(consumer)
+        assert await consumer.assignment() == set()
+
+    run(work)
+
+
+# --- Ending ---
+
+
+def test_closing_ends_whoever_waits(cluster):
+    node = stepping(cluster)
+
+    async def work():
+        consumer = face(node)
+        await taken(consumer, 10)
+        await consumer.commit()
+
+        async def iterate():
+            return [record async for record in consumer]
+
+        waiting = asyncio.ensure_future(iterate())
+        await asyncio.sleep(0.01)
+        await consumer.close()
+        await consumer.close()
+        assert await waiting == []
+        with pytest.raises(InvalidTransition, match="closed"):
+            await consumer.commit()
+
+    run(work)
+    known = fold(cluster).keys[KEY]
+    assert (known.owner, known.position) == (None, 10)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_who_leaves_on_an_error_has_not_finished(cluster, fails):
+    """At most once: the log says how far the application was."""
+    node = stepping(cluster, delivery=AMO, most=3)
+
+    async def work():
+        async with face(node) as consumer:
+            await taken(consumer, 1)
+            if fails:
+                raise KeyError
+
+    if fails:
+        with pytest.raises(KeyError):
+            run(work)
+    else:
+        run(work)
+    assert node.session.leaving_count == 0
+    assert (node.consumer.is_closed, fold(cluster).keys[KEY].owner) == (True, None)
+
+
+def test_iteration_hands_nothing_out_after_a_stop(cluster):
+    node = stepping(cluster)
+
+    async def work():
+        consumer = face(node)
+        assert await taken(consumer, 2) == [0, 1]
+        consumer.stop()
+        assert [record async for record in consumer] == []
+        assert [batch async for batch in consumer.batches()] == []
+        assert node.session.holdings[KEY].in_hand_count == 2
+        await consumer.close()
+        with pytest.raises(InvalidTransition, match="closed"):
+            await consumer.poll()
+
+    run(work)
+
+
+def test_a_consumer_that_was_closed_first_never_opens():
+    async def work():
+        made = []
+        consumer = AsyncConsumer(lambda: made.append(1))
+        await consumer.close()
+        with pytest.raises(InvalidTransition, match="closed"):
+            await anext(consumer)
+        assert made == []
+
+    run(work)
+
+
+# --- The client ---
+
+
+class Client:
+    """What AsyncMarshal asks of a Marshal, over one node."""
+
+    def __init__(self, node):
+        self.node = node
+        self.closed = 0
+
+    def close(self, **settings):
+        self.closed += 1
+
+    def owners(self, topic, *, timeout_ms):
+        return {TopicPartition(topic, 0): "a"}
+
+    def claim(self, topic, partition, *, timeout_ms):
+        return self.node.claim
+
+
+def opened_over(client):
+    marshal = AsyncMarshal("nowhere:1", group_id="g", client_id="c")
+    marshal.prepare(client)
+    return marshal
+
+
+def test_it_takes_what_marshal_takes():
+    for ours, theirs in (
+        (AsyncMarshal.__init__, Marshal.__init__),
+        (AsyncMarshal.consumer, Marshal.consumer),
+    ):
+        found = inspect.signature(ours).parameters
+        assert found == inspect.signature(theirs).parameters
+
+
+def test_nothing_is_opened_before_it_is_entered(cluster):
+    node = stepping(cluster)
+    client = Client(node)
+    marshal = opened_over(lambda: client)
+    with pytest.raises(InvalidTransition, match="async with"):
+        _ = marshal.marshal
+
+    async def work():
+        async with marshal:
+            consumer = marshal.adopt(lambda: node.consumer)
+            assert await taken(consumer, 1) == [0]
+            assert await marshal.owners("t") == {T0: "a"}
+        assert node.consumer.is_closed
+        assert client.closed == 1
+        await marshal.close()
+        assert client.closed == 1
+
+    run(work)
+
+
+def test_what_fails_to_open_is_told():
+    def fail():
+        raise DeadlineExceeded("no broker")
+
+    async def work():
+        with pytest.raises(DeadlineExceeded, match="no broker"):
+            async with opened_over(fail):
+                pass
+
+    run(work)
+
+
+def test_what_opens_after_its_caller_was_cancelled_is_closed(cluster):
+    client = Client(stepping(cluster))
+    go_on, is_closed = threading.Event(), threading.Event()
+    client.close = is_closed.set
+
+    def late():
+        assert go_on.wait(WAIT_S)
+        return client
+
+    async def work():
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01), opened_over(late):
+                pass
+        go_on.set()
+
+    run(work)
+    assert is_closed.wait(WAIT_S)
+
+
+class Claimed:
+    def __init__(self):
+        self.released = threading.Event()
+
+    def release(self):
+        self.released.set()
+
+
+@pytest.mark.parametrize("ending", ["ordinary", "error", "cancelled"])
+def test_a_claim_is_released_however_the_block_ends(cluster, ending):
+    node = stepping(cluster)
+    node.claim = Claimed()
+    client = Client(node)
+    go_on = threading.Event()
+    if ending == "cancelled":
+
+        def late(topic, partition, *, timeout_ms):
+            assert go_on.wait(WAIT_S)
+            return node.claim
+
+        client.claim = late
+
+    async def hold(marshal):
+        async with marshal.claim("t", 0) as claim:
+            assert claim is node.claim
+            assert not claim.released.is_set()
+            if ending == "error":
+                raise KeyError
+
+    async def work():
+        async with opened_over(lambda: client) as marshal:
+            if ending == "cancelled":
+                with pytest.raises(TimeoutError):
+                    async with asyncio.timeout(0.01):
+                        await hold(marshal)
+                go_on.set()
+            elif ending == "error":
+                with pytest.raises(KeyError):
+                    await hold(marshal)
+            else:
+                await hold(marshal)
+                assert node.claim.released.is_set()
+
+    run(work)
+    assert node.claim.released.wait(WAIT_S)
+
+
+def test_stopping_reaches_consumers_that_are_not_open_yet(cluster):
+    node = cluster.node("a", wish=wish())
+    cluster.run_until(held_by(node, 1), H)
+    node.engine.changed = Stepping(cluster)
+
+    async def work():
+        async with opened_over(lambda: Client(node)) as marshal:
+            consumer = marshal.adopt(lambda: node.consumer)
+            async with consumer:
+                marshal.stop()
+                assert [record async for record in consumer] == []
+
+    run(work)
