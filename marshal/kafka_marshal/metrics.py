@@ -21,6 +21,7 @@ from kafka_marshal.observability import metrics as known
 from kafka_marshal.ports import LogRange, Pending
 from kafka_marshal.protocol.claiming import Phase
 from kafka_marshal.protocol.granting import AtMostOnce
+from kafka_marshal.protocol.topic_policy import topic as whole_topics
 from kafka_marshal.protocol.types import Key, TopicPartition
 
 if TYPE_CHECKING:
@@ -336,15 +337,16 @@ def _key_figures(engine: Engine, session: Session, key: Key) -> _KeyFigures:
 
 def _unconfirmed_count(holding: Holding) -> int | None:
     """Return how many offsets a crash now would lose, None at least once."""
-    if not isinstance(holding.progress, AtMostOnce):
-        return None
-    granted = sum(grant.last - grant.first + 1 for grant in holding.progress.unused)
-    return granted + holding.lent_count
+    at_most_once = isinstance(holding.progress, AtMostOnce)
+    return holding.unconfirmed_count if at_most_once else None
 
 
 def _workers_max(subscription: Subscription) -> int:
     """Return how many clients could be given something to do."""
-    count, most = len(subscription.all_keys()), subscription.claims_max
+    most = subscription.claims_max
+    count = len(subscription.all_keys())
+    if subscription.policy is whole_topics:
+        count = len(subscription.topics)
     return -(-count // most) if most else count
 
 

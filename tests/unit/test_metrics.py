@@ -20,6 +20,8 @@ from enginekit import (
     write,
 )
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
+from prometheus_client.openmetrics import exposition as openmetrics
+from prometheus_client.openmetrics import parser as strict
 from prometheus_client.parser import text_string_to_metric_families
 
 from kafka_marshal import metrics
@@ -272,6 +274,15 @@ def test_desired_clients_are_those_that_find_work(
     cluster.run(200)
     exported(node, registry)
     assert scrape()("marshal_desired_clients", GROUP) == desired
+
+
+def test_whole_topics_are_given_to_one_client_each(registry, scrape):
+    cluster = world(records=[1] * 4)
+    cluster.fill("u", [1] * 4)
+    node = cluster.node("a", wish=wish("t", "u", policy="topic"))
+    cluster.run(200)
+    exported(node, registry)
+    assert scrape()("marshal_desired_clients", GROUP) == 2
 
 
 # --- The log ---
@@ -551,6 +562,18 @@ def test_many_keys_are_read_in_several_holds(cluster, registry, scrape, monkeypa
     found = scrape()
     assert len(found.named("marshal_records_handed_out_total")) == 5 * KEYS_PER_HOLD
     assert lock.count >= 5
+
+
+def test_openmetrics_is_strict_and_finds_nothing(cluster, registry):
+    """The parser of OpenMetrics checks names, types, units and order of samples."""
+    dead = owning(cluster)
+    cluster.crash(dead)
+    heir = cluster.node("b", wish=wish())
+    cluster.run_until(held_by(heir, 1), 4 * H)
+    exported(heir, registry)
+    text = openmetrics.generate_latest(registry).decode()
+    families = list(strict.text_string_to_metric_families(text))
+    assert "marshal_takeover_duration_seconds" in {each.name for each in families}
 
 
 def test_scrapes_and_rounds_go_together(registry, scrape):
