@@ -75,6 +75,6 @@ for name, noun in {
     "broker": broker,
 }.items():
     app.add_typer(noun.app, name=name)
-app.command("consume", epilog=consume.EPILOG)(consume.consume)
+app.command("consume", help=consume.HELP, epilog=consume.EPILOG)(consume.consume)
 app.command("doctor", epilog=doctor.EPILOG)(doctor.doctor)
 app.command("demo", epilog="Example: marshal demo")(demo.demo)

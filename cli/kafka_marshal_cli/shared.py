@@ -243,8 +243,25 @@ _DEBUG = {"debug": (Debug, False)}
 Body = Callable[..., None]
 
 
+@attrs.frozen
+class Gathered:
+    """Options that reach the body of a command as one argument.
+
+    Attributes:
+        options: Name to annotation and default.
+        build: Returns the argument for what was given.
+    """
+
+    options: Mapping[str, tuple[Any, Any]]
+    build: Callable[[Mapping[str, Any]], Any]
+
+
 def command(
-    *, connects: bool = True, waits: bool = True, answers: bool = True
+    *,
+    connects: bool = True,
+    waits: bool = True,
+    answers: bool = True,
+    gathers: Mapping[str, Gathered] | None = None,
 ) -> Callable[[Body], Body]:
     """Return a decorator that makes a function a command with shared options.
 
@@ -252,7 +269,9 @@ def command(
         connects: It takes the options of a connection.
         waits: It takes ``--timeout``.
         answers: It takes ``--output``.
+        gathers: Arguments of the function that stand for several options each.
     """
+    groups = gathers or {}
     shared: dict[str, tuple[Any, Any]] = {
         **(_CONNECTION if connects else {}),
         **(_TIMEOUT if waits else {}),
@@ -266,23 +285,35 @@ def command(
         @wraps(function)
         def run(**values: Any) -> None:  # noqa: ANN401 - whatever the options hold
             given = {name: values.pop(name) for name in shared}
-            guard(
-                lambda: function(call_of(given), **values),
-                is_debug=bool(given["debug"]),
-            )
+            grouped = {
+                name: {option: values.pop(option) for option in group.options}
+                for name, group in groups.items()
+            }
 
-        added = [
-            inspect.Parameter(
-                name,
-                inspect.Parameter.KEYWORD_ONLY,
-                annotation=annotation,
-                default=default,
-            )
-            for name, (annotation, default) in shared.items()
-        ]
+            def body() -> None:
+                built = {n: groups[n].build(given) for n, given in grouped.items()}
+                function(call_of(given), **values, **built)
+
+            guard(body, is_debug=bool(given["debug"]))
+
+        added = dict(shared)
+        for group in groups.values():
+            added |= group.options
         parameters = [
-            *(p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own),
-            *added,
+            *(
+                p.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+                for p in own
+                if p.name not in groups
+            ),
+            *(
+                inspect.Parameter(
+                    name,
+                    inspect.Parameter.KEYWORD_ONLY,
+                    annotation=annotation,
+                    default=default,
+                )
+                for name, (annotation, default) in added.items()
+            ),
         ]
         # typer reads both; what stands here is what the command line takes.
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

@@ -1,16 +1,15 @@
 """``marshal consume``: a console consumer, one JSON object a record."""
 
-import base64
 import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -21,13 +20,17 @@ from kafka_marshal import (
     Event,
     Marshal,
     Observer,
-    Record,
     Token,
     TopicPartition,
 )
 from kafka_marshal.observability.logs import to_line
 from kafka_marshal.protocol.claiming import Ending
 from kafka_marshal_cli import parsing
+from kafka_marshal_cli.commands.consume_exec import EXEC, Asked
+from kafka_marshal_cli.exec_pipe import ExecFailed, ExecLoop, ExecMode, ExecOptions
+from kafka_marshal_cli.exits import ExitCode
+from kafka_marshal_cli.live import Idle
+from kafka_marshal_cli.records import record_object
 from kafka_marshal_cli.render import to_json
 from kafka_marshal_cli.shared import (
     Call,
@@ -39,11 +42,28 @@ from kafka_marshal_cli.shared import (
 )
 
 POLL_MS = 200
+POLL_RECORDS_DEFAULT = 500
 DRAIN_MS = 2_000
 EVENTS_MAX = 1_000
 EPILOG = (
     "Example: marshal consume payments --group billing --client-id worker-1 | jq .value"
 )
+HELP = """\
+Consume topics in a group and print one JSON object a record.
+
+Fields: topic, partition, offset, token, timestamp and handed_out_ms (both
+the time of hand-out, epoch ms), record_timestamp_ms, key and value as
+text, or key_base64 and value_base64 where they are not UTF-8. A record is
+committed after its line was flushed. SIGTERM and SIGINT end it in order:
+what is in hand is finished, positions are written, claims released.
+
+With --exec nothing is printed: a process is run for each record instead.
+Its environment has MARSHAL_TOPIC, MARSHAL_PARTITION, MARSHAL_OFFSET (also
+LAST_OFFSET and COUNT), MARSHAL_KEY, MARSHAL_TOKEN, MARSHAL_TIMESTAMP_MS,
+MARSHAL_ATTEMPT and MARSHAL_GROUP. It is ended (TERM, then KILL), with all
+that it started, when its claim is lost, when it takes too long, and when we
+are asked to stop; what was not processed stays uncommitted.
+"""
 # Claims that come and go are told by the consumer's own callbacks.
 _TOLD_ELSEWHERE = frozenset({"claimed", "claim_ended", "ready", "session_failed"})
 
@@ -96,16 +116,26 @@ class _Stopped(BaseException):
 
 
 class Stopper:
-    """Ends the loop at the first SIGINT or SIGTERM; a second one kills."""
+    """Ends the loop at a SIGINT, SIGTERM or SIGHUP; the same again kills.
+
+    Attributes:
+        is_stopped: Whether a signal came.
+        consumer: What is stopped; None before anything can be in hand.
+        on_kill: What must go with us when we are killed.
+    """
 
     def __init__(self) -> None:
         self.is_stopped = False
         self.consumer: Consumer | None = None
+        self.on_kill: Callable[[], None] | None = None
+        self._seen: set[int] = set()
 
     @contextmanager
     def installed(self) -> Iterator[None]:
         """Listen for signals for the time of the block."""
-        numbers = (signal.SIGINT, signal.SIGTERM)
+        numbers = [signal.SIGINT, signal.SIGTERM]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as by nohup
+            numbers.append(signal.SIGHUP)
         before = {number: signal.signal(number, self._on_signal) for number in numbers}
         try:
             yield
@@ -117,12 +147,21 @@ class Stopper:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         del frame
+        if number in self._seen:
+            self._die(number)
+            return
+        self._seen.add(number)
         self.is_stopped = True
-        signal.signal(number, signal.SIG_DFL)
         if self.consumer is None:
             # Nothing is in hand yet: leave from wherever we wait.
             raise _Stopped
         self.consumer.stop()
+
+    def _die(self, number: int) -> None:
+        if self.on_kill is not None:
+            self.on_kill()
+        signal.signal(number, signal.SIG_DFL)
+        signal.raise_signal(number)
 
 
 Topics = Annotated[list[str], typer.Argument(metavar="TOPIC", help="Data topics.")]
@@ -157,11 +196,12 @@ OpenTimeout = Annotated[
     str, typer.Option(metavar="MS", help="When to give up connecting.")
 ]
 MaxPollRecords = Annotated[
-    int,
+    int | None,
     typer.Option(
         min=1,
+        metavar="N",
         help="Records of a batch; at most once, what a crash can lose of each "
-        "partition.",
+        "partition. By default 500; 1 for --exec of single records at most once.",
     ),
 ]
 ResetOption = Annotated[
@@ -188,7 +228,7 @@ StateDir = Annotated[
 ]
 
 
-@command(waits=False, answers=False)
+@command(waits=False, answers=False, gathers={"asked": EXEC})
 def consume(
     call: Call,
     *,
@@ -201,22 +241,27 @@ def consume(
     max_records: MaxRecords = 0,
     timeout: IdleTimeout = None,
     open_timeout: OpenTimeout = "30s",
-    max_poll_records: MaxPollRecords = 500,
+    max_poll_records: MaxPollRecords = None,
     auto_offset_reset: ResetOption = Reset.EARLIEST,
     from_beginning: FromBeginning = False,
     heartbeat_interval: ExpectedInterval = None,
     state_dir: StateDir = None,
+    asked: Asked | None,
 ) -> None:
-    """Consume topics in a group and print one JSON object a record.
-
-    Fields: topic, partition, offset, token, timestamp and handed_out_ms (both
-    the time of hand-out, epoch ms), record_timestamp_ms, key and value as
-    text, or key_base64 and value_base64 where they are not UTF-8. A record is
-    committed after its line was flushed. SIGTERM and SIGINT end it in order:
-    what is in hand is finished, positions are written, claims released.
-    """
+    """Consume topics in a group: print records, or run processes on them."""
     idle_ms = _optional_ms("--timeout", timeout)
     open_ms = parsing.duration_ms("--open-timeout", open_timeout)
+    is_amo = delivery is Guarantee.AMO
+    batch_max = max_poll_records or _batch_max(asked, is_amo=is_amo)
+    batch_max = min(batch_max, max_records or batch_max)
+    processes = None
+    if asked is not None:
+        processes = asked.of(
+            at_most_once=is_amo,
+            batch_max=batch_max,
+            records_max=max_records,
+            group=group,
+        )
     stopper, events = Stopper(), Events()
     with (
         stopper.installed(),
@@ -240,26 +285,57 @@ def consume(
             policy=policy.value,
             claims_max=claims_max,
             auto_offset_reset="earliest" if from_beginning else auto_offset_reset.value,
-            max_poll_records=min(max_poll_records, max_records or max_poll_records),
+            max_poll_records=batch_max,
             on_claimed=_on_claimed,
             on_lost=_on_lost,
             timeout_ms=open_ms,
         ) as consumer,
     ):
         stopper.consumer = consumer
-        printer = Printer(consumer, max_records)
         try:
-            run(printer, stopper, events=events, idle_ms=idle_ms)
-            if delivery is Guarantee.AMO:
-                drain(printer)
+            if processes is not None:
+                run_processes(processes, stopper, events=events, idle_ms=idle_ms)
+            else:
+                printer = Printer(consumer, max_records)
+                print_all(
+                    printer, stopper, events=events, idle_ms=idle_ms, is_amo=is_amo
+                )
             consumer.flush()
-        except BrokenPipeError:
-            # The record that could not be written stays uncommitted. Leaving
-            # the block releases; what was committed before goes along.
-            let_go_of_stdout()
-            tell("the reader of our output is gone; what it did not take is kept")
         finally:
             events.tell()
+
+
+def _batch_max(asked: Asked | None, *, is_amo: bool) -> int:
+    """Return how many records a poll may return where nobody says.
+
+    At most once, all that was granted is lost with us. A process takes its time,
+    so no more is asked for than it works on.
+    """
+    is_single = asked is not None and asked.options.mode is ExecMode.RECORD
+    return 1 if is_amo and is_single else POLL_RECORDS_DEFAULT
+
+
+def run_processes(
+    options: ExecOptions, stopper: Stopper, *, events: Events, idle_ms: int | None
+) -> None:
+    """Run processes until stopped, done, or idle for too long.
+
+    Raises:
+        Exit: With 1, where a process failed and that ends it.
+    """
+    assert stopper.consumer is not None
+    loop = ExecLoop(
+        stopper.consumer,
+        options,
+        is_stopped=lambda: stopper.is_stopped,
+        each_round=events.tell,
+    )
+    stopper.on_kill = loop.kill
+    try:
+        loop.run(Idle(idle_ms))
+    except ExecFailed as failed:
+        tell(f"marshal: {failed}")
+        raise typer.Exit(ExitCode.FAILED) from None
 
 
 def _optional_ms(option: str, text: str | None) -> int | None:
@@ -310,6 +386,26 @@ class Printer:
         return bool(handed)
 
 
+def print_all(
+    printer: Printer,
+    stopper: Stopper,
+    *,
+    events: Events,
+    idle_ms: int | None,
+    is_amo: bool,
+) -> None:
+    """Print records until stopped, done, idle for too long, or read no more."""
+    try:
+        run(printer, stopper, events=events, idle_ms=idle_ms)
+        if is_amo:
+            drain(printer)
+    except BrokenPipeError:
+        # The record that could not be written stays uncommitted. Leaving
+        # releases; what was committed before goes along.
+        let_go_of_stdout()
+        tell("the reader of our output is gone; what it did not take is kept")
+
+
 def run(
     printer: Printer, stopper: Stopper, *, events: Events, idle_ms: int | None
 ) -> None:
@@ -329,30 +425,6 @@ def drain(printer: Printer) -> None:
     printer.consumer.stop()
     while not printer.is_done and printer.next(DRAIN_MS):
         pass
-
-
-def record_object(record: Record, handed_out_ms: int) -> dict[str, Any]:
-    """Return the JSON object of a record."""
-    return {
-        "topic": record.topic,
-        "partition": record.partition,
-        "offset": record.offset,
-        "token": None if record.token is None else str(record.token),
-        "timestamp": handed_out_ms,
-        "handed_out_ms": handed_out_ms,
-        "record_timestamp_ms": record.timestamp_ms,
-        **_text("key", record.key),
-        **_text("value", record.value),
-    }
-
-
-def _text(name: str, value: bytes | None) -> dict[str, str | None]:
-    if value is None:
-        return {name: None}
-    try:
-        return {name: value.decode()}
-    except UnicodeDecodeError:
-        return {f"{name}_base64": base64.b64encode(value).decode()}
 
 
 def _on_claimed(partition: TopicPartition, token: Token) -> None:

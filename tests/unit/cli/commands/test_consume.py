@@ -1,6 +1,8 @@
 """The console consumer's parts: records as JSON, commits, events, signals."""
 
 import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -13,7 +15,6 @@ from kafka_marshal_cli.commands.consume import (
     Printer,
     Stopper,
     drain,
-    record_object,
     run,
 )
 
@@ -21,27 +22,6 @@ from kafka_marshal_cli.commands.consume import (
 def record(offset=0, *, key=None, value=b"v"):
     token = Token(1, 0, 5)
     return Record("t", 3, offset, 99, 0, key, value, token=token)
-
-
-def test_a_record_as_json():
-    assert record_object(record(7, value="日\x1b".encode()), 1234) == {
-        "topic": "t",
-        "partition": 3,
-        "offset": 7,
-        "token": "1.0.5",
-        "timestamp": 1234,
-        "handed_out_ms": 1234,
-        "record_timestamp_ms": 99,
-        "key": None,
-        "value": "日\x1b",
-    }
-
-
-def test_bytes_that_are_no_text_are_base64():
-    found = record_object(record(key=b"\xff", value=b"\xfe\x00"), 0)
-    assert (found["key_base64"], found["value_base64"]) == ("/w==", "/gA=")
-    assert "key" not in found
-    assert "value" not in found
 
 
 class FakeConsumer:
@@ -111,10 +91,45 @@ def test_a_signal_stops_the_consumer_once():
     stopper.consumer = FakeConsumer(0)
     with stopper.installed():
         signal.raise_signal(signal.SIGTERM)
-        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        signal.raise_signal(signal.SIGHUP)
     assert stopper.is_stopped
     assert stopper.consumer.is_stopped
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_the_same_signal_again_kills_us_and_what_we_started():
+    program = (
+        "import signal\n"
+        "from kafka_marshal_cli.commands.consume import Stopper\n"
+        "stopper = Stopper()\n"
+        "class Consumer:\n"
+        "    def stop(self): print('stopped', flush=True)\n"
+        "stopper.consumer = Consumer()\n"
+        "stopper.on_kill = lambda: print('killed', flush=True)\n"
+        "with stopper.installed():\n"
+        "    signal.raise_signal(signal.SIGINT)\n"
+        "    signal.raise_signal(signal.SIGTERM)\n"
+        "    signal.raise_signal(signal.SIGTERM)\n"
+        "    print('still here')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout.split() == ["stopped", "stopped", "killed"]
+    assert done.returncode == -signal.SIGTERM
+
+
+def test_a_hangup_that_is_ignored_stays_ignored():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Stopper().installed():
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_a_signal_before_there_is_a_consumer_leaves(capsys):

@@ -1,0 +1,330 @@
+"""Processes for records: commits, failures, retries, ends. Real processes."""
+
+import json
+import sys
+
+import attrs
+import pytest
+
+from kafka_marshal import ClaimLost, Record, Token, TopicPartition
+from kafka_marshal_cli import exec_pipe
+from kafka_marshal_cli.exec_pipe import (
+    KEY_BYTES_MAX,
+    ExecFailed,
+    ExecFormat,
+    ExecLoop,
+    ExecMode,
+    ExecOptions,
+    Job,
+    OnError,
+    payload,
+    variables,
+)
+from kafka_marshal_cli.live import Idle
+
+TOKEN = Token(1, 0, 5)
+P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)
+
+
+def record(offset=0, *, place=P0, key=b"k", value=b"v"):
+    return Record(*place, offset, 99, 0, key, value, token=TOKEN)
+
+
+class FakeConsumer:
+    """Hands out what it was given, and notes what is done with it."""
+
+    def __init__(self, *records):
+        self.waiting = list(records)
+        self.held = {TopicPartition(r.topic, r.partition) for r in records}
+        self.committed = []
+        self.paused = set()
+        self.on_poll = lambda: None
+
+    def poll(self, timeout_ms, most):
+        self.on_poll()
+        handed = {}
+        for each in list(self.waiting):
+            place = TopicPartition(each.topic, each.partition)
+            if most and place not in self.paused:
+                handed.setdefault(place, []).append(each)
+                self.waiting.remove(each)
+                most -= 1
+        return handed
+
+    def tokens(self):
+        return dict.fromkeys(self.held, TOKEN)
+
+    def commit(self, records):
+        for each in records:
+            if TopicPartition(each.topic, each.partition) not in self.held:
+                raise ClaimLost("gone")
+            self.committed.append((each.partition, each.offset))
+
+    def pause(self, place):
+        assert place not in self.paused, "two processes on one partition"
+        self.paused.add(place)
+
+    def resume(self, place):
+        self.paused.discard(place)
+
+
+class Drained(Idle):
+    """Idle as soon as nothing waits any more."""
+
+    def __init__(self, consumer):
+        super().__init__(None)
+        self._consumer = consumer
+
+    @property
+    def is_over(self):
+        return not self._consumer.waiting
+
+
+class Run:
+    """One run of the loop, over a handler that notes what it does."""
+
+    def __init__(self, tmp_path, *records):
+        self.consumer = FakeConsumer(*records)
+        self.notes = tmp_path / "notes"
+        self.is_stopped = False
+        self.each_round = lambda: None
+        self.loop = None
+
+    def __call__(self, script="", **options):
+        head = (
+            "import os, signal, sys, time\n"
+            "value = sys.stdin.buffer.read().decode()\n"
+            "offset = int(os.environ['MARSHAL_OFFSET'])\n"
+            "attempt = int(os.environ['MARSHAL_ATTEMPT'])\n"
+            f"def note(what): open({str(self.notes)!r}, 'a').write(f'{{what}}\\n')\n"
+        )
+        argv = [sys.executable, "-c", head + script]
+        self.loop = ExecLoop(
+            self.consumer,
+            attrs.evolve(ExecOptions(argv), **options),
+            is_stopped=lambda: self.is_stopped,
+            each_round=self.each_round,
+        )
+        self.loop.run(Drained(self.consumer))
+        assert self.consumer.paused == set()
+
+    @property
+    def noted(self):
+        return self.notes.read_text().split() if self.notes.exists() else []
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    monkeypatch.setattr(exec_pipe, "RETRY_MS_MIN", 1)
+    return lambda *records: Run(tmp_path, *records)
+
+
+def test_each_record_is_a_process_and_is_committed_when_it_is_done(run):
+    one = run(record(0, value=b"a"), record(1, value=b"b"), record(0, place=P1))
+    one("note(value)")
+    assert one.noted == ["a", "b", "v"]
+    assert one.consumer.committed == [(0, 0), (0, 1), (1, 0)]
+
+
+def test_a_failure_stops_and_commits_nothing_of_it(run):
+    one = run(record(0), record(1), record(2))
+    with pytest.raises(ExecFailed, match="t-0 offset 1: exit code 7, try 1 of 1"):
+        one("sys.exit(7 if offset == 1 else 0)")
+    assert one.consumer.committed == [(0, 0)]
+    assert [each.offset for each in one.consumer.waiting] == [2]
+
+
+def test_a_failure_is_tried_again_and_then_stops(run, capsys):
+    one = run(record(0))
+    with pytest.raises(ExecFailed, match="try 3 of 3"):
+        one("note(attempt); sys.exit(1)", retries_max=2, on_error=OnError.RETRY)
+    assert one.noted == ["1", "2", "3"]
+    assert one.consumer.committed == []
+    assert capsys.readouterr().err.count("tried again in") == 2
+
+
+def test_a_try_that_succeeds_commits(run):
+    one = run(record(0), record(1))
+    one("sys.exit(attempt < 2)", retries_max=3, on_error=OnError.RETRY)
+    assert one.consumer.committed == [(0, 0), (0, 1)]
+
+
+def test_a_failure_may_be_skipped(run, capsys):
+    one = run(record(0), record(1))
+    one("sys.exit(offset == 0)", on_error=OnError.SKIP)
+    assert one.consumer.committed == [(0, 0), (0, 1)]
+    assert "t-0 offset 0: exit code 1, try 1 of 1; skipped" in capsys.readouterr().err
+
+
+def test_one_that_takes_too_long_is_ended_and_has_failed(run):
+    one = run(record(0))
+    with pytest.raises(ExecFailed, match=r"signal 15 \(not done after 50 ms\)"):
+        one("time.sleep(600)", timeout_ms=50)
+    assert one.consumer.committed == []
+
+
+def test_one_that_ignores_its_end_is_killed(run, capsys):
+    one = run(record(0))
+
+    def stop():
+        one.is_stopped = bool(one.noted)
+
+    one.each_round = stop
+    one(
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN); note('on'); time.sleep(600)",
+        grace_ms=50,
+    )
+    assert "t-0 offset 0: ended by signal 9" in capsys.readouterr().err
+
+
+def test_a_lost_claim_ends_its_process_and_the_others_go_on(run, capsys):
+    one = run(record(0), record(0, place=P1), record(1, place=P1))
+
+    def lose():
+        if "0" in one.noted:
+            one.consumer.held.discard(P0)
+
+    one.each_round = lose
+    one(
+        "note(os.environ['MARSHAL_PARTITION'])\nif value == 'v' and "
+        "os.environ['MARSHAL_PARTITION'] == '0': time.sleep(600)"
+    )
+    assert one.consumer.committed == [(1, 0), (1, 1)]
+    err = capsys.readouterr().err
+    assert "(its claim was lost)" in err
+    assert "lost: t-0 offset 0" in err
+
+
+def test_a_commit_that_comes_too_late_is_told(run, capsys):
+    one = run(record(0))
+    one.consumer.commit = lambda records: (_ for _ in ()).throw(ClaimLost("gone"))
+    one()
+    assert capsys.readouterr().err == "lost: gone\n"
+
+
+def test_asked_to_stop_the_process_is_ended_and_stays_uncommitted(run, capsys):
+    one = run(record(0), record(1))
+
+    def stop():
+        one.is_stopped = bool(one.noted)
+
+    one.each_round = stop
+    one("note('on'); time.sleep(600)")
+    assert one.consumer.committed == []
+    told = capsys.readouterr().err
+    assert "we were asked to stop), try 1 of 1; it stays uncommitted" in told
+    assert one.noted == ["on"]
+
+
+def test_asked_to_stop_one_may_still_end_well(run):
+    one = run(record(0), record(1))
+
+    def stop():
+        one.is_stopped = bool(one.noted)
+
+    one.each_round = stop
+    one(
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); note('on')\n"
+        "time.sleep(600)"
+    )
+    assert one.consumer.committed == [(0, 0)]
+
+
+def test_at_most_once_what_is_in_hand_is_finished(run):
+    one = run(record(0), record(1), record(2))
+
+    def stop():
+        one.is_stopped = bool(one.noted)
+
+    one.each_round = stop
+    one("note(offset)", at_most_once=True, grace_ms=60_000)
+    assert one.noted == ["0", "1", "2"]
+
+
+def test_at_most_once_a_failure_is_lost_and_said_to_be(run):
+    one = run(record(0))
+    with pytest.raises(ExecFailed, match="nobody will process it again"):
+        one("sys.exit(1)", at_most_once=True)
+
+
+def test_an_error_of_the_consumer_leaves_no_process_behind(run):
+    one = run(record(0))
+
+    def fail():
+        if one.noted:
+            raise ClaimLost("the engine failed")
+
+    one.each_round = fail
+    with pytest.raises(ClaimLost):
+        one("note('on'); time.sleep(600)", grace_ms=100)
+    assert one.loop._jobs == []
+
+
+def test_no_more_than_asked_for(run):
+    one = run(*map(record, range(5)))
+    one(records_max=2)
+    assert one.consumer.committed == [(0, 0), (0, 1)]
+    assert len(one.consumer.waiting) == 3
+
+
+def test_partitions_side_by_side_each_in_order(run):
+    places = [TopicPartition("t", number) for number in range(3)]
+    one = run(*(record(n, place=place) for n in range(3) for place in places))
+    seen = []
+    one.each_round = lambda: seen.append(len(one.loop._jobs))
+    one("time.sleep(0.05)", workers=2)
+    assert max(seen) == 2
+    for place in places:
+        mine = [o for p, o in one.consumer.committed if p == place.partition]
+        assert mine == [0, 1, 2]
+
+
+def test_a_batch_is_a_process(run):
+    one = run(record(0), record(1), record(0, place=P1))
+    one(
+        "note(value.replace('\\n', '/') + os.environ['MARSHAL_COUNT'])",
+        mode=ExecMode.BATCH,
+        batch_max=10,
+    )
+    assert one.noted == ["v/v/2", "v1"]
+    assert one.consumer.committed == [(0, 0), (0, 1), (1, 0)]
+
+
+def test_a_batch_that_waited_and_is_no_longer_ours_is_dropped(run, capsys):
+    one = run(record(0), record(0, place=P1))
+    one.each_round = lambda: one.consumer.held.discard(P1)
+    one(mode=ExecMode.BATCH, batch_max=10)
+    assert one.consumer.committed == [(0, 0)]
+    assert "lost: t-1 offset 0" in capsys.readouterr().err
+
+
+def test_what_a_process_reads():
+    records = [record(0, value=b"a\xff"), record(1, value=None)]
+    assert payload(records[:1], ExecFormat.VALUE) == b"a\xff"
+    assert payload(records, ExecFormat.VALUE) == b"a\xff\n\n"
+    lines = payload(records, ExecFormat.JSONL).decode().splitlines()
+    assert [json.loads(line)["offset"] for line in lines] == [0, 1]
+
+
+def test_what_a_process_is_told():
+    told = variables(Job(P0, [record(7, key=b"\xff", value=None)], attempt=2))
+    assert told == {
+        "MARSHAL_TOPIC": "t",
+        "MARSHAL_PARTITION": "0",
+        "MARSHAL_OFFSET": "7",
+        "MARSHAL_LAST_OFFSET": "7",
+        "MARSHAL_COUNT": "1",
+        "MARSHAL_TIMESTAMP_MS": "99",
+        "MARSHAL_TOKEN": "1.0.5",
+        "MARSHAL_ATTEMPT": "2",
+        "MARSHAL_VALUE_IS_NULL": "1",
+        "MARSHAL_KEY": "\udcff",
+    }
+    assert "MARSHAL_KEY" not in variables(Job(P0, [record(0), record(1)]))
+
+
+@pytest.mark.parametrize("key", [None, b"a\0b", b"x" * (KEY_BYTES_MAX + 1)])
+def test_a_key_that_no_environment_takes_is_left_out(run, key):
+    one = run(record(0, key=key))
+    one("note('MARSHAL_KEY' in os.environ)")
+    assert one.noted == ["False"]
