@@ -23,7 +23,6 @@ from kafka_marshal import (
     Token,
     TopicPartition,
 )
-from kafka_marshal.observability.logs import to_line
 from kafka_marshal.protocol.claiming import Ending
 from kafka_marshal_cli import parsing
 from kafka_marshal_cli.commands.consume_exec import EXEC, Asked
@@ -40,6 +39,7 @@ from kafka_marshal_cli.shared import (
     tell,
     wall_ms,
 )
+from kafka_marshal_cli.telling import TELLING, Telling
 
 POLL_MS = 200
 POLL_RECORDS_DEFAULT = 500
@@ -96,19 +96,19 @@ class Events(Observer):
     The engine's thread must not wait for a stuck stderr: it keeps the leases.
     """
 
-    def __init__(self) -> None:
-        self._waiting: deque[Event] = deque(maxlen=EVENTS_MAX)
+    def __init__(self, telling: Telling | None = None) -> None:
+        self._telling = telling or Telling()
+        self._waiting: deque[tuple[Event, int]] = deque(maxlen=EVENTS_MAX)
 
     def observe(self, event: Event) -> None:
         """Take one event."""
-        if event.name not in _TOLD_ELSEWHERE:
-            self._waiting.append(event)
+        if self._telling.is_json or event.name not in _TOLD_ELSEWHERE:
+            self._waiting.append((event, wall_ms()))
 
     def tell(self) -> None:
         """Write what has come, a line each."""
         while self._waiting:
-            event = self._waiting.popleft()
-            tell(f"event: {to_line(event.name, event.fields)}")
+            tell(self._telling.line(*self._waiting.popleft()))
 
 
 class _Stopped(BaseException):
@@ -165,11 +165,15 @@ class Stopper:
 
 
 Topics = Annotated[list[str], typer.Argument(metavar="TOPIC", help="Data topics.")]
-Group = Annotated[str, typer.Option(metavar="GROUP", help="The group.")]
+Group = Annotated[
+    str, typer.Option(metavar="GROUP", envvar="MARSHAL_GROUP", help="The group.")
+]
 ClientId = Annotated[
     str,
     typer.Option(
-        metavar="NAME", help="Name of this client, unique in the group; keep it."
+        metavar="NAME",
+        envvar="MARSHAL_CLIENT_ID",
+        help="Name of this client, unique in the group; keep it.",
     ),
 ]
 DeliveryOption = Annotated[
@@ -193,7 +197,10 @@ IdleTimeout = Annotated[
     str | None, typer.Option(metavar="MS", help="End after so long without a record.")
 ]
 OpenTimeout = Annotated[
-    str, typer.Option(metavar="MS", help="When to give up connecting.")
+    str,
+    typer.Option(
+        metavar="MS", envvar="MARSHAL_TIMEOUT", help="When to give up connecting."
+    ),
 ]
 MaxPollRecords = Annotated[
     int | None,
@@ -228,7 +235,7 @@ StateDir = Annotated[
 ]
 
 
-@command(waits=False, answers=False, gathers={"asked": EXEC})
+@command(waits=False, answers=False, gathers={"asked": EXEC, "telling": TELLING})
 def consume(
     call: Call,
     *,
@@ -247,22 +254,19 @@ def consume(
     heartbeat_interval: ExpectedInterval = None,
     state_dir: StateDir = None,
     asked: Asked | None,
+    telling: Telling,
 ) -> None:
     """Consume topics in a group: print records, or run processes on them."""
     idle_ms = _optional_ms("--timeout", timeout)
     open_ms = parsing.duration_ms("--open-timeout", open_timeout)
+    h_ms = _optional_ms("--heartbeat-interval", heartbeat_interval)
     is_amo = delivery is Guarantee.AMO
     batch_max = max_poll_records or _batch_max(asked, is_amo=is_amo)
     batch_max = min(batch_max, max_records or batch_max)
-    processes = None
-    if asked is not None:
-        processes = asked.of(
-            at_most_once=is_amo,
-            batch_max=batch_max,
-            records_max=max_records,
-            group=group,
-        )
-    stopper, events = Stopper(), Events()
+    processes = _processes(
+        asked, group=group, is_amo=is_amo, batch_max=batch_max, records_max=max_records
+    )
+    stopper, events = Stopper(), Events(telling)
     with (
         stopper.installed(),
         Marshal(
@@ -272,13 +276,12 @@ def consume(
             coordination_topic=call.coordination_topic,
             options=call.options,
             transport=call.transport,
-            heartbeat_interval_ms=_optional_ms(
-                "--heartbeat-interval", heartbeat_interval
-            ),
+            heartbeat_interval_ms=h_ms,
             state_dir=state_dir,
             observer=events,
             timeout_ms=open_ms,
         ) as marshal,
+        telling.exported(marshal),
         marshal.consumer(
             *topics,
             delivery=_DELIVERIES[delivery],
@@ -286,8 +289,8 @@ def consume(
             claims_max=claims_max,
             auto_offset_reset="earliest" if from_beginning else auto_offset_reset.value,
             max_poll_records=batch_max,
-            on_claimed=_on_claimed,
-            on_lost=_on_lost,
+            on_claimed=_untold if telling.is_json else _on_claimed,
+            on_lost=_untold if telling.is_json else _on_lost,
             timeout_ms=open_ms,
         ) as consumer,
     ):
@@ -303,6 +306,17 @@ def consume(
             consumer.flush()
         finally:
             events.tell()
+
+
+def _processes(
+    asked: Asked | None, *, group: str, is_amo: bool, batch_max: int, records_max: int
+) -> ExecOptions | None:
+    """Return which processes to run; None where records are printed."""
+    if asked is None:
+        return None
+    return asked.of(
+        at_most_once=is_amo, batch_max=batch_max, records_max=records_max, group=group
+    )
 
 
 def _batch_max(asked: Asked | None, *, is_amo: bool) -> int:
@@ -425,6 +439,10 @@ def drain(printer: Printer) -> None:
     printer.consumer.stop()
     while not printer.is_done and printer.next(DRAIN_MS):
         pass
+
+
+def _untold(*_: object) -> None:
+    """Leave it to the events, which say the same."""
 
 
 def _on_claimed(partition: TopicPartition, token: Token) -> None:

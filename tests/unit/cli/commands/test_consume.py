@@ -1,5 +1,6 @@
 """The console consumer's parts: records as JSON, commits, events, signals."""
 
+import json
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from kafka_marshal_cli.commands.consume import (
     drain,
     run,
 )
+from kafka_marshal_cli.telling import LogFormat, Telling
 
 
 def record(offset=0, *, key=None, value=b"v"):
@@ -150,6 +152,16 @@ def test_events_are_told_later_and_bounded(capsys):
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == EVENTS_MAX
     assert lines[0] == r"event: clock_step n='5\\x1b'"
+
+
+def test_events_as_json_tell_of_claims_too(capsys):
+    events = Events(Telling(log_format=LogFormat.JSON))
+    events.observe(Event("claimed", {"epoch": 5}))
+    consume._untold(TopicPartition("t", 3), Token(1, 0, 5))
+    events.tell()
+    (line,) = capsys.readouterr().err.splitlines()
+    told = json.loads(line)
+    assert (told["event"], told["level"], told["epoch"]) == ("claimed", "info", 5)
 
 
 def test_claims_that_come_and_go(capsys):

@@ -1,0 +1,77 @@
+"""How a long-running command tells of itself."""
+
+import json
+import re
+import sys
+import urllib.request
+
+import pytest
+from enginekit import owning, world
+from scraping import Client
+
+from kafka_marshal.errors import ConfigurationError
+from kafka_marshal.ports import Event
+from kafka_marshal.protocol.claiming import Ending
+from kafka_marshal.protocol.types import Key
+from kafka_marshal_cli.telling import TELLING, LogFormat, Telling
+
+AT_MS = 1_700_000_000_250
+ENDED = Event(
+    "claim_ended",
+    {"key": Key("g", "t", 0), "epoch": 4, "ending": Ending("taken_over", "b\x1b", 9)},
+)
+GIVEN = {name: default for name, (_, default) in TELLING.options.items()}
+
+
+def test_without_options_nothing_is_served(capsys):
+    telling = TELLING.build(GIVEN)
+    assert telling == Telling()
+    with telling.exported(None):
+        pass
+    assert capsys.readouterr().err == ""
+
+
+def test_metrics_are_served_for_the_time_of_the_block(capsys):
+    client = Client(owning(world()))
+    telling = TELLING.build(GIVEN | {"metrics_port": 0})
+    with telling.exported(client):
+        told = capsys.readouterr().err
+        (port,) = re.findall(r"^metrics: port (\d+) of 127\.0\.0\.1", told)
+        url = f"http://127.0.0.1:{port}/metrics"
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            text = answer.read().decode()
+    assert 'marshal_up{group="g"} 1.0' in text
+    assert "process_resident_memory_bytes" in text
+    with pytest.raises(OSError, match="refused"):
+        urllib.request.urlopen(url, timeout=10)
+
+
+def test_a_missing_extra_is_told_before_anything_is_claimed(monkeypatch):
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    assert TELLING.build(GIVEN) == Telling()
+    with pytest.raises(ConfigurationError, match=r"kafka-marshal\[metrics\]"):
+        TELLING.build(GIVEN | {"metrics_port": 9464})
+
+
+def test_events_as_text():
+    line = Telling().line(ENDED, AT_MS)
+    assert line.startswith("event: claim_ended key=")
+    assert line.isprintable()
+
+
+def test_events_as_json():
+    line = Telling(log_format=LogFormat.JSON).line(ENDED, AT_MS)
+    assert line.isprintable()
+    assert json.loads(line) == {
+        "timestamp": "2023-11-14T22:13:20.250+00:00",
+        "level": "info",
+        "event": "claim_ended",
+        "group": "g",
+        "topic": "t",
+        "partition": 0,
+        "epoch": 4,
+        "reason": "taken_over",
+        "was_lost": True,
+        "winner": r"b\x1b",
+        "at_offset": 9,
+    }
