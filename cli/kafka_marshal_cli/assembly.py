@@ -6,6 +6,7 @@ import typer
 
 from kafka_marshal import __version__
 from kafka_marshal_cli.commands import (
+    amo,
     broker,
     claims,
     clients,
@@ -70,6 +71,7 @@ for name, noun in {
     "groups": groups,
     "claims": claims,
     "clients": clients,
+    "amo": amo,
     "cluster": cluster,
     "log": log,
     "broker": broker,

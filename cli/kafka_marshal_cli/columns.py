@@ -100,3 +100,30 @@ ADOPTION = (
     _number("LAG", "lag"),
     column("NOTE", "note"),
 )
+
+
+def _ranges(row: Any) -> str:  # noqa: ANN401 - a JSON object
+    return ", ".join(f"{each['first']}..{each['last']}" for each in row["ranges"])
+
+
+def _ending(row: Any) -> str:  # noqa: ANN401 - a JSON object
+    why = row["reason"] if row["winner"] is None else f"by {row['winner']}"
+    return row["ending"] if why is None else f"{row['ending']} ({why})"
+
+
+def _place(row: Any) -> str:  # noqa: ANN401 - a JSON object
+    return f"{row['coordinating_partition']}/{row['at_offset']}"
+
+
+LOSSES = (
+    column("TOPIC", "topic"),
+    Column("PARTITION", lambda row: str(row["partition"]), is_number=True),
+    Column("OFFSETS", _ranges),
+    column("COUNT", "offsets_count"),
+    Column("OWNER", _owner),
+    column("EPOCH", "epoch"),
+    column("MARK", "mark"),
+    Column("ENDING", _ending),
+    Column("LOG", _place),
+    column("AT", "at_ms", as_text=instant),
+)

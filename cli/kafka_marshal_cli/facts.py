@@ -7,6 +7,7 @@ from kafka_marshal import Key, World
 from kafka_marshal.adoption import AdoptionPlan
 from kafka_marshal.protocol.freshness import Freshness, freshness
 from kafka_marshal.protocol.hashing import RESERVED_TOPICS, coordinating_partition
+from kafka_marshal.protocol.losses import Loss
 from kafka_marshal.protocol.state import KeyState, MemberState, WorldState
 from kafka_marshal.protocol.world import claim_to_object
 
@@ -216,3 +217,24 @@ def adoption_rows(plan: AdoptionPlan) -> list[dict[str, Any]]:
         }
         for step in plan.steps
     ]
+
+
+def loss_row(loss: Loss) -> Row:
+    """Return what one claim was granted at most once and is not done with."""
+    return {
+        **loss.key._asdict(),
+        "owner": {
+            "client_id": loss.owner.client_id,
+            "incarnation": loss.owner.incarnation.hex(),
+        },
+        "epoch": loss.epoch,
+        "ranges": [{"first": first, "last": last} for first, last in loss.ranges],
+        "offsets_count": loss.count,
+        "mark": loss.mark,
+        "ending": loss.ending,
+        "reason": loss.reason,
+        "winner": loss.winner,
+        "coordinating_partition": loss.partition,
+        "at_offset": loss.at_offset,
+        "at_ms": loss.at_ms,
+    }

@@ -34,8 +34,9 @@ if TYPE_CHECKING:
     from kafka_marshal.handed import Batch, CommitToken
     from kafka_marshal.ports import Event, Observer, Record
     from kafka_marshal.protocol.claiming import Ending
+    from kafka_marshal.protocol.losses import Loss
     from kafka_marshal.protocol.types import Key, Token, TopicPartition
-    from kafka_marshal.views import World
+    from kafka_marshal.views import Losses, World
     from kafka_marshal.watch import WorldWatch
 
 try:
@@ -80,6 +81,8 @@ _HOMES = {
     "Key": "kafka_marshal.protocol.types",
     "Token": "kafka_marshal.protocol.types",
     "TopicPartition": "kafka_marshal.protocol.types",
+    "Loss": "kafka_marshal.protocol.losses",
+    "Losses": "kafka_marshal.views",
     "World": "kafka_marshal.views",
     "WorldWatch": "kafka_marshal.watch",
 }
@@ -122,6 +125,8 @@ __all__ = [
     "LogTruncated",
     "LogUnreadable",
     "LogUnwritable",
+    "Loss",
+    "Losses",
     "MalformedRecord",
     "Marshal",
     "MarshalError",

@@ -26,6 +26,7 @@ from kafka_marshal.policies import Policy, find_policy
 from kafka_marshal.ports import Observer, TopicInfo
 from kafka_marshal.protocol.claiming import Claimant, PreviousLife
 from kafka_marshal.protocol.codec import is_identifier, is_topic
+from kafka_marshal.protocol.granting import DEPTH_MAX_DEFAULT
 from kafka_marshal.protocol.types import Key, Owner, TopicPartition
 from kafka_marshal.protocol.world import world_to_object
 
@@ -83,7 +84,7 @@ class Marshal:
         transport: str = "auto",
         heartbeat_interval_ms: int | None = None,
         state_dir: str | Path | None = None,
-        observer: Observer | None = None,
+        observer: Observer | Sequence[Observer] | None = None,
         check_topic: bool = True,
         mirror_offsets: bool = True,
         timeout_ms: int = OPEN_MS_MAX,
@@ -227,6 +228,7 @@ class Marshal:
         claims_max: int = 0,
         auto_offset_reset: str = "earliest",
         max_poll_records: int = 500,
+        max_granted_batches: int = DEPTH_MAX_DEFAULT,
         max_uncommitted: int = 10_000,
         consumer_timeout_ms: int | None = None,
         metadata_refresh_ms: int = 30_000,
@@ -247,7 +249,10 @@ class Marshal:
             auto_offset_reset: Where to start without any position:
                 ``earliest``, ``latest`` or ``none`` (an error).
             max_poll_records: Most records of a poll, and the batch of at most
-                once: what a crash can lose.
+                once.
+            max_granted_batches: At most once: most batches of a partition in
+                hand, granted or asked for, together: what a crash can lose. As
+                many are used as hide the round trip; 1 = only the one in hand.
             max_uncommitted: Records in hand per partition at which fetching
                 stops until some are committed.
             consumer_timeout_ms: Iteration ends after this long without a record.
@@ -263,6 +268,7 @@ class Marshal:
         """
         options = ConsumerOptions(
             max_poll_records=max_poll_records,
+            max_granted_batches=max_granted_batches,
             max_uncommitted=max_uncommitted,
             consumer_timeout_ms=consumer_timeout_ms,
             on_claimed=on_claimed,

@@ -4,7 +4,7 @@ Nothing here writes or joins a group. A view never answers from before the
 moment it was asked.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -15,6 +15,8 @@ from kafka_marshal.engine.replica import Replica
 from kafka_marshal.errors import CoordinationError, DeadlineExceeded
 from kafka_marshal.kafka_io import ConnectionSettings, open_coordination_log
 from kafka_marshal.protocol.codec import decode
+from kafka_marshal.protocol.losses import LIVE, Loss, LossBook
+from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.records import Config, ReleaseGroup
 from kafka_marshal.protocol.state import KeyState, WorldState
 from kafka_marshal.protocol.types import Key, LogEntry
@@ -104,7 +106,9 @@ class World:
             bootstrap_servers, coordination_topic, options or {}, transport=transport
         )
         clock = SystemClock()
-        log = open_coordination_log(settings, timeout_ms=timeout_ms)
+        log = open_coordination_log(
+            settings, heartbeat_interval_ms=None, timeout_ms=timeout_ms
+        )
         follower = Follower(log, clock)
         prefix = Prefix(offset, time_ms)
         try:
@@ -248,7 +252,9 @@ class LogScan:
         )
         self._timeout_ms = timeout_ms
         self._clock = SystemClock()
-        self._log = open_coordination_log(settings, timeout_ms=timeout_ms)
+        self._log = open_coordination_log(
+            settings, heartbeat_interval_ms=None, timeout_ms=timeout_ms
+        )
         self.cluster_id: str = self._log.cluster_id
         try:
             self.starts = dict(self._log.start_offsets(timeout_ms))
@@ -305,3 +311,114 @@ class LogScan:
     ) -> None:
         """Close."""
         self.close()
+
+
+class Losses:
+    """What groups that consume at most once were granted and never processed.
+
+    A claim's owner says in the log how far it is, once the application has asked
+    for more or has closed in order (PROTOCOL 6.3). What it was granted beyond that
+    is listed: after a crash up to ``max_granted_batches`` times
+    ``max_poll_records`` records, of which the application may have processed the
+    batch that it had in hand.
+
+    Attributes:
+        lost: Of claims that have ended, or whose owner is stale; in the order in
+            which they ended, those that are stale last.
+        at_risk: Of claims that live: what a crash of their owners would lose now.
+        world: The world that this was read with.
+    """
+
+    def __init__(
+        self, lost: Sequence[Loss], at_risk: Sequence[Loss], *, world: World
+    ) -> None:
+        self.lost = tuple(lost)
+        self.at_risk = tuple(at_risk)
+        self.world = world
+
+    @classmethod
+    def open(
+        cls,
+        bootstrap_servers: str | Sequence[str] = "localhost:9092",
+        *,
+        group_id: str | None = None,
+        topic: str | None = None,
+        time_ms: int | None = None,
+        coordination_topic: str = "__marshal",
+        options: Mapping[str, Any] | None = None,
+        transport: str = "auto",
+        timeout_ms: int = TIMEOUT_MS,
+    ) -> "Losses":
+        """Read the log to its end and return what was lost.
+
+        Args:
+            bootstrap_servers: Addresses of the cluster.
+            group_id: Of this group only.
+            topic: Of this data topic only.
+            time_ms: As of this time, see ``World.at``; by default now.
+            coordination_topic: Name of the coordination topic.
+            options: Security and connection options.
+            transport: ``auto``, ``fast`` or ``kafka-python``; see ``Marshal``.
+            timeout_ms: When to give up.
+
+        Raises:
+            TopicMisconfigured: There is no such topic.
+            DeadlineExceeded: The log was not read in time.
+        """
+        with LogScan(
+            bootstrap_servers,
+            coordination_topic=coordination_topic,
+            options=options,
+            transport=transport,
+            timeout_ms=timeout_ms,
+        ) as scan:
+            return cls.of(scan, group_id=group_id, topic=topic, time_ms=time_ms)
+
+    @classmethod
+    def of(
+        cls,
+        scan: LogScan,
+        *,
+        group_id: str | None = None,
+        topic: str | None = None,
+        time_ms: int | None = None,
+    ) -> "Losses":
+        """Return what was lost by the log that a scan reads; see ``open``."""
+        worlds = {number: WorldState(number) for number in sorted(scan.ends)}
+        books = {
+            number: LossBook(number, group_id=group_id, topic=topic)
+            for number in worlds
+        }
+        prefix = Prefix(None, time_ms)
+        lost: list[Loss] = []
+        for number, entry in scan:
+            if prefix.accept(number, entry):
+                transitions = apply(worlds[number], entry)
+                lost += books[number].take(entry, transitions)
+        wall_ms = SystemClock().wall_ms()
+        elapsed = {
+            number: max(0, wall_ms - world.append_time_ms) if time_ms is None else 0
+            for number, world in worlds.items()
+        }
+        lost.sort(key=lambda loss: (loss.at_ms, loss.partition, loss.at_offset))
+        at_risk: list[Loss] = []
+        for loss in _open_ones(books, worlds, elapsed=elapsed):
+            (at_risk if loss.ending == LIVE else lost).append(loss)
+        world = World(
+            list(worlds.values()),
+            elapsed,
+            cluster_id=scan.cluster_id,
+            read_at_ms=wall_ms,
+            reasons=prefix.reasons,
+        )
+        return cls(lost, at_risk, world=world)
+
+
+def _open_ones(
+    books: Mapping[int, LossBook],
+    worlds: Mapping[int, WorldState],
+    *,
+    elapsed: Mapping[int, int],
+) -> Iterable[Loss]:
+    for number, book in books.items():
+        yield from book.open_ones(worlds[number], elapsed_ms=elapsed[number])

@@ -136,6 +136,7 @@ def test_a_bad_name_is_found_before_any_io(cluster, tmp_path, setting, name):
         ({"auto_offset_reset": "middle"}, "auto_offset_reset"),
         ({"max_poll_records": 0}, "max_poll_records"),
         ({"max_uncommitted": 0}, "max_uncommitted"),
+        ({"max_granted_batches": 0}, "max_granted_batches"),
         ({"metadata_refresh_ms": 0}, "metadata_refresh_ms"),
     ],
 )
