@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
 LOCK_MS_MAX = 1_000
-KEYS_PER_HOLD = 200
+KEYS_PER_HOLD = 100
 LOOK_MS_MAX = 2_000
 LOOK_EVERY_MS = 1_000
 # What accepted records do; every other counter of the fold says why one did

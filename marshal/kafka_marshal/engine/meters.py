@@ -7,7 +7,7 @@ decides: without a reader they cost a few additions a round.
 import threading
 from bisect import bisect_left
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kafka_marshal.protocol.claiming import Ending
 from kafka_marshal.protocol.state import KeyState
@@ -21,6 +21,8 @@ TAKEOVER_MS = (
     *(30_000, 60_000, 120_000, 180_000, 240_000, 300_000, 600_000),
 )
 REASONS_MAX = 64
+# Topics come and go where patterns are consumed; the oldest figures go first.
+ENTRIES_MAX = 10_000
 OTHER = "other"
 
 
@@ -141,12 +143,14 @@ class SessionMeters:
             place = (key.topic, before.after)
             found = self.takeovers.setdefault(place, Histogram(TAKEOVER_MS))
             found.observe(log_ms - before.since_ms)
+            _trim(self.takeovers)
 
     def claim_ended(self, key: Key, ending: Ending, *, tally: Tally) -> None:
         """Count a claim that was won and is over, and what was done under it."""
         counts = self.lost if ending.was_lost else self.released
         _count(counts, key.topic, ending.reason)
-        self.tallies[key] = self.tallies.get(key, Tally()).plus(tally)
+        self.tallies[key] = self.tallies.pop(key, Tally()).plus(tally)
+        _trim(self.tallies)
 
 
 def _count(counts: dict[tuple[str, str], int], topic: str, reason: str) -> None:
@@ -155,3 +159,9 @@ def _count(counts: dict[tuple[str, str], int], topic: str, reason: str) -> None:
         known = sum(1 for place in counts if place[0] == topic)
         reason = OTHER if known >= REASONS_MAX else reason
     counts[topic, reason] = counts.get((topic, reason), 0) + 1
+    _trim(counts)
+
+
+def _trim(figures: dict[Any, Any]) -> None:
+    if len(figures) > ENTRIES_MAX:
+        del figures[next(iter(figures))]

@@ -15,6 +15,7 @@ from enginekit import (
 )
 
 from kafka_marshal.engine.meters import (
+    ENTRIES_MAX,
     OTHER,
     REASONS_MAX,
     Histogram,
@@ -22,6 +23,7 @@ from kafka_marshal.engine.meters import (
     Tally,
 )
 from kafka_marshal.protocol.claiming import Ending
+from kafka_marshal.protocol.types import Key
 from kafka_marshal.testing.fakestore import AppendFate
 
 
@@ -137,6 +139,16 @@ def test_reasons_are_bounded():
     assert len(meters.released) == REASONS_MAX + 1
     assert meters.released["t", OTHER] == 10
     assert meters.released["t", "because-0"] == 2
+
+
+def test_topics_that_come_and_go_are_bounded():
+    meters = SessionMeters()
+    for number in range(ENTRIES_MAX + 5):
+        key = Key("g", f"t-{number}", 0)
+        meters.claim_ended(key, Ending("closed", was_lost=False), tally=Tally(1, 1))
+    assert len(meters.tallies) == len(meters.released) == ENTRIES_MAX
+    assert key in meters.tallies
+    assert Key("g", "t-0", 0) not in meters.tallies
 
 
 # --- Records ---
