@@ -1,7 +1,11 @@
 """A consumer on a real broker, scraped over HTTP as Prometheus would."""
 
+import json
 import re
+import subprocess
+import sys
 import urllib.request
+from pathlib import Path
 
 import pytest
 from domain import opened
@@ -14,6 +18,7 @@ from kafka_marshal.kafka_io import ConnectionSettings, KafkaDataLog
 from kafka_marshal.metrics import MarshalCollector
 from kafka_marshal.observability.metrics import FAMILIES, Server
 
+MARSHAL = Path(sys.executable).with_name("marshal")
 PARTITIONS = 2
 RECORDS_EACH = 40
 TIMEOUT_MS = 10_000
@@ -204,3 +209,34 @@ def test_at_most_once_and_the_log_itself(domain, unique, scrape):
                 return {line.split()[2] for line in lines if line[:6] == "# TYPE"}
 
             eventually(lambda: written() >= others, "every other metric is there")
+
+
+def test_the_command_serves_metrics_and_tells_events_as_json(domain, unique, tmp_path):
+    topic, group = domain.data_topic(1, records_each=5), unique("g")
+    out, err = tmp_path / "out", tmp_path / "err"
+    arguments = ("consume", topic, "--group", group, "--client-id", "c1")
+    options = ("--metrics-port", "0", "--log-format", "json", "-b", domain.servers)
+    where = ("--coordination-topic", domain.topic, "--state-dir", str(tmp_path))
+    with out.open("wb") as stdout, err.open("wb") as stderr:
+        process = subprocess.Popen(
+            [MARSHAL, *arguments, *options, *where], stdout=stdout, stderr=stderr
+        )
+    try:
+        eventually(lambda: out.read_text().count("\n") == 5, "five records")
+        (port,) = re.findall(r"^metrics: port (\d+) ", err.read_text(), re.MULTILINE)
+        url = f"http://127.0.0.1:{port}/metrics"
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            text = answer.read().decode()
+        assert complaints(text) == []
+        handed = f'{{group="{group}",partition="0",topic="{topic}"}} 5.0'
+        assert f"marshal_records_handed_out_total{handed}" in text
+        process.terminate()
+        assert process.wait(timeout=20) == 0
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait(timeout=20)
+    told = [json.loads(line) for line in err.read_text().splitlines() if line[0] == "{"]
+    claimed = [line for line in told if line["event"] == "claimed"]
+    assert [(line["group"], line["topic"]) for line in claimed] == [(group, topic)]
+    assert claimed[0]["client"] == "c1"
