@@ -4,6 +4,7 @@ import os
 
 import pytest
 from enginekit import KEY, T0, H, Stepping, fold, lines, world
+from prometheus_client import CollectorRegistry
 
 from kafka_marshal import runtime as runtimes
 from kafka_marshal.client import Marshal
@@ -15,7 +16,9 @@ from kafka_marshal.errors import (
     TopicMisconfigured,
 )
 from kafka_marshal.kafka_io import TopicDescription
+from kafka_marshal.metrics import MarshalCollector
 from kafka_marshal.observability.fanout import FanOut
+from kafka_marshal.ports import Event
 from kafka_marshal.testing.node import Recorder
 
 SAFE = TopicDescription("__marshal", exists=True)
@@ -191,3 +194,33 @@ def test_a_closed_or_forked_marshal_says_so(cluster, tmp_path, monkeypatch):
     marshal.close()
     with pytest.raises(InvalidTransition, match="closed"):
         marshal.world()
+
+
+# --- Observers and metrics ---
+
+
+def test_several_observers_are_told_alike(cluster, tmp_path):
+    first, second = Recorder(), Recorder()
+    event = Event("clock_step", {"surplus_ms": 1})
+    with opened(tmp_path, observer=[first, second]) as marshal:
+        runtime = marshal._runtime
+        runtime.observers.observe(event)
+    runtime.observers.observe(event)
+    assert first.events == second.events == [event]
+
+
+def test_metrics_end_with_the_client(cluster, tmp_path):
+    registry = CollectorRegistry()
+    with opened(tmp_path) as marshal:
+        MarshalCollector(marshal, registry=registry)
+        consuming(marshal, cluster)
+        labels = {"group": "g", "topic": "t", "partition": "0", "state": "held"}
+        assert registry.get_sample_value("marshal_claim_state", labels) == 1
+        replay = {"topic": "__marshal", "partition": "0"}
+        assert registry.get_sample_value("marshal_replay_lag_records", replay) == 0
+        assert not marshal.is_closed
+    assert marshal.is_closed
+    assert list(registry.collect()) == []
+    with opened(tmp_path, "b") as marshal:
+        MarshalCollector(marshal, registry=registry)
+        assert registry.get_sample_value("marshal_up", {"group": "g"}) == 1
