@@ -8,6 +8,7 @@ scheduling delay.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import attrs
@@ -107,21 +108,85 @@ class LogRange(NamedTuple):
     end: int
 
 
-class Record(msgspec.Struct, gc=False):
+class Record:
     """One record of a data topic, as it is handed to the application.
 
-    Attributes:
-        topic: Data topic.
-        partition: Data partition.
-        offset: Offset of this record.
-        timestamp_ms: Timestamp in epoch milliseconds.
-        timestamp_type: A ``TimestampType`` value.
-        key: Key bytes or None.
-        value: Value bytes or None.
-        headers: Pairs of name and value.
-        leader_epoch: Leader epoch of the batch, or None.
-        token: Fencing token of the claim that it was fetched under.
+    Immutable. Two records are equal if all their fields are, whoever read them;
+    they can be hashed, copied and pickled. Those that readers make look up what
+    is rarely asked for when it is; ``PlainRecord`` holds everything, and is what
+    a pickle comes back as. A test of a handler makes that one.
     """
+
+    __slots__ = ()
+
+    @property
+    def topic(self) -> str:
+        """Data topic."""
+        raise NotImplementedError
+
+    @property
+    def partition(self) -> int:
+        """Data partition."""
+        raise NotImplementedError
+
+    @property
+    def offset(self) -> int:
+        """Offset of this record."""
+        raise NotImplementedError
+
+    @property
+    def timestamp_ms(self) -> int:
+        """Timestamp in epoch milliseconds."""
+        raise NotImplementedError
+
+    @property
+    def timestamp_type(self) -> int:
+        """A ``TimestampType`` value."""
+        raise NotImplementedError
+
+    @property
+    def key(self) -> bytes | None:
+        """Key bytes or None."""
+        raise NotImplementedError
+
+    @property
+    def value(self) -> bytes | None:
+        """Value bytes or None."""
+        raise NotImplementedError
+
+    @property
+    def headers(self) -> tuple[tuple[str, bytes], ...]:
+        """Pairs of name and value; U+FFFD stands for what is no text in a name."""
+        raise NotImplementedError
+
+    @property
+    def leader_epoch(self) -> int | None:
+        """Leader epoch of the batch, or None."""
+        raise NotImplementedError
+
+    @property
+    def token(self) -> Token | None:
+        """Fencing token of the claim that it was fetched under."""
+        raise NotImplementedError
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Record):
+            return NotImplemented
+        return _fields(self) == _fields(other)
+
+    def __hash__(self) -> int:
+        return hash((self.topic, self.partition, self.offset))
+
+    def __reduce__(self) -> tuple[type["Record"], tuple[object, ...]]:
+        return PlainRecord, _fields(self)
+
+    def __repr__(self) -> str:
+        pairs = zip(PlainRecord.__struct_fields__, _fields(self), strict=True)
+        return f"Record({', '.join(f'{name}={value!r}' for name, value in pairs)})"
+
+
+class PlainRecord(Record, msgspec.Struct, frozen=True, gc=False):
+    """A record that holds all its fields; see ``Record`` for their meaning."""
 
     topic: str
     partition: int
@@ -133,6 +198,9 @@ class Record(msgspec.Struct, gc=False):
     headers: tuple[tuple[str, bytes], ...] = ()
     leader_epoch: int | None = None
     token: Token | None = None
+
+
+_fields = attrgetter(*PlainRecord.__struct_fields__)
 
 
 class DataReader(Protocol):
@@ -173,6 +241,15 @@ class DataReader(Protocol):
                 has an attribute ``partition`` (TopicPartition). Other
                 partitions are unaffected; seek before polling again.
             CoordinationError: A fault that passes; poll again.
+        """
+        ...
+
+    def ends(self) -> Mapping[TopicPartition, int]:
+        """Return the log ends that fetches told of, of assigned partitions.
+
+        An end is the next offset to be written; under ``read_committed`` it may
+        be the first of an open transaction. It is as old as the last fetch, and
+        a partition of which nothing was fetched yet is absent. Asks nobody.
         """
         ...
 

@@ -14,7 +14,7 @@ from kafka_marshal.kafka_io.settings import ConnectionSettings
 from kafka_marshal.kafka_io.topics import described
 from kafka_marshal.kafka_io.translate import Access
 from kafka_marshal.kafka_io.untyped import Untyped
-from kafka_marshal.ports import DataLog, LogRange, TopicInfo
+from kafka_marshal.ports import DataLog, DataReader, LogRange, TopicInfo
 from kafka_marshal.protocol.types import TopicPartition
 
 ISOLATION_LEVELS = ("read_uncommitted", "read_committed")
@@ -181,7 +181,7 @@ class KafkaDataLog(DataLog):
             timeout_ms=timeout_ms,
         )
 
-    def reader(self) -> KafkaDataReader:
+    def reader(self) -> DataReader:
         """Return a new reader with nothing assigned; it connects when polled."""
         return KafkaDataReader(
             self._settings,

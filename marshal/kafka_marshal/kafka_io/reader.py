@@ -13,13 +13,15 @@ from kafka import errors as kafka_errors
 from kafka_marshal.errors import InvalidTransition, PositionError
 from kafka_marshal.kafka_io.connecting import connected
 from kafka_marshal.kafka_io.lookups import forked
+from kafka_marshal.kafka_io.records import Records, kafka_records
 from kafka_marshal.kafka_io.settings import ConnectionSettings
 from kafka_marshal.kafka_io.translate import Access, translated
 from kafka_marshal.kafka_io.untyped import Untyped
 from kafka_marshal.ports import DataReader, Record
 from kafka_marshal.protocol.types import Token, TopicPartition
 
-FETCH_WAIT_MS = 500
+# New partitions wait for the fetch under way: a broker answers one by one.
+FETCH_WAIT_MS = 100
 REQUEST_TIMEOUT_MS = 10_000
 # kafka-python waits so long between two requests for metadata. A new consumer has just
 # made one, before it knew of any topic, and would stand idle: so it hurries at first.
@@ -188,10 +190,24 @@ class KafkaDataReader(DataReader):
         if self._hurries_until and (batches or time.monotonic() > self._hurries_until):
             self._hurries_until = 0.0
             self._back_off(BACKOFF_MS)
-        return {
-            self._ours[place]: self._converted(self._ours[place], records)
-            for place, records in batches.items()
+        found: dict[TopicPartition, Sequence[Record]] = {}
+        for place, records in batches.items():
+            partition = self._ours[place]
+            self._places[partition] = records[-1].offset + 1
+            found[partition] = Records(
+                records, token=self._tokens[partition], make=kafka_records
+            )
+        return found
+
+    def ends(self) -> Mapping[TopicPartition, int]:
+        """Return the log ends that fetches told of; see ``ports.DataReader``."""
+        self._require_usable()
+        if self._consumer is None:
+            return {}
+        told = {
+            ours: self._consumer.highwater(place) for place, ours in self._ours.items()
         }
+        return {ours: end for ours, end in told.items() if end is not None}
 
     def close(self, timeout_ms: int) -> None:
         """Let go of every resource. Idempotent."""
@@ -259,23 +275,6 @@ class KafkaDataReader(DataReader):
         fetcher = self._consumer._fetcher  # noqa: SLF001 - there is no other way in
         if not fetcher._next_partition_records:  # noqa: SLF001
             fetcher._next_partition_records = None  # noqa: SLF001
-
-    def _converted(
-        self, partition: TopicPartition, records: Sequence[Any]
-    ) -> list[Record]:
-        """Turn kafka-python's records into ours: the hot path, so it is terse."""
-        name, number = partition
-        token = self._tokens[partition]
-        converted = [
-            # By position: half the time that keywords take.
-            Record(name, number, offset, time_ms, time_type, key, value,
-                   tuple(headers) if headers else (), epoch if epoch >= 0 else None,
-                   token)
-            for (_, _, epoch, offset, time_ms, time_type, key, value, headers,
-                 _, _, _, _) in records
-        ]  # fmt: skip
-        self._places[partition] = converted[-1].offset + 1
-        return converted
 
     def _told(self, error: Exception) -> Exception:
         """Return our error for one of the consumer's, and keep the reader usable."""

@@ -101,14 +101,17 @@ class FakeDataReader(DataReader):
         self._places: dict[TopicPartition, int | None] = {}
         self._tokens: dict[TopicPartition, Token | None] = {}
         self._paused: set[TopicPartition] = set()
+        self._ends: dict[TopicPartition, int] = {}
         self._is_closed = False
 
     def assign(self, partitions: Sequence[TopicPartition]) -> None:
         """Make this the exact set of partitions; see ``ports.DataReader``."""
         self._require_open()
-        self._places = {each: self._places.get(each) for each in partitions}
-        self._tokens = {each: self._tokens.get(each) for each in partitions}
+        wanted = dict.fromkeys(partitions)
+        self._places = {each: self._places.get(each) for each in wanted}
+        self._tokens = {each: self._tokens.get(each) for each in wanted}
         self._paused &= self._places.keys()
+        self._ends = {each: end for each, end in self._ends.items() if each in wanted}
 
     def seek(
         self, partition: TopicPartition, offset: int, *, token: Token | None = None
@@ -148,6 +151,11 @@ class FakeDataReader(DataReader):
                 if found or not self._cluster.wait(deadline):
                     return found
 
+    def ends(self) -> Mapping[TopicPartition, int]:
+        """Return the log ends at the last fetches; see ``ports.DataReader``."""
+        self._require_open()
+        return dict(self._ends)
+
     def close(self, timeout_ms: int) -> None:
         """Let go. Idempotent."""
         del timeout_ms
@@ -184,6 +192,7 @@ class FakeDataReader(DataReader):
         place = self._places[partition]
         assert place is not None
         log = self._cluster.log(partition)
+        self._ends[partition] = log.end
         if not log.start <= place <= log.end:
             raise PositionError(
                 f"Position {place} of {partition} is outside its log, which has "

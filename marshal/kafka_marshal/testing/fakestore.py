@@ -6,7 +6,7 @@ from typing import Protocol
 
 import attrs
 
-from kafka_marshal.ports import Record
+from kafka_marshal.ports import PlainRecord, Record
 from kafka_marshal.protocol.types import LogEntry, Token, TopicPartition
 
 
@@ -71,7 +71,7 @@ class Stored:
 
     def record(self, place: TopicPartition, token: Token | None = None) -> Record:
         """Return it as a reader of a data topic sees it."""
-        return Record(
+        return PlainRecord(
             place.topic,
             place.partition,
             self.offset,

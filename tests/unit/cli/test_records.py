@@ -1,12 +1,13 @@
 """Records of data topics as JSON objects."""
 
-from kafka_marshal import Record, Token
+from kafka_marshal import Token
+from kafka_marshal.ports import PlainRecord
 from kafka_marshal_cli.records import record_object
 
 
 def record(offset=0, *, key=None, value=b"v"):
     token = Token(1, 0, 5)
-    return Record("t", 3, offset, 99, 0, key, value, token=token)
+    return PlainRecord("t", 3, offset, 99, 0, key, value, token=token)
 
 
 def test_a_record_as_json():

@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from kafka_marshal import ClaimLost, Event, Record, Token, TopicPartition
+from kafka_marshal import ClaimLost, Event, Token, TopicPartition
+from kafka_marshal.ports import PlainRecord
 from kafka_marshal.protocol.claiming import Ending
 from kafka_marshal_cli.commands import consume
 from kafka_marshal_cli.commands.consume import (
@@ -23,7 +24,7 @@ from kafka_marshal_cli.telling import LogFormat, Telling
 
 def record(offset=0, *, key=None, value=b"v"):
     token = Token(1, 0, 5)
-    return Record("t", 3, offset, 99, 0, key, value, token=token)
+    return PlainRecord("t", 3, offset, 99, 0, key, value, token=token)
 
 
 class FakeConsumer:

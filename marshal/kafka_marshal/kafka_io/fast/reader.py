@@ -1,0 +1,420 @@
+"""Fetching records of data partitions: ``ports.DataReader`` over librdkafka.
+
+librdkafka fetches ahead on its own threads, into one queue for all partitions. It
+may still hold records there of a place that was left; it drops them by itself
+where it is told of the new place by a seek, which is why every change of place
+begins with one.
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import groupby
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException, Message
+from confluent_kafka import TopicPartition as FastPartition
+
+from kafka_marshal.errors import (
+    CoordinationError,
+    InvalidTransition,
+    PositionError,
+)
+from kafka_marshal.kafka_io.fast.clients import Client, close_consumer, new_consumer
+from kafka_marshal.kafka_io.fast.records import fast_records
+from kafka_marshal.kafka_io.fast.translate import Access, translated
+from kafka_marshal.kafka_io.lookups import forked
+from kafka_marshal.kafka_io.reader import FETCH_WAIT_MS, REQUEST_TIMEOUT_MS
+from kafka_marshal.kafka_io.records import Records
+from kafka_marshal.kafka_io.settings import ConnectionSettings
+from kafka_marshal.kafka_io.untyped import Untyped
+from kafka_marshal.ports import DataReader, Record
+from kafka_marshal.protocol.types import Token, TopicPartition
+
+# What librdkafka may hold: one of these two is reached, and then what is under way
+# still comes. Its own default of 64 MB hides no more latency.
+QUEUE_KBYTES = 32_768
+QUEUE_RECORDS = 100_000
+# One answer of a broker. Several times as much, which is the default for several
+# partitions, costs a third more CPU time: its pages are new to the process each time.
+FETCH_BYTES = 1_048_576
+# Of a paused partition we hold about this much before librdkafka is told, which
+# would drop what it has fetched.
+KEPT_BYTES = FETCH_BYTES
+# The answer waits for the fetch under way.
+_RANGE_TIMEOUT_S = 0.5 + FETCH_WAIT_MS / 1000
+_UNKNOWN = -1
+
+# We are in no group, so we need not be allowed to see one.
+_NO_GROUP = KafkaError.GROUP_AUTHORIZATION_FAILED
+_CUT_OFF = KafkaError._LOG_TRUNCATION  # noqa: SLF001 - its public name
+_OUT_OF_PLACE = (
+    _CUT_OFF,
+    KafkaError._AUTO_OFFSET_RESET,  # noqa: SLF001
+    KafkaError.OFFSET_OUT_OF_RANGE,
+)
+
+
+class FastDataReader(DataReader):
+    """One librdkafka consumer with assigned partitions. One thread at a time.
+
+    Assignment, places and pauses are changed in its own account; ``poll`` brings
+    librdkafka in line first. The consumer is made by the first poll.
+    """
+
+    def __init__(
+        self,
+        settings: ConnectionSettings,
+        *,
+        isolation_level: str = "read_uncommitted",
+        client_rack: str = "",
+    ) -> None:
+        """Remember how to connect.
+
+        Args:
+            settings: Where the cluster is.
+            isolation_level: ``read_uncommitted`` or ``read_committed``.
+            client_rack: Rack of this process, to fetch from a near replica.
+        """
+        self._settings = settings
+        self._config = {
+            "isolation.level": isolation_level,
+            "client.rack": client_rack,
+            "check.crcs": True,
+            "fetch.wait.max.ms": FETCH_WAIT_MS,
+            "fetch.max.bytes": FETCH_BYTES,
+            "fetch.message.max.bytes": FETCH_BYTES,
+            "queued.max.messages.kbytes": QUEUE_KBYTES,
+            "queued.min.messages": QUEUE_RECORDS,
+            "socket.timeout.ms": REQUEST_TIMEOUT_MS,
+        }
+        self._pid = os.getpid()
+        self._client: Client | None = None
+        self._is_closed = False
+        # The next offset; None until the first seek.
+        self._places: dict[TopicPartition, int | None] = {}
+        self._tokens: dict[TopicPartition, Token | None] = {}
+        self._paused: set[TopicPartition] = set()
+        # Every topic there ever was: records of a lone one need not be asked.
+        self._topics: set[str] = set()
+        # What librdkafka knows: assigned, and paused there too.
+        self._active: set[TopicPartition] = set()
+        self._halted: set[TopicPartition] = set()
+        # Places that librdkafka must be told.
+        self._moved: set[TopicPartition] = set()
+        # Came while their partition was paused.
+        self._kept: dict[TopicPartition, list[Any]] = {}
+        # Faults that came beside records; nothing of these partitions is taken
+        # until they are told. None: of no partition.
+        self._reported: dict[TopicPartition | None, Any] = {}
+
+    def assign(self, partitions: Sequence[TopicPartition]) -> None:
+        """Make this the exact set of partitions; see ``ports.DataReader``."""
+        self._require_usable()
+        wanted = dict.fromkeys(partitions)
+        self._places = {each: self._places.get(each) for each in wanted}
+        self._tokens = {each: self._tokens.get(each) for each in wanted}
+        self._topics.update(each.topic for each in wanted)
+        self._paused &= wanted.keys()
+        self._moved &= wanted.keys()
+        for gone in self._kept.keys() - wanted.keys():
+            del self._kept[gone]
+        for unheard in self._reported.keys() - wanted.keys():
+            del self._reported[unheard]
+
+    def seek(
+        self, partition: TopicPartition, offset: int, *, token: Token | None = None
+    ) -> None:
+        """Continue at ``offset``; see ``ports.DataReader``."""
+        self._require_usable()
+        if partition not in self._places:
+            raise InvalidTransition(
+                f"Cannot seek in {partition}: it is not assigned. Assign it first."
+            )
+        if offset < 0:
+            raise InvalidTransition(f"Cannot seek to {offset} in {partition}.")
+        self._places[partition] = offset
+        self._tokens[partition] = token
+        self._moved.add(partition)
+        self._kept.pop(partition, None)
+        self._reported.pop(partition, None)
+
+    def pause(self, partitions: Sequence[TopicPartition]) -> None:
+        """Stop fetching these until resumed; positions and buffers are kept."""
+        self._require_usable()
+        self._paused.update(each for each in partitions if each in self._places)
+
+    def resume(self, partitions: Sequence[TopicPartition]) -> None:
+        """Undo ``pause``; unknown or running partitions are left alone."""
+        self._require_usable()
+        self._paused.difference_update(partitions)
+
+    def poll(
+        self, timeout_ms: int, max_records: int
+    ) -> Mapping[TopicPartition, Sequence[Record]]:
+        """Return up to ``max_records`` records; see ``ports.DataReader``."""
+        self._require_usable()
+        if None in self._places.values():
+            new = next(each for each, place in self._places.items() if place is None)
+            raise InvalidTransition(
+                f"Cannot poll: {new} is new and has no place. Seek first."
+            )
+        timeout_s = max(0, timeout_ms) / 1000
+        deadline = time.monotonic() + timeout_s
+        try:
+            self._settle()
+            if not self._places:
+                time.sleep(timeout_s)
+                return {}
+            return self._next(deadline, max(1, max_records))
+        except (KafkaException, RuntimeError) as error:
+            raise self._told(error) from error
+
+    def ends(self) -> Mapping[TopicPartition, int]:
+        """Return the log ends that fetches told of; see ``ports.DataReader``."""
+        self._require_usable()
+        found = {}
+        for partition in self._active & self._places.keys():
+            place = FastPartition(*partition)
+            with suppress(KafkaException):
+                _, end = self._handle().get_watermark_offsets(place, cached=True)
+                if end >= 0:
+                    found[partition] = end
+        return found
+
+    def close(self, timeout_ms: int) -> None:
+        """Let go of every resource. Idempotent."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._client is not None and os.getpid() == self._pid:
+            close_consumer(self._client).join(timeout=max(0, timeout_ms) / 1000)
+
+    # --- bringing librdkafka in line
+
+    def _handle(self) -> Untyped:
+        if self._client is None:
+            self._client = new_consumer(self._settings, self._config)
+        return self._client.handle
+
+    def _settle(self) -> None:
+        """Tell librdkafka what changed since the last poll: mostly nothing."""
+        if gone := self._active - self._places.keys():
+            self._withdraw(gone)
+        if resumed := self._halted - self._paused:
+            # Its own account of where it was need not be relied on.
+            self._moved |= resumed
+            self._handle().resume([FastPartition(*each) for each in resumed])
+            self._halted -= resumed
+        if self._moved:
+            moved = [each for each in self._moved if not self._sought(each)]
+            self._handle().incremental_assign([self._placed(each) for each in moved])
+            self._active.update(moved)
+            self._moved.clear()
+
+    def _placed(self, partition: TopicPartition) -> FastPartition:
+        offset = self._places[partition]
+        assert offset is not None
+        return FastPartition(partition.topic, partition.partition, offset)
+
+    def _sought(self, partition: TopicPartition) -> bool:
+        """Seek if librdkafka has the partition; return whether that was all."""
+        if partition not in self._active:
+            return False
+        try:
+            self._handle().seek(self._placed(partition))
+        except KafkaException:
+            # It has yet to start there, so nothing of it is in the queue.
+            self._withdraw({partition})
+            return False
+        return True
+
+    def _withdraw(self, partitions: set[TopicPartition]) -> None:
+        """Take partitions from librdkafka, and what it has fetched of them."""
+        handle = self._handle()
+        places = [FastPartition(*each, 0) for each in partitions]
+        for place in places:
+            # Only a seek drops at once what is in the queue. It is refused where
+            # nothing was fetched yet.
+            with suppress(KafkaException):
+                handle.seek(place)
+        handle.resume([FastPartition(*each) for each in self._halted & partitions])
+        handle.incremental_unassign(places)
+        self._active -= partitions
+        self._halted -= partitions
+
+    # --- reading
+
+    def _next(
+        self, deadline: float, most: int
+    ) -> Mapping[TopicPartition, Sequence[Record]]:
+        if self._reported:
+            self._raise_reported()
+        found = self._taken_up_again(most) if self._kept else {}
+        handle = self._handle()
+        while not found:
+            messages = handle.consume(most, 0)
+            left_s = deadline - time.monotonic()
+            if not messages and left_s > 0:
+                # A batch would wait until it is full; so one, and what came with it.
+                first = handle.poll(left_s)
+                if first is not None:
+                    messages = [first]
+                    if most > 1:
+                        messages += handle.consume(most - 1, 0)
+            found = self._sorted_out(messages)
+            if not found:
+                self._raise_reported()
+                if left_s <= 0:
+                    break
+        return found
+
+    def _taken_up_again(self, most: int) -> dict[TopicPartition, Sequence[Record]]:
+        """Take what was kept of partitions that are paused no more."""
+        found: dict[TopicPartition, Sequence[Record]] = {}
+        for partition in [each for each in self._kept if each not in self._paused]:
+            if most <= 0:
+                break
+            kept = self._kept.pop(partition)
+            if len(kept) > most:
+                self._kept[partition] = kept[most:]
+            found[partition] = self._records(partition, kept[:most])
+            most -= len(found[partition])
+        return found
+
+    def _sorted_out(
+        self, messages: list[Any]
+    ) -> dict[TopicPartition, Sequence[Record]]:
+        """Part messages by partition: the hot path, so single calls do it all."""
+        if self._reported or any(map(Message.error, messages)):
+            messages = self._without_errors(messages)
+        found: dict[TopicPartition, list[Any]] = {}
+        for topic, number, run in self._runs(messages):
+            partition = TopicPartition(topic, number)
+            place = self._places.get(partition)
+            if place is None:
+                continue
+            if run[0].offset() < place:
+                run = [each for each in run if each.offset() >= place]  # noqa: PLW2901
+            if partition in self._kept or partition in self._paused:
+                self._keep(partition, run)
+            elif partition in found:
+                found[partition] += run
+            elif run:
+                found[partition] = run
+            if run:
+                self._places[partition] = run[-1].offset() + 1
+        return {each: self._records(each, run) for each, run in found.items()}
+
+    def _records(self, partition: TopicPartition, messages: list[Any]) -> Records:
+        return Records(messages, token=self._tokens[partition], make=fast_records)
+
+    def _runs(self, messages: list[Any]) -> Iterator[tuple[str, int, list[Any]]]:
+        """Cut messages where the partition changes; they come in long runs."""
+        for number, numbered in _runs(messages, Message.partition):
+            if len(self._topics) == 1:
+                yield next(iter(self._topics)), number, numbered
+            else:
+                for topic, named in _runs(numbered, Message.topic):
+                    yield topic, number, named
+
+    def _keep(self, partition: TopicPartition, messages: list[Any]) -> None:
+        """Hold messages of a paused partition; beyond a bound librdkafka pauses too."""
+        kept = self._kept.setdefault(partition, [])
+        kept += messages
+        if sum(map(len, kept)) >= KEPT_BYTES or len(kept) >= QUEUE_RECORDS:
+            self._handle().pause([FastPartition(*partition)])
+            self._halted.add(partition)
+
+    # --- faults
+
+    def _without_errors(self, messages: list[Any]) -> list[Any]:
+        """Note errors, and drop what follows one in its partition.
+
+        librdkafka passes over what it cannot read and goes on behind it. We do
+        not: the partition is put back, and the error comes again.
+        """
+        sound = []
+        for message in messages:
+            topic, error = message.topic(), message.error()
+            partition = TopicPartition(topic or "", message.partition() or 0)
+            if error is None:
+                if partition not in self._reported:
+                    sound.append(message)
+            elif partition in self._places:
+                self._reported.setdefault(partition, error)
+            elif topic is None and error.code() != _NO_GROUP:
+                self._reported[None] = error
+        return sound
+
+    def _raise_reported(self) -> None:
+        """Raise what came beside records, or a refusal that no attempt will change."""
+        assert self._client is not None
+        if self._client.refusal is not None:
+            raise self._client.refusal
+        for partition in list(self._reported):
+            error = self._reported.pop(partition)
+            if partition is None:
+                raise KafkaException(error)
+            if error.code() in _OUT_OF_PLACE:
+                self._raise_outside(partition, is_cut_off=error.code() == _CUT_OFF)
+            self._moved.add(partition)
+            raise KafkaException(error)
+
+    def _raise_outside(self, partition: TopicPartition, *, is_cut_off: bool) -> None:
+        """Raise the error for a position outside its log, with the log's range."""
+        requested = self._places[partition]
+        assert requested is not None
+        start = end = _UNKNOWN
+        # What went wrong is told all the same, without the range.
+        with suppress(KafkaException):
+            start, end = self._handle().get_watermark_offsets(
+                FastPartition(*partition), timeout=_RANGE_TIMEOUT_S
+            )
+        if start <= requested <= end and not is_cut_off:
+            self._moved.add(partition)
+            raise CoordinationError(
+                f"Position {requested} of {partition} was outside its log and is "
+                "within it again. Poll again."
+            )
+        what = "was cut off by a truncation" if is_cut_off else "is outside its log"
+        raise PositionError(
+            f"Position {requested} of {partition} {what}, which has offsets {start} to "
+            f"{end}. Seek to an offset within it.",
+            partition=partition,
+            requested=requested,
+            log_start=start,
+            log_end=end,
+        )
+
+    def _told(self, error: Exception) -> Exception:
+        return translated(
+            error,
+            doing="Reading data partitions",
+            access=Access.READ,
+            addresses=self._settings.addresses,
+        )
+
+    def _require_usable(self) -> None:
+        if os.getpid() != self._pid:
+            raise forked("Reading data partitions")
+        if self._is_closed:
+            raise InvalidTransition("The reader is closed; open a new one.")
+
+
+def _runs(
+    messages: list[Any], what: Callable[[Any], Any]
+) -> Iterator[tuple[Any, list[Any]]]:
+    """Cut messages where what is looked at changes; one run is left as it is."""
+    if not messages:
+        return
+    marks = list(map(what, messages))
+    if marks.count(marks[0]) == len(marks):
+        yield marks[0], messages
+        return
+    start = 0
+    for mark, group in groupby(marks):
+        end = start + len(list(group))
+        yield mark, messages[start:end]
+        start = end
