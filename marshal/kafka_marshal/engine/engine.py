@@ -15,9 +15,10 @@ from kafka_marshal.errors import (
 )
 from kafka_marshal.protocol.records import Config
 from kafka_marshal.protocol.transition import ACCEPTED, Transition
-from kafka_marshal.protocol.types import LogEntry
+from kafka_marshal.protocol.types import Key, LogEntry
 
 from .agreement import agreed_config
+from .beats import INTERVALS_PER_H
 from .context import Context, Ports
 from .replica import Replica, check_halt
 from .session import Session
@@ -27,6 +28,9 @@ POLL_MS_MIN = 1
 BARRIER_MS_MAX = 10_000
 WAIT_SLICE_MS = 50
 CATCH_UP_MS_MAX = 1_000
+
+# What owners do all the time, and what changes no owner.
+ROUTINE = frozenset({"renewed", "position_only", "granted"})
 
 
 @attrs.define(eq=False)
@@ -61,6 +65,8 @@ class Engine:
         self._cluster_id = cluster_id
         self._barrier: dict[int, int] | None = None
         self._catch_ups: list[_CatchUp] = []
+        self._named: set[Key] = set()
+        self._audit_at_ms = 0
         self._sessions: dict[bytes, Session] = {}
         self._by_group: dict[str, list[Session]] = {}
 
@@ -174,11 +180,19 @@ class Engine:
         """Stop everything if a claim is in use that the fold does not give us.
 
         Cannot happen while the ladders do what they should; if it does, going
-        on could make two processes work on one partition.
+        on could make two processes work on one partition. Only what the log has
+        named since the last round can have changed; all is looked at each H/3.
         """
+        named, self._named = self._named, set()
+        is_due = now_ms >= self._audit_at_ms
+        if is_due:
+            interval_ms = self.context.heartbeat_interval_ms
+            self._audit_at_ms = now_ms + interval_ms // INTERVALS_PER_H
         for session in self._sessions.values():
             owner = session.claimant.owner
-            for key, holding in session.holdings.items():
+            holdings = session.holdings
+            for key in holdings if is_due else named & holdings.keys():
+                holding = holdings[key]
                 if not holding.claim.is_valid(now_ms):
                     continue
                 known = self.context.replica_of(key).world.keys.get(key)
@@ -207,6 +221,11 @@ class Engine:
     def _route(self, transitions: tuple[Transition, ...], now_ms: int) -> None:
         first = transitions[0]
         record = first.record
+        self._named.update(
+            transition.key
+            for transition in transitions
+            if transition.effect not in ROUTINE and transition.key is not None
+        )
         if isinstance(record, Config) and first.outcome == ACCEPTED:
             self._reload_config()
         if record is None or isinstance(record, Config):

@@ -205,7 +205,8 @@ class Claim:
     @property
     def is_owned(self) -> bool:
         """Whether the log says that the key is ours, as far as we have read."""
-        return self.phase in {Phase.STARTING, Phase.HELD}
+        phase = self.phase  # asked of every holding in every round
+        return phase is Phase.HELD or phase is Phase.STARTING
 
     @property
     def is_under_way(self) -> bool:

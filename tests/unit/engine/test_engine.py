@@ -3,6 +3,7 @@
 import msgspec
 import pytest
 from enginekit import KEY, H, Stepping, held_by, of, owning, wish, world, write
+from logkit import claim
 
 from kafka_marshal.errors import (
     CoordinationError,
@@ -286,6 +287,20 @@ def test_a_claim_in_use_that_the_log_does_not_give_us_stops_all(cluster):
     node = owning(cluster)
     known = node.engine.context.replicas[0].world.keys[KEY]
     known.owner = Owner("b", b"b" * 16)
+    node.step()
+    assert node.held  # nothing has named the key since
+    write(cluster, claim("c"))
+    node.step()
+    assert isinstance(node.engine.failure, InvalidTransition)
+    assert "is in use under epoch" in str(node.engine.failure)
+    assert not node.held
+
+
+def test_all_claims_are_held_against_the_log_now_and_then(cluster):
+    node = owning(cluster)
+    known = node.engine.context.replicas[0].world.keys[KEY]
+    known.owner = Owner("b", b"b" * 16)
+    cluster.clock.advance(H // 3)
     node.step()
     assert isinstance(node.engine.failure, InvalidTransition)
     assert not node.held
