@@ -7,6 +7,7 @@ partitions of this process's own clients, never from what others write.
 """
 
 import os
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -313,12 +314,12 @@ def _key_figures(engine: Engine, session: Session, key: Key) -> _KeyFigures:
         return _KeyFigures(None, None, None, None, None, None, None, tally)
     tally = tally.plus(holding.tally)
     state = _state_of(holding)
-    if not holding.claim.is_owned:
+    row = engine.context.replica_of(key).world.keys.get(key)
+    if row is None or not holding.claim.is_owned:
         return _KeyFigures(state, None, None, None, None, None, None, tally)
     context, claim = engine.context, holding.claim
     now_ms = context.now_ms
     replica = context.replica_of(key)
-    row = replica.world.keys[key]
     end, position = session.end_of(key), row.next_unclaimed()
     group_lag = None
     if end is not None and position is not None:
@@ -423,6 +424,7 @@ class _Ends:
     """
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()  # scrapes may come at the same time
         self._call: Pending[Mapping[TopicPartition, LogRange]] | None = None
         self._known: Mapping[TopicPartition, LogRange] = {}
         self._due_ms = 0
@@ -430,16 +432,17 @@ class _Ends:
     def look(self, client: Client) -> Mapping[TopicPartition, LogRange]:
         """Return what is known, and ask anew where that is due."""
         context = client.engine.context
-        self._take()
-        now_ms = context.now_ms
-        if self._call is None and now_ms >= self._due_ms:
-            self._due_ms = now_ms + LOOK_EVERY_MS
-            topic = client.coordination_topic
-            places = [TopicPartition(topic, t) for t in context.replicas]
-            ask = partial(context.ports.data.ranges, places, LOOK_MS_MAX)
-            self._call = context.ports.background.submit(ask)
+        with self._lock:
             self._take()
-        return self._known
+            now_ms = context.now_ms
+            if self._call is None and now_ms >= self._due_ms:
+                self._due_ms = now_ms + LOOK_EVERY_MS
+                topic = client.coordination_topic
+                places = [TopicPartition(topic, t) for t in context.replicas]
+                ask = partial(context.ports.data.ranges, places, LOOK_MS_MAX)
+                self._call = context.ports.background.submit(ask)
+                self._take()
+            return self._known
 
     def _take(self) -> None:
         if self._call is not None and self._call.done():

@@ -1,7 +1,10 @@
 """What is counted on the way: every figure has something that moves it."""
 
+from contextlib import suppress
+
 import pytest
 from enginekit import (
+    ALO,
     AMO,
     KEY,
     H,
@@ -13,7 +16,10 @@ from enginekit import (
     wish,
     world,
 )
+from hypothesis import given
+from hypothesis import strategies as st
 
+from kafka_marshal.engine import Holding, StartRule
 from kafka_marshal.engine.meters import (
     ENTRIES_MAX,
     OTHER,
@@ -22,8 +28,10 @@ from kafka_marshal.engine.meters import (
     SessionMeters,
     Tally,
 )
-from kafka_marshal.protocol.claiming import Ending
-from kafka_marshal.protocol.types import Key
+from kafka_marshal.errors import InvalidTransition
+from kafka_marshal.protocol.claiming import Claim, Claimant, Ending
+from kafka_marshal.protocol.delivery import AtLeastOnce
+from kafka_marshal.protocol.types import Key, Owner
 from kafka_marshal.testing.fakestore import AppendFate
 
 
@@ -165,6 +173,49 @@ def test_records_are_handed_out_and_committed(cluster):
     assert holding.tally == Tally(4, 3)
     node.consumer.close(timeout_ms=0)
     assert node.session.meters.tallies == {KEY: Tally(4, 3)}
+
+
+ACTS = st.lists(
+    st.tuples(
+        st.sampled_from(["hand", "commit", "all", "forget", "end"]), st.integers(1, 9)
+    ),
+    max_size=30,
+)
+
+
+@given(ACTS)
+def test_totals_are_what_was_done_and_never_fall(acts):
+    """Whatever is done in whatever order, as Prometheus wants it of counters."""
+    meters, end, handed, committed = SessionMeters(), 0, 0, 0
+    holding = fresh_holding()
+    for act, number in acts:
+        in_hand = holding.in_hand_count
+        if act == "hand":
+            holding.progress.hand_out(end + 1, end + number)
+            holding.handed_count += number
+            handed += number
+            end += number + 1  # a hole: no record has that offset
+        elif act in {"commit", "all"}:
+            with suppress(InvalidTransition):
+                if act == "all":
+                    holding.progress.commit_all()
+                else:
+                    holding.progress.commit(number, number)
+            committed += in_hand - holding.in_hand_count
+        elif act == "forget":
+            holding.forget_hands(holding.progress)
+        else:
+            meters.claim_ended(KEY, Ending("closed"), tally=holding.tally)
+            holding = fresh_holding()
+        now = meters.tallies.get(KEY, Tally()).plus(holding.tally)
+        assert now == Tally(handed, committed)
+
+
+def fresh_holding():
+    claim = Claim(Claimant(Owner("a", b"i" * 16), "g", master=b"m" * 32), KEY)
+    holding = Holding(claim, ALO, StartRule())
+    holding.progress = AtLeastOnce(0)
+    return holding
 
 
 def test_records_in_the_hands_of_a_closed_consumer_stay_uncommitted(cluster):
