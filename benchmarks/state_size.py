@@ -1,0 +1,108 @@
+"""What one key takes in the memory of a process that follows the log.
+
+A world is folded from claims and beats, and Python is asked how much more it holds
+than before, per key. Told for keys without and with all that a key can have, and for
+a digest that was asked for (which keeps a hash of each key).
+"""
+
+import gc
+import tracemalloc
+from collections.abc import Iterator, Sequence
+
+from support import arguments, at_most, document, figure, say, tell
+
+from kafka_marshal.protocol.codec import encode
+from kafka_marshal.protocol.rationalizer import apply
+from kafka_marshal.protocol.records import (
+    LIMIT_DEFAULTS,
+    ClaimingMessages,
+    ClaimingPartition,
+    Config,
+    Heartbeat,
+    Limits,
+    Record,
+)
+from kafka_marshal.protocol.snapshot import digest
+from kafka_marshal.protocol.state import WorldState
+from kafka_marshal.protocol.types import LogEntry, TimestampType
+
+H_MS = 60_000
+KEYS_PER_CLIENT = 100
+GROUP = "payments-enrichment"
+TOPIC = "eu-west-1.payments.transactions"
+START_MS = 1_700_000_000_000
+KIB = 1_024
+
+
+def records(keys: int, *, is_amo: bool) -> Iterator[Record]:
+    """Yield claims of a fleet, a beat of each, and grants where asked for."""
+    limits = dict.fromkeys(LIMIT_DEFAULTS) | {"keys": 2 * keys}
+    yield Config(1, bytes(16), 1, "cluster", H_MS, 1, 1, Limits(**limits))
+    for partition in range(keys):
+        client = partition // KEYS_PER_CLIENT
+        name, incarnation = f"worker-{client:05}", client.to_bytes(16, "big")
+        who = (name, GROUP, incarnation, partition)
+        where = (TOPIC, partition)
+        secret = partition.to_bytes(32, "big")
+        topic_id = b"\1" * 16
+        epoch = 1 + partition * (3 if is_amo else 2)
+        position = 5_000_000_000 + partition
+        yield ClaimingPartition(*who, 1, *where, topic_id, secret, None, None)
+        yield Heartbeat(*who, *where, epoch, position, rewind=False)
+        if is_amo:
+            last = position + 499
+            yield ClaimingMessages(*who, *where, epoch, incarnation, position, last)
+
+
+def folded(entries: Sequence[bytes], *, has_digest: bool) -> WorldState:
+    """Fold encoded records, ten milliseconds apart."""
+    state = WorldState(0)
+    kind = int(TimestampType.LOG_APPEND_TIME)
+    for offset, value in enumerate(entries):
+        apply(state, LogEntry(offset, 0, START_MS + offset, kind, value))
+    state.dirty.clear()  # as after any digest, which counts on its own below
+    if has_digest:
+        state.dirty.update(dict.fromkeys(state.keys))
+        digest(state)
+    return state
+
+
+def bytes_per_key(keys: int, *, is_amo: bool, has_digest: bool) -> float:
+    """Return what the process holds more per key, once the world is folded."""
+    entries = [encode(record) for record in records(keys, is_amo=is_amo)]
+    gc.collect()
+    tracemalloc.start()
+    before, _ = tracemalloc.get_traced_memory()
+    state = folded(entries, has_digest=has_digest)
+    gc.collect()
+    after, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(state.keys) == keys
+    known = next(iter(state.keys.values()))
+    assert (known.granted is not None) == is_amo
+    return (after - before) / keys
+
+
+def main() -> None:
+    """Run the benchmark and print its document."""
+    options = arguments(__doc__ or "").parse_args()
+    sizes = (1_000, 3_000) if options.quick else (10_000, 30_000, 100_000)
+    kinds = {
+        "state per key": {"is_amo": False, "has_digest": False},
+        "state per key, at most once": {"is_amo": True, "has_digest": False},
+        "state per key, with digest": {"is_amo": False, "has_digest": True},
+    }
+    figures = []
+    for name, kind in kinds.items():
+        say(name)
+        taken = [bytes_per_key(keys, **kind) for keys in sizes]
+        figures.append(figure(name, "bytes", taken, target=at_most(KIB)))
+    settings = {"keys": sizes, "keys_per_client": KEYS_PER_CLIENT}
+    tell(
+        document("state_size", figures, settings=settings, is_quick=options.quick),
+        options.out,
+    )
+
+
+if __name__ == "__main__":
+    main()
