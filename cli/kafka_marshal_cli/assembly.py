@@ -5,12 +5,14 @@ from typing import Annotated
 import typer
 
 from kafka_marshal import __version__
+from kafka_marshal_cli.chosen import RootConfig, RootProfile
 from kafka_marshal_cli.commands import (
     amo,
     broker,
     claims,
     clients,
     cluster,
+    config,
     consume,
     demo,
     doctor,
@@ -21,9 +23,9 @@ from kafka_marshal_cli.commands import (
 from kafka_marshal_cli.exits import MEANINGS
 
 ENVIRONMENT = (
-    "Data goes to stdout, words for people to stderr. Options win over "
-    "MARSHAL_BOOTSTRAP_SERVER, MARSHAL_COORDINATION_TOPIC, MARSHAL_OUTPUT and "
-    "MARSHAL_STATE_DIR in the environment."
+    "Data goes to stdout, words for people to stderr. Options win over the "
+    "environment (MARSHAL_BOOTSTRAP_SERVER and so on), that over a profile in a TOML "
+    "file; `marshal config show --origin` tells what came from where."
 )
 
 app = typer.Typer(
@@ -61,9 +63,11 @@ def root(
             help="Show the version and exit.",
         ),
     ] = False,
+    config: RootConfig = None,
+    profile: RootProfile = None,
 ) -> None:
     """Share Kafka topics among processes by claims kept in a topic."""
-    del version
+    del version, config, profile
 
 
 for name, noun in {
@@ -73,6 +77,7 @@ for name, noun in {
     "clients": clients,
     "amo": amo,
     "cluster": cluster,
+    "config": config,
     "log": log,
     "broker": broker,
 }.items():

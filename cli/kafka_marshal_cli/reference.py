@@ -46,6 +46,7 @@ Each command says which of these it takes.
 Node = Any  # a command or parameter: the classes are typer's own secret
 # Options that many commands take, told once; the name of a typer parameter.
 SHARED = (
+    *("config", "profile"),
     *("bootstrap_server", "coordination_topic", "command_property", "command_config"),
     *("timeout", "output"),
 )

@@ -22,7 +22,8 @@ import typer
 
 from kafka_marshal import Admin, ConfigurationError, World, WorldWatch
 from kafka_marshal.views import LogScan
-from kafka_marshal_cli import parsing, render
+from kafka_marshal_cli import parsing, profiles, render
+from kafka_marshal_cli.chosen import Chosen, Config, ProfileName
 from kafka_marshal_cli.exits import ExitCode, exit_code, message
 
 TIMEOUT_MS_DEFAULT = 30_000
@@ -73,6 +74,7 @@ CommandConfig = Annotated[
     Path | None,
     typer.Option(
         "--command-config",
+        envvar="MARSHAL_COMMAND_CONFIG",
         metavar="FILE",
         help="Properties file with such options.",
         rich_help_panel=CONNECTION_PANEL,
@@ -92,6 +94,7 @@ Timeout = Annotated[
     str | None,
     typer.Option(
         "--timeout",
+        envvar="MARSHAL_TIMEOUT",
         metavar="MS",
         help="When to give up, in ms or like 10s. By default 30 s.",
         rich_help_panel=CONNECTION_PANEL,
@@ -230,6 +233,8 @@ def terminal(stream: TextIO) -> tuple[int | None, bool]:
 
 
 _CONNECTION = {
+    "config": (Config, None),
+    "profile": (ProfileName, None),
     "bootstrap_server": (BootstrapServer, "localhost:9092"),
     "coordination_topic": (CoordinationTopic, "__marshal"),
     "command_property": (CommandProperty, None),
@@ -329,15 +334,14 @@ def call_of(given: Mapping[str, Any]) -> Call:
     Raises:
         ConfigurationError: An option cannot be understood.
     """
-    config = given.get("command_config")
-    options = {} if config is None else parsing.properties(config)
+    chosen: Chosen | None = given.get("profile")
+    if chosen is not None and chosen.profile.warning is not None:
+        tell(f"warning: {chosen.profile.warning}")
+    options = {n: value.resolved(n) for n, value in options_of(given).items()}
     servers = given.get("bootstrap_server", "localhost:9092")
     named = options.pop("bootstrap.servers", None)
     if named is not None and servers == "localhost:9092":
         servers = named
-    options |= parsing.pairs(
-        "-C/--command-property", given.get("command_property") or ()
-    )
     timeout = given.get("timeout")
     timeout_ms = TIMEOUT_MS_DEFAULT
     if timeout is not None:
@@ -349,11 +353,37 @@ def call_of(given: Mapping[str, Any]) -> Call:
         coordination_topic=given.get("coordination_topic", "__marshal"),
         options=options,
         timeout_ms=timeout_ms,
-        is_timeout_given=timeout is not None,
+        # One that stands in a profile is no word on how long to wait for others.
+        is_timeout_given=timeout is not None
+        and (chosen is None or chosen.is_given("timeout")),
         output=given.get("output", Output.TABLE),
         is_debug=bool(given.get("debug")),
         transport=given.get("transport", "auto"),
     )
+
+
+def options_of(given: Mapping[str, Any]) -> dict[str, profiles.Value]:
+    """Return security and connection options with where each came from.
+
+    The command line wins over the properties file, and that over the profile.
+
+    Raises:
+        ConfigurationError: One of them cannot be understood.
+    """
+    options: dict[str, profiles.Value] = {}
+    chosen: Chosen | None = given.get("profile")
+    if chosen is not None:
+        options |= chosen.profile.options
+    config = given.get("command_config")
+    if config is not None:
+        origin = f"--command-config {config}"
+        found = parsing.properties(config)
+        options |= {name: profiles.Value(text, origin) for name, text in found.items()}
+    line = parsing.pairs("-C/--command-property", given.get("command_property") or ())
+    return options | {
+        name: profiles.Value(text, "option --command-property")
+        for name, text in line.items()
+    }
 
 
 def guard(body: Callable[[], None], *, is_debug: bool = False) -> None:

@@ -277,7 +277,10 @@ def watch(
         typer.Option(metavar="MS", help="End after so long without a change."),
     ] = None,
     open_timeout: Annotated[
-        str, typer.Option(metavar="MS", help="When to give up connecting.")
+        str,
+        typer.Option(
+            metavar="MS", envvar="MARSHAL_TIMEOUT", help="When to give up connecting."
+        ),
     ] = "30s",
     only_changes: Annotated[
         bool,

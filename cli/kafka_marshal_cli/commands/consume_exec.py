@@ -54,7 +54,10 @@ class Asked:
         )
 
 
-def _option(name: str, help_: str, *, metavar: str | None = None) -> Any:  # noqa: ANN401
+Option = Any  # what typer.Option returns has no public name
+
+
+def _option(name: str, help_: str, *, metavar: str | None = None) -> Option:
     return typer.Option(name, metavar=metavar, help=help_, rich_help_panel=PANEL)
 
 

@@ -271,61 +271,74 @@ def start_of(text: str | None, last: int | None) -> tuple[int, int | None]:
             )
 
 
+Partition = Annotated[
+    int | None,
+    typer.Option(metavar="T", min=0, help="This coordinating partition only."),
+]
+From = Annotated[
+    str | None,
+    typer.Option(
+        "--from",
+        metavar="start|end|OFFSET",
+        help="Where to begin, in each partition.",
+    ),
+]
+Last = Annotated[
+    int | None,
+    typer.Option(
+        "-n",
+        "--last",
+        min=0,
+        metavar="N",
+        help="Begin with the last N that stand there; by default "
+        f"{LAST_DEFAULT}, or all after --from.",
+    ),
+]
+OfGroup = Annotated[
+    str | None, typer.Option(metavar="GROUP", help="Of this group only.")
+]
+OfTypes = Annotated[
+    str | None,
+    typer.Option(
+        "--type",
+        metavar="TYPE,...",
+        help=f"Of these types only: {', '.join(TYPES)}.",
+    ),
+]
+Follow = Annotated[bool, typer.Option("-f", "--follow", help="Go on with what comes.")]
+TextOrJson = Annotated[
+    TailOutput, typer.Option("-o", "--output", help="Lines for people, or JSON.")
+]
+WithTransitions = Annotated[
+    bool,
+    typer.Option("--transitions", help="In JSON, too, tell what each entry did."),
+]
+IdleTimeout = Annotated[
+    str | None,
+    typer.Option(metavar="MS", help="Follow until nothing came for so long."),
+]
+OpenTimeout = Annotated[
+    str,
+    typer.Option(
+        metavar="MS", envvar="MARSHAL_TIMEOUT", help="When to give up connecting."
+    ),
+]
+
+
 @command(waits=False, answers=False)
 def tail(
     call: Call,
     *,
-    partition: Annotated[
-        int | None,
-        typer.Option(metavar="T", min=0, help="This coordinating partition only."),
-    ] = None,
-    from_: Annotated[
-        str | None,
-        typer.Option(
-            "--from",
-            metavar="start|end|OFFSET",
-            help="Where to begin, in each partition.",
-        ),
-    ] = None,
-    last: Annotated[
-        int | None,
-        typer.Option(
-            "-n",
-            "--last",
-            min=0,
-            metavar="N",
-            help="Begin with the last N that stand there; by default "
-            f"{LAST_DEFAULT}, or all after --from.",
-        ),
-    ] = None,
-    group: Annotated[
-        str | None, typer.Option(metavar="GROUP", help="Of this group only.")
-    ] = None,
-    type_: Annotated[
-        str | None,
-        typer.Option(
-            "--type",
-            metavar="TYPE,...",
-            help=f"Of these types only: {', '.join(TYPES)}.",
-        ),
-    ] = None,
-    follow: Annotated[
-        bool, typer.Option("-f", "--follow", help="Go on with what comes.")
-    ] = False,
-    output: Annotated[
-        TailOutput, typer.Option("-o", "--output", help="Lines for people, or JSON.")
-    ] = TailOutput.TEXT,
-    transitions: Annotated[
-        bool,
-        typer.Option("--transitions", help="In JSON, too, tell what each entry did."),
-    ] = False,
-    timeout: Annotated[
-        str | None,
-        typer.Option(metavar="MS", help="Follow until nothing came for so long."),
-    ] = None,
-    open_timeout: Annotated[
-        str, typer.Option(metavar="MS", help="When to give up connecting.")
-    ] = "30s",
+    partition: Partition = None,
+    from_: From = None,
+    last: Last = None,
+    group: OfGroup = None,
+    type_: OfTypes = None,
+    follow: Follow = False,
+    output: TextOrJson = TailOutput.TEXT,
+    transitions: WithTransitions = False,
+    timeout: IdleTimeout = None,
+    open_timeout: OpenTimeout = "30s",
 ) -> None:
     """Show the last entries of the log and what the fold made of each.
 

@@ -12,15 +12,19 @@ from kafka_marshal_cli.assembly import app
 from kafka_marshal_cli.exits import ExitCode
 
 COMMANDS = {
+    "amo losses",
     "broker run",
     "claims list",
     "claims watch",
     "claims who",
     "clients list",
     "cluster id",
+    "config path",
+    "config show",
     "consume",
     "demo",
     "doctor",
+    "groups adopt",
     "groups describe",
     "groups list",
     "groups release",

@@ -6,7 +6,8 @@ import sys
 import attrs
 import pytest
 
-from kafka_marshal import ClaimLost, Record, Token, TopicPartition
+from kafka_marshal import ClaimLost, Token, TopicPartition
+from kafka_marshal.ports import PlainRecord
 from kafka_marshal_cli import exec_pipe
 from kafka_marshal_cli.exec_pipe import (
     KEY_BYTES_MAX,
@@ -27,7 +28,7 @@ P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)
 
 
 def record(offset=0, *, place=P0, key=b"k", value=b"v"):
-    return Record(*place, offset, 99, 0, key, value, token=TOKEN)
+    return PlainRecord(*place, offset, 99, 0, key, value, token=TOKEN)
 
 
 class FakeConsumer:

@@ -1,0 +1,293 @@
+"""Profiles: settings of the command in a TOML file, by name.
+
+What wins: an option on the command line, then the environment, then the profile,
+then the file's ``[default]``, then what is built in. Each setting is tied to its
+options by the name of its environment variable, so that an option of another
+meaning and the same spelling is left alone.
+"""
+
+import difflib
+import os
+import stat
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from kafka_marshal import ConfigurationError
+
+FILE_BYTES_MAX = 1_000_000
+_TOP = ("profile", "default", "profiles")
+_SECRET_WORDS = ("password", "secret", "passphrase", "jaas", "key.pem", "key_pem")
+OTHERS_MAY_READ = stat.S_IRGRP | stat.S_IROTH
+
+
+@attrs.frozen
+class Setting:
+    """One setting: how it is called where.
+
+    Attributes:
+        key: In the file, and as an option behind ``--``.
+        envvar: In the environment.
+        default: What is built in, for people; empty for nothing.
+    """
+
+    key: str
+    envvar: str
+    default: str = ""
+
+
+SETTINGS = (
+    Setting("bootstrap-server", "MARSHAL_BOOTSTRAP_SERVER", "localhost:9092"),
+    Setting("coordination-topic", "MARSHAL_COORDINATION_TOPIC", "__marshal"),
+    Setting("transport", "MARSHAL_TRANSPORT", "auto"),
+    Setting("command-config", "MARSHAL_COMMAND_CONFIG"),
+    Setting("timeout", "MARSHAL_TIMEOUT", "30s"),
+    Setting("output", "MARSHAL_OUTPUT", "table"),
+    Setting("group", "MARSHAL_GROUP"),
+    Setting("client-id", "MARSHAL_CLIENT_ID"),
+    Setting("state-dir", "MARSHAL_STATE_DIR"),
+)
+KEYS = tuple(setting.key for setting in SETTINGS)
+
+
+@attrs.frozen
+class Value:
+    """A value and where it came from.
+
+    Attributes:
+        text: The value itself; for a reference, what it leads to.
+        origin: Where it stands, for people.
+        kind: ``env`` or ``file`` for a reference, empty for the value itself.
+    """
+
+    text: str
+    origin: str
+    kind: str = ""
+
+    def resolved(self, name: str) -> str:
+        """Return the value, read from where it leads to.
+
+        Raises:
+            ConfigurationError: There is nothing.
+        """
+        if self.kind == "env":
+            found = os.environ.get(self.text)
+            if found is None:
+                raise ConfigurationError(
+                    f"{name} is to come from the environment variable {self.text}, "
+                    f"which is not set ({self.origin})",
+                    setting=name,
+                )
+            return found
+        if self.kind == "file":
+            try:
+                return Path(self.text).read_text(encoding="utf-8").rstrip("\r\n")
+            except (OSError, UnicodeDecodeError) as error:
+                raise ConfigurationError(
+                    f"{name} is to come from the file {self.text!r}, which cannot be "
+                    f"read: {error} ({self.origin})",
+                    setting=name,
+                ) from error
+        return self.text
+
+
+@attrs.frozen
+class Profile:
+    """What a file says for one profile.
+
+    Attributes:
+        path: The file; where there is none, where it would be.
+        name: The profile, None for the file's ``[default]`` alone.
+        names: All profiles of the file.
+        settings: Key to value.
+        options: Security and connection options.
+        warning: What is unsafe about the file.
+    """
+
+    path: Path
+    name: str | None = None
+    names: tuple[str, ...] = ()
+    settings: Mapping[str, Value] = attrs.field(factory=dict)
+    options: Mapping[str, Value] = attrs.field(factory=dict)
+    warning: str | None = None
+
+
+def is_secret(name: str) -> bool:
+    """Return whether an option's value is not for other eyes."""
+    lower = name.lower()
+    is_place = lower.endswith((".location", "_file"))
+    return not is_place and any(word in lower for word in _SECRET_WORDS)
+
+
+def config_path(given: str | None) -> tuple[Path, bool]:
+    """Return which file counts, and whether somebody asked for it.
+
+    Args:
+        given: What ``--config`` says.
+    """
+    named = given or os.environ.get("MARSHAL_CONFIG")
+    if named:
+        return Path(named).expanduser(), True
+    base = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
+    return Path(base).expanduser() / "kafka-marshal" / "config.toml", False
+
+
+def load(file: str | None, name: str | None) -> Profile:
+    """Read the profile that is asked for, or the one that the file chooses.
+
+    Args:
+        file: What ``--config`` says.
+        name: What ``--profile`` says.
+
+    Raises:
+        ConfigurationError: The file cannot be read, has a key that means nothing,
+            or has no such profile.
+    """
+    path, is_asked = config_path(file)
+    name = name or os.environ.get("MARSHAL_PROFILE") or None
+    if not is_asked and not path.exists():
+        if name is None:
+            return Profile(path)
+        raise ConfigurationError(
+            f"there is no profile {name!r}: there is no file {str(path)!r}",
+            setting="--profile",
+        )
+    document, mode = _read(path)
+    _check(document, _TOP, f"{path}")
+    profiles = _table(document.get("profiles", {}), f"{path} [profiles]")
+    name = name or _string(document.get("profile"), f"{path}: profile")
+    sections = [("default", document.get("default", {}))]
+    if name is not None:
+        if name not in profiles:
+            raise ConfigurationError(
+                f"there is no profile {name!r} in {str(path)!r}; "
+                f"{_nearest(name, profiles)}",
+                setting="--profile",
+            )
+        sections.append((f"profiles.{name}", profiles[name]))
+    settings: dict[str, Value] = {}
+    options: dict[str, Value] = {}
+    for title, section in sections:
+        place = f"{path} [{title}]"
+        values = _table(section, place)
+        _check(values, (*KEYS, "options"), place)
+        for key, value in values.items():
+            if key == "options":
+                options |= _options(_table(value, f"{place} options"), place, path)
+            else:
+                plain = key.replace("_", "-")
+                settings[plain] = Value(_scalar(value, f"{place}: {key}"), place)
+    warning = None
+    if mode & OTHERS_MAY_READ:
+        open_ = [n for n, v in options.items() if is_secret(n) and not v.kind]
+        if open_:
+            warning = (
+                f"{path} has {open_[0]} in plain text and others may read the file; "
+                f'run: chmod 600 {path}, or write {{ env = "NAME" }}'
+            )
+    return Profile(path, name, tuple(profiles), settings, options, warning)
+
+
+def _read(path: Path) -> tuple[dict[str, Any], int]:
+    try:
+        with path.open("rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            text = file.read(FILE_BYTES_MAX + 1)
+        if len(text) > FILE_BYTES_MAX:
+            raise ConfigurationError(
+                f"{str(path)!r} is longer than {FILE_BYTES_MAX} bytes",
+                setting="--config",
+            )
+        return tomllib.loads(text.decode()), mode
+    except OSError as error:
+        raise ConfigurationError(
+            f"--config {str(path)!r} cannot be read: {error}", setting="--config"
+        ) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigurationError(
+            f"--config {str(path)!r} is not TOML: {error}", setting="--config"
+        ) from error
+
+
+def _check(found: Mapping[str, Any], known: Iterable[str], place: str) -> None:
+    names = tuple(known)
+    for key in found:
+        if key.replace("_", "-") not in names:
+            raise ConfigurationError(
+                f"{place}: {key!r} means nothing; {_nearest(key, names)}",
+                setting=key,
+            )
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, 1)
+    there_are = f"there are {', '.join(names)}" if names else "there are none"
+    return f"did you mean {near[0]!r}? {there_are}" if near else there_are
+
+
+def _table(value: object, place: str) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise ConfigurationError(f"{place} must be a table", setting="--config")
+    return value
+
+
+def _string(value: object, place: str) -> str | None:
+    if value is not None and not isinstance(value, str):
+        raise ConfigurationError(f"{place} must be a string", setting="--config")
+    return value
+
+
+def _scalar(value: object, place: str) -> str:
+    match value:
+        case bool():
+            return "true" if value else "false"
+        case str() | int() | float():
+            return str(value)
+        case list() if all(isinstance(each, str) for each in value):
+            return ",".join(value)
+        case _:
+            raise ConfigurationError(
+                f"{place} must be a string, a number, true, false or a list of strings",
+                setting="--config",
+            )
+
+
+def _options(
+    table: Mapping[str, Any], place: str, path: Path, *, before: str = ""
+) -> dict[str, Value]:
+    """Return options; ``security.protocol`` may be quoted or a table in a table."""
+    found: dict[str, Value] = {}
+    for key, value in table.items():
+        name = before + key
+        stem = name.removesuffix("_file")
+        if stem != name and is_secret(stem):
+            file = _scalar(value, f"{place}: {name}")
+            found[stem] = Value(_beside(path, file), place, "file")
+        elif isinstance(value, dict):
+            found |= _reference(name, value, place, path) or _options(
+                value, place, path, before=f"{name}."
+            )
+        else:
+            found[name] = Value(_scalar(value, f"{place}: {name}"), place)
+    return found
+
+
+def _reference(
+    name: str, value: Mapping[str, Any], place: str, path: Path
+) -> dict[str, Value]:
+    match value:
+        case {"env": str() as variable} if len(value) == 1:
+            return {name: Value(variable, place, "env")}
+        case {"file": str() as file} if len(value) == 1:
+            return {name: Value(_beside(path, file), place, "file")}
+        case _:
+            return {}
+
+
+def _beside(path: Path, file: str) -> str:
+    """Return a path that stands in a file, as seen from that file."""
+    return str(path.parent / Path(file).expanduser())
