@@ -32,7 +32,7 @@ BLOCKS = {
     for name, code in MARKED.findall(path.read_text())
 }
 # Those that need no broker are run by tests/test_docs.py.
-WITHOUT_BROKER = {"sink_sqlite", "readme_security", "replay_seed"}
+WITHOUT_BROKER = {"sink_sqlite", "readme_security", "replay_seed", "policy"}
 HEARTBEAT_MS = 1_000
 RECORDS_EACH = 20
 WANTED = 30

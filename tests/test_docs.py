@@ -153,6 +153,11 @@ def test_security_options_are_accepted():
     ConnectionSettings("broker-1:9092", options=scope["options"])
 
 
+def test_the_policy_that_is_shown_conforms():
+    (block,) = [b for b in PYTHON_BLOCKS if b.mark == "run: policy"]
+    exec(compile(block.code, block.place, "exec"), {})
+
+
 # --- Links ---------------------------------------------------------------------------
 
 LINK = re.compile(r"(?<!!)\[[^\]]+\]\(([^)\s]+)\)")

@@ -1,6 +1,7 @@
 """The public entry: a client of a group, with its consumers and claims."""
 
 import os
+import re
 import signal
 import socket
 from collections.abc import Callable, Mapping, Sequence
@@ -12,28 +13,28 @@ from typing import Any, Self
 from kafka_marshal import runtime as runtimes
 from kafka_marshal.claims import HeldClaim
 from kafka_marshal.consumer import Consumer
-from kafka_marshal.engine import Delivery, Engine, Session, StartRule, Subscription
+from kafka_marshal.engine import Delivery, Engine, Session, Subscription
 from kafka_marshal.engine.handout import ConsumerOptions, OnClaimed, OnLost
+from kafka_marshal.engine.telling import OnTopics
 from kafka_marshal.errors import (
     ConfigurationError,
     InvalidTransition,
-    LogUnreadable,
 )
 from kafka_marshal.identity import Identity, state_home
 from kafka_marshal.kafka_io import ConnectionSettings
 from kafka_marshal.observability import FanOut, LoggingObserver
-from kafka_marshal.policies import Policy, find_policy
-from kafka_marshal.ports import Observer, TopicInfo
+from kafka_marshal.policies import Policy
+from kafka_marshal.ports import Observer
 from kafka_marshal.protocol.claiming import Claimant, PreviousLife
 from kafka_marshal.protocol.codec import is_identifier, is_topic
 from kafka_marshal.protocol.granting import DEPTH_MAX_DEFAULT
 from kafka_marshal.protocol.types import Key, Owner, TopicPartition
 from kafka_marshal.protocol.world import world_to_object
+from kafka_marshal.subscribing import Settings
 
 OPEN_MS_MAX = 30_000
 CLOSE_MS_MAX = 10_000
 MIRROR_CLOSE_MS_MAX = 1_000
-OFFSET_RESETS = ("earliest", "latest", "none")
 
 
 class Marshal:
@@ -223,6 +224,7 @@ class Marshal:
     def consumer(
         self,
         *topics: str,
+        pattern: str | re.Pattern[str] | None = None,
         delivery: Delivery = Delivery.AT_LEAST_ONCE,
         policy: str | Policy = "fair",
         claims_max: int = 0,
@@ -230,36 +232,19 @@ class Marshal:
         max_poll_records: int = 500,
         max_granted_batches: int = DEPTH_MAX_DEFAULT,
         max_uncommitted: int = 10_000,
+        max_handling_ms: int | None = None,
+        release_behind: bool = True,
         consumer_timeout_ms: int | None = None,
         metadata_refresh_ms: int = 30_000,
         on_claimed: OnClaimed | None = None,
         on_lost: OnLost | None = None,
+        on_topics: OnTopics | None = None,
         timeout_ms: int = OPEN_MS_MAX,
     ) -> Consumer:
         """Return a consumer of some topics; it contends for partitions at once.
 
-        Args:
-            topics: Data topics; they must exist.
-            delivery: ``Delivery.AT_LEAST_ONCE`` or ``Delivery.AT_MOST_ONCE``.
-            policy: ``fair`` (an equal share), ``greedy`` (whatever is free), ``topic``
-                (an equal share of whole topics), the name of an installed policy, or
-                a policy itself: a function of a ``kafka_marshal.policies.View``.
-            claims_max: Most partitions to hold, with ``topic`` most topics; 0 = no
-                limit.
-            auto_offset_reset: Where to start without any position:
-                ``earliest``, ``latest`` or ``none`` (an error).
-            max_poll_records: Most records of a poll, and the batch of at most
-                once.
-            max_granted_batches: At most once: most batches of a partition in
-                hand, granted or asked for, together: what a crash can lose. As
-                many are used as hide the round trip; 1 = only the one in hand.
-            max_uncommitted: Records in hand per partition at which fetching
-                stops until some are committed.
-            consumer_timeout_ms: Iteration ends after this long without a record.
-            metadata_refresh_ms: How often new data partitions are looked for.
-            on_claimed: Called for each partition that is won.
-            on_lost: Called for each partition that is no longer held.
-            timeout_ms: When to give up looking the topics up.
+        What each setting does: README, and the attributes of
+        ``kafka_marshal.subscribing.Settings`` and ``ConsumerOptions``.
 
         Raises:
             ConfigurationError: A setting is impossible.
@@ -273,28 +258,28 @@ class Marshal:
             consumer_timeout_ms=consumer_timeout_ms,
             on_claimed=on_claimed,
             on_lost=on_lost,
+            on_topics=on_topics,
         )
-        rule = StartRule(offset_reset=auto_offset_reset)
-        _check_consumer(topics, claims_max=claims_max, rule=rule)
-        if metadata_refresh_ms < 1:
-            raise ConfigurationError(
-                "metadata_refresh_ms must be at least 1", setting="metadata_refresh_ms"
-            )
-        subscription = Subscription(
-            self.group_id,
-            self._look_up(topics, timeout_ms),
-            find_policy(policy),
+        settings = Settings(
+            topics,
+            pattern,
             delivery,
-            rule,
+            policy,
             claims_max,
+            auto_offset_reset,
             metadata_refresh_ms,
+            max_handling_ms,
+            release_behind,
+            on_topics is not None,
+        )
+        self._require_open()
+        subscription = settings.subscription(
+            self.group_id,
+            self._runtime.ports.data,
+            coordination_topic=self.coordination_topic,
+            timeout_ms=timeout_ms,
         )
         return self._consume(subscription, options)
-
-    def _look_up(self, topics: Sequence[str], timeout_ms: int) -> dict[str, TopicInfo]:
-        self._require_open()
-        found = self._runtime.ports.data.describe(topics, timeout_ms)
-        return {topic: _existing(topic, found) for topic in topics}
 
     def _consume(
         self, subscription: Subscription, options: ConsumerOptions
@@ -473,36 +458,3 @@ def _require_name(setting: str, value: str) -> None:
             f"{setting} {value!r} is no valid name: 1 to 200 of A-Z a-z 0-9 . _ : -",
             setting=setting,
         )
-
-
-def _check_consumer(
-    topics: Sequence[str], *, claims_max: int, rule: StartRule
-) -> None:
-    if not topics:
-        raise ConfigurationError("name at least one topic", setting="topics")
-    for topic in topics:
-        if not is_topic(topic):
-            raise ConfigurationError(
-                f"{topic!r} is no valid topic name: 1 to 249 of A-Z a-z 0-9 . _ -",
-                setting="topics",
-            )
-    if claims_max < 0:
-        raise ConfigurationError(
-            "claims_max must be 0 (no limit) or more", setting="claims_max"
-        )
-    if rule.offset_reset not in OFFSET_RESETS:
-        raise ConfigurationError(
-            f"auto_offset_reset {rule.offset_reset!r} must be one of "
-            f"{', '.join(OFFSET_RESETS)}",
-            setting="auto_offset_reset",
-        )
-
-
-def _existing(topic: str, found: Mapping[str, TopicInfo]) -> TopicInfo:
-    info = found.get(topic)
-    if info is None or info.partition_count < 1:
-        raise LogUnreadable(
-            f"topic {topic!r} does not exist, or has no partitions, on this cluster; "
-            "check its name, or create it first"
-        )
-    return info

@@ -460,6 +460,7 @@ class Consumer:
             self.is_close_confirmed = False
         self._places.clear()
         self._reader.close(timeout_ms)
+        self._hands.tell_topics(())
 
     def __enter__(self) -> Self:
         """Return the consumer itself."""

@@ -29,6 +29,7 @@ from .pipeline import Pipeline
 from .place import Place
 from .session import Session
 from .subscription import Subscription
+from .telling import OnTopics, TopicTeller
 
 BACKLOG_WARNING = 1_000
 FETCH_SLICE_MS = 100
@@ -59,6 +60,8 @@ class ConsumerOptions:
             however it ended; closing does not call it. Without it, a partition
             that is lost while records of it are in hand raises ``ClaimLost``
             from the next call.
+        on_topics: Called with all topics whose partition 0 is held, whenever
+            these have changed, and once none is.
     """
 
     max_poll_records: int = 500
@@ -67,6 +70,7 @@ class ConsumerOptions:
     consumer_timeout_ms: int | None = None
     on_claimed: OnClaimed | None = None
     on_lost: OnLost | None = None
+    on_topics: OnTopics | None = None
 
     def __attrs_post_init__(self) -> None:
         for name in ("max_poll_records", "max_granted_batches", "max_uncommitted"):
@@ -121,6 +125,8 @@ class HandOut:
         self._is_stale = True
         self._leased_until_ms = 0
         self._version = -1
+        tell = options.on_topics
+        self._teller = None if tell is None else TopicTeller(tell)
 
     def follow(self) -> None:
         """Take notice of claims that came and went."""
@@ -153,6 +159,12 @@ class HandOut:
             token = place.holding.claim.token
             if self._options.on_claimed is not None and token is not None:
                 self._options.on_claimed(place.partition, token)
+        self.tell_topics(self.places)
+
+    def tell_topics(self, partitions: Iterable[TopicPartition]) -> None:
+        """Tell which whole topics are held, if that has changed."""
+        if self._teller is not None:
+            self._teller.follow(partitions)
 
     def _on_gone(self, place: Place) -> None:
         ending = place.holding.claim.ending or Ending("replaced")

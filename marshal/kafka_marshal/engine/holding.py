@@ -42,11 +42,13 @@ class Drain:
         successor: client_id that should have it next, if any.
         until_ms: Local time at which it is released whatever is in hand; None
             as long as the application is busy with what it was handed.
+        detail: Why, in figures; stands in the release record, too.
     """
 
     reason: str
     successor: str | None
     until_ms: int | None
+    detail: str = ""
 
     def is_due(self, now_ms: int) -> bool:
         """Return whether to release although something is in hand."""
@@ -81,6 +83,7 @@ class Holding:
         "start_rule",
         "told_mark",
         "vacancy",
+        "why",
     )
 
     def __init__(self, claim: Claim, delivery: Delivery, start_rule: StartRule) -> None:
@@ -98,6 +101,8 @@ class Holding:
         self.handed_count = 0
         self.forgotten_count = 0
         self.vacancy: Vacancy | None = None
+        # Why it is contended for, for people.
+        self.why = ""
 
     @property
     def key(self) -> Key:
@@ -121,6 +126,12 @@ class Holding:
         if isinstance(self.progress, AtMostOnce):
             return self.unconfirmed_count + self.progress.outstanding_count
         return 0
+
+    @property
+    def is_asking(self) -> bool:
+        """Whether a verdict on asked-for offsets is still to come (at most once)."""
+        progress = self.progress
+        return isinstance(progress, AtMostOnce) and progress.outstanding_count > 0
 
     @property
     def unconfirmed_count(self) -> int:

@@ -10,6 +10,8 @@ from .context import Context
 from .holding import Holding
 from .outbox import Outbox
 
+REASON_CHARS_MAX = 250  # a reason is 1 KiB at most, a character 4 bytes at most
+
 
 @attrs.define
 class _Leave:
@@ -45,7 +47,12 @@ class Leaver:
         return key in self._leaving
 
     def release(
-        self, holding: Holding, *, reason: str, successor: str | None = None
+        self,
+        holding: Holding,
+        *,
+        reason: str,
+        successor: str | None = None,
+        detail: str = "",
     ) -> None:
         """Release a claim, now and again until the log shows it.
 
@@ -57,7 +64,8 @@ class Leaver:
         ghost = self._leaving.get(claim.key)
         if ghost is not None and ghost.epoch > claim.epoch:
             return  # the log has forgotten this claim for one that is ours as well
-        leave = _Leave(claim.epoch, holding.position, reason, successor, holding.mark)
+        told = f"{reason}: {detail}"[:REASON_CHARS_MAX] if detail else reason
+        leave = _Leave(claim.epoch, holding.position, told, successor, holding.mark)
         self._leaving[claim.key] = leave
         self.send_due(self._context.now_ms)
 

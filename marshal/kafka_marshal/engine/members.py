@@ -1,7 +1,10 @@
 """Announces a session to its group, and notices a twin of it (PROTOCOL 3.6)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
+from kafka_marshal.errors import IdentityConflict
+from kafka_marshal.protocol.claiming import Claimant
 from kafka_marshal.protocol.records import SUPPORTED_LEVEL, Member
 from kafka_marshal.protocol.state import WorldState
 from kafka_marshal.protocol.transition import ACCEPTED, Transition
@@ -11,7 +14,11 @@ from .beats import INTERVALS_PER_H
 from .context import Context
 from .holding import Holding
 from .outbox import Outbox
-from .subscription import Subscription
+from .subscription import BEHIND_LABEL, Subscription
+
+TOPICS_MAX = 1_000
+TOPICS_BYTES_MAX = 32 * 1024  # a record is 48 KiB at most
+_NO_LABELS: Mapping[str, str] = {}
 
 
 class Announcer:
@@ -44,12 +51,14 @@ class Announcer:
         holdings: Mapping[Key, Holding],
         *,
         now_ms: int,
+        is_behind: bool = False,
     ) -> None:
         """Announce where it is due."""
         if now_ms >= self._due_ms:
             third_ms = self._context.heartbeat_interval_ms // INTERVALS_PER_H
             self._due_ms = now_ms + third_ms
-            self._announce(subs, holdings, draining=False)
+            labels = {BEHIND_LABEL: "yes"} if is_behind else {}
+            self._announce(subs, holdings, draining=False, labels=labels)
 
     def announce_leaving(
         self, subs: Sequence[Subscription], holdings: Mapping[Key, Holding]
@@ -110,12 +119,11 @@ class Announcer:
         holdings: Mapping[Key, Holding],
         *,
         draining: bool,
+        labels: Mapping[str, str] = _NO_LABELS,
     ) -> int:
         claimant = self._outbox.claimant
         owner = claimant.owner
-        topics = tuple(sorted({topic for sub in subs for topic in sub.topics}))
-        caps = [sub.claims_max for sub in subs]
-        held = sum(holding.claim.is_owned for holding in holdings.values())
+        terms = _terms(subs, holdings, now_ms=self._context.now_ms)
         seq, _ = self._outbox.send(
             self._context.home_of(claimant.group_id),
             lambda seq: Member(
@@ -123,14 +131,80 @@ class Announcer:
                 claimant.group_id,
                 owner.incarnation,
                 seq,
-                topics,
+                terms.topics,
                 self._host,
-                sum(caps) if caps and all(caps) else 0,
-                held,
-                {},
+                terms.capacity,
+                terms.load,
+                dict(labels),
                 draining,
                 SUPPORTED_LEVEL,
                 None,
             ),
         )
         return seq
+
+
+class _Terms(NamedTuple):
+    """What a member offers its group."""
+
+    topics: tuple[str, ...]
+    capacity: int
+    load: int
+
+
+def _terms(
+    subs: Sequence[Subscription], holdings: Mapping[Key, Holding], *, now_ms: int
+) -> _Terms:
+    """Return what to announce.
+
+    A consumer whose application does not come back offers nothing. One that gave
+    something up for being too slow offers what it holds, and no more, for some
+    time: otherwise the others would hand the same back to it.
+    """
+    topics: set[str] = set()
+    capacity, load, is_unlimited = 0, 0, False
+    for sub in subs:
+        held = sub.load(holdings.values())
+        load += held
+        limit = sub.claims_max
+        if sub.wedged_at_ms is not None:
+            continue
+        if sub.backoff.is_on(now_ms):
+            limit = min(limit, held) if limit else held
+            if not limit or len(subs) > 1:
+                continue
+        topics.update(sub.topics)
+        capacity += limit
+        is_unlimited = is_unlimited or not limit
+    wanted = {topic for sub in subs for topic in sub.topics}
+    others = [h for h in holdings.values() if h.key.topic not in wanted]
+    load += sum(holding.claim.is_owned for holding in others)
+    return _Terms(_within(topics), 0 if is_unlimited else capacity, load)
+
+
+def _within(topics: Iterable[str]) -> tuple[str, ...]:
+    """Return the first topics by name, as many as a record can hold."""
+    kept: list[str] = []
+    left = TOPICS_BYTES_MAX
+    for topic in sorted(topics):
+        left -= len(topic) + 3
+        if left < 0 or len(kept) == TOPICS_MAX:
+            break
+        kept.append(topic)
+    return tuple(kept)
+
+
+def identity_conflict(
+    claimant: Claimant, offset: int, *, host: str
+) -> IdentityConflict:
+    """Return the error that tells of another live process with our client_id."""
+    client_id = claimant.owner.client_id
+    where = f" on host {host!r}" if host else ""
+    return IdentityConflict(
+        f"client_id {client_id!r} of group {claimant.group_id!r} is in use by "
+        f"another live process{where} (seen at log offset {offset}); stop that "
+        "process or start this one with another client_id",
+        holder=client_id,
+        host=host,
+        age_ms=0,
+    )

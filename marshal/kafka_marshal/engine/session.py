@@ -1,9 +1,8 @@
 """One claimant in an engine: drives everything it wants, holds and gives up."""
 
-from collections.abc import Container, Iterable
+from collections.abc import Collection, Container, Iterable
 
 from kafka_marshal.errors import (
-    IdentityConflict,
     InvalidTransition,
     MarshalError,
     PositionError,
@@ -13,12 +12,10 @@ from kafka_marshal.protocol.claiming import (
     Claimant,
     Ending,
     PreviousLife,
-    estimate,
-    key_secret,
-    resumable,
 )
 from kafka_marshal.protocol.delivery import AtLeastOnce
-from kafka_marshal.protocol.planner import Release
+from kafka_marshal.protocol.notes import WEDGED
+from kafka_marshal.protocol.planner import Plan, Release
 from kafka_marshal.protocol.records import (
     BatchHeartbeat,
     ClaimingMessages,
@@ -27,28 +24,29 @@ from kafka_marshal.protocol.records import (
     Heartbeat,
     Member,
     ReleasingPartition,
-    Resume,
 )
-from kafka_marshal.protocol.state import KeyState
 from kafka_marshal.protocol.transition import ACCEPTED, Transition
 from kafka_marshal.protocol.types import Key
 
 from .beats import Beater
+from .contending import Contender
 from .context import Context
+from .cooling import ORDERLY, Cooldowns
 from .grants import Granter
 from .holding import Delivery, Drain, Holding, StartRule
+from .keeping import Keeper
 from .lags import LagWatch
 from .leaving import Leaver
-from .members import Announcer
-from .meters import SessionMeters, vacancy
+from .members import Announcer, identity_conflict
+from .meters import SessionMeters
 from .mirror import Mirror
 from .outbox import Outbox, Sent
 from .starting import Starter
 from .subscription import POLICY_MS_MIN, Subscription, policy_interval_ms
+from .wishes import Wishes
 
-JITTER_FREE_MS_MAX = 50
 LOOKUP_LOOK_MS = 5
-JITTER_TAKEOVER_MS_MAX = 1_000
+EXPECTED = ORDERLY | {"surplus", "topic", "given_up"}
 
 
 class Session:
@@ -87,10 +85,11 @@ class Session:
         self._starter = Starter(context, self._beater, claimant)
         self._mirror = Mirror(context, claimant) if mirrors_offsets else None
         self._lags = LagWatch(context)
-        self._subs: list[Subscription] = []
-        self._explicit: dict[Key, None] = {}
+        self._keeper = Keeper(context, self._lags)
+        self._contender = Contender(context, self._outbox, lives=lives)
+        self._cooldowns = Cooldowns()
+        self._wishes = Wishes()
         self._policy_at_ms = 0
-        self._unresumable: set[Key] = set()
         self._is_closing = False
         self._is_mute = False
 
@@ -101,18 +100,10 @@ class Session:
 
         Raises:
             InvalidTransition: A topic is consumed in this session already
-                (PROTOCOL 5.3: one consumer per key in a process).
+                (PROTOCOL 5.3: one consumer per key in a process). What a pattern
+                matches is left out instead.
         """
-        taken = {t for s in self._subs for t in s.topics}
-        taken |= {key.topic for key in self._explicit}
-        for topic in subscription.topics:
-            if topic in taken:
-                raise InvalidTransition(
-                    f"topic {topic!r} is already consumed by client "
-                    f"{self.claimant.owner.client_id!r} in this process; close that "
-                    "consumer first or use another client_id"
-                )
-        self._subs.append(subscription)
+        self._wishes.add(subscription, client_id=self.claimant.owner.client_id)
         self._announcer.announce_soon()
         self._policy_at_ms = 0
 
@@ -126,9 +117,9 @@ class Session:
             Sequence numbers to wait for: claims that may still be won, and then
             are given up as ghosts, or the last beats.
         """
-        if subscription not in self._subs:
+        if subscription not in self._wishes.subs:
             return []
-        self._subs.remove(subscription)
+        self._wishes.subs.remove(subscription)
         self._announcer.announce_soon()
         mine = [h for h in self.holdings.values() if h.key.topic in subscription.topics]
         seqs = self._outbox.pending_of({holding.key for holding in mine})
@@ -148,18 +139,22 @@ class Session:
         Raises:
             InvalidTransition: The key is wanted in this session already.
         """
-        if key in self.holdings or any(key.topic in s.topics for s in self._subs):
+        if key in self.holdings or any(
+            key.topic in s.topics for s in self._wishes.subs
+        ):
             raise InvalidTransition(
                 f"{key.topic_partition} is already claimed by client "
                 f"{self.claimant.owner.client_id!r} in this process"
             )
-        self._explicit[key] = None
+        self._wishes.explicit[key] = None
         anywhere = StartRule(is_needed=False)
-        return self._contend_for(key, Delivery.AT_LEAST_ONCE, anywhere)
+        return self._contend_for(
+            key, Delivery.AT_LEAST_ONCE, anywhere, why="asked for by the application"
+        )
 
     def unwant(self, holding: Holding) -> None:
         """Stop to contend for a key that was wanted; release it where held."""
-        self._explicit.pop(holding.key, None)
+        self._wishes.explicit.pop(holding.key, None)
         if holding.claim.is_owned:
             self.release(holding, reason="released")
         elif self.holdings.get(holding.key) is holding:
@@ -186,14 +181,20 @@ class Session:
             self._mirror.drive(self.holdings.values(), now_ms)
         if not self._is_closing:
             self._lags.drive(self.holdings.values(), now_ms)
-            self._announcer.announce_due(self._subs, self.holdings, now_ms=now_ms)
+            if self._keeper.is_due(now_ms):
+                self._judge(now_ms)
+            is_behind = self._keeper.behind_count() > 0
+            self._announcer.announce_due(
+                self._wishes.subs, self.holdings, now_ms=now_ms, is_behind=is_behind
+            )
             self._refresh_topics(now_ms)
             if now_ms >= self._policy_at_ms:
                 self._policy_at_ms = now_ms + policy_interval_ms(self._context)
                 self._apply_policies(now_ms)
             for holding in list(self.holdings.values()):
                 if not holding.claim.is_owned:
-                    self._contend(holding, now_ms)
+                    topic_id = self._wishes.topic_id(holding.key)
+                    self._contender.drive(holding, now_ms, topic_id=topic_id)
 
     def next_due_ms(self) -> int | None:
         """Return when to look again though nothing is read; None = no hurry."""
@@ -211,135 +212,130 @@ class Session:
             # PROTOCOL 8.1: finish what is in hand, beat, release.
             until_ms = holding.claim.lease.hard_until_ms
             holding.drain = Drain("paused", None, until_ms)
-            self._bump(holding.key)
+            self._wishes.bump(holding.key)
         try:
             if self._starter.drive(holding, now_ms):
-                self._bump(holding.key)
+                self._wishes.bump(holding.key)
         except PositionError as error:
             self.fail(error)
             return
         self.grants.expire(holding, now_ms)
         drain = holding.drain
-        if drain is not None and (holding.in_hand_count == 0 or drain.is_due(now_ms)):
-            self.release(holding, reason=drain.reason, successor=drain.successor)
+        if drain is None:
+            return
+        is_due = drain.is_due(now_ms) and not holding.is_asking
+        if is_due or holding.in_hand_count == 0:
+            self._release_drained(holding, drain)
+
+    def _release_drained(self, holding: Holding, drain: Drain) -> None:
+        # Who is in its handler still has to learn that others may do its work again.
+        was_lost = drain.reason == WEDGED and holding.in_hand_count > 0
+        self.release(
+            holding,
+            reason=drain.reason,
+            successor=drain.successor,
+            detail=drain.detail,
+            was_lost=was_lost,
+        )
 
     def _refresh_topics(self, now_ms: int) -> None:
-        changed = [sub.look_again(self._context, now_ms) for sub in self._subs]
-        if any(changed):
-            self._policy_at_ms = 0
+        for sub in self._wishes.subs:
+            taken = self._wishes.taken_beside(sub) if sub.matches is not None else set()
+            changed, gone = sub.look_again(self._context, now_ms, taken=taken)
+            for topic in gone:
+                self._give_topic_up(sub, topic)
+            if changed or gone:
+                self._policy_at_ms = 0
+                self._announcer.announce_soon()
+
+    def _give_topic_up(self, sub: Subscription, topic: str) -> None:
+        """Let go of a topic that was deleted."""
+        self._context.observe("topic_gone", {"topic": topic})
+        for holding in [h for h in self.holdings.values() if h.key.topic == topic]:
+            self.release(holding, reason="topic_gone")
+        sub.drop_topic(topic)
+
+    # --- keeping up
+
+    def _judge(self, now_ms: int) -> None:
+        """Give up what the application is too slow for, or does not come back for."""
+        for sub in self._wishes.subs:
+            held = [
+                holding
+                for holding in self.holdings.values()
+                if holding.claim.is_owned and holding.key.topic in sub.topics
+            ]
+            was_wedged = sub.wedged_at_ms is not None
+            me = self.claimant.owner.client_id
+            verdicts = self._keeper.judge(
+                sub, held, members=sub.members, me=me, now_ms=now_ms
+            )
+            for each in verdicts:
+                # Whoever is wedged cannot be waited for; the slow finish their work.
+                until_ms = now_ms if each.reason == WEDGED else None
+                each.holding.drain = Drain(
+                    each.reason, each.successor, until_ms, each.detail
+                )
+                self._wishes.bump(each.holding.key)
+            if verdicts or was_wedged != (sub.wedged_at_ms is not None):
+                # Others must know how much we take before they see what is free.
+                self._announcer.announce_soon()
+                self._plan_soon(now_ms)
 
     # --- policies and contending
 
     def _apply_policies(self, now_ms: int) -> None:
-        for sub in self._subs:
+        cooled_at_ms = self._cooldowns.forget_past(now_ms)
+        if cooled_at_ms is not None:
+            self._policy_at_ms = min(self._policy_at_ms, cooled_at_ms)
+        for sub in self._wishes.subs:
+            sub.settle_losses(self.holdings)
             view = sub.view(
                 self._context,
                 self.claimant.owner,
                 holdings=self.holdings,
                 lives=self._lives,
+                cooldowns=self._cooldowns,
                 now_ms=now_ms,
             )
             self._policy_at_ms = min(self._policy_at_ms, sub.claimable_at_ms)
-            plan = sub.policy(view)
-            wanted = dict.fromkeys(plan.claim)
-            self._drop_contenders([k for k in sub.all_keys() if k not in wanted])
-            for key in plan.claim:
-                if key not in self.holdings and not self._leaver.is_leaving(key):
-                    self._contend_for(key, sub.delivery, sub.start_rule)
-            for surplus in plan.release:
-                self._give_up(surplus)
+            self._follow(sub, sub.plan(view, self._context), now_ms)
 
-    def _give_up(self, surplus: Release) -> None:
-        holding = self.holdings.get(surplus.key)
+    def _follow(self, sub: Subscription, plan: Plan, now_ms: int) -> None:
+        wanted = {
+            key: plan.why.get(key, "")
+            for key in plan.claim
+            if not self._cooldowns.is_cooling(key, now_ms)
+        }
+        self._drop_contenders(sub, wanted)
+        for key, why in wanted.items():
+            if key not in self.holdings and not self._leaver.is_leaving(key):
+                self._contend_for(key, sub.delivery, sub.start_rule, why=why)
+        for release in plan.release:
+            self._give_up(release)
+
+    def _give_up(self, release: Release) -> None:
+        holding = self.holdings.get(release.key)
         if holding is None or not holding.claim.is_owned or holding.drain is not None:
             return
-        holding.drain = Drain("surplus", surplus.successor, None)
-        self._bump(holding.key)
+        holding.drain = Drain(release.reason, release.successor, None, release.detail)
+        self._wishes.bump(holding.key)
 
-    def _drop_contenders(self, keys: Iterable[Key]) -> None:
-        for key in keys:
-            holding = self.holdings.get(key)
-            if holding is None or key in self._explicit:
+    def _drop_contenders(self, sub: Subscription, wanted: Collection[Key]) -> None:
+        for holding in list(self.holdings.values()):
+            key = holding.key
+            if key in wanted or key.topic not in sub.topics:
                 continue
             if not holding.claim.is_owned and not holding.claim.is_under_way:
                 self._finish(holding, Ending("given_up", was_lost=False))
 
-    def _contend_for(self, key: Key, delivery: Delivery, rule: StartRule) -> Holding:
+    def _contend_for(
+        self, key: Key, delivery: Delivery, rule: StartRule, *, why: str
+    ) -> Holding:
         holding = Holding(Claim(self.claimant, key), delivery, rule)
+        holding.why = why
         self.holdings[key] = holding
         return holding
-
-    def _contend(self, holding: Holding, now_ms: int) -> None:
-        claim = holding.claim
-        context = self._context
-        replica = context.replica_of(claim.key)
-        elapsed_ms = replica.elapsed_ms(now_ms)
-        world, owner = replica.world, self.claimant.owner
-        guess = estimate(world, claim.key, elapsed_ms=elapsed_ms, claimant=owner)
-        known, wait_ms = guess.known, guess.wait_ms
-        life = self._life_to_resume(claim.key, known, elapsed_ms=elapsed_ms)
-        heartbeat_ms = context.heartbeat_interval_ms
-        limit_ms = 0  # nobody to run into: a first record need not wait
-        if context.has_company(claim.claimant):
-            limit_ms = min(heartbeat_ms // 10, JITTER_FREE_MS_MAX)
-        if known is not None and known.owner is not None:
-            limit_ms = min(heartbeat_ms // 10, JITTER_TAKEOVER_MS_MAX)
-        if life is not None:
-            wait_ms, limit_ms = 0, 0
-        jitter_ms = context.ports.entropy.below(limit_ms + 1)
-        answer_ms = max(heartbeat_ms // 2, 1)
-        if claim.wants_to_claim(
-            now_ms, wait_ms, jitter_ms=jitter_ms, answer_ms=answer_ms
-        ):
-            self._send_claim(holding, known, life)
-
-    def _life_to_resume(
-        self, key: Key, known: KeyState | None, *, elapsed_ms: int
-    ) -> PreviousLife | None:
-        world = self._context.replica_of(key).world
-        if key in self._unresumable or world.active_pause(key.group_id) is not None:
-            return None
-        return resumable(
-            known,
-            self._lives,
-            client_id=self.claimant.owner.client_id,
-            log_time_ms=world.now_ms + elapsed_ms,
-        )
-
-    def _send_claim(
-        self, holding: Holding, known: KeyState | None, life: PreviousLife | None
-    ) -> None:
-        claim = holding.claim
-        topic_id = self._topic_id(claim.key)
-        expected_epoch = None
-        if topic_id is not None and known is not None and known.topic_id is not None:
-            # PROTOCOL 5.1: another topic_id is a CAS.
-            expected_epoch = known.epoch if known.topic_id != topic_id else None
-        resume = None
-        if life is not None and known is not None:
-            secret = key_secret(life.master, claim.key)
-            resume = Resume(life.incarnation, known.epoch, secret)
-        config = self._context.replica_of(claim.key).world.config
-        generation = (config or self._context.settled).generation
-        seq, sent_ms = self._outbox.send(
-            self._context.partition_of(claim.key),
-            lambda seq: claim.claim_record(
-                seq,
-                generation,
-                topic_id=topic_id,
-                expected_epoch=expected_epoch,
-                resume=resume,
-            ),
-            key=claim.key,
-        )
-        claim.claim_sent(seq, sent_ms)
-        holding.vacancy = vacancy(known, resumes=life is not None)
-
-    def _topic_id(self, key: Key) -> bytes | None:
-        for sub in self._subs:
-            if key.topic in sub.topics:
-                return sub.topics[key.topic].topic_id
-        return None
 
     # --- what the log says
 
@@ -360,6 +356,8 @@ class Session:
         elif isinstance(record, ReleasingPartition):
             key = Key(record.group_id, record.topic, record.partition)
             self._leaver.on_verdict(key, record.epoch)
+            cool_ms = now_ms + self._context.heartbeat_interval_ms
+            self._cooldowns.extend(key, until_ms=cool_ms)
             self._plan_soon(now_ms)
         elif isinstance(record, ClaimingMessages):
             ended = self.grants.on_verdict(
@@ -396,11 +394,11 @@ class Session:
         if is_won and holding is not None:
             self._observe_claim(transition, holding)
             self._starter.begin(holding, replica.world.keys[key])
-            self._bump(key)
+            self._wishes.bump(key)
         elif transition.outcome == ACCEPTED:
             self._leaver.release_ghost(key, transition.offset)
         elif record.resume is not None:
-            self._unresumable.add(key)
+            self._contender.cannot_resume(key)
 
     def _observe_claim(self, transition: Transition, holding: Holding) -> None:
         key, client_id = holding.key, self.claimant.owner.client_id
@@ -450,36 +448,42 @@ class Session:
             return
         self._after_end(holding)
         if ending.reason == "identity_conflict":
-            self.fail(self._conflict(transition.offset, host="", age_ms=0))
+            self.fail(identity_conflict(self.claimant, transition.offset, host=""))
 
     def on_member(self, transition: Transition, now_ms: int) -> None:
         """Take the announcement of another member of the group."""
         self._plan_soon(now_ms)
         other = self._announcer.older_twin(transition)
         if other is not None and self.failure is None:
-            self.fail(self._conflict(transition.offset, host=other, age_ms=0))
-
-    def _conflict(self, offset: int, *, host: str, age_ms: int) -> IdentityConflict:
-        client_id = self.claimant.owner.client_id
-        where = f" on host {host!r}" if host else ""
-        return IdentityConflict(
-            f"client_id {client_id!r} of group {self.claimant.group_id!r} is in use by "
-            f"another live process{where} (seen at log offset {offset}); stop that "
-            "process or start this one with another client_id",
-            holder=client_id,
-            host=host,
-            age_ms=age_ms,
-        )
+            self.fail(identity_conflict(self.claimant, transition.offset, host=other))
 
     # --- endings
 
     def release(
-        self, holding: Holding, *, reason: str, successor: str | None = None
+        self,
+        holding: Holding,
+        *,
+        reason: str,
+        successor: str | None = None,
+        detail: str = "",
+        was_lost: bool = False,
     ) -> None:
-        """Give a held key up at its position."""
+        """Give a held key up at its position.
+
+        Args:
+            holding: Its holding.
+            reason: Why, in one word.
+            successor: client_id that should have it next.
+            detail: Why, in figures.
+            was_lost: Whether the application has to be told that it lost work.
+        """
         if holding.claim.is_owned:
-            self._leaver.release(holding, reason=reason, successor=successor)
-        self._finish(holding, Ending(reason, was_lost=False))
+            self._leaver.release(
+                holding, reason=reason, successor=successor, detail=detail
+            )
+            cool_ms = self._context.now_ms + self._context.heartbeat_interval_ms
+            self._cooldowns.begin(holding.key, reason, until_ms=cool_ms)
+        self._finish(holding, Ending(reason, was_lost=was_lost))
 
     def check_lease(self, holding: Holding, now_ms: int) -> None:
         """End a claim whose hard stop has come, and release what the log has of it."""
@@ -499,20 +503,18 @@ class Session:
         key = holding.key
         if self.holdings.get(key) is holding:
             del self.holdings[key]
-            self._bump(key)
+            self._wishes.bump(key)
+            self._keeper.forget(key)
         self.grants.report_unused(holding)
         ending = holding.claim.ending
         if ending is not None and holding.claim.epoch is not None:
+            if ending.reason not in EXPECTED:
+                self._wishes.note_loss(key)
             client_id, epoch = self.claimant.owner.client_id, holding.claim.epoch
             fields = {"key": key, "client": client_id, "epoch": epoch, "ending": ending}
             self._context.observe("claim_ended", fields)
             self.meters.claim_ended(key, ending, tally=holding.tally)
             self._plan_soon(self._context.now_ms)
-
-    def _bump(self, key: Key) -> None:
-        for sub in self._subs:
-            if key.topic in sub.topics:
-                sub.version += 1
 
     def fail(self, failure: MarshalError) -> None:
         """End everything for good; consumers raise ``failure``."""
@@ -521,8 +523,7 @@ class Session:
             self._context.observe("session_failed", {"error": failure})
         for holding in list(self.holdings.values()):
             self.release(holding, reason="failed")
-        for sub in self._subs:
-            sub.version += 1
+        self._wishes.bump_all()
 
     def fence(self, failure: MarshalError) -> None:
         """End everything without a word to the log, which cannot be trusted now."""
@@ -551,7 +552,7 @@ class Session:
         self._is_closing = True
         if self._mirror is not None:
             self._mirror.hurry()
-        seqs = self._announcer.announce_leaving(self._subs, self.holdings)
+        seqs = self._announcer.announce_leaving(self._wishes.subs, self.holdings)
         seqs += self._outbox.pending_of(self.holdings)
         for holding in list(self.holdings.values()):
             if not holding.claim.is_owned:
@@ -578,7 +579,7 @@ class Session:
     @property
     def subscriptions(self) -> tuple[Subscription, ...]:
         """What is pursued now."""
-        return tuple(self._subs)
+        return tuple(self._wishes.subs)
 
     @property
     def is_mirror_behind(self) -> bool:

@@ -1,26 +1,31 @@
 """What one consumer wants: topics, a policy, and the view the policy decides on."""
 
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Iterable, Mapping
 
 import attrs
 
-from kafka_marshal.ports import Pending, TopicInfo
+from kafka_marshal.ports import TopicInfo
 from kafka_marshal.protocol.claiming import PreviousLife, estimate, resumable
-from kafka_marshal.protocol.planner import KeyView, MemberView, Policy, View
+from kafka_marshal.protocol.health import Backoff
+from kafka_marshal.protocol.planner import KeyView, MemberView, Plan, Policy, View
+from kafka_marshal.protocol.state import KeyNote, KeyState
+from kafka_marshal.protocol.topic_policy import topic as whole_topics
 from kafka_marshal.protocol.types import Key, Owner, TopicPartition
 
+from .advice import Advice
 from .context import Context
+from .cooling import Cooldowns
 from .holding import Delivery, Holding, StartRule
+from .topics import Matches, TopicWatch
 
-LOOK_MS_MAX = 10_000
 POLICY_MS_MAX = 500
 POLICY_MS_MIN = 20
+BEHIND_LABEL = "behind"
 
 
 @attrs.define(eq=False)
 class Subscription:
-    """One consumer's wishes.
+    """One consumer's wishes, and what was seen of how it does.
 
     Attributes:
         group_id: Group of the session.
@@ -28,12 +33,25 @@ class Subscription:
         policy: Decides what to try and what to give up.
         delivery: Guarantee of every holding.
         start_rule: How start positions are found.
-        claims_max: Most keys to hold, 0 = no limit.
+        claims_max: Most keys to hold, 0 = no limit; topics, where the policy
+            counts these.
         refresh_ms: Time between two looks at the topics' metadata.
+        matches: Which topics join by themselves; None where they were named.
+        max_handling_ms: How long the application may be away with work waiting
+            before its partitions are given up; None = H, 0 = without limit.
+        releases_behind: Whether to give up what the application is too slow for.
         paused: Partitions that the application holds back; the consumer's thread
             changes it.
         back_at_ms: Local time at which the application last asked for records,
             which says that it is done with what it was handed; 0 = never yet.
+        moved_at_ms: Local time at which something was last seen to be handed out
+            or committed.
+        wedged_at_ms: Local time at which something was given up because the
+            application did not come back; None once it has.
+        backoff: Until when nothing is taken from others, after giving up.
+        lost: Partitions that were taken from us while the rest of the topic is
+            held.
+        members: Live members of the group as of the last view.
         version: Grows whenever a holding of this subscription came or went.
         claimable_at_ms: Local time at which the next key may become claimable,
             as of the last view; H later where none is about to.
@@ -46,76 +64,119 @@ class Subscription:
     start_rule: StartRule
     claims_max: int = 0
     refresh_ms: int = 30_000
+    matches: Matches | None = None
+    max_handling_ms: int | None = None
+    releases_behind: bool = True
     paused: set[TopicPartition] = attrs.field(factory=set)
     back_at_ms: int = 0
+    moved_at_ms: int = 0
+    wedged_at_ms: int | None = None
+    backoff: Backoff = attrs.field(factory=Backoff)
+    lost: set[Key] = attrs.field(factory=set)
+    members: tuple[MemberView, ...] = ()
     version: int = 0
-    refresh: Pending[Mapping[str, TopicInfo]] | None = None
-    refresh_at_ms: int = 0
     claimable_at_ms: int = 0
+    _advice: Advice = attrs.field(init=False)
+    _watch: TopicWatch = attrs.field(init=False)
+    _keys: list[Key] | None = None
     _shunned: set[Key] = attrs.field(factory=set)
     _claimable_since: dict[Key, int] = attrs.field(factory=dict)
 
+    def __attrs_post_init__(self) -> None:
+        self._advice = Advice(self.policy)
+        self._watch = TopicWatch(
+            self.topics, refresh_ms=self.refresh_ms, matches=self.matches
+        )
+
+    @property
+    def counts_topics(self) -> bool:
+        """Whether the policy deals in whole topics, and limits count these."""
+        own = self.policy is whole_topics
+        return own or bool(getattr(self.policy, "counts_topics", False))
+
+    @property
+    def alive_at_ms(self) -> int:
+        """Local time of the application's last sign of life."""
+        return max(self.back_at_ms, self.moved_at_ms)
+
+    def handling_limit_ms(self, heartbeat_interval_ms: int) -> int:
+        """Return how long the application may be away, 0 = without limit."""
+        limit_ms = self.max_handling_ms
+        return heartbeat_interval_ms if limit_ms is None else limit_ms
+
+    def load(self, holdings: Iterable[Holding]) -> int:
+        """Return how much of its limit is used."""
+        owned = [
+            holding.key
+            for holding in holdings
+            if holding.claim.is_owned and holding.key.topic in self.topics
+        ]
+        return len({k.topic for k in owned}) if self.counts_topics else len(owned)
+
+    # --- topics
+
     def all_keys(self) -> list[Key]:
         """Return every wanted key of the topics, in order."""
-        return [
-            key
-            for topic, info in self.topics.items()
-            for partition in range(info.partition_count)
-            if (key := Key(self.group_id, topic, partition)) not in self._shunned
-        ]
+        if self._keys is None:
+            self._keys = [
+                key
+                for topic, info in self.topics.items()
+                for number in range(info.partition_count)
+                if (key := Key(self.group_id, topic, number)) not in self._shunned
+            ]
+        return self._keys
 
-    def look_again(self, context: Context, now_ms: int) -> bool:
-        """Look the topics up where that is due; return whether any has changed."""
-        changed = False
-        if self.refresh is not None and self.refresh.done():
-            if self.refresh.exception(0) is None:
-                changed = self._adopt(context, self.refresh.result(0))
-            self.refresh = None
-        if self.refresh is None and now_ms >= self.refresh_at_ms:
-            is_first = self.refresh_at_ms == 0
-            self.refresh_at_ms = now_ms + self.refresh_ms
-            if not is_first:
-                look = partial(context.ports.data.describe, [*self.topics], LOOK_MS_MAX)
-                self.refresh = context.ports.background.submit(look)
-        return changed
+    def look_again(
+        self, context: Context, now_ms: int, *, taken: set[str]
+    ) -> tuple[bool, list[str]]:
+        """Look the topics up where that is due; see ``TopicWatch.look_again``."""
+        changed, gone = self._watch.look_again(context, now_ms, taken=taken)
+        if changed:
+            self._keys = None
+        return changed, gone
 
-    def _adopt(self, context: Context, found: Mapping[str, TopicInfo]) -> bool:
-        changed = False
-        for topic, info in found.items():
-            if info != self.topics[topic]:
-                fields = {"topic": topic, "partition_count": info.partition_count}
-                context.observe("topic_changed", fields)
-                self.topics[topic] = info
-                changed = True
-        return changed
+    def drop_topic(self, topic: str) -> None:
+        """Want a topic no more: it is gone, or consumed otherwise."""
+        self._watch.drop(topic)
+        self._keys = None
+        self.version += 1
 
     def shun(self, key: Key) -> None:
         """Want a key no more: it cannot be consumed from its position."""
         self._shunned.add(key)
+        self._keys = None
+
+    # --- the view
+
+    def plan(self, view: View, context: Context) -> Plan:
+        """Return what to do; nothing new while the application does not come back."""
+        if self.wedged_at_ms is not None:
+            return Plan()
+        return self._advice.plan(view, context)
 
     def view(
         self,
         context: Context,
         owner: Owner,
         *,
-        holdings: dict[Key, Holding],
+        holdings: Mapping[Key, Holding],
         lives: tuple[PreviousLife, ...],
+        cooldowns: Cooldowns,
         now_ms: int,
     ) -> View:
         """Return what the policy may look at now."""
         keys = []
         suspects = set()
+        members = self._members(context, now_ms=now_ms)
+        is_alone = not any(member.client_id != owner.client_id for member in members)
+        is_off = self.backoff.is_on(now_ms) and not is_alone
         self.claimable_at_ms = now_ms + context.heartbeat_interval_ms
         for key in self.all_keys():
             replica = context.replica_of(key)
+            world = replica.world
             elapsed_ms = replica.elapsed_ms(now_ms)
-            guess = estimate(replica.world, key, elapsed_ms=elapsed_ms, claimant=owner)
+            guess = estimate(world, key, elapsed_ms=elapsed_ms, claimant=owner)
             known = guess.known
-            holding = holdings.get(key)
-            log_ms = replica.world.now_ms + elapsed_ms
-            before = resumable(
-                known, lives, client_id=owner.client_id, log_time_ms=log_ms
-            )
             who = None if known is None or known.owner is None else known.owner
             if who is not None and guess.wait_ms == 0:
                 suspects.add(who.client_id)
@@ -124,20 +185,32 @@ class Subscription:
             if guess.wait_ms:
                 soon_ms = now_ms + guess.wait_ms
                 self.claimable_at_ms = min(self.claimable_at_ms, soon_ms)
+            is_orphan = self._is_orphan(
+                context, key, is_claimable=is_claimable, now_ms=now_ms
+            )
+            # What was given up is left to others; what nobody takes is not.
+            is_left = cooldowns.is_cooling(key, now_ms) or (is_off and not is_orphan)
+            holding = holdings.get(key)
             keys.append(
                 KeyView(
                     key,
                     None if who is None else who.client_id,
                     is_mine=_is_mine(holding),
-                    is_claimable=is_claimable,
-                    is_ours_before=before is not None,
-                    is_orphan=self._is_orphan(
-                        context, key, is_claimable=is_claimable, now_ms=now_ms
+                    is_claimable=is_claimable and not is_left,
+                    is_ours_before=_is_ours_before(
+                        known, lives, owner, log_ms=world.now_ms + elapsed_ms
+                    ),
+                    is_orphan=is_orphan,
+                    is_leaving=holding is not None and holding.drain is not None,
+                    is_lost=key in self.lost,
+                    last_owner=_last_owner(
+                        known, world.soft.notes.get(key), is_owned=who is not None
                     ),
                 )
             )
-        members = self._members(context, suspects - {owner.client_id}, now_ms=now_ms)
-        return View(owner.client_id, tuple(keys), members, self.claims_max)
+        suspects.discard(owner.client_id)
+        self.members = tuple(m for m in members if m.client_id not in suspects)
+        return View(owner.client_id, tuple(keys), self.members, self.claims_max)
 
     def _is_orphan(
         self, context: Context, key: Key, *, is_claimable: bool, now_ms: int
@@ -148,10 +221,8 @@ class Subscription:
         since_ms = self._claimable_since.setdefault(key, now_ms)
         return now_ms - since_ms > context.heartbeat_interval_ms
 
-    def _members(
-        self, context: Context, suspects: set[str], *, now_ms: int
-    ) -> tuple[MemberView, ...]:
-        """Return live members; an owner that went stale counts as gone."""
+    def _members(self, context: Context, *, now_ms: int) -> list[MemberView]:
+        """Return live members, in order of client_id."""
         replica = context.replicas[context.home_of(self.group_id)]
         elapsed_ms = replica.elapsed_ms(now_ms)
         limit_ms = 2 * context.heartbeat_interval_ms
@@ -159,16 +230,29 @@ class Subscription:
         views = {}
         for member in replica.world.live_members(self.group_id):
             record = member.record
-            gone = log_ms - member.seen_ms > limit_ms or record.client_id in suspects
-            if not gone:
+            if log_ms - member.seen_ms <= limit_ms:
                 views[record.client_id] = MemberView(
                     record.client_id,
                     frozenset(record.topics),
                     is_draining=record.draining,
                     claims_max=record.capacity,
                     held=record.load,
+                    is_behind=BEHIND_LABEL in record.labels,
                 )
-        return tuple(view for _, view in sorted(views.items()))
+        return [view for _, view in sorted(views.items())]
+
+    # --- losses
+
+    def note_loss(self, key: Key) -> None:
+        """Note that a partition was lost, or given up against the policy's will."""
+        if self.counts_topics:
+            self.lost.add(key)
+
+    def settle_losses(self, holdings: Mapping[Key, Holding]) -> None:
+        """Forget losses of topics that nothing is held of any more."""
+        if self.lost:
+            held = {h.key.topic for h in holdings.values() if h.claim.is_owned}
+            self.lost = {key for key in self.lost if key.topic in held}
 
 
 def policy_interval_ms(context: Context) -> int:
@@ -181,3 +265,25 @@ def _is_mine(holding: Holding | None) -> bool:
     if holding is None:
         return False
     return holding.claim.is_owned or holding.claim.is_under_way
+
+
+def _is_ours_before(
+    known: KeyState | None,
+    lives: tuple[PreviousLife, ...],
+    owner: Owner,
+    *,
+    log_ms: int,
+) -> bool:
+    life = resumable(known, lives, client_id=owner.client_id, log_time_ms=log_ms)
+    return life is not None
+
+
+def _last_owner(
+    known: KeyState | None, note: KeyNote | None, *, is_owned: bool
+) -> str | None:
+    """Return who had a key before its owner, or last where nobody has it now."""
+    if is_owned:
+        return None if note is None else note.before
+    if known is not None and known.owner is not None:
+        return known.owner.client_id  # gone stale
+    return None if note is None else note.client_id

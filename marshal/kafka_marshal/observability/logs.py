@@ -12,6 +12,7 @@ VALUE_CHARS_MAX = 500
 _WARNINGS = frozenset(
     {
         "amo_exposed",
+        "behind",
         "clock_step",
         "close_unconfirmed",
         "config_torn",
@@ -22,11 +23,15 @@ _WARNINGS = frozenset(
         "log_poll_failed",
         "mirror_drift",
         "mirror_failed",
+        "policy_failed",
         "position_jumped",
         "range_unknown",
         "start_lookup_failed",
+        "topic_gone",
         "topic_unchecked",
+        "topics_limit",
         "uncommitted_backlog",
+        "wedged",
     }
 )
 _ERRORS = frozenset({"engine_failed", "position_out_of_range", "session_failed"})

@@ -52,6 +52,7 @@ class MemberView:
         is_draining: Whether it is leaving, and takes nothing new.
         claims_max: Most keys it will hold, 0 = no limit.
         held: How many keys it holds, of topics that we may not even see.
+        is_behind: Whether it told that it does not keep up itself.
     """
 
     client_id: str
@@ -59,6 +60,7 @@ class MemberView:
     is_draining: bool = False
     claims_max: int = 0
     held: int = 0
+    is_behind: bool = False
 
 
 @attrs.frozen

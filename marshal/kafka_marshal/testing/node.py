@@ -45,7 +45,11 @@ LIVES_MAX = 8
 
 @attrs.frozen
 class Wish:
-    """What a node consumes, and how; see ``Marshal.consumer``."""
+    """What a node consumes, and how; see ``Marshal.consumer``.
+
+    Nothing is given up as wedged or behind unless asked for: most tests are about
+    something else, and poll when it suits them.
+    """
 
     topics: tuple[str, ...]
     delivery: Delivery = Delivery.AT_LEAST_ONCE
@@ -53,6 +57,9 @@ class Wish:
     claims_max: int = 0
     offset_reset: str = "earliest"
     refresh_ms: int = 30_000
+    matches: Callable[[str], bool] | None = None
+    max_handling_ms: int | None = 0
+    releases_behind: bool = False
     options: ConsumerOptions = attrs.field(factory=ConsumerOptions)
 
 
@@ -166,6 +173,9 @@ class Node:
             StartRule(offset_reset=wish.offset_reset),
             wish.claims_max,
             wish.refresh_ms,
+            wish.matches,
+            wish.max_handling_ms,
+            wish.releases_behind,
         )
         self.session.subscribe(subscription)
         self.consumer = Consumer(

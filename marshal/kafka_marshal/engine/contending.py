@@ -1,0 +1,129 @@
+"""Contends for keys that nobody owns, or whose owner went stale (PROTOCOL 5.1)."""
+
+import msgspec
+
+from kafka_marshal.protocol.claiming import (
+    Claimant,
+    PreviousLife,
+    estimate,
+    key_secret,
+    resumable,
+)
+from kafka_marshal.protocol.notes import why_to_tags
+from kafka_marshal.protocol.records import Resume
+from kafka_marshal.protocol.state import KeyState
+from kafka_marshal.protocol.types import Key
+
+from .context import Context
+from .holding import Holding
+from .meters import vacancy
+from .outbox import Outbox
+
+JITTER_FREE_MS_MAX = 50
+JITTER_TAKEOVER_MS_MAX = 1_000
+
+
+class Contender:
+    """Drives the claim ladder of every key that a session wants and does not own."""
+
+    __slots__ = ("_claimant", "_context", "_lives", "_outbox", "_unresumable")
+
+    def __init__(
+        self, context: Context, outbox: Outbox, *, lives: tuple[PreviousLife, ...]
+    ) -> None:
+        self._context = context
+        self._claimant: Claimant = outbox.claimant
+        self._outbox = outbox
+        self._lives = lives
+        self._unresumable: set[Key] = set()
+
+    def drive(self, holding: Holding, now_ms: int, *, topic_id: bytes | None) -> None:
+        """Send a claim, or a resume, where the time for one has come."""
+        claim = holding.claim
+        context = self._context
+        replica = context.replica_of(claim.key)
+        elapsed_ms = replica.elapsed_ms(now_ms)
+        world, owner = replica.world, self._claimant.owner
+        guess = estimate(world, claim.key, elapsed_ms=elapsed_ms, claimant=owner)
+        known, wait_ms = guess.known, guess.wait_ms
+        life = self._life_to_resume(claim.key, known, elapsed_ms=elapsed_ms)
+        heartbeat_ms = context.heartbeat_interval_ms
+        limit_ms = 0  # nobody to run into: a first record need not wait
+        if context.has_company(claim.claimant):
+            limit_ms = min(heartbeat_ms // 10, JITTER_FREE_MS_MAX)
+        if known is not None and known.owner is not None:
+            limit_ms = min(heartbeat_ms // 10, JITTER_TAKEOVER_MS_MAX)
+        if life is not None:
+            wait_ms, limit_ms = 0, 0
+        jitter_ms = context.ports.entropy.below(limit_ms + 1)
+        answer_ms = max(heartbeat_ms // 2, 1)
+        if claim.wants_to_claim(
+            now_ms, wait_ms, jitter_ms=jitter_ms, answer_ms=answer_ms
+        ):
+            self._send(holding, known, life, topic_id=topic_id)
+
+    def cannot_resume(self, key: Key) -> None:
+        """Take that the log refused a resume: it is claimed like any other."""
+        self._unresumable.add(key)
+
+    def _life_to_resume(
+        self, key: Key, known: KeyState | None, *, elapsed_ms: int
+    ) -> PreviousLife | None:
+        world = self._context.replica_of(key).world
+        if key in self._unresumable or world.active_pause(key.group_id) is not None:
+            return None
+        return resumable(
+            known,
+            self._lives,
+            client_id=self._claimant.owner.client_id,
+            log_time_ms=world.now_ms + elapsed_ms,
+        )
+
+    def _send(
+        self,
+        holding: Holding,
+        known: KeyState | None,
+        life: PreviousLife | None,
+        *,
+        topic_id: bytes | None,
+    ) -> None:
+        claim = holding.claim
+        expected_epoch = None
+        if topic_id is not None and known is not None and known.topic_id is not None:
+            # PROTOCOL 5.1: another topic_id is a CAS.
+            expected_epoch = known.epoch if known.topic_id != topic_id else None
+        resume = None
+        if life is not None and known is not None:
+            secret = key_secret(life.master, claim.key)
+            resume = Resume(life.incarnation, known.epoch, secret)
+        config = self._context.replica_of(claim.key).world.config
+        generation = (config or self._context.settled).generation
+        tags = why_to_tags(self._why(holding, known, resumes=life is not None))
+        seq, sent_ms = self._outbox.send(
+            self._context.partition_of(claim.key),
+            lambda seq: msgspec.structs.replace(
+                claim.claim_record(
+                    seq,
+                    generation,
+                    topic_id=topic_id,
+                    expected_epoch=expected_epoch,
+                    resume=resume,
+                ),
+                tags=tags,
+            ),
+            key=claim.key,
+        )
+        claim.claim_sent(seq, sent_ms)
+        holding.vacancy = vacancy(known, resumes=life is not None)
+
+    def _why(self, holding: Holding, known: KeyState | None, *, resumes: bool) -> str:
+        """Return why the key is claimed, in the words that stand in the record."""
+        if known is None:
+            state = "never claimed before"
+        elif resumes:
+            state = "held by an earlier life"
+        elif known.owner is not None:
+            state = f"{known.owner.client_id} is stale"
+        else:
+            state = "free"
+        return f"{holding.why}; {state}" if holding.why else state

@@ -1,0 +1,145 @@
+"""From the settings of a consumer to what the engine pursues, checked on the way."""
+
+import re
+from collections.abc import Mapping, Sequence
+
+import attrs
+
+from kafka_marshal.engine import Delivery, StartRule, Subscription
+from kafka_marshal.engine.topics import TOPICS_MAX, Matches, matching_topics
+from kafka_marshal.errors import ConfigurationError, LogUnreadable
+from kafka_marshal.policies import Policy, find_policy
+from kafka_marshal.ports import DataLog, TopicInfo
+from kafka_marshal.protocol.codec import is_topic
+
+OFFSET_RESETS = ("earliest", "latest", "none")
+INTERNAL_PREFIX = "__"
+
+
+@attrs.frozen
+class Settings:
+    """What a consumer is to pursue; see ``Marshal.consumer``.
+
+    Attributes:
+        topics: Data topics by name, or none with a pattern.
+        pattern: Which topics to join, or None.
+        delivery: The guarantee.
+        policy: Name of a policy, or one.
+        claims_max: Most partitions, or whole topics.
+        auto_offset_reset: Where to start without a position.
+        metadata_refresh_ms: Time between two looks at metadata.
+        max_handling_ms: How long the application may be away; None = H.
+        release_behind: Whether to give up what is too much.
+        has_on_topics: Whether it is to be told of whole topics.
+    """
+
+    topics: Sequence[str]
+    pattern: str | re.Pattern[str] | None
+    delivery: Delivery
+    policy: str | Policy
+    claims_max: int
+    auto_offset_reset: str
+    metadata_refresh_ms: int
+    max_handling_ms: int | None
+    release_behind: bool
+    has_on_topics: bool
+
+    def __attrs_post_init__(self) -> None:
+        if bool(self.topics) == (self.pattern is not None):
+            raise ConfigurationError(
+                "name at least one topic, or give a pattern, not both",
+                setting="topics",
+            )
+        for topic in self.topics:
+            if not is_topic(topic):
+                raise ConfigurationError(
+                    f"{topic!r} is no valid topic name: 1 to 249 of A-Z a-z 0-9 . _ -",
+                    setting="topics",
+                )
+        if len(self.topics) > TOPICS_MAX:
+            raise ConfigurationError(
+                f"{len(self.topics)} topics are named, at most {TOPICS_MAX} can be; "
+                "use more consumers, of clients of their own",
+                setting="topics",
+            )
+        for name in ("claims_max", "max_handling_ms"):
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                raise ConfigurationError(
+                    f"{name} must be 0 (no limit) or more", setting=name
+                )
+        if self.metadata_refresh_ms < 1:
+            raise ConfigurationError(
+                "metadata_refresh_ms must be at least 1", setting="metadata_refresh_ms"
+            )
+        if self.auto_offset_reset not in OFFSET_RESETS:
+            raise ConfigurationError(
+                f"auto_offset_reset {self.auto_offset_reset!r} must be one of "
+                f"{', '.join(OFFSET_RESETS)}",
+                setting="auto_offset_reset",
+            )
+
+    def subscription(
+        self, group_id: str, data: DataLog, *, coordination_topic: str, timeout_ms: int
+    ) -> Subscription:
+        """Look the topics up, and return what to pursue.
+
+        Raises:
+            ConfigurationError: The policy or the pattern cannot be used.
+            LogUnreadable: A topic that was named does not exist.
+        """
+        policy = find_policy(self.policy)
+        matches = self._matches(coordination_topic)
+        found: Mapping[str, TopicInfo]
+        if matches is None:
+            found = data.describe(self.topics, timeout_ms)
+            topics = {topic: _existing(topic, found) for topic in self.topics}
+        else:
+            found = matching_topics(data, matches, timeout_ms=timeout_ms)
+            topics = dict(list(found.items())[:TOPICS_MAX])
+        subscription = Subscription(
+            group_id,
+            topics,
+            policy,
+            self.delivery,
+            StartRule(offset_reset=self.auto_offset_reset),
+            self.claims_max,
+            self.metadata_refresh_ms,
+            matches,
+            self.max_handling_ms,
+            self.release_behind,
+        )
+        if self.has_on_topics and not subscription.counts_topics:
+            raise ConfigurationError(
+                "on_topics tells of whole topics; it needs policy='topic'",
+                setting="on_topics",
+            )
+        return subscription
+
+    def _matches(self, coordination_topic: str) -> Matches | None:
+        """Return which topics to join: a full match, and never internal ones."""
+        if self.pattern is None:
+            return None
+        try:
+            pattern = re.compile(self.pattern)
+        except (re.error, TypeError) as error:
+            raise ConfigurationError(
+                f"pattern {self.pattern!r} is no regular expression: {error}",
+                setting="pattern",
+            ) from error
+
+        def matches(name: str) -> bool:
+            is_ours = name == coordination_topic or name.startswith(INTERNAL_PREFIX)
+            return not is_ours and pattern.fullmatch(name) is not None
+
+        return matches
+
+
+def _existing(topic: str, found: Mapping[str, TopicInfo]) -> TopicInfo:
+    info = found.get(topic)
+    if info is None or info.partition_count < 1:
+        raise LogUnreadable(
+            f"topic {topic!r} does not exist, or has no partitions, on this cluster; "
+            "check its name, or create it first"
+        )
+    return info
