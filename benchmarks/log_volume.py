@@ -1,0 +1,210 @@
+"""How much a held partition writes to the coordination log in an hour.
+
+One client holds partitions over a cluster in memory and virtual time, with the
+production engine: every beat and announcement is counted once nothing changes any
+more, as it is encoded. What Kafka adds to a record is measured on a real broker, by
+the size of its log: appended one by one, as beats of different coordinating
+partitions are. Told with BatchHeartbeat, as the product beats, and with one full
+Heartbeat a partition instead.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import attrs
+from kafka.admin import KafkaAdminClient
+from support import arguments, broker_argument, document, figure, say, tell
+
+from kafka_marshal import Admin
+from kafka_marshal.admin import Format
+from kafka_marshal.engine import Holding
+from kafka_marshal.engine.beats import Beater
+from kafka_marshal.kafka_io import ConnectionSettings
+from kafka_marshal.kafka_io.coordination import KafkaCoordinationLog
+from kafka_marshal.protocol.codec import decode, encode
+from kafka_marshal.protocol.delivery import AtLeastOnce
+from kafka_marshal.protocol.records import Heartbeat, Member
+from kafka_marshal.testing.broker import EmbeddedBroker
+from kafka_marshal.testing.node import Cluster, Wish
+
+K = 8
+HOUR_MS = 3_600_000
+H_MS = (5_000, 60_000)
+HELD = (1, 10, 100)
+STEP_MS = 250
+# How long is counted: some 180 beats and announcements; fewer in a smoke run.
+WINDOW_H, WINDOW_H_QUICK = 60, 6
+POSITION = 5_000_000_000
+TOPIC = "eu-west-1.payments.transactions"
+GROUP = "payments-enrichment"
+APPENDS = 200
+PATIENCE_MS = 30_000
+
+
+@attrs.frozen
+class Volume:
+    """What one client writes in an hour.
+
+    Attributes:
+        held: Partitions that it holds.
+        heartbeat_interval_ms: H.
+        is_batched: Whether beats of one T go together.
+        beat_records: Records that carry beats.
+        beat_bytes: Their encoded values.
+        member_records: Announcements.
+        member_bytes: Their encoded values.
+    """
+
+    held: int
+    heartbeat_interval_ms: int
+    is_batched: bool
+    beat_records: float
+    beat_bytes: float
+    member_records: float
+    member_bytes: float
+
+    @property
+    def records_each(self) -> float:
+        """Records per held partition and hour."""
+        return (self.beat_records + self.member_records) / self.held
+
+    def bytes_each(self, overhead: float) -> float:
+        """Bytes of log per held partition and hour, with what Kafka adds."""
+        values = self.beat_bytes + self.member_bytes
+        return values / self.held + self.records_each * overhead
+
+
+@contextmanager
+def beats_one_by_one(*, is_batched: bool) -> Iterator[None]:
+    """Let every partition have a Heartbeat of its own, where that is asked for."""
+    product = Beater._send  # noqa: SLF001 - the comparison is with what it does
+
+    def send(beater: Beater, partition: int, held: list[Holding]) -> list[int]:
+        one = beater._send_one  # noqa: SLF001 - the same
+        return [one(partition, each, each.position) for each in held]
+
+    try:
+        if not is_batched:
+            Beater._send = send  # noqa: SLF001
+        yield
+    finally:
+        Beater._send = product  # noqa: SLF001
+
+
+def hour(
+    held: int, heartbeat_interval_ms: int, *, window_h: int, is_batched: bool
+) -> Volume:
+    """Let one client hold partitions for so many H, and count for an hour of it."""
+    cluster = Cluster(heartbeat_interval_ms=heartbeat_interval_ms, partitions=K)
+    cluster.kafka.create_topic(TOPIC, held)
+    with beats_one_by_one(is_batched=is_batched):
+        node = cluster.node("worker-0001", group_id=GROUP, wish=Wish((TOPIC,)))
+        patience_ms = 4 * heartbeat_interval_ms
+        cluster.run_until(lambda: len(node.held) == held, patience_ms, step_ms=STEP_MS)
+        for holding in node.session.holdings.values():
+            assert isinstance(holding.progress, AtLeastOnce)
+            holding.progress.position = POSITION
+        cluster.run(heartbeat_interval_ms, step_ms=STEP_MS)
+        since_ms = cluster.clock.wall_ms()
+        window_ms = window_h * heartbeat_interval_ms
+        cluster.run(window_ms, step_ms=STEP_MS)
+    assert len(node.held) == held
+    beats, members = [], []
+    for partition in range(K):
+        for stored in cluster.kafka.log(cluster.place(partition)).records:
+            if stored.timestamp_ms > since_ms:
+                is_member = isinstance(decode(stored.value), Member)
+                (members if is_member else beats).append(len(stored.value or b""))
+    counted = (len(beats), sum(beats), len(members), sum(members))
+    of_an_hour = [each * HOUR_MS / window_ms for each in counted]
+    return Volume(held, heartbeat_interval_ms, is_batched, *of_an_hour)
+
+
+def overhead_bytes(servers: str) -> float:
+    """Return what a record takes in Kafka's log beside its value."""
+    topic = f"marshal-volume-{time.time_ns()}"
+    with Admin(servers, coordination_topic=topic) as admin:
+        admin.format_topic(Format(partition_count=1))
+    settings = ConnectionSettings(servers, coordination_topic=topic)
+    value = encode(
+        Heartbeat(
+            "worker-0001", GROUP, bytes(16), 1, TOPIC, 0, 1, POSITION, rewind=True
+        )
+    )
+    before = _log_size(servers, topic)
+    log = KafkaCoordinationLog(settings, heartbeat_interval_ms=PATIENCE_MS)
+    try:
+        for _ in range(APPENDS):
+            append = log.append(0, value)
+            deadline = time.monotonic() + PATIENCE_MS / 1_000
+            while not append.is_done():
+                if time.monotonic() > deadline:
+                    raise SystemExit("the broker does not acknowledge")
+                time.sleep(0.001)
+    finally:
+        log.close(PATIENCE_MS)
+    return (_log_size(servers, topic) - before) / APPENDS - len(value)
+
+
+def _log_size(servers: str, topic: str) -> int:
+    admin = KafkaAdminClient(bootstrap_servers=servers)
+    try:
+        answer = admin.describe_log_dirs({topic: [0]})
+    finally:
+        admin.close()
+    return sum(
+        partition["partition_size"]
+        for broker in answer
+        for log_dir in broker["log_dirs"]
+        for found in log_dir["topics"]
+        if found["name"] == topic
+        for partition in found["partitions"]
+    )
+
+
+def measured_overhead(servers: str | None) -> float:
+    """Measure on the broker that is named, or on one of our own."""
+    if servers is not None:
+        return overhead_bytes(servers)
+    with EmbeddedBroker() as broker:
+        return overhead_bytes(broker.bootstrap_servers)
+
+
+def main() -> None:
+    """Run the benchmark and print its document."""
+    parser = arguments(__doc__ or "")
+    broker_argument(parser)
+    options = parser.parse_args()
+    overhead = measured_overhead(options.bootstrap_servers)
+    say(f"Kafka adds {overhead:.1f} bytes to a record")
+    figures = [figure("what Kafka adds to a record", "bytes", [overhead])]
+    volumes = []
+    window_h = WINDOW_H_QUICK if options.quick else WINDOW_H
+    for h_ms in H_MS:
+        for held in HELD[:2] if options.quick else HELD:
+            for is_batched in (True, False):
+                volume = hour(held, h_ms, window_h=window_h, is_batched=is_batched)
+                how = "batched" if is_batched else "one by one"
+                name = f"H = {h_ms // 1_000} s, {held} held, {how}"
+                records = [volume.records_each]
+                taken = [volume.bytes_each(overhead) / 1_024]
+                figures.append(figure(name, "records/partition/h", records))
+                figures.append(figure(name, "KiB/partition/h", taken))
+                volumes.append(attrs.asdict(volume))
+                say(f"{name}: {records[0]:.0f} records, {taken[0]:.0f} KiB")
+    settings = {"coordinating_partitions": K, "window_in_h": window_h}
+    tell(
+        document(
+            "log_volume",
+            figures,
+            settings=settings,
+            is_quick=options.quick,
+            more={"volumes": volumes},
+        ),
+        options.out,
+    )
+
+
+if __name__ == "__main__":
+    main()
