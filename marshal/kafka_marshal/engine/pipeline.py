@@ -14,7 +14,13 @@ from operator import attrgetter
 import attrs
 
 from kafka_marshal.ports import DataReader, Record
-from kafka_marshal.protocol.granting import US_PER_MS, AtMostOnce, Pace
+from kafka_marshal.protocol.granting import (
+    US_PER_MS,
+    WORK_PER_REQUEST_US,
+    AtMostOnce,
+    Pace,
+    averaged,
+)
 
 from .engine import Engine
 from .place import Place
@@ -33,13 +39,14 @@ class _Meter:
     count: int = 0
     starved_ms: int = 0
     starving_since_ms: int | None = None
+    asked_ms: int = 0
 
     def starve(self, now_ms: int) -> None:
         """Note that there is something fetched, and nothing granted yet."""
         if self.starving_since_ms is None:
             self.starving_since_ms = now_ms
 
-    def take(self, count: int, *, batch: int, now_ms: int, round_trip_us: int) -> None:
+    def take(self, count: int, now_ms: int, *, round_trip_us: int) -> None:
         """Note that so many records were handed out."""
         if self.starving_since_ms is not None:
             # Who looks again only much later was not kept waiting for all of it.
@@ -47,11 +54,15 @@ class _Meter:
             self.starved_ms += min(waited_ms, round_trip_us // US_PER_MS + 1)
             self.starving_since_ms = None
         self.count += count
-        if self.count >= batch:
-            busy_ms = max(0, now_ms - self.since_ms - self.starved_ms)
-            batch_ms = busy_ms * batch // self.count
-            self.pace.on_batch(batch_ms, round_trip_us=round_trip_us)
-            self.since_ms, self.count, self.starved_ms = now_ms, 0, 0
+
+    def batch_ms(self, batch: int, now_ms: int) -> int | None:
+        """Return how long a batch took, once one is through; None before."""
+        if self.count < batch:
+            return None
+        busy_ms = max(0, now_ms - self.since_ms - self.starved_ms)
+        taken_ms = busy_ms * batch // self.count
+        self.since_ms, self.count, self.starved_ms = now_ms, 0, 0
+        return taken_ms
 
 
 class Pipeline:
@@ -82,6 +93,10 @@ class Pipeline:
         self._batches_max = batches_max
         self._clock = engine.context.ports.clock
         self._meters: dict[object, _Meter] = {}
+        # All partitions together: average work of a batch, and since when it counts.
+        self._work_us = 0
+        self._work_since_ms = self._clock.now_ms()
+        self._work_count = 0
 
     def _meter(self, place: Place) -> _Meter:
         meter = self._meters.get(place.partition)
@@ -90,26 +105,38 @@ class Pipeline:
             self._meters[place.partition] = meter
         return meter
 
-    def is_full(self, place: Place) -> bool:
-        """Return whether as much is fetched as may be at risk."""
-        return place.buffered_count >= self._meter(place).pace.depth * self._most
+    def is_full(self, place: Place, *, is_held: bool = False) -> bool:
+        """Return whether enough is fetched of a place.
+
+        Args:
+            place: The place.
+            is_held: Whether it was full before. It fills up to more than can be
+                used next, and is emptied to less: each change costs the reader.
+        """
+        batches = self._meter(place).pace.depth if is_held else self._batches_max + 2
+        return place.buffered_count >= batches * self._most
+
+    def is_hungry(self, place: Place) -> bool:
+        """Return whether less is fetched of a place than can be used next."""
+        return not self.is_full(place, is_held=True)
 
     # --- asking
 
     def ask(self, places: Iterable[Place]) -> bool:
         """Ask for what was fetched; return whether a verdict is awaited."""
-        is_waiting = False
+        places = list(places)
         with self._engine.changed:
             now_ms = self._clock.now_ms()
+            is_busy = any(map(self._is_served, places))
             for place in places:
                 progress = place.holding.progress
-                if isinstance(progress, AtMostOnce):
-                    if place.buffered_count:
-                        self._ask_for(place, progress, now_ms)
-                    is_waiting = is_waiting or progress.outstanding_count > 0
-        return is_waiting
+                if isinstance(progress, AtMostOnce) and place.buffered_count:
+                    self._ask_for(place, progress, now_ms, is_busy=is_busy)
+            return self.awaits(places)
 
-    def _ask_for(self, place: Place, progress: AtMostOnce, now_ms: int) -> None:
+    def _ask_for(
+        self, place: Place, progress: AtMostOnce, now_ms: int, *, is_busy: bool
+    ) -> None:
         holding = place.holding
         fresh = bisect_left(place.fetched, progress.next_first, place.at, key=_offset)
         is_idle = progress.granted is None and not progress.outstanding_count
@@ -118,15 +145,22 @@ class Pipeline:
             fresh = place.at
         unasked = len(place.fetched) - fresh
         self._session.grants.look(holding)
-        depth = self._meter(place).pace.depth
+        meter = self._meter(place)
+        pace = meter.pace
         if not unasked or not holding.may_hand_out(now_ms):
             return
-        room = depth * self._most - holding.lent_count - (fresh - place.at)
-        if room < self._most or not progress.may_request(depth):
+        wanted = pace.step * self._most
+        room = pace.depth * self._most - holding.lent_count - (fresh - place.at)
+        if room < wanted or not progress.may_request(pace.depth):
             return
         count = min(unasked, room)
-        if count < self._most and progress.outstanding_count:
-            return  # it can go along with what comes meanwhile
+        if count < wanted:
+            # It grows while there is something yet to use, here or, for a moment,
+            # in another partition.
+            is_soon = now_ms - meter.asked_ms < WORK_PER_REQUEST_US // US_PER_MS
+            if progress.resume_at < progress.next_first or (is_busy and is_soon):
+                return
+        meter.asked_ms = now_ms
         last = place.fetched[fresh + count - 1].offset
         self._session.grants.request(holding, last)
 
@@ -165,15 +199,25 @@ class Pipeline:
     def _measure(self, place: Place, progress: AtMostOnce, count: int) -> None:
         meter = self._meter(place)
         now_ms = self._clock.now_ms()
+        round_trip_us = progress.round_trip_us
         if count:
-            meter.take(
-                count,
-                batch=self._most,
-                now_ms=now_ms,
-                round_trip_us=progress.round_trip_us,
-            )
+            self._measure_work(count, now_ms)
+            meter.take(count, now_ms, round_trip_us=round_trip_us)
+            batch_ms = meter.batch_ms(self._most, now_ms)
+            if batch_ms is not None:
+                meter.pace.on_batch(
+                    batch_ms, round_trip_us=round_trip_us, work_us=self._work_us
+                )
         elif progress.outstanding_count:
             meter.starve(now_ms)
+
+    def _measure_work(self, count: int, now_ms: int) -> None:
+        self._work_count += count
+        if self._work_count >= self._most:
+            took_us = (now_ms - self._work_since_ms) * US_PER_MS
+            sample_us = max(1, took_us * self._most // self._work_count)
+            self._work_us = averaged(self._work_us, sample_us)
+            self._work_since_ms, self._work_count = now_ms, 0
 
     def await_grant(self, places: Iterable[Place], timeout_ms: int) -> None:
         """Wait until the engine has news, unless something is granted already."""

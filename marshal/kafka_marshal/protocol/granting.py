@@ -21,6 +21,7 @@ DEPTH_MAX_DEFAULT = 4
 GAIN_MIN = 20
 SAMPLES_PER_AVERAGE = 4
 FEWER_IN_A_ROW = 8
+WORK_PER_REQUEST_US = 20_000
 US_PER_MS = 1_000
 
 
@@ -261,21 +262,32 @@ class AtMostOnce:
         return lost
 
 
-def depth_for(round_trip_us: int, batch_us: int, *, most: int) -> int:
-    """Return how many batches should be at risk so that no round trip is waited for.
+def lead_for(round_trip_us: int, batch_us: int) -> int:
+    """Return how many batches must be at hand so that no round trip is waited for.
 
-    One is in hand; while it is worked on the next ones are asked for. As many as
-    a round trip lasts, but none where a round trip is next to nothing beside the
-    work of a batch: what is asked for ahead is what a crash loses.
+    None but the one in hand, 0 here, where a round trip is next to nothing beside
+    the work of a batch: what is asked for ahead is what a crash loses.
 
     Args:
         round_trip_us: From asking to the verdict.
-        batch_us: Time that one batch keeps the application busy, at least 1.
-        most: Upper bound, at least 1.
+        batch_us: From one batch of the partition to the next, waiting left out;
+            at least 1.
     """
     if round_trip_us * GAIN_MIN <= batch_us:
-        return 1
-    return max(1, min(most, -(-round_trip_us // batch_us) + 1))
+        return 0
+    return -(-round_trip_us // batch_us)
+
+
+def step_for(work_us: int) -> int:
+    """Return how many batches to ask for at once.
+
+    A request costs every thread a little, so they do not come more often than
+    the work of some milliseconds.
+
+    Args:
+        work_us: Work of one batch, of whatever partition; at least 1.
+    """
+    return -(-WORK_PER_REQUEST_US // work_us)
 
 
 def averaged(average: int, sample: int) -> int:
@@ -293,27 +305,39 @@ class Pace:
 
     Attributes:
         depth: Batches in hand, granted and asked for, together.
-        most: Upper bound.
+        step: How many of them to ask for at once.
+        most: Upper bound of the depth.
         batch_us: Average of what a batch takes; 0 before the first.
     """
 
-    __slots__ = ("_fewer", "batch_us", "depth", "most")
+    __slots__ = ("_fewer", "batch_us", "depth", "most", "step")
 
     def __init__(self, most: int) -> None:
-        self.depth = 1
+        self.depth = self.step = 1
         self.most = most
         self.batch_us = 0
         self._fewer = 0
 
-    def on_batch(self, batch_ms: int, *, round_trip_us: int) -> None:
-        """Take how long a batch kept the application busy, waiting left out."""
+    def on_batch(self, batch_ms: int, *, round_trip_us: int, work_us: int) -> None:
+        """Take how long it was from one batch to the next.
+
+        Args:
+            batch_ms: Of this partition; waiting for grants left out.
+            round_trip_us: Average time from asking to the verdict.
+            work_us: Average work of a batch, of whatever partition.
+        """
         if not round_trip_us:
             return
         # A long silence must not hide for long that work has come.
         longest_us = 2 * GAIN_MIN * round_trip_us
         sample_us = max(1, min(batch_ms * US_PER_MS, longest_us))
         self.batch_us = averaged(self.batch_us, sample_us)
-        wanted = depth_for(round_trip_us, self.batch_us, most=self.most)
+        lead = lead_for(round_trip_us, self.batch_us)
+        step = step_for(max(1, work_us))
+        self._move(min(self.most, lead + step if lead else 1))
+        self.step = max(1, min(step, self.depth - lead))
+
+    def _move(self, wanted: int) -> None:
         self._fewer = self._fewer + 1 if wanted < self.depth else 0
         if wanted > self.depth:
             self.depth += 1

@@ -8,12 +8,14 @@ from kafka_marshal.protocol.granting import (
     FEWER_IN_A_ROW,
     GAIN_MIN,
     REQUESTS_IN_FLIGHT_MAX,
+    WORK_PER_REQUEST_US,
     AtMostOnce,
     Grant,
     GrantRequest,
     Pace,
     averaged,
-    depth_for,
+    lead_for,
+    step_for,
 )
 from kafka_marshal.protocol.transition import Transition
 
@@ -352,56 +354,74 @@ def test_what_is_given_up_is_reported_once_and_never_handed_out(bench):
 
 
 @pytest.mark.parametrize(
-    ("round_trip_us", "batch_us", "depth"),
+    ("round_trip_us", "batch_us", "lead"),
     [
-        pytest.param(1, 1, 2, id="equal"),
-        pytest.param(3_000, 10_000, 2, id="shorter"),
-        pytest.param(10_000, 10_000 * GAIN_MIN, 1, id="next-to-nothing"),
-        pytest.param(10_000, 10_000 * GAIN_MIN - 1, 2, id="worth-it"),
-        pytest.param(10_001, 10_000, 3, id="just-above"),
-        pytest.param(30_000, 10_000, 4, id="three-batches"),
-        pytest.param(900_000, 10, 8, id="bounded"),
+        pytest.param(1, 1, 1, id="equal"),
+        pytest.param(3_000, 10_000, 1, id="shorter"),
+        pytest.param(10_000, 10_000 * GAIN_MIN, 0, id="next-to-nothing"),
+        pytest.param(10_000, 10_000 * GAIN_MIN - 1, 1, id="worth-it"),
+        pytest.param(10_001, 10_000, 2, id="just-above"),
+        pytest.param(30_000, 10_000, 3, id="three-batches"),
     ],
 )
-def test_the_depth_hides_a_round_trip(round_trip_us, batch_us, depth):
-    assert depth_for(round_trip_us, batch_us, most=8) == depth
+def test_so_much_ahead_hides_a_round_trip(round_trip_us, batch_us, lead):
+    assert lead_for(round_trip_us, batch_us) == lead
+
+
+@pytest.mark.parametrize(
+    ("work_us", "step"),
+    [(1, WORK_PER_REQUEST_US), (WORK_PER_REQUEST_US - 1, 2), (WORK_PER_REQUEST_US, 1)],
+)
+def test_requests_do_not_come_too_often(work_us, step):
+    assert step_for(work_us) == step
+
+
+SLOW_US = 10**9  # the work of a batch that is worth a request of its own
+
+
+def paced(pace, times, batch_ms, round_trip_us, work_us=SLOW_US):
+    depths = []
+    for _ in range(times):
+        pace.on_batch(batch_ms, round_trip_us=round_trip_us, work_us=work_us)
+        depths.append(pace.depth)
+    return depths
 
 
 def test_a_bound_of_one_is_no_pipelining():
-    assert depth_for(900_000, 10, most=1) == 1
+    pace = Pace(1)
+    assert set(paced(pace, 20, 0, 900_000, 1)) == {1}
+    assert pace.step == 1
 
 
 def test_it_begins_with_one_and_grows_one_by_one():
     pace = Pace(4)
     assert pace.depth == 1
-    depths = []
-    for _ in range(5):
-        pace.on_batch(10, round_trip_us=100_000)
-        depths.append(pace.depth)
-    assert depths == [2, 3, 4, 4, 4]
+    assert paced(pace, 5, 10, 100_000) == [2, 3, 4, 4, 4]
+    assert pace.step == 1
+
+
+def test_quick_batches_are_asked_for_several_at_once():
+    pace = Pace(4)
+    assert paced(pace, 5, 10, 9_000, 5_000) == [2, 3, 4, 4, 4]
+    assert pace.step == 3  # one is in hand meanwhile
+    assert paced(pace, 1, 10, 15_000, 5_000) == [4]
+    assert pace.step == 2  # a longer round trip needs more at hand
 
 
 def test_without_a_round_trip_nothing_is_decided():
     pace = Pace(4)
-    pace.on_batch(10, round_trip_us=0)
-    assert (pace.depth, pace.batch_us) == (1, 0)
+    assert paced(pace, 1, 10, 0) == [1]
+    assert pace.batch_us == 0
 
 
 def test_it_shrinks_only_after_many_batches_in_a_row():
     pace = Pace(4)
-    for _ in range(3):
-        pace.on_batch(10, round_trip_us=100_000)
-    slow = {"round_trip_us": 10_000}
+    paced(pace, 3, 10, 100_000)
     pace.batch_us = 10_000
-    for _ in range(FEWER_IN_A_ROW - 1):
-        pace.on_batch(10, **slow)
-    assert pace.depth == 4
-    pace.on_batch(10, round_trip_us=100_000)  # one that needs all of it
-    for _ in range(FEWER_IN_A_ROW - 1):
-        pace.on_batch(10, **slow)
-    assert pace.depth == 4
-    pace.on_batch(10, **slow)
-    assert pace.depth == 3
+    assert set(paced(pace, FEWER_IN_A_ROW - 1, 10, 10_000)) == {4}
+    paced(pace, 1, 10, 100_000)  # one that needs all of it
+    assert set(paced(pace, FEWER_IN_A_ROW - 1, 10, 10_000)) == {4}
+    assert paced(pace, 1, 10, 10_000) == [3]
 
 
 def test_it_settles_and_stays():
@@ -410,7 +430,7 @@ def test_it_settles_and_stays():
     depths = set()
     for number in range(400):
         batch_ms = (7, 13, 10, 4, 16)[number % 5]
-        pace.on_batch(batch_ms, round_trip_us=25_000)
+        pace.on_batch(batch_ms, round_trip_us=25_000, work_us=SLOW_US)
         if number >= 100:
             depths.add(pace.depth)
     assert len(depths) == 1
@@ -418,30 +438,19 @@ def test_it_settles_and_stays():
 
 def test_a_long_silence_is_soon_forgotten():
     pace = Pace(4)
-    pace.on_batch(3_600_000, round_trip_us=10_000)
-    assert pace.depth == 1
-    took = 0
-    while pace.depth < 2:
-        pace.on_batch(10, round_trip_us=10_000)
-        took += 1
-    assert took <= 8
+    assert paced(pace, 1, 3_600_000, 10_000) == [1]
+    assert paced(pace, 8, 10, 10_000)[-1] > 1
 
 
 def test_a_slow_handler_has_nothing_ahead():
     pace = Pace(4)
-    for _ in range(40):
-        pace.on_batch(5_000, round_trip_us=10_000)
-    assert pace.depth == 1
+    assert set(paced(pace, 40, 5_000, 10_000)) == {1}
+    assert pace.step == 1
 
 
 def test_a_handler_of_no_time_at_all_gets_the_most():
     pace = Pace(4)
-    for _ in range(10):
-        pace.on_batch(0, round_trip_us=1)
-    assert pace.depth == 2
-    for _ in range(40):
-        pace.on_batch(0, round_trip_us=5_000)
-    assert pace.depth == 4
+    assert paced(pace, 10, 0, 5_000, 0)[-1] == 4
     assert pace.batch_us == 1
 
 
