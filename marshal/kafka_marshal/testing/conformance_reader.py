@@ -1,12 +1,15 @@
 """The checks of data readers; ``conformance`` runs them with all others."""
 # ruff: noqa: PLR2004 - the numbers of a check are its point
 
+import pickle
 import time
+from collections.abc import Sequence
 from contextlib import suppress
+from copy import copy
 
 from kafka_marshal.errors import InvalidTransition, PositionError
 from kafka_marshal.ports import DataReader, Record
-from kafka_marshal.protocol.types import TimestampType, TopicPartition
+from kafka_marshal.protocol.types import TimestampType, Token, TopicPartition
 from kafka_marshal.testing.rig import (
     LATE_S,
     POLL_MS,
@@ -39,6 +42,84 @@ def records_come_whole_and_in_order(rig: Rig) -> None:
     assert first.token is None
     assert (second.key, second.value, second.headers) == (b"k", None, ())
     assert (third.key, third.value, third.offset) == (None, b"", 2)
+    reader.close(TIMEOUT_MS)
+
+
+def _polled(reader: DataReader, count: int) -> list[Sequence[Record]]:
+    """Poll until so many records came; return what held them, as it came."""
+    found: list[Sequence[Record]] = []
+
+    def has_all() -> bool:
+        found.extend(reader.poll(POLL_MS, count).values())
+        return sum(map(len, found)) == count
+
+    until(has_all, f"{count} records read")
+    return found
+
+
+def records_are_values(rig: Rig) -> None:
+    """Sequences can be cut and gone through again; records cannot be changed."""
+    (place,) = filled(rig, [5])
+    reader = rig.data_log().reader()
+    reader.assign([place])
+    reader.seek(place, 0)
+    found = _polled(reader, 5)
+    for records in found:
+        every = list(records)
+        assert len(every) == len(records) == len(list(records))
+        assert (records[0], records[-1]) == (every[0], every[-1])
+        assert list(records[1:]) == every[1:]
+        assert list(records[:-1]) == every[:-1]
+        assert not records[len(every) :]
+        for record in every:
+            assert pickle.loads(pickle.dumps(record)) == record  # noqa: S301 - our own
+            assert len({record, copy(record)}) == 1
+            with suppress(AttributeError):
+                setattr(record, "offset", 7)  # noqa: B010 - mypy knows it is refused
+                raise AssertionError("a record was changed")
+    offsets = [record.offset for records in found for record in records]
+    assert offsets == list(range(5))
+    reader.close(TIMEOUT_MS)
+
+
+def records_carry_the_token_of_their_seek(rig: Rig) -> None:
+    """A seek sets the token of what comes after it, and of nothing before."""
+    (place,) = filled(rig, [4])
+    reader = rig.data_log().reader()
+    reader.assign([place])
+    earlier, later = Token(1, 0, 5), Token(1, 0, 9)
+    reader.seek(place, 0, token=earlier)
+    first = read_records(reader, 2, at_once=2)
+    reader.seek(place, 2, token=later)
+    second = read_records(reader, 2)
+    assert [record.token for record in first] == [earlier] * 2
+    assert [record.token for record in second] == [later] * 2
+    reader.assign([])
+    reader.assign([place])
+    reader.seek(place, 3)
+    assert [record.token for record in read_records(reader, 1)] == [None]
+    reader.close(TIMEOUT_MS)
+
+
+def ends_come_with_fetches(rig: Rig) -> None:
+    """The reader knows where the logs end that it fetches from, and no others."""
+    a, b = filled(rig, [5, 3])
+    reader = rig.data_log().reader()
+    reader.assign([a, b])
+    reader.seek(a, 0)
+    reader.seek(b, 0)
+    assert reader.ends() == {}
+    read_records(reader, 8)
+
+    def end_are(wanted: dict[TopicPartition, int]) -> bool:
+        reader.poll(POLL_MS, 10)
+        return reader.ends() == wanted
+
+    until(lambda: end_are({a: 5, b: 3}), "both ends known")
+    rig.write(a, b"new")
+    until(lambda: end_are({a: 6, b: 3}), "the new end known")
+    reader.assign([b])
+    assert reader.ends() == {b: 3}
     reader.close(TIMEOUT_MS)
 
 
@@ -198,6 +279,9 @@ def a_closed_reader_stays_closed(rig: Rig) -> None:
 
 READER_CHECKS: tuple[Check, ...] = (
     records_come_whole_and_in_order,
+    records_are_values,
+    records_carry_the_token_of_their_seek,
+    ends_come_with_fetches,
     polls_are_bounded,
     assignment_is_exact,
     a_seek_drops_what_was_buffered,
