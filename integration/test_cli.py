@@ -36,6 +36,8 @@ class Cli:
             "MARSHAL_BOOTSTRAP_SERVER": domain.servers,
             "MARSHAL_COORDINATION_TOPIC": domain.topic,
             "MARSHAL_STATE_DIR": str(state_dir),
+            "XDG_CACHE_HOME": str(state_dir / "cache"),
+            "XDG_CONFIG_HOME": str(state_dir / "config"),
         }
         self._logs = state_dir
 

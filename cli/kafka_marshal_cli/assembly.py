@@ -12,6 +12,7 @@ from kafka_marshal_cli.commands import (
     claims,
     clients,
     cluster,
+    completion,
     config,
     consume,
     demo,
@@ -78,6 +79,7 @@ for name, noun in {
     "amo": amo,
     "cluster": cluster,
     "config": config,
+    "completion": completion,
     "log": log,
     "broker": broker,
 }.items():

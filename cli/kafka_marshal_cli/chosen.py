@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from kafka_marshal import ConfigurationError
-from kafka_marshal_cli import profiles
+from kafka_marshal_cli import names, profiles
 from kafka_marshal_cli.profiles import Profile, Value
 from kafka_marshal_cli.render import escape
 
@@ -129,6 +129,7 @@ def _profile(callback: Any) -> Any:  # noqa: ANN401 - typer's own types
         metavar="NAME",
         is_eager=True,
         callback=callback,
+        autocompletion=names.profile_names,
         help="Which of its profiles. Environment: MARSHAL_PROFILE.",
         rich_help_panel=PROFILE_PANEL,
     )

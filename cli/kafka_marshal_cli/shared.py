@@ -22,7 +22,7 @@ import typer
 
 from kafka_marshal import Admin, ConfigurationError, World, WorldWatch
 from kafka_marshal.views import LogScan
-from kafka_marshal_cli import parsing, profiles, render
+from kafka_marshal_cli import names, parsing, profiles, render
 from kafka_marshal_cli.chosen import Chosen, Config, ProfileName
 from kafka_marshal_cli.exits import ExitCode, exit_code, message
 
@@ -143,7 +143,7 @@ class Call:
         self, *, offset: Mapping[int, int] | None = None, time_ms: int | None = None
     ) -> World:
         """Read the log and return the world, whatever it holds."""
-        return World.at(
+        world = World.at(
             self.bootstrap_servers,
             offset=offset,
             time_ms=time_ms,
@@ -152,6 +152,9 @@ class Call:
             transport=self.transport,
             timeout_ms=self.timeout_ms,
         )
+        if offset is None and time_ms is None:
+            names.keep(world, self.bootstrap_servers, topic=self.coordination_topic)
+        return world
 
     def formatted_world(self) -> World:
         """Read the log and return the world of a topic that is in order."""
@@ -286,6 +289,8 @@ def command(
 
     def decorate(function: Body) -> Body:
         own = list(inspect.signature(function).parameters.values())[1:]
+        for parameter in own:
+            names.complete(parameter.name, parameter.annotation)
 
         @wraps(function)
         def run(**values: Any) -> None:  # noqa: ANN401 - whatever the options hold

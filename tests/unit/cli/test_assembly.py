@@ -19,6 +19,7 @@ COMMANDS = {
     "claims who",
     "clients list",
     "cluster id",
+    "completion show",
     "config path",
     "config show",
     "consume",

@@ -1,0 +1,132 @@
+"""Names that shells complete: what is kept, for how many, and what is not."""
+
+import json
+from types import SimpleNamespace
+from typing import Annotated
+
+import pytest
+import typer
+from logkit import Log, member
+
+from kafka_marshal import Key, World
+from kafka_marshal_cli import names
+from kafka_marshal_cli.names import DOMAINS_MAX, NAMES_MAX, cache_path, keep
+
+
+@pytest.fixture(autouse=True)
+def cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return cache_path()
+
+
+def world(*, group="billing", topic="payments", client="w1"):
+    log = Log()
+    log.claimed(client, key=Key(group, topic, 0))
+    log.append(member("w2", group="other"))
+    return World([log.state], {})
+
+
+def context(servers="s:1", topic="__marshal"):
+    params = {"bootstrap_server": servers, "coordination_topic": topic}
+    return SimpleNamespace(params=params)
+
+
+def test_names_of_a_world_are_completed():
+    keep(world(), "s:1", topic="__marshal")
+    assert names.groups(context(), "") == ["billing", "other"]
+    assert names.groups(context(), "b") == ["billing"]
+    assert names.topics(context(), "") == ["payments"]
+    assert names.clients(context(), "") == ["w1", "w2"]
+
+
+def test_names_of_the_cluster_that_is_meant_else_of_the_last():
+    keep(world(group="one"), "s:1", topic="__marshal")
+    keep(world(group="two"), "s:2", topic="__marshal")
+    assert names.groups(context("s:1"), "o") == ["one", "other"]
+    assert names.groups(context("s:2"), "tw") == ["two"]
+    assert names.groups(context("unknown:1"), "tw") == ["two"]
+
+
+def test_the_file_is_for_its_owner_alone(cache):
+    keep(world(), "s:1", topic="__marshal")
+    assert cache.stat().st_mode & 0o777 == 0o600
+    assert cache.parent.stat().st_mode & 0o777 == 0o700
+    assert [path.name for path in cache.parent.iterdir()] == [cache.name]
+
+
+def test_the_file_is_left_alone_where_nothing_is_new(cache):
+    keep(world(), "s:1", topic="__marshal")
+    before = cache.stat().st_ino
+    keep(world(), "s:1", topic="__marshal")
+    assert cache.stat().st_ino == before
+
+
+def test_it_is_bounded(cache):
+    log = Log()
+    for number in range(NAMES_MAX + 5):
+        log.claimed(key=Key(f"g{number}", "t", 0))
+    many = World([log.state], {})
+    for number in range(DOMAINS_MAX + 2):
+        keep(many, f"s:{number}", topic="t")
+    domains = json.loads(cache.read_text())["domains"]
+    assert len(domains) == DOMAINS_MAX
+    assert domains[0]["servers"] == f"s:{DOMAINS_MAX + 1}"
+    assert len(domains[0]["groups"]) == NAMES_MAX
+
+
+HOSTILE = ["$(reboot)", "a b", "`x`", "a;b", "\x1b[31m", "a\nb", "*", "-", 7, None]
+
+
+def test_nothing_but_names_reaches_a_shell(cache):
+    domain = {"servers": "s:1", "topic": "__marshal", "groups": [*HOSTILE, "ok"]}
+    cache.parent.mkdir()
+    cache.write_text(json.dumps({"version": 1, "domains": [domain]}))
+    assert names.groups(context(), "") == ["-", "ok"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        '{"version": 2, "domains": []}',
+        '{"version": 1, "domains": 7}',
+        '{"version": 1, "domains": [7, {"groups": 7}]}',
+        "[" * 100_000,
+    ],
+    ids=lambda text: text[:30],
+)
+def test_a_damaged_file_is_no_names_and_is_replaced(cache, text):
+    cache.parent.mkdir()
+    cache.write_text(text)
+    assert names.groups(context(), "") == []
+    keep(world(), "s:1", topic="__marshal")
+    assert names.groups(context(), "b") == ["billing"]
+
+
+def test_where_it_cannot_be_kept_nothing_happens(monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    keep(world(), "s:1", topic="__marshal")
+    assert names.groups(context(), "") == []
+
+
+def test_profiles_come_from_their_file(tmp_path, monkeypatch):
+    path = tmp_path / "c.toml"
+    path.write_text("[profiles.prod]\n[profiles.'$(x)']\n")
+    given = SimpleNamespace(params={"config": str(path)})
+    assert names.profile_names(given, "p") == ["prod"]
+    assert names.profile_names(given, "$") == []
+    path.write_text("nonsense")
+    assert names.profile_names(given, "") == []
+
+
+def test_an_option_says_by_its_placeholder_what_it_takes():
+    group, other = typer.Option(metavar="GROUP"), typer.Option(metavar="X")
+    names.complete("g", Annotated[str, group])
+    names.complete("o", Annotated[str, other, "no description"])
+    names.complete("p", int)
+    assert group.autocompletion is names.groups
+    assert other.autocompletion is None
