@@ -23,6 +23,7 @@ from kafka_marshal.protocol.delivery import AtLeastOnce
 from kafka_marshal.protocol.granting import DEPTH_MAX_DEFAULT, AtMostOnce
 from kafka_marshal.protocol.types import Token, TopicPartition
 
+from .ahead import ReadAhead
 from .engine import Engine
 from .holding import Delivery, Holding
 from .pipeline import Pipeline
@@ -35,6 +36,13 @@ BACKLOG_WARNING = 1_000
 FETCH_SLICE_MS = 100
 WAIT_SLICE_MS = 50
 LOOK_AGAIN_MS = 1_000
+
+BOUNDS = (
+    "max_poll_records",
+    "max_granted_batches",
+    "max_uncommitted",
+    "max_fetched",
+)
 
 OnClaimed = Callable[[TopicPartition, Token], None]
 OnLost = Callable[[TopicPartition, Ending], None]
@@ -51,8 +59,10 @@ class ConsumerOptions:
             in hand, granted or asked for, together, which is what a crash loses
             (PROTOCOL 6.3). As many are used as hide the round trip; 1 = none
             but the one in hand.
-        max_uncommitted: Records in hand per partition at which fetching stops
-            until some are committed.
+        max_uncommitted: Most records in hand per partition; no more are handed
+            out, and then none fetched, until some are committed.
+        max_fetched: At least once: most records that are fetched ahead of their
+            hand-out. As many are used as hide the time that a fetch takes.
         consumer_timeout_ms: Iteration ends after this long without a record;
             None waits for ever.
         on_claimed: Called on the application's thread for each new partition.
@@ -67,13 +77,14 @@ class ConsumerOptions:
     max_poll_records: int = 500
     max_granted_batches: int = DEPTH_MAX_DEFAULT
     max_uncommitted: int = 10_000
+    max_fetched: int = 5_000
     consumer_timeout_ms: int | None = None
     on_claimed: OnClaimed | None = None
     on_lost: OnLost | None = None
     on_topics: OnTopics | None = None
 
     def __attrs_post_init__(self) -> None:
-        for name in ("max_poll_records", "max_granted_batches", "max_uncommitted"):
+        for name in BOUNDS:
             if getattr(self, name) < 1:
                 raise ConfigurationError(f"{name} must be at least 1", setting=name)
 
@@ -119,7 +130,10 @@ class HandOut:
         self._lent: list[Holding] = []
         self._fault: MarshalError | None = None
         self._has_drains = False
-        self._watched_count = min(BACKLOG_WARNING, options.max_uncommitted - 1)
+        # What one poll hands out is no backlog yet, whatever its size.
+        self._backlog = max(BACKLOG_WARNING, options.max_poll_records)
+        self._watched_count = min(self._backlog, options.max_uncommitted - 1)
+        self._ahead = ReadAhead(options.max_poll_records, options.max_fetched)
         # What the reader is told to leave alone, and until when that holds.
         self._held_back: set[TopicPartition] = set()
         self._is_stale = True
@@ -248,7 +262,7 @@ class HandOut:
 
         Its lease is looked at now (PROTOCOL 5.2). None where there is more to do
         than that: nothing is fetched, claims came or went, a partition is paused
-        or on its way out, or ranges have to be granted.
+        or on its way out, too much is uncommitted, or ranges have to be granted.
         """
         if not self._ready:
             return None
@@ -262,7 +276,9 @@ class HandOut:
             now_ms = self._clock.now_ms()
             if self._version != subscription.version or not place.fetched:
                 return None
-            if not holding.may_hand_out(now_ms):
+            if not holding.may_hand_out(now_ms) or now_ms >= self._ahead.due_ms:
+                return None
+            if progress.tracked_count >= self._options.max_uncommitted:
                 return None
             record = place.fetched[place.at]
             offset = record.offset
@@ -292,8 +308,11 @@ class HandOut:
             if not holding.may_hand_out(now_ms):
                 place.put_back(self._reader)
                 return []
-            records = place.take(most)
-            if records and progress is not None:
+            if progress is None:
+                return []
+            room = self._options.max_uncommitted - progress.tracked_count
+            records = place.take(min(most, room)) if room > 0 else []
+            if records:
                 for first, last in runs_of(records):
                     progress.hand_out(first, last)
                 self._watch_backlog(place, progress)
@@ -306,11 +325,11 @@ class HandOut:
         count = progress.tracked_count
         if count >= self._options.max_uncommitted:
             self._is_stale = True
-        if count > BACKLOG_WARNING and not place.has_warned:
+        if count > self._backlog and not place.has_warned:
             place.has_warned = True
             fields = {"key": place.holding.key, "uncommitted": count}
             self._observe("uncommitted_backlog", fields)
-        elif count <= BACKLOG_WARNING:
+        elif count <= self._backlog:
             place.has_warned = False
 
     # --- fetching
@@ -333,16 +352,19 @@ class HandOut:
             self._read(min(left_ms, FETCH_SLICE_MS))
 
     def read_ahead(self) -> None:
-        """At most once: ask and fetch on, without waiting, for later hand-outs.
+        """Ask and fetch on, without waiting, for later hand-outs.
 
-        Called with records in the application's hands, so that it never raises;
-        the next fetch does.
+        At least once, now and then: whoever has nothing fetched must not wait for
+        those who have much. Called with records in the application's hands, so
+        that it never raises; the next fetch does.
         """
-        if not self._is_at_most_once:
-            return
-        self._pipeline.ask(self.unpaused())
-        self._hold_back()
-        if len(self._held_back) < len(self.places):
+        if self._is_at_most_once:
+            self._pipeline.ask(self.unpaused())
+            is_wanted = any(map(self._pipeline.is_hungry, self.unpaused()))
+        else:
+            is_wanted = self._clock.now_ms() >= self._ahead.due_ms
+        if is_wanted:
+            self._hold_back()
             try:
                 self._read(0)
             except MarshalError as error:
@@ -351,7 +373,12 @@ class HandOut:
     def _read(self, timeout_ms: int) -> bool:
         """Fetch for up to ``timeout_ms``; return whether anything came."""
         try:
-            fetched = self._reader.poll(timeout_ms, self._options.max_poll_records)
+            if self._is_at_most_once:
+                # More than a poll hands out, so that it can get ahead.
+                most = 2 * self._options.max_poll_records
+                is_found = self._keep(self._reader.poll(timeout_ms, most))
+            else:
+                is_found = self._read_on(timeout_ms)
         except PositionError as error:
             self._on_out_of_range(error)
             return False
@@ -361,6 +388,32 @@ class HandOut:
             self._observe("fetch_failed", {"error": error})
             self._wait(min(timeout_ms, WAIT_SLICE_MS))
             return False
+        if self._is_at_most_once and is_found:
+            self._pipeline.ask(self.unpaused())
+        return is_found
+
+    def _read_on(self, timeout_ms: int) -> bool:
+        """Take what the reader has; only where that is nothing, wait for it."""
+        ahead = self._ahead
+        ready = (p for p in self._ready if p.partition not in self.paused)
+        most = ahead.most(sum(place.buffered_count for place in ready))
+        if most <= 0:
+            self._wait(min(timeout_ms, WAIT_SLICE_MS))
+            return False
+        is_found = self._keep(self._reader.poll(0, most))
+        now_ms = self._clock.now_ms()
+        if is_found or not timeout_ms:
+            ahead.note(now_ms, waited_ms=0, is_found=is_found)
+            return is_found
+        is_found = self._keep(self._reader.poll(timeout_ms, ahead.least))
+        waited_ms = self._clock.now_ms() - now_ms
+        if ahead.note(now_ms + waited_ms, waited_ms=waited_ms, is_found=is_found):
+            # Take the rest as well, so that the next fetch begins now.
+            self._keep(self._reader.poll(0, ahead.most(ahead.least)))
+        return is_found
+
+    def _keep(self, fetched: Mapping[TopicPartition, Sequence[Record]]) -> bool:
+        """Keep what a reader returned, and return whether it was anything."""
         for partition, records in fetched.items():
             place = self.places.get(partition)
             if place is None or not records:
@@ -369,8 +422,6 @@ class HandOut:
             if not place.is_ready:
                 place.is_ready = True
                 self._ready.append(place)
-        if self._is_at_most_once and fetched:
-            self._pipeline.ask(self.unpaused())
         return bool(fetched)
 
     def _hold_back(self) -> None:
@@ -411,7 +462,8 @@ class HandOut:
 
     def _is_full(self, place: Place) -> bool:
         if self._is_at_most_once:
-            return self._pipeline.is_full(place)
+            is_held = place.partition in self._held_back
+            return self._pipeline.is_full(place, is_held=is_held)
         return place.buffered_count > 0
 
     def unpaused(self) -> list[Place]:

@@ -25,7 +25,7 @@ class Place:
         self.partition = partition
         self.holding = holding
         self.next_offset = start
-        self.fetched: Sequence[Record] = ()
+        self.fetched: list[Record] = []
         self.at = 0
         self.has_warned = False
         # Whether it stands in the row of those that have something fetched.
@@ -41,7 +41,8 @@ class Place:
         if self.buffered_count:
             self.fetched = [*self.fetched[self.at :], *records]
         else:
-            self.fetched = records
+            # A reader may make a record anew each time it is looked at.
+            self.fetched = records if isinstance(records, list) else list(records)
         self.at = 0
 
     def take(self, count: int) -> list[Record]:
@@ -49,16 +50,14 @@ class Place:
         fetched, at = self.fetched, self.at
         if count >= len(fetched) - at:
             self.drop()
-            if at:
-                fetched = fetched[at:]
             # What was fetched is handed on as it is: nobody else keeps it.
-            return fetched if isinstance(fetched, list) else list(fetched)
+            return fetched[at:] if at else fetched
         self.at = at + count
-        return list(fetched[at : at + count])
+        return fetched[at : at + count]
 
     def drop(self) -> None:
         """Forget what was fetched."""
-        self.fetched, self.at = (), 0
+        self.fetched, self.at = [], 0
 
     def go_to(self, reader: DataReader, offset: int) -> None:
         """Fetch from ``offset`` on; what was fetched is forgotten."""

@@ -1,0 +1,68 @@
+"""Fetching goes on while a batch is handled, also where the broker is far away."""
+
+import pytest
+from confluent_kafka import Producer
+from domain import Domain
+from waiting import eventually
+
+from kafka_marshal.testing.broker import EmbeddedBroker
+from kafka_marshal.testing.slowlink import SlowLink
+
+DELAY_MS = 50
+VALUE_BYTES = 1_000
+RECORDS = 12_000
+# More than the broker puts in one answer, so that a poll takes all of it.
+POLL_RECORDS = 3_000
+PART_BYTES = 300 * VALUE_BYTES
+
+
+@pytest.fixture(scope="module")
+def link():
+    link = SlowLink(delay_ms=DELAY_MS)
+    listeners = {"advertised.listeners": f"PLAINTEXT://{link.address}"}
+    with link, EmbeddedBroker(properties=listeners) as broker:
+        link.lead_to(broker.bootstrap_servers)
+        yield link
+
+
+@pytest.fixture(scope="module")
+def domain(link, unique):
+    domain = Domain(link.address, unique, partitions=1)
+    yield domain
+    domain.close()
+
+
+@pytest.fixture(scope="module")
+def topic(domain):
+    name = domain.data_topic(1)
+    producer = Producer({"bootstrap.servers": domain.servers, "linger.ms": 20})
+    for _ in range(RECORDS):
+        producer.produce(name, bytes(VALUE_BYTES), partition=0)
+    assert producer.flush(30) == 0
+    return name
+
+
+def test_the_next_batch_comes_while_one_is_handled(
+    link, domain, topic, unique, transport
+):
+    """Nothing is timed: what counts is that bytes arrive though nobody polls."""
+    group = unique("far")
+    with domain.marshal(group, "w", transport=transport) as marshal:
+        consumer = marshal.consumer(topic, max_poll_records=POLL_RECORDS)
+        began = link.delivered_bytes
+        handled = 0
+        while handled < RECORDS // 2:
+            records = eventually(
+                lambda: [r for rs in consumer.poll(1_000).values() for r in rs],
+                "a first batch",
+            )
+            mark = link.delivered_bytes
+
+            def comes_by_itself(mark=mark):
+                is_all = link.delivered_bytes - began >= RECORDS * VALUE_BYTES
+                return is_all or link.delivered_bytes - mark >= PART_BYTES
+
+            eventually(comes_by_itself, "the next batch arrives during this one")
+            handled += len(records)
+            consumer.commit(records)
+        assert consumer.lag() == dict.fromkeys(consumer.assignment(), RECORDS - handled)

@@ -1,0 +1,59 @@
+import pytest
+
+from kafka_marshal.engine.ahead import CALM_READS, LOOK_MS, SLOW_MS, ReadAhead
+
+
+def waited(ahead, waited_ms, *, times=1, is_found=True):
+    said = None
+    for _ in range(times):
+        said = ahead.note(1_000, waited_ms=waited_ms, is_found=is_found)
+    return said
+
+
+def test_it_begins_with_what_a_poll_hands_out():
+    assert ReadAhead(500, 5_000).most(0) == 500
+    assert ReadAhead(500, 100).most(0) == 100
+
+
+def test_waiting_makes_it_read_more_up_to_the_bound():
+    ahead = ReadAhead(500, 3_000)
+    sizes = []
+    for _ in range(4):
+        assert waited(ahead, SLOW_MS)
+        sizes.append(ahead.most(0))
+    assert sizes == [1_000, 2_000, 3_000, 3_000]
+    assert ahead.most(2_900) == 100
+    assert ahead.most(3_200) < 0
+
+
+@pytest.mark.parametrize("waited_ms", [0, SLOW_MS - 1])
+def test_it_reads_less_once_nothing_is_waited_for(waited_ms):
+    ahead = ReadAhead(500, 5_000)
+    waited(ahead, SLOW_MS, times=2)
+    waited(ahead, waited_ms, times=CALM_READS - 1)
+    assert ahead.most(0) == 2_000
+    waited(ahead, waited_ms)
+    assert ahead.most(0) == 1_000
+    waited(ahead, waited_ms, times=5 * CALM_READS)
+    assert ahead.most(0) == 500
+
+
+def test_a_wait_without_a_record_says_nothing():
+    """An idle topic is not a slow link."""
+    ahead = ReadAhead(500, 5_000)
+    assert not waited(ahead, 10 * SLOW_MS, times=10, is_found=False)
+    assert ahead.most(0) == 500
+
+
+def test_the_rest_is_taken_at_once_only_where_there_may_be_one():
+    ahead = ReadAhead(500, 5_000)
+    assert not waited(ahead, SLOW_MS - 1)
+    assert waited(ahead, SLOW_MS)
+    assert waited(ahead, 1)
+    assert not waited(ahead, 0)
+
+
+def test_it_is_due_again_after_a_while():
+    ahead = ReadAhead(500, 5_000)
+    ahead.note(7_000, waited_ms=0, is_found=False)
+    assert ahead.due_ms == 7_000 + LOOK_MS
