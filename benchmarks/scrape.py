@@ -50,8 +50,8 @@ class Timed(threading.Condition):
         self._since = 0.0
         plain_acquire, plain_release = self.acquire, self.release
 
-        def acquire(blocking: bool = True, timeout: float = -1) -> bool:  # noqa: FBT001, FBT002
-            is_had = plain_acquire(blocking, timeout)
+        def acquire(*, timeout: float = -1) -> bool:
+            is_had = plain_acquire(timeout=timeout)
             self._since = time.thread_time()
             return is_had
 

@@ -172,7 +172,7 @@ class MarshalCollector:
 
     def _fill(self, scrape: known.Scrape) -> None:
         engines: set[int] = set()
-        scrape.add(known.BUILD, (_version(),), 1)
+        scrape.add(known.BUILD, (_version(),), value=1)
         for client in tuple(self._clients):
             if client.is_closed:
                 continue
@@ -183,7 +183,7 @@ class MarshalCollector:
                     _read_engine(client, scrape, self._ends_of(client).look(client))
             except TimeoutError:
                 name = client.client_id
-                scrape.add(known.UP, (client.group_id,), 0, client=name)
+                scrape.add(known.UP, (client.group_id,), value=0, client=name)
 
     def _ends_of(self, client: Client) -> "_Ends":
         return self._ends.setdefault(client.engine, _Ends())
@@ -299,12 +299,13 @@ def _add_group(client: Client, figures: _GroupFigures, scrape: known.Scrape) -> 
         known.DESIRED: figures.desired_count,
     }
     for family, value in gauges.items():
-        scrape.add(family, group, value, client=name)
+        scrape.add(family, group, value=value, client=name)
     for family, counts in zip(_COUNTED, figures.counts, strict=True):
         for what, count in counts.items():
-            scrape.add(family, (*group, *what), count, client=name)
+            scrape.add(family, (*group, *what), value=count, client=name)
     for what, found in figures.takeovers.items():
-        scrape.add_durations(known.TAKEOVER, (*group, *what), found, client=name)
+        labels = (*group, *what)
+        scrape.add_durations(known.TAKEOVER, labels, durations=found, client=name)
 
 
 def _key_figures(engine: Engine, session: Session, key: Key) -> _KeyFigures:
@@ -365,17 +366,17 @@ def _add_key(
     add = partial(scrape.add, client=name)
     if figures.state is not None:
         for state in known.STATES:
-            add(known.STATE, (*key, state), figures.state == state)
+            add(known.STATE, (*key, state), value=figures.state == state)
     for family, field in _IN_SECONDS:
         value = getattr(figures, field)
         if value is not None:
-            add(family, key, value / 1000)
+            add(family, key, value=value / 1000)
     for family, field in _AS_THEY_ARE:
         value = getattr(figures, field)
         if value is not None:
-            add(family, key, value)
-    add(known.HANDED, key, figures.tally.handed)
-    add(known.COMMITTED, key, figures.tally.committed)
+            add(family, key, value=value)
+    add(known.HANDED, key, value=figures.tally.handed)
+    add(known.COMMITTED, key, value=figures.tally.committed)
 
 
 # --- one engine
@@ -394,17 +395,17 @@ def _read_engine(
         failed_appends = meters.failed_appends
     for name, count in _added_up(counters).items():
         if name == "undecodable":
-            scrape.add(known.UNDECODABLE, (), count)
+            scrape.add(known.UNDECODABLE, (), value=count)
         elif name not in EFFECTS:
-            scrape.add(known.IGNORED, (name,), count)
+            scrape.add(known.IGNORED, (name,), value=count)
     for place, found in ends.items():
         behind = found.end - next_offsets.get(place.partition, 0)
-        scrape.add(known.REPLAY_LAG, place, max(0, behind))
+        scrape.add(known.REPLAY_LAG, place, value=max(0, behind))
     for event, count in meters.events().items():
-        scrape.add(known.EVENTS, (event,), count)
-    scrape.add(known.APPEND_FAILURES, (), failed_appends)
-    scrape.add_durations(known.READ_BACK, (), read_backs)
-    scrape.add_durations(known.STEP, (), rounds)
+        scrape.add(known.EVENTS, (event,), value=count)
+    scrape.add(known.APPEND_FAILURES, (), value=failed_appends)
+    scrape.add_durations(known.READ_BACK, (), durations=read_backs)
+    scrape.add_durations(known.STEP, (), durations=rounds)
 
 
 def _added_up(counters: Iterable[Mapping[str, int]]) -> dict[str, int]:

@@ -259,8 +259,8 @@ class Scrape:
         self,
         family: Family,
         labels: Iterable[object],
-        value: float,
         *,
+        value: float,
         client: str = "",
     ) -> None:
         """Add one figure."""
@@ -272,8 +272,8 @@ class Scrape:
         self,
         family: Family,
         labels: Iterable[object],
-        durations: Durations,
         *,
+        durations: Durations,
         client: str = "",
     ) -> None:
         """Add one histogram."""

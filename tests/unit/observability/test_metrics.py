@@ -144,9 +144,9 @@ def test_every_family_can_be_written_and_parsed():
     for family in FAMILIES:
         labels = [f"{label}-1" for label in family.labels]
         if family.kind is Kind.HISTOGRAM:
-            scrape.add_durations(family, labels, Histogram(TAKEOVER_MS))
+            scrape.add_durations(family, labels, durations=Histogram(TAKEOVER_MS))
         else:
-            scrape.add(family, labels, 1)
+            scrape.add(family, labels, value=1)
     parsed = list(text_string_to_metric_families(text_of(scrape)))
     assert len(parsed) == len(FAMILIES)
     for family, found in zip(FAMILIES, parsed, strict=True):
@@ -162,12 +162,12 @@ def test_a_family_without_figures_is_left_out():
 
 def test_figures_of_the_same_labels_are_added_up():
     scrape = Scrape()
-    scrape.add(known.IGNORED, ("held",), 2)
-    scrape.add(known.IGNORED, ("held",), 3)
+    scrape.add(known.IGNORED, ("held",), value=2)
+    scrape.add(known.IGNORED, ("held",), value=3)
     for duration_ms in (40, 400):
         figure = Histogram((50, 100))
         figure.observe(duration_ms)
-        scrape.add_durations(known.STEP, (), figure)
+        scrape.add_durations(known.STEP, (), durations=figure)
     found = samples(scrape)
     assert found["marshal_records_ignored_total", ("reason", "held")] == 5
     name = "marshal_engine_step_duration_seconds"
@@ -181,8 +181,8 @@ def test_figures_of_the_same_labels_are_added_up():
 def test_the_client_is_a_label_on_request_only():
     for has_client in (False, True):
         scrape = Scrape(has_client=has_client)
-        scrape.add(known.UP, ("g",), 1, client="a")
-        scrape.add(known.GROUP_LAG, ("g", "t", 0), 1, client="a")
+        scrape.add(known.UP, ("g",), value=1, client="a")
+        scrape.add(known.GROUP_LAG, ("g", "t", 0), value=1, client="a")
         own = (("client", "a"), ("group", "g")) if has_client else (("group", "g"),)
         assert ("marshal_up", *own) in samples(scrape)
         lag = (("consumergroup", "g"), ("partition", "0"), ("topic", "t"))
@@ -192,7 +192,7 @@ def test_the_client_is_a_label_on_request_only():
 def test_hostile_labels_are_escaped_and_bounded():
     scrape = Scrape()
     bad = 'x"} 1\nmarshal_up{group="y' + "\x1b[2J\u202e" + "z" * 10_000
-    scrape.add(known.IGNORED, (bad,), 1)
+    scrape.add(known.IGNORED, (bad,), value=1)
     text = text_of(scrape)
     assert len(text.splitlines()) == 3
     assert "\x1b" not in text
@@ -206,7 +206,7 @@ def test_hostile_labels_are_escaped_and_bounded():
 
 def test_it_serves_until_it_is_closed():
     scrape = Scrape()
-    scrape.add(known.UP, ("g",), 1)
+    scrape.add(known.UP, ("g",), value=1)
     registry = CollectorRegistry()
     registry.register(Whole(scrape))
     server = Server(registry, 0)
