@@ -175,6 +175,7 @@ class MarshalCollector:
         scrape.add(known.BUILD, (_version(),), value=1)
         for client in tuple(self._clients):
             if client.is_closed:
+                self.remove(client)  # closing was cut short before it told us
                 continue
             try:
                 _read_client(client, scrape)

@@ -418,13 +418,13 @@ def test_closing_the_last_client_leaves_the_registry(cluster, registry, scrape):
     assert scrape()("marshal_up", GROUP) == 1
 
 
-def test_a_client_that_closes_while_it_is_scraped_is_left_out(
-    cluster, registry, scrape
-):
+def test_a_client_whose_closing_was_cut_short_is_left_out(cluster, registry, scrape):
     client = Client(owning(cluster))
     MarshalCollector(client, registry=registry)
     client.is_closed = True
     assert scrape().named("marshal_up") == {}
+    exported(cluster.nodes[0], registry)
+    assert scrape()("marshal_up", GROUP) == 1
 
 
 def test_closing_a_collector_twice_is_fine(cluster, registry, scrape):
