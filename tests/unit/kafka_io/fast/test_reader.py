@@ -1,0 +1,317 @@
+"""The reader's account beside librdkafka's: what it drops, keeps, puts back, tells."""
+
+from collections import deque
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException, Message
+
+from kafka_marshal.errors import (
+    CoordinationError,
+    InvalidTransition,
+    LogUnreadable,
+    PositionError,
+)
+from kafka_marshal.kafka_io.fast import reader as module
+from kafka_marshal.kafka_io.fast.clients import Client
+from kafka_marshal.kafka_io.settings import ConnectionSettings
+from kafka_marshal.protocol.types import Token, TopicPartition
+
+A, B, C = TopicPartition("t", 0), TopicPartition("t", 1), TopicPartition("u", 0)
+TOKEN = Token(1, 0, 5)
+BAD = KafkaError(KafkaError._BAD_MSG, "CRC mismatch")
+OUT = KafkaError(KafkaError._AUTO_OFFSET_RESET, "out of range")
+CUT = KafkaError(KafkaError._LOG_TRUNCATION, "truncated")
+
+
+class Handle:
+    """librdkafka's consumer, as far as the reader uses it."""
+
+    def __init__(self):
+        self.queue = deque()
+        self.calls = []
+        self.assigned = set()
+        self.range = (0, 100)
+        self.refuses_seeks = False
+
+    def consume(self, count, timeout):
+        assert timeout == 0
+        found = []
+        while self.queue and len(found) < count:
+            found.append(self.queue.popleft())
+        return found
+
+    def poll(self, timeout):
+        assert timeout > 0
+        return self.queue.popleft() if self.queue else None
+
+    def _note(self, name, places):
+        self.calls.append((name, sorted((p.topic, p.partition) for p in places)))
+
+    def incremental_assign(self, places):
+        for place in places:
+            self.calls.append(("start", (place.topic, place.partition, place.offset)))
+            assert (place.topic, place.partition) not in self.assigned
+            self.assigned.add((place.topic, place.partition))
+
+    def incremental_unassign(self, places):
+        self._note("unassign", places)
+        self.assigned -= {(place.topic, place.partition) for place in places}
+
+    def seek(self, place):
+        if self.refuses_seeks:
+            raise KafkaException(KafkaError(KafkaError._STATE))
+        self.calls.append(("seek", (place.topic, place.partition, place.offset)))
+
+    def pause(self, places):
+        self._note("pause", places)
+
+    def resume(self, places):
+        if places:
+            self._note("resume", places)
+
+    def get_watermark_offsets(self, place, *, timeout=None, cached=False):
+        if self.range is None:
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+        return self.range
+
+    def made(self, *messages):
+        self.queue.extend(messages)
+
+
+def of(place, *offsets, size=1):
+    return [
+        Message(topic=place[0], partition=place[1], offset=each, value=bytes(size))
+        for each in offsets
+    ]
+
+
+def error(place, kind, offset=-1):
+    topic, number = place
+    return Message(topic=topic, partition=number, offset=offset, error=kind, value=b"!")
+
+
+@pytest.fixture
+def handle(monkeypatch):
+    made = Handle()
+    monkeypatch.setattr(module, "new_consumer", lambda *_: Client(made))
+    return made
+
+
+@pytest.fixture
+def reader(handle):
+    made = module.FastDataReader(ConnectionSettings("nobody:1"))
+    made.assign([A, B])
+    made.seek(A, 0, token=TOKEN)
+    made.seek(B, 0)
+    return made
+
+
+def polled(reader, most=100):
+    return {
+        place: [record.offset for record in records]
+        for place, records in reader.poll(0, most).items()
+    }
+
+
+def fails(reader, kind):
+    with pytest.raises(kind) as caught:
+        reader.poll(0, 100)
+    return caught.value
+
+
+def test_messages_are_parted_by_partition(reader, handle):
+    handle.made(*of(A, 0, 1), *of(B, 0), *of(A, 2, 5), *of(B, 3))
+    found = reader.poll(0, 100)
+    assert {place: [r.offset for r in rs] for place, rs in found.items()} == {
+        A: [0, 1, 2, 5],
+        B: [0, 3],
+    }
+    assert {record.token for record in found[A]} == {TOKEN}
+    assert {record.token for record in found[B]} == {None}
+
+
+def test_topics_of_equal_partitions_are_told_apart(reader, handle):
+    reader.assign([A, C])
+    reader.seek(C, 7)
+    handle.made(*of(A, 0), *of(C, 7, 8), *of(A, 1))
+    assert polled(reader) == {A: [0, 1], C: [7, 8]}
+
+
+def test_what_was_left_or_passed_is_dropped(reader, handle):
+    reader.assign([A])
+    reader.seek(A, 5)
+    handle.made(*of(A, 3, 4, 5), *of(B, 0, 1), *of(A, 6))
+    assert polled(reader) == {A: [5, 6]}
+
+
+def test_a_change_of_place_is_a_seek(reader, handle):
+    reader.poll(0, 1)
+    handle.calls.clear()
+    reader.seek(A, 9)
+    reader.assign([A])
+    reader.poll(0, 1)
+    # A seek goes before leaving, too: only that drops what librdkafka holds.
+    assert handle.calls == [
+        ("seek", ("t", 1, 0)),
+        ("unassign", [("t", 1)]),
+        ("seek", ("t", 0, 9)),
+    ]
+
+
+def test_where_a_seek_is_refused_it_starts_anew(reader, handle):
+    reader.poll(0, 1)
+    handle.calls.clear()
+    handle.refuses_seeks = True
+    reader.seek(A, 9)
+    reader.poll(0, 1)
+    assert handle.calls == [("unassign", [("t", 0)]), ("start", ("t", 0, 9))]
+
+
+def test_a_short_pause_is_not_told(reader, handle):
+    reader.poll(0, 1)
+    handle.calls.clear()
+    reader.pause([A])
+    handle.made(*of(A, 0, 1, 2), *of(B, 0))
+    assert polled(reader) == {B: [0]}
+    reader.resume([A])
+    handle.made(*of(A, 3))
+    assert polled(reader, most=2) == {A: [0, 1]}
+    # What is left of it goes before what comes now.
+    assert polled(reader, most=2) == {A: [2]}
+    assert polled(reader) == {A: [3]}
+    assert handle.calls == []
+
+
+def test_a_long_pause_is_told_and_ended_at_our_place(reader, handle):
+    reader.poll(0, 1)
+    handle.calls.clear()
+    reader.pause([A])
+    big = module.KEPT_BYTES // 2
+    handle.made(*of(A, 0, size=big), *of(A, 1, size=big))
+    assert polled(reader) == {}
+    assert handle.calls == [("pause", [("t", 0)])]
+    reader.resume([A])
+    assert polled(reader) == {A: [0, 1]}
+    assert handle.calls[1:] == [("resume", [("t", 0)]), ("seek", ("t", 0, 2))]
+
+
+def test_a_seek_forgets_what_was_kept(reader, handle):
+    reader.pause([A])
+    handle.made(*of(A, 0, 1))
+    polled(reader)
+    reader.seek(A, 5)
+    reader.resume([A])
+    assert polled(reader) == {}
+    reader.pause([A])
+    handle.made(*of(A, 5))
+    polled(reader)
+    reader.assign([B])
+    reader.assign([A, B])
+    reader.seek(A, 8)
+    assert polled(reader) == {}
+
+
+def test_what_cannot_be_read_is_not_passed_over(reader, handle):
+    handle.made(*of(A, 0), error(A, BAD, 1), *of(A, 2, 3), *of(B, 0))
+    assert polled(reader) == {A: [0], B: [0]}
+    handle.made(*of(A, 4), *of(B, 1))
+    told = fails(reader, LogUnreadable)
+    assert "CRC mismatch" in str(told)
+    handle.calls.clear()
+    handle.queue.clear()
+    handle.made(*of(A, 1, 2))
+    assert polled(reader) == {A: [1, 2]}
+    assert handle.calls == [("seek", ("t", 0, 1))]
+
+
+def test_an_error_is_told_while_others_flow(reader, handle):
+    handle.made(error(A, OUT), *of(B, 0))
+    handle.range = (5, 9)
+    assert polled(reader) == {B: [0]}
+    handle.made(*of(B, 1))
+    told = fails(reader, PositionError)
+    assert (told.partition, told.requested) == (A, 0)
+    assert (told.log_start, told.log_end) == (5, 9)
+    handle.calls.clear()
+    assert polled(reader) == {B: [1]}
+    # Where to go on is for the caller to say.
+    assert handle.calls == []
+    reader.seek(A, 5)
+    handle.made(*of(A, 5))
+    assert polled(reader) == {A: [5]}
+
+
+def test_a_range_that_is_not_known_is_told_as_that(reader, handle):
+    handle.made(error(A, OUT))
+    handle.range = None
+    told = fails(reader, PositionError)
+    assert (told.log_start, told.log_end) == (-1, -1)
+
+
+def test_a_position_that_is_inside_again_is_tried_again(reader, handle):
+    handle.made(error(A, OUT))
+    told = fails(reader, CoordinationError)
+    assert told.retriable
+    handle.calls.clear()
+    polled(reader)
+    assert handle.calls == [("seek", ("t", 0, 0))]
+
+
+def test_a_position_that_was_cut_off_is_told(reader, handle):
+    handle.made(error(A, CUT))
+    told = fails(reader, PositionError)
+    assert "truncation" in str(told)
+
+
+def test_errors_without_partition(reader, handle):
+    handle.made(
+        Message(error=KafkaError(KafkaError.GROUP_AUTHORIZATION_FAILED)), *of(A, 0)
+    )
+    assert polled(reader) == {A: [0]}
+    handle.made(Message(error=KafkaError(KafkaError._TRANSPORT)))
+    assert fails(reader, CoordinationError).retriable
+
+
+def test_a_refusal_is_told_once_all_is_read(reader, handle, monkeypatch):
+    refusal = KafkaException(KafkaError(KafkaError._AUTHENTICATION, "no"))
+    monkeypatch.setattr(
+        module, "new_consumer", lambda *_: Client(handle, refusal=refusal)
+    )
+    handle.made(*of(A, 0))
+    assert polled(reader) == {A: [0]}
+    fails(reader, LogUnreadable)
+
+
+def test_ends_are_those_of_what_is_assigned(reader, handle):
+    assert reader.ends() == {}
+    reader.poll(0, 1)
+    assert reader.ends() == {A: 100, B: 100}
+    reader.assign([B])
+    assert reader.ends() == {B: 100}
+    handle.range = (-1001, -1001)
+    assert reader.ends() == {}
+    handle.range = None
+    assert reader.ends() == {}
+
+
+def test_without_partitions_it_waits(reader, handle):
+    reader.poll(0, 1)
+    reader.assign([])
+    assert reader.poll(1, 10) == {}
+    assert handle.assigned == set()
+
+
+def test_misuse_is_refused(reader):
+    with pytest.raises(InvalidTransition, match="not assigned"):
+        reader.seek(C, 0)
+    with pytest.raises(InvalidTransition, match="-1"):
+        reader.seek(A, -1)
+    reader.assign([A, C])
+    with pytest.raises(InvalidTransition, match="u-0 is new"):
+        reader.poll(0, 1)
+
+
+def test_queues_are_bounded():
+    config = module.FastDataReader(ConnectionSettings("nobody:1"))._config
+    assert config["queued.max.messages.kbytes"] == 32_768
+    assert config["fetch.max.bytes"] == module.FETCH_BYTES
