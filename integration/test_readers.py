@@ -1,0 +1,259 @@
+"""Both readers on a real broker: fetching ahead, pauses, seeks amid full queues."""
+
+import random
+import time
+from collections.abc import Callable
+
+import pytest
+from kafka import KafkaProducer
+
+from kafka_marshal.errors import CoordinationError, PositionError
+from kafka_marshal.kafka_io.settings import ConnectionSettings
+from kafka_marshal.kafka_io.topics import KafkaTopicAdmin
+from kafka_marshal.kafka_io.transport import open_data_log
+from kafka_marshal.protocol.types import Token, TopicPartition
+
+TIMEOUT_MS = 10_000
+PARTITIONS = 3
+RECORDS = 3_000
+
+
+def until(condition: Callable[[], bool], *, timeout_s: float = 30) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "the condition never came true"
+        time.sleep(0.01)
+
+
+@pytest.fixture(scope="module")
+def producer(bootstrap_servers):
+    made = KafkaProducer(bootstrap_servers=bootstrap_servers, linger_ms=5)
+    yield made
+    made.close(timeout=5)
+
+
+@pytest.fixture(scope="module")
+def topics(bootstrap_servers):
+    with KafkaTopicAdmin(ConnectionSettings(bootstrap_servers)) as admin:
+        yield admin
+
+
+def value_of(place, offset):
+    return f"{place.topic}/{place.partition}/{offset}/".encode().ljust(1_000, b".")
+
+
+def write(producer, place, first, count):
+    for offset in range(first, first + count):
+        producer.send(place.topic, value_of(place, offset), partition=place.partition)
+
+
+@pytest.fixture(scope="module")
+def places(producer, topics, unique):
+    """Two topics whose partitions have the same numbers, full of known records."""
+    names = [unique("full"), unique("full")]
+    for name in names:
+        topics.create_data_topic(name, partitions=PARTITIONS)
+    made = [TopicPartition(name, each) for name in names for each in range(PARTITIONS)]
+    for place in made:
+        write(producer, place, 0, RECORDS)
+    producer.flush(timeout=30)
+    return made
+
+
+@pytest.fixture(params=["fast", "kafka-python"])
+def reader(request, bootstrap_servers):
+    settings = ConnectionSettings(bootstrap_servers, transport=request.param)
+    made = open_data_log(settings).reader()
+    yield made
+    made.close(TIMEOUT_MS)
+
+
+class Account:
+    """Where each partition must go on, and whether what comes fits."""
+
+    def __init__(self, reader):
+        self.reader = reader
+        self.nexts = {}
+        self.tokens = {}
+
+    def assign(self, places):
+        self.reader.assign(places)
+        self.nexts = {each: self.nexts.get(each) for each in places}
+
+    def seek(self, place, offset, token=None):
+        self.reader.seek(place, offset, token=token)
+        self.nexts[place] = offset
+        self.tokens[place] = token
+
+    def poll(self, most=500, but=()):
+        found = self.reader.poll(100, most)
+        assert sum(map(len, found.values())) <= most
+        for place, records in found.items():
+            assert place in self.nexts
+            assert place not in but
+            for record in records:
+                assert record.offset == self.nexts[place]
+                assert record.value == value_of(place, record.offset)
+                assert (record.topic, record.partition) == place
+                assert record.token == self.tokens[place]
+                self.nexts[place] += 1
+        return found
+
+
+def test_every_record_comes_once_through_seeks_pauses_and_assignments(reader, places):
+    chance = random.Random(7)
+    account = Account(reader)
+    for step in range(60):
+        held = list(account.nexts)
+        paused = chance.sample(held, len(held) // 2)
+        match step % 4:
+            case 0:
+                wanted = chance.sample(places, chance.randint(1, len(places)))
+                account.assign(wanted)
+                for place in wanted:
+                    if account.nexts[place] is None or chance.random() < 0.3:
+                        token = Token(1, 0, step)
+                        account.seek(place, chance.randrange(RECORDS), token)
+                paused = []
+            case 1:
+                reader.pause(paused)
+                account.poll(chance.choice([1, 50, 500]), but=paused)
+                account.poll(500, but=paused)
+                reader.resume(paused)
+            case 2:
+                account.seek(chance.choice(held), chance.randrange(RECORDS))
+        account.poll(chance.choice([1, 7, 500, 2_000]))
+    account.assign(places)
+    for place in places:
+        if account.nexts[place] is None:
+            account.seek(place, 0)
+    until(lambda: account.poll() == {} and set(account.nexts.values()) == {RECORDS})
+
+
+def test_a_paused_partition_goes_on_where_it_was(reader, places):
+    account = Account(reader)
+    first, *rest = places[:PARTITIONS]
+    account.assign([first, *rest])
+    for place in (first, *rest):
+        account.seek(place, 0)
+    until(lambda: bool(account.poll(100)) and account.nexts[first] > 0)
+    at = account.nexts[first]
+    reader.pause([first])
+    until(
+        lambda: (
+            not account.poll(but=[first])
+            and all(account.nexts[each] == RECORDS for each in rest)
+        )
+    )
+    assert account.nexts[first] == at
+    reader.resume([first])
+    until(lambda: not account.poll() and account.nexts[first] == RECORDS)
+
+
+@pytest.mark.parametrize("reader", ["fast"], indirect=True)
+def test_librdkafka_fetches_while_the_application_handles(
+    reader, producer, topics, unique
+):
+    topic = unique("ahead")
+    topics.create_data_topic(topic, partitions=1)
+    place = TopicPartition(topic, 0)
+    write(producer, place, 0, 100)
+    producer.flush(timeout=10)
+    account = Account(reader)
+    account.assign([place])
+    account.seek(place, 0)
+    until(lambda: bool(account.poll(1)))
+    write(producer, place, 100, 50)
+    producer.flush(timeout=10)
+    # Nobody polls: only a fetch tells where the log ends now.
+    until(lambda: reader.ends() == {place: 150})
+    # A poll that may not wait finds what was fetched.
+    found = reader.poll(0, 500)
+    assert [record.offset for record in found[place]] == list(range(1, 150))
+
+
+@pytest.mark.parametrize("reader", ["kafka-python"], indirect=True)
+def test_kafka_python_fetches_while_the_application_handles(reader, places):
+    account = Account(reader)
+    account.assign(places[:1])
+    account.seek(places[0], 0)
+    until(lambda: bool(account.poll(1)))
+    fetcher = reader._consumer._fetcher
+    # The last records of a fetch are handed out with the next one under way.
+    until(lambda: bool(account.poll(10)) and not fetcher._next_partition_records)
+    until(lambda: bool(fetcher._completed_fetches))
+    assert account.poll(1)
+
+
+def test_a_position_outside_is_told_while_others_flow(reader, places):
+    bad, *good = places[:PARTITIONS]
+    account = Account(reader)
+    account.assign([bad, *good])
+    for place in good:
+        account.seek(place, 0)
+    account.seek(bad, RECORDS + 10)
+    caught: list[PositionError] = []
+
+    def is_told() -> bool:
+        try:
+            account.poll(10)
+        except PositionError as error:
+            caught.append(error)
+        return bool(caught)
+
+    until(is_told)
+    assert (caught[0].partition, caught[0].requested) == (bad, RECORDS + 10)
+    assert (caught[0].log_start, caught[0].log_end) == (0, RECORDS)
+    # Not only once nothing else was left to read.
+    assert min(account.nexts[each] for each in good) < RECORDS
+
+
+def test_a_topic_that_comes_later_is_read(reader, producer, topics, unique):
+    place = TopicPartition(unique("later"), 0)
+    account = Account(reader)
+    account.assign([place])
+    account.seek(place, 0)
+
+    def poll() -> bool:
+        try:
+            return bool(account.poll())
+        except CoordinationError as error:
+            if not error.retriable:
+                raise
+            return False
+
+    assert not poll()
+    topics.create_data_topic(place.topic, partitions=1)
+    write(producer, place, 0, 1)
+    producer.flush(timeout=10)
+    until(poll)
+
+
+def test_a_record_larger_than_a_fetch_is_read(
+    reader, topics, unique, bootstrap_servers
+):
+    topic = unique("large")
+    topics.create(
+        topic,
+        partitions=1,
+        replication=1,
+        configs={"max.message.bytes": str(8 << 20)},
+    )
+    writer = KafkaProducer(
+        bootstrap_servers=bootstrap_servers, max_request_size=8 << 20
+    )
+    for size in (3 << 20, 10):
+        writer.send(topic, bytes(size), partition=0).get(10)
+    writer.close(timeout=5)
+    place = TopicPartition(topic, 0)
+    reader.assign([place])
+    reader.seek(place, 0)
+    sizes = []
+
+    def has_both() -> bool:
+        for records in reader.poll(100, 10).values():
+            sizes.extend(len(record.value) for record in records)
+        return len(sizes) == 2
+
+    until(has_both)
+    assert sizes == [3 << 20, 10]
