@@ -32,6 +32,8 @@ class Worker:
             "policy": "fair",
             "claims_max": 0,
             "max_poll_records": 50,
+            "max_granted_batches": 4,
+            "reads": "records",
             "handle_ms": 2,
             "commit": True,
             "release": True,

@@ -60,6 +60,17 @@ def consume(pen: Pen, consumer, *, handle_ms: int, commit: bool) -> None:
                 pen.write("claim_lost", offset=record.offset, says=str(lost), **place)
 
 
+def consume_batches(pen: Pen, consumer, *, handle_ms: int) -> None:
+    """Handle batch after batch until told to stop; ``handle_ms`` is of a batch."""
+    for batch in consumer.batches():
+        place = {"topic": batch.partition.topic, "partition": batch.partition.partition}
+        token = str(batch.token)
+        for record in batch.records:
+            pen.write("handled", offset=record.offset, token=token, **place)
+        if handle_ms:
+            time.sleep(handle_ms / 1000)
+
+
 def main() -> int:
     """Consume as the settings say; return 0 after an orderly end."""
     settings = json.loads(sys.argv[1])
@@ -95,6 +106,7 @@ def run(settings: dict, pen: Pen) -> None:
             policy=settings["policy"],
             claims_max=settings["claims_max"],
             max_poll_records=settings["max_poll_records"],
+            max_granted_batches=settings["max_granted_batches"],
             on_claimed=lambda p, token: pen.write(
                 "claimed", token=str(token), **place_of(p)
             ),
@@ -103,12 +115,15 @@ def run(settings: dict, pen: Pen) -> None:
             ),
         )
         pen.write("ready")
-        consume(
-            pen,
-            consumer,
-            handle_ms=settings["handle_ms"],
-            commit=settings["commit"],
-        )
+        if settings["reads"] == "batches":
+            consume_batches(pen, consumer, handle_ms=settings["handle_ms"])
+        else:
+            consume(
+                pen,
+                consumer,
+                handle_ms=settings["handle_ms"],
+                commit=settings["commit"],
+            )
         pen.write("stopping")
         marshal.close(release=settings["release"])
 

@@ -319,8 +319,8 @@ class Losses:
     A claim's owner says in the log how far it is, once the application has asked
     for more or has closed in order (PROTOCOL 6.3). What it was granted beyond that
     is listed: after a crash up to ``max_granted_batches`` times
-    ``max_poll_records`` records, of which the application may have processed the
-    batch that it had in hand.
+    ``max_poll_records`` records, of which the application may have processed those
+    that it was handed since its process last wrote to the log.
 
     Attributes:
         lost: Of claims that have ended, or whose owner is stale; in the order in

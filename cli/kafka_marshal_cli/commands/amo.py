@@ -34,11 +34,12 @@ def losses(
     LOST are those of claims that ended: taken over from a dead or frozen owner,
     resumed by its next life, released with something unused; or whose owner has
     been silent for more than 2H. AT RISK is what a crash of the owners would add
-    now. An owner says that it is done with a batch when it asks for the next one
-    or closes in order, so after a crash the batch that it was working on is
-    listed, however much of it was processed. MARK is how far it said to be; `-`
-    where it never did, so that everything granted to it is listed. Both ends of a
-    range are inclusive; offsets without a record count along.
+    now. An owner says how far it is whenever it asks for grants, beats or releases,
+    so after a crash the batch that it was working on is listed, and those that it
+    was done with since it last wrote, however much was processed. MARK is how far
+    it said to be; `-` where it never did, so that everything granted to it is
+    listed. Both ends of a range are inclusive; offsets without a record count
+    along.
     """
     time_ms = None
     if at is not None:

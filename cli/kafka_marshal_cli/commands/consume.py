@@ -24,6 +24,7 @@ from kafka_marshal import (
     TopicPartition,
 )
 from kafka_marshal.protocol.claiming import Ending
+from kafka_marshal.protocol.granting import DEPTH_MAX_DEFAULT
 from kafka_marshal_cli import parsing
 from kafka_marshal_cli.commands.consume_exec import EXEC, Asked
 from kafka_marshal_cli.exec_pipe import ExecFailed, ExecLoop, ExecMode, ExecOptions
@@ -289,6 +290,8 @@ def consume(
             claims_max=claims_max,
             auto_offset_reset="earliest" if from_beginning else auto_offset_reset.value,
             max_poll_records=batch_max,
+            # What is granted beyond the records that are wanted would be lost.
+            max_granted_batches=1 if max_records else DEPTH_MAX_DEFAULT,
             on_claimed=_untold if telling.is_json else _on_claimed,
             on_lost=_untold if telling.is_json else _on_lost,
             timeout_ms=open_ms,

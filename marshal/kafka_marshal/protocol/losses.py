@@ -92,8 +92,8 @@ def _is_mark(value: object) -> bool:
 class Loss:
     """Offsets granted under one claim that its owner did not say it was done with.
 
-    After a crash the batch that was in hand is among them: how much of it was
-    processed nobody knows but the application.
+    After a crash the batch that was in hand is among them, and those done since the
+    owner last wrote: how much of it was processed only the application knows.
 
     Attributes:
         key: Group, topic and partition.
