@@ -62,7 +62,10 @@ class Runtime:
             MarshalError: What went wrong; nothing is left open.
         """
         transport = choose(settings).name
-        log = open_coordination_log(settings, timeout_ms=timeout_ms)
+        # H stands in the log: what appends is made once that is read.
+        log = open_coordination_log(
+            settings, heartbeat_interval_ms=None, timeout_ms=timeout_ms
+        )
         observers = FanOut()
         observers.add(observer)
         ports = Ports(

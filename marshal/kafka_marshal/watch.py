@@ -229,7 +229,9 @@ class WorldWatch:
         settings = ConnectionSettings(
             bootstrap_servers, coordination_topic, options or {}, transport=transport
         )
-        log = open_coordination_log(settings, timeout_ms=timeout_ms)
+        log = open_coordination_log(
+            settings, heartbeat_interval_ms=None, timeout_ms=timeout_ms
+        )
         try:
             return cls(log, SystemClock(), timeout_ms=timeout_ms)
         except BaseException:

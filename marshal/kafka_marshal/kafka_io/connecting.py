@@ -25,12 +25,16 @@ REFUSALS = (
 )
 
 
-def connected(kind: Untyped, config: Mapping[str, Untyped]) -> Untyped:
+def connected(
+    kind: Untyped, config: Mapping[str, Untyped], *, topic: str | None = None
+) -> Untyped:
     """Make a client of kafka-python; leave nothing behind where that fails.
 
     Args:
         kind: ``KafkaConsumer``, ``KafkaProducer`` or ``KafkaAdminClient``.
         config: What it is made with.
+        topic: Asked for with the first metadata; for a topic that is named later
+            it would wait 100 ms before it asks again.
 
     Returns:
         The client, connected.
@@ -43,6 +47,8 @@ def connected(kind: Untyped, config: Mapping[str, Untyped]) -> Untyped:
     def make(**options: Untyped) -> Untyped:
         made = KafkaConsumer.DEFAULT_CONFIG["kafka_client"](**options)
         network.append(made)
+        if topic is not None:
+            made.cluster.add_topic(topic)
         return made
 
     try:

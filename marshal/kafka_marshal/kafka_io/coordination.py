@@ -55,7 +55,7 @@ class KafkaCoordinationLog(TopicLog):
             "metrics_enabled": False,
             "bootstrap_timeout_ms": left_ms(deadline),
         }
-        self._consumer = connected(KafkaConsumer, settings)
+        self._consumer = connected(KafkaConsumer, settings, topic=self._topic)
         self._consumer.assign(self._partitions)
 
     def _disconnect(self) -> None:

@@ -50,6 +50,7 @@ class KafkaOutlet(Outlet):
                 "metrics_enabled": False,
                 "bootstrap_timeout_ms": timeout_ms,
             },
+            topic=self._topic,
         )
         self.config = self._producer.config
         # An option that conflicts turns idempotence off without an error.

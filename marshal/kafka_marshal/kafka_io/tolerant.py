@@ -1,14 +1,18 @@
-"""Lets kafka-python read records whose header names are not UTF-8.
+"""Two faults of kafka-python that no setting avoids, mended for the whole process.
 
-Brokers accept such records; kafka-python 3.0 raises on them, and its reader
-then never gets past the place. Whoever may write one record to the coordination
-topic could so stop every reader for good (PROTOCOL 1.5 forbids that). There is
-no setting for it, so the class that parses a batch is replaced, for the whole
-process, by one that differs only where the original raises.
+Brokers accept records whose header names are not UTF-8; kafka-python 3.0 raises on
+them, and its reader then never gets past the place. Whoever may write one record to
+the coordination topic could so stop every reader for good (PROTOCOL 1.5 forbids
+that). The class that parses a batch is replaced by one that differs only where the
+original raises.
+
+And what a broker says right before it closes a connection is dropped, if both are
+there at the first look: a wrong password looks like a network that is down.
 """
 
 from typing import SupportsIndex, overload
 
+from kafka.net.transport import KafkaSSLTransport, KafkaTCPTransport
 from kafka.record import memory_records
 from kafka.record.default_records import DefaultRecordBatch
 
@@ -55,6 +59,23 @@ class TolerantBatch(DefaultRecordBatch):  # type: ignore[misc] # untyped library
             return super()._read_msg()
 
 
+def hearing_last_words(transport: Untyped) -> None:
+    """Have a kind of transport return what came, and an error where nothing did.
+
+    Where both are there, the error comes again with the next look.
+    """
+    received = transport._sock_recv  # noqa: SLF001 - there is no other place
+
+    def receive(self: Untyped) -> tuple[bytes, Exception | None]:
+        data, error = received(self)
+        return data, None if data else error
+
+    if received.__name__ != receive.__name__:
+        transport._sock_recv = receive  # noqa: SLF001
+
+
 def install() -> None:
-    """Make kafka-python use ``TolerantBatch``. Doing it again changes nothing."""
+    """Mend kafka-python. Doing it again changes nothing."""
     memory_records.DefaultRecordBatch = TolerantBatch
+    hearing_last_words(KafkaTCPTransport)
+    hearing_last_words(KafkaSSLTransport)

@@ -22,7 +22,7 @@ from kafka_marshal.kafka_io.faults import Access
 from kafka_marshal.kafka_io.lookups import forked
 from kafka_marshal.kafka_io.settings import ConnectionSettings
 from kafka_marshal.kafka_io.topics import KafkaTopicAdmin
-from kafka_marshal.kafka_io.writer import Connect, Writer, left_ms
+from kafka_marshal.kafka_io.writer import Connect, FailedAppend, Writer, left_ms
 from kafka_marshal.ports import Append, CoordinationLog
 from kafka_marshal.protocol.types import LogEntry
 
@@ -50,16 +50,14 @@ class TopicLog(CoordinationLog):
         cluster_id: Id of the cluster it was opened on.
         topic_id: Id of the topic (16 bytes) when it was opened, or None.
         description: What the cluster said of the topic when it was opened.
-        writer: The writing half.
+        writer: The writing half, None until H is known.
     """
-
-    writer: Writer
 
     def __init__(
         self,
         settings: ConnectionSettings,
         *,
-        heartbeat_interval_ms: int = HEARTBEAT_INTERVAL_MS_DEFAULT,
+        heartbeat_interval_ms: int | None = HEARTBEAT_INTERVAL_MS_DEFAULT,
         timeout_ms: int = OPEN_TIMEOUT_MS,
     ) -> None:
         """Connect, and stand at each partition's start.
@@ -67,6 +65,8 @@ class TopicLog(CoordinationLog):
         Args:
             settings: Where the cluster is, and the topic's name.
             heartbeat_interval_ms: H where it is known; ``configure`` changes it.
+                With None nothing can be appended before that: readers need no
+                producer, nor the right to write.
             timeout_ms: When to give up.
 
         Raises:
@@ -81,20 +81,21 @@ class TopicLog(CoordinationLog):
         self._lock = threading.Lock()
         self._fault: MarshalError | None = None
         self._is_closed = False
-        self._look_up(deadline)
+        self.writer: Writer | None = None
+        try:
+            self._start()
+            self._look_up(deadline)
+        except BaseException:
+            self.close(0)
+            raise
         # The next offset and the last leader epoch of each partition.
         self._next = [0] * self._partition_count
         self._epochs = [EPOCH_NONE] * self._partition_count
         # The end of each partition, as last asked.
         self._ends = [0] * self._partition_count
         try:
-            self.writer = Writer(
-                settings,
-                connect=self._outlets(),
-                told=self._told,
-                heartbeat_interval_ms=heartbeat_interval_ms,
-                timeout_ms=left_ms(deadline),
-            )
+            if heartbeat_interval_ms is not None:
+                self.writer = self._new_writer(heartbeat_interval_ms, left_ms(deadline))
             self._connect(deadline)
             starts = self._ask(left_ms(deadline), is_end=False)
             self._go_to(starts)
@@ -113,6 +114,9 @@ class TopicLog(CoordinationLog):
     def append(self, partition: int, value: bytes) -> Append:
         """Start appending one record; see ``ports.CoordinationLog``."""
         self._require_process("Appending")
+        if self.writer is None:
+            why = f"Appending to {self._topic} failed: it is open for reading only."
+            return FailedAppend(InvalidTransition(why))
         return self.writer.append(partition, value)
 
     def poll(self, timeout_ms: int) -> Sequence[tuple[int, LogEntry]]:
@@ -126,7 +130,8 @@ class TopicLog(CoordinationLog):
         if self._fault is not None:
             raise self._fault
         self._require_open()
-        self.writer.watch()
+        if self.writer is not None:
+            self.writer.watch()
         try:
             entries = self._fetch(max(0, timeout_ms))
         except Exception as error:
@@ -176,7 +181,7 @@ class TopicLog(CoordinationLog):
         deadline = time.monotonic() + timeout_ms / 1000
         closer = threading.Thread(target=self._disconnect, daemon=True)
         closer.start()
-        if hasattr(self, "writer"):
+        if self.writer is not None:
             self.writer.close(timeout_ms)
         closer.join(timeout=max(0.0, deadline - time.monotonic()))
 
@@ -185,7 +190,7 @@ class TopicLog(CoordinationLog):
     def configure(
         self, heartbeat_interval_ms: int, *, timeout_ms: int = OPEN_TIMEOUT_MS
     ) -> None:
-        """Adapt the writer's timeouts to H, once H is read from the log.
+        """Have a writer whose timeouts suit H, once H is read from the log.
 
         The best moment is before the first append: one that finds an earlier
         append to its partition under way fails at once, to keep the order.
@@ -193,14 +198,17 @@ class TopicLog(CoordinationLog):
 
         Args:
             heartbeat_interval_ms: H.
-            timeout_ms: When to give up; the old timeouts then stay in force.
+            timeout_ms: When to give up; what there was then stays in force.
 
         Raises:
             CoordinationError: The cluster did not answer.
         """
         self._require_process("Configuring")
         try:
-            self.writer.configure(heartbeat_interval_ms, timeout_ms=timeout_ms)
+            if self.writer is None:
+                self.writer = self._new_writer(heartbeat_interval_ms, timeout_ms)
+            else:
+                self.writer.configure(heartbeat_interval_ms, timeout_ms=timeout_ms)
         except Exception as error:
             doing = f"Connecting a writer to {self._topic}"
             raise self._told(error, doing, Access.WRITE) from error
@@ -210,6 +218,9 @@ class TopicLog(CoordinationLog):
     @abstractmethod
     def _outlets(self) -> Connect:
         """Return what makes producers."""
+
+    def _start(self) -> None:
+        """Begin to connect, while the topic is still looked up."""
 
     @abstractmethod
     def _connect(self, deadline: float) -> None:
@@ -242,6 +253,15 @@ class TopicLog(CoordinationLog):
         """Return an error of the client library in our words."""
 
     # How it is done.
+
+    def _new_writer(self, heartbeat_interval_ms: int, timeout_ms: int) -> Writer:
+        return Writer(
+            self._settings,
+            connect=self._outlets(),
+            told=self._told,
+            heartbeat_interval_ms=heartbeat_interval_ms,
+            timeout_ms=timeout_ms,
+        )
 
     def _look_up(self, deadline: float) -> None:
         """Learn the topic's partitions and ids."""

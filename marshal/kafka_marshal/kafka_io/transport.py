@@ -18,7 +18,11 @@ from kafka_marshal.kafka_io.settings import (
     KAFKA_PYTHON,
     ConnectionSettings,
 )
-from kafka_marshal.kafka_io.topiclog import OPEN_TIMEOUT_MS, TopicLog
+from kafka_marshal.kafka_io.topiclog import (
+    HEARTBEAT_INTERVAL_MS_DEFAULT,
+    OPEN_TIMEOUT_MS,
+    TopicLog,
+)
 from kafka_marshal.ports import DataLog
 
 _LOGGER = logging.getLogger("kafka_marshal")
@@ -73,12 +77,17 @@ def choose(settings: ConnectionSettings) -> Choice:
 
 
 def open_coordination_log(
-    settings: ConnectionSettings, *, timeout_ms: int = OPEN_TIMEOUT_MS
+    settings: ConnectionSettings,
+    *,
+    heartbeat_interval_ms: int | None = HEARTBEAT_INTERVAL_MS_DEFAULT,
+    timeout_ms: int = OPEN_TIMEOUT_MS,
 ) -> TopicLog:
     """Open the coordination log over the transport that is chosen.
 
     Args:
         settings: Where the cluster is, the topic's name, and the transport.
+        heartbeat_interval_ms: H where it is known; ``configure`` changes it. With
+            None nothing can be appended before that.
         timeout_ms: When to give up.
 
     Raises:
@@ -87,6 +96,7 @@ def open_coordination_log(
         LogUnreadable: Access is denied.
         CoordinationError: The cluster did not answer.
     """
+    kind: type[TopicLog] = KafkaCoordinationLog
     choice = choose(settings)
     _LOGGER.debug("transport %s: %s", choice.name, choice.reason)
     if choice.name == FAST:
@@ -94,14 +104,33 @@ def open_coordination_log(
             FastCoordinationLog,
         )
 
-        return FastCoordinationLog(settings, timeout_ms=timeout_ms)
-    return KafkaCoordinationLog(settings, timeout_ms=timeout_ms)
+        kind = FastCoordinationLog
+    return kind(
+        settings, heartbeat_interval_ms=heartbeat_interval_ms, timeout_ms=timeout_ms
+    )
 
 
-def open_data_log(settings: ConnectionSettings) -> DataLog:
+def open_data_log(
+    settings: ConnectionSettings,
+    *,
+    isolation_level: str = "read_uncommitted",
+    client_rack: str = "",
+) -> DataLog:
     """Return look-ups and readers over the transport that is chosen.
 
+    Args:
+        settings: Where the cluster is, and the transport.
+        isolation_level: ``read_uncommitted``, or ``read_committed`` to read
+            transactions only once they are committed.
+        client_rack: Rack of this process, to fetch from a near replica.
+
     Raises:
-        ConfigurationError: The transport that is asked for cannot be used.
+        ConfigurationError: The isolation level is neither, or the transport that
+            is asked for cannot be used.
     """
-    return KafkaDataLog(settings)
+    kind: type[KafkaDataLog] = KafkaDataLog
+    if choose(settings).name == FAST:
+        from kafka_marshal.kafka_io.fast.data import FastDataLog
+
+        kind = FastDataLog
+    return kind(settings, isolation_level=isolation_level, client_rack=client_rack)

@@ -79,7 +79,9 @@ class LogWatch:
             CoordinationError: The cluster did not answer.
         """
         settings = ConnectionSettings(bootstrap_servers, coordination_topic)
-        self._log = open_coordination_log(settings, timeout_ms=OPEN_MS_MAX)
+        self._log = open_coordination_log(
+            settings, heartbeat_interval_ms=None, timeout_ms=OPEN_MS_MAX
+        )
         self._worlds = [WorldState(t) for t in range(self._log.partition_count)]
         self._facts: list[Fact] = []
         self._delays: deque[tuple[float, int]] = deque(maxlen=DELAYS_KEPT_MAX)

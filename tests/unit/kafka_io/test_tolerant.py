@@ -1,7 +1,10 @@
-"""Header names that are no text: read all the same, and only those are changed."""
+"""Header names that are no text, and last words: read, and only those are changed."""
+
+import socket
 
 import pytest
 from kafka.errors import CorruptRecordError
+from kafka.net.transport import KafkaTCPTransport
 from kafka.record import memory_records
 from kafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
 
@@ -56,3 +59,17 @@ def test_sound_batches_are_read_alike():
 
 def test_kafka_python_uses_it():
     assert memory_records.DefaultRecordBatch is TolerantBatch
+
+
+def test_what_was_said_before_closing_is_heard():
+    """A refusal and the end of the connection come at once; the refusal counts."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.setblocking(False)
+        transport = KafkaTCPTransport(None, ours, "broker")
+        theirs.sendall(b"no")
+        theirs.close()
+        assert transport._sock_recv() == (b"no", None)
+        data, error = transport._sock_recv()
+        assert data == b""
+        assert "disconnected" in str(error)

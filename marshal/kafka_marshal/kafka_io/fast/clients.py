@@ -83,9 +83,11 @@ def _made(
 ) -> Client:
     client = Client()
     whole = {
-        **fast_config(settings),
         "allow.auto.create.topics": False,
         "error_cb": client.note,
+        # Half of this, at least 11 ms, it waits before it connects to a leader.
+        "reconnect.backoff.ms": 20,
+        **fast_config(settings),
         **config,
     }
     client.handle = kind(whole, logger=_logger())

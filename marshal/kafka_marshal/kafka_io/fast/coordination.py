@@ -3,10 +3,14 @@
 As with kafka-python, defaults would be wrong (PROTOCOL 2.1): librdkafka hides
 open transactions, jumps to the end of the log where its place is gone, and counts
 types of timestamps from 1 where the wire counts from 0.
+
+Two handles: one fetches, the other asks. A broker answers a connection's requests
+in turn, so that a question would wait behind a fetch that waits for records.
 """
 
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 
 from confluent_kafka import (
     OFFSET_BEGINNING,
@@ -39,7 +43,7 @@ _OUT_OF_PLACE = (
     KafkaError._LOG_TRUNCATION,  # noqa: SLF001
     KafkaError.OFFSET_OUT_OF_RANGE,
 )
-# One question while opening; between two, reports of refusals are looked at.
+# One attempt of a question; after each, reports of refusals are looked at.
 _QUESTION_S = 2.0
 _RETRY_S = 0.05
 
@@ -47,53 +51,47 @@ _RETRY_S = 0.05
 class FastCoordinationLog(TopicLog):
     """All partitions of the coordination topic, read by librdkafka."""
 
-    _client: Client | None = None
+    _reader: Client | None = None
+    _asker: Client | None = None
 
     def _outlets(self) -> Connect:
         return fast_outlets(self._settings)
 
-    def _connect(self, deadline: float) -> None:
+    def _start(self) -> None:
         # The offsets after the last entry and any control records.
         self._reached: dict[int, int] = {}
         # Reported beside entries, which go first.
         self._reported: list[tuple[int | None, Exception]] = []
-        self._client = new_consumer(
+        common = {
+            # For the one that asks as well: an end that an open transaction holds
+            # down would be no barrier.
+            "isolation.level": "read_uncommitted",
+            "socket.timeout.ms": READER_REQUEST_TIMEOUT_MS,
+        }
+        self._asker = new_consumer(self._settings, common)
+        self._reader = new_consumer(
             self._settings,
             {
-                "isolation.level": "read_uncommitted",
+                **common,
                 # Tells places beyond control records, which are not handed out.
                 "enable.partition.eof": True,
                 "fetch.wait.max.ms": FETCH_WAIT_MS,
-                "socket.timeout.ms": READER_REQUEST_TIMEOUT_MS,
             },
         )
-        self._await_cluster(deadline)
 
-    def _await_cluster(self, deadline: float) -> None:
-        """Have a connection, or raise what the connections ended with.
-
-        A question that is not answered only tells that it was late; the reasons
-        are reported by polling, which must not be done once records may come.
-        """
-        assert self._client is not None
-        while True:
-            left_s = deadline - time.monotonic()
-            try:
-                self._client.handle.list_topics(
-                    self._topic, timeout=max(0.001, min(left_s, _QUESTION_S))
-                )
-            except KafkaException:
-                self._client.handle.poll(0)
-                if self._client.refusal is not None:
-                    raise self._client.refusal from None
-                if left_s <= _QUESTION_S:
-                    raise
-            else:
-                return
+    def _connect(self, deadline: float) -> None:
+        """Know the leaders, which librdkafka would look for once a second only."""
+        assert self._reader is not None
+        left_s = max(0.001, deadline - time.monotonic())
+        with suppress(KafkaException):  # the question that follows tells why
+            self._reader.handle.list_topics(
+                self._topic, timeout=min(left_s, _QUESTION_S)
+            )
 
     def _disconnect(self) -> None:
-        if self._client is not None:
-            close_consumer(self._client)
+        for client in (self._reader, self._asker):
+            if client is not None:
+                close_consumer(client)
 
     def _go_to(self, offsets: Mapping[int, int]) -> None:
         for number, offset in offsets.items():
@@ -106,12 +104,12 @@ class FastCoordinationLog(TopicLog):
             epoch = self._epochs[place.partition]
             if epoch != EPOCH_NONE:
                 place.leader_epoch = epoch
-        assert self._client is not None
-        self._client.handle.assign(places)
+        assert self._reader is not None
+        self._reader.handle.assign(places)
 
     def _fetch(self, timeout_ms: int) -> Entries:
-        assert self._client is not None
-        handle = self._client.handle
+        assert self._reader is not None
+        handle = self._reader.handle
         deadline = time.monotonic() + timeout_ms / 1000
         entries: Entries = []
         while not self._reported and not entries:
@@ -170,20 +168,28 @@ class FastCoordinationLog(TopicLog):
         places = [TopicPartition(self._topic, number, which) for number in numbers]
         deadline = time.monotonic() + timeout_ms / 1000
         while True:
+            left_s = max(0.001, deadline - time.monotonic())
             try:
-                return self._asked(places, deadline)
+                return self._asked(places, min(left_s, _QUESTION_S))
             except KafkaException as error:
                 # A leader that has moved is told at once, and found a moment later.
-                is_late = time.monotonic() + _RETRY_S >= deadline
+                is_late = left_s <= _RETRY_S
                 if is_late or not self._told(error, "Asking", Access.READ).retriable:
                     raise
                 time.sleep(_RETRY_S)
 
-    def _asked(self, places: Sequence[Untyped], deadline: float) -> Mapping[int, int]:
-        assert self._client is not None
-        found = self._client.handle.offsets_for_times(
-            places, timeout=max(0.001, deadline - time.monotonic())
-        )
+    def _asked(self, places: Sequence[Untyped], timeout_s: float) -> Mapping[int, int]:
+        assert self._asker is not None
+        handle = self._asker.handle
+        self._asker.refusal = None
+        try:
+            found = handle.offsets_for_times(places, timeout=timeout_s)
+        except KafkaException:
+            # That it was late is all that is said; polling tells of refusals.
+            handle.poll(0)
+            if self._asker.refusal is not None:
+                raise self._asker.refusal from None
+            raise
         for place in found:
             if place.error is not None:
                 raise KafkaException(place.error)

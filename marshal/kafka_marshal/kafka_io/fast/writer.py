@@ -2,8 +2,10 @@
 
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
 
-from confluent_kafka import KafkaException
+from confluent_kafka import KafkaError, KafkaException
 
 from kafka_marshal.kafka_io.fast.clients import new_producer
 from kafka_marshal.kafka_io.settings import ConnectionSettings
@@ -12,6 +14,23 @@ from kafka_marshal.kafka_io.writer import LINGER_MS, OVERDUE_GRACE_MS, Connect, 
 
 # How long one look for outcomes waits; an outcome ends it at once.
 _LOOK_S = 0.25
+_FATAL = KafkaError._FATAL  # noqa: SLF001 - its public name
+
+
+def writer_config(timeouts: Mapping[str, int]) -> dict[str, Any]:
+    """Return what the producer is made with (PROTOCOL 2.1).
+
+    Args:
+        timeouts: Request and delivery timeout, as kafka-python names them.
+    """
+    return {
+        "acks": "all",
+        "enable.idempotence": True,
+        "linger.ms": LINGER_MS,
+        "compression.type": "none",
+        "request.timeout.ms": timeouts["request_timeout_ms"],
+        "delivery.timeout.ms": timeouts["delivery_timeout_ms"],
+    }
 
 
 class FastOutlet(Outlet):
@@ -22,35 +41,44 @@ class FastOutlet(Outlet):
     """
 
     def __init__(
-        self, settings: ConnectionSettings, timeouts: Mapping[str, int]
+        self,
+        settings: ConnectionSettings,
+        timeouts: Mapping[str, int],
+        *,
+        timeout_ms: int,
     ) -> None:
-        """Start connecting; records that are sent before wait for it.
+        """Connect, and learn the topic's partitions.
+
+        Without that librdkafka would look for a broker to number its records by
+        every 500 ms only, and the first append would take that long.
 
         Args:
             settings: Where the cluster is, and the topic's name.
             timeouts: Request and delivery timeout, as kafka-python names them.
+            timeout_ms: When to give up.
 
         Raises:
-            KafkaException: librdkafka does not accept a setting.
+            KafkaException: No connection could be made, or librdkafka does not
+                accept a setting.
         """
         self._topic = settings.coordination_topic
         delivery_ms = timeouts["delivery_timeout_ms"]
         self._limit_s = (delivery_ms + OVERDUE_GRACE_MS) / 1000
-        # PROTOCOL 2.1.
-        self.config = {
-            "acks": "all",
-            "enable.idempotence": True,
-            "linger.ms": LINGER_MS,
-            "compression.type": "none",
-            "request.timeout.ms": timeouts["request_timeout_ms"],
-            "delivery.timeout.ms": delivery_ms,
-        }
+        self.config = writer_config(timeouts)
         self._client = new_producer(settings, self.config)
         self._is_over = threading.Event()
+        # The fault after which the producer does nothing more; then the event.
+        self._fatal: Exception | None = None
+        self._has_failed = threading.Event()
         self.collector = threading.Thread(
             target=self._collect, name="marshal-deliveries", daemon=True
         )
         self.collector.start()
+        try:
+            self._client.handle.list_topics(self._topic, timeout=timeout_ms / 1000)
+        except KafkaException:
+            self._is_over.set()
+            raise
 
     def send(
         self,
@@ -62,11 +90,23 @@ class FastOutlet(Outlet):
         """Start sending one record; see ``Outlet``."""
 
         def delivered(error: Untyped, message: Untyped) -> None:
-            report(message.offset() if error is None else KafkaException(error))
+            if error is None:
+                report(message.offset())
+            else:
+                report(self._fatal or KafkaException(error))
 
-        self._client.handle.produce(
-            self._topic, value, partition=partition, on_delivery=delivered
-        )
+        handle = self._client.handle
+        try:
+            handle.produce(
+                self._topic, value, partition=partition, on_delivery=delivered
+            )
+        except KafkaException as error:
+            if error.args[0].code() != _FATAL:
+                raise
+            # Reported rather than raised, so that the writer makes a fresh one.
+            # The collector is told of the cause in a moment.
+            self._has_failed.wait(timeout=_LOOK_S)
+            report(self._fatal or error)
 
     def end(self) -> threading.Thread:
         """Flush and let go on a thread that has bounds of its own."""
@@ -78,20 +118,28 @@ class FastOutlet(Outlet):
         """Have outcomes reported until all is over; then destroy the producer."""
         handle = self._client.handle
         while not self._is_over.is_set():
-            handle.poll(_LOOK_S)
+            try:
+                handle.poll(_LOOK_S)
+            except KafkaException as error:
+                # Only a fatal fault is raised, and once. What cannot be sent any
+                # more would be kept until the delivery timeout.
+                self._fatal = error
+                self._has_failed.set()
+                handle.purge()
         self._client.forget()
 
     def _end(self) -> None:
         handle = self._client.handle
-        if handle.flush(self._limit_s) > 0:
-            handle.purge()
+        with suppress(KafkaException):
+            if handle.flush(self._limit_s) > 0:
+                handle.purge()
         self._is_over.set()
 
 
 def fast_outlets(settings: ConnectionSettings) -> Connect:
     """Return what makes outlets to one cluster."""
 
-    def connect(timeouts: Mapping[str, int], _: int) -> Outlet:
-        return FastOutlet(settings, timeouts)
+    def connect(timeouts: Mapping[str, int], timeout_ms: int) -> Outlet:
+        return FastOutlet(settings, timeouts, timeout_ms=timeout_ms)
 
     return connect
