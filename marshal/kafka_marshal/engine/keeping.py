@@ -21,7 +21,7 @@ from kafka_marshal.protocol.planner import MemberView
 from kafka_marshal.protocol.types import Key
 
 from .context import Context
-from .holding import Holding
+from .holding import Drain, Holding
 from .lags import LagWatch, reached
 from .subscription import Subscription
 
@@ -43,6 +43,11 @@ class Verdict(NamedTuple):
     reason: str
     detail: str
     successor: str
+
+    def drain(self, now_ms: int) -> Drain:
+        """Return how it goes: the slow finish their work, others are not waited for."""
+        until_ms = now_ms if self.reason == WEDGED else None
+        return Drain(self.reason, self.successor, until_ms, self.detail)
 
 
 class _Watch:
@@ -83,7 +88,6 @@ class Keeper:
         sub: Subscription,
         holdings: Iterable[Holding],
         *,
-        members: Sequence[MemberView],
         me: str,
         now_ms: int,
     ) -> list[Verdict]:
@@ -91,12 +95,16 @@ class Keeper:
 
         Args:
             sub: The consumer's subscription.
-            holdings: What it holds.
-            members: Live members of the group.
+            holdings: What the session wants or holds, of all consumers.
             me: Own client_id.
             now_ms: Local time.
         """
-        held = [(each, self._watch(each, now_ms)) for each in holdings]
+        members = sub.members
+        held = [
+            (holding, self._watch(holding, now_ms))
+            for holding in holdings
+            if holding.claim.is_owned and holding.key.topic in sub.topics
+        ]
         for holding, watch in held:
             self._note_signs(sub, holding, watch, now_ms=now_ms)
         if sub.wedged_at_ms is not None and sub.alive_at_ms > sub.wedged_at_ms:

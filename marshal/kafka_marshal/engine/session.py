@@ -46,7 +46,7 @@ from .subscription import POLICY_MS_MIN, Subscription, policy_interval_ms
 from .wishes import Wishes
 
 LOOKUP_LOOK_MS = 5
-EXPECTED = ORDERLY | {"surplus", "topic", "given_up"}
+EXPECTED = ORDERLY | {"surplus", "given_up"}
 
 
 class Session:
@@ -260,22 +260,12 @@ class Session:
     def _judge(self, now_ms: int) -> None:
         """Give up what the application is too slow for, or does not come back for."""
         for sub in self._wishes.subs:
-            held = [
-                holding
-                for holding in self.holdings.values()
-                if holding.claim.is_owned and holding.key.topic in sub.topics
-            ]
             was_wedged = sub.wedged_at_ms is not None
             me = self.claimant.owner.client_id
-            verdicts = self._keeper.judge(
-                sub, held, members=sub.members, me=me, now_ms=now_ms
-            )
+            held = self.holdings.values()
+            verdicts = self._keeper.judge(sub, held, me=me, now_ms=now_ms)
             for each in verdicts:
-                # Whoever is wedged cannot be waited for; the slow finish their work.
-                until_ms = now_ms if each.reason == WEDGED else None
-                each.holding.drain = Drain(
-                    each.reason, each.successor, until_ms, each.detail
-                )
+                each.holding.drain = each.drain(now_ms)
                 self._wishes.bump(each.holding.key)
             if verdicts or was_wedged != (sub.wedged_at_ms is not None):
                 # Others must know how much we take before they see what is free.
@@ -402,10 +392,15 @@ class Session:
 
     def _observe_claim(self, transition: Transition, holding: Holding) -> None:
         key, client_id = holding.key, self.claimant.owner.client_id
-        how = {"effect": transition.effect, "token": holding.claim.token}
+        how: dict[str, object] = {
+            "effect": transition.effect,
+            "token": holding.claim.token,
+        }
+        world = self._context.replica_of(key).world
+        how["why"] = world.soft.notes[key].reason
         fields = {"key": key, "client": client_id, "epoch": transition.offset} | how
         self._context.observe("claimed", fields)
-        log_ms = self._context.replica_of(key).world.now_ms
+        log_ms = world.now_ms
         self.meters.claim_won(key, transition, before=holding.vacancy, log_ms=log_ms)
 
     def _on_beats(
@@ -483,7 +478,15 @@ class Session:
             )
             cool_ms = self._context.now_ms + self._context.heartbeat_interval_ms
             self._cooldowns.begin(holding.key, reason, until_ms=cool_ms)
+            self._hold_back(holding.key, reason, until_ms=cool_ms)
         self._finish(holding, Ending(reason, was_lost=was_lost))
+
+    def _hold_back(self, key: Key, reason: str, *, until_ms: int) -> None:
+        """Let others know that what was given up is not ours to be kept for."""
+        sub = self._wishes.sub_of(key)
+        if sub is not None and reason not in EXPECTED:
+            sub.backoff.hold(until_ms)
+            self._announcer.announce_soon()
 
     def check_lease(self, holding: Holding, now_ms: int) -> None:
         """End a claim whose hard stop has come, and release what the log has of it."""
@@ -508,7 +511,7 @@ class Session:
         self.grants.report_unused(holding)
         ending = holding.claim.ending
         if ending is not None and holding.claim.epoch is not None:
-            if ending.reason not in EXPECTED:
+            if ending.reason not in EXPECTED | {"topic"}:
                 self._wishes.note_loss(key)
             client_id, epoch = self.claimant.owner.client_id, holding.claim.epoch
             fields = {"key": key, "client": client_id, "epoch": epoch, "ending": ending}

@@ -147,17 +147,17 @@ class Backoff:
         until_ms: Local time until which it takes nothing; 0 = it never gave up.
     """
 
-    __slots__ = ("_length_ms", "_strikes", "until_ms")
+    __slots__ = ("_length_ms", "_strikes", "_struck_ms", "until_ms")
 
     def __init__(self) -> None:
         self.until_ms = 0
         self._strikes = 0
+        self._struck_ms = 0
         self._length_ms = 0
 
     def strike(self, now_ms: int, *, interval_ms: int) -> None:
         """Note that something was given up; what goes at once counts as one."""
-        since_ms = self.until_ms - self._length_ms
-        if self._strikes and now_ms < since_ms + interval_ms:
+        if self._strikes and now_ms < self._struck_ms + interval_ms:
             return
         forgiven_ms = FORGIVE_LENGTHS * self._length_ms
         forgiven_ms += FORGIVE_INTERVALS * interval_ms
@@ -165,7 +165,12 @@ class Backoff:
             self._strikes = 0
         self._length_ms = interval_ms << min(self._strikes, DOUBLINGS_MAX)
         self._strikes += 1
-        self.until_ms = now_ms + self._length_ms
+        self._struck_ms = now_ms
+        self.until_ms = max(self.until_ms, now_ms + self._length_ms)
+
+    def hold(self, until_ms: int) -> None:
+        """Take nothing new until then at least; it does not count as giving up."""
+        self.until_ms = max(self.until_ms, until_ms)
 
     def is_on(self, now_ms: int) -> bool:
         """Return whether nothing new is to be taken at this local time."""

@@ -40,7 +40,8 @@ def topic(view: View) -> Plan:
                 # The lead finds its next owner; the rest follows whoever it is.
                 is_lead = key.key.partition == LEAD and name in given
                 successor = given[name].successor if is_lead else None
-                release.append(Release(key.key, successor, "topic", reason))
+                name_of = "surplus" if name in given else "topic"
+                release.append(Release(key.key, successor, name_of, reason))
     return Plan(tuple(claim), tuple(release), why)
 
 

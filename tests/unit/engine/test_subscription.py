@@ -2,11 +2,13 @@
 
 import pytest
 from enginekit import (
+    KEY,
     H,
     fold,
     held_by,
     lines,
     of,
+    pause_for,
     takeovers,
     wish,
     world,
@@ -14,10 +16,12 @@ from enginekit import (
 
 from kafka_marshal.protocol.records import (
     BatchHeartbeat,
+    ClaimingPartition,
     Heartbeat,
     Member,
     ReleasingPartition,
 )
+from kafka_marshal.protocol.types import Key
 
 
 @pytest.fixture
@@ -103,3 +107,169 @@ def test_a_leaver_hands_all_over_at_once():
     a.leave()
     assert cluster.run_until(held_by(b, 4), H) <= 500
     assert a.has_left
+
+
+# --- Whole topics (acceptance L05) ---
+
+
+def topics_of(node):
+    counts = {}
+    for key in node.held:
+        counts[key.topic] = counts.get(key.topic, 0) + 1
+    return counts
+
+
+def whole(cluster, name, *topics, **rest):
+    return cluster.node(name, wish=wish(*topics, policy="topic", **rest))
+
+
+def test_whole_topics_are_shared_and_kept_together():
+    cluster = world(partitions=2, records=[1] * 4)
+    cluster.fill("u", [1] * 3)
+    a, b = (whole(cluster, name, "t", "u") for name in "ab")
+    cluster.run_until(lambda: len(a.held) + len(b.held) == 7, 4 * H)
+    assert sorted([topics_of(a), topics_of(b)], key=len) in (
+        [{"t": 4}, {"u": 3}],
+        [{"u": 3}, {"t": 4}],
+    )
+
+
+def test_when_the_owner_dies_the_whole_topic_moves():
+    cluster = world(partitions=2, records=[1] * 5)
+    a = whole(cluster, "a", "t")
+    cluster.run_until(held_by(a, 5), H)
+    b, c = whole(cluster, "b", "t"), whole(cluster, "c", "t")
+    cluster.run(H)
+    assert not b.held
+    assert not c.held
+    cluster.crash(a)
+    cluster.run_until(lambda: 5 in {len(b.held), len(c.held)}, 4 * H)
+    assert sorted([len(b.held), len(c.held)]) == [0, 5]
+
+
+def test_losing_one_partition_gives_the_topic_up():
+    cluster = world(records=[1] * 3)
+    a = whole(cluster, "a", "t")
+    cluster.run_until(held_by(a, 3), H)
+    b = whole(cluster, "b", "t")
+    cluster.run(H)
+    lost = a.session.holdings[Key("g", "t", 1)]
+    a.session.release(lost, reason="released")
+    cluster.run_until(held_by(b, 3), 3 * H)
+    assert not a.held
+    told = {x.record.reason for x in of(cluster, "a", ReleasingPartition)}
+    assert told == {"released", "topic: lost t-1"}
+
+
+def test_a_limit_counts_topics():
+    cluster = world(records=[1] * 3)
+    for name in "uv":
+        cluster.fill(name, [1] * 2)
+    a = whole(cluster, "a", "t", "u", "v", claims_max=2)
+    cluster.run(4 * H)
+    assert len(topics_of(a)) == 2
+    member = of(cluster, "a", Member)[-1].record
+    assert (member.capacity, member.load) == (2, 2)
+
+
+# --- The last owner, and the cool-down (acceptance L10) ---
+
+
+def claims_of(cluster, name, number):
+    return [
+        line.time_ms
+        for line in of(cluster, name, ClaimingPartition)
+        if line.transition.effect == "claimed" and line.record.partition == number
+    ]
+
+
+def test_who_comes_back_gets_what_it_had():
+    cluster = world(records=[1] * 6)
+    nodes = {name: cluster.node(name, wish=wish()) for name in "abc"}
+    cluster.run_until(lambda: {len(n.held) for n in nodes.values()} == {2}, 4 * H)
+    before = set(nodes["b"].held)
+    nodes["b"].leave()
+    cluster.run_until(lambda: nodes["b"].has_left, H)
+    cluster.crash(nodes["b"])
+    rest = (nodes["a"], nodes["c"])
+    cluster.run_until(lambda: [len(n.held) for n in rest] == [3, 3], 2 * H)
+    again = cluster.node("b", wish=wish())
+    cluster.run_until(held_by(again, 2), 2 * H)
+    assert set(again.held) == before
+
+
+def test_what_was_given_up_is_not_retaken_before_h():
+    cluster = world(records=[1])
+    a = cluster.node("a", wish=wish())
+    cluster.run_until(held_by(a, 1), H)
+    a.session.release(a.session.holdings[KEY], reason="released")
+    cluster.run_until(held_by(a, 1), 3 * H)
+    (gone,) = [x.time_ms for x in of(cluster, "a", ReleasingPartition)]
+    _, again = claims_of(cluster, "a", 0)
+    assert H <= again - gone <= H + H // 5
+
+
+def test_others_need_not_wait_for_the_cool_down():
+    cluster = world(records=[1])
+    a = cluster.node("a", wish=wish())
+    cluster.run_until(held_by(a, 1), H)
+    b = cluster.node("b", wish=wish())
+    cluster.run(H // 2)
+    a.session.release(a.session.holdings[KEY], reason="released")
+    assert cluster.run_until(held_by(b, 1), H) < H
+
+
+def test_after_a_pause_nothing_cools_down():
+    cluster = world(records=[1])
+    a = cluster.node("a", wish=wish())
+    cluster.run_until(held_by(a, 1), H)
+    pause_for(cluster, H)
+    cluster.run_until(held_by(a, 0), H)
+    assert cluster.run_until(held_by(a, 1), 3 * H) <= H + H // 5
+
+
+def test_the_application_may_have_it_again_at_once():
+    cluster = world(records=[1])
+    a = cluster.node("a")
+    cluster.run(100)
+    holding = a.session.want(KEY)
+    cluster.run_until(held_by(a, 1), H)
+    a.session.unwant(holding)
+    cluster.run(100)
+    a.session.want(KEY)
+    assert cluster.run_until(held_by(a, 1), H) < H // 2
+
+
+# --- Reasons ---
+
+
+def test_claims_and_releases_tell_why():
+    cluster = world(records=[1] * 2)
+    a = cluster.node("a", wish=wish())
+    cluster.run_until(held_by(a, 2), H)
+    notes = fold(cluster).soft.notes
+    assert notes[KEY].reason == (
+        "fair: 0 held, share 2 of 2 among 1; never claimed before"
+    )
+    (event, _) = a.observer.named("claimed")
+    assert event.fields["why"] == notes[event.fields["key"]].reason
+    b = cluster.node("b", wish=wish())
+    cluster.run_until(held_by(b, 1), H)
+    (key,) = b.held
+    assert fold(cluster).soft.notes[key].reason == (
+        "fair: 0 held, share 1 of 2 among 2; free"
+    )
+    cluster.crash(a)
+    cluster.run_until(held_by(b, 2), 4 * H)
+    assert fold(cluster).soft.notes[KEY].reason.endswith("; a is stale")
+
+
+def test_a_claim_without_a_policy_tells_why():
+    cluster = world(records=[1])
+    a = cluster.node("a")
+    cluster.run(100)
+    a.session.want(KEY)
+    cluster.run_until(held_by(a, 1), H)
+    assert fold(cluster).soft.notes[KEY].reason == (
+        "asked for by the application; never claimed before"
+    )

@@ -174,6 +174,16 @@ def test_what_goes_at_once_counts_once():
     assert backoff.until_ms == 100 + 3 * H
 
 
+def test_holding_back_is_no_strike():
+    backoff = Backoff()
+    backoff.hold(500)
+    backoff.hold(100)
+    assert backoff.is_on(499)
+    assert not backoff.is_on(500)
+    backoff.strike(1_000, interval_ms=H)
+    assert backoff.until_ms == 1_000 + H
+
+
 def test_who_kept_up_for_long_enough_is_forgiven():
     backoff = Backoff()
     backoff.strike(0, interval_ms=H)

@@ -78,6 +78,7 @@ def test_a_surplus_topic_is_given_up_whole():
         ("1-1", None),
     ]
     assert plan.release[0].detail == "t1 is another member's share"
+    assert {r.reason for r in plan.release} == {"surplus"}
 
 
 def test_the_reason_names_what_was_lost():

@@ -1,0 +1,124 @@
+"""The settings of a consumer are checked before anything is looked up."""
+
+import re
+
+import pytest
+
+from kafka_marshal.engine import Delivery
+from kafka_marshal.engine.topics import TOPICS_MAX
+from kafka_marshal.errors import ConfigurationError, LogUnreadable
+from kafka_marshal.subscribing import Settings
+from kafka_marshal.testing.node import Cluster
+
+
+@pytest.fixture
+def data():
+    cluster = Cluster()
+    for name, count in (("orders-a", 1), ("orders-b", 2), ("x-orders-a", 1)):
+        cluster.fill(name, [0] * count)
+    cluster.fill("__internal", [0])
+    return cluster.kafka.data_log()
+
+
+def settings(*topics, **changed):
+    values = {
+        "pattern": None,
+        "delivery": Delivery.AT_LEAST_ONCE,
+        "policy": "fair",
+        "claims_max": 0,
+        "auto_offset_reset": "earliest",
+        "metadata_refresh_ms": 1_000,
+        "max_handling_ms": None,
+        "release_behind": True,
+        "has_on_topics": False,
+        **changed,
+    }
+    return Settings(topics, *values.values())
+
+
+def subscribe(data, *topics, coordination="__marshal", **changed):
+    return settings(*topics, **changed).subscription(
+        "g", data, coordination_topic=coordination, timeout_ms=100
+    )
+
+
+@pytest.mark.parametrize(
+    ("topics", "changed", "setting"),
+    [
+        pytest.param((), {}, "topics", id="neither"),
+        pytest.param(("t",), {"pattern": "t"}, "topics", id="both"),
+        pytest.param(("a b",), {}, "topics", id="bad-name"),
+        pytest.param(
+            tuple(f"t{n}" for n in range(TOPICS_MAX + 1)), {}, "topics", id="many"
+        ),
+        pytest.param(("t",), {"claims_max": -1}, "claims_max", id="claims"),
+        pytest.param(("t",), {"max_handling_ms": -1}, "max_handling_ms", id="handling"),
+        pytest.param(
+            ("t",), {"metadata_refresh_ms": 0}, "metadata_refresh_ms", id="refresh"
+        ),
+        pytest.param(
+            ("t",), {"auto_offset_reset": "late"}, "auto_offset_reset", id="reset"
+        ),
+    ],
+)
+def test_impossible_settings_are_refused(topics, changed, setting):
+    with pytest.raises(ConfigurationError) as caught:
+        settings(*topics, **changed)
+    assert caught.value.setting == setting
+
+
+@pytest.mark.parametrize(
+    ("changed", "setting"),
+    [
+        pytest.param({"policy": "best"}, "policy", id="policy"),
+        pytest.param({"pattern": "("}, "pattern", id="pattern"),
+        pytest.param({"pattern": 7}, "pattern", id="no-pattern"),
+        pytest.param({"has_on_topics": True}, "on_topics", id="on-topics"),
+    ],
+)
+def test_what_shows_later_is_refused_too(data, changed, setting):
+    topics = () if "pattern" in changed else ("orders-a",)
+    with pytest.raises(ConfigurationError) as caught:
+        subscribe(data, *topics, **changed)
+    assert caught.value.setting == setting
+
+
+def test_a_topic_that_is_not_there_is_told(data):
+    with pytest.raises(LogUnreadable, match="'orders-z' does not exist"):
+        subscribe(data, "orders-a", "orders-z")
+
+
+def test_zero_is_without_limit_everywhere(data):
+    """Acceptance D14."""
+    sub = subscribe(data, "orders-a", max_handling_ms=0)
+    assert sub.handling_limit_ms(1_000) == 0
+    assert sub.claims_max == 0
+    assert subscribe(data, "orders-a").handling_limit_ms(1_000) == 1_000
+    limited = subscribe(data, "orders-a", max_handling_ms=5)
+    assert limited.handling_limit_ms(1_000) == 5
+
+
+@pytest.mark.parametrize("pattern", [r"orders-.*", re.compile(r"orders-[a-z]")])
+def test_a_pattern_matches_whole_names(data, pattern):
+    sub = subscribe(data, pattern=pattern)
+    assert list(sub.topics) == ["orders-a", "orders-b"]
+
+
+def test_internal_topics_never_match(data):
+    assert set(subscribe(data, pattern=".*").topics) == {
+        "orders-a",
+        "orders-b",
+        "x-orders-a",
+    }
+    other = subscribe(data, pattern=".*", coordination="orders-a")
+    assert "orders-a" not in other.topics
+
+
+def test_a_pattern_may_match_nothing(data):
+    assert subscribe(data, pattern="nothing").topics == {}
+
+
+def test_whole_topics_may_be_told_of(data):
+    assert subscribe(data, "orders-a", policy="topic", has_on_topics=True).counts_topics
+    mine = type("Mine", (), {"counts_topics": True, "__call__": lambda *_: None})
+    assert subscribe(data, "orders-a", policy=mine, has_on_topics=True).counts_topics
