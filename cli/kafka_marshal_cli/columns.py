@@ -16,6 +16,16 @@ def _age(row: Any) -> str:  # noqa: ANN401 - a JSON object
     return NOTHING if age_ms is None else f"~{duration(estimate_ms)}"
 
 
+def _why(row: Any) -> str:  # noqa: ANN401 - a JSON object
+    """Return why the key is where it is, and who let it go where nobody has it."""
+    why = row["why"]
+    if why is None:
+        return NOTHING
+    reason = why["reason"] or NOTHING
+    is_free = why["change"] == "released"
+    return f"{reason} (released by {why['client_id']})" if is_free else str(reason)
+
+
 CLAIMS = (
     column("GROUP", "group_id"),
     column("TOPIC", "topic"),
@@ -29,6 +39,7 @@ CLAIMS = (
     column("TOKEN", "token"),
 )
 CLAIMS_OF_A_GROUP = CLAIMS[1:]
+CLAIMS_WITH_WHY = (*CLAIMS, Column("WHY", _why))
 
 GROUPS = (
     column("GROUP", "group_id"),

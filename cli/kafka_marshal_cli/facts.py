@@ -8,7 +8,7 @@ from kafka_marshal.adoption import AdoptionPlan
 from kafka_marshal.protocol.freshness import Freshness, freshness
 from kafka_marshal.protocol.hashing import RESERVED_TOPICS, coordinating_partition
 from kafka_marshal.protocol.losses import Loss
-from kafka_marshal.protocol.state import KeyState, MemberState, WorldState
+from kafka_marshal.protocol.state import KeyNote, KeyState, MemberState, WorldState
 from kafka_marshal.protocol.world import claim_to_object
 
 Row = dict[str, Any]
@@ -35,6 +35,19 @@ def claim_row(world: World, key: Key, *, state: WorldState) -> Row:
         "age_estimate_ms": estimate_ms,
         "freshness_estimate": freshness_now,
         "coordinating_partition": state.partition,
+        "why": _why(state.soft.notes.get(key), is_owned=known.owner is not None),
+    }
+
+
+def _why(note: KeyNote | None, *, is_owned: bool) -> Row | None:
+    """Return what moved a key last; readers of a snapshot may not know."""
+    if note is None:
+        return None
+    return {
+        "change": "claimed" if is_owned else "released",
+        "client_id": note.client_id,
+        "offset": note.offset,
+        "reason": note.reason,
     }
 
 

@@ -28,10 +28,10 @@ def list_claims(
         str | None, typer.Option(metavar="TOPIC", help="Of this topic only.")
     ] = None,
 ) -> None:
-    """List every claim with its owner, age, position and fencing token."""
+    """List every claim with its owner, age, position, token, and why it is there."""
     world = call.formatted_world()
     rows = facts.claim_rows(world, group_id=group, topic=topic)
-    section = Section("claims", rows, columns.CLAIMS)
+    section = Section("claims", rows, columns.CLAIMS_WITH_WHY)
     call.answer(Answer(facts.as_of(world), {}, (section,)))
 
 

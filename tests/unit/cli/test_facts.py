@@ -1,10 +1,12 @@
 """Rows out of a world: claims, pauses, members, groups."""
 
+import msgspec
 import pytest
 from logkit import KEY, H, Log, beat, claim, ident, member, pause, release
 
 from kafka_marshal import Key, World
-from kafka_marshal_cli import facts
+from kafka_marshal.protocol.notes import why_to_tags
+from kafka_marshal_cli import columns, facts
 
 OTHER = Key("g", "t", 1)
 UNTIL = 2_000_000
@@ -38,6 +40,32 @@ def test_a_released_claim_has_no_age():
     (row,) = facts.claim_rows(world_of(log, elapsed_ms=9))
     assert (row["owner"], row["age_ms"], row["age_estimate_ms"]) == (None, None, None)
     assert (row["freshness_estimate"], row["position"]) == (None, 5)
+
+
+def test_a_claim_tells_why_it_is_where_it_is():
+    log = Log()
+    why = why_to_tags("fair: share 1 of 2; free")
+    log.append(msgspec.structs.replace(claim(), tags=why))
+    (row,) = facts.claim_rows(world_of(log))
+    assert row["why"] == {
+        "change": "claimed",
+        "client_id": "c1",
+        "offset": 1,
+        "reason": "fair: share 1 of 2; free",
+    }
+    (*_, cell) = [c.cell(row) for c in columns.CLAIMS_WITH_WHY]
+    assert cell == "fair: share 1 of 2; free"
+    log.append(msgspec.structs.replace(release(1), reason="behind: lag 9"))
+    (row,) = facts.claim_rows(world_of(log))
+    (*_, cell) = [c.cell(row) for c in columns.CLAIMS_WITH_WHY]
+    assert (row["why"]["change"], cell) == (
+        "released",
+        "behind: lag 9 (released by c1)",
+    )
+    log.state.soft.notes.clear()
+    (row,) = facts.claim_rows(world_of(log))
+    (*_, cell) = [c.cell(row) for c in columns.CLAIMS_WITH_WHY]
+    assert (row["why"], cell) == (None, "-")
 
 
 def test_claims_of_a_group_or_topic():
