@@ -64,9 +64,20 @@ def world(partitions=1, *, records=(10,), h=H, topic="t", **limits):
     return cluster
 
 
-def wish(*topics, delivery=ALO, most=500, on_claimed=None, on_lost=None, **rest):
+def wish(
+    *topics,
+    delivery=ALO,
+    most=500,
+    batches=4,
+    on_claimed=None,
+    on_lost=None,
+    **rest,
+):
     options = ConsumerOptions(
-        max_poll_records=most, on_claimed=on_claimed, on_lost=on_lost
+        max_poll_records=most,
+        max_granted_batches=batches,
+        on_claimed=on_claimed,
+        on_lost=on_lost,
     )
     return Wish(topics or ("t",), delivery, options=options, **rest)
 

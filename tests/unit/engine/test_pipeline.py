@@ -1,0 +1,278 @@
+"""At most once, pipelined (PROTOCOL 6.3), over a whole log."""
+
+import pytest
+from enginekit import (
+    AMO,
+    KEY,
+    T0,
+    H,
+    claim_of,
+    fold,
+    of,
+    owning,
+    pause_for,
+    pause_record,
+    wish,
+    world,
+    write,
+)
+
+from kafka_marshal.engine import pipeline
+from kafka_marshal.errors import ClaimLost
+from kafka_marshal.protocol.claiming import Phase
+from kafka_marshal.protocol.granting import Pace
+from kafka_marshal.protocol.losses import marks_of
+from kafka_marshal.protocol.records import ClaimingMessages
+from kafka_marshal.testing.fakestore import AppendFate
+
+
+class Eager(Pace):
+    """Has as many batches at risk as it may, from the first on."""
+
+    def __init__(self, most):
+        super().__init__(most)
+        self.depth = most
+
+    def on_batch(self, batch_ms, **measured):
+        pass
+
+
+@pytest.fixture
+def eager(monkeypatch):
+    monkeypatch.setattr(pipeline, "Pace", Eager)
+
+
+def asked(cluster, client_id="a"):
+    return [
+        (line.record.first, line.record.proposed_last_offset)
+        for line in of(cluster, client_id, ClaimingMessages)
+    ]
+
+
+def consumed(node, cluster, times=60):
+    """Poll on; return every offset that was handed out."""
+    got = []
+    for _ in range(times):
+        for records in node.consumer.poll(0).values():
+            got += [record.offset for record in records]
+        cluster.run(20)
+    return got
+
+
+def outstanding(node):
+    return node.session.holdings[KEY].progress.outstanding_count
+
+
+# --- depth
+
+
+def test_it_begins_with_one_batch_and_asks_for_more_as_it_learns():
+    cluster = world(records=(200,))
+    node = owning(cluster, delivery=AMO, most=2)
+    node.consumer.poll(0)
+    assert outstanding(node) == 1
+    node.consumer.poll(0)
+    assert asked(cluster) == [(0, 1)]
+    assert consumed(node, cluster, 150) == list(range(200))
+    # What is handed out at once is asked for several batches at a time.
+    sizes = {last - first + 1 for first, last in asked(cluster)}
+    assert max(sizes) > 2
+
+
+def test_several_requests_are_under_way_and_no_more_is_at_risk(eager):
+    cluster = world(records=(100,))
+    node = owning(cluster, delivery=AMO, most=3)
+    cluster.fates["a"] = AppendFate(delay_ms=100)
+    holding = node.session.holdings[KEY]
+    got, worst = [], 0
+    for _ in range(60):
+        for records in node.consumer.poll(0).values():
+            got += [record.offset for record in records]
+            holding_now = holding.progress
+            at_risk = holding_now.next_first - holding_now.done
+            worst = max(worst, at_risk)
+        cluster.run(20)
+    assert got == list(range(len(got)))
+    assert len(got) > 20
+    assert worst == 4 * 3
+
+
+def test_a_bound_of_one_waits_for_each(eager):
+    cluster = world(records=(20,))
+    node = owning(cluster, delivery=AMO, most=3, batches=1)
+    assert consumed(node, cluster, 40) == list(range(20))
+    granted_before = 0
+    for line in of(cluster, "a", ClaimingMessages):
+        assert marks_of(line.record)[0] == granted_before
+        granted_before = line.record.proposed_last_offset + 1
+
+
+def test_one_by_one_what_is_granted_ahead_is_not_asked_for_record_by_record(eager):
+    cluster = world(records=(100,))
+    node = owning(cluster, delivery=AMO, most=10)
+    got = []
+    for _ in range(120):
+        for records in node.consumer.poll(0, 1).values():
+            got += [record.offset for record in records]
+        cluster.run(20)
+    assert got == list(range(100))
+    assert len(asked(cluster)) <= 12
+
+
+# --- the trap: no position in the log yet
+
+
+def test_without_a_position_in_the_log_there_is_one_request_at_a_time(eager):
+    cluster = world(records=(40,))
+    node = cluster.node("a", wish=wish(delivery=AMO, most=3))
+    cluster.run_until(lambda: KEY in node.session.holdings, H)
+    cluster.run_until(lambda: claim_of(node).is_under_way, H)
+    # The claim is on its way; what is sent from here on is late, beats included.
+    cluster.fates["a"] = AppendFate(delay_ms=H, fails_after_ms=10)
+    cluster.run_until(lambda: claim_of(node).phase is Phase.HELD, H)
+    assert fold(cluster).keys[KEY].next_unclaimed() is None
+    cluster.fates.clear()
+    node.consumer.poll(0)
+    node.consumer.poll(0)
+    assert outstanding(node) == 1
+    assert consumed(node, cluster) == list(range(40))
+
+
+def test_a_request_that_overtakes_another_is_granted_both(eager):
+    cluster = world(records=(12,))
+    node = owning(cluster, delivery=AMO, most=3)
+    got = consumed(node, cluster, 1)
+    cluster.fates["a"] = AppendFate(delay_ms=H // 3, fails_after_ms=10)
+    got += consumed(node, cluster, 1)
+    cluster.fates.clear()
+    got += consumed(node, cluster, 100)
+    assert got == list(range(12))
+
+
+# --- refusals
+
+
+def test_a_small_span_bounds_what_is_asked_for(eager):
+    cluster = world(records=(50,), span=5)
+    node = owning(cluster, delivery=AMO, most=3)
+    cluster.fates["a"] = AppendFate(delay_ms=60)
+    assert consumed(node, cluster, 120) == list(range(50))
+    refused = [x for x in of(cluster, "a", ClaimingMessages) if x.transition.reason]
+    assert refused == []
+
+
+def test_a_pause_that_is_over_at_once_loses_nothing(eager):
+    cluster = world(records=(30,))
+    node = owning(cluster, delivery=AMO, most=3)
+    got = consumed(node, cluster, 3)
+    until_ms = pause_for(cluster, 10 * H)
+    got += [r.offset for rs in node.consumer.poll(0).values() for r in rs]
+    write(cluster, pause_record(cluster, until_ms - 20 * H, seq=2))
+    got += consumed(node, cluster, 200)
+    assert got == list(range(30))
+    assert not node.observer.named("granted_unprocessed")
+
+
+def test_a_drain_hands_out_all_that_was_granted(eager):
+    cluster = world(records=(60,))
+    node = owning(cluster, delivery=AMO, most=3)
+    got = consumed(node, cluster, 2)
+    pause_for(cluster, 10 * H)
+    got += consumed(node, cluster, 40)
+    known = fold(cluster).keys[KEY]
+    assert known.owner is None
+    assert got == list(range(known.granted))
+    assert not node.observer.named("granted_unprocessed")
+
+
+# --- endings
+
+
+def test_what_others_were_granted_is_dropped(eager):
+    cluster = world(records=(30,))
+    node = owning(cluster, delivery=AMO, most=4)
+    owner, epoch = node.owner, claim_of(node).epoch
+    write(
+        cluster,
+        ClaimingMessages(
+            owner.client_id,
+            "g",
+            owner.incarnation,
+            9_999,
+            *("t", 0, epoch),
+            b"task".ljust(16, b"."),
+            *(0, 13),
+        ),
+    )
+    assert consumed(node, cluster) == list(range(14, 30))
+
+
+def test_a_paused_partition_is_not_asked_for(eager):
+    cluster = world(records=(10,))
+    node = owning(cluster, delivery=AMO, most=2)
+    node.consumer.pause(T0)
+    assert consumed(node, cluster, 5) == []
+    assert asked(cluster) == []
+    node.consumer.resume(T0)
+    assert consumed(node, cluster) == list(range(10))
+
+
+def test_a_later_consumer_of_the_process_hands_out_what_was_granted_before(eager):
+    cluster = world(records=(40,))
+    node = owning(cluster, delivery=AMO, most=3)
+    got = consumed(node, cluster, 3)
+    assert node.session.holdings[KEY].progress.unused
+    node.consumer.close(release=False, timeout_ms=0)
+    cluster.run(100)
+    node.consume(wish(delivery=AMO, most=3))
+    got += consumed(node, cluster)
+    assert got == list(range(40))
+    assert not node.observer.named("granted_unprocessed")
+
+
+def test_a_lease_that_lapses_keeps_what_was_granted(eager):
+    cluster = world(records=(40,))
+    node = owning(cluster, delivery=AMO, most=3)
+    got = consumed(node, cluster, 3)
+    node.log.read_lag_ms = H  # beyond the soft end, not beyond the hard one
+    got += consumed(node, cluster, int(1.5 * H / 20))
+    node.log.read_lag_ms = 0
+    got += consumed(node, cluster)
+    assert got == list(range(40))
+
+
+def test_retention_takes_nothing_that_was_fetched(eager):
+    cluster = world(records=(40,))
+    node = owning(cluster, delivery=AMO, most=3)
+    got = consumed(node, cluster, 2)
+    end = node.consumer.position(T0)
+    cluster.kafka.delete_records(T0, before=30)
+    got += consumed(node, cluster)
+    assert got == sorted(set(got))
+    assert set(got) >= set(range(end)) | set(range(30, 40))
+
+
+def test_losing_what_is_granted_raises(eager):
+    cluster = world(records=(40,))
+    node = owning(cluster, delivery=AMO, most=3)
+    consumed(node, cluster, 3)
+    node.log.cut = True
+    cluster.run(3 * H)
+    with pytest.raises(ClaimLost):
+        node.consumer.poll(0)
+    (event,) = node.observer.named("granted_unprocessed")
+    assert event.fields["key"] == KEY
+
+
+def test_a_stop_asks_for_nothing_new_and_hands_out_the_rest(eager):
+    cluster = world(records=(60,))
+    node = owning(cluster, delivery=AMO, most=3)
+    got = consumed(node, cluster, 3)
+    before = asked(cluster)
+    node.consumer.stop()
+    got += [record.offset for record in node.consumer]
+    assert asked(cluster) == before
+    assert got == list(range(before[-1][1] + 1))
+    node.leave()
+    cluster.run(100)
+    assert not node.observer.named("granted_unprocessed")
