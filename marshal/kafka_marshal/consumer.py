@@ -117,7 +117,10 @@ class Consumer:
             IdentityConflict: Another live process uses our client_id.
             CoordinationError: The engine failed for good.
         """
-        return self._poll(timeout_ms, max_records or self._options.max_poll_records)
+        most = max_records or self._options.max_poll_records
+        if most == 1 and (record := self.next_fetched()) is not None:
+            return {TopicPartition(record.topic, record.partition): [record]}
+        return self._poll(timeout_ms, most)
 
     def _poll(
         self, timeout_ms: int, most: int, *, partitions_max: int | None = None

@@ -1,0 +1,429 @@
+"""How fast the consumer hands out, beside the bare clients that it stands on.
+
+Both sides read the same records from their start, in polls of the same size, look
+at the value and the offset of each, and commit as their users do: the bare client by
+its own auto commit, ours by ``commit``. Each round every side has a consumer of its
+own; its time runs from its first record to its last, so that connecting and claiming
+do not count. At most once is set beside at least once.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import attrs
+from confluent_kafka import Consumer as FastConsumer
+from confluent_kafka import Producer
+from confluent_kafka import TopicPartition as FastPartition
+from kafka import KafkaConsumer
+from kafka import TopicPartition as KafkaPartition
+from support import (
+    Target,
+    alternate,
+    arguments,
+    at_least,
+    broker_argument,
+    document,
+    figure,
+    ratios,
+    say,
+    tell,
+)
+
+from kafka_marshal import Admin, Consumer, Delivery, Marshal
+from kafka_marshal.admin import Format
+from kafka_marshal.testing.broker import EmbeddedBroker
+from kafka_marshal.testing.producing import create_topic
+
+PARTITIONS = 4
+POLL_RECORDS = 500
+POLL_MS = 1_000
+VALUE_BYTES = 1_000
+H_MS = 5_000
+GIVE_UP_S = 120.0
+NAMES = {"fast": "confluent-kafka", "kafka-python": "kafka-python"}
+
+
+@attrs.frozen
+class Load:
+    """How many records a side reads in a round, by the kind of side."""
+
+    stored: int
+    fast: int
+    python: int
+    single: int
+
+    def of(self, transport: str, size: int) -> int:
+        """Return the number for a transport and a poll size."""
+        whole = self.fast if transport == "fast" else self.python
+        return min(whole, self.single) if size == 1 else whole
+
+
+LOAD = Load(stored=400_000, fast=400_000, python=80_000, single=40_000)
+QUICK = Load(stored=20_000, fast=20_000, python=5_000, single=2_000)
+
+
+class Stopwatch:
+    """Counts records, and times them from the first that came."""
+
+    def __init__(self, wanted: int) -> None:
+        """Wait for ``wanted`` records."""
+        self.wanted = wanted
+        self.count = 0
+        self.rate = 0.0
+        self._late = time.monotonic() + GIVE_UP_S
+        self._start: tuple[int, float] | None = None
+
+    def note(self, count: int) -> bool:
+        """Note what a poll brought, and return whether more is to come."""
+        self.count += count
+        if self._start is None and count:
+            self._start = (self.count, time.perf_counter())
+        if self.count < self.wanted:
+            if not count and time.monotonic() > self._late:
+                raise SystemExit(f"only {self.count} of {self.wanted} records came")
+            return True
+        assert self._start is not None
+        before, began = self._start
+        self.rate = (self.count - before) / (time.perf_counter() - began)
+        return False
+
+
+# --- the bare clients
+
+
+@contextmanager
+def bare_fast(servers: str, topic: str) -> Iterator[FastConsumer]:
+    """Give confluent-kafka's Consumer, with every partition and auto commit."""
+    consumer = FastConsumer(
+        {"bootstrap.servers": servers, "group.id": f"bare-{time.time_ns()}"}
+    )
+    consumer.assign([FastPartition(topic, each, 0) for each in range(PARTITIONS)])
+    try:
+        yield consumer
+    finally:
+        consumer.close()
+
+
+@contextmanager
+def bare_python(servers: str, topic: str) -> Iterator[KafkaConsumer]:
+    """Give kafka-python's KafkaConsumer, with every partition and auto commit."""
+    consumer = KafkaConsumer(
+        bootstrap_servers=servers, group_id=f"bare-{time.time_ns()}"
+    )
+    places = [KafkaPartition(topic, each) for each in range(PARTITIONS)]
+    consumer.assign(places)
+    for place in places:
+        consumer.seek(place, 0)
+    try:
+        yield consumer
+    finally:
+        consumer.close(autocommit=False)
+
+
+def poll_bare_fast(servers: str, topic: str, *, size: int, watch: Stopwatch) -> None:
+    """Read in polls, by the bare fast client."""
+    with bare_fast(servers, topic) as consumer:
+        while True:
+            messages = consumer.consume(size, POLL_MS / 1000)
+            for message in messages:
+                message.value()
+                message.offset()
+            if not watch.note(len(messages)):
+                return
+
+
+def poll_bare_python(servers: str, topic: str, *, size: int, watch: Stopwatch) -> None:
+    """Read in polls, by the bare kafka-python."""
+    with bare_python(servers, topic) as consumer:
+        while True:
+            count = 0
+            for records in consumer.poll(POLL_MS, max_records=size).values():
+                for record in records:
+                    record.value  # noqa: B018 - looking is what is timed
+                    record.offset  # noqa: B018
+                count += len(records)
+            if not watch.note(count):
+                return
+
+
+def iterate_bare_fast(servers: str, topic: str, *, watch: Stopwatch) -> None:
+    """Read message by message, by the bare fast client."""
+    with bare_fast(servers, topic) as consumer:
+        while True:
+            message = consumer.poll(POLL_MS / 1000)
+            if message is not None:
+                message.value()
+                message.offset()
+            if not watch.note(0 if message is None else 1):
+                return
+
+
+def iterate_bare_python(servers: str, topic: str, *, watch: Stopwatch) -> None:
+    """Read message by message, by the bare kafka-python."""
+    with bare_python(servers, topic) as consumer:
+        for message in consumer:
+            message.value  # noqa: B018
+            message.offset  # noqa: B018
+            if not watch.note(1):
+                return
+
+
+# --- ours
+
+
+@contextmanager
+def ours(
+    servers: str,
+    topic: str,
+    transport: str,
+    **settings: Any,  # noqa: ANN401
+) -> Iterator[Consumer]:
+    """Give a consumer of ours that holds every partition."""
+    group = f"ours-{time.time_ns()}"
+    with (
+        Marshal(
+            servers, group_id=group, client_id="one", state_dir="", transport=transport
+        ) as marshal,
+        marshal.consumer(topic, **settings) as consumer,
+    ):
+        late = time.monotonic() + GIVE_UP_S
+        while len(consumer.assignment()) < PARTITIONS:
+            if time.monotonic() > late:
+                raise SystemExit("the partitions could not be claimed")
+            time.sleep(0.01)
+        yield consumer
+
+
+def poll_ours(
+    servers: str, topic: str, *, transport: str, size: int, watch: Stopwatch
+) -> None:
+    """Read in polls, and commit what each brought."""
+    at_once = max(size, POLL_RECORDS)
+    with ours(servers, topic, transport, max_poll_records=at_once) as consumer:
+        while True:
+            count = 0
+            for records in consumer.poll(POLL_MS, size).values():
+                for record in records:
+                    record.value  # noqa: B018
+                    record.offset  # noqa: B018
+                count += len(records)
+            consumer.commit()
+            if not watch.note(count):
+                return
+
+
+def batches_ours(
+    servers: str,
+    topic: str,
+    *,
+    transport: str,
+    watch: Stopwatch,
+    delivery: Delivery = Delivery.AT_LEAST_ONCE,
+) -> None:
+    """Read in batches, and commit each."""
+    with ours(
+        servers, topic, transport, delivery=delivery, max_poll_records=POLL_RECORDS
+    ) as consumer:
+        for batch in consumer.batches():
+            for record in batch.records:
+                record.value  # noqa: B018
+                record.offset  # noqa: B018
+            batch.commit()
+            if not watch.note(len(batch.records)):
+                return
+
+
+def iterate_ours(
+    servers: str, topic: str, *, transport: str, commits: bool, watch: Stopwatch
+) -> None:
+    """Read record by record, and commit each of them or only some."""
+    with ours(servers, topic, transport, max_poll_records=POLL_RECORDS) as consumer:
+        for number, record in enumerate(consumer, 1):
+            record.value  # noqa: B018
+            record.offset  # noqa: B018
+            if commits:
+                consumer.commit(record)
+            elif number % POLL_RECORDS == 0:
+                consumer.commit()
+            if not watch.note(1):
+                return
+
+
+# --- measuring
+
+Side = Callable[..., None]
+
+
+def timed(side: Side, wanted: int) -> Callable[[], float]:
+    """Return what runs a side once and returns its records a second."""
+
+    def run() -> float:
+        watch = Stopwatch(wanted)
+        side(watch=watch)
+        return watch.rate
+
+    return run
+
+
+def compare(
+    what: str, sides: Mapping[str, Side], *, wanted: int, rounds: int, **targets: Target
+) -> list[dict[str, Any]]:
+    """Run sides in turns; each but the first is set beside the first."""
+    runs = {name: timed(side, wanted) for name, side in sides.items()}
+    found = alternate(runs, rounds)
+    first, *others = sides
+    figures = []
+    for other in others:
+        beside = ratios(found[other], found[first])
+        target = targets.get(other)
+        name = f"{what}: {other} beside {first}"
+        figures.append(figure(name, "ratio", beside, target=target))
+    figures += [
+        figure(f"{what}: {name}", "records/s", rates) for name, rates in found.items()
+    ]
+    for each in figures:
+        say(f"{each['what']}: {each['median']} {each['quartiles']} {each['unit']}")
+    return figures
+
+
+def measure(
+    servers: str, topic: str, transport: str, *, load: Load, rounds: int, only: str
+) -> list[dict[str, Any]]:
+    """Return the figures of one transport."""
+    name = NAMES[transport]
+    poll_bare: Side = poll_bare_fast if transport == "fast" else poll_bare_python
+    iterate_bare: Side = (
+        iterate_bare_fast if transport == "fast" else iterate_bare_python
+    )
+    our = {"servers": servers, "topic": topic, "transport": transport}
+    bare = {"servers": servers, "topic": topic}
+    figures: list[dict[str, Any]] = []
+    for size in (500, 5_000, 1):
+        sides: dict[str, Side] = {
+            "bare": partial(poll_bare, **bare, size=size),
+            "poll": partial(poll_ours, **our, size=size),
+        }
+        if size == POLL_RECORDS:
+            sides["batches"] = partial(batches_ours, **our)
+        if "poll" in only:
+            figures += compare(
+                f"{name}, at least once, polls of {size}",
+                sides,
+                wanted=load.of(transport, size),
+                rounds=rounds,
+                poll=at_least(0.95),
+                batches=at_least(0.95),
+            )
+    wanted = load.of(transport, POLL_RECORDS)
+    if "iterate" in only:
+        least = {"commit": at_least(0.8)} if transport == "kafka-python" else {}
+        figures += compare(
+            f"{name}, at least once, record by record",
+            {
+                "bare": partial(iterate_bare, **bare),
+                "commit": partial(iterate_ours, **our, commits=True),
+                "iteration": partial(iterate_ours, **our, commits=False),
+            },
+            wanted=wanted,
+            rounds=rounds,
+            **least,
+        )
+    if "amo" in only:
+        figures += compare(
+            f"{name}, batches",
+            {
+                "alo": partial(batches_ours, **our),
+                "amo": partial(batches_ours, **our, delivery=Delivery.AT_MOST_ONCE),
+            },
+            wanted=wanted,
+            rounds=rounds,
+            amo=at_least(0.90),
+        )
+    return figures
+
+
+def fill(servers: str, topic: str, count: int) -> None:
+    """Write the topic's records, by the fast client."""
+    create_topic(servers, topic, partitions=PARTITIONS)
+    producer = Producer({"bootstrap.servers": servers, "linger.ms": 50})
+    value = bytes(VALUE_BYTES)
+    for number in range(count):
+        while True:
+            try:
+                producer.produce(topic, value, partition=number % PARTITIONS)
+                break
+            except BufferError:
+                producer.poll(0.1)
+        if number % 1_000 == 0:
+            producer.poll(0)
+    if producer.flush(GIVE_UP_S):
+        raise SystemExit("the topic could not be filled")
+
+
+@contextmanager
+def a_broker(servers: str | None) -> Iterator[str]:
+    """Give the addresses of a cluster; start one where none is named."""
+    if servers is not None:
+        yield servers
+        return
+    with EmbeddedBroker() as broker:
+        yield broker.bootstrap_servers
+
+
+def run(
+    servers: str,
+    *,
+    transports: Sequence[str],
+    load: Load,
+    rounds: int,
+    only: str,
+) -> list[dict[str, Any]]:
+    """Return the figures of every transport, from one topic."""
+    with Admin(servers) as admin:
+        form = Format(partition_count=PARTITIONS, heartbeat_interval_ms=H_MS)
+        admin.format_topic(form, ignore_formatted=True)
+    topic = f"consume-{time.time_ns()}"
+    fill(servers, topic, load.stored)
+    figures = []
+    for transport in transports:
+        figures += measure(
+            servers, topic, transport, load=load, rounds=rounds, only=only
+        )
+    return figures
+
+
+def main() -> None:
+    """Run it all and print one document."""
+    parser = arguments(__doc__ or "")
+    broker_argument(parser)
+    parser.add_argument("--transport", choices=sorted(NAMES), action="append")
+    parser.add_argument(
+        "--only",
+        default="poll,iterate,amo",
+        help="parts to run: poll, iterate, amo, with commas",
+    )
+    options = parser.parse_args()
+    rounds = options.rounds or (1 if options.quick else 5)
+    with a_broker(options.bootstrap_servers) as servers:
+        figures = run(
+            servers,
+            transports=options.transport or list(NAMES),
+            load=QUICK if options.quick else LOAD,
+            rounds=rounds,
+            only=options.only,
+        )
+    settings = {
+        "partitions": PARTITIONS,
+        "value_bytes": VALUE_BYTES,
+        "rounds": rounds,
+        "heartbeat_interval_ms": H_MS,
+    }
+    made = document("consume", figures, settings=settings, is_quick=options.quick)
+    tell(made, options.out)
+
+
+if __name__ == "__main__":
+    main()
