@@ -9,17 +9,19 @@ done; the position moves over what is done without a gap, as in the original.
 
 import argparse
 import os
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
-from kafka_marshal import Marshal, Record
+from kafka_marshal import Consumer, Marshal, Record
 
 WORKERS = 10
+UNDER_WAY_MAX = 100
 
 
-def work(record: Record) -> Record:
-    """Process one message, on a worker's thread."""
-    print("done", record.partition, record.offset, flush=True)
-    return record
+def work(consumer: Consumer, record: Record) -> None:
+    """Process one message on a worker's thread, and commit it there."""
+    # One string in one call, so that ten threads do not mix their words.
+    print(f"done {record.partition} {record.offset}\n", end="", flush=True)
+    consumer.commit(record)
 
 
 def main() -> None:
@@ -47,15 +49,16 @@ def main() -> None:
         consumer = marshal.consumer(
             options.topic, policy="greedy", consumer_timeout_ms=options.idle_ms
         )
-        under_way: set[Future[Record]] = set()
-        # The original: messages from ConsumeChannel.
+        # The original: messages from ConsumeChannel, to whichever worker is free.
+        under_way: set[Future[None]] = set()
         for record in consumer:
-            under_way.add(pool.submit(work, record))
-            for done in {each for each in under_way if each.done()}:
-                under_way.discard(done)
-                consumer.commit(done.result(0))
-        for done in under_way:
-            consumer.commit(done.result(30))
+            under_way.add(pool.submit(work, consumer, record))
+            if len(under_way) >= UNDER_WAY_MAX:
+                done, under_way = wait(under_way, 60, return_when=FIRST_COMPLETED)
+                for each in done:
+                    each.result(0)  # raises what the worker raised
+        for each in under_way:
+            each.result(60)
 
 
 if __name__ == "__main__":
