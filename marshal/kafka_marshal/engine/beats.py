@@ -16,17 +16,44 @@ from .outbox import Outbox
 BEATS_PER_RECORD_MAX = 1_000
 INTERVALS_PER_H = 3
 STEP_MS_MIN = 50  # the margin of a lease covers at least this
+FAR_MS = 2**63
+
+
+class _Lead:
+    """By how little log time was ahead of local time, at records of the last 2H.
+
+    Of the last 2H to 4H: two windows, the elder of which is dropped.
+    """
+
+    __slots__ = ("_before_ms", "_least_ms", "_until_ms")
+
+    def __init__(self) -> None:
+        self._before_ms = self._least_ms = FAR_MS
+        self._until_ms = 0
+
+    def note(self, ahead_ms: int, now_ms: int, *, window_ms: int) -> None:
+        """Take by how much the log was ahead at a record."""
+        if now_ms >= self._until_ms:
+            self._before_ms, self._least_ms = self._least_ms, FAR_MS
+            self._until_ms = now_ms + window_ms
+        self._least_ms = min(self._least_ms, ahead_ms)
+
+    @property
+    def least_ms(self) -> int:
+        """The least of both windows."""
+        return min(self._before_ms, self._least_ms)
 
 
 class Beater:
     """Renews everything held, every H/3 with 10 % jitter (PROTOCOL 5.2)."""
 
-    __slots__ = ("_context", "_due_ms", "_outbox")
+    __slots__ = ("_context", "_due_ms", "_leads", "_outbox")
 
     def __init__(self, context: Context, outbox: Outbox) -> None:
         self._context = context
         self._outbox = outbox
         self._due_ms: dict[int, int] = {}
+        self._leads: dict[int, _Lead] = {}
 
     def next_delay_ms(self) -> int:
         """Return H/3 with a jitter of 10 % either way."""
@@ -64,10 +91,42 @@ class Beater:
             seqs.extend(self._send(partition, held))
         return seqs
 
+    def note_lead(self, partition: int, sent_ms: int) -> None:
+        """Take that an own claim or beat has just been folded: leases count from it.
+
+        Args:
+            partition: Its T.
+            sent_ms: Local time at which it was sent.
+        """
+        lead = self._leads.setdefault(partition, _Lead())
+        log_ms = self._context.replicas[partition].world.now_ms
+        window_ms = 2 * self._context.heartbeat_interval_ms
+        lead.note(log_ms - sent_ms, self._context.now_ms, window_ms=window_ms)
+
     def check_clock(
+        self, holdings: Iterable[Holding], partitions: Iterable[int], *, now_ms: int
+    ) -> bool:
+        """Shorten leases that a forward step of a leader's clock has shortened.
+
+        Returns:
+            Whether there was any.
+        """
+        # A lease counts log time from when its record was folded, and local time
+        # from when that was sent. So no log that is ahead of local time by no more
+        # than at the closest of these records can be ahead of any lease.
+        ahead = {
+            partition
+            for partition in partitions
+            if (lead := self._leads.get(partition)) is not None
+            and self._context.replicas[partition].world.now_ms - now_ms
+            > lead.least_ms + STEP_MS_MIN
+        }
+        return bool(ahead) and self._shorten(holdings, ahead, now_ms=now_ms)
+
+    def _shorten(
         self, holdings: Iterable[Holding], partitions: Container[int], *, now_ms: int
-    ) -> None:
-        """Shorten leases that a forward step of a leader's clock has shortened."""
+    ) -> bool:
+        has_shortened = False
         for holding in holdings:
             if not holding.claim.is_owned:
                 continue
@@ -79,8 +138,10 @@ class Beater:
             surplus_ms = holding.claim.surplus_ms(now_ms, log_elapsed_ms=age_ms)
             if surplus_ms > STEP_MS_MIN:
                 holding.claim.shorten(surplus_ms)
+                has_shortened = True
                 fields = {"key": holding.key, "surplus_ms": surplus_ms}
                 self._context.observe("clock_step", fields)
+        return has_shortened
 
     def _by_partition(self, holdings: Iterable[Holding]) -> dict[int, list[Holding]]:
         found: dict[int, list[Holding]] = {}

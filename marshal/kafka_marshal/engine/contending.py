@@ -18,9 +18,12 @@ from .context import Context
 from .holding import Holding
 from .meters import vacancy
 from .outbox import Outbox
+from .roster import Roster
+from .wishes import Wishes
 
 JITTER_FREE_MS_MAX = 50
 JITTER_TAKEOVER_MS_MAX = 1_000
+UNDER_WAY_MAX = 128
 
 
 class Contender:
@@ -37,8 +40,21 @@ class Contender:
         self._lives = lives
         self._unresumable: set[Key] = set()
 
-    def drive(self, holding: Holding, now_ms: int, *, topic_id: bytes | None) -> None:
-        """Send a claim, or a resume, where the time for one has come."""
+    def drive(self, roster: Roster, wishes: Wishes, *, now_ms: int) -> None:
+        """Send claims and resumes where the time for one has come.
+
+        Not all at once: by the first answers it is known who else is there, and a
+        fleet that starts on thousands of free keys does not claim each of them once
+        for every member.
+        """
+        under_way = 0
+        for holding in list(roster.contending.values()):
+            if under_way < UNDER_WAY_MAX or holding.claim.is_under_way:
+                topic_id = wishes.topic_id(holding.key)
+                self._drive(holding, now_ms, topic_id=topic_id)
+                under_way += holding.claim.is_under_way
+
+    def _drive(self, holding: Holding, now_ms: int, *, topic_id: bytes | None) -> None:
         claim = holding.claim
         context = self._context
         replica = context.replica_of(claim.key)

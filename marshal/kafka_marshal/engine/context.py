@@ -99,6 +99,12 @@ class Context:
         world = self.replicas[self.home_of(claimant.group_id)].world
         return world.has_other_member(claimant.group_id, claimant.owner)
 
+    @property
+    def has_pause(self) -> bool:
+        """Whether any group is paused, as far as the log is read."""
+        worlds = (replica.world for replica in self.replicas.values())
+        return any(world.lapses_ms is not None for world in worlds)
+
     def observe(self, name: str, fields: Mapping[str, Any]) -> None:
         """Tell the observer."""
         self.meters.count_event(name)

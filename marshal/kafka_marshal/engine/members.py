@@ -8,7 +8,7 @@ from kafka_marshal.protocol.claiming import Claimant
 from kafka_marshal.protocol.records import SUPPORTED_LEVEL, Member
 from kafka_marshal.protocol.state import WorldState
 from kafka_marshal.protocol.transition import ACCEPTED, Transition
-from kafka_marshal.protocol.types import Key
+from kafka_marshal.protocol.types import Key, Owner
 
 from .beats import INTERVALS_PER_H
 from .context import Context
@@ -17,6 +17,7 @@ from .outbox import Outbox
 from .subscription import BEHIND_LABEL, Subscription
 
 TOPICS_MAX = 1_000
+SAID_MAX = 10_000  # members, of whom what they said last is remembered
 TOPICS_BYTES_MAX = 32 * 1024  # a record is 48 KiB at most
 _NO_LABELS: Mapping[str, str] = {}
 
@@ -31,6 +32,7 @@ class Announcer:
         "_first_offset",
         "_host",
         "_outbox",
+        "_said",
     )
 
     def __init__(self, context: Context, outbox: Outbox, *, host: str) -> None:
@@ -40,25 +42,30 @@ class Announcer:
         self._due_ms = 0
         self._first_offset: int | None = None
         self._first_ms = 0
+        self._said: dict[Owner, object] = {}
 
     def announce_soon(self) -> None:
         """Announce at the next round."""
         self._due_ms = 0
 
-    def announce_due(
+    def is_due(self, now_ms: int) -> bool:
+        """Return whether to announce, and note that it is done."""
+        if now_ms < self._due_ms:
+            return False
+        third_ms = self._context.heartbeat_interval_ms // INTERVALS_PER_H
+        self._due_ms = now_ms + third_ms
+        return True
+
+    def announce(
         self,
         subs: Sequence[Subscription],
         holdings: Mapping[Key, Holding],
         *,
-        now_ms: int,
         is_behind: bool = False,
     ) -> None:
-        """Announce where it is due."""
-        if now_ms >= self._due_ms:
-            third_ms = self._context.heartbeat_interval_ms // INTERVALS_PER_H
-            self._due_ms = now_ms + third_ms
-            labels = {BEHIND_LABEL: "yes"} if is_behind else {}
-            self._announce(subs, holdings, draining=False, labels=labels)
+        """Announce what is wanted and held."""
+        labels = {BEHIND_LABEL: "yes"} if is_behind else {}
+        self._announce(subs, holdings, draining=False, labels=labels)
 
     def announce_leaving(
         self, subs: Sequence[Subscription], holdings: Mapping[Key, Holding]
@@ -88,6 +95,26 @@ class Announcer:
     def _home_world(self) -> WorldState:
         home = self._context.home_of(self._outbox.claimant.group_id)
         return self._context.replicas[home].world
+
+    def is_news(self, transition: Transition) -> bool:
+        """Return whether an announcement says what was not said before it.
+
+        Most only say that somebody is still there, each H/3 of every member; what
+        somebody holds matters to policies only where it may hold no more than so much.
+        """
+        record = transition.record
+        if not isinstance(record, Member):
+            return False
+        load = record.load if record.capacity else 0
+        labels = tuple(sorted(record.labels.items()))
+        said = (record.topics, record.capacity, load, record.draining, labels)
+        name = Owner(record.client_id, record.incarnation)
+        if self._said.get(name) == said:
+            return False
+        if len(self._said) >= SAID_MAX:
+            self._said.clear()
+        self._said[name] = said
+        return True
 
     def older_twin(self, transition: Transition) -> str | None:
         """Return the host of a twin that was here before us and lives, if shown.

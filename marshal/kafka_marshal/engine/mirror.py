@@ -4,7 +4,7 @@ For lag tools, best effort: the log alone is authoritative, what others commit i
 reported and overwritten, never obeyed, and no claim waits for a mirror.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import NamedTuple
 
@@ -18,6 +18,7 @@ from .holding import Holding
 
 MIRROR_MS_MAX = 2_000
 MIRROR_RETRY_MS = 10_000
+LOOKS_PER_H = 30  # at what has moved, which takes longer the more is held
 
 
 class _Written(NamedTuple):
@@ -63,11 +64,13 @@ class Mirror:
         """Write what is left at the next round."""
         self._due_ms = 0
 
-    def drive(self, holdings: Iterable[Holding], now_ms: int) -> None:
+    def follow(self, holding: Holding) -> None:
+        """Mirror a key from now on, until it is somebody else's."""
+        if holding.start_rule.is_needed:
+            self._keys[holding.key] = None
+
+    def drive(self, now_ms: int) -> None:
         """Write what has moved, where that is due and nothing is outstanding."""
-        for holding in holdings:
-            if holding.claim.is_owned and holding.start_rule.is_needed:
-                self._keys[holding.key] = None
         if self._call is not None:
             if not self._call.done():
                 return
@@ -76,6 +79,7 @@ class Mirror:
         if self._is_off or now_ms < self._due_ms:
             return
         self._sending = self._wanted()
+        self._due_ms = now_ms + self._context.heartbeat_interval_ms // LOOKS_PER_H
         if self._sending:
             self._due_ms = now_ms + self._context.heartbeat_interval_ms // 3
             data, group_id = self._context.ports.data, self._claimant.group_id

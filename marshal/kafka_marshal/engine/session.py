@@ -1,6 +1,6 @@
 """One claimant in an engine: drives everything it wants, holds and gives up."""
 
-from collections.abc import Collection, Container, Iterable
+from collections.abc import Collection, Iterable
 
 from kafka_marshal.errors import (
     InvalidTransition,
@@ -41,11 +41,11 @@ from .members import Announcer, identity_conflict
 from .meters import SessionMeters
 from .mirror import Mirror
 from .outbox import Outbox, Sent
+from .roster import Roster
 from .starting import Starter
-from .subscription import POLICY_MS_MIN, Subscription, policy_interval_ms
+from .subscription import Subscription
 from .wishes import Wishes
 
-LOOKUP_LOOK_MS = 5
 EXPECTED = ORDERLY | {"surplus", "given_up"}
 
 
@@ -72,10 +72,11 @@ class Session:
         mirrors_offsets: bool = True,
     ) -> None:
         self.claimant = claimant
-        self.holdings: dict[Key, Holding] = {}
         self.failure: MarshalError | None = None
         self.meters = SessionMeters()
         self._context = context
+        self._roster = Roster()
+        self.holdings = self._roster.all
         self._lives = lives
         self._outbox = Outbox(context, claimant)
         self.grants = Granter(context, self._outbox)
@@ -164,7 +165,7 @@ class Session:
 
     def tick(self, now_ms: int) -> None:
         """Do everything that is due at this local time."""
-        for holding in list(self.holdings.values()):
+        for holding in self._roster.expired(now_ms):
             self.check_lease(holding, now_ms)
         self._leaver.send_due(now_ms)
         refusal = self._outbox.refusal()
@@ -173,37 +174,37 @@ class Session:
             self.fence(refusal)
         if self.failure is not None:
             return
-        for holding in list(self.holdings.values()):
-            if holding.claim.is_owned:
-                self._drive_owned(holding, now_ms)
+        self._drive_restless(now_ms)
         self._beater.beat_due(self.holdings.values(), now_ms)
         if self._mirror is not None:
-            self._mirror.drive(self.holdings.values(), now_ms)
+            self._mirror.drive(now_ms)
         if not self._is_closing:
             self._lags.drive(self.holdings.values(), now_ms)
             if self._keeper.is_due(now_ms):
                 self._judge(now_ms)
-            is_behind = self._keeper.behind_count() > 0
-            self._announcer.announce_due(
-                self._wishes.subs, self.holdings, now_ms=now_ms, is_behind=is_behind
-            )
+            if self._announcer.is_due(now_ms):
+                is_behind = self._keeper.behind_count() > 0
+                subs = self._wishes.subs
+                self._announcer.announce(subs, self.holdings, is_behind=is_behind)
             self._refresh_topics(now_ms)
             if now_ms >= self._policy_at_ms:
-                self._policy_at_ms = now_ms + policy_interval_ms(self._context)
+                self._policy_at_ms = now_ms + self._wishes.rest_ms(self._context)
                 self._apply_policies(now_ms)
-            for holding in list(self.holdings.values()):
-                if not holding.claim.is_owned:
-                    topic_id = self._wishes.topic_id(holding.key)
-                    self._contender.drive(holding, now_ms, topic_id=topic_id)
+            self._contender.drive(self._roster, self._wishes, now_ms=now_ms)
 
     def next_due_ms(self) -> int | None:
         """Return when to look again though nothing is read; None = no hurry."""
         if self._is_closing or self.failure is not None:
             return None
-        attempts = [h.claim.attempt_at_ms for h in self.holdings.values()]
-        if any(holding.lookup is not None for holding in self.holdings.values()):
-            attempts.append(self._context.now_ms + LOOKUP_LOOK_MS)
-        return min([self._policy_at_ms, *(at for at in attempts if at is not None)])
+        return min(self._policy_at_ms, self._roster.due_ms(self._context.now_ms))
+
+    def _drive_restless(self, now_ms: int) -> None:
+        if self._context.has_pause:
+            self._roster.stir_all()
+        for holding in list(self._roster.restless.values()):
+            if holding.claim.is_owned:
+                self._drive_owned(holding, now_ms)
+        self._roster.settle()
 
     def _drive_owned(self, holding: Holding, now_ms: int) -> None:
         world = self._context.replica_of(holding.key).world
@@ -266,6 +267,7 @@ class Session:
             verdicts = self._keeper.judge(sub, held, me=me, now_ms=now_ms)
             for each in verdicts:
                 each.holding.drain = each.drain(now_ms)
+                self._roster.stir(each.holding)
                 self._wishes.bump(each.holding.key)
             if verdicts or was_wedged != (sub.wedged_at_ms is not None):
                 # Others must know how much we take before they see what is free.
@@ -309,14 +311,14 @@ class Session:
         if holding is None or not holding.claim.is_owned or holding.drain is not None:
             return
         holding.drain = Drain(release.reason, release.successor, None, release.detail)
+        self._roster.stir(holding)
         self._wishes.bump(holding.key)
 
     def _drop_contenders(self, sub: Subscription, wanted: Collection[Key]) -> None:
-        for holding in list(self.holdings.values()):
-            key = holding.key
+        for key, holding in list(self._roster.contending.items()):
             if key in wanted or key.topic not in sub.topics:
                 continue
-            if not holding.claim.is_owned and not holding.claim.is_under_way:
+            if not holding.claim.is_under_way:
                 self._finish(holding, Ending("given_up", was_lost=False))
 
     def _contend_for(
@@ -324,7 +326,7 @@ class Session:
     ) -> Holding:
         holding = Holding(Claim(self.claimant, key), delivery, rule)
         holding.why = why
-        self.holdings[key] = holding
+        self._roster.add(holding)
         return holding
 
     # --- what the log says
@@ -364,7 +366,7 @@ class Session:
 
         Beats and grants are no such thing, and come many times a second.
         """
-        self._policy_at_ms = min(self._policy_at_ms, now_ms + POLICY_MS_MIN)
+        self._policy_at_ms = min(self._policy_at_ms, now_ms + self._wishes.soon_ms)
 
     def _on_claim(
         self, record: ClaimingPartition, transition: Transition, now_ms: int
@@ -382,6 +384,10 @@ class Session:
                 token=replica.world.token(key),
             )
         if is_won and holding is not None:
+            self._roster.won(holding, replica.world.partition)
+            self._beater.note_lead(replica.world.partition, holding.claim.base_ms)
+            if self._mirror is not None:
+                self._mirror.follow(holding)
             self._observe_claim(transition, holding)
             self._starter.begin(holding, replica.world.keys[key])
             self._wishes.bump(key)
@@ -412,13 +418,9 @@ class Session:
         if sent is None:
             return
         heartbeat_ms = self._context.replicas[sent.partition].heartbeat_interval_ms
-        held = {
-            holding.claim.epoch: holding
-            for holding in self.holdings.values()
-            if self._context.partition_of(holding.key) == sent.partition
-        }
+        self._beater.note_lead(sent.partition, sent.sent_ms)
         for epoch, transition in zip(epochs, transitions, strict=False):
-            holding = held.get(epoch)
+            holding = self._roster.of_epoch(sent.partition, epoch)
             if holding is None:
                 continue
             holding.claim.on_beat_verdict(
@@ -447,7 +449,8 @@ class Session:
 
     def on_member(self, transition: Transition, now_ms: int) -> None:
         """Take the announcement of another member of the group."""
-        self._plan_soon(now_ms)
+        if self._announcer.is_news(transition):
+            self._plan_soon(now_ms)
         other = self._announcer.older_twin(transition)
         if other is not None and self.failure is None:
             self.fail(identity_conflict(self.claimant, transition.offset, host=other))
@@ -494,9 +497,11 @@ class Session:
             self._leaver.release(holding, reason="lease_expired")
             self._after_end(holding)
 
-    def check_clock(self, partitions: Container[int], now_ms: int) -> None:
+    def check_clock(self, partitions: Collection[int], now_ms: int) -> None:
         """Shorten leases where a leader's clock stepped forward (PROTOCOL S4)."""
-        self._beater.check_clock(self.holdings.values(), partitions, now_ms=now_ms)
+        held = self.holdings.values()
+        if self._beater.check_clock(held, partitions, now_ms=now_ms):
+            self._roster.look_at_leases()
 
     def _finish(self, holding: Holding, ending: Ending) -> None:
         holding.claim.end(ending)
@@ -504,8 +509,7 @@ class Session:
 
     def _after_end(self, holding: Holding) -> None:
         key = holding.key
-        if self.holdings.get(key) is holding:
-            del self.holdings[key]
+        if self._roster.remove(holding, self._context.partition_of(key)):
             self._wishes.bump(key)
             self._keeper.forget(key)
         self.grants.report_unused(holding)

@@ -5,7 +5,11 @@ import attrs
 from kafka_marshal.errors import InvalidTransition
 from kafka_marshal.protocol.types import Key
 
-from .subscription import Subscription
+from .context import Context
+from .subscription import POLICY_MS_MIN, Subscription, policy_interval_ms
+
+KEYS_PER_MS = 100
+LOOKS_PER_REST = 10
 
 
 @attrs.define
@@ -19,6 +23,21 @@ class Wishes:
 
     subs: list[Subscription] = attrs.field(factory=list)
     explicit: dict[Key, None] = attrs.field(factory=dict)
+
+    @property
+    def soon_ms(self) -> int:
+        """Time until policies are asked again after something has moved."""
+        return max(POLICY_MS_MIN, self._look_ms)
+
+    def rest_ms(self, context: Context) -> int:
+        """Return the time until they are asked though nothing seems to have moved."""
+        return max(policy_interval_ms(context), LOOKS_PER_REST * self._look_ms)
+
+    @property
+    def _look_ms(self) -> int:
+        """A time that grows as a look at all that is wanted does."""
+        topics = [info for sub in self.subs for info in sub.topics.values()]
+        return sum(info.partition_count for info in topics) // KEYS_PER_MS
 
     def taken_beside(self, sub: Subscription) -> set[str]:
         """Return the topics that are consumed otherwise."""

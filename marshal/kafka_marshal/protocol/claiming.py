@@ -209,6 +209,11 @@ class Claim:
         return phase is Phase.HELD or phase is Phase.STARTING
 
     @property
+    def base_ms(self) -> int:
+        """Local time that the lease counts from; of no use before it is won."""
+        return self._base_ms
+
+    @property
     def is_under_way(self) -> bool:
         """Whether a claiming record was sent and awaits its verdict."""
         return self.phase is Phase.CLAIMING

@@ -12,17 +12,60 @@ from enginekit import (
     wish,
     world,
 )
+from logkit import beat, ident, member
+from msgspec.structs import replace
 
+from kafka_marshal.engine import members
 from kafka_marshal.errors import IdentityConflict
 from kafka_marshal.protocol.records import (
     ClaimingPartition,
 )
+from kafka_marshal.protocol.transition import Transition
 from kafka_marshal.testing.fakestore import AppendFate
 
 
 @pytest.fixture
 def cluster():
     return world()
+
+
+# --- Announcements ---
+
+
+def test_only_what_was_not_said_before_is_news(cluster):
+    announcer = owning(cluster).session._announcer
+
+    def is_news(record):
+        told = Transition(0, "accepted", "member", None, None, None, None, record)
+        return announcer.is_news(told)
+
+    first = replace(member("b"), capacity=0)
+    assert is_news(first)
+    assert not is_news(replace(first, seq=1, load=5))
+    for change in (
+        {"topics": ("t", "u")},
+        {"capacity": 3},
+        {"draining": True},
+        {"labels": {"behind": "yes"}},
+        {"incarnation": ident("another life")},
+    ):
+        assert is_news(replace(first, **change))
+        assert is_news(first) or "incarnation" in change
+    # Where somebody may hold no more than so much, what it holds counts.
+    assert is_news(replace(first, capacity=3, load=1))
+    assert is_news(replace(first, capacity=3, load=2))
+    assert not is_news(beat(0))
+
+
+def test_as_many_members_as_there_may_be_are_remembered(cluster, monkeypatch):
+    monkeypatch.setattr(members, "SAID_MAX", 3)
+    announcer = owning(cluster).session._announcer
+    for number in range(10):
+        record = member(f"b{number}")
+        told = Transition(0, "accepted", "member", None, None, None, None, record)
+        assert announcer.is_news(told)
+        assert not announcer.is_news(told)
+    assert len(announcer._said) <= 3
 
 
 # --- Identity (PROTOCOL 4.4, 5.5) ---

@@ -21,6 +21,7 @@ from enginekit import (
     write,
 )
 
+from kafka_marshal.engine.contending import UNDER_WAY_MAX
 from kafka_marshal.errors import InvalidTransition
 from kafka_marshal.ports import DataReader
 from kafka_marshal.protocol.records import (
@@ -113,6 +114,23 @@ def test_who_is_alone_claims_at_once(cluster):
     node.consume(wish())
     node.step()
     assert len(of(cluster, "a", ClaimingPartition)) == 1
+
+
+def test_a_fleet_that_starts_on_free_keys_claims_each_about_once():
+    cluster = world(4, records=[0] * 400)
+    names = [f"c{number}" for number in range(6)]
+    cluster.fates |= {name: AppendFate(delay_ms=15) for name in names}
+    nodes = [cluster.node(name, wish=wish()) for name in names]
+    cluster.run_until(lambda: sum(len(node.held) for node in nodes) == 400, 4 * H)
+    claims = [
+        line
+        for partition in range(4)
+        for name in names
+        for line in of(cluster, name, ClaimingPartition, partition=partition)
+    ]
+    # Until the first answers are there, nobody knows of anybody.
+    # What moves to another member afterwards is claimed once more.
+    assert len(claims) <= 2 * 400 + len(names) * UNDER_WAY_MAX
 
 
 def waited_ms(number):
