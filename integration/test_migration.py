@@ -109,7 +109,7 @@ def test_another_name_leaves_the_old_group_alone(domain, unique):
     topic, old, new = domain.data_topic(PARTITIONS, RECORDS), unique("v1"), unique("v2")
     before = ran(domain, "kafka_group", topic, old, "--max-records", "25")
     adopted(domain, new, "--from-group", old, "--execute")
-    after = ran(domain, "marshal_group", topic, new, "w1", "--idle-ms", "3000")
+    after = ran(domain, "marshal_group", topic, new, "w1", "--idle-ms", "1500")
     assert sorted(before + after) == everything(RECORDS)
     rest = ran(domain, "kafka_group", topic, old, "--idle-ms", "3000")
     assert sorted(before + rest) == everything(RECORDS)
@@ -238,7 +238,7 @@ def test_positions_of_the_go_original(domain, unique):
     }
     assert rows == {0: (9, "heartbeat"), 1: (4, "heartbeat"), 2: (6, "committed")}
     assert plan["unreadable_count"] == 1
-    handled = ran(domain, "go_original", topic, group, "w1", "--idle-ms", "3000")
+    handled = ran(domain, "go_original", topic, group, "w1", "--idle-ms", "1500")
     starts = {0: 9, 1: 4, 2: 6}
     assert sorted(handled) == [
         (part, offset)
