@@ -134,6 +134,20 @@ def test_poll(run):
     assert len(handle.calls) == total
 
 
+def test_on_an_event_loop(run):
+    total = RECORDS_EACH * TOPICS["payments"]
+    handled = []
+
+    async def handle(record, *, token):
+        assert isinstance(token, Token)
+        handled.append((record.partition, record.offset))
+        if len(handled) == total:
+            signal.raise_signal(signal.SIGTERM)
+
+    run("readme_async", handle=handle)
+    assert len(set(handled)) == len(handled) == total
+
+
 def test_claim_without_consumption(run, servers):
     export = Helper()
     run("readme_claim", export=export)
