@@ -302,10 +302,8 @@ def consume(
             if processes is not None:
                 run_processes(processes, stopper, events=events, idle_ms=idle_ms)
             else:
-                printer = Printer(consumer, max_records)
-                print_all(
-                    printer, stopper, events=events, idle_ms=idle_ms, is_amo=is_amo
-                )
+                lines = Printer(consumer, max_records)
+                print_all(lines, stopper, events=events, idle_ms=idle_ms, is_amo=is_amo)
             consumer.flush()
         finally:
             events.tell()

@@ -185,13 +185,14 @@ class Simulation:
         )
         is_amo = self.delivery is Delivery.AT_MOST_ONCE
         self.hand_outs = HandOuts(self.watcher, is_at_most_once=is_amo)
+        depths = random.Random(seed + 2)  # noqa: S311 - repeatable on purpose
         self.wish = Wish(
             (TOPIC,),
             self.delivery,
             policy=rng.choice(["fair", "fair", "greedy"]),
             options=ConsumerOptions(
                 max_poll_records=rng.choice([1, 3, 20]),
-                max_granted_batches=random.Random(seed + 2).choice([1, 2, 4, 8]),  # noqa: S311
+                max_granted_batches=depths.choice([1, 2, 4, 8]),
                 on_lost=lambda _tp, _end: None,
             ),
         )
