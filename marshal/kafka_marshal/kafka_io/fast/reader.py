@@ -45,6 +45,16 @@ KEPT_BYTES = FETCH_BYTES
 # The answer waits for the fetch under way.
 _RANGE_TIMEOUT_S = 0.5 + FETCH_WAIT_MS / 1000
 _UNKNOWN = -1
+FETCHING = {
+    # As kafka-python and Java do; librdkafka's own default trusts every disk.
+    "check.crcs": True,
+    "fetch.wait.max.ms": FETCH_WAIT_MS,
+    "fetch.max.bytes": FETCH_BYTES,
+    "fetch.message.max.bytes": FETCH_BYTES,
+    "queued.max.messages.kbytes": QUEUE_KBYTES,
+    "queued.min.messages": QUEUE_RECORDS,
+    "socket.timeout.ms": REQUEST_TIMEOUT_MS,
+}
 
 # We are in no group, so we need not be allowed to see one.
 _NO_GROUP = KafkaError.GROUP_AUTHORIZATION_FAILED
@@ -79,15 +89,9 @@ class FastDataReader(DataReader):
         """
         self._settings = settings
         self._config = {
+            **FETCHING,
             "isolation.level": isolation_level,
             "client.rack": client_rack,
-            "check.crcs": True,
-            "fetch.wait.max.ms": FETCH_WAIT_MS,
-            "fetch.max.bytes": FETCH_BYTES,
-            "fetch.message.max.bytes": FETCH_BYTES,
-            "queued.max.messages.kbytes": QUEUE_KBYTES,
-            "queued.min.messages": QUEUE_RECORDS,
-            "socket.timeout.ms": REQUEST_TIMEOUT_MS,
         }
         self._pid = os.getpid()
         self._client: Client | None = None
