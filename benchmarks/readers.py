@@ -1,0 +1,303 @@
+"""How fast both readers are beside the bare clients that they stand on.
+
+One broker, one topic of four partitions; each side reads the same records from
+their start, in polls of the same size, and looks at the value and the offset of
+each. A side's time runs from its first record to its last: connecting does not
+count. The bare clients run on their own defaults, apart from what reading without a
+group needs. librdkafka runs bare a second time, with the reader's settings: what is
+lost beside that is what parting messages and making records costs. CPU time, of all
+threads and of the reading one, says where a side spends it.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import attrs
+from confluent_kafka import Consumer, Producer
+from confluent_kafka import TopicPartition as FastPartition
+from kafka import KafkaConsumer
+from kafka import TopicPartition as KafkaPartition
+from support import (
+    alternate,
+    arguments,
+    at_least,
+    broker_argument,
+    document,
+    figure,
+    ratios,
+    say,
+    tell,
+)
+
+from kafka_marshal.kafka_io import ConnectionSettings, KafkaDataLog
+from kafka_marshal.kafka_io.fast.clients import new_consumer
+from kafka_marshal.kafka_io.fast.data import FastDataLog
+from kafka_marshal.kafka_io.fast.reader import FETCHING
+from kafka_marshal.ports import DataLog, DataReader
+from kafka_marshal.protocol.types import TopicPartition
+from kafka_marshal.testing.broker import EmbeddedBroker
+from kafka_marshal.testing.producing import create_topic
+
+PARTITIONS = 4
+POLL_RECORDS = 500
+POLL_MS = 1_000
+GIVE_UP_S = 120.0
+CLOSE_MS = 5_000
+TARGET = at_least(0.97)
+
+
+@attrs.frozen
+class Load:
+    """What is read in one round.
+
+    Attributes:
+        size: Bytes of a value.
+        stored: Records in the topic.
+        slow: How many of them a round of the slow client reads.
+    """
+
+    size: int
+    stored: int
+    slow: int
+
+
+LOADS = (Load(1_000, 400_000, 50_000), Load(100, 1_000_000, 80_000))
+QUICK = (Load(1_000, 20_000, 5_000),)
+
+Read = Callable[[str, str, "Stopwatch"], None]
+
+
+class Stopwatch:
+    """Counts records, and times them from the first poll that brought some."""
+
+    def __init__(self, wanted: int) -> None:
+        """Wait for ``wanted`` records."""
+        self.wanted = wanted
+        self.count = 0
+        self.late = time.monotonic() + GIVE_UP_S
+        self._start: tuple[int, tuple[float, ...]] | None = None
+        self.spent = (0.0, 0.0, 0.0)
+
+    def note(self, count: int) -> bool:
+        """Note what a poll brought, and return whether more is to come."""
+        self.count += count
+        if self._start is None and count:
+            self._start = (self.count, self._now())
+        if self.count < self.wanted:
+            if time.monotonic() > self.late:
+                raise SystemExit(f"only {self.count} of {self.wanted} records came")
+            return True
+        assert self._start is not None
+        before, start = self._start
+        timed = max(1, self.count - before)
+        wall, cpu, thread = (
+            (now - then) / timed for now, then in zip(self._now(), start, strict=True)
+        )
+        self.spent = (wall, cpu, thread)
+        return False
+
+    def _now(self) -> tuple[float, float, float]:
+        return time.perf_counter(), time.process_time(), time.thread_time()
+
+
+def bare_fast(servers: str, topic: str, watch: Stopwatch) -> None:
+    """Read by confluent-kafka's Consumer alone."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": servers,
+            "group.id": "bare",
+            "enable.auto.commit": False,
+        }
+    )
+    consume(consumer, topic, watch)
+
+
+def tuned_fast(servers: str, topic: str, watch: Stopwatch) -> None:
+    """Read by the same, with the settings that our reader gives it."""
+    client = new_consumer(ConnectionSettings(servers), FETCHING)
+    consume(client.handle, topic, watch)
+
+
+def consume(consumer: Consumer, topic: str, watch: Stopwatch) -> None:
+    """Read by librdkafka."""
+    consumer.assign([FastPartition(topic, each, 0) for each in range(PARTITIONS)])
+    while True:
+        messages = consumer.consume(POLL_RECORDS, POLL_MS / 1000)
+        for message in messages:
+            message.value()
+            message.offset()
+        if not watch.note(len(messages)):
+            break
+    consumer.close()
+
+
+def bare_slow(servers: str, topic: str, watch: Stopwatch) -> None:
+    """Read by kafka-python's KafkaConsumer alone."""
+    consumer = KafkaConsumer(
+        bootstrap_servers=servers, group_id=None, enable_auto_commit=False
+    )
+    places = [KafkaPartition(topic, each) for each in range(PARTITIONS)]
+    consumer.assign(places)
+    for place in places:
+        consumer.seek(place, 0)
+    while True:
+        count = 0
+        for records in consumer.poll(POLL_MS, max_records=POLL_RECORDS).values():
+            for record in records:
+                record.value  # noqa: B018 - looking is what is timed
+                record.offset  # noqa: B018
+            count += len(records)
+        if not watch.note(count):
+            break
+    consumer.close(autocommit=False)
+
+
+def ours(reader: DataReader, topic: str, watch: Stopwatch) -> None:
+    """Read by a reader of this library."""
+    places = [TopicPartition(topic, each) for each in range(PARTITIONS)]
+    reader.assign(places)
+    for place in places:
+        reader.seek(place, 0)
+    while True:
+        count = 0
+        for records in reader.poll(POLL_MS, POLL_RECORDS).values():
+            for record in records:
+                record.value  # noqa: B018
+                record.offset  # noqa: B018
+            count += len(records)
+        if not watch.note(count):
+            break
+    reader.close(CLOSE_MS)
+
+
+def fill(servers: str, topic: str, load: Load) -> None:
+    """Write the topic's records, by the fast client."""
+    create_topic(servers, topic, partitions=PARTITIONS)
+    producer = Producer(
+        {
+            "bootstrap.servers": servers,
+            "enable.idempotence": True,
+            "linger.ms": 50,
+            "queue.buffering.max.messages": 100_000,
+        }
+    )
+    value = bytes(load.size)
+    for number in range(load.stored):
+        while True:
+            try:
+                producer.produce(topic, value, partition=number % PARTITIONS)
+            except BufferError:
+                producer.poll(0.1)
+            else:
+                break
+        if number % 1_000 == 0:
+            producer.poll(0)
+    if producer.flush(GIVE_UP_S):
+        raise SystemExit("the topic could not be filled")
+
+
+def sides_of(servers: str) -> Mapping[str, Mapping[str, Read]]:
+    """Return what is compared, by the client that both stand on."""
+    settings = ConnectionSettings(servers)
+
+    def of(log: DataLog) -> Read:
+        return lambda _, topic, watch: ours(log.reader(), topic, watch)
+
+    fast, slow = FastDataLog(settings), KafkaDataLog(settings)
+    return {
+        "confluent-kafka": {"bare": bare_fast, "tuned": tuned_fast, "ours": of(fast)},
+        "kafka-python": {"bare": bare_slow, "ours": of(slow)},
+    }
+
+
+def compare(
+    servers: str, topic: str, *, load: Load, rounds: int
+) -> list[Mapping[str, Any]]:
+    """Return the figures of all sides on one topic."""
+    figures: list[Mapping[str, Any]] = []
+    for client, reads in sides_of(servers).items():
+        wanted = load.stored if client == "confluent-kafka" else load.slow
+        spent: dict[str, list[tuple[float, float, float]]] = {
+            name: [] for name in reads
+        }
+
+        def one(name: str, read: Read, wanted: int = wanted) -> float:
+            watch = Stopwatch(wanted)
+            read(servers, topic, watch)
+            spent[name].append(watch.spent)  # noqa: B023 - called within the round
+            return 1 / watch.spent[0]
+
+        runs = {name: partial(one, name, read) for name, read in reads.items()}
+        # The first round warms caches up, the broker's among them.
+        alternate(runs, 1)
+        for each in spent.values():
+            each.clear()
+        rates = alternate(runs, rounds)
+        figures += told(f"{client}, {load.size} bytes", rates, spent)
+    return figures
+
+
+def told(
+    what: str,
+    rates: Mapping[str, list[float]],
+    spent: Mapping[str, list[tuple[float, float, float]]],
+) -> list[Mapping[str, Any]]:
+    """Return the figures of one client: ratios first."""
+    figures: list[Mapping[str, Any]] = []
+    for other in [each for each in rates if each != "ours"]:
+        beside = f"{what}: ours beside {other}"
+        both = ratios(rates["ours"], rates[other])
+        target = TARGET if other == "bare" else None
+        figures.append(figure(beside, "ratio", both, target=target))
+        for index, part in ((1, "all threads"), (2, "the reading thread")):
+            costs = [
+                theirs[index] / own[index]
+                for own, theirs in zip(spent["ours"], spent[other], strict=True)
+            ]
+            figures.append(figure(f"{beside}, CPU of {part}", "ratio", costs))
+    for name, samples in rates.items():
+        figures.append(figure(f"{what}: {name}", "records/s", samples))
+        for index, part in ((1, "all threads"), (2, "the reading thread")):
+            costs = [1e6 * each[index] for each in spent[name]]
+            figures.append(figure(f"{what}: {name}, CPU of {part}", "us", costs))
+    for each in figures:
+        say(f"{each['what']}: {each['median']} {each['quartiles']} {each['unit']}")
+    return figures
+
+
+@contextmanager
+def a_broker(servers: str | None) -> Iterator[str]:
+    """Give the addresses of a cluster; start one where none is named."""
+    if servers is not None:
+        yield servers
+        return
+    with EmbeddedBroker() as broker:
+        yield broker.bootstrap_servers
+
+
+def main() -> None:
+    """Run it all and print one document."""
+    parser = arguments(__doc__ or "")
+    broker_argument(parser)
+    options = parser.parse_args()
+    rounds = options.rounds or (2 if options.quick else 15)
+    figures: list[Mapping[str, Any]] = []
+    with a_broker(options.bootstrap_servers) as servers:
+        for load in QUICK if options.quick else LOADS:
+            topic = f"readers-{load.size}-{time.time_ns()}"
+            fill(servers, topic, load)
+            figures += compare(servers, topic, load=load, rounds=rounds)
+    settings = {
+        "partitions": PARTITIONS,
+        "poll_records": POLL_RECORDS,
+        "rounds": rounds,
+    }
+    made = document("readers", figures, settings=settings, is_quick=options.quick)
+    tell(made, options.out)
+
+
+if __name__ == "__main__":
+    main()
