@@ -1,0 +1,94 @@
+"""Committing from anywhere, lag and load, on a real broker."""
+
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from domain import opened
+from kafka import KafkaConsumer
+from kafka import TopicPartition as Place
+from waiting import eventually
+
+from kafka_marshal import ClaimLost, TopicPartition
+
+
+@pytest.fixture(scope="module")
+def domain(broker, unique, transport):
+    with opened(broker, unique, transport=transport) as domain:
+        yield domain
+
+
+def taken(consumer, count):
+    found = []
+
+    def look():
+        for records in consumer.poll(timeout_ms=200).values():
+            found.extend(records)
+        return len(found) >= count
+
+    eventually(look, f"{count} records")
+    return found
+
+
+def test_a_pool_of_workers_commits_what_it_has_done(domain, unique):
+    """L14, L15: out of order, from other threads, long after the record is gone."""
+    topic = domain.data_topic(3, records_each=100)
+    group = unique("pool")
+    with domain.marshal(group, "w1") as marshal:
+        consumer = marshal.consumer(topic, max_poll_records=40)
+        tokens = [
+            pickle.dumps(consumer.commit_token(record))
+            for record in taken(consumer, 300)
+        ]
+
+        def work(token):
+            consumer.commit(pickle.loads(token))
+
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(work, sorted(tokens, key=hash), timeout=30))
+        consumer.flush()
+        positions = {k.partition: s.position for k, s in domain.states(group).items()}
+        assert positions == dict.fromkeys(range(3), 100)
+
+
+def test_a_token_is_stale_after_a_takeover(domain, unique):
+    topic = domain.data_topic(1, records_each=10)
+    group = unique("stale")
+    with domain.marshal(group, "w1") as one, domain.marshal(group, "w2") as two:
+        consumer = one.consumer(topic)
+        token = consumer.commit_token(taken(consumer, 10)[0])
+        consumer.close()
+        other = two.consumer(topic)
+        assert taken(other, 10)[0].offset == token.offset
+        with pytest.raises(ClaimLost) as caught:
+            other.commit(token)
+        assert caught.value.reason == "stale_token"
+        assert other.committed(TopicPartition(topic, 0)) == 0
+
+
+def test_lag_is_what_the_broker_s_tools_say(domain, unique):
+    """L19: log end less committed offset, as ``kafka-consumer-groups`` counts."""
+    topic = domain.data_topic(2, records_each=30)
+    group = unique("lag")
+    plain = KafkaConsumer(bootstrap_servers=domain.servers, group_id=None)
+    with domain.marshal(group, "w1") as marshal:
+        consumer = marshal.consumer(topic, max_poll_records=7)
+        eventually(lambda: consumer.load() == 2, "both are held")
+        for _ in range(3):
+            consumer.commit(taken(consumer, 1))
+        domain.produce(topic, 5)
+        consumer.flush()
+
+        def said_by_kafka():
+            committed = domain.committed(group, topic)
+            ends = plain.end_offsets([Place(*place) for place in domain.of(topic)])
+            return {
+                place: ends[Place(*place)] - committed.get(place, 0)
+                for place in domain.of(topic)
+            }
+
+        eventually(lambda: consumer.lag() == said_by_kafka(), "the same lag")
+        assert 0 < sum(consumer.lag().values()) < 70
+        consumer.commit(taken(consumer, sum(consumer.lag().values())))
+        assert set(consumer.lag().values()) == {0}
+    plain.close()
