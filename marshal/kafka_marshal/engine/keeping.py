@@ -27,6 +27,7 @@ from .subscription import Subscription
 
 BEHIND = "behind"
 LOOKS_PER_H = 20
+AWAY_SHARE = 4
 
 
 class Verdict(NamedTuple):
@@ -67,12 +68,13 @@ class _Watch:
 class Keeper:
     """Judges what one session holds. Called under the engine's lock."""
 
-    __slots__ = ("_context", "_lags", "_look_at_ms", "_watches")
+    __slots__ = ("_context", "_is_back", "_lags", "_look_at_ms", "_watches")
 
     def __init__(self, context: Context, lags: LagWatch) -> None:
         self._context = context
         self._lags = lags
         self._look_at_ms = 0
+        self._is_back = False
         self._watches: dict[Key, _Watch] = {}
 
     def is_due(self, now_ms: int) -> bool:
@@ -80,6 +82,8 @@ class Keeper:
         if now_ms < self._look_at_ms:
             return False
         interval_ms = self._context.heartbeat_interval_ms
+        # A process that was stopped, engine and all, says nothing of its handlers.
+        self._is_back = now_ms - self._look_at_ms > interval_ms // AWAY_SHARE
         self._look_at_ms = now_ms + max(1, interval_ms // LOOKS_PER_H)
         return True
 
@@ -100,6 +104,8 @@ class Keeper:
             now_ms: Local time.
         """
         members = sub.members
+        if self._is_back:
+            sub.moved_at_ms = now_ms
         held = [
             (holding, self._watch(holding, now_ms))
             for holding in holdings

@@ -187,6 +187,12 @@ class Node:
         )
         return self.consumer
 
+    @property
+    def is_backing_off(self) -> bool:
+        """Whether it takes nothing from others, having given something up."""
+        now_ms = self.clock.now_ms()
+        return any(s.backoff.is_on(now_ms) for s in self.session.subscriptions)
+
     def step(self) -> None:
         """Let the engine read and act once."""
         self.engine.step(0)

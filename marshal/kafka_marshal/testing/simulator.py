@@ -32,6 +32,7 @@ GROUP = "g"
 TOPIC = "t"
 TRANSCRIPT_TAIL = 60
 DEAF_MS = 10**9
+BACKOFF_HS_MAX = 300
 ADMIN = Owner("admin", b"admin".ljust(16, b"."))
 FAULTS = (
     "delay",
@@ -195,6 +196,8 @@ class Simulation:
                 max_granted_batches=depths.choice([1, 2, 4, 8]),
                 on_lost=lambda _tp, _end: None,
             ),
+            max_handling_ms=depths.choice([0, None]),
+            releases_behind=depths.choice([False, True]),
         )
         self.apps: list[App] = []
         self._names = 0
@@ -513,12 +516,13 @@ class Simulation:
         # What was on its way still lands.
         self._end_pause()
         self._go_on(3 * self.h, lambda: False)
+        self._go_on(BACKOFF_HS_MAX * self.h, self._is_calm)
         bound_ms = 2 * self.h + self.h // 10 + self.h
-        took_ms = self._go_on(bound_ms, self._all_owned)
+        took_ms = self._go_on(bound_ms, lambda: not self._missing())
         if took_ms is None:
             raise Violation("liveness", f"{self._missing()} unowned for {bound_ms} ms")
         todo = sum(end - position for position, end in self._left().values())
-        if self._go_on(3 * self.h + 400 * todo, self._all_consumed) is None:
+        if self._go_on(3 * self.h + 400 * todo, lambda: not self._left()) is None:
             raise Violation("liveness", f"not all consumed: {self._left()}")
         self._check_rest()
         if self.delivery is Delivery.AT_MOST_ONCE:
@@ -539,15 +543,12 @@ class Simulation:
                 return clock.now_ms() - start_ms
         return None
 
-    def _all_owned(self) -> bool:
-        return not self._missing()
+    def _is_calm(self) -> bool:
+        return not any(app.node.is_backing_off for app in self.apps)
 
     def _missing(self) -> list[TopicPartition]:
         held = {key.topic_partition for app in self.apps for key in app.node.held}
         return [place for place in self.places if place not in held]
-
-    def _all_consumed(self) -> bool:
-        return not self._left()
 
     def _left(self) -> dict[TopicPartition, tuple[int, int]]:
         """Return position and end of every partition that is not done."""

@@ -318,6 +318,20 @@ def poll_until(cluster, app):
     return polled
 
 
+def test_a_process_that_was_stopped_is_not_wedged():
+    """Nobody knows what its handler did meanwhile: it is judged from now on."""
+    cluster = world(records=[9])
+    a, _ = blocked(cluster)
+    b = start(cluster, "b", 100)
+    cluster.run(H // 2)
+    cluster.nodes.remove(a.node)
+    cluster.run(H)
+    cluster.nodes.append(a.node)
+    cluster.run(H // 2)
+    assert releases(cluster) == []
+    live(cluster, [b], H, until=lambda: KEY in b.node.held)
+
+
 def test_nothing_to_do_is_not_wedged():
     cluster = world(records=[0])
     a = start(cluster, "a", None)
