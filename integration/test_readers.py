@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from kafka import KafkaProducer
 
-from kafka_marshal.errors import CoordinationError, PositionError
+from kafka_marshal.errors import CoordinationError, LogUnreadable, PositionError
 from kafka_marshal.kafka_io.settings import ConnectionSettings
 from kafka_marshal.kafka_io.topics import KafkaTopicAdmin
 from kafka_marshal.kafka_io.transport import open_data_log
@@ -257,3 +257,50 @@ def test_a_record_larger_than_a_fetch_is_read(
 
     until(has_both)
     assert sizes == [3 << 20, 10]
+
+
+def _spoil(broker, place, word: bytes) -> None:
+    """Change one byte of a record where it lies on the broker's disk."""
+    name = f"{place.topic}-{place.partition}"
+    (segment,) = broker.log_path.parent.glob(f"data/{name}/*.log")
+    with segment.open("r+b") as log:
+        at = log.read().index(word)
+        log.seek(at)
+        log.write(b"X")
+
+
+def test_a_record_that_was_damaged_is_never_passed_over(
+    reader, broker, producer, topics, unique
+):
+    topic = unique("damaged")
+    topics.create_data_topic(topic, partitions=2)
+    bad, good = TopicPartition(topic, 0), TopicPartition(topic, 1)
+    for offset in range(3):
+        # A batch of its own for each.
+        write(producer, bad, offset, 1)
+        producer.flush(timeout=10)
+    write(producer, good, 0, 3)
+    producer.flush(timeout=10)
+    _spoil(broker, bad, value_of(bad, 1))
+    account = Account(reader)
+    account.assign([bad, good])
+    account.seek(bad, 0)
+    account.seek(good, 0)
+    told: list[LogUnreadable] = []
+
+    def is_told_again() -> bool:
+        try:
+            account.poll()
+        except LogUnreadable as error:
+            told.append(error)
+        except CoordinationError as error:
+            # librdkafka may lose its place over it, and is put back.
+            if not error.retriable:
+                raise
+        return len(told) >= 3 and account.nexts[good] == 3
+
+    until(is_told_again)
+    assert account.nexts == {bad: 1, good: 3}
+    account.seek(bad, 2)
+    until(lambda: bool(account.poll()))
+    assert account.nexts[bad] == 3

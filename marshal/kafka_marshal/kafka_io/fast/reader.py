@@ -336,8 +336,9 @@ class FastDataReader(DataReader):
     def _without_errors(self, messages: list[Any]) -> list[Any]:
         """Note errors, and drop what follows one in its partition.
 
-        librdkafka passes over what it cannot read and goes on behind it. We do
-        not: the partition is put back, and the error comes again.
+        librdkafka passes over what it cannot read and goes on behind it, or even
+        somewhere else. We do not: the partition is put back, and the error comes
+        again.
         """
         sound = []
         for message in messages:
@@ -379,8 +380,8 @@ class FastDataReader(DataReader):
         if start <= requested <= end and not is_cut_off:
             self._moved.add(partition)
             raise CoordinationError(
-                f"Position {requested} of {partition} was outside its log and is "
-                "within it again. Poll again."
+                f"Position {requested} of {partition} was refused, but its log has it "
+                f"(offsets {start} to {end}). Poll again."
             )
         what = "was cut off by a truncation" if is_cut_off else "is outside its log"
         raise PositionError(
