@@ -10,7 +10,7 @@ from kafka_marshal.protocol.claiming import (
     resumable,
 )
 from kafka_marshal.protocol.notes import why_to_tags
-from kafka_marshal.protocol.records import Resume
+from kafka_marshal.protocol.records import ClaimingPartition, Resume
 from kafka_marshal.protocol.state import KeyState
 from kafka_marshal.protocol.types import Key
 
@@ -23,13 +23,22 @@ from .wishes import Wishes
 
 JITTER_FREE_MS_MAX = 50
 JITTER_TAKEOVER_MS_MAX = 1_000
-UNDER_WAY_MAX = 128
+UNDER_WAY_MIN = 8
+UNDER_WAY_MAX = 256
 
 
 class Contender:
     """Drives the claim ladder of every key that a session wants and does not own."""
 
-    __slots__ = ("_claimant", "_context", "_lives", "_outbox", "_unresumable")
+    __slots__ = (
+        "_claimant",
+        "_context",
+        "_lives",
+        "_outbox",
+        "_unresumable",
+        "_window",
+        "_won_count",
+    )
 
     def __init__(
         self, context: Context, outbox: Outbox, *, lives: tuple[PreviousLife, ...]
@@ -39,17 +48,22 @@ class Contender:
         self._outbox = outbox
         self._lives = lives
         self._unresumable: set[Key] = set()
+        self._window = UNDER_WAY_MIN
+        self._won_count = 0
 
     def drive(self, roster: Roster, wishes: Wishes, *, now_ms: int) -> None:
         """Send claims and resumes where the time for one has come.
 
-        Not all at once: by the first answers it is known who else is there, and a
-        fleet that starts on thousands of free keys does not claim each of them once
-        for every member.
+        Few at first, and more with each that is won: by the first answers it is
+        known who else is there, and a fleet that starts on thousands of free keys
+        does not claim each of them once for every member.
         """
+        won = roster.won_count - self._won_count
+        self._won_count = roster.won_count
+        self._window = min(self._window + won, UNDER_WAY_MAX)
         under_way = 0
         for holding in list(roster.contending.values()):
-            if under_way < UNDER_WAY_MAX or holding.claim.is_under_way:
+            if under_way < self._window or holding.claim.is_under_way:
                 topic_id = wishes.topic_id(holding.key)
                 self._drive(holding, now_ms, topic_id=topic_id)
                 under_way += holding.claim.is_under_way
@@ -78,9 +92,14 @@ class Contender:
         ):
             self._send(holding, known, life, topic_id=topic_id)
 
-    def cannot_resume(self, key: Key) -> None:
-        """Take that the log refused a resume: it is claimed like any other."""
-        self._unresumable.add(key)
+    def on_refused(self, key: Key, record: ClaimingPartition) -> None:
+        """Take that the log refused a claim: somebody else was faster.
+
+        A key whose resume was refused is claimed like any other.
+        """
+        self._window = UNDER_WAY_MIN
+        if record.resume is not None:
+            self._unresumable.add(key)
 
     def _life_to_resume(
         self, key: Key, known: KeyState | None, *, elapsed_ms: int

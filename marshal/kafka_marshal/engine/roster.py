@@ -23,14 +23,23 @@ class Roster:
         contending: Those that the log does not call ours, as far as it is read.
         restless: Those that are ours and on their way in or out. Those of at most
             once always: their requests for grants may go unanswered.
+        won_count: Number of claims that were ever won.
     """
 
-    __slots__ = ("_by_epoch", "_expire_at_ms", "all", "contending", "restless")
+    __slots__ = (
+        "_by_epoch",
+        "_expire_at_ms",
+        "all",
+        "contending",
+        "restless",
+        "won_count",
+    )
 
     def __init__(self) -> None:
         self.all: dict[Key, Holding] = {}
         self.contending: dict[Key, Holding] = {}
         self.restless: dict[Key, Holding] = {}
+        self.won_count = 0
         self._by_epoch: dict[tuple[int, int | None], Holding] = {}
         self._expire_at_ms = FAR_MS
 
@@ -42,6 +51,7 @@ class Roster:
         """Note that the log calls a key ours, as T ``partition`` says."""
         self.contending.pop(holding.key, None)
         self.restless[holding.key] = holding
+        self.won_count += 1
         self._by_epoch[partition, holding.claim.epoch] = holding
         until_ms = holding.claim.lease.hard_until_ms
         self._expire_at_ms = min(self._expire_at_ms, until_ms)

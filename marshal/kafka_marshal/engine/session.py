@@ -393,8 +393,8 @@ class Session:
             self._wishes.bump(key)
         elif transition.outcome == ACCEPTED:
             self._leaver.release_ghost(key, transition.offset)
-        elif record.resume is not None:
-            self._contender.cannot_resume(key)
+        else:
+            self._contender.on_refused(key, record)
 
     def _observe_claim(self, transition: Transition, holding: Holding) -> None:
         key, client_id = holding.key, self.claimant.owner.client_id

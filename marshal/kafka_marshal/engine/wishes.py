@@ -8,8 +8,8 @@ from kafka_marshal.protocol.types import Key
 from .context import Context
 from .subscription import POLICY_MS_MIN, Subscription, policy_interval_ms
 
-KEYS_PER_MS = 100
-LOOKS_PER_REST = 10
+KEYS_PER_MS = 20
+LOOKS_PER_REST = 2
 
 
 @attrs.define

@@ -38,6 +38,7 @@ def test_what_is_wanted_is_contended_for_until_it_is_won(roster):
     assert roster.of_epoch(3, 10) is None
     other = won(roster, 1)
     assert list(roster.contending) == [KEY]
+    assert roster.won_count == 1
     assert list(roster.restless) == [other.key]
     assert roster.of_epoch(3, 11) is other
     assert roster.of_epoch(4, 11) is None

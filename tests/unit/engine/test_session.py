@@ -21,7 +21,7 @@ from enginekit import (
     write,
 )
 
-from kafka_marshal.engine.contending import UNDER_WAY_MAX
+from kafka_marshal.engine.contending import UNDER_WAY_MIN
 from kafka_marshal.errors import InvalidTransition
 from kafka_marshal.ports import DataReader
 from kafka_marshal.protocol.records import (
@@ -128,9 +128,9 @@ def test_a_fleet_that_starts_on_free_keys_claims_each_about_once():
         for name in names
         for line in of(cluster, name, ClaimingPartition, partition=partition)
     ]
-    # Until the first answers are there, nobody knows of anybody.
-    # What moves to another member afterwards is claimed once more.
-    assert len(claims) <= 2 * 400 + len(names) * UNDER_WAY_MAX
+    # Until the first answers are there, nobody knows of anybody. What moves to
+    # another member afterwards is claimed once more.
+    assert len(claims) <= 2 * 400 + len(names) * UNDER_WAY_MIN
 
 
 def waited_ms(number):
