@@ -1,0 +1,410 @@
+"""How long a partition that does not move is not served, while members change.
+
+Members are processes. A producer writes to every partition at a steady rate; each
+member notes when it was handed records. Then one joins, one leaves in order and one
+is killed, each in a window of the same length as one in which nothing happens. What
+counts is a partition that one member has from the beginning of a window to its end:
+the longest time between two of its hand-outs, beside the same in the quiet window.
+
+The same is done with consumer groups: kafka-python's classic protocol, eager and
+cooperative, and KIP-848 with confluent-kafka. Every process has imported everything
+and waits for a word before its part comes: what it costs to start Python is no part
+of this.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from itertools import count, pairwise
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from confluent_kafka import Consumer as ConfluentConsumer
+from confluent_kafka import Producer
+from kafka import KafkaConsumer
+from kafka.coordinator.assignors.cooperative_sticky import (
+    CooperativeStickyAssignor,
+)
+from support import (
+    alternate,
+    arguments,
+    at_most,
+    broker_argument,
+    document,
+    figure,
+    ratios,
+    say,
+    tell,
+)
+
+from kafka_marshal import Admin, Marshal
+from kafka_marshal.admin import Format
+from kafka_marshal.testing.broker import EmbeddedBroker
+from kafka_marshal.testing.producing import create_topic
+
+H_MS = 3_000
+SESSION_MS = 6_000  # as long as a killed member of ours is waited for, 2H
+PARTITIONS = 6
+TICK_S = 0.01
+POLL_MS = 100
+WINDOW_S, WINDOW_QUICK_S = 9.0, 1.0
+SETTLE_S = 60.0
+PHASES = ("nothing", "join", "leave", "kill")
+KINDS = ("marshal", "marshal, kafka-python", "eager", "cooperative", "KIP-848")
+KINDS_QUICK = ("marshal",)
+BROKER = {
+    "group.min.session.timeout.ms": str(SESSION_MS),
+    "group.consumer.min.session.timeout.ms": str(SESSION_MS),
+    "group.consumer.session.timeout.ms": str(SESSION_MS),
+    "group.consumer.min.heartbeat.interval.ms": "1000",
+    "group.consumer.heartbeat.interval.ms": str(H_MS // 3),
+}
+
+_run = uuid.uuid4().hex[:8]
+_numbers = count(1)
+
+
+def unique(stem: str) -> str:
+    """Return a name that nothing else on the cluster has."""
+    return f"{stem}-{_run}-{next(_numbers)}"
+
+
+# --- a member, in a process of its own
+
+
+class Pen:
+    """Writes down when which partitions were handed out, a line for each time."""
+
+    def __init__(self, path: str) -> None:
+        """Open the file."""
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+
+    def write(self, partitions: Sequence[int]) -> None:
+        """Note a hand-out, in one write: a kill leaves whole lines."""
+        line = json.dumps([time.monotonic(), sorted(set(partitions))])
+        os.write(self._file, line.encode() + b"\n")
+
+
+def by_marshal(told: Mapping[str, Any], pen: Pen, is_over: threading.Event) -> None:
+    """Consume by claims until told to stop."""
+    with Marshal(
+        told["servers"],
+        group_id=told["group"],
+        client_id=told["name"],
+        coordination_topic=told["log"],
+        transport="kafka-python" if told["kind"].endswith("kafka-python") else "auto",
+        state_dir="",
+    ) as marshal:
+        consumer = marshal.consumer(told["topic"])
+        while not is_over.is_set():
+            handed = consumer.poll(POLL_MS)
+            if handed:
+                pen.write([place.partition for place in handed])
+                consumer.commit()
+
+
+def by_kafka_python(
+    told: Mapping[str, Any], pen: Pen, is_over: threading.Event
+) -> None:
+    """Consume in a classic group until told to stop."""
+    assignors = {}
+    if told["kind"] == "cooperative":
+        strategy = [CooperativeStickyAssignor]
+        assignors["partition_assignment_strategy"] = strategy
+    consumer = KafkaConsumer(
+        told["topic"],
+        bootstrap_servers=told["servers"],
+        group_id=told["group"],
+        auto_offset_reset="earliest",
+        session_timeout_ms=SESSION_MS,
+        heartbeat_interval_ms=H_MS // 3,
+        **assignors,
+    )
+    while not is_over.is_set():
+        handed = consumer.poll(timeout_ms=POLL_MS)
+        if handed:
+            pen.write([place.partition for place in handed])
+    consumer.close()
+
+
+def by_confluent(told: Mapping[str, Any], pen: Pen, is_over: threading.Event) -> None:
+    """Consume in a group under KIP-848 until told to stop."""
+    consumer = ConfluentConsumer(
+        {
+            "bootstrap.servers": told["servers"],
+            "group.id": told["group"],
+            "group.protocol": "consumer",
+            "auto.offset.reset": "earliest",
+        }
+    )
+    consumer.subscribe([told["topic"]])
+    while not is_over.is_set():
+        messages = consumer.consume(500, POLL_MS / 1_000)
+        handed = [each.partition() for each in messages if each.error() is None]
+        if handed:
+            pen.write(handed)
+    consumer.close()
+
+
+def member(told: Mapping[str, Any]) -> None:
+    """Wait for a word, then consume until SIGTERM."""
+    is_over = threading.Event()
+    signal.signal(signal.SIGTERM, lambda _number, _frame: is_over.set())
+    pen = Pen(told["path"])
+    print("ready", flush=True)
+    sys.stdin.readline()
+    if told["kind"].startswith("marshal"):
+        by_marshal(told, pen, is_over)
+    elif told["kind"] == "KIP-848":
+        by_confluent(told, pen, is_over)
+    else:
+        by_kafka_python(told, pen, is_over)
+
+
+# --- the stage
+
+
+class Member:
+    """A process that will consume once it is told to."""
+
+    def __init__(self, told: Mapping[str, Any]) -> None:
+        """Start it; it imports and waits."""
+        self.path = Path(told["path"])
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, "--child", json.dumps(dict(told))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def await_ready(self) -> None:
+        """Wait until it has imported everything."""
+        assert self._process.stdout is not None
+        if self._process.stdout.readline() != "ready\n":
+            raise SystemExit(f"a member did not start, see above: {self.path.name}")
+
+    def begin(self) -> None:
+        """Let it join."""
+        assert self._process.stdin is not None
+        self._process.stdin.write("go\n")
+        self._process.stdin.flush()
+
+    def leave(self) -> None:
+        """Ask it to leave in order."""
+        self._process.terminate()
+
+    def kill(self) -> None:
+        """Kill it."""
+        self._process.kill()
+
+    def end(self) -> None:
+        """Make sure that it is gone."""
+        with suppress(ProcessLookupError):
+            self._process.kill()
+        self._process.communicate(timeout=SETTLE_S)
+
+    def handed(self) -> Iterator[tuple[float, list[int]]]:
+        """Yield what it wrote down."""
+        if self.path.exists():
+            for line in self.path.read_text().splitlines():
+                at, partitions = json.loads(line)
+                yield at, partitions
+
+
+@contextmanager
+def producing(servers: str, topic: str) -> Iterator[None]:
+    """Write a record to each partition every few milliseconds."""
+    producer = Producer({"bootstrap.servers": servers, "linger.ms": 0})
+    is_over = threading.Event()
+
+    def run() -> None:
+        due = time.monotonic()
+        while not is_over.wait(max(0.0, due - time.monotonic())):
+            due += TICK_S
+            for partition in range(PARTITIONS):
+                producer.produce(topic, b"x" * 100, partition=partition)
+            producer.poll(0)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join(timeout=SETTLE_S)
+        producer.flush(SETTLE_S)
+
+
+class Stage:
+    """One topic, one group, three members of one kind."""
+
+    def __init__(
+        self, kind: str, servers: str, folder: Path, *, window_s: float
+    ) -> None:
+        """Make the topic and start the processes."""
+        self.kind = kind
+        self.window_s = window_s
+        self.topic = unique("data")
+        create_topic(servers, self.topic, partitions=PARTITIONS)
+        told = {
+            "kind": kind,
+            "servers": servers,
+            "topic": self.topic,
+            "group": unique("group"),
+            "log": unique("marshal"),
+        }
+        if kind.startswith("marshal"):
+            with Admin(servers, coordination_topic=told["log"]) as admin:
+                admin.format_topic(Format(heartbeat_interval_ms=H_MS))
+        self.members = [
+            Member(
+                {**told, "name": name, "path": str(folder / f"{told['group']}-{name}")}
+            )
+            for name in ("a", "b", "c")
+        ]
+        for each in self.members:
+            each.await_ready()
+
+    def await_served(self, number: int) -> None:
+        """Wait until the first members share all partitions and nothing moves."""
+        deadline = time.monotonic() + SETTLE_S
+        while not self._are_served(number):
+            if time.monotonic() > deadline:
+                raise SystemExit(f"{self.kind}: not shared out within {SETTLE_S} s")
+            time.sleep(0.2)
+
+    def _are_served(self, number: int) -> bool:
+        now = time.monotonic()
+        shares = [
+            {p for at, ps in each.handed() if at > now - 1.0 for p in ps}
+            for each in self.members[:number]
+        ]
+        is_whole = len(set().union(*shares)) == PARTITIONS
+        return is_whole and all(shares) and sum(map(len, shares)) == PARTITIONS
+
+    def gaps(self, start: float, end: float) -> list[float]:
+        """Return all gaps of partitions that one member had all through a window."""
+        times: dict[int, dict[int, list[float]]] = defaultdict(dict)
+        for number, each in enumerate(self.members):
+            for at, partitions in each.handed():
+                if start <= at <= end:
+                    for partition in partitions:
+                        times[partition].setdefault(number, []).append(at)
+        found = []
+        for by_member in times.values():
+            if len(by_member) == 1:
+                (series,) = by_member.values()
+                around = [start, *series, end]
+                found += [b - a for a, b in pairwise(around)]
+        return [gap * 1_000 for gap in found]
+
+    def phase(self, act: Callable[[], object]) -> list[float]:
+        """Do something and return the gaps of the window that begins with it."""
+        start = time.monotonic()
+        act()
+        time.sleep(self.window_s)
+        return self.gaps(start, start + self.window_s)
+
+    def play(self) -> dict[str, list[float]]:
+        """Let members come and go; return the gaps of each phase."""
+        a, b, c = self.members
+        a.begin()
+        b.begin()
+        self.await_served(2)
+        quiet = self.phase(lambda: None)
+        join = self.phase(c.begin)
+        self.await_served(3)
+        kill = self.phase(c.kill)
+        self.await_served(2)
+        leave = self.phase(b.leave)
+        del a
+        return {"nothing": quiet, "join": join, "leave": leave, "kill": kill}
+
+    def close(self) -> None:
+        """End every process."""
+        for each in self.members:
+            each.end()
+
+
+def longest(kind: str, servers: str, window_s: float, kept: dict[str, Any]) -> float:
+    """Play one round; keep the longest gap of each phase, return the quiet one."""
+    with TemporaryDirectory() as folder:
+        stage = Stage(kind, servers, Path(folder), window_s=window_s)
+        try:
+            with producing(servers, stage.topic):
+                gaps = stage.play()
+        finally:
+            stage.close()
+    for phase, found in gaps.items():
+        if not found:
+            raise SystemExit(f"{kind}: every partition moved when: {phase}")
+        kept.setdefault(phase, []).append(max(found))
+        kept.setdefault(f"{phase}, median", []).append(sorted(found)[len(found) // 2])
+    say(f"{kind}: " + ", ".join(f"{p} {max(g):.0f} ms" for p, g in gaps.items()))
+    return max(gaps["nothing"])
+
+
+def figures(kind: str, kept: Mapping[str, list[float]]) -> list[dict[str, Any]]:
+    """Return what one kind of member showed."""
+    found = []
+    for phase in PHASES:
+        found.append(figure(f"{kind}: longest gap, {phase}", "ms", kept[phase]))
+        middle = kept[f"{phase}, median"]
+        found.append(figure(f"{kind}: median gap, {phase}", "ms", middle))
+    for phase in PHASES[1:]:
+        name = f"{kind}: longest gap, {phase}, beside nothing"
+        target = at_most(1.2) if kind.startswith("marshal") else None
+        share = ratios(kept[phase], kept["nothing"])
+        found.append(figure(name, "ratio", share, target=target))
+    return found
+
+
+def main() -> None:
+    """Run the benchmark and print its document."""
+    if sys.argv[1:2] == ["--child"]:
+        member(json.loads(sys.argv[2]))
+        return
+    parser = arguments(__doc__ or "")
+    broker_argument(parser)
+    options = parser.parse_args()
+    rounds = options.rounds or (1 if options.quick else 5)
+    window_s = WINDOW_QUICK_S if options.quick else WINDOW_S
+    kinds = KINDS_QUICK if options.quick else KINDS
+    kept: dict[str, dict[str, list[float]]] = {kind: {} for kind in kinds}
+
+    def run(servers: str) -> None:
+        def side(kind: str) -> Callable[[], float]:
+            return lambda: longest(kind, servers, window_s, kept[kind])
+
+        alternate({kind: side(kind) for kind in kinds}, rounds)
+
+    if options.bootstrap_servers is not None:
+        run(options.bootstrap_servers)
+    else:
+        with EmbeddedBroker(properties=BROKER) as broker:
+            run(broker.bootstrap_servers)
+    settings = {
+        "rounds": rounds,
+        "heartbeat_interval_ms": H_MS,
+        "session_timeout_ms": SESSION_MS,
+        "partitions": PARTITIONS,
+        "records_per_s_and_partition": round(1 / TICK_S),
+        "window_s": window_s,
+    }
+    found = [each for kind in kinds for each in figures(kind, kept[kind])]
+    tell(
+        document("gaps", found, settings=settings, is_quick=options.quick), options.out
+    )
+
+
+if __name__ == "__main__":
+    main()
