@@ -28,6 +28,7 @@ from .subscription import Subscription
 BEHIND = "behind"
 LOOKS_PER_H = 20
 AWAY_SHARE = 4
+AWAY_PARTS = 20
 
 
 class Verdict(NamedTuple):
@@ -68,13 +69,23 @@ class _Watch:
 class Keeper:
     """Judges what one session holds. Called under the engine's lock."""
 
-    __slots__ = ("_context", "_is_back", "_lags", "_look_at_ms", "_watches")
+    __slots__ = (
+        "_answers",
+        "_context",
+        "_has_news",
+        "_is_back",
+        "_lags",
+        "_look_at_ms",
+        "_watches",
+    )
 
     def __init__(self, context: Context, lags: LagWatch) -> None:
         self._context = context
         self._lags = lags
         self._look_at_ms = 0
         self._is_back = False
+        self._has_news = False
+        self._answers = 0
         self._watches: dict[Key, _Watch] = {}
 
     def is_due(self, now_ms: int) -> bool:
@@ -85,6 +96,9 @@ class Keeper:
         # A process that was stopped, engine and all, says nothing of its handlers.
         self._is_back = now_ms - self._look_at_ms > interval_ms // AWAY_SHARE
         self._look_at_ms = now_ms + max(1, interval_ms // LOOKS_PER_H)
+        answers = self._lags.answer_count
+        self._has_news = answers != self._answers
+        self._answers = answers
         return True
 
     def judge(
@@ -106,6 +120,8 @@ class Keeper:
         members = sub.members
         if self._is_back:
             sub.moved_at_ms = now_ms
+        if not self._has_news and not self._may_be_away(sub, now_ms):
+            return []
         held = [
             (holding, self._watch(holding, now_ms))
             for holding in holdings
@@ -126,6 +142,13 @@ class Keeper:
             for _, watch in held:
                 watch.health.restart()
         return verdicts
+
+    def _may_be_away(self, sub: Subscription, now_ms: int) -> bool:
+        """Return whether to look for signs of life, as long as there is no poll."""
+        if sub.wedged_at_ms is not None:
+            return True
+        limit_ms = sub.handling_limit_ms(self._context.heartbeat_interval_ms)
+        return 0 < limit_ms <= AWAY_PARTS * (now_ms - sub.back_at_ms)
 
     def forget(self, key: Key) -> None:
         """Forget a partition that is not held any more."""

@@ -41,6 +41,7 @@ class LagWatch:
     """
 
     __slots__ = (
+        "_answer_count",
         "_asked",
         "_asked_ms",
         "_call",
@@ -60,6 +61,12 @@ class LagWatch:
         self._ends: dict[Key, LogEnd] = {}
         self._due_ms = 0
         self._told = False
+        self._answer_count = 0
+
+    @property
+    def answer_count(self) -> int:
+        """Number of answers so far: as long as it stays, so do the figures."""
+        return self._answer_count
 
     def drive(self, holdings: Iterable[Holding], now_ms: int) -> None:
         """Take an answer that has come, and ask where that is due."""
@@ -100,6 +107,7 @@ class LagWatch:
             self._todo = []
             return
         self._told = False
+        self._answer_count += 1
         found = call.result(0)
         for key in self._asked:
             log_range = found.get(key.topic_partition)
