@@ -81,6 +81,7 @@ class Policy(StrEnum):
 
     FAIR = "fair"
     GREEDY = "greedy"
+    TOPIC = "topic"
 
 
 class Reset(StrEnum):
@@ -181,10 +182,11 @@ DeliveryOption = Annotated[
     Guarantee, typer.Option(help="At least once, or at most once.")
 ]
 PolicyOption = Annotated[
-    Policy, typer.Option(help="An equal share, or whatever is free.")
+    Policy, typer.Option(help="An equal share, whatever is free, or whole topics.")
 ]
 ClaimsMax = Annotated[
-    int, typer.Option(min=0, help="Most partitions to hold; 0 for no limit.")
+    int,
+    typer.Option(min=0, help="Most partitions, or whole topics; 0 for no limit."),
 ]
 MaxRecords = Annotated[
     int,
