@@ -20,6 +20,9 @@ from kafka_marshal.kafka_io.settings import ConnectionSettings
 from kafka_marshal.kafka_io.untyped import Untyped
 
 LOGGER = "kafka_marshal.librdkafka"
+_LOGGER = logging.getLogger(LOGGER)
+# Parts of debug lines. Were they worded otherwise, opening would wait longer.
+_LOOKING, _NUMBERED = "Coordinator not up", "Acquired PID"
 # librdkafka wants a group even where partitions are assigned and nothing is
 # committed. It only looks for the group's coordinator.
 GROUP_ID = "kafka-marshal-assigned"
@@ -49,11 +52,16 @@ class Client:
         handle: confluent-kafka's object.
         refusal: The last refusal that no further attempt will change, or None.
         last: The last fault of any kind, or None.
+        is_looking: Whether a producer knows the brokers, and looks for one that
+            numbers its records.
+        is_numbered: Whether it has been given numbers.
     """
 
     handle: Untyped = None
     refusal: Exception | None = None
     last: Exception | None = None
+    is_looking: threading.Event = attrs.field(factory=threading.Event)
+    is_numbered: threading.Event = attrs.field(factory=threading.Event)
 
     def note(self, error: Untyped) -> None:
         """Take a report of librdkafka, which comes while the client is polled."""
@@ -71,9 +79,21 @@ class Client:
         _live.pop(id(handle), None)
 
 
-def _logger() -> logging.Logger:
-    """Return the logger; librdkafka's debug lines are not asked for."""
-    return logging.getLogger(LOGGER)
+class _Log:
+    """Hands log lines on, and takes from them what nothing else tells."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    def log(self, level: int, text: str, *values: object) -> None:
+        """Take a line, while the client is polled."""
+        if not self._client.is_numbered.is_set():
+            line = text % values
+            if _LOOKING in line or _NUMBERED in line:
+                self._client.is_looking.set()
+            if _NUMBERED in line:
+                self._client.is_numbered.set()
+        _LOGGER.log(level, text, *values)
 
 
 def _made(
@@ -90,7 +110,7 @@ def _made(
         **fast_config(settings),
         **config,
     }
-    client.handle = kind(whole, logger=_logger())
+    client.handle = kind(whole, logger=_Log(client))
     _live[id(client.handle)] = client.handle
     return client
 
@@ -123,7 +143,7 @@ def new_consumer(settings: ConnectionSettings, config: Mapping[str, Any]) -> Cli
 
 
 def new_producer(settings: ConnectionSettings, config: Mapping[str, Any]) -> Client:
-    """Make a producer; it connects in the background.
+    """Make an idempotent producer; it connects in the background.
 
     Args:
         settings: Where the cluster is.
@@ -133,7 +153,8 @@ def new_producer(settings: ConnectionSettings, config: Mapping[str, Any]) -> Cli
         ConfigurationError: An option has no equivalent in librdkafka.
         KafkaException: librdkafka does not accept a setting.
     """
-    return _made(Producer, settings, config)
+    # A few debug lines for each connection; none for records.
+    return _made(Producer, settings, {"debug": "eos", **config})
 
 
 def close_consumer(client: Client) -> threading.Thread:

@@ -1,6 +1,7 @@
 """librdkafka's producer as an ``Outlet`` of the writer."""
 
 import threading
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
@@ -14,6 +15,8 @@ from kafka_marshal.kafka_io.writer import LINGER_MS, OVERDUE_GRACE_MS, Connect, 
 
 # How long one look for outcomes waits; an outcome ends it at once.
 _LOOK_S = 0.25
+# A new cluster may need a second for the first producer of its life.
+_NUMBERED_S = 1.5
 _FATAL = KafkaError._FATAL  # noqa: SLF001 - its public name
 
 
@@ -47,10 +50,11 @@ class FastOutlet(Outlet):
         *,
         timeout_ms: int,
     ) -> None:
-        """Connect, and learn the topic's partitions.
+        """Connect, learn the topic's partitions, and have records numbered.
 
-        Without that librdkafka would look for a broker to number its records by
-        every 500 ms only, and the first append would take that long.
+        In this order and no sooner: who asks for a topic while librdkafka does not
+        know the brokers has it look for one that numbers records every 500 ms only,
+        and who asks for nothing the same. The first append would take that long.
 
         Args:
             settings: Where the cluster is, and the topic's name.
@@ -74,11 +78,17 @@ class FastOutlet(Outlet):
             target=self._collect, name="marshal-deliveries", daemon=True
         )
         self.collector.start()
+        deadline = time.monotonic() + timeout_ms / 1000
+        self._client.is_looking.wait(timeout=min(timeout_ms / 1000, _NUMBERED_S))
         try:
-            self._client.handle.list_topics(self._topic, timeout=timeout_ms / 1000)
+            self._client.handle.list_topics(
+                self._topic, timeout=max(0.001, deadline - time.monotonic())
+            )
         except KafkaException:
             self._is_over.set()
             raise
+        left_s = max(0.0, deadline - time.monotonic())
+        self._client.is_numbered.wait(timeout=min(left_s, _NUMBERED_S))
 
     def send(
         self,
@@ -125,6 +135,8 @@ class FastOutlet(Outlet):
                 # more would be kept until the delivery timeout.
                 self._fatal = error
                 self._has_failed.set()
+                self._client.is_looking.set()
+                self._client.is_numbered.set()
                 handle.purge()
         self._client.forget()
 

@@ -40,6 +40,19 @@ def test_log_lines_go_to_the_logger(consumer, caplog, capfd):
     assert capfd.readouterr().err == ""
 
 
+def test_debug_lines_tell_when_records_can_be_numbered(caplog):
+    made = new_producer(NOBODY, {"enable.idempotence": True})
+    log = clients._Log(made)
+    with caplog.at_level(logging.INFO, logger=clients.LOGGER):
+        log.log(logging.DEBUG, "%s [%s]: %s", "TXN", "main", "Coordinator not up")
+        assert made.is_looking.is_set()
+        assert not made.is_numbered.is_set()
+        log.log(logging.DEBUG, "%s [%s]: %s", "GETPID", "main", "Acquired PID{Id:1}")
+    assert made.is_numbered.is_set()
+    assert caplog.text == ""
+    made.forget()
+
+
 def test_refusals_are_noted():
     client = Client()
     client.note(KafkaError(KafkaError._TRANSPORT))

@@ -61,6 +61,8 @@ class Producer:
 @pytest.fixture
 def client(monkeypatch):
     made = Client(Producer())
+    made.is_looking.set()
+    made.is_numbered.set()
     monkeypatch.setattr(module, "new_producer", lambda *_: made)
     return made
 
