@@ -2,6 +2,8 @@
 
 from collections.abc import Collection, Iterable
 
+import attrs
+
 from kafka_marshal.errors import (
     InvalidTransition,
     MarshalError,
@@ -266,9 +268,7 @@ class Session:
             held = self.holdings.values()
             verdicts = self._keeper.judge(sub, held, me=me, now_ms=now_ms)
             for each in verdicts:
-                each.holding.drain = each.drain(now_ms)
-                self._roster.stir(each.holding)
-                self._wishes.bump(each.holding.key)
+                self._drain(each.holding, each.drain(now_ms))
             if verdicts or was_wedged != (sub.wedged_at_ms is not None):
                 # Others must know how much we take before they see what is free.
                 self._announcer.announce_soon()
@@ -310,7 +310,12 @@ class Session:
         holding = self.holdings.get(release.key)
         if holding is None or not holding.claim.is_owned or holding.drain is not None:
             return
-        holding.drain = Drain(release.reason, release.successor, None, release.detail)
+        self._context.observe("given_up", attrs.asdict(release, recurse=False))
+        drain = Drain(release.reason, release.successor, None, release.detail)
+        self._drain(holding, drain)
+
+    def _drain(self, holding: Holding, drain: Drain) -> None:
+        holding.drain = drain
         self._roster.stir(holding)
         self._wishes.bump(holding.key)
 
@@ -481,15 +486,11 @@ class Session:
             )
             cool_ms = self._context.now_ms + self._context.heartbeat_interval_ms
             self._cooldowns.begin(holding.key, reason, until_ms=cool_ms)
-            self._hold_back(holding.key, reason, until_ms=cool_ms)
+            if reason not in EXPECTED:
+                # Others must know that what was given up is not kept for us.
+                self._wishes.hold_back(holding.key, until_ms=cool_ms)
+                self._announcer.announce_soon()
         self._finish(holding, Ending(reason, was_lost=was_lost))
-
-    def _hold_back(self, key: Key, reason: str, *, until_ms: int) -> None:
-        """Let others know that what was given up is not ours to be kept for."""
-        sub = self._wishes.sub_of(key)
-        if sub is not None and reason not in EXPECTED:
-            sub.backoff.hold(until_ms)
-            self._announcer.announce_soon()
 
     def check_lease(self, holding: Holding, now_ms: int) -> None:
         """End a claim whose hard stop has come, and release what the log has of it."""

@@ -84,6 +84,12 @@ class Wishes:
         for sub in self.subs:
             sub.version += 1
 
+    def hold_back(self, key: Key, *, until_ms: int) -> None:
+        """Take nothing from others for the consumer of a key, until then."""
+        sub = self.sub_of(key)
+        if sub is not None:
+            sub.backoff.hold(until_ms)
+
     def note_loss(self, key: Key) -> None:
         """Note that a key was lost, or given up against its policy's will."""
         sub = self.sub_of(key)

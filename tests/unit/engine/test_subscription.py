@@ -48,6 +48,9 @@ def test_a_newcomer_is_given_its_share_by_name():
     ]
     assert {r.reason.partition(":")[0] for r in released} == {"surplus"}
     assert released[0].reason == "surplus: 8 held, share 4 of 8 among 2"
+    first, *_ = a.observer.named("given_up")
+    assert first.fields["detail"] == "8 held, share 4 of 8 among 2"
+    assert (first.fields["reason"], first.fields["successor"]) == ("surplus", "b")
     assert {r.successor for r in released} == {"b"}
     assert not takeovers(cluster, 0)
     assert not takeovers(cluster, 1)
