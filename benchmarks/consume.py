@@ -4,7 +4,8 @@ Both sides read the same records from their start, in polls of the same size, lo
 at the value and the offset of each, and commit as their users do: the bare client by
 its own auto commit, ours by ``commit``. Each round every side has a consumer of its
 own; its time runs from its first record to its last, so that connecting and claiming
-do not count. At most once is set beside at least once.
+do not count. At most once is set beside at least once. Last, a broker that is far away:
+a batch should take as long as its handler or as its fetch, not as both together.
 """
 
 import time
@@ -24,6 +25,7 @@ from support import (
     alternate,
     arguments,
     at_least,
+    at_most,
     broker_argument,
     document,
     figure,
@@ -36,6 +38,7 @@ from kafka_marshal import Admin, Consumer, Delivery, Marshal
 from kafka_marshal.admin import Format
 from kafka_marshal.testing.broker import EmbeddedBroker
 from kafka_marshal.testing.producing import create_topic
+from kafka_marshal.testing.slowlink import SlowLink
 
 PARTITIONS = 4
 POLL_RECORDS = 500
@@ -43,6 +46,8 @@ POLL_MS = 1_000
 VALUE_BYTES = 1_000
 H_MS = 5_000
 GIVE_UP_S = 120.0
+FAR_MS = 100
+FAR_RECORDS = 8_000
 NAMES = {"fast": "confluent-kafka", "kafka-python": "kafka-python"}
 
 
@@ -345,15 +350,81 @@ def measure(
     return figures
 
 
-def fill(servers: str, topic: str, count: int) -> None:
+def handled_far_away(
+    servers: str, topic: str, *, transport: str, handle_s: float
+) -> float:
+    """Return seconds for each 500 records, with a handler that takes so long."""
+    group = f"far-{time.time_ns()}"
+    with (
+        Marshal(
+            servers, group_id=group, client_id="one", state_dir="", transport=transport
+        ) as marshal,
+        marshal.consumer(topic) as consumer,
+    ):
+        began, before, count = 0.0, 0, 0
+        late = time.monotonic() + GIVE_UP_S
+        while count < FAR_RECORDS * 3 // 4 and time.monotonic() < late:
+            polled = sum(map(len, consumer.poll(POLL_MS).values()))
+            count += polled
+            time.sleep(handle_s * polled / POLL_RECORDS)
+            consumer.commit()
+            if count >= FAR_RECORDS // 4 and not before:
+                # What the reader had to learn of the link it has learnt by now.
+                began, before = time.perf_counter(), count
+        return (time.perf_counter() - began) / (count - before) * POLL_RECORDS
+
+
+def far_away(transports: Sequence[str], rounds: int) -> list[dict[str, Any]]:
+    """Set the time of a batch beside the larger of handling and fetching it."""
+    link = SlowLink(delay_ms=FAR_MS)
+    listeners = {"advertised.listeners": f"PLAINTEXT://{link.address}"}
+    figures = []
+    with link, EmbeddedBroker(properties=listeners) as broker:
+        link.lead_to(broker.bootstrap_servers)
+        topic = format_and_fill(link.address, FAR_RECORDS, partitions=1)
+        for transport in transports:
+            run = partial(handled_far_away, link.address, topic, transport=transport)
+            beside: dict[str, list[float]] = {"quick": [], "even": [], "slow": []}
+            for _ in range(rounds):
+                fetch_s = run(handle_s=0.0)
+                for name, factor in (("quick", 0.5), ("even", 1.0), ("slow", 2.0)):
+                    handle_s = factor * fetch_s
+                    took_s = run(handle_s=handle_s)
+                    beside[name].append(took_s / max(handle_s, fetch_s))
+            figures += [
+                figure(
+                    f"{NAMES[transport]}, {FAR_MS} ms away, {name} handler: time of a "
+                    "batch beside the larger of handling and fetching",
+                    "ratio",
+                    samples,
+                    target=at_most(1.2),
+                )
+                for name, samples in beside.items()
+            ]
+    for each in figures:
+        say(f"{each['what']}: {each['median']} {each['quartiles']} {each['unit']}")
+    return figures
+
+
+def format_and_fill(servers: str, count: int, *, partitions: int) -> str:
+    """Make the coordination topic and a data topic, and return the latter's name."""
+    with Admin(servers) as admin:
+        form = Format(partition_count=PARTITIONS, heartbeat_interval_ms=H_MS)
+        admin.format_topic(form, ignore_formatted=True)
+    topic = f"consume-{time.time_ns()}"
+    create_topic(servers, topic, partitions=partitions)
+    fill(servers, topic, count, partitions=partitions)
+    return topic
+
+
+def fill(servers: str, topic: str, count: int, *, partitions: int) -> None:
     """Write the topic's records, by the fast client."""
-    create_topic(servers, topic, partitions=PARTITIONS)
     producer = Producer({"bootstrap.servers": servers, "linger.ms": 50})
     value = bytes(VALUE_BYTES)
     for number in range(count):
         while True:
             try:
-                producer.produce(topic, value, partition=number % PARTITIONS)
+                producer.produce(topic, value, partition=number % partitions)
                 break
             except BufferError:
                 producer.poll(0.1)
@@ -382,11 +453,7 @@ def run(
     only: str,
 ) -> list[dict[str, Any]]:
     """Return the figures of every transport, from one topic."""
-    with Admin(servers) as admin:
-        form = Format(partition_count=PARTITIONS, heartbeat_interval_ms=H_MS)
-        admin.format_topic(form, ignore_formatted=True)
-    topic = f"consume-{time.time_ns()}"
-    fill(servers, topic, load.stored)
+    topic = format_and_fill(servers, load.stored, partitions=PARTITIONS)
     figures = []
     for transport in transports:
         figures += measure(
@@ -402,19 +469,24 @@ def main() -> None:
     parser.add_argument("--transport", choices=sorted(NAMES), action="append")
     parser.add_argument(
         "--only",
-        default="poll,iterate,amo",
-        help="parts to run: poll, iterate, amo, with commas",
+        default="poll,iterate,amo,far",
+        help="parts to run: poll, iterate, amo, far, with commas",
     )
     options = parser.parse_args()
     rounds = options.rounds or (1 if options.quick else 5)
-    with a_broker(options.bootstrap_servers) as servers:
-        figures = run(
-            servers,
-            transports=options.transport or list(NAMES),
-            load=QUICK if options.quick else LOAD,
-            rounds=rounds,
-            only=options.only,
-        )
+    transports = options.transport or list(NAMES)
+    figures: list[dict[str, Any]] = []
+    if options.only != "far":
+        with a_broker(options.bootstrap_servers) as servers:
+            figures += run(
+                servers,
+                transports=transports,
+                load=QUICK if options.quick else LOAD,
+                rounds=rounds,
+                only=options.only,
+            )
+    if "far" in options.only:
+        figures += far_away(transports, max(1, rounds // 2))
     settings = {
         "partitions": PARTITIONS,
         "value_bytes": VALUE_BYTES,

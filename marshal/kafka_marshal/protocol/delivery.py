@@ -84,9 +84,7 @@ class AtLeastOnce:
                 raise InvalidTransition(f"offset {offset} was not handed out")
         at = max(0, bisect_right(runs, first, key=_FIRST) - 1)
         while at < len(runs) and runs[at][0] <= last:
-            begin, end = max(first, runs[at][0]), min(last, runs[at][1])
-            if begin <= end:
-                self._mark(begin, end)
+            self._mark(max(first, runs[at][0]), min(last, runs[at][1]))
             at += 1
         self._advance()
 
