@@ -42,13 +42,10 @@ def test_copies_hold_all_fields():
 
 
 def test_it_tells_its_fields():
-    assert (
-        repr(PLAIN)
-        == repr(Other())
-        == (
-            "Record(topic='t', partition=0, offset=4, timestamp_ms=9, timestamp_type=0, "
-            "key=None, value=b'v', headers=(), leader_epoch=None, token=None)"
-        )
+    assert repr(PLAIN) == repr(Other())
+    assert repr(PLAIN) == (
+        "Record(topic='t', partition=0, offset=4, timestamp_ms=9, timestamp_type=0,"
+        " key=None, value=b'v', headers=(), leader_epoch=None, token=None)"
     )
 
 
