@@ -94,7 +94,7 @@ class Stopwatch:
         before, start = self._start
         timed = max(1, self.count - before)
         wall, cpu, thread = (
-            (now - then) / timed for now, then in zip(self._now(), start, strict=True)
+            (end - begin) / timed for end, begin in zip(self._now(), start, strict=True)
         )
         self.spent = (wall, cpu, thread)
         return False

@@ -204,6 +204,22 @@ class FastDataReader(DataReader):
 
     def _settle(self) -> None:
         """Tell librdkafka what changed since the last poll: mostly nothing."""
+        try:
+            self._tell()
+        except KafkaException:
+            # Whatever it knows now, a new one knows nothing and is told all.
+            self._start_over()
+            raise
+
+    def _start_over(self) -> None:
+        if self._client is not None:
+            close_consumer(self._client)
+        self._client = None
+        self._active.clear()
+        self._halted.clear()
+        self._moved = set(self._places)
+
+    def _tell(self) -> None:
         if gone := self._active - self._places.keys():
             self._withdraw(gone)
         if resumed := self._halted - self._paused:

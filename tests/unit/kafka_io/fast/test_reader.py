@@ -9,6 +9,7 @@ from kafka_marshal.errors import (
     CoordinationError,
     InvalidTransition,
     LogUnreadable,
+    MarshalError,
     PositionError,
 )
 from kafka_marshal.kafka_io.fast import reader as module
@@ -165,6 +166,31 @@ def test_where_a_seek_is_refused_it_starts_anew(reader, handle):
     reader.seek(A, 9)
     reader.poll(0, 1)
     assert handle.calls == [("unassign", [("t", 0)]), ("start", ("t", 0, 9))]
+
+
+def test_where_librdkafka_refuses_a_new_one_is_told_all(reader, handle, monkeypatch):
+    handle.made(*of(A, 0), *of(B, 0, 1))
+    polled(reader)
+    closed = []
+    monkeypatch.setattr(module, "close_consumer", closed.append)
+    second = Handle()
+    monkeypatch.setattr(module, "new_consumer", lambda *_: Client(second))
+
+    def refuse(_):
+        raise KafkaException(KafkaError(KafkaError._INVALID_ARG, "no"))
+
+    handle.incremental_assign = refuse
+    reader.assign([A, B, C])
+    reader.seek(C, 4)
+    with pytest.raises(MarshalError, match="no"):
+        reader.poll(0, 1)
+    assert [client.handle for client in closed] == [handle]
+    polled(reader)
+    assert sorted(second.calls) == [
+        ("start", ("t", 0, 1)),
+        ("start", ("t", 1, 2)),
+        ("start", ("u", 0, 4)),
+    ]
 
 
 def test_a_short_pause_is_not_told(reader, handle):
