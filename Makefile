@@ -58,6 +58,10 @@ cover: env ## Each module of the core: all branches, by its own test file
 	@echo "== coverage of the core"
 	@$(BIN)/python tools/core_coverage.py
 
+.PHONY: bench
+bench: env ## Every benchmark once, as a smoke run; documents in build/bench
+	@$(BIN)/python benchmarks/run.py $(ARGS)
+
 .PHONY: model
 model: env ## The exhaustive search of small worlds, with larger bounds
 	@MODEL_SIZE=large $(BIN)/python -m pytest -q -m model --timeout=7200 tests $(ARGS)

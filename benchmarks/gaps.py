@@ -58,6 +58,7 @@ TICK_S = 0.01
 POLL_MS = 100
 WINDOW_S, WINDOW_QUICK_S = 9.0, 1.0
 SETTLE_S = 60.0
+BEFORE_S = 1.0
 PHASES = ("nothing", "join", "leave", "kill")
 KINDS = ("marshal", "marshal, kafka-python", "eager", "cooperative", "KIP-848")
 KINDS_QUICK = ("marshal",)
@@ -292,18 +293,22 @@ class Stage:
         return is_whole and all(shares) and sum(map(len, shares)) == PARTITIONS
 
     def gaps(self, start: float, end: float) -> list[float]:
-        """Return all gaps of partitions that one member had all through a window."""
+        """Return all gaps of partitions that one member had all through a window.
+
+        And a moment before it: what a killed member had is taken over in it, and
+        is no partition that did not move.
+        """
         times: dict[int, dict[int, list[float]]] = defaultdict(dict)
         for number, each in enumerate(self.members):
             for at, partitions in each.handed():
-                if start <= at <= end:
+                if start - BEFORE_S <= at <= end:
                     for partition in partitions:
                         times[partition].setdefault(number, []).append(at)
         found = []
         for by_member in times.values():
             if len(by_member) == 1:
                 (series,) = by_member.values()
-                around = [start, *series, end]
+                around = [start, *(at for at in series if at >= start), end]
                 found += [b - a for a, b in pairwise(around)]
         return [gap * 1_000 for gap in found]
 

@@ -1,0 +1,281 @@
+"""What claims, beats and views cost as a fleet grows, over a cluster in memory.
+
+Whole engines of one process each, as in production, step over virtual time: first
+all start at once on free partitions and share them out, then they hold them. One
+member is watched: the CPU time of its steps, without what the cluster in memory
+takes. Partitions grow at a fixed number of members, and members at a fixed number
+of partitions; the exponent of a power law is fitted to each cost. 1 is linear.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import attrs
+from support import arguments, at_most, document, figure, say, tell
+
+from kafka_marshal.protocol.claiming import Phase
+from kafka_marshal.protocol.codec import decode
+from kafka_marshal.protocol.records import ClaimingPartition
+from kafka_marshal.testing.fakelog import AppendFate
+from kafka_marshal.testing.node import Cluster, Node, Wish
+
+H_MS = 12_000
+K = 8
+STEP_MS = 100
+APPEND_MS = 10
+STEADY_STEPS = H_MS // STEP_MS
+START_LIMIT_MS = 20 * H_MS
+VIEWS = 5
+PARTITIONS = (10, 30, 100, 300, 1_000, 3_000, 10_000)
+MEMBERS = (1, 3, 10, 30, 100)
+MEMBERS_FIXED = 3
+PARTITIONS_FIXED = 300
+COSTS = ("claim", "beat", "view")
+# A cost may grow as what it is spent on; a fit is never exact.
+EXPONENT_MAX = 1.1
+
+
+class Stopwatch:
+    """CPU time of the thread, of the parts that are let in."""
+
+    def __init__(self) -> None:
+        """Start at nothing."""
+        self.total_ns = 0
+
+    @contextmanager
+    def running(self, sign: int = 1) -> Iterator[None]:
+        """Count what is done inside, or take it off."""
+        start_ns = time.thread_time_ns()
+        try:
+            yield
+        finally:
+            self.total_ns += sign * (time.thread_time_ns() - start_ns)
+
+    def take(self) -> float:
+        """Return the milliseconds so far, and start anew."""
+        total_ns, self.total_ns = self.total_ns, 0
+        return total_ns / 1e6
+
+
+class Latency:
+    """Every append lands a moment later: nobody sees at once what others do."""
+
+    def of_append(self, writer: str, partition: int) -> AppendFate:
+        """Return the fate of an append."""
+        del writer, partition
+        return AppendFate(delay_ms=APPEND_MS)
+
+
+class Fleet:
+    """Members over one cluster; the first is watched."""
+
+    def __init__(self, partitions: int, members: int) -> None:
+        """Start everybody at once."""
+        self.cluster = Cluster(
+            heartbeat_interval_ms=H_MS, partitions=K, policy=Latency()
+        )
+        self.cluster.kafka.create_topic("t", partitions)
+        self.partitions = partitions
+        self.watch = Stopwatch()
+        wish = Wish(("t",))
+        self.nodes = [
+            self.cluster.node(f"m{number:03}", wish=wish) for number in range(members)
+        ]
+        self.watched = self.nodes[0]
+        self._leave_out_the_cluster(self.watched)
+
+    def _leave_out_the_cluster(self, node: Node) -> None:
+        log: Any = node.log
+        for name in ("poll", "append"):
+            setattr(log, name, self._unwatched(getattr(log, name)))
+
+    def _unwatched(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def unwatched(*given: object) -> object:
+            with self.watch.running(-1):
+                return call(*given)
+
+        return unwatched
+
+    def step(self) -> None:
+        """Let a moment pass."""
+        self.cluster.clock.advance(STEP_MS)
+        for node in self.nodes[1:]:
+            node.step()
+        with self.watch.running():
+            self.watched.step()
+
+    def is_shared_out(self) -> bool:
+        """Return whether everybody holds an equal share, and nothing moves."""
+        held = [
+            sum(
+                h.claim.phase is Phase.HELD and h.drain is None for h in all_of.values()
+            )
+            for all_of in (node.session.holdings for node in self.nodes)
+        ]
+        return sum(held) == self.partitions and max(held) - min(held) <= 1
+
+    def start(self) -> int:
+        """Step until all is shared out; return how long it took, virtually."""
+        for taken_ms in range(0, START_LIMIT_MS, STEP_MS):
+            if self.is_shared_out():
+                return taken_ms
+            self.step()
+        raise SystemExit(f"not shared out within {START_LIMIT_MS} ms of virtual time")
+
+    def claims(self) -> int:
+        """Count the claiming records in the log, refused ones too."""
+        places = map(self.cluster.place, range(K))
+        return sum(
+            isinstance(decode(stored.value), ClaimingPartition)
+            for place in places
+            for stored in self.cluster.kafka.log(place).records
+        )
+
+    def view(self) -> float:
+        """Return the milliseconds of one look at everything by the policy."""
+        look = self.watched.session._apply_policies  # noqa: SLF001 - as a round does
+        watch = Stopwatch()
+        with watch.running():
+            for _ in range(VIEWS):
+                look(self.watched.clock.now_ms())
+        return watch.take() / VIEWS
+
+
+@attrs.frozen
+class Point:
+    """What one fleet cost its watched member.
+
+    Attributes:
+        partitions: Partitions of the topic.
+        members: Members of the group.
+        claim_ms: CPU time from the start until all is shared out.
+        beat_ms: CPU time per H while nothing changes.
+        view_ms: CPU time of one view and policy.
+        claims_each: Claiming records in the log, per partition.
+        start_ms: Virtual time until then.
+    """
+
+    partitions: int
+    members: int
+    claim_ms: float
+    beat_ms: float
+    view_ms: float
+    claims_each: float
+    start_ms: int
+
+
+def run(partitions: int, members: int) -> Point:
+    """Start a fleet, let it hold what it has, and return its costs."""
+    fleet = Fleet(partitions, members)
+    start_ms = fleet.start()
+    claim_ms = fleet.watch.take()
+    claims_each = fleet.claims() / partitions
+    for _ in range(STEADY_STEPS):
+        fleet.step()
+    beat_ms = fleet.watch.take() * H_MS / (STEADY_STEPS * STEP_MS)
+    view_ms = fleet.view()
+    point = Point(
+        partitions, members, claim_ms, beat_ms, view_ms, claims_each, start_ms
+    )
+    say(str(point))
+    return point
+
+
+def exponent(sizes: Sequence[int], costs: Sequence[float]) -> float:
+    """Return the exponent of the power law that fits best."""
+    xs = [math.log(size) for size in sizes]
+    ys = [math.log(cost) for cost in costs]
+    x, y = sum(xs) / len(xs), sum(ys) / len(ys)
+    above = sum((one - x) * (other - y) for one, other in zip(xs, ys, strict=True))
+    return above / sum((one - x) ** 2 for one in xs)
+
+
+def figures(axis: str, points: Sequence[Point]) -> list[dict[str, Any]]:
+    """Return what each cost grows with along one axis."""
+    sizes = [getattr(point, axis) for point in points]
+    half = len(points) // 2
+    found = []
+    for cost in COSTS:
+        costs = [getattr(point, f"{cost}_ms") for point in points]
+        # The upper half alone as well: a small start hides what comes later.
+        fits = [exponent(sizes[at:], costs[at:]) for at in (0, half) if sizes[at + 1 :]]
+        name = f"cost of {cost}s of a member, with {axis}"
+        target = at_most(EXPONENT_MAX)
+        found.append(figure(name, "exponent", [max(fits)], target=target))
+    return found
+
+
+def plot(along: dict[str, Sequence[Point]], path: Path) -> None:
+    """Draw the costs along both axes."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    mpl.rcParams["svg.hashsalt"] = "growth"
+    from matplotlib import pyplot as plt
+
+    drawing, panes = plt.subplots(1, len(along), figsize=(9, 3.6), sharey=True)
+    for pane, (axis, points) in zip(panes, along.items(), strict=True):
+        sizes = [getattr(point, axis) for point in points]
+        for cost in COSTS:
+            costs = [getattr(point, f"{cost}_ms") for point in points]
+            pane.plot(sizes, costs, marker="o", markersize=3, label=cost)
+        linear = [points[-1].claim_ms * size / sizes[-1] for size in sizes]
+        pane.plot(sizes, linear, color="grey", linestyle=":", label="linear")
+        pane.set(xscale="log", yscale="log", xlabel=axis)
+        pane.grid(visible=True, alpha=0.3)
+    panes[0].set_ylabel("CPU ms of one member")
+    panes[0].legend(fontsize=8)
+    panes[0].set_title(f"{MEMBERS_FIXED} members", fontsize=9)
+    panes[1].set_title(f"{PARTITIONS_FIXED} partitions", fontsize=9)
+    drawing.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    drawing.savefig(path, metadata={"Date": None})
+
+
+def main() -> None:
+    """Run the benchmark and print its document."""
+    parser = arguments(__doc__ or "")
+    parser.add_argument("--plot", type=Path, help="draw the costs into a file")
+    parser.add_argument(
+        "--full", action="store_true", help="also 10,000 partitions of 100 members"
+    )
+    options = parser.parse_args()
+    counts, members = (PARTITIONS, MEMBERS)
+    fixed = (PARTITIONS_FIXED, MEMBERS_FIXED)
+    if options.quick:
+        counts, members, fixed = (10, 30, 100), (1, 3), (20, 2)
+    along = {
+        "partitions": [run(count, fixed[1]) for count in counts],
+        "members": [run(fixed[0], count) for count in members],
+    }
+    found = [each for axis in along for each in figures(axis, along[axis])]
+    points = [attrs.asdict(point) for axis in along.values() for point in axis]
+    if options.full:
+        points.append(attrs.asdict(run(PARTITIONS[-1], MEMBERS[-1])))
+    if options.plot is not None:
+        plot(along, options.plot)
+    settings = {
+        "heartbeat_interval_ms": H_MS,
+        "coordinating_partitions": K,
+        "step_ms": STEP_MS,
+        "members_fixed": fixed[1],
+        "partitions_fixed": fixed[0],
+    }
+    tell(
+        document(
+            "growth",
+            found,
+            settings=settings,
+            is_quick=options.quick,
+            more={"points": points},
+        ),
+        options.out,
+    )
+
+
+if __name__ == "__main__":
+    main()
