@@ -407,7 +407,8 @@ def test_a_reader_that_has_enough_ends_the_dump(cli):
 def test_broker_run(cli, signum):
     env = {"MARSHAL_COORDINATION_TOPIC": "__marshal"}
     with cli.started("broker", "run", env=env) as broker:
-        broker.wait_lines(1)
+        # A broker starts in seconds, on a machine that does nothing else.
+        broker.wait_lines(1, 1_000 * RUN_S)
         address = broker.lines()[0]
         info = cli.json(
             *("topic", "info", "-b", address, "--coordination-topic", "__marshal")

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from typer.testing import CliRunner
-from waiting import eventually
+from waiting import WAIT_MS, eventually
 
 from kafka_marshal_cli.assembly import app
 
@@ -82,10 +82,11 @@ class Started:
     def records(self):
         return [json.loads(line) for line in self.lines()]
 
-    def wait_lines(self, count):
+    def wait_lines(self, count, timeout_ms=WAIT_MS):
         eventually(
             lambda: len(self.lines()) >= count or self.process.poll() is not None,
             f"{count} lines; {self.stderr}",
+            timeout_ms,
         )
         assert len(self.lines()) >= count, self.stderr
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Annotated
 
+import attrs
 import typer
 
 from kafka_marshal import (
@@ -166,6 +167,15 @@ class Stopper:
         signal.raise_signal(number)
 
 
+@attrs.frozen
+class Ends:
+    """What ends a run, and what is told in every round of it."""
+
+    stopper: Stopper
+    events: Events
+    idle_ms: int | None
+
+
 Topics = Annotated[list[str], typer.Argument(metavar="TOPIC", help="Data topics.")]
 Group = Annotated[
     str, typer.Option(metavar="GROUP", envvar="MARSHAL_GROUP", help="The group.")
@@ -292,20 +302,20 @@ def consume(
             claims_max=claims_max,
             auto_offset_reset="earliest" if from_beginning else auto_offset_reset.value,
             max_poll_records=batch_max,
-            # What is granted beyond the records that are wanted would be lost.
-            max_granted_batches=1 if max_records else DEPTH_MAX_DEFAULT,
+            max_granted_batches=_depth(max_records, processes),
+            max_handling_ms=_handling_ms(processes),
             on_claimed=_untold if telling.is_json else _on_claimed,
             on_lost=_untold if telling.is_json else _on_lost,
             timeout_ms=open_ms,
         ) as consumer,
     ):
         stopper.consumer = consumer
+        ends = Ends(stopper, events, idle_ms)
         try:
             if processes is not None:
-                run_processes(processes, stopper, events=events, idle_ms=idle_ms)
+                run_processes(consumer, processes, ends=ends)
             else:
-                lines = Printer(consumer, max_records)
-                print_all(lines, stopper, events=events, idle_ms=idle_ms, is_amo=is_amo)
+                print_all(Printer(consumer, max_records), ends, is_amo=is_amo)
             consumer.flush()
         finally:
             events.tell()
@@ -322,6 +332,23 @@ def _processes(
     )
 
 
+def _depth(records_max: int, processes: ExecOptions | None) -> int:
+    """Return how many batches may be granted ahead.
+
+    What is granted beyond what is wanted, or worked on, would be lost.
+    """
+    return 1 if records_max or processes is not None else DEPTH_MAX_DEFAULT
+
+
+def _handling_ms(processes: ExecOptions | None) -> int | None:
+    """Return how long we may be away before another member gets our work.
+
+    One that is at work is watched, and --exec-timeout says how long it may take;
+    to move its record would be to begin anew.
+    """
+    return None if processes is None else 0
+
+
 def _batch_max(asked: Asked | None, *, is_amo: bool) -> int:
     """Return how many records a poll may return where nobody says.
 
@@ -332,24 +359,21 @@ def _batch_max(asked: Asked | None, *, is_amo: bool) -> int:
     return 1 if is_amo and is_single else POLL_RECORDS_DEFAULT
 
 
-def run_processes(
-    options: ExecOptions, stopper: Stopper, *, events: Events, idle_ms: int | None
-) -> None:
+def run_processes(consumer: Consumer, options: ExecOptions, *, ends: Ends) -> None:
     """Run processes until stopped, done, or idle for too long.
 
     Raises:
         Exit: With 1, where a process failed and that ends it.
     """
-    assert stopper.consumer is not None
     loop = ExecLoop(
-        stopper.consumer,
+        consumer,
         options,
-        is_stopped=lambda: stopper.is_stopped,
-        each_round=events.tell,
+        is_stopped=lambda: ends.stopper.is_stopped,
+        each_round=ends.events.tell,
     )
-    stopper.on_kill = loop.kill
+    ends.stopper.on_kill = loop.kill
     try:
-        loop.run(Idle(idle_ms))
+        loop.run(Idle(ends.idle_ms))
     except ExecFailed as failed:
         tell(f"marshal: {failed}")
         raise typer.Exit(ExitCode.FAILED) from None
@@ -403,17 +427,10 @@ class Printer:
         return bool(handed)
 
 
-def print_all(
-    printer: Printer,
-    stopper: Stopper,
-    *,
-    events: Events,
-    idle_ms: int | None,
-    is_amo: bool,
-) -> None:
+def print_all(printer: Printer, ends: Ends, *, is_amo: bool) -> None:
     """Print records until stopped, done, idle for too long, or read no more."""
     try:
-        run(printer, stopper, events=events, idle_ms=idle_ms)
+        run(printer, ends.stopper, events=ends.events, idle_ms=ends.idle_ms)
         if is_amo:
             drain(printer)
     except BrokenPipeError:
