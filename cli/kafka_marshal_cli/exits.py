@@ -42,7 +42,7 @@ class ExitCode(IntEnum):
 MEANINGS = {
     ExitCode.OK: "done (also: the reader of our output closed the pipe)",
     ExitCode.FAILED: "failed: access denied, a log or topic that cannot be read, a "
-    "check that did not pass",
+    "check that did not pass, a process of `consume --exec` that failed",
     ExitCode.USAGE: "wrong usage or an impossible setting; nothing was sent",
     ExitCode.REFUSED: "refused by the state of things: held, paused, busy, formatted "
     "already; a coordination topic that is missing, unformatted, torn or wrongly set; "

@@ -102,6 +102,23 @@ def test_wrong_usage_is_2(arguments):
     assert outcome.stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "near"),
+    [
+        (["claims", "watch", "--grup", "g"], "--group"),
+        (["claims", "wach"], "watch"),
+        (["confg", "show"], "config"),
+        (["log", "tail", "--type", "Heartbeet"], "Heartbeat"),
+        (["consume", "t", "--on-eror", "skip"], "--on-error"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else value,
+)
+def test_a_typing_error_is_answered_with_the_nearest(arguments, near):
+    outcome = invoke(*arguments)
+    assert (outcome.exit_code, outcome.stdout) == (2, "")
+    assert near in outcome.stderr
+
+
 def test_nothing_at_all_shows_the_help():
     outcome = invoke()
     assert "Usage: marshal" in outcome.output
