@@ -17,6 +17,7 @@ from enum import Enum
 from hashlib import blake2b, sha256
 
 import attrs
+import msgspec
 
 from kafka_marshal.errors import InvalidTransition
 from kafka_marshal.protocol.freshness import Freshness
@@ -95,8 +96,7 @@ class Ending:
     was_lost: bool = True
 
 
-@attrs.frozen
-class Estimate:
+class Estimate(msgspec.Struct, frozen=True, gc=False):
     """What a waiting process believes of a key (PROTOCOL 4.11): a hint only.
 
     Attributes:

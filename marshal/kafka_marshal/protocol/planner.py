@@ -8,12 +8,13 @@ plan mends it.
 from collections.abc import Callable, Mapping, Sequence
 
 import attrs
+import msgspec
 
 from kafka_marshal.protocol.types import Key
 
 
-@attrs.frozen
-class KeyView:
+# Made anew for every wanted partition at each look: nothing for the collector.
+class KeyView(msgspec.Struct, frozen=True, gc=False):
     """One wanted key as a member sees it.
 
     Attributes:
