@@ -138,6 +138,7 @@ def test_a_slow_owner_gives_up_and_the_lag_falls(domain, unique):
             arrivals.join(10)
         (event,) = slow.observer.named("behind")
         listed = _claims_listed(domain, group)[place.partition]
+        told = _cli(domain, "claims", "who", group, topic, str(place.partition))
     assert step.client_id == "slow"
     assert step.record.successor == "fast"
     assert event.fields["cycles"] == 3
@@ -145,20 +146,24 @@ def test_a_slow_owner_gives_up_and_the_lag_falls(domain, unique):
     assert str(event.fields["lag"]) in step.record.reason
     assert listed["why"]["client_id"] == "fast"
     assert listed["why"]["reason"].startswith("fair: ")
+    assert listed["why"]["reason"] in told
     fetched = [t for t in domain.history().tenures(group)[key] if t.client_id == "slow"]
     assert len(fetched) == 1, "it never came back"
 
 
 def _claims_listed(domain, group):
+    told = _cli(domain, "claims", "list", "--group", group, "-o", "json")
+    return {row["partition"]: row for row in json.loads(told)["claims"]}
+
+
+def _cli(domain, *arguments):
     env = {
         "MARSHAL_BOOTSTRAP_SERVER": domain.servers,
         "MARSHAL_COORDINATION_TOPIC": domain.topic,
     }
-    done = CliRunner().invoke(
-        app, ["claims", "list", "--group", group, "-o", "json"], env=env
-    )
+    done = CliRunner().invoke(app, list(arguments), env=env)
     assert done.exit_code == 0, done.output
-    return {row["partition"]: row for row in json.loads(done.stdout)["claims"]}
+    return done.stdout
 
 
 @pytest.mark.parametrize("delivery", list(Delivery))

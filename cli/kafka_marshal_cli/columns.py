@@ -16,7 +16,7 @@ def _age(row: Any) -> str:  # noqa: ANN401 - a JSON object
     return NOTHING if age_ms is None else f"~{duration(estimate_ms)}"
 
 
-def _why(row: Any) -> str:  # noqa: ANN401 - a JSON object
+def why_text(row: Any) -> str:  # noqa: ANN401 - a JSON object
     """Return why the key is where it is, and who let it go where nobody has it."""
     why = row["why"]
     if why is None:
@@ -39,7 +39,7 @@ CLAIMS = (
     column("TOKEN", "token"),
 )
 CLAIMS_OF_A_GROUP = CLAIMS[1:]
-CLAIMS_WITH_WHY = (*CLAIMS, Column("WHY", _why))
+CLAIMS_WITH_WHY = (*CLAIMS, Column("WHY", why_text))
 
 GROUPS = (
     column("GROUP", "group_id"),

@@ -86,6 +86,7 @@ def who(
     if key in state.keys:
         row = facts.claim_row(world, key, state=state)
         found |= row
+        shown["why"] = columns.why_text(row)
         if row["owner"] is not None:
             shown["owner"] = row["owner"]["client_id"]
             for name in ("age_ms", "age_estimate_ms"):
