@@ -1,7 +1,11 @@
 import pickle
+import random
+import threading
 
 import pytest
+from enginekit import KEY, T0, H, fold, held_by, owning, wish, world
 
+from kafka_marshal.errors import ClaimLost, InvalidTransition
 from kafka_marshal.handed import CommitToken, runs_of
 from kafka_marshal.protocol.types import Token
 
@@ -54,3 +58,115 @@ def test_a_commit_token_survives_pickling():
     assert pickle.loads(pickle.dumps(token)) == token
     assert (token.topic, token.partition, token.offset) == ("t", 3, 12)
     assert hash(token) == hash(CommitToken.of(record(3, 12)))
+
+
+@pytest.fixture
+def cluster():
+    return world()
+
+
+def polled(node):
+    """Poll once; return the records of the one partition."""
+    return node.consumer.poll(0).get(T0, [])
+
+
+# --- Commit tokens (acceptance L15), and threads that commit ---
+
+
+def test_a_commit_token_stands_for_a_record_that_was_dropped(cluster):
+    node = owning(cluster, most=4)
+    kept = [pickle.dumps(node.consumer.commit_token(record)) for record in polled(node)]
+    assert max(len(each) for each in kept) < 300
+    tokens = [pickle.loads(each) for each in kept]
+    node.consumer.commit(tokens[1])
+    assert node.consumer.committed(T0) == 0
+    node.consumer.commit(tokens[:1])
+    assert node.consumer.committed(T0) == 2
+    node.consumer.commit(iter(tokens))
+    assert node.consumer.committed(T0) == 4
+
+
+def test_a_commit_token_is_stale_after_a_takeover(cluster):
+    node = owning(cluster, most=4)
+    token = node.consumer.commit_token(polled(node)[0])
+    node.cut(is_cut=True)
+    other = cluster.node("b", wish=wish())
+    cluster.run_until(held_by(other, 1), 4 * H)
+    node.cut(is_cut=False)
+    cluster.run(40)
+    with pytest.raises(ClaimLost) as caught:
+        node.consumer.commit(token)
+    assert caught.value.reason == "lease_expired"
+    with pytest.raises(ClaimLost):
+        node.consumer.poll(0)
+    with pytest.raises(ClaimLost) as caught:
+        node.consumer.commit(token)
+    assert caught.value.reason == "stale_token"
+    assert fold(cluster).keys[KEY].position == 0
+
+
+def test_a_token_of_another_offset_or_partition_is_refused(cluster):
+    node = owning(cluster, most=4)
+    (record, *_) = polled(node)
+    token = node.consumer.commit_token(record)
+    with pytest.raises(InvalidTransition, match="8"):
+        node.consumer.commit(CommitToken("t", 0, 8, token.token))
+    with pytest.raises(ClaimLost, match="t-7 offset 0"):
+        node.consumer.commit(CommitToken("t", 7, 0, token.token))
+    assert node.consumer.committed(T0) == 0
+
+
+def test_threads_commit_in_any_order():
+    cluster = world(records=[2_000, 2_000])
+    node = cluster.node("a", wish=wish(most=500))
+    cluster.run_until(held_by(node, 2), H)
+    cluster.run(40)
+    handed = []
+    while len(handed) < 4_000:
+        for records in node.consumer.poll(0).values():
+            handed += records
+    parts = [node.consumer.commit_token(record) for record in handed]
+    random.Random(4).shuffle(parts)
+    failures = []
+
+    def work(mine):
+        try:
+            for each in mine:
+                node.consumer.commit(each)
+        except Exception as error:  # noqa: BLE001
+            failures.append(error)
+
+    threads = [
+        threading.Thread(target=work, args=(parts[number::4],)) for number in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=30)
+    assert not failures
+    assert [node.consumer.committed(tp) for tp in node.consumer.assignment()] == [
+        2_000,
+        2_000,
+    ]
+    assert all(h.in_hand_count == 0 for h in node.session.holdings.values())
+
+
+@pytest.mark.parametrize("with_holes", [False, True], ids=["dense", "holes"])
+def test_a_list_commits_exactly_its_records(cluster, with_holes):
+    node = owning(cluster)
+    records = polled(node)
+    chosen = records[:2] + records[3:5] if with_holes else records[:5]
+    node.consumer.commit(chosen)
+    assert node.consumer.committed(T0) == (2 if with_holes else 5)
+    node.consumer.commit(records[2])
+    assert node.consumer.committed(T0) == 5
+
+
+def test_committing_everything_tells_of_a_loss(cluster):
+    node = owning(cluster, most=4)
+    polled(node)
+    node.cut(is_cut=True)
+    cluster.run(2 * H)
+    assert node.consumer.assignment() == set()
+    with pytest.raises(ClaimLost, match="lease_expired"):
+        node.consumer.commit()
