@@ -66,7 +66,7 @@ class Load:
         return min(whole, self.single) if size == 1 else whole
 
 
-LOAD = Load(stored=400_000, fast=400_000, python=80_000, single=40_000)
+LOAD = Load(stored=200_000, fast=200_000, python=40_000, single=20_000)
 QUICK = Load(stored=20_000, fast=20_000, python=5_000, single=2_000)
 
 
@@ -473,7 +473,7 @@ def main() -> None:
         help="parts to run: poll, iterate, amo, far, with commas",
     )
     options = parser.parse_args()
-    rounds = options.rounds or (1 if options.quick else 5)
+    rounds = options.rounds or (1 if options.quick else 3)
     transports = options.transport or list(NAMES)
     figures: list[dict[str, Any]] = []
     if options.only != "far":
