@@ -47,8 +47,8 @@ class Outcome:
 
 
 @pytest.fixture(scope="module")
-def domain(broker, unique):
-    with opened(broker, unique) as domain:
+def domain(broker, unique, transport):
+    with opened(broker, unique, transport=transport) as domain:
         yield domain
 
 

@@ -1,35 +1,27 @@
-"""The Kafka side under faults: restarts, pauses, refusals, forks, odd records."""
+"""The Kafka side: opening, groups, processes, odd records."""
 
 import os
 import threading
 import time
-from collections.abc import Callable
 
 import attrs
 import pytest
 from kafka import KafkaConsumer, KafkaProducer
 from kafka import TopicPartition as KafkaPartition
 from kafka.admin import KafkaAdminClient
+from logs import LATE_S, TIMEOUT_MS, read, sent, until
 
 from kafka_marshal.errors import (
     CoordinationError,
     InvalidTransition,
-    LogTruncated,
-    LogUnreadable,
-    LogUnwritable,
-    MarshalError,
     TopicMisconfigured,
 )
 from kafka_marshal.kafka_io.settings import ConnectionSettings
 from kafka_marshal.kafka_io.topics import KafkaTopicAdmin, problems
 from kafka_marshal.kafka_io.transport import open_coordination_log, open_data_log
 from kafka_marshal.kafka_io.writer import writer_timeouts
-from kafka_marshal.ports import CoordinationLog
 from kafka_marshal.protocol.types import TopicPartition
-from kafka_marshal.testing.broker import EmbeddedBroker, free_ports
-
-TIMEOUT_MS = 10_000
-LATE_S = 2.0
+from kafka_marshal.testing.broker import free_ports
 
 
 class BadText(str):
@@ -39,39 +31,6 @@ class BadText(str):
 
     def encode(self, *_):
         return b"\xff\xfe"
-
-
-def until(condition: Callable[[], bool], *, timeout_s: float = 30) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "the condition never came true"
-        time.sleep(0.01)
-
-
-def read(log: CoordinationLog, count: int, *, timeout_s: float = 30) -> list:
-    found: list = []
-
-    def has_all() -> bool:
-        found.extend(log.poll(100))
-        return len(found) >= count
-
-    until(has_all, timeout_s=timeout_s)
-    return found
-
-
-def fails(call: Callable[[], object], kind: type[MarshalError]) -> MarshalError:
-    """Call until it raises; return what it raised."""
-    caught: list[MarshalError] = []
-
-    def is_refused() -> bool:
-        try:
-            call()
-        except kind as error:
-            caught.append(error)
-        return bool(caught)
-
-    until(is_refused)
-    return caught[0]
 
 
 @pytest.fixture
@@ -205,7 +164,7 @@ def test_configure_keeps_order(log):
     log.configure(2_000)
     assert log.writer.timeouts == writer_timeouts(2_000)
     # Refused while what went before it has no outcome.
-    until(lambda: _sent(log, b"after"))
+    until(lambda: sent(log, b"after"))
     assert [entry.value for _, entry in read(log, 2)] == [b"before", b"after"]
 
 
@@ -396,220 +355,6 @@ def test_forked_child_is_refused(log, settings, topics, unique):
     log.append(0, b"parent")
     assert [entry.value for _, entry in read(log, 1)] == [b"parent"]
     data.close(TIMEOUT_MS)
-
-
-# --- Faults of the broker ------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def own_broker():
-    """A broker for tests that break it, and leave it running."""
-    with EmbeddedBroker() as started:
-        yield started
-
-
-@pytest.fixture
-def own_settings(own_broker, unique, transport):
-    return ConnectionSettings(
-        own_broker.bootstrap_servers, unique("marshal"), transport=transport
-    )
-
-
-@pytest.fixture
-def own_log(own_settings):
-    settings = own_settings
-    with KafkaTopicAdmin(settings) as admin:
-        admin.create_coordination_topic(partitions=2)
-    log = open_coordination_log(settings, heartbeat_interval_ms=2_000)
-    yield log
-    log.close(1_000)
-
-
-def test_killed_broker_comes_back(own_broker, own_log):
-    own_log.append(0, b"first")
-    ((_, first),) = read(own_log, 1)
-    own_broker.kill()
-    start = time.monotonic()
-    append = own_log.append(0, b"while away")
-    assert time.monotonic() - start < LATE_S
-    until(append.is_done, timeout_s=5)
-    assert isinstance(append.error(), CoordinationError)
-    start = time.monotonic()
-    assert list(own_log.poll(300)) == []
-    with pytest.raises(CoordinationError):
-        own_log.end_offsets(500)
-    assert time.monotonic() - start < 0.8 + 2 * LATE_S
-    own_broker.restart()
-    until(lambda: _sent(own_log, b"second"))
-    entries = [entry for _, entry in read(own_log, 1) if entry.value == b"second"]
-    # Each start is a new leader epoch, and the log goes on where it was.
-    assert entries[0].leader_epoch > first.leader_epoch
-    assert entries[0].offset > first.offset
-
-
-def _sent(log: CoordinationLog, value: bytes, *, partition: int = 0) -> bool:
-    append = log.append(partition, value)
-    until(append.is_done)
-    return append.error() is None
-
-
-def test_append_reported_failed_may_land(own_broker, own_log):
-    """PROTOCOL 1.4: a failed append is unknown; the log answers."""
-    assert _sent(own_log, b"warm")
-    read(own_log, 1)
-    own_broker.pause()
-    append = own_log.append(0, b"late")
-    until(append.is_done, timeout_s=5)
-    assert append.error() is not None
-    assert append.offset() is None
-    own_broker.resume()
-    # Sent into a socket that stayed open: it lands although it was given up.
-    entries = read(own_log, 1)
-    assert entries[0][1].value == b"late"
-
-
-def test_writer_recovers_from_a_pause(own_broker, own_log):
-    """kafka-python's own producer sends nothing more after this."""
-    own_broker.pause()
-    append = own_log.append(0, b"lost or late")
-    until(append.is_done, timeout_s=3)
-    assert append.error() is not None
-    assert own_log.append(0, b"refused at once").is_done()
-    own_broker.resume()
-    for partition in (0, 1):
-        until(lambda p=partition: _sent(own_log, b"after", partition=p))
-    until(lambda: any(e.value == b"after" for _, e in own_log.poll(100)))
-    assert append.error() is not None
-
-
-def test_close_is_in_time_while_the_broker_is_away(own_broker, own_settings, own_log):
-    data = open_data_log(own_settings)
-    data.describe(["x"], TIMEOUT_MS)
-    own_broker.pause()
-    own_log.append(0, b"never mind")
-    start = time.monotonic()
-    own_log.close(300)
-    with pytest.raises(CoordinationError):
-        data.describe(["x"], 300)
-    data.close(300)
-    assert time.monotonic() - start < 0.9 + 2 * LATE_S
-    own_broker.resume()
-
-
-def test_recreated_topic_is_no_continuation(own_broker, own_settings, own_log):
-    name = own_settings.coordination_topic
-    for _ in range(5):
-        own_log.append(0, b"old")
-    read(own_log, 5)
-    admin = KafkaAdminClient(bootstrap_servers=own_broker.bootstrap_servers)
-    admin.delete_topics([name])
-    with KafkaTopicAdmin(own_settings) as topics:
-        until(lambda: not topics.describe_bare(name).exists)
-        topics.create_coordination_topic(partitions=2)
-        assert topics.describe_bare(name).topic_id != own_log.topic_id
-    admin.close()
-    fails(lambda: own_log.poll(200), LogTruncated)
-
-
-# --- Security ------------------------------------------------------------------------
-
-JAAS = (
-    "org.apache.kafka.common.security.plain.PlainLoginModule required "
-    'username="admin" password="admin-secret" '
-    'user_admin="admin-secret" user_app="app-secret" user_reader="reader-secret";'
-)
-SECURED = {
-    "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:SASL_PLAINTEXT",
-    "sasl.enabled.mechanisms": "PLAIN",
-    "sasl.mechanism.inter.broker.protocol": "PLAIN",
-    "listener.name.plaintext.plain.sasl.jaas.config": JAAS,
-    "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
-    "super.users": "User:admin;User:ANONYMOUS",
-}
-
-
-def as_user(
-    broker, user: str, *, password: str = "", transport: str = "auto"
-) -> ConnectionSettings:
-    return ConnectionSettings(
-        broker.bootstrap_servers,
-        transport=transport,
-        options={
-            "security.protocol": "sasl_plaintext",
-            "sasl.mechanisms": "PLAIN",
-            "sasl.username": user,
-            "sasl.password": password or f"{user}-secret",
-        },
-    )
-
-
-@pytest.fixture(scope="module")
-def guarded():
-    """A broker with users, whose log has one record and may be read by a reader."""
-    with EmbeddedBroker(properties=SECURED) as broker:
-        with KafkaTopicAdmin(as_user(broker, "admin")) as admin:
-            admin.create_coordination_topic(partitions=1)
-        log = open_coordination_log(as_user(broker, "admin"))
-        assert _sent(log, b"x")
-        log.close(TIMEOUT_MS)
-        _allow_reading(broker, "reader")
-        yield broker
-
-
-def test_refusals_are_told_apart(guarded, transport):
-    wrong = as_user(guarded, "admin", password="guess", transport=transport)
-    with pytest.raises(LogUnreadable, match="sasl_mechanism") as caught:
-        open_coordination_log(wrong, timeout_ms=3_000)
-    assert "guess" not in str(caught.value)
-    # Who may not describe a topic is told that there is none.
-    with pytest.raises((LogUnreadable, TopicMisconfigured)):
-        open_coordination_log(
-            as_user(guarded, "app", transport=transport), timeout_ms=5_000
-        )
-    settings = as_user(guarded, "reader", transport=transport)
-    log = open_coordination_log(settings, timeout_ms=10_000)
-    assert [entry.value for _, entry in read(log, 1)] == [b"x"]
-    append = log.append(0, b"forbidden")
-    until(append.is_done)
-    assert isinstance(append.error(), LogUnwritable)
-    log.close(TIMEOUT_MS)
-
-
-def test_who_may_not_create_topics_is_told(guarded):
-    with (
-        KafkaTopicAdmin(as_user(guarded, "app")) as admin,
-        pytest.raises(LogUnwritable),
-    ):
-        admin.create("mine", partitions=1, replication=1, configs={})
-
-
-def _allow_reading(broker, user: str) -> None:
-    from kafka.admin import (
-        ACL,
-        ACLOperation,
-        ACLPermissionType,
-        ACLResourcePatternType,
-        ResourcePattern,
-        ResourceType,
-    )
-
-    admin = KafkaAdminClient(**as_user(broker, "admin").client_config())
-    pattern = ResourcePattern(
-        ResourceType.TOPIC, "__marshal", ACLResourcePatternType.LITERAL
-    )
-    admin.create_acls(
-        [
-            ACL(
-                principal=f"User:{user}",
-                host="*",
-                operation=operation,
-                permission_type=ACLPermissionType.ALLOW,
-                resource_pattern=pattern,
-            )
-            for operation in (ACLOperation.READ, ACLOperation.DESCRIBE)
-        ]
-    )
-    admin.close()
 
 
 def test_data_partition_that_was_deleted_is_asked_for_again(topics, settings, unique):

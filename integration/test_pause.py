@@ -21,8 +21,8 @@ FETCH_WAIT_MS = 250 + 500
 
 
 @pytest.fixture(scope="module")
-def domain(broker, unique):
-    with opened(broker, unique) as domain:
+def domain(broker, unique, transport):
+    with opened(broker, unique, transport=transport) as domain:
         yield domain
 
 

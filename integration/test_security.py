@@ -5,7 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from domain import Domain
+from domain import Domain, opened
 from kafka.admin import (
     ACL,
     ACLOperation,
@@ -51,20 +51,20 @@ def keystore(home: Path) -> tuple[Path, Path]:
 
 
 @pytest.fixture(scope="module")
-def guarded(tmp_path_factory, unique):
+def listeners(tmp_path_factory):
     """A broker with SASL and TLS listeners and an authorizer."""
     home = tmp_path_factory.mktemp("tls")
     store, certificate = keystore(home)
     plain, sasl, tls, controller = free_ports(4)
     users = " ".join(f'user_{name}="{word}"' for name, word in PASSWORDS.items())
     module = "org.apache.kafka.common.security.plain.PlainLoginModule required"
-    listeners = (
+    addresses = (
         f"PLAINTEXT://127.0.0.1:{plain},SASL_PLAINTEXT://127.0.0.1:{sasl},"
         f"SSL://127.0.0.1:{tls}"
     )
     properties = {
-        "listeners": f"{listeners},CONTROLLER://127.0.0.1:{controller}",
-        "advertised.listeners": listeners.replace(
+        "listeners": f"{addresses},CONTROLLER://127.0.0.1:{controller}",
+        "advertised.listeners": addresses.replace(
             f"SSL://127.0.0.1:{tls}", f"SSL://localhost:{tls}"
         ),
         "controller.quorum.voters": f"1@127.0.0.1:{controller}",
@@ -81,16 +81,19 @@ def guarded(tmp_path_factory, unique):
         "super.users": "User:ANONYMOUS;User:alice",
     }
     with EmbeddedBroker(port=plain, properties=properties) as broker:
-        domain = Domain(broker.bootstrap_servers, unique)
-        try:
-            yield SimpleNamespace(
-                domain=domain,
-                sasl=f"127.0.0.1:{sasl}",
-                tls=f"localhost:{tls}",
-                certificate=certificate,
-            )
-        finally:
-            domain.close()
+        yield SimpleNamespace(
+            broker=broker,
+            sasl=f"127.0.0.1:{sasl}",
+            tls=f"localhost:{tls}",
+            certificate=certificate,
+        )
+
+
+@pytest.fixture(scope="module")
+def guarded(listeners, unique, transport):
+    """A domain on that broker, whose topics nobody has rights on yet."""
+    with opened(listeners.broker, unique, transport=transport) as domain:
+        yield SimpleNamespace(**vars(listeners), domain=domain)
 
 
 def login(user: str, password: str | None = None) -> dict[str, str]:
@@ -120,7 +123,7 @@ def allow(domain: Domain, user: str, operation: ACLOperation, topic: str) -> Non
         admin.close()
 
 
-def consume_all(guarded, servers, options, group) -> list[int]:
+def consume_all(guarded, servers, options, *, group, transport) -> list[int]:
     domain = guarded.domain
     topic = domain.data_topic(1, records_each=5)
     with Marshal(
@@ -129,8 +132,10 @@ def consume_all(guarded, servers, options, group) -> list[int]:
         client_id="w1",
         coordination_topic=domain.topic,
         options=options,
+        transport=transport,
         state_dir="",
     ) as marshal:
+        assert marshal.transport == transport
         consumer = marshal.consumer(topic, consumer_timeout_ms=1_000)
         found = [record.offset for record in consumer]
         consumer.commit()
@@ -139,41 +144,52 @@ def consume_all(guarded, servers, options, group) -> list[int]:
     return found
 
 
-def test_sasl(guarded, unique):
-    assert consume_all(guarded, guarded.sasl, login("alice"), unique("sasl")) == [
-        *range(5)
-    ]
+def test_sasl(guarded, unique, transport):
+    found = consume_all(
+        guarded,
+        guarded.sasl,
+        login("alice"),
+        group=unique("sasl"),
+        transport=transport,
+    )
+    assert found == [*range(5)]
 
 
-def test_tls(guarded, unique):
+def test_tls(guarded, unique, transport):
     options = {
         "security.protocol": "SSL",
         "ssl.ca.location": str(guarded.certificate),
     }
-    assert consume_all(guarded, guarded.tls, options, unique("tls")) == [*range(5)]
+    found = consume_all(
+        guarded, guarded.tls, options, group=unique("tls"), transport=transport
+    )
+    assert found == [*range(5)]
 
 
-def open_with(guarded, servers, options):
+def open_with(guarded, servers, options, *, transport="auto"):
     return Marshal(
         servers,
         group_id="g",
         client_id="w1",
         coordination_topic=guarded.domain.topic,
         options=options,
+        transport=transport,
         state_dir="",
         timeout_ms=4_000,
     )
 
 
-def test_a_wrong_password_is_told(guarded):
+def test_a_wrong_password_is_told(guarded, transport):
+    options = login("alice", "drowssap")
     with pytest.raises(LogUnreadable, match="who we say we are") as raised:
-        open_with(guarded, guarded.sasl, login("alice", "drowssap"))
+        open_with(guarded, guarded.sasl, options, transport=transport)
     assert "drowssap" not in str(raised.value)
 
 
-def test_a_certificate_that_nobody_vouches_for_is_told(guarded):
+def test_a_certificate_that_nobody_vouches_for_is_told(guarded, transport):
+    options = {"security.protocol": "SSL"}
     with pytest.raises(CoordinationError) as raised:
-        open_with(guarded, guarded.tls, {"security.protocol": "SSL"})
+        open_with(guarded, guarded.tls, options, transport=transport)
     assert "certificate" in str(raised.value).lower()
 
 
@@ -192,7 +208,7 @@ def test_clients_with_one_password_share_an_engine(guarded, unique):
         assert first.engine is second.engine
 
 
-def test_who_may_only_read_sees_the_world(guarded, unique):
+def test_who_may_only_read_sees_the_world(guarded, unique, transport):
     """U03: no write, no group, no cluster right."""
     domain = guarded.domain
     with domain.marshal(unique("seen"), "w1") as marshal:
@@ -203,6 +219,7 @@ def test_who_may_only_read_sees_the_world(guarded, unique):
             guarded.sasl,
             coordination_topic=domain.topic,
             options=login("reader"),
+            transport=transport,
             timeout_ms=8_000,
         )
     for operation in (ACLOperation.READ, ACLOperation.DESCRIBE):
@@ -211,7 +228,10 @@ def test_who_may_only_read_sees_the_world(guarded, unique):
     def look():
         try:
             return World.open(
-                guarded.sasl, coordination_topic=domain.topic, options=login("reader")
+                guarded.sasl,
+                coordination_topic=domain.topic,
+                options=login("reader"),
+                transport=transport,
             )
         except CoordinationError:
             return None  # the rights are not everywhere yet
@@ -220,7 +240,7 @@ def test_who_may_only_read_sees_the_world(guarded, unique):
     assert world.to_object() == domain.world().to_object()
 
 
-def test_who_may_not_write_is_told(guarded, unique):
+def test_who_may_not_write_is_told(guarded, unique, transport):
     """LogUnwritable, and not a consumer that waits for ever."""
     domain = guarded.domain
     topic = domain.data_topic(1)
@@ -235,6 +255,7 @@ def test_who_may_not_write_is_told(guarded, unique):
             client_id="w1",
             coordination_topic=domain.topic,
             options=login("reader"),
+            transport=transport,
             state_dir="",
         ) as marshal:
             consumer = marshal.consumer(topic)

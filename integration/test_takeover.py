@@ -15,15 +15,15 @@ SLACK_MS = 1_500
 
 
 @pytest.fixture(scope="module")
-def domain(broker, unique):
-    with opened(broker, unique) as domain:
+def domain(broker, unique, transport):
+    with opened(broker, unique, transport=transport) as domain:
         yield domain
 
 
 @pytest.fixture(scope="module")
-def slow(broker, unique):
+def slow(broker, unique, transport):
     """A domain with an H that outlasts the start of a process."""
-    with opened(broker, unique, h_ms=20_000) as domain:
+    with opened(broker, unique, h_ms=20_000, transport=transport) as domain:
         yield domain
 
 

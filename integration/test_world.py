@@ -10,8 +10,8 @@ from kafka_marshal import TopicMisconfigured, World
 
 
 @pytest.fixture(scope="module")
-def domain(broker, unique):
-    with opened(broker, unique) as domain:
+def domain(broker, unique, transport):
+    with opened(broker, unique, transport=transport) as domain:
         yield domain
 
 

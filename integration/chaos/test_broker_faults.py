@@ -1,6 +1,7 @@
 """The broker itself fails under working consumers; judged from the log and journals.
 
-Scenarios share one broker of their own, which they take down in turn.
+Scenarios share one broker of their own, which they take down in turn. Of two workers
+one is on each transport.
 """
 
 import attrs
@@ -70,8 +71,8 @@ def outcomes(unique, tmp_path_factory):
 def shake(domain, broker, fleets, *, topics, at_ms):
     """Run the scenario: stopped beyond H, then killed and started anew."""
     for fleet in fleets:
-        fleet.start("w1")
-        fleet.start("w2")
+        fleet.start("w1", transport="fast")
+        fleet.start("w2", transport="kafka-python")
     for fleet in fleets:
         eventually(
             lambda f=fleet: {h.client_id for h in f.journal.handled} == {"w1", "w2"},

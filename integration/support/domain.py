@@ -40,6 +40,7 @@ class Domain:
         servers: The broker.
         topic: The coordination topic, formatted unless told otherwise.
         produced: Number of records written, by data partition.
+        transport: What the library reads and writes by, unless told otherwise.
     """
 
     def __init__(
@@ -50,8 +51,10 @@ class Domain:
         h_ms: int = HEARTBEAT_MS,
         partitions: int = 4,
         is_formatted: bool = True,
+        transport: str = "auto",
     ) -> None:
         self.servers = servers
+        self.transport = transport
         self.unique = unique
         self.h_ms = h_ms
         self.topic = unique("marshal")
@@ -145,7 +148,11 @@ class Domain:
     # --- the library
 
     def admin(self, **options: object) -> Admin:
-        return Admin(self.servers, coordination_topic=self.topic, **options)
+        return Admin(
+            self.servers,
+            coordination_topic=self.topic,
+            **({"transport": self.transport} | options),
+        )
 
     def marshal(self, group_id: str, client_id: str, **options: object) -> Marshal:
         """Open a client; without a state directory unless one is given."""
@@ -154,11 +161,15 @@ class Domain:
             group_id=group_id,
             client_id=client_id,
             coordination_topic=self.topic,
-            **({"state_dir": ""} | options),
+            **({"state_dir": "", "transport": self.transport} | options),
         )
 
     def world(self, **options: object) -> World:
-        return World.at(self.servers, coordination_topic=self.topic, **options)
+        return World.at(
+            self.servers,
+            coordination_topic=self.topic,
+            **({"transport": self.transport} | options),
+        )
 
     def history(self) -> History:
         """The log to its end, folded; one object that grows."""

@@ -25,6 +25,7 @@ class Worker:
         self.settings = {
             "servers": domain.servers,
             "coordination_topic": domain.topic,
+            "transport": domain.transport,
             "client_id": client_id,
             "state_dir": str(state_dir),
             "journal": str(self.journal_path),

@@ -96,6 +96,7 @@ def run(settings: dict, pen: Pen) -> None:
         group_id=settings["group_id"],
         client_id=settings["client_id"],
         coordination_topic=settings["coordination_topic"],
+        transport=settings["transport"],
         state_dir=settings["state_dir"],
         observer=PenObserver(pen),
     ) as marshal:

@@ -1,0 +1,49 @@
+"""Reading and appending by hand: what tests of the coordination log share."""
+
+import time
+from collections.abc import Callable
+
+from kafka_marshal.errors import MarshalError
+from kafka_marshal.ports import CoordinationLog
+
+TIMEOUT_MS = 10_000
+LATE_S = 2.0
+
+
+def until(condition: Callable[[], bool], *, timeout_s: float = 30) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "the condition never came true"
+        time.sleep(0.01)
+
+
+def read(log: CoordinationLog, count: int, *, timeout_s: float = 30) -> list:
+    found: list = []
+
+    def has_all() -> bool:
+        found.extend(log.poll(100))
+        return len(found) >= count
+
+    until(has_all, timeout_s=timeout_s)
+    return found
+
+
+def fails(call: Callable[[], object], kind: type[MarshalError]) -> MarshalError:
+    """Call until it raises; return what it raised."""
+    caught: list[MarshalError] = []
+
+    def is_refused() -> bool:
+        try:
+            call()
+        except kind as error:
+            caught.append(error)
+        return bool(caught)
+
+    until(is_refused)
+    return caught[0]
+
+
+def sent(log: CoordinationLog, value: bytes, *, partition: int = 0) -> bool:
+    append = log.append(partition, value)
+    until(append.is_done)
+    return append.error() is None

@@ -1,0 +1,50 @@
+"""Members of one group on different transports: each takes over from the other."""
+
+import pytest
+from domain import opened
+from fleet import Fleet
+from waiting import eventually
+
+from kafka_marshal import World
+
+
+@pytest.fixture(scope="module")
+def domain(broker, unique):
+    with opened(broker, unique) as domain:
+        yield domain
+
+
+def test_takeover_both_ways(domain, unique, tmp_path):
+    """M09: the log does not tell, and need not, by what it was written."""
+    topic = domain.data_topic(4, records_each=300)
+    group = unique("mixed")
+    with Fleet(domain, tmp_path, group_id=group, topics=[topic]) as fleet:
+        fast = fleet.start("fast-1", transport="fast")
+        slow = fleet.start("slow-1", transport="kafka-python")
+        domain.wait_owned(group, topic, by={"fast-1", "slow-1"})
+        fast.kill()
+        domain.wait_owned(group, topic, by={"slow-1"})
+        again = fleet.start("fast-2", transport="fast")
+        domain.wait_owned(group, topic, by={"slow-1", "fast-2"})
+        slow.kill()
+        domain.wait_owned(group, topic, by={"fast-2"})
+        eventually(lambda: not fleet.journal.lost(domain.of(topic)), "all is handled")
+        again.ask_to_end()
+
+
+def test_both_read_the_same_world(domain, unique):
+    """S2: the same digests from the same log."""
+    topic = domain.data_topic(2, records_each=5)
+    group = unique("seen")
+    with domain.marshal(group, "w1") as marshal:
+        consumer = marshal.consumer(topic, consumer_timeout_ms=500)
+        assert len(list(consumer)) == 10
+        consumer.commit()
+    worlds = [
+        World.open(
+            domain.servers, coordination_topic=domain.topic, transport=transport
+        ).to_object()
+        for transport in ("fast", "kafka-python")
+    ]
+    assert worlds[0] == worlds[1]
+    assert any(part["claims"] for part in worlds[0]["partitions"].values())
