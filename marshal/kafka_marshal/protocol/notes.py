@@ -4,6 +4,8 @@ Soft, like members (PROTOCOL 3.2): it informs people and plans, is outside diges
 and canonical bytes, and is gone with the process. One note a key.
 """
 
+from sys import intern
+
 import msgspec
 from msgspec import UnsetType
 
@@ -29,7 +31,8 @@ def why_of(record: ClaimingPartition) -> str | None:
     tags = record.tags
     found = None if isinstance(tags, UnsetType) else decode_tags(tags)
     why = (found or {}).get(WHY)
-    return why[:WHY_CHARS_MAX] if isinstance(why, str) else None
+    # Interned, because a client claims many keys for the same reason.
+    return intern(why[:WHY_CHARS_MAX]) if isinstance(why, str) else None
 
 
 def note_claim(
