@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from support import arguments, at_most, document, figure, say, tell
 
 from kafka_marshal.protocol.codec import encode
+from kafka_marshal.protocol.notes import why_to_tags
 from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.records import (
     LIMIT_DEFAULTS,
@@ -30,6 +31,7 @@ H_MS = 60_000
 KEYS_PER_CLIENT = 100
 GROUP = "payments-enrichment"
 TOPIC = "eu-west-1.payments.transactions"
+WHY = "share 100 of 100000 among 1000; never claimed before"
 START_MS = 1_700_000_000_000
 KIB = 1_024
 
@@ -47,7 +49,8 @@ def records(keys: int, *, is_amo: bool) -> Iterator[Record]:
         topic_id = b"\1" * 16
         epoch = 1 + partition * (3 if is_amo else 2)
         position = 5_000_000_000 + partition
-        yield ClaimingPartition(*who, 1, *where, topic_id, secret, None, None)
+        why = why_to_tags(f"fair: {partition % 100} held, {WHY}")
+        yield ClaimingPartition(*who, 1, *where, topic_id, secret, None, None, why)
         yield Heartbeat(*who, *where, epoch, position, rewind=False)
         if is_amo:
             last = position + 499
