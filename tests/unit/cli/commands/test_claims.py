@@ -34,36 +34,12 @@ def asked(monkeypatch):
 
 
 def test_list(asked):
-    head, one, two = invoke("claims", "list").stdout.splitlines()
-    assert head.split() == [
-        "GROUP",
-        "TOPIC",
-        "PARTITION",
-        "OWNER",
-        "STATE",
-        "AGE",
-        "AGE",
-        "NOW",
-        "POSITION",
-        "GRANTED",
-        "TOKEN",
-        "WHY",
+    told = invoke("claims", "list").stdout.splitlines()
+    assert [" ".join(line.split()) for line in told] == [
+        "GROUP TOPIC PARTITION OWNER STATE AGE AGE NOW POSITION GRANTED TOKEN WHY",
+        "g t 0 c1 fresh 0ms ~0ms 7 - 1.0.1 -",
+        "h t 1 - - - - 3 - 1.0.3 - (released by c2)",
     ]
-    assert one.split() == [
-        "g",
-        "t",
-        "0",
-        "c1",
-        "fresh",
-        "0ms",
-        "~0ms",
-        "7",
-        "-",
-        "1.0.1",
-        "-",
-    ]
-    assert two.endswith("1.0.3  - (released by c2)")
-    assert two.split()[:9] == ["h", "t", "1", "-", "-", "-", "-", "3", "-"]
     assert len(invoke("claims", "list", "--group", "g").stdout.splitlines()) == 2
     assert invoke("claims", "list", "--topic", "u").stdout == "no claims\n"
 
