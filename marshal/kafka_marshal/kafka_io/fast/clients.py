@@ -51,7 +51,6 @@ class Client:
     Attributes:
         handle: confluent-kafka's object.
         refusal: The last refusal that no further attempt will change, or None.
-        last: The last fault of any kind, or None.
         is_looking: Whether a producer knows the brokers, and looks for one that
             numbers its records.
         is_numbered: Whether it has been given numbers.
@@ -59,16 +58,13 @@ class Client:
 
     handle: Untyped = None
     refusal: Exception | None = None
-    last: Exception | None = None
     is_looking: threading.Event = attrs.field(factory=threading.Event)
     is_numbered: threading.Event = attrs.field(factory=threading.Event)
 
     def note(self, error: Untyped) -> None:
         """Take a report of librdkafka, which comes while the client is polled."""
-        told = KafkaException(error)
-        self.last = told
         if error.code() in _REFUSALS:
-            self.refusal = told
+            self.refusal = KafkaException(error)
 
     def forget(self) -> None:
         """Drop the last reference: the handle is destroyed, which may take a while.
