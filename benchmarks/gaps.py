@@ -149,7 +149,9 @@ def by_confluent(told: Mapping[str, Any], pen: Pen, is_over: threading.Event) ->
     )
     consumer.subscribe([told["topic"]])
     while not is_over.is_set():
-        messages = consumer.consume(500, POLL_MS / 1_000)
+        # A batch would wait until it is full; so one, and what lies behind it.
+        first = consumer.poll(POLL_MS / 1_000)
+        messages = [] if first is None else [first, *consumer.consume(499, 0)]
         handed = [each.partition() for each in messages if each.error() is None]
         if handed:
             pen.write(handed)

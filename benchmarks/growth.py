@@ -214,7 +214,7 @@ def plot(along: dict[str, Sequence[Point]], path: Path) -> None:
     import matplotlib as mpl
 
     mpl.use("Agg")
-    mpl.rcParams["svg.hashsalt"] = "growth"
+    mpl.rcParams.update({"svg.hashsalt": "growth", "svg.fonttype": "none"})
     from matplotlib import pyplot as plt
 
     drawing, panes = plt.subplots(1, len(along), figsize=(9, 3.6), sharey=True)
