@@ -1,0 +1,193 @@
+"""What becomes of each thing that librdkafka hands over, in any order."""
+
+import pytest
+from confluent_kafka import OFFSET_END, KafkaError, KafkaException
+
+from kafka_marshal.errors import (
+    CoordinationError,
+    InvalidTransition,
+    LogTruncated,
+    LogUnreadable,
+)
+from kafka_marshal.kafka_io.fast.clients import Client
+from kafka_marshal.kafka_io.fast.coordination import FastCoordinationLog
+from kafka_marshal.kafka_io.settings import ConnectionSettings
+
+
+class Message:
+    def __init__(self, partition, offset, *, error=None, epoch=0, kind=2):
+        self._partition = partition
+        self._offset = offset
+        self._error = None if error is None else KafkaError(error)
+        self._epoch = epoch
+        self._kind = kind
+
+    def partition(self):
+        return self._partition
+
+    def offset(self):
+        return self._offset
+
+    def error(self):
+        return self._error
+
+    def leader_epoch(self):
+        return self._epoch
+
+    def timestamp(self):
+        return self._kind, 1_000 + self._offset
+
+    def value(self):
+        return b"%d" % self._offset
+
+
+class Handle:
+    """Stands in for librdkafka's: hands over what the test puts in."""
+
+    def __init__(self):
+        self.queue = []
+        self.assigned = []
+        self.starts = {0: 0, 1: 0}
+        self.ends = {0: 0, 1: 0}
+
+    def list_topics(self, topic, timeout):
+        assert timeout > 0
+
+    def assign(self, places):
+        self.assigned.append({each.partition: each.offset for each in places})
+
+    def poll(self, timeout):
+        return self.queue.pop(0) if self.queue else None
+
+    def consume(self, count, timeout):
+        assert timeout == 0
+        taken, self.queue = self.queue[:count], self.queue[count:]
+        return taken
+
+    def offsets_for_times(self, places, timeout):
+        assert timeout > 0
+        for place in places:
+            known = self.ends if place.offset == OFFSET_END else self.starts
+            place.offset = known[place.partition]
+        return places
+
+    def close(self):
+        pass
+
+
+class Log(FastCoordinationLog):
+    def _start(self):
+        super()._start()
+        for client in (self._reader, self._asker):
+            client.handle.close()
+            client.forget()
+        self.handle = Handle()
+        self._reader, self._asker = Client(self.handle), Client(self.handle)
+
+    def _look_up(self, deadline):
+        self._partition_count = 2
+
+
+@pytest.fixture
+def log():
+    made = Log(ConnectionSettings("127.0.0.1:1"), heartbeat_interval_ms=None)
+    assert made.handle.assigned == [{0: 0, 1: 0}]
+    yield made
+    made.close(1_000)
+
+
+def test_entries_are_the_wires(log):
+    log.handle.queue = [Message(1, 4, epoch=3), Message(1, 5, epoch=3, kind=1)]
+    (partition, entry), (_, other) = log.poll(0)
+    assert (partition, entry.offset, entry.leader_epoch) == (1, 4, 3)
+    assert (entry.timestamp_ms, entry.timestamp_type, entry.value) == (1_004, 1, b"4")
+    assert other.timestamp_type == 0
+    assert log.positions() == {0: 0, 1: 6}
+
+
+def test_places_beyond_control_records(log):
+    log.handle.ends = {0: 3, 1: 0}
+    log.handle.queue = [
+        Message(0, 0),
+        Message(0, 2, error=KafkaError._PARTITION_EOF),
+        Message(1, 0, error=KafkaError._PARTITION_EOF),
+    ]
+    assert [entry.offset for _, entry in log.poll(0)] == [0]
+    assert log.positions() == {0: 1, 1: 0}
+    assert log.end_offsets(1_000) == {0: 3, 1: 0}
+    assert log.positions() == {0: 2, 1: 0}
+
+
+def test_a_group_that_may_not_be_seen_is_no_error(log):
+    log.handle.queue = [
+        Message(None, -1001, error=KafkaError.GROUP_AUTHORIZATION_FAILED),
+        Message(0, 0),
+    ]
+    assert len(log.poll(0)) == 1
+
+
+def test_entries_go_before_what_is_reported_beside_them(log):
+    log.handle.queue = [
+        Message(0, 0),
+        Message(1, -1001, error=KafkaError._TRANSPORT),
+        Message(0, 1),
+    ]
+    assert [entry.offset for _, entry in log.poll(0)] == [0, 1]
+    with pytest.raises(CoordinationError):
+        log.poll(0)
+    assert log.poll(0) == []
+
+
+def test_a_start_that_moved_before_the_first_read_is_stepped_over(log):
+    log.handle.starts = {0: 7, 1: 0}
+    log.handle.queue = [Message(0, -1001, error=KafkaError._AUTO_OFFSET_RESET)]
+    assert log.poll(0) == []
+    assert log.handle.assigned[-1] == {0: 7, 1: 0}
+    log.handle.queue = [Message(0, 7)]
+    assert [entry.offset for _, entry in log.poll(0)] == [7]
+
+
+@pytest.mark.parametrize(
+    ("later", "kind"),
+    [
+        (Message(0, -1001, error=KafkaError._AUTO_OFFSET_RESET), LogTruncated),
+        (Message(0, -1001, error=KafkaError._LOG_TRUNCATION), LogTruncated),
+        (Message(0, 4), LogTruncated),
+        (Message(0, 5, epoch=1), LogTruncated),
+        (Message(0, 5, epoch=None), LogUnreadable),
+        (Message(0, 0, error=KafkaError.TOPIC_AUTHORIZATION_FAILED), LogUnreadable),
+    ],
+)
+def test_what_ends_a_log_ends_it_for_good(log, later, kind):
+    log.handle.starts = {0: 9, 1: 0}
+    log.handle.queue = [Message(0, 4, epoch=2), later]
+    with pytest.raises(kind):
+        list(map(log.poll, (0, 0)))
+    log.handle.queue = [Message(0, 9, epoch=2)]
+    with pytest.raises(kind):
+        log.poll(0)
+
+
+def test_without_an_interval_nothing_is_appended(log):
+    append = log.append(0, b"x")
+    assert append.is_done()
+    assert isinstance(append.error(), InvalidTransition)
+
+
+def test_questions_are_asked_again_until_their_deadline(log, monkeypatch):
+    faults = [KafkaException(KafkaError(KafkaError.NOT_LEADER_FOR_PARTITION))]
+    ask = log.handle.offsets_for_times
+
+    def answer(places, timeout):
+        if faults:
+            raise faults.pop()
+        return ask(places, timeout)
+
+    monkeypatch.setattr(log.handle, "offsets_for_times", answer)
+    assert log.start_offsets(10_000) == {0: 0, 1: 0}
+    monkeypatch.setattr(
+        log._asker, "refusal", KafkaException(KafkaError(KafkaError._AUTHENTICATION))
+    )
+    faults += [KafkaException(KafkaError(KafkaError._TIMED_OUT))] * 1_000
+    with pytest.raises(CoordinationError, match="no broker answered"):
+        log.end_offsets(60)
