@@ -178,15 +178,16 @@ def _batch_heartbeat(step: Step, record: BatchHeartbeat) -> Transitions:
     effect = "renewed"
     ignored = held = 0
     transitions: list[Transition] = []
+    tell, accepted = transitions.append, ACCEPTED
     for epoch, position in record.beats:
         key = find(epoch)
-        if key is None or key.group_id != group_id:
-            transitions.append(step.ignored("not_owner"))
+        if key is None or key[0] != group_id:
+            tell(step.ignored("not_owner"))
             ignored += 1
             continue
         known = keys[key]
         if known.owner != sender:
-            transitions.append(step.ignored("not_owner", key))
+            tell(step.ignored("not_owner", key))
             ignored += 1
             continue
         if has_pause:
@@ -202,9 +203,7 @@ def _batch_heartbeat(step: Step, record: BatchHeartbeat) -> Transitions:
             known.renewed_ms = now_ms
             known.heartbeat_interval_ms = renewal
         dirty[key] = None
-        transitions.append(
-            Transition(offset, ACCEPTED, effect, None, key, epoch, None, record)
-        )
+        tell(Transition(offset, accepted, effect, None, key, epoch, None, record))
     count(state, "position_only", times=held)
     count(state, "renewed", times=len(transitions) - ignored - held)
     return tuple(transitions)
