@@ -38,7 +38,7 @@ class Target:
 
     def __str__(self) -> str:
         """Return the bound as the tables write it."""
-        return f"{'>=' if self.is_least else '<='} {self.value:,g}"
+        return f"{'>=' if self.is_least else '<='} {self.value:,.10g}"
 
     def is_met(self, reached: float) -> bool:
         """Return whether a figure is good enough."""
