@@ -77,22 +77,24 @@ class Stopwatch:
         """Wait for ``wanted`` records."""
         self.wanted = wanted
         self.count = 0
-        self.rate = 0.0
+        self.rate = self.cpu_us = 0.0
         self._late = time.monotonic() + GIVE_UP_S
-        self._start: tuple[int, float] | None = None
+        self._start: tuple[int, float, float] | None = None
 
     def note(self, count: int) -> bool:
         """Note what a poll brought, and return whether more is to come."""
         self.count += count
         if self._start is None and count:
-            self._start = (self.count, time.perf_counter())
+            self._start = (self.count, time.perf_counter(), time.process_time())
         if self.count < self.wanted:
             if not count and time.monotonic() > self._late:
                 raise SystemExit(f"only {self.count} of {self.wanted} records came")
             return True
         assert self._start is not None
-        before, began = self._start
-        self.rate = (self.count - before) / (time.perf_counter() - began)
+        before, began, cpu = self._start
+        timed = max(1, self.count - before)
+        self.rate = timed / (time.perf_counter() - began)
+        self.cpu_us = (time.process_time() - cpu) / timed * 1e6
         return False
 
 
@@ -262,12 +264,13 @@ def iterate_ours(
 Side = Callable[..., None]
 
 
-def timed(side: Side, wanted: int) -> Callable[[], float]:
-    """Return what runs a side once and returns its records a second."""
+def timed(side: Side, wanted: int, cpu: list[float]) -> Callable[[], float]:
+    """Return what runs a side once: its records a second, and CPU time of each."""
 
     def run() -> float:
         watch = Stopwatch(wanted)
         side(watch=watch)
+        cpu.append(watch.cpu_us)
         return watch.rate
 
     return run
@@ -277,7 +280,8 @@ def compare(
     what: str, sides: Mapping[str, Side], *, wanted: int, rounds: int, **targets: Target
 ) -> list[dict[str, Any]]:
     """Run sides in turns; each but the first is set beside the first."""
-    runs = {name: timed(side, wanted) for name, side in sides.items()}
+    cpu: dict[str, list[float]] = {name: [] for name in sides}
+    runs = {name: timed(side, wanted, cpu[name]) for name, side in sides.items()}
     found = alternate(runs, rounds)
     first, *others = sides
     figures = []
@@ -288,6 +292,11 @@ def compare(
         figures.append(figure(name, "ratio", beside, target=target))
     figures += [
         figure(f"{what}: {name}", "records/s", rates) for name, rates in found.items()
+    ]
+    # Of all threads: what a machine with other work to do has less of.
+    figures += [
+        figure(f"{what}: CPU, {name}", "us/record", times)
+        for name, times in cpu.items()
     ]
     for each in figures:
         say(f"{each['what']}: {each['median']} {each['quartiles']} {each['unit']}")
