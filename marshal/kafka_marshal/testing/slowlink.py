@@ -47,6 +47,7 @@ class SlowLink:
         self.under_way_bytes = 0
         self._target: tuple[str, int] | None = None
         self._loop = asyncio.new_event_loop()
+        self._is_serving = threading.Event()
         self._thread = threading.Thread(
             target=self._run, name="marshal-slow-link", daemon=True
         )
@@ -60,6 +61,7 @@ class SlowLink:
         asyncio.set_event_loop(self._loop)
         serving = asyncio.start_server(self._accept, sock=self._socket)
         server = self._loop.run_until_complete(serving)
+        self._is_serving.set()
         self._loop.run_forever()
         server.close()
         tasks = asyncio.all_tasks(self._loop)
@@ -139,6 +141,8 @@ class SlowLink:
         if self._thread.is_alive():
             raise InvalidTransition("the link runs already")
         self._thread.start()
+        # A loop that is stopped before it serves would end in an error.
+        self._is_serving.wait(timeout=_END_S)
         return self
 
     def __exit__(
