@@ -14,6 +14,7 @@ from enginekit import (
     write,
 )
 
+from kafka_marshal.engine.beats import FAR_MS, _Lead
 from kafka_marshal.protocol.claiming import Phase
 from kafka_marshal.protocol.records import (
     Heartbeat,
@@ -113,6 +114,32 @@ def test_a_leader_that_steps_ahead_shortens_leases(cluster):
     shorter_ms = before.hard_until_ms - claim_of(node).lease.hard_until_ms
     assert 650 <= shorter_ms <= 700
     assert node.observer.named("clock_step")[0].fields["surplus_ms"] == shorter_ms
+
+
+def test_a_step_is_found_by_the_record_that_was_closest_to_the_log(cluster):
+    """However late other records of ours were folded, a lease may count from it."""
+    node = owning(cluster)
+    prompt = claim_of(node).lease
+    cluster.fates["a"] = AppendFate(delay_ms=600)
+    cluster.run(H // 3 + H // 10)
+    assert claim_of(node).lease == prompt  # not folded yet
+    cluster.kafka.set_skew(0, 300)
+    write(cluster, b"tick")
+    cluster.run(20)
+    assert 250 <= node.observer.named("clock_step")[0].fields["surplus_ms"] <= 300
+    assert claim_of(node).lease.hard_until_ms < prompt.hard_until_ms
+
+
+def test_what_was_close_long_ago_is_forgotten():
+    lead = _Lead()
+    assert lead.least_ms == FAR_MS
+    lead.note(5, 0, window_ms=100)
+    lead.note(9, 50, window_ms=100)
+    assert lead.least_ms == 5
+    lead.note(8, 100, window_ms=100)
+    assert lead.least_ms == 5  # a lease may still count from it
+    lead.note(9, 200, window_ms=100)
+    assert lead.least_ms == 8
 
 
 def test_late_reads_are_no_step_of_a_clock(cluster):

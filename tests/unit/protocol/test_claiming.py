@@ -228,8 +228,10 @@ def test_a_lease_counts_from_the_time_of_sending():
     it.claim_sent(1, 1_000)
     assert judge(it, WON, now_ms=1_700)
     assert it.lease == Lease.since(1_000, H)
+    assert it.base_ms == 1_000
     renew(it, RENEWED, sent_ms=1_500)
     assert it.lease == Lease.since(1_500, H)
+    assert it.base_ms == 1_500
 
 
 def test_a_beat_sent_earlier_shortens_nothing():
