@@ -398,7 +398,9 @@ class Marshal:
             seqs = session.begin_close(release=release)
             # What is not confirmed in time runs out by itself within 2H.
             self._await_while(
-                lambda: session.leaving_count > 0 or session.is_pending(seqs),
+                lambda: (
+                    session.leaving_count > 0 or session.is_pending(seqs, late=False)
+                ),
                 timeout_ms,
             )
             self._await_while(

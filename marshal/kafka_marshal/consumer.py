@@ -454,7 +454,10 @@ class Consumer:
             seqs = session.unsubscribe(self._subscription, release=release)
         try:
             self._await(
-                lambda: not session.leaving_count and not session.is_pending(seqs),
+                lambda: (
+                    not session.leaving_count
+                    and not session.is_pending(seqs, late=False)
+                ),
                 timeout_ms,
             )
         except MarshalError:

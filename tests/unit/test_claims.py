@@ -87,8 +87,8 @@ def test_a_claim_not_won_in_time_names_who_holds_it(cluster):
 
 def test_a_paused_group_is_named_as_the_reason(cluster):
     node, claim = wanting(cluster)
-    node.step()
     pause_for(cluster, 10 * H)
+    node.step()
     with pytest.raises(ClaimRejected) as caught:
         claim.wait_held(H)
     assert (caught.value.reason, caught.value.holder) == ("paused", None)

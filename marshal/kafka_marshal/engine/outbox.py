@@ -100,6 +100,15 @@ class Outbox:
             if sent.key in keys and sent.sent_ms > since_ms
         ]
 
-    def is_pending(self, seq: int) -> bool:
-        """Return whether a record has not been read back yet."""
-        return seq in self._pending
+    def is_pending(self, seq: int, *, late: bool = True) -> bool:
+        """Return whether a record has not been read back yet.
+
+        Args:
+            seq: Its sequence number.
+            late: Whether one counts that is older than H. Sending is given up
+                after H/2, so it never arrived: nobody needs to wait for it, but
+                it is not confirmed either.
+        """
+        sent = self._pending.get(seq)
+        since_ms = self._context.now_ms - self._context.heartbeat_interval_ms
+        return sent is not None and (late or sent.sent_ms > since_ms)

@@ -546,9 +546,9 @@ class Session:
         """Send a beat of everything held; return what to wait for."""
         return self._beater.beat_now(self.holdings.values())
 
-    def is_pending(self, seqs: Iterable[int]) -> bool:
-        """Return whether any of these records has not been read back."""
-        pending = any(self._outbox.is_pending(seq) for seq in seqs)
+    def is_pending(self, seqs: Iterable[int], *, late: bool = True) -> bool:
+        """Return whether any has not been read back (``late``: and never may be)."""
+        pending = any(self._outbox.is_pending(seq, late=late) for seq in seqs)
         return pending and not self._is_mute
 
     def begin_close(self, *, release: bool) -> list[int]:

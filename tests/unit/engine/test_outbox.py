@@ -1,0 +1,21 @@
+"""What is sent, and how long it may be waited for."""
+
+from enginekit import H, owning, world
+
+from kafka_marshal.testing.fakestore import AppendFate
+
+
+def test_what_never_arrived_is_not_waited_for_but_not_confirmed_either():
+    cluster = world()
+    node = owning(cluster)
+    seqs = node.session.begin_close(release=True)
+    assert node.session.is_pending(seqs, late=False)
+    cluster.run_until(lambda: not node.session.is_pending(seqs), H)
+
+    cluster.fates["a"] = AppendFate(is_lost=True)
+    lost = node.session.begin_close(release=True)
+    cluster.run(H - 50)
+    assert node.session.is_pending(lost, late=False)
+    cluster.run(100)
+    assert not node.session.is_pending(lost, late=False)
+    assert node.session.is_pending(lost)
