@@ -172,6 +172,7 @@ def adopt(
         topics=topics or (),
         coordination_topic=call.coordination_topic,
         options=call.options,
+        transport=call.transport,
         timeout_ms=call.timeout_ms,
     )
     shown = plan
@@ -183,6 +184,7 @@ def adopt(
                 plan=plan,
                 coordination_topic=call.coordination_topic,
                 options=call.options,
+                transport=call.transport,
                 timeout_ms=call.timeout_ms,
             )
         except ClaimRejected as error:

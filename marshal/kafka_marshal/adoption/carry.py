@@ -50,6 +50,7 @@ def plan_adoption(
     topics: Sequence[str] = (),
     coordination_topic: str = "__marshal",
     options: Mapping[str, Any] | None = None,
+    transport: str = "auto",
     timeout_ms: int = TIMEOUT_MS,
 ) -> AdoptionPlan:
     """Return what adopting a consumer group would do; write nothing.
@@ -65,13 +66,16 @@ def plan_adoption(
         topics: Only these data topics; by default all.
         coordination_topic: Name of our own coordination topic.
         options: Security and connection options.
+        transport: ``auto``, ``fast`` or ``kafka-python``; see ``Marshal``.
         timeout_ms: When to give up on each step.
 
     Raises:
         ConfigurationError: A name is impossible, or both topics are one.
         ClaimRejected: Nobody ever committed anything in that group.
     """
-    settings = ConnectionSettings(bootstrap_servers, coordination_topic, options or {})
+    settings = ConnectionSettings(
+        bootstrap_servers, coordination_topic, options or {}, transport=transport
+    )
     left = from_group or group_id
     _check(group_id, from_topic, coordination_topic=coordination_topic)
     data = KafkaDataLog(settings)
@@ -93,6 +97,7 @@ def plan_adoption(
             bootstrap_servers,
             coordination_topic=coordination_topic,
             options=options,
+            transport=transport,
             timeout_ms=timeout_ms,
         )
         ranges = _ranges(data, list(source.offsets), timeout_ms=timeout_ms)
@@ -115,6 +120,7 @@ def adopt(
     plan: AdoptionPlan,
     coordination_topic: str = "__marshal",
     options: Mapping[str, Any] | None = None,
+    transport: str = "auto",
     timeout_ms: int = TIMEOUT_MS,
 ) -> AdoptionPlan:
     """Set the positions of a plan and return the plan as it stands afterwards.
@@ -138,6 +144,7 @@ def adopt(
             client_id=name,
             coordination_topic=coordination_topic,
             options=options,
+            transport=transport,
             state_dir="",
             mirror_offsets=False,
             timeout_ms=timeout_ms,
@@ -158,6 +165,7 @@ def adopt(
         topics=sorted({step.partition.topic for step in plan.steps}),
         coordination_topic=coordination_topic,
         options=options,
+        transport=transport,
         timeout_ms=timeout_ms,
     )
     _require_settled(plan, after)
