@@ -66,7 +66,7 @@ def plan_adoption(
         topics: Only these data topics; by default all.
         coordination_topic: Name of our own coordination topic.
         options: Security and connection options.
-        transport: ``auto``, ``fast`` or ``kafka-python``; see ``Marshal``.
+        transport: See ``Marshal``.
         timeout_ms: When to give up on each step.
 
     Raises:
@@ -86,13 +86,7 @@ def plan_adoption(
         if from_topic is not None:
             original = _read_original(data, from_topic, left, timeout_ms=timeout_ms)
         source = _combined(committed, original, topics=topics)
-        if not source.offsets:
-            raise ClaimRejected(
-                f"group {left!r} has no committed offsets"
-                f"{' of these topics' if topics else ''}; see what there is with: "
-                "kafka-consumer-groups --all-groups --describe --offsets",
-                reason="nothing_to_adopt",
-            )
+        _require_offsets(source, left, topics=topics)
         world = World.open(
             bootstrap_servers,
             coordination_topic=coordination_topic,
@@ -197,6 +191,16 @@ def _combined(
     wanted = {p: at for p, at in found.items() if not topics or p.topic in topics}
     is_active = committed.is_active or original.is_active(int(time.time()))
     return _Source(wanted, is_active, original.unreadable_count)
+
+
+def _require_offsets(source: _Source, left: str, *, topics: Sequence[str]) -> None:
+    if not source.offsets:
+        raise ClaimRejected(
+            f"group {left!r} has no committed offsets"
+            f"{' of these topics' if topics else ''}; see what there is with: "
+            "kafka-consumer-groups --all-groups --describe --offsets",
+            reason="nothing_to_adopt",
+        )
 
 
 def _ranges(
