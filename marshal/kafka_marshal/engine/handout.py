@@ -61,8 +61,9 @@ class ConsumerOptions:
             but the one in hand.
         max_uncommitted: Most records in hand per partition; no more are handed
             out, and then none fetched, until some are committed.
-        max_fetched: At least once: most records that are fetched ahead of their
-            hand-out. As many are used as hide the time that a fetch takes.
+        max_fetched: Most records that are fetched ahead of their hand-out, of all
+            partitions together; at most once never less than may be at risk of one
+            partition. As many are used as hide the time that a fetch takes.
         consumer_timeout_ms: Iteration ends after this long without a record;
             None waits for ever.
         on_claimed: Called on the application's thread for each new partition.
@@ -359,24 +360,24 @@ class HandOut:
         that it never raises; the next fetch does.
         """
         if self._is_at_most_once:
-            self._pipeline.ask(self.unpaused())
             is_wanted = any(map(self._pipeline.is_hungry, self.unpaused()))
         else:
             is_wanted = self._clock.now_ms() >= self._ahead.due_ms
+        is_found = False
         if is_wanted:
             self._hold_back()
             try:
-                self._read(0)
+                is_found = self._read(0)
             except MarshalError as error:
                 self._fault = error
+        if self._is_at_most_once and not is_found:
+            self._pipeline.ask(self.unpaused())
 
     def _read(self, timeout_ms: int) -> bool:
         """Fetch for up to ``timeout_ms``; return whether anything came."""
         try:
             if self._is_at_most_once:
-                # More than a poll hands out, so that it can get ahead.
-                most = 2 * self._options.max_poll_records
-                is_found = self._keep(self._reader.poll(timeout_ms, most))
+                is_found = self._read_more(timeout_ms)
             else:
                 is_found = self._read_on(timeout_ms)
         except PositionError as error:
@@ -391,6 +392,22 @@ class HandOut:
         if self._is_at_most_once and is_found:
             self._pipeline.ask(self.unpaused())
         return is_found
+
+    def _read_more(self, timeout_ms: int) -> bool:
+        """Read as much as may be fetched ahead of its grants, at most once.
+
+        Partitions are not held back one by one: what a client library had fetched
+        of one, it would fetch again.
+        """
+        least = self._options.max_poll_records
+        fetched = sum(place.buffered_count for place in self.unpaused())
+        most = max(self._options.max_fetched, least * self._options.max_granted_batches)
+        room = most - fetched
+        if room < least:
+            self._wait(min(timeout_ms, WAIT_SLICE_MS))
+            return False
+        # More than a poll hands out, so that it can get ahead.
+        return self._keep(self._reader.poll(timeout_ms, min(2 * least, room)))
 
     def _read_on(self, timeout_ms: int) -> bool:
         """Take what the reader has; only where that is nothing, wait for it."""
@@ -445,7 +462,7 @@ class HandOut:
             ):
                 self._is_stale = True  # a commit ends it, on whichever thread
                 wanted.add(partition)
-            elif self._is_full(place):
+            elif place.buffered_count and not self._is_at_most_once:
                 self._is_stale = True  # a hand-out ends it
                 wanted.add(partition)
             elif partition in self.paused:
@@ -459,12 +476,6 @@ class HandOut:
             self._reader.pause(list(wanted - self._held_back))
             self._reader.resume(list(self._held_back - wanted))
             self._held_back = wanted
-
-    def _is_full(self, place: Place) -> bool:
-        if self._is_at_most_once:
-            is_held = place.partition in self._held_back
-            return self._pipeline.is_full(place, is_held=is_held)
-        return place.buffered_count > 0
 
     def unpaused(self) -> list[Place]:
         """Return the places that the application does not hold back."""

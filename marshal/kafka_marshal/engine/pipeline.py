@@ -105,20 +105,9 @@ class Pipeline:
             self._meters[place.partition] = meter
         return meter
 
-    def is_full(self, place: Place, *, is_held: bool = False) -> bool:
-        """Return whether enough is fetched of a place.
-
-        Args:
-            place: The place.
-            is_held: Whether it was full before. It fills up to more than can be
-                used next, and is emptied to less: each change costs the reader.
-        """
-        batches = self._meter(place).pace.depth if is_held else self._batches_max + 2
-        return place.buffered_count >= batches * self._most
-
     def is_hungry(self, place: Place) -> bool:
         """Return whether less is fetched of a place than can be used next."""
-        return not self.is_full(place, is_held=True)
+        return place.buffered_count < self._meter(place).pace.depth * self._most
 
     # --- asking
 

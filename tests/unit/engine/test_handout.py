@@ -16,12 +16,14 @@ from enginekit import (
     write,
 )
 
+from kafka_marshal.engine.handout import ConsumerOptions
 from kafka_marshal.protocol.claiming import Phase
 from kafka_marshal.protocol.records import (
     ClaimingMessages,
     ReleasingPartition,
 )
 from kafka_marshal.testing.fakestore import AppendFate
+from kafka_marshal.testing.node import Wish
 
 
 @pytest.fixture
@@ -119,3 +121,28 @@ def test_a_drain_waits_for_what_was_granted(cluster):
     cluster.run(40)
     known = fold(cluster).keys[KEY]
     assert (known.owner, known.granted) == (None, 3)
+
+
+def test_no_more_is_fetched_ahead_than_may_be(monkeypatch):
+    cluster = world(records=(400, 400, 400))
+    options = ConsumerOptions(
+        max_poll_records=10, max_granted_batches=2, max_fetched=50
+    )
+    node = cluster.node("a", wish=Wish(("t",), AMO, options=options))
+    cluster.run_until(lambda: len(node.held) == 3, 4 * H)
+    reader = node.consumer._reader
+    fetched = []
+    plain = reader.poll
+
+    def poll(timeout_ms, max_records):
+        places = node.consumer._places.values()
+        fetched.append(max_records + sum(place.buffered_count for place in places))
+        return plain(timeout_ms, max_records)
+
+    monkeypatch.setattr(reader, "poll", poll)
+    got = 0
+    for _ in range(400):
+        cluster.run(20)
+        got += sum(map(len, node.consumer.poll(0).values()))
+    assert got == 1_200
+    assert 40 < max(fetched) <= 50
