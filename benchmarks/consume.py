@@ -229,10 +229,11 @@ def batches_ours(
     transport: str,
     watch: Stopwatch,
     delivery: Delivery = Delivery.AT_LEAST_ONCE,
+    size: int = POLL_RECORDS,
 ) -> None:
     """Read in batches, and commit each."""
     with ours(
-        servers, topic, transport, delivery=delivery, max_poll_records=POLL_RECORDS
+        servers, topic, transport, delivery=delivery, max_poll_records=size
     ) as consumer:
         for batch in consumer.batches():
             for record in batch.records:
@@ -345,12 +346,13 @@ def measure(
             rounds=rounds,
             **least,
         )
-    if "amo" in only:
+    for size in (500, 5_000) if "amo" in only else ():
+        at_most_once = partial(batches_ours, delivery=Delivery.AT_MOST_ONCE)
         figures += compare(
-            f"{name}, batches",
+            f"{name}, batches of {size}",
             {
-                "alo": partial(batches_ours, **our),
-                "amo": partial(batches_ours, **our, delivery=Delivery.AT_MOST_ONCE),
+                "alo": partial(batches_ours, **our, size=size),
+                "amo": partial(at_most_once, **our, size=size),
             },
             wanted=wanted,
             rounds=rounds,
