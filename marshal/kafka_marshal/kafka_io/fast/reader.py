@@ -107,6 +107,8 @@ class FastDataReader(DataReader):
         self._halted: set[TopicPartition] = set()
         # Places that librdkafka must be told.
         self._moved: set[TopicPartition] = set()
+        # Where librdkafka was told to go once, and said that it cannot.
+        self._refused: set[TopicPartition] = set()
         # Came while their partition was paused.
         self._kept: dict[TopicPartition, list[Any]] = {}
         # Faults that came beside records; nothing of these partitions is taken
@@ -217,6 +219,7 @@ class FastDataReader(DataReader):
         self._client = None
         self._active.clear()
         self._halted.clear()
+        self._refused.clear()
         self._moved = set(self._places)
 
     def _tell(self) -> None:
@@ -394,7 +397,13 @@ class FastDataReader(DataReader):
                 FastPartition(*partition), timeout=_RANGE_TIMEOUT_S
             )
         if start <= requested <= end and not is_cut_off:
-            self._moved.add(partition)
+            if partition in self._refused:
+                # librdkafka fetches somewhere else for good, as behind a record
+                # that it could not read.
+                self._start_over()
+            else:
+                self._refused.add(partition)
+                self._moved.add(partition)
             raise CoordinationError(
                 f"Position {requested} of {partition} was refused, but its log has it "
                 f"(offsets {start} to {end}). Poll again."
