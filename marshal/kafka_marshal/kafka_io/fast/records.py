@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import repeat
+from operator import methodcaller
 from typing import Any
 
 import msgspec
@@ -13,6 +14,9 @@ from kafka_marshal.protocol.types import Token
 
 # It may be None for messages that are no records.
 _offset: Callable[[Any], int] = Message.offset  # type: ignore[assignment]
+# Not called as a method: once a call of one is hot, Python looks no longer for an
+# exception beside a result, which is how this one fails.
+_headers = methodcaller("headers")
 _NO_TEXT = "\ufffd"
 
 
@@ -76,9 +80,9 @@ def headers_of(message: Untyped) -> tuple[tuple[str, bytes], ...]:
     they are replaced in the message itself, before anybody else asks.
     """
     try:
-        return tuple(message.headers() or ())
+        return tuple(_headers(message) or ())
     except (SystemError, UnicodeDecodeError):
-        pairs = message.headers() or ()
+        pairs = _headers(message) or ()
     sound = [
         (_NO_TEXT, pair[1]) if repr(pair).startswith("(<NULL>") else pair
         for pair in pairs
