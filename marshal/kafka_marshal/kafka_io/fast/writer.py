@@ -142,6 +142,8 @@ class FastOutlet(Outlet):
 
     def _end(self) -> None:
         handle = self._client.handle
+        if handle is None:
+            return  # a producer that was over is gone by now
         with suppress(KafkaException):
             if handle.flush(self._limit_s) > 0:
                 handle.purge()
