@@ -15,8 +15,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from itertools import count
 
@@ -28,6 +27,7 @@ from support import (
     arguments,
     at_most,
     broker_argument,
+    cluster,
     document,
     figure,
     ratios,
@@ -37,7 +37,6 @@ from support import (
 
 from kafka_marshal import Admin, Marshal
 from kafka_marshal.admin import Format
-from kafka_marshal.testing.broker import EmbeddedBroker
 from kafka_marshal.testing.producing import Producing, create_topic
 
 GROUP_DELAY = "group.initial.rebalance.delay.ms"
@@ -268,19 +267,6 @@ def measure_cold(servers: str, logs: dict[int, str], rounds: int) -> list[dict]:
     ]
 
 
-# --- brokers
-
-
-@contextmanager
-def broker(delay_ms: str, servers: str | None) -> Iterator[str]:
-    """Give the address of a broker with a rebalance delay, or of the one named."""
-    if servers is not None:
-        yield servers
-        return
-    with EmbeddedBroker(properties={GROUP_DELAY: delay_ms}) as started:
-        yield started.bootstrap_servers
-
-
 def group_delay_ms(servers: str) -> int:
     """Return the rebalance delay that the cluster's brokers say they have."""
     admin = AdminClient({"bootstrap.servers": servers})
@@ -311,11 +297,13 @@ def main() -> None:
     options = parser.parse_args()
     rounds = options.rounds or (1 if options.quick else 9)
     delays = {}
-    with broker(GROUP_DELAY_DEFAULT_MS, options.bootstrap_servers) as servers:
+    with cluster(
+        options.bootstrap_servers, {GROUP_DELAY: GROUP_DELAY_DEFAULT_MS}
+    ) as servers:
         say("warm ...")
         delays["warm"] = group_delay_ms(servers)
         figures = measure_warm(servers, formatted(servers), rounds)
-    with broker("0", options.bootstrap_servers) as servers:
+    with cluster(options.bootstrap_servers, {GROUP_DELAY: "0"}) as servers:
         say("cold ...")
         delays["cold"] = group_delay_ms(servers)
         figures += measure_cold(servers, formatted(servers), rounds)

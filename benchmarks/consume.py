@@ -27,10 +27,11 @@ from support import (
     at_least,
     at_most,
     broker_argument,
+    cluster,
     document,
     figure,
     ratios,
-    say,
+    say_all,
     tell,
 )
 
@@ -299,8 +300,7 @@ def compare(
         figure(f"{what}: CPU, {name}", "us/record", times)
         for name, times in cpu.items()
     ]
-    for each in figures:
-        say(f"{each['what']}: {each['median']} {each['quartiles']} {each['unit']}")
+    say_all(figures)
     return figures
 
 
@@ -412,8 +412,7 @@ def far_away(transports: Sequence[str], rounds: int) -> list[dict[str, Any]]:
                 )
                 for name, samples in beside.items()
             ]
-    for each in figures:
-        say(f"{each['what']}: {each['median']} {each['quartiles']} {each['unit']}")
+    say_all(figures)
     return figures
 
 
@@ -443,16 +442,6 @@ def fill(servers: str, topic: str, count: int, *, partitions: int) -> None:
             producer.poll(0)
     if producer.flush(GIVE_UP_S):
         raise SystemExit("the topic could not be filled")
-
-
-@contextmanager
-def a_broker(servers: str | None) -> Iterator[str]:
-    """Give the addresses of a cluster; start one where none is named."""
-    if servers is not None:
-        yield servers
-        return
-    with EmbeddedBroker() as broker:
-        yield broker.bootstrap_servers
 
 
 def run(
@@ -488,7 +477,7 @@ def main() -> None:
     transports = options.transport or list(NAMES)
     figures: list[dict[str, Any]] = []
     if options.only != "far":
-        with a_broker(options.bootstrap_servers) as servers:
+        with cluster(options.bootstrap_servers) as servers:
             figures += run(
                 servers,
                 transports=transports,

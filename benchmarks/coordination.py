@@ -9,8 +9,7 @@ An append runs from the call to the entry in a poll, by the clock on the wall.
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -19,10 +18,11 @@ from support import (
     alternate,
     arguments,
     broker_argument,
+    cluster,
     document,
     figure,
     ratios,
-    say,
+    say_all,
     tell,
 )
 
@@ -33,7 +33,6 @@ from kafka_marshal.kafka_io import (
 )
 from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.state import WorldState
-from kafka_marshal.testing.broker import EmbeddedBroker
 
 TRANSPORTS = ("fast", "kafka-python")
 POLL_MS = 1_000
@@ -142,19 +141,8 @@ def measured(
         told = f"append and read back: {name}"
         figures.append(figure(f"{told}, median", "ms", medians[name]))
         figures.append(figure(f"{told}, 99th percentile", "ms", tails[name]))
-    for each in figures:
-        say(f"{each['what']}: {each['median']} {each['quartiles']} {each['unit']}")
+    say_all(figures)
     return figures
-
-
-@contextmanager
-def a_broker(servers: str | None) -> Iterator[str]:
-    """Give the addresses of a cluster; start one where none is named."""
-    if servers is not None:
-        yield servers
-        return
-    with EmbeddedBroker() as broker:
-        yield broker.bootstrap_servers
 
 
 def main() -> None:
@@ -168,7 +156,7 @@ def main() -> None:
         "appends": 30 if options.quick else 200,
         "rounds": rounds,
     }
-    with a_broker(options.bootstrap_servers) as servers:
+    with cluster(options.bootstrap_servers) as servers:
         figures = measured(servers, **load)
     made = document("coordination", figures, settings=load, is_quick=options.quick)
     tell(made, options.out)

@@ -40,6 +40,7 @@ from support import (
     arguments,
     at_most,
     broker_argument,
+    cluster,
     document,
     figure,
     ratios,
@@ -49,7 +50,6 @@ from support import (
 
 from kafka_marshal import Admin, Marshal
 from kafka_marshal.admin import Format
-from kafka_marshal.testing.broker import EmbeddedBroker
 from kafka_marshal.testing.producing import create_topic
 
 H_MS = 3_000
@@ -409,11 +409,8 @@ def main() -> None:
 
         alternate({kind: side(kind) for kind in kinds}, rounds)
 
-    if options.bootstrap_servers is not None:
-        run(options.bootstrap_servers)
-    else:
-        with EmbeddedBroker(properties=BROKER) as broker:
-            run(broker.bootstrap_servers)
+    with cluster(options.bootstrap_servers, BROKER) as servers:
+        run(servers)
     settings = {
         "rounds": rounds,
         "heartbeat_interval_ms": H_MS,

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 import attrs
 from kafka.admin import KafkaAdminClient
-from support import arguments, broker_argument, document, figure, say, tell
+from support import arguments, broker_argument, cluster, document, figure, say, tell
 
 from kafka_marshal import Admin
 from kafka_marshal.admin import Format
@@ -25,7 +25,6 @@ from kafka_marshal.kafka_io.coordination import KafkaCoordinationLog
 from kafka_marshal.protocol.codec import decode, encode
 from kafka_marshal.protocol.delivery import AtLeastOnce
 from kafka_marshal.protocol.records import Heartbeat, Member
-from kafka_marshal.testing.broker import EmbeddedBroker
 from kafka_marshal.testing.node import Cluster, Wish
 
 K = 8
@@ -163,20 +162,13 @@ def _log_size(servers: str, topic: str) -> int:
     )
 
 
-def measured_overhead(servers: str | None) -> float:
-    """Measure on the broker that is named, or on one of our own."""
-    if servers is not None:
-        return overhead_bytes(servers)
-    with EmbeddedBroker() as broker:
-        return overhead_bytes(broker.bootstrap_servers)
-
-
 def main() -> None:
     """Run the benchmark and print its document."""
     parser = arguments(__doc__ or "")
     broker_argument(parser)
     options = parser.parse_args()
-    overhead = measured_overhead(options.bootstrap_servers)
+    with cluster(options.bootstrap_servers) as servers:
+        overhead = overhead_bytes(servers)
     say(f"Kafka adds {overhead:.1f} bytes to a record")
     figures = [figure("what Kafka adds to a record", "bytes", [overhead])]
     volumes = []

@@ -10,8 +10,7 @@ threads and of the reading one, says where a side spends it.
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -25,10 +24,11 @@ from support import (
     arguments,
     at_least,
     broker_argument,
+    cluster,
     document,
     figure,
     ratios,
-    say,
+    say_all,
     tell,
 )
 
@@ -38,7 +38,6 @@ from kafka_marshal.kafka_io.fast.data import FastDataLog
 from kafka_marshal.kafka_io.fast.reader import FETCHING
 from kafka_marshal.ports import DataLog, DataReader
 from kafka_marshal.protocol.types import TopicPartition
-from kafka_marshal.testing.broker import EmbeddedBroker
 from kafka_marshal.testing.producing import create_topic
 
 PARTITIONS = 4
@@ -263,19 +262,8 @@ def told(
         for index, part in ((1, "all threads"), (2, "the reading thread")):
             costs = [1e6 * each[index] for each in spent[name]]
             figures.append(figure(f"{what}: {name}, CPU of {part}", "us", costs))
-    for each in figures:
-        say(f"{each['what']}: {each['median']} {each['quartiles']} {each['unit']}")
+    say_all(figures)
     return figures
-
-
-@contextmanager
-def a_broker(servers: str | None) -> Iterator[str]:
-    """Give the addresses of a cluster; start one where none is named."""
-    if servers is not None:
-        yield servers
-        return
-    with EmbeddedBroker() as broker:
-        yield broker.bootstrap_servers
 
 
 def main() -> None:
@@ -285,7 +273,7 @@ def main() -> None:
     options = parser.parse_args()
     rounds = options.rounds or (2 if options.quick else 15)
     figures: list[Mapping[str, Any]] = []
-    with a_broker(options.bootstrap_servers) as servers:
+    with cluster(options.bootstrap_servers) as servers:
         for load in QUICK if options.quick else LOADS:
             topic = f"readers-{load.size}-{time.time_ns()}"
             fill(servers, topic, load)

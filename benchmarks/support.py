@@ -11,13 +11,16 @@ import os
 import platform
 import statistics
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import attrs
+
+from kafka_marshal.testing.broker import EmbeddedBroker
 
 SCHEMA = 1
 SAMPLES_SHOWN_MAX = 200
@@ -174,6 +177,23 @@ def broker_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
+@contextmanager
+def cluster(
+    servers: str | None, properties: Mapping[str, str] | None = None
+) -> Iterator[str]:
+    """Give the addresses of a cluster; start one where none is named.
+
+    Args:
+        servers: Addresses of a cluster that runs already, or None.
+        properties: Settings of the broker that is started.
+    """
+    if servers is not None:
+        yield servers
+        return
+    with EmbeddedBroker(properties=properties) as broker:
+        yield broker.bootstrap_servers
+
+
 def tell(document: Mapping[str, Any], out: Path | None) -> None:
     """Print the document, the only thing on stdout, and write it where asked."""
     text = json.dumps(document, indent=1)
@@ -186,6 +206,12 @@ def tell(document: Mapping[str, Any], out: Path | None) -> None:
 def say(text: str) -> None:
     """Tell a person how far it is, on stderr."""
     print(text, file=sys.stderr, flush=True)
+
+
+def say_all(figures: Iterable[Mapping[str, Any]]) -> None:
+    """Tell a person what was found."""
+    for each in figures:
+        say(f"{each['what']}: {each['median']} {each['quartiles']} {each['unit']}")
 
 
 def _rounded(value: float) -> float:
