@@ -10,7 +10,6 @@ from kafka_marshal.protocol.types import Key
 from .context import Context
 
 REASON_CHARS_MAX = 64
-DETAIL_CHARS_MAX = 400
 ERROR_CHARS_MAX = 300
 
 

@@ -9,7 +9,7 @@ import os
 import threading
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from kafka_marshal.errors import (
     InvalidTransition,
@@ -36,8 +36,6 @@ ENTRIES_PER_POLL = 5_000
 EPOCH_NONE = -1
 
 Entries = list[tuple[int, LogEntry]]
-# An error of a client library in our own words.
-Translated = Callable[..., MarshalError]
 
 
 class TopicLog(CoordinationLog):
