@@ -7,7 +7,7 @@ import pytest
 from domain import opened
 from kafka import KafkaConsumer
 from kafka import TopicPartition as Place
-from waiting import eventually
+from waiting import eventually, poll_all
 
 from kafka_marshal import ClaimLost, TopicPartition
 
@@ -18,18 +18,6 @@ def domain(broker, unique, transport):
         yield domain
 
 
-def taken(consumer, count):
-    found = []
-
-    def look():
-        for records in consumer.poll(timeout_ms=200).values():
-            found.extend(records)
-        return len(found) >= count
-
-    eventually(look, f"{count} records")
-    return found
-
-
 def test_a_pool_of_workers_commits_what_it_has_done(domain, unique):
     """L14, L15: out of order, from other threads, long after the record is gone."""
     topic = domain.data_topic(3, records_each=100)
@@ -38,7 +26,7 @@ def test_a_pool_of_workers_commits_what_it_has_done(domain, unique):
         consumer = marshal.consumer(topic, max_poll_records=40)
         tokens = [
             pickle.dumps(consumer.commit_token(record))
-            for record in taken(consumer, 300)
+            for record in poll_all(consumer, 300)
         ]
 
         def work(token):
@@ -56,10 +44,10 @@ def test_a_token_is_stale_after_a_takeover(domain, unique):
     group = unique("stale")
     with domain.marshal(group, "w1") as one, domain.marshal(group, "w2") as two:
         consumer = one.consumer(topic)
-        token = consumer.commit_token(taken(consumer, 10)[0])
+        token = consumer.commit_token(poll_all(consumer, 10)[0])
         consumer.close()
         other = two.consumer(topic)
-        assert taken(other, 10)[0].offset == token.offset
+        assert poll_all(other, 10)[0].offset == token.offset
         with pytest.raises(ClaimLost) as caught:
             other.commit(token)
         assert caught.value.reason == "stale_token"
@@ -75,7 +63,7 @@ def test_lag_is_what_the_broker_s_tools_say(domain, unique):
         consumer = marshal.consumer(topic, max_poll_records=7)
         eventually(lambda: consumer.load() == 2, "both are held")
         for _ in range(3):
-            consumer.commit(taken(consumer, 1))
+            consumer.commit(poll_all(consumer, 1))
         domain.produce(topic, 5)
         consumer.flush()
 
@@ -89,6 +77,6 @@ def test_lag_is_what_the_broker_s_tools_say(domain, unique):
 
         eventually(lambda: consumer.lag() == said_by_kafka(), "the same lag")
         assert 0 < sum(consumer.lag().values()) < 70
-        consumer.commit(taken(consumer, sum(consumer.lag().values())))
+        consumer.commit(poll_all(consumer, sum(consumer.lag().values())))
         assert set(consumer.lag().values()) == {0}
     plain.close()

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from domain import Recorder, opened
 from history import Step
-from waiting import eventually
+from waiting import eventually, poll_all
 
 from kafka_marshal import (
     ClaimLost,
@@ -38,18 +38,6 @@ def take(consumer, count):
         found.append(record)
         if len(found) == count:
             break
-    return found
-
-
-def poll_all(consumer, count):
-    found = []
-
-    def look():
-        for records in consumer.poll(timeout_ms=200).values():
-            found.extend(records)
-        return len(found) >= count
-
-    eventually(look, f"{count} records")
     return found
 
 

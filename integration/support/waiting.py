@@ -5,6 +5,8 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from kafka_marshal import Consumer, Record
+
 T = TypeVar("T")
 
 LOOK_INTERVAL_S = 0.02
@@ -32,3 +34,16 @@ def eventually(condition: Callable[[], T], what: str, timeout_ms: int = WAIT_MS)
 def wall_ms() -> int:
     """Return wall time in epoch milliseconds."""
     return time.time_ns() // 1_000_000
+
+
+def poll_all(consumer: Consumer, count: int) -> list[Record]:
+    """Return at least ``count`` records of a consumer, polled until they are there."""
+    found: list[Record] = []
+
+    def look() -> bool:
+        for records in consumer.poll(timeout_ms=200).values():
+            found.extend(records)
+        return len(found) >= count
+
+    eventually(look, f"{count} records")
+    return found
