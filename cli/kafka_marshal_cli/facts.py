@@ -5,10 +5,10 @@ from typing import Any
 
 from kafka_marshal import Key, World
 from kafka_marshal.adoption import AdoptionPlan
-from kafka_marshal.protocol.freshness import Freshness, freshness
+from kafka_marshal.protocol.freshness import Freshness
 from kafka_marshal.protocol.hashing import RESERVED_TOPICS, coordinating_partition
 from kafka_marshal.protocol.losses import Loss
-from kafka_marshal.protocol.state import KeyNote, KeyState, MemberState, WorldState
+from kafka_marshal.protocol.state import KeyNote, MemberState, WorldState
 from kafka_marshal.protocol.world import claim_to_object
 
 Row = dict[str, Any]
@@ -29,7 +29,7 @@ def claim_row(world: World, key: Key, *, state: WorldState) -> Row:
     estimate_ms = freshness_now = None
     if known.owner is not None:
         estimate_ms = world.estimated_age_ms(state, known)
-        freshness_now = _freshness_now(world, state, known).value
+        freshness_now = world.estimated_freshness(state, known).value
     return {
         **row,
         "age_estimate_ms": estimate_ms,
@@ -49,11 +49,6 @@ def _why(note: KeyNote | None, *, is_owned: bool) -> Row | None:
         "offset": note.offset,
         "reason": note.reason,
     }
-
-
-def _freshness_now(world: World, state: WorldState, known: KeyState) -> Freshness:
-    age_ms = world.estimated_age_ms(state, known)
-    return freshness(age_ms, known.heartbeat_interval_ms)
 
 
 def claim_rows(

@@ -15,6 +15,7 @@ from kafka_marshal.engine.replica import Replica
 from kafka_marshal.errors import CoordinationError, DeadlineExceeded
 from kafka_marshal.kafka_io import ConnectionSettings, open_coordination_log
 from kafka_marshal.protocol.codec import decode
+from kafka_marshal.protocol.freshness import Freshness, freshness
 from kafka_marshal.protocol.losses import LIVE, Loss, LossBook
 from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.records import Config, ReleaseGroup
@@ -166,6 +167,11 @@ class World:
     def estimated_age_ms(self, world: WorldState, known: KeyState) -> int:
         """Return an owner's age with the time since the last entry added."""
         return known.age_ms(world.now_ms) + self.elapsed_ms(world.partition)
+
+    def estimated_freshness(self, world: WorldState, known: KeyState) -> Freshness:
+        """Judge an owner by that age; the log itself may judge it fresher."""
+        age_ms = self.estimated_age_ms(world, known)
+        return freshness(age_ms, known.heartbeat_interval_ms)
 
 
 def elapsed_ms_of(replica: Replica, now_ms: int, *, wall_ms: int) -> int:

@@ -19,7 +19,7 @@ from kafka_marshal.kafka_io import ConnectionSettings, KafkaDataLog
 from kafka_marshal.kafka_io.groups import GroupOffsets, KafkaGroups
 from kafka_marshal.ports import DataReader, LogRange
 from kafka_marshal.protocol.codec import is_identifier
-from kafka_marshal.protocol.freshness import is_stale
+from kafka_marshal.protocol.freshness import Freshness
 from kafka_marshal.protocol.types import TopicPartition
 from kafka_marshal.views import World
 
@@ -235,10 +235,8 @@ def _findings(
         if place in known_ones:
             state, known = known_ones[place]
             position = known.next_unclaimed()
-            age_ms = world.estimated_age_ms(state, known)
-            if known.owner is not None and not is_stale(
-                age_ms, known.heartbeat_interval_ms
-            ):
+            alive = world.estimated_freshness(state, known) is not Freshness.STALE
+            if known.owner is not None and alive:
                 owner = known.owner.client_id
         yield Finding(place, offset, where, ranges.get(place), position, owner)
 
