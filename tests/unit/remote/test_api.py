@@ -1,0 +1,47 @@
+"""What a sidecar and its clients say: JSON there and back, events by their tag."""
+
+import msgspec
+import pytest
+
+from kafka_marshal.remote import api
+
+EVENTS = [
+    api.Assigned(
+        subscription="1",
+        topic="orders",
+        partition=3,
+        epoch=17,
+        token="0.2.17",
+        client_id="host-a",
+        incarnation="ab" * 16,
+        position=None,
+        is_anchored=False,
+        soft_until_ms=5_000,
+        hard_until_ms=9_000,
+    ),
+    api.Releasing(topic="orders", partition=3, epoch=17, reason="surplus"),
+    api.Lost(topic="orders", partition=3, epoch=17, reason="taken_over"),
+    api.Paused(is_paused=True, until_wall_ms=1, reason="deploy"),
+    api.Failed(failure=api.Failure(error="LogUnreadable", message="gone")),
+    api.Snapshot(
+        assigned=(),
+        releasing=(),
+        paused=api.Paused(is_paused=False),
+        subscriptions=(),
+    ),
+]
+
+
+@pytest.mark.parametrize("event", EVENTS, ids=lambda event: type(event).__name__)
+def test_an_event_comes_back_as_it_was(event):
+    wire = msgspec.json.encode(event)
+    assert msgspec.json.decode(wire, type=api.EventBody) == event
+
+
+def test_a_newer_end_may_say_more():
+    wire = b'{"type":"lost","topic":"t","partition":0,"epoch":1,"reason":"x","new":1}'
+    assert msgspec.json.decode(wire, type=api.EventBody).was_lost
+
+
+def test_an_id_names_the_life_the_event_and_the_entry():
+    assert api.frame_id("0123456789abcdef", 7, t=3, offset=4711) == "01234567.7.3.4711"
