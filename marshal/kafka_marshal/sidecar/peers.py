@@ -1,0 +1,91 @@
+"""Who is at the other end of a connection, and whether that may be.
+
+Over a Unix socket the kernel tells: process, user and group of whoever connected,
+at the moment of connecting. A process id can be used again by another process, so
+it goes with the time at which its process started. Over TCP nobody tells; a token
+takes its place, and there is no process that could be watched.
+"""
+
+import hmac
+import os
+import socket
+import struct
+from pathlib import Path
+
+import attrs
+
+_UCRED = struct.Struct("3i")
+_START_FIELD = 19  # the 22nd of proc(5), counted behind the command's name
+
+
+@attrs.frozen
+class Peer:
+    """The process at the other end.
+
+    Attributes:
+        pid: Its id, None where nobody tells (TCP, another namespace).
+        uid: Its user, None where nobody tells.
+        started: When it started, in clock ticks since the boot; with it a ``pid``
+            that was used again is another process. None where it is gone.
+    """
+
+    pid: int | None
+    uid: int | None
+    started: int | None
+
+
+@attrs.frozen
+class Caller:
+    """Which client asks: what its requests say of it.
+
+    Attributes:
+        group_id: Its group.
+        client_id: Its name in the group, known to this sidecar only.
+        instance: Which process of that name it is, 16 bytes in hex.
+    """
+
+    group_id: str
+    client_id: str
+    instance: str
+
+
+NOBODY = Peer(None, None, None)
+
+
+def started(pid: int) -> int | None:
+    """Return when a process started, in clock ticks since the boot, None if gone."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return None
+    # The command stands in parentheses and may hold any byte, these as well.
+    fields = text.rpartition(b")")[2].split()
+    return int(fields[_START_FIELD]) if len(fields) > _START_FIELD else None
+
+
+def peer_of(connection: socket.socket) -> Peer:
+    """Return who connected, as the kernel saw it; ``NOBODY`` over TCP."""
+    if connection.family != socket.AF_UNIX:
+        return NOBODY
+    try:
+        found = connection.getsockopt(
+            socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size
+        )
+    except OSError:
+        return NOBODY
+    pid, uid, _ = _UCRED.unpack(found)
+    # The kernel says 0 of a process that this one's namespace cannot see.
+    return Peer(pid or None, uid, started(pid) if pid else None)
+
+
+def may_use(peer: Peer) -> bool:
+    """Return whether a peer of the Unix socket may use this sidecar.
+
+    Its user must be ours, or the superuser, who could do anything anyhow.
+    """
+    return peer.uid in {os.geteuid(), 0}
+
+
+def is_same(given: bytes, secret: bytes) -> bool:
+    """Return whether a token is the right one, in time that tells nothing of it."""
+    return hmac.compare_digest(given, secret)
