@@ -10,7 +10,7 @@ clients a claim is for stands in the claim's tags, and a token is only ever used
 one client: what moves between two of them is released and claimed anew.
 """
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
@@ -18,6 +18,27 @@ API_LEVEL = 1
 DELIVERIES = ("alo", "amo")
 INSTANCE_HEADER = "Marshal-Instance"
 EVENT_ID_HEADER = "Last-Event-ID"
+# Longest wait of one request; whoever would wait longer asks again.
+WAIT_MS_MAX = 60_000
+STANDINGS_MAX = 20_000
+_NUMBER_MAX = 2**63 - 1
+
+# What a client says is checked where it is read; a pattern of Python also matches
+# in front of a last line feed, hence the end of each.
+Hex16 = Annotated[
+    str, msgspec.Meta(pattern=r"^[0-9a-f]{32}$", min_length=32, max_length=32)
+]
+Name = Annotated[str, msgspec.Meta(pattern=r"^[a-zA-Z0-9._:-]+$(?!\n)", max_length=200)]
+TopicName = Annotated[
+    str, msgspec.Meta(pattern=r"^[a-zA-Z0-9._-]+$(?!\n)", max_length=249)
+]
+Word = Annotated[str, msgspec.Meta(max_length=200)]
+Words = Annotated[str, msgspec.Meta(max_length=1_000)]
+Number = Annotated[int, msgspec.Meta(ge=0, le=_NUMBER_MAX)]
+PartitionNumber = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+Pid = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+Milliseconds = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+WaitMs = Annotated[int, msgspec.Meta(ge=0, le=WAIT_MS_MAX)]
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,8 +116,8 @@ class Registration(Message, frozen=True, kw_only=True):
         beat_ms: Time between its beats, at most ``client_beat_ms_max``.
     """
 
-    instance: str
-    beat_ms: int
+    instance: Hex16
+    beat_ms: Milliseconds
 
 
 class Registered(Message, frozen=True, kw_only=True):
@@ -118,13 +139,13 @@ class Wants(Message, frozen=True, kw_only=True):
     of one group whose topics overlap must agree in all but ``claims_max``.
     """
 
-    topics: tuple[str, ...] = ()
-    pattern: str | None = None
+    topics: Annotated[tuple[TopicName, ...], msgspec.Meta(max_length=1_000)] = ()
+    pattern: Words | None = None
     delivery: Literal["alo", "amo"] = "alo"
-    policy: str = "fair"
-    claims_max: int = 0
-    auto_offset_reset: str = "earliest"
-    metadata_refresh_ms: int = 30_000
+    policy: Word = "fair"
+    claims_max: PartitionNumber = 0
+    auto_offset_reset: Word = "earliest"
+    metadata_refresh_ms: Milliseconds = 30_000
     release_behind: bool = True
 
 
@@ -148,13 +169,16 @@ class Standing(Message, frozen=True, kw_only=True):
         done: At most once: everything granted below is done with, else None.
     """
 
-    topic: str
-    partition: int
-    epoch: int
-    position: int | None
-    in_hand: int = 0
-    handed: int = 0
-    done: int | None = None
+    topic: TopicName
+    partition: PartitionNumber
+    epoch: Number
+    position: Number | None
+    in_hand: Number = 0
+    handed: Number = 0
+    done: Number | None = None
+
+
+Standings = Annotated[tuple[Standing, ...], msgspec.Meta(max_length=STANDINGS_MAX)]
 
 
 class Beat(Message, frozen=True, kw_only=True):
@@ -166,9 +190,9 @@ class Beat(Message, frozen=True, kw_only=True):
         timeout_ms: How long a flush may take.
     """
 
-    standings: tuple[Standing, ...] = ()
+    standings: Standings = ()
     flush: bool = False
-    timeout_ms: int = 0
+    timeout_ms: WaitMs = 0
 
 
 class Deadline(Message, frozen=True, kw_only=True):
@@ -212,13 +236,16 @@ class Returned(Message, frozen=True, kw_only=True):
         done: As in ``Standing``.
     """
 
-    topic: str
-    partition: int
-    epoch: int
-    position: int | None
-    reason: str = "closed"
-    detail: str = ""
-    done: int | None = None
+    topic: TopicName
+    partition: PartitionNumber
+    epoch: Number
+    position: Number | None
+    reason: Word = "closed"
+    detail: Words = ""
+    done: Number | None = None
+
+
+Returns = Annotated[tuple[Returned, ...], msgspec.Meta(max_length=STANDINGS_MAX)]
 
 
 class Release(Message, frozen=True, kw_only=True):
@@ -229,8 +256,8 @@ class Release(Message, frozen=True, kw_only=True):
         timeout_ms: How long to wait until the log shows it; 0 = do not wait.
     """
 
-    returned: tuple[Returned, ...]
-    timeout_ms: int = 0
+    returned: Returns
+    timeout_ms: WaitMs = 0
 
 
 class GrantAsk(Message, frozen=True, kw_only=True):
@@ -252,16 +279,16 @@ class GrantAsk(Message, frozen=True, kw_only=True):
         timeout_ms: How long to wait for the verdict.
     """
 
-    client_id: str
-    incarnation: str
-    topic: str
-    partition: int
-    epoch: int
-    grantee: str
-    first: int
-    last: int
-    timeout_ms: int
-    done: int | None = None
+    client_id: Name
+    incarnation: Hex16
+    topic: TopicName
+    partition: PartitionNumber
+    epoch: Number
+    grantee: Hex16
+    first: Number
+    last: Number
+    timeout_ms: WaitMs
+    done: Number | None = None
 
 
 class Granted(Message, frozen=True, kw_only=True):
@@ -290,7 +317,7 @@ class Children(Message, frozen=True, kw_only=True):
     It is known dead only when they are, too (PROTOCOL 12).
     """
 
-    pids: tuple[int, ...]
+    pids: Annotated[tuple[Pid, ...], msgspec.Meta(max_length=1_000)]
 
 
 class Leaving(Message, frozen=True, kw_only=True):
@@ -303,10 +330,10 @@ class Leaving(Message, frozen=True, kw_only=True):
         timeout_ms: How long to wait until the log shows it.
     """
 
-    returned: tuple[Returned, ...] = ()
+    returned: Returns = ()
     release: bool = True
     reason: Literal["shutdown", "restart", "downscale"] = "shutdown"
-    timeout_ms: int = 0
+    timeout_ms: WaitMs = 0
 
 
 class Left(Message, frozen=True, kw_only=True):

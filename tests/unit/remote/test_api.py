@@ -45,3 +45,24 @@ def test_a_newer_end_may_say_more():
 
 def test_an_id_names_the_life_the_event_and_the_entry():
     assert api.frame_id("0123456789abcdef", 7, t=3, offset=4711) == "01234567.7.3.4711"
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        (api.Registration, {"instance": "AB" * 16, "beat_ms": 1}),
+        (api.Registration, {"instance": "ab" * 16 + "\n", "beat_ms": 1}),
+        (api.Registration, {"instance": "ab" * 16, "beat_ms": -1}),
+        (api.Wants, {"topics": ["a/b"]}),
+        (api.Wants, {"topics": ["a\n"]}),
+        (api.Wants, {"delivery": "exactly once"}),
+        (api.Beat, {"timeout_ms": api.WAIT_MS_MAX + 1}),
+        (api.Beat, {"standings": [{"topic": "t", "partition": -1}]}),
+        (api.Children, {"pids": [0]}),
+        (api.Leaving, {"reason": "boredom"}),
+    ],
+    ids=str,
+)
+def test_what_a_client_says_is_checked_where_it_is_read(kind, body):
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.json.decode(msgspec.json.encode(body), type=kind)

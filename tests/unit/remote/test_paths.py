@@ -1,0 +1,16 @@
+"""Paths: each name once, and each part of one can be filled in."""
+
+import re
+
+from kafka_marshal.remote import paths
+
+ALL = {name: path for name, path in vars(paths).items() if name.isupper()}
+
+
+def test_no_two_names_mean_the_same_path():
+    assert len(set(ALL.values())) == len(ALL)
+
+
+def test_parts_are_named_alike_everywhere():
+    parts = {part for path in ALL.values() for part in re.findall(r"{(\w+)}", path)}
+    assert parts == {"group", "client", "name", "topic", "partition"}
