@@ -1,0 +1,373 @@
+"""Who owned what, when and why: rows that are read off the fold as it goes.
+
+The state says what is; a historian keeps what was. It watches transitions and
+decides nothing, so that a log is audited by the very fold that its members live by.
+What it says of a claim is seen through its own account (which epoch a record named,
+where a position stood before), so that a fold that broke a rule would show.
+"""
+
+from collections.abc import Iterator
+
+import msgspec
+
+from kafka_marshal.errors import MalformedRecord
+from kafka_marshal.protocol.history_rows import (
+    GRANTED,
+    OPEN,
+    RAN_OUT,
+    RELEASED,
+    RESUMED,
+    TAKEN_OVER,
+    UNPAUSED,
+    WON,
+    Attempt,
+    GrantRow,
+    Interval,
+    Moment,
+    PauseRow,
+    PositionRow,
+    Rejected,
+    Row,
+)
+from kafka_marshal.protocol.notes import why_of
+from kafka_marshal.protocol.records import (
+    ClaimingMessages,
+    ClaimingPartition,
+    Heartbeat,
+    ReleaseGroup,
+    ReleasingPartition,
+)
+from kafka_marshal.protocol.state import WorldState
+from kafka_marshal.protocol.tenures import (
+    Track,
+    handoff,
+    move,
+    note_stray,
+    note_waiting,
+)
+from kafka_marshal.protocol.transition import (
+    ACCEPTED,
+    REFUSED,
+    UNDECODABLE,
+    Transition,
+    Transitions,
+)
+from kafka_marshal.protocol.types import Key, LogEntry
+
+SAMPLE_MS_DEFAULT = 60_000
+AGES_PER_H = 20
+AGES_MAX = 4 * AGES_PER_H
+GONE_KEYS_MIN = 64
+_FORMAT_VERSION = 1
+
+
+class Historian(msgspec.Struct, gc=False):
+    """Watches the fold of one coordinating partition, from its first entry on.
+
+    Attributes:
+        sample_ms: Log time between two samples of a key's position.
+        tracks: Every key, like the world's.
+        pauses: Pauses that last, by group.
+        ages: How old claims were when they were renewed, by group: counts of
+            twentieths of H, the last one for all above.
+        entries_count: Entries seen.
+        first_offset: Offset of the first of them.
+    """
+
+    sample_ms: int = SAMPLE_MS_DEFAULT
+    tracks: dict[Key, Track] = {}
+    pauses: dict[str, PauseRow] = {}
+    ages: dict[str, list[int]] = {}
+    entries_count: int = 0
+    first_offset: int | None = None
+
+    def take(
+        self, world: WorldState, entry: LogEntry, *, transitions: Transitions
+    ) -> list[Row]:
+        """Return the rows that an entry completes.
+
+        Args:
+            world: The state after the entry.
+            entry: The entry.
+            transitions: What it did.
+        """
+        rows: list[Row] = []
+        self.entries_count += 1
+        if self.first_offset is None:
+            self.first_offset = entry.offset
+        if self.pauses:
+            rows += self._ran_out(world, entry)
+        for transition in transitions:
+            effect = transition.effect
+            if effect in ("renewed", "position_only"):
+                row = self._beat(world, transition, entry=entry)
+                if row is not None:
+                    rows.append(row)
+            else:
+                at = Moment(entry.offset, world.now_ms, entry.timestamp_ms)
+                rows += self._other(world, transition, at=at)
+        if len(self.tracks) > GONE_KEYS_MIN + len(world.keys) * 9 // 8:
+            # Now and then, because who forgets a key does not say which.
+            kept = self.tracks.items()
+            self.tracks = {key: each for key, each in kept if key in world.keys}
+        return rows
+
+    def open_rows(self) -> Iterator[Row]:
+        """Yield claims that have not ended, by key, then pauses, by group."""
+        for _, track in sorted(self.tracks.items()):
+            if track.interval.ending == OPEN:
+                yield track.interval
+        for _, pause in sorted(self.pauses.items()):
+            yield pause
+
+    def to_bytes(self) -> bytes:
+        """Return all of it; ``from_bytes`` goes on from there."""
+        fields = [getattr(self, name) for name in self.__struct_fields__]
+        fields[1] = list(self.tracks.values())
+        fields[2] = list(self.pauses.values())
+        return msgspec.msgpack.encode([_FORMAT_VERSION, *fields])
+
+    @classmethod
+    def from_bytes(cls, value: bytes) -> "Historian":
+        """Return the historian that ``to_bytes`` wrote.
+
+        Raises:
+            MalformedRecord: The bytes are none.
+        """
+        try:
+            version, sample_ms, tracks, pauses, *rest = _DECODER.decode(value)
+        except msgspec.MsgspecError as error:
+            raise MalformedRecord(f"not a history: {error}") from error
+        if version != _FORMAT_VERSION:
+            raise MalformedRecord(f"a history of version {version} is unknown")
+        by_key = {track.interval.key: track for track in tracks}
+        by_group = {pause.group_id: pause for pause in pauses}
+        return cls(sample_ms, by_key, by_group, *rest)
+
+    def _beat(
+        self, world: WorldState, transition: Transition, *, entry: LogEntry
+    ) -> Row | None:
+        # As often as there are beats, so it does without calls where it can.
+        key = transition.key
+        assert key is not None
+        track = self.tracks[key]
+        interval, record, now_ms = track.interval, transition.record, world.now_ms
+        note_stray(interval, transition)
+        rewinds = isinstance(record, Heartbeat) and record.rewind
+        known = world.keys[key]
+        move(track, known.position, rewinds=rewinds)
+        if transition.effect == "renewed":
+            age_ms = now_ms - interval.renewed_ms
+            h_ms = interval.heartbeat_interval_ms
+            ages = self.ages.get(key.group_id)
+            if ages is None:
+                ages = self.ages[key.group_id] = [0] * (AGES_MAX + 1)
+            ages[min(age_ms * AGES_PER_H // h_ms, AGES_MAX)] += 1
+            interval.beats_count += 1
+            interval.gap_ms_max = max(interval.gap_ms_max, age_ms)
+            interval.renewed_offset, interval.renewed_ms = entry.offset, now_ms
+            interval.heartbeat_interval_ms = known.heartbeat_interval_ms
+            if track.waiting:
+                track.waiting = []
+        if now_ms < track.sample_due_ms:
+            return None
+        at = Moment(entry.offset, now_ms, entry.timestamp_ms)
+        return self._sample(world, track, at=at)
+
+    def _other(
+        self, world: WorldState, transition: Transition, *, at: Moment
+    ) -> Iterator[Row]:
+        record, key = transition.record, transition.key
+        if isinstance(record, ClaimingPartition):
+            yield self._attempt(world, transition, at=at)
+        if transition.outcome != ACCEPTED:
+            is_refused = transition.outcome == REFUSED
+            if is_refused and isinstance(record, ClaimingMessages):
+                yield _grant(world, transition, at=at)
+            yield _rejected(world, transition, at=at)
+        elif isinstance(record, ReleaseGroup):
+            yield from self._pause(world, transition, at=at)
+        elif key is None:
+            return
+        elif isinstance(record, ClaimingPartition):
+            yield from self._won(world, transition, at=at)
+        else:
+            track = self.tracks[key]
+            note_stray(track.interval, transition)
+            move(track, world.keys[key].position, rewinds=False)
+            if isinstance(record, ReleasingPartition):
+                yield self._released(world, track, record=record, at=at)
+            else:
+                yield _grant(world, transition, at=at)
+                if at.log_ms >= track.sample_due_ms:
+                    yield self._sample(world, track, at=at)
+
+    def _attempt(
+        self, world: WorldState, transition: Transition, *, at: Moment
+    ) -> Attempt:
+        record = transition.record
+        assert isinstance(record, ClaimingPartition)
+        key = Key(record.group_id, record.topic, record.partition)
+        known = world.keys.get(key)
+        owner = None if known is None else known.owner
+        is_won = transition.outcome == ACCEPTED
+        track = self.tracks.get(key)
+        if track is not None and not is_won:
+            note_waiting(track, record.incarnation, reason=transition.reason, at=at)
+        return Attempt(
+            key,
+            record.client_id,
+            record.incarnation,
+            at,
+            WON if is_won else transition.outcome,
+            transition.reason,
+            None if owner is None else owner.client_id,
+            (transition.detail or {}).get("remaining_ms"),
+            why_of(record),
+        )
+
+    def _won(
+        self, world: WorldState, transition: Transition, *, at: Moment
+    ) -> Iterator[Row]:
+        key, record = transition.key, transition.record
+        assert key is not None
+        assert isinstance(record, ClaimingPartition)
+        known, token = world.keys[key], world.token(key)
+        assert token is not None
+        interval = Interval(
+            key,
+            record.client_id,
+            record.incarnation,
+            token,
+            transition.effect or "",
+            why_of(record),
+            at,
+            known.heartbeat_interval_ms,
+            at.offset,
+            at.log_ms,
+            known.topic_id,
+            first_position=known.position,
+            position=known.position,
+        )
+        track = self.tracks.get(key)
+        if track is None:
+            self.tracks[key] = Track(interval, at.log_ms)
+            return
+        before, track.interval = track.interval, interval
+        if before.ending == OPEN:
+            before.ending = TAKEN_OVER if record.resume is None else RESUMED
+            before.ended_by, before.reason = record.client_id, interval.why
+            before.end = at
+            yield before
+        yield handoff(before, interval, track=track)
+        track.waiting = []
+
+    def _released(
+        self,
+        world: WorldState,
+        track: Track,
+        *,
+        record: ReleasingPartition,
+        at: Moment,
+    ) -> Interval:
+        interval = track.interval
+        interval.ending, interval.ended_by = RELEASED, record.client_id
+        interval.reason, interval.end = record.reason, at
+        kept = world.keys[interval.key].handoff
+        track.kept_ms = at.log_ms if kept is None else kept[1]
+        track.waiting = []
+        return interval
+
+    def _sample(self, world: WorldState, track: Track, *, at: Moment) -> PositionRow:
+        track.sample_due_ms = at.log_ms + self.sample_ms
+        interval = track.interval
+        known = world.keys[interval.key]
+        return PositionRow(
+            interval.key,
+            interval.client_id,
+            known.epoch,
+            known.topic_id,
+            at,
+            known.position,
+            known.granted,
+            track.rewinds_count,
+        )
+
+    def _pause(
+        self, world: WorldState, transition: Transition, *, at: Moment
+    ) -> Iterator[PauseRow]:
+        record = transition.record
+        assert isinstance(record, ReleaseGroup)
+        group_id = record.group_id
+        for key, track in self.tracks.items():
+            if key.group_id == group_id:
+                track.waiting = []  # in a pause nobody may take what is free
+        row = self.pauses.get(group_id)
+        pause = world.active_pause(group_id)
+        if row is not None and pause is None:
+            del self.pauses[group_id]
+            row.ending, row.end = UNPAUSED, at
+            yield row
+        elif row is not None and pause is not None:
+            row.until_ms = pause.until_ms
+            row.renewals_count += 1
+        else:
+            assert pause is not None
+            who = (group_id, record.op_id, record.client_id)
+            self.pauses[group_id] = PauseRow(*who, record.reason, at, pause.until_ms)
+
+    def _ran_out(self, world: WorldState, entry: LogEntry) -> Iterator[PauseRow]:
+        # An entry ends the pauses that ran out before it is judged itself.
+        for group_id, row in sorted(self.pauses.items()):
+            if row.until_ms <= world.append_time_ms:
+                del self.pauses[group_id]
+                row.ending = RAN_OUT
+                row.end = Moment(entry.offset, world.now_ms, entry.timestamp_ms)
+                yield row
+
+
+Fields = tuple[
+    int,
+    int,
+    list[Track],
+    list[PauseRow],
+    dict[str, list[int]],
+    int,
+    int | None,
+]
+_DECODER = msgspec.msgpack.Decoder(Fields)
+
+
+def _grant(world: WorldState, transition: Transition, *, at: Moment) -> GrantRow:
+    key, record = transition.key, transition.record
+    assert key is not None
+    assert isinstance(record, ClaimingMessages)
+    told = transition.detail or {}
+    return GrantRow(
+        key,
+        record.client_id,
+        record.grantee,
+        record.epoch,
+        world.keys[key].topic_id,
+        at,
+        transition.reason or GRANTED,
+        told.get("first", record.first),
+        told.get("last", record.proposed_last_offset),
+    )
+
+
+def _rejected(world: WorldState, transition: Transition, *, at: Moment) -> Rejected:
+    record = transition.record
+    detail = None
+    if transition.outcome == UNDECODABLE:
+        detail = world.soft.undecodable[-1].reason
+    return Rejected(
+        at,
+        transition.outcome,
+        transition.reason or "",
+        detail,
+        None if record is None else type(record).__name__,
+        getattr(record, "client_id", None),
+        getattr(record, "group_id", None),
+        transition.key,
+    )

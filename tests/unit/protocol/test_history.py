@@ -1,0 +1,352 @@
+import msgspec
+import pytest
+from logkit import (
+    KEY,
+    SECRET,
+    H,
+    Log,
+    batch,
+    beat,
+    claim,
+    config,
+    hashed,
+    ident,
+    member,
+    messages,
+    pause,
+    release,
+)
+from logkit import resume as resume_record
+
+from kafka_marshal.errors import MalformedRecord
+from kafka_marshal.protocol.history import (
+    AGES_MAX,
+    AGES_PER_H,
+    GONE_KEYS_MIN,
+    Historian,
+)
+from kafka_marshal.protocol.history_rows import (
+    Attempt,
+    GrantRow,
+    Handoff,
+    Interval,
+    PauseRow,
+    PositionRow,
+    Rejected,
+)
+from kafka_marshal.protocol.notes import why_to_tags
+from kafka_marshal.protocol.types import Key
+
+OTHER = Key("g", "u", 1)
+
+
+class Bench:
+    """A log with a historian that watches its fold, and what it told."""
+
+    def __init__(self, **settings):
+        self.log = Log(configured=False)
+        self.historian = Historian(10 * H)
+        self.rows = []
+        self.say(config(**settings))
+
+    def say(self, record, **where):
+        transitions = self.log.append(record, **where)
+        entry = self.log.entries[-1]
+        found = self.historian.take(self.log.state, entry, transitions=transitions)
+        self.rows += found
+        return entry.offset
+
+    def of(self, kind):
+        return [row for row in self.rows if isinstance(row, kind)]
+
+    def one(self, kind):
+        (row,) = self.of(kind)
+        return row
+
+    @property
+    def interval(self):
+        return self.historian.tracks[KEY].interval
+
+
+@pytest.fixture
+def bench():
+    return Bench()
+
+
+# --- intervals and handoffs
+
+
+def test_a_claim_lasts_from_the_record_that_won_to_its_release(bench):
+    why = msgspec.structs.replace(claim(), tags=why_to_tags("free"))
+    epoch = bench.say(why, after=5)
+    bench.say(beat(epoch, 10), after=H // 4)
+    bench.say(beat(epoch, 20), after=H // 2)
+    assert list(bench.historian.open_rows()) == [bench.interval]
+    assert bench.of(Interval) == []
+    leaving = msgspec.structs.replace(release(epoch, 30), reason="closed")
+    end = bench.say(leaving, after=10)
+    row = bench.one(Interval)
+    assert (row.key, row.client_id, row.incarnation) == (KEY, "c1", ident("c1"))
+    assert (row.token, row.token.offset) == (bench.log.state.token(KEY), epoch)
+    assert (row.effect, row.why) == ("claimed", "free")
+    assert (row.start.offset, row.end.offset) == (epoch, end)
+    assert row.end.log_ms - row.start.log_ms == H // 4 + H // 2 + 10
+    assert row.end.append_ms == bench.log.now_ms
+    assert (row.beats_count, row.gap_ms_max) == (2, H // 2)
+    assert (row.renewed_offset, row.heartbeat_interval_ms) == (epoch + 2, H)
+    assert (row.first_position, row.position) == (10, 30)
+    assert (row.ending, row.ended_by, row.reason) == ("released", "c1", "closed")
+    assert (row.rewinds_count, row.steps_back_count, row.stray_count) == (0, 0, 0)
+    assert list(bench.historian.open_rows()) == []
+
+
+def test_a_takeover_ends_a_claim_and_tells_the_gap(bench):
+    epoch = bench.say(claim())
+    bench.say(beat(epoch, 7), after=100)
+    bench.say(claim("c2"), after=2 * H)  # exactly 2H is not stale
+    bench.say(claim("c2"), after=1)
+    row, handoff = bench.one(Interval), bench.one(Handoff)
+    assert (row.ending, row.ended_by, row.end) == ("taken_over", "c2", handoff.at)
+    assert (handoff.from_client_id, handoff.to_client_id) == ("c1", "c2")
+    assert (handoff.gap_ms, handoff.heartbeat_interval_ms) == (2 * H + 1, H)
+    assert (handoff.ending, handoff.late_ms, handoff.position) == ("taken_over", 0, 7)
+    assert handoff.token == bench.log.state.token(KEY)
+    assert [each.outcome for each in bench.of(Attempt)] == ["won", "refused", "won"]
+    refused = bench.of(Attempt)[1]
+    assert (refused.reason, refused.holder) == ("held", "c1")
+    assert refused.remaining_ms == 1
+
+
+def test_who_was_refused_before_the_last_renewal_is_not_late(bench):
+    epoch = bench.say(claim())
+    bench.say(claim("c2"))
+    bench.say(beat(epoch), after=100)
+    bench.say(claim("c2"), after=90 * H)
+    assert bench.one(Handoff).late_ms is None
+
+
+def test_a_resume_ends_the_life_before(bench):
+    epoch = bench.say(claim(resume_hash=hashed(SECRET)))
+    bench.say(resume_record(epoch), after=10)
+    row, handoff = bench.one(Interval), bench.one(Handoff)
+    assert (row.ending, bench.interval.effect) == ("resumed", "resumed")
+    assert (handoff.gap_ms, handoff.late_ms) == (10, None)
+
+
+def test_a_release_is_followed_by_whoever_comes(bench):
+    epoch = bench.say(claim())
+    bench.say(release(epoch, 5))
+    bench.say(claim("c2"), after=40)
+    handoff = bench.one(Handoff)
+    assert (handoff.ending, handoff.gap_ms, handoff.late_ms) == ("released", 40, None)
+    assert (handoff.reason, handoff.position) == (None, 5)
+
+
+def test_the_owner_of_a_claim_may_be_refused_as_a_second_time(bench):
+    bench.say(claim())
+    bench.say(claim(seq=1))
+    assert bench.of(Attempt)[-1].reason == "duplicate"
+
+
+def test_ignored_records_end_nothing(bench):
+    epoch = bench.say(claim())
+    bench.say(release(epoch + 5, 1))
+    bench.say(beat(epoch, client="c2"))
+    bench.say(batch((epoch + 9, None)))
+    assert [row.reason for row in bench.of(Rejected)] == [
+        "old_epoch",
+        "not_owner",
+        "not_owner",
+    ]
+    assert bench.interval.ending == "open"
+
+
+def test_batches_renew_each_of_their_keys(bench):
+    one, two = bench.say(claim()), bench.say(claim(key=OTHER))
+    bench.say(batch((one, 4), (two, 5)), after=H // 2)
+    found = {key: track.interval for key, track in bench.historian.tracks.items()}
+    assert (found[KEY].beats_count, found[OTHER].beats_count) == (1, 1)
+    assert (found[KEY].position, found[OTHER].position) == (4, 5)
+    assert found[OTHER].stray_count == 0
+
+
+def test_ages_at_renewal_are_counted(bench):
+    epoch = bench.say(claim())
+    bench.say(beat(epoch), after=H // 2)
+    bench.say(beat(epoch), after=H // 2)
+    bench.say(beat(epoch), after=9 * H)
+    ages = bench.historian.ages["g"]
+    assert ages[AGES_PER_H // 2] == 2
+    assert (ages[AGES_MAX], sum(ages)) == (1, 3)
+
+
+# --- positions
+
+
+def test_positions_are_sampled(bench):
+    epoch = bench.say(claim())
+    first = bench.say(beat(epoch, 1))
+    bench.say(beat(epoch, 2), after=10 * H - 1)
+    last = bench.say(beat(epoch, 3), after=1)
+    rows = bench.of(PositionRow)
+    assert [(row.at.offset, row.position) for row in rows] == [(first, 1), (last, 3)]
+    assert (rows[0].epoch, rows[0].client_id, rows[0].granted) == (epoch, "c1", None)
+
+
+def test_a_rewind_is_told_apart(bench):
+    epoch = bench.say(claim())
+    bench.say(beat(epoch, 9))
+    bench.say(beat(epoch, 3, rewind=True))
+    bench.say(beat(epoch, 8), after=10 * H)
+    assert (bench.interval.rewinds_count, bench.interval.steps_back_count) == (1, 0)
+    assert bench.of(PositionRow)[-1].rewinds_count == 1
+
+
+# --- grants
+
+
+def test_grants_are_told_with_their_range(bench):
+    epoch = bench.say(claim(topic_id=ident("topic")))
+    bench.say(messages(epoch, 0, 9), after=1)
+    bench.say(messages(epoch, 0, 4))
+    bench.say(messages(epoch + 7, 0, 40))
+    rows = bench.of(GrantRow)
+    assert [(row.outcome, row.first, row.last) for row in rows] == [
+        ("granted", 0, 9),
+        ("nothing_left", 0, 4),
+    ]
+    assert (rows[0].grantee, rows[0].epoch) == (ident("grantee"), epoch)
+    assert rows[0].topic_id == ident("topic")
+    assert [row.reason for row in bench.of(Rejected)] == ["nothing_left", "old_epoch"]
+    assert bench.interval.position == 10
+    assert [row.granted for row in bench.of(PositionRow)] == [10]
+
+
+# --- pauses
+
+
+def test_a_pause_that_an_admin_ends(bench):
+    now_ms = bench.log.now_ms
+    start = bench.say(
+        msgspec.structs.replace(pause(now_ms + 500, seq=1), reason="deploy")
+    )
+    bench.say(pause(now_ms + 900, seq=2))
+    (row,) = bench.historian.open_rows()
+    assert (row.group_id, row.client_id, row.reason) == ("g", "admin", "deploy")
+    assert (row.until_ms, row.renewals_count) == (now_ms + 900, 1)
+    end = bench.say(pause(0, seq=3), after=10)
+    assert bench.one(PauseRow) is row
+    assert (row.start.offset, row.ending, row.end.offset) == (start, "unpaused", end)
+    assert list(bench.historian.open_rows()) == []
+
+
+def test_a_pause_that_runs_out_ends_with_the_next_entry(bench):
+    bench.say(pause(bench.log.now_ms + 500))
+    bench.say(member(), after=499)
+    assert bench.of(PauseRow) == []
+    end = bench.say(member(seq=1), after=1)
+    row = bench.one(PauseRow)
+    assert (row.ending, row.end.offset) == ("ran_out", end)
+
+
+def test_who_waits_when_a_group_is_paused_is_not_late(bench):
+    epoch = bench.say(claim())
+    other = bench.say(claim(key=Key("h", "t", 0)))
+    for group in ("g", "h"):
+        bench.say(claim("c2", key=Key(group, "t", 0)))
+    bench.say(pause(bench.log.now_ms + 5 * H))
+    bench.say(beat(epoch, 1))  # moves the position and renews nothing
+    assert bench.interval.beats_count == 0
+    assert bench.interval.position == 1
+    for group in ("g", "h"):
+        bench.say(claim("c2", key=Key(group, "t", 0)), after=6 * H)
+    late = {row.key.group_id: row.late_ms for row in bench.of(Handoff)}
+    assert late == {"g": None, "h": 10 * H - 1}
+    assert other > epoch
+
+
+# --- what took no effect
+
+
+def test_what_is_no_record_is_told(bench):
+    bench.say(b"\xff")
+    row = bench.one(Rejected)
+    assert (row.outcome, row.reason, row.record_type) == (
+        "undecodable",
+        "undecodable",
+        None,
+    )
+    assert row.detail
+    assert (row.client_id, row.group_id, row.key) == (None, None, None)
+
+
+def test_a_refused_record_tells_its_sender(bench):
+    bench.say(config())
+    bench.say(claim(generation=9))
+    rows = bench.of(Rejected)
+    assert [row.reason for row in rows] == ["config", "wrong_generation"]
+    assert (rows[0].record_type, rows[0].client_id) == ("Config", None)
+    assert (rows[1].record_type, rows[1].client_id) == ("ClaimingPartition", "c1")
+    assert (rows[1].group_id, rows[1].key) == ("g", KEY)
+    assert bench.one(Attempt).holder is None
+
+
+# --- memory and going on
+
+
+def test_keys_that_the_world_forgot_are_forgotten():
+    bench = Bench(forget_ms=10)
+    for number in range(GONE_KEYS_MIN + 2):
+        key = Key("g", "t", number)
+        epoch = bench.say(claim(key=key))
+        bench.say(release(epoch, key=key))
+        bench.say(member(seq=number), after=100)
+    assert len(bench.log.state.keys) <= 1
+    assert len(bench.historian.tracks) <= GONE_KEYS_MIN
+    assert bench.historian.tracks.keys() >= bench.log.state.keys.keys()
+
+
+def scene(bench, start, stop):
+    """Play parts of a story; its second half needs what the first one left open."""
+    parts = [
+        lambda: bench.say(claim(topic_id=ident("topic"))),
+        lambda: bench.say(beat(1, 5), after=100),
+        lambda: bench.say(messages(1, 5, 9)),
+        lambda: bench.say(pause(bench.log.now_ms + 50, group="h")),
+        lambda: bench.say(claim("c2")),
+        lambda: bench.say(member(), after=100),
+        lambda: bench.say(claim("c2", seq=1), after=3 * H),
+        lambda: bench.say(batch((7, 12), client="c2"), after=10),
+    ]
+    for part in parts[start:stop]:
+        part()
+
+
+@pytest.mark.parametrize("split", range(9))
+def test_it_goes_on_from_its_bytes(split):
+    whole, parted = Bench(), Bench()
+    scene(whole, 0, 8)
+    scene(parted, 0, split)
+    saved = parted.historian.to_bytes()
+    parted.historian = Historian.from_bytes(saved)
+    assert parted.historian.to_bytes() == saved
+    scene(parted, split, 8)
+    assert parted.rows == whole.rows
+    assert parted.historian.to_bytes() == whole.historian.to_bytes()
+    assert whole.one(Handoff).late_ms is not None
+    assert (whole.historian.first_offset, whole.historian.entries_count) == (0, 9)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        pytest.param(b"", id="nothing"),
+        pytest.param(b"\x01", id="no-list"),
+        pytest.param(
+            msgspec.msgpack.encode([9, 1, [], [], {}, 0, None]), id="other-version"
+        ),
+    ],
+)
+def test_bytes_that_are_no_history_are_refused(value):
+    with pytest.raises(MalformedRecord, match="history"):
+        Historian.from_bytes(value)

@@ -1,0 +1,40 @@
+from typing import get_args
+
+import msgspec
+import pytest
+from logkit import KEY, ident
+
+from kafka_marshal.protocol import history_rows
+from kafka_marshal.protocol.history_rows import (
+    OPEN,
+    Interval,
+    Moment,
+    PauseRow,
+    Row,
+)
+from kafka_marshal.protocol.types import Token
+
+AT = Moment(3, 1_000, 2_000)
+
+
+@pytest.mark.parametrize("kind", get_args(Row), ids=lambda kind: kind.__name__)
+def test_rows_hold_plain_data_only(kind):
+    """So that a row goes through MessagePack and comes back as it was."""
+    assert issubclass(kind, msgspec.Struct)
+    assert msgspec.json.schema(kind)
+
+
+def test_what_has_not_ended_is_open_and_goes_on_after_a_round_trip():
+    who = ("c1", ident("c1"), Token(1, 0, 3), "claimed", None)
+    interval = Interval(KEY, *who, AT, 1_000, 3, 1_000)
+    pause = PauseRow("g", ident("op"), "admin", None, AT, 9_000)
+    for row in (interval, pause):
+        assert (row.ending, row.end) == (OPEN, None)
+        back = msgspec.msgpack.decode(msgspec.msgpack.encode(row), type=type(row))
+        assert back == row
+        assert type(back.start) is Moment
+
+
+def test_endings_have_names_of_their_own():
+    names = ("OPEN", "RELEASED", "RESUMED", "TAKEN_OVER", "UNPAUSED", "RAN_OUT")
+    assert len({getattr(history_rows, name) for name in names}) == len(names)
