@@ -1,0 +1,12 @@
+"""Views of a sidecar: partitions are numbers, also as the keys of an object."""
+
+import msgspec
+
+from kafka_marshal.remote.looking import AsOf, OwnersNow
+
+
+def test_partitions_come_back_as_numbers():
+    said = OwnersNow(as_of=AsOf(time_ms=1, offsets={"0": 7}), owners={10: None, 2: "a"})
+    wire = msgspec.json.encode(said)
+    assert b'"10":null' in wire
+    assert msgspec.json.decode(wire, type=OwnersNow) == said
