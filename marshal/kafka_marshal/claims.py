@@ -1,10 +1,13 @@
 """Claims without consumption: for loops that fetch by other means."""
 
 import os
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-from kafka_marshal.engine import Engine, Holding, Session
+from kafka_marshal.engine import Holding
+from kafka_marshal.engine.faces import EngineFace, SessionFace
+from kafka_marshal.engine.replica import Glance
 from kafka_marshal.errors import (
     ClaimLost,
     ClaimRejected,
@@ -13,7 +16,7 @@ from kafka_marshal.errors import (
 )
 from kafka_marshal.protocol.claiming import Phase
 from kafka_marshal.protocol.delivery import AtLeastOnce
-from kafka_marshal.protocol.types import Token, TopicPartition
+from kafka_marshal.protocol.types import Key, Token, TopicPartition
 
 WAIT_SLICE_MS = 50
 RELEASE_MS_MAX = 10_000
@@ -26,8 +29,16 @@ class HeldClaim:
     piece of work, and give ``token`` to whatever stores the result.
     """
 
-    def __init__(self, engine: Engine, session: Session, holding: Holding) -> None:
+    def __init__(
+        self,
+        engine: EngineFace,
+        session: SessionFace,
+        *,
+        holding: Holding,
+        ask: Callable[[Key], Glance | None],
+    ) -> None:
         self._engine = engine
+        self._ask = ask
         self._session = session
         self._holding = holding
         self._clock = engine.context.ports.clock
@@ -117,12 +128,15 @@ class HeldClaim:
                     raise failure
                 if self._holding.claim.phase is Phase.ENDED:
                     # Closing the client gave it up: nobody contends for it now.
-                    raise self._rejected()
+                    break
                 try:
                     self._wait(deadline_ms, "won")
-                except DeadlineExceeded as late:
+                except DeadlineExceeded:
                     self._session.unwant(self._holding)
-                    raise self._rejected() from late
+                    break
+            else:
+                return
+        raise self._rejected()
 
     def _wait(self, deadline_ms: int, what: str) -> None:
         left_ms = deadline_ms - self._clock.now_ms()
@@ -132,24 +146,18 @@ class HeldClaim:
 
     def _rejected(self) -> ClaimRejected:
         key = self._holding.key
-        replica = self._engine.context.replica_of(key)
-        known = replica.world.keys.get(key)
         refusal = self._holding.claim.refusal
-        owner = None if known is None else known.owner
-        now_ms = replica.world.now_ms + replica.elapsed_ms(self._clock.now_ms())
-        freshness = None
-        if known is not None and owner is not None:
-            freshness = known.freshness(now_ms).value
+        seen = self._ask(key) or Glance(None)
         reason = "held" if refusal is None else (refusal.reason or "held")
-        if replica.world.active_pause(key.group_id) is not None:
+        if self._engine.context.is_paused(key.group_id):
             reason = "paused"
-        who = "nobody" if owner is None else repr(owner.client_id)
+        who = "nobody" if seen.holder is None else repr(seen.holder)
         return ClaimRejected(
             f"{self.partition} was not claimed in time ({reason}): it is held by "
-            f"{who} ({freshness}); see: marshal claims who {key.group_id} "
+            f"{who} ({seen.freshness}); see: marshal claims who {key.group_id} "
             f"{key.topic} {key.partition}",
-            holder=None if owner is None else owner.client_id,
-            freshness=freshness,
+            holder=seen.holder,
+            freshness=seen.freshness,
             at_offset=None if refusal is None else refusal.offset,
             reason=reason,
         )

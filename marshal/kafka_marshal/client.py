@@ -15,6 +15,7 @@ from kafka_marshal.claims import HeldClaim
 from kafka_marshal.consumer import Consumer
 from kafka_marshal.engine import Delivery, Engine, Session, Subscription
 from kafka_marshal.engine.handout import ConsumerOptions, OnClaimed, OnLost
+from kafka_marshal.engine.replica import Glance
 from kafka_marshal.engine.telling import OnTopics
 from kafka_marshal.errors import (
     ConfigurationError,
@@ -317,9 +318,13 @@ class Marshal:
         with self.engine.changed:
             holding = self._session.want(Key(self.group_id, topic, partition))
             self.engine.act(self._session)
-        claim = HeldClaim(self.engine, self._session, holding)
+        claim = HeldClaim(self.engine, self._session, holding=holding, ask=self._glance)
         claim.wait_held(timeout_ms)
         return claim
+
+    def _glance(self, key: Key) -> Glance | None:
+        with self.engine.changed:
+            return self.engine.context.glance(key)
 
     def world(self, *, timeout_ms: int = OPEN_MS_MAX) -> dict[str, Any]:
         """Return the world as plain data, never older than this call.

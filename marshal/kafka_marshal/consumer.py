@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Self, cast
 
-from kafka_marshal.engine import Engine, Session, Subscription
+from kafka_marshal.engine import Subscription
+from kafka_marshal.engine.faces import EngineFace, SessionFace
 from kafka_marshal.engine.handout import (
     FETCH_SLICE_MS,
     WAIT_SLICE_MS,
@@ -66,8 +67,8 @@ class Consumer:
 
     def __init__(
         self,
-        engine: Engine,
-        session: Session,
+        engine: EngineFace,
+        session: SessionFace,
         *,
         subscription: Subscription,
         reader: DataReader,
@@ -369,8 +370,8 @@ class Consumer:
         progress = place.holding.progress
         if isinstance(progress, AtLeastOnce):
             return progress.position
-        world = self._engine.context.replica_of(place.holding.key).world
-        return world.keys[place.holding.key].next_unclaimed()
+        glance = self._engine.context.glance(place.holding.key)
+        return None if glance is None else glance.position
 
     def lag(self, timeout_ms: int = ASK_MS_MAX) -> dict[TopicPartition, int]:
         """Return how many offsets each held partition's position is behind its log.

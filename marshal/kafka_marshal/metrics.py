@@ -15,7 +15,8 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
-from kafka_marshal.engine import Engine, Holding, Session, Subscription
+from kafka_marshal.engine import Holding, Subscription
+from kafka_marshal.engine.faces import EngineFace, SessionFace
 from kafka_marshal.engine.meters import Histogram, Tally
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.observability import metrics as known
@@ -67,12 +68,12 @@ class Client(Protocol):
         ...
 
     @property
-    def engine(self) -> Engine:
+    def engine(self) -> EngineFace:
         """The engine that drives it."""
         ...
 
     @property
-    def session(self) -> Session:
+    def session(self) -> SessionFace:
         """What the engine drives for it."""
         ...
 
@@ -107,7 +108,7 @@ class MarshalCollector:
         self._registry = registry or known.prometheus().REGISTRY
         self._has_client = client_label
         self._clients: list[Client] = []
-        self._ends: WeakKeyDictionary[Engine, _Ends] = WeakKeyDictionary()
+        self._ends: WeakKeyDictionary[EngineFace, _Ends] = WeakKeyDictionary()
         self._is_registered = False
         self._pid = os.getpid()
         for client in clients:
@@ -198,7 +199,7 @@ def _version() -> str:
 
 
 @contextmanager
-def _locked(engine: Engine) -> Iterator[None]:
+def _locked(engine: EngineFace) -> Iterator[None]:
     """Hold the engine's lock; a scrape must never wait for ever.
 
     Raises:
@@ -220,7 +221,7 @@ class _GroupFigures(NamedTuple):
 
     is_up: bool
     heartbeat_ms: int
-    member_count: int
+    member_count: int | None
     is_paused: bool
     desired_count: int
     counts: tuple[dict[tuple[str, str], int], ...]
@@ -267,23 +268,14 @@ def _read_client(client: Client, scrape: known.Scrape) -> None:
             _add_key(client, key, scrape=scrape, figures=each)
 
 
-def _group_figures(engine: Engine, session: Session) -> _GroupFigures:
+def _group_figures(engine: EngineFace, session: SessionFace) -> _GroupFigures:
     context, meters = engine.context, session.meters
     group_id = session.claimant.group_id
-    replicas = context.replicas.values()
-    home = context.replicas[context.home_of(group_id)]
-    limit_ms = 2 * context.heartbeat_interval_ms
-    log_ms = home.world.now_ms + home.elapsed_ms(context.now_ms)
-    members = {
-        member.record.client_id
-        for member in home.world.live_members(group_id)
-        if log_ms - member.seen_ms <= limit_ms
-    }
     return _GroupFigures(
         engine.failure is None and session.failure is None,
         context.heartbeat_interval_ms,
-        len(members),
-        any(replica.world.active_pause(group_id) for replica in replicas),
+        context.member_count(group_id),
+        context.is_paused(group_id),
         max(map(_workers_max, session.subscriptions), default=0),
         (dict(meters.won), dict(meters.lost), dict(meters.released)),
         {name: found.copy() for name, found in meters.takeovers.items()},
@@ -300,6 +292,8 @@ def _add_group(client: Client, figures: _GroupFigures, scrape: known.Scrape) -> 
         known.DESIRED: figures.desired_count,
     }
     for family, value in gauges.items():
+        if value is None:
+            continue  # only who reads the log knows
         scrape.add(family, group, value=value, client=name)
     for family, counts in zip(_COUNTED, figures.counts, strict=True):
         for what, count in counts.items():
@@ -309,28 +303,26 @@ def _add_group(client: Client, figures: _GroupFigures, scrape: known.Scrape) -> 
         scrape.add_durations(known.TAKEOVER, labels, durations=found, client=name)
 
 
-def _key_figures(engine: Engine, session: Session, key: Key) -> _KeyFigures:
+def _key_figures(engine: EngineFace, session: SessionFace, key: Key) -> _KeyFigures:
     tally = session.meters.tallies.get(key, Tally())
     holding = session.holdings.get(key)
     if holding is None:
         return _KeyFigures(None, None, None, None, None, None, None, tally)
     tally = tally.plus(holding.tally)
     state = _state_of(holding)
-    row = engine.context.replica_of(key).world.keys.get(key)
-    if row is None or not holding.claim.is_owned:
+    seen = engine.context.glance(key)
+    if seen is None or not holding.claim.is_owned:
         return _KeyFigures(state, None, None, None, None, None, None, tally)
-    context, claim = engine.context, holding.claim
-    now_ms = context.now_ms
-    replica = context.replica_of(key)
-    end, position = session.end_of(key), row.next_unclaimed()
+    claim = holding.claim
+    end, position = session.end_of(key), seen.position
     group_lag = None
     if end is not None and position is not None:
         group_lag = max(0, end - position)
     return _KeyFigures(
         state,
         claim.epoch,
-        row.age_ms(replica.world.now_ms) + replica.elapsed_ms(now_ms),
-        max(0, claim.lease.hard_until_ms - now_ms),
+        seen.age_ms,
+        max(0, claim.lease.hard_until_ms - engine.context.now_ms),
         session.lag_of(key),
         group_lag,
         _unconfirmed_count(holding),
@@ -437,7 +429,9 @@ class _Ends:
         with self._lock:
             self._take()
             now_ms = context.now_ms
-            if self._call is None and now_ms >= self._due_ms:
+            # Over a sidecar the log is read by that, which has metrics of its own.
+            is_due = context.replicas and now_ms >= self._due_ms
+            if self._call is None and is_due:
                 self._due_ms = now_ms + LOOK_EVERY_MS
                 topic = client.coordination_topic
                 places = [TopicPartition(topic, t) for t in context.replicas]

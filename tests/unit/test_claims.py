@@ -31,10 +31,15 @@ def cluster():
     return world()
 
 
+def claim_of(node):
+    session, glance = node.session, node.engine.context.glance
+    return HeldClaim(node.engine, session, holding=session.want(KEY), ask=glance)
+
+
 def wanting(cluster, client_id="a"):
     node = cluster.node(client_id)
     node.engine.changed = Stepping(cluster)
-    return node, HeldClaim(node.engine, node.session, node.session.want(KEY))
+    return node, claim_of(node)
 
 
 def winning(cluster, client_id="a"):
@@ -128,7 +133,7 @@ def test_a_lost_claim_can_be_wanted_again(cluster):
     cluster.run(3 * H)
     node.cut(is_cut=False)
     assert not claim.is_valid()
-    again = HeldClaim(node.engine, node.session, node.session.want(KEY))
+    again = claim_of(node)
     again.wait_held(4 * H)
     assert again.token > claim.token
 

@@ -24,7 +24,7 @@ from kafka_marshal.protocol.records import Config
 from kafka_marshal.protocol.types import Key
 
 from .meters import EngineMeters
-from .replica import Replica
+from .replica import Glance, Replica
 
 
 @attrs.frozen
@@ -98,6 +98,28 @@ class Context:
         """Return whether others of its group are known, who may want the same keys."""
         world = self.replicas[self.home_of(claimant.group_id)].world
         return world.has_other_member(claimant.group_id, claimant.owner)
+
+    def glance(self, key: Key) -> Glance | None:
+        """Return what is known of a key, for people; None where nothing is."""
+        return self.replica_of(key).glance(key, self.now_ms)
+
+    def member_count(self, group_id: str) -> int:
+        """Return how many live members a group has."""
+        home = self.replicas[self.home_of(group_id)]
+        limit_ms = 2 * self.heartbeat_interval_ms
+        log_ms = home.world.now_ms + home.elapsed_ms(self.now_ms)
+        return len(
+            {
+                member.record.client_id
+                for member in home.world.live_members(group_id)
+                if log_ms - member.seen_ms <= limit_ms
+            }
+        )
+
+    def is_paused(self, group_id: str) -> bool:
+        """Return whether a group is paused, as far as the log is read."""
+        replicas = self.replicas.values()
+        return any(replica.world.active_pause(group_id) for replica in replicas)
 
     @property
     def has_pause(self) -> bool:

@@ -24,11 +24,10 @@ from kafka_marshal.protocol.granting import DEPTH_MAX_DEFAULT, AtMostOnce
 from kafka_marshal.protocol.types import Token, TopicPartition
 
 from .ahead import ReadAhead
-from .engine import Engine
+from .faces import EngineFace, SessionFace
 from .holding import Delivery, Holding
 from .pipeline import Pipeline
 from .place import Place
-from .session import Session
 from .subscription import Subscription
 from .telling import OnTopics, TopicTeller
 
@@ -101,8 +100,8 @@ class HandOut:
 
     def __init__(
         self,
-        engine: Engine,
-        session: Session,
+        engine: EngineFace,
+        session: SessionFace,
         *,
         subscription: Subscription,
         reader: DataReader,

@@ -22,9 +22,8 @@ from kafka_marshal.protocol.granting import (
     averaged,
 )
 
-from .engine import Engine
+from .faces import EngineFace, SessionFace
 from .place import Place
-from .session import Session
 
 _offset = attrgetter("offset")
 
@@ -70,8 +69,8 @@ class Pipeline:
 
     def __init__(
         self,
-        engine: Engine,
-        session: Session,
+        engine: EngineFace,
+        session: SessionFace,
         *,
         reader: DataReader,
         most: int,

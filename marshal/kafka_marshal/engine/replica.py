@@ -1,10 +1,28 @@
 """One coordinating partition as this process knows it, with local timing."""
 
+from typing import NamedTuple
+
 from kafka_marshal.errors import LogUnreadable
 from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.state import WorldState
 from kafka_marshal.protocol.transition import Transition
-from kafka_marshal.protocol.types import LogEntry
+from kafka_marshal.protocol.types import Key, LogEntry
+
+
+class Glance(NamedTuple):
+    """What is known of a key without asking anybody.
+
+    Attributes:
+        holder: client_id of the owner by the log, None where it has none.
+        freshness: ``fresh``, ``unknown`` or ``stale``; None without an owner.
+        age_ms: Time since the owner's last renewal, None where that is not known.
+        position: Next offset that is neither processed nor granted, None likewise.
+    """
+
+    holder: str | None
+    freshness: str | None = None
+    age_ms: int | None = None
+    position: int | None = None
 
 
 class Replica:
@@ -32,6 +50,18 @@ class Replica:
         """H in force in this T as of the entry folded last; 0 without a Config."""
         config = self.world.config
         return 0 if config is None else config.heartbeat_interval_ms
+
+    def glance(self, key: Key, now_ms: int) -> Glance | None:
+        """Return what is known of a key at a local time, None where nothing is."""
+        known = self.world.keys.get(key)
+        if known is None:
+            return None
+        log_ms = self.world.now_ms + self.elapsed_ms(now_ms)
+        age_ms, position = known.age_ms(log_ms), known.next_unclaimed()
+        if known.owner is None:
+            return Glance(None, None, age_ms, position)
+        fresh = known.freshness(log_ms).value
+        return Glance(known.owner.client_id, fresh, age_ms, position)
 
     def elapsed_ms(self, now_ms: int) -> int:
         """Return the local time since the last entry (PROTOCOL 4.11)."""
