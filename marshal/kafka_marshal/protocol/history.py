@@ -31,6 +31,7 @@ from kafka_marshal.protocol.history_rows import (
 )
 from kafka_marshal.protocol.notes import why_of
 from kafka_marshal.protocol.records import (
+    BatchHeartbeat,
     ClaimingMessages,
     ClaimingPartition,
     Heartbeat,
@@ -59,6 +60,7 @@ AGES_PER_H = 20
 AGES_MAX = 4 * AGES_PER_H
 GONE_KEYS_MIN = 64
 _FORMAT_VERSION = 1
+_BEATS = (Heartbeat, BatchHeartbeat)
 
 
 class Historian(msgspec.Struct, gc=False):
@@ -97,14 +99,11 @@ class Historian(msgspec.Struct, gc=False):
             self.first_offset = entry.offset
         if self.pauses:
             rows += self._ran_out(world, entry)
-        for transition in transitions:
-            effect = transition.effect
-            if effect in ("renewed", "position_only"):
-                row = self._beat(world, transition, entry=entry)
-                if row is not None:
-                    rows.append(row)
-            else:
-                at = Moment(entry.offset, world.now_ms, entry.timestamp_ms)
+        if transitions and isinstance(transitions[0].record, _BEATS):
+            rows += self._beats(world, entry, transitions=transitions)
+        else:
+            at = Moment(entry.offset, world.now_ms, entry.timestamp_ms)
+            for transition in transitions:
                 rows += self._other(world, transition, at=at)
         if len(self.tracks) > GONE_KEYS_MIN + len(world.keys) * 9 // 8:
             # Now and then, because who forgets a key does not say which.
@@ -144,35 +143,52 @@ class Historian(msgspec.Struct, gc=False):
         by_group = {pause.group_id: pause for pause in pauses}
         return cls(sample_ms, by_key, by_group, *rest)
 
-    def _beat(
-        self, world: WorldState, transition: Transition, *, entry: LogEntry
-    ) -> Row | None:
-        # As often as there are beats, so it does without calls where it can.
-        key = transition.key
-        assert key is not None
-        track = self.tracks[key]
-        interval, record, now_ms = track.interval, transition.record, world.now_ms
-        note_stray(interval, transition)
-        rewinds = isinstance(record, Heartbeat) and record.rewind
-        known = world.keys[key]
-        move(track, known.position, rewinds=rewinds)
-        if transition.effect == "renewed":
-            age_ms = now_ms - interval.renewed_ms
-            h_ms = interval.heartbeat_interval_ms
-            ages = self.ages.get(key.group_id)
-            if ages is None:
-                ages = self.ages[key.group_id] = [0] * (AGES_MAX + 1)
-            ages[min(age_ms * AGES_PER_H // h_ms, AGES_MAX)] += 1
-            interval.beats_count += 1
-            interval.gap_ms_max = max(interval.gap_ms_max, age_ms)
-            interval.renewed_offset, interval.renewed_ms = entry.offset, now_ms
-            interval.heartbeat_interval_ms = known.heartbeat_interval_ms
-            if track.waiting:
-                track.waiting = []
-        if now_ms < track.sample_due_ms:
-            return None
-        at = Moment(entry.offset, now_ms, entry.timestamp_ms)
-        return self._sample(world, track, at=at)
+    def _beats(
+        self, world: WorldState, entry: LogEntry, *, transitions: Transitions
+    ) -> list[Row]:
+        # The busiest loop of an audit: what most beats do, it does without a call.
+        record = transitions[0].record
+        assert isinstance(record, _BEATS)
+        at = Moment(entry.offset, world.now_ms, entry.timestamp_ms)
+        offset, now_ms, _ = at
+        sender, named, rewinds = record.incarnation, None, False
+        if isinstance(record, Heartbeat):
+            named, rewinds = record.epoch, record.rewind
+        ages = self.ages.get(record.group_id)
+        rows: list[Row] = []
+        tracks, keys = self.tracks, world.keys
+        for transition in transitions:
+            key, epoch = transition.key, transition.epoch
+            if transition.effect is None or key is None:
+                rows.append(_rejected(world, transition, at=at))
+                continue
+            track, known = tracks[key], keys[key]
+            interval = track.interval
+            if (
+                epoch != track.epoch
+                or sender != interval.incarnation
+                or interval.end is not None
+                or (named is not None and named != epoch)
+            ):
+                interval.stray_count += 1
+            if known.position != interval.position:
+                move(track, known.position, rewinds=rewinds)
+            if transition.effect == "renewed":
+                age_ms = now_ms - interval.renewed_ms
+                if ages is None:
+                    ages = self.ages[key.group_id] = [0] * (AGES_MAX + 1)
+                age = age_ms * AGES_PER_H // interval.heartbeat_interval_ms
+                ages[min(AGES_MAX, age)] += 1
+                interval.beats_count += 1
+                if age_ms > interval.gap_ms_max:  # noqa: PLR1730 - a call less
+                    interval.gap_ms_max = age_ms
+                interval.renewed_offset, interval.renewed_ms = offset, now_ms
+                interval.heartbeat_interval_ms = known.heartbeat_interval_ms
+                if track.waiting:
+                    track.waiting = []
+            if now_ms >= track.sample_due_ms:
+                rows.append(self._sample(world, track, at=at))
+        return rows
 
     def _other(
         self, world: WorldState, transition: Transition, *, at: Moment
@@ -251,9 +267,9 @@ class Historian(msgspec.Struct, gc=False):
         )
         track = self.tracks.get(key)
         if track is None:
-            self.tracks[key] = Track(interval, at.log_ms)
+            self.tracks[key] = Track(interval, at.offset, at.log_ms)
             return
-        before, track.interval = track.interval, interval
+        before, track.interval, track.epoch = track.interval, interval, at.offset
         if before.ending == OPEN:
             before.ending = TAKEN_OVER if record.resume is None else RESUMED
             before.ended_by, before.reason = record.client_id, interval.why

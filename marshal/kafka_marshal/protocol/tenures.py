@@ -29,6 +29,7 @@ class Track(msgspec.Struct, gc=False):
 
     Attributes:
         interval: The claim that stands, or the last one that did.
+        epoch: Its epoch.
         sample_due_ms: Log time from which the next position is told.
         rewinds_count: Rewinds under all claims of the key.
         kept_ms: Log time until which a release keeps it for its successor.
@@ -36,6 +37,7 @@ class Track(msgspec.Struct, gc=False):
     """
 
     interval: Interval
+    epoch: int
     sample_due_ms: int
     rewinds_count: int = 0
     kept_ms: int = 0

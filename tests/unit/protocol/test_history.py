@@ -180,6 +180,17 @@ def test_ages_at_renewal_are_counted(bench):
     assert (ages[AGES_MAX], sum(ages)) == (1, 3)
 
 
+def test_beats_that_the_owner_cannot_have_sent_are_counted(bench):
+    """As a fold would show that took the beats of an older claim."""
+    epoch = bench.say(claim())
+    bench.say(beat(epoch))
+    assert bench.interval.stray_count == 0
+    bench.historian.tracks[KEY].epoch += 1
+    bench.say(beat(epoch))
+    bench.say(batch((epoch, 3)))
+    assert bench.interval.stray_count == 2
+
+
 # --- positions
 
 

@@ -68,7 +68,7 @@ def test_nothing_is_accepted_after_the_end():
 
 
 def test_a_position_goes_on_or_back_on_purpose_or_against_the_rules():
-    track = Track(interval(), 0)
+    track = Track(interval(), EPOCH, 0)
     for position, rewinds in ((4, False), (4, False), (9, False), (2, True)):
         move(track, position, rewinds=rewinds)
     found = track.interval
@@ -84,7 +84,7 @@ def test_a_position_goes_on_or_back_on_purpose_or_against_the_rules():
 
 
 def test_the_last_refusal_of_a_process_counts():
-    track = Track(interval(), 0)
+    track = Track(interval(), EPOCH, 0)
     for log_ms, reason in ((1, "held"), (2, "handoff"), (3, "held")):
         note_waiting(track, ident("c2"), reason=reason, at=Moment(1, log_ms, 0))
     assert track.waiting == [(ident("c2"), 3)]
@@ -93,7 +93,7 @@ def test_the_last_refusal_of_a_process_counts():
 
 
 def test_a_few_contenders_are_remembered():
-    track = Track(interval(), 0)
+    track = Track(interval(), EPOCH, 0)
     for number in range(CONTENDERS_MAX + 3):
         name = ident(f"c{number}")
         note_waiting(track, name, reason="held", at=Moment(1, number, 0))
@@ -113,7 +113,7 @@ def ended(ending, *, log_ms):
 
 def test_who_waits_for_a_silent_owner_may_have_it_after_2h():
     before = ended("taken_over", log_ms=1_000 + 2 * H + 30)
-    track = Track(before, 0, waiting=[(ident("c2"), 1_500)])
+    track = Track(before, EPOCH, 0, waiting=[(ident("c2"), 1_500)])
     row = handoff(before, interval("c2", log_ms=1_000 + 2 * H + 30), track=track)
     assert (row.gap_ms, row.late_ms) == (2 * H + 30, 29)
     assert row.reason is None
@@ -121,19 +121,19 @@ def test_who_waits_for_a_silent_owner_may_have_it_after_2h():
 
 def test_who_came_later_is_late_from_then_on():
     before = ended("taken_over", log_ms=9_000)
-    track = Track(before, 0, waiting=[(ident("c2"), 8_000)])
+    track = Track(before, EPOCH, 0, waiting=[(ident("c2"), 8_000)])
     row = handoff(before, interval("c2", log_ms=9_000), track=track)
     assert row.late_ms == 1_000
 
 
 def test_what_is_kept_for_a_successor_is_not_free():
     before = ended("released", log_ms=2_000)
-    track = Track(before, 0, kept_ms=2_500, waiting=[(ident("c2"), 2_100)])
+    track = Track(before, EPOCH, 0, kept_ms=2_500, waiting=[(ident("c2"), 2_100)])
     row = handoff(before, interval("c2", log_ms=2_600), track=track)
     assert (row.gap_ms, row.late_ms, row.reason) == (600, 100, "closed")
 
 
 def test_nobody_is_late_who_was_not_seen_waiting():
     before = ended("taken_over", log_ms=90_000)
-    row = handoff(before, interval("c2", log_ms=90_000), track=Track(before, 0))
+    row = handoff(before, interval("c2", log_ms=90_000), track=Track(before, EPOCH, 0))
     assert row.late_ms is None
