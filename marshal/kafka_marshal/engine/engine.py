@@ -77,6 +77,11 @@ class Engine:
 
     # --- sessions
 
+    @property
+    def sessions(self) -> tuple[Session, ...]:
+        """What it drives now."""
+        return tuple(self._sessions.values())
+
     def add_session(self, session: Session) -> None:
         """Drive a session from now on.
 
@@ -157,7 +162,9 @@ class Engine:
     def _timed_round(self, entries: tuple[tuple[int, LogEntry], ...]) -> None:
         since_ms = self.context.now_ms
         self._round(entries)
-        self.context.meters.rounds.observe(self.context.now_ms - since_ms)
+        meters, now_ms = self.context.meters, self.context.now_ms
+        meters.rounds.observe(now_ms - since_ms)
+        meters.round_at_ms = now_ms
 
     def _round(self, entries: tuple[tuple[int, LogEntry], ...]) -> None:
         if self.failure is not None:

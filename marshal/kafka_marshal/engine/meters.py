@@ -62,12 +62,14 @@ class EngineMeters:
         rounds: Durations of folding and acting, without the wait for the log.
         read_backs: From sending an own record to reading it back.
         failed_appends: Appends of which the outcome is unknown, or a refusal.
+        round_at_ms: Local time of the end of the last round, None before the first.
     """
 
     def __init__(self) -> None:
         self.rounds = Histogram(ROUND_MS)
         self.read_backs = Histogram(READ_BACK_MS)
         self.failed_appends = 0
+        self.round_at_ms: int | None = None
         self._events: dict[str, int] = {}
         # Events come from any thread, with and without the engine's lock.
         self._events_lock = threading.Lock()

@@ -47,6 +47,13 @@ def test_it_is_ready_once_it_has_read_to_the_end(cluster):
     assert node.engine.is_ready
 
 
+def test_its_sessions_are_those_that_it_drives(cluster):
+    node = cluster.node("a")
+    assert node.engine.sessions == (node.session,)
+    node.engine.remove_session(node.session)
+    assert node.engine.sessions == ()
+
+
 def test_a_slow_reader_is_not_ready_before_the_end(cluster):
     for _ in range(10):
         write(cluster, b"noise")

@@ -78,6 +78,7 @@ def test_every_round_is_timed(cluster):
     node.step()
     node.step()
     assert sum(node.engine.context.meters.rounds.counts) == before + 2
+    assert node.engine.context.meters.round_at_ms == node.engine.context.now_ms
 
 
 # --- Claims ---
