@@ -13,7 +13,7 @@ from typing import Any, Self
 from kafka_marshal import runtime as runtimes
 from kafka_marshal.claims import HeldClaim
 from kafka_marshal.consumer import Consumer
-from kafka_marshal.engine import Delivery, Engine, Session, Subscription
+from kafka_marshal.engine import Delivery, Engine, Session, StartRule, Subscription
 from kafka_marshal.engine.handout import ConsumerOptions, OnClaimed, OnLost
 from kafka_marshal.engine.replica import Glance
 from kafka_marshal.engine.telling import OnTopics
@@ -31,6 +31,7 @@ from kafka_marshal.protocol.codec import is_identifier, is_topic
 from kafka_marshal.protocol.granting import DEPTH_MAX_DEFAULT
 from kafka_marshal.protocol.types import Key, Owner, TopicPartition
 from kafka_marshal.protocol.world import world_to_object
+from kafka_marshal.ranges import RangeConsumer
 from kafka_marshal.subscribing import Settings
 
 OPEN_MS_MAX = 30_000
@@ -101,7 +102,7 @@ class Marshal:
         self._observer = observer or LoggingObserver()
         self._is_closed = False
         self._pid = os.getpid()
-        self._consumers: list[Consumer] = []
+        self._consumers: list[Consumer | RangeConsumer] = []
         self._handlers: dict[signal.Signals, Any] = {}
         self._closers: list[Callable[[], None]] = []
         self._identity: Identity | None = None
@@ -297,9 +298,77 @@ class Marshal:
             reader=self._runtime.ports.data.reader(),
             options=options,
         )
-        open_ones = [other for other in self._consumers if not other.is_closed]
-        self._consumers = [*open_ones, consumer]
+        self._keep(consumer)
         return consumer
+
+    def ranges(
+        self,
+        *topics: str,
+        pattern: str | re.Pattern[str] | None = None,
+        delivery: Delivery = Delivery.AT_LEAST_ONCE,
+        policy: str | Policy = "fair",
+        claims_max: int = 0,
+        auto_offset_reset: str = "earliest",
+        starts: Mapping[TopicPartition, int] | None = None,
+        metadata_refresh_ms: int = 30_000,
+        max_handling_ms: int | None = 0,
+        timeout_ms: int = OPEN_MS_MAX,
+    ) -> RangeConsumer:
+        """Hold partitions as a consumer does, for work that is read elsewhere.
+
+        The settings are those of ``consumer``. Nothing is given up because work
+        takes long, unless ``max_handling_ms`` says so, or because it falls behind.
+
+        Args:
+            topics: Data topics by name.
+            pattern: Or a regular expression that whole names match.
+            delivery: The guarantee.
+            policy: Which partitions to hold.
+            claims_max: Most of them; 0 = no limit.
+            auto_offset_reset: Where to start what the group has no position of.
+            starts: Where to start instead, by partition.
+            metadata_refresh_ms: Time between two looks at metadata.
+            max_handling_ms: How long nothing may be asked for or committed; 0 = no
+                limit, None = H.
+            timeout_ms: When to give up looking the topics up.
+
+        Raises:
+            ConfigurationError: A setting is impossible.
+            LogUnreadable: A topic does not exist.
+            InvalidTransition: This client consumes one of the topics already.
+        """
+        self._require_open()
+        settings = Settings(
+            topics,
+            pattern,
+            delivery,
+            policy,
+            claims_max,
+            auto_offset_reset,
+            metadata_refresh_ms,
+            max_handling_ms,
+            release_behind=False,
+            has_on_topics=False,
+        )
+        subscription = settings.subscription(
+            self.group_id,
+            self._runtime.ports.data,
+            coordination_topic=self.coordination_topic,
+            timeout_ms=timeout_ms,
+        )
+        rule = StartRule(offset_reset=auto_offset_reset, offsets=dict(starts or {}))
+        subscription.start_rule = rule
+        with self.engine.changed:
+            self._session.subscribe(subscription)
+            self.engine.act(self._session)
+        ranges = RangeConsumer(self.engine, self._session, subscription=subscription)
+        self._keep(ranges)
+        return ranges
+
+    def _keep(self, opened: Consumer | RangeConsumer) -> None:
+        """Remember what has to be closed with this client."""
+        open_ones = [other for other in self._consumers if not other.is_closed]
+        self._consumers = [*open_ones, opened]
 
     def claim(
         self, topic: str, partition: int, *, timeout_ms: int = OPEN_MS_MAX

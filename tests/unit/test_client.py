@@ -224,3 +224,17 @@ def test_metrics_end_with_the_client(cluster, tmp_path):
     with opened(tmp_path, "b") as marshal:
         MarshalCollector(marshal, registry=registry)
         assert registry.get_sample_value("marshal_up", {"group": "g"}) == 1
+
+
+def test_ranges_are_held_as_a_consumer_holds_partitions(cluster, tmp_path):
+    with opened(tmp_path) as marshal:
+        ranges = marshal.ranges("t", starts={T0: 4})
+        cluster.run_until(lambda: T0 in ranges.held(), 4 * H)
+        held = ranges.held()[T0]
+        assert held.position == 4
+        ranges.commit(T0, held.token, end=7)
+        marshal.stop()
+        with pytest.raises(InvalidTransition):
+            marshal.consumer("t")
+    assert ranges.is_closed
+    assert fold(cluster).keys[KEY].position == 7

@@ -1,5 +1,6 @@
 """A key that a session wants or holds, as the consumer's thread sees it."""
 
+from collections.abc import Mapping
 from enum import Enum
 
 import attrs
@@ -8,7 +9,7 @@ from kafka_marshal.ports import LogRange, Pending
 from kafka_marshal.protocol.claiming import Claim
 from kafka_marshal.protocol.delivery import AtLeastOnce
 from kafka_marshal.protocol.granting import AtMostOnce
-from kafka_marshal.protocol.types import Key
+from kafka_marshal.protocol.types import Key, TopicPartition
 
 from .meters import Tally, Vacancy
 
@@ -27,10 +28,12 @@ class StartRule:
     Attributes:
         is_needed: False for claims without consumption: they start anywhere.
         offset_reset: ``earliest``, ``latest`` or ``none``.
+        offsets: Where to start instead, of the partitions named.
     """
 
     is_needed: bool = True
     offset_reset: str = "earliest"
+    offsets: Mapping[TopicPartition, int] = attrs.field(factory=dict)
 
 
 @attrs.frozen

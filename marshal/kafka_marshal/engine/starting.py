@@ -64,6 +64,9 @@ class Starter:
     def _choose(self, holding: Holding, found: Lookup) -> int:
         if found.committed is not None:
             return found.committed
+        wanted = holding.start_rule.offsets.get(holding.key.topic_partition)
+        if wanted is not None:
+            return wanted
         if holding.start_rule.offset_reset == "latest":
             return found.log_range.end
         return found.log_range.start
@@ -75,7 +78,8 @@ class Starter:
         # PROTOCOL 5.6: commits of an earlier topic of this name mean nothing.
         may_use_commit = not known.retired_topic_ids
         partition = holding.key.topic_partition
-        must_exist = holding.start_rule.offset_reset == "none"
+        rule = holding.start_rule
+        must_exist = rule.offset_reset == "none" and partition not in rule.offsets
         holding.lookup_at_ms = self._context.now_ms + LOOKUP_RETRY_MS
 
         def find() -> Lookup:

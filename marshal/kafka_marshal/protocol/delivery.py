@@ -96,6 +96,18 @@ class AtLeastOnce:
             self._done.clear()
             self.tracked_count = self._done_count = 0
 
+    def commit_below(self, end: int) -> None:
+        """Note that everything below ``end`` is processed, handed out here or not."""
+        at = 0
+        while at < len(self._runs) and self._runs[at][0] < end:
+            first, last = self._runs[at]
+            self._mark(first, min(last, end - 1))
+            at += 1
+        self._advance()
+        if self.position is None or self.position < end:
+            self.position = end
+        self._last = max(self._last, end - 1)
+
     def jump(self, position: int) -> None:
         """Move to a later position because the log begins there (PROTOCOL 5.6)."""
         if self._runs:

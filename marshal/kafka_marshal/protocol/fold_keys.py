@@ -52,14 +52,16 @@ def _claim(step: Step, record: ClaimingPartition) -> Transitions:
             detail = {"remaining_ms": known.remaining_ms(state.now_ms)}
         return (step.refused(reason, key, detail=detail),)
     before: Owner | None = None
+    follows: int | None = None
     if known is None:
         key = _shared(key)
         known = _new_key(state, key)
     else:
-        key = state.epochs.pop(known.epoch)
+        follows = known.epoch
+        key = state.epochs.pop(follows)
     before = known.owner
     _install_owner(step, record, known)
-    note_claim(state, key, record=record, before=before)
+    note_claim(state, key, record=record, before=before, follows=follows)
     known.heartbeat_interval_ms = config.heartbeat_interval_ms
     state.epochs[step.entry.offset] = key
     state.dirty[key] = None

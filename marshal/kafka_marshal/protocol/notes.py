@@ -36,9 +36,22 @@ def why_of(record: ClaimingPartition) -> str | None:
 
 
 def note_claim(
-    state: WorldState, key: Key, *, record: ClaimingPartition, before: Owner | None
+    state: WorldState,
+    key: Key,
+    *,
+    record: ClaimingPartition,
+    before: Owner | None,
+    follows: int | None,
 ) -> None:
-    """Note an accepted claim or resume; ``before`` owned the key until now."""
+    """Note an accepted claim or resume.
+
+    Args:
+        state: World of the key.
+        key: What was claimed.
+        record: The claim.
+        before: Who owned the key until now.
+        follows: Epoch of the claim before this one.
+    """
     notes = state.soft.notes
     known = state.keys[key]
     owner = known.owner
@@ -52,7 +65,7 @@ def note_claim(
             last = old.before
         stuck = old.stuck
     reason = why_of(record)
-    notes[key] = KeyNote(owner.client_id, known.epoch, reason, last, stuck)
+    notes[key] = KeyNote(owner.client_id, known.epoch, reason, last, stuck, follows)
 
 
 def note_release(

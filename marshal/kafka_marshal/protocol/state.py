@@ -129,6 +129,8 @@ class KeyNote(NamedTuple):
         before: The owner before that client, None where none is known.
         stuck: Position at which the last owners gave up as wedged, and how many
             of them in a row.
+        follows: Epoch of the claim before the last one, whoever made it; None
+            where there was none, and after a release.
     """
 
     client_id: str
@@ -136,6 +138,7 @@ class KeyNote(NamedTuple):
     reason: str | None
     before: str | None
     stuck: tuple[int, int] | None
+    follows: int | None = None
 
 
 class Halt(NamedTuple):

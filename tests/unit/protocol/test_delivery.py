@@ -151,6 +151,27 @@ def test_committing_everything():
         commit(it, 6)
 
 
+def test_committing_below_an_end_leaves_what_is_above_in_hand():
+    it = alo(0, 1, 2, 5, 6)
+    it.commit_below(2)
+    assert (it.position, it.in_hand_count) == (2, 3)
+    commit(it, 6)
+    it.commit_below(6)
+    assert (it.position, it.in_hand_count, it.tracked_count) == (7, 0, 0)
+    it.commit_below(3)
+    assert it.position == 7
+    it.commit_below(9)
+    assert it.position == 9
+    with pytest.raises(InvalidTransition, match="twice"):
+        it.hand_out(8, 8)
+
+
+def test_committing_below_an_end_needs_no_start():
+    it = AtLeastOnce(None)
+    it.commit_below(4)
+    assert it.position == 4
+
+
 def test_a_jump_needs_empty_hands():
     it = alo(0, 0)
     with pytest.raises(InvalidTransition, match="empty hands"):

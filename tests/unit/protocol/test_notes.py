@@ -49,6 +49,16 @@ def test_a_claim_tells_why(log):
     assert note(log).client_id == "c1", "a claim that was refused tells nothing"
 
 
+def test_a_claim_tells_which_one_it_follows_whoever_made_that(log):
+    log.append(claim())
+    assert note(log).follows is None
+    log.append(gone(1, "closed"))
+    log.append(claim(client="c2"))
+    assert note(log).follows == 1
+    log.append(claim(client="c3"), after=2 * H + 1)
+    assert note(log).follows == 3
+
+
 @pytest.mark.parametrize(
     "tags",
     [

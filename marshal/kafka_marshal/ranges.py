@@ -1,0 +1,367 @@
+"""Claims by policy with positions and without fetching: for whoever plans ranges.
+
+A planner, such as a Spark driver, holds partitions of a topic as a consumer does,
+and has the records read elsewhere. It takes what it may start now (``held``), says
+what is in hand (``begin``) and what is processed (``commit``).
+"""
+
+import os
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+import attrs
+
+from kafka_marshal.engine import Delivery, Engine, Holding, Session, Subscription
+from kafka_marshal.errors import (
+    ClaimLost,
+    DeadlineExceeded,
+    InvalidTransition,
+    MarshalError,
+)
+from kafka_marshal.ports import LogRange
+from kafka_marshal.protocol.claiming import Phase
+from kafka_marshal.protocol.delivery import AtLeastOnce
+from kafka_marshal.protocol.types import Key, Owner, Token, TopicPartition
+
+ASK_MS_MAX = 10_000
+CLOSE_MS_MAX = 10_000
+WAIT_SLICE_MS = 50
+
+
+@attrs.frozen
+class HeldRange:
+    """A partition that may be worked on now, and from where.
+
+    Attributes:
+        token: Fencing token of the claim.
+        epoch: Offset of the claim in the log.
+        owner: client_id and incarnation that hold it.
+        position: Next offset that nobody has confirmed; at most once, that nobody
+            was granted. None while the group has none.
+        in_hand: Offsets that were begun and not committed or given back.
+        start_until_ms: Local time until which work may start.
+        follows: Epoch of the claim before this one, None where it is not known. The
+            same client may rely on its own notes where they are of that claim:
+            nobody else had the partition in between.
+    """
+
+    token: Token
+    epoch: int
+    owner: Owner
+    position: int | None
+    in_hand: int
+    start_until_ms: int
+    follows: int | None
+
+    def may_start(self, now_ms: int) -> bool:
+        """Return whether work may start at this local time (PROTOCOL 5.2)."""
+        return now_ms < self.start_until_ms
+
+
+class RangeConsumer:
+    """The partitions of some topics that one client holds; by ``Marshal.ranges``.
+
+    The engine renews them in the background. One thread plans; every method may be
+    called from any.
+
+    Attributes:
+        is_close_confirmed: False once closing got no answer from the log.
+    """
+
+    def __init__(
+        self, engine: Engine, session: Session, *, subscription: Subscription
+    ) -> None:
+        self._engine = engine
+        self._session = session
+        self._subscription = subscription
+        self._clock = engine.context.ports.clock
+        self._seen_version = -1
+        self._is_closed = False
+        self.is_close_confirmed = True
+        self._pid = os.getpid()
+
+    # --- planning
+
+    def held(self) -> dict[TopicPartition, HeldRange]:
+        """Return what may be worked on now, in order.
+
+        A partition that is to be given up is absent, as is one whose lease is in its
+        last part. Asking is a sign of life; what is to be given up and still in hand
+        is waited for another H from then on, as with a consumer.
+
+        Raises:
+            CoordinationError: The engine failed for good.
+            IdentityConflict: Another live process uses our client_id.
+        """
+        self._require_usable()
+        found = {}
+        with self._engine.changed:
+            now_ms = self._clock.now_ms()
+            subscription = self._subscription
+            subscription.back_at_ms = now_ms
+            self._seen_version = subscription.version
+            for holding in self._mine():
+                drain = holding.drain
+                if drain is not None and drain.until_ms is None:
+                    until_ms = now_ms + self._engine.context.heartbeat_interval_ms
+                    holding.drain = attrs.evolve(drain, until_ms=until_ms)
+                if holding.may_hand_out(now_ms):
+                    found[holding.key.topic_partition] = self._held_range(holding)
+        return dict(sorted(found.items()))
+
+    def leaving(self) -> set[TopicPartition]:
+        """Return what is held and on its way to another member."""
+        self._require_usable()
+        with self._engine.changed:
+            return {
+                holding.key.topic_partition
+                for holding in self._mine()
+                if holding.drain is not None
+            }
+
+    def ends(self, timeout_ms: int = ASK_MS_MAX) -> dict[TopicPartition, LogRange]:
+        """Return which offsets exist in each partition held; the cluster is asked.
+
+        Raises:
+            DeadlineExceeded: It did not answer in time.
+            CoordinationError: It could not be asked.
+        """
+        partitions = list(self.held())
+        if not partitions:
+            return {}
+        data = self._engine.context.ports.data
+        found = data.ranges(partitions, timeout_ms)
+        return {each: found[each] for each in partitions if each in found}
+
+    def begin(
+        self, partition: TopicPartition, token: Token, *, first: int, end: int
+    ) -> None:
+        """Note that every offset from ``first`` up to, not including, ``end`` begins.
+
+        Raises:
+            ClaimLost: The claim of that token does not stand, or may start no more.
+            InvalidTransition: An offset is in hand already.
+        """
+        self._require_usable()
+        with self._engine.changed:
+            holding = self._require(partition, token)
+            if not holding.may_hand_out(self._clock.now_ms()):
+                raise ClaimLost(
+                    f"{TopicPartition(*partition)} may start nothing new under token "
+                    f"{token}: its lease is in its last part, or it is given up",
+                    reason="lease_expiring",
+                )
+            progress = holding.progress
+            if not isinstance(progress, AtLeastOnce):
+                # Whoever is granted takes it from here (PROTOCOL 6.2).
+                holding.lent_count += max(0, end - first)
+            else:
+                # What a later beat has confirmed before is nobody's to confirm.
+                first = max(first, progress.position or 0)
+                if first < end:
+                    progress.hand_out(first, end - 1)
+            holding.handed_count += max(0, end - first)
+
+    def commit(self, partition: TopicPartition, token: Token, *, end: int) -> None:
+        """Note that everything below ``end`` is processed; a beat carries it.
+
+        Under at most once the grants were the commit: this says that what was begun
+        is done with.
+
+        Raises:
+            ClaimLost: The claim of that token does not stand. Somebody else starts
+                at the last position that was confirmed.
+        """
+        self._require_usable()
+        with self._engine.changed:
+            holding = self._require(partition, token)
+            if isinstance(holding.progress, AtLeastOnce):
+                holding.progress.commit_below(end)
+            else:
+                holding.take_back()
+
+    def give_back(self, partition: TopicPartition, token: Token) -> None:
+        """Note that nothing of a partition is in hand any more, and none of it done.
+
+        Raises:
+            ClaimLost: The claim of that token does not stand.
+        """
+        self._require_usable()
+        with self._engine.changed:
+            holding = self._require(partition, token)
+            if isinstance(holding.progress, AtLeastOnce):
+                holding.forget_hands(holding.progress)
+            holding.lent_count = 0
+
+    def send(self) -> None:
+        """Write every position to the log soon; wait for nothing."""
+        self._require_usable()
+        with self._engine.changed:
+            self._session.beat_now()
+
+    def flush(self, timeout_ms: int = CLOSE_MS_MAX) -> None:
+        """Write every position to the log and wait until it stands there.
+
+        Raises:
+            DeadlineExceeded: Not in time; the positions may still land.
+        """
+        self._require_usable()
+        with self._engine.changed:
+            seqs = self._session.beat_now()
+        self._await(lambda: not self._session.is_pending(seqs), timeout_ms)
+
+    def wait_for_change(self, timeout_ms: int) -> bool:
+        """Wait until claims came or went since ``held`` was last asked.
+
+        Returns:
+            Whether they did.
+        """
+        self._require_usable()
+        seen = self._seen_version
+        try:
+            self._await(lambda: self._subscription.version != seen, timeout_ms)
+        except DeadlineExceeded:
+            return False
+        return True
+
+    # --- ending
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether ``close`` was called."""
+        return self._is_closed
+
+    def stop(self) -> None:
+        """Do nothing: who plans asks for no more by himself. For ``Marshal.stop``."""
+
+    def close(self, *, release: bool = True, timeout_ms: int = CLOSE_MS_MAX) -> None:
+        """Give every partition up at its committed position. Idempotent.
+
+        Args:
+            release: False keeps the claims for a restart of the same client_id
+                within H.
+            timeout_ms: How long to wait until the log shows it.
+        """
+        if self._is_closed or self._pid != os.getpid():
+            return
+        self._is_closed = True
+        session = self._session
+        with self._engine.changed:
+            seqs = session.unsubscribe(self._subscription, release=release)
+        try:
+            self._await(
+                lambda: (
+                    not session.leaving_count
+                    and not session.is_pending(seqs, late=False)
+                ),
+                timeout_ms,
+            )
+        except MarshalError:
+            # The claims run out by themselves; somebody takes them after 2H.
+            self._engine.context.observe("close_unconfirmed", {})
+            self.is_close_confirmed = False
+
+    def __enter__(self) -> Self:
+        """Return the range consumer itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close it; what was not committed is done again, by somebody."""
+        self.close()
+
+    # --- looking
+
+    def _mine(self) -> list[Holding]:
+        topics = self._subscription.topics
+        return [
+            holding
+            for key, holding in self._session.holdings.items()
+            if key.topic in topics and holding.claim.phase is Phase.HELD
+        ]
+
+    def _held_range(self, holding: Holding) -> HeldRange:
+        claim = holding.claim
+        assert claim.token is not None
+        assert claim.epoch is not None
+        progress = holding.progress
+        position = progress.position if isinstance(progress, AtLeastOnce) else None
+        if self._subscription.delivery is Delivery.AT_MOST_ONCE:
+            position = self._granted_up_to(holding.key, claim.start_position)
+        return HeldRange(
+            claim.token,
+            claim.epoch,
+            self._session.claimant.owner,
+            position,
+            holding.in_hand_count,
+            claim.lease.soft_until_ms,
+            self._follows(holding.key, claim.epoch),
+        )
+
+    def _granted_up_to(self, key: Key, start: int | None) -> int | None:
+        replicas = self._engine.context.replicas
+        if not replicas:
+            return start
+        known = self._engine.context.replica_of(key).world.keys.get(key)
+        granted = None if known is None else known.next_unclaimed()
+        return start if granted is None else granted
+
+    def _follows(self, key: Key, epoch: int) -> int | None:
+        """Return the epoch before ours, where the log is folded here."""
+        context = self._engine.context
+        if not context.replicas:
+            return None
+        note = context.replica_of(key).world.soft.notes.get(key)
+        return note.follows if note is not None and note.offset == epoch else None
+
+    def _require(self, partition: TopicPartition, token: Token) -> Holding:
+        """Return the holding of a claim that stands now."""
+        topic, number = partition
+        key = Key(self._session.claimant.group_id, topic, number)
+        holding = self._session.holdings.get(key)
+        now_ms = self._clock.now_ms()
+        if holding is not None and holding.claim.token == token:
+            if holding.claim.is_valid(now_ms):
+                return holding
+            # What is told as lost stays lost, as in the consumer.
+            self._session.check_lease(holding, now_ms)
+        raise ClaimLost(
+            f"{TopicPartition(topic, number)} is no longer held under token {token}; "
+            "its next owner starts at the last position that was confirmed",
+            reason="stale_token",
+        )
+
+    def _require_usable(self) -> None:
+        if self._pid != os.getpid():
+            # PROTOCOL 1.7: nothing inherits.
+            raise InvalidTransition(
+                "these ranges belong to the parent process; open a Marshal of your "
+                "own after fork"
+            )
+        failure = self._engine.failure or self._session.failure
+        if failure is not None:
+            raise failure
+        if self._is_closed:
+            raise InvalidTransition("the range consumer is closed")
+
+    def _await(self, is_done: Callable[[], bool], timeout_ms: int) -> None:
+        deadline_ms = self._clock.now_ms() + timeout_ms
+        with self._engine.changed:
+            while True:
+                failure = self._engine.failure or self._session.failure
+                if failure is not None:
+                    raise failure
+                if is_done():
+                    return
+                left_ms = deadline_ms - self._clock.now_ms()
+                if left_ms <= 0:
+                    raise DeadlineExceeded(
+                        f"the log did not confirm within {timeout_ms} ms; check the "
+                        "brokers with: marshal doctor"
+                    )
+                self._engine.changed.wait(min(left_ms, WAIT_SLICE_MS) / 1000)

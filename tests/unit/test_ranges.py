@@ -1,0 +1,284 @@
+"""Ranges that a planner takes and confirms, over whole nodes in memory."""
+
+import os
+
+import pytest
+from enginekit import (
+    ALO,
+    AMO,
+    KEY,
+    T0,
+    H,
+    Stepping,
+    fold,
+    held_by,
+    wish,
+    world,
+    write,
+)
+
+from kafka_marshal.engine import StartRule
+from kafka_marshal.errors import (
+    ClaimLost,
+    DeadlineExceeded,
+    InvalidTransition,
+    LogTruncated,
+)
+from kafka_marshal.ports import LogRange
+from kafka_marshal.protocol.records import ClaimingMessages
+from kafka_marshal.protocol.types import TopicPartition
+from kafka_marshal.ranges import RangeConsumer
+
+
+@pytest.fixture
+def cluster():
+    return world()
+
+
+def planning(cluster, client_id="a", **rest):
+    """Return a node and its ranges; it contends from the next step on."""
+    node = cluster.node(client_id, wish=wish(**rest))
+    node.engine.changed = Stepping(cluster)
+    (subscription,) = node.session.subscriptions
+    return node, RangeConsumer(node.engine, node.session, subscription=subscription)
+
+
+def winning(cluster, client_id="a", **rest):
+    """Return a node, its ranges and the token of the one partition it holds."""
+    node, ranges = planning(cluster, client_id, **rest)
+    cluster.run_until(lambda: T0 in ranges.held(), 4 * H)
+    return node, ranges, ranges.held()[T0].token
+
+
+def position_of(ranges):
+    return ranges.held()[T0].position
+
+
+def test_what_is_held_may_be_begun_and_confirmed(cluster):
+    node, ranges, token = winning(cluster)
+    held = ranges.held()[T0]
+    assert (held.position, held.in_hand, held.follows) == (0, 0, None)
+    assert (held.owner, held.epoch) == (node.owner, token.offset)
+    assert held.may_start(node.clock.now_ms())
+    assert not held.may_start(held.start_until_ms)
+    assert ranges.ends() == {T0: LogRange(0, 10)}
+    ranges.begin(T0, token, first=0, end=4)
+    assert ranges.held()[T0].in_hand == 4
+    ranges.commit(T0, token, end=4)
+    assert (position_of(ranges), ranges.held()[T0].in_hand) == (4, 0)
+    ranges.flush(H)
+    assert fold(cluster).keys[KEY].position == 4
+    ranges.commit(T0, token, end=6)
+    ranges.send()
+    cluster.run(60)
+    assert fold(cluster).keys[KEY].position == 6, "not only with the next beat"
+
+
+def test_only_what_is_below_the_end_is_confirmed(cluster):
+    _, ranges, token = winning(cluster)
+    ranges.begin(T0, token, first=0, end=4)
+    ranges.begin(T0, token, first=4, end=8)
+    ranges.commit(T0, token, end=4)
+    assert (position_of(ranges), ranges.held()[T0].in_hand) == (4, 4)
+    with pytest.raises(InvalidTransition, match="twice"):
+        ranges.begin(T0, token, first=5, end=9)
+
+
+def test_a_replay_of_what_is_confirmed_moves_nothing_back(cluster):
+    _, ranges, token = winning(cluster)
+    ranges.commit(T0, token, end=7)
+    ranges.begin(T0, token, first=2, end=5)
+    ranges.commit(T0, token, end=5)
+    assert position_of(ranges) == 7
+    ranges.begin(T0, token, first=2, end=9)
+    assert ranges.held()[T0].in_hand == 2
+    ranges.commit(T0, token, end=9)
+    assert position_of(ranges) == 9
+
+
+def test_what_is_given_back_can_be_begun_again(cluster):
+    _, ranges, token = winning(cluster)
+    ranges.begin(T0, token, first=0, end=4)
+    ranges.give_back(T0, token)
+    assert (position_of(ranges), ranges.held()[T0].in_hand) == (0, 0)
+    ranges.begin(T0, token, first=0, end=2)
+
+
+def test_a_partition_that_is_to_be_given_up_waits_for_what_is_in_hand():
+    cluster = world(records=(10, 10))
+    node, ranges = planning(cluster)
+    cluster.run_until(lambda: len(ranges.held()) == 2, 4 * H)
+    for partition, held in ranges.held().items():
+        ranges.begin(partition, held.token, first=0, end=5)
+    tokens = {partition: held.token for partition, held in ranges.held().items()}
+    cluster.node("b", wish=wish())
+    cluster.run_until(ranges.leaving, 4 * H)
+    (going,) = ranges.leaving()
+    assert set(ranges.held()) == set(tokens) - {going}
+    with pytest.raises(ClaimLost) as caught:
+        ranges.begin(going, tokens[going], first=5, end=6)
+    assert caught.value.reason == "lease_expiring"
+    ranges.commit(going, tokens[going], end=5)
+    assert ranges.wait_for_change(H)
+    assert not ranges.leaving()
+    assert len(node.held) == 1
+    with pytest.raises(ClaimLost, match="no longer held") as caught:
+        ranges.commit(going, tokens[going], end=6)
+    assert caught.value.reason == "stale_token"
+
+
+def test_what_is_never_done_is_given_up_an_h_after_the_planner_came_back():
+    cluster = world(records=(10, 10))
+    node, ranges = planning(cluster)
+    cluster.run_until(lambda: len(ranges.held()) == 2, 4 * H)
+    for partition, held in ranges.held().items():
+        ranges.begin(partition, held.token, first=0, end=5)
+    cluster.node("b", wish=wish())
+    cluster.run_until(ranges.leaving, 4 * H)
+    ranges.held()
+    cluster.run_until(held_by(node, 1), 2 * H)
+
+
+def test_a_claim_that_lapsed_is_lost_and_stays_so(cluster):
+    node, ranges, token = winning(cluster)
+    ranges.begin(T0, token, first=0, end=5)
+    node.cut(is_cut=True)
+    cluster.run(H + 200)
+    assert not ranges.held()
+    with pytest.raises(ClaimLost) as caught:
+        ranges.begin(T0, token, first=5, end=6)
+    assert caught.value.reason == "lease_expiring"
+    node.session.holdings[KEY].claim.lease = type(
+        node.session.holdings[KEY].claim.lease
+    )(0, 0)
+    with pytest.raises(ClaimLost):
+        ranges.commit(T0, token, end=5)
+    assert not node.held
+    node.cut(is_cut=False)
+    cluster.run_until(lambda: T0 in ranges.held(), 4 * H)
+    held = ranges.held()[T0]
+    assert (held.position, held.follows) == (0, token.offset)
+    assert held.token > token
+
+
+def test_a_claim_tells_whether_another_was_in_between(cluster):
+    node, ranges, token = winning(cluster)
+    cluster.crash(node)
+    other, _, between = winning(cluster, "b")
+    cluster.crash(other)
+    _, ranges, _ = winning(cluster)
+    assert ranges.held()[T0].follows == between.offset != token.offset
+
+
+def test_at_most_once_the_grants_of_others_move_the_position(cluster):
+    node, ranges, token = winning(cluster, delivery=AMO)
+    assert position_of(ranges) == 0
+    ranges.begin(T0, token, first=0, end=4)
+    assert ranges.held()[T0].in_hand == 4
+    grantee = b"somebody else..."
+    owner = node.owner
+    write(
+        cluster,
+        ClaimingMessages(
+            owner.client_id,
+            "g",
+            owner.incarnation,
+            2**40,
+            "t",
+            0,
+            token.offset,
+            grantee,
+            0,
+            3,
+        ),
+    )
+    cluster.run(100)
+    assert position_of(ranges) == 4
+    ranges.commit(T0, token, end=4)
+    assert ranges.held()[T0].in_hand == 0
+    ranges.begin(T0, token, first=4, end=6)
+    ranges.give_back(T0, token)
+    assert ranges.held()[T0].in_hand == 0
+
+
+@pytest.mark.parametrize("delivery", [ALO, AMO])
+def test_a_start_may_be_named_for_what_the_group_never_had(delivery):
+    cluster = world(records=(10, 10))
+    node, ranges = planning(cluster, delivery=delivery)
+    (subscription,) = node.session.subscriptions
+    subscription.start_rule = StartRule(offset_reset="none", offsets={T0: 6})
+    with pytest.raises(Exception, match="no position"):
+        cluster.run_until(lambda: len(ranges.held()) == 2, 4 * H)
+    cluster = world()
+    node, ranges = planning(cluster, delivery=delivery)
+    (subscription,) = node.session.subscriptions
+    subscription.start_rule = StartRule(offset_reset="none", offsets={T0: 6})
+    cluster.run_until(lambda: T0 in ranges.held(), 4 * H)
+    assert position_of(ranges) == 6
+
+
+def test_waiting_for_a_change_has_an_end(cluster):
+    _, ranges, _ = winning(cluster)
+    assert not ranges.wait_for_change(100)
+    assert RangeConsumer.ends(ranges)
+
+
+def test_nothing_held_asks_nobody(cluster):
+    node, ranges = planning(cluster)
+    node.cut(is_cut=True)
+    assert ranges.ends() == {}
+
+
+def test_positions_that_do_not_land_in_time_are_told(cluster):
+    node, ranges, token = winning(cluster)
+    ranges.commit(T0, token, end=3)
+    node.cut(is_cut=True)
+    with pytest.raises(DeadlineExceeded):
+        ranges.flush(200)
+
+
+def test_closing_releases_at_the_position(cluster):
+    _, ranges, token = winning(cluster)
+    with ranges:
+        ranges.begin(T0, token, first=0, end=5)
+        ranges.commit(T0, token, end=3)
+        ranges.stop()
+        assert not ranges.is_closed
+    known = fold(cluster).keys[KEY]
+    assert (known.owner, known.position) == (None, 3)
+    assert (ranges.is_closed, ranges.is_close_confirmed) == (True, True)
+    ranges.close()
+    with pytest.raises(InvalidTransition, match="closed"):
+        ranges.held()
+
+
+def test_closing_against_a_dead_log_is_told(cluster):
+    node, ranges, _ = winning(cluster)
+    node.cut(is_cut=True)
+    ranges.close(timeout_ms=200)
+    assert not ranges.is_close_confirmed
+    assert node.observer.named("close_unconfirmed")
+
+
+def test_a_failed_engine_is_told(cluster):
+    _, ranges, _ = winning(cluster)
+    cluster.kafka.truncate(cluster.place(0), end=0, leader=1)
+    with pytest.raises(LogTruncated):
+        ranges.wait_for_change(H)
+    with pytest.raises(LogTruncated):
+        ranges.held()
+
+
+def test_a_forked_child_may_not_use_it(cluster, monkeypatch):
+    _, ranges, _ = winning(cluster)
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    with pytest.raises(InvalidTransition, match="parent process"):
+        ranges.held()
+    ranges.close()
+    assert not ranges.is_closed
+
+
+def test_an_unknown_partition_is_no_claim(cluster):
+    _, ranges, token = winning(cluster)
+    with pytest.raises(ClaimLost):
+        ranges.commit(TopicPartition("t", 7), token, end=1)
