@@ -9,7 +9,7 @@ from kafka_marshal.errors import LogUnwritable, MarshalError
 from kafka_marshal.ports import Append
 from kafka_marshal.protocol.claiming import Claimant
 from kafka_marshal.protocol.codec import encode
-from kafka_marshal.protocol.records import Record
+from kafka_marshal.protocol.records import ClaimingMessages, Record
 from kafka_marshal.protocol.types import Key
 
 from .context import Context
@@ -25,11 +25,13 @@ class Sent:
         sent_ms: Local time just before it was handed to the log.
         partition: Coordinating partition it went to.
         key: The key it is about, None for batches, members and admin records.
+        grantee: Who asks for offsets by it, None for all other records.
     """
 
     sent_ms: int
     partition: int
     key: Key | None
+    grantee: bytes | None = None
 
 
 class Outbox:
@@ -61,10 +63,11 @@ class Outbox:
             The sequence number, and the local time of sending.
         """
         seq = self.claimant.next_seq()
-        value = encode(make(seq))
+        record = make(seq)
+        value = encode(record)
         # PROTOCOL 5.2: leases count from here, before anything can be delayed.
         sent_ms = self._context.now_ms
-        self._pending[seq] = Sent(sent_ms, partition, key)
+        self._pending[seq] = Sent(sent_ms, partition, key, grantee_of(record))
         if len(self._pending) > PENDING_MAX:
             del self._pending[next(iter(self._pending))]
         self._appends.append(self._context.ports.log.append(partition, value))
@@ -80,10 +83,17 @@ class Outbox:
                 return error
         return None
 
-    def read_back(self, seq: int) -> Sent | None:
-        """Return and forget what was sent under ``seq``."""
-        sent = self._pending.pop(seq, None)
+    def read_back(self, seq: int, *, grantee: bytes | None = None) -> Sent | None:
+        """Return and forget what was sent under ``seq``, for that grantee if any.
+
+        PROTOCOL 6.2: other processes ask for offsets under our incarnation, and
+        number as they like.
+        """
+        sent = self._pending.get(seq)
+        if sent is not None and sent.grantee != grantee:
+            return None
         if sent is not None:
+            del self._pending[seq]
             took_ms = self._context.now_ms - sent.sent_ms
             self._context.meters.read_backs.observe(took_ms)
         return sent
@@ -112,3 +122,8 @@ class Outbox:
         sent = self._pending.get(seq)
         since_ms = self._context.now_ms - self._context.heartbeat_interval_ms
         return sent is not None and (late or sent.sent_ms > since_ms)
+
+
+def grantee_of(record: Record) -> bytes | None:
+    """Return who asks for offsets by a record, None for all other records."""
+    return record.grantee if isinstance(record, ClaimingMessages) else None

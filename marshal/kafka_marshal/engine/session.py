@@ -42,7 +42,7 @@ from .leaving import Leaver
 from .members import Announcer, identity_conflict
 from .meters import SessionMeters
 from .mirror import Mirror
-from .outbox import Outbox, Sent
+from .outbox import Outbox, Sent, grantee_of
 from .roster import Roster
 from .starting import Starter
 from .subscription import Subscription
@@ -341,7 +341,7 @@ class Session:
         record = transitions[0].record
         assert record is not None
         assert not isinstance(record, Config)
-        sent = self._outbox.read_back(record.seq)
+        sent = self._outbox.read_back(record.seq, grantee=grantee_of(record))
         if isinstance(record, ClaimingPartition):
             self._on_claim(record, transitions[0], now_ms)
             self._plan_soon(now_ms)

@@ -6,7 +6,7 @@ kafka-python would rewind silently after a truncation and could turn idempotence
 off without an error.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from kafka import KafkaConsumer
@@ -32,6 +32,7 @@ class KafkaCoordinationLog(TopicLog):
     """All partitions of the coordination topic, read by kafka-python."""
 
     _consumer: Any = None
+    _assigned: Sequence[int] = ()
 
     def _outlets(self) -> Connect:
         return kafka_outlets(self._settings)
@@ -56,13 +57,16 @@ class KafkaCoordinationLog(TopicLog):
             "bootstrap_timeout_ms": left_ms(deadline),
         }
         self._consumer = connected(KafkaConsumer, settings, topic=self._topic)
-        self._consumer.assign(self._partitions)
 
     def _disconnect(self) -> None:
         if self._consumer is not None:
             self._consumer.close(autocommit=False)
 
     def _go_to(self, offsets: Mapping[int, int]) -> None:
+        if self._assigned != self._read:
+            # Those that stay keep their place.
+            self._consumer.assign([self._partitions[number] for number in self._read])
+            self._assigned = list(self._read)
         for number, offset in offsets.items():
             self._next[number] = offset
             self._consumer.seek(self._partitions[number], offset)
@@ -108,7 +112,7 @@ class KafkaCoordinationLog(TopicLog):
         self, timeout_ms: int, *, is_end: bool, partitions: Iterable[int] | None = None
     ) -> Mapping[int, int]:
         ask = self._consumer.end_offsets if is_end else self._consumer.beginning_offsets
-        numbers = range(self._partition_count) if partitions is None else partitions
+        numbers = self._read if partitions is None else partitions
         places = [self._partitions[number] for number in numbers]
         found = ask(places, timeout_ms=timeout_ms)
         return {place.partition: offset for place, offset in found.items()}

@@ -9,7 +9,7 @@ import os
 import threading
 import time
 from abc import abstractmethod
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from kafka_marshal.errors import (
     InvalidTransition,
@@ -57,6 +57,7 @@ class TopicLog(CoordinationLog):
         *,
         heartbeat_interval_ms: int | None = HEARTBEAT_INTERVAL_MS_DEFAULT,
         timeout_ms: int = OPEN_TIMEOUT_MS,
+        only: Callable[[int], Collection[int]] | None = None,
     ) -> None:
         """Connect, and stand at each partition's start.
 
@@ -66,6 +67,8 @@ class TopicLog(CoordinationLog):
                 With None nothing can be appended before that: readers need no
                 producer, nor the right to write.
             timeout_ms: When to give up.
+            only: Told how many partitions there are, says which of them to read;
+                without it all are. ``read_also`` adds to them.
 
         Raises:
             TopicMisconfigured: There is no such topic.
@@ -86,6 +89,8 @@ class TopicLog(CoordinationLog):
         except BaseException:
             self.close(0)
             raise
+        every = range(self._partition_count)
+        self._read = sorted(every if only is None else only(len(every)))
         # The next offset and the last leader epoch of each partition.
         self._next = [0] * self._partition_count
         self._epochs = [EPOCH_NONE] * self._partition_count
@@ -147,7 +152,7 @@ class TopicLog(CoordinationLog):
         # before it, which a poll passes without returning anything.
         behind = [
             number
-            for number in range(self._partition_count)
+            for number in self._read
             if self._next[number] < self._ends[number] and not self._is_closed
         ]
         for number, place in self._passed(behind).items():
@@ -161,7 +166,8 @@ class TopicLog(CoordinationLog):
     def end_offsets(self, timeout_ms: int) -> Mapping[int, int]:
         """Return the next offset to be written, per partition (a barrier)."""
         offsets = self._offsets(timeout_ms, is_end=True)
-        self._ends = [offsets[number] for number in range(self._partition_count)]
+        for number, offset in offsets.items():
+            self._ends[number] = offset
         return offsets
 
     def close(self, timeout_ms: int) -> None:
@@ -211,6 +217,24 @@ class TopicLog(CoordinationLog):
             doing = f"Connecting a writer to {self._topic}"
             raise self._told(error, doing, Access.WRITE) from error
 
+    def read_also(self, partition: int, *, timeout_ms: int = OPEN_TIMEOUT_MS) -> None:
+        """Read one more partition from its start; nothing where it is read already.
+
+        Raises:
+            CoordinationError: The cluster did not answer; nothing has changed.
+        """
+        self._require_process("Reading")
+        self._require_open()
+        if partition in self._read:
+            return
+        try:
+            starts = self._ask(max(1, timeout_ms), is_end=False, partitions=[partition])
+        except Exception as error:
+            doing = f"Asking for the start of {self._topic}"
+            raise self._told(error, doing, Access.READ) from error
+        self._read = sorted((*self._read, partition))
+        self._go_to(starts)
+
     # What a transport adds.
 
     @abstractmethod
@@ -230,7 +254,7 @@ class TopicLog(CoordinationLog):
 
     @abstractmethod
     def _go_to(self, offsets: Mapping[int, int]) -> None:
-        """Note these next offsets, and continue reading there."""
+        """Note these next offsets, and continue reading all of ``_read``."""
 
     @abstractmethod
     def _fetch(self, timeout_ms: int) -> Entries:
@@ -244,7 +268,7 @@ class TopicLog(CoordinationLog):
     def _ask(
         self, timeout_ms: int, *, is_end: bool, partitions: Iterable[int] | None = None
     ) -> Mapping[int, int]:
-        """Return the ends or starts of partitions, of all by default."""
+        """Return the ends or starts of partitions, of ``_read`` by default."""
 
     @abstractmethod
     def _told(self, error: Exception, doing: str, access: Access) -> MarshalError:

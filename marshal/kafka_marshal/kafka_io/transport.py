@@ -6,6 +6,7 @@ of one group may differ.
 """
 
 import logging
+from collections.abc import Callable, Collection
 
 import attrs
 
@@ -81,6 +82,7 @@ def open_coordination_log(
     *,
     heartbeat_interval_ms: int | None = HEARTBEAT_INTERVAL_MS_DEFAULT,
     timeout_ms: int = OPEN_TIMEOUT_MS,
+    only: Callable[[int], Collection[int]] | None = None,
 ) -> TopicLog:
     """Open the coordination log over the transport that is chosen.
 
@@ -89,6 +91,8 @@ def open_coordination_log(
         heartbeat_interval_ms: H where it is known; ``configure`` changes it. With
             None nothing can be appended before that.
         timeout_ms: When to give up.
+        only: Told how many partitions there are, says which of them to read;
+            without it all are.
 
     Raises:
         ConfigurationError: The transport that is asked for cannot be used.
@@ -106,7 +110,10 @@ def open_coordination_log(
 
         kind = FastCoordinationLog
     return kind(
-        settings, heartbeat_interval_ms=heartbeat_interval_ms, timeout_ms=timeout_ms
+        settings,
+        heartbeat_interval_ms=heartbeat_interval_ms,
+        timeout_ms=timeout_ms,
+        only=only,
     )
 
 

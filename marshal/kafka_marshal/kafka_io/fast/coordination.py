@@ -98,7 +98,7 @@ class FastCoordinationLog(TopicLog):
             self._next[number] = offset
         places = [
             TopicPartition(self._topic, number, self._next[number])
-            for number in range(self._partition_count)
+            for number in self._read
         ]
         for place in places:
             epoch = self._epochs[place.partition]
@@ -162,7 +162,7 @@ class FastCoordinationLog(TopicLog):
     def _ask(
         self, timeout_ms: int, *, is_end: bool, partitions: Iterable[int] | None = None
     ) -> Mapping[int, int]:
-        numbers = range(self._partition_count) if partitions is None else partitions
+        numbers = self._read if partitions is None else partitions
         # As times to look for, these two stand for the end and the start.
         which = OFFSET_END if is_end else OFFSET_BEGINNING
         places = [TopicPartition(self._topic, number, which) for number in numbers]

@@ -1,0 +1,377 @@
+"""Asking for offsets from another process than the claim's owner."""
+
+import threading
+
+import pytest
+from enginekit import (
+    ALO,
+    AMO,
+    KEY,
+    H,
+    claim_of,
+    fold,
+    lines,
+    of,
+    owning,
+    pause_for,
+    values,
+    world,
+    write,
+)
+from officekit import Log, Office, ref_of
+
+from kafka_marshal import tickets
+from kafka_marshal.errors import (
+    ConfigurationError,
+    DeadlineExceeded,
+    LogTruncated,
+    LogUnreadable,
+    LogUnwritable,
+    TopicMisconfigured,
+    WrongCluster,
+)
+from kafka_marshal.protocol.codec import encode
+from kafka_marshal.protocol.records import ClaimingMessages
+from kafka_marshal.testing.fakestore import AppendFate
+from kafka_marshal.tickets import open_office
+
+SOON_MS = 5_000
+
+
+@pytest.fixture
+def cluster():
+    return world(records=(20,))
+
+
+def spend(office, ref, first, last, timeout_ms=SOON_MS):
+    return office.spend(ref, first, last, timeout_ms=timeout_ms)
+
+
+# --- verdicts
+
+
+def test_what_is_asked_for_first_is_granted_and_nothing_twice(cluster):
+    ref = ref_of(owning(cluster))
+    office, other = Office(cluster), Office(cluster, "other")
+    assert spend(office, ref, 0, 9) == [(0, 9)]
+    assert spend(office, ref, 0, 9) == []
+    assert spend(other, ref, 5, 14) == [(10, 14)]
+    assert fold(cluster).keys[KEY].granted == 15
+
+
+def test_a_grant_begins_where_nobody_was_granted_anything(cluster):
+    ref = ref_of(owning(cluster))
+    assert spend(Office(cluster), ref, 6, 9) == [(0, 9)]
+
+
+def test_each_attempt_is_a_grantee_of_its_own(cluster):
+    ref = ref_of(owning(cluster))
+    office = Office(cluster)
+    for last in (3, 3, 7):
+        spend(office, ref, 0, last)
+    asked = [line.record for line in of(cluster, "a", ClaimingMessages)]
+    assert len({record.grantee for record in asked}) == 3
+    assert len({record.seq for record in asked}) == 3
+    assert ref.incarnation not in {record.grantee for record in asked}
+
+
+def test_the_reason_is_told_where_nothing_is_granted(cluster):
+    ref = ref_of(owning(cluster))
+    office = Office(cluster)
+    spend(office, ref, 0, 9)
+    verdict = office.ask(ref, (0, 9), timeout_ms=SOON_MS)
+    assert (verdict.granted, verdict.reason) == (None, "nothing_left")
+    pause_for(cluster, 10 * H)
+    assert office.ask(ref, (10, 12), timeout_ms=SOON_MS).reason == "paused"
+
+
+@pytest.mark.parametrize(("first", "last"), [(5, 4), (-1, 3)])
+def test_an_empty_range_asks_for_nothing(cluster, first, last):
+    ref = ref_of(owning(cluster))
+    before = len(lines(cluster))
+    office = Office(cluster)
+    assert spend(office, ref, first, last) == []
+    assert (len(lines(cluster)), office.logs) == (before, [])
+
+
+def test_no_more_is_asked_for_than_the_log_may_grant():
+    cluster = world(records=(20,), span=4)
+    ref = ref_of(owning(cluster))
+    assert spend(Office(cluster), ref, 0, 19) == [(0, 3)]
+
+
+def test_a_claim_that_is_over_asks_for_nothing(cluster):
+    node = owning(cluster)
+    ref = ref_of(node)
+    office = Office(cluster)
+    assert office.is_current(ref, timeout_ms=SOON_MS)
+    node.leave()
+    cluster.run_until(lambda: node.has_left, 3 * H)
+    assert not office.is_current(ref, timeout_ms=SOON_MS)
+    before = len(of(cluster, "a", ClaimingMessages))
+    verdict = office.ask(ref, (0, 9), timeout_ms=SOON_MS)
+    assert (verdict.granted, verdict.reason, verdict.offset) == (
+        None,
+        "not_owner",
+        None,
+    )
+    assert len(of(cluster, "a", ClaimingMessages)) == before
+
+
+def test_a_claim_taken_over_is_over_though_nobody_told_this_process(cluster):
+    node = owning(cluster)
+    ref = ref_of(node)
+    office = Office(cluster)
+    assert spend(office, ref, 0, 3) == [(0, 3)]
+    cluster.crash(node)
+    owning(cluster, "b")
+    assert spend(office, ref, 4, 9) == []
+    assert not office.is_current(ref, timeout_ms=SOON_MS)
+
+
+def test_another_incarnation_or_epoch_is_not_the_claim(cluster):
+    node = owning(cluster)
+    office = Office(cluster)
+    stranger = ref_of(node, incarnation=b"x" * 16)
+    assert not office.is_current(stranger, timeout_ms=SOON_MS)
+    assert spend(office, stranger, 0, 3) == []
+    old = ref_of(node, epoch=claim_of(node).epoch - 1)
+    verdict = office.ask(old, (0, 3), timeout_ms=SOON_MS)
+    assert (verdict.reason, verdict.offset) == ("old_epoch", None)
+
+
+# --- what is late, lost or doubled
+
+
+def test_what_gets_no_verdict_in_time_grants_nothing(cluster):
+    ref = ref_of(owning(cluster))
+    cluster.fates["task"] = AppendFate(delay_ms=1_000)
+    with pytest.raises(DeadlineExceeded, match="nothing is processed"):
+        spend(Office(cluster), ref, 0, 9, timeout_ms=500)
+    cluster.run(1_000)
+    # It was granted after all, and is lost: nobody may have it now.
+    assert fold(cluster).keys[KEY].granted == 10
+    assert spend(Office(cluster, "retry"), ref, 0, 9) == []
+
+
+def test_what_was_never_appended_is_granted_to_the_next_attempt(cluster):
+    ref = ref_of(owning(cluster))
+    cluster.fates["task"] = AppendFate(is_lost=True)
+    with pytest.raises(DeadlineExceeded):
+        spend(Office(cluster), ref, 0, 9, timeout_ms=500)
+    assert spend(Office(cluster, "retry"), ref, 0, 9) == [(0, 9)]
+
+
+def test_a_doubled_request_is_granted_once(cluster):
+    ref = ref_of(owning(cluster))
+    cluster.fates["task"] = AppendFate(copies=2)
+    office = Office(cluster)
+    assert spend(office, ref, 0, 4) == [(0, 4)]
+    assert spend(office, ref, 0, 9) == [(5, 9)]
+
+
+def test_what_is_told_to_have_failed_is_asked_again_by_the_same_grantee(cluster):
+    ref = ref_of(owning(cluster))
+    fate = AppendFate(is_lost=True, fails_after_ms=50)
+
+    class Once:
+        def of_append(self, writer, partition):
+            if writer != "task":
+                return AppendFate()
+            found, self.now = self.now, AppendFate()
+            return found
+
+        now = fate
+
+    cluster.kafka.policy = Once()
+    assert spend(Office(cluster), ref, 0, 9) == [(0, 9)]
+
+
+def test_a_log_that_refuses_this_process_is_told_at_once(cluster):
+    ref = ref_of(owning(cluster))
+    office = Office(cluster)
+    spend(office, ref, 0, 1)
+
+    class Refused:
+        def is_done(self):
+            return True
+
+        def error(self):
+            return LogUnwritable("no right to write")
+
+    office.logs[0].append = lambda partition, value: Refused()
+    with pytest.raises(LogUnwritable):
+        spend(office, ref, 2, 3)
+
+
+# --- what of the log is read
+
+
+def test_only_the_partitions_that_judge_are_read():
+    cluster = world(8, records=(5, 5))
+    node = cluster.node("a")
+    office = Office(cluster)
+    for number in range(2):
+        key = KEY._replace(partition=number)
+        node.session.want(key)
+        cluster.run_until(lambda key=key: key in node.held, 3 * H)
+        spend(office, ref_of(node, key), 0, 1)
+    (log,) = office.logs
+    assert log.read == {
+        node.engine.context.partition_of(KEY._replace(partition=n)) for n in range(2)
+    }
+    assert len(log.read) == 2
+    assert log.h_ms == H
+
+
+@pytest.mark.parametrize("added", [1, 3])
+def test_partitions_added_in_kafka_change_nothing(added):
+    cluster = world(2, records=(20,))
+    ref = ref_of(owning(cluster))
+    cluster.kafka.add_partitions("__marshal", added)
+    assert spend(Office(cluster), ref, 0, 9) == [(0, 9)]
+
+
+def test_a_log_that_lost_its_start_says_nothing(cluster):
+    ref = ref_of(owning(cluster))
+    cluster.kafka.delete_records(cluster.place(0), before=1)
+    with pytest.raises(LogUnreadable, match="begins above offset 0"):
+        spend(Office(cluster), ref, 0, 9)
+
+
+def test_an_unformatted_topic_is_told(cluster):
+    ref = ref_of(owning(cluster))
+    cluster.kafka.create_topic("bare", 1, is_log_append_time=True)
+    office = Office(cluster)
+    office._open_log = lambda only, timeout_ms: Bare(cluster, only)
+    with pytest.raises(TopicMisconfigured, match="marshal topic format"):
+        spend(office, ref, 0, 9)
+
+
+class Bare(Log):
+    def __init__(self, cluster, only):
+        super().__init__(cluster, "task", only)
+        self._log = cluster.kafka.coordination_log("bare")
+
+
+def test_another_cluster_is_told(cluster):
+    ref = ref_of(owning(cluster))
+    office = Office(cluster)
+    spend(office, ref, 0, 1)
+    office.logs[0].cluster_id = "elsewhere"
+    with pytest.raises(WrongCluster):
+        spend(office, ref, 2, 3)
+
+
+def test_a_log_that_went_back_is_read_anew(cluster):
+    ref = ref_of(owning(cluster))
+    office = Office(cluster)
+    assert spend(office, ref, 0, 3) == [(0, 3)]
+    end = cluster.kafka.range(cluster.place(0)).end
+    cluster.nodes.clear()
+    cluster.kafka.truncate(cluster.place(0), end=end - 1, leader=1)
+    with pytest.raises(LogTruncated):
+        spend(office, ref, 4, 9)
+    assert office.logs[0].is_closed
+    # What it had asked for landed; nobody knows it to be theirs.
+    assert spend(office, ref, 4, 12) == [(10, 12)]
+    assert len(office.logs) == 2
+
+
+# --- the owner beside its tasks
+
+
+def test_tasks_do_not_confuse_the_owner(cluster):
+    node = owning(cluster, delivery=AMO, most=3, batches=1)
+    office, ref = Office(cluster), ref_of(node)
+    first = values(node.consumer.poll(0))
+    cluster.run(40)
+    seen = first.get(0, []) or values(node.consumer.poll(0))[0]
+    (granted,) = spend(office, ref, 0, 9)
+    for _ in range(50):
+        seen += values(node.consumer.poll(0)).get(0, [])
+        cluster.run(20)
+    theirs = set(range(granted[0], granted[1] + 1))
+    assert len(seen) == len(set(seen))
+    assert not theirs & set(seen)
+    assert theirs | set(seen) == set(range(20))
+    assert not node.observer.named("claim_ended")
+
+
+def test_a_tasks_number_is_not_taken_for_the_owners(cluster):
+    node = owning(cluster)
+    session = node.session
+    cluster.fates["a"] = AppendFate(delay_ms=300)
+    (seq,) = session.beat_now()
+    ref = ref_of(node)
+    record = ClaimingMessages(
+        *(ref.client_id, ref.group_id, ref.incarnation, seq, ref.topic),
+        *(ref.partition, ref.epoch, b"g" * 16, 0, 3),
+    )
+    write(cluster, encode(record))
+    cluster.run(100)
+    assert session.is_pending([seq])
+    cluster.run(300)
+    assert not session.is_pending([seq])
+
+
+def test_at_least_once_the_owner_goes_on_beside_tasks(cluster):
+    node = owning(cluster, delivery=ALO)
+    assert spend(Office(cluster), ref_of(node), 0, 9) == [(0, 9)]
+    cluster.run(3 * H)
+    assert KEY in node.held
+    assert fold(cluster).keys[KEY].granted == 10
+
+
+# --- offices of a process
+
+
+def test_threads_wait_for_their_turn_only_so_long(cluster):
+    ref = ref_of(owning(cluster))
+    office = Office(cluster)
+    entered, done = threading.Event(), threading.Event()
+
+    def occupy():
+        with office._turn(SOON_MS):
+            entered.set()
+            done.wait(timeout=30)
+
+    thread = threading.Thread(target=occupy)
+    thread.start()
+    try:
+        assert entered.wait(timeout=30)
+        with pytest.raises(DeadlineExceeded, match="another thread"):
+            spend(office, ref, 0, 9, timeout_ms=10)
+    finally:
+        done.set()
+        thread.join(timeout=30)
+    assert spend(office, ref, 0, 9) == [(0, 9)]
+
+
+def test_a_process_has_one_office_per_connection():
+    here = {"bootstrap_servers": "localhost:1"}
+    try:
+        assert open_office(here, sidecar=None) is open_office(dict(here))
+        assert open_office(here) is not open_office(here | {"client.id": "x"})
+        before = open_office(here)
+        tickets.close_offices()
+        assert open_office(here) is not before
+    finally:
+        tickets.close_offices()
+
+
+@pytest.mark.parametrize(
+    ("connection", "named"),
+    [
+        pytest.param({}, "bootstrap_servers", id="no address"),
+        pytest.param(
+            {"bootstrap_servers": "b:1", "max.poll.records": "1"},
+            "max.poll.records",
+            id="no option of a connection",
+        ),
+    ],
+)
+def test_a_wrong_connection_is_told_before_anything_is_connected(connection, named):
+    with pytest.raises(ConfigurationError) as told:
+        open_office(connection)
+    assert told.value.setting == named
