@@ -96,16 +96,14 @@ class FastCoordinationLog(TopicLog):
     def _go_to(self, offsets: Mapping[int, int]) -> None:
         for number, offset in offsets.items():
             self._next[number] = offset
-        places = [
-            TopicPartition(self._topic, number, self._next[number])
-            for number in self._read
-        ]
-        for place in places:
-            epoch = self._epochs[place.partition]
-            if epoch != EPOCH_NONE:
-                place.leader_epoch = epoch
         assert self._reader is not None
-        self._reader.handle.assign(places)
+        self._reader.handle.assign([self._place(number) for number in self._read])
+
+    def _place(self, number: int) -> Untyped:
+        epoch, offset = self._epochs[number], self._next[number]
+        if epoch == EPOCH_NONE:
+            return TopicPartition(self._topic, number, offset)
+        return TopicPartition(self._topic, number, offset, leader_epoch=epoch)
 
     def _fetch(self, timeout_ms: int) -> Entries:
         assert self._reader is not None

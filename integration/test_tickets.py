@@ -1,0 +1,171 @@
+"""Offsets asked for by other processes than the owner, over a real broker."""
+
+import json
+import pickle
+import subprocess
+import sys
+
+import pytest
+from domain import opened
+from waiting import eventually
+
+from kafka_marshal.errors import MarshalError, TopicMisconfigured
+from kafka_marshal.protocol.records import ClaimingMessages
+from kafka_marshal.protocol.types import Key
+from kafka_marshal.tickets import ClaimRef, close_offices, open_office
+
+SPEND_MS = 20_000
+
+# What a task does: it is started with a pickled claim, and asks for ranges as told.
+TASK = """
+import json, pickle, sys
+from kafka_marshal.tickets import open_office
+connection, ref = json.loads(sys.argv[1]), pickle.loads(bytes.fromhex(sys.argv[2]))
+office = open_office(connection)
+for line in sys.stdin:
+    first, last = json.loads(line)
+    print(json.dumps(office.spend(ref, first, last, timeout_ms=20000)), flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def domain(broker, unique, transport):
+    with opened(broker, unique, transport=transport, partitions=4) as domain:
+        yield domain
+
+
+@pytest.fixture
+def office(domain):
+    yield open_office(connection_of(domain))
+    close_offices()
+
+
+def connection_of(domain, **rest):
+    return {
+        "bootstrap_servers": domain.servers,
+        "coordination_topic": domain.topic,
+        "transport": domain.transport,
+    } | rest
+
+
+@pytest.fixture
+def owner(domain):
+    """A process that holds a partition, and its claim as tasks know it."""
+    topic = domain.data_topic(1, records_each=10)
+    group = domain.unique("group")
+    with domain.marshal(group, "driver") as marshal:
+        claim = marshal.claim(topic, 0)
+        yield claim, ref_to(domain, Key(group, topic, 0))
+
+
+def ref_to(domain, key):
+    known = domain.states(key.group_id)[key]
+    return ClaimRef(
+        key.group_id,
+        known.owner.client_id,
+        known.owner.incarnation,
+        key.topic,
+        key.partition,
+        known.epoch,
+        "",
+    )
+
+
+class Task:
+    """Another process that asks under the same claim."""
+
+    def __init__(self, domain, ref):
+        connection = json.dumps(connection_of(domain))
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", TASK, connection, pickle.dumps(ref).hex()],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def ask(self, first, last):
+        self._process.stdin.write(f"[{first}, {last}]\n")
+        self._process.stdin.flush()
+
+    def told(self):
+        return json.loads(self._process.stdout.readline())
+
+    def end(self):
+        self._process.stdin.close()
+        self._process.stdout.close()
+        self._process.wait(timeout=30)
+
+
+def test_of_processes_that_race_for_offsets_each_gets_others(domain, owner):
+    _, ref = owner
+    tasks = [Task(domain, ref) for _ in range(3)]
+    given = []
+    try:
+        for last in range(9, 100, 10):
+            for task in tasks:
+                task.ask(last - 9, last)
+            for task in tasks:
+                given += [n for low, high in task.told() for n in range(low, high + 1)]
+    finally:
+        for task in tasks:
+            task.end()
+    assert sorted(given) == list(range(100))
+
+
+def test_a_claim_that_is_over_grants_nothing(domain, owner, office):
+    claim, ref = owner
+    assert office.spend(ref, 0, 4, timeout_ms=SPEND_MS) == [(0, 4)]
+    assert office.is_current(ref, timeout_ms=SPEND_MS)
+    claim.release()
+    eventually(
+        lambda: not office.is_current(ref, timeout_ms=SPEND_MS), "the log shows it"
+    )
+    assert office.spend(ref, 5, 9, timeout_ms=SPEND_MS) == []
+
+
+def test_the_owner_keeps_its_claim_beside_tasks(domain, owner, office):
+    claim, ref = owner
+    for last in range(50):
+        assert office.spend(ref, last, last, timeout_ms=SPEND_MS) == [(last, last)]
+    assert claim.is_valid
+    history = domain.history()
+    asked = [
+        line
+        for line in history.steps
+        if isinstance(line.record, ClaimingMessages) and line.key == ref.key
+    ]
+    assert len(asked) == 50
+
+
+def test_one_partition_after_the_other_is_read_by_one_office(domain, office):
+    topic = domain.data_topic(6, records_each=1)
+    group = domain.unique("group")
+    with domain.marshal(group, "driver") as marshal:
+        for number in range(6):
+            marshal.claim(topic, number)
+        for number in range(6):
+            ref = ref_to(domain, Key(group, topic, number))
+            assert office.spend(ref, 0, 3, timeout_ms=SPEND_MS) == [(0, 3)]
+            assert office.spend(ref, 0, 4, timeout_ms=SPEND_MS) == [(4, 4)]
+    states = domain.states(group)
+    assert {states[Key(group, topic, n)].granted for n in range(6)} == {5}
+
+
+def test_a_broker_that_does_not_answer_grants_nothing(domain, owner):
+    _, ref = owner
+    nowhere = open_office(connection_of(domain, bootstrap_servers="localhost:1"))
+    try:
+        with pytest.raises(MarshalError, match=r"localhost:1|in time"):
+            nowhere.spend(ref, 0, 4, timeout_ms=1_000)
+    finally:
+        close_offices()
+
+
+def test_a_missing_topic_is_told(domain, owner):
+    _, ref = owner
+    nowhere = open_office(connection_of(domain, coordination_topic="none-such"))
+    try:
+        with pytest.raises(TopicMisconfigured, match="marshal topic format"):
+            nowhere.spend(ref, 0, 4, timeout_ms=SPEND_MS)
+    finally:
+        close_offices()
