@@ -82,6 +82,7 @@ class TopicLog(CoordinationLog):
         self._lock = threading.Lock()
         self._fault: MarshalError | None = None
         self._is_closed = False
+        self._has_kept = False
         self.writer: Writer | None = None
         try:
             self._start()
@@ -235,6 +236,28 @@ class TopicLog(CoordinationLog):
         self._read = sorted((*self._read, partition))
         self._go_to(starts)
 
+    def start_at(self, offsets: Mapping[int, int], *, timeout_ms: int) -> None:
+        """Read partitions on from these offsets, before anything was read of them.
+
+        For whoever has kept what lies below. From then on a log that has lost what
+        comes next is an error, and nothing is stepped over.
+
+        Raises:
+            LogTruncated: The log starts behind one of them, or ends before it.
+            CoordinationError: The cluster did not answer.
+        """
+        starts = self._offsets(timeout_ms, is_end=False)
+        ends = self._offsets(timeout_ms, is_end=True)
+        for number, offset in offsets.items():
+            if not starts[number] <= offset <= ends[number]:
+                raise LogTruncated(
+                    f"{self._topic}-{number} has offsets {starts[number]} to "
+                    f"{ends[number]}, so reading cannot go on at {offset}. Read it "
+                    "anew from its start."
+                )
+        self._has_kept = True
+        self._go_to(offsets)
+
     # What a transport adds.
 
     @abstractmethod
@@ -336,7 +359,9 @@ class TopicLog(CoordinationLog):
             Whether that is what happened (or is still to be asked).
         """
         partitions = list(partitions)
-        if any(self._epochs[number] != EPOCH_NONE for number in partitions):
+        if self._has_kept or any(
+            self._epochs[number] != EPOCH_NONE for number in partitions
+        ):
             return False
         try:
             starts = self._ask(max(1, timeout_ms), is_end=False, partitions=partitions)
