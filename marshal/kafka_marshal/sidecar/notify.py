@@ -7,6 +7,7 @@ held, a round of the engine.
 """
 
 import os
+import select
 import socket
 from collections.abc import Mapping
 
@@ -19,6 +20,7 @@ from kafka_marshal.sidecar.states import Change, State
 WATCHDOG_INTERVALS = 3
 # Reading a long log, or waiting for clients to let go, may outlast the unit's limits.
 EXTEND_MS = 30_000
+WAIT_S_MAX = 1
 US_PER_MS = 1_000
 
 _ENDING = frozenset({State.PENDING_CONTROLLED_SHUTDOWN, State.SHUTTING_DOWN})
@@ -26,7 +28,10 @@ _SLOW = frozenset({State.RECOVERY, State.PENDING_CONTROLLED_SHUTDOWN})
 
 
 class Notifier:
-    """Tells whoever started this process how it is. Thread-safe; never blocks.
+    """Tells whoever started this process how it is. Thread-safe.
+
+    A change of state waits for a manager that is busy, for a second at most, because
+    it is told once; everything else does not wait.
 
     ``on_change`` is for ``States.on_change``; ``look`` is to be called about once a
     second, on any one thread.
@@ -59,6 +64,8 @@ class Notifier:
             lines.append("READY=1")
         elif change.after in _ENDING:
             lines.append("STOPPING=1")
+        if self._socket is not None:
+            select.select([], [self._socket], [], WAIT_S_MAX)
         self._send(lines)
 
     def look(self, view: View) -> None:
@@ -99,9 +106,8 @@ class Notifier:
         return [f"WATCHDOG_USEC={least_ms * US_PER_MS}"]
 
     def _status_line(self, state: State, reason: str, view: View | None = None) -> str:
-        held = (
-            "" if view is None or not view.held_count else f"; {view.held_count} held"
-        )
+        count = 0 if view is None else view.held_count
+        held = f"; {count} held" if count else ""
         return f"STATUS={state.value}: {escaped(reason)}{held}"
 
     def _send(self, lines: list[str]) -> None:
@@ -116,14 +122,15 @@ class Notifier:
 
 def _sign_of_life(view: View) -> tuple[str, int] | None:
     """Return what shows that the sidecar does its work; the same = nothing new."""
+    if not view.has_engine or view.state is State.SHUTTING_DOWN:
+        # No engine yet, or none any more: how long that may last is the unit's to
+        # say, by its limits of starting and stopping.
+        return ("state", view.now_ms)
+    if view.failure is not None or view.is_busy:
+        return None
     if view.beat_at_ms is not None:
         return ("beat", view.beat_at_ms)
-    if view.has_engine and view.failure is None and not view.is_busy:
-        return None if view.round_at_ms is None else ("round", view.round_at_ms)
-    # Without an engine yet, or any more, the state is all there is to it: how long
-    # that may last is the unit's to say, by the limits of starting and stopping.
-    is_idle = not view.has_engine or view.state is State.SHUTTING_DOWN
-    return ("state", view.now_ms) if is_idle else None
+    return None if view.round_at_ms is None else ("round", view.round_at_ms)
 
 
 def _watchdog_ms(environ: Mapping[str, str]) -> int | None:
@@ -143,7 +150,7 @@ def _connected(address: str) -> socket.socket | None:
         return None
     place = "\0" + address[1:] if address[0] == "@" else address
     found = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
-    found.setblocking(False)
+    found.settimeout(0)
     try:
         found.connect(place)
     except OSError:

@@ -1,12 +1,14 @@
 import os
+import select
 import socket
+import threading
 
 import attrs
 import pytest
 
 from kafka_marshal.sidecar.health import View
 from kafka_marshal.sidecar.notify import EXTEND_MS, Notifier
-from kafka_marshal.sidecar.states import State, States
+from kafka_marshal.sidecar.states import Change, State, States
 from kafka_marshal.testing.clock import VirtualClock
 
 S = State
@@ -154,8 +156,9 @@ def test_an_engine_that_fails_or_hangs_feeds_nothing(manager, watched, sick):
     [
         but(state=S.STARTING, has_engine=False, round_at_ms=None),
         but(state=S.SHUTTING_DOWN, failure="closed"),
+        but(state=S.SHUTTING_DOWN, beat_at_ms=7),
     ],
-    ids=["no-engine-yet", "no-engine-any-more"],
+    ids=["no-engine-yet", "no-engine-any-more", "engine-at-rest"],
 )
 def test_without_an_engine_the_other_limits_count(manager, watched, view):
     watched.look(view)
@@ -212,6 +215,22 @@ def test_a_manager_that_goes_or_does_not_read_stops_nothing(manager):
     assert manager.heard()
     manager.socket.close()
     notifier.look(but(round_at_ms=-1))
+    notifier.close()
+
+
+def test_a_change_of_state_waits_for_a_busy_manager(manager):
+    notifier = Notifier(manager.environ())
+    number = 0
+    while select.select([], [notifier._socket], [], 0)[1]:
+        notifier.look(but(reason=f"{number}"))
+        number += 1
+    heard = []
+    reader = threading.Timer(0, lambda: heard.extend(manager.heard()))
+    reader.start()
+    notifier.on_change(Change(S.RECOVERY, S.RUNNING, "serving", 0))
+    reader.join(60)
+    heard += manager.heard()
+    assert heard[-1] == ["STATUS=RUNNING: serving", "READY=1"]
     notifier.close()
 
 
