@@ -6,18 +6,20 @@ one is taken. Otherwise its package is downloaded by apt, which needs no root, a
 unpacked once into ``build/debian/PACKAGE``.
 
     program("promtool", "prometheus")
-    program("initdb", "postgresql-15", folder="usr/lib/postgresql/15/bin")
+    postgres()
 
 From a shell: ``python tools/debian_tools.py PROGRAM PACKAGE...`` prints its path.
 """
 
 import fcntl
+import os
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from hashlib import sha256
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -51,6 +53,62 @@ def program(name: str, *packages: str, folder: str = "usr/bin") -> Path:
     return found
 
 
+def postgres() -> Path:
+    """Return the folder with PostgreSQL's programs, of whatever version Debian has.
+
+    Where it was unpacked, ``libraries`` of its root says what is to be loaded.
+
+    Raises:
+        Unavailable: It cannot be had.
+    """
+    installed = shutil.which("postgres")
+    if installed is not None and Path(installed).resolve().with_name("initdb").exists():
+        return Path(installed).resolve().parent
+    pattern = "usr/lib/postgresql/*/bin/initdb"
+    for root in (Path("/"), HOME / "postgresql"):
+        for found in sorted(root.glob(pattern), reverse=True):
+            return found.parent
+    with _alone():
+        packages = _with_libraries("postgresql")
+    root = unpacked("postgresql", *packages)
+    for found in sorted(root.glob(pattern), reverse=True):
+        return found.parent
+    raise Unavailable(f"packages {' '.join(packages)} have no {pattern}")
+
+
+def libraries(root: Path) -> str:
+    """Return the folders with libraries below a root, as LD_LIBRARY_PATH wants them."""
+    return ":".join(sorted({str(f.parent) for f in root.glob("usr/lib/*/*.so*")}))
+
+
+def _with_libraries(package: str) -> list[str]:
+    """Return what a meta package stands for, and the libraries that are missing for it.
+
+    Raises:
+        Unavailable: apt does not know.
+    """
+    command = ["install", "--print-uris", "--reinstall", "--no-install-recommends"]
+    for apt in (["apt-get"], _apt()):
+        options = [*apt, "-q", "-y", "-o", "Debug::NoLocking=1"]
+        if apt != ["apt-get"]:
+            _run([*options, "update"], HOME)
+        depends = _said(["apt-cache", *apt[1:], "depends", package]).splitlines()
+        meant = [line.split()[-1] for line in depends if f"Depends: {package}-" in line]
+        if not meant:
+            continue
+        plan = _said([*options, *command, *meant])
+        # 'URI' FILE SIZE HASH, where FILE is name_version_architecture.deb.
+        lines = [line.split() for line in plan.splitlines() if line.startswith("'")]
+        names = {line[1].partition("_")[0] for line in lines}
+        # The server runs without compiled queries, and their library is the largest.
+        wanted = {n for n in names if n.startswith("lib") and "llvm" not in n}
+        return [*meant, *sorted(wanted - set(meant))]
+    raise Unavailable(
+        f"apt knows no package {package}; where this is a Debian system, install it: "
+        f"apt-get install {package}"
+    )
+
+
 def unpacked(*packages: str) -> Path:
     """Return the folder that packages are unpacked in, one root for all of them.
 
@@ -59,7 +117,8 @@ def unpacked(*packages: str) -> Path:
     """
     target = HOME / packages[0]
     with _alone():
-        done = target / f".complete-{'+'.join(packages)}"
+        named = sha256("+".join(packages).encode()).hexdigest()
+        done = target / f".complete-{named[:16]}"
         if not done.exists():
             shutil.rmtree(target, ignore_errors=True)
             target.mkdir(parents=True)
@@ -119,6 +178,21 @@ def _run(command: list[str], folder: Path) -> str:
         return str(error)
     said = f"{done.stderr} {done.stdout}".strip()
     return "" if done.returncode == 0 else (said[-SAID_CHARS_MAX:] or "no reason given")
+
+
+def _said(command: list[str]) -> str:
+    """Return what a command prints; nothing where it fails."""
+    try:
+        return subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=DOWNLOAD_S_MAX,
+            env=os.environ | {"LC_ALL": "C"},
+        ).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ""
 
 
 def _executable(path: Path) -> str | None:
