@@ -115,3 +115,17 @@ class FenceNow(Message, frozen=True, kw_only=True):
     client_id: str | None
     incarnation: str | None
     position: int | None
+
+
+class Verdict(Message, frozen=True, kw_only=True):
+    """``GET /livez``, ``/readyz``, ``/startupz``: 200 if it is so, else 503.
+
+    Attributes:
+        ok: The answer.
+        state: State of the sidecar, such as ``RUNNING``.
+        reasons: Why not, a sentence each; where it is well, how it is.
+    """
+
+    ok: bool
+    state: str
+    reasons: tuple[str, ...]

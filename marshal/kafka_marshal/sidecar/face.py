@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from kafka_marshal.remote import api
 from kafka_marshal.remote.looking import LocalClient
+from kafka_marshal.sidecar.health import Verdict
 from kafka_marshal.sidecar.peers import Caller, Peer
 
 
@@ -20,6 +21,11 @@ class FeedFace(Protocol):
     """
 
     on_news: Callable[[], None] | None
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it has ended: closed, replaced by a newer one, its client gone."""
+        ...
 
     def take(self) -> list[api.Frame]:
         """Return what has come since, oldest first, without waiting."""
@@ -95,16 +101,16 @@ class HubFace(Protocol):
 
 
 class HealthFace(Protocol):
-    """Whether the daemon is well: a verdict for each of the three questions."""
+    """Whether the daemon is well: a verdict for each question of a probe."""
 
-    def live(self) -> tuple[bool, str]:
-        """Return whether it should go on running, and why."""
+    def live(self) -> Verdict:
+        """Return whether it should go on running."""
         ...
 
-    def ready(self) -> tuple[bool, str]:
-        """Return whether clients should use it, and why."""
+    def ready(self) -> Verdict:
+        """Return whether clients should use it."""
         ...
 
-    def started(self) -> tuple[bool, str]:
-        """Return whether it has come up, and why."""
+    def started(self) -> Verdict:
+        """Return whether it has come up."""
         ...

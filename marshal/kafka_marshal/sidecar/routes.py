@@ -226,7 +226,7 @@ ROUTES: tuple[Route, ...] = (
         path=paths.LIVEZ,
         name="livez",
         about="Whether the daemon should go on running: 200 or 503, with reasons.",
-        media=PLAIN,
+        answers=looking.Verdict,
         is_open=True,
     ),
     Route(
@@ -234,7 +234,7 @@ ROUTES: tuple[Route, ...] = (
         path=paths.READYZ,
         name="readyz",
         about="Whether clients should use it: 200 or 503, with reasons.",
-        media=PLAIN,
+        answers=looking.Verdict,
         is_open=True,
     ),
     Route(
@@ -242,7 +242,7 @@ ROUTES: tuple[Route, ...] = (
         path=paths.STARTUPZ,
         name="startupz",
         about="Whether it has come up: 200 or 503, with reasons.",
-        media=PLAIN,
+        answers=looking.Verdict,
         is_open=True,
     ),
     Route(

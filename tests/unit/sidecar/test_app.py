@@ -1,0 +1,636 @@
+"""HTTP in front of a hub: what is asked reaches it, and nothing else does."""
+
+import asyncio
+import json
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import msgspec
+import pytest
+from fakehub import INCARNATION, FakeHub, assigned
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+
+from kafka_marshal import errors
+from kafka_marshal.remote import api, paths
+from kafka_marshal.sidecar import app as apps
+from kafka_marshal.sidecar import openapi
+from kafka_marshal.sidecar.app import App, Connection, Serving
+from kafka_marshal.sidecar.health import Verdict
+from kafka_marshal.sidecar.peers import Caller, Peer
+from kafka_marshal.sidecar.routes import ROUTES
+
+OURS = Peer(77, os.geteuid(), 5)
+INSTANCE = "cd" * 16
+HEADERS = {api.INSTANCE_HEADER: INSTANCE}
+CLIENT = paths.CLIENT.format(group="g", client="c")
+WHO = Caller("g", "c", INSTANCE)
+TOKEN = b"0123456789abcdef"
+
+
+class Healthy:
+    verdict = Verdict(ok=True, state="RUNNING", reasons=("serving",))
+
+    def live(self):
+        return self.verdict
+
+    ready = started = live
+
+
+class Wire:
+    """An application, and requests to it over connections of one's choice."""
+
+    def __init__(self, hub, **serving):
+        self.hub = hub
+        self.serving = Serving(Healthy(), hub=hub, **serving)
+        self.app = App(self.serving)
+
+    def connect(self, connection=None):
+        connection = connection or Connection(OURS, is_local=True)
+
+        async def with_connection(scope, receive, send):
+            scope["state"] = {apps.CONNECTION: connection}
+            await self.app(scope, receive, send)
+
+        transport = httpx.ASGITransport(with_connection, raise_app_exceptions=False)
+        return httpx.AsyncClient(transport=transport, base_url="http://sidecar")
+
+    def ask(self, method, path, *, connection=None, **options):
+        async def main():
+            async with self.connect(connection) as client:
+                return await client.request(method, path, **options)
+
+        return asyncio.run(main())
+
+
+@pytest.fixture
+def wire():
+    found = Wire(FakeHub())
+    found.hub.instances["g", "c"] = INSTANCE
+    yield found
+    found.app.close()
+
+
+def failure(response):
+    assert response.headers["content-type"] == "application/json"
+    return msgspec.json.decode(response.content, type=api.Failure)
+
+
+# --- what is asked reaches the hub
+
+RETURNED = {"topic": "orders", "partition": 3, "epoch": 17, "position": 5}
+GRANT = {
+    "client_id": "host-a",
+    "incarnation": INCARNATION,
+    "topic": "orders",
+    "partition": 3,
+    "epoch": 17,
+    "grantee": "ef" * 16,
+    "first": 5,
+    "last": 9,
+    "timeout_ms": 100,
+}
+# Name of the route: method, path, body, what the hub is told.
+ASKS = {
+    "info": ("GET", paths.INFO, None, ("info",)),
+    "register": (
+        "PUT",
+        CLIENT,
+        {"instance": INSTANCE, "beat_ms": 100},
+        ("register", "g", "c", api.Registration(instance=INSTANCE, beat_ms=100), OURS),
+    ),
+    "leave": (
+        "DELETE",
+        CLIENT,
+        {"reason": "downscale", "timeout_ms": 5},
+        ("leave", WHO, api.Leaving(reason="downscale", timeout_ms=5)),
+    ),
+    "beat": (
+        "POST",
+        CLIENT + "/beat",
+        {"standings": [RETURNED]},
+        ("beat", WHO, api.Beat(standings=(api.Standing(**RETURNED),))),
+    ),
+    "released": (
+        "POST",
+        CLIENT + "/released",
+        {"returned": [RETURNED]},
+        ("release", WHO, api.Release(returned=(api.Returned(**RETURNED),))),
+    ),
+    "children": (
+        "PUT",
+        CLIENT + "/children",
+        {"pids": [7, 8]},
+        ("children", WHO, api.Children(pids=(7, 8))),
+    ),
+    "subscribe": (
+        "PUT",
+        CLIENT + "/subscriptions/s",
+        {"topics": ["orders"], "claims_max": 4},
+        ("subscribe", WHO, "s", api.Wants(topics=("orders",), claims_max=4)),
+    ),
+    "unsubscribe": (
+        "POST",
+        CLIENT + "/subscriptions/s/end?keep=true",
+        {"returned": []},
+        ("unsubscribe", WHO, "s", api.Release(returned=()), True),
+    ),
+    "claim": ("PUT", CLIENT + "/claims/orders/3", None, ("claim", WHO, "orders", 3)),
+    "unclaim": (
+        "DELETE",
+        CLIENT + "/claims/orders/3",
+        None,
+        ("unclaim", WHO, "orders", 3),
+    ),
+    "grant": (
+        "POST",
+        "/v1/groups/billing/grants",
+        GRANT,
+        ("grant", "billing", api.GrantAsk(**GRANT)),
+    ),
+    "world": ("GET", paths.WORLD + "?timeout_ms=7", None, ("world", 7)),
+    "groups": ("GET", paths.GROUPS, None, ("world", apps.TIMEOUT_MS_DEFAULT)),
+    "group": ("GET", "/v1/groups/billing?timeout_ms=7", None, ("world", 7)),
+    "owners": (
+        "GET",
+        "/v1/groups/billing/owners/orders?timeout_ms=7",
+        None,
+        ("world", 7),
+    ),
+    "fence": (
+        "GET",
+        "/v1/groups/billing/owners/orders/1?timeout_ms=7",
+        None,
+        ("world", 7),
+    ),
+    "clients": ("GET", paths.CLIENTS, None, ("clients",)),
+    "livez": ("GET", paths.LIVEZ, None, None),
+    "readyz": ("GET", paths.READYZ, None, None),
+    "startupz": ("GET", paths.STARTUPZ, None, None),
+    "openapi": ("GET", paths.OPENAPI, None, None),
+}
+
+
+def validator(kind):
+    document = openapi.document()
+    schema = {"$ref": f"#/components/schemas/{kind.__name__}", **document}
+    return Draft202012Validator(schema)
+
+
+def test_every_route_is_asked_somewhere():
+    assert set(ASKS) | {"events", "metrics"} == {route.name for route in ROUTES}
+
+
+@pytest.mark.parametrize(
+    "route", [each for each in ROUTES if each.name in ASKS], ids=lambda each: each.name
+)
+def test_a_request_reaches_the_hub_and_its_answer_is_as_published(wire, route):
+    method, path, body, told = ASKS[route.name]
+    response = wire.ask(method, path, json=body, headers=HEADERS)
+    if told is None:
+        assert wire.hub.said == []
+    else:
+        assert told in wire.hub.said
+    if route.answers is None and route.name != "openapi":
+        assert (response.status_code, response.content) == (204, b"")
+        return
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"] == "application/json"
+    if route.answers is not None:
+        validator(route.answers).validate(response.json())
+        msgspec.json.decode(response.content, type=route.answers)
+
+
+def test_schemas_would_refuse_another_answer():
+    assert not validator(api.Info).is_valid({"level": "one"})
+    assert not validator(api.Failure).is_valid({})
+
+
+def test_to_leave_needs_no_words(wire):
+    response = wire.ask("DELETE", CLIENT, headers=HEADERS)
+    assert response.json() == {"action": "shutdown_now"}
+    assert ("leave", WHO, api.Leaving()) in wire.hub.said
+
+
+def test_figures_come_as_they_are_made():
+    wire = Wire(FakeHub(), metrics=lambda: (b"up 1\n", "text/plain; version=1"))
+    response = wire.ask("GET", paths.METRICS)
+    assert response.content == b"up 1\n"
+    assert response.headers["content-type"].startswith("text/plain; version=1")
+    wire.app.close()
+
+
+def test_there_may_be_no_figures_yet(wire):
+    assert wire.ask("GET", paths.METRICS).status_code == 503
+
+
+def test_a_probe_that_fails_says_why(wire):
+    wire.serving.health.verdict = Verdict(ok=False, state="RECOVERY", reasons=("r",))
+    response = wire.ask("GET", paths.READYZ)
+    assert (response.status_code, response.json()["reasons"]) == (503, ["r"])
+
+
+# --- events
+
+
+def stream_of(wire, **headers):
+    """Return the first events of a stream that is read until the client goes."""
+
+    async def main():
+        received = []
+        gone = asyncio.Event()
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "http_version": "1.1",
+            "method": "GET",
+            "path": CLIENT + "/events",
+            "raw_path": CLIENT.encode() + b"/events",
+            "query_string": b"",
+            "headers": [
+                (name.lower().encode(), value.encode())
+                for name, value in {**HEADERS, **headers}.items()
+            ],
+            "state": {apps.CONNECTION: Connection(OURS, is_local=True)},
+        }
+
+        request = {"type": "http.request", "body": b"", "more_body": False}
+        messages = [request]
+
+        async def receive():
+            if messages:
+                return messages.pop()
+            await asyncio.wait_for(gone.wait(), 30)
+            return {"type": "http.disconnect"}
+
+        async def send(message):
+            received.append(message)
+            if b"event: assigned" in message.get("body", b""):
+                gone.set()
+            elif b"event: snapshot" in message.get("body", b""):
+                assert wire.app.stream_count == 1
+                wire.hub.feeds[-1].push(assigned())
+
+        await asyncio.wait_for(wire.app(scope, receive, send), 30)
+        return received
+
+    return asyncio.run(main())
+
+
+def test_events_flow_until_the_client_goes(wire):
+    start, *pieces = stream_of(wire)
+    assert start["status"] == 200
+    headers = dict(start["headers"])
+    assert headers[b"content-type"].startswith(b"text/event-stream")
+    text = b"".join(piece.get("body", b"") for piece in pieces).decode()
+    kinds = [line for line in text.splitlines() if line.startswith("event:")]
+    assert kinds == ["event: snapshot", "event: assigned"]
+    assert wire.hub.feeds[-1].is_closed
+    assert wire.app.stream_count == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("abababab.7.3.4711", "abababab.7.3.4711"),
+        ("nonsense", None),
+        ("a.1.2.3\x0b", None),
+        ("a" * 10_000, None),
+    ],
+)
+def test_the_last_event_is_told_where_it_makes_sense(wire, given, told):
+    stream_of(wire, **{api.EVENT_ID_HEADER: given})
+    assert ("feed", WHO, told) in wire.hub.said
+
+
+def test_a_client_has_one_stream_the_latest(wire):
+    async def main():
+        first = await wire.app._events(ask, request)
+        second = await wire.app._events(ask, request)
+        assert [feed.is_closed for feed in wire.hub.feeds] == [True, False]
+        assert wire.app.stream_count == 1
+        first._on_end()
+        assert wire.app.stream_count == 1
+        second._on_end()
+        assert wire.app.stream_count == 0
+
+    (route,) = [route for route in ROUTES if route.name == "events"]
+    ask = apps.Ask(route, wire.hub, {}, {}, WHO, OURS)
+    request = apps.Request({"type": "http", "headers": []})
+    asyncio.run(main())
+
+
+# --- who may
+
+
+def test_another_user_is_turned_away(wire):
+    other = Connection(Peer(5, OURS.uid + 4711, 1), is_local=True)
+    for path in (paths.INFO, paths.LIVEZ):
+        response = wire.ask("GET", path, connection=other)
+        assert response.status_code == 403
+        assert "as that user" in failure(response).message
+    assert wire.hub.said == []
+
+
+@pytest.mark.parametrize(
+    ("header", "status"),
+    [
+        (None, 401),
+        ("", 401),
+        ("Bearer", 401),
+        ("Bearer x", 401),
+        ("Basic " + TOKEN.decode(), 401),
+        ("Bearer " + TOKEN.decode(), 200),
+        ("bearer " + TOKEN.decode(), 200),
+    ],
+)
+def test_tcp_needs_the_token(header, status):
+    wire = Wire(FakeHub(), token=TOKEN)
+    headers = {} if header is None else {"Authorization": header}
+    response = wire.ask("GET", paths.INFO, connection=Connection(), headers=headers)
+    assert response.status_code == status
+    if status == 401:
+        assert response.headers["www-authenticate"] == "Bearer"
+        assert wire.hub.said == []
+    assert wire.ask("GET", paths.LIVEZ, connection=Connection()).status_code == 200
+    wire.app.close()
+
+
+def test_without_a_token_nobody_comes_in_over_tcp(wire):
+    headers = {"Authorization": "Bearer None"}
+    response = wire.ask("GET", paths.INFO, connection=Connection(), headers=headers)
+    assert response.status_code == 401
+
+
+def test_a_second_client_on_one_connection_conflicts(wire):
+    """Row FC13: one identity per connection; another connection is another matter."""
+    connection = Connection(OURS, is_local=True)
+    body = {"instance": INSTANCE, "beat_ms": 100}
+    other = paths.CLIENT.format(group="g", client="other")
+
+    def put(path, on):
+        return wire.ask("PUT", path, json=body, connection=on)
+
+    assert put(CLIENT, connection).status_code == 200
+    assert put(CLIENT, connection).status_code == 200
+    before = len(wire.hub.said)
+    refused = put(other, connection)
+    assert refused.status_code == 409
+    assert failure(refused).error == "IdentityConflict"
+    assert failure(refused).holder == "c"
+    assert len(wire.hub.said) == before
+    # What is nobody's in particular is answered all the same.
+    assert wire.ask("GET", paths.INFO, connection=connection).status_code == 200
+    assert put(other, Connection(OURS, is_local=True)).status_code == 200
+
+
+def test_another_process_of_the_same_name_conflicts_on_one_connection(wire):
+    connection = Connection(OURS, is_local=True)
+    first = {"instance": INSTANCE, "beat_ms": 100}
+    assert wire.ask("PUT", CLIENT, json=first, connection=connection).is_success
+    second = {"instance": "ef" * 16, "beat_ms": 100}
+    response = wire.ask("PUT", CLIENT, json=second, connection=connection)
+    assert response.status_code == 409
+
+
+def test_a_refused_client_does_not_keep_the_connection(wire):
+    connection = Connection(OURS, is_local=True)
+    wire.hub.fault = errors.IdentityConflict("x", holder="c")
+    body = {"instance": INSTANCE, "beat_ms": 100}
+    assert wire.ask("PUT", CLIENT, json=body, connection=connection).is_client_error
+    wire.hub.fault = None
+    other = paths.CLIENT.format(group="g", client="other")
+    assert wire.ask("PUT", other, json=body, connection=connection).is_success
+
+
+# --- what goes wrong
+
+
+def test_as_long_as_there_is_no_hub_clients_come_again():
+    wire = Wire(None, explain=lambda: "reading the log")
+    response = wire.ask("GET", paths.INFO)
+    assert (response.status_code, response.headers["retry-after"]) == (503, "1")
+    assert failure(response).retriable
+    assert "reading the log" in failure(response).message
+    assert wire.ask("GET", paths.LIVEZ).status_code == 200
+    wire.app.close()
+
+
+def test_an_error_of_the_hub_is_answered(wire):
+    wire.hub.fault = errors.ClaimRejected("held", holder="h", at_offset=3)
+    response = wire.ask("POST", CLIENT + "/beat", json={}, headers=HEADERS)
+    assert response.status_code == 409
+    assert failure(response) == api.Failure(
+        error="ClaimRejected", message="held", reason="held", holder="h", at_offset=3
+    )
+
+
+def test_a_fault_of_ours_is_logged_and_not_told(wire, caplog):
+    wire.hub.fault = RuntimeError("hunter2")
+    response = wire.ask("GET", paths.INFO)
+    assert response.status_code == 500
+    assert "hunter2" not in response.text
+    assert "hunter2" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/", 404),
+        ("GET", "/v1/info/", 404),
+        ("GET", "/v2/info", 404),
+        ("POST", "/v1/info", 405),
+        ("HEAD", "/v1/info", 405),
+        ("PATCH", CLIENT, 405),
+        ("PUT", "/v1/groups/g%2Fh/clients/c", 404),
+        ("PUT", "/v1/groups/g%20h/clients/c", 400),
+        ("PUT", CLIENT + "/claims/a%0A/3", 400),
+        ("PUT", CLIENT + "/claims/../3", 404),
+        ("PUT", CLIENT + "/claims/t/x", 400),
+        ("PUT", CLIENT + "/claims/t/-1", 400),
+        ("PUT", CLIENT + "/claims/t/2147483648", 400),
+        ("PUT", CLIENT + "/claims/t/٣", 400),
+        ("GET", "/v1/world?timeout_ms=x", 400),
+        ("GET", "/v1/world?timeout_ms=60001", 400),
+        ("POST", CLIENT + "/subscriptions/s/end?keep=perhaps", 400),
+    ],
+)
+def test_what_is_not_here_is_refused(wire, method, path, status):
+    response = wire.ask(method, path, headers=HEADERS)
+    assert response.status_code == status, response.text
+    if method != "HEAD":
+        assert failure(response).message
+    assert wire.hub.said == []
+
+
+@pytest.mark.parametrize("value", [None, "", "CD" * 16, "cd" * 15, "cd" * 17])
+def test_a_client_shows_its_instance(wire, value):
+    headers = {} if value is None else {api.INSTANCE_HEADER: value}
+    response = wire.ask("POST", CLIENT + "/beat", json={}, headers=headers)
+    assert response.status_code == 400
+    assert failure(response).setting == api.INSTANCE_HEADER
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"[]", b"null", b"\xff", b'{"instance":1}', b'"\\ud800"', b"[" * 9_999],
+)
+def test_a_body_that_is_none_is_refused_and_says_why(wire, body):
+    response = wire.ask("PUT", CLIENT, content=body)
+    assert response.status_code == 400
+    assert failure(response).message.startswith("the body is no Registration: ")
+    assert wire.hub.said == []
+
+
+def test_a_body_has_an_end(wire, monkeypatch):
+    monkeypatch.setattr(apps, "BODY_BYTES_MAX", 1_000)
+
+    async def pieces():
+        for _ in range(100):
+            yield b" " * 100
+
+    for content in (b" " * 1_001, pieces()):
+        response = wire.ask("PUT", CLIENT, content=content)
+        assert response.status_code == 413
+        assert response.headers["connection"] == "close"
+    assert wire.hub.said == []
+
+
+def test_a_body_that_does_not_come_is_not_waited_for(wire, monkeypatch):
+    monkeypatch.setattr(apps, "BODY_S_MAX", 0.01)
+
+    async def pieces():
+        yield b"{"
+        await asyncio.sleep(30)
+        yield b"}"
+
+    response = wire.ask("PUT", CLIENT, content=pieces())
+    assert response.status_code == 408
+
+
+def test_those_who_wait_do_not_keep_a_beat_from_being_taken(wire, monkeypatch):
+    """As many waits as there are threads for them, then a beat, then release."""
+    hold = threading.Event()
+    entered = threading.Semaphore(0)
+
+    def grant(group_id, ask):
+        entered.release()
+        assert hold.wait(30)
+        raise errors.DeadlineExceeded("late")
+
+    wire.hub.grant = grant
+
+    async def main():
+        async with wire.connect() as client:
+            grants = [
+                asyncio.create_task(client.post("/v1/groups/g/grants", json=GRANT))
+                for _ in range(apps.CALLS_MAX)
+            ]
+            with ThreadPoolExecutor() as pool:
+                for _ in range(apps.WAITING_THREADS):
+                    await asyncio.get_running_loop().run_in_executor(
+                        pool, entered.acquire, True, 30
+                    )
+            beat = await client.post(CLIENT + "/beat", json={}, headers=HEADERS)
+            more = await client.post("/v1/groups/g/grants", json=GRANT)
+            hold.set()
+            return beat, more, await asyncio.gather(*grants)
+
+    beat, more, grants = asyncio.run(main())
+    assert beat.status_code == 200
+    assert (more.status_code, more.headers["retry-after"]) == (503, "1")
+    assert {response.status_code for response in grants} == {504}
+
+
+# --- anything at all
+
+SEGMENT = st.text(
+    st.characters(codec="utf-8", exclude_characters="?#"), min_size=1, max_size=12
+)
+KNOWN_PATHS = st.sampled_from([path.partition("?")[0] for _, path, *_ in ASKS.values()])
+PATHS = st.one_of(
+    KNOWN_PATHS,
+    st.lists(SEGMENT, max_size=8).map(lambda parts: "/" + "/".join(parts)),
+    st.tuples(KNOWN_PATHS, SEGMENT).map("/".join),
+)
+HEADER = st.tuples(
+    st.one_of(
+        st.sampled_from(
+            [b"marshal-instance", b"content-length", b"content-type", b"last-event-id"]
+        ),
+        st.binary(min_size=1, max_size=10),
+    ),
+    st.binary(max_size=40),
+)
+BODIES = st.one_of(
+    st.binary(max_size=200),
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(
+                st.sampled_from(
+                    ["instance", "topics", "standings", "returned", "pids"]
+                ),
+                inner,
+                max_size=3,
+            )
+        ),
+        max_leaves=8,
+    ).map(lambda value: json.dumps(value).encode()),
+)
+
+
+@given(
+    method=st.sampled_from(["GET", "PUT", "POST", "DELETE", "PATCH", "HEAD", "X"]),
+    path=PATHS,
+    rest=st.tuples(
+        st.binary(max_size=30),
+        st.lists(HEADER, max_size=4),
+        st.lists(BODIES, max_size=3),
+    ),
+)
+@settings(
+    max_examples=400,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+def test_whatever_comes_is_answered(wire, method, path, rest):
+    """Any bytes, any path, any header: an answer of ours, and never a 500."""
+    query, headers, pieces = rest
+    hub = wire.hub
+    hub.said.clear()
+    messages = [
+        {"type": "http.request", "body": piece, "more_body": True} for piece in pieces
+    ]
+    messages.append({"type": "http.request", "body": b"", "more_body": False})
+    messages.append({"type": "http.disconnect"})
+    sent = []
+
+    async def receive():
+        return messages.pop(0) if len(messages) > 1 else messages[0]
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+        "http_version": "1.1",
+        "method": method,
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": query,
+        "headers": headers,
+        "state": {apps.CONNECTION: Connection(OURS, is_local=True)},
+    }
+    asyncio.run(asyncio.wait_for(wire.app(scope, receive, send), 30))
+    status = sent[0]["status"]
+    content = b"".join(message.get("body", b"") for message in sent[1:])
+    assert status in {200, 204} or 400 <= status < 500 or status == 503
+    if status >= 400 and method != "HEAD":
+        msgspec.json.decode(content, type=api.Failure)
+        assert len(content) < 10_000
