@@ -1,5 +1,6 @@
 """The reader's account beside librdkafka's: what it drops, keeps, puts back, tells."""
 
+import gc
 from collections import deque
 
 import pytest
@@ -339,5 +340,39 @@ def test_misuse_is_refused(reader):
 
 def test_queues_are_bounded():
     config = module.FastDataReader(ConnectionSettings("nobody:1"))._config
-    assert config["queued.max.messages.kbytes"] == 32_768
+    assert config["queued.max.messages.kbytes"] == 8_192
     assert config["fetch.max.bytes"] == module.FETCH_BYTES
+
+
+def test_polls_do_not_set_the_collector_off(reader, handle, monkeypatch):
+    at = dict.fromkeys((A, B), 0)
+
+    def of_both(count, timeout):
+        # As fetches of another size than polls lie: every second poll has two parts.
+        shares = {A: count} if (at[A] + at[B]) % (2 * count) else {A: 280, B: 220}
+        made = []
+        for place, share in shares.items():
+            made += [
+                Message(
+                    topic=place[0],
+                    partition=place[1],
+                    offset=at[place] + each,
+                    value=b"v",
+                )
+                for each in range(share)
+            ]
+            at[place] += share
+        return made
+
+    monkeypatch.setattr(handle, "consume", of_both)
+    threshold = gc.get_threshold()
+    gc.set_threshold(700, 10, 10)
+    try:
+        before = gc.get_stats()[0]["collections"]
+        for _ in range(40):
+            for records in reader.poll(0, 500).values():
+                for record in records:
+                    assert record.value
+        assert gc.get_stats()[0]["collections"] - before < 10
+    finally:
+        gc.set_threshold(*threshold)
