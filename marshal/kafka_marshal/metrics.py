@@ -44,8 +44,8 @@ EFFECTS = frozenset(
 )
 
 
-class Client(Protocol):
-    """The part of a ``Marshal`` that is looked at."""
+class Claims(Protocol):
+    """Claims of one client_id in a group, as a scrape looks at them."""
 
     @property
     def group_id(self) -> str:
@@ -58,16 +58,6 @@ class Client(Protocol):
         ...
 
     @property
-    def coordination_topic(self) -> str:
-        """Name of the coordination topic."""
-        ...
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether it was closed."""
-        ...
-
-    @property
     def engine(self) -> EngineFace:
         """The engine that drives it."""
         ...
@@ -75,6 +65,20 @@ class Client(Protocol):
     @property
     def session(self) -> SessionFace:
         """What the engine drives for it."""
+        ...
+
+
+class Client(Claims, Protocol):
+    """The part of a ``Marshal`` that is looked at."""
+
+    @property
+    def coordination_topic(self) -> str:
+        """Name of the coordination topic."""
+        ...
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was closed."""
         ...
 
     def call_on_close(self, function: Callable[[], None]) -> None:
@@ -108,7 +112,7 @@ class MarshalCollector:
         self._registry = registry or known.prometheus().REGISTRY
         self._has_client = client_label
         self._clients: list[Client] = []
-        self._ends: WeakKeyDictionary[EngineFace, _Ends] = WeakKeyDictionary()
+        self._ends: WeakKeyDictionary[EngineFace, Ends] = WeakKeyDictionary()
         self._is_registered = False
         self._pid = os.getpid()
         for client in clients:
@@ -132,7 +136,7 @@ class MarshalCollector:
         if not self._is_registered:
             self._register()
         self._clients.append(client)
-        self._ends_of(client).look(client)
+        self._ends_of(client).look()
         client.call_on_close(partial(self.remove, client))
 
     def remove(self, client: Client) -> None:
@@ -173,22 +177,35 @@ class MarshalCollector:
 
     def _fill(self, scrape: known.Scrape) -> None:
         engines: set[int] = set()
-        scrape.add(known.BUILD, (_version(),), value=1)
+        add_build(scrape)
         for client in tuple(self._clients):
             if client.is_closed:
                 self.remove(client)  # closing was cut short before it told us
                 continue
             try:
-                _read_client(client, scrape)
+                read_client(client, scrape)
                 if id(client.engine) not in engines:
                     engines.add(id(client.engine))
-                    _read_engine(client, scrape, self._ends_of(client).look(client))
+                    read_engine(client.engine, scrape, self._ends_of(client))
             except TimeoutError:
-                name = client.client_id
-                scrape.add(known.UP, (client.group_id,), value=0, client=name)
+                add_silent(client, scrape)
 
-    def _ends_of(self, client: Client) -> "_Ends":
-        return self._ends.setdefault(client.engine, _Ends())
+    def _ends_of(self, client: Client) -> "Ends":
+        found = self._ends.get(client.engine)
+        if found is None:
+            found = Ends(client.engine, client.coordination_topic)
+            self._ends[client.engine] = found
+        return found
+
+
+def add_build(scrape: known.Scrape) -> None:
+    """Add which release this is."""
+    scrape.add(known.BUILD, (_version(),), value=1)
+
+
+def add_silent(client: Claims, scrape: known.Scrape) -> None:
+    """Add a client that does not answer."""
+    scrape.add(known.UP, (client.group_id,), value=0, client=client.client_id)
 
 
 def _version() -> str:
@@ -251,7 +268,12 @@ _AS_THEY_ARE = (
 )
 
 
-def _read_client(client: Client, scrape: known.Scrape) -> None:
+def read_client(client: Claims, scrape: known.Scrape) -> None:
+    """Add what one client tells.
+
+    Raises:
+        TimeoutError: Its engine does not answer; nothing of it, or a part, is added.
+    """
     engine, session = client.engine, client.session
     with _locked(engine):
         figures = _group_figures(engine, session)
@@ -282,7 +304,7 @@ def _group_figures(engine: EngineFace, session: SessionFace) -> _GroupFigures:
     )
 
 
-def _add_group(client: Client, figures: _GroupFigures, scrape: known.Scrape) -> None:
+def _add_group(client: Claims, figures: _GroupFigures, scrape: known.Scrape) -> None:
     group, name = (client.group_id,), client.client_id
     gauges = {
         known.UP: figures.is_up,
@@ -353,7 +375,7 @@ def _state_of(holding: Holding) -> str:
 
 
 def _add_key(
-    client: Client, key: Key, *, scrape: known.Scrape, figures: _KeyFigures
+    client: Claims, key: Key, *, scrape: known.Scrape, figures: _KeyFigures
 ) -> None:
     name = client.client_id
     add = partial(scrape.add, client=name)
@@ -375,10 +397,12 @@ def _add_key(
 # --- one engine
 
 
-def _read_engine(
-    client: Client, scrape: known.Scrape, ends: Mapping[TopicPartition, LogRange]
-) -> None:
-    engine = client.engine
+def read_engine(engine: EngineFace, scrape: known.Scrape, ends: "Ends") -> None:
+    """Add what one engine tells, whatever its clients.
+
+    Raises:
+        TimeoutError: It does not answer; nothing is added.
+    """
     meters = engine.context.meters
     with _locked(engine):
         worlds = [replica.world for replica in engine.context.replicas.values()]
@@ -391,7 +415,7 @@ def _read_engine(
             scrape.add(known.UNDECODABLE, (), value=count)
         elif name not in EFFECTS:
             scrape.add(known.IGNORED, (name,), value=count)
-    for place, found in ends.items():
+    for place, found in ends.look().items():
         behind = found.end - next_offsets.get(place.partition, 0)
         scrape.add(known.REPLAY_LAG, place, value=max(0, behind))
     for event, count in meters.events().items():
@@ -410,22 +434,29 @@ def _added_up(counters: Iterable[Mapping[str, int]]) -> dict[str, int]:
     return total
 
 
-class _Ends:
+class Ends:
     """Where the coordinating partitions end, asked for in the background.
 
     Each scrape asks, and tells what the last answer was: a scrape does not wait
     for brokers, which may be what is broken.
+
+    Args:
+        engine: Who reads them.
+        topic: The coordination topic.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, engine: EngineFace, topic: str) -> None:
+        # Whoever keeps it by its engine does not keep the engine with it.
+        self._context = engine.context
+        self._topic = topic
         self._lock = threading.Lock()  # scrapes may come at the same time
         self._call: Pending[Mapping[TopicPartition, LogRange]] | None = None
         self._known: Mapping[TopicPartition, LogRange] = {}
         self._due_ms = 0
 
-    def look(self, client: Client) -> Mapping[TopicPartition, LogRange]:
+    def look(self) -> Mapping[TopicPartition, LogRange]:
         """Return what is known, and ask anew where that is due."""
-        context = client.engine.context
+        context = self._context
         with self._lock:
             self._take()
             now_ms = context.now_ms
@@ -433,8 +464,7 @@ class _Ends:
             is_due = context.replicas and now_ms >= self._due_ms
             if self._call is None and is_due:
                 self._due_ms = now_ms + LOOK_EVERY_MS
-                topic = client.coordination_topic
-                places = [TopicPartition(topic, t) for t in context.replicas]
+                places = [TopicPartition(self._topic, t) for t in context.replicas]
                 ask = partial(context.ports.data.ranges, places, LOOK_MS_MAX)
                 self._call = context.ports.background.submit(ask)
                 self._take()

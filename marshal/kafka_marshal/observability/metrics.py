@@ -248,10 +248,18 @@ Labels = tuple[str, ...]
 
 
 class Scrape:
-    """Figures of one scrape. Those of one name and the same labels are added up."""
+    """Figures of one scrape. Those of one name and the same labels are added up.
 
-    def __init__(self, *, has_client: bool = False) -> None:
+    Args:
+        has_client: Whether figures of one client carry its name.
+        families: Every metric that may be added, in the order that they are told.
+    """
+
+    def __init__(
+        self, *, has_client: bool = False, families: Sequence[Family] = FAMILIES
+    ) -> None:
         self._has_client = has_client
+        self._families = families
         self._values: dict[Family, dict[Labels, float]] = {}
         self._durations: dict[Family, dict[Labels, list[Durations]]] = {}
 
@@ -289,7 +297,7 @@ class Scrape:
 
     def families(self) -> Iterator["Metric"]:
         """Return what was added, for the client library of Prometheus."""
-        for family in FAMILIES:
+        for family in self._families:
             metric = _metric(family)
             for labels, value in self._values.get(family, {}).items():
                 metric.add_sample(family.name, self._named(family, labels), value)
@@ -317,9 +325,9 @@ def _add_buckets(
     metric.add_sample(f"{metric.name}_sum", labels, sum_s)
 
 
-def described() -> Iterator["Metric"]:
+def described(families: Sequence[Family] = FAMILIES) -> Iterator["Metric"]:
     """Return every family without figures, so that a registry knows the names."""
-    return map(_metric, FAMILIES)
+    return map(_metric, families)
 
 
 def _metric(family: Family) -> "Metric":
