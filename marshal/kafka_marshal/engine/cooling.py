@@ -3,7 +3,13 @@
 from kafka_marshal.protocol.types import Key
 
 # Given up for a reason that has nothing to do with who holds it.
-ORDERLY = frozenset({"closed", "failed", "paused", "topic_gone"})
+ORDERLY = frozenset(
+    {
+        *("closed", "failed", "paused", "topic_gone"),
+        # By a sidecar, whose other clients may take it at once.
+        *("moved", "client_died", "client_left", "client_silent", "shutdown"),
+    }
+)
 
 
 class Cooldowns:

@@ -13,7 +13,7 @@ from kafka_marshal.errors import (
     MarshalError,
     TopicMisconfigured,
 )
-from kafka_marshal.protocol.records import Config
+from kafka_marshal.protocol.records import ClaimingMessages, Config
 from kafka_marshal.protocol.transition import ACCEPTED, Transition
 from kafka_marshal.protocol.types import Key, LogEntry
 
@@ -22,6 +22,7 @@ from .beats import INTERVALS_PER_H
 from .context import Context, Ports
 from .replica import Replica, check_halt
 from .session import Session
+from .tickets import Tickets
 
 POLL_MS_MAX = 100
 POLL_MS_MIN = 1
@@ -51,6 +52,7 @@ class Engine:
         changed: Notified after every step that folded something or acted.
         lock: The lock of ``changed``; alone it costs a third, once a record.
         context: Ports, replicas and, once ready, the Config.
+        tickets: Requests for offsets on behalf of others.
         failure: Set once the engine can go no further; its sessions are fenced.
     """
 
@@ -61,6 +63,7 @@ class Engine:
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
         self.context = Context(ports, replicas)
+        self.tickets = Tickets(self.context)
         self.failure: MarshalError | None = None
         self._cluster_id = cluster_id
         self._barrier: dict[int, int] | None = None
@@ -237,6 +240,8 @@ class Engine:
             self._reload_config()
         if record is None or isinstance(record, Config):
             return
+        if isinstance(record, ClaimingMessages):
+            self.tickets.on_record(record, first)
         own = self._sessions.get(record.incarnation)
         if own is not None and own.claimant.group_id == record.group_id:
             own.on_own(transitions, now_ms)

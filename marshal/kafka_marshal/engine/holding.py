@@ -79,6 +79,7 @@ class Holding:
         "drain",
         "forgotten_count",
         "handed_count",
+        "is_lent",
         "lent_count",
         "lookup",
         "lookup_at_ms",
@@ -99,6 +100,9 @@ class Holding:
         self.lookup_at_ms = 0
         # At most once: what the application was handed, until it asks for more.
         self.lent_count = 0
+        # Whether another process uses it, a client of this sidecar: it is not
+        # released before that has stopped.
+        self.is_lent = False
         # The mark that a batch of beats has told last; it has room for some only.
         self.told_mark: int | None = None
         self.handed_count = 0
@@ -123,12 +127,16 @@ class Holding:
 
     @property
     def in_hand_count(self) -> int:
-        """Records handed out, or granted, that are not done with yet."""
+        """Records handed out, or granted, that are not done with yet.
+
+        At least one as long as it is lent: whoever has it is asked, not judged.
+        """
+        count = 0
         if isinstance(self.progress, AtLeastOnce):
-            return self.progress.in_hand_count
-        if isinstance(self.progress, AtMostOnce):
-            return self.unconfirmed_count + self.progress.outstanding_count
-        return 0
+            count = self.progress.in_hand_count
+        elif isinstance(self.progress, AtMostOnce):
+            count = self.unconfirmed_count + self.progress.outstanding_count
+        return max(count, self.is_lent)
 
     @property
     def is_asking(self) -> bool:

@@ -308,5 +308,7 @@ def best_taker(
         and (not member.claims_max or member.held < member.claims_max)
         and (may_be_behind or not member.is_behind)
     ]
-    best = min(able, key=lambda m: (m.is_behind, m.held, m.client_id), default=None)
+    best = min(
+        able, key=lambda m: (m.is_behind, m.held // m.weight, m.client_id), default=None
+    )
     return None if best is None else best.client_id

@@ -14,7 +14,7 @@ from .beats import INTERVALS_PER_H
 from .context import Context
 from .holding import Holding
 from .outbox import Outbox
-from .subscription import BEHIND_LABEL, Subscription
+from .subscription import BEHIND_LABEL, WEIGHT_LABEL, WEIGHT_MAX, Subscription
 
 TOPICS_MAX = 1_000
 SAID_MAX = 10_000  # members, of whom what they said last is remembered
@@ -65,6 +65,9 @@ class Announcer:
     ) -> None:
         """Announce what is wanted and held."""
         labels = {BEHIND_LABEL: "yes"} if is_behind else {}
+        weight = max((sub.weight for sub in subs), default=1)
+        if weight > 1:
+            labels[WEIGHT_LABEL] = str(min(weight, WEIGHT_MAX))
         self._announce(subs, holdings, draining=False, labels=labels)
 
     def announce_leaving(

@@ -21,6 +21,8 @@ from .topics import Matches, TopicWatch
 POLICY_MS_MAX = 500
 POLICY_MS_MIN = 20
 BEHIND_LABEL = "behind"
+WEIGHT_LABEL = "weight"
+WEIGHT_MAX = 1_000  # what others say of themselves is bounded
 
 
 @attrs.define(eq=False)
@@ -52,6 +54,7 @@ class Subscription:
         lost: Partitions that were taken from us while the rest of the topic is
             held.
         members: Live members of the group as of the last view.
+        weight: As how many members we count in this subscription's topics.
         version: Grows whenever a holding of this subscription came or went.
         claimable_at_ms: Local time at which the next key may become claimable,
             as of the last view; H later where none is about to.
@@ -74,6 +77,7 @@ class Subscription:
     backoff: Backoff = attrs.field(factory=Backoff)
     lost: set[Key] = attrs.field(factory=set)
     members: tuple[MemberView, ...] = ()
+    weight: int = 1
     version: int = 0
     claimable_at_ms: int = 0
     _advice: Advice = attrs.field(init=False)
@@ -210,7 +214,13 @@ class Subscription:
             )
         suspects.discard(owner.client_id)
         self.members = tuple(m for m in members if m.client_id not in suspects)
-        return View(owner.client_id, tuple(keys), self.members, self.claims_max)
+        return View(
+            owner.client_id,
+            tuple(keys),
+            self.members,
+            self.claims_max,
+            min(self.weight, WEIGHT_MAX),
+        )
 
     def _is_orphan(
         self, context: Context, key: Key, *, is_claimable: bool, now_ms: int
@@ -238,6 +248,7 @@ class Subscription:
                     claims_max=record.capacity,
                     held=record.load,
                     is_behind=BEHIND_LABEL in record.labels,
+                    weight=weight_of(record.labels),
                 )
         return [view for _, view in sorted(views.items())]
 
@@ -259,6 +270,13 @@ def policy_interval_ms(context: Context) -> int:
     """Return how often policies are asked though nothing seems to have changed."""
     tenth_ms = context.heartbeat_interval_ms // 10
     return max(POLICY_MS_MIN, min(tenth_ms, POLICY_MS_MAX))
+
+
+def weight_of(labels: Mapping[str, str]) -> int:
+    """Return as how many members somebody counts, by its own account. Total."""
+    text = labels.get(WEIGHT_LABEL, "")
+    is_number = text.isascii() and text.isdigit() and len(text) <= len(str(WEIGHT_MAX))
+    return min(max(1, int(text)), WEIGHT_MAX) if is_number else 1
 
 
 def _is_mine(holding: Holding | None) -> bool:

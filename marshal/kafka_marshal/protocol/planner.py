@@ -54,6 +54,8 @@ class MemberView:
         claims_max: Most keys it will hold, 0 = no limit.
         held: How many keys it holds, of topics that we may not even see.
         is_behind: Whether it told that it does not keep up itself.
+        weight: As how many members it counts where something is shared: a sidecar
+            as one for each of its clients.
     """
 
     client_id: str
@@ -62,6 +64,7 @@ class MemberView:
     claims_max: int = 0
     held: int = 0
     is_behind: bool = False
+    weight: int = 1
 
 
 @attrs.frozen
@@ -73,12 +76,14 @@ class View:
         keys: Every key of the subscribed topics, in order.
         members: Live members, self included, in order of client_id.
         claims_max: Most keys to hold, 0 = no limit.
+        weight: As how many members we count.
     """
 
     me: str
     keys: tuple[KeyView, ...]
     members: tuple[MemberView, ...]
     claims_max: int = 0
+    weight: int = 1
 
 
 @attrs.frozen
@@ -113,6 +118,8 @@ class Plan:
     release: tuple[Release, ...] = ()
     why: Mapping[Key, str] = attrs.field(factory=dict, eq=False)
 
+
+_ALL_ALIKE: Mapping[str, int] = {}
 
 Policy = Callable[[View], Plan]
 """What decides for one member: deterministic, quick, without side effects."""
@@ -153,24 +160,47 @@ def targets(
     *,
     count: int,
     caps: Mapping[str, int],
+    weights: Mapping[str, int] = _ALL_ALIKE,
 ) -> dict[str, int]:
     """Return how many of ``count`` keys each member should hold.
 
     Everybody gets the floor; the remainder goes to those who hold most, so
-    that as little as possible moves; ties by name. A member with a cap gets no
-    more than that, and the others share what it leaves.
+    that as little as possible moves; ties by name. A member of weight n counts
+    as n that hold equal parts of what it has. A member with a cap gets no more
+    than that, and the others share what it leaves.
     """
     share: dict[str, int] = {}
-    open_members = sorted(members, key=lambda name: (-held.get(name, 0), name))
+    open_members = sorted(members)
     while open_members:
-        base, extra = divmod(count - sum(share.values()), len(open_members))
-        wanted = {n: base + (rank < extra) for rank, n in enumerate(open_members)}
+        weighed = [(name, weights.get(name, 1)) for name in open_members]
+        parts = sum(weight for _, weight in weighed)
+        base, extra = divmod(count - sum(share.values()), parts)
+        wanted = {name: base * weight for name, weight in weighed}
+        for _, name, number in _ranked(weighed, held):
+            taken = min(extra, number)
+            wanted[name] += taken
+            extra -= taken
         full = [n for n in open_members if n in caps and caps[n] < wanted[n]]
         if not full:
             return share | wanted
         share.update((name, caps[name]) for name in full)
         open_members = [name for name in open_members if name not in share]
     return share
+
+
+def _ranked(
+    weighed: Sequence[tuple[str, int]], held: Mapping[str, int]
+) -> list[tuple[int, str, int]]:
+    """Return who comes first where something is left over: who holds most.
+
+    Each member twice: as many of its parts as hold one more than the others, and
+    those others.
+    """
+    rows = []
+    for name, weight in weighed:
+        floor, more = divmod(held.get(name, 0), weight)
+        rows += [(-floor - 1, name, more), (-floor, name, weight - more)]
+    return sorted(rows)
 
 
 def _cap(view: View, everything: int) -> int:
@@ -195,7 +225,11 @@ def _share(
     view: View, members: tuple[str, ...], keys: tuple[KeyView, ...], *, room: int
 ) -> Plan:
     held = _held(view, keys)
-    share = targets(members, held, count=len(keys), caps=_caps(view, held))
+    weights = {member.client_id: member.weight for member in view.members}
+    weights[view.me] = view.weight
+    share = targets(
+        members, held, count=len(keys), caps=_caps(view, held), weights=weights
+    )
     mine = sum(key.is_mine for key in keys)
     lacks = {
         name: share[name] - held.get(name, 0)
@@ -203,7 +237,8 @@ def _share(
         if held.get(name, 0) < share[name] and name != view.me
     }
     surplus = mine - share[view.me]
-    detail = f"{mine} held, share {share[view.me]} of {len(keys)} among {len(members)}"
+    parts = sum(weights[name] for name in members)
+    detail = f"{mine} held, share {share[view.me]} of {len(keys)} among {parts}"
     if surplus > 0 and lacks:
         given = _give_up(keys, surplus, lacks=lacks)
         return Plan(release=tuple(attrs.evolve(each, detail=detail) for each in given))

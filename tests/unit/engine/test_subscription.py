@@ -14,6 +14,7 @@ from enginekit import (
     world,
 )
 
+from kafka_marshal.engine.subscription import weight_of
 from kafka_marshal.protocol.records import (
     BatchHeartbeat,
     ClaimingPartition,
@@ -110,6 +111,38 @@ def test_a_leaver_hands_all_over_at_once():
     a.leave()
     assert cluster.run_until(held_by(b, 4), H) <= 500
     assert a.has_left
+
+
+# --- Weights ---
+
+
+def test_a_sidecar_counts_as_many_members_as_it_has_clients():
+    cluster = world(partitions=2, records=[1] * 8)
+    a = cluster.node("a", wish=wish())
+    cluster.run_until(held_by(a, 8), H)
+    b = cluster.node("b", wish=wish())
+    b.session.subscriptions[0].weight = 3
+    cluster.run_until(held_by(b, 6), 2 * H)
+    cluster.run(H)
+    assert (len(a.held), len(b.held)) == (2, 6)
+
+
+@pytest.mark.parametrize(
+    ("text", "weight"),
+    [
+        pytest.param("3", 3, id="number"),
+        pytest.param("1000", 1000, id="most"),
+        pytest.param("9999", 1000, id="too-much"),
+        pytest.param("9" * 99, 1, id="far-too-much"),
+        pytest.param("0", 1, id="nothing"),
+        pytest.param("-3", 1, id="negative"),
+        pytest.param("\u0663", 1, id="other-digits"),
+        pytest.param("many", 1, id="no-number"),
+    ],
+)
+def test_what_others_say_of_their_weight_is_bounded(text, weight):
+    assert weight_of({"weight": text}) == weight
+    assert weight_of({}) == 1
 
 
 # --- Whole topics (acceptance L05) ---

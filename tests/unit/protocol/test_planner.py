@@ -75,6 +75,50 @@ def test_targets(members, held, count, caps, expected):
     assert tuple(share[name] for name in members) == expected
 
 
+@pytest.mark.parametrize(
+    ("held", "count", "caps", "weights", "expected"),
+    [
+        pytest.param({}, 8, {}, {"a": 3}, (6, 2), id="three-as-one"),
+        pytest.param({}, 9, {}, {"a": 3}, (7, 2), id="remainder-by-name"),
+        pytest.param({"b": 4}, 9, {}, {"a": 3}, (6, 3), id="remainder-to-who-has-most"),
+        # Each of the three has two, and b has two: the two left over go by name.
+        pytest.param({"a": 6, "b": 2}, 10, {}, {"a": 3}, (8, 2), id="alike"),
+        # One of the three has one more than b.
+        pytest.param({"a": 7, "b": 2}, 9, {}, {"a": 3}, (7, 2), id="part-of-a-member"),
+        pytest.param({"b": 1}, 2, {}, {"a": 3}, (1, 1), id="fewer-than-parts"),
+        pytest.param({}, 8, {"a": 4}, {"a": 3}, (4, 4), id="cap"),
+        pytest.param({}, 8, {}, {"a": 2, "b": 2}, (4, 4), id="both"),
+    ],
+)
+def test_a_member_counts_as_many(held, count, caps, weights, expected):
+    share = targets(["a", "b"], held, count=count, caps=caps, weights=weights)
+    assert (share["a"], share["b"]) == expected
+
+
+def test_a_member_of_weight_n_gets_what_n_members_would_get():
+    chance = random.Random(5)
+    for _ in range(300):
+        weights = {name: chance.randint(1, 4) for name in "abc"}
+        count = chance.randint(0, 30)
+        heavy = targets(list("abc"), {}, count=count, caps={}, weights=weights)
+        parts = [f"{name}{n}" for name in "abc" for n in range(weights[name])]
+        light = targets(parts, {}, count=count, caps={})
+        for name in "abc":
+            assert heavy[name] == sum(light[p] for p in parts if p[0] == name)
+
+
+def test_the_view_says_who_counts_how_much():
+    members = (MemberView("a", T), MemberView("b", T))
+    seen = view("a", ["a"] * 4 + ["b"] * 4, members=members)
+    assert fair(seen) == Plan()
+    heavy = View("a", seen.keys, members, weight=3)
+    assert fair(heavy) == Plan(), "b gives up first"
+    members = (members[0], MemberView("b", T, weight=3))
+    plan = fair(View("a", seen.keys, members))
+    assert [release.successor for release in plan.release] == ["b", "b"]
+    assert plan.release[0].detail == "4 held, share 2 of 8 among 4"
+
+
 def test_targets_share_everything_out_fairly():
     rng = random.Random(1)
     for _ in range(300):

@@ -1,0 +1,187 @@
+"""Asks for offsets at most once on behalf of others, and takes the verdicts.
+
+PROTOCOL 6.2: whoever will process sends its own ClaimingMessages under the owner's
+claim, and finds its record by grantee. A sidecar does so for its clients, and for
+tasks that work under a claim of another host.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import attrs
+
+from kafka_marshal.errors import CoordinationError, LogUnwritable
+from kafka_marshal.ports import Append
+from kafka_marshal.protocol.codec import encode
+from kafka_marshal.protocol.losses import mark_to_tags
+from kafka_marshal.protocol.records import ClaimingMessages
+from kafka_marshal.protocol.transition import ACCEPTED, Transition
+from kafka_marshal.protocol.types import Key, Owner
+
+from .context import Context
+
+OnGranted = Callable[[int, int], None]
+
+TICKETS_MAX = 10_000
+# The owner counts from 1, so that its own numbers never come up here.
+SEQ_FIRST = 2**62
+
+
+@attrs.frozen
+class Wish:
+    """What is asked for.
+
+    Attributes:
+        key: The key.
+        owner: Who holds it.
+        epoch: Under which claim.
+        grantee: Whoever will process what is granted.
+        first: First offset wanted.
+        last: Last offset wanted.
+        mark: Everything granted below it is done with, for the tags; None unknown.
+    """
+
+    key: Key
+    owner: Owner
+    epoch: int
+    grantee: bytes
+    first: int
+    last: int
+    mark: int | None = None
+
+
+@attrs.frozen
+class Verdict:
+    """What the fold made of a request.
+
+    Attributes:
+        outcome: ``accepted``, ``refused`` or ``ignored``.
+        reason: Why not.
+        granted: First and last offset granted, None where none is.
+        head: Next offset that nobody was granted, as of the request.
+        offset: Log offset of the request.
+    """
+
+    outcome: str
+    reason: str | None
+    granted: tuple[int, int] | None
+    head: int | None
+    offset: int
+
+
+@attrs.define(eq=False)
+class Ticket:
+    """One request under way.
+
+    Attributes:
+        wish: What it asks for.
+        sent_ms: Local time of sending.
+        append: Tells whether the log takes records of ours at all.
+        on_granted: Called with what is granted.
+        verdict: The fold's, None before.
+    """
+
+    wish: Wish
+    sent_ms: int
+    append: Append
+    on_granted: OnGranted | None = None
+    verdict: Verdict | None = None
+
+    def raise_refusal(self) -> None:
+        """Raise what the cluster says where it takes no record of ours.
+
+        Raises:
+            LogUnwritable: Nobody will ever answer.
+        """
+        error = self.append.error()
+        if isinstance(error, LogUnwritable):
+            raise error
+
+
+class Tickets:
+    """The requests of one engine. Called under its lock."""
+
+    __slots__ = ("_context", "_open")
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._open: dict[tuple[bytes, int], Ticket] = {}
+
+    @property
+    def open_count(self) -> int:
+        """Number of requests without a verdict."""
+        return len(self._open)
+
+    def ask(self, wish: Wish, *, on_granted: OnGranted | None = None) -> Ticket:
+        """Append a request; the fold's verdict on it comes by ``on_record``.
+
+        Args:
+            wish: What to ask for.
+            on_granted: Called with what is granted, unless it was given up before.
+
+        Raises:
+            CoordinationError: Too many are without a verdict.
+        """
+        self._forget_old()
+        if len(self._open) >= TICKETS_MAX:
+            raise CoordinationError(
+                f"{TICKETS_MAX} requests for offsets await the log's verdict; check "
+                "that the brokers answer, and ask again"
+            )
+        entropy = self._context.ports.entropy
+        number = int.from_bytes(entropy.random_bytes(8), "big")
+        seq = SEQ_FIRST + number % SEQ_FIRST
+        key, owner = wish.key, wish.owner
+        record = ClaimingMessages(
+            owner.client_id,
+            key.group_id,
+            owner.incarnation,
+            seq,
+            key.topic,
+            key.partition,
+            wish.epoch,
+            wish.grantee,
+            wish.first,
+            wish.last,
+            mark_to_tags(wish.mark),
+        )
+        partition = self._context.partition_of(key)
+        sent_ms = self._context.now_ms
+        append = self._context.ports.log.append(partition, encode(record))
+        ticket = Ticket(wish, sent_ms, append, on_granted)
+        self._open[wish.grantee, seq] = ticket
+        return ticket
+
+    def give_up(self, ticket: Ticket) -> None:
+        """Wait for a verdict no longer; what is granted late is reported as lost."""
+        ticket.on_granted = partial(self._report, ticket.wish.key)
+
+    def on_record(self, record: ClaimingMessages, transition: Transition) -> None:
+        """Take a record that was folded, of whomever: only the grantee tells."""
+        ticket = self._open.pop((record.grantee, record.seq), None)
+        if ticket is None:
+            return
+        wish = ticket.wish
+        known = self._context.replica_of(wish.key).world.keys.get(wish.key)
+        head = None if known is None else known.next_unclaimed()
+        detail = transition.detail
+        granted = None
+        if transition.outcome == ACCEPTED and detail is not None:
+            granted = (detail["first"], detail["last"])
+        ticket.verdict = Verdict(
+            transition.outcome, transition.reason, granted, head, transition.offset
+        )
+        if granted is not None and ticket.on_granted is not None:
+            ticket.on_granted(*granted)
+
+    def _report(self, key: Key, first: int, last: int) -> None:
+        fields = {"key": key, "ranges": [(first, last)]}
+        self._context.observe("granted_unprocessed", fields)
+
+    def _forget_old(self) -> None:
+        """Forget what is older than 2H: sending was given up after H/2."""
+        before_ms = self._context.now_ms - 2 * self._context.heartbeat_interval_ms
+        for name, ticket in list(self._open.items()):
+            if ticket.sent_ms >= before_ms:
+                break
+            del self._open[name]

@@ -1,0 +1,144 @@
+"""Asking for offsets on behalf of others (PROTOCOL 6.2), over a whole log."""
+
+import pytest
+from enginekit import AMO, KEY, H, claim_of, of, owning, values, wish, world
+
+from kafka_marshal.engine import tickets as tickets_module
+from kafka_marshal.engine.tickets import SEQ_FIRST, Wish
+from kafka_marshal.errors import CoordinationError, LogUnwritable
+from kafka_marshal.protocol.losses import marks_of
+from kafka_marshal.protocol.records import ClaimingMessages
+from kafka_marshal.testing.fakestore import AppendFate
+
+TASK = b"task".ljust(16, b".")
+
+
+@pytest.fixture
+def cluster():
+    return world(records=(20,))
+
+
+@pytest.fixture
+def owner(cluster):
+    """Somebody who holds the key at most once and asks for nothing itself."""
+    return owning(cluster, delivery=AMO)
+
+
+@pytest.fixture
+def office(cluster):
+    """A process without any claim, whose engine reads the log."""
+    node = cluster.node("office")
+    cluster.run_until(lambda: node.engine.is_ready, H)
+    return node.engine.tickets
+
+
+def wanted(owner, first, last, *, grantee=TASK, **rest):
+    epoch = rest.pop("epoch", claim_of(owner).epoch)
+    return Wish(KEY, owner.owner, epoch, grantee, first, last, **rest)
+
+
+def test_whoever_asks_under_anothers_claim_is_granted(cluster, owner, office):
+    granted = []
+    ticket = office.ask(
+        wanted(owner, 0, 4, mark=0), on_granted=lambda *both: granted.append(both)
+    )
+    assert ticket.verdict is None
+    assert office.open_count == 1
+    cluster.run(40)
+    line = of(cluster, "a", ClaimingMessages)[0]
+    assert ticket.verdict == tickets_module.Verdict(
+        "accepted", None, (0, 4), 5, line.offset
+    )
+    assert granted == [(0, 4)]
+    assert office.open_count == 0
+    assert line.record.seq >= SEQ_FIRST
+    assert marks_of(line.record) == {0: 0}
+    assert owner.held, "the owner goes on"
+
+
+def test_two_who_ask_for_the_same_do_not_both_get_it(cluster, owner, office):
+    other = b"other".ljust(16, b".")
+    asked = [office.ask(wanted(owner, 0, 4, grantee=g)) for g in (TASK, other)]
+    cluster.run(40)
+    assert [t.verdict.granted for t in asked] == [(0, 4), None]
+    assert (asked[1].verdict.outcome, asked[1].verdict.reason) == (
+        "refused",
+        "nothing_left",
+    )
+    assert asked[1].verdict.head == 5
+
+
+def test_under_an_old_claim_nothing_is_granted(cluster, owner, office):
+    """Acceptance FR02: a stale call never changes anything."""
+    ticket = office.ask(wanted(owner, 0, 4, epoch=claim_of(owner).epoch + 1))
+    cluster.run(40)
+    assert ticket.verdict.granted is None
+    assert (ticket.verdict.outcome, ticket.verdict.reason) == ("ignored", "old_epoch")
+
+
+def test_the_owners_own_requests_are_its_own(cluster, owner, office):
+    """Its requests and beats are not taken for answered by those of others."""
+    for _ in range(5):
+        office.ask(wanted(owner, 0, 1))
+        office.ask(wanted(owner, 0, 1))
+    cluster.run(40)
+    handed = []
+    for _ in range(100):
+        for offsets in values(owner.consumer.poll(0)).values():
+            handed += offsets
+        cluster.run(20)
+    assert handed == list(range(2, 20)), "all but what others were granted"
+
+
+def test_what_is_granted_when_nobody_waits_any_more_is_reported(cluster, owner, office):
+    observer = cluster.nodes[-1].observer
+    granted = []
+    ticket = office.ask(
+        wanted(owner, 0, 4), on_granted=lambda *both: granted.append(both)
+    )
+    office.give_up(ticket)
+    cluster.run(40)
+    assert not granted
+    (event,) = observer.named("granted_unprocessed")
+    assert event.fields == {"key": KEY, "ranges": [(0, 4)]}
+
+
+def test_what_was_answered_can_be_given_up(cluster, owner, office):
+    ticket = office.ask(wanted(owner, 0, 4))
+    cluster.run(40)
+    office.give_up(ticket)
+    assert not cluster.nodes[-1].observer.named("granted_unprocessed")
+
+
+def test_there_are_only_so_many_at_a_time(cluster, owner, office, monkeypatch):
+    monkeypatch.setattr(tickets_module, "TICKETS_MAX", 2)
+    cluster.fates["office"] = AppendFate(is_lost=True)
+    for _ in range(2):
+        office.ask(wanted(owner, 0, 4))
+    with pytest.raises(CoordinationError, match="2 requests for offsets"):
+        office.ask(wanted(owner, 0, 4))
+    cluster.run(2 * H + 100)
+    office.ask(wanted(owner, 0, 4))
+    assert office.open_count == 1, "what was never answered is forgotten"
+
+
+def test_a_log_that_takes_nothing_says_so(cluster, owner, office):
+    class Refused:
+        def error(self):
+            return LogUnwritable("no right to write")
+
+    ticket = office.ask(wanted(owner, 0, 4))
+    ticket.raise_refusal()
+    ticket.append = Refused()
+    with pytest.raises(LogUnwritable):
+        ticket.raise_refusal()
+
+
+def test_a_wish_for_a_group_of_nobody_is_answered_as_well(cluster, office):
+    """No session of the group is open here: the log answers all the same."""
+    owner = cluster.node("z", group_id="h", wish=wish(delivery=AMO))
+    cluster.run_until(lambda: owner.held, 3 * H)
+    (holding,) = owner.held.values()
+    ticket = office.ask(Wish(holding.key, owner.owner, holding.claim.epoch, TASK, 0, 1))
+    cluster.run(40)
+    assert ticket.verdict.granted == (0, 1)
