@@ -2,7 +2,8 @@
 
 from enginekit import KEY, claim_of
 
-from kafka_marshal.tickets import ClaimRef, LogOffice
+from kafka_marshal.tickets import ClaimRef
+from kafka_marshal.tickets.log import LogOffice
 
 
 class Log:

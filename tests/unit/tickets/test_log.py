@@ -1,4 +1,4 @@
-"""Asking for offsets from another process than the claim's owner."""
+"""Tickets that are asked of the log itself."""
 
 import threading
 
@@ -20,9 +20,7 @@ from enginekit import (
 )
 from officekit import Log, Office, ref_of
 
-from kafka_marshal import tickets
 from kafka_marshal.errors import (
-    ConfigurationError,
     DeadlineExceeded,
     LogTruncated,
     LogUnreadable,
@@ -33,7 +31,6 @@ from kafka_marshal.errors import (
 from kafka_marshal.protocol.codec import encode
 from kafka_marshal.protocol.records import ClaimingMessages
 from kafka_marshal.testing.fakestore import AppendFate
-from kafka_marshal.tickets import open_office
 
 SOON_MS = 5_000
 
@@ -346,32 +343,3 @@ def test_threads_wait_for_their_turn_only_so_long(cluster):
         done.set()
         thread.join(timeout=30)
     assert spend(office, ref, 0, 9) == [(0, 9)]
-
-
-def test_a_process_has_one_office_per_connection():
-    here = {"bootstrap_servers": "localhost:1"}
-    try:
-        assert open_office(here, sidecar=None) is open_office(dict(here))
-        assert open_office(here) is not open_office(here | {"client.id": "x"})
-        before = open_office(here)
-        tickets.close_offices()
-        assert open_office(here) is not before
-    finally:
-        tickets.close_offices()
-
-
-@pytest.mark.parametrize(
-    ("connection", "named"),
-    [
-        pytest.param({}, "bootstrap_servers", id="no address"),
-        pytest.param(
-            {"bootstrap_servers": "b:1", "max.poll.records": "1"},
-            "max.poll.records",
-            id="no option of a connection",
-        ),
-    ],
-)
-def test_a_wrong_connection_is_told_before_anything_is_connected(connection, named):
-    with pytest.raises(ConfigurationError) as told:
-        open_office(connection)
-    assert told.value.setting == named

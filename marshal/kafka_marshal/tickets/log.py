@@ -1,44 +1,28 @@
-"""At most once in another process than the owner's (PROTOCOL 6.2).
+"""Tickets from the log itself: appended, and folded as they come back."""
 
-A query's driver holds the claims, its tasks process. Each attempt of a task asks
-for its offsets itself: a ClaimingMessages under the driver's claim, with a grantee
-that nobody else has ever used. Grants of a key are pairwise disjoint whatever is
-late, doubled or lost, so of all attempts at a range, retried, speculative or of a
-driver long gone, at most one is given it. What is not given is not processed.
-
-The verdict comes from the fold of the log, read back here or by the sidecar of this
-host. It is found by the grantee: sequence numbers are the owner's business.
-"""
-
-import atexit
-import os
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from typing import Any, Protocol
-
-import attrs
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from typing import Protocol
 
 from kafka_marshal.clock import SystemClock, SystemEntropy
 from kafka_marshal.engine.agreement import require_cluster
 from kafka_marshal.engine.follower import Follower
 from kafka_marshal.engine.replica import Replica, check_halt
 from kafka_marshal.errors import (
-    ConfigurationError,
     CoordinationError,
     DeadlineExceeded,
     LogUnreadable,
-    MarshalError,
     TopicMisconfigured,
 )
-from kafka_marshal.kafka_io import ConnectionSettings, open_coordination_log
-from kafka_marshal.kafka_io.settings import AUTO, COORDINATION_TOPIC
 from kafka_marshal.ports import Append, Clock, CoordinationLog, Entropy
 from kafka_marshal.protocol.codec import encode
 from kafka_marshal.protocol.hashing import coordinating_partition
 from kafka_marshal.protocol.records import ClaimingMessages, Config
 from kafka_marshal.protocol.transition import Transition
-from kafka_marshal.protocol.types import Key, Owner
+from kafka_marshal.protocol.types import Key
+
+from .office import ClaimRef, Standing, TicketOffice, Verdict
 
 POLL_MS = 100
 RESEND_MS = 100
@@ -46,104 +30,6 @@ CLOSE_MS = 1_000
 GRANTEE_BYTES = 16
 # The owner counts from 0, so that its own numbers never come up here.
 SEQ_FIRST = 2**62
-
-
-@attrs.frozen
-class ClaimRef:
-    """A claim as whoever works for its owner has to know it; can be pickled.
-
-    Attributes:
-        group_id: Group.
-        client_id: Owner in the log.
-        incarnation: Its process start.
-        topic: Data topic.
-        partition: Data partition.
-        epoch: Epoch of the claim.
-        token: Its fencing token, dotted.
-    """
-
-    group_id: str
-    client_id: str
-    incarnation: bytes
-    topic: str
-    partition: int
-    epoch: int
-    token: str
-
-    @property
-    def key(self) -> Key:
-        """The key that is claimed."""
-        return Key(self.group_id, self.topic, self.partition)
-
-    @property
-    def owner(self) -> Owner:
-        """The claimant."""
-        return Owner(self.client_id, self.incarnation)
-
-
-@attrs.frozen
-class Verdict:
-    """What the log says to one request.
-
-    Attributes:
-        granted: First and last offset that are this grantee's; None = nothing.
-        reason: Why not, such as ``nothing_left`` or ``not_owner``.
-        offset: Log offset of the request; None where none was needed, because
-            the log had ended the claim before.
-    """
-
-    granted: tuple[int, int] | None
-    reason: str | None
-    offset: int | None
-
-
-class TicketOffice(Protocol):
-    """Where the tasks of one process ask. Thread-safe; one request at a time."""
-
-    def spend(
-        self, ref: ClaimRef, first: int, last: int, *, timeout_ms: int
-    ) -> list[tuple[int, int]]:
-        """Ask for offsets once, as a grantee that never asked before.
-
-        Returns:
-            The range that this call, and no other ever, may process, both ends
-            inclusive; nothing where somebody else was granted it, or the claim is
-            over. A range may begin below ``first``, where nobody was granted what
-            lies before it, and above; it ends at ``last``, or below where the log
-            grants less at a time.
-
-        Raises:
-            DeadlineExceeded: No verdict in time. Whether the range was granted is
-                unknown: nothing of it may be processed, by this call's caller
-                neither. Another call may be granted it if this one was not.
-            MarshalError: The log or the sidecar cannot be used; the same holds.
-        """
-        if not 0 <= first <= last:
-            return []
-        verdict = self.ask(ref, (first, last), timeout_ms=timeout_ms)
-        return [] if verdict.granted is None else [verdict.granted]
-
-    def ask(
-        self, ref: ClaimRef, wanted: tuple[int, int], *, timeout_ms: int
-    ) -> Verdict:
-        """Do what ``spend`` does, and tell why nothing was granted."""
-        ...
-
-    def is_current(self, ref: ClaimRef, *, timeout_ms: int) -> bool:
-        """Return whether the claim stands, by a fold not older than the call.
-
-        It may end the moment after: what must not be written twice needs a sink
-        that compares tokens, or a grant.
-
-        Raises:
-            DeadlineExceeded: The log was not read to its end in time.
-            MarshalError: The log or the sidecar cannot be used.
-        """
-        ...
-
-    def close(self) -> None:
-        """Let go of every connection. Idempotent."""
-        ...
 
 
 class TicketLog(CoordinationLog, Protocol):
@@ -195,7 +81,7 @@ class LogOffice(TicketOffice):
     ) -> Verdict:
         """Ask for offsets; see ``TicketOffice``."""
         with self._turn(timeout_ms) as left:
-            replica, config = self._opened(ref, left)
+            replica, config = self._opened(ref.key, left)
             if _is_over(replica, ref):
                 return Verdict(None, _why_over(replica, ref), None)
             first, last = wanted
@@ -207,17 +93,15 @@ class LogOffice(TicketOffice):
             granted = (detail["first"], detail["last"])
         return Verdict(granted, transition.reason, transition.offset)
 
-    def is_current(self, ref: ClaimRef, *, timeout_ms: int) -> bool:
-        """Return whether the claim stands; see ``TicketOffice``."""
+    def newest(self, key: Key, *, timeout_ms: int) -> Standing | None:
+        """Return the newest claim of a key; see ``TicketOffice``."""
         with self._turn(timeout_ms) as left:
-            replica, _ = self._opened(ref, left)
+            replica, _ = self._opened(key, left)
             self._catch_up(left)
-            known = replica.world.keys.get(ref.key)
-            return (
-                known is not None
-                and known.owner == ref.owner
-                and known.epoch == ref.epoch
-            )
+            known, token = replica.world.keys.get(key), replica.world.token(key)
+            if known is None or token is None:
+                return None
+            return Standing(str(token), known.epoch, known.owner)
 
     def close(self) -> None:
         """Let go of the log."""
@@ -270,9 +154,9 @@ class LogOffice(TicketOffice):
 
     # --- the log
 
-    def _opened(self, ref: ClaimRef, left: "_Left") -> tuple[Replica, Config]:
-        """Return the partition that judges a claim, read to an end of it."""
-        place = (ref.topic, ref.partition)
+    def _opened(self, key: Key, left: "_Left") -> tuple[Replica, Config]:
+        """Return the partition that judges a key, read to an end of it."""
+        place = (key.topic, key.partition)
 
         def guess(count: int) -> Collection[int]:
             return (coordinating_partition(*place, partition_count=count),)
@@ -410,80 +294,3 @@ def _is_over(replica: Replica, ref: ClaimRef) -> bool:
 def _why_over(replica: Replica, ref: ClaimRef) -> str:
     known = replica.world.keys[ref.key]
     return "old_epoch" if known.owner == ref.owner else "not_owner"
-
-
-# --- one office per process and connection
-
-_lock = threading.Lock()
-_offices: dict[object, TicketOffice] = {}
-
-
-def _forget_lock() -> None:
-    """Make the lock anew in a forked child: its holder is not there (PROTOCOL 1.7)."""
-    global _lock  # noqa: PLW0603 - the one place that may
-    _lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_forget_lock)
-
-
-def open_office(
-    connection: Mapping[str, str], *, sidecar: str | None = None
-) -> TicketOffice:
-    """Return this process's office for a connection, made where there is none.
-
-    Nothing is connected before it is asked something.
-
-    Args:
-        connection: ``bootstrap_servers``; ``coordination_topic`` and ``transport``
-            unless they are the usual; connection options by any of their names.
-        sidecar: Address of this host's sidecar, such as ``unix:/run/...``. Where
-            it does not answer the call, the log is asked instead.
-
-    Raises:
-        ConfigurationError: Something in ``connection`` is missing or impossible.
-    """
-    settings = _settings(connection)
-    name = (os.getpid(), sidecar, *sorted(connection.items()))
-    with _lock:
-        found = _offices.get(name)
-        if found is None:
-            found = _office_of(settings)
-            _offices[name] = found
-            if len(_offices) == 1:
-                atexit.register(close_offices)
-        return found
-
-
-def close_offices() -> None:
-    """Close every office of this process; the next call makes new ones."""
-    with _lock:
-        gone = list(_offices.items())
-        _offices.clear()
-    for name, office in gone:
-        if isinstance(name, tuple) and name[0] == os.getpid():
-            with suppress(MarshalError):
-                office.close()
-
-
-def _settings(connection: Mapping[str, str]) -> ConnectionSettings:
-    options: dict[str, Any] = dict(connection)
-    servers = options.pop("bootstrap_servers", None)
-    if servers is None:
-        raise ConfigurationError(
-            "bootstrap_servers is missing: name at least one broker, like "
-            "broker-1:9092",
-            setting="bootstrap_servers",
-        )
-    topic = options.pop("coordination_topic", COORDINATION_TOPIC)
-    transport = options.pop("transport", AUTO)
-    return ConnectionSettings(servers, topic, options, transport=transport)
-
-
-def _office_of(settings: ConnectionSettings) -> TicketOffice:
-    def open_log(only: Callable[[int], Collection[int]], timeout_ms: int) -> TicketLog:
-        return open_coordination_log(
-            settings, heartbeat_interval_ms=None, timeout_ms=timeout_ms, only=only
-        )
-
-    return LogOffice(open_log)

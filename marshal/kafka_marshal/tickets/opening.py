@@ -1,0 +1,109 @@
+"""One office per process and connection, made when it is first wanted."""
+
+import atexit
+import os
+import threading
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from typing import Any
+
+from kafka_marshal.errors import ConfigurationError, MarshalError
+from kafka_marshal.kafka_io import ConnectionSettings, open_coordination_log
+from kafka_marshal.kafka_io.settings import AUTO, COORDINATION_TOPIC
+from kafka_marshal.remote.address import Address
+from kafka_marshal.remote.connection import Connection
+
+from .log import LogOffice, TicketLog
+from .office import TicketOffice
+from .sidecar import GRANTEE_BYTES, NAMELESS, SidecarOffice
+
+_lock = threading.Lock()
+_offices: dict[object, TicketOffice] = {}
+
+
+def _forget_lock() -> None:
+    """Make the lock anew in a forked child: its holder is not there (PROTOCOL 1.7)."""
+    global _lock  # noqa: PLW0603 - the one place that may
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget_lock)
+
+
+def open_office(
+    connection: Mapping[str, str], *, sidecar: str | None = None
+) -> TicketOffice:
+    """Return this process's office for a connection, made where there is none.
+
+    Nothing is connected before it is asked something.
+
+    Args:
+        connection: ``bootstrap_servers``; ``coordination_topic`` and ``transport``
+            unless they are the usual; ``sidecar_token_file`` for one over TCP;
+            connection options by any of their names.
+        sidecar: Address of this host's sidecar, such as ``unix:/run/...``. Where
+            it does not answer the call, the log is asked instead.
+
+    Raises:
+        ConfigurationError: Something is missing or impossible, or the extra
+            ``remote`` is not installed.
+    """
+    options = dict(connection)
+    token_file = options.pop("sidecar_token_file", None)
+    settings = _settings(options)
+    name = (os.getpid(), sidecar, *sorted(connection.items()))
+    with _lock:
+        found = _offices.get(name)
+        if found is None:
+            found = _office_of(settings, sidecar, token_file=token_file)
+            _offices[name] = found
+            if len(_offices) == 1:
+                atexit.register(close_offices)
+        return found
+
+
+def close_offices() -> None:
+    """Close every office of this process; the next call makes new ones."""
+    with _lock:
+        gone = list(_offices.items())
+        _offices.clear()
+    for name, office in gone:
+        if isinstance(name, tuple) and name[0] == os.getpid():
+            with suppress(MarshalError):
+                office.close()
+
+
+def _settings(connection: Mapping[str, str]) -> ConnectionSettings:
+    options: dict[str, Any] = dict(connection)
+    servers = options.pop("bootstrap_servers", None)
+    if servers is None:
+        raise ConfigurationError(
+            "bootstrap_servers is missing: name at least one broker, like "
+            "broker-1:9092",
+            setting="bootstrap_servers",
+        )
+    topic = options.pop("coordination_topic", COORDINATION_TOPIC)
+    transport = options.pop("transport", AUTO)
+    return ConnectionSettings(servers, topic, options, transport=transport)
+
+
+def _office_of(
+    settings: ConnectionSettings, sidecar: str | None, *, token_file: str | None
+) -> TicketOffice:
+    def open_log(only: Callable[[int], Collection[int]], timeout_ms: int) -> TicketLog:
+        return open_coordination_log(
+            settings, heartbeat_interval_ms=None, timeout_ms=timeout_ms, only=only
+        )
+
+    office = LogOffice(open_log)
+    if sidecar is None:
+        return office
+    address = Address.parse(sidecar)
+    connection = Connection.open(
+        address,
+        token=address.token(token_file),
+        group_id=NAMELESS,
+        client_id=NAMELESS,
+        instance=os.urandom(GRANTEE_BYTES).hex(),
+    )
+    return SidecarOffice(connection, office)

@@ -1,0 +1,30 @@
+"""What every office does alike, and what travels to tasks."""
+
+import pickle
+
+from enginekit import KEY, owning, world
+from officekit import Office, ref_of
+
+from kafka_marshal.tickets import ClaimRef, Standing
+
+REF = ClaimRef("g", "a", b"i" * 16, "t", 0, 7, "1.0.7")
+
+
+def test_a_claim_travels():
+    assert pickle.loads(pickle.dumps(REF)) == REF
+    assert REF.key == KEY
+    assert REF.owner == ("a", b"i" * 16)
+
+
+def test_the_newest_claim_is_told_with_its_token():
+    cluster = world(records=(5,))
+    office = Office(cluster)
+    assert office.newest(KEY, timeout_ms=5_000) is None
+    node = owning(cluster)
+    ref = ref_of(node)
+    assert office.newest(KEY, timeout_ms=5_000) == Standing(
+        ref.token, ref.epoch, ref.owner
+    )
+    node.leave()
+    cluster.run_until(lambda: node.has_left, 10_000)
+    assert office.newest(KEY, timeout_ms=5_000) == Standing(ref.token, ref.epoch, None)
