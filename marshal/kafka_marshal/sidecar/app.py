@@ -4,13 +4,11 @@ Whatever comes in, what goes out is an answer of the table in ``routes`` or a
 ``Failure`` with a 4xx status. Nothing here decides about claims.
 """
 
-import asyncio
 import logging
 import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from typing import Any
 
 import attrs
 import msgspec
@@ -21,12 +19,21 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route as Place
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from kafka_marshal.errors import IdentityConflict, MarshalError
+from kafka_marshal.errors import MarshalError
 from kafka_marshal.observability.logs import LOGGER_NAME
-from kafka_marshal.protocol.codec import is_identifier, is_topic
 from kafka_marshal.remote import api
 from kafka_marshal.remote.looking import AsOf, ClientsNow
 from kafka_marshal.sidecar import answers, openapi
+from kafka_marshal.sidecar.asking import (
+    Ask,
+    Connection,
+    body_of,
+    caller_of,
+    checked_parts,
+    checked_queries,
+    connection_of,
+    require_one_client,
+)
 from kafka_marshal.sidecar.face import HealthFace, HubFace
 from kafka_marshal.sidecar.failures import (
     RETRY_AFTER_S,
@@ -35,43 +42,22 @@ from kafka_marshal.sidecar.failures import (
     not_ready,
     refusal,
 )
-from kafka_marshal.sidecar.peers import NOBODY, Caller, Peer, is_same, may_use
+from kafka_marshal.sidecar.meters import OTHER, Counts
+from kafka_marshal.sidecar.peers import Caller, is_same, may_use
 from kafka_marshal.sidecar.routes import EVENT_STREAM, ROUTES, Route
 from kafka_marshal.sidecar.stream import Stream
 from kafka_marshal.sidecar.work import Pool
 
-BODY_BYTES_MAX = 4 * 1024 * 1024
-BODY_S_MAX = 10.0
 CALL_S_MAX = api.WAIT_MS_MAX / 1000 + 30
-TIMEOUT_MS_DEFAULT = 10_000
+PROBE_S_MAX = 10.0
 KEEP_ALIVE_S = 5.0
 QUICK_THREADS = 8
 WAITING_THREADS = 64
 STREAM_THREADS = 4
 CALLS_MAX = 256
 STREAMS_MAX = 1_024
-CONNECTION = "connection"
-_HEX = re.compile(r"[0-9a-f]{32}")
 _ID = re.compile(r"[0-9a-f]{1,16}(\.[0-9]{1,20}){3}")
-_NUMBER = re.compile(r"[0-9]{1,10}")
-_PARTITION_MAX = 2**31 - 1
-_FLAGS = {"true": True, "1": True, "": True, "false": False, "0": False}
 _log = logging.getLogger(LOGGER_NAME)
-
-
-@attrs.define(eq=False)
-class Connection:
-    """One connection, for as long as it stands.
-
-    Attributes:
-        peer: Who is at the other end.
-        is_local: Whether it is of the Unix socket, where the kernel tells that.
-        client: Which client uses it, once one did (row FC13).
-    """
-
-    peer: Peer = NOBODY
-    is_local: bool = False
-    client: Caller | None = None
 
 
 @attrs.define(eq=False)
@@ -82,6 +68,7 @@ class Serving:
         health: Answers probes.
         hub: Answers the requests; None as long as nothing is connected.
         metrics: Returns the figures and their media type.
+        counts: What is counted on the way.
         explain: Says what the daemon is doing, where there is no hub.
         token: What TCP connections have to show, None where there is no TCP.
         keep_alive_s: Longest silence of a stream.
@@ -90,6 +77,7 @@ class Serving:
     health: HealthFace
     hub: HubFace | None = None
     metrics: Callable[[], tuple[bytes, str]] | None = None
+    counts: Counts = attrs.field(factory=Counts)
     explain: Callable[[], str] = lambda: "it is starting"
     token: bytes | None = None
     keep_alive_s: float = KEEP_ALIVE_S
@@ -103,40 +91,6 @@ class Serving:
         if self.hub is None:
             raise not_ready(f"the sidecar is not ready: {self.explain()}")
         return self.hub
-
-
-@attrs.frozen
-class Ask:
-    """One request, checked.
-
-    Attributes:
-        route: What is asked.
-        hub: Who is asked.
-        parts: Parts of the path.
-        queries: What stands behind the question mark, known names only.
-        caller: Which client asks, where one does.
-        peer: Which process asks.
-        body: What it says, None where nothing is said.
-    """
-
-    route: Route
-    hub: HubFace
-    parts: Mapping[str, str]
-    queries: Mapping[str, int | bool]
-    caller: Caller
-    peer: Peer
-    body: Any = None
-
-    @property
-    def timeout_ms(self) -> int:
-        """How long it may take."""
-        return int(self.queries.get("timeout_ms", TIMEOUT_MS_DEFAULT))
-
-    @property
-    def waits(self) -> bool:
-        """Whether it may wait, so that it must not keep those that do not."""
-        # A body that has a timeout says itself whether it waits.
-        return self.route.waits and getattr(self.body, "timeout_ms", 1) > 0
 
 
 class App:
@@ -191,7 +145,7 @@ class App:
             places.append(place)
         found = Starlette(
             routes=places,
-            exception_handlers={HTTPException: _no_such_place},
+            exception_handlers={HTTPException: self._no_such_place},
         )
         found.router.redirect_slashes = False
         return found
@@ -199,8 +153,14 @@ class App:
     async def _endpoint(
         self, routes: Mapping[str, Route], request: Request
     ) -> Response:
+        route = routes[request.method]
+        response = await self._tried(route, request)
+        self._serving.counts.request(route.name, response.status_code)
+        return response
+
+    async def _tried(self, route: Route, request: Request) -> Response:
         try:
-            return await self._answer(routes[request.method], request)
+            return await self._answer(route, request)
         except ClientDisconnect:
             return Response(status_code=400)
         except TimeoutError:
@@ -210,23 +170,23 @@ class App:
         except Exception as error:  # noqa: BLE001 - answered, whatever it is
             found = answered(error)
             if found.status == 500:  # noqa: PLR2004 - of HTTP
-                _log.exception("a request failed: %s", request.scope["path"][:200])
+                _log.exception("a request failed: %s", route.name)
             return failed(found)
 
     async def _answer(self, route: Route, request: Request) -> Response:
-        connection = _connection(request)
+        connection = connection_of(request)
         self._require_allowed(route, request, connection)
         special = _OF_DAEMON.get(route.name)
         if special is not None:
             return await special(self, route)
         parts = checked_parts(request.path_params)
         queries = checked_queries(route, request)
-        caller = _caller(route, request, parts)
+        caller = caller_of(route, request, parts)
         # Read all the same where there is no hub: the connection goes on.
-        body = await _body(route, request)
+        body = await body_of(route, request)
         if isinstance(body, api.Registration):
             caller = attrs.evolve(caller, instance=body.instance)
-        _require_one_client(connection, caller)
+        require_one_client(connection, caller)
         ask = Ask(
             route,
             self._serving.require_hub(),
@@ -272,6 +232,21 @@ class App:
                 setting="token",
             )
 
+    async def _no_such_place(self, request: Request, error: Exception) -> Response:
+        status = error.status_code if isinstance(error, HTTPException) else 500
+        what = f"{request.method[:20]} {request.scope['path'][:200]!r}"
+        response = failed(
+            refusal(
+                status,
+                f"there is no {what} here; see {openapi.PATH}",
+                setting="path",
+            )
+        )
+        self._serving.counts.request(OTHER, status)
+        if isinstance(error, HTTPException) and error.headers:
+            response.headers.update(error.headers)
+        return response
+
     # --- what the daemon answers itself
 
     async def _probe(self, route: Route) -> Response:
@@ -281,14 +256,14 @@ class App:
             "readyz": health.ready,
             "startupz": health.started,
         }[route.name]
-        found = await self._quick.run(look, timeout_s=BODY_S_MAX)
+        found = await self._quick.run(look, timeout_s=PROBE_S_MAX)
         return Response(found.to_json(), found.status, media_type=route.media)
 
     async def _metrics(self, route: Route) -> Response:
         del route
         if self._serving.metrics is None:
             raise not_ready(f"no figures yet: {self._serving.explain()}")
-        found = await self._quick.run(self._serving.metrics, timeout_s=BODY_S_MAX)
+        found = await self._quick.run(self._serving.metrics, timeout_s=PROBE_S_MAX)
         return Response(found[0], media_type=found[1])
 
     async def _openapi(self, route: Route) -> Response:
@@ -304,15 +279,22 @@ class App:
             partial(ask.hub.feed, ask.caller, after), timeout_s=CALL_S_MAX
         )
         run = partial(self._streaming.run, timeout_s=CALL_S_MAX)
-        stream = Stream(feed, take=run, keep_alive_s=self._serving.keep_alive_s)
+        stream = Stream(
+            feed,
+            take=run,
+            keep_alive_s=self._serving.keep_alive_s,
+            on_sent=self._serving.counts.events,
+        )
         before = self._streams.get(ask.caller)
         if before is not None:
             # Who comes anew has lost the old one, whether or not we know it.
             before.close()
         self._streams[ask.caller] = stream
+        self._serving.counts.stream(1)
         return EventResponse(stream, partial(self._forget, ask.caller, stream))
 
     def _forget(self, caller: Caller, stream: Stream) -> None:
+        self._serving.counts.stream(-1)
         if self._streams.get(caller) is stream:
             del self._streams[caller]
 
@@ -406,138 +388,6 @@ _OF_DAEMON: dict[str, Callable[[App, Route], Awaitable[Response]]] = {
 }
 
 
-# --- checks
-
-
-def _connection(request: Request) -> Connection:
-    """Return the connection of a request; of one that nobody knows, a stranger's."""
-    found = request.scope.get("state", {}).get(CONNECTION)
-    return found if isinstance(found, Connection) else Connection()
-
-
-def checked_parts(given: Mapping[str, str]) -> dict[str, str]:
-    """Return the parts of a path.
-
-    Raises:
-        Answered: One of them is no name, topic or number.
-    """
-    parts = dict(given)
-    for name, value in parts.items():
-        if name == "partition":
-            is_good = _NUMBER.fullmatch(value) and int(value) <= _PARTITION_MAX
-        else:
-            is_good = (is_topic if name == "topic" else is_identifier)(value)
-        if not is_good:
-            raise refusal(
-                400, f"{value[:200]!r} is no valid {name} in the path", setting=name
-            )
-    return parts
-
-
-def checked_queries(route: Route, request: Request) -> dict[str, int | bool]:
-    """Return what stands behind the question mark; unknown names are passed over.
-
-    Raises:
-        Answered: A value is no number, or neither true nor false.
-    """
-    found: dict[str, int | bool] = {}
-    for query in route.queries:
-        value = request.query_params.get(query.name)
-        if value is None:
-            continue
-        if query.kind == "boolean":
-            if value.lower() not in _FLAGS:
-                raise refusal(
-                    400,
-                    f"{query.name} is {value[:50]!r}; write true or false",
-                    setting=query.name,
-                )
-            found[query.name] = _FLAGS[value.lower()]
-        elif not _NUMBER.fullmatch(value) or int(value) > api.WAIT_MS_MAX:
-            raise refusal(
-                400,
-                f"{query.name} is {value[:50]!r}; write 0 to {api.WAIT_MS_MAX}",
-                setting=query.name,
-            )
-        else:
-            found[query.name] = int(value)
-    return found
-
-
-def _caller(route: Route, request: Request, parts: Mapping[str, str]) -> Caller:
-    """Return which client asks; one without a name where none does."""
-    if "client" not in parts:
-        return Caller("", "", "")
-    instance = request.headers.get(api.INSTANCE_HEADER, "")
-    if route.is_of_client and not _HEX.fullmatch(instance):
-        raise refusal(
-            400,
-            f"the header {api.INSTANCE_HEADER} must have the instance that was "
-            "registered: 16 bytes in lower-case hex",
-            setting=api.INSTANCE_HEADER,
-        )
-    return Caller(parts["group"], parts["client"], instance)
-
-
-def _require_one_client(connection: Connection, caller: Caller) -> None:
-    """Keep a connection to the client that used it first (row FC13)."""
-    known = connection.client
-    if caller.client_id and known is not None and known != caller:
-        raise answered(
-            IdentityConflict(
-                f"this connection is that of client {known.client_id!r} of group "
-                f"{known.group_id!r}; open another one for {caller.client_id!r}",
-                holder=known.client_id,
-            )
-        )
-
-
-async def _body(route: Route, request: Request) -> msgspec.Struct | None:
-    """Return what a request says, read and checked within bounds.
-
-    Raises:
-        Answered: It is too long, comes too slowly, or is not what is taken here.
-    """
-    data = await _read(request)
-    if route.takes is None:
-        return None
-    if not data and route.name == "leave":
-        return api.Leaving()
-    try:
-        found: msgspec.Struct = msgspec.json.decode(data, type=route.takes)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise refusal(
-            400, f"the body is no {route.takes.__name__}: {error}", setting="body"
-        ) from error
-    return found
-
-
-async def _read(request: Request) -> bytes:
-    length = request.headers.get("content-length", "0")
-    if length.isdecimal() and int(length[:20]) > BODY_BYTES_MAX:
-        raise _too_long()
-    data = bytearray()
-    try:
-        async with asyncio.timeout(BODY_S_MAX):
-            async for chunk in request.stream():
-                data += chunk
-                if len(data) > BODY_BYTES_MAX:
-                    raise _too_long()
-    except TimeoutError:
-        raise refusal(
-            408, f"the body did not come within {BODY_S_MAX:.0f} s", error=MarshalError
-        ) from None
-    return bytes(data)
-
-
-def _too_long() -> Answered:
-    return refusal(
-        413,
-        f"a body is at most {BODY_BYTES_MAX} bytes; say it in several requests",
-        setting="body",
-    )
-
-
 # --- answers
 
 
@@ -563,18 +413,3 @@ def failed(found: Answered) -> Response:
         headers=headers,
         media_type="application/json",
     )
-
-
-async def _no_such_place(request: Request, error: Exception) -> Response:
-    status = error.status_code if isinstance(error, HTTPException) else 500
-    what = f"{request.method[:20]} {request.scope['path'][:200]!r}"
-    response = failed(
-        refusal(
-            status,
-            f"there is no {what} here; see {openapi.PATH}",
-            setting="path",
-        )
-    )
-    if isinstance(error, HTTPException) and error.headers:
-        response.headers.update(error.headers)
-    return response

@@ -51,12 +51,21 @@ class Stream:
         feed: The client's events; closed with the stream.
         take: Calls a function that may block, elsewhere.
         keep_alive_s: Longest silence.
+        on_sent: Told how many events were sent.
     """
 
-    def __init__(self, feed: FeedFace, *, take: Take, keep_alive_s: float) -> None:
+    def __init__(
+        self,
+        feed: FeedFace,
+        *,
+        take: Take,
+        keep_alive_s: float,
+        on_sent: Callable[[int], None] = lambda _: None,
+    ) -> None:
         self._feed = feed
         self._take = take
         self._keep_alive_s = keep_alive_s
+        self._on_sent = on_sent
         self._loop = asyncio.get_running_loop()
         self._news = asyncio.Event()
         self._news.set()
@@ -88,14 +97,20 @@ class Stream:
                     yield KEEP_ALIVE
                     continue
                 self._news.clear()
-                for chunk in chunks(await self._take(self._feed.take)):
+                async for chunk in self._next():
                     yield chunk
             # What was told last, such as the end of a drain, still goes out.
             if not self._is_closed:
-                for chunk in chunks(await self._take(self._feed.take)):
+                async for chunk in self._next():
                     yield chunk
         finally:
             self.close()
+
+    async def _next(self) -> AsyncIterator[bytes]:
+        frames = await self._take(self._feed.take)
+        for chunk in chunks(frames):
+            yield chunk
+        self._on_sent(len(frames))
 
     def close(self) -> None:
         """Let go of the feed; nothing more goes out. Idempotent, on the event loop."""

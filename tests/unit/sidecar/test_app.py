@@ -13,12 +13,14 @@ from fakehub import INCARNATION, FakeHub, assigned
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
+from starlette.requests import Request
 
 from kafka_marshal import errors
 from kafka_marshal.remote import api, paths
 from kafka_marshal.sidecar import app as apps
-from kafka_marshal.sidecar import openapi
-from kafka_marshal.sidecar.app import App, Connection, Serving
+from kafka_marshal.sidecar import asking, openapi
+from kafka_marshal.sidecar.app import App, Serving
+from kafka_marshal.sidecar.asking import Connection
 from kafka_marshal.sidecar.health import Verdict
 from kafka_marshal.sidecar.peers import Caller, Peer
 from kafka_marshal.sidecar.routes import ROUTES
@@ -52,7 +54,7 @@ class Wire:
         connection = connection or Connection(OURS, is_local=True)
 
         async def with_connection(scope, receive, send):
-            scope["state"] = {apps.CONNECTION: connection}
+            scope["state"] = {asking.CONNECTION: connection}
             await self.app(scope, receive, send)
 
         transport = httpx.ASGITransport(with_connection, raise_app_exceptions=False)
@@ -152,7 +154,7 @@ ASKS = {
         ("grant", "billing", api.GrantAsk(**GRANT)),
     ),
     "world": ("GET", paths.WORLD + "?timeout_ms=7", None, ("world", 7)),
-    "groups": ("GET", paths.GROUPS, None, ("world", apps.TIMEOUT_MS_DEFAULT)),
+    "groups": ("GET", paths.GROUPS, None, ("world", asking.TIMEOUT_MS_DEFAULT)),
     "group": ("GET", "/v1/groups/billing?timeout_ms=7", None, ("world", 7)),
     "owners": (
         "GET",
@@ -254,7 +256,7 @@ def stream_of(wire, **headers):
                 (name.lower().encode(), value.encode())
                 for name, value in {**HEADERS, **headers}.items()
             ],
-            "state": {apps.CONNECTION: Connection(OURS, is_local=True)},
+            "state": {asking.CONNECTION: Connection(OURS, is_local=True)},
         }
 
         request = {"type": "http.request", "body": b"", "more_body": False}
@@ -318,8 +320,8 @@ def test_a_client_has_one_stream_the_latest(wire):
         assert wire.app.stream_count == 0
 
     (route,) = [route for route in ROUTES if route.name == "events"]
-    ask = apps.Ask(route, wire.hub, {}, {}, WHO, OURS)
-    request = apps.Request({"type": "http", "headers": []})
+    ask = asking.Ask(route, wire.hub, {}, {}, WHO, OURS)
+    request = Request({"type": "http", "headers": []})
     asyncio.run(main())
 
 
@@ -486,7 +488,7 @@ def test_a_body_that_is_none_is_refused_and_says_why(wire, body):
 
 
 def test_a_body_has_an_end(wire, monkeypatch):
-    monkeypatch.setattr(apps, "BODY_BYTES_MAX", 1_000)
+    monkeypatch.setattr(asking, "BODY_BYTES_MAX", 1_000)
 
     async def pieces():
         for _ in range(100):
@@ -500,7 +502,7 @@ def test_a_body_has_an_end(wire, monkeypatch):
 
 
 def test_a_body_that_does_not_come_is_not_waited_for(wire, monkeypatch):
-    monkeypatch.setattr(apps, "BODY_S_MAX", 0.01)
+    monkeypatch.setattr(asking, "BODY_S_MAX", 0.01)
 
     async def pieces():
         yield b"{"
@@ -625,7 +627,7 @@ def test_whatever_comes_is_answered(wire, method, path, rest):
         "raw_path": path.encode(),
         "query_string": query,
         "headers": headers,
-        "state": {apps.CONNECTION: Connection(OURS, is_local=True)},
+        "state": {asking.CONNECTION: Connection(OURS, is_local=True)},
     }
     asyncio.run(asyncio.wait_for(wire.app(scope, receive, send), 30))
     status = sent[0]["status"]

@@ -1,0 +1,200 @@
+"""The settings of a sidecar: what each may be, and what it is by default."""
+
+import ipaddress
+import os
+import re
+import secrets
+import socket
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import attrs
+
+from kafka_marshal.errors import ConfigurationError
+from kafka_marshal.kafka_io import ConnectionSettings
+from kafka_marshal.protocol.codec import is_identifier
+from kafka_marshal.remote.address import TOKEN_BYTES_MAX
+
+LOG_FORMATS = ("text", "json")
+SOCKET_NAME = "sidecar.sock"
+FOLDER_NAME = "kafka-marshal"
+DRAIN_MS = 20_000
+OPEN_MS = 30_000
+CONNECTIONS_MAX = 512
+PORT_MAX = 65_535
+TOKEN_BYTES_MIN = 16
+# The kernel's limit of an address is 108 bytes, one of them the end of the text.
+SOCKET_BYTES_MAX = 107
+_HOST = re.compile(r"\[([0-9a-fA-F:]+)\]|([^:\[\]]+)")
+
+
+def default_socket() -> Path:
+    """Return where a sidecar listens unless told otherwise.
+
+    In the user's runtime directory, which is theirs alone; without one, in /run.
+    """
+    base = os.environ.get("XDG_RUNTIME_DIR") or "/run"
+    return Path(base) / FOLDER_NAME / SOCKET_NAME
+
+
+def default_client_id() -> str:
+    """Return this host's name, made a name that the log takes."""
+    name = re.sub(r"[^A-Za-z0-9._:-]", "-", socket.gethostname())[:200]
+    return name or "sidecar"
+
+
+@attrs.frozen(kw_only=True)
+class Settings:
+    """The settings of one sidecar, checked.
+
+    Attributes:
+        bootstrap_servers: Addresses of the cluster.
+        coordination_topic: Name of the coordination topic.
+        options: Security and connection options.
+        transport: Client library of the logs.
+        client_id: Name of the sidecar in the log.
+        state_dir: Where identities and promises are kept, None for the user's state
+            directory, ``""`` to go without.
+        socket: Path of the Unix socket.
+        tcp: Loopback address to listen on as well, None for none.
+        token_file: Where the token of TCP stands; made where it is not there.
+        open_ms: When to give up connecting.
+        drain_ms: How long a controlled shutdown waits for clients.
+        log_format: ``text`` or ``json``.
+        connections_max: Most connections at a time.
+    """
+
+    bootstrap_servers: str = "localhost:9092"
+    coordination_topic: str = "__marshal"
+    options: Mapping[str, Any] = attrs.field(factory=dict)
+    transport: str = "auto"
+    client_id: str = attrs.field(factory=default_client_id)
+    state_dir: str | Path | None = None
+    socket: Path = attrs.field(factory=default_socket)
+    tcp: str | None = None
+    token_file: Path | None = None
+    open_ms: int = OPEN_MS
+    drain_ms: int = DRAIN_MS
+    log_format: Literal["text", "json"] = "text"
+    connections_max: int = CONNECTIONS_MAX
+
+    def check(self) -> None:
+        """Check what can be checked without looking anywhere.
+
+        Raises:
+            ConfigurationError: A setting is impossible.
+        """
+        self.connection()
+        if not is_identifier(self.client_id):
+            raise ConfigurationError(
+                f"client-id {self.client_id!r} is no valid name: 1 to 200 of "
+                "A-Z a-z 0-9 . _ : -",
+                setting="client-id",
+            )
+        if not self.socket.is_absolute():
+            raise ConfigurationError(
+                f"socket {str(self.socket)!r} must be an absolute path",
+                setting="socket",
+            )
+        if len(os.fsencode(self.socket)) > SOCKET_BYTES_MAX:
+            raise ConfigurationError(
+                f"socket {str(self.socket)!r} is longer than the {SOCKET_BYTES_MAX} "
+                "bytes that a Unix socket's path may have; name a shorter one",
+                setting="socket",
+            )
+        if self.log_format not in LOG_FORMATS:
+            raise ConfigurationError(
+                f"log-format is {self.log_format!r}; write {' or '.join(LOG_FORMATS)}",
+                setting="log-format",
+            )
+        if (self.tcp is None) != (self.token_file is None):
+            raise ConfigurationError(
+                "tcp and token-file go together: over TCP nobody tells who connects, "
+                "so clients show a token",
+                setting="token-file" if self.token_file is None else "tcp",
+            )
+        if self.tcp is not None:
+            tcp_address(self.tcp)
+
+    def connection(self) -> ConnectionSettings:
+        """Return how to reach the cluster.
+
+        Raises:
+            ConfigurationError: It cannot be reached like that.
+        """
+        return ConnectionSettings(
+            self.bootstrap_servers,
+            self.coordination_topic,
+            self.options,
+            transport=self.transport,
+        )
+
+
+def tcp_address(text: str) -> tuple[str, int]:
+    """Return host and port to listen on: of this machine alone.
+
+    Raises:
+        ConfigurationError: It is no such address.
+    """
+    host, colon, port = text.rpartition(":")
+    found = _HOST.fullmatch(host)
+    is_port = colon and re.fullmatch("[0-9]{1,5}", port) and int(port) <= PORT_MAX
+    if found is None or not is_port:
+        raise ConfigurationError(
+            f"tcp is {text!r}; write it like 127.0.0.1:7070", setting="tcp"
+        )
+    name = found[1] or found[2]
+    try:
+        is_ours = ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        is_ours = False
+    if not is_ours:
+        raise ConfigurationError(
+            f"tcp is {text!r}, which others can reach; a sidecar serves its own host: "
+            "write 127.0.0.1 or [::1], or leave it out and use the Unix socket",
+            setting="tcp",
+        )
+    return name, int(port)
+
+
+def token_of(path: Path) -> bytes:
+    """Return the token that a file holds; one is drawn where there is no file.
+
+    Raises:
+        ConfigurationError: It cannot be read or made, others may read it, or it
+            holds no token.
+    """
+    try:
+        _make_token(path)
+        with path.open("rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            token = file.read(TOKEN_BYTES_MAX + 1).strip()
+    except OSError as error:
+        raise ConfigurationError(
+            f"token-file {str(path)!r} cannot be used: {error}", setting="token-file"
+        ) from error
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise ConfigurationError(
+            f"token-file {str(path)!r} may be read by others; run: chmod 600 {path}",
+            setting="token-file",
+        )
+    is_token = token.isascii() and token.decode("latin-1").isprintable()
+    if not is_token or not TOKEN_BYTES_MIN <= len(token) <= TOKEN_BYTES_MAX:
+        raise ConfigurationError(
+            f"token-file {str(path)!r} holds no token: one line of at least "
+            f"{TOKEN_BYTES_MIN} characters; remove it, and one is made",
+            setting="token-file",
+        )
+    return token
+
+
+def _make_token(path: Path) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    try:
+        found = os.open(path, flags, 0o600)
+    except FileExistsError:
+        return
+    with os.fdopen(found, "w", encoding="ascii") as file:
+        file.write(secrets.token_hex(32) + "\n")
