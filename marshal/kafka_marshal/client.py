@@ -3,40 +3,38 @@
 import os
 import re
 import signal
-import socket
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from kafka_marshal import runtime as runtimes
 from kafka_marshal.claims import HeldClaim
 from kafka_marshal.consumer import Consumer
-from kafka_marshal.engine import Delivery, Engine, Session, StartRule, Subscription
+from kafka_marshal.engine import Delivery, StartRule
+from kafka_marshal.engine.faces import EngineFace, SessionFace
 from kafka_marshal.engine.handout import ConsumerOptions, OnClaimed, OnLost
-from kafka_marshal.engine.replica import Glance
 from kafka_marshal.engine.telling import OnTopics
 from kafka_marshal.errors import (
     ConfigurationError,
     InvalidTransition,
 )
-from kafka_marshal.identity import Identity, state_home
 from kafka_marshal.kafka_io import ConnectionSettings
+from kafka_marshal.linking import DirectLink, Link, Terms
 from kafka_marshal.observability import FanOut, LoggingObserver
 from kafka_marshal.policies import Policy
 from kafka_marshal.ports import Observer
-from kafka_marshal.protocol.claiming import Claimant, PreviousLife
 from kafka_marshal.protocol.codec import is_identifier, is_topic
 from kafka_marshal.protocol.granting import DEPTH_MAX_DEFAULT
-from kafka_marshal.protocol.types import Key, Owner, TopicPartition
-from kafka_marshal.protocol.world import world_to_object
+from kafka_marshal.protocol.types import Key, TopicPartition
 from kafka_marshal.ranges import RangeConsumer
+from kafka_marshal.remote.opening import Wish, open_link
 from kafka_marshal.subscribing import Settings
 
 OPEN_MS_MAX = 30_000
 CLOSE_MS_MAX = 10_000
-MIRROR_CLOSE_MS_MAX = 1_000
+SERVERS = "localhost:9092"
+COORDINATION_TOPIC = "__marshal"
 
 
 class Marshal:
@@ -48,11 +46,13 @@ class Marshal:
 
     Args:
         bootstrap_servers: Addresses of the cluster, ``host:port`` with commas,
-            or a sequence of them; one live address is enough.
+            or a sequence of them; one live address is enough. By default
+            ``localhost:9092``, or where the sidecar found the cluster.
         group_id: The group; groups are independent readers.
         client_id: Name of this client, unique in the group. Keep it stable, and
             a restart within H resumes what it held.
-        coordination_topic: Name of the coordination topic.
+        coordination_topic: Name of the coordination topic; by default
+            ``__marshal``, or the sidecar's.
         options: Security and connection options, by kafka-python's names or
             librdkafka's dotted ones (``sasl.mechanism``, ``ssl_cafile``, ...).
         transport: The client library of the logs: ``fast`` (librdkafka, extra
@@ -66,6 +66,11 @@ class Marshal:
             endanger what the claims promise, where they may be read.
         mirror_offsets: Whether positions are also committed as the group's
             offsets in Kafka, best effort, for tools that show lag.
+        sidecar: Address of a sidecar of this host that holds the claims instead of
+            an engine of this process: ``unix:/path/of/the.sock`` or
+            ``http://127.0.0.1:PORT``. Data still comes from Kafka directly. It has
+            its own ``state_dir``, ``check_topic`` and ``mirror_offsets``.
+        sidecar_token_file: File with the sidecar's token, for TCP.
         timeout_ms: When to give up opening.
 
     Raises:
@@ -78,11 +83,11 @@ class Marshal:
 
     def __init__(
         self,
-        bootstrap_servers: str | Sequence[str] = "localhost:9092",
+        bootstrap_servers: str | Sequence[str] | None = None,
         *,
         group_id: str,
         client_id: str,
-        coordination_topic: str = "__marshal",
+        coordination_topic: str | None = None,
         options: Mapping[str, Any] | None = None,
         transport: str = "auto",
         heartbeat_interval_ms: int | None = None,
@@ -90,118 +95,78 @@ class Marshal:
         observer: Observer | Sequence[Observer] | None = None,
         check_topic: bool = True,
         mirror_offsets: bool = True,
+        sidecar: str | None = None,
+        sidecar_token_file: str | Path | None = None,
         timeout_ms: int = OPEN_MS_MAX,
     ) -> None:
         _require_name("group_id", group_id)
         _require_name("client_id", client_id)
-        settings = ConnectionSettings(
-            bootstrap_servers, coordination_topic, options or {}, transport=transport
-        )
         if isinstance(observer, Sequence):
             observer = FanOut(*observer)
-        self._observer = observer or LoggingObserver()
         self._is_closed = False
         self._pid = os.getpid()
+        self._client_id, self._group_id = client_id, group_id
         self._consumers: list[Consumer | RangeConsumer] = []
         self._handlers: dict[signal.Signals, Any] = {}
         self._closers: list[Callable[[], None]] = []
-        self._identity: Identity | None = None
-        self._runtime = runtimes.acquire(
-            settings,
-            partial(
-                runtimes.Runtime.open, settings, self._observer, timeout_ms=timeout_ms
-            ),
-        )
-        self._runtime.observers.add(self._observer)
-        try:
-            if check_topic:
-                self._runtime.require_safe_topic()
-            self._require_interval(heartbeat_interval_ms)
-            self._session = self._open_session(
-                Owner(client_id, self._runtime.ports.entropy.random_bytes(16)),
-                group_id,
-                state_dir=state_dir,
-                mirror_offsets=mirror_offsets,
-            )
-        except BaseException:
-            self._let_go()
-            raise
 
-    def _open_session(
-        self,
-        owner: Owner,
-        group_id: str,
-        *,
-        state_dir: str | Path | None,
-        mirror_offsets: bool,
-    ) -> Session:
-        engine = self._runtime.engine
-        master = self._runtime.ports.entropy.random_bytes(32)
-        lives = self._take_identity(owner, group_id, state_dir=state_dir)
-        session = Session(
-            engine.context,
-            Claimant(owner, group_id, master=master),
-            host=socket.gethostname(),
-            lives=lives,
-            mirrors_offsets=mirror_offsets,
-        )
-        with engine.changed:
-            engine.add_session(session)
-        if self._identity is not None:
-            self._identity.remember(owner.incarnation, master=master)
-        return session
-
-    def _take_identity(
-        self, owner: Owner, group_id: str, *, state_dir: str | Path | None
-    ) -> tuple[PreviousLife, ...]:
-        if state_dir is not None and not str(state_dir):
-            return ()
-        home = state_home() if state_dir is None else Path(state_dir)
-        context = self._runtime.engine.context
-        try:
-            self._identity = Identity.take(
-                home,
-                domain=context.settled.format_id.hex(),
-                group_id=group_id,
-                client_id=owner.client_id,
+        def connect(servers: str | Sequence[str], topic: str) -> ConnectionSettings:
+            return ConnectionSettings(
+                servers, topic, options or {}, transport=transport
             )
-        except OSError as error:
-            if state_dir is not None:
+
+        observer = observer or LoggingObserver()
+        if sidecar is None:
+            if sidecar_token_file is not None:
                 raise ConfigurationError(
-                    f"state_dir {str(home)!r} cannot be used: {error}; name a "
-                    "writable directory, or '' to go without resuming",
-                    setting="state_dir",
-                ) from error
-            context.observe("identity_unavailable", {"error": error})
-            return ()
-        return self._identity.lives
-
-    def _require_interval(self, expected_ms: int | None) -> None:
-        actual_ms = self._runtime.engine.context.heartbeat_interval_ms
-        if expected_ms is not None and expected_ms != actual_ms:
-            raise ConfigurationError(
-                f"heartbeat_interval_ms is {expected_ms} here and {actual_ms} in the "
-                "log, where it holds for everybody; leave it out, or format a new "
-                "coordination topic",
-                setting="heartbeat_interval_ms",
+                    "sidecar_token_file is of use with a sidecar only; name that, too",
+                    setting="sidecar",
+                )
+            terms = Terms(
+                group_id,
+                client_id,
+                heartbeat_interval_ms,
+                state_dir,
+                check_topic,
+                mirror_offsets,
+                timeout_ms,
+            )
+            servers = SERVERS if bootstrap_servers is None else bootstrap_servers
+            settings = connect(servers, coordination_topic or COORDINATION_TOPIC)
+            self._link: Link = DirectLink(settings, terms, observer=observer)
+        else:
+            wish = Wish(
+                sidecar,
+                sidecar_token_file,
+                bootstrap_servers,
+                coordination_topic,
+                heartbeat_interval_ms,
+                connect,
+            )
+            self._link = open_link(
+                wish,
+                group_id=group_id,
+                client_id=client_id,
+                observer=observer,
+                timeout_ms=timeout_ms,
             )
 
     # --- use
 
     @property
-    def engine(self) -> Engine:
-        """The engine of this process, for views and tests."""
-        return self._runtime.engine
+    def engine(self) -> EngineFace:
+        """What drives the claims, for views and tests."""
+        return self._link.engine
 
     @property
-    def session(self) -> Session:
-        """What the engine drives for this client, for metrics and tests."""
-        return self._session
+    def session(self) -> SessionFace:
+        """What it drives for this client, for metrics and tests."""
+        return self._link.session
 
     @property
     def coordination_topic(self) -> str:
         """Name of the coordination topic."""
-        return self._runtime.description.name
+        return self._link.coordination_topic
 
     @property
     def is_closed(self) -> bool:
@@ -211,17 +176,17 @@ class Marshal:
     @property
     def transport(self) -> str:
         """The transport in use: ``fast`` or ``kafka-python``."""
-        return self._runtime.transport
+        return self._link.transport
 
     @property
     def client_id(self) -> str:
         """Name of this client."""
-        return self._session.claimant.owner.client_id
+        return self._client_id
 
     @property
     def group_id(self) -> str:
         """The group."""
-        return self._session.claimant.group_id
+        return self._group_id
 
     def consumer(
         self,
@@ -279,23 +244,16 @@ class Marshal:
         self._require_open()
         subscription = settings.subscription(
             self.group_id,
-            self._runtime.ports.data,
+            self.engine.context.ports.data,
             coordination_topic=self.coordination_topic,
             timeout_ms=timeout_ms,
         )
-        return self._consume(subscription, options)
-
-    def _consume(
-        self, subscription: Subscription, options: ConsumerOptions
-    ) -> Consumer:
-        with self.engine.changed:
-            self._session.subscribe(subscription)
-            self.engine.act(self._session)
+        self._link.subscribe(subscription, settings.wants)
         consumer = Consumer(
             self.engine,
-            self._session,
+            self.session,
             subscription=subscription,
-            reader=self._runtime.ports.data.reader(),
+            reader=self.engine.context.ports.data.reader(),
             options=options,
         )
         self._keep(consumer)
@@ -352,16 +310,14 @@ class Marshal:
         )
         subscription = settings.subscription(
             self.group_id,
-            self._runtime.ports.data,
+            self.engine.context.ports.data,
             coordination_topic=self.coordination_topic,
             timeout_ms=timeout_ms,
         )
         rule = StartRule(offset_reset=auto_offset_reset, offsets=dict(starts or {}))
         subscription.start_rule = rule
-        with self.engine.changed:
-            self._session.subscribe(subscription)
-            self.engine.act(self._session)
-        ranges = RangeConsumer(self.engine, self._session, subscription=subscription)
+        self._link.subscribe(subscription, partial(settings.wants, starts=starts))
+        ranges = RangeConsumer(self.engine, self.session, subscription=subscription)
         self._keep(ranges)
         return ranges
 
@@ -384,16 +340,11 @@ class Marshal:
             raise ConfigurationError(
                 f"{topic!r} partition {partition} is no data partition", setting="topic"
             )
-        with self.engine.changed:
-            holding = self._session.want(Key(self.group_id, topic, partition))
-            self.engine.act(self._session)
-        claim = HeldClaim(self.engine, self._session, holding=holding, ask=self._glance)
+        holding = self._link.want(Key(self.group_id, topic, partition))
+        link = self._link
+        claim = HeldClaim(link.engine, link.session, holding=holding, ask=link.ask)
         claim.wait_held(timeout_ms)
         return claim
-
-    def _glance(self, key: Key) -> Glance | None:
-        with self.engine.changed:
-            return self.engine.context.glance(key)
 
     def world(self, *, timeout_ms: int = OPEN_MS_MAX) -> dict[str, Any]:
         """Return the world as plain data, never older than this call.
@@ -404,10 +355,7 @@ class Marshal:
             DeadlineExceeded: The log was not read to its end in time.
         """
         self._require_open()
-        self.engine.catch_up(timeout_ms)
-        with self.engine.changed:
-            replicas = self.engine.context.replicas.values()
-            return world_to_object(replica.world for replica in replicas)
+        return self._link.world(timeout_ms)
 
     def owners(
         self, topic: str, *, timeout_ms: int = OPEN_MS_MAX
@@ -418,14 +366,7 @@ class Marshal:
             DeadlineExceeded: The log was not read to its end in time.
         """
         self._require_open()
-        self.engine.catch_up(timeout_ms)
-        with self.engine.changed:
-            return {
-                key.topic_partition: None if known.owner is None else known.owner[0]
-                for replica in self.engine.context.replicas.values()
-                for key, known in sorted(replica.world.keys.items())
-                if key.group_id == self.group_id and key.topic == topic
-            }
+        return self._link.owners(topic, timeout_ms)
 
     def stop(self) -> None:
         """End iteration of every consumer soon. For signal handlers."""
@@ -467,43 +408,14 @@ class Marshal:
             if not consumer.is_close_confirmed:
                 deadline_ms = now_ms
         timeout_ms = max(0, deadline_ms - self.engine.context.now_ms)
-        session = self._session
-        with self.engine.changed:
-            seqs = session.begin_close(release=release)
-            # What is not confirmed in time runs out by itself within 2H.
-            self._await_while(
-                lambda: (
-                    session.leaving_count > 0 or session.is_pending(seqs, late=False)
-                ),
-                timeout_ms,
-            )
-            self._await_while(
-                lambda: session.is_mirror_behind, min(timeout_ms, MIRROR_CLOSE_MS_MAX)
-            )
-            self.engine.remove_session(session)
-        self._let_go()
+        self._link.leave(release=release, timeout_ms=timeout_ms)
+        self._link.close()
         for function in self._closers:
             function()
 
     def call_on_close(self, function: Callable[[], None]) -> None:
         """Have a function called once this is closed, on the closing thread."""
         self._closers.append(function)
-
-    def _await_while(self, is_busy: Callable[[], bool], timeout_ms: int) -> None:
-        engine = self.engine
-        deadline_ms = engine.context.now_ms + timeout_ms
-        while engine.failure is None and is_busy():
-            left_ms = deadline_ms - engine.context.now_ms
-            if left_ms <= 0:
-                return
-            engine.changed.wait(min(left_ms, 50) / 1000)
-
-    def _let_go(self) -> None:
-        if self._identity is not None:
-            self._identity.close()
-            self._identity = None
-        self._runtime.observers.remove(self._observer)
-        runtimes.let_go(self._runtime)
 
     def _require_open(self) -> None:
         if os.getpid() != self._pid:
@@ -512,7 +424,7 @@ class Marshal:
             )
         if self._is_closed:
             raise InvalidTransition("the Marshal is closed")
-        failure = self.engine.failure or self._session.failure
+        failure = self.engine.failure or self.session.failure
         if failure is not None:
             raise failure
 

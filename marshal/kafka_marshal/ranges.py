@@ -12,7 +12,8 @@ from typing import Self
 
 import attrs
 
-from kafka_marshal.engine import Delivery, Engine, Holding, Session, Subscription
+from kafka_marshal.engine import Delivery, Holding, Subscription
+from kafka_marshal.engine.faces import EngineFace, SessionFace
 from kafka_marshal.errors import (
     ClaimLost,
     DeadlineExceeded,
@@ -70,7 +71,7 @@ class RangeConsumer:
     """
 
     def __init__(
-        self, engine: Engine, session: Session, *, subscription: Subscription
+        self, engine: EngineFace, session: SessionFace, *, subscription: Subscription
     ) -> None:
         self._engine = engine
         self._session = session
@@ -109,6 +110,12 @@ class RangeConsumer:
                 if holding.may_hand_out(now_ms):
                     found[holding.key.topic_partition] = self._held_range(holding)
         return dict(sorted(found.items()))
+
+    def partitions(self) -> list[TopicPartition]:
+        """Return every partition that is wanted, whoever holds it, in order."""
+        self._require_usable()
+        with self._engine.changed:
+            return sorted(key.topic_partition for key in self._subscription.all_keys())
 
     def leaving(self) -> set[TopicPartition]:
         """Return what is held and on its way to another member."""
@@ -304,20 +311,14 @@ class RangeConsumer:
         )
 
     def _granted_up_to(self, key: Key, start: int | None) -> int | None:
-        replicas = self._engine.context.replicas
-        if not replicas:
-            return start
-        known = self._engine.context.replica_of(key).world.keys.get(key)
-        granted = None if known is None else known.next_unclaimed()
+        seen = self._engine.context.glance(key)
+        granted = None if seen is None else seen.position
         return start if granted is None else granted
 
     def _follows(self, key: Key, epoch: int) -> int | None:
         """Return the epoch before ours, where the log is folded here."""
-        context = self._engine.context
-        if not context.replicas:
-            return None
-        note = context.replica_of(key).world.soft.notes.get(key)
-        return note.follows if note is not None and note.offset == epoch else None
+        seen = self._engine.context.glance(key)
+        return seen.follows if seen is not None and seen.noted == epoch else None
 
     def _require(self, partition: TopicPartition, token: Token) -> Holding:
         """Return the holding of a claim that stands now."""

@@ -11,6 +11,8 @@ from kafka_marshal.errors import ConfigurationError, LogUnreadable
 from kafka_marshal.policies import Policy, find_policy
 from kafka_marshal.ports import DataLog, TopicInfo
 from kafka_marshal.protocol.codec import is_topic
+from kafka_marshal.protocol.types import TopicPartition
+from kafka_marshal.remote import api
 
 OFFSET_RESETS = ("earliest", "latest", "none")
 INTERNAL_PREFIX = "__"
@@ -115,6 +117,45 @@ class Settings:
                 setting="on_topics",
             )
         return subscription
+
+    def wants(self, *, starts: Mapping[TopicPartition, int] | None = None) -> api.Wants:
+        """Return the same in words, for a sidecar.
+
+        Args:
+            starts: Where to start what the group has no position of, if told.
+
+        Raises:
+            ConfigurationError: It cannot be said in words.
+        """
+        if not isinstance(self.policy, str):
+            raise ConfigurationError(
+                "over a sidecar a policy goes by its name, because it decides there, "
+                f"for all clients together; {self.policy!r} is of this process",
+                setting="policy",
+            )
+        pattern = self.pattern
+        if isinstance(pattern, re.Pattern):
+            if pattern.flags & ~re.UNICODE:
+                raise ConfigurationError(
+                    "over a sidecar a pattern goes as text, without the flags that it "
+                    "was compiled with; write them into it, such as (?i)",
+                    setting="pattern",
+                )
+            pattern = pattern.pattern
+        return api.Wants(
+            topics=tuple(self.topics),
+            pattern=pattern,
+            delivery=self.delivery.value,
+            policy=self.policy,
+            claims_max=self.claims_max,
+            auto_offset_reset=self.auto_offset_reset,
+            metadata_refresh_ms=self.metadata_refresh_ms,
+            release_behind=self.release_behind,
+            starts=tuple(
+                api.Start(topic=topic, partition=number, offset=offset)
+                for (topic, number), offset in sorted((starts or {}).items())
+            ),
+        )
 
     def _matches(self, coordination_topic: str) -> Matches | None:
         """Return which topics to join: a full match, and never internal ones."""

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from kafka_marshal.errors import MarshalError
 from kafka_marshal.ports import Background, Clock, DataLog
 from kafka_marshal.protocol.claiming import Claimant
-from kafka_marshal.protocol.types import Key, TopicPartition
+from kafka_marshal.protocol.types import Key
 
 from .holding import Holding
 from .meters import EngineMeters, SessionMeters
@@ -189,56 +189,4 @@ class SessionFace(Protocol):
 
     def end_of(self, key: Key) -> int | None:
         """Return where the log of a held key ended, None if not known."""
-        ...
-
-
-class LinkFace(Protocol):
-    """Where a client gets its claims from: an engine of its own, or a sidecar."""
-
-    @property
-    def engine(self) -> EngineFace:
-        """Drives the claims."""
-        ...
-
-    @property
-    def session(self) -> SessionFace:
-        """This client's claims."""
-        ...
-
-    @property
-    def coordination_topic(self) -> str:
-        """Name of the coordination topic."""
-        ...
-
-    @property
-    def transport(self) -> str:
-        """The client library that the data comes by."""
-        ...
-
-    def subscribe(self, subscription: Subscription) -> None:
-        """Begin to pursue what a consumer wants."""
-        ...
-
-    def want(self, key: Key) -> Holding:
-        """Begin to contend for one key without consuming it."""
-        ...
-
-    def ask(self, key: Key) -> Glance | None:
-        """Return what is known of a key, by whoever reads the log. May block."""
-        ...
-
-    def world(self, timeout_ms: int) -> dict[str, Any]:
-        """Return the world as plain data, never older than this call."""
-        ...
-
-    def owners(self, topic: str, timeout_ms: int) -> dict[TopicPartition, str | None]:
-        """Return who owns each partition of a topic that was ever claimed."""
-        ...
-
-    def leave(self, *, release: bool, timeout_ms: int) -> None:
-        """Leave the group: give everything up, or keep it for a restart within H."""
-        ...
-
-    def close(self) -> None:
-        """Let go of every connection. Idempotent."""
         ...

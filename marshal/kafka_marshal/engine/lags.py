@@ -14,7 +14,7 @@ from kafka_marshal.protocol.granting import AtMostOnce
 from kafka_marshal.protocol.types import Key, TopicPartition
 
 from .beats import INTERVALS_PER_H
-from .context import Context
+from .faces import ContextFace
 from .holding import Holding
 
 LOOK_MS_MAX = 2_000
@@ -52,7 +52,7 @@ class LagWatch:
         "_told",
     )
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: ContextFace) -> None:
         self._context = context
         self._call: Pending[Mapping[TopicPartition, LogRange]] | None = None
         self._asked: list[Key] = []
@@ -127,8 +127,8 @@ class LagWatch:
         end = self._ends.get(holding.key)
         position = holding.position
         if isinstance(holding.progress, AtMostOnce):
-            known = self._context.replica_of(holding.key).world.keys.get(holding.key)
-            position = None if known is None else known.next_unclaimed()
+            seen = self._context.glance(holding.key)
+            position = None if seen is None else seen.position
         if end is None or position is None:
             return None
         return max(0, end.offset - position)

@@ -17,12 +17,16 @@ class Glance(NamedTuple):
         freshness: ``fresh``, ``unknown`` or ``stale``; None without an owner.
         age_ms: Time since the owner's last renewal, None where that is not known.
         position: Next offset that is neither processed nor granted, None likewise.
+        noted: Offset of the record by which it last changed hands, None likewise.
+        follows: Epoch before the claim that this record made, None likewise.
     """
 
     holder: str | None
     freshness: str | None = None
     age_ms: int | None = None
     position: int | None = None
+    noted: int | None = None
+    follows: int | None = None
 
 
 class Replica:
@@ -58,10 +62,12 @@ class Replica:
             return None
         log_ms = self.world.now_ms + self.elapsed_ms(now_ms)
         age_ms, position = known.age_ms(log_ms), known.next_unclaimed()
+        note = self.world.soft.notes.get(key)
+        at = (None, None) if note is None else (note.offset, note.follows)
         if known.owner is None:
-            return Glance(None, None, age_ms, position)
+            return Glance(None, None, age_ms, position, *at)
         fresh = known.freshness(log_ms).value
-        return Glance(known.owner.client_id, fresh, age_ms, position)
+        return Glance(known.owner.client_id, fresh, age_ms, position, *at)
 
     def elapsed_ms(self, now_ms: int) -> int:
         """Return the local time since the last entry (PROTOCOL 4.11)."""

@@ -132,6 +132,20 @@ class Registered(Message, frozen=True, kw_only=True):
     was_known: bool
 
 
+class Start(Message, frozen=True, kw_only=True):
+    """Where to start a partition that the group has no position of.
+
+    Attributes:
+        topic: Data topic.
+        partition: Data partition.
+        offset: First offset to process.
+    """
+
+    topic: TopicName
+    partition: PartitionNumber
+    offset: Number
+
+
 class Wants(Message, frozen=True, kw_only=True):
     """``PUT .../subscriptions/{name}``: what a consumer pursues.
 
@@ -147,6 +161,7 @@ class Wants(Message, frozen=True, kw_only=True):
     auto_offset_reset: Word = "earliest"
     metadata_refresh_ms: Milliseconds = 30_000
     release_behind: bool = True
+    starts: Annotated[tuple[Start, ...], msgspec.Meta(max_length=STANDINGS_MAX)] = ()
 
 
 class Subscribed(Message, frozen=True, kw_only=True):

@@ -1,0 +1,283 @@
+"""Where a client's claims come from: an engine of this process, or a sidecar."""
+
+import socket
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import attrs
+
+from kafka_marshal import runtime as runtimes
+from kafka_marshal.engine import Engine, Holding, Session, Subscription
+from kafka_marshal.engine.faces import EngineFace, SessionFace
+from kafka_marshal.engine.replica import Glance
+from kafka_marshal.errors import ConfigurationError
+from kafka_marshal.identity import Identity, state_home
+from kafka_marshal.kafka_io import ConnectionSettings
+from kafka_marshal.ports import Observer
+from kafka_marshal.protocol.claiming import Claimant, PreviousLife
+from kafka_marshal.protocol.types import Key, Owner, TopicPartition
+from kafka_marshal.protocol.world import world_to_object
+from kafka_marshal.remote.api import Wants
+
+MIRROR_CLOSE_MS_MAX = 1_000
+WAIT_SLICE_MS = 50
+
+
+class Link(Protocol):
+    """What a ``Marshal`` does its work by."""
+
+    @property
+    def engine(self) -> EngineFace:
+        """Drives the claims."""
+        ...
+
+    @property
+    def session(self) -> SessionFace:
+        """This client's claims."""
+        ...
+
+    @property
+    def coordination_topic(self) -> str:
+        """Name of the coordination topic."""
+        ...
+
+    @property
+    def transport(self) -> str:
+        """The client library that the data comes by."""
+        ...
+
+    def subscribe(self, subscription: Subscription, wants: Callable[[], Wants]) -> None:
+        """Begin to pursue what a consumer wants.
+
+        Args:
+            subscription: What it wants.
+            wants: Returns the same in words, for another process.
+        """
+        ...
+
+    def want(self, key: Key) -> Holding:
+        """Begin to contend for one key without consuming it."""
+        ...
+
+    def ask(self, key: Key) -> Glance | None:
+        """Return what is known of a key, by whoever reads the log. May block."""
+        ...
+
+    def world(self, timeout_ms: int) -> dict[str, Any]:
+        """Return the world as plain data, never older than this call."""
+        ...
+
+    def owners(self, topic: str, timeout_ms: int) -> dict[TopicPartition, str | None]:
+        """Return who owns each partition of a topic that was ever claimed."""
+        ...
+
+    def leave(self, *, release: bool, timeout_ms: int) -> None:
+        """Leave the group: give everything up, or keep it for a restart within H."""
+        ...
+
+    def close(self) -> None:
+        """Let go of every connection. Idempotent."""
+        ...
+
+
+@attrs.frozen
+class Terms:
+    """What a client with an engine of its own asks for when it opens.
+
+    Attributes:
+        group_id: The group.
+        client_id: Name of the client.
+        heartbeat_interval_ms: Expected H; None for whatever it is.
+        state_dir: Where the identity is kept; None for the user's directory.
+        check_topic: Whether to refuse an unsafe coordination topic.
+        mirror_offsets: Whether positions are also committed in Kafka.
+        timeout_ms: When to give up.
+    """
+
+    group_id: str
+    client_id: str
+    heartbeat_interval_ms: int | None
+    state_dir: str | Path | None
+    check_topic: bool
+    mirror_offsets: bool
+    timeout_ms: int
+
+
+class DirectLink:
+    """Claims of an engine of this process, which its clients share."""
+
+    def __init__(
+        self, settings: ConnectionSettings, terms: Terms, *, observer: Observer
+    ) -> None:
+        """Connect, or use the connection that is there, and read the log to its end.
+
+        Raises:
+            MarshalError: What went wrong; nothing is left open.
+        """
+        self._terms = terms
+        self._observer = observer
+        self._identity: Identity | None = None
+        self._runtime = runtimes.acquire(
+            settings,
+            partial(
+                runtimes.Runtime.open, settings, observer, timeout_ms=terms.timeout_ms
+            ),
+        )
+        self._runtime.observers.add(observer)
+        try:
+            if terms.check_topic:
+                self._runtime.require_safe_topic()
+            self._require_interval()
+            self._session = self._open_session()
+        except BaseException:
+            self.close()
+            raise
+
+    def _open_session(self) -> Session:
+        engine, terms = self._runtime.engine, self._terms
+        entropy = self._runtime.ports.entropy
+        owner, master = (
+            Owner(terms.client_id, entropy.random_bytes(16)),
+            entropy.random_bytes(32),
+        )
+        lives = self._take_identity()
+        session = Session(
+            engine.context,
+            Claimant(owner, terms.group_id, master=master),
+            host=socket.gethostname(),
+            lives=lives,
+            mirrors_offsets=terms.mirror_offsets,
+        )
+        with engine.changed:
+            engine.add_session(session)
+        if self._identity is not None:
+            self._identity.remember(owner.incarnation, master=master)
+        return session
+
+    def _take_identity(self) -> tuple[PreviousLife, ...]:
+        state_dir = self._terms.state_dir
+        if state_dir is not None and not str(state_dir):
+            return ()
+        home = state_home() if state_dir is None else Path(state_dir)
+        context = self._runtime.engine.context
+        try:
+            self._identity = Identity.take(
+                home,
+                domain=context.settled.format_id.hex(),
+                group_id=self._terms.group_id,
+                client_id=self._terms.client_id,
+            )
+        except OSError as error:
+            if state_dir is not None:
+                raise ConfigurationError(
+                    f"state_dir {str(home)!r} cannot be used: {error}; name a "
+                    "writable directory, or '' to go without resuming",
+                    setting="state_dir",
+                ) from error
+            context.observe("identity_unavailable", {"error": error})
+            return ()
+        return self._identity.lives
+
+    def _require_interval(self) -> None:
+        expected_ms = self._terms.heartbeat_interval_ms
+        actual_ms = self._runtime.engine.context.heartbeat_interval_ms
+        if expected_ms is not None and expected_ms != actual_ms:
+            raise ConfigurationError(
+                f"heartbeat_interval_ms is {expected_ms} here and {actual_ms} in the "
+                "log, where it holds for everybody; leave it out, or format a new "
+                "coordination topic",
+                setting="heartbeat_interval_ms",
+            )
+
+    @property
+    def engine(self) -> Engine:
+        """The engine of this process."""
+        return self._runtime.engine
+
+    @property
+    def session(self) -> Session:
+        """What it drives for this client."""
+        return self._session
+
+    @property
+    def coordination_topic(self) -> str:
+        """Name of the coordination topic."""
+        return self._runtime.description.name
+
+    @property
+    def transport(self) -> str:
+        """The transport in use."""
+        return self._runtime.transport
+
+    def subscribe(self, subscription: Subscription, wants: Callable[[], Wants]) -> None:
+        """Begin to pursue what a consumer wants, at once."""
+        del wants
+        with self.engine.changed:
+            self._session.subscribe(subscription)
+            self.engine.act(self._session)
+
+    def want(self, key: Key) -> Holding:
+        """Begin to contend for one key, at once."""
+        with self.engine.changed:
+            holding = self._session.want(key)
+            self.engine.act(self._session)
+            return holding
+
+    def ask(self, key: Key) -> Glance | None:
+        """Return what is known of a key."""
+        with self.engine.changed:
+            return self.engine.context.glance(key)
+
+    def world(self, timeout_ms: int) -> dict[str, Any]:
+        """Read the log to its end, and return the world."""
+        self.engine.catch_up(timeout_ms)
+        with self.engine.changed:
+            replicas = self.engine.context.replicas.values()
+            return world_to_object(replica.world for replica in replicas)
+
+    def owners(self, topic: str, timeout_ms: int) -> dict[TopicPartition, str | None]:
+        """Read the log to its end, and return who owns what of a topic."""
+        self.engine.catch_up(timeout_ms)
+        with self.engine.changed:
+            return {
+                key.topic_partition: None if known.owner is None else known.owner[0]
+                for replica in self.engine.context.replicas.values()
+                for key, known in sorted(replica.world.keys.items())
+                if (key.group_id, key.topic) == (self._terms.group_id, topic)
+            }
+
+    def leave(self, *, release: bool, timeout_ms: int) -> None:
+        """Give everything up, or beat a last time; wait until the log shows it."""
+        session = self._session
+        with self.engine.changed:
+            seqs = session.begin_close(release=release)
+            # What is not confirmed in time runs out by itself within 2H.
+            self._await_while(
+                lambda: (
+                    session.leaving_count > 0 or session.is_pending(seqs, late=False)
+                ),
+                timeout_ms,
+            )
+            self._await_while(
+                lambda: session.is_mirror_behind, min(timeout_ms, MIRROR_CLOSE_MS_MAX)
+            )
+            self.engine.remove_session(session)
+
+    def _await_while(self, is_busy: Callable[[], bool], timeout_ms: int) -> None:
+        engine = self.engine
+        deadline_ms = engine.context.now_ms + timeout_ms
+        while engine.failure is None and is_busy():
+            left_ms = deadline_ms - engine.context.now_ms
+            if left_ms <= 0:
+                return
+            engine.changed.wait(min(left_ms, WAIT_SLICE_MS) / 1000)
+
+    def close(self) -> None:
+        """Let go of identity and connection."""
+        if self._identity is not None:
+            self._identity.close()
+            self._identity = None
+        self._runtime.observers.remove(self._observer)
+        runtimes.let_go(self._runtime)

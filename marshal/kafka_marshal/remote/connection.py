@@ -1,0 +1,302 @@
+"""HTTP to the sidecar of this host: requests, and the stream of events.
+
+Every wait has an end. A sidecar that cannot be reached is told in one sentence; what
+it refuses is raised as the error that the engine would have raised here.
+"""
+
+import contextlib
+import socket
+from collections.abc import Iterator, Mapping
+from types import ModuleType
+from typing import TYPE_CHECKING, TypeVar
+
+import attrs
+import msgspec
+
+from kafka_marshal.errors import ConfigurationError, CoordinationError, MarshalError
+from kafka_marshal.remote import api, paths
+from kafka_marshal.remote.address import Address
+from kafka_marshal.remote.faults import NotRegistered, error_of
+
+if TYPE_CHECKING:
+    import httpx
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+CONNECT_S = 2.0
+MARGIN_S = 2.0
+# Longer than the sidecar's own keep-alive of a stream.
+SILENCE_S = 30.0
+# Shorter than a server keeps an idle connection, so that none is used as it ends.
+IDLE_S = 2.0
+CONNECTIONS_MAX = 16
+ANSWER_BYTES_MAX = 64 * 1024 * 1024
+_NOT_KNOWN = frozenset({404, 410})
+_ERRORS_FROM = 400
+
+
+def extra() -> ModuleType:
+    """Return httpx.
+
+    Raises:
+        ConfigurationError: It is not installed.
+    """
+    try:
+        import httpx
+        import httpx_sse  # noqa: F401 - missing is to be found before anything is open
+    except ImportError as error:
+        raise ConfigurationError(
+            "working through a sidecar needs the extra 'remote'; run: pip install "
+            f"'kafka-marshal[remote]' ({error})",
+            setting="sidecar",
+        ) from error
+    return httpx
+
+
+class Stream:
+    """One open stream of events; ``end`` may be called from any thread."""
+
+    def __init__(self, response: "httpx.Response") -> None:
+        self._response = response
+
+    def frames(self) -> Iterator[api.Frame]:
+        """Yield each event that this release knows.
+
+        Raises:
+            CoordinationError: What came is no stream of events.
+        """
+        from httpx_sse import EventSource, SSEError
+
+        try:
+            for event in EventSource(self._response).iter_sse():
+                body = decoded(event.event, event.data)
+                if body is not None:
+                    yield api.Frame(event.id, body)
+        except SSEError as error:
+            raise CoordinationError(f"no stream of events: {error}") from error
+
+    def end(self) -> None:
+        """Wake whoever reads it, for the last time. Idempotent."""
+        network = self._response.extensions.get("network_stream")
+        connection = None if network is None else network.get_extra_info("socket")
+        if isinstance(connection, socket.socket):
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+
+def decoded(kind: str, data: str) -> api.EventBody | None:
+    """Return what an event says, None where its kind is not known.
+
+    Raises:
+        CoordinationError: It is of a known kind and cannot be read.
+    """
+    known = _KINDS.get(kind)
+    if known is None:
+        return None
+    try:
+        return msgspec.json.decode(data, type=known)
+    except msgspec.MsgspecError as error:
+        raise CoordinationError(
+            f"the sidecar sent an event {kind!r} that cannot be read: {error}"
+        ) from error
+
+
+_KINDS: Mapping[str, type[api.EventBody]] = {
+    "snapshot": api.Snapshot,
+    "assigned": api.Assigned,
+    "release": api.Releasing,
+    "lost": api.Lost,
+    "paused": api.Paused,
+    "failed": api.Failed,
+}
+
+
+@attrs.define(eq=False)
+class Connection:
+    """Connections of one process to a sidecar. Thread-safe.
+
+    Attributes:
+        address: Where it is.
+        group_id: Group of the client that asks.
+        client_id: Its name.
+        instance: Which process of that name it is, in hex.
+    """
+
+    address: Address
+    group_id: str
+    client_id: str
+    instance: str
+    _http: "httpx.Client"
+
+    @classmethod
+    def open(
+        cls,
+        address: Address,
+        *,
+        token: str | None,
+        group_id: str,
+        client_id: str,
+        instance: str,
+        transport: "httpx.BaseTransport | None" = None,
+    ) -> "Connection":
+        """Prepare to ask; connecting happens with the first request.
+
+        Raises:
+            ConfigurationError: The extra is not installed.
+        """
+        httpx = extra()
+        limits = httpx.Limits(
+            max_connections=CONNECTIONS_MAX,
+            max_keepalive_connections=CONNECTIONS_MAX,
+            keepalive_expiry=IDLE_S,
+        )
+        headers = {api.INSTANCE_HEADER: instance}
+        if token is not None:
+            headers["Authorization"] = f"Bearer {token}"
+        http = httpx.Client(
+            base_url=address.base_url,
+            headers=headers,
+            # A proxy of the environment is for elsewhere.
+            trust_env=False,
+            transport=transport
+            or httpx.HTTPTransport(uds=address.socket, limits=limits, trust_env=False),
+        )
+        return cls(address, group_id, client_id, instance, http)
+
+    def path(self, template: str, parts: Mapping[str, object] | None = None) -> str:
+        """Return a path of the API, with this client's names and other parts."""
+        own = {"group": self.group_id, "client": self.client_id}
+        # Names of groups, clients and topics have no character that needs escaping.
+        return template.format_map(own | dict(parts or {}))
+
+    def ask(
+        self,
+        method: str,
+        path: str,
+        *,
+        answer: type[T],
+        body: msgspec.Struct | None = None,
+        timeout_ms: int = 0,
+        query: Mapping[str, str] | None = None,
+    ) -> T:
+        """Make a request and return its answer.
+
+        Args:
+            method: Method of HTTP.
+            path: Path of the API.
+            answer: Type of the answer.
+            body: What is said.
+            timeout_ms: How long the sidecar may take to answer.
+            query: What stands behind the question mark.
+
+        Raises:
+            NotRegistered: It does not know this client.
+            CoordinationError: It cannot be reached, or not now.
+            MarshalError: What it refused.
+        """
+        content = self._send(
+            method, path, body=body, timeout_ms=timeout_ms, query=query
+        )
+        try:
+            return msgspec.json.decode(content, type=answer)
+        except msgspec.MsgspecError as error:
+            raise CoordinationError(
+                f"the answer of the sidecar at {self.address.text} to {method} {path} "
+                f"cannot be read ({error}); is it a sidecar of this release? See: "
+                "marshal sidecar status"
+            ) from error
+
+    def tell(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: msgspec.Struct | None = None,
+        timeout_ms: int = 0,
+        query: Mapping[str, str] | None = None,
+    ) -> None:
+        """Make a request whose answer says nothing; raises as ``ask``."""
+        self._send(method, path, body=body, timeout_ms=timeout_ms, query=query)
+
+    def _send(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: msgspec.Struct | None,
+        timeout_ms: int,
+        query: Mapping[str, str] | None,
+    ) -> bytes:
+        httpx = extra()
+        content = None if body is None else msgspec.json.encode(body)
+        headers = {} if content is None else {"Content-Type": "application/json"}
+        read_s = timeout_ms / 1000 + MARGIN_S
+        try:
+            response = self._http.request(
+                method,
+                path,
+                content=content,
+                headers=headers,
+                params=dict(query or {}) or None,
+                timeout=httpx.Timeout(read_s, connect=CONNECT_S),
+            )
+        except httpx.HTTPError as error:
+            raise self._unreachable(error) from error
+        except RuntimeError as error:
+            raise CoordinationError("the connection was closed") from error
+        if response.status_code >= _ERRORS_FROM:
+            raise self._refused(response)
+        found: bytes = response.content
+        return found
+
+    @contextlib.contextmanager
+    def events(self, after: str | None) -> Iterator[Stream]:
+        """Open the stream of events, after the one that was seen last.
+
+        Raises:
+            NotRegistered: The sidecar does not know this client.
+            CoordinationError: It cannot be reached, or the stream broke off.
+        """
+        httpx = extra()
+        headers = {"Accept": "text/event-stream", "Cache-Control": "no-store"}
+        if after is not None:
+            headers[api.EVENT_ID_HEADER] = after
+        timeout = httpx.Timeout(SILENCE_S, connect=CONNECT_S)
+        path = self.path(paths.EVENTS)
+        try:
+            with self._http.stream(
+                "GET", path, headers=headers, timeout=timeout
+            ) as response:
+                if response.status_code >= _ERRORS_FROM:
+                    response.read()
+                    raise self._refused(response)
+                yield Stream(response)
+        except httpx.HTTPError as error:
+            raise self._unreachable(error) from error
+        except RuntimeError as error:
+            raise CoordinationError("the connection was closed") from error
+
+    def close(self) -> None:
+        """Close every connection. Idempotent."""
+        with contextlib.suppress(RuntimeError):
+            self._http.close()
+
+    def _unreachable(self, error: Exception) -> CoordinationError:
+        why = str(error) or type(error).__name__
+        return CoordinationError(
+            f"no sidecar answers at {self.address.text} ({why}); start one with: "
+            "marshal sidecar run, or look at it with: marshal sidecar status"
+        )
+
+    def _refused(self, response: "httpx.Response") -> MarshalError:
+        status = response.status_code
+        try:
+            said = msgspec.json.decode(response.content, type=api.Failure)
+        except msgspec.MsgspecError:
+            return CoordinationError(
+                f"the sidecar at {self.address.text} answered {status} without a "
+                "reason; is it a sidecar? See: marshal sidecar status"
+            )
+        if status in _NOT_KNOWN:
+            return NotRegistered(said.message)
+        return error_of(said)

@@ -1,0 +1,211 @@
+"""What a client has to say to its sidecar, carried there until it has been heard.
+
+Nothing here blocks whoever says it. What is given back is told again and again: the
+sidecar would otherwise keep it for us until the last deadline that it promised.
+"""
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+
+import attrs
+
+from kafka_marshal.errors import MarshalError
+from kafka_marshal.protocol.types import Key
+from kafka_marshal.remote import api, paths
+from kafka_marshal.remote.connection import Connection
+from kafka_marshal.remote.errands import Errands
+from kafka_marshal.remote.faults import NotRegistered
+
+HEARD_MS = 5_000
+REST_S = 0.2
+FLUSH_TRIES_MAX = 100
+
+
+@attrs.frozen
+class _End:
+    name: str
+    returned: tuple[api.Returned, ...]
+    keep: bool
+
+
+class SidecarDesk:
+    """Carries what one session says. Called under the lock, but for its own threads.
+
+    Args:
+        connection: To the sidecar.
+        lock: The lock of the session's engine, as a context.
+        news: Called under the lock whenever something was heard.
+        errands: Threads that carry.
+        stopped: Set once nothing is to be carried any more.
+        standings: Returns how far everything is. Under the lock.
+        heard: Takes the answer to a flush. Under the lock.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        *,
+        lock: threading.Condition,
+        errands: Errands,
+        stopped: threading.Event,
+        standings: Callable[[], tuple[api.Standing, ...]],
+        heard: Callable[[api.Beaten, tuple[api.Standing, ...]], None],
+    ) -> None:
+        self._connection = connection
+        self._lock = lock
+        self._errands = errands
+        self._stopped = stopped
+        self._standings = standings
+        self._heard = heard
+        self._seq = 0
+        self._open: set[int] = set()
+        # Not heard, and not asked any more: they may have been all the same.
+        self._late: set[int] = set()
+        self._returned: dict[tuple[str, int, int], api.Returned] = {}
+        self._is_returning = False
+        self._is_flushing = False
+        self._flushes: list[int] = []
+
+    # --- what the session says
+
+    @property
+    def returning_count(self) -> int:
+        """Number of keys given back that the sidecar has not confirmed."""
+        return len(self._returned)
+
+    def is_pending(self, seqs: Iterable[int], *, late: bool) -> bool:
+        """Return whether any is still to be waited for."""
+        return any(seq in self._open or (late and seq in self._late) for seq in seqs)
+
+    def give_back(self, returned: Sequence[api.Returned]) -> None:
+        """Tell what is not used any more, until the sidecar knows."""
+        for each in returned:
+            self._returned[each.topic, each.partition, each.epoch] = each
+        if returned and not self._is_returning:
+            self._is_returning = self._errands.submit(self._return_all)
+
+    def end(self, name: str, returned: Sequence[api.Returned], *, keep: bool) -> int:
+        """Tell that a subscription is over; return what to wait for."""
+        return self._carry(partial(self._end, _End(name, tuple(returned), keep)))
+
+    def unclaim(self, key: Key) -> None:
+        """Tell that a key is wanted no more."""
+        parts = {"topic": key.topic, "partition": key.partition}
+        path = self._connection.path(paths.CLAIM, parts)
+        self._carry(lambda: self._connection.tell("DELETE", path))
+
+    def flush(self) -> int:
+        """Tell every position; return what to wait for."""
+        seq = self._next()
+        self._flushes.append(seq)
+        if not self._is_flushing:
+            self._is_flushing = self._errands.submit(self._flush_all)
+        return seq
+
+    def _next(self) -> int:
+        self._seq += 1
+        self._open.add(self._seq)
+        return self._seq
+
+    def _carry(self, say: Callable[[], None]) -> int:
+        """Have something said, again and again until it was heard or refused."""
+        seq = self._next()
+
+        def carry() -> None:
+            is_heard = self._persist(say)
+            with self._lock:
+                self._settle([seq], is_heard=is_heard)
+
+        if not self._errands.submit(carry):
+            self._settle([seq], is_heard=False)
+        return seq
+
+    def _settle(self, seqs: Iterable[int], *, is_heard: bool) -> None:
+        self._open.difference_update(seqs)
+        if not is_heard:
+            self._late.update(seqs)
+        self._lock.notify_all()
+
+    def _persist(self, say: Callable[[], None]) -> bool:
+        """Say something until it was heard; return whether it was."""
+        while not self._stopped.is_set():
+            try:
+                say()
+            except NotRegistered:
+                return True  # whoever does not know us has nothing of ours
+            except MarshalError as error:
+                if not may_pass(error):
+                    return True
+                self._stopped.wait(REST_S)
+            else:
+                return True
+        return False
+
+    # --- on threads of its own
+
+    def _end(self, end: _End) -> None:
+        parts = {"name": end.name}
+        self._connection.tell(
+            "POST",
+            self._connection.path(paths.SUBSCRIPTION_END, parts),
+            body=api.Release(returned=end.returned, timeout_ms=HEARD_MS),
+            timeout_ms=HEARD_MS,
+            query={"keep": "true"} if end.keep else None,
+        )
+
+    def _return_all(self) -> None:
+        path = self._connection.path(paths.RELEASED)
+        while True:
+            with self._lock:
+                taken = dict(list(self._returned.items())[: api.STANDINGS_MAX])
+                if not taken or self._stopped.is_set():
+                    self._is_returning = False
+                    return
+            said = api.Release(returned=tuple(taken.values()), timeout_ms=HEARD_MS)
+            is_heard = self._persist(
+                lambda said=said: self._connection.tell(  # type: ignore[misc]
+                    "POST", path, body=said, timeout_ms=HEARD_MS
+                )
+            )
+            with self._lock:
+                if is_heard:
+                    for name, each in taken.items():
+                        if self._returned.get(name) is each:
+                            del self._returned[name]
+                self._lock.notify_all()
+
+    def _flush_all(self) -> None:
+        path = self._connection.path(paths.BEAT)
+        tries = 0
+        while True:
+            with self._lock:
+                seqs = list(self._flushes)
+                is_over = self._stopped.is_set() or tries >= FLUSH_TRIES_MAX
+                if not seqs or is_over:
+                    self._flushes.clear()
+                    self._is_flushing = False
+                    self._settle(seqs, is_heard=False)
+                    return
+                told = self._standings()
+            beat = api.Beat(standings=told, flush=True, timeout_ms=HEARD_MS)
+            try:
+                said = self._connection.ask(
+                    "POST", path, answer=api.Beaten, body=beat, timeout_ms=HEARD_MS
+                )
+            except MarshalError:
+                # Also where a claim of these has ended: the event is on its way,
+                # and the next try tells of the others.
+                tries += 1
+                self._stopped.wait(REST_S)
+                continue
+            tries = 0
+            with self._lock:
+                self._heard(said, told)
+                del self._flushes[: len(seqs)]
+                self._settle(seqs, is_heard=True)
+
+
+def may_pass(error: MarshalError) -> bool:
+    """Return whether saying the same again may be heard."""
+    return error.retriable or isinstance(error, TimeoutError)

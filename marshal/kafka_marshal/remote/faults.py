@@ -1,0 +1,67 @@
+"""What a sidecar could not do, as the errors that this library raises anyhow."""
+
+from kafka_marshal import errors
+from kafka_marshal.errors import (
+    ClaimLost,
+    ClaimRejected,
+    ConfigurationError,
+    CoordinationError,
+    GroupPaused,
+    IdentityConflict,
+    MarshalError,
+    PositionError,
+)
+from kafka_marshal.remote.api import Failure
+
+_PLAIN = (
+    "CoordinationError",
+    "DeadlineExceeded",
+    "InvalidTransition",
+    "LogTruncated",
+    "LogUnreadable",
+    "LogUnwritable",
+    "MalformedRecord",
+    "MarshalError",
+    "TopicMisconfigured",
+    "WrongCluster",
+)
+
+
+class NotRegistered(CoordinationError):
+    """The sidecar does not know this process, or knows it no more: register anew."""
+
+
+def error_of(said: Failure) -> MarshalError:
+    """Return the error that a failure stands for.
+
+    One that this release does not know is a ``CoordinationError`` where the same
+    request may succeed later, else a plain ``MarshalError``.
+    """
+    message, reason = said.message, said.reason
+    match said.error:
+        case "ConfigurationError":
+            return ConfigurationError(message, setting=said.setting or "")
+        case "ClaimLost":
+            return ClaimLost(
+                message,
+                winner=said.holder,
+                at_offset=said.at_offset,
+                reason=reason or "",
+            )
+        case "ClaimRejected":
+            return ClaimRejected(
+                message,
+                holder=said.holder,
+                at_offset=said.at_offset,
+                reason=reason or "held",
+            )
+        case "IdentityConflict":
+            return IdentityConflict(message, holder=said.holder or "")
+        case "GroupPaused":
+            return GroupPaused(message, until_ms=0, by=said.holder or "")
+        case "PositionError":
+            return PositionError(message, requested=-1, log_start=-1, log_end=-1)
+        case name if name in _PLAIN:
+            kind: type[MarshalError] = getattr(errors, name)
+            return kind(message)
+    return CoordinationError(message) if said.retriable else MarshalError(message)

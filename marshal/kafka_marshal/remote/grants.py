@@ -1,0 +1,207 @@
+"""Asks the sidecar for ranges of offsets at most once (PROTOCOL 6.2, 6.3).
+
+The ladder is the one of an engine's own: several requests may be under way, and what
+is granted is what the fold says of each. A request that got no answer may have been
+granted all the same; nobody is told then, and nobody processes it.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from functools import partial
+
+import attrs
+
+from kafka_marshal.engine import Holding
+from kafka_marshal.errors import InvalidTransition, MarshalError
+from kafka_marshal.protocol.claiming import Ending
+from kafka_marshal.protocol.granting import AtMostOnce, Grant
+from kafka_marshal.protocol.records import LIMIT_DEFAULTS, ClaimingMessages
+from kafka_marshal.protocol.transition import ACCEPTED, REFUSED, Transition
+from kafka_marshal.protocol.types import Key
+from kafka_marshal.remote.api import GrantAsk, Granted
+from kafka_marshal.remote.engine import RemoteContext
+
+VERDICT_MS_MAX = 10_000
+SPAN = LIMIT_DEFAULTS["span"]
+
+Ask = Callable[[GrantAsk], Granted]
+Run = Callable[[Callable[[], None]], bool]
+Under = Callable[[Callable[[], None]], None]
+
+
+@attrs.define(eq=False)
+class _Asked:
+    """A request on its way, until its answer is taken."""
+
+    holding: Holding
+    record: ClaimingMessages
+    done: int
+    answer: Granted | MarshalError | None = None
+
+
+class RemoteGrants:
+    """Sends one client's requests. Called under the lock.
+
+    Args:
+        context: What the client's parts share.
+        ask: Asks the sidecar, and waits for the verdict.
+        run: Has a call made on another thread; says whether there was room.
+        under: Makes a call under the lock, and tells whoever waits for news.
+        on_end: Takes a holding whose claim a verdict has ended.
+        rest: Waits a moment, after a request that got no answer.
+    """
+
+    def __init__(
+        self,
+        context: RemoteContext,
+        *,
+        ask: Ask,
+        run: Run,
+        under: Under,
+        on_end: Callable[[Holding], None],
+        rest: Callable[[], object],
+    ) -> None:
+        self._context = context
+        self._ask_sidecar = ask
+        self._run = run
+        self._under = under
+        self._on_end = on_end
+        self._rest = rest
+        self._seq = 0
+        self._asked: dict[Key, deque[_Asked]] = {}
+
+    def look(self, holding: Holding) -> None:
+        """Do nothing: whether the log has a position came with the claim."""
+
+    def request(self, holding: Holding, last: int) -> None:
+        """Ask for every offset up to ``last`` at most once.
+
+        Raises:
+            InvalidTransition: It is consumed otherwise, or not held.
+        """
+        progress, claim = holding.progress, holding.claim
+        if not isinstance(progress, AtMostOnce) or claim.epoch is None:
+            raise InvalidTransition(f"{claim.key} is not consumed at most once")
+        first = progress.next_first
+        last = progress.last_within(last, SPAN)
+        if last < first:
+            return  # what is under way must be answered first
+        self._seq += 1
+        owner, key = claim.claimant.owner, claim.key
+        record = ClaimingMessages(
+            owner.client_id,
+            key.group_id,
+            owner.incarnation,
+            self._seq,
+            key.topic,
+            key.partition,
+            claim.epoch,
+            progress.grantee,
+            first,
+            last,
+        )
+        progress.request(self._seq, last, sent_ms=self._context.now_ms)
+        asked = _Asked(holding, record, progress.done)
+        if self._run(partial(self._fetch, asked)):
+            self._asked.setdefault(key, deque()).append(asked)
+        else:
+            progress.forget_requests()
+
+    def _fetch(self, asked: "_Asked") -> None:
+        """Ask, on a thread of its own, and take the verdict."""
+        half_ms = self._context.heartbeat_interval_ms // 2
+        record = asked.record
+        ask = GrantAsk(
+            client_id=record.client_id,
+            incarnation=record.incarnation.hex(),
+            topic=record.topic,
+            partition=record.partition,
+            epoch=record.epoch,
+            grantee=record.grantee.hex(),
+            first=record.first,
+            last=record.proposed_last_offset,
+            timeout_ms=min(half_ms, VERDICT_MS_MAX),
+            done=asked.done,
+        )
+        answer: Granted | MarshalError
+        try:
+            answer = self._ask_sidecar(ask)
+        except MarshalError as error:
+            answer = error
+            fields = {"key": asked.holding.key, "error": error}
+            self._context.observe("grant_unanswered", fields)
+            self._rest()
+        self._under(partial(self._on_answer, asked, answer))
+
+    def _on_answer(self, asked: "_Asked", answer: Granted | MarshalError) -> None:
+        """Take the answers of a key in the order of asking: its ranges grow then."""
+        asked.answer = answer
+        key = asked.holding.key
+        waiting = self._asked.get(key, deque())
+        while waiting and waiting[0].answer is not None:
+            first = waiting.popleft()
+            if isinstance(first.answer, Granted):
+                self._on_verdict(first.holding, first.record, granted=first.answer)
+            elif isinstance(first.holding.progress, AtMostOnce):
+                first.holding.progress.forget_requests()
+        if not waiting:
+            self._asked.pop(key, None)
+
+    def _on_verdict(
+        self, holding: Holding, record: ClaimingMessages, *, granted: Granted
+    ) -> None:
+        key = holding.key
+        transition = _transition(key, record, granted)
+        progress = holding.progress
+        held = self._context.holdings.get(key)
+        if held is not holding or not isinstance(progress, AtMostOnce):
+            detail = transition.detail
+            if detail is not None:
+                self._report(key, [Grant(detail["first"], detail["last"])])
+            return
+        if granted.head is not None:
+            known = self._context.heads.get(key, 0)
+            self._context.heads[key] = max(known, granted.head)
+        reason = progress.on_verdict(
+            transition, head=granted.head, now_ms=self._context.now_ms
+        )
+        if reason is not None and granted.outcome != REFUSED:
+            holding.claim.end(Ending("grant_ignored", at_offset=granted.offset))
+            self._on_end(holding)
+
+    def expire(self, holding: Holding, now_ms: int) -> None:
+        """Ask anew for what got no verdict for longer than any answer may take."""
+        progress = holding.progress
+        if isinstance(progress, AtMostOnce) and progress.oldest_sent_ms is not None:
+            waited_ms = now_ms - progress.oldest_sent_ms
+            if waited_ms > max(VERDICT_MS_MAX, self._context.heartbeat_interval_ms):
+                progress.forget_requests()
+
+    def report_unused(self, holding: Holding) -> None:
+        """Tell which granted offsets nobody will ever process (PROTOCOL 6.2)."""
+        if isinstance(holding.progress, AtMostOnce):
+            self._report(holding.key, holding.progress.discard())
+
+    def _report(self, key: Key, grants: Iterable[Grant]) -> None:
+        ranges = [(grant.first, grant.last) for grant in grants]
+        if ranges:
+            fields = {"key": key, "ranges": ranges}
+            self._context.observe("granted_unprocessed", fields)
+
+
+def _transition(key: Key, record: ClaimingMessages, granted: Granted) -> Transition:
+    """Return a verdict as the fold in this process would have given it."""
+    is_granted = granted.outcome == ACCEPTED and granted.first is not None
+    detail = None
+    if is_granted and granted.first is not None and granted.last is not None:
+        detail = {"first": granted.first, "last": granted.last}
+    return Transition(
+        granted.offset,
+        granted.outcome,
+        "granted" if is_granted else None,
+        granted.reason,
+        key,
+        record.epoch,
+        detail,
+        record,
+    )

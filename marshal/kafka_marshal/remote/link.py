@@ -1,0 +1,572 @@
+"""One client's link to the sidecar of its host: opened, followed, left.
+
+Three threads of its own. One reads the events, and registers anew after the sidecar
+was started anew; one beats; one looks at deadlines, and must not wait for the other
+two: a sidecar that does not answer is what they are for (PROTOCOL 5.2).
+"""
+
+import contextlib
+import itertools
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from kafka_marshal.clock import SystemClock, SystemEntropy, ThreadBackground
+from kafka_marshal.engine import Holding, Subscription
+from kafka_marshal.engine.replica import Glance
+from kafka_marshal.errors import (
+    ConfigurationError,
+    CoordinationError,
+    DeadlineExceeded,
+    IdentityConflict,
+    MarshalError,
+)
+from kafka_marshal.ports import Clock, DataLog, Entropy, Observer
+from kafka_marshal.protocol.claiming import Claimant
+from kafka_marshal.protocol.types import Key, Owner, TopicPartition
+from kafka_marshal.remote import api, paths
+from kafka_marshal.remote.address import Address
+from kafka_marshal.remote.connection import Connection, Stream
+from kafka_marshal.remote.desk import SidecarDesk, may_pass
+from kafka_marshal.remote.engine import RemoteContext, RemoteEngine, RemotePorts
+from kafka_marshal.remote.errands import Errands
+from kafka_marshal.remote.faults import NotRegistered
+from kafka_marshal.remote.grants import RemoteGrants
+from kafka_marshal.remote.looking import GroupNow, OwnersNow, WorldNow
+from kafka_marshal.remote.session import RemoteSession
+
+ASK_MS_MAX = 5_000
+BEAT_MS_MAX = 1_000
+BEATS_PER_H = 6
+TICK_S = 0.02
+REST_MS_MIN = 50
+REST_MS_MAX = 2_000
+CLOCK_MS_MAX = 2
+JOIN_MS = 2_000
+CARRIERS = 2
+GRANTERS = 4
+
+
+@attrs.frozen
+class Hello:
+    """How a client presents itself.
+
+    Attributes:
+        group_id: Its group.
+        client_id: Its name.
+        instance: 16 random bytes of this process.
+    """
+
+    group_id: str
+    client_id: str
+    instance: bytes
+
+
+class RemoteLink:
+    """A client's claims, by a sidecar.
+
+    Args:
+        connection: To the sidecar.
+        info: What the sidecar said of itself when the client registered.
+        hello: How the client presented itself.
+        data: Look-ups about data topics, and readers of them.
+        observer: Receives events.
+        transport: The client library that the data comes by.
+        clock: Local time.
+        entropy: Chance.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        *,
+        info: api.Info,
+        hello: Hello,
+        data: DataLog,
+        observer: Observer,
+        transport: str,
+        clock: Clock | None = None,
+        entropy: Entropy | None = None,
+    ) -> None:
+        self._connection = connection
+        self._info = info
+        self._hello = hello
+        self._transport = transport
+        self._entropy = entropy or SystemEntropy()
+        background = ThreadBackground()
+        ports = RemotePorts(
+            data, clock or SystemClock(), self._entropy, background, observer
+        )
+        self._context = RemoteContext(ports, info.heartbeat_interval_ms)
+        self._engine = RemoteEngine(self._context)
+        self._session = RemoteSession(
+            self._context,
+            _claimant(info, hello),
+            client_id=hello.client_id,
+            grantee=hello.instance,
+        )
+        self._stopped = threading.Event()
+        self._carriers = Errands("marshal-remote-desk", threads=CARRIERS)
+        self._granters = Errands("marshal-remote-grants", threads=GRANTERS)
+        self._session.desk = SidecarDesk(
+            connection,
+            lock=self._engine.changed,
+            errands=self._carriers,
+            stopped=self._stopped,
+            standings=lambda: self._session.standings(everything=True),
+            heard=lambda said, told: self._session.on_flushed(said, told=told),
+        )
+        self._session.grants = RemoteGrants(
+            self._context,
+            ask=self._grant,
+            run=self._granters.submit,
+            under=self._under,
+            on_end=self._session.after_verdict,
+            rest=lambda: self._rest(REST_MS_MAX),
+        )
+        self._wants: dict[str, api.Wants] = {}
+        self._numbers = itertools.count(1)
+        self._stream: Stream | None = None
+        self._is_known = True
+        self._is_reached = True
+        self._threads = [
+            threading.Thread(target=target, name=f"marshal-remote-{name}", daemon=True)
+            for name, target in (
+                ("events", self._follow),
+                ("beats", self._beat),
+                ("clock", self._watch),
+            )
+        ]
+
+    def start(self) -> None:
+        """Begin to follow the sidecar."""
+        for thread in self._threads:
+            thread.start()
+
+    # --- what a client sees
+
+    @property
+    def engine(self) -> RemoteEngine:
+        """Stands in for the engine."""
+        return self._engine
+
+    @property
+    def session(self) -> RemoteSession:
+        """This client's claims."""
+        return self._session
+
+    @property
+    def coordination_topic(self) -> str:
+        """Name of the coordination topic, by the sidecar."""
+        return self._info.coordination_topic
+
+    @property
+    def transport(self) -> str:
+        """The client library that the data comes by."""
+        return self._transport
+
+    def subscribe(
+        self, subscription: Subscription, wants: Callable[[], api.Wants]
+    ) -> None:
+        """Begin to pursue what a consumer wants.
+
+        Raises:
+            InvalidTransition: A topic is consumed by this client already.
+            ConfigurationError: The sidecar's other clients want it otherwise.
+        """
+        said = wants()
+        name = f"{self._hello.instance.hex()[:8]}-{next(self._numbers)}"
+        with self._engine.changed:
+            self._session.subscribe(name, subscription)
+            self._wants[name] = said
+        try:
+            self._retry(lambda: self._put_wants(name, said), ASK_MS_MAX)
+        except BaseException:
+            with self._engine.changed:
+                self._wants.pop(name, None)
+                self._session.forget(name)
+            raise
+
+    def _put_wants(self, name: str, wants: api.Wants) -> None:
+        path = self._connection.path(paths.SUBSCRIPTION, {"name": name})
+        self._connection.ask(
+            "PUT", path, answer=api.Subscribed, body=wants, timeout_ms=ASK_MS_MAX
+        )
+
+    def want(self, key: Key) -> Holding:
+        """Begin to contend for one key without consuming it.
+
+        Raises:
+            InvalidTransition: It is wanted already, here or by another client.
+        """
+        with self._engine.changed:
+            holding = self._session.want(key)
+        try:
+            self._retry(lambda: self._put_claim(key), ASK_MS_MAX)
+        except BaseException:
+            with self._engine.changed:
+                self._session.unwant(holding)
+            raise
+        return holding
+
+    def _put_claim(self, key: Key) -> None:
+        parts = {"topic": key.topic, "partition": key.partition}
+        self._connection.tell("PUT", self._connection.path(paths.CLAIM, parts))
+
+    def ask(self, key: Key) -> Glance | None:
+        """Return what the log says of a key, None where that is not known."""
+        try:
+            found = self._connection.ask(
+                "GET",
+                self._connection.path(paths.GROUP),
+                answer=GroupNow,
+                timeout_ms=ASK_MS_MAX,
+                query={"timeout_ms": str(ASK_MS_MAX)},
+            )
+        except MarshalError:
+            return None
+        for claim in found.claims:
+            if (claim["topic"], claim["partition"]) == (key.topic, key.partition):
+                owner = claim["owner"] or {}
+                return Glance(
+                    owner.get("client_id"),
+                    claim["freshness"],
+                    claim["age_ms"],
+                    claim["position"],
+                )
+        return None
+
+    def world(self, timeout_ms: int) -> dict[str, Any]:
+        """Return the world as plain data, never older than this call."""
+        wait_ms = min(timeout_ms, api.WAIT_MS_MAX)
+        found = self._connection.ask(
+            "GET",
+            paths.WORLD,
+            answer=WorldNow,
+            timeout_ms=wait_ms,
+            query={"timeout_ms": str(wait_ms)},
+        )
+        return {"schema": found.schema, "partitions": found.partitions}
+
+    def owners(self, topic: str, timeout_ms: int) -> dict[TopicPartition, str | None]:
+        """Return who owns each partition of a topic that was ever claimed."""
+        wait_ms = min(timeout_ms, api.WAIT_MS_MAX)
+        found = self._connection.ask(
+            "GET",
+            self._connection.path(paths.OWNERS, {"topic": topic}),
+            answer=OwnersNow,
+            timeout_ms=wait_ms,
+            query={"timeout_ms": str(wait_ms)},
+        )
+        return {TopicPartition(topic, n): who for n, who in found.owners.items()}
+
+    # --- leaving
+
+    def leave(self, *, release: bool, timeout_ms: int) -> None:
+        """Leave the group: give everything up, or keep it for a restart within H."""
+        with self._engine.changed:
+            returned = self._session.begin_close(release=release)
+        wait_ms = min(timeout_ms, ASK_MS_MAX)
+        said = api.Leaving(
+            returned=returned,
+            release=release,
+            reason="shutdown" if release else "restart",
+            timeout_ms=wait_ms,
+        )
+        path = self._connection.path(paths.CLIENT)
+
+        def tell() -> None:
+            self._connection.ask(
+                "DELETE", path, answer=api.Left, body=said, timeout_ms=wait_ms
+            )
+
+        try:
+            self._retry(tell, timeout_ms)
+        except NotRegistered:
+            pass  # whoever does not know us has nothing of ours
+        except MarshalError:
+            # What it keeps for us runs out by itself.
+            self._context.observe("close_unconfirmed", {})
+
+    def close(self) -> None:
+        """End the threads and let go of every connection. Idempotent."""
+        self._stopped.set()
+        if self._stream is not None:
+            self._stream.end()
+        self._connection.close()
+        for thread in self._threads:
+            if thread.is_alive() and thread is not threading.current_thread():
+                thread.join(JOIN_MS / 1000)
+        self._carriers.close(JOIN_MS)
+        self._granters.close(JOIN_MS)
+        self._context.ports.background.close(JOIN_MS)
+        self._context.ports.data.close(JOIN_MS)
+
+    def _retry(self, call: Callable[[], None], timeout_ms: int) -> None:
+        """Make a call until it is answered, for as long as that may help."""
+        deadline_ms = self._context.now_ms + timeout_ms
+        while True:
+            try:
+                call()
+            except MarshalError as error:
+                is_over = self._context.now_ms >= deadline_ms
+                if is_over or not may_pass(error) or self._rest(REST_MS_MIN):
+                    raise
+            else:
+                return
+
+    def _rest(self, most_ms: int) -> bool:
+        """Wait a moment, half of it by chance; return whether all is over."""
+        half_ms = most_ms // 2
+        rest_ms = half_ms + self._entropy.below(half_ms + 1)
+        return self._stopped.wait(rest_ms / 1000)
+
+    # --- the thread of the events
+
+    def _follow(self) -> None:
+        after: str | None = None
+        rest_ms = REST_MS_MIN
+        while not self._stopped.is_set() and self._session.failure is None:
+            try:
+                if not self._is_known:
+                    self._join()
+                for frame in self._frames(after):
+                    after = frame.id or after
+                    rest_ms = REST_MS_MIN
+                    self._take(frame.body)
+            except NotRegistered:
+                self._is_known = False
+            except (IdentityConflict, ConfigurationError) as error:
+                self._under(partial(self._session.fail, error))
+                return
+            except MarshalError as error:
+                self._note_unreachable(error)
+            except Exception as error:  # noqa: BLE001 - a bug must not leave zombies
+                self._fail_for(error)
+                return
+            if self._rest(rest_ms):
+                return
+            rest_ms = min(2 * rest_ms, REST_MS_MAX)
+
+    def _frames(self, after: str | None) -> Iterator[api.Frame]:
+        with self._connection.events(after) as stream:
+            self._stream = stream
+            try:
+                yield from stream.frames()
+            finally:
+                self._stream = None
+
+    def _take(self, body: api.EventBody) -> None:
+        self._note_reached()
+        self._under(lambda: self._session.on_event(body))
+
+    def _join(self) -> None:
+        """Register anew with a sidecar that does not know this process."""
+        said = register(self._connection, self._hello, info=self._info)
+        clock, address = self._context.ports.clock, self._connection.address
+        require_same_clock(said.info, clock, address=address)
+        if said.info.cluster_id != self._info.cluster_id:
+            raise ConfigurationError(
+                f"the sidecar at {self._connection.address.text} has moved to another "
+                "cluster; open a new Marshal",
+                setting="sidecar",
+            )
+        with self._engine.changed:
+            self._info = said.info
+            self._session.claimant = _claimant(said.info, self._hello)
+            names = self._session.names
+            wants = {n: w for n, w in self._wants.items() if n in names}
+            keys = self._session.wanted
+        for name, each in wants.items():
+            self._put_wants(name, each)
+        for key in keys:
+            self._put_claim(key)
+        self._is_known = True
+
+    def _note_unreachable(self, error: MarshalError) -> None:
+        if self._is_reached and not self._stopped.is_set():
+            self._is_reached = False
+            self._context.observe("sidecar_unreachable", {"error": error})
+
+    def _note_reached(self) -> None:
+        if not self._is_reached:
+            self._is_reached = True
+            self._context.observe("sidecar_reached", {"client": self._info.client_id})
+
+    # --- the thread of the beats
+
+    @property
+    def _beat_ms(self) -> int:
+        return beat_ms_of(self._info)
+
+    def _beat(self) -> None:
+        path = self._connection.path(paths.BEAT)
+        while not self._stopped.wait(self._beat_ms / 1000):
+            if not self._is_known:
+                continue
+            with self._engine.changed:
+                told = self._session.standings(everything=False)[: api.STANDINGS_MAX]
+            try:
+                said = self._connection.ask(
+                    "POST", path, answer=api.Beaten, body=api.Beat(standings=told)
+                )
+            except NotRegistered:
+                self._is_known = False
+                stream = self._stream
+                if stream is not None:
+                    stream.end()
+            except MarshalError as error:
+                self._note_unreachable(error)
+            else:
+                with self._engine.changed:
+                    self._session.on_deadlines(said, told=told)
+                    self._engine.changed.notify_all()
+
+    # --- the thread of the deadlines
+
+    def _watch(self) -> None:
+        while not self._stopped.wait(TICK_S):
+            try:
+                with self._engine.changed:
+                    before = len(self._session.holdings)
+                    self._session.tick(self._context.now_ms)
+                    if len(self._session.holdings) != before:
+                        self._engine.changed.notify_all()
+            except Exception as error:  # noqa: BLE001 - a bug must not leave zombies
+                self._fail_for(error)
+                return
+
+    def _fail_for(self, error: Exception) -> None:
+        told = CoordinationError(
+            f"following the sidecar stopped on an internal error: {error!r}; "
+            "everything it held for this client is over"
+        )
+        told.__cause__ = error
+        self._under(lambda: self._session.fail(told))
+
+    def _grant(self, ask: api.GrantAsk) -> api.Granted:
+        return self._connection.ask(
+            "POST",
+            self._connection.path(paths.GRANTS),
+            answer=api.Granted,
+            body=ask,
+            timeout_ms=ask.timeout_ms,
+        )
+
+    def _under(self, call: Callable[[], None]) -> None:
+        """Make a call under the lock, and tell whoever waits for news."""
+        with self._engine.changed:
+            call()
+            self._engine.changed.notify_all()
+
+
+def beat_ms_of(info: api.Info) -> int:
+    """Return the time between two beats of a client."""
+    sixth_ms = info.heartbeat_interval_ms // BEATS_PER_H
+    return max(1, min(sixth_ms, BEAT_MS_MAX, info.client_beat_ms_max))
+
+
+def register(connection: Connection, hello: Hello, *, info: api.Info) -> api.Registered:
+    """Register this process, or register it again.
+
+    Raises:
+        IdentityConflict: Another process of that name is alive.
+        CoordinationError: The sidecar cannot be reached, or not now.
+    """
+    said = api.Registration(instance=hello.instance.hex(), beat_ms=beat_ms_of(info))
+    path = connection.path(paths.CLIENT)
+    return connection.ask(
+        "PUT", path, answer=api.Registered, body=said, timeout_ms=ASK_MS_MAX
+    )
+
+
+def look(connection: Connection) -> api.Info:
+    """Ask the sidecar what it is."""
+    return connection.ask("GET", paths.INFO, answer=api.Info, timeout_ms=ASK_MS_MAX)
+
+
+def greet(
+    connection: Connection,
+    hello: Hello,
+    *,
+    clock: Clock,
+    check: Callable[[api.Info], None],
+    timeout_ms: int,
+) -> api.Info:
+    """Register a process for the first time; wait for a sidecar that is starting.
+
+    Args:
+        connection: To the sidecar.
+        hello: How the process presents itself.
+        clock: Local time.
+        check: Raises where the sidecar is not the one that is wanted.
+        timeout_ms: How long to wait.
+
+    Raises:
+        ConfigurationError: It is no sidecar of this machine or release.
+        IdentityConflict: Another process of that name is alive.
+        CoordinationError: It cannot be reached, or was not ready in time.
+    """
+    deadline_ms = clock.now_ms() + timeout_ms
+    rests = threading.Event()
+    while True:
+        try:
+            info = look(connection)
+            require_level(info, connection)
+            require_same_clock(info, clock, address=connection.address)
+            check(info)
+            return register(connection, hello, info=info).info
+        except (CoordinationError, DeadlineExceeded) as error:
+            is_starting = may_pass(error) and not isinstance(error.__cause__, Exception)
+            if not is_starting or clock.now_ms() >= deadline_ms:
+                raise
+            rests.wait(REST_MS_MIN / 1000)
+
+
+def require_level(info: api.Info, connection: Connection) -> None:
+    """Refuse a sidecar that speaks another API.
+
+    Raises:
+        ConfigurationError: It does.
+    """
+    if info.level != api.API_LEVEL:
+        raise ConfigurationError(
+            f"the sidecar at {connection.address.text} speaks level {info.level} of "
+            f"the API, this library {api.API_LEVEL}; install the same release of both",
+            setting="sidecar",
+        )
+
+
+def require_same_clock(info: api.Info, clock: Clock, *, address: Address) -> None:
+    """Refuse a sidecar whose boot clock is not ours: its deadlines mean nothing here.
+
+    Raises:
+        ConfigurationError: It is of another machine, or another time namespace.
+    """
+    boot_id = ""
+    with contextlib.suppress(OSError):
+        boot_id = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+    is_other = bool(boot_id and info.boot_id) and _plain(boot_id) != _plain(
+        info.boot_id
+    )
+    ahead_ms = info.now_ms - clock.now_ms()
+    if is_other or ahead_ms > CLOCK_MS_MAX or ahead_ms < -ASK_MS_MAX:
+        raise ConfigurationError(
+            f"the sidecar at {address.text} runs by another clock "
+            f"({ahead_ms} ms apart), so that its deadlines mean nothing here; use the "
+            "sidecar of this machine, in the same time namespace",
+            setting="sidecar",
+        )
+
+
+def _plain(boot_id: str) -> str:
+    return boot_id.replace("-", "").lower()
+
+
+def _claimant(info: api.Info, hello: Hello) -> Claimant:
+    owner = Owner(info.client_id, bytes.fromhex(info.incarnation))
+    return Claimant(owner, hello.group_id, master=b"")

@@ -1,0 +1,111 @@
+"""Opens a client's link to a sidecar: what is checked before anything is claimed."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import attrs
+
+from kafka_marshal.clock import SystemClock, SystemEntropy
+from kafka_marshal.errors import ConfigurationError
+from kafka_marshal.kafka_io import ConnectionSettings, choose, open_data_log
+from kafka_marshal.ports import Observer
+from kafka_marshal.remote import api
+from kafka_marshal.remote.address import Address
+from kafka_marshal.remote.connection import Connection
+from kafka_marshal.remote.link import Hello, RemoteLink, greet
+
+INSTANCE_BYTES = 16
+
+Servers = str | Sequence[str]
+
+
+@attrs.frozen
+class Wish:
+    """What a client expects of its sidecar, and brings along.
+
+    Attributes:
+        sidecar: Address of the sidecar.
+        token_file: Where its token stands, for TCP.
+        servers: Where the client finds its data; None for where the sidecar does.
+        coordination_topic: Expected name of it; None for whatever it is.
+        heartbeat_interval_ms: Expected H; None for whatever it is.
+        settings: Makes connection settings of addresses and coordination topic.
+    """
+
+    sidecar: str
+    token_file: str | Path | None
+    servers: Servers | None
+    coordination_topic: str | None
+    heartbeat_interval_ms: int | None
+    settings: Callable[[Servers, str], ConnectionSettings]
+
+
+def open_link(
+    wish: Wish, *, group_id: str, client_id: str, observer: Observer, timeout_ms: int
+) -> RemoteLink:
+    """Register at a sidecar, and begin to follow it.
+
+    Raises:
+        ConfigurationError: An address, a token or an expectation is wrong.
+        IdentityConflict: Another process of this name is alive.
+        CoordinationError: The sidecar cannot be reached, or was not ready in time.
+    """
+    address = Address.parse(wish.sidecar)
+    clock, entropy = SystemClock(), SystemEntropy()
+    hello = Hello(group_id, client_id, entropy.random_bytes(INSTANCE_BYTES))
+    if wish.servers is not None:
+        # What is wrong with them is to be told before anybody is asked.
+        wish.settings(wish.servers, wish.coordination_topic or "__marshal")
+    connection = Connection.open(
+        address,
+        token=address.token(wish.token_file),
+        group_id=group_id,
+        client_id=client_id,
+        instance=hello.instance.hex(),
+    )
+    try:
+        info = greet(
+            connection,
+            hello,
+            clock=clock,
+            check=partial(_require_expected, wish),
+            timeout_ms=timeout_ms,
+        )
+        settings = wish.settings(
+            wish.servers or info.bootstrap_servers, info.coordination_topic
+        )
+        link = RemoteLink(
+            connection,
+            info=info,
+            hello=hello,
+            data=open_data_log(settings),
+            observer=observer,
+            transport=choose(settings).name,
+            clock=clock,
+            entropy=entropy,
+        )
+    except BaseException:
+        connection.close()
+        raise
+    link.start()
+    return link
+
+
+def _require_expected(wish: Wish, info: api.Info) -> None:
+    expected = wish.coordination_topic
+    if expected is not None and expected != info.coordination_topic:
+        raise ConfigurationError(
+            f"the sidecar at {wish.sidecar} coordinates by "
+            f"{info.coordination_topic!r}, not by {expected!r}; leave "
+            "coordination_topic out, or use another sidecar",
+            setting="coordination_topic",
+        )
+    h_ms = wish.heartbeat_interval_ms
+    if h_ms is not None and h_ms != info.heartbeat_interval_ms:
+        raise ConfigurationError(
+            f"heartbeat_interval_ms is {h_ms} here and {info.heartbeat_interval_ms} in "
+            "the log, where it holds for everybody; leave it out, or format a new "
+            "coordination topic",
+            setting="heartbeat_interval_ms",
+        )

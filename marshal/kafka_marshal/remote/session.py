@@ -1,0 +1,576 @@
+"""What a client has by its sidecar: stands in for a session of an engine's own.
+
+The sidecar claims, beats to the log and releases; this keeps what the application
+sees of it. The claim, the holding and both ladders of delivery are those of the
+engine, and so are the deadlines: they run out by themselves where nobody renews them
+(PROTOCOL 5.2), so that a dead sidecar stops its clients.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from kafka_marshal.engine import Delivery, Holding, StartRule, Subscription
+from kafka_marshal.engine.holding import Drain
+from kafka_marshal.engine.lags import LagWatch
+from kafka_marshal.engine.meters import SessionMeters
+from kafka_marshal.engine.wishes import Wishes
+from kafka_marshal.errors import InvalidTransition, MarshalError
+from kafka_marshal.ports import TopicInfo
+from kafka_marshal.protocol.claiming import Claim, Claimant, Ending, Phase
+from kafka_marshal.protocol.delivery import AtLeastOnce
+from kafka_marshal.protocol.granting import AtMostOnce
+from kafka_marshal.protocol.health import is_wedged
+from kafka_marshal.protocol.lease import Lease
+from kafka_marshal.protocol.notes import WEDGED
+from kafka_marshal.protocol.transition import ACCEPTED, Transition
+from kafka_marshal.protocol.types import Key, Owner, Token
+from kafka_marshal.remote import api
+from kafka_marshal.remote.engine import RemoteContext
+from kafka_marshal.remote.faults import error_of
+from kafka_marshal.remote.grants import RemoteGrants
+
+RESTARTED = "sidecar_restarted"
+REASSIGNED = "reassigned"
+AWAY_SHARE = 4
+OVER_MAX = 100_000
+
+
+class Desk(Protocol):
+    """Who carries to the sidecar what the session says. Never blocks."""
+
+    def give_back(self, returned: Sequence[api.Returned]) -> None:
+        """Tell what is not used any more, until the sidecar knows."""
+        ...
+
+    def end(self, name: str, returned: Sequence[api.Returned], *, keep: bool) -> int:
+        """Tell that a subscription is over; return what to wait for."""
+        ...
+
+    def unclaim(self, key: Key) -> None:
+        """Tell that a key is wanted no more."""
+        ...
+
+    def flush(self) -> int:
+        """Tell every position; return what to wait for."""
+        ...
+
+    def is_pending(self, seqs: Iterable[int], *, late: bool) -> bool:
+        """Return whether any is still to be waited for."""
+        ...
+
+    @property
+    def returning_count(self) -> int:
+        """Number of keys given back that the sidecar has not confirmed."""
+        ...
+
+
+class RemoteSession:
+    """A client of a group, by a sidecar. Called under the engine's lock.
+
+    Attributes:
+        claimant: Who claims, as the log has it: the sidecar.
+        client_id: The client's own name.
+        holdings: What it contends for or holds, by key.
+        grants: Asks for ranges of offsets at most once.
+        failure: Set once the session can go no further.
+        meters: What is counted on the way.
+        desk: Carries what is said.
+    """
+
+    desk: Desk
+    grants: RemoteGrants
+
+    def __init__(
+        self,
+        context: RemoteContext,
+        claimant: Claimant,
+        *,
+        client_id: str,
+        grantee: bytes,
+    ) -> None:
+        self.claimant = claimant
+        self.client_id = client_id
+        self.holdings = context.holdings
+        self.failure: MarshalError | None = None
+        self.meters = SessionMeters()
+        self._context = context
+        self._grantee = grantee
+        self._wishes = Wishes()
+        self._names: dict[str, Subscription] = {}
+        self._lags = LagWatch(context)
+        # Newest claim of each key that ended here: what is told of it comes late.
+        self._over: dict[Key, int] = {}
+        self._told: dict[Key, api.Standing] = {}
+        self._marks: dict[Key, tuple[int, int | None, int]] = {}
+        self._since: dict[Key, int] = {}
+        self._ticked_ms = context.now_ms
+        self._deadlines_ms = 0
+
+    # --- wishes
+
+    @property
+    def subscriptions(self) -> tuple[Subscription, ...]:
+        """What is pursued now."""
+        return tuple(self._wishes.subs)
+
+    @property
+    def names(self) -> dict[str, Subscription]:
+        """What is pursued now, as the sidecar calls it."""
+        return dict(self._names)
+
+    @property
+    def wanted(self) -> list[Key]:
+        """Keys that are wanted without a policy."""
+        return list(self._wishes.explicit)
+
+    def subscribe(self, name: str, subscription: Subscription) -> None:
+        """Begin to pursue a subscription.
+
+        Raises:
+            InvalidTransition: A topic is consumed in this session already.
+        """
+        self._wishes.add(subscription, client_id=self.client_id)
+        self._names[name] = subscription
+
+    def forget(self, name: str) -> None:
+        """Pursue a subscription no more, which the sidecar may never have had."""
+        subscription = self._names.pop(name, None)
+        if subscription is not None:
+            self._wishes.subs.remove(subscription)
+            self.desk.end(name, (), keep=False)
+
+    def unsubscribe(self, subscription: Subscription, *, release: bool) -> list[int]:
+        """Stop to pursue a subscription; give up all that it holds, or keep that."""
+        name = next((n for n, s in self._names.items() if s is subscription), None)
+        if name is None:
+            return []
+        del self._names[name]
+        self._wishes.subs.remove(subscription)
+        returned = []
+        mine = [h for h in self.holdings.values() if h.key.topic in subscription.topics]
+        for holding in mine:
+            if release:
+                returned.append(_returned(holding, "closed"))
+                self._finish(holding, Ending("closed", was_lost=False))
+            elif isinstance(holding.progress, AtLeastOnce):
+                # What is in hand was this consumer's; the next starts below it.
+                holding.forget_hands(holding.progress)
+        seqs = [self.desk.end(name, returned, keep=not release)]
+        return seqs if release else [*seqs, *self.beat_now()]
+
+    def want(self, key: Key) -> Holding:
+        """Contend for one key without a policy.
+
+        Raises:
+            InvalidTransition: The key is wanted in this session already.
+        """
+        is_taken = any(key.topic in s.topics for s in self._wishes.subs)
+        if key in self.holdings or is_taken:
+            raise InvalidTransition(
+                f"{key.topic_partition} is already claimed by client "
+                f"{self.client_id!r} in this process"
+            )
+        self._wishes.explicit[key] = None
+        rule = StartRule(is_needed=False)
+        holding = Holding(Claim(self.claimant, key), Delivery.AT_LEAST_ONCE, rule)
+        holding.why = "asked for by the application"
+        self.holdings[key] = holding
+        return holding
+
+    def unwant(self, holding: Holding) -> None:
+        """Stop to contend for a key that was wanted; release it where held."""
+        if holding.claim.is_owned:
+            self.release(holding, reason="released")
+        elif self.holdings.get(holding.key) is holding:
+            self._finish(holding, Ending("given_up", was_lost=False))
+
+    # --- what the sidecar says
+
+    def on_event(self, said: api.EventBody) -> None:
+        """Take an event; one that was taken before changes nothing (row KA28)."""
+        match said:
+            case api.Snapshot():
+                self._on_snapshot(said)
+            case api.Assigned():
+                self._on_assigned(said)
+            case api.Releasing():
+                self._on_releasing(said)
+            case api.Lost():
+                self._on_lost(said)
+            case api.Paused():
+                self._context.pause = said.is_paused
+            case api.Failed():
+                self.fail(error_of(said.failure))
+
+    def _on_snapshot(self, said: api.Snapshot) -> None:
+        named = {(self._key(each), each.epoch) for each in said.assigned}
+        for holding in list(self.holdings.values()):
+            claim = holding.claim
+            if claim.is_owned and (holding.key, claim.epoch) not in named:
+                is_same = claim.claimant.owner == self.claimant.owner
+                self._finish(holding, Ending(REASSIGNED if is_same else RESTARTED))
+        for each in said.assigned:
+            self._on_assigned(each)
+        draining = {(self._key(each), each.epoch) for each in said.releasing}
+        for holding in self.holdings.values():
+            drain = holding.drain
+            if drain is None or drain.reason == WEDGED:
+                continue
+            if (holding.key, holding.claim.epoch) not in draining:
+                holding.drain = None
+                self._wishes.bump(holding.key)
+        for leaving in said.releasing:
+            self._on_releasing(leaving)
+        self._context.pause = said.paused.is_paused
+
+    def _on_assigned(self, said: api.Assigned) -> None:
+        key = self._key(said)
+        if said.epoch <= self._over.get(key, -1):
+            return  # it has ended here, and the sidecar is being told
+        holding = self.holdings.get(key)
+        if holding is not None and holding.claim.is_owned:
+            if holding.claim.epoch == said.epoch:
+                return
+            self._finish(holding, Ending(REASSIGNED))
+            holding = None
+        found = self._holding_for(said, key, holding)
+        if found is None or self.failure is not None:
+            self._over[key] = said.epoch
+            self.desk.give_back([_unused(said)])
+            return
+        self._begin(found, said)
+
+    def _holding_for(
+        self, said: api.Assigned, key: Key, waiting: Holding | None
+    ) -> Holding | None:
+        """Return what a claim is used by, None where nobody wants it any more."""
+        if not said.subscription:
+            return waiting if key in self._wishes.explicit else None
+        sub = self._names.get(said.subscription)
+        if sub is None or said.position is None:
+            return None
+        if key.topic not in sub.topics:
+            sub.topics[key.topic] = TopicInfo(key.partition + 1, None)
+        return Holding(Claim(self.claimant, key), sub.delivery, sub.start_rule)
+
+    def _begin(self, holding: Holding, said: api.Assigned) -> None:
+        key, claim = holding.key, holding.claim
+        owner = Owner(said.client_id, bytes.fromhex(said.incarnation))
+        claim.claimant = Claimant(owner, key.group_id, master=b"")
+        claim.phase = Phase.STARTING
+        claim.epoch = said.epoch
+        claim.token = _token(said.token)
+        claim.lease = Lease(said.soft_until_ms, said.hard_until_ms)
+        claim.heartbeat_interval_ms = self._context.heartbeat_interval_ms
+        holding.why = said.why
+        holding.begin(said.position, grantee=self._grantee)
+        if isinstance(holding.progress, AtMostOnce):
+            holding.progress.is_anchored = said.is_anchored
+        self.holdings[key] = holding
+        self._since[key] = self._context.now_ms
+        fields = {
+            "key": key,
+            "client": self.client_id,
+            "epoch": said.epoch,
+            "effect": "claimed",
+            "token": claim.token,
+            "why": said.why,
+        }
+        self._context.observe("claimed", fields)
+        verdict = Transition(
+            said.epoch, ACCEPTED, "claimed", None, key, said.epoch, None, None
+        )
+        self.meters.claim_won(key, verdict, before=None, log_ms=0)
+        self._wishes.bump(key)
+
+    def _on_releasing(self, said: api.Releasing) -> None:
+        holding = self._held(said, said.epoch)
+        if holding is None:
+            return
+        old = holding.drain
+        until_ms = said.until_ms
+        if until_ms is None and old is not None:
+            until_ms = old.until_ms
+        holding.drain = Drain(said.reason, said.successor, until_ms)
+        if old is None:
+            self._wishes.bump(holding.key)
+
+    def _on_lost(self, said: api.Lost) -> None:
+        key = self._key(said)
+        self._note_over(key, said.epoch)
+        holding = self._held(said, said.epoch)
+        if holding is not None:
+            ending = Ending(
+                said.reason, said.winner, said.at_offset, was_lost=said.was_lost
+            )
+            self._finish(holding, ending)
+
+    def on_deadlines(self, said: api.Beaten, *, told: Iterable[api.Standing]) -> None:
+        """Take the answer to a beat.
+
+        Args:
+            said: The answer; an earlier one that comes late changes nothing.
+            told: What the beat told.
+        """
+        if said.now_ms < self._deadlines_ms:
+            return
+        self._deadlines_ms = said.now_ms
+        for each in told:
+            self._told[self._key(each)] = each
+        for deadline in said.deadlines:
+            holding = self._held(deadline, deadline.epoch)
+            if holding is not None:
+                lease = Lease(deadline.soft_until_ms, deadline.hard_until_ms)
+                holding.claim.lease = lease
+
+    def on_flushed(self, said: api.Beaten, *, told: Iterable[api.Standing]) -> None:
+        """Take the answer to a flush: what it does not list is not ours any more."""
+        listed = {(self._key(each), each.epoch) for each in said.deadlines}
+        for each in told:
+            holding = self._held(each, each.epoch)
+            is_gone = (self._key(each), each.epoch) not in listed
+            if holding is not None and is_gone and holding.drain is None:
+                self._finish(holding, Ending("beat_ignored"))
+        self.on_deadlines(said, told=told)
+
+    # --- what is told
+
+    def standings(self, *, everything: bool) -> tuple[api.Standing, ...]:
+        """Return how far what is held is; what has changed, or everything."""
+        found = []
+        for key, holding in self.holdings.items():
+            epoch = holding.claim.epoch
+            if epoch is None or not holding.claim.is_owned:
+                continue
+            standing = api.Standing(
+                topic=key.topic,
+                partition=key.partition,
+                epoch=epoch,
+                position=holding.position,
+                in_hand=holding.in_hand_count,
+                handed=holding.handed_count,
+                done=holding.mark,
+            )
+            if everything or self._told.get(key) != standing:
+                found.append(standing)
+        return tuple(found)
+
+    def beat_now(self) -> list[int]:
+        """Tell every position at once; return what to wait for."""
+        return [self.desk.flush()]
+
+    def is_pending(self, seqs: Iterable[int], *, late: bool = True) -> bool:
+        """Return whether any is still to be waited for."""
+        return self.desk.is_pending(seqs, late=late)
+
+    @property
+    def leaving_count(self) -> int:
+        """Number of keys given back that the sidecar has not confirmed."""
+        return self.desk.returning_count
+
+    # --- the round
+
+    def tick(self, now_ms: int) -> None:
+        """Do everything that is due at this local time."""
+        for holding in list(self.holdings.values()):
+            if holding.claim.is_owned:
+                self.check_lease(holding, now_ms)
+            if holding.claim.is_owned:
+                self._drive(holding, now_ms)
+        self._judge(now_ms)
+        self._lags.drive(self.holdings.values(), now_ms)
+        self._ticked_ms = now_ms
+
+    def _drive(self, holding: Holding, now_ms: int) -> None:
+        self.grants.expire(holding, now_ms)
+        drain = holding.drain
+        if drain is None:
+            return
+        is_due = drain.is_due(now_ms) and not holding.is_asking
+        if is_due or holding.in_hand_count == 0:
+            # Who is in its handler still has to learn that others may do its work.
+            was_lost = drain.reason == WEDGED and holding.in_hand_count > 0
+            self._give_up(
+                holding, Ending(drain.reason, was_lost=was_lost), detail=drain.detail
+            )
+
+    def _judge(self, now_ms: int) -> None:
+        """Give up what the application does not come back for."""
+        interval_ms = self._context.heartbeat_interval_ms
+        # A process that was stopped says nothing of its handlers.
+        is_back = now_ms - self._ticked_ms > interval_ms // AWAY_SHARE
+        for sub in self._wishes.subs:
+            mine = [h for h in self.holdings.values() if h.key.topic in sub.topics]
+            for holding in mine:
+                hand = holding.in_hand_count
+                mark = (holding.handed_count, holding.position, hand)
+                if is_back or self._marks.get(holding.key, mark) != mark:
+                    sub.moved_at_ms = now_ms
+                self._marks[holding.key] = mark
+            if sub.wedged_at_ms is not None and sub.alive_at_ms > sub.wedged_at_ms:
+                sub.wedged_at_ms = None
+            limit_ms = sub.handling_limit_ms(interval_ms)
+            if limit_ms and now_ms - sub.alive_at_ms >= limit_ms:
+                self._give_wedged_up(sub, mine, now_ms=now_ms, limit_ms=limit_ms)
+
+    def _give_wedged_up(
+        self, sub: Subscription, mine: list[Holding], *, now_ms: int, limit_ms: int
+    ) -> None:
+        for holding in mine:
+            if holding.drain is not None and holding.drain.is_due(now_ms):
+                continue
+            since_ms = max(sub.alive_at_ms, self._since.get(holding.key, 0))
+            quiet_ms, hand = now_ms - since_ms, holding.in_hand_count
+            lag = self._lags.lag_of(holding)
+            if not is_wedged(quiet_ms, limit_ms=limit_ms, in_hand=hand, lag=lag):
+                continue
+            fields = {
+                "key": holding.key,
+                "quiet_ms": quiet_ms,
+                "limit_ms": limit_ms,
+                "in_hand": hand,
+                "lag": lag,
+                "successor": None,
+            }
+            self._context.observe("wedged", fields)
+            lag_text = "unknown" if lag is None else str(lag)
+            detail = (
+                f"the application is away for {quiet_ms} ms of at most {limit_ms}, "
+                f"{hand} in hand, lag {lag_text}"
+            )
+            holding.drain = Drain(WEDGED, None, now_ms, detail)
+            self._wishes.bump(holding.key)
+            sub.wedged_at_ms = now_ms
+
+    # --- endings
+
+    def release(self, holding: Holding, *, reason: str) -> None:
+        """Give a held key up at its position."""
+        self._give_up(holding, Ending(reason, was_lost=False))
+
+    def check_lease(self, holding: Holding, now_ms: int) -> None:
+        """End a claim whose hard stop has come, and tell that it is not used."""
+        returned = _returned(holding, "lease_expired")
+        if holding.claim.check_lease(now_ms):
+            self.desk.give_back([returned])
+            self._after_end(holding)
+
+    def _give_up(self, holding: Holding, ending: Ending, *, detail: str = "") -> None:
+        if holding.claim.is_owned:
+            self.desk.give_back([_returned(holding, ending.reason, detail)])
+        self._finish(holding, ending)
+
+    def _finish(self, holding: Holding, ending: Ending) -> None:
+        holding.claim.end(ending)
+        self._after_end(holding)
+
+    def after_verdict(self, holding: Holding) -> None:
+        """Take that a verdict on a request has ended a claim."""
+        self._after_end(holding)
+
+    def _after_end(self, holding: Holding) -> None:
+        key, claim = holding.key, holding.claim
+        if self.holdings.get(key) is holding:
+            del self.holdings[key]
+            for figures in (self._told, self._marks, self._since, self._context.heads):
+                figures.pop(key, None)
+            self._wishes.bump(key)
+        if self._wishes.explicit.pop(key, 0) is None:
+            self.desk.unclaim(key)
+        self.grants.report_unused(holding)
+        if claim.ending is None or claim.epoch is None:
+            return
+        self._note_over(key, claim.epoch)
+        fields = {
+            "key": key,
+            "client": self.client_id,
+            "epoch": claim.epoch,
+            "ending": claim.ending,
+        }
+        self._context.observe("claim_ended", fields)
+        self.meters.claim_ended(key, claim.ending, tally=holding.tally)
+
+    def _note_over(self, key: Key, epoch: int) -> None:
+        over = self._over
+        over[key] = max(epoch, over.pop(key, -1))
+        if len(over) > OVER_MAX:
+            del over[next(iter(over))]
+
+    def fail(self, failure: MarshalError) -> None:
+        """End everything for good; consumers raise ``failure``."""
+        if self.failure is None:
+            self.failure = failure
+            self._context.observe("session_failed", {"error": failure})
+        for holding in list(self.holdings.values()):
+            self._finish(holding, Ending("failed", was_lost=False))
+        self._wishes.bump_all()
+
+    def begin_close(self, *, release: bool) -> tuple[api.Returned, ...]:
+        """Stop wanting anything; return what is left, with its final positions."""
+        left = [h for h in self.holdings.values() if h.claim.is_owned]
+        reason = "closed" if release else "kept"
+        returned = tuple(_returned(holding, reason) for holding in left)
+        self._wishes.explicit.clear()
+        for holding in list(self.holdings.values()):
+            self._finish(holding, Ending("closed", was_lost=False))
+        return returned
+
+    # --- for metrics
+
+    def lag_of(self, key: Key) -> int | None:
+        """Return how far a held key is behind the end of its log, None if unknown."""
+        holding = self.holdings.get(key)
+        return None if holding is None else self._lags.lag_of(holding)
+
+    def end_of(self, key: Key) -> int | None:
+        """Return where the log of a held key ended, None if not known."""
+        end = self._lags.end_of(key)
+        return None if end is None else end.offset
+
+    # --- looking
+
+    def _key(self, said: "_OfPartition") -> Key:
+        return Key(self.claimant.group_id, said.topic, said.partition)
+
+    def _held(self, said: "_OfPartition", epoch: int) -> Holding | None:
+        """Return what is held under just that claim."""
+        holding = self.holdings.get(self._key(said))
+        if holding is None or not holding.claim.is_owned:
+            return None
+        return holding if holding.claim.epoch == epoch else None
+
+
+class _OfPartition(Protocol):
+    """What is said of one partition."""
+
+    @property
+    def topic(self) -> str: ...
+
+    @property
+    def partition(self) -> int: ...
+
+
+def _token(text: str) -> Token:
+    era, leader_epoch, offset = map(int, text.split("."))
+    return Token(era, leader_epoch, offset)
+
+
+def _returned(holding: Holding, reason: str, detail: str = "") -> api.Returned:
+    return api.Returned(
+        topic=holding.key.topic,
+        partition=holding.key.partition,
+        epoch=holding.claim.epoch or 0,
+        position=holding.position,
+        reason=reason,
+        detail=detail,
+        done=holding.mark,
+    )
+
+
+def _unused(said: api.Assigned) -> api.Returned:
+    return api.Returned(
+        topic=said.topic,
+        partition=said.partition,
+        epoch=said.epoch,
+        position=None,
+    )
