@@ -19,6 +19,7 @@ from kafka_marshal_cli.commands import (
     doctor,
     groups,
     log,
+    spark,
     topic,
 )
 from kafka_marshal_cli.exits import MEANINGS
@@ -81,6 +82,7 @@ for name, noun in {
     "config": config,
     "completion": completion,
     "log": log,
+    "spark": spark,
     "broker": broker,
 }.items():
     app.add_typer(noun.app, name=name)

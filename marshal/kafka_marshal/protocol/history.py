@@ -186,7 +186,7 @@ class Historian(msgspec.Struct, gc=False):
                 interval.heartbeat_interval_ms = known.heartbeat_interval_ms
                 if track.waiting:
                     track.waiting = []
-            if now_ms >= track.sample_due_ms:
+            if now_ms >= track.sample_due_ms and known.position is not None:
                 rows.append(self._sample(world, track, at=at))
         return rows
 
@@ -262,6 +262,7 @@ class Historian(msgspec.Struct, gc=False):
             at.offset,
             at.log_ms,
             known.topic_id,
+            known.position,
             first_position=known.position,
             position=known.position,
         )

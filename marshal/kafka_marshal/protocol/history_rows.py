@@ -49,6 +49,7 @@ class Interval(msgspec.Struct, gc=False):
         renewed_offset: Offset of the last renewal.
         renewed_ms: Log time of it.
         topic_id: Kafka's id of the data topic, where a claim named it.
+        start_position: Position that it began with, None where none was known.
         beats_count: Renewals after the claim.
         gap_ms_max: Longest log time between two renewals in a row.
         first_position: First position known under it.
@@ -73,6 +74,7 @@ class Interval(msgspec.Struct, gc=False):
     renewed_offset: int
     renewed_ms: int
     topic_id: bytes | None = None
+    start_position: int | None = None
     beats_count: int = 0
     gap_ms_max: int = 0
     first_position: int | None = None

@@ -34,6 +34,7 @@ COMMANDS = {
     "log replay",
     "log tail",
     "log verify",
+    "spark audit",
     "topic format",
     "topic info",
     "topic random-id",

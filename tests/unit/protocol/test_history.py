@@ -196,6 +196,7 @@ def test_beats_that_the_owner_cannot_have_sent_are_counted(bench):
 
 def test_positions_are_sampled(bench):
     epoch = bench.say(claim())
+    bench.say(beat(epoch))
     first = bench.say(beat(epoch, 1))
     bench.say(beat(epoch, 2), after=10 * H - 1)
     last = bench.say(beat(epoch, 3), after=1)

@@ -1,0 +1,217 @@
+"""``marshal spark``: jobs on Spark. The audit of the log."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kafka_marshal import ConfigurationError
+from kafka_marshal_cli import parsing
+from kafka_marshal_cli.exits import ExitCode
+from kafka_marshal_cli.render import Answer, Section, column, duration, plain
+from kafka_marshal_cli.shared import Call, command, tell, wall_ms
+
+if TYPE_CHECKING:
+    from kafka_marshal.spark.audit import Audit, Bounds, Finding, Source
+
+app = typer.Typer(
+    help="Jobs on Spark (pip install 'kafka-marshal[spark]').", no_args_is_help=True
+)
+
+
+@app.callback()
+def spark() -> None:
+    """Jobs on Spark (pip install 'kafka-marshal[spark]')."""
+
+
+PARTITIONS = (
+    column("T", "coordinating_partition"),
+    column("RECORDS", "entries_count"),
+    column("NEXT OFFSET", "next_offset"),
+    column("KEYS", "keys_count"),
+    column("OWNED", "owned_count"),
+    column("NEEDS LEVEL", "halted_level"),
+    column("DIGEST", "digest"),
+)
+HANDOFFS = (
+    column("CLAIM BEFORE", "ending"),
+    column("HANDOFFS", "handoffs_count"),
+    column("GAP P50", "p50_ms", as_text=lambda ms: duration(round(ms))),
+    column("P99", "p99_ms", as_text=lambda ms: duration(round(ms))),
+    column("LONGEST", "max_ms", as_text=lambda ms: duration(round(ms))),
+)
+FINDINGS = (
+    column("INVARIANT", "invariant"),
+    column("ROWS", "rows_count"),
+    column("MEANING", "meaning"),
+    column("ROW", "row", as_text=plain),
+)
+
+
+@app.command(
+    "audit",
+    epilog="Example: marshal spark audit --out audit --check --report audit.html",
+)
+@command()
+def audit(
+    call: Call,
+    *,
+    out: Annotated[
+        str,
+        typer.Option(
+            metavar="DIR",
+            help="Directory of the tables, new or empty; every executor must see it.",
+        ),
+    ],
+    from_: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="OFFSET|TIME",
+            help="Tell what was completed from this offset or time on; the fold "
+            "begins at the log's start all the same.",
+        ),
+    ] = None,
+    to: Annotated[
+        str | None,
+        typer.Option(
+            "--to",
+            metavar="OFFSET|TIME",
+            help="The last offset of each partition, or the time, to fold up to.",
+        ),
+    ] = None,
+    report: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Also draw a page of HTML."),
+    ] = None,
+    with_lag: Annotated[
+        bool,
+        typer.Option("--with-lag", help="Ask where the data ends, for the report."),
+    ] = False,
+    check: Annotated[
+        bool,
+        typer.Option("--check", help="Check the invariants; 70 where one is broken."),
+    ] = False,
+    tolerance: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DURATION",
+            help="How late who waits for a key may have it. By default H.",
+        ),
+    ] = None,
+    incremental: Annotated[
+        bool,
+        typer.Option(
+            "--incremental", help="Go on where the last run in DIR ended, if any."
+        ),
+    ] = False,
+    sample: Annotated[
+        str,
+        typer.Option(metavar="DURATION", help="Log time between a key's positions."),
+    ] = "1m",
+    master: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MASTER", help="Where Spark runs; by default on all cores here."
+        ),
+    ] = None,
+) -> None:
+    """Fold the coordination log on Spark, and write what happened as Parquet tables.
+
+    One task folds one coordinating partition, with the fold that members live by:
+    who owned what from when to when, claims won and lost, handoffs with their gaps,
+    grants, pauses, records that took no effect and why, positions, heartbeat ages,
+    and the end state with its digest. docs/AUDIT.md lists the tables.
+    """
+    from kafka_marshal.spark import audit as jobs
+
+    source = jobs.Source(
+        call.bootstrap_servers,
+        call.coordination_topic,
+        dict(call.options),
+        call.transport,
+        call.timeout_ms,
+    )
+    bounds = bounds_of(from_, to)
+    sample_ms = parsing.duration_ms("--sample", sample)
+    tolerance_ms = (
+        None if tolerance is None else parsing.duration_ms("--tolerance", tolerance)
+    )
+    if with_lag and report is None:
+        raise ConfigurationError("--with-lag is for --report", setting="--with-lag")
+    if report is not None:
+        jobs.require_report()
+    with jobs.spark_session(master) as session:
+        found = jobs.audit(
+            session,
+            out,
+            source=source,
+            bounds=bounds,
+            incremental=incremental,
+            sample_ms=sample_ms,
+        )
+        is_checked = check or report is not None
+        findings = found.check(tolerance_ms=tolerance_ms) if is_checked else []
+        call.answer(_answer(found, findings, is_checked=is_checked))
+        if report is not None:
+            _write(found, report, findings=findings, source=with_lag and source)
+    if check and findings:
+        names = ", ".join(each.invariant.name for each in findings)
+        tell(f"marshal: invariants are broken: {names}; see also: marshal log verify")
+        raise typer.Exit(ExitCode.BROKEN)
+
+
+def bounds_of(first: str | None, last: str | None) -> "Bounds":
+    """Return the range that ``--from`` and ``--to`` name."""
+    from kafka_marshal.spark.audit import Bounds
+
+    now_ms = wall_ms()
+    found: list[int | None] = []
+    for option, text in (("--from", first), ("--to", last)):
+        named: tuple[int | None, int | None] = (None, None)
+        if text is not None:
+            named = parsing.moment(option, text, now_ms=now_ms)
+        found += named
+    return Bounds(*found)
+
+
+def _write(
+    audit: "Audit",
+    path: Path,
+    *,
+    findings: "list[Finding]",
+    source: "Source | bool",
+) -> None:
+    from kafka_marshal.spark.audit import data_ends, write_report
+
+    ends = None if isinstance(source, bool) else data_ends(audit, source)
+    try:
+        write_report(audit, path, findings=findings, ends=ends)
+    except OSError as error:
+        raise ConfigurationError(
+            f"--report {str(path)!r} cannot be written: {error}", setting="--report"
+        ) from error
+    tell(f"report: {path}")
+
+
+def _answer(audit: "Audit", findings: "list[Finding]", *, is_checked: bool) -> Answer:
+    told: dict[str, Any] = {"out": audit.out, "runs_count": len(audit.runs)}
+    told |= {f"{name}_count": n for name, n in audit.counts().items()}
+    sections = [
+        Section("partitions", audit.partitions(), PARTITIONS),
+        Section("handoffs", audit.takeovers(), HANDOFFS),
+    ]
+    if is_checked:
+        told["is_sound"] = not findings
+        rows = [
+            {
+                "invariant": each.invariant.name,
+                "meaning": each.invariant.meaning,
+                "rows_count": each.count,
+                "row": dict(row),
+            }
+            for each in findings
+            for row in each.rows
+        ]
+        sections.append(Section("findings", rows, FINDINGS))
+    return Answer(audit.facts["as_of"], told, sections)

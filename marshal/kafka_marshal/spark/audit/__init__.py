@@ -1,0 +1,51 @@
+"""The audit of the coordination log: tables of what was, and what must hold of them.
+
+``audit`` writes them, ``Audit`` opens them again, ``write_report`` draws a page.
+Names are looked up when they are asked for, so that importing this needs no Spark.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kafka_marshal.spark.audit.folding import Bounds, Source
+    from kafka_marshal.spark.audit.invariants import INVARIANTS, Finding, check
+    from kafka_marshal.spark.audit.job import Audit, audit
+    from kafka_marshal.spark.audit.plots import require_report
+    from kafka_marshal.spark.audit.report import data_ends, write_report
+    from kafka_marshal.spark.audit.session import spark_session
+
+_HOMES = {
+    "Audit": "job",
+    "Bounds": "folding",
+    "Finding": "invariants",
+    "INVARIANTS": "invariants",
+    "Source": "folding",
+    "audit": "job",
+    "check": "invariants",
+    "data_ends": "report",
+    "require_report": "plots",
+    "spark_session": "session",
+    "write_report": "report",
+}
+
+__all__ = [
+    "INVARIANTS",
+    "Audit",
+    "Bounds",
+    "Finding",
+    "Source",
+    "audit",
+    "check",
+    "data_ends",
+    "require_report",
+    "spark_session",
+    "write_report",
+]
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401 - whatever the name stands for
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{home}"), name)

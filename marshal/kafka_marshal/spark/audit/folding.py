@@ -1,0 +1,206 @@
+"""Folds one coordinating partition in a task, and yields its rows as they close.
+
+What a task holds is the fold's state, what is open of the history, and one batch:
+nothing that grows with the log. The fold is the production rationalizer.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import attrs
+
+from kafka_marshal.clock import SystemClock
+from kafka_marshal.errors import CoordinationError, DeadlineExceeded, LogTruncated
+from kafka_marshal.kafka_io import ConnectionSettings, open_coordination_log
+from kafka_marshal.ports import CoordinationLog
+from kafka_marshal.protocol.history import Historian
+from kafka_marshal.protocol.rationalizer import apply
+from kafka_marshal.protocol.state import WorldState
+from kafka_marshal.protocol.types import LogEntry
+from kafka_marshal.spark.audit import schema
+from kafka_marshal.spark.audit.rows import (
+    Staged,
+    age_rows,
+    staged,
+    state_row,
+)
+from kafka_marshal.spark.audit.saved import restore, save
+
+POLL_MS = 1_000
+
+
+@attrs.frozen
+class Source:
+    """Where the log is; sent to every task.
+
+    Attributes:
+        bootstrap_servers: Addresses of the cluster.
+        coordination_topic: Name of the coordination topic.
+        options: Security and connection options.
+        transport: ``auto``, ``fast`` or ``kafka-python``; see ``Marshal``.
+        timeout_ms: When to give up opening, or waiting for entries that are missing.
+    """
+
+    bootstrap_servers: str = "localhost:9092"
+    coordination_topic: str = "__marshal"
+    options: Mapping[str, Any] = attrs.field(factory=dict)
+    transport: str = "auto"
+    timeout_ms: int = 30_000
+
+    def settings(self) -> ConnectionSettings:
+        """Return how to connect."""
+        return ConnectionSettings(
+            self.bootstrap_servers,
+            self.coordination_topic,
+            self.options,
+            transport=self.transport,
+        )
+
+
+@attrs.frozen
+class Bounds:
+    """Which part of the log is told.
+
+    The fold begins at the log's start whatever is asked for, or its state would be
+    another; so the first two only leave rows out. The last two end the fold, and
+    the end state is as of there.
+
+    Attributes:
+        from_offset: Leave out what was over below this offset.
+        from_ms: Leave out what was over before this time of a record, epoch ms.
+        to_offset: The last offset to fold.
+        to_ms: Fold what stands before the first record later than this, epoch ms.
+    """
+
+    from_offset: int | None = None
+    from_ms: int | None = None
+    to_offset: int | None = None
+    to_ms: int | None = None
+
+    def is_reached(self, entry: LogEntry) -> bool:
+        """Return whether what an entry completes is told, and all that follows."""
+        if self.from_offset is not None and entry.offset < self.from_offset:
+            return False
+        return self.from_ms is None or entry.timestamp_ms >= self.from_ms
+
+    def is_past(self, entry: LogEntry) -> bool:
+        """Return whether the fold ends before an entry."""
+        if self.to_offset is not None and entry.offset > self.to_offset:
+            return True
+        return self.to_ms is not None and entry.timestamp_ms > self.to_ms
+
+
+@attrs.frozen
+class Work:
+    """The part of an audit that one task does.
+
+    Attributes:
+        partition: Coordinating partition.
+        end: Offset at which to stop.
+        saved: What the last run left, None without one.
+        is_new: Whether there was no last run.
+    """
+
+    partition: int
+    end: int
+    saved: bytes | None = None
+    is_new: bool = True
+
+
+def fold(
+    work: Work, source: Source, *, bounds: Bounds, sample_ms: int
+) -> Iterator[Staged]:
+    """Yield the rows of a partition, then what is open, then its end state.
+
+    Args:
+        work: The partition, and what the last run left.
+        source: Where its log is.
+        bounds: What to tell.
+        sample_ms: Log time between two samples of a key's position.
+    """
+    number, start = work.partition, None
+    if work.is_new:
+        world, historian = WorldState(number), Historian(sample_ms)
+    else:
+        world, historian = restore(work.saved, partition=number)
+        start = world.next_offset
+    is_told = False
+    for entry in read(source, work, start=start):
+        if bounds.is_past(entry):
+            break
+        # Once reached always: a leader's clock may go back, and with a gap there
+        # would be rows that speak of others which are left out.
+        is_told = is_told or bounds.is_reached(entry)
+        transitions = apply(world, entry)
+        rows = historian.take(world, entry, transitions=transitions)
+        if is_told:
+            for row in rows:
+                yield staged(number, row)
+        if world.halted is not None:
+            break
+    for row in historian.open_rows():
+        yield staged(number, row, is_open=True)
+    yield from age_rows(number, historian.ages)
+    yield state_row(world, historian)
+    names = schema.STATE.names
+    values = (number, world.next_offset, save(world, historian))
+    yield Staged(schema.STATE, dict(zip(names, values, strict=True)))
+
+
+def read(source: Source, work: Work, *, start: int | None) -> Iterator[LogEntry]:
+    """Yield the entries of one coordinating partition, and close its log then.
+
+    Args:
+        source: Where the log is.
+        work: The partition, and where to stop.
+        start: Offset to go on at; None for the log's start.
+
+    Raises:
+        LogTruncated: The log has lost what comes next.
+        DeadlineExceeded: Entries are missing and none came in time.
+    """
+    number = work.partition
+    log = open_coordination_log(
+        source.settings(),
+        heartbeat_interval_ms=None,
+        timeout_ms=source.timeout_ms,
+        only=lambda _: [number],
+    )
+    try:
+        if start is not None:
+            log.start_at({number: start}, timeout_ms=source.timeout_ms)
+        yield from entries_of(log, work, timeout_ms=source.timeout_ms)
+    finally:
+        log.close(0)
+
+
+def entries_of(
+    log: CoordinationLog, work: Work, *, timeout_ms: int
+) -> Iterator[LogEntry]:
+    """Yield what an open log holds of a partition, up to the end that was planned."""
+    number, clock = work.partition, SystemClock()
+    since_ms = clock.now_ms()
+    if log.end_offsets(timeout_ms)[number] < work.end:
+        raise LogTruncated(
+            f"coordinating partition {number} ends before offset {work.end}, which "
+            "it had reached; audit the log anew into another directory"
+        )
+    while log.positions()[number] < work.end:
+        try:
+            found = log.poll(POLL_MS)
+        except CoordinationError as error:
+            if not error.retriable:
+                raise
+            found = ()
+        for _, entry in found:
+            if entry.offset >= work.end:
+                return
+            yield entry
+        if found:
+            since_ms = clock.now_ms()
+        elif clock.now_ms() - since_ms > timeout_ms:
+            raise DeadlineExceeded(
+                f"coordinating partition {number} sent nothing for {timeout_ms} ms "
+                f"before offset {work.end} was reached; check the brokers with: "
+                "marshal doctor"
+            )

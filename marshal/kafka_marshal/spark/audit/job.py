@@ -1,0 +1,303 @@
+"""The job: plan, fold in parallel, write the tables, publish them."""
+
+import re
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import attrs
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from kafka_marshal import errors
+from kafka_marshal.clock import SystemClock
+from kafka_marshal.errors import ConfigurationError, CoordinationError, MarshalError
+from kafka_marshal.kafka_io import open_coordination_log
+from kafka_marshal.protocol.history import SAMPLE_MS_DEFAULT
+from kafka_marshal.spark.audit import schema
+from kafka_marshal.spark.audit.folding import Bounds, Source, Work, fold
+from kafka_marshal.spark.audit.invariants import Finding, check
+from kafka_marshal.spark.audit.rows import batches
+from kafka_marshal.spark.audit.store import AS_OF, ROWS, Run, Store
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+# Each is a short job; together they wait less for one another.
+WRITERS = 4
+_PLAN = f"{schema.T.name} int, end bigint, is_new boolean"
+# Errors of ours as a task's traceback tells them; messages have one line.
+_OURS = re.compile(r"^kafka_marshal\.errors\.(\w+): (.+)$", re.MULTILINE)
+_RAISED = re.compile(r"^[\w.]+(?:Error|Exception): .+$", re.MULTILINE)
+_TAKEOVERS = """
+SELECT ending, COUNT(*) AS handoffs_count, PERCENTILE(gap_ms, 0.5) AS p50_ms,
+       PERCENTILE(gap_ms, 0.99) AS p99_ms, MAX(gap_ms) AS max_ms,
+       MAX(late_ms) AS late_ms_max
+FROM handoffs GROUP BY ending ORDER BY ending
+"""
+
+
+@attrs.frozen
+class Log:
+    """What the cluster says of the coordination topic when an audit begins.
+
+    Attributes:
+        cluster_id: The cluster.
+        topic_id: Kafka's id of the topic, hex, None where the cluster has none.
+        ends: Next offset to be written, by coordinating partition.
+    """
+
+    cluster_id: str
+    topic_id: str | None
+    ends: Mapping[int, int]
+
+
+class Audit:
+    """An audit that is written: its tables, and what they are true for.
+
+    Attributes:
+        out: Its directory.
+        runs: The runs that it consists of.
+        spark: The session that the tables belong to, with a view for each.
+    """
+
+    def __init__(self, spark: SparkSession, out: str) -> None:
+        """Open an audit that is there.
+
+        Args:
+            spark: A session; the audit gets one beside it, with views of its own.
+            out: Its directory.
+
+        Raises:
+            ConfigurationError: There is no audit.
+        """
+        self.spark = spark.newSession()
+        self._store = Store(self.spark, out)
+        self.out = self._store.out
+        self.runs = self._store.runs()
+        if not self.runs:
+            raise ConfigurationError(
+                f"{self.out} has no audit; write one with: marshal spark audit --out",
+                setting="out",
+            )
+        self._tables = {
+            table.name: self._store.table(table, self.runs) for table in schema.TABLES
+        }
+        for name, table in self._tables.items():
+            table.createOrReplaceTempView(name)
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """What the last run says of itself: topic, cluster, as of when."""
+        return self.runs[-1].facts
+
+    @property
+    def tables(self) -> dict[str, DataFrame]:
+        """The tables by name; each also is a view of ``spark``."""
+        return dict(self._tables)
+
+    def partitions(self) -> list[dict[str, Any]]:
+        """Return the end state of every coordinating partition, in order."""
+        rows = self._tables[schema.PARTITIONS.name].collect()
+        found = [row.asDict() for row in rows]
+        return sorted(found, key=lambda row: int(row[schema.T.name]))
+
+    def counts(self) -> dict[str, int]:
+        """Return how many rows the tables have that tell what happened."""
+        names = [table.name for table in schema.TABLES if not table.is_final]
+        parts = " UNION ALL ".join(
+            f"SELECT '{name}' AS name, COUNT(*) AS count FROM {name}"  # noqa: S608 - ours
+            for name in names
+        )
+        found = {row["name"]: row["count"] for row in self.spark.sql(parts).collect()}
+        return {name: found[name] for name in names}
+
+    def takeovers(self) -> list[dict[str, Any]]:
+        """Return how long keys were without owner, by how the claim before ended."""
+        return [row.asDict() for row in self.spark.sql(_TAKEOVERS).collect()]
+
+    def check(self, *, tolerance_ms: int | None = None) -> list[Finding]:
+        """Return what breaks invariants; see ``invariants.check``."""
+        return check(self._tables, tolerance_ms=tolerance_ms)
+
+
+def audit(
+    spark: SparkSession,
+    out: str,
+    *,
+    source: Source | None = None,
+    bounds: Bounds | None = None,
+    incremental: bool = False,
+    sample_ms: int = SAMPLE_MS_DEFAULT,
+) -> Audit:
+    """Read the coordination log, fold it in parallel, and write its tables.
+
+    One task folds one coordinating partition, so an audit scales out as far as there
+    are partitions; memory is that of the fold, however long the log is.
+
+    Args:
+        spark: The session to run in. Executors need this package, and to reach the
+            brokers.
+        out: Directory of the tables: new or empty, or with ``incremental`` that of
+            the audit to go on with. Every executor must see it.
+        source: Where the log is; by default on localhost.
+        bounds: Which part of it is told; by default all.
+        incremental: Go on where the last run in this directory ended, if there is
+            one. The tables are the same as those of one run over the whole.
+        sample_ms: Log time between two rows of a key in ``positions``.
+
+    Raises:
+        ConfigurationError: The directory holds something else; bounds and
+            ``incremental`` are both given.
+        TopicMisconfigured: There is no coordination topic.
+        LogTruncated: The log has lost what the last run would go on with.
+        CoordinationError: The cluster did not answer, or the job failed.
+    """
+    source, bounds = source or Source(), bounds or Bounds()
+    session = spark.newSession()
+    store = Store(session, out)
+    runs = store.runs()
+    if incremental and bounds != Bounds():
+        raise ConfigurationError(
+            "a range and incremental exclude each other: each run tells what came "
+            "since the last one",
+            setting="incremental",
+        )
+    if runs and not incremental:
+        raise ConfigurationError(
+            f"{store.out} has an audit already; go on with it (--incremental), or "
+            "name another directory",
+            setting="out",
+        )
+    began_ms = SystemClock().wall_ms()
+    log = look(source)
+    last = runs[-1] if runs else None
+    if last is not None:
+        _require_same(last, log, sample_ms=sample_ms)
+    staging = store.stage()
+    run = f"{staging}/run"
+    try:
+        plan = _plan(session, log, state=None if last is None else store.state(last))
+        work = partial(_fold_all, source=source, bounds=bounds, sample_ms=sample_ms)
+        folded = plan.mapInArrow(work, schema.staged_ddl())
+        folded.write.parquet(f"{staging}/folded")
+        _write(session.read.parquet(f"{staging}/folded"), run)
+        facts = {
+            "schema": schema.SCHEMA,
+            "coordination_topic": source.coordination_topic,
+            "cluster_id": log.cluster_id,
+            "topic_id": log.topic_id,
+            "sample_ms": sample_ms,
+            "bounds": attrs.asdict(bounds),
+            "as_of": {
+                "time_ms": began_ms,
+                "offsets": {str(t): end for t, end in sorted(log.ends.items())},
+            },
+        }
+        store.publish(run, 1 if last is None else last.number + 1, facts=facts)
+    except PySparkException as error:
+        raise told(error) from error
+    finally:
+        store.drop(staging)
+    return Audit(spark, out)
+
+
+def look(source: Source) -> Log:
+    """Return what there is to read.
+
+    Raises:
+        TopicMisconfigured: There is no such topic.
+        CoordinationError: The cluster did not answer.
+    """
+    log = open_coordination_log(
+        source.settings(), heartbeat_interval_ms=None, timeout_ms=source.timeout_ms
+    )
+    try:
+        ends = dict(log.end_offsets(source.timeout_ms))
+    finally:
+        log.close(0)
+    topic_id = log.topic_id
+    return Log(log.cluster_id, None if topic_id is None else topic_id.hex(), ends)
+
+
+def _require_same(last: Run, log: Log, *, sample_ms: int) -> None:
+    """Refuse to go on with an audit of another log, or with other samples."""
+    facts = last.facts
+    if (facts["cluster_id"], facts["topic_id"]) != (log.cluster_id, log.topic_id):
+        raise ConfigurationError(
+            f"{last.path} is of topic id {facts['topic_id']} of cluster "
+            f"{facts['cluster_id']}, and this is {log.topic_id} of {log.cluster_id}; "
+            "audit it into a directory of its own",
+            setting="out",
+        )
+    if facts["bounds"] != attrs.asdict(Bounds()) or facts["sample_ms"] != sample_ms:
+        raise ConfigurationError(
+            f"{last.path} was run with bounds {facts['bounds']} and a sample each "
+            f"{facts['sample_ms']} ms; only a run over all of the log, with the same "
+            "samples, can be gone on with",
+            setting="incremental",
+        )
+
+
+def _plan(spark: SparkSession, log: Log, *, state: DataFrame | None) -> DataFrame:
+    """Return a row of work for each coordinating partition, one to a task."""
+    number = schema.T.name
+    rows = [(t, end, state is None) for t, end in sorted(log.ends.items())]
+    plan = spark.createDataFrame(rows, _PLAN)
+    if state is None:
+        plan = plan.withColumn("saved", f.lit(None).cast("binary"))
+    else:
+        # A partition that the last run did not see yet is new.
+        kept = state.select(number, "saved", "next_offset")
+        plan = plan.drop("is_new").join(kept, number, "left")
+        is_new = f.col("next_offset").isNull().alias("is_new")
+        plan = plan.select(number, "end", is_new, "saved")
+    return plan.repartitionById(len(rows), number)
+
+
+def _fold_all(
+    given: Iterator["pa.RecordBatch"],
+    *,
+    source: Source,
+    bounds: Bounds,
+    sample_ms: int,
+) -> Iterator["pa.RecordBatch"]:
+    """Fold the partitions that a task was given: one, as they are planned."""
+    for batch in given:
+        for row in batch.to_pylist():
+            work = Work(row[schema.T.name], row["end"], row["saved"], row["is_new"])
+            found = fold(work, source, bounds=bounds, sample_ms=sample_ms)
+            yield from batches(found)
+
+
+def _write(folded: DataFrame, run: str) -> None:
+    """Part what the tasks wrote by tables, a few at a time."""
+    aims: list[tuple[DataFrame, str]] = []
+    for table in schema.ALL:
+        found = folded.where(f.col("table") == table.name)
+        rows = found.select(f"{table.name}.*", f.col("is_open").alias("_is_open"))
+        closed, still = rows.where("not _is_open"), rows.where("_is_open")
+        part = AS_OF if table.is_final else ROWS
+        aims.append((closed, f"{run}/{part}/{table.name}"))
+        if table.has_open_rows:
+            aims.append((still, f"{run}/{AS_OF}/{table.name}"))
+    with ThreadPoolExecutor(WRITERS) as pool:
+        list(pool.map(lambda aim: aim[0].drop("_is_open").write.parquet(aim[1]), aims))
+
+
+def told(error: PySparkException) -> MarshalError:
+    """Return the error of ours that a job failed with, or the job's own words."""
+    text = str(error)
+    for name, message in _OURS.findall(text):
+        kind = getattr(errors, name, None)
+        if isinstance(kind, type) and issubclass(kind, MarshalError):
+            try:
+                made: MarshalError = kind(message)
+            except TypeError:  # it wants more than a message
+                made = CoordinationError(message)
+            return made
+    raised = _RAISED.findall(text)
+    first = (text.strip().splitlines() or [type(error).__name__])[0]
+    return CoordinationError(f"the Spark job failed: {raised[-1] if raised else first}")

@@ -1,0 +1,172 @@
+"""The plots of the report, as SVG that goes into a page. Bounded whatever they show."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from io import StringIO
+from typing import TYPE_CHECKING, NamedTuple
+
+from kafka_marshal.errors import ConfigurationError
+from kafka_marshal.protocol.history import AGES_PER_H
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+CLIENTS_COLOURED_MAX = 12
+LABEL_CHARACTERS_MAX = 48
+_OTHERS = "#9aa0a6"
+_YEAR_9999_MS = 253_370_764_800_000
+_WIDTH_INCHES = 10.0
+
+
+class Bar(NamedTuple):
+    """A claim on the timeline: whose, from when to when, epoch ms."""
+
+    lane: str
+    client_id: str
+    start_ms: int
+    end_ms: int
+
+
+def require_report() -> None:
+    """Require what draws.
+
+    Raises:
+        ConfigurationError: The extra is missing.
+    """
+    try:
+        import jinja2
+        import matplotlib as mpl
+    except ImportError as error:
+        raise ConfigurationError(
+            f"a report needs {error.name}, which is not installed; run: "
+            "pip install 'kafka-marshal[report]'",
+            setting="report",
+        ) from error
+    assert jinja2.__name__
+    assert mpl.__name__
+
+
+def timeline(bars: Sequence[Bar]) -> str:
+    """Draw who owned which partition when: a lane a key, a colour a client."""
+    lanes = list(dict.fromkeys(bar.lane for bar in bars))
+    counts: dict[str, int] = {}
+    for bar in bars:
+        counts[bar.client_id] = counts.get(bar.client_id, 0) + 1
+    by_count = sorted(counts, key=lambda name: (-counts[name], name))
+    named = by_count[:CLIENTS_COLOURED_MAX]
+    colours = {name: f"C{i}" for i, name in enumerate(named[:10])}
+    colours |= dict(zip(named[10:], ("#1b5e20", "#4a148c"), strict=False))
+    figure, axes = _axes(1.2 + 0.22 * len(lanes))
+    for number, lane in enumerate(lanes):
+        mine = [bar for bar in bars if bar.lane == lane]
+        spans = [(_day(b.start_ms), _day(b.end_ms) - _day(b.start_ms)) for b in mine]
+        tints = [colours.get(bar.client_id, _OTHERS) for bar in mine]
+        axes.broken_barh(spans, (number - 0.4, 0.8), facecolors=tints)
+    axes.set_yticks(range(len(lanes)), [_label(lane) for lane in lanes])
+    axes.invert_yaxis()
+    handles = [axes.bar(0, 0, color=colours[name]) for name in named]
+    labels = [_label(name) for name in named]
+    if len(by_count) > len(named):
+        handles.append(axes.bar(0, 0, color=_OTHERS))
+        labels.append(f"{len(by_count) - len(named)} others")
+    axes.legend(handles, labels, loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
+    if bars:
+        first, last = min(b.start_ms for b in bars), max(b.end_ms for b in bars)
+        axes.set_xlim(_day(first), _day(max(last, first + 1)))
+    axes.xaxis_date()
+    return _svg(figure)
+
+
+def gaps(counts: Mapping[str, Mapping[float, int]]) -> str:
+    """Draw how long keys were without owner.
+
+    Args:
+        counts: By how the claim before ended: lower edge of a bucket in ms (each
+            is the fourth part of a doubling), and how many.
+    """
+    figure, axes = _axes(2.6)
+    for ending, buckets in counts.items():
+        edges = sorted(buckets)
+        heights = [buckets[edge] for edge in edges]
+        widths = [edge * (2**0.25 - 1) for edge in edges]
+        name = ending.replace("_", " ")
+        axes.bar(edges, heights, widths, align="edge", alpha=0.6, label=name)
+    axes.set_xscale("log")
+    axes.set_xlabel("gap in log time, ms")
+    axes.set_ylabel("handoffs")
+    if counts:
+        axes.legend(frameon=False)
+    return _svg(figure)
+
+
+def distances(lines: Mapping[str, Sequence[tuple[int, int]]], what: str) -> str:
+    """Draw how far groups were from a position, over time (epoch ms)."""
+    figure, axes = _axes(2.6)
+    for name, points in lines.items():
+        moments = [_day(at_ms) for at_ms, _ in points]
+        axes.step(moments, [n for _, n in points], where="post", label=_label(name))
+    axes.xaxis_date()
+    axes.set_ylabel(what)
+    if lines:
+        axes.legend(frameon=False)
+    return _svg(figure)
+
+
+def ages(counts: Mapping[int, int]) -> str:
+    """Draw how old claims were when they were renewed, in twentieths of H."""
+    figure, axes = _axes(2.6)
+    edges = [twentieths / AGES_PER_H for twentieths in sorted(counts)]
+    heights = [counts[twentieths] for twentieths in sorted(counts)]
+    axes.bar(edges, heights, 1 / AGES_PER_H, align="edge")
+    for bound, name in ((1, "H"), (2, "2H")):
+        axes.axvline(bound, color="#c62828", linewidth=0.8)
+        axes.text(bound, 1, f" {name}", transform=axes.get_xaxis_transform(), va="top")
+    if counts:
+        axes.set_yscale("log")
+    axes.set_xlabel("age at renewal, in H")
+    axes.set_ylabel("renewals")
+    return _svg(figure)
+
+
+@contextmanager
+def _style() -> Iterator[None]:
+    import matplotlib as mpl
+
+    # Text as paths: it looks alike without a font, and holds nothing to obey.
+    with mpl.rc_context(
+        {"svg.fonttype": "path", "svg.hashsalt": "kafka-marshal", "font.size": 9}
+    ):
+        yield
+
+
+def _axes(height_inches: float) -> tuple["Figure", "Axes"]:
+    from matplotlib.figure import Figure
+
+    with _style():
+        figure = Figure(figsize=(_WIDTH_INCHES, height_inches), layout="constrained")
+        axes = figure.add_subplot()
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    return figure, axes
+
+
+def _svg(figure: "Figure") -> str:
+    buffer = StringIO()
+    with _style():
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    text = buffer.getvalue()
+    return text[text.index("<svg") :]
+
+
+def _day(at_ms: int) -> float:
+    """Return a time as matplotlib counts it: in days since 1970."""
+    # Records of a hostile clock may name years that no calendar has.
+    return min(max(at_ms, 0), _YEAR_9999_MS) / 86_400_000
+
+
+def _label(text: str) -> str:
+    """Return a name as a plot shows it: short, and no formula."""
+    short = text if len(text) <= LABEL_CHARACTERS_MAX else f"{text[:47]}…"
+    shown = "".join(c if c.isprintable() else "\ufffd" for c in short)
+    return shown.replace("$", r"\$")

@@ -1,0 +1,257 @@
+"""The report: what an audit found, on one page. Bounded, however long the log is.
+
+Spark sums up; what comes to the driver are tops of lists and counts of buckets.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kafka_marshal.kafka_io import open_data_log
+from kafka_marshal.protocol.hashing import RESERVED_TOPICS
+from kafka_marshal.protocol.types import TopicPartition
+from kafka_marshal.spark.audit import plots
+from kafka_marshal.spark.audit.folding import Source
+from kafka_marshal.spark.audit.invariants import INVARIANTS, Finding
+from kafka_marshal.spark.audit.page import instant, page
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from kafka_marshal.spark.audit.job import Audit
+
+KEYS_SHOWN_MAX = 40
+BARS_SHOWN_MAX = 4_000
+ROWS_SHOWN_MAX = 50
+GROUPS_SHOWN_MAX = 8
+MOMENTS_MAX = 120
+PARTITIONS_ASKED_MAX = 10_000
+
+Row = dict[str, Any]
+Ends = Mapping[TopicPartition, int]
+
+_KEYS = """
+SELECT group_id, topic, partition, COUNT(*) AS claims_count, MAX(start_offset) AS last
+FROM intervals GROUP BY group_id, topic, partition
+ORDER BY claims_count DESC, group_id, topic, partition LIMIT :limit
+"""
+_BARS = """
+SELECT i.group_id, i.topic, i.partition, i.client_id, i.start_append_ms AS start_ms,
+       COALESCE(i.end_append_ms, p.append_ms) AS end_ms
+FROM intervals i JOIN shown_keys k
+  ON i.group_id = k.group_id AND i.topic = k.topic AND i.partition = k.partition
+JOIN partitions p ON i.coordinating_partition = p.coordinating_partition
+ORDER BY i.start_append_ms DESC LIMIT :limit
+"""
+_GAPS = """
+SELECT ending, CAST(FLOOR(LOG2(GREATEST(gap_ms, 1)) * 4) AS INT) AS bucket,
+       COUNT(*) AS count
+FROM handoffs GROUP BY ending, bucket
+"""
+_REFUSED = """
+SELECT outcome, reason, record_type, COUNT(*) AS count FROM refused
+GROUP BY outcome, reason, record_type ORDER BY count DESC, outcome, reason LIMIT :limit
+"""
+_CLIENTS_REFUSED = """
+SELECT client_id, reason, COUNT(*) AS count FROM refused WHERE client_id IS NOT NULL
+GROUP BY client_id, reason ORDER BY count DESC, client_id, reason LIMIT 10
+"""
+_GRANTS = """
+SELECT group_id, outcome, COUNT(*) AS count,
+       SUM(last_offset - first_offset + 1) AS offsets_count
+FROM grants GROUP BY group_id, outcome ORDER BY group_id, outcome LIMIT :limit
+"""
+_PAUSES = """
+SELECT group_id, client_id, reason, MIN(start_append_ms) AS start_ms, MAX(ending)
+       AS ending, MAX(renewals_count) AS renewals_count
+FROM pauses GROUP BY group_id, op_id, client_id, reason
+ORDER BY start_ms DESC LIMIT :limit
+"""
+_AGES = """
+SELECT twentieths_of_h, SUM(beats_count) AS count FROM ages GROUP BY twentieths_of_h
+"""
+_SPAN = "SELECT MIN(append_ms) AS first, MAX(append_ms) AS last FROM positions"
+_GROUPS = """
+SELECT group_id, COUNT(*) AS count FROM positions GROUP BY group_id
+ORDER BY count DESC, group_id LIMIT :limit
+"""
+# How far each key still was from its reference at each of its samples; a group's sum
+# changes by the difference from the sample before.
+_DISTANCES = """
+SELECT group_id, moment, CAST(SUM(change) AS BIGINT) AS change FROM (
+  SELECT p.group_id,
+         CAST(FLOOR((p.append_ms - :first) / :step) AS INT) AS moment,
+         CAST(CASE WHEN before IS NULL THEN reference - position
+                   ELSE before - position END AS BIGINT) AS change
+  FROM (
+    SELECT s.*, LAG(s.position) OVER (
+             PARTITION BY s.group_id, s.topic, s.partition ORDER BY s.offset) AS before,
+           COALESCE(e.log_end, MAX(s.position) OVER (
+             PARTITION BY s.group_id, s.topic, s.partition)) AS reference
+    FROM positions s LEFT JOIN data_ends e
+      ON s.topic = e.topic AND s.partition = e.partition
+  ) p
+  JOIN shown_groups g ON p.group_id = g.group_id
+) GROUP BY group_id, moment ORDER BY group_id, moment
+"""
+_LAGS = """
+SELECT i.group_id, COUNT(*) AS partitions_count,
+       SUM(GREATEST(e.log_end - i.position, 0)) AS lag,
+       MAX(GREATEST(e.log_end - i.position, 0)) AS lag_max
+FROM intervals i JOIN data_ends e ON i.topic = e.topic AND i.partition = e.partition
+WHERE i.ending = 'open' AND i.position IS NOT NULL
+GROUP BY i.group_id ORDER BY lag DESC, i.group_id LIMIT :limit
+"""
+_DATA = """
+SELECT DISTINCT topic, partition FROM intervals ORDER BY topic, partition LIMIT :limit
+"""
+
+
+def write_report(
+    audit: "Audit",
+    path: str | Path,
+    *,
+    findings: Sequence[Finding],
+    ends: Ends | None = None,
+) -> None:
+    """Draw an audit on one page of HTML.
+
+    Args:
+        audit: The audit.
+        path: The file, which is replaced.
+        findings: What ``Audit.check`` found.
+        ends: Where the data partitions' logs end now, from ``data_ends``; with them
+            the page tells real lag.
+
+    Raises:
+        ConfigurationError: What draws is not installed.
+    """
+    plots.require_report()
+    text = render(audit, findings=findings, ends=ends)
+    Path(path).write_text(text, encoding="utf-8")
+
+
+def data_ends(audit: "Audit", source: Source) -> Ends:
+    """Ask the cluster where the logs of all data partitions of the audit end.
+
+    Raises:
+        CoordinationError: The cluster did not answer.
+    """
+    rows = _rows(audit.spark, _DATA, limit=PARTITIONS_ASKED_MAX)
+    places = [TopicPartition(row["topic"], row["partition"]) for row in rows]
+    data = open_data_log(source.settings())
+    try:
+        names = sorted({p.topic for p in places if p.topic not in RESERVED_TOPICS})
+        known = data.describe(names, source.timeout_ms)
+        there = [
+            place
+            for place in places
+            if place.topic in known
+            and place.partition < known[place.topic].partition_count
+        ]
+        ranges = data.ranges(there, source.timeout_ms)
+    finally:
+        data.close(0)
+    return {place: found.end for place, found in ranges.items()}
+
+
+def render(
+    audit: "Audit", *, findings: Sequence[Finding], ends: Ends | None = None
+) -> str:
+    """Return the page of an audit."""
+    spark = audit.spark
+    parts, counts = audit.partitions(), audit.counts()
+    pauses = _rows(spark, _PAUSES, limit=ROWS_SHOWN_MAX)
+    for row in pauses:
+        row["began"] = instant(row["start_ms"])
+    bars, keys_count = _bars(spark)
+    lines, lags = _lines(spark, ends or {})
+    bounds = {k: v for k, v in audit.facts["bounds"].items() if v is not None}
+    values = {
+        "facts": audit.facts,
+        "partitions": parts,
+        "entries_count": sum(row["entries_count"] for row in parts),
+        "claims_count": counts["intervals"],
+        "handoffs_count": counts["handoffs"],
+        "ranged": ", ".join(f"{name} {value}" for name, value in bounds.items()),
+        "invariants": INVARIANTS,
+        "findings": findings,
+        "keys_shown": len({bar.lane for bar in bars}),
+        "keys_count": keys_count,
+        "bars_shown": len(bars),
+        "takeovers": audit.takeovers(),
+        "refused": _rows(spark, _REFUSED, limit=ROWS_SHOWN_MAX),
+        "clients_refused": _rows(spark, _CLIENTS_REFUSED),
+        "grants": _rows(spark, _GRANTS, limit=ROWS_SHOWN_MAX),
+        "pauses": pauses,
+        "lags": lags,
+        **_words(is_real=ends is not None),
+    }
+    gaps: dict[str, dict[float, int]] = {}
+    for row in _rows(spark, _GAPS):
+        gaps.setdefault(row["ending"], {})[2 ** (row["bucket"] / 4)] = row["count"]
+    ages = {row["twentieths_of_h"]: row["count"] for row in _rows(spark, _AGES)}
+    drawn = {
+        "timeline": plots.timeline(bars),
+        "gaps": plots.gaps(gaps),
+        "distances": plots.distances(lines, "records"),
+        "ages": plots.ages(ages),
+    }
+    return page(values, drawn)
+
+
+def _words(*, is_real: bool) -> dict[str, str]:
+    if is_real:
+        return {
+            "lag_title": "Lag over time",
+            "lag_note": "From each sampled position to where the data partition ended "
+            "when the report was made, summed over a group's partitions: what is at "
+            "the right is the lag now.",
+        }
+    return {
+        "lag_title": "Way still to go over time",
+        "lag_note": "From each sampled position to the highest one that the log has "
+        "of the same partition, summed over a group's partitions. Where the data "
+        "ended was not asked (--with-lag asks).",
+    }
+
+
+def _bars(spark: "SparkSession") -> tuple[list[plots.Bar], int]:
+    keys = spark.sql(_KEYS, args={"limit": KEYS_SHOWN_MAX})
+    keys.createOrReplaceTempView("shown_keys")
+    count = spark.sql("SELECT DISTINCT group_id, topic, partition FROM intervals")
+    found = [
+        plots.Bar(
+            f"{row['group_id']} {row['topic']}-{row['partition']}",
+            row["client_id"],
+            row["start_ms"],
+            max(row["start_ms"], row["end_ms"] or 0),
+        )
+        for row in _rows(spark, _BARS, limit=BARS_SHOWN_MAX)
+    ]
+    return sorted(found), count.count()
+
+
+def _lines(
+    spark: "SparkSession", ends: Ends
+) -> tuple[dict[str, list[tuple[int, int]]], list[Row]]:
+    """Return how far groups were from their reference over time, and lags now."""
+    rows = [(*place, end) for place, end in ends.items()]
+    form = "topic string, partition int, log_end bigint"
+    spark.createDataFrame(rows, form).createOrReplaceTempView("data_ends")
+    groups = spark.sql(_GROUPS, args={"limit": GROUPS_SHOWN_MAX})
+    groups.createOrReplaceTempView("shown_groups")
+    (span,) = _rows(spark, _SPAN)
+    lines: dict[str, list[tuple[int, int]]] = {}
+    if span["first"] is not None:
+        step_ms = max(1, (span["last"] - span["first"]) // MOMENTS_MAX + 1)
+        for row in _rows(spark, _DISTANCES, first=span["first"], step=step_ms):
+            line = lines.setdefault(row["group_id"], [])
+            before = line[-1][1] if line else 0
+            at_ms = span["first"] + row["moment"] * step_ms
+            line.append((at_ms, before + row["change"]))
+    return lines, _rows(spark, _LAGS, limit=ROWS_SHOWN_MAX)
+
+
+def _rows(spark: "SparkSession", sql: str, **args: int) -> list[Row]:
+    return [row.asDict() for row in spark.sql(sql, args=args).collect()]

@@ -1,0 +1,278 @@
+"""The tables of an audit: their columns, with types and meanings. Plain data."""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+SCHEMA = 1
+"""Version of the tables; it changes when a column goes or means something else."""
+
+STRING = "string"
+INT = "int"
+LONG = "bigint"
+BINARY = "binary"
+
+
+class Column(NamedTuple):
+    """One column: its name, its type as Spark's SQL writes it, and its meaning."""
+
+    name: str
+    kind: str
+    meaning: str
+
+
+class Table(NamedTuple):
+    """One table.
+
+    Attributes:
+        name: Its name, which is also the view's.
+        meaning: What a row is.
+        columns: In order.
+        is_final: Whether its rows are as of the end, and replaced by the next run.
+        has_open_rows: Whether it also has rows that are still open at the end.
+    """
+
+    name: str
+    meaning: str
+    columns: tuple[Column, ...]
+    is_final: bool = False
+    has_open_rows: bool = False
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the columns, in order."""
+        return tuple(column.name for column in self.columns)
+
+    @property
+    def ddl(self) -> str:
+        """The columns as Spark's SQL declares them."""
+        return ", ".join(f"`{c.name}` {c.kind}" for c in self.columns)
+
+
+T = Column("coordinating_partition", INT, "partition of the coordination topic")
+KEY = (
+    Column("group_id", STRING, "group of the key"),
+    Column("topic", STRING, "data topic of the key"),
+    Column("partition", INT, "data partition of the key"),
+)
+AT = (
+    Column("offset", LONG, "offset of the record in the coordinating partition"),
+    Column("log_ms", LONG, "log time C after it"),
+    Column("append_ms", LONG, "time of the record, epoch ms"),
+)
+WHY = Column("why", STRING, "why it was claimed, where the claim's tags tell")
+
+
+def _moment(name: str, what: str) -> tuple[Column, ...]:
+    return tuple(
+        Column(f"{name}_{each.name}", each.kind, f"{what}: {each.name}") for each in AT
+    )
+
+
+INTERVALS = Table(
+    "intervals",
+    "one claim, from the record that won to the record that ended it",
+    (
+        T,
+        *KEY,
+        Column("client_id", STRING, "who owned it"),
+        Column("incarnation", STRING, "which process start of it, hex"),
+        Column("token", STRING, "fencing token, `era.leader_epoch.offset`"),
+        Column("token_era", INT, "its first part"),
+        Column("token_leader_epoch", INT, "its second part"),
+        Column("epoch", LONG, "its third part: offset of the winning claim"),
+        Column("topic_id", STRING, "Kafka's id of the data topic, hex, if named"),
+        Column("effect", STRING, "`claimed` or `resumed`"),
+        WHY,
+        *_moment("start", "where it was won"),
+        Column("heartbeat_interval_ms", LONG, "H in force at the last renewal"),
+        Column("renewed_offset", LONG, "offset of the last renewal"),
+        Column("renewed_log_ms", LONG, "log time of the last renewal"),
+        Column("beats_count", LONG, "renewals after the claim"),
+        Column("gap_ms_max", LONG, "longest log time between two renewals in a row"),
+        Column("start_position", LONG, "position when it was won, if one was known"),
+        Column("first_position", LONG, "first position known under it"),
+        Column("position", LONG, "last position under it"),
+        Column("rewinds_count", LONG, "beats that set the position back on purpose"),
+        Column("steps_back_count", LONG, "records that set it back without a rewind"),
+        Column("stray_count", LONG, "accepted records that the owner cannot have sent"),
+        Column("ending", STRING, "`open`, `released`, `taken_over` or `resumed`"),
+        Column("ended_by", STRING, "who released it or took it over"),
+        Column("reason", STRING, "what the release says, or why the next one claimed"),
+        *_moment("end", "where it ended, null while open"),
+    ),
+    has_open_rows=True,
+)
+CLAIMS = Table(
+    "claims",
+    "one claiming record with its verdict",
+    (
+        T,
+        *KEY,
+        *AT,
+        Column("client_id", STRING, "who asked"),
+        Column("incarnation", STRING, "which process start of it, hex"),
+        Column("outcome", STRING, "`won`, `refused` or `ignored`"),
+        Column("reason", STRING, "why not, null where won"),
+        Column("holder", STRING, "owner afterwards"),
+        Column("remaining_ms", LONG, "log time that the holder had left"),
+        WHY,
+    ),
+)
+HANDOFFS = Table(
+    "handoffs",
+    "a key that went from one owner to the next",
+    (
+        T,
+        *KEY,
+        *AT,
+        Column("from_client_id", STRING, "the owner before"),
+        Column("to_client_id", STRING, "the owner after"),
+        Column("token", STRING, "fencing token of the next claim"),
+        Column("ending", STRING, "how the claim before ended, as in `intervals`"),
+        Column("reason", STRING, "what its release says"),
+        WHY,
+        Column("gap_ms", LONG, "log time since the release, or since the last renewal"),
+        Column("heartbeat_interval_ms", LONG, "H in force at that last renewal"),
+        Column(
+            "late_ms",
+            LONG,
+            "log time from when the next owner could have had the key until it had "
+            "it; null unless the log shows that it waited",
+        ),
+        Column("position", LONG, "position handed on"),
+    ),
+)
+GRANTS = Table(
+    "grants",
+    "one request for offsets at most once",
+    (
+        T,
+        *KEY,
+        *AT,
+        Column("client_id", STRING, "who asked"),
+        Column("grantee", STRING, "process that may process them, hex"),
+        Column("epoch", LONG, "epoch that the record names"),
+        Column("topic_id", STRING, "Kafka's id of the data topic, hex, if named"),
+        Column("outcome", STRING, "`granted`, `paused`, `nothing_left` or `span`"),
+        Column("first_offset", LONG, "first offset granted, or asked for"),
+        Column("last_offset", LONG, "last one, inclusive"),
+    ),
+)
+PAUSES = Table(
+    "pauses",
+    "a group that an admin held, as one coordinating partition has it",
+    (
+        T,
+        Column("group_id", STRING, "the group"),
+        Column("op_id", STRING, "the operation, hex"),
+        Column("client_id", STRING, "the admin"),
+        Column("reason", STRING, "what the first record of the operation says"),
+        *_moment("start", "where it began"),
+        Column("until_ms", LONG, "until when, epoch ms, as of the last renewal"),
+        Column("renewals_count", LONG, "how often the end was put off"),
+        Column("ending", STRING, "`open`, `unpaused` or `ran_out`"),
+        *_moment("end", "where it ended, null while open"),
+    ),
+    has_open_rows=True,
+)
+REFUSED = Table(
+    "refused",
+    "a record that took no effect, or one beat of it",
+    (
+        T,
+        *AT,
+        Column("outcome", STRING, "`refused`, `ignored`, `undecodable` or `halted`"),
+        Column("reason", STRING, "the counter's name, as in PROTOCOL.md"),
+        Column("detail", STRING, "what the codec says of an undecodable value"),
+        Column("record_type", STRING, "kind of the record, null where it is none"),
+        Column("client_id", STRING, "who sent it"),
+        *KEY,
+    ),
+)
+POSITIONS = Table(
+    "positions",
+    "how far a key was: at most one row a key for each sample interval",
+    (
+        T,
+        *KEY,
+        *AT,
+        Column("client_id", STRING, "the owner"),
+        Column("epoch", LONG, "epoch under which the record was accepted"),
+        Column("topic_id", STRING, "Kafka's id of the data topic, hex, if named"),
+        Column("position", LONG, "next offset to process"),
+        Column("granted", LONG, "next offset that nobody was granted, at most once"),
+        Column("rewinds_count", LONG, "how often the position was set back so far"),
+    ),
+)
+AGES = Table(
+    "ages",
+    "how old claims of a group were when they were renewed",
+    (
+        T,
+        Column("group_id", STRING, "the group"),
+        Column("twentieths_of_h", INT, "age in twentieths of H; 80 for all above"),
+        Column("beats_count", LONG, "renewals at that age"),
+    ),
+    is_final=True,
+)
+PARTITIONS = Table(
+    "partitions",
+    "the end state of one coordinating partition",
+    (
+        T,
+        Column("first_offset", LONG, "first entry that the fold saw"),
+        Column("next_offset", LONG, "offset after the last one"),
+        Column("leader_epoch", INT, "leader epoch of the last one"),
+        Column("log_ms", LONG, "log time C"),
+        Column("append_ms", LONG, "largest time of an entry, epoch ms"),
+        Column("digest", STRING, "digest of the world state, as the live system has"),
+        Column("entries_count", LONG, "entries folded"),
+        Column("generation", INT, "generation of the Config in force"),
+        Column("heartbeat_interval_ms", LONG, "H of that Config"),
+        Column("keys_count", LONG, "keys that were claimed and not forgotten"),
+        Column("owned_count", LONG, "those that have an owner"),
+        Column("halted_offset", LONG, "where a Config needs a newer release"),
+        Column("halted_level", INT, "the feature level that it needs"),
+    ),
+    is_final=True,
+)
+STATE = Table(
+    "state",
+    "what the next run goes on from; private",
+    (
+        T,
+        Column("next_offset", LONG, "offset to go on at"),
+        Column("saved", BINARY, "snapshot and history, as `saved.py` writes them"),
+    ),
+    is_final=True,
+)
+
+TABLES = (
+    INTERVALS,
+    CLAIMS,
+    HANDOFFS,
+    GRANTS,
+    PAUSES,
+    REFUSED,
+    POSITIONS,
+    AGES,
+    PARTITIONS,
+)
+"""What an audit tells, in the order of the documents."""
+
+ALL = (*TABLES, STATE)
+
+
+def staged_ddl(tables: Iterable[Table] = ALL) -> str:
+    """Return the schema in which tasks hand over rows of all tables.
+
+    One struct a table, of which one is set in each row: so one pass over the log
+    feeds them all.
+    """
+    structs = ", ".join(
+        f"`{table.name}` struct<"
+        + ", ".join(f"`{c.name}`: {c.kind}" for c in table.columns)
+        + ">"
+        for table in tables
+    )
+    return f"`table` string, `is_open` boolean, {structs}"
