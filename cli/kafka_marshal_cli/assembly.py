@@ -19,6 +19,7 @@ from kafka_marshal_cli.commands import (
     doctor,
     groups,
     log,
+    sidecar,
     spark,
     topic,
 )
@@ -84,6 +85,7 @@ for name, noun in {
     "log": log,
     "spark": spark,
     "broker": broker,
+    "sidecar": sidecar,
 }.items():
     app.add_typer(noun.app, name=name)
 app.command("consume", help=consume.HELP, epilog=consume.EPILOG)(consume.consume)

@@ -49,6 +49,12 @@ SETTINGS = (
     Setting("group", "MARSHAL_GROUP"),
     Setting("client-id", "MARSHAL_CLIENT_ID"),
     Setting("state-dir", "MARSHAL_STATE_DIR"),
+    # Those of `marshal sidecar`.
+    Setting("socket", "MARSHAL_SIDECAR_SOCKET"),
+    Setting("tcp", "MARSHAL_SIDECAR_TCP"),
+    Setting("token-file", "MARSHAL_SIDECAR_TOKEN_FILE"),
+    Setting("drain-timeout", "MARSHAL_SIDECAR_DRAIN_TIMEOUT", "20s"),
+    Setting("log-format", "MARSHAL_SIDECAR_LOG_FORMAT", "text"),
 )
 KEYS = tuple(setting.key for setting in SETTINGS)
 

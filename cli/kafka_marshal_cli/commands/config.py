@@ -6,6 +6,7 @@ import typer
 
 from kafka_marshal_cli import profiles
 from kafka_marshal_cli.chosen import Chosen, Config
+from kafka_marshal_cli.commands import sidecar
 from kafka_marshal_cli.profiles import SETTINGS
 from kafka_marshal_cli.render import Answer, Row, Section, column
 from kafka_marshal_cli.shared import Call, Gathered, command, data, options_of, wall_ms
@@ -79,12 +80,12 @@ def option_rows(options: dict[str, profiles.Value]) -> list[Row]:
 
 
 @app.command("show", epilog="Example: marshal config show --origin --profile prod")
-@command(gathers={"of_consume": Gathered(_OF_CONSUME, dict)})
+@command(gathers={"others": Gathered(_OF_CONSUME | sidecar.OPTIONS, dict)})
 def show(
     call: Call,
     *,
     context: typer.Context,
-    of_consume: dict[str, Any],
+    others: dict[str, Any],
     origin: Annotated[
         bool, typer.Option("--origin", help="Tell where each came from.")
     ] = False,
@@ -94,7 +95,7 @@ def show(
     An option wins over the environment, that over the profile, that over the
     file's [default], that over what is built in. Passwords are never printed.
     """
-    del of_consume
+    del others
     chosen: Chosen = context.params["profile"]
     profile = chosen.profile
     columns = (*COLUMNS, ORIGIN) if origin else COLUMNS

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import attrs
 
 from kafka_marshal.errors import ConfigurationError
+from kafka_marshal.identity import state_home
 from kafka_marshal.kafka_io import ConnectionSettings
 from kafka_marshal.protocol.codec import is_identifier
 from kafka_marshal.remote.address import TOKEN_BYTES_MAX
@@ -117,6 +118,13 @@ class Settings:
             )
         if self.tcp is not None:
             tcp_address(self.tcp)
+
+    @property
+    def state_path(self) -> Path | None:
+        """Where state is kept, None to go without."""
+        if self.state_dir is None:
+            return state_home()
+        return Path(self.state_dir) if str(self.state_dir) else None
 
     def connection(self) -> ConnectionSettings:
         """Return how to reach the cluster.

@@ -5,13 +5,16 @@ stand, and how long a request may take to arrive.
 """
 
 import asyncio
+import contextlib
 import socket
 from typing import cast
 
 import h11
 import msgspec
+import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
+from kafka_marshal.sidecar.app import App
 from kafka_marshal.sidecar.asking import CONNECTION, Connection
 from kafka_marshal.sidecar.config import CONNECTIONS_MAX
 from kafka_marshal.sidecar.failures import (
@@ -21,9 +24,14 @@ from kafka_marshal.sidecar.failures import (
     refusal,
 )
 from kafka_marshal.sidecar.peers import peer_of
+from kafka_marshal.sidecar.sockets import BACKLOG
 
 HEAD_S_MAX = 10.0
 HEAD_BYTES_MAX = 16_384
+# Longer than clients keep an idle connection, so that none is used as it ends.
+IDLE_S = 75
+# What streams that nobody reads are waited for at the end.
+GRACE_S = 2
 _PHRASES = {400: b"Bad Request", 408: b"Request Timeout", 503: b"Service Unavailable"}
 
 
@@ -122,3 +130,37 @@ class GuardedProtocol(H11Protocol):
             self._refuse(
                 refusal(408, f"no request within {HEAD_S_MAX:.0f} s", setting="request")
             )
+
+
+class Server(uvicorn.Server):
+    """Uvicorn without its signals: when to end is the daemon's to say."""
+
+    def capture_signals(self) -> "contextlib.AbstractContextManager[None]":  # type: ignore[override]
+        """Leave signals alone."""
+        return contextlib.nullcontext()
+
+
+def make_server(app: App, *, connections_max: int) -> Server:
+    """Return a server of the application, for sockets that it is given."""
+
+    class _Protocol(GuardedProtocol):
+        pass
+
+    _Protocol.connections_max = connections_max
+    config = uvicorn.Config(
+        app,
+        http=_Protocol,
+        ws="none",
+        lifespan="off",
+        interface="asgi3",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        date_header=False,
+        backlog=BACKLOG,
+        timeout_keep_alive=IDLE_S,
+        timeout_graceful_shutdown=GRACE_S,
+        h11_max_incomplete_event_size=HEAD_BYTES_MAX,
+    )
+    return Server(config)

@@ -1,0 +1,344 @@
+"""``marshal sidecar``: the daemon that holds claims for the processes of a host."""
+
+import http.client
+import json
+import socket
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import attrs
+import typer
+
+from kafka_marshal import ConfigurationError, CoordinationError
+from kafka_marshal_cli import parsing
+from kafka_marshal_cli.chosen import Chosen, Config, ProfileName
+from kafka_marshal_cli.exits import ExitCode
+from kafka_marshal_cli.render import NOTHING, Answer, Column, Section, column, duration
+from kafka_marshal_cli.shared import Call, Gathered, command, data, wall_ms
+
+app = typer.Typer(
+    help="The sidecar: one daemon per host holds the claims of many processes.",
+    no_args_is_help=True,
+)
+ANSWER_BYTES_MAX = 64 * 1024 * 1024
+PANEL = "Sidecar"
+
+Socket = Annotated[
+    Path | None,
+    typer.Option(
+        "--socket",
+        metavar="PATH",
+        envvar="MARSHAL_SIDECAR_SOCKET",
+        help="Unix socket of the sidecar; by default kafka-marshal/sidecar.sock in "
+        "$XDG_RUNTIME_DIR or /run.",
+        rich_help_panel=PANEL,
+    ),
+]
+
+
+class LogFormat(StrEnum):
+    """How the daemon writes its log."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+class Check(StrEnum):
+    """What ``status`` may be asked to decide."""
+
+    LIVE = "live"
+    READY = "ready"
+    STARTED = "started"
+
+
+PROBES = {Check.LIVE: "livez", Check.READY: "readyz", Check.STARTED: "startupz"}
+
+# The daemon's own settings: what `config show` shows as well.
+OPTIONS: dict[str, tuple[Any, Any]] = {
+    "socket": (Socket, None),
+    "tcp": (
+        Annotated[
+            str | None,
+            typer.Option(
+                "--tcp",
+                metavar="HOST:PORT",
+                envvar="MARSHAL_SIDECAR_TCP",
+                help="Loopback address to serve as well; needs --token-file.",
+                rich_help_panel=PANEL,
+            ),
+        ],
+        None,
+    ),
+    "token_file": (
+        Annotated[
+            Path | None,
+            typer.Option(
+                "--token-file",
+                metavar="FILE",
+                envvar="MARSHAL_SIDECAR_TOKEN_FILE",
+                help="Token that clients show over TCP; made where there is none.",
+                rich_help_panel=PANEL,
+            ),
+        ],
+        None,
+    ),
+    "drain_timeout": (
+        Annotated[
+            str,
+            typer.Option(
+                "--drain-timeout",
+                metavar="MS",
+                envvar="MARSHAL_SIDECAR_DRAIN_TIMEOUT",
+                help="How long a controlled shutdown waits for clients to let go.",
+                rich_help_panel=PANEL,
+            ),
+        ],
+        "20s",
+    ),
+    "log_format": (
+        Annotated[
+            LogFormat,
+            typer.Option(
+                "--log-format",
+                envvar="MARSHAL_SIDECAR_LOG_FORMAT",
+                help="Lines for people, or JSON.",
+                rich_help_panel=PANEL,
+            ),
+        ],
+        LogFormat.TEXT,
+    ),
+}
+
+
+# What those commands take that ask a sidecar: its socket may stand in a profile.
+_WHERE = Gathered(
+    {
+        "config": (Config, None),
+        "profile": (ProfileName, None),
+        "socket": (Socket, None),
+    },
+    lambda given: _place(given["socket"]),
+)
+
+
+@attrs.frozen
+class Asked:
+    """The daemon's own settings, as they were asked for."""
+
+    socket: Path | None
+    tcp: str | None
+    token_file: Path | None
+    drain_timeout: str
+    log_format: LogFormat
+
+
+@app.command("run", epilog="Example: marshal sidecar run --config marshal.toml")
+@command(
+    waits=False,
+    answers=False,
+    gathers={"asked": Gathered(OPTIONS, lambda given: Asked(**given))},
+)
+def run(
+    call: Call,
+    *,
+    context: typer.Context,
+    asked: Asked,
+    client_id: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            envvar="MARSHAL_CLIENT_ID",
+            help="Name of the sidecar in the log; by default that of the host.",
+        ),
+    ] = None,
+    state_dir: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            envvar="MARSHAL_STATE_DIR",
+            help="Where identity and promises are kept that let a restart resume.",
+        ),
+    ] = None,
+    open_timeout: Annotated[
+        str,
+        typer.Option(
+            metavar="MS", envvar="MARSHAL_TIMEOUT", help="When to give up connecting."
+        ),
+    ] = "30s",
+) -> None:
+    """Run the sidecar in the foreground, until SIGTERM or SIGINT.
+
+    The signal begins a controlled shutdown: every client is asked to give back what
+    it has, and waited for. The same signal again ends it at once. SIGHUP is passed
+    over. Its log goes to stderr. Needs the extra `sidecar`; docs/SIDECAR.md tells
+    more.
+    """
+    from kafka_marshal.sidecar.config import Settings
+    from kafka_marshal.sidecar.server import require_extra
+    from kafka_marshal.sidecar.server import run as serve
+
+    given: dict[str, Any] = {
+        "client_id": client_id,
+        "socket": asked.socket and asked.socket.expanduser().absolute(),
+        "token_file": asked.token_file and asked.token_file.expanduser(),
+    }
+    try:
+        settings = Settings(
+            bootstrap_servers=call.bootstrap_servers,
+            coordination_topic=call.coordination_topic,
+            options=call.options,
+            transport=call.transport,
+            state_dir=_state_dir(state_dir),
+            tcp=asked.tcp,
+            open_ms=parsing.duration_ms("--open-timeout", open_timeout),
+            drain_ms=parsing.duration_ms("--drain-timeout", asked.drain_timeout),
+            log_format=asked.log_format.value,
+            **{name: value for name, value in given.items() if value is not None},
+        )
+        settings.check()
+        require_extra()
+        _serve(settings, serve)
+    except ConfigurationError as error:
+        raise _with_origin(error, context) from error
+
+
+def _serve(settings: Any, serve: Any) -> None:  # noqa: ANN401 - of a lazy import
+    from kafka_marshal.sidecar.logs import start_logging
+
+    observer, stop_logging = start_logging(settings.log_format)
+    try:
+        serve(settings, observer)
+    finally:
+        stop_logging()
+
+
+def _state_dir(given: Path | None) -> str | Path | None:
+    """Return the directory; an empty one means to go without, as in the library."""
+    if given is None:
+        return None
+    return "" if str(given) in {"", "."} else given.expanduser()
+
+
+def _with_origin(error: ConfigurationError, context: typer.Context) -> BaseException:
+    """Return the error with where the setting at fault came from."""
+    name = error.setting.removeprefix("--").replace("-", "_")
+    if name not in {param.name for param in context.command.params}:
+        return error
+    chosen: Chosen = context.params["profile"]
+    origin = chosen.origin(name)
+    if origin == "default":
+        return error
+    return ConfigurationError(f"{error} ({name} by {origin})", setting=error.setting)
+
+
+# --- asking one
+
+
+class _Connection(http.client.HTTPConnection):
+    """HTTP over a Unix socket."""
+
+    def __init__(self, path: Path, *, timeout_s: float) -> None:
+        super().__init__("sidecar", timeout=timeout_s)
+        self._path = path
+        self._timeout_s = timeout_s
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self._timeout_s)
+        self.sock.connect(str(self._path))
+
+
+def ask(path: Path, place: str, *, timeout_ms: int) -> tuple[int, Any]:
+    """Return what a sidecar answers: the status and the document.
+
+    Raises:
+        CoordinationError: Nobody answers.
+    """
+    connection = _Connection(path, timeout_s=timeout_ms / 1000)
+    try:
+        connection.request("GET", place)
+        response = connection.getresponse()
+        found = json.loads(response.read(ANSWER_BYTES_MAX))
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise CoordinationError(
+            f"no sidecar answers on {str(path)!r}: {error}; start one with: "
+            "marshal sidecar run, or name its socket with --socket"
+        ) from error
+    finally:
+        connection.close()
+    return response.status, found
+
+
+def _place(given: Path | None) -> Path:
+    from kafka_marshal.sidecar.config import default_socket
+
+    return default_socket() if given is None else given.expanduser()
+
+
+VERDICTS = (
+    column("QUESTION", "check"),
+    Column("ANSWER", lambda row: "yes" if row["ok"] else "no"),
+    Column("REASONS", lambda row: "; ".join(row["reasons"])),
+)
+CLIENTS = (
+    column("GROUP", "group"),
+    column("CLIENT", "client"),
+    column("STATE", "state"),
+    column("PROCESS", "pid"),
+    column("BEAT", "beat_age_ms", as_text=duration),
+    Column("SUBSCRIPTIONS", lambda row: ", ".join(row["subscriptions"]) or NOTHING),
+    Column("HAS", lambda row: ", ".join(row["assigned"]) or NOTHING),
+)
+
+
+@app.command("status", epilog="Example: marshal sidecar status --check ready")
+@command(connects=False, gathers={"path": _WHERE})
+def status(
+    call: Call,
+    *,
+    path: Path,
+    check: Annotated[
+        Check | None,
+        typer.Option(help="Exit with 3 unless it is so: for probes."),
+    ] = None,
+) -> None:
+    """Tell what the sidecar of this host is doing."""
+    rows = []
+    for name, place in PROBES.items():
+        _, verdict = ask(path, f"/{place}", timeout_ms=call.timeout_ms)
+        rows.append({"check": name.value, **verdict})
+    answered, info = ask(path, "/v1/info", timeout_ms=call.timeout_ms)
+    facts: dict[str, Any] = {"socket": str(path), "state": rows[0]["state"]}
+    if answered == http.client.OK:
+        names = ("client_id", "incarnation", "version", "coordination_topic")
+        facts |= {name: info[name] for name in names}
+        facts["bootstrap_servers"] = ",".join(info["bootstrap_servers"])
+        facts["heartbeat_interval_ms"] = info["heartbeat_interval_ms"]
+    as_of = {"time_ms": wall_ms(), "offsets": {}}
+    call.answer(Answer(as_of, facts, (Section("checks", rows, VERDICTS),)))
+    if check is not None and not all(
+        row["ok"] for row in rows if row["check"] == check.value
+    ):
+        raise typer.Exit(ExitCode.REFUSED)
+
+
+@app.command("clients", epilog="Example: marshal sidecar clients")
+@command(connects=False, gathers={"path": _WHERE})
+def clients(call: Call, *, path: Path) -> None:
+    """List who is registered at the sidecar of this host, and what they have."""
+    answered, found = ask(path, "/v1/clients", timeout_ms=call.timeout_ms)
+    if answered != http.client.OK:
+        raise CoordinationError(f"{found['message']}; see: marshal sidecar status")
+    section = Section("clients", found["clients"], CLIENTS)
+    call.answer(Answer(found["as_of"], {}, (section,)))
+
+
+@app.command("openapi", epilog="Example: marshal sidecar openapi > sidecar.json")
+@command(connects=False, waits=False, answers=False)
+def openapi(call: Call) -> None:
+    """Print the description of the sidecar's API, as OpenAPI 3.1 in JSON."""
+    from kafka_marshal.sidecar.openapi import text
+
+    del call
+    data(text().decode())

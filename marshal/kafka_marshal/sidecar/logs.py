@@ -1,0 +1,141 @@
+"""The sidecar's own log, on stderr: lines for people, or JSON.
+
+The engine's thread keeps the leases and must not wait for a reader of stderr that
+is stuck: lines pass through a queue, and what does not fit there is counted instead.
+"""
+
+import atexit
+import logging
+import queue
+import sys
+from collections.abc import Callable
+from logging.handlers import QueueHandler, QueueListener
+from typing import TYPE_CHECKING, Any, Literal, TextIO
+
+from kafka_marshal.errors import ConfigurationError
+from kafka_marshal.observability import LoggingObserver
+from kafka_marshal.observability.logs import LOGGER_NAME
+from kafka_marshal.observability.structured import StructuredObserver
+from kafka_marshal.ports import Observer
+
+if TYPE_CHECKING:
+    import structlog
+
+LINES_MAX = 10_000
+_LEVELS = {
+    LOGGER_NAME: logging.INFO,
+    "kafka": logging.ERROR,
+    "uvicorn.error": logging.WARNING,
+    "asyncio": logging.WARNING,
+}
+_TEXT = "%(asctime)s %(levelname)s %(message)s"
+
+
+class _Dropping(QueueHandler):
+    """Puts lines into a queue; says how many did not fit as soon as one does."""
+
+    def __init__(self, lines: "queue.Queue[logging.LogRecord]") -> None:
+        super().__init__(lines)
+        self.dropped_count = 0
+
+    def enqueue(self, record: logging.LogRecord) -> None:
+        try:
+            if self.dropped_count:
+                self.queue.put_nowait(self._told())
+                self.dropped_count = 0
+            self.queue.put_nowait(record)
+        except queue.Full:
+            self.dropped_count += 1
+
+    def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
+        # Arguments are kept: they are formatted on the listener's thread.
+        return record
+
+    def _told(self) -> logging.LogRecord:
+        return logging.LogRecord(
+            LOGGER_NAME,
+            logging.WARNING,
+            __file__,
+            0,
+            "%d lines were dropped: whoever reads this log is too slow",
+            (self.dropped_count,),
+            None,
+        )
+
+
+def start_logging(
+    form: Literal["text", "json"], stream: TextIO | None = None
+) -> tuple[Observer, Callable[[], None]]:
+    """Write the log from now on.
+
+    Returns:
+        Takes the engine's events; and what ends the log, with all that it has.
+
+    Raises:
+        ConfigurationError: What writes JSON is not installed.
+    """
+    handler = logging.StreamHandler(stream or sys.stderr)
+    observer: Observer = LoggingObserver()
+    if form == "json":
+        handler.setFormatter(_json_formatter())
+        observer = StructuredObserver(_structlog_logger())
+    else:
+        handler.setFormatter(logging.Formatter(_TEXT))
+    lines: queue.Queue[logging.LogRecord] = queue.Queue(LINES_MAX)
+    listener = QueueListener(lines, handler)
+    dropping = _Dropping(lines)
+    for name, level in _LEVELS.items():
+        logger = logging.getLogger(name)
+        logger.setLevel(level)
+        logger.propagate = False
+        logger.addHandler(dropping)
+    listener.start()
+
+    def stop() -> None:
+        atexit.unregister(stop)
+        for name in _LEVELS:
+            logging.getLogger(name).removeHandler(dropping)
+        listener.stop()
+
+    atexit.register(stop)
+    return observer, stop
+
+
+def _json_formatter() -> logging.Formatter:
+    try:
+        import structlog
+    except ImportError as error:
+        raise ConfigurationError(
+            "log-format json needs the extra 'sidecar'; run: pip install "
+            f"'kafka-marshal[sidecar]' ({error})",
+            setting="log-format",
+        ) from error
+    shared: list[Any] = [
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    formatter: logging.Formatter = structlog.stdlib.ProcessorFormatter(
+        foreign_pre_chain=shared,
+        processors=[
+            structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+            structlog.processors.format_exc_info,
+            structlog.processors.JSONRenderer(),
+        ],
+    )
+    return formatter
+
+
+def _structlog_logger() -> "structlog.stdlib.BoundLogger":
+    import structlog
+
+    found: structlog.stdlib.BoundLogger = structlog.wrap_logger(
+        logging.getLogger(LOGGER_NAME),
+        wrapper_class=structlog.stdlib.BoundLogger,
+        processors=[
+            structlog.stdlib.filter_by_level,
+            structlog.stdlib.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
+        ],
+    )
+    return found
