@@ -280,14 +280,14 @@ class RemoteLink:
         path = self._connection.path(paths.CLIENT)
 
         def tell() -> None:
-            self._connection.ask(
-                "DELETE", path, answer=api.Left, body=said, timeout_ms=wait_ms
-            )
+            # Whoever does not know us has nothing of ours.
+            with contextlib.suppress(NotRegistered):
+                self._connection.ask(
+                    "DELETE", path, answer=api.Left, body=said, timeout_ms=wait_ms
+                )
 
         try:
             self._retry(tell, timeout_ms)
-        except NotRegistered:
-            pass  # whoever does not know us has nothing of ours
         except MarshalError:
             # What it keeps for us runs out by itself.
             self._context.observe("close_unconfirmed", {})

@@ -1,0 +1,166 @@
+"""A sidecar in memory for a real HTTP client: it says what the test tells it to."""
+
+import queue
+import threading
+
+import httpx
+import msgspec
+
+from kafka_marshal.clock import SystemClock
+from kafka_marshal.remote import api, paths
+from kafka_marshal.remote.address import Address
+from kafka_marshal.remote.connection import Connection
+
+INCARNATION = "ab" * 16
+INSTANCE = "1f" * 16
+H = 1_000
+WAIT_S = 10
+EMPTY = api.Snapshot(
+    assigned=(), releasing=(), paused=api.Paused(is_paused=False), subscriptions=()
+)
+
+
+class FakeStream(httpx.SyncByteStream):
+    """One open stream of events."""
+
+    def __init__(self, incarnation):
+        self.after = None
+        self._incarnation = incarnation
+        self._chunks = queue.Queue()
+        self._numbers = iter(range(1, 10_000))
+
+    def push(self, body):
+        number = next(self._numbers)
+        frame_id = api.frame_id(self._incarnation, number, t=0, offset=0)
+        kind = body.__struct_config__.tag
+        data = msgspec.json.encode(body).decode()
+        self.push_raw(f"id: {frame_id}\nevent: {kind}\ndata: {data}\n\n")
+
+    def push_raw(self, text):
+        self._chunks.put(text.encode())
+
+    def end(self, error=None):
+        self._chunks.put(error)
+
+    def __iter__(self):
+        while True:
+            chunk = self._chunks.get(timeout=WAIT_S)
+            if isinstance(chunk, Exception):
+                raise chunk
+            if chunk is None:
+                return
+            yield chunk
+
+    def close(self):
+        self.end()
+
+
+class FakeSidecar(httpx.BaseTransport):
+    """Answers requests; whoever tests it changes what it answers.
+
+    Attributes:
+        asked: Every request as method, path and body.
+        answers: What it answers instead, by method and last part of the path: a
+            message, a ``Failure`` with its status, an exception; taken one by one.
+        is_dead: Whether nothing answers.
+        is_known: Whether it knows the client.
+    """
+
+    def __init__(self):
+        self.clock = SystemClock()
+        self.asked = []
+        self.answers = {}
+        self.is_dead = False
+        self.is_known = True
+        self.incarnation = INCARNATION
+        self.info_rest = {}
+        self.streams = queue.Queue()
+        self.deadlines = ()
+        self._lock = threading.Lock()
+
+    def info(self):
+        told = {
+            "level": api.API_LEVEL,
+            "version": "1",
+            "state": "RUNNING",
+            "client_id": "host-a",
+            "incarnation": self.incarnation,
+            "boot_id": "",
+            "cluster_id": "c",
+            "coordination_topic": "__marshal",
+            "bootstrap_servers": ("broker:9092",),
+            "heartbeat_interval_ms": H,
+            "client_beat_ms_max": 50,
+            "now_ms": self.clock.now_ms(),
+        }
+        return api.Info(**(told | self.info_rest))
+
+    def named(self, method, part):
+        """Return the bodies of requests whose path ends so."""
+        with self._lock:
+            return [b for m, p, b in self.asked if m == method and p.endswith(part)]
+
+    def handle_request(self, request):
+        path, method = request.url.path, request.method
+        body = request.read()
+        with self._lock:
+            told = msgspec.json.decode(body) if body else None
+            self.asked.append((method, path, told))
+        if self.is_dead:
+            raise httpx.ConnectError("[Errno 111] Connection refused")
+        waiting = self.answers.get((method, path.rpartition("/")[2]))
+        if waiting:
+            return self._answer(waiting.pop(0))
+        if method == "PUT" and path.endswith("/clients/c"):
+            self.is_known = True
+            return self._answer(api.Registered(info=self.info(), was_known=False))
+        if "/clients/c" in path and not self.is_known:
+            return self._answer((404, failure("ClaimLost", reason="unknown")))
+        return self._usual(method, path, request)
+
+    def _usual(self, method, path, request):
+        if path == paths.INFO:
+            return self._answer(self.info())
+        if path.endswith("/events"):
+            stream = FakeStream(self.incarnation)
+            stream.after = request.headers.get("last-event-id")
+            self.streams.put(stream)
+            headers = {"content-type": "text/event-stream"}
+            return httpx.Response(200, stream=stream, headers=headers)
+        if path.endswith("/beat"):
+            now_ms = self.clock.now_ms()
+            return self._answer(api.Beaten(deadlines=self.deadlines, now_ms=now_ms))
+        if "/subscriptions/" in path and method == "PUT":
+            return self._answer(api.Subscribed(topics={"t": 1}, counts_topics=False))
+        if method == "DELETE" and path.endswith("/clients/c"):
+            return self._answer(api.Left(action="shutdown_now"))
+        return httpx.Response(204)
+
+    def _answer(self, answer):
+        if isinstance(answer, Exception):
+            raise answer
+        status = 200
+        if isinstance(answer, tuple):
+            status, answer = answer
+        if isinstance(answer, bytes):
+            return httpx.Response(status, content=answer)
+        return httpx.Response(status, content=msgspec.json.encode(answer))
+
+    def stream(self):
+        """Wait for the next stream of events that is opened."""
+        return self.streams.get(timeout=WAIT_S)
+
+
+def failure(error, message="no", **rest):
+    return api.Failure(error=error, message=message, **rest)
+
+
+def connected(sidecar, *, token=None):
+    return Connection.open(
+        Address.parse("unix:/run/s.sock"),
+        token=token,
+        group_id="g",
+        client_id="c",
+        instance=INSTANCE,
+        transport=sidecar,
+    )

@@ -1,0 +1,208 @@
+"""A client by a sidecar, without the sidecar: what it says is said by the test."""
+
+from enginekit import H, wish, world
+
+from kafka_marshal.consumer import Consumer
+from kafka_marshal.engine import StartRule, Subscription
+from kafka_marshal.policies import find_policy
+from kafka_marshal.ports import TopicInfo
+from kafka_marshal.protocol.claiming import Claimant
+from kafka_marshal.protocol.types import Key, Owner
+from kafka_marshal.remote import api
+from kafka_marshal.remote.engine import RemoteContext, RemoteEngine, RemotePorts
+from kafka_marshal.remote.grants import RemoteGrants
+from kafka_marshal.remote.session import RemoteSession
+from kafka_marshal.testing.clock import InlineBackground, SeededEntropy
+from kafka_marshal.testing.node import Recorder
+
+INCARNATION = "ab" * 16
+GRANTEE = b"g" * 16
+NOT_PAUSED = api.Paused(is_paused=False)
+
+
+class FakeDesk:
+    """Notes what the session says."""
+
+    def __init__(self):
+        self.returned, self.ended, self.unclaimed, self.flushed = [], [], [], 0
+        self.pending = set()
+
+    @property
+    def returning_count(self):
+        return 0
+
+    def give_back(self, returned):
+        self.returned.extend(returned)
+
+    def end(self, name, returned, *, keep):
+        self.ended.append((name, tuple(returned), keep))
+        return 1
+
+    def unclaim(self, key):
+        self.unclaimed.append(key)
+
+    def flush(self):
+        self.flushed += 1
+        return 2
+
+    def is_pending(self, seqs, *, late):
+        return bool(self.pending & set(seqs))
+
+
+class RemoteRig:
+    """One client over a cluster in memory and a virtual clock.
+
+    Attributes:
+        asked: Requests for offsets that were not answered yet.
+    """
+
+    def __init__(self, *, records=(10, 10)):
+        self.cluster = world(records=records)
+        self.clock = self.cluster.clock.view()
+        self.observer = Recorder()
+        ports = RemotePorts(
+            self.cluster.kafka.data_log(),
+            self.clock,
+            SeededEntropy(1),
+            InlineBackground(),
+            self.observer,
+        )
+        self.context = RemoteContext(ports, H)
+        self.engine = RemoteEngine(self.context)
+        owner = Owner("host-a", bytes.fromhex(INCARNATION))
+        claimant = Claimant(owner, "g", master=b"")
+        self.session = RemoteSession(
+            self.context, claimant, client_id="c", grantee=GRANTEE
+        )
+        self.session.desk = self.desk = FakeDesk()
+        self.asked, self.waiting, self.answers = [], [], []
+        self.has_room = True
+        self.session.grants = RemoteGrants(
+            self.context,
+            ask=self._ask,
+            run=self._run,
+            under=lambda call: call(),
+            on_end=self.session.after_verdict,
+            rest=lambda: None,
+        )
+
+    def _ask(self, ask):
+        self.asked.append(ask)
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def _run(self, call):
+        if self.has_room:
+            self.waiting.append(call)
+        return self.has_room
+
+    def answer(self, *answers, order=None):
+        """Answer as many requests as there are answers, in this order of asking."""
+        self.answers = list(answers)
+        calls = [self.waiting[n] for n in order or range(len(answers))]
+        for call in calls:
+            self.waiting.remove(call)
+            call()
+
+    @property
+    def now_ms(self):
+        return self.clock.now_ms()
+
+    def subscribe(self, name="s", *, topic="t", **rest):
+        wants = wish(topic, **rest)
+        found = self.cluster.kafka.topic(topic)
+        subscription = Subscription(
+            "g",
+            {topic: TopicInfo(len(found.partitions), None)},
+            find_policy("fair"),
+            wants.delivery,
+            StartRule(),
+            max_handling_ms=wants.max_handling_ms,
+        )
+        self.session.subscribe(name, subscription)
+        return subscription, wants
+
+    def consumer(self, name="s", **rest):
+        subscription, wants = self.subscribe(name, **rest)
+        return Consumer(
+            self.engine,
+            self.session,
+            subscription=subscription,
+            reader=self.context.ports.data.reader(),
+            options=wants.options,
+        )
+
+    def say(self, body):
+        self.session.on_event(body)
+
+    def assigned(self, partition=0, *, epoch=5, name="s", position=0, **rest):
+        told = {
+            "subscription": name,
+            "topic": "t",
+            "partition": partition,
+            "epoch": epoch,
+            "token": f"1.0.{epoch}",
+            "client_id": "host-a",
+            "incarnation": INCARNATION,
+            "position": position,
+            "is_anchored": True,
+            "soft_until_ms": self.now_ms + H,
+            "hard_until_ms": self.now_ms + 2 * H,
+            "why": "fair",
+        }
+        return api.Assigned(**(told | rest))
+
+    def snapshot(self, *assigned, releasing=(), paused=NOT_PAUSED):
+        return api.Snapshot(
+            assigned=assigned, releasing=releasing, paused=paused, subscriptions=("s",)
+        )
+
+    def beaten(self, *, soft_ms=H, hard_ms=2 * H, epoch=5, partitions=(0,)):
+        now_ms = self.now_ms
+        return api.Beaten(
+            deadlines=tuple(
+                api.Deadline(
+                    topic="t",
+                    partition=each,
+                    epoch=epoch,
+                    soft_until_ms=now_ms + soft_ms,
+                    hard_until_ms=now_ms + hard_ms,
+                )
+                for each in partitions
+            ),
+            now_ms=now_ms,
+        )
+
+    def tick(self, after_ms=0):
+        self.cluster.clock.advance(after_ms)
+        self.session.tick(self.now_ms)
+
+    def events(self, name):
+        return [e.fields for e in self.observer.events if e.name == name]
+
+
+def key(partition=0):
+    return Key("g", "t", partition)
+
+
+def granted(first, last, *, head=None, offset=50, outcome="accepted", reason=None):
+    return api.Granted(
+        outcome=outcome,
+        reason=reason,
+        first=first,
+        last=last,
+        head=head if head is not None or last is None else last + 1,
+        offset=offset,
+    )
+
+
+def releasing(partition=0, *, epoch=5, reason="surplus", until_ms=None):
+    return api.Releasing(
+        topic="t", partition=partition, epoch=epoch, reason=reason, until_ms=until_ms
+    )
+
+
+def lost(partition=0, *, epoch=5, reason="taken_over", **rest):
+    return api.Lost(topic="t", partition=partition, epoch=epoch, reason=reason, **rest)

@@ -1,0 +1,183 @@
+"""Requests and events over HTTP: what is asked, and what goes wrong."""
+
+import socket
+import threading
+from contextlib import closing
+
+import httpx
+import pytest
+from fakesidecar import EMPTY, INSTANCE, FakeSidecar, connected, failure
+
+from kafka_marshal.errors import ClaimRejected, ConfigurationError, CoordinationError
+from kafka_marshal.remote import api, connection, paths
+from kafka_marshal.remote.address import Address
+from kafka_marshal.remote.connection import Connection
+from kafka_marshal.remote.faults import NotRegistered
+
+
+@pytest.fixture
+def sidecar():
+    return FakeSidecar()
+
+
+def info_of(connected_one):
+    return connected_one.ask("GET", paths.INFO, answer=api.Info)
+
+
+def test_a_request_and_its_answer(sidecar):
+    with closing(connected(sidecar, token="secret")) as asking:
+        assert info_of(asking).client_id == "host-a"
+        headers = asking._http.headers
+        assert headers["Authorization"] == "Bearer secret"
+        assert headers[api.INSTANCE_HEADER] == INSTANCE
+        path = asking.path(paths.CLAIM, {"topic": "t", "partition": 3})
+        assert path == "/v1/groups/g/clients/c/claims/t/3"
+        asking.tell("PUT", path, body=api.Children(pids=(1,)), query={"a": "b"})
+    assert sidecar.asked[-1] == ("PUT", path, {"pids": [1]})
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "says"),
+    [
+        pytest.param(
+            httpx.ConnectError("Connection refused"),
+            CoordinationError,
+            "no sidecar answers at unix:/run/s.sock .Connection refused.; start one "
+            "with: marshal sidecar run, or look at it with: marshal sidecar status",
+            id="nobody",
+        ),
+        pytest.param(
+            httpx.ReadTimeout(""), CoordinationError, "ReadTimeout", id="no-answer"
+        ),
+        pytest.param(
+            (409, failure("ClaimRejected", holder="h")),
+            ClaimRejected,
+            "^no$",
+            id="refused",
+        ),
+        pytest.param((404, failure("ClaimLost")), NotRegistered, "^no$", id="unknown"),
+        pytest.param((410, failure("ClaimLost")), NotRegistered, "^no$", id="gone"),
+        pytest.param(
+            (500, b"<html>"), CoordinationError, "answered 500", id="no-sidecar"
+        ),
+        pytest.param(b"{}", CoordinationError, "cannot be read", id="no-answer-of-it"),
+    ],
+)
+def test_what_goes_wrong_is_told_in_one_sentence(sidecar, answer, kind, says):
+    sidecar.answers["GET", "info"] = [answer]
+    asking = connected(sidecar)
+    with pytest.raises(kind, match=says):
+        info_of(asking)
+    asking.close()
+    asking.close()
+
+
+def test_a_closed_connection_says_so(sidecar):
+    asking = connected(sidecar)
+    asking.close()
+    with pytest.raises(CoordinationError, match="closed"):
+        info_of(asking)
+    with pytest.raises(CoordinationError, match="closed"), asking.events(None):
+        pass
+
+
+def test_no_socket_is_told(tmp_path):
+    address = Address.parse(f"unix:{tmp_path}/none.sock")
+    asking = Connection.open(
+        address, token=None, group_id="g", client_id="c", instance=INSTANCE
+    )
+    with pytest.raises(CoordinationError, match="no sidecar answers at unix:"):
+        info_of(asking)
+    asking.close()
+
+
+def test_the_extra_is_named_where_it_is_missing(monkeypatch, sidecar):
+    monkeypatch.setitem(__import__("sys").modules, "httpx_sse", None)
+    with pytest.raises(ConfigurationError, match=r"kafka-marshal\[remote\]"):
+        connected(sidecar)
+
+
+# --- Events ---
+
+
+def test_events_come_in_order_and_unknown_ones_are_passed_over(sidecar):
+    with closing(connected(sidecar)) as asking, asking.events("a.1.0.0") as stream:
+        said = sidecar.stream()
+        assert said.after == "a.1.0.0"
+        said.push_raw(": hello\n\nretry: 200\n\n")
+        said.push(EMPTY)
+        said.push_raw("event: warmed\ndata: {}\n\n")
+        said.push(api.Paused(is_paused=True))
+        said.end()
+        found = list(stream.frames())
+    assert [frame.body for frame in found] == [EMPTY, api.Paused(is_paused=True)]
+    assert found[0].id.startswith("abababab.1.")
+
+
+def test_an_event_that_cannot_be_read_is_a_fault(sidecar):
+    with closing(connected(sidecar)) as asking, asking.events(None) as stream:
+        sidecar.stream().push_raw("event: lost\ndata: {}\n\n")
+        with pytest.raises(CoordinationError, match="'lost' that cannot be read"):
+            list(stream.frames())
+
+
+def test_what_is_no_stream_is_a_fault(sidecar):
+    sidecar.answers["GET", "events"] = [b"{}"]
+    with (
+        closing(connected(sidecar)) as asking,
+        asking.events(None) as stream,
+        pytest.raises(CoordinationError, match="no stream of events"),
+    ):
+        list(stream.frames())
+
+
+def broken_off(asking, sidecar):
+    with asking.events(None) as stream:
+        sidecar.stream().end(httpx.ReadError("reset"))
+        list(stream.frames())
+
+
+def test_a_stream_that_breaks_off_is_a_fault(sidecar):
+    with closing(connected(sidecar)) as asking:
+        with pytest.raises(CoordinationError, match="reset"):
+            broken_off(asking, sidecar)
+        sidecar.answers["GET", "events"] = [(410, failure("ClaimLost"))]
+        with pytest.raises(NotRegistered), asking.events(None):
+            pass
+
+
+def test_ending_a_stream_wakes_its_reader(tmp_path):
+    path = tmp_path / "s.sock"
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(path))
+        listening.listen()
+        asking = Connection.open(
+            Address.parse(f"unix:{path}"),
+            token=None,
+            group_id="g",
+            client_id="c",
+            instance=INSTANCE,
+        )
+        accepted = []
+
+        def serve():
+            server, _ = listening.accept()
+            server.recv(65_536)
+            head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"
+            server.sendall(head.encode())
+            accepted.append(server)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        with asking.events(None) as stream:
+            thread.join(10)
+            ender = threading.Timer(0.05, stream.end)
+            ender.start()
+            assert list(stream.frames()) == []
+            ender.join(10)
+        asking.close()
+        accepted[0].close()
+
+
+def test_only_known_kinds_are_decoded():
+    assert connection.decoded("later", "no json") is None

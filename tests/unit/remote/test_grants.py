@@ -1,0 +1,146 @@
+"""Ranges asked for by a sidecar: what is granted is what the fold says."""
+
+import pytest
+from enginekit import AMO, T0, H, values
+from remotekit import GRANTEE, RemoteRig, granted, key, lost
+
+from kafka_marshal.errors import ClaimLost, CoordinationError, InvalidTransition
+from kafka_marshal.remote.grants import VERDICT_MS_MAX
+
+PATIENCE_MS = max(VERDICT_MS_MAX, H)
+
+
+@pytest.fixture
+def rig():
+    return RemoteRig(records=(40, 10))
+
+
+@pytest.fixture
+def consumer(rig):
+    """A consumer at most once of batches of four, with partition 0."""
+    consumer = rig.consumer(delivery=AMO, most=4)
+    rig.say(rig.assigned())
+    return consumer
+
+
+def renew(rig):
+    partitions = tuple(each.partition for each in rig.session.holdings)
+    rig.session.on_deadlines(rig.beaten(partitions=partitions), told=())
+
+
+def progress(rig):
+    return rig.session.holdings[key()].progress
+
+
+def test_a_request_names_claim_and_process(rig, consumer):
+    assert consumer.poll() == {}
+    rig.answer(granted(0, 3))
+    (ask,) = rig.asked
+    assert (ask.client_id, ask.epoch, ask.grantee) == ("host-a", 5, GRANTEE.hex())
+    assert (ask.first, ask.last, ask.done) == (0, 3, 0)
+    assert values(consumer.poll()) == {0: [0, 1, 2, 3]}
+
+
+def test_nothing_is_handed_out_that_was_not_granted(rig, consumer):
+    consumer.poll()
+    rig.answer(granted(None, None, outcome="refused", reason="paused"))
+    assert consumer.poll() == {}
+    rig.answer(granted(0, 1))
+    assert values(consumer.poll()) == {0: [0, 1]}
+    assert consumer.committed(T0) == 2
+
+
+def test_answers_are_taken_in_the_order_of_asking(rig, consumer):
+    consumer.poll()
+    holding = rig.session.holdings[key()]
+    rig.session.grants.request(holding, 7)
+    rig.answer(granted(4, 7), granted(0, 3), order=[1, 0])
+    assert [(each.first, each.last) for each in progress(rig).unused] == [
+        (0, 3),
+        (4, 7),
+    ]
+    assert values(consumer.poll(0, 8)) == {0: [0, 1, 2, 3, 4, 5, 6, 7]}
+
+
+def test_one_that_overtook_the_other_was_granted_both(rig, consumer):
+    consumer.poll()
+    rig.session.grants.request(rig.session.holdings[key()], 7)
+    late = granted(None, None, head=8, outcome="refused", reason="nothing_left")
+    rig.answer(late, granted(0, 7))
+    assert values(consumer.poll(0, 8)) == {0: [0, 1, 2, 3, 4, 5, 6, 7]}
+    assert progress(rig).next_first >= 8
+
+
+def test_one_without_an_answer_is_asked_again(rig, consumer):
+    consumer.poll()
+    rig.answer(CoordinationError("no sidecar"))
+    assert progress(rig).outstanding_count == 0
+    consumer.poll()
+    rig.answer(granted(0, 3))
+    assert [ask.first for ask in rig.asked] == [0, 0]
+    assert len(rig.events("grant_unanswered")) == 1
+    assert values(consumer.poll()) == {0: [0, 1, 2, 3]}
+
+
+def test_what_was_granted_without_our_knowledge_is_never_handed_out(rig, consumer):
+    consumer.poll()
+    rig.answer(CoordinationError("no answer, and granted all the same"))
+    consumer.poll()
+    rig.answer(granted(None, None, head=4, outcome="refused", reason="nothing_left"))
+    consumer.poll()
+    assert rig.waiting
+    rig.answer(granted(4, 7))
+    assert values(consumer.poll()) == {0: [4, 5, 6, 7]}
+
+
+def test_one_that_hangs_is_given_up_after_every_answer_could_have_come(rig, consumer):
+    consumer.poll()
+    rig.tick(PATIENCE_MS // 4)
+    renew(rig)
+    assert progress(rig).outstanding_count == 1
+    for _ in range(4):
+        rig.tick(PATIENCE_MS // 4)
+        renew(rig)
+    rig.tick(1)
+    assert progress(rig).outstanding_count == 0
+
+
+def test_where_there_is_no_room_it_is_asked_later(rig, consumer):
+    rig.has_room = False
+    consumer.poll()
+    assert progress(rig).outstanding_count == 0
+    rig.has_room = True
+    consumer.poll()
+    assert len(rig.waiting) == 1
+
+
+def test_a_grant_after_the_claim_is_reported_and_not_used(rig, consumer):
+    consumer.poll()
+    rig.say(lost())
+    rig.answer(granted(0, 3))
+    assert consumer.poll() == {}
+    assert [each["ranges"] for each in rig.events("granted_unprocessed")] == [[(0, 3)]]
+
+
+def test_what_is_granted_and_unused_is_reported_with_the_end(rig, consumer):
+    consumer.poll()
+    rig.answer(granted(0, 3))
+    rig.say(lost())
+    with pytest.raises(ClaimLost, match="taken_over"):
+        consumer.poll()
+    assert [each["ranges"] for each in rig.events("granted_unprocessed")] == [[(0, 3)]]
+
+
+def test_a_request_that_the_log_ignored_ends_the_claim(rig, consumer):
+    consumer.poll()
+    rig.answer(granted(None, None, outcome="ignored", reason="old_epoch", offset=60))
+    (ended,) = rig.events("claim_ended")
+    assert (ended["ending"].reason, ended["ending"].at_offset) == ("grant_ignored", 60)
+    assert rig.session.holdings == {}
+
+
+def test_grants_are_for_at_most_once(rig):
+    rig.consumer()
+    rig.say(rig.assigned())
+    with pytest.raises(InvalidTransition, match="not consumed at most once"):
+        rig.session.grants.request(rig.session.holdings[key()], 3)

@@ -1,0 +1,415 @@
+"""One client's link: followed, beaten for, taken up again, and left."""
+
+import time
+
+import httpx
+import msgspec
+import pytest
+from enginekit import T0, world
+from fakesidecar import EMPTY, INSTANCE, WAIT_S, FakeSidecar, H, connected, failure
+
+from kafka_marshal.claims import HeldClaim
+from kafka_marshal.consumer import Consumer
+from kafka_marshal.engine import Delivery, StartRule, Subscription
+from kafka_marshal.engine.handout import ConsumerOptions
+from kafka_marshal.errors import (
+    ClaimLost,
+    ClaimRejected,
+    ConfigurationError,
+    CoordinationError,
+    IdentityConflict,
+    InvalidTransition,
+)
+from kafka_marshal.policies import find_policy
+from kafka_marshal.ports import TopicInfo
+from kafka_marshal.protocol.types import Key
+from kafka_marshal.remote import api
+from kafka_marshal.remote.link import Hello, RemoteLink, beat_ms_of, greet
+from kafka_marshal.remote.looking import AsOf, GroupNow, OwnersNow, WorldNow
+from kafka_marshal.testing.node import Recorder
+
+KEY = Key("g", "t", 0)
+HELLO = Hello("g", "c", bytes.fromhex(INSTANCE))
+WANTS = api.Wants(topics=("t",))
+AS_OF = AsOf(time_ms=1, offsets={})
+
+
+class Linked:
+    """A link to a sidecar in memory, and what happens by it."""
+
+    def __init__(self):
+        self.sidecar = FakeSidecar()
+        self.observer = Recorder()
+        self.link = RemoteLink(
+            connected(self.sidecar),
+            info=self.sidecar.info(),
+            hello=HELLO,
+            data=world(records=(10,)).kafka.data_log(),
+            observer=self.observer,
+            transport="fake",
+        )
+        self.link.start()
+        self.stream = self.sidecar.stream()
+
+    def subscribe(self):
+        subscription = Subscription(
+            "g",
+            {"t": TopicInfo(1, None)},
+            find_policy("fair"),
+            Delivery.AT_LEAST_ONCE,
+            StartRule(),
+        )
+        self.link.subscribe(subscription, lambda: WANTS)
+        (self.name,) = self.link.session.names
+        return subscription
+
+    def consumer(self):
+        subscription = self.subscribe()
+        return Consumer(
+            self.link.engine,
+            self.link.session,
+            subscription=subscription,
+            reader=self.link.engine.context.ports.data.reader(),
+            options=ConsumerOptions(max_poll_records=4),
+        )
+
+    def assigned(self, *, epoch=5, position=0, lasts_ms=60_000, name=None):
+        now_ms = self.sidecar.clock.now_ms()
+        return api.Assigned(
+            subscription=self.name if name is None else name,
+            topic="t",
+            partition=0,
+            epoch=epoch,
+            token=f"1.0.{epoch}",
+            client_id="host-a",
+            incarnation=self.sidecar.incarnation,
+            position=position,
+            is_anchored=True,
+            soft_until_ms=now_ms + lasts_ms,
+            hard_until_ms=now_ms + 2 * lasts_ms,
+        )
+
+    def snapshot(self, *assigned):
+        return api.Snapshot(
+            assigned=assigned,
+            releasing=(),
+            paused=EMPTY.paused,
+            subscriptions=(),
+        )
+
+    def named(self, name):
+        return [event.fields for event in self.observer.events if event.name == name]
+
+    def wait_for(self, is_done):
+        deadline_s = time.monotonic() + WAIT_S
+        with self.link.engine.changed:
+            while not is_done():
+                assert time.monotonic() < deadline_s
+                self.link.engine.changed.wait(0.01)
+
+    def restart(self):
+        """Let the sidecar be another process that knows nobody."""
+        self.sidecar.incarnation = "cd" * 16
+        self.sidecar.is_known = False
+        self.stream.end()
+        self.stream = self.sidecar.stream()
+
+
+@pytest.fixture
+def linked():
+    linked = Linked()
+    yield linked
+    linked.stream.end()
+    linked.link.close()
+
+
+def handed(consumer):
+    return [r.offset for rs in consumer.poll(WAIT_S * 1_000).values() for r in rs]
+
+
+# --- Following ---
+
+
+def test_what_is_assigned_is_handed_out_and_told(linked):
+    consumer = linked.consumer()
+    (told,) = linked.sidecar.named("PUT", linked.name)
+    assert told["topics"] == ["t"]
+    linked.stream.push(linked.snapshot(linked.assigned()))
+    assert handed(consumer) == [0, 1, 2, 3]
+    consumer.commit()
+
+    def is_told():
+        beats = linked.sidecar.named("POST", "/beat")
+        standings = [s for beat in beats for s in beat["standings"]]
+        return any(each["position"] == 4 for each in standings)
+
+    linked.wait_for(is_told)
+
+
+def test_beats_take_deadlines(linked):
+    consumer = linked.consumer()
+    linked.stream.push(linked.snapshot(linked.assigned()))
+    linked.wait_for(consumer.assignment)
+    linked.sidecar.deadlines = (
+        api.Deadline(
+            topic="t", partition=0, epoch=5, soft_until_ms=7, hard_until_ms=10**15
+        ),
+    )
+    holding = linked.link.session.holdings[KEY]
+    linked.wait_for(lambda: holding.claim.lease.soft_until_ms == 7)
+    assert consumer.poll() == {}
+
+
+def test_a_sidecar_that_dies_stops_its_client_by_the_deadline(linked):
+    consumer = linked.consumer()
+    linked.stream.push(linked.snapshot(linked.assigned(lasts_ms=300)))
+    assert handed(consumer) == [0, 1, 2, 3]
+    linked.sidecar.is_dead = True
+    linked.stream.end(httpx.ReadError("reset"))
+    linked.wait_for(lambda: not linked.link.session.holdings)
+    with pytest.raises(ClaimLost, match="lease_expired"):
+        consumer.poll()
+    assert consumer.poll() == {}
+    assert len(linked.named("sidecar_unreachable")) == 1
+
+
+def test_it_goes_on_where_it_was_after_a_lost_connection(linked):
+    consumer = linked.consumer()
+    linked.stream.push(linked.snapshot(linked.assigned()))
+    linked.wait_for(consumer.assignment)
+    linked.stream.end(httpx.ReadError("reset"))
+    linked.stream = linked.sidecar.stream()
+    assert linked.stream.after.startswith("abababab.1.")
+    linked.stream.push(api.Paused(is_paused=True))
+    linked.wait_for(lambda: linked.named("sidecar_reached"))
+    assert consumer.assignment() == {T0}
+
+
+def test_a_restarted_sidecar_is_told_everything_anew(linked):
+    consumer = linked.consumer()
+    linked.stream.push(linked.snapshot(linked.assigned()))
+    assert handed(consumer) == [0, 1, 2, 3]
+    linked.sidecar.answers["PUT", "c"] = [
+        (503, failure("CoordinationError", retriable=True))
+    ]
+    linked.restart()
+    linked.stream.push(linked.snapshot(linked.assigned(epoch=9)))
+    session = linked.link.session
+    linked.wait_for(lambda: session.holdings[KEY].claim.epoch == 9)
+    with pytest.raises(ClaimLost, match="sidecar_restarted"):
+        consumer.poll()
+    assert handed(consumer) == [0, 1, 2, 3]
+    registrations = linked.sidecar.named("PUT", "/clients/c")
+    assert {each["instance"] for each in registrations} == {INSTANCE}
+    assert len(linked.sidecar.named("PUT", linked.name)) == 2
+
+
+def test_a_claim_that_is_unchanged_goes_on_after_a_restart(linked):
+    consumer = linked.consumer()
+    said = linked.assigned()
+    linked.stream.push(linked.snapshot(said))
+    assert handed(consumer) == [0, 1, 2, 3]
+    linked.restart()
+    linked.stream.push(linked.snapshot(said))
+    assert handed(consumer) == [4, 5, 6, 7]
+    consumer.commit()
+
+
+def test_a_beat_that_nobody_knows_leads_to_another_registration(linked):
+    linked.sidecar.is_known = False
+    linked.wait_for(lambda: linked.sidecar.named("POST", "/beat"))
+    linked.stream.end()
+    linked.stream = linked.sidecar.stream()
+    assert linked.sidecar.named("PUT", "/clients/c")
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        pytest.param(
+            (409, failure("IdentityConflict", holder="c")), IdentityConflict, id="twin"
+        ),
+        pytest.param("other", ConfigurationError, id="another-cluster"),
+    ],
+)
+def test_who_cannot_come_back_fails_for_good(linked, answer, kind):
+    consumer = linked.consumer()
+    if answer == "other":
+        linked.sidecar.info_rest = {"cluster_id": "other"}
+    else:
+        linked.sidecar.answers["PUT", "c"] = [answer]
+    linked.sidecar.is_known = False
+    linked.stream.end()
+    linked.wait_for(lambda: linked.link.session.failure is not None)
+    with pytest.raises(kind):
+        consumer.poll()
+
+
+def test_a_bug_leaves_no_zombies(linked, monkeypatch):
+    consumer = linked.consumer()
+    monkeypatch.setattr(linked.link.session, "on_event", lambda _: 1 / 0)
+    linked.stream.push(EMPTY)
+    linked.wait_for(lambda: linked.link.session.failure is not None)
+    with pytest.raises(CoordinationError, match="internal error"):
+        consumer.poll()
+
+
+# --- Wishes ---
+
+
+def test_a_wish_that_is_refused_is_raised_and_forgotten(linked):
+    linked.sidecar.answers["PUT", f"{INSTANCE[:8]}-1"] = [
+        (400, failure("ConfigurationError", setting="policy"))
+    ]
+    with pytest.raises(ConfigurationError) as caught:
+        linked.subscribe()
+    assert caught.value.setting == "policy"
+    linked.subscribe()
+    linked.wait_for(lambda: linked.sidecar.named("POST", f"{INSTANCE[:8]}-1/end"))
+
+
+def test_a_claim_without_consumption(linked):
+    holding = linked.link.want(KEY)
+    link = linked.link
+    claim = HeldClaim(link.engine, link.session, holding=holding, ask=link.ask)
+    linked.stream.push(linked.assigned(name="", position=None))
+    claim.wait_held(WAIT_S * 1_000)
+    claim.set_position(7)
+    claim.check()
+    claim.release()
+    assert claim.position == 7
+    (told,) = linked.sidecar.named("POST", "/released")
+    assert told["returned"][0]["position"] == 7
+    linked.wait_for(lambda: linked.sidecar.named("DELETE", "/claims/t/0"))
+
+
+def test_a_claim_that_somebody_holds_is_rejected_with_its_holder(linked):
+    row = {
+        "topic": "t",
+        "partition": 0,
+        "owner": {"client_id": "b", "incarnation": "00"},
+        "freshness": "fresh",
+        "age_ms": 3,
+        "position": 4,
+    }
+    linked.sidecar.answers["GET", "g"] = [
+        GroupNow(as_of=AS_OF, group="g", claims=(row,), pauses=())
+    ]
+    link = linked.link
+    holding = link.want(KEY)
+    claim = HeldClaim(link.engine, link.session, holding=holding, ask=link.ask)
+    with pytest.raises(ClaimRejected, match="held by 'b'") as caught:
+        claim.wait_held(20)
+    assert caught.value.freshness == "fresh"
+    assert link.ask(KEY) is None
+
+
+def test_a_claim_of_another_client_is_refused(linked):
+    linked.sidecar.answers["PUT", "0"] = [(409, failure("InvalidTransition"))]
+    with pytest.raises(InvalidTransition):
+        linked.link.want(KEY)
+    assert linked.link.session.holdings == {}
+
+
+def test_the_world_and_its_owners(linked):
+    linked.sidecar.answers["GET", "world"] = [
+        WorldNow(as_of=AS_OF, schema=1, partitions={"0": {"next_offset": 3}})
+    ]
+    linked.sidecar.answers["GET", "t"] = [OwnersNow(as_of=AS_OF, owners={0: "host-a"})]
+    found = linked.link.world(1_000)
+    assert found == {"schema": 1, "partitions": {"0": {"next_offset": 3}}}
+    assert linked.link.owners("t", 1_000) == {T0: "host-a"}
+    link = linked.link
+    assert (link.coordination_topic, link.transport) == ("__marshal", "fake")
+
+
+# --- Leaving ---
+
+
+@pytest.mark.parametrize(
+    ("release", "reason"),
+    [
+        pytest.param(True, "shutdown", id="for-good"),
+        pytest.param(False, "restart", id="for-a-moment"),
+    ],
+)
+def test_leaving_tells_why(linked, release, reason):
+    linked.link.leave(release=release, timeout_ms=1_000)
+    (told,) = linked.sidecar.named("DELETE", "/clients/c")
+    assert (told["release"], told["reason"]) == (release, reason)
+
+
+def test_leaving_a_dead_sidecar_ends_in_time(linked):
+    linked.sidecar.is_dead = True
+    linked.link.leave(release=True, timeout_ms=100)
+    assert linked.named("close_unconfirmed")
+
+
+def test_leaving_one_that_knows_nobody_is_done(linked):
+    linked.sidecar.is_known = False
+    linked.link.leave(release=True, timeout_ms=1_000)
+    assert not linked.named("close_unconfirmed")
+
+
+# --- Greeting ---
+
+
+def greeted(sidecar, *, timeout_ms=1_000, check=lambda info: None):
+    connection = connected(sidecar)
+    clock = sidecar.clock
+    return greet(connection, HELLO, clock=clock, check=check, timeout_ms=timeout_ms)
+
+
+def test_a_sidecar_that_is_starting_is_waited_for():
+    sidecar = FakeSidecar()
+    starting = (503, failure("CoordinationError", "it is starting", retriable=True))
+    sidecar.answers["GET", "info"] = [starting, starting]
+    assert greeted(sidecar).client_id == "host-a"
+    sidecar.answers["GET", "info"] = [starting] * 100
+    with pytest.raises(CoordinationError, match="it is starting"):
+        greeted(sidecar, timeout_ms=100)
+
+
+def test_nobody_is_not_waited_for():
+    sidecar = FakeSidecar()
+    sidecar.is_dead = True
+    with pytest.raises(CoordinationError, match="no sidecar answers"):
+        greeted(sidecar, timeout_ms=60_000)
+
+
+@pytest.mark.parametrize(
+    ("rest", "says"),
+    [
+        pytest.param({"level": 99}, "level 99", id="level"),
+        pytest.param({"boot_id": "another"}, "another clock", id="boot"),
+        pytest.param({"now_ms": 10**15}, "another clock", id="ahead"),
+        pytest.param({"now_ms": 0}, "another clock", id="behind"),
+    ],
+)
+def test_another_sidecar_than_ours_is_refused(rest, says):
+    sidecar = FakeSidecar()
+    sidecar.info_rest = rest
+    with pytest.raises(ConfigurationError, match=says):
+        greeted(sidecar)
+    assert sidecar.named("PUT", "/clients/c") == []
+
+
+def test_nobody_registers_before_the_check():
+    sidecar = FakeSidecar()
+
+    def refuse(info):
+        raise ConfigurationError(info.coordination_topic)
+
+    with pytest.raises(ConfigurationError, match="__marshal"):
+        greeted(sidecar, check=refuse)
+    assert sidecar.named("PUT", "/clients/c") == []
+
+
+def test_beats_come_six_times_in_h_and_as_the_sidecar_wants():
+    info = FakeSidecar().info()
+    assert beat_ms_of(info) == 50
+    slow = msgspec.structs.replace(info, client_beat_ms_max=60_000)
+    assert beat_ms_of(slow) == H // 6
+    assert beat_ms_of(msgspec.structs.replace(slow, heartbeat_interval_ms=60_000)) == (
+        1_000
+    )

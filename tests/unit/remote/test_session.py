@@ -1,0 +1,388 @@
+"""What a client has by its sidecar, event by event; time stands still meanwhile."""
+
+import pytest
+from enginekit import AMO, T0, H, values
+from remotekit import INCARNATION, RemoteRig, key, lost, releasing
+
+from kafka_marshal.errors import (
+    ClaimLost,
+    ConfigurationError,
+    DeadlineExceeded,
+    InvalidTransition,
+)
+from kafka_marshal.protocol.claiming import Phase
+from kafka_marshal.protocol.types import Token
+from kafka_marshal.remote import api
+
+
+@pytest.fixture
+def rig():
+    return RemoteRig()
+
+
+@pytest.fixture
+def consumer(rig):
+    """A consumer with partition 0, of ten records."""
+    consumer = rig.consumer(most=4)
+    rig.say(rig.snapshot(rig.assigned()))
+    return consumer
+
+
+def endings(rig):
+    return [fields["ending"].reason for fields in rig.events("claim_ended")]
+
+
+# --- Assigned, and consumed ---
+
+
+def test_what_is_assigned_is_consumed_under_its_token(rig, consumer):
+    assert consumer.tokens() == {T0: Token(1, 0, 5)}
+    found = consumer.poll()
+    assert values(found) == {0: [0, 1, 2, 3]}
+    assert {record.token for record in found[T0]} == {Token(1, 0, 5)}
+    consumer.commit()
+    (told,) = rig.session.standings(everything=False)
+    assert (told.position, told.in_hand, told.handed) == (4, 0, 4)
+    assert rig.events("claimed")[0]["client"] == "c"
+
+
+def test_events_that_come_twice_change_nothing(rig, consumer):
+    consumer.poll()
+    version = rig.session.subscriptions[0].version
+    rig.say(rig.assigned())
+    rig.say(rig.snapshot(rig.assigned()))
+    assert rig.session.holdings[key()].in_hand_count == 4
+    assert rig.session.subscriptions[0].version == version
+    assert len(rig.events("claimed")) == 1
+
+
+def test_a_later_claim_of_a_key_replaces_the_earlier(rig, consumer):
+    consumer.poll()
+    rig.say(rig.assigned(epoch=9, position=2))
+    with pytest.raises(ClaimLost, match="reassigned"):
+        consumer.poll()
+    assert values(consumer.poll()) == {0: [2, 3, 4, 5]}
+    rig.say(rig.assigned(epoch=5))
+    assert consumer.tokens() == {T0: Token(1, 0, 9)}
+
+
+def test_a_topic_of_a_pattern_joins_with_its_first_partition(rig):
+    consumer = rig.consumer()
+    rig.cluster.fill("u", (3,))
+    rig.say(rig.assigned(topic="u"))
+    assert {each.topic for each in consumer.assignment()} == {"u"}
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        pytest.param({"name": "other"}, id="a-consumer-that-closed"),
+        pytest.param({"position": None}, id="without-a-position"),
+        pytest.param({"name": ""}, id="a-claim-that-nobody-wants"),
+    ],
+)
+def test_what_nobody_can_use_is_given_back(rig, told):
+    consumer = rig.consumer()
+    said = rig.assigned(**told)
+    rig.say(said)
+    rig.say(said)
+    (returned,) = rig.desk.returned
+    assert (returned.epoch, returned.position) == (5, None)
+    assert consumer.assignment() == set()
+
+
+# --- Deadlines ---
+
+
+def test_nothing_is_handed_out_after_the_soft_stop(rig, consumer):
+    consumer.poll()
+    rig.tick(H)
+    assert consumer.poll() == {}
+    consumer.commit()
+    rig.tick(H)
+    (returned,) = rig.desk.returned
+    assert (returned.reason, returned.position) == ("lease_expired", 4)
+    assert consumer.assignment() == set()
+
+
+def test_a_hard_stop_tells_whoever_has_records_in_hand(rig, consumer):
+    consumer.poll()
+    rig.tick(2 * H)
+    with pytest.raises(ClaimLost, match="lease_expired"):
+        consumer.poll()
+
+
+def test_a_commit_after_the_hard_stop_is_refused_without_the_watch(rig, consumer):
+    consumer.poll()
+    rig.cluster.clock.advance(2 * H)
+    with pytest.raises(ClaimLost, match="lease_expired"):
+        consumer.commit()
+    rig.session.on_deadlines(rig.beaten(), told=())
+    with pytest.raises(ClaimLost, match="lease_expired"):
+        consumer.poll()
+    assert consumer.poll() == {}
+
+
+def test_beats_move_the_deadlines(rig, consumer):
+    rig.tick(H - 1)
+    rig.session.on_deadlines(rig.beaten(), told=())
+    rig.tick(H - 1)
+    assert consumer.poll() != {}
+
+
+def test_an_answer_that_was_overtaken_changes_nothing(rig, consumer):
+    late = rig.beaten(soft_ms=10 * H, hard_ms=20 * H)
+    rig.tick(10)
+    rig.session.on_deadlines(rig.beaten(soft_ms=20), told=())
+    rig.session.on_deadlines(late, told=())
+    rig.tick(20)
+    assert consumer.poll() == {}
+
+
+def test_deadlines_of_another_claim_are_passed_over(rig, consumer):
+    rig.session.on_deadlines(rig.beaten(epoch=4, soft_ms=0, hard_ms=0), told=())
+    rig.tick()
+    assert consumer.poll() != {}
+
+
+def test_only_news_are_told(rig, consumer):
+    told = rig.session.standings(everything=False)
+    assert len(told) == 1
+    rig.session.on_deadlines(rig.beaten(), told=told)
+    assert rig.session.standings(everything=False) == ()
+    assert rig.session.standings(everything=True) == told
+    consumer.poll()
+    assert len(rig.session.standings(everything=False)) == 1
+
+
+def test_a_flush_that_does_not_list_a_claim_ends_it(rig, consumer):
+    consumer.poll()
+    told = rig.session.standings(everything=True)
+    rig.session.on_flushed(rig.beaten(partitions=()), told=told)
+    with pytest.raises(ClaimLost, match="beat_ignored"):
+        consumer.poll()
+
+
+def test_a_flush_waits_for_its_answer(rig, consumer):
+    consumer.flush()
+    assert rig.desk.flushed == 1
+    rig.desk.pending = {2}
+    with pytest.raises(DeadlineExceeded):
+        consumer.flush(timeout_ms=0)
+
+
+# --- Release and loss ---
+
+
+def test_a_release_is_confirmed_when_nothing_is_in_hand(rig, consumer):
+    consumer.poll()
+    rig.say(releasing())
+    rig.tick()
+    assert rig.desk.returned == []
+    assert consumer.poll() == {}
+    consumer.commit()
+    rig.tick()
+    (returned,) = rig.desk.returned
+    assert (returned.reason, returned.position) == ("surplus", 4)
+    assert consumer.poll() == {}
+
+
+def test_who_does_not_commit_is_waited_for_until_it_is_due(rig, consumer):
+    consumer.poll()
+    rig.say(releasing(until_ms=rig.now_ms + 50))
+    rig.tick(49)
+    assert rig.desk.returned == []
+    rig.tick(1)
+    assert [each.position for each in rig.desk.returned] == [0]
+
+
+def test_a_release_that_was_called_off_is_over_with_the_next_snapshot(rig, consumer):
+    rig.say(rig.snapshot(rig.assigned(), releasing=(releasing(),)))
+    assert consumer.poll() == {}
+    rig.say(rig.snapshot(rig.assigned()))
+    assert consumer.poll() != {}
+
+
+def test_a_loss_names_winner_and_offset(rig, consumer):
+    consumer.poll()
+    rig.say(lost(winner="host-b", at_offset=77))
+    with pytest.raises(ClaimLost) as caught:
+        consumer.poll()
+    error = caught.value
+    assert (error.winner, error.at_offset, error.reason) == (
+        "host-b",
+        77,
+        "taken_over",
+    )
+
+
+def test_what_is_told_late_of_a_claim_that_ended_is_passed_over(rig, consumer):
+    rig.say(lost(epoch=4))
+    assert consumer.poll() != {}
+    rig.say(lost())
+    rig.say(rig.assigned())
+    rig.say(releasing())
+    assert rig.session.holdings == {}
+    assert rig.desk.returned == []
+
+
+@pytest.mark.parametrize(
+    ("incarnation", "reason"),
+    [
+        pytest.param(INCARNATION, "reassigned", id="the-same-sidecar"),
+        pytest.param("cd" * 16, "sidecar_restarted", id="a-restarted-one"),
+    ],
+)
+def test_what_a_snapshot_does_not_list_is_over(rig, consumer, incarnation, reason):
+    consumer.poll()
+    claimant = rig.session.claimant
+    owner = claimant.owner._replace(incarnation=bytes.fromhex(incarnation))
+    rig.session.claimant = type(claimant)(owner, "g", master=b"")
+    rig.say(rig.snapshot(rig.assigned(epoch=9, incarnation=incarnation)))
+    assert endings(rig) == [reason]
+    with pytest.raises(ClaimLost, match=reason):
+        consumer.poll()
+    assert values(consumer.poll()) == {0: [0, 1, 2, 3]}
+
+
+def test_a_failure_ends_everything(rig, consumer):
+    said = api.Failure(error="ConfigurationError", message="no", setting="policy")
+    rig.say(api.Failed(failure=said))
+    with pytest.raises(ConfigurationError, match="no"):
+        consumer.poll()
+    rig.say(rig.assigned(epoch=9))
+    assert rig.session.holdings == {}
+
+
+def test_a_pause_is_known(rig, consumer):
+    rig.say(api.Paused(is_paused=True, until_wall_ms=1, reason="r"))
+    assert rig.context.is_paused("g")
+    rig.say(rig.snapshot(rig.assigned()))
+    assert not rig.context.is_paused("g")
+    del consumer
+
+
+# --- At most once ---
+
+
+def test_at_most_once_is_never_consumed_otherwise(rig):
+    consumer = rig.consumer(delivery=AMO)
+    rig.say(rig.assigned(position=3))
+    assert consumer.poll() == {}
+    (call,) = rig.waiting
+    assert call is not None
+    (told,) = rig.session.standings(everything=True)
+    assert (told.position, told.done) == (None, 3)
+
+
+# --- Closing ---
+
+
+def test_closing_gives_back_what_is_held(rig, consumer):
+    consumer.poll()
+    consumer.commit()
+    consumer.close()
+    ((name, returned, keep),) = rig.desk.ended
+    assert (name, keep) == ("s", False)
+    assert [(each.position, each.reason) for each in returned] == [(4, "closed")]
+    assert rig.session.subscriptions == ()
+    consumer.close()
+    assert len(rig.desk.ended) == 1
+
+
+def test_what_is_kept_goes_on_for_the_next_consumer(rig, consumer):
+    consumer.poll()
+    consumer.close(release=False)
+    ((_, returned, keep),) = rig.desk.ended
+    assert (returned, keep, rig.desk.flushed) == ((), True, 1)
+    again = rig.consumer("s2", most=3)
+    assert values(again.poll()) == {0: [0, 1, 2]}
+
+
+def test_leaving_tells_the_final_positions(rig, consumer):
+    consumer.poll()
+    consumer.commit()
+    (returned,) = rig.session.begin_close(release=False)
+    assert (returned.position, returned.epoch) == (4, 5)
+    assert rig.session.holdings == {}
+
+
+def test_two_consumers_of_a_topic_are_refused(rig, consumer):
+    with pytest.raises(InvalidTransition, match="already consumed"):
+        rig.subscribe("s2")
+    del consumer
+
+
+def test_what_the_sidecar_refused_is_forgotten(rig):
+    rig.subscribe()
+    rig.session.forget("s")
+    assert rig.session.subscriptions == ()
+    assert rig.desk.ended == [("s", (), False)]
+
+
+# --- Claims without consumption ---
+
+
+def test_a_claim_without_consumption(rig):
+    holding = rig.session.want(key())
+    with pytest.raises(InvalidTransition, match="already claimed"):
+        rig.session.want(key())
+    assert rig.session.wanted == [key()]
+    rig.say(rig.assigned(name="", position=None))
+    assert holding.claim.phase is Phase.HELD
+    assert rig.context.glance(key()).holder == "host-a"
+    rig.session.unwant(holding)
+    assert rig.desk.unclaimed == [key()]
+    assert [each.reason for each in rig.desk.returned] == ["released"]
+    assert rig.context.glance(key()) is None
+
+
+def test_a_claim_that_was_not_won_is_given_up(rig):
+    holding = rig.session.want(key())
+    rig.session.unwant(holding)
+    assert holding.claim.ending.reason == "given_up"
+    assert (rig.desk.unclaimed, rig.desk.returned) == ([key()], [])
+
+
+# --- Wedged ---
+
+
+def test_what_the_application_does_not_come_back_for_goes(rig):
+    consumer = rig.consumer(most=4, max_handling_ms=500)
+    rig.say(rig.assigned())
+    consumer.poll()
+    for _ in range(4):
+        rig.tick(100)
+    assert rig.desk.returned == []
+    rig.tick(100)
+    rig.tick(10)
+    (returned,) = rig.desk.returned
+    assert (returned.reason, returned.position) == ("wedged", 0)
+    assert "away for 500 ms of at most 500, 4 in hand" in returned.detail
+    with pytest.raises(ClaimLost, match="wedged"):
+        consumer.poll()
+
+
+def test_a_process_that_was_stopped_is_not_wedged(rig):
+    consumer = rig.consumer(most=4, max_handling_ms=500)
+    rig.say(rig.assigned())
+    consumer.poll()
+    rig.tick(H // 2)
+    rig.tick(10)
+    assert rig.desk.returned == []
+
+
+# --- Figures ---
+
+
+def test_figures_for_metrics(rig, consumer):
+    rig.tick()
+    rig.tick()
+    consumer.poll()
+    consumer.commit()
+    assert rig.session.end_of(key()) == 10
+    assert rig.session.lag_of(key()) == 6
+    assert rig.session.lag_of(key(1)) is None
+    assert rig.session.meters.won == {("t", "claimed"): 1}
+    rig.say(lost())
+    assert rig.session.meters.lost == {("t", "taken_over"): 1}
