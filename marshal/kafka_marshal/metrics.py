@@ -186,7 +186,7 @@ class MarshalCollector:
                 read_client(client, scrape)
                 if id(client.engine) not in engines:
                     engines.add(id(client.engine))
-                    read_engine(client.engine, scrape, self._ends_of(client))
+                    read_engine(client.engine, scrape, ends=self._ends_of(client))
             except TimeoutError:
                 add_silent(client, scrape)
 
@@ -397,7 +397,7 @@ def _add_key(
 # --- one engine
 
 
-def read_engine(engine: EngineFace, scrape: known.Scrape, ends: "Ends") -> None:
+def read_engine(engine: EngineFace, scrape: known.Scrape, *, ends: "Ends") -> None:
     """Add what one engine tells, whatever its clients.
 
     Raises:

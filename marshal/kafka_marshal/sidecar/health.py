@@ -161,7 +161,7 @@ def _unready_reasons(view: View) -> Iterator[str]:
         )
 
 
-def look(engine: Engine | None, states: States, clock: Clock) -> View:
+def look(engine: Engine | None, states: States, *, clock: Clock) -> View:
     """Take a view; waits for the engine's lock, for a second at most.
 
     Args:
@@ -235,7 +235,7 @@ class Health:
 
     def look(self) -> View:
         """Return the view that the answers rest on."""
-        return look(self.engine, self._states, self._clock)
+        return look(self.engine, self._states, clock=self._clock)
 
     def live(self) -> Verdict:
         """Return whether the daemon should go on running."""

@@ -271,7 +271,7 @@ class SidecarCollector:
             except TimeoutError:
                 library.add_silent(each, scrape)
         try:
-            library.read_engine(engine, scrape, self._ends)
+            library.read_engine(engine, scrape, ends=self._ends)
         except TimeoutError:
             return  # `marshal_up` and `marshal_sidecar_ready` say so
 

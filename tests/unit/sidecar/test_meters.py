@@ -174,7 +174,7 @@ def test_an_engine_that_does_not_answer_is_told_as_down(cluster, monkeypatch):
     daemon = Daemon(node)
     daemon.run()
 
-    def fail(*args):
+    def fail(*args, **more):
         raise TimeoutError
 
     monkeypatch.setattr(meters.library, "read_client", fail)
