@@ -89,6 +89,11 @@ class GuardedProtocol(H11Protocol):
         super().data_received(data)
         self._watch_head()
 
+    def on_response_complete(self) -> None:
+        """Go on with what came meanwhile."""
+        super().on_response_complete()
+        self._watch_head()
+
     def send_400_response(self, msg: str) -> None:
         """Answer what is no HTTP; a response that has begun is broken off."""
         cycle: RequestResponseCycle | None = self.cycle
@@ -110,8 +115,10 @@ class GuardedProtocol(H11Protocol):
         """Whether a request is on its way that has not wholly arrived."""
         if self.conn.their_state is not h11.IDLE or self.transport.is_closing():
             return False
-        # After a request uvicorn's own timer runs until the next bytes come.
-        return self.timeout_keep_alive_task is None
+        # After a request uvicorn's own timer runs until the next bytes come; part
+        # of the next request may have come with the one before.
+        has_begun = bool(self.conn.trailing_data[0])
+        return has_begun or self.timeout_keep_alive_task is None
 
     def _watch_head(self) -> None:
         if not self._is_head_awaited:

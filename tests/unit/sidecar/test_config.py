@@ -1,0 +1,123 @@
+"""Settings: what is impossible is told before anything is opened."""
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from kafka_marshal.errors import ConfigurationError
+from kafka_marshal.protocol.codec import is_identifier
+from kafka_marshal.sidecar import config
+from kafka_marshal.sidecar.config import Settings, tcp_address, token_of
+
+
+def test_what_is_there_by_default_is_possible(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    settings = Settings()
+    settings.check()
+    assert settings.socket == tmp_path / "kafka-marshal" / "sidecar.sock"
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    assert Settings().socket == Path("/run/kafka-marshal/sidecar.sock")
+
+
+@pytest.mark.parametrize(
+    ("host", "name"),
+    [
+        ("node-7.example.com", "node-7.example.com"),
+        ("bad host/ü", "bad-host--"),
+        ("x" * 300, "x" * 200),
+        ("", "sidecar"),
+    ],
+)
+def test_the_name_is_that_of_the_host(monkeypatch, host, name):
+    monkeypatch.setattr(socket, "gethostname", lambda: host)
+    assert config.default_client_id() == name
+    assert is_identifier(name)
+
+
+@pytest.mark.parametrize(
+    ("given", "setting", "words"),
+    [
+        ({"client_id": "a b"}, "client-id", "no valid name"),
+        ({"socket": Path("here.sock")}, "socket", "absolute"),
+        ({"socket": Path("/" + "x" * 107)}, "socket", "longer than the 107 bytes"),
+        ({"log_format": "xml"}, "log-format", "text or json"),
+        ({"tcp": "127.0.0.1:1"}, "token-file", "go together"),
+        ({"token_file": Path("/t")}, "tcp", "go together"),
+        ({"tcp": "x", "token_file": Path("/t")}, "tcp", "like 127.0.0.1:7070"),
+        ({"bootstrap_servers": "a:b"}, "bootstrap_servers", "a:b"),
+    ],
+)
+def test_the_impossible_is_named(given, setting, words):
+    with pytest.raises(ConfigurationError, match=words) as found:
+        Settings(**given).check()
+    assert found.value.setting == setting
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("127.0.0.1:7070", ("127.0.0.1", 7070)),
+        ("127.5.0.1:0", ("127.5.0.1", 0)),
+        ("[::1]:7070", ("::1", 7070)),
+    ],
+)
+def test_addresses_of_this_machine(text, address):
+    assert tcp_address(text) == address
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", ":1", "7070", "127.0.0.1", "127.0.0.1:", "127.0.0.1:65536"),
+        *("::1:7070", "0.0.0.0:1", "10.0.0.1:1", "localhost:1", "[::]:1"),
+        "127.0.0.1:٣",
+    ],
+)
+def test_addresses_that_others_reach_or_nobody(text):
+    with pytest.raises(ConfigurationError) as found:
+        tcp_address(text)
+    assert found.value.setting == "tcp"
+
+
+def test_state_may_be_gone_without(monkeypatch, tmp_path):
+    monkeypatch.setenv("MARSHAL_STATE_DIR", str(tmp_path))
+    assert Settings().state_path == tmp_path
+    assert Settings(state_dir="").state_path is None
+    assert Settings(state_dir="/x").state_path == Path("/x")
+
+
+def test_a_token_is_made_once_for_its_owner_alone(tmp_path):
+    path = tmp_path / "token"
+    token = token_of(path)
+    assert len(token) == 64
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert token_of(path) == token
+
+
+@pytest.mark.parametrize(
+    ("content", "mode", "words"),
+    [
+        (b"0123456789abcdef\n", 0o640, "chmod 600"),
+        (b"short", 0o600, "no token"),
+        (b"", 0o600, "no token"),
+        (b"\xff" * 32, 0o600, "no token"),
+        (b"0123456789\n0123456789", 0o600, "no token"),
+        (b"x" * 10_000, 0o600, "no token"),
+    ],
+)
+def test_a_token_that_is_none(tmp_path, content, mode, words):
+    path = tmp_path / "token"
+    path.write_bytes(content)
+    path.chmod(mode)
+    with pytest.raises(ConfigurationError, match=words) as found:
+        token_of(path)
+    assert found.value.setting == "token-file"
+
+
+def test_a_token_that_cannot_be_made(tmp_path):
+    with pytest.raises(ConfigurationError, match="cannot be used"):
+        token_of(tmp_path / "nowhere" / "token")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(ConfigurationError, match="cannot be used"):
+        token_of(tmp_path / "folder")

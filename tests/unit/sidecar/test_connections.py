@@ -1,0 +1,329 @@
+"""A real server on real sockets: peers, limits, and whatever bytes come in."""
+
+import asyncio
+import contextlib
+import os
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from functools import partial
+
+import httpx
+import msgspec
+import pytest
+from fakehub import FakeHub, assigned
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kafka_marshal.remote import api, paths
+from kafka_marshal.sidecar import connections, peers
+from kafka_marshal.sidecar.app import App, Serving
+from kafka_marshal.sidecar.connections import make_server
+from kafka_marshal.sidecar.health import Verdict
+from kafka_marshal.sidecar.sockets import open_tcp, open_unix
+
+INSTANCE = "cd" * 16
+HEADERS = {api.INSTANCE_HEADER: INSTANCE}
+CLIENT = paths.CLIENT.format(group="g", client="c")
+TOKEN = b"0123456789abcdef"
+REQUEST = b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n"
+
+
+class Healthy:
+    def live(self):
+        return Verdict(ok=True, state="RUNNING", reasons=("serving",))
+
+    ready = started = live
+
+
+class Served:
+    """A server in a thread, over a Unix socket and over TCP."""
+
+    def __init__(self, path, connections_max=64):
+        self.hub = FakeHub()
+        self.hub.instances["g", "c"] = INSTANCE
+        self.path = path
+        self._place = open_unix(path)
+        self._tcp = open_tcp("127.0.0.1", 0)
+        self.port = self._tcp.getsockname()[1]
+        self.app = App(Serving(Healthy(), hub=self.hub, token=TOKEN, keep_alive_s=0.05))
+        self.server = make_server(self.app, connections_max=connections_max)
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+        eventually(lambda: self.server.started)
+
+    def _run(self):
+        sockets = [self._place.listening, self._tcp]
+        asyncio.run(self.server.serve(sockets=sockets))
+
+    @property
+    def connection_count(self):
+        return len(self.server.server_state.connections)
+
+    def connect(self):
+        found = socket.socket(socket.AF_UNIX)
+        found.settimeout(30)
+        found.connect(str(self.path))
+        return found
+
+    def client(self):
+        transport = httpx.HTTPTransport(uds=str(self.path))
+        return httpx.Client(transport=transport, base_url="http://sidecar", timeout=30)
+
+    def close(self):
+        self.server.should_exit = True
+        self._thread.join(30)
+        assert not self._thread.is_alive()
+        self._place.close()
+        self._tcp.close()
+        self.app.close()
+
+
+def eventually(condition):
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def read(connection):
+    """Return all that comes until the other end closes."""
+    found = bytearray()
+    with contextlib.suppress(ConnectionResetError):
+        while piece := connection.recv(65_536):
+            found += piece
+    return bytes(found)
+
+
+def failure_of(response):
+    head, _, body = response.partition(b"\r\n\r\n")
+    assert b"content-type: application/json" in head
+    return msgspec.json.decode(body, type=api.Failure)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    found = Served(tmp_path_factory.mktemp("s") / "own" / "sidecar.sock")
+    yield found
+    found.close()
+
+
+def test_the_hub_hears_which_process_registers(served):
+    with served.client() as client:
+        body = {"instance": INSTANCE, "beat_ms": 100}
+        assert client.put(CLIENT, json=body).status_code == 200
+    peer = next(said for said in reversed(served.hub.said) if said[0] == "register")[4]
+    assert peer == peers.Peer(os.getpid(), os.geteuid(), peers.started(os.getpid()))
+
+
+def test_one_connection_is_one_client_s_and_the_next_another_s(served):
+    body = {"instance": INSTANCE, "beat_ms": 100}
+    other = paths.CLIENT.format(group="g", client="other")
+    with served.client() as client:
+        assert client.put(CLIENT, json=body).is_success
+        refused = client.put(other, json=body)
+        assert refused.status_code == 409
+        assert client.put(CLIENT, json=body).is_success
+    with served.client() as client:
+        assert client.put(other, json=body).is_success
+        assert client.put(CLIENT, json=body).status_code == 409
+
+
+def test_tcp_has_no_peer_and_needs_the_token(served):
+    base = f"http://127.0.0.1:{served.port}"
+    with httpx.Client(base_url=base, timeout=30) as client:
+        assert client.get(paths.INFO).status_code == 401
+        assert client.get(paths.LIVEZ).status_code == 200
+        client.headers["authorization"] = f"Bearer {TOKEN.decode()}"
+        body = {"instance": INSTANCE, "beat_ms": 100}
+        assert client.put(CLIENT, json=body).is_success
+    peer = next(said for said in reversed(served.hub.said) if said[0] == "register")[4]
+    assert peer == peers.NOBODY
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only the superuser becomes another")
+def test_another_user_is_turned_away_however_open_the_socket_is(served):
+    program = (
+        "import http.client, os, socket, sys\n"
+        "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
+        "c = http.client.HTTPConnection('x')\n"
+        "c.sock = socket.socket(socket.AF_UNIX)\n"
+        "c.sock.connect(sys.argv[1])\n"
+        "c.request('GET', '/v1/info')\n"
+        "print(c.getresponse().status)\n"
+    )
+    command = [sys.executable, "-c", program, str(served.path)]
+    # With its own modes nobody else gets as far as connecting.
+    run = partial(
+        subprocess.run, command, capture_output=True, text=True, timeout=60, check=False
+    )
+    closed = run()
+    assert "PermissionError" in closed.stderr
+    upwards = [served.path, *served.path.parents[:-2]]
+    modes = {path: path.stat().st_mode for path in upwards}
+    try:
+        for path in upwards:
+            path.chmod(0o777)
+        opened = run()
+    finally:
+        for path, mode in modes.items():
+            path.chmod(mode)
+    assert opened.stdout == "403\n", opened.stderr
+
+
+def test_too_many_connections_are_turned_away_with_a_reason(tmp_path):
+    served = Served(tmp_path / "own" / "s.sock", connections_max=3)
+    try:
+        standing = [served.connect() for _ in range(3)]
+        eventually(lambda: served.connection_count == 3)
+        with served.connect() as one_more:
+            response = read(one_more)
+        assert response.startswith(b"HTTP/1.1 503 ")
+        assert b"retry-after: 1\r\n" in response
+        assert "3 connections stand already" in failure_of(response).message
+        standing.pop().close()
+        eventually(lambda: served.connection_count == 2)
+        with served.client() as client:
+            assert client.get(paths.LIVEZ).is_success
+        for connection in standing:
+            connection.close()
+    finally:
+        served.close()
+
+
+@pytest.mark.parametrize("begun", [b"", b"GET /livez HT", REQUEST + b"GET /li"])
+def test_a_request_that_does_not_come_is_not_waited_for(served, monkeypatch, begun):
+    monkeypatch.setattr(connections, "HEAD_S_MAX", 0.05)
+    with served.connect() as connection:
+        connection.sendall(begun)
+        response = read(connection)
+    *_, last = response.split(b"HTTP/1.1 ")
+    assert last.startswith(b"408 ")
+    assert "no request within" in failure_of(last).message
+
+
+def test_an_idle_connection_stands(served, monkeypatch):
+    monkeypatch.setattr(connections, "HEAD_S_MAX", 0.02)
+    with served.client() as client:
+        for _ in range(3):
+            assert client.get(paths.LIVEZ).is_success
+            (one,) = served.server.server_state.connections
+            threading.Event().wait(0.1)
+            assert served.server.server_state.connections == {one}
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"\r\n\r\n\r\nnonsense\r\n\r\n",
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"GET /" + b"x" * 20_000 + b" HTTP/1.1\r\n\r\n",
+        b"GET /livez HTTP/1.1\r\nhost: x\r\n" + b"a: b\r\n" * 5_000,
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+    ],
+)
+def test_what_is_no_http_is_answered_and_ended(served, sent):
+    with served.connect() as connection:
+        connection.sendall(sent)
+        response = read(connection)
+    assert response.startswith(b"HTTP/1.1 400 ")
+    assert failure_of(response).message
+
+
+def test_a_body_that_breaks_off_in_nonsense_ends_its_connection_alone(served):
+    head = b"PUT " + CLIENT.encode() + b" HTTP/1.1\r\nhost: x\r\n"
+    with served.connect() as connection:
+        connection.sendall(head + b"transfer-encoding: chunked\r\n\r\nzz\r\n")
+        assert read(connection).startswith(b"HTTP/1.1 400 ")
+    with served.client() as client:
+        assert client.get(paths.LIVEZ).is_success
+
+
+@given(
+    pieces=st.lists(
+        st.one_of(
+            st.binary(max_size=60),
+            st.sampled_from(
+                [
+                    REQUEST,
+                    b"PUT /v1/groups/g/clients/c HTTP/1.1\r\nhost: x\r\n",
+                    b"content-length: 5\r\n\r\n",
+                    b"transfer-encoding: chunked\r\n\r\n",
+                    b"5\r\n{}{}{\r\n0\r\n\r\n",
+                    b"connection: upgrade\r\nupgrade: websocket\r\n\r\n",
+                    b"expect: 100-continue\r\n\r\n",
+                    b"\r\n",
+                ]
+            ),
+        ),
+        max_size=6,
+    ),
+    is_reset=st.booleans(),
+)
+@settings(
+    max_examples=200,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+def test_any_bytes_leave_the_daemon_serving(served, pieces, is_reset):
+    with served.connect() as connection:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            for piece in pieces:
+                connection.sendall(piece)
+        if is_reset:
+            linger = struct.pack("ii", 1, 0)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+    with served.connect() as connection:
+        connection.sendall(REQUEST)
+        assert connection.recv(65_536).startswith(b"HTTP/1.1 200 ")
+
+
+def test_no_connection_is_left_behind(served):
+    eventually(lambda: served.connection_count == 0)
+    assert served.server.server_state.tasks == set()
+
+
+def test_a_reader_that_stops_costs_its_buffer_and_catches_up(served):
+    """Row KA21: what is not read stands in the hub's ring, which is bounded."""
+    head = f"GET {CLIENT}/events HTTP/1.1\r\nhost: x\r\n"
+    head += f"{api.INSTANCE_HEADER}: {INSTANCE}\r\n\r\n"
+    with served.connect() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+        connection.sendall(head.encode())
+        eventually(lambda: served.hub.feeds and served.hub.feeds[-1].taken)
+        feed = served.hub.feeds[-1]
+        pushed = 0
+        # Until nothing is taken any more, whatever comes: the buffers are full.
+        while True:
+            before = feed.taken
+            for _ in range(1_000):
+                feed.push(assigned(pushed % 7))
+                pushed += 1
+                if not pushed % 50:
+                    threading.Event().wait(0.001)
+            if feed.taken == before:
+                break
+            assert feed.taken < 100_000
+        (one,) = served.server.server_state.connections
+        assert one.transport.get_write_buffer_size() < 400_000
+        # It comes back: what it missed is a snapshot away, and then all is told.
+        feed.push(assigned(4_711))
+        text = bytearray()
+        while b'"partition":4711' not in text:
+            text += connection.recv(65_536)
+        assert text.count(b"event: snapshot") >= 2
+    eventually(lambda: feed.is_closed and served.app.stream_count == 0)
+
+
+def test_silence_on_a_stream_is_broken(served):
+    with (
+        served.client() as client,
+        client.stream("GET", CLIENT + "/events", headers=HEADERS) as response,
+    ):
+        assert response.headers["cache-control"] == "no-store"
+        lines = response.iter_lines()
+        while next(lines) != ": keep-alive":
+            pass

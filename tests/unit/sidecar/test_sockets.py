@@ -1,0 +1,121 @@
+"""Sockets: ours alone, one sidecar on each, and a dead one's is replaced."""
+
+import os
+import socket
+import stat
+import subprocess
+import sys
+
+import pytest
+
+from kafka_marshal.errors import ConfigurationError
+from kafka_marshal.sidecar.sockets import open_tcp, open_unix
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "made" / "sidecar.sock"
+
+
+def mode(path):
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_nobody_else_may_enter(path):
+    place = open_unix(path)
+    assert mode(path) == 0o600
+    assert mode(path.parent) == 0o700
+    place.listening.listen()
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(path))
+    place.close()
+    place.close()
+    assert not path.exists()
+
+
+def test_the_mode_does_not_depend_on_the_umask(path):
+    before = os.umask(0)
+    try:
+        place = open_unix(path)
+    finally:
+        os.umask(before)
+    assert (mode(path), mode(path.parent)) == (0o600, 0o700)
+    place.close()
+
+
+def test_a_folder_that_others_enter_is_refused(path):
+    path.parent.mkdir()
+    path.parent.chmod(0o755)
+    with pytest.raises(ConfigurationError, match=f"chmod 700 {path.parent}"):
+        open_unix(path)
+    assert not path.exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only the superuser gives files away")
+def test_a_folder_of_another_user_is_refused(path):
+    path.parent.mkdir(mode=0o700)
+    os.chown(path.parent, 65_534, 65_534)
+    with pytest.raises(ConfigurationError, match="belongs to another user"):
+        open_unix(path)
+
+
+def test_a_living_sidecar_keeps_its_socket(path):
+    place = open_unix(path)
+    with pytest.raises(ConfigurationError) as found:
+        open_unix(path)
+    assert f"a living sidecar (process {os.getpid()})" in str(found.value)
+    assert found.value.setting == "socket"
+    assert path.exists()
+    place.close()
+    open_unix(path).close()
+
+
+def test_a_socket_of_another_program_is_kept(path):
+    path.parent.mkdir(mode=0o700)
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(str(path))
+        other.listen()
+        with pytest.raises(ConfigurationError, match="in use by another program"):
+            open_unix(path)
+    assert path.exists()
+
+
+def test_a_socket_that_a_dead_one_left_is_replaced(path):
+    program = (
+        "import os, sys, pathlib\n"
+        "from kafka_marshal.sidecar.sockets import open_unix\n"
+        "open_unix(pathlib.Path(sys.argv[1]))\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    command = [sys.executable, "-c", program, str(path)]
+    assert subprocess.run(command, timeout=60, check=False).returncode == -9
+    assert path.exists()
+    place = open_unix(path)
+    place.listening.listen()
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(path))
+    place.close()
+
+
+def test_what_is_no_socket_is_kept(path):
+    path.parent.mkdir(mode=0o700)
+    path.write_text("mine")
+    with pytest.raises(ConfigurationError, match="no socket; remove it"):
+        open_unix(path)
+    assert path.read_text() == "mine"
+
+
+def test_a_place_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigurationError, match="cannot be used"):
+        open_unix(tmp_path / "file" / "sidecar.sock")
+
+
+def test_tcp_says_who_is_in_the_way():
+    with open_tcp("127.0.0.1", 0) as first:
+        first.listen()
+        port = first.getsockname()[1]
+        with pytest.raises(ConfigurationError, match="in use by another program"):
+            open_tcp("127.0.0.1", port)
+    with pytest.raises(ConfigurationError, match="cannot be used"):
+        open_tcp("203.0.113.1", 0)
