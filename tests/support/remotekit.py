@@ -159,7 +159,7 @@ class RemoteRig:
             assigned=assigned, releasing=releasing, paused=paused, subscriptions=("s",)
         )
 
-    def beaten(self, *, soft_ms=H, hard_ms=2 * H, epoch=5, partitions=(0,)):
+    def beaten(self, *, soft_ms=H, hard_ms=2 * H, epoch=5, partitions=(0,), takers=()):
         now_ms = self.now_ms
         return api.Beaten(
             deadlines=tuple(
@@ -173,6 +173,7 @@ class RemoteRig:
                 for each in partitions
             ),
             now_ms=now_ms,
+            takers=takers,
         )
 
     def tick(self, after_ms=0):

@@ -232,10 +232,17 @@ class Beaten(Message, frozen=True, kw_only=True):
     """Answer to a beat: the deadlines of everything the client has.
 
     None is longer than the sidecar keeps it for a client that falls silent.
+
+    Attributes:
+        deadlines: One of each partition.
+        now_ms: Local time of the answer.
+        takers: Topics that another live member could take partitions of: only
+            there is anything gained by giving up what one does not come back for.
     """
 
     deadlines: tuple[Deadline, ...]
     now_ms: int
+    takers: tuple[str, ...] = ()
 
 
 class Returned(Message, frozen=True, kw_only=True):
@@ -376,6 +383,7 @@ class Assigned(Message, frozen=True, kw_only=True, tag="assigned"):
         soft_until_ms: As in ``Deadline``.
         hard_until_ms: As in ``Deadline``.
         why: Why it was claimed.
+        stuck: How many owners in a row were wedged at this very position.
     """
 
     subscription: str
@@ -390,6 +398,7 @@ class Assigned(Message, frozen=True, kw_only=True, tag="assigned"):
     soft_until_ms: int
     hard_until_ms: int
     why: str = ""
+    stuck: int = 0
 
 
 class Releasing(Message, frozen=True, kw_only=True, tag="release"):

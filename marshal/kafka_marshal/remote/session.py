@@ -19,7 +19,6 @@ from kafka_marshal.ports import TopicInfo
 from kafka_marshal.protocol.claiming import Claim, Claimant, Ending, Phase
 from kafka_marshal.protocol.delivery import AtLeastOnce
 from kafka_marshal.protocol.granting import AtMostOnce
-from kafka_marshal.protocol.health import is_wedged
 from kafka_marshal.protocol.lease import Lease
 from kafka_marshal.protocol.notes import WEDGED
 from kafka_marshal.protocol.transition import ACCEPTED, Transition
@@ -28,10 +27,10 @@ from kafka_marshal.remote import api
 from kafka_marshal.remote.engine import RemoteContext
 from kafka_marshal.remote.faults import error_of
 from kafka_marshal.remote.grants import RemoteGrants
+from kafka_marshal.remote.patience import Patience
 
 RESTARTED = "sidecar_restarted"
 REASSIGNED = "reassigned"
-AWAY_SHARE = 4
 OVER_MAX = 100_000
 
 
@@ -101,9 +100,7 @@ class RemoteSession:
         # Newest claim of each key that ended here: what is told of it comes late.
         self._over: dict[Key, int] = {}
         self._told: dict[Key, api.Standing] = {}
-        self._marks: dict[Key, tuple[int, int | None, int]] = {}
-        self._since: dict[Key, int] = {}
-        self._ticked_ms = context.now_ms
+        self._patience = Patience(context, self._lags)
         self._deadlines_ms = 0
 
     # --- wishes
@@ -267,7 +264,7 @@ class RemoteSession:
         if isinstance(holding.progress, AtMostOnce):
             holding.progress.is_anchored = said.is_anchored
         self.holdings[key] = holding
-        self._since[key] = self._context.now_ms
+        self._patience.begin(key, self._context.now_ms, stuck=said.stuck)
         fields = {
             "key": key,
             "client": self.client_id,
@@ -315,6 +312,7 @@ class RemoteSession:
         if said.now_ms < self._deadlines_ms:
             return
         self._deadlines_ms = said.now_ms
+        self._patience.takers = frozenset(said.takers)
         for each in told:
             self._told[self._key(each)] = each
         for deadline in said.deadlines:
@@ -377,9 +375,12 @@ class RemoteSession:
                 self.check_lease(holding, now_ms)
             if holding.claim.is_owned:
                 self._drive(holding, now_ms)
-        self._judge(now_ms)
+        for sub in self._wishes.subs:
+            mine = [h for h in self.holdings.values() if h.key.topic in sub.topics]
+            for holding in self._patience.judge(sub, mine, now_ms=now_ms):
+                self._wishes.bump(holding.key)
+        self._patience.end_round(now_ms)
         self._lags.drive(self.holdings.values(), now_ms)
-        self._ticked_ms = now_ms
 
     def _drive(self, holding: Holding, now_ms: int) -> None:
         self.grants.expire(holding, now_ms)
@@ -393,54 +394,6 @@ class RemoteSession:
             self._give_up(
                 holding, Ending(drain.reason, was_lost=was_lost), detail=drain.detail
             )
-
-    def _judge(self, now_ms: int) -> None:
-        """Give up what the application does not come back for."""
-        interval_ms = self._context.heartbeat_interval_ms
-        # A process that was stopped says nothing of its handlers.
-        is_back = now_ms - self._ticked_ms > interval_ms // AWAY_SHARE
-        for sub in self._wishes.subs:
-            mine = [h for h in self.holdings.values() if h.key.topic in sub.topics]
-            for holding in mine:
-                hand = holding.in_hand_count
-                mark = (holding.handed_count, holding.position, hand)
-                if is_back or self._marks.get(holding.key, mark) != mark:
-                    sub.moved_at_ms = now_ms
-                self._marks[holding.key] = mark
-            if sub.wedged_at_ms is not None and sub.alive_at_ms > sub.wedged_at_ms:
-                sub.wedged_at_ms = None
-            limit_ms = sub.handling_limit_ms(interval_ms)
-            if limit_ms and now_ms - sub.alive_at_ms >= limit_ms:
-                self._give_wedged_up(sub, mine, now_ms=now_ms, limit_ms=limit_ms)
-
-    def _give_wedged_up(
-        self, sub: Subscription, mine: list[Holding], *, now_ms: int, limit_ms: int
-    ) -> None:
-        for holding in mine:
-            if holding.drain is not None and holding.drain.is_due(now_ms):
-                continue
-            since_ms = max(sub.alive_at_ms, self._since.get(holding.key, 0))
-            quiet_ms, hand = now_ms - since_ms, holding.in_hand_count
-            lag = self._lags.lag_of(holding)
-            if not is_wedged(quiet_ms, limit_ms=limit_ms, in_hand=hand, lag=lag):
-                continue
-            fields = {
-                "key": holding.key,
-                "quiet_ms": quiet_ms,
-                "limit_ms": limit_ms,
-                "in_hand": hand,
-                "lag": lag,
-                "successor": None,
-            }
-            self._context.observe("wedged", fields)
-            lag_text = "unknown" if lag is None else str(lag)
-            detail = (
-                f"the application is away for {quiet_ms} ms of at most {limit_ms}, "
-                f"{hand} in hand, lag {lag_text}"
-            )
-            holding.drain = Drain(WEDGED, None, now_ms, detail)
-            self._wishes.bump(holding.key)
-            sub.wedged_at_ms = now_ms
 
     # --- endings
 
@@ -472,8 +425,9 @@ class RemoteSession:
         key, claim = holding.key, holding.claim
         if self.holdings.get(key) is holding:
             del self.holdings[key]
-            for figures in (self._told, self._marks, self._since, self._context.heads):
-                figures.pop(key, None)
+            self._patience.forget(key)
+            self._told.pop(key, None)
+            self._context.heads.pop(key, None)
             self._wishes.bump(key)
         if self._wishes.explicit.pop(key, 0) is None:
             self.desk.unclaim(key)

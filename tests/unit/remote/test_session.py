@@ -344,34 +344,6 @@ def test_a_claim_that_was_not_won_is_given_up(rig):
     assert (rig.desk.unclaimed, rig.desk.returned) == ([key()], [])
 
 
-# --- Wedged ---
-
-
-def test_what_the_application_does_not_come_back_for_goes(rig):
-    consumer = rig.consumer(most=4, max_handling_ms=500)
-    rig.say(rig.assigned())
-    consumer.poll()
-    for _ in range(4):
-        rig.tick(100)
-    assert rig.desk.returned == []
-    rig.tick(100)
-    rig.tick(10)
-    (returned,) = rig.desk.returned
-    assert (returned.reason, returned.position) == ("wedged", 0)
-    assert "away for 500 ms of at most 500, 4 in hand" in returned.detail
-    with pytest.raises(ClaimLost, match="wedged"):
-        consumer.poll()
-
-
-def test_a_process_that_was_stopped_is_not_wedged(rig):
-    consumer = rig.consumer(most=4, max_handling_ms=500)
-    rig.say(rig.assigned())
-    consumer.poll()
-    rig.tick(H // 2)
-    rig.tick(10)
-    assert rig.desk.returned == []
-
-
 # --- Figures ---
 
 

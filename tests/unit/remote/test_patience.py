@@ -1,0 +1,68 @@
+"""Whoever does not come back for its work leaves it to somebody who can."""
+
+import pytest
+from enginekit import H
+from remotekit import RemoteRig
+
+from kafka_marshal.errors import ClaimLost
+
+
+@pytest.fixture
+def rig():
+    return RemoteRig()
+
+
+@pytest.fixture
+def slow(rig):
+    """A consumer with four records in hand and half a second to come back."""
+    consumer = rig.consumer(most=4, max_handling_ms=500)
+    rig.say(rig.assigned())
+    consumer.poll()
+    rig.session.on_deadlines(rig.beaten(takers=("t",)), told=())
+    return consumer
+
+
+def pass_time(rig, ms):
+    for _ in range(ms // 100):
+        rig.tick(100)
+
+
+def test_what_the_application_does_not_come_back_for_goes(rig, slow):
+    pass_time(rig, 400)
+    assert rig.desk.returned == []
+    pass_time(rig, 200)
+    (returned,) = rig.desk.returned
+    assert (returned.reason, returned.position) == ("wedged", 0)
+    assert "away for 500 ms of at most 500, 4 in hand" in returned.detail
+    with pytest.raises(ClaimLost, match="wedged"):
+        slow.poll()
+
+
+def test_what_nobody_else_can_take_stays(rig, slow):
+    rig.tick(1)
+    rig.session.on_deadlines(rig.beaten(takers=("u",)), told=())
+    pass_time(rig, 1_000)
+    assert rig.desk.returned == []
+    assert len(rig.events("wedged")) == 1
+    slow.commit()
+    assert slow.poll() != {}
+    pass_time(rig, 700)
+    assert len(rig.events("wedged")) == 2
+
+
+def test_whoever_is_stuck_where_others_were_is_given_more_time(rig):
+    consumer = rig.consumer(most=4, max_handling_ms=500)
+    rig.say(rig.assigned(stuck=1))
+    consumer.poll()
+    rig.session.on_deadlines(rig.beaten(takers=("t",)), told=())
+    pass_time(rig, 900)
+    assert rig.desk.returned == []
+    pass_time(rig, 300)
+    assert len(rig.desk.returned) == 1
+
+
+def test_a_process_that_was_stopped_is_not_wedged(rig, slow):
+    rig.tick(H // 2)
+    rig.tick(10)
+    assert rig.desk.returned == []
+    assert slow.assignment() != set()
