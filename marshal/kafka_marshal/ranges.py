@@ -117,6 +117,33 @@ class RangeConsumer:
         with self._engine.changed:
             return sorted(key.topic_partition for key in self._subscription.all_keys())
 
+    def tokens(self) -> dict[TopicPartition, Token]:
+        """Return the token of every claim that stands, also of those on their way out.
+
+        What was begun under it may be finished and committed.
+        """
+        self._require_usable()
+        with self._engine.changed:
+            now_ms = self._clock.now_ms()
+            return {
+                holding.key.topic_partition: holding.claim.token
+                for holding in self._mine()
+                if holding.claim.token is not None and holding.claim.is_valid(now_ms)
+            }
+
+    def pending(self) -> set[TopicPartition]:
+        """Return what is claimed or won, and cannot be worked on yet."""
+        self._require_usable()
+        topics = self._subscription.topics
+        with self._engine.changed:
+            return {
+                key.topic_partition
+                for key, holding in self._session.holdings.items()
+                if key.topic in topics
+                and (holding.claim.is_under_way or holding.claim.is_owned)
+                and holding.claim.phase is not Phase.HELD
+            }
+
     def leaving(self) -> set[TopicPartition]:
         """Return what is held and on its way to another member."""
         self._require_usable()

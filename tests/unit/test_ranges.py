@@ -74,6 +74,18 @@ def test_what_is_held_may_be_begun_and_confirmed(cluster):
     assert fold(cluster).keys[KEY].position == 6, "not only with the next beat"
 
 
+def test_what_is_won_and_has_no_position_yet_is_pending(cluster):
+    node, ranges = planning(cluster)
+    node.data.cut = True
+    cluster.run_until(ranges.pending, 4 * H)
+    cluster.run(H)
+    assert ranges.pending() == {T0}
+    assert not ranges.held()
+    node.data.cut = False
+    cluster.run_until(ranges.held, 4 * H)
+    assert not ranges.pending()
+
+
 def test_only_what_is_below_the_end_is_confirmed(cluster):
     _, ranges, token = winning(cluster)
     ranges.begin(T0, token, first=0, end=4)
@@ -115,6 +127,8 @@ def test_a_partition_that_is_to_be_given_up_waits_for_what_is_in_hand():
     cluster.run_until(ranges.leaving, 4 * H)
     (going,) = ranges.leaving()
     assert set(ranges.held()) == set(tokens) - {going}
+    assert ranges.tokens() == tokens
+    assert ranges.partitions() == sorted(tokens)
     with pytest.raises(ClaimLost) as caught:
         ranges.begin(going, tokens[going], first=5, end=6)
     assert caught.value.reason == "lease_expiring"

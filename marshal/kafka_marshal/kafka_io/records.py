@@ -44,6 +44,11 @@ class Records(Sequence[Record]):
         self._token = token
         self._make = make
 
+    @property
+    def sources(self) -> Sequence[Any]:
+        """What the client returned, for whoever takes columns of it."""
+        return self._sources
+
     def __len__(self) -> int:
         return len(self._sources)
 

@@ -1,0 +1,87 @@
+"""One Spark session for the whole run, and checkpoints of each test's own."""
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from kafka_marshal.spark import register
+from kafka_marshal.spark.needs import require_java, require_spark
+
+SETTINGS = {
+    "spark.ui.enabled": "false",
+    "spark.driver.memory": "700m",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    # A stage that is to be tried again: the tests of delivery force it.
+    "spark.task.maxFailures": "4",
+    "spark.stage.maxConsecutiveAttempts": "4",
+}
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory):
+    """A local session with two cores, whose tasks may be tried four times.
+
+    A missing Java fails the run: a skip would look like a pass.
+    """
+    from pyspark.sql import SparkSession
+
+    require_spark()
+    require_java()
+    before = {name: os.environ.get(name) for name in PYTHONS}
+    os.environ.update(dict.fromkeys(PYTHONS, sys.executable))
+    builder = SparkSession.builder.master("local[2,4]").appName("kafka-marshal tests")
+    for name, value in SETTINGS.items():
+        builder = builder.config(name, value)
+    home = tmp_path_factory.mktemp("spark")
+    builder = builder.config("spark.sql.warehouse.dir", str(home / "warehouse"))
+    builder = builder.config("spark.local.dir", str(home / "local"))
+    session = builder.getOrCreate()
+    session.sparkContext.setLogLevel("ERROR")
+    register(session)
+    try:
+        yield session
+    finally:
+        for query in session.streams.active:
+            query.stop()
+        session.stop()
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+PYTHONS = ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON")
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> str:
+    """A folder for the checkpoint of the test's one query."""
+    return str(tmp_path / "checkpoint")
+
+
+@pytest.fixture
+def running(spark) -> Iterator[Callable]:
+    """Start queries that are stopped whatever the test does."""
+    started = []
+
+    @contextmanager
+    def run(writer):
+        query = writer.start()
+        started.append(query)
+        try:
+            yield query
+        finally:
+            query.stop()
+
+    yield run
+    for query in started:
+        query.stop()

@@ -1,0 +1,304 @@
+"""``format("marshal")`` over a real cluster: columns, options, triggers, restarts."""
+
+import json
+import time
+
+import pytest
+from domain import opened
+from kafka import KafkaProducer
+from kafka import TopicPartition as Place
+from sparkkit import RUN_S, Kit, cells, every, failing, keeping
+
+from kafka_marshal import TopicPartition
+
+H_MS = 2_000
+
+
+@pytest.fixture(scope="module")
+def domain(broker, unique):
+    with opened(broker, unique, h_ms=H_MS) as domain:
+        yield domain
+
+
+@pytest.fixture(scope="module")
+def topic(domain):
+    """Three partitions of 20 records; no test adds to them."""
+    return domain.data_topic(3, records_each=20)
+
+
+@pytest.fixture
+def kit(spark, domain, tmp_path):
+    return Kit(spark, domain, tmp_path)
+
+
+@pytest.fixture
+def group(unique):
+    return unique("group")
+
+
+def places(frame):
+    return sorted((row.partition, row.offset) for row in frame.collect())
+
+
+def positions(domain, group):
+    return {k.partition: (v.owner, v.position) for k, v in domain.states(group).items()}
+
+
+# --- batches
+
+
+def test_the_columns_are_those_of_sparks_own_source(kit, domain, transport):
+    topic = domain.data_topic(1)
+    producer = KafkaProducer(bootstrap_servers=domain.servers)
+    producer.send(
+        topic,
+        key=b"k",
+        value=b"v",
+        headers=[("a", b"1"), ("b", b"")],
+        timestamp_ms=1_700_000_000_123,
+    )
+    producer.send(topic, value=b"", timestamp_ms=1_700_000_001_000)
+    producer.close()
+    options = {"transport": transport, "includeHeaders": "true"}
+    frame = kit.batch(subscribe=topic, includeToken="true", **options)
+    assert [f"{f.name} {f.dataType.simpleString()}" for f in frame.schema] == [
+        "key binary",
+        "value binary",
+        "topic string",
+        "partition int",
+        "offset bigint",
+        "timestamp timestamp",
+        "timestampType int",
+        "headers array<struct<key:string,value:binary>>",
+        "token string",
+    ]
+    first, second = frame.orderBy("offset").collect()
+    assert (bytes(first.key), bytes(first.value)) == (b"k", b"v")
+    assert (first.topic, first.partition, first.offset) == (topic, 0, 0)
+    assert first.timestamp.timestamp() == 1_700_000_000.123
+    assert first.timestampType == 0
+    assert [(h.key, h.value) for h in first.headers] == [("a", b"1"), ("b", b"")]
+    assert bytes(second.value) == b""
+    assert (second.key, second.headers, second.token) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("more", "wanted"),
+    [
+        pytest.param({}, every(20, 20, 20), id="everything"),
+        pytest.param(
+            {"startingOffsets": {"0": 18, "1": -1, "2": 19}},
+            [(0, 18), (0, 19), (2, 19)],
+            id="json",
+        ),
+        pytest.param(
+            {"endingOffsets": {"0": 1, "1": 2, "2": 3}, "minPartitions": "6"},
+            every(1, 2, 3),
+            id="ends-in-more-tasks",
+        ),
+        pytest.param({"startingTimestamp": "1"}, every(20, 20, 20), id="time"),
+        pytest.param(
+            {
+                "startingTimestamp": "9000000000000",
+                "startingOffsetsByTimestampStrategy": "latest",
+            },
+            [],
+            id="time-to-come",
+        ),
+        pytest.param(
+            {
+                "startingOffsetsByTimestamp": {"0": 0, "1": 0, "2": 0},
+                "endingTimestamp": "1",
+            },
+            [],
+            id="times",
+        ),
+    ],
+)
+def test_a_batch_reads_the_range_that_options_name(kit, topic, more, wanted):
+    given = {
+        name: value if isinstance(value, str) else json.dumps({topic: value})
+        for name, value in more.items()
+    }
+    frame = kit.batch(subscribe=topic, **given)
+    assert places(frame) == wanted
+    if "minPartitions" in more:
+        assert frame.rdd.getNumPartitions() == 6
+
+
+def test_topics_by_pattern_and_partitions_by_name(kit, topic):
+    assert kit.batch(subscribePattern=f"{topic}|no-such").count() == 60
+    frame = kit.batch(assign=json.dumps({topic: [0, 2]}))
+    assert {row.partition for row in frame.collect()} == {0, 2}
+
+
+def test_markers_and_gaps_are_passed(kit, domain, transport):
+    """A transaction's marker is an offset without a record, also the last one."""
+    topic = domain.data_topic(1)
+    producer = KafkaProducer(
+        bootstrap_servers=domain.servers, transactional_id=domain.unique("tx")
+    )
+    producer.init_transactions()
+    for is_kept in (True, False, True):
+        producer.begin_transaction()
+        for number in range(3):
+            producer.send(topic, value=b"%d" % number)
+        producer.flush()
+        if is_kept:
+            producer.commit_transaction()
+        else:
+            producer.abort_transaction()
+    producer.close()
+    options = {"subscribe": topic, "transport": transport}
+    frame = kit.batch(**options, **{"kafka.isolation.level": "read_committed"})
+    assert [o for _, o in places(frame)] == [0, 1, 2, 8, 9, 10]
+    assert [o for _, o in places(kit.batch(**options))] == [0, 1, 2, 4, 5, 6, 8, 9, 10]
+
+
+def test_offsets_that_are_gone(kit, domain, transport):
+    topic = domain.data_topic(1, records_each=10)
+    more = {"subscribe": topic, "transport": transport}
+    whole = kit.batch(**more, failOnDataLoss="false")
+    strict = kit.batch(**more)
+    # Planned while they were there.
+    assert strict.rdd.getNumPartitions() == whole.rdd.getNumPartitions() == 1
+    domain.kafka.delete_records({Place(topic, 0): 6})
+    assert [o for _, o in places(whole)] == [6, 7, 8, 9]
+    with pytest.raises(Exception, match="set failOnDataLoss to false"):
+        strict.collect()
+    more["startingOffsets"] = json.dumps({topic: {"0": 2}})
+    with pytest.raises(Exception, match="log begins at 6"):
+        kit.batch(**more).collect()
+
+
+# --- streams
+
+
+def test_available_now_reads_all_there_is_in_batches(kit, domain, topic, group):
+    frame = kit.stream(group, subscribe=topic, maxOffsetsPerTrigger="25")
+    found = kit.drained(frame)
+    assert cells(found) == every(20, 20, 20)
+    assert max(len([1 for row in found if row[0] == n]) for n in range(3)) <= 25
+    assert positions(domain, group) == dict.fromkeys(range(3), (None, 20))
+    again = kit.drained(kit.stream(group, subscribe=topic))
+    assert again == [], "the checkpoint says that all is done"
+    again = kit.drained(kit.stream(group, subscribe=topic), name="another")
+    assert again == [], "and so does the group's position"
+
+
+def test_a_group_goes_on_where_a_plain_consumer_of_it_was(kit, domain, topic, group):
+    with domain.marshal(group, "plain") as marshal:
+        consumer = marshal.consumer(topic)
+        seen = set()
+        until = time.monotonic() + RUN_S
+        while len(seen) < 30 and time.monotonic() < until:
+            for records in consumer.poll(500, 30).values():
+                seen |= {(r.partition, r.offset) for r in records}
+                consumer.commit(records)
+    found = cells(kit.drained(kit.stream(group, subscribe=topic)))
+    assert sorted([*seen, *found]) == every(20, 20, 20)
+
+
+def test_once_and_in_intervals(kit, domain, group, unique):
+    topic = domain.data_topic(1, records_each=5)
+    frame = kit.stream(unique("once"), subscribe=topic)
+    assert cells(kit.drained(frame, name="once", once=True)) == every(5)
+    found = []
+    frame = kit.stream(group, subscribe=topic)
+    query = kit.started(frame, keeping(found), processingTime="200 milliseconds")
+    try:
+        query.processAllAvailable()
+        assert cells(found) == every(5)
+        domain.produce(topic, 2)
+        query.processAllAvailable()
+        assert cells(found) == every(7)
+        (progress,) = query.lastProgress["sources"]
+        assert json.loads(progress["latestOffset"]) == {f"{topic}:0": 7}
+    finally:
+        query.stop()
+    # Spark never said that the last batch is committed; asking for more did.
+    assert positions(domain, group) == {0: (None, 7)}
+
+
+def test_continuous_processing_is_refused(kit, topic, group):
+    frame = kit.stream(group, subscribe=topic)
+    writer = frame.writeStream.format("noop").trigger(continuous="1 second")
+    writer = writer.option("checkpointLocation", kit.checkpoint())
+    with pytest.raises(Exception, match=r"(?i)continuous"):
+        writer.start().awaitTermination(RUN_S)
+
+
+def test_an_unfinished_batch_is_done_again_by_the_next_run(kit, domain, topic, group):
+    """Nobody else was in between: what was written by its number is overwritten."""
+    frame = kit.stream(group, subscribe=topic)
+    with pytest.raises(Exception, match="the sink is down"):
+        kit.ended(frame, failing)
+    assert {p for _, p in positions(domain, group).values()} == {0}
+    found = kit.drained(kit.stream(group, subscribe=topic))
+    assert cells(found) == every(20, 20, 20)
+    assert {row[0] for row in found} == {0}, "the very same batch"
+
+
+def test_an_unfinished_batch_that_another_took_is_not_redone(kit, domain, topic, group):
+    frame = kit.stream(group, subscribe=topic)
+    with pytest.raises(Exception, match="the sink is down"):
+        kit.ended(frame, failing)
+    other = []
+    with domain.marshal(group, "other") as marshal:
+        consumer = marshal.consumer(topic)
+        until = time.monotonic() + RUN_S
+        while len(other) < 30 and time.monotonic() < until:
+            for records in consumer.poll(500, 30).values():
+                other += [(r.partition, r.offset) for r in records]
+                consumer.commit(records)
+    # Its part, and nothing of what the other one did.
+    found = cells(kit.drained(kit.stream(group, subscribe=topic)))
+    assert sorted([*other, *found]) == every(20, 20, 20)
+
+
+def test_a_stream_at_latest_reads_what_comes_later(kit, domain, group):
+    topic = domain.data_topic(2, records_each=5)
+    found = []
+    frame = kit.stream(group, subscribe=topic, startingOffsets="latest")
+    query = kit.started(frame, keeping(found))
+    try:
+        query.processAllAvailable()
+        assert found == []
+        domain.produce_to(TopicPartition(topic, 1), 2)
+        query.processAllAvailable()
+        assert cells(found) == [(1, 5), (1, 6)]
+    finally:
+        query.stop()
+
+
+# --- what cannot be
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ({"subcribe": "t"}, "the nearest is subscribe"),
+        ({"subscribe": "t", "subscribePattern": "t"}, "exactly one of"),
+        ({"subscribe": "t", "transport": "slow"}, "transport is 'slow'"),
+    ],
+)
+def test_options_that_cannot_be_are_told_at_once(kit, group, more, told):
+    with pytest.raises(Exception, match=told):
+        kit.stream(group, **more)
+
+
+def test_a_stream_needs_a_group_and_a_batch_has_none(kit, topic):
+    reader = kit.spark.readStream.format("marshal").options(**kit.cluster)
+    frame = reader.option("subscribe", topic).load()
+    with pytest.raises(Exception, match="name the group"):
+        kit.ended(frame, failing)
+    with pytest.raises(Exception, match="availableNow=True"):
+        kit.batch(subscribe=topic, group="g").collect()
+
+
+def test_what_cannot_be_reached_is_told(kit, topic):
+    with pytest.raises(Exception, match="topic 'no-such' does not exist"):
+        kit.batch(subscribe="no-such").collect()
+    kit.cluster["kafka.bootstrap.servers"] = "127.0.0.1:1"
+    with pytest.raises(Exception, match=r"127\.0\.0\.1:1"):
+        kit.batch(subscribe=topic).collect()

@@ -1,0 +1,87 @@
+"""Spark jobs over one coordination domain, for tests of the data source."""
+
+import os
+from pathlib import Path
+
+RUN_S = 90
+
+
+class Kit:
+    """Reads and streams of one domain, in one session."""
+
+    def __init__(self, spark, domain, home: Path) -> None:
+        self.spark = spark
+        self.domain = domain
+        self.home = home
+        self.cluster = {
+            "kafka.bootstrap.servers": domain.servers,
+            "coordinationTopic": domain.topic,
+        }
+
+    def batch(self, **more):
+        return self.spark.read.format("marshal").options(**self.cluster, **more).load()
+
+    def stream(self, group, **more):
+        """A stream of a group, from the earliest offsets unless told otherwise."""
+        options = {"startingOffsets": "earliest", "stateDir": ""} | more
+        reader = self.spark.readStream.format("marshal")
+        return reader.options(**self.cluster, group=group, **options).load()
+
+    def checkpoint(self, name="checkpoint"):
+        return str(self.home / name)
+
+    def started(self, frame, sink, *, name="checkpoint", **trigger):
+        """Start a query whose sink is a function of a frame and a batch's number."""
+        writer = frame.writeStream.foreachBatch(sink)
+        writer = writer.option("checkpointLocation", self.checkpoint(name))
+        return (writer.trigger(**trigger) if trigger else writer).start()
+
+    def ended(self, frame, sink, *, name="checkpoint", **trigger):
+        """Run a query to its end, which is that of what there is."""
+        trigger = trigger or {"availableNow": True}
+        query = self.started(frame, sink, name=name, **trigger)
+        try:
+            assert query.awaitTermination(RUN_S), "the query did not end"
+        finally:
+            query.stop()
+        return query
+
+    def drained(self, frame, *, name="checkpoint", **trigger):
+        """Return what a query found, as batch, partition and offset."""
+        found = []
+        self.ended(frame, keeping(found), name=name, **trigger)
+        return found
+
+
+def keeping(found):
+    """A sink that notes batch, partition and offset of each row."""
+
+    def keep(rows, batch_id):
+        for row in rows.select("partition", "offset").collect():
+            found.append((batch_id, row.partition, row.offset))
+
+    return keep
+
+
+def failing(rows, batch_id):
+    """A sink that is down, after its rows were read."""
+    rows.collect()
+    raise ValueError("the sink is down")
+
+
+def cells(found):
+    """Return partition and offset of what a query found, in order."""
+    return sorted((partition, offset) for _, partition, offset in found)
+
+
+def every(*counts):
+    """Return partition and offset of so many records in each partition."""
+    return [(n, o) for n, count in enumerate(counts) for o in range(count)]
+
+
+def environment():
+    """The environment of a job in a process of its own."""
+    import sys
+
+    names = ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON")
+    return os.environ | dict.fromkeys(names, sys.executable)

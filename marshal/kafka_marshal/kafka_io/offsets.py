@@ -1,0 +1,84 @@
+"""Offsets of data partitions: what can be read now, and where a time begins."""
+
+from collections.abc import Mapping, Sequence
+
+from kafka import TopicPartition as KafkaTopicPartition
+from kafka.admin import OffsetSpec
+from kafka.protocol.consumer import IsolationLevel
+
+from kafka_marshal.kafka_io.lookups import Lookups
+from kafka_marshal.kafka_io.settings import ConnectionSettings
+from kafka_marshal.kafka_io.translate import Access
+from kafka_marshal.kafka_io.untyped import Untyped
+from kafka_marshal.protocol.types import TopicPartition
+
+_LEVELS = {
+    "read_uncommitted": IsolationLevel.READ_UNCOMMITTED,
+    "read_committed": IsolationLevel.READ_COMMITTED,
+}
+
+
+class KafkaOffsets:
+    """Asks where logs start, end and reach a time. Thread-safe, blocking."""
+
+    def __init__(
+        self, settings: ConnectionSettings, *, isolation_level: str = "read_uncommitted"
+    ) -> None:
+        """Remember how to connect; the first question does.
+
+        Args:
+            settings: Where the cluster is.
+            isolation_level: With ``read_committed`` a log ends where its first open
+                transaction begins: no reader gets further.
+        """
+        self._lookups = Lookups(settings)
+        self._level = _LEVELS[isolation_level]
+
+    def starts(
+        self, partitions: Sequence[TopicPartition], timeout_ms: int
+    ) -> dict[TopicPartition, int]:
+        """Return the first offset that exists, by partition."""
+        spec = {each: int(OffsetSpec.EARLIEST) for each in partitions}
+        return {p: o or 0 for p, o in self._ask(spec, timeout_ms).items()}
+
+    def ends(
+        self, partitions: Sequence[TopicPartition], timeout_ms: int
+    ) -> dict[TopicPartition, int]:
+        """Return the next offset that a reader cannot have yet, by partition."""
+        spec = {each: int(OffsetSpec.LATEST) for each in partitions}
+        return {p: o or 0 for p, o in self._ask(spec, timeout_ms).items()}
+
+    def at_times(
+        self, times_ms: Mapping[TopicPartition, int], timeout_ms: int
+    ) -> dict[TopicPartition, int | None]:
+        """Return the first offset that is not older; None where all are."""
+        return self._ask(times_ms, timeout_ms)
+
+    def close(self, timeout_ms: int) -> None:
+        """Let go of the connection. Idempotent."""
+        self._lookups.close(timeout_ms=timeout_ms)
+
+    def _ask(
+        self, specs: Mapping[TopicPartition, int], timeout_ms: int
+    ) -> dict[TopicPartition, int | None]:
+        if not specs:
+            return {}
+        places = {KafkaTopicPartition(*each): spec for each, spec in specs.items()}
+
+        def ask(admin: Untyped) -> dict[TopicPartition, int | None]:
+            found = admin.list_partition_offsets(
+                places, isolation_level=self._level, timeout_ms=timeout_ms
+            )
+            return {
+                TopicPartition(*place): (
+                    row.offset if row is not None and row.offset >= 0 else None
+                )
+                for place, row in found.items()
+            }
+
+        return self._lookups.call(
+            ask,
+            doing="Asking for offsets of data partitions",
+            access=Access.READ,
+            timeout_ms=timeout_ms,
+        )

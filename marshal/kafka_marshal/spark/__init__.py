@@ -1,0 +1,41 @@
+"""PySpark over claims: sources, sinks and the audit of the log.
+
+``register(spark)`` makes the format ``marshal`` known to a session. Nothing of Spark
+is imported before it is used: names are looked up when they are asked for.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from kafka_marshal.spark.source import MarshalDataSource
+
+__all__ = ["MarshalDataSource", "register"]
+
+# Where each name is, so that importing the package costs nothing.
+_HOMES = {
+    "MarshalDataSource": "kafka_marshal.spark.source",
+}
+
+
+def register(spark: "SparkSession") -> None:
+    """Make ``format("marshal")`` known to a Spark session.
+
+    Raises:
+        ConfigurationError: The extra ``spark`` is missing, or too old.
+    """
+    from kafka_marshal.spark.needs import require_spark
+
+    require_spark()
+    spark.dataSource.register(
+        import_module(_HOMES["MarshalDataSource"]).MarshalDataSource
+    )
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(home), name)

@@ -1,0 +1,480 @@
+"""What a query's driver holds, plans and confirms. No Spark here.
+
+Three things have to agree: the claims, the checkpoint, and the position in the log.
+A batch is planned under claims that stand; its offset in the checkpoint names their
+tokens; once Spark has committed it, its end is confirmed to the log.
+
+A restarted query trusts its checkpoint as far as nobody else was in between: where
+its new claim directly follows the one that the checkpoint names, it goes on exactly
+there, and does an unfinished batch again. Where another owner was in between, the
+log's position counts, and an unfinished range is dropped: it is that owner's work.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Set as AbstractSet
+from typing import Protocol
+
+import attrs
+
+from kafka_marshal.errors import ClaimLost, CoordinationError, PositionError
+from kafka_marshal.protocol.types import Owner, Token, TopicPartition
+from kafka_marshal.ranges import HeldRange
+
+from .offsets import Mark, Marks, Stretch, stretches
+from .planning import within
+
+LOGGER = logging.getLogger("kafka_marshal")
+WAIT_MS = 100
+IDLE_MS = 20
+SETTLE_MS = 10_000
+SEND_MS = 1_000
+MS_PER_S = 1_000
+
+
+class Ranges(Protocol):
+    """The part of ``RangeConsumer`` that is used here."""
+
+    def held(self) -> dict[TopicPartition, HeldRange]:
+        """Return what may be started now."""
+        ...
+
+    def tokens(self) -> dict[TopicPartition, Token]:
+        """Return the token of every claim that stands."""
+        ...
+
+    def partitions(self) -> list[TopicPartition]:
+        """Return everything that is wanted."""
+        ...
+
+    def pending(self) -> Collection[TopicPartition]:
+        """Return what is claimed or won, and not held yet."""
+        ...
+
+    def begin(
+        self, partition: TopicPartition, token: Token, *, first: int, end: int
+    ) -> None:
+        """Note that a range begins."""
+        ...
+
+    def commit(self, partition: TopicPartition, token: Token, *, end: int) -> None:
+        """Note that everything below ``end`` is processed."""
+        ...
+
+    def give_back(self, partition: TopicPartition, token: Token) -> None:
+        """Note that nothing is in hand any more."""
+        ...
+
+    def send(self) -> None:
+        """Write positions soon."""
+        ...
+
+    def wait_for_change(self, timeout_ms: int) -> bool:
+        """Wait until claims come or go."""
+        ...
+
+
+class Logs(Protocol):
+    """What is asked of the data partitions' logs."""
+
+    def starts(self, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
+        """Return the first offset that each has."""
+        ...
+
+    def ends(self, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
+        """Return up to where each can be read now."""
+        ...
+
+
+Epochs = Callable[[], Mapping[TopicPartition, tuple[str | None, int]]]
+
+
+@attrs.frozen
+class Rules:
+    """How a query plans.
+
+    Attributes:
+        is_at_most_once: Whether only grants move positions.
+        fails_on_data_loss: Whether offsets that are gone end the query.
+        can_wait_for_end: Whether a log's readable end may be below a position, as
+            with ``read_committed``.
+        max_delay_ms: How long to wait for the fewest offsets of a batch.
+        patience_ms: How long claims of an earlier life may take to be decided.
+    """
+
+    is_at_most_once: bool
+    fails_on_data_loss: bool
+    can_wait_for_end: bool
+    max_delay_ms: int
+    patience_ms: int
+
+
+@attrs.frozen
+class Limit:
+    """How much one batch takes.
+
+    Attributes:
+        most: Most offsets, None = no limit.
+        least: Fewest that are worth a batch, None = any.
+    """
+
+    most: int | None = None
+    least: int | None = None
+
+
+@attrs.frozen
+class Part:
+    """A range, and the claim that it is read under."""
+
+    stretch: Stretch
+    owner: Owner
+
+
+@attrs.define(eq=False)
+class Claims:
+    """The claims of one query, and what it makes of them.
+
+    Attributes:
+        ranges: What is held.
+        logs: The data partitions' logs.
+        epochs: Asks who claimed each partition last, by the log: owner and epoch.
+        rules: How to plan.
+    """
+
+    ranges: Ranges
+    logs: Logs
+    epochs: Epochs
+    rules: Rules
+    _now: Callable[[], float] = time.monotonic
+    # Claims of an earlier life, and the claim of ours that directly follows each.
+    _heirs: dict[tuple[TopicPartition, Token], Token] = attrs.field(factory=dict)
+    _begun: dict[TopicPartition, tuple[Token, int]] = attrs.field(factory=dict)
+    _confirmed: dict[TopicPartition, tuple[Token, int]] = attrs.field(factory=dict)
+    _seen: dict[TopicPartition, Token] = attrs.field(factory=dict)
+    _target: dict[TopicPartition, int] | None = None
+    _pinned: AbstractSet[TopicPartition] | None = None
+    _is_settled: bool = False
+    _owner: Owner | None = None
+    _sent_at: float = 0.0
+    _batch_at: float | None = None
+    ends: dict[TopicPartition, int] = attrs.field(factory=dict)
+
+    # --- planning
+
+    def settle(self, marks: Marks) -> None:
+        """Wait until every partition is ours, or another's by the log.
+
+        What the checkpoint holds under a claim that stands still is waited for as
+        long as that may last: it is that of an earlier life of this query.
+        """
+        until = self._now() + SETTLE_MS / MS_PER_S
+        patience = self._now() + self.rules.patience_ms / MS_PER_S
+        while True:
+            held = self.ranges.tokens()
+            owners = self.epochs()
+            missing = [p for p in self.ranges.partitions() if p not in held]
+            free = [p for p in missing if owners.get(p, (None, 0))[0] is None]
+            former = [
+                p for p in missing if p in marks and _stands(marks[p].token, owners, p)
+            ]
+            now = self._now()
+            is_moving = bool(free) or bool(self.ranges.pending())
+            if not (is_moving and now < until) and not (former and now < patience):
+                return
+            self.ranges.wait_for_change(WAIT_MS)
+
+    def aim(self) -> None:
+        """Take where logs end now as all there is to do, of what is held at first.
+
+        A target that moved with the claims might never be reached.
+        """
+        self._target = self.logs.ends(self.ranges.partitions())
+
+    def latest(self, start: Marks, limit: Limit) -> Marks:
+        """Plan a batch: return what to read up to, or ``start`` where there is nothing.
+
+        Raises:
+            PositionError: Offsets are gone, and that is not allowed.
+            CoordinationError: The engine failed, or the cluster did not answer.
+        """
+        if not self._is_settled:
+            self._is_settled = True
+            self.settle(start)
+        self.confirm(start)
+        self._take_back()
+        held = self.ranges.held()
+        if self._target is not None:
+            if self._pinned is None:
+                self._pinned = held.keys() & self._target.keys()
+            held = {p: h for p, h in held.items() if p in self._pinned}
+        places = self._places(start, held)
+        spans = self._spans(places)
+        total = sum(end - first for first, end in spans.values())
+        if not total or self._should_wait(total, limit):
+            if self._target is None:
+                self.ranges.wait_for_change(IDLE_MS)
+            return start
+        most = total if limit.most is None else limit.most
+        planned = self._begin(held, places, spans=spans, ends=within(spans, most))
+        if not planned:
+            return start
+        self._batch_at = self._now()
+        return start | planned
+
+    def _places(
+        self, start: Marks, held: Mapping[TopicPartition, HeldRange]
+    ) -> dict[TopicPartition, Mark]:
+        """Return where each partition goes on, under the claim that stands now."""
+        found = {}
+        new = []
+        for partition, each in held.items():
+            self._owner = each.owner
+            mark = start.get(partition)
+            if mark is not None and mark.token == each.token:
+                found[partition] = mark
+                continue
+            position = each.position or 0
+            if mark is not None and self._inherits(partition, mark, each):
+                position = max(position, mark.next)
+            found[partition] = Mark(each.token, position, position)
+            if self._seen.get(partition) != each.token:
+                new.append(partition)
+        return self._within_logs(found, new)
+
+    def _inherits(self, partition: TopicPartition, mark: Mark, held: HeldRange) -> bool:
+        """Return whether nobody was between a mark and our claim, and go on there."""
+        if self.rules.is_at_most_once or not _follows(held, mark.token):
+            return False
+        self._heirs[partition, mark.token] = held.token
+        if held.position is None or held.position < mark.next:
+            self._commit(partition, held.token, mark.next)
+        return True
+
+    def _within_logs(
+        self, places: dict[TopicPartition, Mark], new: list[TopicPartition]
+    ) -> dict[TopicPartition, Mark]:
+        """See that what begins anew begins where its log has it (PROTOCOL 5.6)."""
+        starts = self.logs.starts(new) if new else {}
+        for partition, log_start in starts.items():
+            mark = places[partition]
+            if mark.next < log_start:
+                self._lose(partition, mark.next, log_start=log_start)
+                places[partition] = Mark(mark.token, log_start, log_start)
+            self._seen[partition] = mark.token
+        return places
+
+    def _spans(
+        self, places: Mapping[TopicPartition, Mark]
+    ) -> dict[TopicPartition, tuple[int, int]]:
+        ends = self.logs.ends(list(places)) if places else {}
+        self.ends = dict(ends)
+        spans = {}
+        for partition, end in ends.items():
+            first = places[partition].next
+            if first > end and not self.rules.can_wait_for_end:
+                self._lose(partition, first, log_end=end)
+            if self._target is not None:
+                end = min(end, self._target[partition])  # noqa: PLW2901
+            if first < end:
+                spans[partition] = (first, end)
+        return spans
+
+    def _lose(
+        self,
+        partition: TopicPartition,
+        position: int,
+        *,
+        log_start: int = -1,
+        log_end: int = -1,
+    ) -> None:
+        """Tell of offsets that are gone, by an error unless that is allowed."""
+        what = (
+            f"begins at {log_start}" if log_start >= 0 else f"ends at {log_end} already"
+        )
+        told = f"position {position} of {partition} is gone: its log {what}"
+        if self.rules.fails_on_data_loss:
+            raise PositionError(
+                f"{told}; records were deleted by retention or by hand, or the topic "
+                "was created anew; set failOnDataLoss to false to go on without them",
+                partition=partition,
+                requested=position,
+                log_start=log_start,
+                log_end=log_end,
+            )
+        LOGGER.warning("position_jumped %s", told)
+
+    def _should_wait(self, total: int, limit: Limit) -> bool:
+        if limit.least is None or total >= limit.least or self._target is not None:
+            return False
+        if self._batch_at is None:
+            self._batch_at = self._now()
+        waited_ms = (self._now() - self._batch_at) * MS_PER_S
+        return waited_ms < self.rules.max_delay_ms
+
+    def _begin(
+        self,
+        held: Mapping[TopicPartition, HeldRange],
+        places: Mapping[TopicPartition, Mark],
+        *,
+        spans: Mapping[TopicPartition, tuple[int, int]],
+        ends: Mapping[TopicPartition, int],
+    ) -> Marks:
+        planned = {}
+        for partition, (first, _) in spans.items():
+            end = ends[partition]
+            token = held[partition].token
+            if end <= first:
+                continue
+            try:
+                self.ranges.begin(partition, token, first=first, end=end)
+            except ClaimLost:
+                continue  # lost since it was looked at: another's, or for later
+            self._begun[partition] = (token, end)
+            planned[partition] = Mark(token, places[partition].begin, end)
+        return planned
+
+    # --- tasks
+
+    def parts(self, start: Marks, end: Marks) -> list[Part]:
+        """Return the ranges of a batch that are ours to read.
+
+        Those of an earlier life are ours where our claim directly follows theirs. They
+        are dropped where the log shows another claim in between; nothing is decided
+        before it shows either.
+
+        Raises:
+            CoordinationError: It did not within the time that claims may last.
+        """
+        undecided = stretches(start, end)
+        found: list[Part] = []
+        until = self._now() + self.rules.patience_ms / MS_PER_S
+        while undecided:
+            undecided = self._decide(undecided, found)
+            if not undecided:
+                break
+            if self._now() >= until:
+                raise CoordinationError(
+                    f"the checkpoint has offsets {undecided[0].first} to "
+                    f"{undecided[0].end - 1} of {undecided[0].partition} in an "
+                    "unfinished batch, and nobody holds that partition now: is the "
+                    "group paused, or are its claims limited? See: marshal groups "
+                    "describe; then start the query again"
+                )
+            self.ranges.wait_for_change(WAIT_MS)
+        return sorted(found, key=lambda part: part.stretch[:3])
+
+    def _decide(self, undecided: Iterable[Stretch], found: list[Part]) -> list[Stretch]:
+        tokens, held = self.ranges.tokens(), self.ranges.held()
+        left = []
+        for each in undecided:
+            now = held.get(each.partition)
+            heir = self._heirs.get((each.partition, _token(each)))
+            token = tokens.get(each.partition)
+            if token is not None and token in {each.token, heir}:
+                if now is not None:
+                    self._owner = now.owner
+                assert self._owner is not None
+                found.append(Part(each._replace(token=token), self._owner))
+            elif now is not None and _follows(now, _token(each)):
+                if self._inherit(each, now):
+                    found.append(Part(each._replace(token=now.token), now.owner))
+                else:
+                    left.append(each)
+            elif now is None:
+                left.append(each)
+            else:
+                self._drop(each)
+        if not left:
+            return left
+        owners = self.epochs()
+        for each in list(left):
+            known = owners.get(each.partition)
+            is_ours = each.partition in self.ranges.tokens()
+            if known is not None and known[1] != _token(each).offset and not is_ours:
+                self._drop(each)
+                left.remove(each)
+        return left
+
+    def _inherit(self, stretch: Stretch, held: HeldRange) -> bool:
+        """Take over a range of an earlier life; return whether it may start now."""
+        partition, token = stretch.partition, held.token
+        try:
+            self.ranges.begin(partition, token, first=stretch.first, end=stretch.end)
+        except ClaimLost:
+            return False
+        self._heirs[partition, _token(stretch)] = token
+        self._begun[partition] = (token, stretch.end)
+        return True
+
+    def _drop(self, stretch: Stretch) -> None:
+        LOGGER.warning(
+            "batch_overtaken %s offsets %d to %d: another owner was there since token "
+            "%s, and they are its work",
+            *(stretch.partition, stretch.first, stretch.end - 1, stretch.token),
+        )
+
+    # --- confirming
+
+    def confirm(self, marks: Marks) -> None:
+        """Note that every batch up to ``marks`` is committed by Spark.
+
+        A claim that ended meanwhile is told of and passed over: its next owner starts
+        at the last position that was confirmed.
+        """
+        has_news = False
+        tokens = self.ranges.tokens()
+        for partition, mark in marks.items():
+            token = self._heirs.get((partition, mark.token), mark.token)
+            done = (token, mark.next)
+            if self._confirmed.get(partition) == done:
+                continue
+            if tokens.get(partition) == token:
+                has_news |= self._commit(partition, token, mark.next)
+            elif self._begun.get(partition, (None,))[0] == token:
+                LOGGER.warning(
+                    "batch_unconfirmed %s below %d: the claim of token %s has ended, "
+                    "and its next owner may process the batch again",
+                    *(partition, mark.next, token),
+                )
+                self._begun.pop(partition)
+        now = self._now()
+        if has_news and (now - self._sent_at) * MS_PER_S >= SEND_MS:
+            self._sent_at = now
+            self.ranges.send()
+
+    def _commit(self, partition: TopicPartition, token: Token, end: int) -> bool:
+        try:
+            self.ranges.commit(partition, token, end=end)
+        except ClaimLost:
+            return False
+        self._confirmed[partition] = (token, end)
+        self._begun.pop(partition, None)
+        return True
+
+    def _take_back(self) -> None:
+        """Give back what was planned for a batch that Spark did not make."""
+        tokens = self.ranges.tokens()
+        begun, self._begun = self._begun, {}
+        for partition, (token, _) in begun.items():
+            if tokens.get(partition) == token:
+                self.ranges.give_back(partition, token)
+
+
+def _token(stretch: Stretch) -> Token:
+    assert stretch.token is not None
+    return stretch.token
+
+
+def _follows(held: HeldRange, token: Token) -> bool:
+    """Return whether a claim is the very next one after that of a token."""
+    return held.follows == token.offset and held.token.era == token.era
+
+
+def _stands(
+    token: Token,
+    owners: Mapping[TopicPartition, tuple[str | None, int]],
+    partition: TopicPartition,
+) -> bool:
+    """Return whether the claim of a token is still the last one."""
+    return owners.get(partition, (None, -1))[1] == token.offset

@@ -1,0 +1,151 @@
+"""What a task does: looks at the claim, and reads its range.
+
+It runs in Spark's Python workers, which live through many tasks: connections are
+kept, nothing else is.
+"""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from kafka_marshal.errors import ClaimLost, PositionError
+from kafka_marshal.kafka_io.slices import Slices
+from kafka_marshal.protocol.types import TopicPartition
+from kafka_marshal.tickets import ClaimRef, TicketOffice, open_office
+
+from .options import Options
+from .rows import arrow_schema, batch_maker
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+OFFICE_MS_MAX = 30_000
+
+_slices = Slices()
+
+
+@attrs.frozen
+class Task:
+    """What one task reads; it travels to the executor.
+
+    Attributes:
+        partition: Data partition.
+        first: First offset.
+        end: Where it ends; not read.
+        claim: Claim that it is read under; None for a batch read.
+        reads_from: Where reading may begin, at most once: a grant covers what
+            nobody was granted before.
+    """
+
+    partition: TopicPartition
+    first: int
+    end: int
+    claim: ClaimRef | None = None
+
+
+def read(
+    task: Task, options: Options, schema: "StructType"
+) -> Iterator["pa.RecordBatch"]:
+    """Read one range as Arrow batches.
+
+    At least once, the claim is looked at before the first row, by a fold of the log
+    that is not older than that. At most once, the range is asked for, and only what
+    was granted to this very attempt is read (PROTOCOL 6.2).
+
+    Raises:
+        ClaimLost: Somebody else has the partition now.
+        PositionError: Offsets of the range are gone, and ``failOnDataLoss``.
+        CoordinationError: The cluster or the sidecar could not be asked.
+    """
+    for first, last in spans(task, options):
+        yield from _rows(task, (first, last + 1), options=options, schema=schema)
+
+
+def spans(task: Task, options: Options) -> list[tuple[int, int]]:
+    """Return which offsets this attempt may read, both ends inclusive.
+
+    Raises:
+        ClaimLost: Somebody else has the partition now.
+    """
+    wanted = (task.first, task.end - 1)
+    if task.claim is None:
+        return [wanted]
+    office = open_office(options.connection, sidecar=options.sidecar)
+    if options.delivery == "amo":
+        return _granted(office, task.claim, wanted)
+    if not office.is_current(task.claim, timeout_ms=OFFICE_MS_MAX):
+        raise ClaimLost(
+            f"{task.partition} is no longer held under token {task.claim.token}, and "
+            f"nothing of offsets {task.first} to {task.end - 1} was read: another "
+            "process has it, or the driver could not renew it; start the query again "
+            "from its checkpoint",
+            reason="stale_token",
+        )
+    return [wanted]
+
+
+def _granted(
+    office: TicketOffice, claim: ClaimRef, wanted: tuple[int, int]
+) -> list[tuple[int, int]]:
+    found: list[tuple[int, int]] = []
+    first, last = wanted
+    while first <= last:
+        granted = office.spend(claim, first, last, timeout_ms=OFFICE_MS_MAX)
+        if not granted:
+            break
+        found += granted
+        # A log may grant less at a time than a batch has.
+        first = granted[-1][1] + 1
+    return found
+
+
+def _rows(
+    task: Task, span: tuple[int, int], *, options: Options, schema: "StructType"
+) -> Iterator["pa.RecordBatch"]:
+    token = None if task.claim is None else task.claim.token
+    make = batch_maker(arrow_schema(schema), task.partition, token)
+    reader = _slices.reader(
+        options.settings,
+        isolation_level=options.isolation_level,
+        client_rack=options.rack,
+    )
+    settings: dict[str, Any] = {
+        "timeout_ms": options.poll_timeout_ms,
+        "with_headers": options.has_headers,
+    }
+    first, end = span
+    while first < end:
+        try:
+            for rows in reader.read(task.partition, (first, end), **settings):
+                first = rows.offsets[-1] + 1
+                yield make(rows)
+        except PositionError as error:
+            first = _after_loss(error, (first, end), options=options)
+        except GeneratorExit:
+            raise
+        except BaseException:
+            # Whatever state it is in, the next task must not begin there.
+            _slices.drop()
+            raise
+        else:
+            return
+
+
+def _after_loss(
+    error: PositionError, span: tuple[int, int], *, options: Options
+) -> int:
+    """Return where to go on once offsets are gone, where that is allowed."""
+    first, end = span
+    start = error.log_start if error.log_start >= 0 else first
+    if options.fails_on_data_loss or start <= first:
+        raise PositionError(
+            f"{error}: records were deleted by retention or by hand, or the topic was "
+            "created anew; set failOnDataLoss to false to go on without them",
+            partition=error.partition,
+            requested=error.requested,
+            log_start=error.log_start,
+            log_end=error.log_end,
+        ) from error
+    return min(start, end)

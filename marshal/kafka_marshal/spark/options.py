@@ -1,0 +1,461 @@
+"""The options of ``format("marshal")``: those of Spark's Kafka source, and a few more.
+
+They are checked here, all at once, before anything starts. Names know no case, as
+everywhere in Spark.
+"""
+
+import difflib
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import attrs
+
+from kafka_marshal.errors import ConfigurationError
+from kafka_marshal.kafka_io import ConnectionSettings
+from kafka_marshal.policies import find_policy
+from kafka_marshal.protocol.codec import is_identifier, is_topic
+from kafka_marshal.protocol.types import TopicPartition
+
+EARLIEST, LATEST = -2, -1
+OFFSET_MAX = 2**63 - 1
+KAFKA_PREFIX = "kafka."
+TOPICS = ("subscribe", "subscribePattern", "assign")
+ENDINGS = ("endingOffsets", "endingOffsetsByTimestamp", "endingTimestamp")
+STARTS = ("startingOffsets", "startingOffsetsByTimestamp", "startingTimestamp")
+CLAIMS = ("claimsMax", "clientId", "delivery", "group", "policy", "sidecar", "stateDir")
+# Where a batch ends, and how much one micro-batch takes.
+BATCH_ONLY = ENDINGS
+STREAM_ONLY = (
+    "maxOffsetsPerTrigger",
+    "maxTriggerDelay",
+    "minOffsetsPerTrigger",
+    *CLAIMS,
+)
+EITHER = (
+    "coordinationTopic",
+    "failOnDataLoss",
+    "includeHeaders",
+    "includeToken",
+    "kafkaConsumer.pollTimeoutMs",
+    "minPartitions",
+    "startingOffsetsByTimestampStrategy",
+    "transport",
+    *STARTS,
+    *TOPICS,
+)
+NAMES = tuple(sorted({*BATCH_ONLY, *STREAM_ONLY, *EITHER}, key=str.lower))
+# Options of Spark's own source that mean nothing here, and why.
+MEANINGLESS = {
+    "groupIdPrefix": "claims need no group of Kafka's; name the group by option group",
+    "kafka.group.id": "claims need no group of Kafka's; name the group by option group",
+    "kafka.auto.offset.reset": "use startingOffsets",
+    "kafka.enable.auto.commit": "positions follow the batches that are committed",
+    "kafka.key.deserializer": "keys are bytes; cast the column",
+    "kafka.value.deserializer": "values are bytes; cast the column",
+}
+_BY_LOWER = {name.lower(): name for name in NAMES}
+_UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000}
+_DURATION = re.compile(r"(\d{1,12})\s*([a-z]*)")
+ISOLATION = "kafka.isolation.level"
+RACK = "kafka.client.rack"
+SERVERS = "kafka.bootstrap.servers"
+
+
+@attrs.frozen
+class Bound:
+    """Where reading starts or ends.
+
+    Attributes:
+        everywhere: ``EARLIEST`` or ``LATEST`` for what is not named.
+        offsets: Offsets by partition, which may be ``EARLIEST`` or ``LATEST``.
+        times_ms: Or times by partition: the first record that is not older.
+        time_ms: Or one time for all of them.
+        is_strict: Whether a time after the last record is an error; else it means
+            the end.
+    """
+
+    everywhere: int
+    offsets: Mapping[TopicPartition, int] = attrs.field(factory=dict)
+    times_ms: Mapping[TopicPartition, int] = attrs.field(factory=dict)
+    time_ms: int | None = None
+    is_strict: bool = True
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is the start or the end of every log."""
+        return not self.offsets and not self.times_ms and self.time_ms is None
+
+
+@attrs.frozen
+class Options:
+    """The options of one source, checked.
+
+    Attributes:
+        settings: Where the cluster is.
+        connection: The same as text, for whoever connects elsewhere.
+        topics: Topics by name; empty with a pattern or an assignment.
+        pattern: Or a regular expression for their names.
+        assigned: Or partitions, read without a group only.
+        start: Where a new query starts, or a batch read; None = as Spark's own: a
+            batch at the earliest offsets, a stream at the latest.
+        end: Where a batch read ends.
+        group: The group that shares the topics; None for a batch read.
+        client_id: Name in the group; None to draw one.
+        delivery: ``alo`` or ``amo``.
+        sidecar: Address of the sidecar that holds the claims, or None.
+        policy: Which partitions to hold.
+        claims_max: Most partitions to hold, 0 = no limit.
+        state_dir: Where the identity is kept; None for the user's directory.
+        max_offsets: Most offsets of a micro-batch, None = no limit.
+        min_offsets: Fewest offsets that are worth one.
+        max_delay_ms: How long to wait for them.
+        min_partitions: Fewest tasks of a batch, 0 = one a partition.
+        fails_on_data_loss: Whether offsets that are gone end the query.
+        has_headers: Whether there is a column of headers.
+        has_token: Whether there is a column with the fencing token.
+        isolation_level: ``read_uncommitted`` or ``read_committed``.
+        rack: Rack of the executors.
+        poll_timeout_ms: How long a task waits for a record that must exist.
+    """
+
+    settings: ConnectionSettings
+    connection: Mapping[str, str] = attrs.field(repr=False)
+    topics: tuple[str, ...]
+    pattern: str | None
+    assigned: tuple[TopicPartition, ...]
+    start: Bound | None
+    end: Bound
+    group: str | None
+    client_id: str | None
+    delivery: str
+    sidecar: str | None
+    policy: str
+    claims_max: int
+    state_dir: str | None
+    max_offsets: int | None
+    min_offsets: int | None
+    max_delay_ms: int
+    min_partitions: int
+    fails_on_data_loss: bool
+    has_headers: bool
+    has_token: bool
+    isolation_level: str
+    rack: str
+    poll_timeout_ms: int
+
+    def require_batch(self) -> None:
+        """Raise unless these options make sense for ``spark.read``."""
+        if self.group is not None:
+            raise _wrong(
+                "group",
+                "a batch read holds no claims, for nothing of it lives while its job "
+                "runs; leave it out to read on nobody's behalf, or use readStream "
+                "with trigger(availableNow=True) to read the group's part",
+            )
+
+    def require_stream(self) -> None:
+        """Raise unless these options make sense for ``spark.readStream``."""
+        if self.group is None:
+            raise _wrong(
+                "group",
+                "a stream shares its topics with others of its group by claims; name "
+                "the group",
+            )
+        if self.assigned:
+            raise _wrong(
+                "assign",
+                "which partitions a stream reads is decided by claims; use subscribe, "
+                "or assign with spark.read",
+            )
+
+
+def parse(given: Mapping[str, str]) -> Options:
+    """Check options and return what they mean.
+
+    Raises:
+        ConfigurationError: One is unknown, impossible, or contradicts another.
+    """
+    return _Reader(given).options()
+
+
+class _Reader:
+    """Takes options one by one, each once."""
+
+    def __init__(self, given: Mapping[str, str]) -> None:
+        self._given: dict[str, str] = {}
+        self._kafka: dict[str, str] = {}
+        for name, value in given.items():
+            low = name.lower()
+            if low in _LOW_MEANINGLESS:
+                raise _wrong(name, _LOW_MEANINGLESS[low])
+            if low.startswith(KAFKA_PREFIX):
+                self._kafka[low] = value
+            elif low in _BY_LOWER:
+                self._given[_BY_LOWER[low]] = value
+            elif low != "path":
+                raise _unknown(name)
+        if "path" in {name.lower() for name in given}:
+            raise _wrong("path", "topics are named by subscribe; call load() without")
+
+    def options(self) -> Options:
+        """Return them all."""
+        self._at_most_one(TOPICS, must=True)
+        self._at_most_one(STARTS)
+        self._at_most_one(ENDINGS)
+        isolation = self._kafka.pop(ISOLATION, "read_uncommitted")
+        if isolation not in {"read_uncommitted", "read_committed"}:
+            raise _wrong(ISOLATION, "it is read_uncommitted or read_committed")
+        rack = self._kafka.pop(RACK, "")
+        settings = self._settings()
+        is_placed = any(name in self._given for name in STARTS)
+        return Options(
+            settings=settings,
+            connection=self._connection(settings),
+            topics=self._take("subscribe", _topics, ()),
+            pattern=self._take("subscribePattern", _pattern, None),
+            assigned=self._take("assign", _assigned, ()),
+            start=self._bound("starting", everywhere=EARLIEST) if is_placed else None,
+            end=self._bound("ending", everywhere=LATEST),
+            **self._claims(),
+            **self._limits(),
+            fails_on_data_loss=self._take("failOnDataLoss", _flag, default=True),
+            has_headers=self._take("includeHeaders", _flag, default=False),
+            has_token=self._take("includeToken", _flag, default=False),
+            isolation_level=isolation,
+            rack=rack,
+            poll_timeout_ms=self._take("kafkaConsumer.pollTimeoutMs", _whole, 120_000),
+        )
+
+    def _settings(self) -> ConnectionSettings:
+        servers = self._kafka.pop(SERVERS, None)
+        if not servers:
+            raise _wrong(SERVERS, "name at least one broker, such as broker-1:9092")
+        return ConnectionSettings(
+            servers,
+            self._given.get("coordinationTopic", "__marshal"),
+            {name.removeprefix(KAFKA_PREFIX): v for name, v in self._kafka.items()},
+            transport=self._given.get("transport", "auto"),
+        )
+
+    def _connection(self, settings: ConnectionSettings) -> dict[str, str]:
+        return {
+            **{name.removeprefix(KAFKA_PREFIX): v for name, v in self._kafka.items()},
+            "bootstrap_servers": ",".join(settings.bootstrap_servers),
+            "coordination_topic": settings.coordination_topic,
+            "transport": settings.transport,
+        }
+
+    def _claims(self) -> dict[str, Any]:
+        found = {
+            "group": self._take("group", _identifier, None),
+            "client_id": self._take("clientId", _identifier, None),
+            "delivery": self._take("delivery", _delivery, "alo"),
+            "sidecar": self._take("sidecar", _text, None),
+            "policy": self._take("policy", _policy, "fair"),
+            "claims_max": self._take("claimsMax", _whole_or_none, 0),
+            "state_dir": self._take("stateDir", _as_is, None),
+        }
+        if found["group"] is None:
+            for name in CLAIMS:
+                if name in self._given and name != "group":
+                    raise _wrong(name, "it is about claims, which need option group")
+        return found
+
+    def _limits(self) -> dict[str, Any]:
+        most = self._take("maxOffsetsPerTrigger", _whole, None)
+        least = self._take("minOffsetsPerTrigger", _whole, None)
+        if most is not None and least is not None and least > most:
+            raise _wrong(
+                "minOffsetsPerTrigger", f"{least} is more than maxOffsetsPerTrigger"
+            )
+        if "maxTriggerDelay" in self._given and least is None:
+            raise _wrong("maxTriggerDelay", "it needs minOffsetsPerTrigger")
+        return {
+            "max_offsets": most,
+            "min_offsets": least,
+            "max_delay_ms": self._take("maxTriggerDelay", _duration_ms, 900_000),
+            "min_partitions": self._take("minPartitions", _whole, 0),
+        }
+
+    def _take(
+        self,
+        name: str,
+        read: Callable[[str, str], Any],
+        default: Any,  # noqa: ANN401
+    ) -> Any:  # noqa: ANN401
+        value = self._given.get(name)
+        return default if value is None else read(name, value)
+
+    def _at_most_one(self, names: tuple[str, ...], *, must: bool = False) -> None:
+        found = [name for name in names if name in self._given]
+        if len(found) > 1 or (must and not found):
+            what = "exactly one" if must else "at most one"
+            raise ConfigurationError(
+                f"{what} of {', '.join(names)} may be given, and "
+                f"{' and '.join(found) or 'none'} is; a job that gave several would "
+                "read other topics, or from elsewhere, than it says",
+                setting=(found or names)[-1],
+            )
+
+    def _bound(self, which: str, *, everywhere: int) -> Bound:
+        text = self._given.get(f"{which}Offsets")
+        is_strict = self._take(
+            "startingOffsetsByTimestampStrategy", _strategy, default=True
+        )
+        if text is not None:
+            return _offsets(f"{which}Offsets", text, everywhere=everywhere)
+        if (text := self._given.get(f"{which}Timestamp")) is not None:
+            time_ms = _whole_or_none(f"{which}Timestamp", text)
+            return Bound(everywhere, time_ms=time_ms, is_strict=is_strict)
+        name = f"{which}OffsetsByTimestamp"
+        if (text := self._given.get(name)) is not None:
+            times = _by_partition(name, text, least=0)
+            return Bound(everywhere, times_ms=times, is_strict=is_strict)
+        return Bound(everywhere)
+
+
+_LOW_MEANINGLESS = {name.lower(): why for name, why in MEANINGLESS.items()}
+
+
+def _wrong(name: str, why: str) -> ConfigurationError:
+    return ConfigurationError(f"option {name} of format marshal: {why}", setting=name)
+
+
+def _unknown(name: str) -> ConfigurationError:
+    known = {low: own for own in (*NAMES, SERVERS) for low in (own.lower(),)}
+    near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.0)[0]
+    return _wrong(name, f"there is none of that name; the nearest is {known[near]}")
+
+
+def _offsets(name: str, text: str, *, everywhere: int) -> Bound:
+    plain = {"earliest": EARLIEST, "latest": LATEST}.get(text.strip().lower())
+    forbidden = LATEST if name == "startingOffsets" else EARLIEST
+    if plain is not None:
+        if name == "endingOffsets" and plain == EARLIEST:
+            raise _wrong(name, "a read cannot end at earliest; use latest or JSON")
+        return Bound(plain)
+    offsets = _by_partition(name, text, least=EARLIEST)
+    if name == "endingOffsets" and forbidden in offsets.values():
+        raise _wrong(name, f"a read cannot end at {EARLIEST}, the earliest offset")
+    return Bound(everywhere, offsets=offsets)
+
+
+def _by_partition(name: str, text: str, *, least: int) -> dict[TopicPartition, int]:
+    """Read ``{"topic": {"0": 23}}``."""
+    hint = 'use earliest, latest or JSON such as {"orders": {"0": 23, "1": -2}}'
+    try:
+        found = json.loads(text)
+        pairs = {
+            TopicPartition(topic, int(number)): value
+            for topic, numbers in found.items()
+            for number, value in numbers.items()
+        }
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise _wrong(name, f"{text!r} cannot be read ({error}); {hint}") from error
+    for place, value in pairs.items():
+        is_whole = isinstance(value, int) and not isinstance(value, bool)
+        is_place = is_topic(place.topic) and place.partition >= 0
+        if not is_place or not is_whole or not least <= value <= OFFSET_MAX:
+            raise _wrong(name, f"{place} cannot be at {value!r}; {hint}")
+    if not pairs:
+        raise _wrong(name, f"it names no partition; {hint}")
+    return pairs
+
+
+def _topics(name: str, text: str) -> tuple[str, ...]:
+    topics = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
+    for topic in topics:
+        if not is_topic(topic):
+            raise _wrong(name, f"{topic!r} is no valid topic name")
+    return topics
+
+
+def _pattern(name: str, text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise _wrong(name, f"{text!r} is no regular expression: {error}") from error
+    return text
+
+
+def _assigned(name: str, text: str) -> tuple[TopicPartition, ...]:
+    """Read ``{"topic": [0, 1]}``."""
+    try:
+        found = [
+            TopicPartition(topic, number)
+            for topic, numbers in json.loads(text).items()
+            for number in numbers
+        ]
+    except (ValueError, AttributeError, TypeError, RecursionError) as error:
+        hint = 'use JSON such as {"orders": [0, 1]}'
+        raise _wrong(name, f"{text!r} cannot be read ({error}); {hint}") from error
+    for topic, number in found:
+        if not is_topic(topic) or type(number) is not int or number < 0:
+            raise _wrong(name, f"{topic!r} partition {number!r} is no partition")
+    if not found:
+        raise _wrong(name, "it names no partition")
+    return tuple(sorted(set(found)))
+
+
+def _text(name: str, text: str) -> str:
+    if not text.strip():
+        raise _wrong(name, "it is empty; leave it out instead")
+    return text.strip()
+
+
+def _as_is(_: str, text: str) -> str:
+    return text
+
+
+def _identifier(name: str, text: str) -> str:
+    if not is_identifier(text):
+        raise _wrong(name, f"{text!r} is no name: 1 to 200 of A-Z a-z 0-9 . _ : -")
+    return text
+
+
+def _delivery(name: str, text: str) -> str:
+    if text not in {"alo", "amo"}:
+        raise _wrong(name, f"{text!r} is neither alo (at least once) nor amo (at most)")
+    return text
+
+
+def _policy(_: str, text: str) -> str:
+    find_policy(text)
+    return text
+
+
+def _flag(name: str, text: str) -> bool:
+    low = text.strip().lower()
+    if low not in {"true", "false"}:
+        raise _wrong(name, f"{text!r} is neither true nor false")
+    return low == "true"
+
+
+def _whole(name: str, text: str) -> int:
+    found = _whole_or_none(name, text)
+    if found == 0:
+        raise _wrong(name, "it must be at least 1")
+    return found
+
+
+def _whole_or_none(name: str, text: str) -> int:
+    digits = text.strip()
+    if not (digits.isascii() and digits.isdecimal() and int(digits) <= OFFSET_MAX):
+        raise _wrong(name, f"{text!r} is no whole number")
+    return int(digits)
+
+
+def _duration_ms(name: str, text: str) -> int:
+    found = _DURATION.fullmatch(text.strip().lower())
+    unit = (found[2] or "ms") if found else ""
+    if found is None or unit not in _UNITS_MS:
+        raise _wrong(name, f"{text!r} is no time such as 15m, 30s or 500ms")
+    return int(found[1]) * _UNITS_MS[unit]
+
+
+def _strategy(name: str, text: str) -> bool:
+    if text not in {"error", "latest"}:
+        raise _wrong(name, f"{text!r} is neither error nor latest")
+    return text == "error"

@@ -1,0 +1,57 @@
+"""How much one batch takes of each partition, and into how many tasks it is cut.
+
+Pure: the same rules as in Spark's own Kafka source.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+from kafka_marshal.protocol.types import TopicPartition
+
+from .offsets import Stretch
+
+Span = tuple[int, int]
+
+
+def within(
+    spans: Mapping[TopicPartition, Span], most: int
+) -> dict[TopicPartition, int]:
+    """Return where each partition ends so that about ``most`` offsets are taken.
+
+    Each gets a share in proportion to what waits there, and at least one offset: none
+    is starved by another's backlog.
+
+    Args:
+        spans: First offset and end of what waits, by partition.
+        most: Most offsets; at least one a partition is taken all the same.
+    """
+    total = sum(max(0, end - first) for first, end in spans.values())
+    if total <= most:
+        return {partition: end for partition, (_, end) in spans.items()}
+    ends = {}
+    for partition, (first, end) in spans.items():
+        share = most * max(0, end - first) / total
+        whole = math.ceil(share) if share < 1 else math.floor(share)
+        ends[partition] = min(end, first + whole)
+    return ends
+
+
+def cut(stretches: Sequence[Stretch], least: int) -> list[Stretch]:
+    """Cut stretches so that there are at least ``least`` of them, where they can be.
+
+    Larger ones are cut into more parts. Parts are as long as each other, but for one
+    offset.
+    """
+    if not stretches or len(stretches) >= least:
+        return list(stretches)
+    total = sum(each.end - each.first for each in stretches)
+    found: list[Stretch] = []
+    for each in stretches:
+        size = each.end - each.first
+        parts = min(size, max(1, round(size / total * least)))
+        edges = [each.first + size * at // parts for at in range(parts + 1)]
+        found.extend(
+            each._replace(first=first, end=end) for first, end in pairwise(edges)
+        )
+    return found

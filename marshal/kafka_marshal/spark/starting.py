@@ -1,0 +1,108 @@
+"""From options to the partitions and offsets that they mean, by asking the cluster."""
+
+import re
+from collections.abc import Sequence
+
+from kafka_marshal.errors import ConfigurationError, LogUnreadable
+from kafka_marshal.kafka_io import KafkaDataLog
+from kafka_marshal.kafka_io.offsets import KafkaOffsets
+from kafka_marshal.protocol.types import TopicPartition
+
+from .options import EARLIEST, LATEST, Bound, Options
+
+ASK_MS_MAX = 30_000
+CLOSE_MS_MAX = 1_000
+INTERNAL_PREFIX = "__"
+
+
+class Cluster:
+    """What is asked of the cluster to plan a read."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._data = KafkaDataLog(options.settings)
+        self._offsets = KafkaOffsets(
+            options.settings, isolation_level=options.isolation_level
+        )
+
+    def partitions(self) -> list[TopicPartition]:
+        """Return the partitions that the options name now.
+
+        Raises:
+            LogUnreadable: A topic does not exist.
+        """
+        options = self._options
+        names: Sequence[str] = options.topics
+        if options.pattern is not None:
+            wanted = re.compile(options.pattern)
+            names = [
+                name
+                for name in self._data.topics(ASK_MS_MAX)
+                if wanted.fullmatch(name)
+                and not name.startswith(INTERNAL_PREFIX)
+                and name != options.settings.coordination_topic
+            ]
+        elif options.assigned:
+            names = sorted({each.topic for each in options.assigned})
+        found = self._data.describe(names, ASK_MS_MAX)
+        for name in names:
+            if name not in found:
+                raise LogUnreadable(
+                    f"topic {name!r} does not exist on this cluster; check its name, "
+                    "or create it first"
+                )
+        every = [
+            TopicPartition(name, number)
+            for name in sorted(found)
+            for number in range(found[name].partition_count)
+        ]
+        if missing := set(options.assigned) - set(every):
+            raise LogUnreadable(f"{min(missing)} does not exist on this cluster")
+        return list(options.assigned) or every
+
+    def resolve(
+        self, bound: Bound, partitions: Sequence[TopicPartition], *, name: str
+    ) -> dict[TopicPartition, int]:
+        """Return the offset that a bound means, by partition.
+
+        Raises:
+            ConfigurationError: It names a partition that is not read, or a time that
+                no record has reached.
+        """
+        if extra := (set(bound.offsets) | set(bound.times_ms)) - set(partitions):
+            raise ConfigurationError(
+                f"option {name} names {min(extra)}, which is not read; correct it, or "
+                "subscribe to that topic",
+                setting=name,
+            )
+        wanted = {p: bound.offsets.get(p, bound.everywhere) for p in partitions}
+        times_ms = dict(bound.times_ms)
+        if bound.time_ms is not None:
+            times_ms = dict.fromkeys(partitions, bound.time_ms)
+        for place, offset in self._offsets.at_times(times_ms, ASK_MS_MAX).items():
+            if offset is None and bound.is_strict and name.startswith("starting"):
+                raise ConfigurationError(
+                    f"option {name}: {place} has no record as young as "
+                    f"{times_ms[place]}; choose an earlier time, or set "
+                    "startingOffsetsByTimestampStrategy to latest",
+                    setting=name,
+                )
+            wanted[place] = LATEST if offset is None else offset
+        starts = [place for place, offset in wanted.items() if offset == EARLIEST]
+        ends = [place for place, offset in wanted.items() if offset == LATEST]
+        wanted |= self._offsets.starts(starts, ASK_MS_MAX)
+        wanted |= self._offsets.ends(ends, ASK_MS_MAX)
+        return wanted
+
+    def ends(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+        """Return up to where each partition can be read now."""
+        return self._offsets.ends(partitions, ASK_MS_MAX)
+
+    def starts(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+        """Return the first offset that each partition has."""
+        return self._offsets.starts(partitions, ASK_MS_MAX)
+
+    def close(self) -> None:
+        """Let go of every connection. Idempotent."""
+        self._offsets.close(CLOSE_MS_MAX)
+        self._data.close(CLOSE_MS_MAX)
