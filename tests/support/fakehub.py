@@ -83,6 +83,17 @@ class FakeHub:
         self.feeds: list[FakeFeed] = []
         self.instances: dict[tuple[str, str], str] = {}
         self.gone: set[tuple[str, str]] = set()
+        self.is_drained = True
+
+    def recover(self, *, timeout_ms) -> int:
+        self._note("recover", timeout_ms)
+        return 2
+
+    def start_drain(self) -> None:
+        self._note("start_drain")
+
+    def close(self, *, timeout_ms) -> None:
+        self._note("close", timeout_ms)
 
     def _note(self, *said: object) -> None:
         self.said.append(said)

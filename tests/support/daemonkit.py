@@ -1,0 +1,102 @@
+"""A daemon of the sidecar around a fake hub: real sockets, threads and signals."""
+
+import os
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
+import httpx
+from fakehub import FakeHub
+
+from kafka_marshal.observability import NullObserver
+from kafka_marshal.remote import paths
+from kafka_marshal.sidecar import server
+from kafka_marshal.sidecar.config import Settings
+from kafka_marshal.testing.node import Cluster
+
+INSTANCE = "cd" * 16
+
+
+def eventually(condition, what):
+    deadline = time.monotonic() + 30
+    while not (found := condition()):
+        assert time.monotonic() < deadline, what
+        time.sleep(0.005)
+    return found
+
+
+class World:
+    """A daemon's surroundings: a runtime without a cluster, and a fake hub.
+
+    Attributes:
+        hub: The hub that it gets.
+        hold: Opening waits for it, where it is set.
+        fault: Raised by opening, where it is set.
+        done: What was called of the runtime, in order.
+    """
+
+    def __init__(self, path):
+        self.path = path
+        self.hub = FakeHub()
+        self.hub.instances["g", "c"] = INSTANCE
+        self.hold = None
+        self.fault = None
+        self.topic_fault = None
+        self.done = []
+        self.engine = Cluster().node("c").engine
+        self.settings = Settings(socket=path, drain_ms=20_000, state_dir="")
+
+    def open(self, connection, observer, *, timeout_ms):
+        self.done.append(("open", timeout_ms))
+        if self.hold is not None:
+            assert self.hold.wait(30)
+        if self.fault is not None:
+            raise self.fault
+        return SimpleNamespace(
+            engine=self.engine,
+            observers=SimpleNamespace(add=lambda each: self.done.append("observed")),
+            require_safe_topic=self._require_safe_topic,
+            stop=lambda: self.done.append("stop"),
+        )
+
+    def _require_safe_topic(self):
+        if self.topic_fault is not None:
+            raise self.topic_fault
+
+    def make_hub(self, runtime, **given):
+        self.given = given
+        return self.hub
+
+    def client(self):
+        transport = httpx.HTTPTransport(uds=str(self.path))
+        return httpx.Client(transport=transport, base_url="http://sidecar", timeout=30)
+
+    def get(self, place):
+        try:
+            with self.client() as client:
+                return client.get(place)
+        except httpx.TransportError:
+            return None
+
+    def wait_ready(self):
+        eventually(
+            lambda: (found := self.get(paths.INFO)) is not None and found.is_success,
+            "it serves",
+        )
+
+    def run(self, script):
+        """Run the daemon on this thread, and a script beside it, then SIGTERM."""
+        with ThreadPoolExecutor(1) as pool:
+            future = pool.submit(script)
+            future.add_done_callback(lambda _: os.kill(os.getpid(), signal.SIGTERM))
+            server.run(self.settings, NullObserver())
+            future.result(30)
+
+
+def run_undrained(path):
+    """Run a daemon in this process whose clients never let go."""
+    world = World(path)
+    world.hub.is_drained = False
+    server.Runtime, server.Hub = world, world.make_hub
+    server.run(world.settings, NullObserver())

@@ -1,0 +1,257 @@
+"""The daemon from its start to its end: states, signals, and what it leaves."""
+
+import asyncio
+import logging
+import multiprocessing
+import os
+import re
+import signal
+import sys
+import threading
+
+import httpx
+import pytest
+from daemonkit import INSTANCE, World, eventually, run_undrained
+from fakehub import assigned
+
+from kafka_marshal.errors import (
+    ConfigurationError,
+    CoordinationError,
+    LogTruncated,
+    TopicMisconfigured,
+)
+from kafka_marshal.observability import NullObserver
+from kafka_marshal.observability.logs import LOGGER_NAME
+from kafka_marshal.remote import api, paths
+from kafka_marshal.sidecar import server
+from kafka_marshal.sidecar.config import Settings
+
+
+@pytest.fixture
+def world(tmp_path, monkeypatch):
+    found = World(tmp_path / "own" / "sidecar.sock")
+    monkeypatch.setattr(server, "Runtime", found)
+    monkeypatch.setattr(server, "Hub", found.make_hub)
+    monkeypatch.setattr(server, "LOOK_S", 0.02)
+    return found
+
+
+def states(caplog):
+    return [
+        record.getMessage().partition(":")[0]
+        for record in caplog.records
+        if record.getMessage().partition(":")[0].isupper()
+    ]
+
+
+def test_it_starts_serves_drains_and_ends(world, caplog):
+    caplog.set_level(logging.INFO, LOGGER_NAME)
+    world.run(world.wait_ready)
+    assert states(caplog) == [
+        "STARTING",
+        "RECOVERY",
+        "RUNNING",
+        "PENDING_CONTROLLED_SHUTDOWN",
+        "SHUTTING_DOWN",
+        "NOT_RUNNING",
+    ]
+    said = [each[0] for each in world.hub.said]
+    assert said[0] == "recover"
+    assert said[-2:] == ["start_drain", "close"]
+    assert world.done == [("open", 30_000), "observed", "stop"]
+    assert not world.path.exists()
+    assert world.given["client_id"] == world.settings.client_id
+    assert world.given["state_dir"] is None
+    assert world.given["bootstrap_servers"] == ("localhost:9092",)
+
+
+def test_it_answers_while_it_connects(world):
+    world.hold = threading.Event()
+
+    def script():
+        found = eventually(lambda: world.get(paths.LIVEZ), "it listens")
+        assert found.status_code == 200
+        for place in (paths.READYZ, paths.STARTUPZ, paths.INFO):
+            assert world.get(place).status_code == 503
+        assert "connecting to localhost:9092" in world.get(paths.INFO).text
+        figures = world.get(paths.METRICS).text
+        assert 'marshal_sidecar_state{state="STARTING"} 1.0' in figures
+        world.hold.set()
+        world.wait_ready()
+        for place in (paths.LIVEZ, paths.STARTUPZ):
+            assert world.get(place).status_code == 200
+
+    world.run(script)
+
+
+def test_a_signal_while_it_connects_ends_it_at_once(world, caplog):
+    caplog.set_level(logging.INFO, LOGGER_NAME)
+    world.hold = threading.Event()
+    world.run(lambda: eventually(lambda: world.get(paths.LIVEZ), "it listens"))
+    assert states(caplog) == ["STARTING", "SHUTTING_DOWN", "NOT_RUNNING"]
+    assert world.hub.said == []
+    world.hold.set()
+
+
+def test_what_goes_wrong_at_the_start_is_raised(world):
+    world.fault = CoordinationError("no broker answers on localhost:9092")
+    with pytest.raises(CoordinationError, match="no broker answers"):
+        server.run(world.settings, NullObserver())
+    assert not world.path.exists()
+    assert world.done == [("open", 30_000)]
+
+
+def test_a_topic_that_is_wrong_is_raised_and_closed(world):
+    world.topic_fault = TopicMisconfigured("cannot be relied on")
+    with pytest.raises(TopicMisconfigured):
+        server.run(world.settings, NullObserver())
+    assert world.done[-1] == "stop"
+    assert world.hub.said == []
+
+
+def test_an_engine_that_can_go_no_further_ends_it(world, caplog):
+    caplog.set_level(logging.INFO, LOGGER_NAME)
+    ended = threading.Event()
+
+    def fail():
+        world.wait_ready()
+        world.engine.failure = LogTruncated("the log went back")
+        ended.set()
+
+    thread = threading.Thread(target=fail, daemon=True)
+    thread.start()
+    with pytest.raises(LogTruncated, match="went back"):
+        server.run(world.settings, NullObserver())
+    thread.join(30)
+    # Nothing can be given back in order: nobody is asked to.
+    assert "PENDING_CONTROLLED_SHUTDOWN" not in states(caplog)
+    assert ("start_drain",) not in world.hub.said
+    assert world.done[-1] == "stop"
+
+
+def test_a_drain_waits_for_clients_and_tells_them(world):
+    world.hub.is_drained = False
+    heard = []
+
+    def script():
+        world.wait_ready()
+        thread = threading.Thread(target=listen, daemon=True)
+        thread.start()
+        eventually(lambda: "snapshot" in heard, "the stream stands")
+        os.kill(os.getpid(), signal.SIGTERM)
+        eventually(lambda: ("start_drain",) in world.hub.said, "it drains")
+        assert world.get(paths.READYZ).status_code == 503
+        assert "PENDING_CONTROLLED_SHUTDOWN" in world.get(paths.READYZ).text
+        world.hub.feeds[-1].push(assigned())
+        eventually(lambda: "assigned" in heard, "streams go on")
+        world.hub.is_drained = True
+        thread.join(30)
+        assert not thread.is_alive()
+
+    def listen():
+        place = paths.EVENTS.format(group="g", client="c")
+        headers = {api.INSTANCE_HEADER: INSTANCE}
+        with (
+            world.client() as client,
+            client.stream("GET", place, headers=headers) as response,
+        ):
+            heard.extend(
+                line.removeprefix("event: ")
+                for line in response.iter_lines()
+                if line.startswith("event: ")
+            )
+        heard.append("end")
+
+    thread = threading.Thread(target=script, daemon=True)
+    thread.start()
+    server.run(world.settings, NullObserver())
+    thread.join(30)
+    assert heard == ["snapshot", "assigned", "end"]
+
+
+def test_a_drain_has_an_end(world, caplog):
+    world.hub.is_drained = False
+    world.settings = Settings(socket=world.path, drain_ms=60, state_dir="")
+    world.run(world.wait_ready)
+    assert "not everything was given back in time" in caplog.text
+    assert world.hub.said[-1] == ("close", server.CLOSE_MS)
+
+
+def test_a_second_signal_ends_it_at_once(world):
+    """In a process of its own, which the second signal ends."""
+    process = multiprocessing.get_context("spawn").Process(
+        target=run_undrained, args=(world.path,)
+    )
+    process.start()
+    try:
+        world.wait_ready()
+        os.kill(process.pid, signal.SIGTERM)
+        eventually(lambda: "PENDING" in world.get(paths.READYZ).text, "it drains")
+        os.kill(process.pid, signal.SIGTERM)
+        process.join(30)
+        assert process.exitcode == -signal.SIGTERM
+    finally:
+        process.kill()
+        process.join(30)
+
+
+def test_a_hangup_is_passed_over(world, caplog):
+    caplog.set_level(logging.INFO, LOGGER_NAME)
+
+    def script():
+        world.wait_ready()
+        os.kill(os.getpid(), signal.SIGHUP)
+        eventually(lambda: "SIGHUP is passed over" in caplog.text, "it is told")
+        world.wait_ready()
+
+    world.run(script)
+
+
+def test_a_living_sidecar_is_left_alone(world):
+    def script():
+        world.wait_ready()
+        with pytest.raises(ConfigurationError, match="in use by a living sidecar"):
+            server.run(world.settings, NullObserver())
+        world.wait_ready()
+
+    world.run(script)
+
+
+def test_tcp_is_served_with_its_token(world, tmp_path, caplog):
+    caplog.set_level(logging.INFO, LOGGER_NAME)
+    token = tmp_path / "token"
+    world.settings = Settings(
+        socket=world.path, tcp="127.0.0.1:0", token_file=token, state_dir=""
+    )
+
+    def script():
+        world.wait_ready()
+        (line,) = [m for m in caplog.messages if "as well" in m]
+        port = re.search(r"\d{4,5}", line)[0]
+        url = f"http://127.0.0.1:{port}{paths.INFO}"
+        assert httpx.get(url, timeout=30).status_code == 401
+        headers = {"authorization": f"Bearer {token.read_text().strip()}"}
+        assert httpx.get(url, headers=headers, timeout=30).status_code == 200
+
+    world.run(script)
+
+
+@pytest.mark.parametrize("name", ["starlette", "uvicorn", "prometheus_client"])
+def test_a_missing_extra_is_named(monkeypatch, name):
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ConfigurationError, match=r"kafka-marshal\[sidecar\]"):
+        server.require_extra()
+
+
+def test_what_a_thread_does_comes_back():
+    async def main():
+        assert await server.on_thread("t", lambda: 7) == 7
+        with pytest.raises(ZeroDivisionError):
+            await server.on_thread("t", lambda: 1 // 0)
+        hold = threading.Event()
+        left = server.on_thread("t", lambda: hold.wait(30))
+        left.cancel()
+        hold.set()
+        await asyncio.sleep(0.01)
+
+    asyncio.run(main())
