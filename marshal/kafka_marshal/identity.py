@@ -107,6 +107,15 @@ class Identity:
         os.pwrite(lock, str(os.getpid()).encode(), 0)
         return cls(_read(path / FILE_NAME), path, lock)
 
+    @property
+    def folder(self) -> Path:
+        """The client's directory."""
+        return self._path
+
+    def forget(self) -> "Identity":
+        """Return the same hold without earlier lives: none of them is resumed."""
+        return attrs.evolve(self, lives=())
+
     def remember(self, incarnation: bytes, *, master: bytes) -> None:
         """Store the present life, so that the next one can resume its keys."""
         lives = [PreviousLife(incarnation, master), *self.lives][:LIVES_MAX]

@@ -26,6 +26,8 @@ _WARNINGS = frozenset(
         "mirror_failed",
         "policy_failed",
         "position_jumped",
+        "promises_damaged",
+        "promises_unwritable",
         "range_unknown",
         "sidecar_unreachable",
         "start_lookup_failed",
@@ -33,6 +35,7 @@ _WARNINGS = frozenset(
         "topic_unchecked",
         "topics_limit",
         "uncommitted_backlog",
+        "wants_not_restored",
         "wedged",
     }
 )

@@ -1,0 +1,136 @@
+"""The session of a group whose claims are used by other processes.
+
+It claims, beats and releases as any other. The one difference: what a client has is
+not released before that has confirmed, or cannot use it any more.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+
+from kafka_marshal.engine import Context, Delivery, Holding, Session, StartRule
+from kafka_marshal.engine.holding import Drain
+from kafka_marshal.engine.subscription import Subscription
+from kafka_marshal.errors import MarshalError
+from kafka_marshal.protocol.claiming import Claimant, Ending, PreviousLife
+from kafka_marshal.protocol.planner import Plan
+from kafka_marshal.protocol.types import Key
+
+NAME_CHARS_MAX = 60
+
+OnRound = Callable[[int], None]
+Foresee = Callable[[Subscription, Iterable[Key]], Mapping[Key, str]]
+
+
+class HostSession(Session):
+    """A session that lends what it holds. Called under the engine's lock.
+
+    Attributes:
+        on_round: Called with local time after each round.
+        foresee: Tells which client a key will probably be for.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        claimant: Claimant,
+        *,
+        host: str = "",
+        lives: tuple[PreviousLife, ...] = (),
+    ) -> None:
+        super().__init__(context, claimant, host=host, lives=lives)
+        self.on_round: OnRound = lambda _: None
+        self.foresee: Foresee = lambda _, __: {}
+        self._foreseen: Mapping[Key, str] = {}
+
+    def tick(self, now_ms: int) -> None:
+        """Do everything that is due, then let the clients know."""
+        super().tick(now_ms)
+        self.on_round(now_ms)
+
+    def fence(self, failure: MarshalError) -> None:
+        """End everything without a word to the log; there are no more rounds."""
+        super().fence(failure)
+        self.on_round(self._context.now_ms)
+
+    def reconsider(self) -> None:
+        """Look at what is wanted at once: who wants it has changed."""
+        self._announcer.announce_soon()
+        self._policy_at_ms = 0
+
+    # --- what is lent
+
+    def release(
+        self,
+        holding: Holding,
+        *,
+        reason: str,
+        successor: str | None = None,
+        detail: str = "",
+        was_lost: bool = False,
+    ) -> None:
+        """Give a held key up, once whoever it is lent to has stopped to use it."""
+        if holding.is_lent and holding.claim.is_owned:
+            self.drain(holding, reason=reason, successor=successor, detail=detail)
+            return
+        super().release(
+            holding,
+            reason=reason,
+            successor=successor,
+            detail=detail,
+            was_lost=was_lost,
+        )
+
+    def drain(
+        self,
+        holding: Holding,
+        *,
+        reason: str,
+        successor: str | None = None,
+        detail: str = "",
+    ) -> None:
+        """Have a key given back; one that is on its way out stays on it."""
+        if holding.drain is None:
+            self._drain(holding, Drain(reason, successor, None, detail))
+
+    def forget_want(self, key: Key) -> None:
+        """Want a key no more that is not held: its topic may be consumed then."""
+        self._wishes.explicit.pop(key, None)
+
+    def abandon(self, holding: Holding, *, reason: str) -> None:
+        """End a claim here and leave the log to find it stale."""
+        self._finish(holding, Ending(reason))
+
+    def check_lease(self, holding: Holding, now_ms: int) -> None:
+        """End a claim whose hard stop has come.
+
+        What is lent is not released: a client that was told of a longer deadline,
+        before a clock stepped, may not know yet. The log finds it stale.
+        """
+        if not holding.is_lent:
+            super().check_lease(holding, now_ms)
+        elif holding.claim.check_lease(now_ms):
+            self._after_end(holding)
+
+    def check_clock(self, partitions: Collection[int], now_ms: int) -> None:
+        """Shorten leases where a leader's clock stepped, and have that told."""
+        held = self.holdings.values()
+        if self._beater.check_clock(held, partitions, now_ms=now_ms):
+            self._roster.look_at_leases()
+            self._wishes.bump_all()
+
+    def is_leaving(self, keys: Iterable[Key]) -> bool:
+        """Return whether a release of any of these awaits its read-back."""
+        return not self._is_mute and any(self._leaver.is_leaving(key) for key in keys)
+
+    # --- for people
+
+    def _follow(self, sub: Subscription, plan: Plan, now_ms: int) -> None:
+        self._foreseen = self.foresee(sub, plan.claim) if plan.claim else {}
+        super()._follow(sub, plan, now_ms)
+
+    def _contend_for(
+        self, key: Key, delivery: Delivery, rule: StartRule, *, why: str
+    ) -> Holding:
+        name = self._foreseen.get(key)
+        if name is not None:
+            why = f"for {name[:NAME_CHARS_MAX]}; {why}"
+        return super()._contend_for(key, delivery, rule, why=why)

@@ -1,0 +1,292 @@
+"""Sidecars in memory: the production hub over a fake cluster, and clients by hand."""
+
+from enginekit import H, Stepping
+
+from kafka_marshal.kafka_io.topics import TopicDescription
+from kafka_marshal.observability import FanOut
+from kafka_marshal.protocol.types import Key
+from kafka_marshal.remote import api
+from kafka_marshal.runtime import Runtime
+from kafka_marshal.sidecar.hub import Hub
+from kafka_marshal.sidecar.peers import Caller, Peer
+from kafka_marshal.sidecar.states import State, States
+
+BEAT_MS = 400
+
+
+class FakeWatched:
+    """A process that a test ends when it likes."""
+
+    def __init__(self, on_dead):
+        self.on_dead = on_dead
+        self.is_dead = self.is_closed = False
+        self.children = ()
+
+    def replace(self, pids):
+        self.children = tuple(pids)
+        return True
+
+    def close(self):
+        self.is_closed = True
+
+
+class FakeWatch:
+    """A death watch that knows what a test tells it; deaths are of processes."""
+
+    def __init__(self):
+        self.watched = []
+        self.dead = set()
+
+    def watch(self, pid, started, *, on_dead):
+        found = FakeWatched(on_dead)
+        found.pid = pid
+        self.watched.append(found)
+        return found
+
+    def kill(self, pid):
+        """End a process; whoever watches it is told, as the poller's thread does."""
+        self.dead.add(pid)
+        for each in [w for w in self.watched if w.pid == pid and not w.is_closed]:
+            each.is_dead = True
+            each.on_dead()
+
+
+class Machine:
+    """A host with a sidecar that can crash and come back.
+
+    Attributes:
+        hub: The sidecar's hub, of its present life.
+        node: Its engine, with a session of a group of its own that does nothing.
+        watch: Its death watch.
+    """
+
+    def __init__(self, cluster, name="host-1", *, state_dir=None):
+        self.cluster = cluster
+        self.name = name
+        self.state_dir = state_dir
+        self.watch = FakeWatch()
+        self.clock = cluster.clock.view()
+        self.start()
+
+    def start(self):
+        cluster = self.cluster
+        self.node = cluster.node(self.name, group_id="of-nobody", clock=self.clock)
+        self.node.engine.remove_session(self.node.session)
+        self.node.engine.changed = Stepping(cluster)
+        cluster.run_until(lambda: self.node.engine.is_ready, H)
+        self.states = States(self.clock)
+        for state in (State.STARTING, State.RECOVERY, State.RUNNING):
+            self.states.move(state, reason="a test")
+        ports = self.node.engine.context.ports
+        description = TopicDescription("__marshal", exists=True, partition_count=1)
+        observers = FanOut()
+        self.hub = Hub(
+            Runtime(self.node.engine, ports, description, observers, "fake"),
+            client_id=self.name,
+            state_dir=self.state_dir,
+            version="0",
+            states=self.states,
+            watch=self.watch,
+        )
+        self.expected = self.hub.recover(timeout_ms=1_000)
+        return self
+
+    def crash(self):
+        """End the sidecar without a word; its clients live on."""
+        self.cluster.crash(self.node)
+        for host in self.hub.hosts:
+            if host.identity is not None:
+                host.identity.close()
+        for watched in self.watch.watched:
+            watched.is_closed = True
+
+    def restart(self):
+        self.crash()
+        return self.start()
+
+    @property
+    def events(self):
+        return self.node.observer
+
+
+class Local:
+    """A client of a sidecar, as far as leases go: what it may use, by what it heard.
+
+    Attributes:
+        held: What it has: deadlines by key, as told last.
+        told: Every event it took.
+    """
+
+    _count = 0
+
+    def __init__(self, machine, name, *, pid=None, group="g"):
+        Local._count += 1
+        self.machine = machine
+        self.name = name
+        self.group = group
+        self.instance = f"{Local._count:032x}"
+        self.pid = pid
+        self.held = {}
+        self.leaving = {}
+        self.told = []
+        self.positions = {}
+        self.tokens = {}
+        self.feed = None
+        self.after = None
+        self.is_paused = False
+        self.register()
+
+    @property
+    def hub(self):
+        return self.machine.hub
+
+    @property
+    def who(self):
+        return Caller(self.group, self.name, self.instance)
+
+    @property
+    def now_ms(self):
+        return self.machine.clock.now_ms()
+
+    def register(self):
+        said = api.Registration(instance=self.instance, beat_ms=BEAT_MS)
+        peer = Peer(self.pid, 0, None if self.pid is None else 1)
+        self.registered = self.hub.register(self.group, self.name, said, peer=peer)
+        self.follow()
+        return self
+
+    def follow(self):
+        self.feed = self.hub.feed(self.who, self.after)
+        return self.feed
+
+    def subscribe(self, *topics, name="s", **rest):
+        wants = api.Wants(topics=topics or ("t",), **rest)
+        return self.hub.subscribe(self.who, name, wants)
+
+    def key(self, said):
+        return Key(self.group, said.topic, said.partition)
+
+    def take(self):
+        """Take what the sidecar has said since."""
+        for frame in self.feed.take():
+            self.after = frame.id
+            self.apply(frame.body)
+
+    def apply(self, body):
+        self.told.append(body)
+        match body:
+            case api.Snapshot():
+                named = {(self.key(x), x.epoch) for x in body.assigned}
+                for key, (epoch, _) in list(self.held.items()):
+                    if (key, epoch) not in named:
+                        self.drop(key)
+                self.leaving = {self.key(x): x for x in body.releasing}
+                for each in body.assigned:
+                    self.assigned(each)
+                self.is_paused = body.paused.is_paused
+            case api.Assigned():
+                self.assigned(body)
+            case api.Releasing():
+                key = self.key(body)
+                if self.held.get(key, (None,))[0] == body.epoch:
+                    self.leaving[key] = body
+            case api.Lost():
+                key = self.key(body)
+                if self.held.get(key, (None,))[0] == body.epoch:
+                    self.drop(key)
+            case api.Paused():
+                self.is_paused = body.is_paused
+            case api.Failed():
+                self.held.clear()
+
+    def assigned(self, said):
+        key = self.key(said)
+        epoch, _ = self.held.get(key, (-1, 0))
+        if said.epoch < epoch:
+            return
+        self.held[key] = (said.epoch, said.hard_until_ms)
+        self.tokens[key] = said.token
+        if said.epoch != epoch:
+            self.positions[key] = said.position
+            self.leaving.pop(key, None)
+
+    def drop(self, key):
+        self.held.pop(key, None)
+        self.leaving.pop(key, None)
+
+    @property
+    def valid(self):
+        """What it may use now, by its own deadlines."""
+        now_ms = self.now_ms
+        return {key for key, (_, until_ms) in self.held.items() if now_ms < until_ms}
+
+    def standings(self):
+        return tuple(
+            api.Standing(
+                topic=key.topic,
+                partition=key.partition,
+                epoch=epoch,
+                position=self.positions.get(key),
+            )
+            for key, (epoch, _) in self.held.items()
+        )
+
+    def beat(self, **rest):
+        said = self.hub.beat(self.who, api.Beat(standings=self.standings(), **rest))
+        for each in said.deadlines:
+            key = self.key(each)
+            if self.held.get(key, (None,))[0] == each.epoch:
+                self.held[key] = (each.epoch, each.hard_until_ms)
+        return said
+
+    def returned(self, key, **rest):
+        epoch, _ = self.held[key]
+        return api.Returned(
+            topic=key.topic,
+            partition=key.partition,
+            epoch=epoch,
+            position=self.positions.get(key),
+            **rest,
+        )
+
+    def give_back(self, *keys, timeout_ms=0, **rest):
+        """Stop to use keys, then say so."""
+        returned = tuple(self.returned(key, **rest) for key in keys)
+        for key in keys:
+            self.drop(key)
+        self.hub.release(
+            self.who, api.Release(returned=returned, timeout_ms=timeout_ms)
+        )
+        return returned
+
+    def live(self):
+        """Do what a client does all the time: listen, beat, give back."""
+        self.take()
+        if self.leaving:
+            self.give_back(*self.leaving)
+        self.beat()
+
+    def named(self, kind):
+        return [body for body in self.told if isinstance(body, kind)]
+
+
+def run(cluster, clients, duration_ms, *, step_ms=100):
+    """Let time pass, the clients living on."""
+    for _ in range(-(-duration_ms // step_ms)):
+        cluster.run(step_ms)
+        for client in clients:
+            client.live()
+
+
+def run_until(cluster, clients, condition, limit_ms, *, step_ms=20):
+    """Run until a condition holds; return how long it took."""
+    start_ms = cluster.clock.now_ms()
+    while not condition():
+        took_ms = cluster.clock.now_ms() - start_ms
+        assert took_ms < limit_ms, f"not within {limit_ms} ms of virtual time"
+        run(cluster, clients, step_ms, step_ms=step_ms)
+    return cluster.clock.now_ms() - start_ms
+
+
+def sizes(*clients):
+    return [len(client.valid) for client in clients]
