@@ -49,6 +49,7 @@ SETTINGS = (
     Setting("group", "MARSHAL_GROUP"),
     Setting("client-id", "MARSHAL_CLIENT_ID"),
     Setting("state-dir", "MARSHAL_STATE_DIR"),
+    Setting("sidecar", "MARSHAL_SIDECAR"),
     # Those of `marshal sidecar`.
     Setting("socket", "MARSHAL_SIDECAR_SOCKET"),
     Setting("tcp", "MARSHAL_SIDECAR_TCP"),

@@ -128,6 +128,8 @@ class Call:
         output: How to answer.
         is_debug: Whether tracebacks are shown.
         transport: Which client library reads and writes the logs.
+        is_server_given: Whether addresses were asked for, wherever that stands.
+        is_topic_given: Whether the coordination topic was.
     """
 
     bootstrap_servers: str = "localhost:9092"
@@ -138,6 +140,8 @@ class Call:
     output: Output = Output.TABLE
     is_debug: bool = False
     transport: str = "auto"
+    is_server_given: bool = False
+    is_topic_given: bool = False
 
     def world(
         self, *, offset: Mapping[int, int] | None = None, time_ms: int | None = None
@@ -364,7 +368,14 @@ def call_of(given: Mapping[str, Any]) -> Call:
         output=given.get("output", Output.TABLE),
         is_debug=bool(given.get("debug")),
         transport=given.get("transport", "auto"),
+        is_server_given=named is not None or _is_set(chosen, "bootstrap_server"),
+        is_topic_given=_is_set(chosen, "coordination_topic"),
     )
+
+
+def _is_set(chosen: Chosen | None, name: str) -> bool:
+    """Return whether an option has another value than what is built in."""
+    return chosen is not None and chosen.origin(name) != "default"
 
 
 def options_of(given: Mapping[str, Any]) -> dict[str, profiles.Value]:

@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kafka_marshal_cli import profiles
+from kafka_marshal_cli import profiles, via
 from kafka_marshal_cli.chosen import Chosen, Config
 from kafka_marshal_cli.commands import sidecar
 from kafka_marshal_cli.profiles import SETTINGS
@@ -49,6 +49,7 @@ _OF_CONSUME: dict[str, tuple[Any, Any]] = {
         None,
     ),
 }
+_OTHERS = _OF_CONSUME | via.OPTIONS | sidecar.OPTIONS
 
 
 def setting_rows(chosen: Chosen) -> list[Row]:
@@ -80,7 +81,7 @@ def option_rows(options: dict[str, profiles.Value]) -> list[Row]:
 
 
 @app.command("show", epilog="Example: marshal config show --origin --profile prod")
-@command(gathers={"others": Gathered(_OF_CONSUME | sidecar.OPTIONS, dict)})
+@command(gathers={"others": Gathered(_OTHERS, dict)})
 def show(
     call: Call,
     *,

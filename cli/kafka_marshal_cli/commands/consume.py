@@ -42,6 +42,7 @@ from kafka_marshal_cli.shared import (
     wall_ms,
 )
 from kafka_marshal_cli.telling import TELLING, Telling
+from kafka_marshal_cli.via import VIA, Via
 
 POLL_MS = 200
 POLL_RECORDS_DEFAULT = 500
@@ -248,7 +249,11 @@ StateDir = Annotated[
 ]
 
 
-@command(waits=False, answers=False, gathers={"asked": EXEC, "telling": TELLING})
+@command(
+    waits=False,
+    answers=False,
+    gathers={"asked": EXEC, "telling": TELLING, "via": VIA},
+)
 def consume(
     call: Call,
     *,
@@ -268,6 +273,7 @@ def consume(
     state_dir: StateDir = None,
     asked: Asked | None,
     telling: Telling,
+    via: Via,
 ) -> None:
     """Consume topics in a group: print records, or run processes on them."""
     idle_ms = _optional_ms("--timeout", timeout)
@@ -283,15 +289,17 @@ def consume(
     with (
         stopper.installed(),
         Marshal(
-            call.bootstrap_servers,
+            via.servers(call),
             group_id=group,
             client_id=client_id,
-            coordination_topic=call.coordination_topic,
+            coordination_topic=via.topic(call),
             options=call.options,
             transport=call.transport,
             heartbeat_interval_ms=h_ms,
             state_dir=state_dir,
             observer=events,
+            sidecar=via.sidecar,
+            sidecar_token_file=via.token,
             timeout_ms=open_ms,
         ) as marshal,
         telling.exported(marshal),

@@ -47,7 +47,15 @@ def test_a_call_has_all_shared_options():
     assert (word, flag) == ("x", True)
     options = {"a": "1", "b.c": "2"}
     assert call == Call(
-        "h:1", "t", options, 2_000, True, Output.JSONL, transport="fast"
+        "h:1",
+        "t",
+        options,
+        2_000,
+        True,
+        Output.JSONL,
+        transport="fast",
+        is_server_given=True,
+        is_topic_given=True,
     )
 
 
@@ -63,7 +71,14 @@ def test_defaults_and_environment():
     run(lambda call, *_: calls.append(call), env=env)
     run(lambda call, *_: calls.append(call), "-b", "o:1", env=env)
     assert calls[0] == Call("localhost:9092", "__marshal", {}, 30_000)
-    assert calls[1] == Call("e:1", "et", output=Output.JSON, transport="kafka-python")
+    assert calls[1] == Call(
+        "e:1",
+        "et",
+        output=Output.JSON,
+        transport="kafka-python",
+        is_server_given=True,
+        is_topic_given=True,
+    )
     assert calls[2].bootstrap_servers == "o:1"
 
 
