@@ -84,7 +84,7 @@ class Giver:
                 if name != loan.client.client_id:
                     self._move(pool, loan, to=name, now_ms=now_ms)
             elif name is None:
-                # Who is silent for now may have room for it when it is back.
+                # Who is silent may have room for it when it is back.
                 if len(taking) == len(seats) and key not in books.reserves:
                     self._session.release(holding, reason=SURPLUS)
             elif name in taking and books.may_have(key, taking[name]):

@@ -159,7 +159,7 @@ class Host:
                 if loan.name == member.name:
                     loan.name = name
         client.wants[name] = wants
-        pool.join(client, name, wants.claims_max)
+        pool.admit(client, name, claims_max=wants.claims_max)
         self.settle(pool)
 
     def leave_pool(self, client: Client, name: str) -> None:

@@ -19,6 +19,7 @@ from kafka_marshal.remote.looking import LocalClient
 from kafka_marshal.runtime import Runtime
 from kafka_marshal.sidecar.clients import Client
 from kafka_marshal.sidecar.deathwatch import DeathWatch
+from kafka_marshal.sidecar.face import HubFace
 from kafka_marshal.sidecar.failures import UNKNOWN
 from kafka_marshal.sidecar.feed import Feed
 from kafka_marshal.sidecar.host import LEFT, Host
@@ -37,7 +38,7 @@ NAME_CHARS_MAX = 200
 OPEN = frozenset({State.RECOVERY, State.RUNNING})
 
 
-class Hub:
+class Hub(HubFace):
     """Holds the claims of many local clients: one session per group on one engine.
 
     Thread-safe; calls are short, and each wait has an end.
@@ -161,7 +162,7 @@ class Hub:
                     "silent client is noticed before its deadlines",
                     setting="beat_ms",
                 )
-            was_known = self._lobby.register(group_id, client_id, said, peer=peer)
+            was_known = self._lobby.register(group_id, client_id, said=said, peer=peer)
             return api.Registered(info=self.info(), was_known=was_known)
 
     def children(self, who: Caller, said: api.Children) -> None:
@@ -273,7 +274,7 @@ class Hub:
                     "most; end some of them",
                     setting="name",
                 )
-        pool = self._lobby.join(
+        pool = self._lobby.enroll(
             host, client, name=name, wants=wants, timeout_ms=LOOKUP_MS_MAX
         )
         with self._engine.changed:

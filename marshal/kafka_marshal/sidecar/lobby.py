@@ -34,7 +34,7 @@ CLIENTS_MAX = 10_000
 class Lobby:
     """The groups of one sidecar and their clients.
 
-    Called under the engine's lock, but for ``recover`` and ``join``, which look
+    Called under the engine's lock, but for ``recover`` and ``enroll``, which look
     topics up and take it themselves.
 
     Args:
@@ -90,7 +90,7 @@ class Lobby:
     ) -> None:
         """Pursue again what a client of an earlier life wanted."""
         try:
-            self.join(host, client, name=name, wants=wants, timeout_ms=left_ms)
+            self.enroll(host, client, name=name, wants=wants, timeout_ms=left_ms)
         except MarshalError as error:
             # It says so itself once it is back; until then nothing is resumed.
             self._context.observe(
@@ -159,7 +159,7 @@ class Lobby:
         return identity, identity.folder
 
     def _expect(self, host: Host, promised: PromisedClient) -> None:
-        """Take up a client of an earlier life, as silent as it is for now."""
+        """Take up a client of an earlier life, silent until it is heard of."""
         now_ms = self._context.now_ms
         latest_ms = now_ms + 2 * self._context.heartbeat_interval_ms
         for key in promised.keys:
@@ -195,7 +195,7 @@ class Lobby:
     # --- clients
 
     def register(
-        self, group_id: str, client_id: str, said: api.Registration, *, peer: Peer
+        self, group_id: str, client_id: str, *, said: api.Registration, peer: Peer
     ) -> bool:
         """Take a process in; return whether it was here before.
 
@@ -323,7 +323,7 @@ class Lobby:
 
     # --- wishes
 
-    def join(
+    def enroll(
         self,
         host: Host,
         client: Client,

@@ -150,7 +150,7 @@ class Pool:
             setting=setting,
         )
 
-    def join(self, client: Client, name: str, claims_max: int) -> None:
+    def admit(self, client: Client, name: str, *, claims_max: int) -> None:
         """Take a client in, or take it in anew."""
         self.members[client.client_id] = Member(name, claims_max)
 
@@ -187,7 +187,7 @@ class Pool:
     ) -> list[Seat]:
         """Return who is to have a share, and how much of it.
 
-        Who is silent for now keeps what it has and is given nothing.
+        Who is silent keeps what it has and is given nothing.
         """
         seats = []
         for client_id, member in self.members.items():
