@@ -1,0 +1,204 @@
+"""`marshal sidecar`: settings from all sides, and what a running one is asked."""
+
+import json
+import os
+import signal
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from daemonkit import World, eventually
+from typer.testing import CliRunner
+
+from kafka_marshal.errors import CoordinationError
+from kafka_marshal.sidecar import server
+from kafka_marshal_cli.assembly import app
+from kafka_marshal_cli.exits import ExitCode
+
+
+@pytest.fixture
+def world(tmp_path, monkeypatch):
+    found = World(tmp_path / "own" / "sidecar.sock")
+    monkeypatch.setattr(server, "Runtime", found)
+    monkeypatch.setattr(server, "Hub", found.make_hub)
+    monkeypatch.setattr(server, "LOOK_S", 0.02)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("MARSHAL_SIDECAR_SOCKET", str(found.path))
+    monkeypatch.setenv("COLUMNS", "200")
+    return found
+
+
+def invoke(*arguments, **env):
+    return CliRunner().invoke(app, ["sidecar", *arguments], env=env)
+
+
+@pytest.fixture
+def asked(world):
+    """Runs the daemon by the command on this thread, and asks it from another."""
+
+    def run(script, *arguments, **env):
+        with ThreadPoolExecutor(1) as pool:
+            future = pool.submit(lambda: (world.wait_ready(), script())[1])
+            future.add_done_callback(lambda _: os.kill(os.getpid(), signal.SIGTERM))
+            outcome = invoke("run", *arguments, **env)
+            return outcome, future.result(30)
+
+    return run
+
+
+def test_status_of_one_that_serves(asked, world):
+    outcome, (table, document, live) = asked(
+        lambda: (
+            invoke("status"),
+            invoke("status", "-o", "json", "--check", "started"),
+            invoke("status", "--check", "live", MARSHAL_SIDECAR_SOCKET=str(world.path)),
+        )
+    )
+    assert outcome.exit_code == 0
+    assert "sidecar" in outcome.stderr
+    assert "listens on" in outcome.stderr
+    assert {table.exit_code, document.exit_code, live.exit_code} == {0}
+    assert "state:" in table.stdout
+    found = json.loads(document.stdout)
+    assert (found["state"], found["client_id"]) == ("RUNNING", "host-a")
+    assert [row["check"] for row in found["checks"]] == ["live", "ready", "started"]
+
+
+def test_a_check_that_fails_has_its_exit_code(asked, world):
+    # Nothing was read of the log, so that it is not ready.
+    _, outcome = asked(lambda: invoke("status", "--check", "ready"))
+    assert outcome.exit_code == ExitCode.REFUSED
+    assert "not read to its end" in outcome.stdout
+
+
+def test_clients_of_one_that_serves(asked):
+    _, (table, lines) = asked(
+        lambda: (invoke("clients"), invoke("clients", "-o", "jsonl"))
+    )
+    assert "orders-0" in table.stdout
+    (client,) = map(json.loads, lines.stdout.splitlines())
+    assert (client["group"], client["client"], client["pid"]) == ("g", "c", 7)
+
+
+def test_where_none_answers_it_is_said(world):
+    for command in (["status"], ["clients"], ["status", "--check", "live"]):
+        outcome = invoke(*command)
+        assert outcome.exit_code == ExitCode.TIMEOUT
+        assert f"no sidecar answers on '{world.path}'" in outcome.stderr
+        assert "marshal sidecar run" in outcome.stderr
+
+
+def test_one_that_connects_tells_what_it_knows(world):
+    world.hold = threading.Event()
+
+    def script():
+        eventually(lambda: world.get("/livez"), "it listens")
+        try:
+            return invoke("status"), invoke("clients")
+        finally:
+            world.hold.set()
+
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(script)
+        future.add_done_callback(lambda _: os.kill(os.getpid(), signal.SIGTERM))
+        assert invoke("run").exit_code == 0
+        status, clients = future.result(30)
+    assert status.exit_code == 0
+    assert "STARTING" in status.stdout
+    assert clients.exit_code == ExitCode.TIMEOUT
+    assert "not ready: STARTING, connecting to" in clients.stderr
+
+
+def test_settings_come_from_a_profile_and_options_win(asked, world, tmp_path):
+    config = tmp_path / "marshal.toml"
+    config.write_text(
+        f"""
+        [default]
+        bootstrap-server = "broker-1:9092"
+        client-id = "host-7"
+        state-dir = "{tmp_path}"
+        drain-timeout = "7s"
+        socket = "{tmp_path}/ignored.sock"
+        [profiles.json]
+        log-format = "json"
+        """
+    )
+    outcome, _ = asked(
+        lambda: None,
+        *("--config", str(config), "--profile", "json", "--client-id", "host-8"),
+    )
+    assert outcome.exit_code == 0, outcome.stderr
+    assert world.given["client_id"] == "host-8"
+    assert world.given["state_dir"] == tmp_path
+    assert world.given["bootstrap_servers"] == ("broker-1:9092",)
+    lines = [json.loads(line) for line in outcome.stderr.splitlines()]
+    assert any("clients have 7000 ms" in line["event"] for line in lines)
+
+
+def test_config_show_knows_the_settings(tmp_path):
+    config = tmp_path / "marshal.toml"
+    config.write_text('[default]\ntcp = "127.0.0.1:1"\n')
+    arguments = ["config", "show", "--config", str(config), "-o", "json"]
+    outcome = CliRunner().invoke(app, arguments, env={"MARSHAL_SIDECAR_SOCKET": "/s"})
+    rows = {
+        row["setting"]: (row["value"], row["origin"])
+        for row in json.loads(outcome.stdout)["settings"]
+    }
+    assert rows["socket"] == ("/s", "environment MARSHAL_SIDECAR_SOCKET")
+    assert rows["tcp"] == ("127.0.0.1:1", f"{config} [default]")
+    assert rows["drain-timeout"] == ("20s", "default")
+    assert rows["log-format"] == ("text", "default")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('sockte = "/x"', "'sockte' means nothing; did you mean 'socket'?"),
+        ('tcp = "0.0.0.0:7070"', "which others can reach"),
+        ('socket = "/' + "x" * 200 + '"', "longer than the 107 bytes"),
+        ('client-id = "a b"', "no valid name"),
+        ("socket = {}", "must be a string"),
+        ('drain-timeout = "soon"', "is 'soon', which is no duration"),
+    ],
+)
+def test_a_mistake_in_the_file_names_file_and_key(world, tmp_path, text, told):
+    config = tmp_path / "marshal.toml"
+    config.write_text(f"[default]\ntoken-file = '{tmp_path}/token'\n{text}\n")
+    env = {} if "socket =" not in text else {"MARSHAL_SIDECAR_SOCKET": None}
+    outcome = invoke("run", "--config", str(config), **env)
+    assert outcome.exit_code == ExitCode.USAGE
+    words = " ".join(outcome.stderr.replace("│", " ").split())
+    assert told in words
+    assert f"{config} [default]" in words
+    assert text.partition(" ")[0].replace("-", "_") in words.replace("-", "_")
+    assert world.done == []
+
+
+@pytest.mark.parametrize("name", ["starlette", "uvicorn", "prometheus_client"])
+def test_a_missing_extra_is_named(world, monkeypatch, name):
+    monkeypatch.setitem(sys.modules, name, None)
+    outcome = invoke("run")
+    assert outcome.exit_code == ExitCode.USAGE
+    assert "pip install 'kafka-marshal[sidecar]'" in outcome.stderr
+    assert not world.path.exists()
+
+
+def test_an_unreachable_broker_is_told_in_a_sentence(world):
+    world.fault = CoordinationError("no broker answers on localhost:9092")
+    outcome = invoke("run")
+    assert outcome.exit_code == ExitCode.TIMEOUT
+    assert "marshal: no broker answers on localhost:9092" in outcome.stderr
+    assert "Traceback" not in outcome.stderr
+
+
+def test_a_living_sidecar_is_named(asked):
+    _, outcome = asked(lambda: invoke("run"))
+    assert outcome.exit_code == ExitCode.USAGE
+    assert f"in use by a living sidecar (process {os.getpid()})" in outcome.stderr
+
+
+def test_the_description_is_printed():
+    outcome = invoke("openapi")
+    assert outcome.exit_code == 0
+    assert json.loads(outcome.stdout)["openapi"] == "3.1.0"
