@@ -1,0 +1,207 @@
+"""Keeps what lost its claim away from sinks: for ``foreachBatch`` (PROTOCOL 6.5).
+
+A batch may be written long after it was read: its query was stopped and continued,
+restarted from an old checkpoint, or cut off while others took its partitions. Each
+row carries the token of the claim that it was read under; ``fenced`` drops the rows
+whose token is not the one that holds now, in the tasks that write, as they write.
+
+Between this look and the write a claim may still end. A sink that compares tokens
+itself closes that gap: see ``sinks_table``, ``sinks_files`` and ``sinks_kafka``.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from kafka_marshal.errors import ConfigurationError
+from kafka_marshal.protocol.types import Key, Token
+from kafka_marshal.tickets import TicketOffice, open_office
+
+from .options import parse
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+
+LOOK_MS_MAX = 30_000
+COLUMNS = ("topic", "partition", "offset", "token")
+
+_LOGGER = logging.getLogger("kafka_marshal")
+
+WriteBatch = Callable[["DataFrame", int], None]
+
+
+@attrs.frozen
+class Fence:
+    """Whether claims of a group stand; can be pickled, and asks where it is.
+
+    Attributes:
+        group: The group.
+        connection: How to reach the coordination log; see ``open_office``.
+        sidecar: Address of the sidecar of whichever host it is asked on, or None.
+    """
+
+    group: str
+    connection: Mapping[str, str] = attrs.field(repr=False)
+    sidecar: str | None = None
+
+    @classmethod
+    def of(cls, options: Mapping[str, str]) -> "Fence":
+        """Return the fence of a stream, by the options that it was made with.
+
+        Raises:
+            ConfigurationError: They name no group, or are not those of a stream.
+        """
+        parsed = parse(options)
+        parsed.require_stream()
+        assert parsed.group is not None
+        return cls(parsed.group, parsed.connection, parsed.sidecar)
+
+    def holds(self, topic: str, partition: int, *, token: str | None) -> bool:
+        """Return whether a token is the one of the claim that stands now.
+
+        Raises:
+            DeadlineExceeded: The log was not read to its end in time.
+            CoordinationError: It could not be asked.
+        """
+        found = self.office().newest(
+            Key(self.group, topic, partition), timeout_ms=LOOK_MS_MAX
+        )
+        return found is not None and found.owner is not None and found.token == token
+
+    def office(self) -> TicketOffice:
+        """Return this process's office."""
+        return open_office(self.connection, sidecar=self.sidecar)
+
+
+def fenced(
+    df: "DataFrame", batch_id: int, *, options: Mapping[str, str]
+) -> "DataFrame":
+    """Return a batch without the rows whose claim is over.
+
+    It is judged row group by row group, by the tasks that go on with them, and by a
+    fold of the log that is not older than that. Whoever has the partition now
+    processes what is left out. The frame is read once, as its rows are written: at
+    most once, a second reading of a batch is empty.
+
+    Args:
+        df: What ``foreachBatch`` was given, or what was made of it, with the columns
+            ``topic``, ``partition``, ``offset`` and ``token`` (``includeToken``).
+        batch_id: What ``foreachBatch`` was given.
+        options: The options of the stream that it comes from.
+
+    Raises:
+        ConfigurationError: A column is missing, or an option is wrong.
+    """
+    require_columns(df)
+    return df.mapInArrow(_Guard(Fence.of(options), batch_id), schema=df.schema)
+
+
+def fenced_by(options: Mapping[str, str]) -> Callable[[WriteBatch], WriteBatch]:
+    """Decorate a function for ``foreachBatch``, so that it is given fenced batches.
+
+    ::
+
+        @fenced_by(OPTIONS)
+        def write(df, batch_id):
+            df.write.mode("append").parquet(PATH)
+
+
+        stream.writeStream.foreachBatch(write)
+    """
+
+    def decorate(write: WriteBatch) -> WriteBatch:
+        @wraps(write)
+        def guarded(df: "DataFrame", batch_id: int) -> None:
+            write(fenced(df, batch_id, options=options), batch_id)
+
+        return guarded
+
+    return decorate
+
+
+def require_columns(df: "DataFrame") -> None:
+    """Raise unless a frame says of each row where it comes from, under which claim.
+
+    Raises:
+        ConfigurationError: A column is missing.
+    """
+    missing = [name for name in COLUMNS if name not in df.columns]
+    if missing:
+        raise ConfigurationError(
+            f"the batch has no column {' and no column '.join(missing)}, without which "
+            "no sink can tell what is stale; read with option includeToken = true, and "
+            f"keep the columns {', '.join(COLUMNS)}",
+            setting="includeToken",
+        )
+
+
+def parse_token(text: str) -> Token:
+    """Return the token that a dotted text means; tokens order like tuples.
+
+    Raises:
+        ConfigurationError: It is none.
+    """
+    parts = text.split(".")
+    if len(parts) != len(Token._fields) or not all(
+        part.isascii() and part.isdecimal() for part in parts
+    ):
+        raise ConfigurationError(
+            f"{text!r} is no fencing token, which reads like 1763718000.0.42",
+            setting="includeToken",
+        )
+    return Token(*map(int, parts))
+
+
+@attrs.frozen
+class _Guard:
+    """Lets the rows of standing claims pass; it runs in Spark's Python workers."""
+
+    fence: Fence
+    batch_id: int
+
+    def __call__(self, batches: Iterator["pa.RecordBatch"]) -> Iterator[Any]:
+        for batch in batches:
+            standing = self._standing(batch)
+            if standing.num_rows:
+                yield standing
+
+    def _standing(self, batch: "pa.RecordBatch") -> "pa.RecordBatch":
+        for topic, partition, token in _distinct(batch):
+            if self.fence.holds(topic, partition, token=token):
+                continue
+            _LOGGER.warning(
+                "batch %d: rows of %s-%d under token %s are left out: the claim is "
+                "over, and whoever has the partition now processes them",
+                *(self.batch_id, topic, partition, token),
+            )
+            batch = _without(batch, topic, partition=partition, token=token)
+        return batch
+
+
+def _distinct(batch: "pa.RecordBatch") -> list[tuple[str, int, str | None]]:
+    import pyarrow as pa
+
+    rows = pa.Table.from_batches([batch])
+    found = rows.group_by(["topic", "partition", "token"]).aggregate([]).to_pylist()
+    return [(each["topic"], each["partition"], each["token"]) for each in found]
+
+
+def _without(
+    batch: "pa.RecordBatch", topic: str, *, partition: int, token: str | None
+) -> "pa.RecordBatch":
+    import pyarrow.compute as pc
+
+    is_token = pc.equal(batch.column("token"), token) if token else None
+    is_theirs = pc.and_(
+        pc.equal(batch.column("topic"), topic),
+        pc.equal(batch.column("partition"), partition),
+    )
+    is_theirs = pc.and_(
+        is_theirs,
+        pc.is_null(batch.column("token")) if is_token is None else is_token,
+    )
+    return batch.filter(pc.invert(pc.fill_null(is_theirs, fill_value=False)))

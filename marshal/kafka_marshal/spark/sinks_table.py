@@ -1,0 +1,205 @@
+"""Each row into a PostgreSQL database once, whatever is retried or replayed.
+
+The database keeps, beside the data and changed with it in one transaction, how far
+each topic partition has been written and under which token. A write under an older
+token is refused there, by the database, and so is nothing else: no clock, no look at
+the log comes between. Rows below the position are not written again.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import groupby, islice
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from kafka_marshal.errors import ConfigurationError
+
+from .fencing import parse_token, require_columns
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, Row
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}(\.[A-Za-z_][A-Za-z0-9_]{0,62})?")
+
+Connect = Callable[[], Any]
+"""Returns a new connection of a DB-API 2.0 driver for PostgreSQL, such as psycopg."""
+WriteRows = Callable[[Any, Sequence["Row"]], None]
+"""Writes rows of one topic partition, in offset order, by a cursor."""
+
+
+@attrs.frozen
+class TableSink:
+    """A function for ``foreachBatch`` that writes each row once.
+
+    ::
+
+        def connect():
+            return psycopg.connect(DSN)
+
+
+        def write(cursor, rows):
+            cursor.executemany(
+                "INSERT INTO bills VALUES (%s, %s)",
+                [(row.customer, row.amount) for row in rows],
+            )
+
+
+        sink = TableSink(connect, write, group="billing")
+        sink.create()
+        stream.writeStream.foreachBatch(sink).start()
+
+    One task writes the rows of a topic partition, in one transaction. What ``write``
+    does need not be repeatable: it is done once, or undone with the transaction.
+    ``connect`` and ``write`` travel to the executors.
+
+    Attributes:
+        connect: Returns a new connection.
+        write: Writes rows by a cursor; must not commit.
+        group: Group of the stream; each has positions of its own.
+        table: Name of the table of positions; it may have a schema.
+        rows_at_once: Most rows that ``write`` is given at a time.
+        idle_ms_max: How long the database waits for the next statement of a
+            transaction. A process that was stopped in the midst of one keeps the
+            next owner waiting that long, which waits twice as long at most.
+    """
+
+    connect: Connect
+    write: WriteRows
+    group: str
+    table: str = attrs.field(default="marshal_fence", kw_only=True)
+    rows_at_once: int = attrs.field(default=1_000, kw_only=True)
+    idle_ms_max: int = attrs.field(default=60_000, kw_only=True)
+
+    @table.validator
+    def _is_name(self, _: object, value: str) -> None:
+        if not _NAME.fullmatch(value):
+            raise ConfigurationError(
+                f"table {value!r} is no plain name of a table", setting="table"
+            )
+
+    def create(self) -> None:
+        """Make the table of positions, where it is not there."""
+        with _transaction(self.connect) as cursor:
+            cursor.execute(_CREATE.format(table=self.table))
+
+    def __call__(self, df: "DataFrame", batch_id: int) -> None:  # noqa: ARG002 - Spark's
+        """Write a batch; what was written before, or is stale, is left out.
+
+        Raises:
+            ConfigurationError: A column is missing.
+        """
+        require_columns(df)
+        place = ("topic", "partition")
+        # One transaction a topic partition needs its rows in one task, in order.
+        df.repartition(*place).sortWithinPartitions(*place, "offset").foreachPartition(
+            partial(_write_task, self)
+        )
+
+    def positions(self) -> dict[tuple[str, int], int]:
+        """Return how far each topic partition of the group is written."""
+        with _transaction(self.connect) as cursor:
+            cursor.execute(_POSITIONS.format(table=self.table), (self.group,))
+            return {(topic, part): next_ for topic, part, next_ in cursor.fetchall()}
+
+
+def _write_task(sink: TableSink, rows: "Iterator[Row]") -> None:
+    """Write what one task has; it runs in Spark's Python workers."""
+    for (topic, part), of_place in groupby(rows, lambda r: (r.topic, r.partition)):
+        # Rows of a claim that came later follow in offset order.
+        for text, of_claim in groupby(of_place, lambda row: row.token):
+            with _transaction(sink.connect) as cursor:
+                place = (sink.group, topic, part)
+                write_rows(sink, cursor, place=place, token=text, rows=of_claim)
+
+
+def write_rows(
+    sink: TableSink,
+    cursor: Any,  # noqa: ANN401 - of whatever driver
+    *,
+    place: tuple[str, str, int],
+    token: str,
+    rows: "Iterator[Row]",
+) -> int:
+    """Write rows of one topic partition, read under one claim, in offset order.
+
+    It is part of the caller's transaction, and serves consumers without Spark too.
+
+    Args:
+        sink: What to write by.
+        cursor: Cursor of the transaction.
+        place: Group, topic and partition.
+        token: Token of the claim that they were read under.
+        rows: With attributes ``offset`` and whatever ``write`` looks at.
+
+    Returns:
+        How many rows were written: none where the token is stale.
+    """
+    names = {"table": sink.table}
+    bound = _BOUND.format(idle_ms=int(sink.idle_ms_max))
+    cursor.execute(bound)
+    cursor.execute(f"SET LOCAL lock_timeout = {2 * int(sink.idle_ms_max)}")
+    # The row stays locked until the transaction ends: nobody else writes meanwhile.
+    cursor.execute(_ENTER.format_map(names), (*place, *parse_token(token)))
+    found = cursor.fetchone()
+    if found is None:
+        return 0
+    position, count = found[0], 0
+    new = (row for row in rows if row.offset >= position)
+    while batch := list(islice(new, sink.rows_at_once)):
+        sink.write(cursor, batch)
+        # Once more: after a pipeline of statements the server counts no idle time.
+        cursor.execute(bound)
+        position = batch[-1].offset + 1
+        count += len(batch)
+    cursor.execute(_LEAVE.format_map(names), (position, *place))
+    return count
+
+
+class _transaction:  # noqa: N801 - reads as what it is
+    """A cursor whose work is committed, or undone with everything that was done."""
+
+    def __init__(self, connect: Connect) -> None:
+        self._connection = connect()
+
+    def __enter__(self) -> Any:  # noqa: ANN401
+        return self._connection.cursor()
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        try:
+            if kind is None:
+                self._connection.commit()
+            else:
+                self._connection.rollback()
+        finally:
+            self._connection.close()
+
+
+_CREATE = """
+CREATE TABLE IF NOT EXISTS {table} (
+    group_id text NOT NULL,
+    topic text NOT NULL,
+    part integer NOT NULL,
+    era bigint NOT NULL,
+    leader_epoch bigint NOT NULL,
+    epoch bigint NOT NULL,
+    next_offset bigint NOT NULL,
+    PRIMARY KEY (group_id, topic, part)
+)
+"""
+_BOUND = "SET LOCAL idle_in_transaction_session_timeout = {idle_ms}"
+_ENTER = """
+INSERT INTO {table} AS known
+    (group_id, topic, part, era, leader_epoch, epoch, next_offset)
+VALUES (%s, %s, %s, %s, %s, %s, 0)
+ON CONFLICT (group_id, topic, part) DO UPDATE
+SET era = excluded.era, leader_epoch = excluded.leader_epoch, epoch = excluded.epoch
+WHERE (known.era, known.leader_epoch, known.epoch)
+   <= (excluded.era, excluded.leader_epoch, excluded.epoch)
+RETURNING next_offset
+"""
+_LEAVE = """
+UPDATE {table} SET next_offset = %s WHERE (group_id, topic, part) = (%s, %s, %s)
+"""
+_POSITIONS = "SELECT topic, part, next_offset FROM {table} WHERE group_id = %s"
