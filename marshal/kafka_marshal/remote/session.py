@@ -227,6 +227,8 @@ class RemoteSession:
         holding = self.holdings.get(key)
         if holding is not None and holding.claim.is_owned:
             if holding.claim.epoch == said.epoch:
+                # Said anew where less is promised than before (PROTOCOL S4).
+                _shorten(holding.claim, said)
                 return
             self._finish(holding, Ending(REASSIGNED))
             holding = None
@@ -504,6 +506,13 @@ class _OfPartition(Protocol):
     def partition(self) -> int: ...
 
 
+def _shorten(claim: Claim, said: api.Assigned) -> None:
+    claim.lease = Lease(
+        min(claim.lease.soft_until_ms, said.soft_until_ms),
+        min(claim.lease.hard_until_ms, said.hard_until_ms),
+    )
+
+
 def _token(text: str) -> Token:
     era, leader_epoch, offset = map(int, text.split("."))
     return Token(era, leader_epoch, offset)
@@ -527,4 +536,5 @@ def _unused(said: api.Assigned) -> api.Returned:
         partition=said.partition,
         epoch=said.epoch,
         position=None,
+        reason="unused",
     )

@@ -88,6 +88,7 @@ def test_what_nobody_can_use_is_given_back(rig, told):
     rig.say(said)
     (returned,) = rig.desk.returned
     assert (returned.epoch, returned.position) == (5, None)
+    assert returned.reason == "unused"
     assert consumer.assignment() == set()
 
 
@@ -136,6 +137,15 @@ def test_an_answer_that_was_overtaken_changes_nothing(rig, consumer):
     rig.session.on_deadlines(rig.beaten(soft_ms=20), told=())
     rig.session.on_deadlines(late, told=())
     rig.tick(20)
+    assert consumer.poll() == {}
+
+
+def test_a_claim_that_is_told_anew_lasts_no_longer(rig, consumer):
+    rig.say(rig.assigned(soft_until_ms=rig.now_ms + 20))
+    rig.say(rig.snapshot(rig.assigned(soft_until_ms=rig.now_ms + 10 * H)))
+    rig.tick(19)
+    assert consumer.poll() != {}
+    rig.tick(1)
     assert consumer.poll() == {}
 
 
