@@ -128,26 +128,26 @@ class FakeHub:
             now_ms=5,
         )
 
-    def register(self, group_id, client_id, said, *, peer) -> api.Registered:
+    def register(self, group_id, client_id, *, said, peer) -> api.Registered:
         self._note("register", group_id, client_id, said, peer)
         known = self.instances.get((group_id, client_id))
         self.instances[group_id, client_id] = said.instance
         return api.Registered(info=self.info(), was_known=known == said.instance)
 
-    def subscribe(self, who, name, wants) -> api.Subscribed:
+    def subscribe(self, who, name, *, wants) -> api.Subscribed:
         self._note("subscribe", who, name, wants)
         self._known(who)
         return api.Subscribed(topics=dict.fromkeys(wants.topics, 3), counts_topics=True)
 
-    def unsubscribe(self, who, name, release, *, keep) -> None:
+    def unsubscribe(self, who, name, *, release, keep) -> None:
         self._note("unsubscribe", who, name, release, keep)
         self._known(who)
 
-    def claim(self, who, topic, partition) -> None:
+    def claim(self, who, topic, *, partition) -> None:
         self._note("claim", who, topic, partition)
         self._known(who)
 
-    def unclaim(self, who, topic, partition) -> None:
+    def unclaim(self, who, topic, *, partition) -> None:
         self._note("unclaim", who, topic, partition)
         self._known(who)
 

@@ -151,7 +151,7 @@ class Local:
     def register(self):
         said = api.Registration(instance=self.instance, beat_ms=BEAT_MS)
         peer = Peer(self.pid, 0, None if self.pid is None else 1)
-        self.registered = self.hub.register(self.group, self.name, said, peer=peer)
+        self.registered = self.hub.register(self.group, self.name, said=said, peer=peer)
         self.follow()
         return self
 
@@ -161,7 +161,7 @@ class Local:
 
     def subscribe(self, *topics, name="s", **rest):
         wants = api.Wants(topics=topics or ("t",), **rest)
-        return self.hub.subscribe(self.who, name, wants)
+        return self.hub.subscribe(self.who, name, wants=wants)
 
     def key(self, said):
         return Key(self.group, said.topic, said.partition)

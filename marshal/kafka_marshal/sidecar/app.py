@@ -340,24 +340,26 @@ def _world(ask: Ask) -> answers.World:
 _HANDLERS: dict[str, Callable[[Ask], msgspec.Struct | None]] = {
     "info": lambda ask: ask.hub.info(),
     "register": lambda ask: ask.hub.register(
-        ask.caller.group_id, ask.caller.client_id, ask.body, peer=ask.peer
+        ask.caller.group_id, ask.caller.client_id, said=ask.body, peer=ask.peer
     ),
     "leave": lambda ask: ask.hub.leave(ask.caller, ask.body),
     "beat": lambda ask: ask.hub.beat(ask.caller, ask.body),
     "released": lambda ask: ask.hub.release(ask.caller, ask.body),
     "children": lambda ask: ask.hub.children(ask.caller, ask.body),
-    "subscribe": lambda ask: ask.hub.subscribe(ask.caller, ask.parts["name"], ask.body),
+    "subscribe": lambda ask: ask.hub.subscribe(
+        ask.caller, ask.parts["name"], wants=ask.body
+    ),
     "unsubscribe": lambda ask: ask.hub.unsubscribe(
         ask.caller,
         ask.parts["name"],
-        ask.body,
+        release=ask.body,
         keep=bool(ask.queries.get("keep", False)),
     ),
     "claim": lambda ask: ask.hub.claim(
-        ask.caller, ask.parts["topic"], int(ask.parts["partition"])
+        ask.caller, ask.parts["topic"], partition=int(ask.parts["partition"])
     ),
     "unclaim": lambda ask: ask.hub.unclaim(
-        ask.caller, ask.parts["topic"], int(ask.parts["partition"])
+        ask.caller, ask.parts["topic"], partition=int(ask.parts["partition"])
     ),
     "grant": lambda ask: ask.hub.grant(ask.parts["group"], ask.body),
     "owners": lambda ask: answers.owners_now(

@@ -44,26 +44,26 @@ class HubFace(Protocol):
         ...
 
     def register(
-        self, group_id: str, client_id: str, said: api.Registration, *, peer: Peer
+        self, group_id: str, client_id: str, *, said: api.Registration, peer: Peer
     ) -> api.Registered:
         """Take a process in, or take it in again."""
         ...
 
-    def subscribe(self, who: Caller, name: str, wants: api.Wants) -> api.Subscribed:
+    def subscribe(self, who: Caller, name: str, *, wants: api.Wants) -> api.Subscribed:
         """Pursue topics for a client. Idempotent."""
         ...
 
     def unsubscribe(
-        self, who: Caller, name: str, release: api.Release, *, keep: bool
+        self, who: Caller, name: str, *, release: api.Release, keep: bool
     ) -> None:
         """Pursue them no longer."""
         ...
 
-    def claim(self, who: Caller, topic: str, partition: int) -> None:
+    def claim(self, who: Caller, topic: str, *, partition: int) -> None:
         """Pursue one partition without consuming it. Idempotent."""
         ...
 
-    def unclaim(self, who: Caller, topic: str, partition: int) -> None:
+    def unclaim(self, who: Caller, topic: str, *, partition: int) -> None:
         """Pursue it no longer."""
         ...
 

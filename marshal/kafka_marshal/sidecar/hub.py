@@ -141,7 +141,7 @@ class Hub(HubFace):
     # --- clients
 
     def register(
-        self, group_id: str, client_id: str, said: api.Registration, *, peer: Peer
+        self, group_id: str, client_id: str, *, said: api.Registration, peer: Peer
     ) -> api.Registered:
         """Take a process in, or take it in again.
 
@@ -253,7 +253,7 @@ class Hub(HubFace):
 
     # --- wishes
 
-    def subscribe(self, who: Caller, name: str, wants: api.Wants) -> api.Subscribed:
+    def subscribe(self, who: Caller, name: str, *, wants: api.Wants) -> api.Subscribed:
         """Pursue topics for a client. Idempotent.
 
         Raises:
@@ -286,7 +286,7 @@ class Hub(HubFace):
             )
 
     def unsubscribe(
-        self, who: Caller, name: str, release: api.Release, *, keep: bool
+        self, who: Caller, name: str, *, release: api.Release, keep: bool
     ) -> None:
         """Pursue them no longer; with ``keep`` the claims stay with the client.
 
@@ -304,7 +304,7 @@ class Hub(HubFace):
             self._engine.act(host.session)
         self._await_released(host, release.returned, release.timeout_ms)
 
-    def claim(self, who: Caller, topic: str, partition: int) -> None:
+    def claim(self, who: Caller, topic: str, *, partition: int) -> None:
         """Pursue one partition without consuming it. Idempotent.
 
         Raises:
@@ -332,7 +332,7 @@ class Hub(HubFace):
             host.want(client, Key(who.group_id, topic, partition))
             self._engine.act(host.session)
 
-    def unclaim(self, who: Caller, topic: str, partition: int) -> None:
+    def unclaim(self, who: Caller, topic: str, *, partition: int) -> None:
         """Pursue it no longer: the client has stopped to use it. Idempotent."""
         key = Key(who.group_id, topic, partition)
         with self._engine.changed:
@@ -375,7 +375,9 @@ class Hub(HubFace):
                     raise self._stale(_key(who, stale))
                 self._flush(host, who, beat)
             deadlines = host.deadlines(client)
-            return api.Beaten(deadlines=deadlines, now_ms=self._context.now_ms)
+            takers = host.takers(client)
+            now_ms = self._context.now_ms
+            return api.Beaten(deadlines=deadlines, now_ms=now_ms, takers=takers)
 
     def _flush(self, host: Host, who: Caller, beat: api.Beat) -> None:
         """Wait until the log holds what a client has said."""
