@@ -220,12 +220,13 @@ class Client:
         )
 
 
-def assigned(loan: Loan, *, head: int | None) -> api.Assigned:
+def assigned(loan: Loan, *, head: int | None, stuck: int = 0) -> api.Assigned:
     """Return the event that tells a client of what it has.
 
     Args:
         loan: What it has.
         head: By the log, the next offset that nobody was granted or processed.
+        stuck: By the log, how many owners in a row were wedged there.
     """
     holding, claim = loan.holding, loan.holding.claim
     position = holding.position
@@ -246,4 +247,5 @@ def assigned(loan: Loan, *, head: int | None) -> api.Assigned:
         soft_until_ms=until.soft_until_ms,
         hard_until_ms=until.hard_until_ms,
         why=holding.why,
+        stuck=stuck,
     )

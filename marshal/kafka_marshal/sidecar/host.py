@@ -6,6 +6,7 @@ deadline that is still to come (PROTOCOL 5.2, 12).
 """
 
 from kafka_marshal.engine import Context, Holding, Subscription
+from kafka_marshal.engine.keeping import best_taker
 from kafka_marshal.errors import ClaimLost, InvalidTransition, MarshalError
 from kafka_marshal.identity import Identity
 from kafka_marshal.protocol.claiming import Ending
@@ -33,6 +34,8 @@ WEDGED = "wedged"
 OUT_OF_RANGE = "position_out_of_range"
 # What a client says that means no more than that it was not heard of in time.
 _SILENCES = frozenset({"lease_expired", "taken_over", "identity_conflict", "fenced"})
+# What a client says that has done with something, and may want it again.
+_ORDERLY = frozenset({"closed", "released"})
 
 
 class Host:
@@ -240,8 +243,9 @@ class Host:
             return  # the session releases what nobody has in hand
         now_ms = self._context.now_ms
         interval_ms = self._context.heartbeat_interval_ms
-        shun_ms = min(interval_ms, SHUN_MS_MAX)
-        self.books.shuns[loan.key, client.client_id] = now_ms + shun_ms
+        if not reason and said.reason not in _ORDERLY:
+            shun_ms = min(interval_ms, SHUN_MS_MAX)
+            self.books.shuns[loan.key, client.client_id] = now_ms + shun_ms
         pool = self.books.pool_at(loan.key)
         if said.reason == WEDGED:
             client.rests_until_ms = now_ms + interval_ms
@@ -286,6 +290,24 @@ class Host:
             self._file()
         found = [loan.deadline() for loan in loans]
         return tuple(each for each in found if now_ms < each.hard_until_ms)
+
+    def takers(self, client: Client) -> tuple[str, ...]:
+        """Return the topics of a client that somebody else could take, too."""
+        own_name, now_ms = self.session.claimant.owner.client_id, self._context.now_ms
+        found: set[str] = set()
+        for pool in self.books.pools:
+            if client.client_id not in pool.members:
+                continue
+            has_peer = pool.has_room_beside(client, self.books.clients, now_ms=now_ms)
+            found.update(
+                topic
+                for topic in pool.subscription.topics
+                if has_peer
+                or best_taker(
+                    pool.subscription.members, topic, me=own_name, may_be_behind=True
+                )
+            )
+        return tuple(sorted(found))
 
     def snapshot(self, client: Client) -> tuple[api.Snapshot, Place]:
         """Return everything that a client has."""

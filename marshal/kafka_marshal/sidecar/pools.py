@@ -210,6 +210,21 @@ class Pool:
         is_well = not client.is_away(now_ms) and now_ms >= client.rests_until_ms
         return is_here and is_well and not client.is_leaving
 
+    def has_room_beside(
+        self, client: Client, clients: Mapping[str, Client], *, now_ms: int
+    ) -> bool:
+        """Return whether another member here could be given something now."""
+        for name, member in self.members.items():
+            other = clients.get(name)
+            if other is None or other is client or not self.is_taking(other, now_ms):
+                continue
+            has = self._count(
+                k for k in other.loans if k.topic in self.subscription.topics
+            )
+            if not member.claims_max or has < member.claims_max:
+                return True
+        return False
+
     def _count(self, keys: Iterable[Key]) -> int:
         return len({key.topic for key in keys} if self.counts_topics else set(keys))
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from kafka_marshal.engine import Context
 from kafka_marshal.errors import MarshalError
 from kafka_marshal.protocol.claiming import Ending
+from kafka_marshal.protocol.notes import stuck_count
 from kafka_marshal.protocol.types import Key
 from kafka_marshal.remote import api
 from kafka_marshal.sidecar.clients import Client, Loan, assigned
@@ -82,8 +83,11 @@ class Teller:
 
     def _assigned(self, loan: Loan) -> api.Assigned:
         known = self._context.replica_of(loan.key).world.keys.get(loan.key)
-        head = None if known is None else known.next_unclaimed()
-        return assigned(loan, head=head)
+        if known is None:
+            return assigned(loan, head=None)
+        note = self._context.replica_of(loan.key).world.soft.notes.get(loan.key)
+        stuck = stuck_count(note, known)
+        return assigned(loan, head=known.next_unclaimed(), stuck=stuck)
 
     def _pause(self) -> api.Paused:
         pauses = [
