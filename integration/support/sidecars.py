@@ -1,0 +1,315 @@
+"""The sidecar's daemon as a process of its own, and plain HTTP to it."""
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import httpx
+import msgspec
+from clikit import MARSHAL
+from waiting import WAIT_MS, eventually
+
+from kafka_marshal import TopicPartition
+from kafka_marshal.remote import api, paths
+
+END_S = 60
+
+
+class Sidecar:
+    """One sidecar; it may be ended and started again, and stays the same one.
+
+    Attributes:
+        domain: The coordination domain that it works in.
+        client_id: Its name in the log.
+        path: Its Unix socket.
+        state_dir: Where it keeps identity and promises.
+        process: Its process now.
+    """
+
+    def __init__(
+        self,
+        domain,
+        *,
+        client_id: str,
+        arguments: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        self.domain = domain
+        self.client_id = client_id
+        # Short: a socket's path has 107 bytes at most.
+        self.folder = Path(tempfile.mkdtemp(prefix="sidecar-"))
+        self.path = self.folder / "s.sock"
+        self.state_dir = self.folder / "state"
+        self._arguments = tuple(arguments)
+        self._env = dict(env or {})
+        self._log = self.folder / "log"
+        self.process: subprocess.Popen | None = None
+
+    @property
+    def address(self) -> str:
+        """What `Marshal(sidecar=...)` is told."""
+        return f"unix:{self.path}"
+
+    @property
+    def log(self) -> str:
+        """Everything that it has logged, in all of its lives."""
+        return self._log.read_text() if self._log.exists() else ""
+
+    def start(self, *, is_ready: bool = True) -> "Sidecar":
+        """Start it, or start it again; it is ready then, unless told otherwise."""
+        command = [
+            *(MARSHAL, "sidecar", "run", "--socket", self.path),
+            *("--client-id", self.client_id, "--state-dir", self.state_dir),
+            *("--transport", self.domain.transport),
+            *self._arguments,
+        ]
+        env = {
+            "MARSHAL_BOOTSTRAP_SERVER": self.domain.servers,
+            "MARSHAL_COORDINATION_TOPIC": self.domain.topic,
+            "XDG_CONFIG_HOME": str(self.folder / "config"),
+        }
+        with self._log.open("ab") as log:
+            self.process = subprocess.Popen(
+                command, env=os.environ | env | self._env, stdout=log, stderr=log
+            )
+        if is_ready:
+            self.wait_ready()
+        return self
+
+    def wait_ready(self, timeout_ms: int = WAIT_MS) -> None:
+        """Wait until clients may use it."""
+
+        def look() -> bool:
+            assert self.process.poll() is None, self.log
+            found = self.get(paths.READYZ)
+            return found is not None and found.status_code == 200
+
+        eventually(look, "the sidecar is ready", timeout_ms)
+
+    def http(self, **options) -> httpx.Client:
+        """Return a client of its own connection."""
+        transport = httpx.HTTPTransport(uds=str(self.path))
+        return httpx.Client(
+            transport=transport, base_url="http://sidecar", timeout=30, **options
+        )
+
+    def get(self, place: str) -> httpx.Response | None:
+        """Return an answer, None where nobody answers."""
+        try:
+            with self.http() as client:
+                return client.get(place)
+        except httpx.TransportError:
+            return None
+
+    def assigned(self, group_id: str) -> dict[TopicPartition, str]:
+        """Return which of its clients has what in a group."""
+        with self.http() as client:
+            found = client.get(paths.CLIENTS).raise_for_status()
+        return {
+            TopicPartition(topic, int(number)): each["client"]
+            for each in found.json()["clients"]
+            if each["group"] == group_id
+            for topic, _, number in (p.rpartition("-") for p in each["assigned"])
+        }
+
+    def kill(self) -> None:
+        """End it without a word."""
+        self.process.kill()
+        self.process.wait(END_S)
+
+    def signal(self, number: int) -> None:
+        """Send it a signal."""
+        self.process.send_signal(number)
+
+    def stop(self) -> int:
+        """Have it shut down in order; return its exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(END_S)
+
+    def close(self) -> None:
+        """End it and remove all that it kept."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.kill()
+            self.process.wait(END_S)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def start_sidecar(
+    domain,
+    *,
+    client_id: str = "host-1",
+    arguments: Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
+    is_ready: bool = True,
+) -> Iterator[Sidecar]:
+    """A sidecar in a domain, ended with the block."""
+    found = Sidecar(domain, client_id=client_id, arguments=arguments, env=env)
+    try:
+        yield found.start(is_ready=is_ready)
+    finally:
+        found.close()
+
+
+class PlainClient:
+    """A client in a few lines of plain HTTP: no part of the library is used.
+
+    Attributes:
+        frames: Every event that came, oldest first: its id and its document.
+        has: What it has now, as its events say: place to the ``assigned`` event.
+        deadlines: What the last beat told, place to document.
+    """
+
+    def __init__(self, sidecar, group: str, client: str, *, beat_ms: int = 100) -> None:
+        self.sidecar = sidecar
+        self.instance = secrets.token_hex(16)
+        self.base = paths.CLIENT.format(group=group, client=client)
+        self.beat_ms = beat_ms
+        self.frames: list[tuple[str, dict]] = []
+        self.has: dict[tuple[str, int], dict] = {}
+        self.deadlines: dict[tuple[str, int], dict] = {}
+        self.http = sidecar.http(headers={api.INSTANCE_HEADER: self.instance})
+        self._stream: httpx.Response | None = None
+        self._thread: threading.Thread | None = None
+        self._is_reading = False
+        self._ended = threading.Event()
+        self._beating: threading.Thread | None = None
+
+    def register(self) -> httpx.Response:
+        body = {"instance": self.instance, "beat_ms": self.beat_ms}
+        return self.http.put(self.base, json=body)
+
+    def subscribe(self, *topics: str, name: str = "1", **wants) -> httpx.Response:
+        place = f"{self.base}/subscriptions/{name}"
+        return self.http.put(place, json={"topics": topics, **wants})
+
+    def beat(self, *standings: dict, **more) -> httpx.Response:
+        body = {"standings": standings, **more}
+        response = self.http.post(self.base + "/beat", json=body)
+        if response.is_success:
+            self.deadlines = {
+                (each["topic"], each["partition"]): each
+                for each in response.json()["deadlines"]
+            }
+        return response
+
+    def keep_beating(self) -> None:
+        """Give signs of life in the background, over a connection of its own."""
+        self._beating = threading.Thread(target=self._beat_on, daemon=True)
+        self._beating.start()
+
+    def _beat_on(self) -> None:
+        headers = {api.INSTANCE_HEADER: self.instance}
+        with self.sidecar.http(headers=headers) as client:
+            while not self._ended.wait(self.beat_ms / 1000):
+                # A sidecar that is away is come back to.
+                with contextlib.suppress(httpx.TransportError):
+                    client.post(self.base + "/beat", json={})
+
+    def standing(self, place: tuple[str, int], position: int, **more) -> dict:
+        """Return what is said of a partition that it has."""
+        topic, partition = place
+        epoch = self.has[place]["epoch"]
+        found = {"topic": topic, "partition": partition, "epoch": epoch}
+        return found | {"position": position, **more}
+
+    def release(self, *returned: dict, timeout_ms: int = 0) -> httpx.Response:
+        body = {"returned": returned, "timeout_ms": timeout_ms}
+        return self.http.post(self.base + "/released", json=body)
+
+    def leave(self, **said) -> httpx.Response:
+        return self.http.request("DELETE", self.base, json=said)
+
+    # --- events
+
+    def listen(self, after: str | None = None) -> None:
+        """Read events in the background, from behind an id."""
+        headers = {api.INSTANCE_HEADER: self.instance}
+        if after is not None:
+            headers[api.EVENT_ID_HEADER] = after
+        client = self.sidecar.http(headers=headers)
+        request = client.build_request("GET", self.base + "/events")
+        response = client.send(request, stream=True)
+        assert response.status_code == 200, response.read()
+        self._stream = response
+        self._is_reading = True
+        self._thread = threading.Thread(
+            target=self._read, args=(client, response), daemon=True
+        )
+        self._thread.start()
+
+    def _read(self, client: httpx.Client, response: httpx.Response) -> None:
+        fields: dict[str, str] = {}
+        try:
+            with contextlib.closing(client), contextlib.closing(response):
+                for line in response.iter_lines():
+                    if line and not line.startswith(":"):
+                        name, _, value = line.partition(": ")
+                        fields[name] = value
+                    elif fields.get("data"):
+                        self._take(fields["id"], fields)
+                        fields = {}
+        except httpx.HTTPError:
+            pass  # it was ended from either side
+        self._is_reading = False
+
+    def _take(self, frame_id: str, fields: dict[str, str]) -> None:
+        body = json.loads(fields["data"])
+        assert body["type"] == fields["event"]
+        msgspec.convert(body, api.EventBody)  # as the library reads it
+        match body["type"]:
+            case "snapshot":
+                self.has = {_place(each): each for each in body["assigned"]}
+            case "assigned":
+                self.has[_place(body)] = body
+            case "lost":
+                self.has.pop(_place(body), None)
+        self.frames.append((frame_id, body))
+
+    @property
+    def is_listening(self) -> bool:
+        """Whether its stream stands."""
+        return self._is_reading
+
+    def events(self, kind: str) -> list[dict]:
+        """Return the events of one kind that came."""
+        return [body for _, body in self.frames if body["type"] == kind]
+
+    def wait_event(self, kind: str, count: int = 1) -> dict:
+        """Return the event of a kind that makes up a number of them."""
+        eventually(lambda: len(self.events(kind)) >= count, f"{count} of {kind}")
+        return self.events(kind)[count - 1]
+
+    def wait_has(self, count: int) -> None:
+        """Wait until it has so many partitions."""
+        eventually(lambda: len(self.has) == count, f"{count} partitions")
+
+    def hang_up(self) -> None:
+        """Cut the stream; the client lives on."""
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            network = stream.extensions["network_stream"]
+            network.get_extra_info("socket").shutdown(2)
+            self._thread.join(END_S)
+            assert not self._thread.is_alive()
+
+    def close(self) -> None:
+        """Cut everything; nobody is told."""
+        self._ended.set()
+        if self._beating is not None:
+            self._beating.join(END_S)
+        self.hang_up()
+        self.http.close()
+
+
+def _place(body: dict) -> tuple[str, int]:
+    return body["topic"], body["partition"]
