@@ -35,6 +35,18 @@ class Cooldowns:
         if key in self._until_ms:
             self._until_ms[key] = until_ms
 
+    def left_again(self, key: Key, reason: str | None) -> bool:
+        """Note that another one had the key since, and released it.
+
+        Our turn was over, and so is theirs: where they went for a reason that has
+        nothing to do with the key, nobody else may be there to take it.
+
+        Returns:
+            Whether it cools down no longer.
+        """
+        is_orderly = reason is not None and reason.partition(":")[0] in ORDERLY
+        return is_orderly and self._until_ms.pop(key, None) is not None
+
     def is_cooling(self, key: Key, now_ms: int) -> bool:
         """Return whether to leave a key to others at this local time."""
         until_ms = self._until_ms.get(key)

@@ -441,6 +441,11 @@ class Session:
             return
         if transition.effect in {"claimed", "resumed"}:
             self._leaver.on_taken(key)
+        record = transition.record
+        if isinstance(record, ReleasingPartition) and self._cooldowns.left_again(
+            key, record.reason
+        ):
+            self._plan_soon(self._context.now_ms)
         holding = self.holdings.get(key)
         if holding is None:
             return

@@ -255,6 +255,28 @@ def test_others_need_not_wait_for_the_cool_down():
     assert cluster.run_until(held_by(b, 1), H) < H
 
 
+@pytest.mark.parametrize(
+    ("reason", "is_at_once"),
+    [
+        pytest.param("client_died", True, id="died"),
+        pytest.param("closed", True, id="closed"),
+        pytest.param("behind: 9 s", False, id="too-slow-as-well"),
+    ],
+)
+def test_what_others_took_and_left_need_not_cool_down(reason, is_at_once):
+    """A surplus that was handed on comes back when the other one's work ends."""
+    cluster = world(records=[1, 1])
+    a = cluster.node("a", wish=wish())
+    cluster.run_until(held_by(a, 2), H)
+    b = cluster.node("b", wish=wish())
+    cluster.run_until(held_by(b, 1), H)
+    (theirs,) = b.held
+    b.session.release(b.session.holdings[theirs], reason=reason)
+    b.leave()
+    took_ms = cluster.run_until(held_by(a, 2), 3 * H)
+    assert (took_ms < H // 6) is is_at_once
+
+
 def test_after_a_pause_nothing_cools_down():
     cluster = world(records=[1])
     a = cluster.node("a", wish=wish())
