@@ -48,6 +48,65 @@ FINDINGS = (
 )
 
 
+Out = Annotated[
+    str,
+    typer.Option(
+        metavar="DIR",
+        help="Directory of the tables, new or empty; every executor must see it.",
+    ),
+]
+From = Annotated[
+    str | None,
+    typer.Option(
+        "--from",
+        metavar="OFFSET|TIME",
+        help="Tell what was completed from this offset or time on; the fold begins at "
+        "the log's start all the same.",
+    ),
+]
+To = Annotated[
+    str | None,
+    typer.Option(
+        "--to",
+        metavar="OFFSET|TIME",
+        help="The last offset of each partition, or the time, to fold up to.",
+    ),
+]
+Report = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Also draw a page of HTML.")
+]
+WithLag = Annotated[
+    bool, typer.Option("--with-lag", help="Ask where the data ends, for the report.")
+]
+Check = Annotated[
+    bool,
+    typer.Option("--check", help="Check the invariants; 70 where one is broken."),
+]
+Tolerance = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DURATION",
+        help="How late who waits for a key may have it. By default H.",
+    ),
+]
+Incremental = Annotated[
+    bool,
+    typer.Option(
+        "--incremental", help="Go on where the last run in DIR ended, if any."
+    ),
+]
+Sample = Annotated[
+    str,
+    typer.Option(metavar="DURATION", help="Log time between a key's positions."),
+]
+Master = Annotated[
+    str | None,
+    typer.Option(
+        metavar="MASTER", help="Where Spark runs; by default on all cores here."
+    ),
+]
+
+
 @app.command(
     "audit",
     epilog="Example: marshal spark audit --out audit --check --report audit.html",
@@ -56,65 +115,16 @@ FINDINGS = (
 def audit(
     call: Call,
     *,
-    out: Annotated[
-        str,
-        typer.Option(
-            metavar="DIR",
-            help="Directory of the tables, new or empty; every executor must see it.",
-        ),
-    ],
-    from_: Annotated[
-        str | None,
-        typer.Option(
-            "--from",
-            metavar="OFFSET|TIME",
-            help="Tell what was completed from this offset or time on; the fold "
-            "begins at the log's start all the same.",
-        ),
-    ] = None,
-    to: Annotated[
-        str | None,
-        typer.Option(
-            "--to",
-            metavar="OFFSET|TIME",
-            help="The last offset of each partition, or the time, to fold up to.",
-        ),
-    ] = None,
-    report: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Also draw a page of HTML."),
-    ] = None,
-    with_lag: Annotated[
-        bool,
-        typer.Option("--with-lag", help="Ask where the data ends, for the report."),
-    ] = False,
-    check: Annotated[
-        bool,
-        typer.Option("--check", help="Check the invariants; 70 where one is broken."),
-    ] = False,
-    tolerance: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DURATION",
-            help="How late who waits for a key may have it. By default H.",
-        ),
-    ] = None,
-    incremental: Annotated[
-        bool,
-        typer.Option(
-            "--incremental", help="Go on where the last run in DIR ended, if any."
-        ),
-    ] = False,
-    sample: Annotated[
-        str,
-        typer.Option(metavar="DURATION", help="Log time between a key's positions."),
-    ] = "1m",
-    master: Annotated[
-        str | None,
-        typer.Option(
-            metavar="MASTER", help="Where Spark runs; by default on all cores here."
-        ),
-    ] = None,
+    out: Out,
+    from_: From = None,
+    to: To = None,
+    report: Report = None,
+    with_lag: WithLag = False,
+    check: Check = False,
+    tolerance: Tolerance = None,
+    incremental: Incremental = False,
+    sample: Sample = "1m",
+    master: Master = None,
 ) -> None:
     """Fold the coordination log on Spark, and write what happened as Parquet tables.
 
@@ -125,31 +135,21 @@ def audit(
     """
     from kafka_marshal.spark import audit as jobs
 
-    source = jobs.Source(
-        call.bootstrap_servers,
-        call.coordination_topic,
-        dict(call.options),
-        call.transport,
-        call.timeout_ms,
-    )
-    bounds = bounds_of(from_, to)
-    sample_ms = parsing.duration_ms("--sample", sample)
+    if with_lag and report is None:
+        raise ConfigurationError("--with-lag is for --report", setting="--with-lag")
+    source = _source(call)
     tolerance_ms = (
         None if tolerance is None else parsing.duration_ms("--tolerance", tolerance)
     )
-    if with_lag and report is None:
-        raise ConfigurationError("--with-lag is for --report", setting="--with-lag")
+    options: dict[str, Any] = {
+        "bounds": bounds_of(from_, to),
+        "incremental": incremental,
+        "sample_ms": parsing.duration_ms("--sample", sample),
+    }
     if report is not None:
         jobs.require_report()
     with jobs.spark_session(master) as session:
-        found = jobs.audit(
-            session,
-            out,
-            source=source,
-            bounds=bounds,
-            incremental=incremental,
-            sample_ms=sample_ms,
-        )
+        found = jobs.audit(session, out, source=source, **options)
         is_checked = check or report is not None
         findings = found.check(tolerance_ms=tolerance_ms) if is_checked else []
         call.answer(_answer(found, findings, is_checked=is_checked))
@@ -159,6 +159,18 @@ def audit(
         names = ", ".join(each.invariant.name for each in findings)
         tell(f"marshal: invariants are broken: {names}; see also: marshal log verify")
         raise typer.Exit(ExitCode.BROKEN)
+
+
+def _source(call: Call) -> "Source":
+    from kafka_marshal.spark.audit import Source
+
+    return Source(
+        call.bootstrap_servers,
+        call.coordination_topic,
+        dict(call.options),
+        call.transport,
+        call.timeout_ms,
+    )
 
 
 def bounds_of(first: str | None, last: str | None) -> "Bounds":

@@ -108,7 +108,7 @@ class Audit:
         """Return how many rows the tables have that tell what happened."""
         names = [table.name for table in schema.TABLES if not table.is_final]
         parts = " UNION ALL ".join(
-            f"SELECT '{name}' AS name, COUNT(*) AS count FROM {name}"  # noqa: S608 - ours
+            f"SELECT '{name}' AS name, COUNT(*) AS count FROM {name}"  # noqa: S608
             for name in names
         )
         found = {row["name"]: row["count"] for row in self.spark.sql(parts).collect()}
@@ -158,24 +158,23 @@ def audit(
     source, bounds = source or Source(), bounds or Bounds()
     session = spark.newSession()
     store = Store(session, out)
-    runs = store.runs()
-    if incremental and bounds != Bounds():
-        raise ConfigurationError(
-            "a range and incremental exclude each other: each run tells what came "
-            "since the last one",
-            setting="incremental",
-        )
-    if runs and not incremental:
-        raise ConfigurationError(
-            f"{store.out} has an audit already; go on with it (--incremental), or "
-            "name another directory",
-            setting="out",
-        )
+    last = _last(store, bounds, incremental=incremental)
     began_ms = SystemClock().wall_ms()
     log = look(source)
-    last = runs[-1] if runs else None
     if last is not None:
         _require_same(last, log, sample_ms=sample_ms)
+    facts = {
+        "schema": schema.SCHEMA,
+        "coordination_topic": source.coordination_topic,
+        "cluster_id": log.cluster_id,
+        "topic_id": log.topic_id,
+        "sample_ms": sample_ms,
+        "bounds": attrs.asdict(bounds),
+        "as_of": {
+            "time_ms": began_ms,
+            "offsets": {str(t): end for t, end in sorted(log.ends.items())},
+        },
+    }
     staging = store.stage()
     run = f"{staging}/run"
     try:
@@ -184,24 +183,30 @@ def audit(
         folded = plan.mapInArrow(work, schema.staged_ddl())
         folded.write.parquet(f"{staging}/folded")
         _write(session.read.parquet(f"{staging}/folded"), run)
-        facts = {
-            "schema": schema.SCHEMA,
-            "coordination_topic": source.coordination_topic,
-            "cluster_id": log.cluster_id,
-            "topic_id": log.topic_id,
-            "sample_ms": sample_ms,
-            "bounds": attrs.asdict(bounds),
-            "as_of": {
-                "time_ms": began_ms,
-                "offsets": {str(t): end for t, end in sorted(log.ends.items())},
-            },
-        }
         store.publish(run, 1 if last is None else last.number + 1, facts=facts)
     except PySparkException as error:
         raise told(error) from error
     finally:
         store.drop(staging)
     return Audit(spark, out)
+
+
+def _last(store: Store, bounds: Bounds, *, incremental: bool) -> Run | None:
+    """Return the run to go on with, if that is asked for and there is one."""
+    if incremental and bounds != Bounds():
+        raise ConfigurationError(
+            "a range and incremental exclude each other: each run tells what came "
+            "since the last one",
+            setting="incremental",
+        )
+    runs = store.runs()
+    if runs and not incremental:
+        raise ConfigurationError(
+            f"{store.out} has an audit already; go on with it (--incremental), or "
+            "name another directory",
+            setting="out",
+        )
+    return runs[-1] if runs else None
 
 
 def look(source: Source) -> Log:

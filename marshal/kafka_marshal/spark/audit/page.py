@@ -37,7 +37,7 @@ pre { background: #f5f5f5; padding: .6rem; overflow-x: auto; font-size: .8rem; }
 </tr></thead><tbody>
 {% for row in rows %}<tr>
 {% for name in columns %}
-<td{% if row[name] is number %} class="n"{% endif %}>{{ row[name] | shown }}</td>
+<td{% if row[name] is number %} class="n"{% endif %}>{{ row[name] }}</td>
 {% endfor %}
 </tr>{% endfor %}
 </tbody></table>
@@ -45,8 +45,8 @@ pre { background: #f5f5f5; padding: .6rem; overflow-x: auto; font-size: .8rem; }
 {% endmacro %}
 <h1>Audit of {{ facts.coordination_topic }}</h1>
 <p>Cluster {{ facts.cluster_id }}, as of {{ facts.as_of.time_ms | instant }};
-{{ entries_count | shown }} records of {{ partitions | length }} coordinating
-partitions, {{ claims_count | shown }} claims, {{ handoffs_count | shown }} handoffs.
+{{ entries_count }} records of {{ partitions | length }} coordinating
+partitions, {{ claims_count }} claims, {{ handoffs_count }} handoffs.
 {% if ranged %}The report is of a range: {{ ranged }}. The fold began at the log's start
 all the same.{% endif %}</p>
 
@@ -54,7 +54,7 @@ all the same.{% endif %}</p>
 {% if findings %}
 <p class="bad">{{ findings | length }} of {{ invariants | length }} are broken.</p>
 {% for each in findings %}
-<h3 class="bad">{{ each.invariant.name }}: {{ each.count | shown }} rows</h3>
+<h3 class="bad">{{ each.invariant.name }}: {{ each.count }} rows</h3>
 <p>{{ each.invariant.meaning }} ({{ each.invariant.clauses }})</p>
 {{ grid(each.rows, each.rows[0].keys() | list) }}
 <details><summary>query</summary><pre>{{ each.invariant.sql }}</pre></details>
@@ -66,8 +66,8 @@ all the same.{% endif %}</p>
 
 <h2>Who owned what</h2>
 {% if keys_shown < keys_count or bars_shown < claims_count %}
-<p class="note">{{ keys_shown }} of {{ keys_count | shown }} keys are drawn, those that
-changed hands most often, with {{ bars_shown }} of {{ claims_count | shown }}
+<p class="note">{{ keys_shown }} of {{ keys_count }} keys are drawn, those that
+changed hands most often, with {{ bars_shown }} of {{ claims_count }}
 claims.</p>
 {% endif %}
 {{ timeline }}
@@ -124,16 +124,19 @@ def page(values: Mapping[str, Any], plots: Mapping[str, str]) -> str:
     from markupsafe import Markup
 
     environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        autoescape=True,
+        finalize=lambda value: value if isinstance(value, Markup) else shown(value),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
-    environment.filters["shown"] = shown
     environment.filters["instant"] = instant
     drawn = {name: Markup(svg) for name, svg in plots.items()}  # noqa: S704 - shapes
     return environment.from_string(TEMPLATE).render(**values, **drawn)
 
 
 def shown(value: object) -> str:
-    """Return a value as the page writes it, not escaped yet."""
+    """Return a value as the page writes it: printable, but not escaped yet."""
     if value is None:
         return "-"
     if isinstance(value, bool):
@@ -143,7 +146,11 @@ def shown(value: object) -> str:
     if isinstance(value, float):
         return f"{value:,.0f}"
     text = str(value)
-    return "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in text)
+    if text.isprintable():
+        return text
+    return "".join(
+        c if c.isprintable() or c == "\n" else f"\\u{ord(c):04x}" for c in text
+    )
 
 
 def instant(value_ms: int) -> str:

@@ -1,5 +1,6 @@
 """The plots of the report, as SVG that goes into a page. Bounded whatever they show."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from io import StringIO
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 
 CLIENTS_COLOURED_MAX = 12
 LABEL_CHARACTERS_MAX = 48
+# It names addresses of vocabularies, which a page that needs nothing else has not.
+_METADATA = re.compile(r"<metadata>.*?</metadata>", re.DOTALL)
 _OTHERS = "#9aa0a6"
 _YEAR_9999_MS = 253_370_764_800_000
 _WIDTH_INCHES = 10.0
@@ -57,7 +60,7 @@ def timeline(bars: Sequence[Bar]) -> str:
     named = by_count[:CLIENTS_COLOURED_MAX]
     colours = {name: f"C{i}" for i, name in enumerate(named[:10])}
     colours |= dict(zip(named[10:], ("#1b5e20", "#4a148c"), strict=False))
-    figure, axes = _axes(1.2 + 0.22 * len(lanes))
+    figure, axes = _axes(1.2 + max(0.22 * len(lanes), 0.24 * (len(named) + 1)))
     for number, lane in enumerate(lanes):
         mine = [bar for bar in bars if bar.lane == lane]
         spans = [(_day(b.start_ms), _day(b.end_ms) - _day(b.start_ms)) for b in mine]
@@ -155,7 +158,7 @@ def _svg(figure: "Figure") -> str:
     buffer = StringIO()
     with _style():
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
-    text = buffer.getvalue()
+    text = _METADATA.sub("", buffer.getvalue())
     return text[text.index("<svg") :]
 
 

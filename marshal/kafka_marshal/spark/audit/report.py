@@ -70,9 +70,19 @@ ORDER BY start_ms DESC LIMIT :limit
 _AGES = """
 SELECT twentieths_of_h, SUM(beats_count) AS count FROM ages GROUP BY twentieths_of_h
 """
-_SPAN = "SELECT MIN(append_ms) AS first, MAX(append_ms) AS last FROM positions"
+# Samples, and where each claim left its position: else the last ones would be missing.
+_SAMPLES = """
+SELECT group_id, topic, partition, offset, append_ms, position FROM positions
+UNION ALL
+SELECT i.group_id, i.topic, i.partition, COALESCE(i.end_offset, p.next_offset),
+       COALESCE(i.end_append_ms, p.append_ms), i.position
+FROM intervals i JOIN partitions p
+  ON i.coordinating_partition = p.coordinating_partition
+WHERE i.position IS NOT NULL
+"""
+_SPAN = "SELECT MIN(append_ms) AS first, MAX(append_ms) AS last FROM samples"
 _GROUPS = """
-SELECT group_id, COUNT(*) AS count FROM positions GROUP BY group_id
+SELECT group_id, COUNT(*) AS count FROM samples GROUP BY group_id
 ORDER BY count DESC, group_id LIMIT :limit
 """
 # How far each key still was from its reference at each of its samples; a group's sum
@@ -88,7 +98,7 @@ SELECT group_id, moment, CAST(SUM(change) AS BIGINT) AS change FROM (
              PARTITION BY s.group_id, s.topic, s.partition ORDER BY s.offset) AS before,
            COALESCE(e.log_end, MAX(s.position) OVER (
              PARTITION BY s.group_id, s.topic, s.partition)) AS reference
-    FROM positions s LEFT JOIN data_ends e
+    FROM samples s LEFT JOIN data_ends e
       ON s.topic = e.topic AND s.partition = e.partition
   ) p
   JOIN shown_groups g ON p.group_id = g.group_id
@@ -204,14 +214,14 @@ def _words(*, is_real: bool) -> dict[str, str]:
     if is_real:
         return {
             "lag_title": "Lag over time",
-            "lag_note": "From each sampled position to where the data partition ended "
+            "lag_note": "From each position to where the data partition ended "
             "when the report was made, summed over a group's partitions: what is at "
             "the right is the lag now.",
         }
     return {
         "lag_title": "Way still to go over time",
-        "lag_note": "From each sampled position to the highest one that the log has "
-        "of the same partition, summed over a group's partitions. Where the data "
+        "lag_note": "From each position to the highest one that the log has of the "
+        "same partition, summed over a group's partitions. Where the data "
         "ended was not asked (--with-lag asks).",
     }
 
@@ -239,6 +249,7 @@ def _lines(
     rows = [(*place, end) for place, end in ends.items()]
     form = "topic string, partition int, log_end bigint"
     spark.createDataFrame(rows, form).createOrReplaceTempView("data_ends")
+    spark.sql(_SAMPLES).createOrReplaceTempView("samples")
     groups = spark.sql(_GROUPS, args={"limit": GROUPS_SHOWN_MAX})
     groups.createOrReplaceTempView("shown_groups")
     (span,) = _rows(spark, _SPAN)

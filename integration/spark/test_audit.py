@@ -1,0 +1,474 @@
+"""The audit on a real log: its tables, its digests, its runs, what it finds."""
+
+import json
+import re
+from collections import Counter
+from pathlib import Path
+
+import msgspec
+import pytest
+from domain import opened
+from logkit import batch, beat, claim, hashed, ident, member, messages, pause, release
+from typer.testing import CliRunner
+from waiting import eventually, wall_ms
+
+from kafka_marshal import ConfigurationError, Key, LogTruncated, World
+from kafka_marshal.clock import SystemClock
+from kafka_marshal.engine.follower import Follower
+from kafka_marshal.kafka_io import ConnectionSettings, open_coordination_log
+from kafka_marshal.protocol.hashing import coordinating_partition, home_partition
+from kafka_marshal.protocol.history import Historian
+from kafka_marshal.protocol.notes import why_to_tags
+from kafka_marshal.protocol.rationalizer import apply
+from kafka_marshal.protocol.snapshot import digest
+from kafka_marshal.protocol.state import WorldState
+from kafka_marshal.spark.audit import (
+    INVARIANTS,
+    Audit,
+    Bounds,
+    Source,
+    audit,
+    check,
+    data_ends,
+    job,
+)
+from kafka_marshal.spark.audit import schema as tables_of
+from kafka_marshal.spark.audit.rows import staged
+from kafka_marshal.spark.audit.store import Store
+from kafka_marshal.views import LogScan
+from kafka_marshal_cli.assembly import app
+
+# Several audits are made before the first test.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+K = 3
+H_MS = 300
+ROOT = Path(__file__).resolve().parent.parent.parent
+HOSTILE = "<script>alert('\x1b[31m')</script>"
+
+
+class Story:
+    """Writes to a real log by hand, and knows the verdicts."""
+
+    def __init__(self, domain, topic):
+        self.domain = domain
+        self.topic = topic
+        settings = ConnectionSettings(
+            domain.servers, coordination_topic=domain.topic, transport="fast"
+        )
+        self.log = open_coordination_log(settings)
+        self.follower = Follower(self.log, SystemClock())
+        self.epochs = {}
+
+    def key(self, number, group="g"):
+        return Key(group, self.topic, number)
+
+    def say(self, *records):
+        """Append records at once; return what the fold made of each."""
+        waiting = [self.follower.append(self.place(each), each) for each in records]
+        self.follower.await_all(waiting, 20_000)
+        return [each.transition for each in waiting]
+
+    def place(self, record):
+        if hasattr(record, "topic"):
+            name, partition = record.topic, record.partition
+            return coordinating_partition(name, partition, partition_count=K)
+        if hasattr(record, "beats"):
+            return self.follower_of(record.beats[0][0])
+        return home_partition(record.group_id, partition_count=K)
+
+    def follower_of(self, epoch):
+        return next(w.partition for w in self.follower.worlds if epoch in w.epochs)
+
+    def claimed(self, client, number, *, group="g", **more):
+        record = claim(client, key=self.key(number, group), **more)
+        record = msgspec.structs.replace(record, tags=why_to_tags(HOSTILE))
+        (told,) = self.say(record)
+        assert told.outcome == "accepted", told
+        return told.epoch
+
+    def pause(self, until_ms, seq):
+        record = msgspec.structs.replace(pause(until_ms, seq=seq), reason=HOSTILE)
+        worlds = range(K)
+        self.follower.await_all(
+            [self.follower.append(t, record) for t in worlds], 20_000
+        )
+
+    def first_half(self):
+        """Claims, progress, grants; a contender that is refused; bytes of no kind."""
+        c1 = [self.claimed("c1", n) for n in range(4)]
+        amo = self.claimed("a1", 0, group="amo", resume_hash=hashed(ident("s")))
+        self.say(*[beat(e, 5, key=self.key(n)) for n, e in enumerate(c1)])
+        key = self.key(0, "amo")
+        self.say(messages(amo, 0, 9, client="a1", key=key))
+        self.say(
+            beat(c1[0], 20, key=self.key(0)),
+            claim("c2", key=self.key(0)),
+            beat(c1[1], 20, key=self.key(1)),
+            claim("c2", key=self.key(1), generation=9),
+            beat(c1[1] + 10_000, key=self.key(1)),
+        )
+        self.say(member("c2", seq=3), member("c2", seq=2))
+        append = self.log.append(1, b"\xff" * 80)
+        eventually(append.is_done, "an append")
+        self.epochs = {"c1": c1, "amo": amo}
+
+    def second_half(self):
+        """What the first half left open ends, one way or another."""
+        c1, amo = self.epochs["c1"], self.epochs["amo"]
+        (told,) = self.say(beat(c1[2], 30, key=self.key(2)))
+        leaving = release(c1[2], 31, key=self.key(2), successor="c3")
+        leaving = msgspec.structs.replace(leaving, reason=HOSTILE)
+        self.say(leaving, claim("c2", key=self.key(2)), claim("c3", key=self.key(2)))
+
+        def takes_over():
+            again = claim("c2", key=self.key(0), inc=ident("c2 again"))
+            _, told = self.say(beat(c1[3], 40, key=self.key(3)), again)
+            return told.outcome == "accepted"
+
+        self.say(beat(c1[0], 25, key=self.key(0)))
+        eventually(takes_over, "c2 takes over")
+        (told,) = self.say(beat(c1[3], 2, key=self.key(3), rewind=True))
+        assert told.effect == "renewed"
+        self.say(batch((c1[3], 6)))
+        key = self.key(0, "amo")
+        self.say(
+            beat(amo, client="a1", key=key),
+            messages(amo, 0, 19, client="a1", key=key),
+            messages(amo, 0, 3, client="a1", key=key),
+            member("c2", seq=2),
+            member("c2", seq=4),
+        )
+        until_ms = wall_ms() + 60_000
+        self.pause(until_ms, 1)
+        self.say(beat(c1[3], 8, key=self.key(3)))
+        self.pause(until_ms + 1_000, 2)
+        self.pause(0, 3)
+
+
+@pytest.fixture(scope="module")
+def domain(broker, unique):
+    with opened(broker, unique, h_ms=H_MS, partitions=K, transport="fast") as domain:
+        yield domain
+
+
+@pytest.fixture(scope="module")
+def told(domain, spark, tmp_path_factory):
+    """The whole story, with the audits that were made on the way."""
+    home = tmp_path_factory.mktemp("audits")
+    story = Story(domain, domain.data_topic(4, records_each=50))
+    slow = Source(domain.servers, domain.topic, transport="kafka-python")
+    story.first_half()
+    middle_ms = wall_ms()
+    parted = str(home / "parted")
+    audit(spark, parted, source=slow, incremental=True)
+    eventually(lambda: wall_ms() > middle_ms, "the clock goes on")
+    story.second_half()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Store, "publish", _dies)
+        with pytest.raises(RuntimeError, match="power is gone"):
+            audit(spark, parted, source=slow, incremental=True)
+    pieces = audit(spark, parted, source=slow, incremental=True)
+    source = Source(domain.servers, domain.topic, transport="fast")
+    counted = documented()["run"](
+        spark, str(home / "whole"), servers=domain.servers, topic=domain.topic
+    )
+    whole = Audit(spark, str(home / "whole"))
+    story.log.close(1_000)
+    return {
+        "whole": whole,
+        "parted": pieces,
+        "middle_ms": middle_ms,
+        "source": source,
+        "counted": counted.collect(),
+    }
+
+
+def documented():
+    """Return what the block of Python in the document defines."""
+    text = (ROOT / "docs" / "AUDIT.md").read_text()
+    _, _, code = text.partition("<!-- run: audit_python -->\n```python\n")
+    scope = {}
+    exec(compile(code.partition("\n```")[0], "AUDIT.md", "exec"), scope)
+    return scope
+
+
+def _dies(*_, **__):
+    raise RuntimeError("power is gone")
+
+
+def contents(audit, name):
+    """Return a table's rows, whatever their order."""
+    rows = [tuple(row.asDict().items()) for row in audit.tables[name].collect()]
+    return Counter(rows)
+
+
+def by_hand(domain):
+    """Return the rows that the same history gives without Spark."""
+    found = {table.name: Counter() for table in tables_of.TABLES}
+
+    def note(row):
+        values = tuple((name, row.values.get(name)) for name in row.table.names)
+        found[row.table.name][values] += 1
+
+    worlds = {t: WorldState(t) for t in range(K)}
+    books = {t: Historian() for t in range(K)}
+    with LogScan(domain.servers, coordination_topic=domain.topic) as scan:
+        for t, entry in scan:
+            transitions = apply(worlds[t], entry)
+            for row in books[t].take(worlds[t], entry, transitions=transitions):
+                note(staged(t, row))
+    for t, book in books.items():
+        for row in book.open_rows():
+            note(staged(t, row))
+    return found, {t: digest(world) for t, world in worlds.items()}
+
+
+# --- what is told
+
+
+def test_its_end_state_is_that_of_the_live_system(domain, told):
+    live = World.open(domain.servers, coordination_topic=domain.topic)
+    found = told["whole"].partitions()
+    assert [row["digest"] for row in found] == [digest(w) for w in live.partitions]
+    assert [row["next_offset"] for row in found] == [
+        w.next_offset for w in live.partitions
+    ]
+    assert [row["owned_count"] for row in found] == [
+        sum(known.owner is not None for known in w.keys.values())
+        for w in live.partitions
+    ]
+
+
+def test_its_tables_are_what_the_fold_tells(domain, told):
+    expected, digests = by_hand(domain)
+    whole = told["whole"]
+    for table in tables_of.TABLES:
+        if not table.is_final:
+            assert contents(whole, table.name) == expected[table.name], table.name
+            assert expected[table.name], f"the story has no {table.name}"
+    assert digests == {
+        row["coordinating_partition"]: row["digest"] for row in whole.partitions()
+    }
+
+
+def test_runs_that_go_on_tell_the_same_as_a_whole_one(told):
+    """Over the other client library, and with a run in between that died."""
+    assert [run.number for run in told["parted"].runs] == [1, 2]
+    for table in tables_of.TABLES:
+        parted, whole = (contents(told[name], table.name) for name in told_names())
+        assert parted == whole, table.name
+
+
+def told_names():
+    return ("parted", "whole")
+
+
+def test_one_task_folds_one_partition(spark, told):
+    log = job.Log("cluster", None, dict.fromkeys(range(5), 7))
+    plan = job._plan(spark, log, state=None)
+    sizes = plan.rdd.glom().map(len).collect()
+    assert sizes == [1] * 5
+    store = Store(spark.newSession(), told["parted"].out)
+    on = job._plan(store._spark, log, state=store.state(told["parted"].runs[-1]))
+    assert on.rdd.glom().map(len).collect() == [1] * 5
+    rows = {row["coordinating_partition"]: row for row in on.collect()}
+    assert [rows[t]["is_new"] for t in range(5)] == [False] * K + [True] * (5 - K)
+
+
+def test_the_block_of_the_document_counts_claims(told):
+    counts = {row["client_id"]: row["claims"] for row in told["counted"]}
+    assert counts == {"c1": 4, "a1": 1, "c2": 1, "c3": 1}
+
+
+# --- what must hold
+
+
+def test_a_clean_run_breaks_nothing(told):
+    assert told["whole"].check() == []
+    assert told["parted"].check() == []
+
+
+def seeded(told):
+    """Return the tables with one corruption for each invariant, on a topic of its own.
+
+    The rows are those of real claims, changed in what breaks the rule and nothing else.
+    """
+    whole = Audit(told["whole"].spark, told["whole"].out)  # with views of its own
+    spark, tables = whole.spark, whole.tables
+    intervals = tables["intervals"].collect()
+    (grant, *_) = tables["grants"].where("outcome = 'granted'").collect()
+    (handoff, *_) = tables["handoffs"].where("ending = 'taken_over'").collect()
+    sound = next(row for row in intervals if row["ending"] == "taken_over").asDict()
+    end = sound["end_offset"]
+
+    def later(topic, **change):
+        moved = {"epoch": end, "start_offset": end, "end_offset": end + 5}
+        return sound | {"topic": topic} | moved | change
+
+    def before(topic, **change):
+        return sound | {"topic": topic} | change
+
+    state = next(row for row in tables["partitions"].collect()).asDict()
+    bad = {
+        "intervals": [
+            before("overlap"),
+            later("overlap", start_offset=end - 1, epoch=end - 1),
+            before("tokens_grow"),
+            later("tokens_grow", epoch=sound["epoch"]),
+            before("stale_token", stray_count=1),
+            before("positions_grow", position=9),
+            later("positions_grow", start_position=8),
+        ],
+        "handoffs": [
+            handoff.asDict()
+            | {"topic": "taken_over_when_stale", "gap_ms": 2 * H_MS, "late_ms": None},
+            handoff.asDict() | {"topic": "gap_bound", "late_ms": H_MS + 1},
+        ],
+        "grants": [
+            grant.asDict() | {"topic": "grants_disjoint"},
+            grant.asDict()
+            | {"topic": "grants_disjoint", "offset": grant["offset"] + 1}
+            | {"first_offset": grant["last_offset"], "last_offset": 1_000},
+        ],
+        "partitions": [
+            state | {"coordinating_partition": 99, "owned_count": 1},
+        ],
+    }
+    # The grants of the seeded topic are under a claim that stands, as far as it goes.
+    claim = next(row for row in intervals if row["epoch"] == grant["epoch"])
+    bad["intervals"].append(claim.asDict() | {"topic": "grants_disjoint"})
+    for name, rows in bad.items():
+        ddl = next(t.ddl for t in tables_of.TABLES if t.name == name)
+        values = [tuple(row.values()) for row in rows]
+        tables[name] = tables[name].union(spark.createDataFrame(values, ddl))
+    return tables
+
+
+def test_seeded_corruption_is_found(told):
+    findings = check(seeded(told))
+    assert {f.invariant.name for f in findings} == {i.name for i in INVARIANTS}
+    for finding in findings:
+        name = finding.invariant.name
+        if name == "end_state":
+            # Open claims that were seeded count as well.
+            assert 99 in {row["coordinating_partition"] for row in finding.rows}
+        else:
+            assert {row["topic"] for row in finding.rows} == {name}
+            assert finding.count == 1, finding
+
+
+# --- ranges, and the command
+
+
+def invoke(*words):
+    return CliRunner().invoke(app, ["spark", "audit", *words])
+
+
+def test_a_range_through_the_command(domain, told, tmp_path):
+    """The fold begins at the log's start: its end state is the world of then."""
+    done = invoke(
+        *("-b", domain.servers, "--coordination-topic", domain.topic),
+        *("--out", str(tmp_path / "out"), "--to", _iso(told["middle_ms"])),
+        *("-o", "json"),
+    )
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    then = World.at(
+        domain.servers, time_ms=told["middle_ms"], coordination_topic=domain.topic
+    )
+    digests = [row["digest"] for row in found["partitions"]]
+    assert digests == [digest(world) for world in then.partitions]
+    assert found["handoffs_count"] == 0
+    assert found["intervals_count"] == 5
+    assert "is_sound" not in found
+
+
+def _iso(at_ms):
+    from datetime import UTC, datetime
+
+    return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat()
+
+
+def test_what_was_over_before_a_range_is_left_out(domain, spark, told, tmp_path):
+    bounds = Bounds(from_ms=told["middle_ms"])
+    late = audit(spark, str(tmp_path / "late"), source=told["source"], bounds=bounds)
+    assert late.counts()["claims"] < told["whole"].counts()["claims"]
+    assert late.counts()["handoffs"] == told["whole"].counts()["handoffs"]
+    assert [r["digest"] for r in late.partitions()] == [
+        r["digest"] for r in told["whole"].partitions()
+    ]
+
+
+def test_broken_invariants_end_the_command_with_70(domain, told, monkeypatch, tmp_path):
+    """And the page tells of them, and obeys nothing that it shows."""
+    page, whole = tmp_path / "page.html", told["whole"]
+    findings = check(seeded(told))
+    monkeypatch.setattr(Audit, "check", lambda *_, **__: findings)
+    monkeypatch.setattr(job, "audit", lambda *_, **__: whole)
+    done = invoke(
+        *("-b", domain.servers, "--out", "unused", "--check"),
+        *("--report", str(page), "--with-lag"),
+    )
+    assert done.exit_code == 70, done.output
+    assert "grants_disjoint" in done.stdout
+    assert "invariants are broken" in done.stderr
+    assert set(data_ends(whole, told["source"]).values()) == {50}
+    text = page.read_text()
+    assert "8 of 8 are broken" in text
+    assert "Lag over time" in text
+    assert text.count("<svg") == 4
+    assert all(row["digest"] in text for row in whole.partitions())
+    assert "&lt;script&gt;" in text
+    assert "<script" not in text
+    assert "\x1b" not in text
+    assert re.findall(r'(?:src|href)="(?!#)', text) == []
+
+
+# --- what cannot be
+
+
+def test_what_is_there_is_not_written_over(domain, spark, told, tmp_path):
+    with pytest.raises(ConfigurationError, match="has an audit already"):
+        audit(spark, told["whole"].out, source=told["source"])
+    (tmp_path / "mine.txt").write_text("mine")
+    with pytest.raises(ConfigurationError, match=r"it holds mine\.txt"):
+        audit(spark, str(tmp_path), source=told["source"])
+    with pytest.raises(ConfigurationError, match="is no directory"):
+        audit(spark, str(tmp_path / "mine.txt"), source=told["source"])
+    with pytest.raises(ConfigurationError, match="has no audit"):
+        Audit(spark, str(tmp_path / "nothing"))
+    assert (tmp_path / "mine.txt").read_text() == "mine"
+
+
+def test_an_audit_goes_on_with_its_own_log_only(broker, spark, told, unique):
+    out, go_on = told["parted"].out, {"incremental": True}
+    with opened(broker, unique, h_ms=H_MS, partitions=1) as other:
+        source = Source(other.servers, other.topic)
+        with pytest.raises(ConfigurationError, match="a directory of its own"):
+            audit(spark, out, source=source, **go_on)
+    with pytest.raises(ConfigurationError, match="exclude each other"):
+        audit(spark, "x", source=told["source"], bounds=Bounds(to_ms=5), **go_on)
+
+
+def test_an_error_in_a_task_is_told_in_its_own_words(
+    spark, told, monkeypatch, tmp_path
+):
+    real = job.look(told["source"])
+    beyond = {0: real.ends[0] + 1_000}
+    monkeypatch.setattr(job, "look", lambda _: job.Log("c", None, beyond))
+    with pytest.raises(LogTruncated, match="ends before offset"):
+        audit(spark, str(tmp_path / "out"), source=told["source"])
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_a_broker_that_is_not_there_is_a_timeout(spark, tmp_path):
+    words = ("-b", "localhost:1", "--timeout", "1s", "--out", str(tmp_path / "out"))
+    done = invoke(*words)
+    assert done.exit_code == 5, done.output
+    assert not (tmp_path / "out").exists()
+
+
+def test_records_are_refused_for_many_reasons(told):
+    found = {row["reason"] for row in told["whole"].tables["refused"].collect()}
+    assert found >= {"held", "wrong_generation", "old_epoch", "undecodable", "old_seq"}

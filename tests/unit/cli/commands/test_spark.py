@@ -1,0 +1,172 @@
+"""`marshal spark audit`: its options, and what it says; the job itself is given."""
+
+import json
+from contextlib import contextmanager
+
+import pytest
+from typer.testing import CliRunner
+
+from kafka_marshal import ConfigurationError, LogTruncated
+from kafka_marshal.spark.audit import (
+    INVARIANTS,
+    Bounds,
+    Finding,
+    job,
+    plots,
+    report,
+    session,
+)
+from kafka_marshal_cli.assembly import app
+from kafka_marshal_cli.commands import spark as command
+
+NOW_MS = 1_800_000_000_000
+BROKEN = Finding(INVARIANTS[0], 3, ({"client_id": "c1\x1b", "start_offset": 5},))
+
+
+class FakeAudit:
+    out = "file:/tables"
+    runs = (1,)
+    facts = {"as_of": {"time_ms": NOW_MS, "offsets": {"0": 9}}}  # noqa: RUF012
+
+    def __init__(self):
+        self.findings = []
+        self.asked = {}
+
+    def partitions(self):
+        row = {"coordinating_partition": 0, "entries_count": 9, "next_offset": 9}
+        row |= {"keys_count": 1, "owned_count": 1, "halted_level": None}
+        return [row | {"digest": "ab" * 16}]
+
+    def takeovers(self):
+        row = {"ending": "taken_over", "handoffs_count": 2, "p50_ms": 2_000.5}
+        return [row | {"p99_ms": 3_000.0, "max_ms": 3_000, "late_ms_max": None}]
+
+    def counts(self):
+        return {"intervals": 4, "grants": 0}
+
+    def check(self, *, tolerance_ms):
+        self.asked["tolerance_ms"] = tolerance_ms
+        return self.findings
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    made = FakeAudit()
+
+    @contextmanager
+    def opened(master):
+        made.asked["master"] = master
+        yield "a session"
+
+    def run(spark, out, **options):
+        made.asked |= {"spark": spark, "out": out, **options}
+        return made
+
+    monkeypatch.setattr(session, "spark_session", opened)
+    monkeypatch.setattr(job, "audit", run)
+    monkeypatch.setattr(command, "wall_ms", lambda: NOW_MS)
+    return made
+
+
+def invoke(*words):
+    return CliRunner().invoke(app, ["spark", "audit", "--out", "tables", *words])
+
+
+def test_everything_that_is_asked_for_reaches_the_job(fake):
+    done = invoke(
+        *("-b", "b:1", "--coordination-topic", "m", "--transport", "fast"),
+        *("--timeout", "7s", "--master", "local[3]", "--sample", "5s"),
+        *("--from", "12", "--to=-1h", "-o", "json"),
+    )
+    assert done.exit_code == 0, done.output
+    asked = fake.asked
+    assert (asked["master"], asked["out"], asked["spark"]) == (
+        "local[3]",
+        "tables",
+        "a session",
+    )
+    assert asked["bounds"] == Bounds(from_offset=12, to_ms=NOW_MS - 3_600_000)
+    assert (asked["sample_ms"], asked["incremental"]) == (5_000, False)
+    source = asked["source"]
+    assert (source.bootstrap_servers, source.coordination_topic) == ("b:1", "m")
+    assert (source.transport, source.timeout_ms) == ("fast", 7_000)
+    found = json.loads(done.stdout)
+    assert found["as_of"] == fake.facts["as_of"]
+    assert (found["intervals_count"], found["out"]) == (4, "file:/tables")
+    assert found["partitions"][0]["digest"] == "ab" * 16
+    assert "is_sound" not in found
+    assert "tolerance_ms" not in asked, "nothing is checked that was not asked for"
+
+
+def test_people_get_tables(fake):
+    done = invoke("--check", "--incremental", "--tolerance", "2s")
+    assert done.exit_code == 0, done.output
+    assert "is sound:" in done.stdout
+    assert "ab" * 16 in done.stdout
+    assert "taken_over" in done.stdout
+    assert (fake.asked["incremental"], fake.asked["tolerance_ms"]) == (True, 2_000)
+
+
+def test_a_broken_invariant_is_70_with_the_rows(fake):
+    fake.findings = [BROKEN]
+    done = invoke("--check")
+    assert done.exit_code == 70
+    assert "client_id=c1\\x1b, start_offset=5" in done.stdout
+    assert "overlap" in done.stderr
+    assert invoke("--check", "-o", "json").exit_code == 70
+
+
+@pytest.mark.parametrize("with_lag", [True, False])
+def test_a_report_is_written_and_named(fake, monkeypatch, tmp_path, with_lag):
+    written = {}
+    monkeypatch.setattr(report, "data_ends", lambda *_: {"t": 5})
+    monkeypatch.setattr(
+        report, "write_report", lambda audit, path, **more: written.update(more)
+    )
+    page = tmp_path / "page.html"
+    done = invoke("--report", str(page), *(["--with-lag"] if with_lag else []))
+    assert done.exit_code == 0, done.output
+    assert str(page) in done.stderr
+    assert written == {"findings": [], "ends": {"t": 5} if with_lag else None}
+
+
+def test_a_report_that_cannot_be_written_is_told(fake, monkeypatch):
+    def refuse(*_, **__):
+        raise OSError("read-only")
+
+    monkeypatch.setattr(report, "write_report", refuse)
+    done = invoke("--report", "page.html")
+    assert (done.exit_code, "read-only" in done.stderr) == (2, True)
+
+
+def test_what_draws_is_looked_for_before_the_work_is_done(fake, monkeypatch):
+    def missing():
+        raise ConfigurationError("a report needs jinja2; run: pip install it")
+
+    monkeypatch.setattr(plots, "require_report", missing)
+    done = invoke("--report", "page.html")
+    assert done.exit_code == 2
+    assert fake.asked == {}
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        pytest.param(["--with-lag"], 2, id="lag-without-report"),
+        pytest.param(["--from", "soon"], 2, id="no-moment"),
+        pytest.param(["--sample", "x"], 2, id="no-duration"),
+    ],
+)
+def test_wrong_usage_is_told_before_anything_is_done(fake, words, code):
+    done = invoke(*words)
+    assert done.exit_code == code, done.output
+    assert fake.asked == {}
+
+
+def test_an_error_of_the_job_has_its_exit_code(fake, monkeypatch):
+    def fails(*_, **__):
+        raise LogTruncated("partition 3 went back")
+
+    monkeypatch.setattr(job, "audit", fails)
+    done = invoke()
+    assert (done.exit_code, "partition 3 went back" in done.stderr) == (1, True)

@@ -1,0 +1,60 @@
+"""The plots: bounded, self-contained, and without a word to obey."""
+
+import re
+import sys
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from kafka_marshal.errors import ConfigurationError
+from kafka_marshal.spark.audit import plots
+from kafka_marshal.spark.audit.plots import Bar
+
+HOSTILE = "$\\frac{<script>-->\x1b"
+YEAR_MS = 1_700_000_000_000
+
+
+def bars(clients):
+    return [
+        Bar(f"lane {n % 3}", c, YEAR_MS + n, YEAR_MS + n + 9)
+        for n, c in enumerate(clients)
+    ]
+
+
+@pytest.mark.parametrize(
+    "svg",
+    [
+        pytest.param(plots.timeline([]), id="no-claims"),
+        pytest.param(plots.timeline(bars([HOSTILE] * 3)), id="hostile-names"),
+        pytest.param(plots.timeline(bars([f"c{n}" for n in range(40)])), id="many"),
+        pytest.param(plots.timeline([Bar("l", "c", 0, 2**62)]), id="hostile-times"),
+        pytest.param(plots.gaps({}), id="no-gaps"),
+        pytest.param(
+            plots.gaps({"taken_over": {2_000.0: 3}, "x": {1.0: 1}}), id="gaps"
+        ),
+        pytest.param(plots.distances({}, "records"), id="no-lines"),
+        pytest.param(
+            plots.distances({HOSTILE: [(YEAR_MS, 9), (YEAR_MS + 5, 0)]}, "n"),
+            id="lines",
+        ),
+        pytest.param(plots.ages({}), id="no-ages"),
+        pytest.param(plots.ages({6: 900, 80: 1}), id="ages"),
+    ],
+)
+def test_a_plot_is_one_sound_svg(svg):
+    assert ET.fromstring(svg).tag.endswith("svg")
+    assert "<script" not in svg
+    assert "<text" not in svg
+    assert re.findall(r'href="(?!#)', svg) == []
+    assert len(svg) < 400_000
+
+
+def test_the_same_data_gives_the_same_plot():
+    assert plots.ages({6: 9}) == plots.ages({6: 9})
+
+
+def test_a_missing_extra_is_named(monkeypatch):
+    plots.require_report()
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ConfigurationError, match=r"kafka-marshal\[report\]"):
+        plots.require_report()

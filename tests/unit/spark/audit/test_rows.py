@@ -1,0 +1,137 @@
+"""Rows of the history as rows of the tables."""
+
+import pytest
+from logkit import (
+    KEY,
+    H,
+    Log,
+    beat,
+    claim,
+    config,
+    ident,
+    messages,
+    pause,
+    release,
+)
+
+from kafka_marshal.protocol.history import Historian
+from kafka_marshal.spark.audit import schema
+from kafka_marshal.spark.audit.rows import (
+    BATCH_ROWS,
+    Staged,
+    age_rows,
+    arrow_schema,
+    batches,
+    staged,
+    state_row,
+)
+
+
+def played():
+    """A log in which every kind of row comes up."""
+    log, historian, rows = Log(configured=False), Historian(), []
+
+    def say(record, **where):
+        transitions = log.append(record, **where)
+        entry = log.entries[-1]
+        rows.extend(historian.take(log.state, entry, transitions=transitions))
+        return entry.offset
+
+    say(config())
+    epoch = say(claim(topic_id=ident("topic")))
+    say(beat(epoch, 5), after=H // 2)
+    say(messages(epoch, 0, 9))
+    say(claim("c2"))
+    say(b"\xff")
+    say(pause(log.now_ms + 50))
+    say(release(epoch, 10), after=100)
+    say(claim("c2"), after=10)
+    return log, historian, rows
+
+
+@pytest.fixture(scope="module")
+def told():
+    return played()
+
+
+def test_every_row_fills_the_columns_of_its_table(told):
+    _, historian, rows = told
+    found = [staged(3, row) for row in rows]
+    found += [staged(3, row, is_open=True) for row in historian.open_rows()]
+    tables = {row.table.name for row in found}
+    assert tables == {t.name for t in schema.TABLES if not t.is_final}
+    for row in found:
+        assert set(row.values) == set(row.table.names), row.table.name
+        assert row.values["coordinating_partition"] == 3
+    assert [row.is_open for row in found if row.table is schema.INTERVALS] == [
+        False,
+        True,
+    ]
+
+
+def test_bytes_are_told_in_hex_and_tokens_in_parts(told):
+    _, _, rows = told
+    ended = next(s for s in (staged(3, r) for r in rows) if s.table is schema.INTERVALS)
+    values = ended.values
+    assert values["incarnation"] == ident("c1").hex()
+    assert values["topic_id"] == ident("topic").hex()
+    parts = (values["token_era"], values["token_leader_epoch"], values["epoch"])
+    assert ".".join(map(str, parts)) == values["token"]
+    assert (values["group_id"], values["topic"], values["partition"]) == KEY
+
+
+def test_the_end_state_is_that_of_the_fold(told):
+    log, historian, _ = told
+    values = state_row(log.state, historian).values
+    assert set(values) == set(schema.PARTITIONS.names)
+    assert (values["next_offset"], values["entries_count"]) == (9, 9)
+    assert (values["keys_count"], values["owned_count"]) == (1, 1)
+    assert (values["heartbeat_interval_ms"], values["halted_level"]) == (H, None)
+    empty = state_row(Log(1, configured=False).state, Historian()).values
+    assert (empty["generation"], empty["heartbeat_interval_ms"]) == (None, None)
+    assert (empty["first_offset"], empty["leader_epoch"]) == (None, None)
+
+
+def test_a_halted_fold_tells_what_it_needs():
+    log = Log(1)
+    log.append(config(2, era=2, level=7))
+    values = state_row(log.state, Historian()).values
+    assert (values["halted_offset"], values["halted_level"]) == (1, 7)
+
+
+def test_ages_are_told_where_there_are_any():
+    rows = list(age_rows(2, {"b": [0, 3, 0, 1], "a": [2, 0, 0, 0]}))
+    assert [tuple(row.values.values()) for row in rows] == [
+        (2, "a", 0, 2),
+        (2, "b", 1, 3),
+        (2, "b", 3, 1),
+    ]
+
+
+def test_batches_are_bounded_and_hold_one_struct_a_row(told):
+    _, _, rows = told
+    source = (staged(3, row) for _ in range(BATCH_ROWS) for row in rows)
+    read = []
+
+    def counted():
+        for row in source:
+            read.append(row)
+            yield row
+
+    first = next(iter(batches(counted())))
+    assert first.num_rows == BATCH_ROWS
+    assert len(read) == BATCH_ROWS, "no more is taken than a batch holds"
+    assert first.schema == arrow_schema()
+    for row, back in zip(read[:20], first.slice(0, 20).to_pylist(), strict=True):
+        assert back["table"] == row.table.name
+        assert back[row.table.name] == {
+            name: row.values.get(name) for name in row.table.names
+        }
+        others = [t.name for t in schema.ALL if t is not row.table]
+        assert {back[name] for name in others} == {None}
+
+
+def test_no_rows_are_no_batch():
+    assert list(batches([])) == []
+    (batch,) = batches([Staged(schema.AGES, {"group_id": "g"})])
+    assert batch.num_rows == 1

@@ -1,0 +1,61 @@
+"""The tables are what the document says, and their schema is what Arrow makes of it."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from kafka_marshal.spark.audit import schema
+from kafka_marshal.spark.audit.invariants import INVARIANTS
+from kafka_marshal.spark.audit.rows import arrow_schema
+
+DOCUMENT = Path(__file__).resolve().parents[4] / "docs" / "AUDIT.md"
+
+
+def listed(mark):
+    _, found, rest = DOCUMENT.read_text().partition(f"<!-- {mark} -->\n")
+    assert found, f"no <!-- {mark} -->"
+    lines = rest.partition("\n\n")[0].splitlines()[2:]
+    return [tuple(c.strip() for c in line.strip("|").split("|")) for line in lines]
+
+
+@pytest.mark.parametrize("table", schema.TABLES, ids=lambda table: table.name)
+def test_columns_are_documented(table):
+    real = [(f"`{c.name}`", c.kind, c.meaning) for c in table.columns]
+    assert listed(f"columns: {table.name}") == real
+
+
+def test_invariants_are_documented():
+    real = [(f"`{i.name}`", i.meaning, i.clauses) for i in INVARIANTS]
+    assert listed("table: invariants") == real
+
+
+def test_invariants_ask_for_tables_and_columns_that_there_are():
+    names = {table.name for table in schema.ALL}
+    columns = {column.name for table in schema.ALL for column in table.columns}
+    for each in INVARIANTS:
+        asked = set(re.findall(r"(?:FROM|JOIN) (\w+)", each.sql))
+        assert asked
+        assert asked <= names, each.name
+        # What it names beside columns it makes up itself, or SQL does.
+        words = set(re.findall(r"\b[a-z]+_[a-z_]+\b", each.sql)) - columns
+        made = set(re.findall(r"AS (\w+)", each.sql)) | {"tolerance_ms"}
+        assert words - made - {"taken_over"} == set(), each.name
+
+
+def test_no_table_has_a_column_twice():
+    for table in schema.ALL:
+        assert len(set(table.names)) == len(table.names), table.name
+
+
+def test_what_tasks_hand_over_has_a_struct_for_each_table():
+    form = arrow_schema()
+    assert form.names == ["table", "is_open", *(table.name for table in schema.ALL)]
+    ddl = schema.staged_ddl()
+    for table in schema.ALL:
+        fields = [
+            form.field(table.name).type.field(i).name
+            for i in range(99)[: len(table.columns)]
+        ]
+        assert tuple(fields) == table.names
+        assert f"`{table.name}` struct<`{table.names[0]}`: " in ddl
