@@ -6,17 +6,22 @@ of a round means something where its times alone would not.
 """
 
 import argparse
+import http.client
 import json
 import os
 import platform
+import signal
+import socket
 import statistics
+import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import attrs
 
@@ -24,6 +29,9 @@ from kafka_marshal.testing.broker import EmbeddedBroker
 
 SCHEMA = 1
 SAMPLES_SHOWN_MAX = 200
+SIDECAR_ANSWER_S = 5
+SIDECAR_READY_S = 60
+SIDECAR_END_S = 60
 PACKAGES = ("kafka-marshal", "kafka-python", "confluent-kafka", "msgspec", "mmh3")
 
 
@@ -192,6 +200,79 @@ def cluster(
         return
     with EmbeddedBroker(properties=properties) as broker:
         yield broker.bootstrap_servers
+
+
+class SidecarProcess:
+    """A sidecar as a process of its own, until the ``with`` block ends.
+
+    Args:
+        servers: The cluster.
+        log: The coordination topic.
+        home: A folder of its own; its name is the sidecar's in the log.
+
+    Attributes:
+        url: What a ``Marshal`` is told to find it by.
+    """
+
+    def __init__(self, servers: str, log: str, *, home: Path) -> None:
+        self._path = home / "own" / "s.sock"
+        self.url = f"unix:{self._path}"
+        home.mkdir(parents=True)
+        self._said = home / "said.txt"
+        command = [sys.executable, "-m", "kafka_marshal_cli", "sidecar", "run"]
+        command += ["--bootstrap-server", servers, "--coordination-topic", log]
+        command += ["--client-id", home.name, "--state-dir", str(home / "state")]
+        command += ["--socket", str(self._path)]
+        with self._said.open("wb") as said:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=said, stderr=said
+            )
+
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        return self._process.pid
+
+    def get(self, place: str) -> tuple[int, bytes]:
+        """Ask it; status 0 where it does not answer."""
+        connection = http.client.HTTPConnection("sidecar", timeout=SIDECAR_ANSWER_S)
+        try:
+            connection.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            connection.sock.settimeout(SIDECAR_ANSWER_S)
+            connection.sock.connect(str(self._path))
+            connection.request("GET", place)
+            answer = connection.getresponse()
+            return answer.status, answer.read()
+        except (OSError, http.client.HTTPException):
+            return 0, b""
+        finally:
+            connection.close()
+
+    def wait_ready(self) -> None:
+        """Wait until it serves."""
+        deadline = time.monotonic() + SIDECAR_READY_S
+        while self.get("/readyz")[0] != http.client.OK:
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                raise SystemExit(f"no sidecar: {self._said.read_text()[-2_000:]}")
+            time.sleep(0.05)
+
+    def __enter__(self) -> Self:
+        """Wait until it serves."""
+        try:
+            self.wait_ready()
+        except BaseException:
+            self._process.kill()
+            raise
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """End it in order; without a word where that takes too long."""
+        self._process.send_signal(signal.SIGTERM)
+        try:
+            self._process.wait(SIDECAR_END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait(SIDECAR_END_S)
 
 
 def tell(document: Mapping[str, Any], out: Path | None) -> None:
