@@ -6,6 +6,7 @@ import os
 import secrets
 import shutil
 import signal
+import socket
 import subprocess
 import tempfile
 import threading
@@ -215,16 +216,21 @@ class PlainClient:
                 with contextlib.suppress(httpx.TransportError):
                     client.post(self.base + "/beat", json={})
 
-    def standing(self, place: tuple[str, int], position: int, **more) -> dict:
+    def standing(self, of: tuple[str, int], position: int, **more) -> dict:
         """Return what is said of a partition that it has."""
-        topic, partition = place
-        epoch = self.has[place]["epoch"]
+        topic, partition = of
+        epoch = self.has[of]["epoch"]
         found = {"topic": topic, "partition": partition, "epoch": epoch}
         return found | {"position": position, **more}
 
     def release(self, *returned: dict, timeout_ms: int = 0) -> httpx.Response:
         body = {"returned": returned, "timeout_ms": timeout_ms}
-        return self.http.post(self.base + "/released", json=body)
+        response = self.http.post(self.base + "/released", json=body)
+        if response.is_success:
+            # What it confirmed itself is not told once more.
+            for each in returned:
+                self.has.pop(place(each), None)
+        return response
 
     def leave(self, **said) -> httpx.Response:
         return self.http.request("DELETE", self.base, json=said)
@@ -268,11 +274,11 @@ class PlainClient:
         msgspec.convert(body, api.EventBody)  # as the library reads it
         match body["type"]:
             case "snapshot":
-                self.has = {_place(each): each for each in body["assigned"]}
+                self.has = {place(each): each for each in body["assigned"]}
             case "assigned":
-                self.has[_place(body)] = body
+                self.has[place(body)] = body
             case "lost":
-                self.has.pop(_place(body), None)
+                self.has.pop(place(body), None)
         self.frames.append((frame_id, body))
 
     @property
@@ -298,7 +304,8 @@ class PlainClient:
         stream, self._stream = self._stream, None
         if stream is not None:
             network = stream.extensions["network_stream"]
-            network.get_extra_info("socket").shutdown(2)
+            with contextlib.suppress(OSError):  # the other end was first
+                network.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
             self._thread.join(END_S)
             assert not self._thread.is_alive()
 
@@ -311,5 +318,6 @@ class PlainClient:
         self.http.close()
 
 
-def _place(body: dict) -> tuple[str, int]:
+def place(body: dict) -> tuple[str, int]:
+    """Return which partition an event or a standing is of."""
     return body["topic"], body["partition"]

@@ -1,0 +1,265 @@
+"""The sidecar's daemon on a real broker, spoken to in plain HTTP."""
+
+import itertools
+import json
+import signal
+
+import pytest
+from clikit import Cli
+from domain import opened
+from sidecars import PlainClient, place, start_sidecar
+from waiting import eventually
+
+from kafka_marshal import TopicPartition
+from kafka_marshal.remote import api, paths
+from kafka_marshal_cli.exits import ExitCode
+
+# Long enough for a daemon to be started within its promises.
+H_MS = 3_000
+RECORDS = 10
+_numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="module")
+def domain(broker, unique):
+    with opened(broker, unique, h_ms=H_MS, partitions=2) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def sidecar(domain):
+    """One for all tests that do not end it."""
+    with start_sidecar(domain) as found:
+        yield found
+
+
+@pytest.fixture
+def group(unique):
+    return unique("group")
+
+
+@pytest.fixture
+def client(request, group):
+    """Makes clients of a sidecar that register, listen and beat."""
+
+    def make(sidecar, *topics, name="worker", **wants):
+        found = PlainClient(sidecar, group, f"{name}-{next(_numbers)}")
+        request.addfinalizer(found.close)
+        response = found.register()
+        assert response.status_code == 200, response.text
+        found.listen()
+        found.wait_event("snapshot")
+        found.keep_beating()
+        if topics:
+            response = found.subscribe(*topics, **wants)
+            assert response.status_code == 200, response.text
+        return found
+
+    return make
+
+
+def epochs(client):
+    return {each: event["epoch"] for each, event in client.has.items()}
+
+
+def positions(domain, group):
+    return {
+        key.topic_partition: state.position
+        for key, state in domain.states(group).items()
+    }
+
+
+def test_a_client_from_its_first_word_to_its_last(domain, sidecar, client, group):
+    topic = domain.data_topic(3, RECORDS)
+    worker = client(sidecar)
+    first = worker.frames[0][1]
+    # Nothing is had yet, and that is told, too (rows FR01, KA04).
+    assert (first["type"], first["assigned"]) == ("snapshot", [])
+    assert worker.subscribe(topic).json()["topics"] == {topic: 3}
+    worker.wait_has(3)
+    assert domain.owners(group) == dict.fromkeys(domain.of(topic), "host-1")
+    for event in worker.has.values():
+        assert event["position"] == 0
+        assert event["soft_until_ms"] < event["hard_until_ms"]
+    # Positions that a flush told stand in the log.
+    said = [worker.standing(each, 7) for each in worker.has]
+    beaten = worker.beat(*said, flush=True, timeout_ms=10_000)
+    assert beaten.status_code == 200, beaten.text
+    assert set(worker.deadlines) == set(worker.has)
+    assert set(positions(domain, group).values()) == {7}
+    # One is given back.
+    returned = worker.standing((topic, 0), 8)
+    assert worker.release(returned, timeout_ms=10_000).status_code == 204
+    assert positions(domain, group)[TopicPartition(topic, 0)] == 8
+    # It goes, with what it has reached.
+    rest = [worker.standing(each, RECORDS) for each in sorted(worker.has)]
+    left = worker.leave(returned=rest, timeout_ms=10_000)
+    assert (left.status_code, left.json()) == (200, {"action": "shutdown_now"})
+    assert set(domain.owners(group).values()) == {None}
+    assert positions(domain, group)[TopicPartition(topic, 1)] == RECORDS
+    gone = worker.beat()
+    assert gone.status_code in {404, 410}
+    assert gone.json()["error"] == "ClaimLost"
+
+
+def test_two_clients_of_one_host_share_a_topic(domain, sidecar, client, group):
+    topic = domain.data_topic(4, RECORDS)
+    one = client(sidecar, topic)
+    one.wait_has(4)
+    two = client(sidecar, topic)
+    one.wait_event("release", 2)
+    one.release(*(one.standing(place(event), 5) for event in one.events("release")))
+    two.wait_has(2)
+    one.wait_has(2)
+    assert set(one.has).isdisjoint(two.has)
+    assert {event["position"] for event in two.has.values()} == {5}
+    # What moved is claimed anew: no token is used by two of them.
+    tokens = [event["token"] for event in one.events("assigned")]
+    assert not {event["token"] for event in two.has.values()} & set(tokens)
+
+
+def test_a_client_that_comes_back_hears_what_it_missed(domain, sidecar, client, group):
+    """Rows FR03 and KA06: what did not change is not told, and nothing moves."""
+    topic = domain.data_topic(2, RECORDS)
+    worker = client(sidecar, topic)
+    worker.wait_has(2)
+    before, epochs_before = worker.frames[-1][0], epochs(worker)
+    worker.hang_up()
+    # Another group is none of its business.
+    other = domain.data_topic(1)
+    with_others = PlainClient(sidecar, f"{group}-others", "other")
+    with_others.register()
+    with_others.subscribe(other)
+    claim = f"{worker.base}/claims/{other}/0"
+    assert worker.http.put(claim).status_code == 204
+    worker.listen(before)
+    assigned = worker.wait_event("assigned", 3)
+    assert (assigned["topic"], assigned["subscription"]) == (other, "")
+    assert len(worker.events("snapshot")) == 1
+    assert {p: e for p, e in epochs(worker).items() if p[0] == topic} == epochs_before
+    # An id of another life, or none, begins with everything.
+    worker.hang_up()
+    worker.listen("0" * 8 + ".7.0.0")
+    assert len(worker.wait_event("snapshot", 2)["assigned"]) == 3
+    with_others.close()
+
+
+def test_one_connection_is_one_client_s(sidecar, client, group):
+    """Row FC13."""
+    worker = client(sidecar)
+    other = paths.CLIENT.format(group=group, client="other")
+    body = {"instance": "ab" * 16, "beat_ms": 100}
+    refused = worker.http.put(other, json=body)
+    assert (refused.status_code, refused.json()["error"]) == (409, "IdentityConflict")
+    assert worker.beat().status_code == 200
+
+
+def test_grants_are_the_log_s_to_give(domain, sidecar, client, group):
+    topic = domain.data_topic(1, RECORDS)
+    worker = client(sidecar, topic, delivery="amo")
+    worker.wait_has(1)
+    (event,) = worker.has.values()
+    ask = {
+        **{name: event[name] for name in ("client_id", "incarnation", "epoch")},
+        "topic": topic,
+        "partition": 0,
+        "first": 0,
+        "last": 3,
+        "grantee": "cd" * 16,
+        "timeout_ms": 10_000,
+    }
+    grants = paths.GRANTS.format(group=group)
+    granted = worker.http.post(grants, json=ask).json()
+    assert (granted["outcome"], granted["first"], granted["last"]) == ("accepted", 0, 3)
+    # Nobody is given the same again, not under any name.
+    again = worker.http.post(grants, json={**ask, "grantee": "ef" * 16}).json()
+    assert again["first"] is None or again["first"] > 3
+    stale = worker.http.post(grants, json={**ask, "epoch": event["epoch"] + 1_000})
+    assert stale.json().get("outcome") != "accepted"
+
+
+def test_views_say_of_which_moment_they_are(domain, sidecar, client, group):
+    topic = domain.data_topic(2, RECORDS)
+    worker = client(sidecar, topic)
+    worker.wait_has(2)
+    for view in (paths.WORLD, paths.GROUPS, paths.GROUP.format(group=group)):
+        found = sidecar.get(view).json()
+        assert set(found["as_of"]["offsets"]) == {"0", "1"}
+        assert found["as_of"]["time_ms"] > 0
+    owners = sidecar.get(paths.OWNERS.format(group=group, topic=topic)).json()
+    assert owners["owners"] == {"0": "host-1", "1": "host-1"}
+    fence = paths.FENCE.format(group=group, topic=topic, partition=1)
+    assert sidecar.get(fence).json()["token"] == worker.has[topic, 1]["token"]
+    (line,) = [
+        each
+        for each in sidecar.get(paths.CLIENTS).json()["clients"]
+        if each["group"] == group
+    ]
+    assert line["assigned"] == [f"{topic}-0", f"{topic}-1"]
+    figures = sidecar.get(paths.METRICS).text
+    assert f'marshal_sidecar_clients{{group="{group}",state="ready"}} 1.0' in figures
+
+
+def test_the_command_asks_it(domain, sidecar, client, tmp_path):
+    cli = Cli(domain, tmp_path)
+    where = ("--socket", str(sidecar.path))
+    found = cli.json("sidecar", "status", "--check", "ready", *where)
+    assert (found["state"], found["client_id"]) == ("RUNNING", "host-1")
+    assert [row["ok"] for row in found["checks"]] == [True] * 3
+    client(sidecar)
+    assert "worker-" in cli.run("sidecar", "clients", *where).stdout
+    taken = cli.run("sidecar", "run", *where, code=ExitCode.USAGE)
+    assert "in use by a living sidecar" in taken.stderr
+    away = ("-b", "127.0.0.1:1", "--open-timeout", "1s", "--socket")
+    lost = cli.run(
+        *("sidecar", "run", *away, str(tmp_path / "own" / "s")), code=ExitCode.TIMEOUT
+    )
+    (line,) = [x for x in lost.stderr.splitlines() if x.startswith("marshal: ")]
+    assert "127.0.0.1:1" in line
+
+
+def test_a_crash_moves_nothing_and_a_shutdown_hands_over(domain, client, group):
+    """Decisions 5 and 8: promises outlive the process; a drain gives all back."""
+    topic = domain.data_topic(3, RECORDS)
+    env = {"MARSHAL_SIDECAR_LOG_FORMAT": "json"}
+    with start_sidecar(domain, client_id="host-2", env=env) as sidecar:
+        worker = client(sidecar, topic)
+        worker.wait_has(3)
+        said = [worker.standing(each, 4) for each in worker.has]
+        worker.beat(*said, flush=True, timeout_ms=10_000)
+        before = set(worker.has)
+        owned = domain.states(group)
+        sidecar.kill()
+        worker.hang_up()
+        sidecar.start()
+        registered = worker.register().json()
+        assert registered["was_known"]
+        worker.listen(worker.frames[-1][0])
+        worker.wait_event("snapshot", 2)
+        assert set(worker.has) == before
+        # The same hold, resumed: nobody else was in between.
+        for key, state in domain.states(group).items():
+            assert state.owner.client_id == owned[key].owner.client_id == "host-2"
+            assert state.position == 4
+        # Now it is asked to end: every key is told to go, and nobody new comes in.
+        sidecar.signal(signal.SIGTERM)
+        eventually(lambda: len(worker.events("release")) == 3, "all are to go")
+        assert {event["reason"] for event in worker.events("release")} == {"shutdown"}
+        late = PlainClient(sidecar, group, "late").register()
+        assert (late.status_code, late.headers["retry-after"]) == (503, "1")
+        assert not sidecar.get(paths.READYZ).is_success
+        returned = [worker.standing(each, RECORDS) for each in before]
+        assert worker.release(*returned).status_code == 204
+        assert sidecar.process.wait(60) == 0
+        assert set(domain.owners(group).values()) == {None}
+        assert set(positions(domain, group).values()) == {RECORDS}
+        lines = [json.loads(line) for line in sidecar.log.splitlines()]
+        assert lines[-1]["event"].startswith("NOT_RUNNING")
+        assert not sidecar.path.exists()
+
+
+def test_its_types_are_those_of_the_library(sidecar):
+    """What the daemon publishes is of the release that the client reads."""
+    found = sidecar.get(paths.OPENAPI).json()
+    assert found["openapi"] == "3.1.0"
+    assert sidecar.get(paths.INFO).json()["level"] == api.API_LEVEL
