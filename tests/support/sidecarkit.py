@@ -1,9 +1,10 @@
 """Sidecars in memory: the production hub over a fake cluster, and clients by hand."""
 
-from enginekit import H, Stepping
+from enginekit import H, Stepping, fold, of
 
 from kafka_marshal.kafka_io.topics import TopicDescription
 from kafka_marshal.observability import FanOut
+from kafka_marshal.protocol.records import ReleasingPartition
 from kafka_marshal.protocol.types import Key
 from kafka_marshal.remote import api
 from kafka_marshal.runtime import Runtime
@@ -290,3 +291,40 @@ def run_until(cluster, clients, condition, limit_ms, *, step_ms=20):
 
 def sizes(*clients):
     return [len(client.valid) for client in clients]
+
+
+def find(machine, client):
+    """Return a client as its sidecar knows it."""
+    return machine.hub.hosts[0].find(client.name, client.instance)
+
+
+def records(cluster, kind, name="host-1"):
+    """Return what a host has written of a kind, of both coordinating partitions."""
+    return [
+        line.record for t in (0, 1) for line in of(cluster, name, kind, partition=t)
+    ]
+
+
+def releases(cluster, name="host-1"):
+    return records(cluster, ReleasingPartition, name)
+
+
+def keys(cluster):
+    """Return what the log says of every key."""
+    return fold(cluster, 0).keys | fold(cluster, 1).keys
+
+
+def having(machine, name="a", *topics, count=8, pid=1, **rest):
+    """Return a client that has everything."""
+    client = Local(machine, name, pid=pid)
+    client.subscribe(*topics, **rest)
+    run_until(machine.cluster, [client], lambda: len(client.valid) == count, 3 * H)
+    return client
+
+
+def leaving(client, **rest):
+    returned = tuple(client.returned(key) for key in sorted(client.held))
+    client.held.clear()
+    return client.hub.leave(
+        client.who, api.Leaving(returned=returned, timeout_ms=1_000, **rest)
+    )

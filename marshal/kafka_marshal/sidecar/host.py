@@ -200,7 +200,8 @@ class Host:
         """
         names = self.books.explicit.get(key)
         if names is None:
-            if key not in self.session.holdings:
+            is_going = key in self.session.holdings
+            if self.books.pool_at(key) is not None or not is_going:
                 self.session.want(key)
             names = self.books.explicit[key] = []
         if client.client_id not in names:

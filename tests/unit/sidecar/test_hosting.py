@@ -1,0 +1,67 @@
+"""What is lent is asked for, and waited for."""
+
+import pytest
+from enginekit import (
+    KEY,
+    H,
+    pause_record,
+    wish,
+    world,
+    write,
+)
+from sidecarkit import Local, Machine, having, releases, run, run_until, sizes
+
+from kafka_marshal.remote import api
+
+
+@pytest.fixture
+def cluster():
+    return world(partitions=2, records=[5] * 8)
+
+
+@pytest.fixture
+def machine(cluster):
+    return Machine(cluster)
+
+
+# --- Drains ---
+
+
+def test_another_host_is_given_its_share(cluster, machine):
+    a = having(machine)
+    other = cluster.node("other", wish=wish())
+    run_until(cluster, [a], lambda: len(other.held) == 4 and sizes(a) == [4], 3 * H)
+    assert {e.reason for e in a.named(api.Releasing)} == {"surplus"}
+    assert {e.successor for e in a.named(api.Releasing)} == {"other"}
+
+
+def test_a_pause_is_told_and_everything_comes_back(cluster, machine):
+    a = having(machine)
+    for t in (0, 1):
+        until_ms = cluster.clock.wall_ms() + 2 * H
+        write(cluster, pause_record(cluster, until_ms), t)
+    run_until(cluster, [a], lambda: a.is_paused and not a.valid, H)
+    assert {e.reason for e in a.named(api.Releasing)} == {"paused"}
+    first = a.named(api.Paused)[0]
+    assert first.until_wall_ms is not None
+    assert first.reason == "paused by admin"
+    run_until(cluster, [a], lambda: not a.is_paused and sizes(a) == [8], 4 * H)
+
+
+def test_what_goes_back_as_wedged_goes_to_others(cluster, machine):
+    a = having(machine)
+    b = Local(machine, "b", pid=2)
+    b.subscribe()
+    run_until(cluster, [a, b], lambda: sizes(a, b) == [4, 4], H)
+    key = min(a.held)
+    a.give_back(key, reason="wedged", detail="away for 9 ms")
+    run(cluster, [a, b], H - 200)
+    assert key not in a.valid
+    assert [r.reason for r in releases(cluster)][-1] == "wedged: away for 9 ms"
+
+
+def test_what_lies_beyond_its_log_is_wanted_no_more(cluster, machine):
+    a = having(machine)
+    a.give_back(KEY, reason="position_out_of_range")
+    run(cluster, [a], 3 * H)
+    assert sizes(a) == [7]
