@@ -1,0 +1,128 @@
+"""What librdkafka's transactions tell, in our words."""
+
+from types import SimpleNamespace
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+
+from kafka_marshal.errors import ClaimLost, CoordinationError, DeadlineExceeded
+from kafka_marshal.kafka_io import ConnectionSettings
+from kafka_marshal.kafka_io.fast import transactions
+from kafka_marshal.kafka_io.fast.transactions import Outgoing, Transactions
+from kafka_marshal.protocol.types import TopicPartition
+
+T0 = TopicPartition("t", 0)
+
+
+class Handle:
+    """A producer and a consumer that do as told, and note what they did."""
+
+    def __init__(self):
+        self.did = []
+        self.fails = {}
+        self.offset = -1001
+
+    def _do(self, name):
+        self.did.append(name)
+        if name in self.fails:
+            raise self.fails[name]
+
+    def init_transactions(self, timeout_s):
+        self._do("init")
+
+    def begin_transaction(self):
+        self._do("begin")
+
+    def produce(self, topic, *, value, key, headers):
+        self._do("produce")
+
+    def poll(self, timeout_s):
+        self.did.append("poll")
+
+    def send_offsets_to_transaction(self, places, group, timeout_s):
+        self._do("offsets")
+
+    def commit_transaction(self, timeout_s):
+        self._do("commit")
+
+    def abort_transaction(self, timeout_s):
+        self._do("abort")
+
+    def committed(self, places, *, timeout):
+        self._do("committed")
+        return [SimpleNamespace(error=None, offset=self.offset)]
+
+    def consumer_group_metadata(self):
+        return "metadata"
+
+
+@pytest.fixture
+def handle(monkeypatch):
+    found = Handle()
+    client = SimpleNamespace(handle=found, forget=lambda: found.did.append("forget"))
+    monkeypatch.setattr(transactions, "new_producer", lambda *_: client)
+    monkeypatch.setattr(transactions, "new_consumer", lambda *_: client)
+    monkeypatch.setattr(transactions, "close_consumer", lambda _: None)
+    return found
+
+
+def begun(timeout_ms=1_000):
+    settings = ConnectionSettings("localhost:1")
+    return Transactions(settings, "an id", group_id="g", timeout_ms=timeout_ms)
+
+
+def told(code):
+    return KafkaException(KafkaError(code))
+
+
+def write(some):
+    records = [Outgoing(None, b"1"), Outgoing(b"k", b"2")]
+    some.write("out", records, partition=T0, position=2)
+
+
+def test_records_and_the_position_are_one_transaction(handle):
+    with begun() as some:
+        assert some.position(T0) is None
+        handle.offset = 7
+        assert some.position(T0) == 7
+        handle.did.clear()
+        write(some)
+    steps = [step for step in handle.did if step != "poll"]
+    assert steps == ["begin", "produce", "produce", "offsets", "commit", "forget"]
+
+
+@pytest.mark.parametrize("code", transactions._FENCED)
+@pytest.mark.parametrize("step", ["produce", "offsets", "commit"])
+def test_whoever_comes_after_us_ends_us(handle, step, code):
+    with begun() as some:
+        handle.fails[step] = told(code)
+        with pytest.raises(ClaimLost, match="a later producer") as lost:
+            write(some)
+        assert lost.value.reason == "fenced"
+
+
+def test_what_is_not_committed_is_undone(handle):
+    handle.fails["commit"] = told(KafkaError._TIMED_OUT)
+    with pytest.raises(CoordinationError), begun() as some:
+        write(some)
+    assert handle.did[-2:] == ["abort", "forget"]
+
+
+def test_what_cannot_begin_lets_go(handle):
+    handle.fails["init"] = told(KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
+    with pytest.raises(CoordinationError):
+        begun()
+    assert handle.did == ["init", "forget"]
+
+
+def test_a_position_that_cannot_be_looked_up_is_told(handle):
+    with begun() as some:
+        handle.fails["committed"] = told(KafkaError._TIMED_OUT)
+        with pytest.raises(CoordinationError):
+            some.position(T0)
+
+
+def test_a_topic_that_takes_nothing_is_not_waited_for_for_ever(handle):
+    handle.fails["produce"] = BufferError()
+    with pytest.raises(DeadlineExceeded), begun(timeout_ms=0) as some:
+        write(some)

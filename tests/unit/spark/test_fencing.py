@@ -1,0 +1,166 @@
+"""Which rows a sink is given: those of claims that stand."""
+
+import pickle
+from types import SimpleNamespace
+
+import pyarrow as pa
+import pytest
+
+from kafka_marshal.errors import ConfigurationError
+from kafka_marshal.protocol.types import Owner, Token
+from kafka_marshal.spark import fencing
+from kafka_marshal.spark.fencing import Fence, fenced, fenced_by, parse_token
+from kafka_marshal.tickets import Standing
+
+OPTIONS = {
+    "kafka.bootstrap.servers": "localhost:1",
+    "subscribe": "t",
+    "group": "g",
+    "includeToken": "true",
+}
+OWNER = Owner("a", b"i" * 16)
+LIVE, OLD = "1.0.7", "1.0.3"
+
+
+class Office:
+    """Says what is newest, and counts how often it was asked."""
+
+    def __init__(self):
+        self.known = {("t", 0): Standing(LIVE, 7, OWNER)}
+        self.asked = 0
+
+    def newest(self, key, *, timeout_ms):
+        self.asked += 1
+        assert key.group_id == "g"
+        return self.known.get((key.topic, key.partition))
+
+
+@pytest.fixture
+def office(monkeypatch):
+    found = Office()
+    monkeypatch.setattr(fencing, "open_office", lambda *_, **__: found)
+    return found
+
+
+class Frame:
+    """The part of a DataFrame that is used."""
+
+    schema = "a schema"
+
+    def __init__(self, columns=fencing.COLUMNS):
+        self.columns = list(columns)
+
+    def mapInArrow(self, function, schema):  # noqa: N802 - Spark's name
+        assert schema is self.schema
+        return SimpleNamespace(function=function)
+
+
+def batch(*rows):
+    names = ("topic", "partition", "offset", "token")
+    columns = list(zip(*rows, strict=True)) or [[], [], [], []]
+    types = (pa.string(), pa.int32(), pa.int64(), pa.string())
+    arrays = [pa.array(c, t) for c, t in zip(columns, types, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, names)
+
+
+def passed(*batches):
+    """Return the offsets that a fenced frame lets pass."""
+    function = fenced(Frame(), 5, options=OPTIONS).function
+    # As Spark sends it to its workers.
+    function = pickle.loads(pickle.dumps(function))
+    return [b.column("offset").to_pylist() for b in function(iter(batches))]
+
+
+def test_rows_of_a_claim_that_stands_pass(office):
+    assert passed(batch(("t", 0, 1, LIVE), ("t", 0, 2, LIVE))) == [[1, 2]]
+    assert office.asked == 1
+
+
+def test_a_batch_of_a_dead_claim_writes_nothing(office, caplog):
+    assert passed(batch(("t", 0, 1, OLD)), batch(("t", 0, 2, OLD))) == []
+    assert "batch 5: rows of t-0 under token 1.0.3 are left out" in caplog.text
+
+
+def test_only_what_is_stale_is_left_out(office):
+    office.known["t", 1] = Standing("1.0.9", 9, OWNER)
+    rows = (("t", 0, 1, LIVE), ("t", 1, 2, OLD), ("t", 0, 3, OLD), ("t", 1, 4, "1.0.9"))
+    assert passed(batch(*rows)) == [[1, 4]]
+
+
+@pytest.mark.parametrize(
+    "known",
+    [
+        pytest.param(None, id="never claimed"),
+        pytest.param(Standing(LIVE, 7, None), id="released"),
+        pytest.param(Standing("1.1.7", 7, OWNER), id="the log went back"),
+    ],
+)
+def test_a_token_holds_only_while_its_claim_does(office, known):
+    office.known = {("t", 0): known} if known else {}
+    assert passed(batch(("t", 0, 1, LIVE))) == []
+
+
+def test_rows_without_a_token_are_left_out(office):
+    assert passed(batch(("t", 0, 1, None), ("t", 0, 2, LIVE))) == [[2]]
+
+
+def test_a_claim_is_looked_at_again_for_each_row_group(office):
+    rows = batch(("t", 0, 1, LIVE))
+
+    def batches():
+        yield rows
+        office.known = {}
+        yield rows
+
+    function = fenced(Frame(), 5, options=OPTIONS).function
+    assert len(list(function(batches()))) == 1
+
+
+@pytest.mark.parametrize("missing", fencing.COLUMNS)
+def test_a_missing_column_is_told(missing):
+    columns = [name for name in fencing.COLUMNS if name != missing]
+    with pytest.raises(ConfigurationError, match=f"no column {missing}.*includeToken"):
+        fenced(Frame(columns), 5, options=OPTIONS)
+
+
+def test_a_batch_read_has_no_fence():
+    options = {name: value for name, value in OPTIONS.items() if name != "group"}
+    with pytest.raises(ConfigurationError) as told:
+        Fence.of(options)
+    assert told.value.setting == "group"
+
+
+def test_secrets_do_not_show():
+    secret = {
+        "kafka.security.protocol": "SASL_SSL",
+        "kafka.sasl.mechanism": "PLAIN",
+        "kafka.sasl.username": "me",
+        "kafka.sasl.password": "hush",
+    }
+    assert "hush" not in repr(Fence.of(OPTIONS | secret))
+
+
+def test_a_writer_may_be_decorated(office):
+    seen = []
+
+    @fenced_by(OPTIONS)
+    def write(df, batch_id):
+        """Write it."""
+        seen.append((df, batch_id))
+
+    write(Frame(), 9)
+    ((df, batch_id),) = seen
+    assert batch_id == 9
+    assert list(df.function(iter([batch(("t", 0, 1, OLD))]))) == []
+    assert write.__doc__ == "Write it."
+
+
+def test_tokens_order_like_tuples():
+    assert parse_token("2.0.1") == Token(2, 0, 1)
+    assert parse_token("1.0.10") > parse_token("1.0.9")
+
+
+@pytest.mark.parametrize("text", ["", "1.2", "1.2.x", "1.2.3.4", "1.2.-3", "1.2.²"])
+def test_what_is_no_token_is_told(text):
+    with pytest.raises(ConfigurationError, match="no fencing token"):
+        parse_token(text)

@@ -1,0 +1,140 @@
+"""Chains of folders that count, each link made once."""
+
+import threading
+
+import pytest
+
+from kafka_marshal.errors import ConfigurationError
+from kafka_marshal.protocol.types import TopicPartition
+from kafka_marshal.spark.sinks_files import Chain, FileSink, Link
+
+OPTIONS = {
+    "kafka.bootstrap.servers": "localhost:1",
+    "subscribe": "t",
+    "group": "g",
+    "includeToken": "true",
+}
+T0 = TopicPartition("t", 0)
+
+
+class Fence:
+    """Lets one token pass."""
+
+    def __init__(self, token="1.0.7"):
+        self.token = token
+
+    def holds(self, topic, partition, *, token):
+        return token == self.token
+
+
+@pytest.fixture
+def sink(tmp_path):
+    return FileSink(tmp_path, Fence())
+
+
+def aside(sink, first, end, token="1.0.7"):
+    folder = f"data/{token}-{first}-{end}"
+    (sink.path / folder).mkdir(parents=True)
+    return Link(first, end, token, folder)
+
+
+def publish(sink, link):
+    return sink.publish(None, T0, link, batch_id=1)
+
+
+def test_a_chain_has_no_gap_and_no_link_twice(tmp_path):
+    chain = Chain(tmp_path / "t" / "0")
+    assert (chain.links(), chain.last()) == ([], None)
+    first = Link(0, 10, "1.0.7", "data/x")
+    assert chain.add(first)
+    assert not chain.add(Link(0, 12, "1.0.7", "data/y"))
+    assert chain.add(Link(10, 20, "1.0.7", "data/z"))
+    assert [link.end for link in chain.links()] == [10, 20]
+    assert chain.last().folder == "data/z"
+    assert not [path for path in chain.folder.iterdir() if path.name[0] == "."]
+
+
+def test_of_many_that_add_a_link_one_does(tmp_path):
+    chain = Chain(tmp_path)
+    barrier = threading.Barrier(8)
+    made = []
+
+    def add(number):
+        barrier.wait(timeout=30)
+        if chain.add(Link(0, 10, "1.0.7", f"data/{number}")):
+            made.append(number)
+
+    threads = [threading.Thread(target=add, args=(n,)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=30)
+    assert len(made) == 1
+    assert chain.last().folder == f"data/{made[0]}"
+
+
+def test_what_is_published_counts(sink):
+    assert publish(sink, aside(sink, 3, 10)) == 3
+    assert publish(sink, aside(sink, 10, 15)) == 10
+    # The first link begins at the start of all offsets: links have no gap.
+    assert [(link.first, link.end) for link in sink.links()[T0]] == [(0, 10), (10, 15)]
+
+
+def test_what_counts_already_does_not_count_twice(sink):
+    publish(sink, aside(sink, 0, 10))
+    again = aside(sink, 2, 10)
+    assert publish(sink, again) == 10
+    assert not (sink.path / again.folder).exists()
+
+
+def test_an_older_token_does_not_count(sink):
+    publish(sink, aside(sink, 0, 10, "1.0.7"))
+    sink = FileSink(sink.path, Fence("1.0.3"))
+    old = aside(sink, 10, 20, "1.0.3")
+    assert publish(sink, old) == 20
+    assert not (sink.path / old.folder).exists()
+
+
+def test_a_claim_that_is_over_does_not_count(sink, caplog):
+    gone = aside(sink, 0, 10, "1.0.9")
+    assert publish(sink, gone) == 10
+    assert sink.links() == {}
+    assert "do not count" in caplog.text
+
+
+def test_who_comes_second_goes_on_where_the_first_ends(sink, monkeypatch):
+    late = aside(sink, 0, 15)
+    add = Chain.add
+
+    def after_another(chain, link):
+        monkeypatch.setattr(Chain, "add", add)
+        add(chain, Link(0, 10, "1.0.7", "data/other"))
+        return add(chain, link)
+
+    class Rest(FileSink):
+        def _from(self, spark, link, first):
+            assert first == 10
+            return Link(link.first, link.end, link.token, "data/rest")
+
+    monkeypatch.setattr(Chain, "add", after_another)
+    assert Rest(sink.path, sink.fence).publish(None, T0, late, batch_id=1) == 10
+    links = sink.links()[T0]
+    assert [(link.first, link.end, link.folder) for link in links] == [
+        (0, 10, "data/other"),
+        (10, 15, "data/rest"),
+    ]
+
+
+def test_nothing_was_written_yet(sink):
+    assert sink.read(None) is None
+
+
+@pytest.mark.parametrize("path", ["bills", "s3://bucket/bills", "hdfs://host/bills"])
+def test_a_path_elsewhere_is_told(path):
+    with pytest.raises(ConfigurationError, match="object stores"):
+        FileSink.of(OPTIONS, path=path)
+
+
+def test_a_sink_is_made_of_the_streams_options(tmp_path):
+    assert FileSink.of(OPTIONS, path=f"file://{tmp_path}").path == tmp_path
+    assert FileSink.of(OPTIONS, path=tmp_path).fence.group == "g"

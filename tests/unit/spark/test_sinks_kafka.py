@@ -1,0 +1,129 @@
+"""What is written in a transaction, and when none is begun."""
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from kafka_marshal.errors import ConfigurationError
+from kafka_marshal.kafka_io.fast import transactions
+from kafka_marshal.protocol.types import TopicPartition
+from kafka_marshal.spark import fencing
+from kafka_marshal.spark.sinks_kafka import KafkaSink, _bytes, _write_task
+
+OPTIONS = {
+    "kafka.bootstrap.servers": "localhost:1",
+    "subscribe": "t",
+    "group": "g",
+    "includeToken": "true",
+}
+T0 = TopicPartition("t", 0)
+
+
+class Transactions:
+    """What the broker keeps for one id."""
+
+    made: list = []  # noqa: RUF012 - made anew for each test
+    left = None
+
+    def __init__(self, settings, transactional_id, *, group_id, timeout_ms):
+        self.name = (transactional_id, group_id)
+        self.written = []
+        self.made.append(self)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def position(self, partition):
+        return self.left
+
+    def write(self, topic, records, *, partition, position):
+        self.written.append((topic, [r.value for r in records], partition, position))
+
+
+@pytest.fixture
+def broker(monkeypatch):
+    monkeypatch.setattr(Transactions, "made", [])
+    monkeypatch.setattr(Transactions, "left", None)
+    monkeypatch.setattr(transactions, "Transactions", Transactions)
+    return Transactions
+
+
+@pytest.fixture
+def sink(monkeypatch):
+    monkeypatch.setattr(fencing.Fence, "holds", lambda *_, token: token == "1.0.7")
+    return KafkaSink.of(OPTIONS, topic="out")
+
+
+def rows(*offsets, token="1.0.7", partition=0):
+    return [
+        SimpleNamespace(
+            offset=n,
+            token=token,
+            topic="t",
+            partition=partition,
+            key=None,
+            value=b"%d" % n,
+        )
+        for n in offsets
+    ]
+
+
+def test_rows_and_their_position_are_one_transaction(sink, broker):
+    assert sink.write(T0, "1.0.7", iter(rows(4, 5))) == 2
+    (made,) = broker.made
+    assert made.name == ("g.out/g/t/0", "g.out")
+    assert made.written == [("out", [b"4", b"5"], T0, 6)]
+
+
+def test_what_was_written_is_not_written_again(sink, broker, monkeypatch):
+    monkeypatch.setattr(broker, "left", 5)
+    assert sink.write(T0, "1.0.7", iter(rows(4, 5))) == 1
+    assert broker.made[0].written == [("out", [b"5"], T0, 6)]
+    assert sink.write(T0, "1.0.7", iter(rows(3, 4))) == 0
+    assert broker.made[1].written == []
+
+
+def test_a_claim_that_is_over_writes_nothing(sink, broker, caplog):
+    assert sink.write(T0, "1.0.3", iter(rows(4))) == 0
+    assert broker.made[0].written == []
+    assert "left out" in caplog.text
+
+
+def test_each_topic_partition_has_an_id_of_its_own(sink, broker):
+    _write_task(sink, iter([*rows(0, 1), *rows(0, partition=1)]))
+    assert [made.name[0] for made in broker.made] == ["g.out/g/t/0", "g.out/g/t/1"]
+
+
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [
+        (None, None),
+        (b"a", b"a"),
+        (bytearray(b"b"), b"b"),
+        ("ä", b"\xc3\xa4"),
+        (7, b"7"),
+    ],
+)
+def test_columns_are_written_as_bytes(value, written):
+    assert _bytes(value) == written
+
+
+def test_the_topic_has_a_valid_name():
+    with pytest.raises(ConfigurationError, match="no valid topic"):
+        KafkaSink.of(OPTIONS, topic="no topic")
+
+
+def test_a_batch_needs_a_value(sink):
+    df = SimpleNamespace(columns=list(fencing.COLUMNS))
+    with pytest.raises(ConfigurationError, match="no column value"):
+        sink(df, 0)
+
+
+def test_a_missing_extra_is_told(monkeypatch):
+    monkeypatch.setitem(sys.modules, "confluent_kafka", None)
+    with pytest.raises(ConfigurationError, match=r"kafka-marshal\[fast\]"):
+        KafkaSink.of(OPTIONS, topic="out")
