@@ -149,8 +149,7 @@ class Historian(msgspec.Struct, gc=False):
         # The busiest loop of an audit: what most beats do, it does without a call.
         record = transitions[0].record
         assert isinstance(record, _BEATS)
-        at = Moment(entry.offset, world.now_ms, entry.timestamp_ms)
-        offset, now_ms, _ = at
+        offset, now_ms = entry.offset, world.now_ms
         sender, named, rewinds = record.incarnation, None, False
         if isinstance(record, Heartbeat):
             named, rewinds = record.epoch, record.rewind
@@ -160,6 +159,7 @@ class Historian(msgspec.Struct, gc=False):
         for transition in transitions:
             key, epoch = transition.key, transition.epoch
             if transition.effect is None or key is None:
+                at = Moment(offset, now_ms, entry.timestamp_ms)
                 rows.append(_rejected(world, transition, at=at))
                 continue
             track, known = tracks[key], keys[key]
@@ -187,6 +187,7 @@ class Historian(msgspec.Struct, gc=False):
                 if track.waiting:
                     track.waiting = []
             if now_ms >= track.sample_due_ms and known.position is not None:
+                at = Moment(offset, now_ms, entry.timestamp_ms)
                 rows.append(self._sample(world, track, at=at))
         return rows
 

@@ -77,12 +77,19 @@ class Store:
             ConfigurationError: The directory holds something else, or an audit of
                 another release.
         """
+        here = {n for n in self._names(self.out) if not n.startswith(_STAGING)}
+        numbers = self._names(f"{self.out}/runs") if "runs" in here else []
+        others = here - {"runs"} | {n for n in numbers if not _RUN.fullmatch(n)}
+        if others:
+            raise ConfigurationError(
+                f"{self.out} is no directory of an audit: it holds "
+                f"{', '.join(sorted(others)[:3])}; name one that is empty or new",
+                setting="out",
+            )
         found = []
-        for name in self._names(f"{self.out}/runs"):
-            if _RUN.fullmatch(name):
-                path = f"{self.out}/runs/{name}"
-                found.append(Run(int(name), path, self._facts(f"{path}/run.json")))
-        found.sort(key=lambda run: run.number)
+        for name in sorted(numbers):
+            path = f"{self.out}/runs/{name}"
+            found.append(Run(int(name), path, self._facts(f"{path}/run.json")))
         for run in found:
             if run.facts.get("schema") != schema.SCHEMA:
                 raise ConfigurationError(
@@ -90,13 +97,6 @@ class Store:
                     f"this release writes {schema.SCHEMA}; audit into a new directory",
                     setting="out",
                 )
-        others = {n for n in self._names(self.out) if not n.startswith(_STAGING)}
-        if others - {"runs"} or (others and not found):
-            raise ConfigurationError(
-                f"{self.out} is no directory of an audit: it holds "
-                f"{', '.join(sorted(others)[:3])}; name one that is empty or new",
-                setting="out",
-            )
         return found
 
     def stage(self) -> str:
