@@ -44,6 +44,7 @@ class World:
         self.fault = None
         self.topic_fault = None
         self.done = []
+        self.observers = []
         self.engine = Cluster().node("c").engine
         self.settings = Settings(socket=path, drain_ms=20_000, state_dir="")
 
@@ -55,10 +56,14 @@ class World:
             raise self.fault
         return SimpleNamespace(
             engine=self.engine,
-            observers=SimpleNamespace(add=lambda each: self.done.append("observed")),
+            observers=SimpleNamespace(add=self.observers.append),
             require_safe_topic=self._require_safe_topic,
             stop=lambda: self.done.append("stop"),
         )
+
+    def observe(self, event):
+        for observer in self.observers:
+            observer.observe(event)
 
     def _require_safe_topic(self):
         if self.topic_fault is not None:

@@ -283,7 +283,7 @@ class App:
             feed,
             take=run,
             keep_alive_s=self._serving.keep_alive_s,
-            on_sent=self._serving.counts.events,
+            on_sent=self._count_events,
         )
         before = self._streams.get(ask.caller)
         if before is not None:
@@ -292,6 +292,11 @@ class App:
         self._streams[ask.caller] = stream
         self._serving.counts.stream(1)
         return EventResponse(stream, partial(self._forget, ask.caller, stream))
+
+    def _count_events(self, sent: int, anew: int) -> None:
+        self._serving.counts.events(sent)
+        for _ in range(anew):
+            self._serving.counts.overrun()
 
     def _forget(self, caller: Caller, stream: Stream) -> None:
         self._serving.counts.stream(-1)

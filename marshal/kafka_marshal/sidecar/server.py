@@ -21,12 +21,13 @@ from kafka_marshal.clock import SystemClock
 from kafka_marshal.engine import Engine
 from kafka_marshal.errors import ConfigurationError, DeadlineExceeded, MarshalError
 from kafka_marshal.observability.logs import LOGGER_NAME
-from kafka_marshal.ports import Observer
+from kafka_marshal.ports import Event, Observer
 from kafka_marshal.remote.looking import LocalClient
 from kafka_marshal.runtime import Runtime
 from kafka_marshal.sidecar.config import Settings, tcp_address, token_of
 from kafka_marshal.sidecar.deathwatch import DeathWatch
 from kafka_marshal.sidecar.health import Health, View
+from kafka_marshal.sidecar.host import DIED
 from kafka_marshal.sidecar.hub import Hub
 from kafka_marshal.sidecar.meters import Counts, Exposition, SidecarCollector
 from kafka_marshal.sidecar.notify import Notifier
@@ -144,6 +145,17 @@ class Inside:
     def clients(self) -> Sequence[LocalClient]:
         """Return who is registered."""
         return [] if self.hub is None else self.hub.clients()
+
+
+class _Deaths(Observer):
+    """Counts clients that are known dead."""
+
+    def __init__(self, counts: Counts) -> None:
+        self._counts = counts
+
+    def observe(self, event: Event) -> None:
+        if event.name == "client_gone" and event.fields.get("reason") == DIED:
+            self._counts.death()
 
 
 class Daemon:
@@ -264,10 +276,12 @@ class Daemon:
         return True
 
     def _open(self) -> None:
+        """Open what is inside; on a thread of its own, as far as it gets."""
         settings = self._settings
         connection = settings.connection()
         runtime = Runtime.open(connection, self._observer, timeout_ms=settings.open_ms)
         runtime.observers.add(self._observer)
+        runtime.observers.add(_Deaths(self._serving.counts))
         self._inside.runtime = runtime
         self._inside.health.engine = runtime.engine
         runtime.require_safe_topic()

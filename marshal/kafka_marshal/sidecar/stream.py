@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 
 import msgspec
 
-from kafka_marshal.remote.api import Frame
+from kafka_marshal.remote.api import Frame, Snapshot
 from kafka_marshal.sidecar.face import FeedFace
 
 CHUNK_BYTES = 16_384
@@ -51,7 +51,8 @@ class Stream:
         feed: The client's events; closed with the stream.
         take: Calls a function that may block, elsewhere.
         keep_alive_s: Longest silence.
-        on_sent: Told how many events were sent.
+        on_sent: Told how many events were sent, and how many of them were snapshots
+            in the middle of a stream: the client had fallen behind.
     """
 
     def __init__(
@@ -60,12 +61,13 @@ class Stream:
         *,
         take: Take,
         keep_alive_s: float,
-        on_sent: Callable[[int], None] = lambda _: None,
+        on_sent: Callable[[int, int], None] = lambda _, __: None,
     ) -> None:
         self._feed = feed
         self._take = take
         self._keep_alive_s = keep_alive_s
         self._on_sent = on_sent
+        self._sent_count = 0
         self._loop = asyncio.get_running_loop()
         self._news = asyncio.Event()
         self._news.set()
@@ -110,7 +112,10 @@ class Stream:
         frames = await self._take(self._feed.take)
         for chunk in chunks(frames):
             yield chunk
-        self._on_sent(len(frames))
+        anew = sum(isinstance(frame.body, Snapshot) for frame in frames)
+        is_first = self._sent_count == 0 and bool(frames)
+        self._sent_count += len(frames)
+        self._on_sent(len(frames), anew - (is_first and anew > 0))
 
     def close(self) -> None:
         """Let go of the feed; nothing more goes out. Idempotent, on the event loop."""

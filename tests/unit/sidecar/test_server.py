@@ -22,6 +22,7 @@ from kafka_marshal.errors import (
 )
 from kafka_marshal.observability import NullObserver
 from kafka_marshal.observability.logs import LOGGER_NAME
+from kafka_marshal.ports import Event
 from kafka_marshal.remote import api, paths
 from kafka_marshal.sidecar import server
 from kafka_marshal.sidecar.config import Settings
@@ -58,11 +59,24 @@ def test_it_starts_serves_drains_and_ends(world, caplog):
     said = [each[0] for each in world.hub.said]
     assert said[0] == "recover"
     assert said[-2:] == ["start_drain", "close"]
-    assert world.done == [("open", 30_000), "observed", "stop"]
+    assert world.done == [("open", 30_000), "stop"]
+    assert len(world.observers) == 2
     assert not world.path.exists()
     assert world.given["client_id"] == world.settings.client_id
     assert world.given["state_dir"] is None
     assert world.given["bootstrap_servers"] == ("localhost:9092",)
+
+
+def test_deaths_are_counted(world):
+    def script():
+        world.wait_ready()
+        for reason in ("client_died", "client_silent", "client_died"):
+            world.observe(Event("client_gone", {"reason": reason}))
+        world.observe(Event("claimed", {}))
+        figures = world.get(paths.METRICS).text
+        assert "marshal_sidecar_client_deaths_total 2.0" in figures
+
+    world.run(script)
 
 
 def test_it_answers_while_it_connects(world):

@@ -99,6 +99,27 @@ def test_an_end_sends_what_was_told_last():
     asyncio.run(main())
 
 
+def test_snapshots_amid_a_stream_are_told_apart():
+    async def main():
+        feed, told = FakeFeed(None), []
+        found = Stream(
+            feed, take=at_once, keep_alive_s=30, on_sent=lambda *sent: told.append(sent)
+        )
+        body = found.body()
+        for _ in range(2):
+            await anext(body)
+        feed.push(assigned())
+        await anext(body)
+        for _ in range(RING + 1):
+            feed.push(assigned())
+        await anext(body)
+        found.end()
+        assert [piece async for piece in body] == []
+        assert told[:3] == [(1, 0), (1, 0), (1, 1)]
+
+    asyncio.run(main())
+
+
 def test_a_stream_ends_with_its_feed():
     async def main():
         feed = FakeFeed(None)
