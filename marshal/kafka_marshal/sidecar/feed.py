@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
-from kafka_marshal.remote.api import EventBody, Frame, Snapshot, frame_id
+from kafka_marshal.remote.api import EventBody, Failed, Frame, Snapshot, frame_id
 
 EVENTS_MAX = 1_024
 DIGITS_MAX = 20
@@ -23,14 +23,16 @@ class Ring:
 
     Attributes:
         number: Number of the last event; the first is 1.
+        end: That it is all over, once it is: told behind every snapshot.
     """
 
-    __slots__ = ("_feed", "_frames", "_incarnation", "_snapshot", "number")
+    __slots__ = ("_feed", "_frames", "_incarnation", "_snapshot", "end", "number")
 
     def __init__(
         self, incarnation: str, *, snapshot: Callable[[], tuple[Snapshot, Place]]
     ) -> None:
         self.number = 0
+        self.end: Frame | None = None
         self._incarnation = incarnation
         self._snapshot = snapshot
         self._frames: deque[Frame] = deque(maxlen=EVENTS_MAX)
@@ -39,7 +41,10 @@ class Ring:
     def push(self, body: EventBody, at: Place) -> None:
         """Add an event that follows from an entry of the log, and tell the reader."""
         self.number += 1
-        self._frames.append(Frame(self._id(self.number, at), body))
+        frame = Frame(self._id(self.number, at), body)
+        self._frames.append(frame)
+        if isinstance(body, Failed):
+            self.end = frame
         if self._feed is not None:
             self._feed.ring_up()
 
@@ -110,10 +115,10 @@ class Feed:
         with self._lock:
             missed = None if self._number is None else self._ring.since(self._number)
             if missed is None:
-                # The snapshot may have events of its own making: told after it.
                 frame = self._ring.snapshot()
                 self._number = self._ring.number
-                return [frame]
+                end = self._ring.end
+                return [frame] if end is None else [frame, end]
             self._number = self._ring.number
             return missed
 
