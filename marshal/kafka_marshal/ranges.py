@@ -246,7 +246,7 @@ class RangeConsumer:
         self._await(lambda: not self._session.is_pending(seqs), timeout_ms)
 
     def wait_for_change(self, timeout_ms: int) -> bool:
-        """Wait until claims came or went since ``held`` was last asked.
+        """Wait until claims came or went since ``held`` or this was last asked.
 
         Returns:
             Whether they did.
@@ -257,6 +257,7 @@ class RangeConsumer:
             self._await(lambda: self._subscription.version != seen, timeout_ms)
         except DeadlineExceeded:
             return False
+        self._seen_version = self._subscription.version
         return True
 
     # --- ending

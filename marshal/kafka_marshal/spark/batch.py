@@ -62,7 +62,7 @@ class MarshalBatchReader(DataSourceReader):
         """Read one range, in a worker."""
         if not isinstance(partition, TaskPartition) or partition.task is None:
             return iter(())
-        return fetch.read(partition.task, self._options, self._schema)
+        return fetch.read(partition.task, self._options, schema=self._schema)
 
     def _from(
         self,

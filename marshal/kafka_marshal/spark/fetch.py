@@ -35,8 +35,6 @@ class Task:
         first: First offset.
         end: Where it ends; not read.
         claim: Claim that it is read under; None for a batch read.
-        reads_from: Where reading may begin, at most once: a grant covers what
-            nobody was granted before.
     """
 
     partition: TopicPartition
@@ -46,7 +44,7 @@ class Task:
 
 
 def read(
-    task: Task, options: Options, schema: "StructType"
+    task: Task, options: Options, *, schema: "StructType"
 ) -> Iterator["pa.RecordBatch"]:
     """Read one range as Arrow batches.
 
@@ -105,7 +103,7 @@ def _rows(
     task: Task, span: tuple[int, int], *, options: Options, schema: "StructType"
 ) -> Iterator["pa.RecordBatch"]:
     token = None if task.claim is None else task.claim.token
-    make = batch_maker(arrow_schema(schema), task.partition, token)
+    make = batch_maker(arrow_schema(schema), task.partition, token=token)
     reader = _slices.reader(
         options.settings,
         isolation_level=options.isolation_level,

@@ -39,7 +39,7 @@ def arrow_schema(schema: "StructType") -> "pa.Schema":
 
 
 def batch_maker(
-    schema: "pa.Schema", partition: TopicPartition, token: str | None
+    schema: "pa.Schema", partition: TopicPartition, *, token: str | None
 ) -> Callable[[Slice], "pa.RecordBatch"]:
     """Return what makes record batches of the slices of one partition.
 

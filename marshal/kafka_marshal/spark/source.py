@@ -48,7 +48,9 @@ class MarshalDataSource(DataSource):
         self._require_own(schema)
         return MarshalBatchReader(self._parsed, schema)
 
-    def streamReader(self, schema: "StructType") -> "DataSourceStreamReader":  # noqa: N802 - Spark's name
+    def streamReader(  # noqa: N802 - Spark's name
+        self, schema: "StructType"
+    ) -> "DataSourceStreamReader":
         """Return the reader of ``spark.readStream``."""
         from .stream import MarshalStreamReader
 

@@ -10,7 +10,7 @@ from kafka_marshal.protocol.types import TopicPartition
 
 from .options import EARLIEST, LATEST, Bound, Options
 
-ASK_MS_MAX = 30_000
+ASK_MS_MAX = 15_000
 CLOSE_MS_MAX = 1_000
 INTERNAL_PREFIX = "__"
 

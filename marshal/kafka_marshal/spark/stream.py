@@ -140,7 +140,7 @@ class MarshalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Read one range, in a worker."""
         if not isinstance(partition, TaskPartition) or partition.task is None:
             return iter(())
-        return fetch.read(partition.task, self._options, self._schema)
+        return fetch.read(partition.task, self._options, schema=self._schema)
 
     def commit(self, end: dict[str, Any]) -> None:
         """Confirm a batch that Spark has committed."""

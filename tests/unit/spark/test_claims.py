@@ -1,0 +1,397 @@
+"""What a query plans and confirms: restarts, takeovers and losses, in memory.
+
+Spark is played by a few lines: it keeps offsets in a checkpoint, asks for a batch,
+runs it, and says that it is committed.
+"""
+
+import pytest
+from enginekit import AMO, H, Stepping, fold, wish, world, write
+
+from kafka_marshal.errors import ClaimLost, CoordinationError, PositionError
+from kafka_marshal.protocol.records import ClaimingMessages
+from kafka_marshal.protocol.types import Key, TopicPartition
+from kafka_marshal.ranges import RangeConsumer
+from kafka_marshal.spark.claims import Claims, Limit, Rules
+
+ANY = Limit()
+T = [TopicPartition("t", number) for number in range(4)]
+
+
+class Logs:
+    """Data logs of a cluster in memory."""
+
+    def __init__(self, node):
+        self.data = node.data
+
+    def starts(self, partitions):
+        found = self.data.ranges(list(partitions), 1_000)
+        return {each: found[each].start for each in partitions}
+
+    def ends(self, partitions):
+        found = self.data.ranges(list(partitions), 1_000)
+        return {each: found[each].end for each in partitions}
+
+
+class Query:
+    """One life of a query; the checkpoint outlives it."""
+
+    def __init__(self, cluster, checkpoint, name="q", **rules):
+        self.cluster = cluster
+        self.checkpoint = checkpoint
+        is_amo = rules.pop("is_amo", False)
+        self.node = cluster.node(name, wish=wish(delivery=AMO) if is_amo else wish())
+        self.node.engine.changed = Stepping(cluster)
+        (subscription,) = self.node.session.subscriptions
+        self.ranges = RangeConsumer(
+            self.node.engine, self.node.session, subscription=subscription
+        )
+        settings = {
+            "is_at_most_once": is_amo,
+            "fails_on_data_loss": True,
+            "can_wait_for_end": False,
+            "max_delay_ms": 10_000,
+            "patience_ms": 3 * H,
+        }
+        self.claims = Claims(
+            self.ranges,
+            Logs(self.node),
+            self.epochs,
+            Rules(**(settings | rules)),
+            now=lambda: cluster.clock.now_ms() / 1000,
+        )
+
+    def epochs(self):
+        return {
+            key.topic_partition: (known.owner and known.owner.client_id, known.epoch)
+            for key, known in fold(self.cluster).keys.items()
+        }
+
+    def plan(self, limit=ANY):
+        """Ask for a batch and write it down; False where there is none."""
+        start = self.checkpoint[-1] if self.checkpoint else {}
+        end = self.claims.latest(start, limit)
+        if end == start:
+            return False
+        self.checkpoint.append(end)
+        return True
+
+    def read(self):
+        """Return the offsets of the batch that was written down last, by partition."""
+        start = self.checkpoint[-2] if len(self.checkpoint) > 1 else {}
+        return {
+            part.stretch.partition.partition: list(
+                range(part.stretch.first, part.stretch.end)
+            )
+            for part in self.claims.parts(start, self.checkpoint[-1])
+        }
+
+    def batch(self, limit=ANY):
+        return self.read() if self.plan(limit) else None
+
+    def crash(self):
+        self.cluster.crash(self.node)
+
+    def stop(self):
+        self.ranges.close()
+
+
+def position(cluster, number=0):
+    return fold(cluster).keys[Key("g", "t", number)].position
+
+
+def other_works(cluster, upto, name="other"):
+    """Have a plain consumer take the partitions, work a while and leave."""
+    node = cluster.node(name, wish=wish(most=1))
+    cluster.run_until(lambda: node.held, 6 * H)
+    cluster.run(40)
+    while (node.consumer.committed(T[0]) or 0) < upto:
+        node.consumer.poll(0)
+        node.consumer.commit()
+        cluster.run(20)
+    node.leave()
+    cluster.run_until(lambda: node.has_left, H)
+    cluster.crash(node)
+
+
+# --- planning
+
+
+def test_batches_follow_each_other_and_are_confirmed_one_later():
+    cluster = world(records=(10, 4))
+    query = Query(cluster, [])
+    assert query.batch(Limit(most=7)) == {0: [0, 1, 2, 3, 4], 1: [0, 1]}
+    assert position(cluster) == 0
+    assert query.batch(Limit(most=7)) == {0: [5, 6, 7, 8, 9], 1: [2, 3]}
+    assert query.ranges.held()[T[0]].position == 5
+    assert query.batch() is None
+    # Asking for more said that the second batch is committed, too.
+    query.stop()
+    assert (position(cluster, 0), position(cluster, 1)) == (10, 4)
+
+
+def test_what_is_planned_and_not_made_is_planned_again():
+    query = Query(world(), [])
+    assert query.plan()
+    query.checkpoint.clear()
+    assert query.batch(Limit(most=3)) == {0: [0, 1, 2]}
+    assert query.ranges.held()[T[0]].in_hand == 3
+
+
+def test_too_little_waits_but_not_for_ever():
+    cluster = world(records=(4,))
+    query = Query(cluster, [])
+    assert query.batch(Limit(least=5)) is None
+    cluster.run(10_000)
+    assert query.batch(Limit(least=5)) == {0: [0, 1, 2, 3]}
+    cluster.kafka.produce(T[0], b"5")
+    assert query.batch(Limit(least=5)) is None
+    for _ in range(4):
+        cluster.kafka.produce(T[0], b"6")
+    assert query.batch(Limit(least=5)) == {0: [4, 5, 6, 7, 8]}
+
+
+def test_a_target_is_reached_whatever_comes():
+    cluster = world(records=(4,))
+    query = Query(cluster, [])
+    query.claims.aim()
+    cluster.kafka.produce(T[0], b"later")
+    assert query.batch(Limit(least=50)) == {0: [0, 1, 2, 3]}
+    assert query.batch() is None
+
+
+def test_a_target_is_that_of_the_claims_at_first():
+    cluster = world(records=(4, 4))
+    other = cluster.node("b", wish=wish(claims_max=1))
+    cluster.run_until(lambda: len(other.held) == 1, 4 * H)
+    query = Query(cluster, [])
+    query.claims.aim()
+    (mine,) = query.batch(Limit(most=2))
+    other.leave()
+    cluster.run_until(lambda: len(query.ranges.held()) == 2, 4 * H)
+    assert query.batch() == {mine: [2, 3]}
+    assert query.batch() is None, "what was gained later is for the next run"
+
+
+def test_two_queries_share_and_one_goes_on_alone():
+    cluster = world(records=(6, 6))
+    one = Query(cluster, [], "one")
+    two = Query(cluster, [], "two")
+    cluster.run_until(lambda: one.ranges.held() and two.ranges.held(), 4 * H)
+    found = {**one.batch(Limit(most=1)), **two.batch(Limit(most=1))}
+    assert found == {0: [0], 1: [0]}
+    two.batch()
+    two.stop()
+    cluster.crash(two.node)
+    cluster.run_until(lambda: len(one.ranges.held()) == 2, 4 * H)
+    late = one.batch()
+    (own,) = {0, 1} - {next(iter(two.checkpoint[0])).partition}
+    assert late == {own: [1, 2, 3, 4, 5], 1 - own: [1, 2, 3, 4, 5]}, (
+        "the batch that nobody said was committed is done again"
+    )
+
+
+# --- restarts
+
+
+def test_a_restart_does_an_unfinished_batch_again_exactly():
+    cluster, checkpoint = world(), []
+    query = Query(cluster, checkpoint)
+    query.batch(Limit(most=4))
+    query.plan(Limit(most=3))
+    query.crash()
+    query = Query(cluster, checkpoint)
+    assert query.read() == {0: [4, 5, 6]}, "although more has come since"
+    assert query.batch() == {0: [7, 8, 9]}
+
+
+def test_a_restart_goes_on_behind_what_was_committed_and_not_confirmed():
+    cluster, checkpoint = world(), []
+    query = Query(cluster, checkpoint)
+    query.batch(Limit(most=4))  # committed by Spark; the driver died at once
+    query.crash()
+    assert position(cluster) == 0
+    query = Query(cluster, checkpoint)
+    assert query.batch() == {0: [4, 5, 6, 7, 8, 9]}
+    cluster.run(H)
+    assert position(cluster) == 4
+
+
+def test_a_range_that_another_took_is_not_redone():
+    cluster, checkpoint = world(), []
+    query = Query(cluster, checkpoint)
+    query.plan(Limit(most=4))
+    query.crash()
+    other_works(cluster, 7)
+    query = Query(cluster, checkpoint)
+    assert query.read() == {}
+    assert query.batch() == {0: [7, 8, 9]}
+
+
+def test_what_another_left_undone_of_it_is_done_by_the_next_batch():
+    """Loss would be to trust the checkpoint: nobody did its last range."""
+    cluster, checkpoint = world(), []
+    query = Query(cluster, checkpoint)
+    query.plan(Limit(most=6))
+    query.crash()
+    other_works(cluster, 2)
+    query = Query(cluster, checkpoint)
+    assert query.read() == {}
+    query.crash()  # after the empty batch was committed, before the next was planned
+    query = Query(cluster, checkpoint)
+    assert query.batch() == {0: [2, 3, 4, 5, 6, 7, 8, 9]}
+
+
+def test_while_another_holds_the_range_it_is_dropped_at_once():
+    cluster, checkpoint = world(), []
+    query = Query(cluster, checkpoint)
+    query.plan()
+    query.crash()
+    other = cluster.node("other", wish=wish())
+    cluster.run_until(lambda: other.held, 6 * H)
+    query = Query(cluster, checkpoint)
+    assert query.read() == {}
+    assert other.held
+
+
+def test_nothing_is_decided_while_the_log_shows_nothing():
+    cluster, checkpoint = world(), []
+    query = Query(cluster, checkpoint)
+    query.plan()
+    query.crash()
+    query = Query(cluster, checkpoint, patience_ms=H)
+    cluster.run(40)
+    query.node.session.unsubscribe(*query.node.session.subscriptions, release=True)
+    with pytest.raises(CoordinationError, match="unfinished batch"):
+        query.read()
+
+
+def test_a_claim_lost_and_won_again_goes_on_where_it_was():
+    cluster = world()
+    query = Query(cluster, [])
+    query.batch(Limit(most=4))
+    query.node.cut(is_cut=True)
+    cluster.run(2 * H)
+    query.node.cut(is_cut=False)
+    cluster.run_until(query.ranges.held, 5 * H)
+    assert query.ranges.held()[T[0]].position == 0
+    assert query.batch(Limit(most=2)) == {0: [4, 5]}
+    assert query.ranges.held()[T[0]].position == 4
+
+
+def test_a_batch_whose_claim_went_to_another_is_told_of(caplog):
+    cluster = world()
+    query = Query(cluster, [])
+    query.batch(Limit(most=4))
+    query.node.cut(is_cut=True)
+    other_works(cluster, 6)
+    query.node.cut(is_cut=False)
+    cluster.run_until(query.ranges.held, 5 * H)
+    assert query.batch() == {0: [6, 7, 8, 9]}
+    assert "batch_unconfirmed" in caplog.text
+
+
+def test_a_batch_planned_under_a_claim_that_was_won_again_is_read_under_the_new():
+    cluster = world()
+    query = Query(cluster, [])
+    query.plan(Limit(most=4))
+    query.node.cut(is_cut=True)
+    cluster.run(2 * H)
+    query.node.cut(is_cut=False)
+    (part,) = query.claims.parts({}, query.checkpoint[-1])
+    assert part.stretch.token > query.checkpoint[-1][T[0]].token
+    assert part.stretch[2:] == (0, 4)
+    assert query.batch() == {0: [4, 5, 6, 7, 8, 9]}
+    assert query.ranges.held()[T[0]].position == 4
+
+
+def test_what_goes_to_another_is_finished_first():
+    cluster = world(records=(6, 6))
+    query = Query(cluster, [], "one")
+    assert query.plan(Limit(most=4))
+    two = cluster.node("two", wish=wish())
+    cluster.run_until(query.ranges.leaving, 4 * H)
+    assert set(query.read()) == {0, 1}, "it was begun, so it is read"
+    assert not two.held
+    assert len(query.batch(Limit(most=1))) == 1
+    cluster.run_until(lambda: len(two.held) == 1, 2 * H)
+    (key,) = two.held
+    assert position(cluster, key.partition) == 2
+
+
+# --- at most once
+
+
+def grant(query, last):
+    """Play a task: ask for a range under the driver's claim."""
+    owner = query.node.owner
+    known = query.ranges.held()[T[0]]
+    record = ClaimingMessages(
+        owner.client_id,
+        "g",
+        owner.incarnation,
+        2**62,
+        "t",
+        0,
+        known.epoch,
+        b"task".ljust(16, b"."),
+        0,
+        last,
+    )
+    write(query.cluster, record)
+    query.cluster.run(40)
+
+
+def test_at_most_once_a_restart_goes_by_what_was_granted():
+    cluster, checkpoint = world(), []
+    query = Query(cluster, checkpoint, is_amo=True)
+    assert query.batch(Limit(most=4)) == {0: [0, 1, 2, 3]}
+    grant(query, 1)
+    query.crash()
+    query = Query(cluster, checkpoint, is_amo=True)
+    assert query.batch() == {0: [2, 3, 4, 5, 6, 7, 8, 9]}
+
+
+# --- what is gone
+
+
+def test_a_position_below_the_log_fails_or_jumps(caplog):
+    cluster = world()
+    query = Query(cluster, [])
+    query.batch(Limit(most=2))
+    query.stop()
+    cluster.kafka.delete_records(T[0], before=5)
+    strict = Query(cluster, [], "strict")
+    with pytest.raises(PositionError, match="begins at 5") as caught:
+        strict.batch()
+    assert caught.value.partition == T[0]
+    strict.stop()
+    lenient = Query(cluster, [], "lenient", fails_on_data_loss=False)
+    assert lenient.batch() == {0: [5, 6, 7, 8, 9]}
+    assert "position_jumped" in caplog.text
+
+
+def test_a_position_beyond_the_log_fails_or_waits(monkeypatch):
+    query = Query(world(), [])
+    query.batch()
+    monkeypatch.setattr(query.claims.logs, "ends", lambda places: {T[0]: 4})
+    with pytest.raises(PositionError, match="ends at 4"):
+        query.plan()
+    query.claims.rules = Rules(
+        is_at_most_once=False,
+        fails_on_data_loss=True,
+        can_wait_for_end=True,
+        max_delay_ms=0,
+        patience_ms=0,
+    )
+    assert not query.plan()
+
+
+def test_a_claim_that_goes_while_it_is_planned_is_left_out(monkeypatch):
+    query = Query(world(), [])
+
+    def begin(partition, token, *, first, end):
+        raise ClaimLost("gone", reason="lease_expiring")
+
+    query.claims.settle({})
+    monkeypatch.setattr(query.ranges, "begin", begin)
+    assert not query.plan()
