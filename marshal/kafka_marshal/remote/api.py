@@ -114,10 +114,13 @@ class Registration(Message, frozen=True, kw_only=True):
             comes back with the same one goes on where it was (row KA06); another
             one is another process.
         beat_ms: Time between its beats, at most ``client_beat_ms_max``.
+        pid: The client's process, where it is not the one that connects: such as a
+            shell whose commands do. Of the same user; without use over TCP.
     """
 
     instance: Hex16
     beat_ms: Milliseconds
+    pid: Pid | None = None
 
 
 class Registered(Message, frozen=True, kw_only=True):

@@ -31,6 +31,7 @@ from kafka_marshal.sidecar.asking import (
     caller_of,
     checked_parts,
     checked_queries,
+    client_process,
     connection_of,
     require_one_client,
 )
@@ -345,7 +346,10 @@ def _world(ask: Ask) -> answers.World:
 _HANDLERS: dict[str, Callable[[Ask], msgspec.Struct | None]] = {
     "info": lambda ask: ask.hub.info(),
     "register": lambda ask: ask.hub.register(
-        ask.caller.group_id, ask.caller.client_id, said=ask.body, peer=ask.peer
+        ask.caller.group_id,
+        ask.caller.client_id,
+        said=ask.body,
+        peer=client_process(ask.peer, ask.body),
     ),
     "leave": lambda ask: ask.hub.leave(ask.caller, ask.body),
     "beat": lambda ask: ask.hub.beat(ask.caller, ask.body),

@@ -17,7 +17,7 @@ from kafka_marshal.protocol.codec import is_identifier, is_topic
 from kafka_marshal.remote import api
 from kafka_marshal.sidecar.face import HubFace
 from kafka_marshal.sidecar.failures import Answered, answered, refusal
-from kafka_marshal.sidecar.peers import NOBODY, Caller, Peer
+from kafka_marshal.sidecar.peers import NOBODY, Caller, Peer, stood_for
 from kafka_marshal.sidecar.routes import Route
 
 BODY_BYTES_MAX = 4 * 1024 * 1024
@@ -147,6 +147,25 @@ def caller_of(route: Route, request: Request, parts: Mapping[str, str]) -> Calle
             setting=api.INSTANCE_HEADER,
         )
     return Caller(parts["group"], parts["client"], instance)
+
+
+def client_process(peer: Peer, said: api.Registration) -> Peer:
+    """Return whose life is the client's: the peer's, or the one that it names.
+
+    Raises:
+        Answered: There is no such process, or it is another user's.
+    """
+    if said.pid is None or peer.pid is None:
+        return peer
+    found = stood_for(peer, said.pid)
+    if found is None:
+        raise refusal(
+            400,
+            f"there is no process {said.pid} of your user to stand for the client; "
+            "leave pid out to have the one that connects watched",
+            setting="pid",
+        )
+    return found
 
 
 def require_one_client(connection: Connection, caller: Caller) -> None:

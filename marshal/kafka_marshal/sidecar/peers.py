@@ -78,6 +78,22 @@ def peer_of(connection: socket.socket) -> Peer:
     return Peer(pid or None, uid, started(pid) if pid else None)
 
 
+def stood_for(peer: Peer, pid: int) -> Peer | None:
+    """Return the process that a peer speaks for, None where it may not.
+
+    That is a process of its own user; the superuser may speak for any. Otherwise
+    somebody could have a stranger's life stand for a client's.
+    """
+    found_at = started(pid)
+    try:
+        uid = Path(f"/proc/{pid}").stat().st_uid
+    except OSError:
+        return None
+    if found_at is None or peer.uid not in {uid, 0}:
+        return None
+    return Peer(pid, uid, found_at)
+
+
 def may_use(peer: Peer) -> bool:
     """Return whether a peer of the Unix socket may use this sidecar.
 

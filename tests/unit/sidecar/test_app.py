@@ -22,7 +22,7 @@ from kafka_marshal.sidecar import asking, openapi
 from kafka_marshal.sidecar.app import App, Serving
 from kafka_marshal.sidecar.asking import Connection
 from kafka_marshal.sidecar.health import Verdict
-from kafka_marshal.sidecar.peers import Caller, Peer
+from kafka_marshal.sidecar.peers import NOBODY, Caller, Peer
 from kafka_marshal.sidecar.routes import ROUTES
 
 OURS = Peer(77, os.geteuid(), 5)
@@ -209,6 +209,24 @@ def test_a_request_reaches_the_hub_and_its_answer_is_as_published(wire, route):
 def test_schemas_would_refuse_another_answer():
     assert not validator(api.Info).is_valid({"level": "one"})
     assert not validator(api.Failure).is_valid({})
+
+
+@pytest.mark.parametrize("is_local", [True, False])
+def test_a_client_may_name_its_process(is_local):
+    wire = Wire(FakeHub(), token=TOKEN)
+    connection = Connection(OURS if is_local else NOBODY, is_local=is_local)
+    headers = {"authorization": f"Bearer {TOKEN.decode()}"}
+    body = {"instance": INSTANCE, "beat_ms": 100, "pid": os.getpid()}
+    options = {"connection": connection, "headers": headers}
+    assert wire.ask("PUT", CLIENT, json=body, **options).is_success
+    told = wire.hub.said[0][4]
+    # Over TCP nobody can say whose process that is.
+    assert told.pid == (os.getpid() if is_local else None)
+    absent = wire.ask("PUT", CLIENT, json={**body, "pid": 2**31 - 1}, **options)
+    assert absent.status_code == (400 if is_local else 200)
+    if is_local:
+        assert failure(absent).setting == "pid"
+    wire.app.close()
 
 
 def test_to_leave_needs_no_words(wire):

@@ -66,3 +66,15 @@ def test_only_our_user_and_the_superuser_may(uid, may):
 )
 def test_tokens_are_compared(given, same):
     assert peers.is_same(given, b"abc") is same
+
+
+def test_a_peer_speaks_for_processes_of_its_user():
+    ours = Peer(1, os.getuid(), 1)
+    me = Peer(os.getpid(), os.getuid(), peers.started(os.getpid()))
+    assert peers.stood_for(ours, os.getpid()) == me
+    assert peers.stood_for(Peer(1, 0, 1), os.getpid()) == me
+    assert peers.stood_for(Peer(1, os.getuid() + 4711, 1), os.getpid()) is None
+    assert peers.stood_for(peers.NOBODY, os.getpid()) is None
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait(30)
+    assert peers.stood_for(ours, ended.pid) is None
