@@ -71,6 +71,9 @@ class Marshal:
             ``http://127.0.0.1:PORT``. Data still comes from Kafka directly. It has
             its own ``state_dir``, ``check_topic`` and ``mirror_offsets``.
         sidecar_token_file: File with the sidecar's token, for TCP.
+        sidecar_instance: With a sidecar: 16 bytes by which it knows this process. Whoever
+            comes with those of an earlier process goes on in its place, and must know
+            that to be dead. None draws them.
         timeout_ms: When to give up opening.
 
     Raises:
@@ -97,6 +100,7 @@ class Marshal:
         mirror_offsets: bool = True,
         sidecar: str | None = None,
         sidecar_token_file: str | Path | None = None,
+        sidecar_instance: bytes | None = None,
         timeout_ms: int = OPEN_MS_MAX,
     ) -> None:
         _require_name("group_id", group_id)
@@ -142,6 +146,7 @@ class Marshal:
                 coordination_topic,
                 heartbeat_interval_ms,
                 connect,
+                sidecar_instance,
             )
             self._link = open_link(
                 wish,

@@ -31,6 +31,8 @@ class Wish:
         coordination_topic: Expected name of it; None for whatever it is.
         heartbeat_interval_ms: Expected H; None for whatever it is.
         settings: Makes connection settings of addresses and coordination topic.
+        instance: Which process this is, for one that comes back in the place of
+            another that is dead; None draws it.
     """
 
     sidecar: str
@@ -39,6 +41,7 @@ class Wish:
     coordination_topic: str | None
     heartbeat_interval_ms: int | None
     settings: Callable[[Servers, str], ConnectionSettings]
+    instance: bytes | None = None
 
 
 def open_link(
@@ -53,7 +56,8 @@ def open_link(
     """
     address = Address.parse(wish.sidecar)
     clock, entropy = SystemClock(), SystemEntropy()
-    hello = Hello(group_id, client_id, entropy.random_bytes(INSTANCE_BYTES))
+    instance = wish.instance or entropy.random_bytes(INSTANCE_BYTES)
+    hello = Hello(group_id, client_id, instance)
     if wish.servers is not None:
         # What is wrong with them is to be told before anybody is asked.
         wish.settings(wish.servers, wish.coordination_topic or "__marshal")

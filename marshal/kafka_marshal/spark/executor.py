@@ -1,0 +1,253 @@
+"""Consuming within a task of Spark, through the sidecar of its host.
+
+For tasks that run long: in barrier mode, in ``mapInArrow`` and ``mapInPandas``, in
+plain workers. The sidecar holds the claims and renews them whatever the worker does.
+At least once they outlive the worker: Spark may kill it and start another, which goes
+on under the same claims from the last position that was confirmed. Nobody else gets
+them in between, as long as the executor lives and for no longer than the claims were
+promised for.
+"""
+
+import fcntl
+import hashlib
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+from kafka_marshal.client import Marshal
+from kafka_marshal.engine import Delivery
+from kafka_marshal.errors import ClaimLost, ConfigurationError, IdentityConflict
+from kafka_marshal.handed import Batch
+from kafka_marshal.remote import paths
+from kafka_marshal.remote.address import Address
+from kafka_marshal.remote.api import Children
+from kafka_marshal.remote.connection import Connection
+from kafka_marshal.remote.opening import INSTANCE_BYTES
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+TURN_MS_MAX = 60_000
+LOOK_S = 0.05
+
+
+def consume_in_task(
+    *topics: str,
+    sidecar: str,
+    group_id: str,
+    name: str | None = None,
+    delivery: Delivery | str = Delivery.AT_LEAST_ONCE,
+    max_records: int = 500,
+    idle_ms: int | None = None,
+    for_ms: int | None = None,
+    max_handling_ms: int | None = None,
+    turn_ms: int = TURN_MS_MAX,
+) -> Iterator["pa.RecordBatch"]:
+    """Yield batches of records, each of one topic partition, until told to end.
+
+    A batch is committed when the next one is asked for, so do its work before. Each
+    is handed out within the deadline of its claim only; one whose claim is lost
+    meanwhile is processed again by whoever has it next.
+
+    For pandas, ``batch.to_pandas()``. ::
+
+        def work(_):
+            for batch in consume_in_task("orders", sidecar=ADDRESS, group_id="billing"):
+                handle(batch)
+                yield batch
+
+
+        spark.range(0, 4, 1, 4).mapInArrow(work, schema, barrier=True)
+
+    Args:
+        topics: Topics to share.
+        sidecar: Address of the sidecar of whichever host this runs on.
+        group_id: Group that shares them.
+        name: Name of this client at its sidecar; by default that of the task, by its
+            stage's position in the group and its partition. Who comes back under a
+            name goes on where it was.
+        delivery: ``alo`` or ``amo``. At most once, claims end with the worker: what
+            was granted to one process is never another's.
+        max_records: Most records of a batch.
+        idle_ms: End after so long without a record; None goes on.
+        for_ms: End after so long, at the next batch; None goes on.
+        max_handling_ms: How long the work on a batch may take before others get the
+            partition; see ``Marshal.consumer``.
+        turn_ms: How long to wait for another worker of that name to end.
+
+    Yields:
+        Columns as of ``format("marshal")``, and ``token``.
+
+    Raises:
+        ConfigurationError: A setting is wrong, or an extra is missing.
+        IdentityConflict: Another worker of that name is alive.
+        CoordinationError: The sidecar cannot be reached.
+    """
+    delivery = _delivery(delivery)
+    name = name or _name_of_task()
+    deadline = None if for_ms is None else time.monotonic() + for_ms / 1000
+    with (
+        _turn((sidecar, group_id, name), turn_ms) as instance,
+        Marshal(
+            group_id=group_id,
+            client_id=name,
+            sidecar=sidecar,
+            sidecar_instance=instance if delivery is Delivery.AT_LEAST_ONCE else None,
+        ) as marshal,
+    ):
+        if delivery is Delivery.AT_LEAST_ONCE:
+            _outlive(sidecar, group_id, name=name, instance=instance)
+        consumer = marshal.consumer(
+            *topics,
+            delivery=delivery,
+            max_poll_records=max_records,
+            consumer_timeout_ms=idle_ms,
+            max_handling_ms=max_handling_ms,
+        )
+        for batch in consumer.batches():
+            yield to_arrow(batch)
+            # Lost meanwhile: whoever has it next does the batch again.
+            with suppress(ClaimLost):
+                batch.commit()
+            if deadline is not None and time.monotonic() >= deadline:
+                break
+
+
+def to_arrow(batch: Batch) -> "pa.RecordBatch":
+    """Return a batch of records as one of Arrow, with its token."""
+    import pyarrow as pa
+
+    records = batch.records
+    count = len(records)
+    stamps = pa.array([r.timestamp_ms for r in records], pa.timestamp("ms", "UTC"))
+    columns = {
+        "key": pa.array([r.key for r in records], pa.binary()),
+        "value": pa.array([r.value for r in records], pa.binary()),
+        "topic": pa.array([batch.partition.topic] * count, pa.string()),
+        "partition": pa.array([batch.partition.partition] * count, pa.int32()),
+        "offset": pa.array([r.offset for r in records], pa.int64()),
+        "timestamp": stamps.cast(pa.timestamp("us", "UTC")),
+        "timestampType": pa.array([r.timestamp_type for r in records], pa.int32()),
+        "token": pa.array([str(batch.token)] * count, pa.string()),
+    }
+    return pa.RecordBatch.from_arrays(list(columns.values()), list(columns))
+
+
+def _delivery(given: Delivery | str) -> Delivery:
+    try:
+        return Delivery(given)
+    except ValueError:
+        raise ConfigurationError(
+            f"delivery {given!r} is neither alo (at least once) nor amo (at most)",
+            setting="delivery",
+        ) from None
+
+
+def _name_of_task() -> str:
+    """Return a name that another attempt at the same task has as well."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    if context is None:
+        raise ConfigurationError(
+            "this is no task of Spark, so that it has no name of its own; give one by "
+            "name",
+            setting="name",
+        )
+    return f"task-{context.partitionId()}"
+
+
+# --- one worker of a name at a time
+
+
+@contextmanager
+def _turn(who: Sequence[str], timeout_ms: int) -> Iterator[bytes]:
+    """Wait until no other worker has the name; yield what it is known by.
+
+    The lock is the operating system's, and ends with the process: whoever gets it
+    knows that the one before is dead, and may come back in its place.
+    """
+    file = _open_lock(who)
+    deadline = time.monotonic() + timeout_ms / 1000
+    try:
+        while not _is_locked(file):
+            if time.monotonic() >= deadline:
+                raise IdentityConflict(
+                    f"another worker on this host consumes as {who[-1]!r} of group "
+                    f"{who[-2]!r}; give each task a name of its own",
+                    holder=who[-1],
+                )
+            time.sleep(LOOK_S)
+        known = file.read(INSTANCE_BYTES)
+        if len(known) != INSTANCE_BYTES:
+            known = os.urandom(INSTANCE_BYTES)
+            file.seek(0)
+            file.truncate()
+            file.write(known)
+            file.flush()
+        yield known
+        # It left in order, and gave everything up: nobody comes back as it.
+        file.seek(0)
+        file.truncate()
+    finally:
+        file.close()
+
+
+def _open_lock(who: Sequence[str]) -> IO[bytes]:
+    folder = Path(tempfile.gettempdir()) / f"kafka-marshal-tasks-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.stat().st_uid != os.getuid() or folder.is_symlink():
+        raise ConfigurationError(
+            f"{folder} belongs to somebody else; set TMPDIR to a folder of your own",
+            setting="TMPDIR",
+        )
+    name = hashlib.sha256("\0".join(who).encode()).hexdigest()
+    number = os.open(folder / name, os.O_RDWR | os.O_CREAT, 0o600)
+    return os.fdopen(number, "r+b", buffering=0)
+
+
+def _is_locked(file: IO[bytes]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _outlive(sidecar: str, group_id: str, *, name: str, instance: bytes) -> None:
+    """Have the claims stay when this worker dies, as long as its executor lives."""
+    address = Address.parse(sidecar)
+    if address.socket is None:
+        return  # over TCP nobody's death is known, and claims stay for that reason
+    connection = Connection.open(
+        address,
+        token=None,
+        group_id=group_id,
+        client_id=name,
+        instance=instance.hex(),
+    )
+    try:
+        path = connection.path(paths.CHILDREN)
+        connection.tell("PUT", path, body=Children(pids=(executor_pid(),)))
+    finally:
+        connection.close()
+
+
+def executor_pid(read: Callable[[str], str] | None = None) -> int:
+    """Return the process that starts this worker and those after it.
+
+    Workers are forked by a daemon of PySpark's, which the executor's JVM started.
+    """
+    parent = os.getppid()
+    stat = (read or _read)(f"/proc/{parent}/stat")
+    grandparent = int(stat.rpartition(")")[2].split()[1])
+    # A parent that is process 1 has adopted us, or is all that there is.
+    return grandparent if grandparent > 1 else parent
+
+
+def _read(path: str) -> str:
+    return Path(path).read_text()

@@ -1,0 +1,203 @@
+"""Workers of a name, one after the other, and what they yield."""
+
+import os
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from kafka_marshal.engine import Delivery
+from kafka_marshal.errors import ClaimLost, ConfigurationError, IdentityConflict
+from kafka_marshal.handed import Batch
+from kafka_marshal.ports import PlainRecord
+from kafka_marshal.protocol.types import Token, TopicPartition
+from kafka_marshal.spark import executor
+from kafka_marshal.spark.executor import consume_in_task, executor_pid, to_arrow
+
+T0 = TopicPartition("t", 0)
+WHO = ("unix:/run/s.sock", "g", "task-0")
+
+
+@pytest.fixture(autouse=True)
+def folder(monkeypatch, tmp_path):
+    monkeypatch.setattr(executor.tempfile, "gettempdir", lambda: str(tmp_path))
+    return tmp_path
+
+
+def batch(*offsets, commit=lambda *_, **__: None):
+    records = tuple(
+        PlainRecord("t", 0, n, 1_000 + n, 0, None, b"%d" % n) for n in offsets
+    )
+    return Batch(T0, records, Token(1, 0, 7), commit)
+
+
+class FakeMarshal:
+    """A client whose consumer has what it is told."""
+
+    found: list = []  # noqa: RUF012 - made anew for each test
+    has: tuple = ()
+
+    def __init__(self, **settings):
+        self.settings = settings
+        self.is_closed = False
+        self.found.append(self)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.is_closed = True
+
+    def consumer(self, *topics, **settings):
+        self.consumed = (topics, settings)
+        return SimpleNamespace(batches=lambda: iter(self.has))
+
+
+@pytest.fixture
+def marshal(monkeypatch):
+    monkeypatch.setattr(FakeMarshal, "found", [])
+    monkeypatch.setattr(executor, "Marshal", FakeMarshal)
+    monkeypatch.setattr(executor, "_outlive", lambda *_, **__: None)
+    return FakeMarshal
+
+
+def consume(**rest):
+    return consume_in_task("t", sidecar=WHO[0], group_id="g", name="task-0", **rest)
+
+
+def test_a_batch_is_committed_when_the_next_is_asked_for(marshal, monkeypatch):
+    done = []
+
+    def commit(partition, token, *, first, last):
+        done.append((first, last))
+
+    has = (batch(0, 1, commit=commit), batch(2, commit=commit))
+    monkeypatch.setattr(marshal, "has", has)
+    found = consume()
+    assert next(found).column("offset").to_pylist() == [0, 1]
+    assert done == []
+    next(found)
+    assert done == [(0, 1)]
+    assert list(found) == []
+    assert done == [(0, 1), (2, 2)]
+    assert marshal.found[0].is_closed
+
+
+def test_a_batch_that_is_lost_meanwhile_does_not_end_the_task(marshal, monkeypatch):
+    def commit(*_, **__):
+        raise ClaimLost("gone")
+
+    monkeypatch.setattr(marshal, "has", (batch(0, commit=commit), batch(1)))
+    assert len(list(consume())) == 2
+
+
+def test_it_ends_after_its_time(marshal, monkeypatch):
+    monkeypatch.setattr(marshal, "has", (batch(0), batch(1)))
+    assert len(list(consume(for_ms=0))) == 1
+
+
+def test_whoever_comes_back_is_known_by_the_same_bytes(marshal, monkeypatch):
+    monkeypatch.setattr(marshal, "has", (batch(0), batch(1)))
+    # As a worker that dies: the lock goes, and nothing is tidied up.
+    with pytest.raises(RuntimeError), executor._turn(WHO, 0) as before:
+        raise RuntimeError
+    next(consume())
+    assert marshal.found[0].settings["sidecar_instance"] == before
+    assert len(before) == 16
+
+
+def test_whoever_leaves_in_order_does_not_come_back(marshal):
+    with executor._turn(WHO, 0) as first:
+        pass
+    with executor._turn(WHO, 0) as second:
+        assert second != first
+
+
+def test_at_most_once_nobody_comes_back(marshal):
+    assert list(consume(delivery="amo")) == []
+    assert marshal.found[0].settings["sidecar_instance"] is None
+    assert marshal.found[0].consumed[1]["delivery"] is Delivery.AT_MOST_ONCE
+
+
+def test_one_worker_of_a_name_at_a_time():
+    with (
+        executor._turn(WHO, 0),
+        pytest.raises(IdentityConflict, match="'task-0' of group 'g'"),
+        executor._turn(WHO, 60),
+    ):
+        pass
+
+
+def test_the_next_worker_waits_for_its_turn():
+    entered, leave = threading.Event(), threading.Event()
+
+    def occupy():
+        with executor._turn(WHO, 0):
+            entered.set()
+            leave.wait(timeout=30)
+
+    thread = threading.Thread(target=occupy)
+    thread.start()
+    assert entered.wait(timeout=30)
+    threading.Timer(0.1, leave.set).start()
+    with executor._turn(WHO, 30_000):
+        assert leave.is_set()
+    thread.join(timeout=30)
+
+
+def test_locks_are_kept_from_others(folder):
+    with executor._turn(WHO, 0):
+        (made,) = folder.iterdir()
+        assert made.stat().st_mode & 0o777 == 0o700
+        assert {f.stat().st_mode & 0o777 for f in made.iterdir()} == {0o600}
+
+
+def test_a_folder_of_somebody_else_is_not_used(folder, monkeypatch):
+    (folder / "elsewhere").mkdir()
+    path = folder / f"kafka-marshal-tasks-{os.getuid()}"
+    path.symlink_to(folder / "elsewhere")
+    with (
+        pytest.raises(ConfigurationError, match="somebody else"),
+        executor._turn(WHO, 0),
+    ):
+        pass
+
+
+def test_records_become_columns():
+    rows = to_arrow(batch(4, 5))
+    assert rows.schema.names == [
+        "key",
+        "value",
+        "topic",
+        "partition",
+        "offset",
+        "timestamp",
+        "timestampType",
+        "token",
+    ]
+    first = rows.to_pylist()[0]
+    assert (first["value"], first["topic"], first["partition"]) == (b"4", "t", 0)
+    assert (first["offset"], first["token"]) == (4, "1.0.7")
+    assert int(first["timestamp"].timestamp() * 1_000) == 1_004
+
+
+def test_a_wrong_delivery_is_told():
+    with pytest.raises(ConfigurationError, match="neither alo"):
+        next(consume(delivery="exactly"))
+
+
+def test_without_a_task_a_name_is_needed():
+    with pytest.raises(ConfigurationError, match="give one by name"):
+        next(consume_in_task("t", sidecar=WHO[0], group_id="g"))
+
+
+@pytest.mark.parametrize(
+    ("stat", "found"),
+    [
+        ("77 (python3 (x) y) S 4242 1 1", 4242),
+        # Without a daemon, or within a container.
+        ("77 (python3) S 1 1 1", os.getppid()),
+    ],
+)
+def test_the_executor_is_who_started_the_daemon(stat, found):
+    assert executor_pid(lambda _: stat) == found
