@@ -21,7 +21,8 @@ body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 70re
 h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2.2rem; }
 table { border-collapse: collapse; font-size: .87rem; }
 th, td { text-align: left; padding: .2rem .8rem .2rem 0; vertical-align: top;
- border-bottom: 1px solid #e0e0e0; overflow-wrap: anywhere; }
+ border-bottom: 1px solid #e0e0e0; }
+td { max-width: 24rem; overflow-wrap: break-word; } .wide { overflow-x: auto; }
 td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; }
 code { font-size: .85em; } .note { color: #5f6368; font-size: .87rem; }
 .good { color: #1b5e20; } .bad { color: #b71c1c; }
@@ -32,7 +33,7 @@ pre { background: #f5f5f5; padding: .6rem; overflow-x: auto; font-size: .8rem; }
 <body>
 {% macro grid(rows, columns) %}
 {% if rows %}
-<table><thead><tr>
+<div class="wide"><table><thead><tr>
 {% for name in columns %}<th>{{ name | replace("_", " ") }}</th>{% endfor %}
 </tr></thead><tbody>
 {% for row in rows %}<tr>
@@ -40,7 +41,7 @@ pre { background: #f5f5f5; padding: .6rem; overflow-x: auto; font-size: .8rem; }
 <td{% if row[name] is number %} class="n"{% endif %}>{{ row[name] }}</td>
 {% endfor %}
 </tr>{% endfor %}
-</tbody></table>
+</tbody></table></div>
 {% else %}<p class="note">none</p>{% endif %}
 {% endmacro %}
 <h1>Audit of {{ facts.coordination_topic }}</h1>
@@ -54,7 +55,8 @@ all the same.{% endif %}</p>
 {% if findings %}
 <p class="bad">{{ findings | length }} of {{ invariants | length }} are broken.</p>
 {% for each in findings %}
-<h3 class="bad">{{ each.invariant.name }}: {{ each.count }} rows</h3>
+<h3 class="bad">{{ each.invariant.name }}: {{ each.count }}
+{{ "row" if each.count == 1 else "rows" }}</h3>
 <p>{{ each.invariant.meaning }} ({{ each.invariant.clauses }})</p>
 {{ grid(each.rows, each.rows[0].keys() | list) }}
 <details><summary>query</summary><pre>{{ each.invariant.sql }}</pre></details>
