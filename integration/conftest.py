@@ -15,6 +15,9 @@ from kafka_marshal.testing.broker import (
 
 Broker = EmbeddedBroker | ContainerBroker
 TRANSPORTS_OF_TESTS = ("fast", "kafka-python")
+VIAS = ("direct", "sidecar")
+# Over a sidecar one transport is enough: it decides who reads the log, not how.
+TRANSPORT_OF_SIDECARS = "fast"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -30,14 +33,53 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="both",
         help="the transports that tests of modules that touch it run over",
     )
+    parser.addoption(
+        "--via",
+        choices=["both", *VIAS],
+        default="both",
+        help="where the claims of tests that run both ways come from: an engine of "
+        "the process, or a sidecar",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers", "direct: not over a sidecar, though its module runs both ways"
+    )
+
+
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> None:
+    """Leave out what is of an engine of the process alone."""
+    out = [
+        item
+        for item in items
+        if item.get_closest_marker("direct")
+        and getattr(item, "callspec", None)
+        and item.callspec.params.get("via") == "sidecar"
+    ]
+    if out:
+        config.hook.pytest_deselected(items=out)
+        items[:] = [item for item in items if item not in out]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run each test that asks for a transport over each of them."""
-    if "transport" in metafunc.fixturenames:
-        wanted = metafunc.config.getoption("--transport")
-        chosen = TRANSPORTS_OF_TESTS if wanted == "both" else (wanted,)
-        metafunc.parametrize("transport", chosen, scope="module")
+    """Run each test over every transport, and both ways, that it asks for."""
+    wanted = metafunc.config.getoption("--transport")
+    transports = TRANSPORTS_OF_TESTS if wanted == "both" else (wanted,)
+    wanted = metafunc.config.getoption("--via")
+    vias = VIAS if wanted == "both" else (wanted,)
+    asked = metafunc.fixturenames
+    if "transport" in asked and "via" in asked:
+        pairs = [(each, "direct") for each in transports if "direct" in vias]
+        if "sidecar" in vias:
+            pairs.append((TRANSPORT_OF_SIDECARS, "sidecar"))
+        metafunc.parametrize(("transport", "via"), pairs, scope="module")
+    elif "transport" in asked:
+        metafunc.parametrize("transport", transports, scope="module")
+    elif "via" in asked:
+        metafunc.parametrize("via", vias, scope="module")
 
 
 @pytest.fixture(scope="session")

@@ -15,8 +15,8 @@ WAIT_S = 30
 
 
 @pytest.fixture(scope="module")
-def domain(broker, unique, transport):
-    with opened(broker, unique, transport=transport) as domain:
+def domain(broker, unique, transport, via):
+    with opened(broker, unique, transport=transport, via=via) as domain:
         yield domain
 
 

@@ -13,8 +13,8 @@ from kafka_marshal import ClaimLost, TopicPartition
 
 
 @pytest.fixture(scope="module")
-def domain(broker, unique, transport):
-    with opened(broker, unique, transport=transport) as domain:
+def domain(broker, unique, transport, via):
+    with opened(broker, unique, transport=transport, via=via) as domain:
         yield domain
 
 

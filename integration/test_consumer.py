@@ -26,8 +26,8 @@ BOTH = pytest.mark.parametrize("delivery", list(Delivery), ids=lambda d: d.value
 
 
 @pytest.fixture(scope="module")
-def domain(broker, unique, transport):
-    with opened(broker, unique, transport=transport) as domain:
+def domain(broker, unique, transport, via):
+    with opened(broker, unique, transport=transport, via=via) as domain:
         yield domain
 
 
@@ -348,6 +348,7 @@ def test_a_failed_open_leaves_nothing_behind(domain, unique):
     eventually(lambda: open_sockets() <= sockets, "all sockets are closed")
 
 
+@pytest.mark.direct(reason="members of the log are sidecars")
 def test_a_failed_open_takes_no_share(domain, unique):
     """The one that was refused must not go on as a member of the group."""
     group = unique("failed")

@@ -14,7 +14,7 @@ from fleet import Fleet
 from history import History
 from journal import Journal, judge_duplicates, judge_grants
 from kafka import KafkaConsumer
-from waiting import eventually, wall_ms
+from waiting import WAIT_MS, eventually, wall_ms
 
 from kafka_marshal import Delivery, TopicPartition
 from kafka_marshal.protocol.granting import DEPTH_MAX_DEFAULT
@@ -47,8 +47,8 @@ class Outcome:
 
 
 @pytest.fixture(scope="module")
-def domain(broker, unique, transport):
-    with opened(broker, unique, transport=transport) as domain:
+def domain(broker, unique, transport, via):
+    with opened(broker, unique, transport=transport, via=via) as domain:
         yield domain
 
 
@@ -133,6 +133,7 @@ def crash(domain, tmp_path_factory):
         yield {delivery: team.outcome() for delivery, team in teams.items()}
 
 
+@pytest.mark.direct(reason="a sidecar sees the process die")
 @KINDS
 def test_takeover_comes_after_2h_and_not_much_later(
     crash, delivery, record_testsuite_property
@@ -151,6 +152,7 @@ def test_takeover_comes_after_2h_and_not_much_later(
     assert max(delays) <= 2 * outcome.h_ms + SLACK_MS
 
 
+@pytest.mark.direct(reason="judged by clients that the log names")
 @KINDS
 def test_a_healthy_worker_loses_nothing(crash, delivery):
     """L2, L31: what w1 and w3 held they held until they were told to end."""
@@ -183,6 +185,7 @@ def test_at_most_once_handles_nothing_twice(crash):
     assert outcome.journal.duplicated() == {}
 
 
+@pytest.mark.direct(reason="judged by clients that the log names")
 def test_at_most_once_loses_what_was_at_risk_at_most(crash, record_testsuite_property):
     """M22: exactly what was granted to the victim and not processed."""
     outcome = crash["amo"]
@@ -250,6 +253,7 @@ def frozen(domain, tmp_path_factory):
         yield {delivery: team.outcome() for delivery, team in teams.items()}
 
 
+@pytest.mark.direct(reason="who is back at the same sidecar gets its share again")
 @KINDS
 def test_a_woken_zombie_does_no_further_work(frozen, delivery):
     """M26: after the one record that it was stopped in, nothing more."""
@@ -270,6 +274,7 @@ def test_the_commit_of_a_zombie_raises(frozen, delivery):
     assert "closed" not in reasons or len(reasons) > 1
 
 
+@pytest.mark.direct(reason="a sidecar beats on for a client that is silent")
 def test_a_zombie_repeats_only_within_the_bound(frozen):
     outcome = frozen["alo"]
     assert outcome.journal.lost(outcome.produced) == {}
@@ -316,10 +321,16 @@ def test_positions_are_mirrored(domain, unique, delivery):
         )
         domain.produce(topic, 5)
         consumer.commit(list(consumer))
-    # The last positions too, though the claims were released at once.
-    assert domain.committed(group, topic) == domain.of(topic)
+    # The last positions too, though the claims were released at once. A sidecar's
+    # mirror goes on when a client has left.
+    eventually(
+        lambda: domain.committed(group, topic) == domain.of(topic),
+        "the last positions",
+        0 if domain.via == "direct" else WAIT_MS,
+    )
 
 
+@pytest.mark.direct(reason="the sidecar mirrors, and tells its own observer")
 def test_what_others_commit_is_reported_and_not_obeyed(domain, unique):
     topic = domain.data_topic(1, records_each=20)
     place = TopicPartition(topic, 0)
@@ -343,6 +354,7 @@ def test_what_others_commit_is_reported_and_not_obeyed(domain, unique):
         assert consumer.position(place) == 25
 
 
+@pytest.mark.direct(reason="the sidecar mirrors, and tells its own observer")
 def test_a_mirror_that_fails_stops_nothing(domain, unique):
     """An ordinary consumer that subscribes in the group keeps it for itself."""
     topic = domain.data_topic(1, records_each=10)
@@ -368,6 +380,7 @@ def test_a_mirror_that_fails_stops_nothing(domain, unique):
         subscriber.close(autocommit=False)
 
 
+@pytest.mark.direct(reason="the sidecar mirrors, and tells its own observer")
 def test_without_a_mirror(domain, unique):
     topic = domain.data_topic(1, records_each=5)
     group = unique("unmirrored")

@@ -1,12 +1,13 @@
 """A coordination topic of its own, with data topics, for one test or module."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 from history import History
 from kafka import KafkaConsumer, KafkaProducer
 from kafka import TopicPartition as Place
 from kafka.admin import ConfigResource, ConfigResourceType, KafkaAdminClient
+from sidecars import Sidecar, start_sidecar
 from waiting import eventually
 
 from kafka_marshal import Admin, Marshal, TopicPartition, World
@@ -41,6 +42,7 @@ class Domain:
         topic: The coordination topic, formatted unless told otherwise.
         produced: Number of records written, by data partition.
         transport: What the library reads and writes by, unless told otherwise.
+        via: Where claims come from: ``direct``, or a ``sidecar`` of this domain.
     """
 
     def __init__(
@@ -52,7 +54,9 @@ class Domain:
         partitions: int = 4,
         is_formatted: bool = True,
         transport: str = "auto",
+        via: str = "direct",
     ) -> None:
+        self.via = via
         self.servers = servers
         self.transport = transport
         self.unique = unique
@@ -63,6 +67,8 @@ class Domain:
         self._producer = KafkaProducer(bootstrap_servers=servers, linger_ms=20)
         self._kafka: KafkaAdminClient | None = None
         self._history: History | None = None
+        self._sidecars = ExitStack()
+        self._sidecar: Sidecar | None = None
         if is_formatted:
             with self.admin() as admin:
                 admin.format_topic(
@@ -156,13 +162,30 @@ class Domain:
 
     def marshal(self, group_id: str, client_id: str, **options: object) -> Marshal:
         """Open a client; without a state directory unless one is given."""
+        usual = {
+            "state_dir": "",
+            "transport": self.transport,
+            "sidecar": self.sidecar_address,
+        }
         return Marshal(
             self.servers,
             group_id=group_id,
             client_id=client_id,
             coordination_topic=self.topic,
-            **({"state_dir": "", "transport": self.transport} | options),
+            **(usual | options),
         )
+
+    @property
+    def sidecar_address(self) -> str | None:
+        """Where clients of this domain find their sidecar, None without one."""
+        return self.sidecar.address if self.via == "sidecar" else None
+
+    @property
+    def sidecar(self) -> Sidecar:
+        """The sidecar of this domain, started when it is first asked for."""
+        if self._sidecar is None:
+            self._sidecar = self._sidecars.enter_context(start_sidecar(self))
+        return self._sidecar
 
     def world(self, **options: object) -> World:
         return World.at(
@@ -182,10 +205,18 @@ class Domain:
         return self.history().states(group_id)
 
     def owners(self, group_id: str) -> dict[TopicPartition, str | None]:
-        """Return who holds what, by the log."""
-        return {
+        """Return who holds what, by the log; a sidecar's clients by its word."""
+        owners = {
             key.topic_partition: None if known.owner is None else known.owner.client_id
             for key, known in self.states(group_id).items()
+        }
+        if self._sidecar is None:
+            return owners
+        local = self._sidecar.assigned(group_id)
+        name = self._sidecar.client_id
+        return {
+            place: local.get(place, owner) if owner == name else owner
+            for place, owner in owners.items()
         }
 
     def wait_owned(self, group_id: str, topic: str, *, by: set[str]) -> dict:
@@ -200,6 +231,7 @@ class Domain:
         return eventually(look, f"{sorted(by)} own all of {topic}")
 
     def close(self) -> None:
+        self._sidecars.close()
         self._producer.close(timeout=5)
         self.topics.close()
         if self._kafka is not None:

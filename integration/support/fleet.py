@@ -28,6 +28,7 @@ class Worker:
             "transport": domain.transport,
             "client_id": client_id,
             "state_dir": str(state_dir),
+            "sidecar": domain.sidecar_address,
             "journal": str(self.journal_path),
             "delivery": "alo",
             "policy": "fair",

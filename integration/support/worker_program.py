@@ -99,6 +99,7 @@ def run(settings: dict, pen: Pen) -> None:
         transport=settings["transport"],
         state_dir=settings["state_dir"],
         observer=PenObserver(pen),
+        sidecar=settings["sidecar"],
     ) as marshal:
         signal.signal(signal.SIGTERM, lambda *_: marshal.stop())
         consumer = marshal.consumer(

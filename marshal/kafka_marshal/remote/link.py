@@ -36,7 +36,7 @@ from kafka_marshal.remote.engine import RemoteContext, RemoteEngine, RemotePorts
 from kafka_marshal.remote.errands import Errands
 from kafka_marshal.remote.faults import NotRegistered
 from kafka_marshal.remote.grants import RemoteGrants
-from kafka_marshal.remote.looking import GroupNow, OwnersNow, WorldNow
+from kafka_marshal.remote.looking import ClientsNow, GroupNow, OwnersNow, WorldNow
 from kafka_marshal.remote.session import RemoteSession
 
 ASK_MS_MAX = 5_000
@@ -232,12 +232,27 @@ class RemoteLink:
         for claim in found.claims:
             if (claim["topic"], claim["partition"]) == (key.topic, key.partition):
                 owner = claim["owner"] or {}
+                holder = owner.get("client_id")
+                if holder == self._info.client_id:
+                    holder = self._neighbour(key) or holder
                 return Glance(
-                    owner.get("client_id"),
+                    holder,
                     claim["freshness"],
                     claim["age_ms"],
                     claim["position"],
                 )
+        return None
+
+    def _neighbour(self, key: Key) -> str | None:
+        """Return which client of the same sidecar has a key, None if not known."""
+        try:
+            found = self._connection.ask("GET", paths.CLIENTS, answer=ClientsNow)
+        except MarshalError:
+            return None
+        place = str(key.topic_partition)
+        for each in found.clients:
+            if each.group == key.group_id and place in each.assigned:
+                return each.client
         return None
 
     def world(self, timeout_ms: int) -> dict[str, Any]:

@@ -25,7 +25,14 @@ from kafka_marshal.ports import TopicInfo
 from kafka_marshal.protocol.types import Key
 from kafka_marshal.remote import api
 from kafka_marshal.remote.link import Hello, RemoteLink, beat_ms_of, greet
-from kafka_marshal.remote.looking import AsOf, GroupNow, OwnersNow, WorldNow
+from kafka_marshal.remote.looking import (
+    AsOf,
+    ClientsNow,
+    GroupNow,
+    LocalClient,
+    OwnersNow,
+    WorldNow,
+)
 from kafka_marshal.testing.node import Recorder
 
 KEY = Key("g", "t", 0)
@@ -302,6 +309,38 @@ def test_a_claim_that_somebody_holds_is_rejected_with_its_holder(linked):
         claim.wait_held(20)
     assert caught.value.freshness == "fresh"
     assert link.ask(KEY) is None
+
+
+def test_a_key_of_a_neighbour_names_the_neighbour(linked):
+    row = {
+        "topic": "t",
+        "partition": 0,
+        "owner": {"client_id": "host-a", "incarnation": "00"},
+        "freshness": "fresh",
+        "age_ms": 3,
+        "position": None,
+    }
+    group = GroupNow(as_of=AS_OF, group="g", claims=(row,), pauses=())
+    client = LocalClient(
+        group="g",
+        client="b",
+        pid=1,
+        state="ready",
+        beat_age_ms=1,
+        subscriptions=(),
+        assigned=("t-0",),
+        promised_until_ms=None,
+    )
+    known = ClientsNow(as_of=AS_OF, clients=(client,))
+    unknown = (503, failure("CoordinationError", retriable=True))
+    linked.sidecar.answers["GET", "g"] = [group] * 3
+    linked.sidecar.answers["GET", "clients"] = [
+        known,
+        ClientsNow(as_of=AS_OF, clients=()),
+        unknown,
+    ]
+    asked = [linked.link.ask(KEY).holder for _ in range(3)]
+    assert asked == ["b", "host-a", "host-a"]
 
 
 def test_a_claim_of_another_client_is_refused(linked):

@@ -1,0 +1,245 @@
+"""A client of a sidecar when that dies, hangs, or the client itself does."""
+
+import signal
+
+import pytest
+from domain import Recorder, opened
+from fleet import Fleet
+from sidecars import start_sidecar
+from waiting import eventually, poll_all, wall_ms
+
+from kafka_marshal import CoordinationError, Delivery, TopicPartition
+
+BATCH = 20
+KINDS = pytest.mark.parametrize("delivery", ["alo", "amo"])
+
+
+@pytest.fixture(scope="module")
+def domain(broker, unique):
+    with opened(broker, unique, via="sidecar", transport="fast") as domain:
+        yield domain
+
+
+@pytest.fixture
+def sidecar(domain):
+    """A sidecar that a test may harm."""
+    with start_sidecar(domain, client_id=domain.unique("host")) as sidecar:
+        yield sidecar
+
+
+def team_of(domain, home, sidecar, **settings):
+    """Return a fleet of workers of one group on a topic of its own."""
+    topic = domain.data_topic(2, records_each=settings.pop("records_each", 300))
+    home.mkdir(exist_ok=True)
+    usual = {"max_poll_records": BATCH, "handle_ms": 5, "sidecar": sidecar.address}
+    group = domain.unique("team")
+    return Fleet(domain, home, group_id=group, topics=[topic], **(usual | settings))
+
+
+def await_end(domain, fleet):
+    group, (topic,) = fleet.settings["group_id"], fleet.settings["topics"]
+    produced = domain.of(topic)
+
+    def is_done():
+        states = domain.states(group)
+        ends = {k.topic_partition: s.next_unclaimed() for k, s in states.items()}
+        return ends == produced
+
+    eventually(is_done, f"{group} reaches the end", 60_000)
+    for worker in fleet.workers:
+        worker.ask_to_end()
+    return fleet.journal.lost(produced)
+
+
+def await_busy(worker):
+    before = len(worker.journal.handled)
+    eventually(
+        lambda: len(worker.journal.handled) > before + BATCH // 2, "it is in a batch"
+    )
+
+
+def handled_after(worker, at_ms):
+    return [each for each in worker.journal.handled if each.at_ms > at_ms]
+
+
+# --- the sidecar dies
+
+
+@KINDS
+def test_a_killed_sidecar_comes_back_to_the_same_claims(
+    domain, sidecar, tmp_path, delivery
+):
+    """Nothing is lost at least once, nothing is done twice at most once."""
+    with team_of(domain, tmp_path, sidecar, delivery=delivery) as fleet:
+        worker = fleet.start("w1")
+        await_busy(worker)
+        before = {each.place for each in worker.journal.handled}
+        sidecar.kill()
+        sidecar.start()
+        lost = await_end(domain, fleet)
+        journal = fleet.journal
+    if delivery == "alo":
+        assert lost == {}
+    else:
+        assert journal.duplicated() == {}
+    assert before <= {each.place for each in journal.handled}
+    owners = {
+        tenure.client_id
+        for tenures in domain.history().tenures(fleet.settings["group_id"]).values()
+        for tenure in tenures
+    }
+    assert owners == {sidecar.client_id}
+
+
+@KINDS
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["dead", "hung"])
+def test_a_sidecar_that_is_gone_stops_its_clients_by_their_deadlines(
+    domain, sidecar, tmp_path, delivery, how
+):
+    with team_of(
+        domain, tmp_path, sidecar, delivery=delivery, records_each=3_000
+    ) as fleet:
+        worker = fleet.start("w1")
+        await_busy(worker)
+        sidecar.signal(how)
+        gone_ms = wall_ms()
+        worker.wait_for("lost", reason="lease_expired")
+        # Nothing more than the one record that it was in.
+        assert [
+            each
+            for each in worker.journal.handled
+            if each.at_ms > gone_ms + 2 * domain.h_ms
+        ] == []
+        if how is signal.SIGSTOP:
+            sidecar.signal(signal.SIGCONT)
+        else:
+            sidecar.process.wait(10)
+            sidecar.start()
+        back = len(worker.journal.handled)
+        eventually(
+            lambda: len(worker.journal.handled) > back + BATCH, "it goes on as before"
+        )
+        worker.ask_to_end()
+        journal = fleet.journal
+    if delivery == "amo":
+        assert journal.duplicated() == {}
+
+
+# --- a client hangs
+
+
+@KINDS
+def test_another_host_takes_over_from_a_client_that_hangs(
+    domain, sidecar, tmp_path, delivery
+):
+    """A woken client does no further work: its deadlines were its own."""
+    with (
+        start_sidecar(domain, client_id=domain.unique("host")) as other,
+        team_of(domain, tmp_path, sidecar, delivery=delivery, policy="greedy") as fleet,
+    ):
+        w1 = fleet.start("w1")
+        await_busy(w1)
+        w1.signal(signal.SIGSTOP)
+        w2 = fleet.start("w2", sidecar=other.address, handle_ms=1)
+        eventually(lambda: w2.journal.handled, "w2 goes to work")
+        group = fleet.settings["group_id"]
+        eventually(
+            lambda: set(domain.owners(group).values()) == {other.client_id},
+            "the other host has everything",
+        )
+        woken_ms = wall_ms()
+        w1.signal(signal.SIGCONT)
+        w1.wait_for("lost")
+        lost = await_end(domain, fleet)
+        journal = fleet.journal
+        assert len(handled_after(w1, woken_ms)) <= 1
+    if delivery == "alo":
+        assert lost == {}
+    else:
+        assert journal.duplicated() == {}
+
+
+# --- the connection is lost, and found again
+
+
+def test_a_client_that_is_back_in_time_keeps_what_it_had(domain, sidecar, unique):
+    """KA06: not one record of the log but beats."""
+    topic, group = domain.data_topic(3, records_each=5), unique("back")
+    recorder = Recorder()
+    with domain.marshal(
+        group, "w1", sidecar=sidecar.address, observer=recorder
+    ) as marshal:
+        consumer = marshal.consumer(topic)
+        poll_all(consumer, 15)
+        consumer.commit()
+        tokens = consumer.tokens()
+        link = marshal._link
+        for _ in range(3):
+            stream = eventually(lambda: link._stream, "it follows the events")
+            stream.end()
+            eventually(
+                lambda old=stream: link._stream not in {None, old}, "it follows again"
+            )
+        domain.produce(topic, 1)
+        poll_all(consumer, 3)
+        assert consumer.tokens() == tokens
+    assert [len(t) for t in domain.history().tenures(group).values()] == [1, 1, 1]
+    assert not recorder.named("session_failed")
+
+
+# --- what is told
+
+
+def test_no_sidecar_is_one_sentence(domain, unique, tmp_path):
+    with pytest.raises(CoordinationError) as raised:
+        domain.marshal(unique("none"), "w1", sidecar=f"unix:{tmp_path}/s.sock")
+    assert "marshal sidecar status" in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_flush_stands_in_the_log(domain, unique):
+    topic, group = domain.data_topic(1, records_each=9), unique("flush")
+    with domain.marshal(group, "w1") as marshal:
+        consumer = marshal.consumer(topic)
+        consumer.commit(poll_all(consumer, 9)[:4])
+        consumer.flush()
+        (known,) = domain.states(group).values()
+        assert known.position == 4
+
+
+@pytest.mark.parametrize("delivery", list(Delivery), ids=lambda each: each.value)
+def test_two_clients_share_a_topic_and_none_starves(domain, unique, delivery):
+    topic, group = domain.data_topic(4, records_each=5), unique("share")
+    with domain.marshal(group, "w1") as one, domain.marshal(group, "w2") as two:
+        first = one.consumer(topic, delivery=delivery)
+        eventually(lambda: len(first.assignment()) == 4, "w1 has all")
+        second = two.consumer(topic, delivery=delivery)
+
+        def is_shared():
+            first.poll()
+            return len(first.assignment()) == len(second.assignment()) == 2
+
+        eventually(is_shared, "each has two")
+        assert not first.assignment() & second.assignment()
+        assert set(domain.owners(group).values()) == {"w1", "w2"}
+
+
+def test_a_pause_waits_for_what_is_in_hand(domain, unique):
+    topic, group = domain.data_topic(1, records_each=10), unique("pause")
+    place = TopicPartition(topic, 0)
+    with domain.marshal(group, "w1") as marshal, domain.admin() as admin:
+        consumer = marshal.consumer(topic, max_poll_records=4)
+        records = poll_all(consumer, 4)
+        admin.release_group(group, for_ms=60_000)
+        eventually(lambda: consumer.poll(50) == {}, "nothing new is handed out")
+        eventually(lambda: marshal.engine.context.is_paused(group), "the pause is told")
+        assert domain.owners(group) == {place: "w1"}
+        consumer.commit(records)
+        eventually(
+            lambda: consumer.poll(50) == {} and domain.owners(group) == {place: None},
+            "released once its hands are empty",
+        )
+        (known,) = domain.states(group).values()
+        assert known.position == 4
+        admin.resume_group(group)
+        assert poll_all(consumer, 6)[0].offset == 4
