@@ -1,0 +1,152 @@
+"""Both guarantees on Spark, whatever fails: tasks, attempts, stages, drivers.
+
+Each hazard is forced, and seen to have happened. At most once, no row is ever given to
+two attempts; at least once into a sink that compares tokens, each row is there once.
+"""
+
+import postgres
+import pytest
+from domain import opened
+from drivers import Drivers
+from waiting import eventually
+
+H_MS = 3_000
+PARTITIONS, RECORDS = 4, 150
+WAIT_MS = 240_000
+
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture(scope="module")
+def domain(broker, unique):
+    with opened(broker, unique, h_ms=H_MS) as domain:
+        yield domain
+
+
+@pytest.fixture(scope="module")
+def database():
+    with postgres.running() as server, server.connect() as connection:
+        connection.execute(
+            "CREATE TABLE rows_of_spark (topic text, part int, number bigint)"
+        )
+        yield server
+
+
+@pytest.fixture
+def drivers(tmp_path, database):
+    found = Drivers(tmp_path, database.dsn)
+    yield found
+    found.end()
+
+
+def queries(domain, topic, group, **rest):
+    """Two queries of one topic, in a group for each guarantee."""
+    common = {
+        "kafka.bootstrap.servers": domain.servers,
+        "coordinationTopic": domain.topic,
+        "subscribe": topic,
+        "maxOffsetsPerTrigger": "100",
+        "includeToken": "true",
+    }
+    return {
+        "amo": common | {"group": f"{group}-amo", "delivery": "amo"} | rest,
+        "alo": common | {"group": f"{group}-alo", "delivery": "alo"} | rest,
+    }
+
+
+def sink_of(database, group):
+    from kafka_marshal.spark.sinks_table import TableSink
+
+    sink = TableSink(lambda: postgres.psycopg.connect(database.dsn), None, group)
+    sink.create()
+    return sink
+
+
+def is_done(domain, database, group, topic):
+    """Whether everything was granted on one side, and written on the other."""
+    ends = domain.of(topic)
+    granted = {
+        key.topic_partition: known.granted
+        for key, known in domain.states(f"{group}-amo").items()
+    }
+    written = sink_of(database, f"{group}-alo").positions()
+    return all(
+        granted.get(place) == end and written.get(tuple(place)) == end
+        for place, end in ends.items()
+    )
+
+
+def judge(domain, database, drivers, topic, *, lost_max):
+    """At most once and at least once, by what was left behind."""
+    ends = domain.of(topic)
+    rows = drivers.rows()
+    assert max(rows.values()) == 1, "a row was given to two attempts"
+    assert sum(ends.values()) - len(rows) <= lost_max
+    with database.connect() as connection:
+        found = connection.execute(
+            "SELECT part, number FROM rows_of_spark WHERE topic = %s", (topic,)
+        ).fetchall()
+    assert sorted(found) == [
+        (place.partition, number)
+        for place in sorted(ends)
+        for number in range(ends[place])
+    ]
+
+
+def wait_done(domain, database, drivers, group, topic):
+    try:
+        eventually(
+            lambda: drivers.live() and is_done(domain, database, group, topic),
+            "all is granted, and written",
+            WAIT_MS,
+        )
+    except AssertionError as error:
+        raise AssertionError(f"{error}\n{drivers.told()}") from error
+
+
+@pytest.mark.slow
+def test_tasks_attempts_and_stages_that_are_tried_again(domain, database, drivers):
+    topic = domain.data_topic(PARTITIONS, records_each=RECORDS)
+    group = domain.unique("tries")
+    sink_of(database, f"{group}-alo")
+    kinds = [f"{q}-{what}" for q in ("amo", "alo") for what in ("fail", "executor")]
+    drivers.start(
+        "one",
+        queries(domain, topic, group),
+        master="local-cluster[2,1,600]",
+        kinds=[*kinds, "amo-slow"],
+        conf={
+            "spark.executor.memory": "512m",
+            "spark.speculation": "true",
+            "spark.speculation.interval": "100ms",
+            "spark.speculation.multiplier": "1.1",
+            "spark.speculation.quantile": "0.3",
+            "spark.speculation.minTaskRuntime": "200ms",
+        },
+    )
+    wait_done(domain, database, drivers, group, topic)
+    assert drivers.struck() == {*kinds, "amo-slow"}
+    # A task that was tried again, and a stage: its tasks begin at attempt 0 anew.
+    assert max(drivers.attempts("amo")) > 0
+    assert max(drivers.tries("amo").values()) > 1
+    judge(domain, database, drivers, topic, lost_max=4 * 100)
+
+
+@pytest.mark.slow
+def test_drivers_that_are_killed_and_come_back(domain, database, drivers):
+    topic = domain.data_topic(PARTITIONS, records_each=RECORDS)
+    group = domain.unique("storm")
+    sink_of(database, f"{group}-alo")
+    both = queries(domain, topic, group, maxOffsetsPerTrigger="20")
+
+    def has_begun(count):
+        return lambda: drivers.live() and len(drivers.rows()) >= count
+
+    drivers.start("one", both)
+    drivers.start("two", both)
+    for name, count in (("one", 60), ("two", 160), ("one", 260)):
+        eventually(has_begun(count), f"{count} rows are processed", WAIT_MS)
+        drivers.kill(name)
+        drivers.start(name, both)
+    wait_done(domain, database, drivers, group, topic)
+    judge(domain, database, drivers, topic, lost_max=3 * 2 * 20 * PARTITIONS)

@@ -1,0 +1,142 @@
+"""Sinks on Spark: what is replayed or stale is written by none of them."""
+
+from functools import partial
+
+import kafka
+import postgres
+import pytest
+import spark_program
+from domain import opened
+from pyspark import cloudpickle
+
+from kafka_marshal.spark.fencing import fenced
+from kafka_marshal.spark.sinks_files import FileSink
+from kafka_marshal.spark.sinks_kafka import KafkaSink
+from kafka_marshal.spark.sinks_table import TableSink
+
+pytestmark = pytest.mark.timeout(300)
+
+SCHEMA = (
+    "key binary, value binary, topic string, partition int, offset long, token string"
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def by_value():
+    cloudpickle.register_pickle_by_value(spark_program)
+    yield
+    cloudpickle.unregister_pickle_by_value(spark_program)
+
+
+@pytest.fixture(scope="module")
+def domain(broker, unique):
+    with opened(broker, unique, h_ms=10_000) as domain:
+        yield domain
+
+
+@pytest.fixture(scope="module")
+def database():
+    with postgres.running() as server, server.connect() as connection:
+        connection.execute(
+            "CREATE TABLE rows_of_spark (topic text, part int, number bigint)"
+        )
+        yield server
+
+
+class Stream:
+    """A topic with two partitions that a process holds, as a query's driver does."""
+
+    def __init__(self, domain, marshal):
+        self.topic = domain.data_topic(2)
+        self.claims = [marshal.claim(self.topic, number) for number in range(2)]
+        self.options = {
+            "kafka.bootstrap.servers": domain.servers,
+            "coordinationTopic": domain.topic,
+            "subscribe": self.topic,
+            "group": marshal.group_id,
+            "includeToken": "true",
+        }
+
+    def rows(self, spark, first, end, *, tokens=None):
+        """Return a batch of rows of both partitions, as a query would read it."""
+        tokens = tokens or [str(claim.token) for claim in self.claims]
+        return spark.createDataFrame(
+            [
+                (None, b"%d" % n, self.topic, part, n, tokens[part])
+                for part in range(2)
+                for n in range(first, end)
+            ],
+            SCHEMA,
+        )
+
+
+@pytest.fixture
+def stream(domain):
+    with domain.marshal(domain.unique("sinks"), "driver") as marshal:
+        yield Stream(domain, marshal)
+
+
+def offsets(rows):
+    return sorted((row["partition"], row["offset"]) for row in rows)
+
+
+def both(first, end):
+    return [(part, n) for part in range(2) for n in range(first, end)]
+
+
+def test_a_replayed_batch_of_a_dead_claim_writes_nothing(spark, stream):
+    batch = stream.rows(spark, 0, 5)
+    alive = fenced(batch, 3, options=stream.options).collect()
+    assert offsets(alive) == both(0, 5)
+    stream.claims[1].release()
+    rest = fenced(batch, 3, options=stream.options).collect()
+    assert offsets(rest) == [(0, n) for n in range(5)]
+    stream.claims[0].release()
+    assert fenced(batch, 3, options=stream.options).collect() == []
+
+
+def test_a_table_has_each_row_once(spark, stream, database):
+    sink = TableSink(
+        partial(spark_program.connect, database.dsn),
+        spark_program.insert,
+        stream.options["group"],
+    )
+    sink.create()
+    for batch in ((0, 5), (0, 5), (3, 8)):
+        sink(stream.rows(spark, *batch), 1)
+    sink(stream.rows(spark, 8, 9, tokens=["0.0.1", "0.0.1"]), 2)
+    with database.connect() as connection:
+        found = connection.execute(
+            "SELECT part, number FROM rows_of_spark WHERE topic = %s", (stream.topic,)
+        ).fetchall()
+    assert sorted(found) == both(0, 8)
+
+
+def test_files_have_each_row_once(spark, stream, tmp_path):
+    sink = FileSink.of(stream.options, path=tmp_path)
+    for batch in ((0, 5), (0, 5), (3, 8)):
+        sink(stream.rows(spark, *batch), 1)
+    sink(stream.rows(spark, 8, 9, tokens=["0.0.1", "0.0.1"]), 2)
+    found = sink.read(spark)
+    assert offsets(found.collect()) == both(0, 8)
+    assert found.columns == stream.rows(spark, 0, 1).columns
+
+
+def test_a_topic_has_each_row_once(spark, stream, domain):
+    out = domain.data_topic(1)
+    sink = KafkaSink.of(stream.options, topic=out)
+    for batch in ((0, 5), (0, 5), (3, 8)):
+        sink(stream.rows(spark, *batch), 1)
+    sink(stream.rows(spark, 8, 9, tokens=["0.0.1", "0.0.1"]), 2)
+    consumer = kafka.KafkaConsumer(
+        out,
+        bootstrap_servers=domain.servers,
+        isolation_level="read_committed",
+        auto_offset_reset="earliest",
+        consumer_timeout_ms=2_000,
+    )
+    try:
+        values = sorted(int(record.value) for record in consumer)
+    finally:
+        consumer.close()
+    assert values == sorted([*range(8)] * 2)
