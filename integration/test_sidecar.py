@@ -2,10 +2,17 @@
 
 import itertools
 import json
+import os
+import re
+import shutil
 import signal
+import subprocess
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from clikit import Cli
+from clikit import MARSHAL, Cli
 from domain import opened
 from sidecars import PlainClient, place, start_sidecar
 from waiting import eventually
@@ -17,6 +24,8 @@ from kafka_marshal_cli.exits import ExitCode
 # Long enough for a daemon to be started within its promises.
 H_MS = 3_000
 RECORDS = 10
+# The command is started often, which takes its time on a busy machine.
+pytestmark = pytest.mark.timeout(300)
 _numbers = itertools.count(1)
 
 
@@ -256,6 +265,108 @@ def test_a_crash_moves_nothing_and_a_shutdown_hands_over(domain, client, group):
         lines = [json.loads(line) for line in sidecar.log.splitlines()]
         assert lines[-1]["event"].startswith("NOT_RUNNING")
         assert not sidecar.path.exists()
+
+
+# --- docs/SIDECAR.md
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCUMENT = (ROOT / "docs" / "SIDECAR.md").read_text()
+BLOCK = r"^<!-- {}: (\w+) -->\n```{}\n(.*?)^```$"
+SHELL, PYTHON = (
+    dict(re.findall(BLOCK.format(*kind), DOCUMENT, re.MULTILINE | re.DOTALL))
+    for kind in (("shell", "sh"), ("run", "python"))
+)
+
+
+@pytest.fixture(scope="module")
+def documented(domain):
+    """The daemon as the document starts it, and the topic that it names."""
+    topic = domain.data_topic(2, 2 * RECORDS)
+    folder = Path(tempfile.mkdtemp(prefix="sidecar-"))
+
+    def text(code):
+        return code.replace("localhost:9092", domain.servers).replace("payments", topic)
+
+    def shell(code, **options):
+        env = {
+            "MARSHAL_COORDINATION_TOPIC": domain.topic,
+            "MARSHAL_STATE_DIR": str(folder / "state"),
+            "PATH": f"{MARSHAL.parent}:{os.environ['PATH']}",
+            "XDG_CONFIG_HOME": str(folder / "config"),
+        }
+        command = ["bash", "-euo", "pipefail", "-c", text(code)]
+        return subprocess.Popen(
+            command, cwd=folder, env=os.environ | env, text=True, **options
+        )
+
+    def start(code):
+        socket = str(folder / "own" / "sidecar.sock")
+        clean = "trap 'kill $(jobs -p) 2>/dev/null || true' EXIT"
+        code = f"{clean}\nexport MARSHAL_SIDECAR_SOCKET={socket}\n{code}"
+        process = shell(code, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        out, err = process.communicate(timeout=200)
+        assert process.returncode == 0, (out, err)
+        return out
+
+    *before, last = SHELL["sidecar_run"].splitlines()
+    with (folder / "log").open("w") as log:
+        daemon = shell("\n".join([*before, f"exec {last}"]), stdout=log, stderr=log)
+    try:
+        path = folder / "own" / "sidecar.sock"
+        eventually(path.exists, (folder / "log").read_text)
+        probe = "until marshal sidecar status --check ready; do sleep 0.1; done"
+        start(probe)
+        yield SimpleNamespace(start=start, text=text, path=path, folder=folder)
+    finally:
+        daemon.terminate()
+        assert daemon.wait(60) == 0
+        shutil.rmtree(folder)
+
+
+def test_the_document_s_commands_do_what_it_says(documented, domain):
+    told = documented.start(SHELL["sidecar_status"])
+    assert "RUNNING" in told
+    description = json.loads((documented.folder / "sidecar.json").read_text())
+    assert description["openapi"] == "3.1.0"
+    names = ("register", "subscribe", "beat", "look", "leave")
+    told = documented.start("\n".join(SHELL[f"sidecar_{name}"] for name in names))
+    answers = [json.loads(x) for x in told.splitlines() if x.startswith("{")]
+    assert answers[0]["client_id"] == "host-1"
+    assert answers[1]["was_known"] is False
+    assert len(answers[2]["topics"]) == 1
+    assert "event: snapshot" in told
+    assert any(answer.get("deadlines") for answer in answers)
+    as_of = [answer for answer in answers if "as_of" in answer]
+    assert len(as_of) == 5
+    (client,) = as_of[-1]["clients"]
+    assert (client["client"], len(client["assigned"])) == ("shell-1", 2)
+    assert 'marshal_sidecar_state{state="RUNNING"} 1.0' in told
+    assert answers[-1] == {"action": "shutdown_now"}
+    place = TopicPartition(*next(iter(domain.of(documented.text("payments")))))
+    assert positions(domain, "billing")[place] == 5
+    assert set(domain.owners("billing").values()) == {None}
+    used = {f"sidecar_{name}" for name in (*names, "run", "status")}
+    assert set(SHELL) == used
+
+
+def test_the_document_s_program_does_what_it_says(documented, domain):
+    handled = []
+
+    def handle(record, *, token):
+        handled.append((record.partition, record.offset))
+        assert str(token)
+        if len(handled) == RECORDS:
+            scope["consumer"].stop()
+
+    ((name, code),) = PYTHON.items()
+    assert name == "sidecar_python"
+    code = documented.text(code).replace(
+        "/run/kafka-marshal/sidecar.sock", str(documented.path)
+    )
+    scope = {"handle": handle}
+    exec(compile(code.replace("billing", "python"), name, "exec"), scope)
+    assert len(set(handled)) == RECORDS
+    assert sum(positions(domain, "python").values()) >= RECORDS
 
 
 def test_its_types_are_those_of_the_library(sidecar):

@@ -182,7 +182,7 @@ class App:
             return await special(self, route)
         parts = checked_parts(request.path_params)
         queries = checked_queries(route, request)
-        caller = caller_of(route, request, parts)
+        caller = caller_of(route, request, parts=parts)
         # Read all the same where there is no hub: the connection goes on.
         body = await body_of(route, request)
         if isinstance(body, api.Registration):

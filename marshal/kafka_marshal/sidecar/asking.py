@@ -134,7 +134,7 @@ def checked_queries(route: Route, request: Request) -> dict[str, int | bool]:
     return found
 
 
-def caller_of(route: Route, request: Request, parts: Mapping[str, str]) -> Caller:
+def caller_of(route: Route, request: Request, *, parts: Mapping[str, str]) -> Caller:
     """Return which client asks; one without a name where none does."""
     if "client" not in parts:
         return Caller("", "", "")

@@ -7,6 +7,7 @@ stand, and how long a request may take to arrive.
 import asyncio
 import contextlib
 import socket
+from collections.abc import Iterator
 from typing import cast
 
 import h11
@@ -38,7 +39,8 @@ _PHRASES = {400: b"Bad Request", 408: b"Request Timeout", 503: b"Service Unavail
 def response_bytes(found: Answered) -> bytes:
     """Return a whole response that ends its connection."""
     body = msgspec.json.encode(found.failure)
-    retry = b"retry-after: %d\r\n" % RETRY_AFTER_S if found.status == 503 else b""  # noqa: PLR2004 - of HTTP
+    is_for_later = found.failure.retriable
+    retry = b"retry-after: %d\r\n" % RETRY_AFTER_S if is_for_later else b""
     return b"".join(
         (
             b"HTTP/1.1 %d %b\r\n" % (found.status, _PHRASES[found.status]),
@@ -62,7 +64,9 @@ class GuardedProtocol(H11Protocol):
 
     _head_timer: asyncio.TimerHandle | None = None
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def connection_made(  # type: ignore[override]
+        self, transport: asyncio.Transport
+    ) -> None:
         """Learn who connected; turn away whoever is too many."""
         super().connection_made(transport)
         # What asyncio hands out has all that is asked of it, and is no socket.
@@ -142,9 +146,10 @@ class GuardedProtocol(H11Protocol):
 class Server(uvicorn.Server):
     """Uvicorn without its signals: when to end is the daemon's to say."""
 
-    def capture_signals(self) -> "contextlib.AbstractContextManager[None]":  # type: ignore[override]
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
         """Leave signals alone."""
-        return contextlib.nullcontext()
+        yield
 
 
 def make_server(app: App, *, connections_max: int) -> Server:

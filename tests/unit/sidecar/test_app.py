@@ -1,17 +1,25 @@
 """HTTP in front of a hub: what is asked reaches it, and nothing else does."""
 
 import asyncio
-import json
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-import httpx
 import msgspec
 import pytest
-from fakehub import INCARNATION, FakeHub, assigned
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from appkit import (
+    ASKS,
+    CLIENT,
+    GRANT,
+    HEADERS,
+    INSTANCE,
+    OURS,
+    TOKEN,
+    WHO,
+    Wire,
+    failure,
+)
+from fakehub import FakeHub, assigned
 from jsonschema import Draft202012Validator
 from starlette.requests import Request
 
@@ -19,53 +27,10 @@ from kafka_marshal import errors
 from kafka_marshal.remote import api, paths
 from kafka_marshal.sidecar import app as apps
 from kafka_marshal.sidecar import asking, openapi
-from kafka_marshal.sidecar.app import App, Serving
 from kafka_marshal.sidecar.asking import Connection
 from kafka_marshal.sidecar.health import Verdict
-from kafka_marshal.sidecar.peers import NOBODY, Caller, Peer
+from kafka_marshal.sidecar.peers import NOBODY, Peer
 from kafka_marshal.sidecar.routes import ROUTES
-
-OURS = Peer(77, os.geteuid(), 5)
-INSTANCE = "cd" * 16
-HEADERS = {api.INSTANCE_HEADER: INSTANCE}
-CLIENT = paths.CLIENT.format(group="g", client="c")
-WHO = Caller("g", "c", INSTANCE)
-TOKEN = b"0123456789abcdef"
-
-
-class Healthy:
-    verdict = Verdict(ok=True, state="RUNNING", reasons=("serving",))
-
-    def live(self):
-        return self.verdict
-
-    ready = started = live
-
-
-class Wire:
-    """An application, and requests to it over connections of one's choice."""
-
-    def __init__(self, hub, **serving):
-        self.hub = hub
-        self.serving = Serving(Healthy(), hub=hub, **serving)
-        self.app = App(self.serving)
-
-    def connect(self, connection=None):
-        connection = connection or Connection(OURS, is_local=True)
-
-        async def with_connection(scope, receive, send):
-            scope["state"] = {asking.CONNECTION: connection}
-            await self.app(scope, receive, send)
-
-        transport = httpx.ASGITransport(with_connection, raise_app_exceptions=False)
-        return httpx.AsyncClient(transport=transport, base_url="http://sidecar")
-
-    def ask(self, method, path, *, connection=None, **options):
-        async def main():
-            async with self.connect(connection) as client:
-                return await client.request(method, path, **options)
-
-        return asyncio.run(main())
 
 
 @pytest.fixture
@@ -76,104 +41,7 @@ def wire():
     found.app.close()
 
 
-def failure(response):
-    assert response.headers["content-type"] == "application/json"
-    return msgspec.json.decode(response.content, type=api.Failure)
-
-
 # --- what is asked reaches the hub
-
-RETURNED = {"topic": "orders", "partition": 3, "epoch": 17, "position": 5}
-GRANT = {
-    "client_id": "host-a",
-    "incarnation": INCARNATION,
-    "topic": "orders",
-    "partition": 3,
-    "epoch": 17,
-    "grantee": "ef" * 16,
-    "first": 5,
-    "last": 9,
-    "timeout_ms": 100,
-}
-# Name of the route: method, path, body, what the hub is told.
-ASKS = {
-    "info": ("GET", paths.INFO, None, ("info",)),
-    "register": (
-        "PUT",
-        CLIENT,
-        {"instance": INSTANCE, "beat_ms": 100},
-        ("register", "g", "c", api.Registration(instance=INSTANCE, beat_ms=100), OURS),
-    ),
-    "leave": (
-        "DELETE",
-        CLIENT,
-        {"reason": "downscale", "timeout_ms": 5},
-        ("leave", WHO, api.Leaving(reason="downscale", timeout_ms=5)),
-    ),
-    "beat": (
-        "POST",
-        CLIENT + "/beat",
-        {"standings": [RETURNED]},
-        ("beat", WHO, api.Beat(standings=(api.Standing(**RETURNED),))),
-    ),
-    "released": (
-        "POST",
-        CLIENT + "/released",
-        {"returned": [RETURNED]},
-        ("release", WHO, api.Release(returned=(api.Returned(**RETURNED),))),
-    ),
-    "children": (
-        "PUT",
-        CLIENT + "/children",
-        {"pids": [7, 8]},
-        ("children", WHO, api.Children(pids=(7, 8))),
-    ),
-    "subscribe": (
-        "PUT",
-        CLIENT + "/subscriptions/s",
-        {"topics": ["orders"], "claims_max": 4},
-        ("subscribe", WHO, "s", api.Wants(topics=("orders",), claims_max=4)),
-    ),
-    "unsubscribe": (
-        "POST",
-        CLIENT + "/subscriptions/s/end?keep=true",
-        {"returned": []},
-        ("unsubscribe", WHO, "s", api.Release(returned=()), True),
-    ),
-    "claim": ("PUT", CLIENT + "/claims/orders/3", None, ("claim", WHO, "orders", 3)),
-    "unclaim": (
-        "DELETE",
-        CLIENT + "/claims/orders/3",
-        None,
-        ("unclaim", WHO, "orders", 3),
-    ),
-    "grant": (
-        "POST",
-        "/v1/groups/billing/grants",
-        GRANT,
-        ("grant", "billing", api.GrantAsk(**GRANT)),
-    ),
-    "world": ("GET", paths.WORLD + "?timeout_ms=7", None, ("world", 7)),
-    "groups": ("GET", paths.GROUPS, None, ("world", asking.TIMEOUT_MS_DEFAULT)),
-    "group": ("GET", "/v1/groups/billing?timeout_ms=7", None, ("world", 7)),
-    "owners": (
-        "GET",
-        "/v1/groups/billing/owners/orders?timeout_ms=7",
-        None,
-        ("world", 7),
-    ),
-    "fence": (
-        "GET",
-        "/v1/groups/billing/owners/orders/1?timeout_ms=7",
-        None,
-        ("world", 7),
-    ),
-    "clients": ("GET", paths.CLIENTS, None, ("clients",)),
-    "livez": ("GET", paths.LIVEZ, None, None),
-    "readyz": ("GET", paths.READYZ, None, None),
-    "startupz": ("GET", paths.STARTUPZ, None, None),
-    "openapi": ("GET", paths.OPENAPI, None, None),
-}
 
 
 def validator(kind):
@@ -456,81 +324,6 @@ def test_a_fault_of_ours_is_logged_and_not_told(wire, caplog):
     assert "hunter2" in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "status"),
-    [
-        ("GET", "/", 404),
-        ("GET", "/v1/info/", 404),
-        ("GET", "/v2/info", 404),
-        ("POST", "/v1/info", 405),
-        ("HEAD", "/v1/info", 405),
-        ("PATCH", CLIENT, 405),
-        ("PUT", "/v1/groups/g%2Fh/clients/c", 404),
-        ("PUT", "/v1/groups/g%20h/clients/c", 400),
-        ("PUT", CLIENT + "/claims/a%0A/3", 400),
-        ("PUT", CLIENT + "/claims/../3", 404),
-        ("PUT", CLIENT + "/claims/t/x", 400),
-        ("PUT", CLIENT + "/claims/t/-1", 400),
-        ("PUT", CLIENT + "/claims/t/2147483648", 400),
-        ("PUT", CLIENT + "/claims/t/٣", 400),
-        ("GET", "/v1/world?timeout_ms=x", 400),
-        ("GET", "/v1/world?timeout_ms=60001", 400),
-        ("POST", CLIENT + "/subscriptions/s/end?keep=perhaps", 400),
-    ],
-)
-def test_what_is_not_here_is_refused(wire, method, path, status):
-    response = wire.ask(method, path, headers=HEADERS)
-    assert response.status_code == status, response.text
-    if method != "HEAD":
-        assert failure(response).message
-    assert wire.hub.said == []
-
-
-@pytest.mark.parametrize("value", [None, "", "CD" * 16, "cd" * 15, "cd" * 17])
-def test_a_client_shows_its_instance(wire, value):
-    headers = {} if value is None else {api.INSTANCE_HEADER: value}
-    response = wire.ask("POST", CLIENT + "/beat", json={}, headers=headers)
-    assert response.status_code == 400
-    assert failure(response).setting == api.INSTANCE_HEADER
-
-
-@pytest.mark.parametrize(
-    "body",
-    [b"", b"{", b"[]", b"null", b"\xff", b'{"instance":1}', b'"\\ud800"', b"[" * 9_999],
-)
-def test_a_body_that_is_none_is_refused_and_says_why(wire, body):
-    response = wire.ask("PUT", CLIENT, content=body)
-    assert response.status_code == 400
-    assert failure(response).message.startswith("the body is no Registration: ")
-    assert wire.hub.said == []
-
-
-def test_a_body_has_an_end(wire, monkeypatch):
-    monkeypatch.setattr(asking, "BODY_BYTES_MAX", 1_000)
-
-    async def pieces():
-        for _ in range(100):
-            yield b" " * 100
-
-    for content in (b" " * 1_001, pieces()):
-        response = wire.ask("PUT", CLIENT, content=content)
-        assert response.status_code == 413
-        assert response.headers["connection"] == "close"
-    assert wire.hub.said == []
-
-
-def test_a_body_that_does_not_come_is_not_waited_for(wire, monkeypatch):
-    monkeypatch.setattr(asking, "BODY_S_MAX", 0.01)
-
-    async def pieces():
-        yield b"{"
-        await asyncio.sleep(30)
-        yield b"}"
-
-    response = wire.ask("PUT", CLIENT, content=pieces())
-    assert response.status_code == 408
-
-
 def test_those_who_wait_do_not_keep_a_beat_from_being_taken(wire, monkeypatch):
     """As many waits as there are threads for them, then a beat, then release."""
     hold = threading.Event()
@@ -563,94 +356,3 @@ def test_those_who_wait_do_not_keep_a_beat_from_being_taken(wire, monkeypatch):
     assert beat.status_code == 200
     assert (more.status_code, more.headers["retry-after"]) == (503, "1")
     assert {response.status_code for response in grants} == {504}
-
-
-# --- anything at all
-
-SEGMENT = st.text(
-    st.characters(codec="utf-8", exclude_characters="?#"), min_size=1, max_size=12
-)
-KNOWN_PATHS = st.sampled_from([path.partition("?")[0] for _, path, *_ in ASKS.values()])
-PATHS = st.one_of(
-    KNOWN_PATHS,
-    st.lists(SEGMENT, max_size=8).map(lambda parts: "/" + "/".join(parts)),
-    st.tuples(KNOWN_PATHS, SEGMENT).map("/".join),
-)
-HEADER = st.tuples(
-    st.one_of(
-        st.sampled_from(
-            [b"marshal-instance", b"content-length", b"content-type", b"last-event-id"]
-        ),
-        st.binary(min_size=1, max_size=10),
-    ),
-    st.binary(max_size=40),
-)
-BODIES = st.one_of(
-    st.binary(max_size=200),
-    st.recursive(
-        st.none() | st.booleans() | st.integers() | st.text(max_size=5),
-        lambda inner: (
-            st.lists(inner, max_size=3)
-            | st.dictionaries(
-                st.sampled_from(
-                    ["instance", "topics", "standings", "returned", "pids"]
-                ),
-                inner,
-                max_size=3,
-            )
-        ),
-        max_leaves=8,
-    ).map(lambda value: json.dumps(value).encode()),
-)
-
-
-@given(
-    method=st.sampled_from(["GET", "PUT", "POST", "DELETE", "PATCH", "HEAD", "X"]),
-    path=PATHS,
-    rest=st.tuples(
-        st.binary(max_size=30),
-        st.lists(HEADER, max_size=4),
-        st.lists(BODIES, max_size=3),
-    ),
-)
-@settings(
-    max_examples=400,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
-def test_whatever_comes_is_answered(wire, method, path, rest):
-    """Any bytes, any path, any header: an answer of ours, and never a 500."""
-    query, headers, pieces = rest
-    hub = wire.hub
-    hub.said.clear()
-    messages = [
-        {"type": "http.request", "body": piece, "more_body": True} for piece in pieces
-    ]
-    messages.append({"type": "http.request", "body": b"", "more_body": False})
-    messages.append({"type": "http.disconnect"})
-    sent = []
-
-    async def receive():
-        return messages.pop(0) if len(messages) > 1 else messages[0]
-
-    async def send(message):
-        sent.append(message)
-
-    scope = {
-        "type": "http",
-        "asgi": {"version": "3.0", "spec_version": "2.3"},
-        "http_version": "1.1",
-        "method": method,
-        "path": path,
-        "raw_path": path.encode(),
-        "query_string": query,
-        "headers": headers,
-        "state": {asking.CONNECTION: Connection(OURS, is_local=True)},
-    }
-    asyncio.run(asyncio.wait_for(wire.app(scope, receive, send), 30))
-    status = sent[0]["status"]
-    content = b"".join(message.get("body", b"") for message in sent[1:])
-    assert status in {200, 204} or 400 <= status < 500 or status == 503
-    if status >= 400 and method != "HEAD":
-        msgspec.json.decode(content, type=api.Failure)
-        assert len(content) < 10_000

@@ -2,19 +2,27 @@
 
 import json
 import os
+import re
 import signal
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import get_args
 
 import pytest
 from daemonkit import World, eventually
 from typer.testing import CliRunner
 
 from kafka_marshal.errors import CoordinationError
+from kafka_marshal.remote.api import EventBody
 from kafka_marshal.sidecar import server
 from kafka_marshal_cli.assembly import app
+from kafka_marshal_cli.commands.sidecar import OPTIONS
 from kafka_marshal_cli.exits import ExitCode
+from kafka_marshal_cli.profiles import SETTINGS
+
+OPTIONS_ENV = {get_args(kind)[1].envvar for kind, _ in OPTIONS.values()}
 
 
 @pytest.fixture
@@ -202,3 +210,29 @@ def test_the_description_is_printed():
     outcome = invoke("openapi")
     assert outcome.exit_code == 0
     assert json.loads(outcome.stdout)["openapi"] == "3.1.0"
+
+
+# --- docs/SIDECAR.md
+
+DOCUMENT = (Path(__file__).resolve().parents[4] / "docs" / "SIDECAR.md").read_text()
+
+
+def rows(table):
+    """Return what each cell of a marked table names as code, without its head."""
+    _, _, rest = DOCUMENT.partition(f"<!-- table: {table} -->\n")
+    for line in rest.partition("\n\n")[0].splitlines()[2:]:
+        yield [(*re.findall("`([^`]+)`", cell), "")[0] for cell in line.split("|")[1:]]
+
+
+def test_the_document_has_the_settings_of_the_command():
+    listed = {
+        key: (env, default) for key, env, default, *_ in rows("settings of the sidecar")
+    }
+    known = {each.key: (each.envvar, each.default) for each in SETTINGS}
+    own = {key for key, (variable, _) in known.items() if variable in OPTIONS_ENV}
+    assert listed == {key: known[key] for key in (*own, "client-id", "state-dir")}
+
+
+def test_the_document_has_the_events_of_the_api():
+    listed = {name for name, *_ in rows("events of the sidecar")}
+    assert listed == {each.__struct_config__.tag for each in get_args(EventBody)}

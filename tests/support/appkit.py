@@ -1,0 +1,155 @@
+"""An application of the sidecar in front of a fake hub, without any socket."""
+
+import asyncio
+import os
+
+import httpx
+import msgspec
+from fakehub import INCARNATION
+
+from kafka_marshal.remote import api, paths
+from kafka_marshal.sidecar import asking
+from kafka_marshal.sidecar.app import App, Serving
+from kafka_marshal.sidecar.asking import Connection
+from kafka_marshal.sidecar.health import Verdict
+from kafka_marshal.sidecar.peers import Caller, Peer
+
+OURS = Peer(77, os.geteuid(), 5)
+INSTANCE = "cd" * 16
+HEADERS = {api.INSTANCE_HEADER: INSTANCE}
+CLIENT = paths.CLIENT.format(group="g", client="c")
+WHO = Caller("g", "c", INSTANCE)
+TOKEN = b"0123456789abcdef"
+
+
+class Healthy:
+    verdict = Verdict(ok=True, state="RUNNING", reasons=("serving",))
+
+    def live(self):
+        return self.verdict
+
+    ready = started = live
+
+
+class Wire:
+    """An application, and requests to it over connections of one's choice."""
+
+    def __init__(self, hub, **serving):
+        self.hub = hub
+        self.serving = Serving(Healthy(), hub=hub, **serving)
+        self.app = App(self.serving)
+
+    def connect(self, connection=None):
+        connection = connection or Connection(OURS, is_local=True)
+
+        async def with_connection(scope, receive, send):
+            scope["state"] = {asking.CONNECTION: connection}
+            await self.app(scope, receive, send)
+
+        transport = httpx.ASGITransport(with_connection, raise_app_exceptions=False)
+        return httpx.AsyncClient(transport=transport, base_url="http://sidecar")
+
+    def ask(self, method, path, *, connection=None, **options):
+        async def main():
+            async with self.connect(connection) as client:
+                return await client.request(method, path, **options)
+
+        return asyncio.run(main())
+
+
+def failure(response):
+    assert response.headers["content-type"] == "application/json"
+    return msgspec.json.decode(response.content, type=api.Failure)
+
+
+RETURNED = {"topic": "orders", "partition": 3, "epoch": 17, "position": 5}
+GRANT = {
+    "client_id": "host-a",
+    "incarnation": INCARNATION,
+    "topic": "orders",
+    "partition": 3,
+    "epoch": 17,
+    "grantee": "ef" * 16,
+    "first": 5,
+    "last": 9,
+    "timeout_ms": 100,
+}
+# Name of the route: method, path, body, what the hub is told.
+ASKS = {
+    "info": ("GET", paths.INFO, None, ("info",)),
+    "register": (
+        "PUT",
+        CLIENT,
+        {"instance": INSTANCE, "beat_ms": 100},
+        ("register", "g", "c", api.Registration(instance=INSTANCE, beat_ms=100), OURS),
+    ),
+    "leave": (
+        "DELETE",
+        CLIENT,
+        {"reason": "downscale", "timeout_ms": 5},
+        ("leave", WHO, api.Leaving(reason="downscale", timeout_ms=5)),
+    ),
+    "beat": (
+        "POST",
+        CLIENT + "/beat",
+        {"standings": [RETURNED]},
+        ("beat", WHO, api.Beat(standings=(api.Standing(**RETURNED),))),
+    ),
+    "released": (
+        "POST",
+        CLIENT + "/released",
+        {"returned": [RETURNED]},
+        ("release", WHO, api.Release(returned=(api.Returned(**RETURNED),))),
+    ),
+    "children": (
+        "PUT",
+        CLIENT + "/children",
+        {"pids": [7, 8]},
+        ("children", WHO, api.Children(pids=(7, 8))),
+    ),
+    "subscribe": (
+        "PUT",
+        CLIENT + "/subscriptions/s",
+        {"topics": ["orders"], "claims_max": 4},
+        ("subscribe", WHO, "s", api.Wants(topics=("orders",), claims_max=4)),
+    ),
+    "unsubscribe": (
+        "POST",
+        CLIENT + "/subscriptions/s/end?keep=true",
+        {"returned": []},
+        ("unsubscribe", WHO, "s", api.Release(returned=()), True),
+    ),
+    "claim": ("PUT", CLIENT + "/claims/orders/3", None, ("claim", WHO, "orders", 3)),
+    "unclaim": (
+        "DELETE",
+        CLIENT + "/claims/orders/3",
+        None,
+        ("unclaim", WHO, "orders", 3),
+    ),
+    "grant": (
+        "POST",
+        "/v1/groups/billing/grants",
+        GRANT,
+        ("grant", "billing", api.GrantAsk(**GRANT)),
+    ),
+    "world": ("GET", paths.WORLD + "?timeout_ms=7", None, ("world", 7)),
+    "groups": ("GET", paths.GROUPS, None, ("world", asking.TIMEOUT_MS_DEFAULT)),
+    "group": ("GET", "/v1/groups/billing?timeout_ms=7", None, ("world", 7)),
+    "owners": (
+        "GET",
+        "/v1/groups/billing/owners/orders?timeout_ms=7",
+        None,
+        ("world", 7),
+    ),
+    "fence": (
+        "GET",
+        "/v1/groups/billing/owners/orders/1?timeout_ms=7",
+        None,
+        ("world", 7),
+    ),
+    "clients": ("GET", paths.CLIENTS, None, ("clients",)),
+    "livez": ("GET", paths.LIVEZ, None, None),
+    "readyz": ("GET", paths.READYZ, None, None),
+    "startupz": ("GET", paths.STARTUPZ, None, None),
+    "openapi": ("GET", paths.OPENAPI, None, None),
+}
