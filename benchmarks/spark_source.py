@@ -1,0 +1,241 @@
+"""How fast Spark reads micro-batches by claims, beside its own Kafka source.
+
+One session, one topic, the same rows into the same aggregate, which looks at every
+key and value. A side is a streaming query over the same backlog, in batches of the
+same size; it is timed by Spark's own account of its batches (``addBatch``), without
+the first one, in which processes start. Rounds alternate. Spark's connector comes
+from Maven by ``mvn``; a smoke run goes without it, unless its jars are named.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
+from confluent_kafka import Producer
+from support import (
+    alternate,
+    arguments,
+    at_least,
+    broker_argument,
+    cluster,
+    document,
+    figure,
+    ratios,
+    say,
+    say_all,
+    tell,
+)
+
+from kafka_marshal import Admin
+from kafka_marshal.admin import Format
+from kafka_marshal.spark import register
+from kafka_marshal.spark.needs import require_java, require_spark
+from kafka_marshal.testing.jars import cache_dir
+from kafka_marshal.testing.producing import create_topic
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PARTITIONS = 2
+BATCHES = 5
+H_MS = 10_000
+RUN_S = 300
+COPY = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy"
+JARS = (
+    "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0",
+    "org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0",
+    "org.apache.commons:commons-pool2:2.12.0",
+    "org.apache.kafka:kafka-clients:4.3.0",
+)
+# Records of a round, by their size in bytes.
+LOAD = {1_000: 400_000, 100: 1_500_000}
+QUICK = {1_000: 5_000, 100: 5_000}
+PYTHON_SHARE = 8
+
+
+@attrs.frozen
+class Bench:
+    """What every round needs.
+
+    Attributes:
+        spark: The session.
+        servers: The cluster.
+        log: The coordination topic.
+        home: Where checkpoints go.
+    """
+
+    spark: Any
+    servers: str
+    log: str
+    home: Path
+
+    def rate(self, source: str, topic: str, *, most: int) -> float:
+        """Run one side over a topic; return rows a second."""
+        reader = self.spark.readStream.options(
+            **{"kafka.bootstrap.servers": self.servers},
+            subscribe=topic,
+            startingOffsets="earliest",
+            maxOffsetsPerTrigger=str(most // BATCHES),
+        )
+        name = f"{source}-{os.urandom(4).hex()}"
+        if source == "native":
+            reader = reader.format("kafka")
+        else:
+            reader = reader.format("marshal").options(
+                coordinationTopic=self.log,
+                group=name,
+                stateDir="",
+                transport=source,
+            )
+        query = (
+            reader.load()
+            .writeStream.foreachBatch(_look_at_all)
+            .option("checkpointLocation", str(self.home / name))
+            .trigger(availableNow=True)
+            .start()
+        )
+        if not query.awaitTermination(RUN_S):
+            raise SystemExit(f"{name} did not end within {RUN_S} s")
+        batches = [each for each in query.recentProgress if each["numInputRows"]]
+        timed = batches[1:] or batches
+        rows = sum(each["numInputRows"] for each in timed)
+        return rows / sum(each["durationMs"]["addBatch"] for each in timed) * 1_000
+
+
+def _look_at_all(rows: Any, _: int) -> None:  # noqa: ANN401 - a frame of Spark
+    from pyspark.sql import functions as of
+
+    size = of.sum(of.length("key") + of.length("value"))
+    rows.agg(size, of.max("offset"), of.max("timestamp")).collect()
+
+
+def connector(folder: Path | None) -> list[Path]:
+    """Return the jars of Spark's own connector, fetched once."""
+    home = folder or cache_dir() / "spark-kafka"
+    home.mkdir(parents=True, exist_ok=True)
+    for each in JARS:
+        _, name, number = each.split(":")
+        if not (home / f"{name}-{number}.jar").is_file():
+            command = ["mvn", "-q", "-B", COPY, f"-Dartifact={each}"]
+            command.append(f"-DoutputDirectory={home}")
+            subprocess.run(command, check=True, stdout=sys.stderr, timeout=RUN_S)
+    return sorted(home.glob("*.jar"))
+
+
+def session(jars: list[Path], home: Path) -> Any:  # noqa: ANN401 - Spark's
+    """Return a session with as many cores as there are partitions."""
+    from pyspark.sql import SparkSession
+
+    require_spark()
+    require_java()
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = (
+        SparkSession.builder.master(f"local[{PARTITIONS}]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.driver.memory", "1g")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.local.dir", str(home / "local"))
+        .config("spark.sql.shuffle.partitions", "1")
+        .config("spark.jars", ",".join(map(str, jars)))
+    )
+    spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    register(spark)
+    return spark
+
+
+def fill(servers: str, topic: str, *, size: int, count: int) -> None:
+    """Write records of a size, evenly over the partitions."""
+    create_topic(servers, topic, partitions=PARTITIONS)
+    producer = Producer({"bootstrap.servers": servers, "linger.ms": 20})
+    value = os.urandom(size - 8)
+    for number in range(count):
+        while True:
+            try:
+                producer.produce(
+                    topic, value, b"%08d" % number, partition=number % PARTITIONS
+                )
+                break
+            except BufferError:
+                producer.poll(0.1)
+    producer.flush(RUN_S)
+
+
+def compare(
+    bench: Bench, load: dict[int, int], *, rounds: int, has_native: bool
+) -> list[dict[str, Any]]:
+    """Run all sides over all sizes and return the figures."""
+    found = []
+    for size, count in load.items():
+        say(f"{count} records of {size} bytes")
+        topic, small = f"whole-{size}", f"part-{size}"
+        fill(bench.servers, topic, size=size, count=count)
+        fill(bench.servers, small, size=size, count=max(1_000, count // PYTHON_SHARE))
+        sides: dict[str, Callable[[], float]] = {
+            "fast": partial(bench.rate, "fast", topic, most=count),
+            "kafka-python": partial(
+                bench.rate, "kafka-python", small, most=count // PYTHON_SHARE
+            ),
+        }
+        if has_native:
+            sides["native"] = partial(bench.rate, "native", topic, most=count)
+        for side in sides.values():
+            side()  # the compiler of the JVM, and caches
+        rates = alternate(sides, rounds)
+        found += [
+            figure(f"{name}, {size} bytes", "records/s", samples)
+            for name, samples in rates.items()
+        ]
+        for name in ("fast", "kafka-python") if has_native else ():
+            target = at_least(1.5) if name == "fast" else None
+            what = f"{name} beside Spark's own source, {size} bytes"
+            shares = ratios(rates[name], rates["native"])
+            found.append(figure(what, "ratio", shares, target=target))
+    return found
+
+
+def main() -> None:
+    """Run the benchmark and print its document."""
+    parser = arguments(__doc__ or "")
+    broker_argument(parser)
+    parser.add_argument("--jars", type=Path, help="folder of the connector's jars")
+    options = parser.parse_args()
+    rounds = options.rounds or (1 if options.quick else 5)
+    load = QUICK if options.quick else LOAD
+    is_bare = options.quick and options.jars is None
+    jars = [] if is_bare else connector(options.jars)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        cluster(options.bootstrap_servers) as servers,
+    ):
+        home = Path(folder)
+        log = f"marshal-{os.urandom(4).hex()}"
+        with Admin(servers, coordination_topic=log) as admin:
+            admin.format_topic(Format(partition_count=4, heartbeat_interval_ms=H_MS))
+        spark = session(jars, home)
+        try:
+            bench = Bench(spark, servers, log, home)
+            found = compare(bench, load, rounds=rounds, has_native=bool(jars))
+        finally:
+            spark.stop()
+    say_all(found)
+    settings = {
+        "rounds": rounds,
+        "partitions": PARTITIONS,
+        "batches": BATCHES,
+        "records": json.loads(json.dumps(load)),
+    }
+    tell(
+        document("spark_source", found, settings=settings, is_quick=options.quick),
+        options.out,
+    )
+
+
+if __name__ == "__main__":
+    main()

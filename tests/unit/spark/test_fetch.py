@@ -1,0 +1,134 @@
+"""What a task does before its first row, and when offsets are gone."""
+
+import pytest
+
+from kafka_marshal.errors import ClaimLost, CoordinationError, PositionError
+from kafka_marshal.kafka_io.slices import Slice
+from kafka_marshal.protocol.types import TopicPartition
+from kafka_marshal.spark import fetch
+from kafka_marshal.spark.fetch import Task
+from kafka_marshal.spark.options import parse
+from kafka_marshal.spark.rows import columns
+from kafka_marshal.tickets import ClaimRef
+
+T0 = TopicPartition("t", 0)
+CLAIM = ClaimRef("g", "c", b"i" * 16, "t", 0, 5, "1.0.5")
+BASE = {"kafka.bootstrap.servers": "b:1", "subscribe": "t", "group": "g"}
+
+
+class Office:
+    """A ticket office that says what it is told to."""
+
+    def __init__(self, *, is_current=True, grants=()):
+        self.current = is_current
+        self.grants = list(grants)
+        self.asked = []
+
+    def is_current(self, ref, *, timeout_ms):
+        assert ref == CLAIM
+        assert timeout_ms > 0
+        return self.current
+
+    def spend(self, ref, first, last, *, timeout_ms):
+        self.asked.append((first, last))
+        return [self.grants.pop(0)] if self.grants else []
+
+
+class Reader:
+    """A log of offsets 0 to 9, of which some are gone."""
+
+    def __init__(self, start=0, fault=None):
+        self.start = start
+        self.fault = fault
+
+    def read(self, partition, span, *, timeout_ms, with_headers):
+        assert partition == T0
+        first, end = span
+        if self.fault is not None:
+            raise self.fault
+        if first < self.start:
+            raise PositionError(
+                "gone", requested=first, log_start=self.start, log_end=10
+            )
+        for at in range(first, end, 4):
+            offsets = list(range(at, min(at + 4, end)))
+            same = [None] * len(offsets)
+            yield Slice(offsets, [0 for _ in same], [0 for _ in same], same, same, None)
+
+
+@pytest.fixture
+def world(monkeypatch):
+    """Have tasks meet an office and a reader of the test's."""
+    dropped = []
+
+    def meet(office=None, reader=None):
+        monkeypatch.setattr(fetch, "open_office", lambda *_, **__: office)
+        monkeypatch.setattr(
+            fetch._slices, "reader", lambda *_, **__: reader or Reader()
+        )
+        monkeypatch.setattr(fetch._slices, "drop", lambda: dropped.append(True))
+        return dropped
+
+    return meet
+
+
+def offsets(task, **more):
+    options = parse(BASE | more)
+    schema = columns(has_headers=False, has_token=options.has_token)
+    found = fetch.read(task, options, schema=schema)
+    return [row["offset"] for batch in found for row in batch.to_pylist()]
+
+
+def test_without_a_claim_a_range_is_just_read(world):
+    world()
+    assert offsets(Task(T0, 2, 9)) == [2, 3, 4, 5, 6, 7, 8]
+
+
+def test_a_claim_that_stands_is_read_under_its_token(world):
+    world(Office())
+    found = fetch.read(
+        Task(T0, 0, 2, CLAIM),
+        parse(BASE | {"includeToken": "true"}),
+        schema=columns(has_headers=False, has_token=True),
+    )
+    rows = [row for batch in found for row in batch.to_pylist()]
+    assert {row["token"] for row in rows} == {"1.0.5"}
+
+
+def test_a_claim_that_is_over_fails_the_task_before_its_first_row(world):
+    world(Office(is_current=False))
+    with pytest.raises(ClaimLost, match="no longer held under token") as caught:
+        offsets(Task(T0, 0, 2, CLAIM))
+    assert caught.value.reason == "stale_token"
+
+
+def test_at_most_once_only_what_is_granted_is_read(world):
+    office = Office(grants=[(1, 3), (4, 6)])
+    world(office)
+    assert offsets(Task(T0, 2, 7, CLAIM), delivery="amo") == [1, 2, 3, 4, 5, 6]
+    assert office.asked == [(2, 6), (4, 6)]
+    world(Office())
+    assert offsets(Task(T0, 2, 7, CLAIM), delivery="amo") == []
+
+
+def test_offsets_that_are_gone_fail_or_are_passed(world):
+    world(reader=Reader(start=5))
+    with pytest.raises(PositionError, match="set failOnDataLoss to false"):
+        offsets(Task(T0, 2, 9))
+    assert offsets(Task(T0, 2, 9), failOnDataLoss="false") == [5, 6, 7, 8]
+    world(reader=Reader(start=9))
+    assert offsets(Task(T0, 2, 7), failOnDataLoss="false") == []
+
+
+def test_a_position_that_cannot_be_placed_fails_all_the_same(world):
+    fault = PositionError("?", requested=2, log_start=-1, log_end=-1)
+    world(reader=Reader(fault=fault))
+    with pytest.raises(PositionError):
+        offsets(Task(T0, 2, 9), failOnDataLoss="false")
+
+
+def test_a_reader_that_failed_is_not_used_again(world):
+    dropped = world(reader=Reader(fault=CoordinationError("away")))
+    with pytest.raises(CoordinationError, match="away"):
+        offsets(Task(T0, 0, 2))
+    assert dropped

@@ -1,0 +1,231 @@
+"""Options: what they mean, and what is told where they cannot be."""
+
+import json
+
+import pytest
+
+from kafka_marshal.errors import ConfigurationError
+from kafka_marshal.protocol.types import TopicPartition
+from kafka_marshal.spark.options import EARLIEST, LATEST, NAMES, Bound, parse
+
+BASE = {"kafka.bootstrap.servers": "one:9092,two:9092"}
+T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
+
+
+def parsed(**more):
+    return parse(BASE | {"subscribe": "t"} | more)
+
+
+def refused(told, given):
+    with pytest.raises(ConfigurationError, match=told) as caught:
+        parse(given)
+    return caught.value.setting
+
+
+def test_what_is_left_out_is_as_in_sparks_own_source():
+    found = parsed()
+    assert found.settings.bootstrap_servers == ("one:9092", "two:9092")
+    assert found.topics == ("t",)
+    assert (found.start, found.end) == (None, Bound(LATEST))
+    assert found.fails_on_data_loss
+    assert (found.max_offsets, found.min_offsets, found.min_partitions) == (
+        None,
+        None,
+        0,
+    )
+    assert (found.group, found.delivery, found.policy) == (None, "alo", "fair")
+    assert not (found.has_headers or found.has_token)
+
+
+def test_everything_can_be_said_in_any_case():
+    found = parse(
+        {
+            "KAFKA.bootstrap.servers": "b:1",
+            "SUBSCRIBEPATTERN": "a.*",
+            "startingoffsets": "EARLIEST",
+            "failOnDataLoss": "False",
+            "includeHeaders": "true",
+            "includetoken": "TRUE",
+            "maxOffsetsPerTrigger": "10",
+            "minOffsetsPerTrigger": "5",
+            "maxTriggerDelay": "2m",
+            "minPartitions": "4",
+            "group": "g",
+            "clientId": "c",
+            "delivery": "amo",
+            "sidecar": "unix:/run/s",
+            "policy": "greedy",
+            "claimsMax": "3",
+            "stateDir": "",
+            "coordinationTopic": "__other",
+            "transport": "kafka-python",
+            "kafkaConsumer.pollTimeoutMs": "50",
+            "kafka.isolation.level": "read_committed",
+            "kafka.client.rack": "r1",
+            "kafka.security.protocol": "SASL_SSL",
+            "kafka.sasl.mechanism": "PLAIN",
+            "kafka.sasl.username": "u",
+            "kafka.sasl.password": "secret",
+        }
+    )
+    assert (found.pattern, found.start) == ("a.*", Bound(EARLIEST))
+    assert (found.max_offsets, found.min_offsets) == (10, 5)
+    assert (found.max_delay_ms, found.min_partitions) == (120_000, 4)
+    assert (found.group, found.client_id, found.delivery) == ("g", "c", "amo")
+    assert (found.sidecar, found.policy, found.claims_max) == (
+        "unix:/run/s",
+        "greedy",
+        3,
+    )
+    assert (found.state_dir, found.poll_timeout_ms) == ("", 50)
+    assert (found.isolation_level, found.rack) == ("read_committed", "r1")
+    assert found.settings.coordination_topic == "__other"
+    assert found.settings.options["sasl_plain_username"] == "u"
+    assert found.connection["sasl.password"] == "secret"
+    assert found.connection["transport"] == "kafka-python"
+    assert "secret" not in repr(found)
+
+
+def test_offsets_by_partition():
+    text = json.dumps({"t": {"0": 23, "1": -2}})
+    assert parsed(startingOffsets=text).start == Bound(
+        EARLIEST, offsets={T0: 23, T1: -2}
+    )
+    text = json.dumps({"t": {"0": 23, "1": -1}})
+    assert parsed(endingOffsets=text).end == Bound(LATEST, offsets={T0: 23, T1: -1})
+    assert parsed(startingOffsets="latest").start == Bound(LATEST)
+    assert parsed(endingOffsets="latest").end.is_plain
+
+
+def test_times():
+    found = parsed(startingTimestamp="5", startingOffsetsByTimestampStrategy="latest")
+    assert found.start == Bound(EARLIEST, time_ms=5, is_strict=False)
+    text = json.dumps({"t": {"0": 7}})
+    found = parsed(startingOffsetsByTimestamp=text, endingOffsetsByTimestamp=text)
+    assert found.start == Bound(EARLIEST, times_ms={T0: 7})
+    assert found.end == Bound(LATEST, times_ms={T0: 7})
+    assert not found.end.is_plain
+    assert parsed(endingTimestamp="9").end.time_ms == 9
+
+
+def test_partitions_by_name():
+    found = parse(BASE | {"assign": '{"t": [1, 0, 1]}'})
+    assert found.assigned == (T0, T1)
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("subscribes", "subscribe"),
+        ("startingOffset", "startingOffsets"),
+        ("maxOffsetPerTriggers", "maxOffsetsPerTrigger"),
+        ("groupid", "group"),
+    ],
+)
+def test_an_unknown_option_names_the_nearest(name, near):
+    assert (
+        refused(f"the nearest is {near}$", BASE | {"subscribe": "t", name: "x"}) == name
+    )
+
+
+def test_an_unknown_connection_option_names_the_nearest():
+    refused("the nearest is", BASE | {"subscribe": "t", "kafka.sasl.mechanis": "x"})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("kafka.group.id", "g", "name the group by option group"),
+        ("groupIdPrefix", "g", "name the group by option group"),
+        ("kafka.auto.offset.reset", "earliest", "use startingOffsets"),
+        ("path", "t", "call load"),
+        ("kafka.isolation.level", "serializable", "read_uncommitted or read_committed"),
+        ("assign", '{"t": [0]}', "exactly one of subscribe"),
+        ("startingOffsets", "begin", "cannot be read"),
+        ("startingOffsets", "[1]", "cannot be read"),
+        ("startingOffsets", "{}", "names no partition"),
+        ("startingOffsets", '{"t": {"0": -3}}', "cannot be at -3"),
+        ("startingOffsets", '{"t": {"0": true}}', "cannot be at True"),
+        ("startingOffsets", '{"t": {"-1": 1}}', "cannot be at 1"),
+        ("startingOffsets", '{"t": {"0": "1"}}', "cannot be at '1'"),
+        ("endingOffsets", "earliest", "cannot end at earliest"),
+        ("endingOffsets", '{"t": {"0": -2}}', "cannot end at -2"),
+        ("startingTimestamp", "soon", "no whole number"),
+        ("startingOffsetsByTimestampStrategy", "none", "neither error nor latest"),
+        ("failOnDataLoss", "yes", "neither true nor false"),
+        ("maxOffsetsPerTrigger", "0", "at least 1"),
+        ("minPartitions", "many", "no whole number"),
+        ("maxTriggerDelay", "1m", "needs minOffsetsPerTrigger"),
+        ("transport", "slow", "transport is 'slow'"),
+        ("delivery", "amo", "need option group"),
+        ("sidecar", "unix:/x", "need option group"),
+    ],
+)
+def test_what_cannot_be_is_told(name, value, told):
+    refused(told, BASE | {"subscribe": "t", name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("group", "no good", "is no name"),
+        ("delivery", "exactly once", "neither alo"),
+        ("policy", "best", "policy"),
+        ("claimsMax", "-1", "no whole number"),
+        ("sidecar", " ", "it is empty"),
+        ("clientId", "", "is no name"),
+    ],
+)
+def test_what_claims_cannot_be_is_told(name, value, told):
+    refused(told, BASE | {"subscribe": "t", "group": "g"} | {name: value})
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"subscribe": "t"}, "name at least one broker"),
+        (BASE, "exactly one of subscribe, subscribePattern, assign"),
+        (BASE | {"subscribe": "t,"}, "no valid topic name"),
+        (BASE | {"subscribePattern": "("}, "no regular expression"),
+        (BASE | {"assign": "t"}, "cannot be read"),
+        (BASE | {"assign": '{"t": ["0"]}'}, "no partition"),
+        (BASE | {"assign": "{}"}, "names no partition"),
+        (
+            BASE
+            | {"subscribe": "t", "startingOffsets": "latest", "startingTimestamp": "1"},
+            "at most one of startingOffsets",
+        ),
+        (
+            BASE
+            | {
+                "subscribe": "t",
+                "maxOffsetsPerTrigger": "1",
+                "minOffsetsPerTrigger": "2",
+            },
+            "2 is more than maxOffsetsPerTrigger",
+        ),
+        (
+            BASE
+            | {"subscribe": "t", "minOffsetsPerTrigger": "2", "maxTriggerDelay": "1y"},
+            "no time such as",
+        ),
+    ],
+)
+def test_options_that_contradict_each_other_are_told(given, told):
+    refused(told, given)
+
+
+def test_a_batch_holds_no_claims_and_a_stream_needs_them():
+    parsed().require_batch()
+    parsed(group="g").require_stream()
+    with pytest.raises(ConfigurationError, match="availableNow=True"):
+        parsed(group="g").require_batch()
+    with pytest.raises(ConfigurationError, match="name the group"):
+        parsed().require_stream()
+    with pytest.raises(ConfigurationError, match="decided by claims"):
+        parse(BASE | {"assign": '{"t": [0]}', "group": "g"}).require_stream()
+
+
+def test_names_are_in_order_and_once():
+    assert len(set(NAMES)) == len(NAMES)
+    assert list(NAMES) == sorted(NAMES, key=str.lower)

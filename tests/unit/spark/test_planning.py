@@ -1,0 +1,59 @@
+"""How much a batch takes, and in how many tasks."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kafka_marshal.protocol.types import Token, TopicPartition
+from kafka_marshal.spark.offsets import Stretch
+from kafka_marshal.spark.planning import cut, within
+
+T = [TopicPartition("t", number) for number in range(5)]
+TOKEN = Token(1, 0, 5)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "most", "wanted"),
+    [
+        pytest.param([10, 10], 100, [10, 10], id="all-fits"),
+        pytest.param([30, 10], 20, [15, 5], id="in-proportion"),
+        pytest.param([1000, 1], 10, [9, 1], id="none-starves"),
+        pytest.param([5, 5, 5], 1, [1, 1, 1], id="one-each-at-least"),
+        pytest.param([7, 0], 3, [3, 0], id="nothing-there"),
+    ],
+)
+def test_a_limit_is_shared_as_sparks_own_source_does(sizes, most, wanted):
+    spans = {T[n]: (100, 100 + size) for n, size in enumerate(sizes)}
+    found = within(spans, most)
+    assert [found[T[n]] - 100 for n in range(len(sizes))] == wanted
+
+
+@given(st.lists(st.integers(1, 10_000), min_size=1, max_size=5), st.integers(1, 20_000))
+def test_no_more_is_taken_than_there_is(sizes, most):
+    spans = {T[n]: (0, size) for n, size in enumerate(sizes)}
+    found = within(spans, most)
+    assert all(1 <= found[T[n]] <= size for n, size in enumerate(sizes))
+    assert sum(found.values()) <= max(most, 0) + len(sizes)
+
+
+@given(st.lists(st.integers(1, 1_000), min_size=1, max_size=5), st.integers(0, 40))
+def test_parts_are_the_whole_in_order(sizes, least):
+    whole = [Stretch(T[n], TOKEN, 7, 7 + size) for n, size in enumerate(sizes)]
+    parts = cut(whole, least)
+    assert all(part.first < part.end for part in parts)
+    for stretch in whole:
+        mine = [part for part in parts if part.partition == stretch.partition]
+        assert (mine[0].first, mine[-1].end) == (stretch.first, stretch.end)
+        assert all(
+            one.end == other.first for one, other in zip(mine, mine[1:], strict=False)
+        )
+        lengths = [part.end - part.first for part in mine]
+        assert max(lengths) - min(lengths) <= 1
+
+
+def test_larger_ones_are_cut_into_more_parts():
+    whole = [Stretch(T[0], None, 0, 90), Stretch(T[1], None, 0, 10)]
+    parts = cut(whole, 10)
+    assert [part.partition.partition for part in parts].count(0) == 9
+    assert cut(whole, 2) == whole
+    assert cut([], 5) == []

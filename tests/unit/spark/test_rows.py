@@ -1,0 +1,59 @@
+"""Arrow batches of what was fetched."""
+
+from datetime import UTC, datetime
+
+import pyarrow as pa
+
+from kafka_marshal.kafka_io.slices import Slice
+from kafka_marshal.protocol.types import TopicPartition
+from kafka_marshal.spark.rows import arrow_schema, batch_maker, columns
+
+T3 = TopicPartition("t", 3)
+
+
+def made(rows, **extra):
+    schema = arrow_schema(
+        columns(
+            has_headers=extra.get("has_headers", False),
+            has_token=extra.get("has_token", False),
+        )
+    )
+    batch = batch_maker(schema, T3, token="1.0.5")(rows)
+    assert batch.schema.equals(schema), "Spark refuses any other"
+    return batch.to_pylist()
+
+
+def test_columns_become_rows():
+    rows = Slice(
+        [5, 9], [1_700_000_000_123, 0], [0, 1], [b"k", None], [b"v", b""], None
+    )
+    first, second = made(rows)
+    assert first == {
+        "key": b"k",
+        "value": b"v",
+        "topic": "t",
+        "partition": 3,
+        "offset": 5,
+        "timestamp": datetime(2023, 11, 14, 22, 13, 20, 123_000, tzinfo=UTC),
+        "timestampType": 0,
+    }
+    assert (second["key"], second["value"], second["offset"]) == (None, b"", 9)
+
+
+def test_headers_and_tokens_come_where_they_are_asked_for():
+    headers = [[("a", b"1"), ("b", None)], ()]
+    rows = Slice([5, 6], [0, 0], [0, 0], [None, None], [None, None], headers)
+    first, second = made(rows, has_headers=True, has_token=True)
+    assert first["headers"] == [
+        {"key": "a", "value": b"1"},
+        {"key": "b", "value": None},
+    ]
+    assert second["headers"] is None
+    assert (first["token"], first["key"], first["value"]) == ("1.0.5", None, None)
+
+
+def test_a_column_of_nothing_keeps_its_type():
+    rows = Slice([1], [0], [0], [None], [None], None)
+    schema = arrow_schema(columns(has_headers=False, has_token=False))
+    batch = batch_maker(schema, T3, token=None)(rows)
+    assert batch.column("key").type == pa.binary()
