@@ -55,7 +55,7 @@ JARS = (
 )
 # Records of a round, by their size in bytes.
 LOAD = {1_000: 400_000, 100: 1_500_000}
-QUICK = {1_000: 5_000, 100: 5_000}
+QUICK = {1_000: 20_000, 100: 60_000}
 PYTHON_SHARE = 8
 
 

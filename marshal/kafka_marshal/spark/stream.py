@@ -189,6 +189,7 @@ class _Query:
                 options=settings.options,
                 transport=settings.transport,
                 state_dir=options.state_dir,
+                sidecar=options.sidecar,
             )
             opened.append(marshal)
             ranges = marshal.ranges(

@@ -34,7 +34,8 @@ def test_what_is_left_out_is_as_in_sparks_own_source():
         0,
     )
     assert (found.group, found.delivery, found.policy) == (None, "alo", "fair")
-    assert not (found.has_headers or found.has_token)
+    assert not found.has_headers
+    assert not found.has_token
 
 
 def test_everything_can_be_said_in_any_case():

@@ -1,5 +1,7 @@
 """How much a batch takes, and in how many tasks."""
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -44,9 +46,7 @@ def test_parts_are_the_whole_in_order(sizes, least):
     for stretch in whole:
         mine = [part for part in parts if part.partition == stretch.partition]
         assert (mine[0].first, mine[-1].end) == (stretch.first, stretch.end)
-        assert all(
-            one.end == other.first for one, other in zip(mine, mine[1:], strict=False)
-        )
+        assert all(one.end == other.first for one, other in pairwise(mine))
         lengths = [part.end - part.first for part in mine]
         assert max(lengths) - min(lengths) <= 1
 
