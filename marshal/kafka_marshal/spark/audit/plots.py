@@ -103,7 +103,7 @@ def gaps(counts: Mapping[str, Mapping[float, int]]) -> str:
     return _svg(figure)
 
 
-def distances(lines: Mapping[str, Sequence[tuple[int, int]]], what: str) -> str:
+def distances(lines: Mapping[str, Sequence[tuple[int, float]]], what: str) -> str:
     """Draw how far groups were from a position, over time (epoch ms)."""
     figure, axes = _axes(2.6)
     for name, points in lines.items():

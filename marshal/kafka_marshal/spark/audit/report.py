@@ -58,7 +58,8 @@ GROUP BY client_id, reason ORDER BY count DESC, client_id, reason LIMIT 10
 """
 _GRANTS = """
 SELECT group_id, outcome, COUNT(*) AS count,
-       SUM(last_offset - first_offset + 1) AS offsets_count
+       SUM(CASE WHEN outcome = 'granted' THEN last_offset - first_offset + 1 ELSE 0 END)
+         AS offsets_count
 FROM grants GROUP BY group_id, outcome ORDER BY group_id, outcome LIMIT :limit
 """
 _PAUSES = """
@@ -86,13 +87,13 @@ SELECT group_id, COUNT(*) AS count FROM samples GROUP BY group_id
 ORDER BY count DESC, group_id LIMIT :limit
 """
 # How far each key still was from its reference at each of its samples; a group's sum
-# changes by the difference from the sample before.
+# changes by the difference from the sample before. In floating point, since what
+# stands in the log may be too large for sums of integers.
 _DISTANCES = """
-SELECT group_id, moment, CAST(SUM(change) AS BIGINT) AS change FROM (
+SELECT group_id, moment, SUM(change) AS change FROM (
   SELECT p.group_id,
-         CAST(FLOOR((p.append_ms - :first) / :step) AS INT) AS moment,
-         CAST(CASE WHEN before IS NULL THEN reference - position
-                   ELSE before - position END AS BIGINT) AS change
+         CAST(FLOOR((CAST(p.append_ms AS DOUBLE) - :first) / :step) AS INT) AS moment,
+         CAST(COALESCE(before, reference) AS DOUBLE) - position AS change
   FROM (
     SELECT s.*, LAG(s.position) OVER (
              PARTITION BY s.group_id, s.topic, s.partition ORDER BY s.offset) AS before,
@@ -244,7 +245,7 @@ def _bars(spark: "SparkSession") -> tuple[list[plots.Bar], int]:
 
 def _lines(
     spark: "SparkSession", ends: Ends
-) -> tuple[dict[str, list[tuple[int, int]]], list[Row]]:
+) -> tuple[dict[str, list[tuple[int, float]]], list[Row]]:
     """Return how far groups were from their reference over time, and lags now."""
     rows = [(*place, end) for place, end in ends.items()]
     form = "topic string, partition int, log_end bigint"
@@ -253,12 +254,12 @@ def _lines(
     groups = spark.sql(_GROUPS, args={"limit": GROUPS_SHOWN_MAX})
     groups.createOrReplaceTempView("shown_groups")
     (span,) = _rows(spark, _SPAN)
-    lines: dict[str, list[tuple[int, int]]] = {}
+    lines: dict[str, list[tuple[int, float]]] = {}
     if span["first"] is not None:
         step_ms = max(1, (span["last"] - span["first"]) // MOMENTS_MAX + 1)
         for row in _rows(spark, _DISTANCES, first=span["first"], step=step_ms):
             line = lines.setdefault(row["group_id"], [])
-            before = line[-1][1] if line else 0
+            before = line[-1][1] if line else 0.0
             at_ms = span["first"] + row["moment"] * step_ms
             line.append((at_ms, before + row["change"]))
     return lines, _rows(spark, _LAGS, limit=ROWS_SHOWN_MAX)

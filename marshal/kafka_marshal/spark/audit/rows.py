@@ -19,7 +19,7 @@ from kafka_marshal.protocol.history_rows import (
 )
 from kafka_marshal.protocol.snapshot import digest
 from kafka_marshal.protocol.state import WorldState
-from kafka_marshal.protocol.types import Key
+from kafka_marshal.protocol.types import OFFSET_MAX, Key
 from kafka_marshal.spark.audit import schema
 from kafka_marshal.spark.audit.schema import Table
 
@@ -137,6 +137,11 @@ def _hex(value: bytes | None) -> str | None:
     return None if value is None else value.hex()
 
 
+def _position_of(value: int | None) -> int | None:
+    # The position behind the last offset that there can be is one more than fits.
+    return None if value is None else min(value, OFFSET_MAX)
+
+
 def _interval(row: Interval) -> Values:
     return {
         **_key(row.key),
@@ -155,9 +160,9 @@ def _interval(row: Interval) -> Values:
         "renewed_log_ms": row.renewed_ms,
         "beats_count": row.beats_count,
         "gap_ms_max": row.gap_ms_max,
-        "start_position": row.start_position,
-        "first_position": row.first_position,
-        "position": row.position,
+        "start_position": _position_of(row.start_position),
+        "first_position": _position_of(row.first_position),
+        "position": _position_of(row.position),
         "rewinds_count": row.rewinds_count,
         "steps_back_count": row.steps_back_count,
         "stray_count": row.stray_count,
@@ -195,7 +200,7 @@ def _handoff(row: Handoff) -> Values:
         "gap_ms": row.gap_ms,
         "heartbeat_interval_ms": row.heartbeat_interval_ms,
         "late_ms": row.late_ms,
-        "position": row.position,
+        "position": _position_of(row.position),
     }
 
 
@@ -247,8 +252,8 @@ def _position(row: PositionRow) -> Values:
         "client_id": row.client_id,
         "epoch": row.epoch,
         "topic_id": _hex(row.topic_id),
-        "position": row.position,
-        "granted": row.granted,
+        "position": _position_of(row.position),
+        "granted": _position_of(row.granted),
         "rewinds_count": row.rewinds_count,
     }
 

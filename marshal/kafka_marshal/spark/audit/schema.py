@@ -77,7 +77,7 @@ INTERVALS = Table(
         Column("client_id", STRING, "who owned it"),
         Column("incarnation", STRING, "which process start of it, hex"),
         Column("token", STRING, "fencing token, `era.leader_epoch.offset`"),
-        Column("token_era", INT, "its first part"),
+        Column("token_era", LONG, "its first part"),
         Column("token_leader_epoch", INT, "its second part"),
         Column("epoch", LONG, "its third part: offset of the winning claim"),
         Column("topic_id", STRING, "Kafka's id of the data topic, hex, if named"),

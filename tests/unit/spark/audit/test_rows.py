@@ -15,6 +15,7 @@ from logkit import (
 )
 
 from kafka_marshal.protocol.history import Historian
+from kafka_marshal.protocol.types import OFFSET_MAX
 from kafka_marshal.spark.audit import schema
 from kafka_marshal.spark.audit.rows import (
     BATCH_ROWS,
@@ -129,6 +130,33 @@ def test_batches_are_bounded_and_hold_one_struct_a_row(told):
         }
         others = [t.name for t in schema.ALL if t is not row.table]
         assert {back[name] for name in others} == {None}
+
+
+def test_the_largest_numbers_that_a_log_can_hold_fit():
+    """Whoever may write there must not be able to stop an audit."""
+    log, historian = Log(configured=False), Historian()
+    most = OFFSET_MAX
+    rows = []
+
+    def say(record):
+        transitions = log.append(record, at=most)
+        taken = historian.take(log.state, log.entries[-1], transitions=transitions)
+        rows.extend(staged(0, row) for row in taken)
+
+    say(config(era=2**32 - 1))
+    say(claim())
+    say(beat(1, most))
+    say(messages(1, most, most))
+    say(pause(most))
+    say(release(1, most))
+    say(claim("c2"))
+    assert log.key().position == most + 1
+    rows += [staged(0, row, is_open=True) for row in historian.open_rows()]
+    rows.append(state_row(log.state, historian))
+    assert sum(batch.num_rows for batch in batches(rows)) == len(rows)
+    assert {row.values["position"] for row in rows if row.table is schema.HANDOFFS} == {
+        most
+    }
 
 
 def test_no_rows_are_no_batch():
