@@ -41,8 +41,14 @@ class FakeWatch:
     def watch(self, pid, started, *, on_dead):
         found = FakeWatched(on_dead)
         found.pid = pid
+        found.is_dead = pid in self.dead
         self.watched.append(found)
         return found
+
+    def tell(self):
+        """Tell of those that were dead before they were watched."""
+        for each in [w for w in self.watched if w.is_dead and not w.is_closed]:
+            each.on_dead()
 
     def kill(self, pid):
         """End a process; whoever watches it is told, as the poller's thread does."""
@@ -90,6 +96,7 @@ class Machine:
             watch=self.watch,
         )
         self.expected = self.hub.recover(timeout_ms=1_000)
+        self.watch.tell()
         return self
 
     def crash(self):
@@ -150,7 +157,8 @@ class Local:
         return self.machine.clock.now_ms()
 
     def register(self):
-        said = api.Registration(instance=self.instance, beat_ms=BEAT_MS)
+        beat_ms = min(BEAT_MS, self.hub.info().client_beat_ms_max)
+        said = api.Registration(instance=self.instance, beat_ms=beat_ms)
         peer = Peer(self.pid, 0, None if self.pid is None else 1)
         self.registered = self.hub.register(self.group, self.name, said=said, peer=peer)
         self.follow()

@@ -1,0 +1,229 @@
+"""A sidecar, its clients and a rival on another host, driven at random.
+
+At every instant at most one of them may use a key by its own deadlines, and no
+token is ever used by two processes (PROTOCOL 12; docs/ARCHITECTURE.md, The sidecar).
+"""
+
+import contextlib
+import tempfile
+from pathlib import Path
+
+from enginekit import wish, world
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    rule,
+)
+from sidecarkit import BEAT_MS, Local, Machine
+
+from kafka_marshal.errors import (
+    ClaimLost,
+    CoordinationError,
+    IdentityConflict,
+    LogUnwritable,
+)
+from kafka_marshal.remote import api
+
+NAMES = ("a", "b")
+KEYS = 3
+H_MS = 1_500
+STEP_MS = 20
+WHO = st.sampled_from(NAMES)
+AFTER = st.sampled_from([0, 20, 100, 400, 1_000])
+WHILE = st.sampled_from([100, 600, H_MS, 3 * H_MS])
+REASON = st.sampled_from(["shutdown", "restart", "downscale"])
+
+
+class Sidecars(RuleBasedStateMachine):
+    """Who may use what, by what each was told."""
+
+    @initialize()
+    def begin(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.cluster = world(partitions=2, records=[3] * KEYS, h=H_MS)
+        self.machine = Machine(self.cluster, state_dir=Path(self.folder.name))
+        self.is_up = True
+        self.clients = {}
+        self.pids = 0
+        self.users = {}
+        self.rival = None
+        for name in NAMES:
+            self.start(name)
+
+    def start(self, name):
+        self.pids += 1
+        with contextlib.suppress(IdentityConflict):
+            self.clients[name] = Local(self.machine, name, pid=self.pids)
+            self.subscribe(name)
+
+    def subscribe(self, name):
+        # Cut off from the cluster, it cannot look the topics up.
+        with contextlib.suppress(CoordinationError):
+            self.clients[name].subscribe()
+
+    def teardown(self):
+        if hasattr(self, "folder"):
+            self.folder.cleanup()
+
+    def watch(self):
+        """Check who may use what now."""
+        holders = {}
+        for client in self.clients.values():
+            for key in client.valid:
+                holders.setdefault(key, []).append(client.name)
+                user = self.users.setdefault((key, client.tokens[key]), client.instance)
+                assert user == client.instance, f"a token of {key} has two users"
+        if self.rival is not None:
+            for key, holding in self.rival.held.items():
+                if holding.claim.is_owned:
+                    holders.setdefault(key, []).append("rival")
+        for key, names in holders.items():
+            assert len(names) == 1, f"{key} is used by {names}"
+
+    def pass_time(self, duration_ms, living=()):
+        for _ in range(duration_ms // STEP_MS):
+            self.cluster.run(STEP_MS)
+            self.watch()
+            for name in living:
+                self.live(name)
+                self.watch()
+
+    def live(self, name):
+        """Do what a client does all the time, as far as the sidecar answers."""
+        client = self.clients.get(name)
+        if client is None or not self.is_up:
+            return
+        try:
+            client.live()
+        except (ClaimLost, LogUnwritable):
+            with contextlib.suppress(IdentityConflict):
+                client.register()
+                self.subscribe(name)
+
+    # --- what happens, and how long everybody lives on afterwards
+
+    @rule(after_ms=AFTER)
+    def nothing(self, after_ms):
+        self.pass_time(after_ms, NAMES)
+
+    @rule(name=WHO, duration_ms=WHILE, after_ms=AFTER)
+    def one_is_silent(self, name, duration_ms, after_ms):
+        self.pass_time(duration_ms, [other for other in NAMES if other != name])
+        self.pass_time(after_ms, NAMES)
+
+    @rule(name=WHO, duration_ms=WHILE, after_ms=AFTER)
+    def one_only_beats(self, name, duration_ms, after_ms):
+        """It is stuck in a handler: it hears of nothing, and gives nothing back."""
+        for _ in range(duration_ms // BEAT_MS):
+            self.pass_time(BEAT_MS, [other for other in NAMES if other != name])
+            if self.is_up and name in self.clients:
+                with contextlib.suppress(ClaimLost):
+                    self.clients[name].beat()
+        self.pass_time(after_ms, NAMES)
+
+    @rule(name=WHO, after_ms=AFTER)
+    def one_gives_something_back(self, name, after_ms):
+        client = self.clients.get(name)
+        if self.is_up and client is not None and client.held:
+            with contextlib.suppress(ClaimLost):
+                client.give_back(min(client.held))
+        self.pass_time(after_ms, NAMES)
+
+    @rule(name=WHO, dead_ms=AFTER, after_ms=AFTER)
+    def one_dies_and_is_started_again(self, name, dead_ms, after_ms):
+        client = self.clients.pop(name, None)
+        if client is not None:
+            self.machine.watch.kill(client.pid)
+        self.pass_time(dead_ms, NAMES)
+        if self.is_up:
+            self.start(name)
+        self.pass_time(after_ms, NAMES)
+
+    @rule(name=WHO, reason=REASON, is_thorough=st.booleans(), after_ms=AFTER)
+    def one_leaves(self, name, reason, is_thorough, after_ms):
+        client = self.clients.get(name)
+        if not self.is_up or client is None:
+            return
+        client.take()
+        returned = ()
+        if is_thorough or reason == "restart":
+            returned = tuple(client.returned(key) for key in sorted(client.held))
+            client.held.clear()
+            client.leaving.clear()
+        said = api.Leaving(
+            returned=returned, release=reason != "restart", reason=reason
+        )
+        with contextlib.suppress(ClaimLost):
+            self.machine.hub.leave(client.who, said)
+        if reason == "restart":
+            del self.clients[name]
+            self.pass_time(after_ms, NAMES)
+            self.start(name)
+        self.pass_time(after_ms, NAMES)
+
+    @rule(name=WHO, keep=st.booleans(), after_ms=AFTER)
+    def one_subscribes_anew(self, name, keep, after_ms):
+        client = self.clients.get(name)
+        if self.is_up and client is not None:
+            none = api.Release(returned=())
+            with contextlib.suppress(ClaimLost):
+                self.machine.hub.unsubscribe(client.who, "s", release=none, keep=keep)
+                self.pass_time(after_ms, NAMES)
+                self.subscribe(name)
+        self.pass_time(after_ms, NAMES)
+
+    @rule(down_ms=WHILE, after_ms=AFTER)
+    def the_sidecar_crashes(self, down_ms, after_ms):
+        self.machine.crash()
+        self.is_up = False
+        self.pass_time(down_ms, NAMES)
+        self.machine.start()
+        self.is_up = True
+        self.pass_time(after_ms)
+        for client in self.clients.values():
+            with contextlib.suppress(IdentityConflict):
+                client.register()
+        self.pass_time(after_ms, NAMES)
+
+    @rule(duration_ms=WHILE, after_ms=AFTER)
+    def the_sidecar_is_stopped_for_a_while(self, duration_ms, after_ms):
+        self.cluster.nodes.remove(self.machine.node)
+        self.pass_time(duration_ms)
+        self.cluster.nodes.append(self.machine.node)
+        self.pass_time(after_ms, NAMES)
+
+    @rule(duration_ms=WHILE, after_ms=AFTER)
+    def the_sidecar_is_cut_off_for_a_while(self, duration_ms, after_ms):
+        self.machine.node.cut(is_cut=True)
+        self.pass_time(duration_ms, NAMES)
+        self.machine.node.cut(is_cut=False)
+        self.pass_time(after_ms, NAMES)
+
+    @rule(after_ms=AFTER)
+    def the_session_fails(self, after_ms):
+        for host in self.machine.hub.hosts:
+            if host.session.failure is None:
+                host.session.fail(LogUnwritable("a test"))
+        self.pass_time(after_ms, NAMES)
+
+    @rule(after_ms=AFTER)
+    def the_rival_comes_or_goes(self, after_ms):
+        if self.rival is None:
+            self.rival = self.cluster.node("rival", wish=wish())
+        else:
+            self.cluster.crash(self.rival)
+            self.rival = None
+        self.pass_time(after_ms, NAMES)
+
+    @invariant()
+    def nothing_is_broken(self):
+        if hasattr(self, "cluster"):
+            self.watch()
+            assert self.machine.node.engine.failure is None
+
+
+TestSidecars = Sidecars.TestCase
+TestSidecars.settings = settings(max_examples=30, stateful_step_count=15)
