@@ -35,6 +35,7 @@ from kafka_marshal.sidecar.asking import (
     connection_of,
     require_one_client,
 )
+from kafka_marshal.sidecar.config import CONNECTIONS_MAX
 from kafka_marshal.sidecar.face import HealthFace, HubFace
 from kafka_marshal.sidecar.failures import (
     RETRY_AFTER_S,
@@ -56,7 +57,7 @@ QUICK_THREADS = 8
 WAITING_THREADS = 64
 STREAM_THREADS = 4
 CALLS_MAX = 256
-STREAMS_MAX = 1_024
+STREAMS_MAX = CONNECTIONS_MAX
 _ID = re.compile(r"[0-9a-f]{1,16}(\.[0-9]{1,20}){3}")
 _log = logging.getLogger(LOGGER_NAME)
 

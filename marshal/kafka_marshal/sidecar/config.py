@@ -3,6 +3,7 @@
 import ipaddress
 import os
 import re
+import resource
 import secrets
 import socket
 import stat
@@ -23,7 +24,7 @@ SOCKET_NAME = "sidecar.sock"
 FOLDER_NAME = "kafka-marshal"
 DRAIN_MS = 20_000
 OPEN_MS = 30_000
-CONNECTIONS_MAX = 512
+CONNECTIONS_MIN, CONNECTIONS_MAX = 64, 8_192
 PORT_MAX = 65_535
 TOKEN_BYTES_MIN = 16
 # The kernel's limit of an address is 108 bytes, one of them the end of the text.
@@ -38,6 +39,17 @@ def default_socket() -> Path:
     """
     base = os.environ.get("XDG_RUNTIME_DIR") or "/run"
     return Path(base) / FOLDER_NAME / SOCKET_NAME
+
+
+def default_connections() -> int:
+    """Return how many connections may stand: half of what files the process may open.
+
+    The rest is for watching clients, for Kafka, and for what comes up.
+    """
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return CONNECTIONS_MAX
+    return max(CONNECTIONS_MIN, min(soft // 2, CONNECTIONS_MAX))
 
 
 def default_client_id() -> str:
@@ -79,7 +91,7 @@ class Settings:
     open_ms: int = OPEN_MS
     drain_ms: int = DRAIN_MS
     log_format: Literal["text", "json"] = "text"
-    connections_max: int = CONNECTIONS_MAX
+    connections_max: int = attrs.field(factory=default_connections)
 
     def check(self) -> None:
         """Check what can be checked without looking anywhere.

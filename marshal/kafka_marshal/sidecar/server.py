@@ -19,7 +19,12 @@ import attrs
 from kafka_marshal import __version__
 from kafka_marshal.clock import SystemClock
 from kafka_marshal.engine import Engine
-from kafka_marshal.errors import ConfigurationError, DeadlineExceeded, MarshalError
+from kafka_marshal.errors import (
+    ConfigurationError,
+    CoordinationError,
+    DeadlineExceeded,
+    MarshalError,
+)
 from kafka_marshal.observability.logs import LOGGER_NAME
 from kafka_marshal.ports import Event, Observer
 from kafka_marshal.remote.looking import LocalClient
@@ -212,7 +217,7 @@ class Daemon:
         serving = asyncio.create_task(server.serve(sockets=list(sockets)))
         looking = asyncio.create_task(self._look_on())
         try:
-            await self._work()
+            await self._work(serving)
             await self._give_up_claims()
         finally:
             self._serving.hub = None
@@ -223,12 +228,12 @@ class Daemon:
             self._app.close()
             await asyncio.to_thread(self._close)
 
-    async def _work(self) -> None:
+    async def _work(self, serving: "asyncio.Task[None]") -> None:
         """Start, serve, drain: as far as it gets."""
         try:
             if await self._start():
                 while not await self._is_stopped_within(LOOK_S):
-                    pass
+                    _require_served(serving)
                 await self._drain()
         except MarshalError as error:
             self.failure = error
@@ -307,8 +312,11 @@ class Daemon:
     async def _look_on(self) -> None:
         """Tell whoever supervises us how we are; find out when it is over."""
         while True:
-            view = await asyncio.to_thread(self._inside.look)
-            self._notifier.look(view)
+            try:
+                self._notifier.look(await asyncio.to_thread(self._inside.look))
+            except Exception:  # noqa: BLE001 - a look must not end the daemon
+                # It is told to nobody then, and the watchdog has the last word.
+                _log.exception("looking at the sidecar failed")
             engine = self._inside.engine
             if engine is not None and engine.failure is not None:
                 self.failure = self.failure or engine.failure
@@ -377,6 +385,16 @@ def on_thread(name: str, call: Callable[[], T]) -> "asyncio.Future[T]":
 
     threading.Thread(target=work, name=name, daemon=True).start()
     return future
+
+
+def _require_served(serving: "asyncio.Task[None]") -> None:
+    """Check that the server goes on; it ends only when it is told to."""
+    if serving.done():
+        why = serving.exception() if not serving.cancelled() else None
+        raise CoordinationError(
+            f"the HTTP server ended by itself ({why or 'for no reason that it gave'}); "
+            "start the sidecar anew"
+        ) from why
 
 
 def _log_change(change: Change) -> None:

@@ -1,5 +1,6 @@
 """Settings: what is impossible is told before anything is opened."""
 
+import resource
 import socket
 from pathlib import Path
 
@@ -18,6 +19,15 @@ def test_what_is_there_by_default_is_possible(monkeypatch, tmp_path):
     assert settings.socket == tmp_path / "kafka-marshal" / "sidecar.sock"
     monkeypatch.delenv("XDG_RUNTIME_DIR")
     assert Settings().socket == Path("/run/kafka-marshal/sidecar.sock")
+
+
+@pytest.mark.parametrize(
+    ("files", "connections"),
+    [(1_024, 512), (16, 64), (1_000_000, 8_192), (resource.RLIM_INFINITY, 8_192)],
+)
+def test_connections_leave_files_for_the_rest(monkeypatch, files, connections):
+    monkeypatch.setattr(resource, "getrlimit", lambda what: (files, files))
+    assert Settings().connections_max == connections
 
 
 @pytest.mark.parametrize(

@@ -24,8 +24,9 @@ from kafka_marshal.observability import NullObserver
 from kafka_marshal.observability.logs import LOGGER_NAME
 from kafka_marshal.ports import Event
 from kafka_marshal.remote import api, paths
-from kafka_marshal.sidecar import server
+from kafka_marshal.sidecar import connections, server
 from kafka_marshal.sidecar.config import Settings
+from kafka_marshal.sidecar.connections import make_server
 
 
 @pytest.fixture
@@ -141,6 +142,38 @@ def test_an_engine_that_can_go_no_further_ends_it(world, caplog):
     assert "PENDING_CONTROLLED_SHUTDOWN" not in states(caplog)
     assert ("start_drain",) not in world.hub.said
     assert world.done[-1] == "stop"
+
+
+def test_a_server_that_ends_by_itself_is_not_left_alone(world, monkeypatch):
+    def broken(app, *, connections_max):
+        made = make_server(app, connections_max=connections_max)
+        monkeypatch.setattr(made, "serve", fail)
+        return made
+
+    async def fail(sockets):
+        raise OSError("out of files")
+
+    monkeypatch.setattr(connections, "make_server", broken)
+    with pytest.raises(CoordinationError, match=r"ended by itself .out of files"):
+        server.run(world.settings, NullObserver())
+    assert world.done[-1] == "stop"
+
+
+def test_a_look_that_fails_is_told_and_tried_again(world, monkeypatch, caplog):
+    looked = threading.Semaphore(0)
+
+    def look(inside):
+        looked.release()
+        raise RuntimeError("blind")
+
+    def script():
+        world.wait_ready()
+        for _ in range(3):
+            assert looked.acquire(timeout=30)
+
+    monkeypatch.setattr(server.Inside, "look", look)
+    world.run(script)
+    assert "looking at the sidecar failed" in caplog.text
 
 
 def test_a_drain_waits_for_clients_and_tells_them(world):
