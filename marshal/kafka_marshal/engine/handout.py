@@ -302,8 +302,9 @@ class HandOut:
             if not holding.claim.may_hand_out(now_ms):
                 return []
             records = self._pipeline.take(place, progress, most=most)
-            holding.lent_count += len(records)
-            self._lent.append(holding)
+            if records:
+                holding.lent_count += len(records)
+                self._lent.append(holding)
         else:
             if not holding.may_hand_out(now_ms):
                 place.put_back(self._reader)

@@ -115,7 +115,7 @@ class Pipeline:
         places = list(places)
         with self._engine.changed:
             now_ms = self._clock.now_ms()
-            is_busy = any(map(self._is_served, places))
+            is_busy = any(map(self._is_served, places)) or self.awaits(places)
             for place in places:
                 progress = place.holding.progress
                 if isinstance(progress, AtMostOnce) and place.buffered_count:
@@ -126,25 +126,29 @@ class Pipeline:
         self, place: Place, progress: AtMostOnce, now_ms: int, *, is_busy: bool
     ) -> None:
         holding = place.holding
-        fresh = bisect_left(place.fetched, progress.next_first, place.at, key=_offset)
         is_idle = progress.granted is None and not progress.outstanding_count
+        if not is_idle and place.fetched[-1].offset < progress.next_first:
+            return  # all of it is asked for
+        self._session.grants.look(holding)
+        meter = self._meter(place)
+        pace = meter.pace
+        if not progress.may_request(pace.depth):
+            return
+        fresh = bisect_left(place.fetched, progress.next_first, place.at, key=_offset)
         if is_idle and fresh > place.at:
             self._drop_foreign(place, progress, fresh - place.at)
             fresh = place.at
         unasked = len(place.fetched) - fresh
-        self._session.grants.look(holding)
-        meter = self._meter(place)
-        pace = meter.pace
         if not unasked or not holding.may_hand_out(now_ms):
             return
         wanted = pace.step * self._most
         room = pace.depth * self._most - holding.lent_count - (fresh - place.at)
-        if room < wanted or not progress.may_request(pace.depth):
+        if room < wanted:
             return
         count = min(unasked, room)
         if count < wanted:
             # It grows while there is something yet to use, here or, for a moment,
-            # in another partition.
+            # in another partition, or while that is about to be granted there.
             is_soon = now_ms - meter.asked_ms < WORK_PER_REQUEST_US // US_PER_MS
             if progress.resume_at < progress.next_first or (is_busy and is_soon):
                 return

@@ -38,11 +38,12 @@ class Place:
 
     def add(self, records: Sequence[Record]) -> None:
         """Keep records that follow those fetched before."""
+        # A reader may make a record anew each time it is looked at: so each once.
         if self.buffered_count:
-            self.fetched = [*self.fetched[self.at :], *records]
+            del self.fetched[: self.at]
+            self.fetched.extend(records)
         else:
-            # A reader may make a record anew each time it is looked at.
-            self.fetched = records if isinstance(records, list) else list(records)
+            self.fetched = list(records)
         self.at = 0
 
     def take(self, count: int) -> list[Record]:

@@ -8,6 +8,7 @@ from enginekit import (
     H,
     claim_of,
     fold,
+    held_by,
     of,
     owning,
     pause_for,
@@ -23,7 +24,10 @@ from kafka_marshal.protocol.claiming import Phase
 from kafka_marshal.protocol.granting import Pace
 from kafka_marshal.protocol.losses import marks_of
 from kafka_marshal.protocol.records import ClaimingMessages
+from kafka_marshal.protocol.types import TopicPartition
 from kafka_marshal.testing.fakestore import AppendFate
+
+T1 = TopicPartition("t", 1)
 
 
 class Eager(Pace):
@@ -55,6 +59,15 @@ def consumed(node, cluster, times=60):
     for _ in range(times):
         for records in node.consumer.poll(0).values():
             got += [record.offset for record in records]
+        cluster.run(20)
+    return got
+
+
+def polled_of(node, cluster, partition, *, times=10):
+    """Poll on; return the offsets of one partition that were handed out."""
+    got = []
+    for _ in range(times):
+        got += [record.offset for record in node.consumer.poll(0).get(partition, ())]
         cluster.run(20)
     return got
 
@@ -117,6 +130,27 @@ def test_one_by_one_what_is_granted_ahead_is_not_asked_for_record_by_record(eage
         cluster.run(20)
     assert got == list(range(100))
     assert len(asked(cluster)) <= 12
+
+
+def test_little_is_not_asked_for_while_more_is_about_to_be_granted(monkeypatch):
+    monkeypatch.setattr(pipeline, "WORK_PER_REQUEST_US", 500_000)
+    cluster = world(records=(20, 4))
+    node = cluster.node("a", wish=wish(delivery=AMO, most=4))
+    cluster.run_until(held_by(node, 2), 3 * H)
+    cluster.run(40)
+    node.consumer.pause(T1)
+    cluster.fates["a"] = AppendFate(delay_ms=2_000)
+    node.consumer.poll(0)
+    cluster.fates.clear()
+    node.consumer.resume(T1)
+    assert [*polled_of(node, cluster, T1)] == [0, 1, 2, 3]
+    before = len(asked(cluster))
+    cluster.kafka.produce(T1, b"more")
+    assert polled_of(node, cluster, T1, times=3) == []
+    assert len(asked(cluster)) == before
+    # It waits for a moment only, whatever is still awaited elsewhere.
+    assert polled_of(node, cluster, T1, times=30) == [4]
+    assert outstanding(node) == 1
 
 
 # --- the trap: no position in the log yet
