@@ -13,6 +13,7 @@ from kafka import errors as kafka_errors
 from kafka_marshal.errors import InvalidTransition, PositionError
 from kafka_marshal.kafka_io.connecting import connected
 from kafka_marshal.kafka_io.lookups import forked
+from kafka_marshal.kafka_io.places import Places
 from kafka_marshal.kafka_io.records import Records, kafka_records
 from kafka_marshal.kafka_io.settings import ConnectionSettings
 from kafka_marshal.kafka_io.translate import Access, translated
@@ -112,19 +113,13 @@ class KafkaDataReader(DataReader):
         self._is_closed = False
         # Every assigned partition in kafka-python's type, with our own.
         self._ours: dict[Any, TopicPartition] = {}
-        # The next offset; None until the first seek.
-        self._places: dict[TopicPartition, int | None] = {}
-        self._tokens: dict[TopicPartition, Token | None] = {}
-        self._paused: set[TopicPartition] = set()
+        self._places = Places()
 
     def assign(self, partitions: Sequence[TopicPartition]) -> None:
         """Make this the exact set of partitions; see ``ports.DataReader``."""
         self._require_usable()
-        wanted = dict.fromkeys(partitions)
-        self._places = {each: self._places.get(each) for each in wanted}
-        self._tokens = {each: self._tokens.get(each) for each in wanted}
-        self._paused &= wanted.keys()
-        self._ours = {KafkaTopicPartition(*each): each for each in wanted}
+        self._places.assign(partitions)
+        self._ours = {KafkaTopicPartition(*each): each for each in self._places.next}
         if self._consumer is not None:
             # kafka-python keeps the state of partitions that stay, and drops
             # what it has buffered of those that went.
@@ -135,30 +130,21 @@ class KafkaDataReader(DataReader):
     ) -> None:
         """Continue at ``offset``; see ``ports.DataReader``."""
         self._require_usable()
-        if partition not in self._places:
-            raise InvalidTransition(
-                f"Cannot seek in {partition}: it is not assigned. Assign it first."
-            )
-        if offset < 0:
-            raise InvalidTransition(f"Cannot seek to {offset} in {partition}.")
-        self._places[partition] = offset
-        self._tokens[partition] = token
+        self._places.seek(partition, offset, token=token)
         if self._consumer is not None:
             self._consumer.seek(KafkaTopicPartition(*partition), offset)
 
     def pause(self, partitions: Sequence[TopicPartition]) -> None:
         """Stop fetching these until resumed; positions and buffers are kept."""
         self._require_usable()
-        known = [each for each in partitions if each in self._places]
-        self._paused.update(known)
+        known = self._places.pause(partitions)
         if self._consumer is not None:
             self._consumer.pause(*(KafkaTopicPartition(*each) for each in known))
 
     def resume(self, partitions: Sequence[TopicPartition]) -> None:
         """Undo ``pause``; unknown or running partitions are left alone."""
         self._require_usable()
-        known = [each for each in partitions if each in self._paused]
-        self._paused.difference_update(known)
+        known = self._places.resume(partitions)
         if self._consumer is not None:
             self._consumer.resume(*(KafkaTopicPartition(*each) for each in known))
 
@@ -168,12 +154,8 @@ class KafkaDataReader(DataReader):
         """Return up to ``max_records`` records; see ``ports.DataReader``."""
         self._require_usable()
         timeout_ms = max(0, timeout_ms)
-        for partition, place in self._places.items():
-            if place is None:
-                raise InvalidTransition(
-                    f"Cannot poll: {partition} is new and has no place. Seek first."
-                )
-        if not self._places:
+        self._places.require_all()
+        if not self._places.next:
             time.sleep(timeout_ms / 1000)
             return {}
         deadline = time.monotonic() + timeout_ms / 1000
@@ -193,9 +175,9 @@ class KafkaDataReader(DataReader):
         found: dict[TopicPartition, Sequence[Record]] = {}
         for place, records in batches.items():
             partition = self._ours[place]
-            self._places[partition] = records[-1].offset + 1
+            self._places.next[partition] = records[-1].offset + 1
             found[partition] = Records(
-                records, token=self._tokens[partition], make=kafka_records
+                records, token=self._places.tokens[partition], make=kafka_records
             )
         return found
 
@@ -232,8 +214,8 @@ class KafkaDataReader(DataReader):
         consumer = connecting.outcome()
         consumer.assign(list(self._ours))
         for place, ours in self._ours.items():
-            consumer.seek(place, self._places[ours])
-            if ours in self._paused:
+            consumer.seek(place, self._places.next[ours])
+            if ours in self._places.paused:
                 consumer.pause(place)
         self._consumer = consumer
         self._hurries_until = time.monotonic() + _HURRY_S_MAX
@@ -284,7 +266,7 @@ class KafkaDataReader(DataReader):
         if isinstance(error, kafka_errors.LogTruncationError):
             place = next(iter(error.divergent_offsets))
             ours = self._ours.get(place)
-            requested = self._places.get(ours) if ours is not None else None
+            requested = self._places.next.get(ours) if ours is not None else None
             if requested is not None:
                 return self._outside(place, requested, "was cut off by a truncation")
         if isinstance(error, kafka_errors.CorruptRecordError | UnicodeDecodeError):

@@ -186,7 +186,7 @@ class _Reader(KafkaDataReader):
 
     def place_of(self, partition: TopicPartition) -> int:
         """Return the next offset that a poll looks at, gaps passed."""
-        known = self._places[partition] or 0
+        known = self._places.next[partition] or 0
         if self._consumer is None:
             return known
         place = self._consumer.position(KafkaTopicPartition(*partition), timeout_ms=0)

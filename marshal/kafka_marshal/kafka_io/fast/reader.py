@@ -25,6 +25,7 @@ from kafka_marshal.kafka_io.fast.clients import Client, close_consumer, new_cons
 from kafka_marshal.kafka_io.fast.records import fast_records
 from kafka_marshal.kafka_io.fast.translate import Access, translated
 from kafka_marshal.kafka_io.lookups import forked
+from kafka_marshal.kafka_io.places import Places
 from kafka_marshal.kafka_io.reader import FETCH_WAIT_MS, REQUEST_TIMEOUT_MS
 from kafka_marshal.kafka_io.records import Records
 from kafka_marshal.kafka_io.settings import ConnectionSettings
@@ -101,10 +102,7 @@ class FastDataReader(DataReader):
         self._pid = os.getpid()
         self._client: Client | None = None
         self._is_closed = False
-        # The next offset; None until the first seek.
-        self._places: dict[TopicPartition, int | None] = {}
-        self._tokens: dict[TopicPartition, Token | None] = {}
-        self._paused: set[TopicPartition] = set()
+        self._places = Places()
         # Every topic there ever was: records of a lone one need not be asked.
         self._topics: set[str] = set()
         # What librdkafka knows: assigned, and paused there too.
@@ -128,12 +126,10 @@ class FastDataReader(DataReader):
     def assign(self, partitions: Sequence[TopicPartition]) -> None:
         """Make this the exact set of partitions; see ``ports.DataReader``."""
         self._require_usable()
-        wanted = dict.fromkeys(partitions)
-        self._places = {each: self._places.get(each) for each in wanted}
-        self._tokens = {each: self._tokens.get(each) for each in wanted}
+        self._places.assign(partitions)
+        wanted = self._places.next
         self._topics.update(each.topic for each in wanted)
         self._taken = []
-        self._paused &= wanted.keys()
         self._moved &= wanted.keys()
         for gone in self._kept.keys() - wanted.keys():
             del self._kept[gone]
@@ -145,14 +141,7 @@ class FastDataReader(DataReader):
     ) -> None:
         """Continue at ``offset``; see ``ports.DataReader``."""
         self._require_usable()
-        if partition not in self._places:
-            raise InvalidTransition(
-                f"Cannot seek in {partition}: it is not assigned. Assign it first."
-            )
-        if offset < 0:
-            raise InvalidTransition(f"Cannot seek to {offset} in {partition}.")
-        self._places[partition] = offset
-        self._tokens[partition] = token
+        self._places.seek(partition, offset, token=token)
         self._moved.add(partition)
         self._kept.pop(partition, None)
         self._reported.pop(partition, None)
@@ -160,28 +149,24 @@ class FastDataReader(DataReader):
     def pause(self, partitions: Sequence[TopicPartition]) -> None:
         """Stop fetching these until resumed; positions and buffers are kept."""
         self._require_usable()
-        self._paused.update(each for each in partitions if each in self._places)
+        self._places.pause(partitions)
 
     def resume(self, partitions: Sequence[TopicPartition]) -> None:
         """Undo ``pause``; unknown or running partitions are left alone."""
         self._require_usable()
-        self._paused.difference_update(partitions)
+        self._places.resume(partitions)
 
     def poll(
         self, timeout_ms: int, max_records: int
     ) -> Mapping[TopicPartition, Sequence[Record]]:
         """Return up to ``max_records`` records; see ``ports.DataReader``."""
         self._require_usable()
-        if None in self._places.values():
-            new = next(each for each, place in self._places.items() if place is None)
-            raise InvalidTransition(
-                f"Cannot poll: {new} is new and has no place. Seek first."
-            )
+        self._places.require_all()
         timeout_s = max(0, timeout_ms) / 1000
         deadline = time.monotonic() + timeout_s
         try:
             self._settle()
-            if not self._places:
+            if not self._places.next:
                 time.sleep(timeout_s)
                 return {}
             return self._next(deadline, max(1, max_records))
@@ -192,7 +177,7 @@ class FastDataReader(DataReader):
         """Return the log ends that fetches told of; see ``ports.DataReader``."""
         self._require_usable()
         found = {}
-        for partition in self._active & self._places.keys():
+        for partition in self._active & self._places.next.keys():
             place = FastPartition(*partition)
             with suppress(KafkaException):
                 _, end = self._handle().get_watermark_offsets(place, cached=True)
@@ -232,12 +217,12 @@ class FastDataReader(DataReader):
         self._active.clear()
         self._halted.clear()
         self._refused.clear()
-        self._moved = set(self._places)
+        self._moved = set(self._places.next)
 
     def _tell(self) -> None:
-        if gone := self._active - self._places.keys():
+        if gone := self._active - self._places.next.keys():
             self._withdraw(gone)
-        if resumed := self._halted - self._paused:
+        if resumed := self._halted - self._places.paused:
             # Its own account of where it was need not be relied on.
             self._moved |= resumed
             self._handle().resume([FastPartition(*each) for each in resumed])
@@ -249,7 +234,7 @@ class FastDataReader(DataReader):
             self._moved.clear()
 
     def _placed(self, partition: TopicPartition) -> FastPartition:
-        offset = self._places[partition]
+        offset = self._places.next[partition]
         assert offset is not None
         return FastPartition(partition.topic, partition.partition, offset)
 
@@ -309,7 +294,9 @@ class FastDataReader(DataReader):
     def _taken_up_again(self, most: int) -> dict[TopicPartition, Sequence[Record]]:
         """Take what was kept of partitions that are paused no more."""
         found: dict[TopicPartition, Sequence[Record]] = {}
-        for partition in [each for each in self._kept if each not in self._paused]:
+        for partition in [
+            each for each in self._kept if each not in self._places.paused
+        ]:
             if most <= 0:
                 break
             kept = self._kept.pop(partition)
@@ -328,23 +315,25 @@ class FastDataReader(DataReader):
         found: dict[TopicPartition, list[Any]] = {}
         for topic, number, run in self._runs(messages):
             partition = TopicPartition(topic, number)
-            place = self._places.get(partition)
+            place = self._places.next.get(partition)
             if place is None:
                 continue
             if run[0].offset() < place:
                 run = [each for each in run if each.offset() >= place]  # noqa: PLW2901
-            if partition in self._kept or partition in self._paused:
+            if partition in self._kept or partition in self._places.paused:
                 self._keep(partition, run)
             elif partition in found:
                 found[partition] += run
             elif run:
                 found[partition] = run
             if run:
-                self._places[partition] = run[-1].offset() + 1
+                self._places.next[partition] = run[-1].offset() + 1
         return {each: self._records(each, run) for each, run in found.items()}
 
     def _records(self, partition: TopicPartition, messages: list[Any]) -> Records:
-        return Records(messages, token=self._tokens[partition], make=fast_records)
+        return Records(
+            messages, token=self._places.tokens[partition], make=fast_records
+        )
 
     def _runs(self, messages: list[Any]) -> Iterator[tuple[str, int, list[Any]]]:
         """Cut messages where the partition changes; they come in long runs."""
@@ -379,7 +368,7 @@ class FastDataReader(DataReader):
             if error is None:
                 if partition not in self._reported:
                     sound.append(message)
-            elif partition in self._places:
+            elif partition in self._places.next:
                 self._reported.setdefault(partition, error)
             elif topic is None and error.code() != _NO_GROUP:
                 self._reported[None] = error
@@ -401,7 +390,7 @@ class FastDataReader(DataReader):
 
     def _raise_outside(self, partition: TopicPartition, *, is_cut_off: bool) -> None:
         """Raise the error for a position outside its log, with the log's range."""
-        requested = self._places[partition]
+        requested = self._places.next[partition]
         assert requested is not None
         start = end = _UNKNOWN
         # What went wrong is told all the same, without the range.

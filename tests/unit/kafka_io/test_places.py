@@ -1,0 +1,51 @@
+"""A reader's own account: what is assigned, where it goes on, what is paused."""
+
+import pytest
+
+from kafka_marshal.errors import InvalidTransition
+from kafka_marshal.kafka_io.places import Places
+from kafka_marshal.protocol.types import Token, TopicPartition
+
+A, B, C = TopicPartition("t", 0), TopicPartition("t", 1), TopicPartition("u", 0)
+TOKEN = Token(1, 0, 5)
+
+
+@pytest.fixture
+def places():
+    made = Places()
+    made.assign([A, B])
+    return made
+
+
+def test_what_stays_assigned_keeps_its_place(places):
+    places.seek(A, 7, token=TOKEN)
+    places.pause([A, B])
+    places.assign([C, A])
+    assert places.next == {C: None, A: 7}
+    assert places.tokens == {C: None, A: TOKEN}
+    assert places.paused == {A}
+    places.assign([])
+    assert (places.next, places.tokens, places.paused) == ({}, {}, set())
+
+
+def test_only_what_is_known_is_paused_and_resumed(places):
+    assert places.pause([A, C]) == [A]
+    assert places.resume([B, C, A]) == [A]
+    assert places.resume([A]) == []
+    assert not places.paused
+
+
+def test_a_place_is_an_offset_of_what_is_assigned(places):
+    with pytest.raises(InvalidTransition, match="u-0: it is not assigned"):
+        places.seek(C, 0, token=None)
+    with pytest.raises(InvalidTransition, match="seek to -1 in t-0"):
+        places.seek(A, -1, token=None)
+    assert places.next == {A: None, B: None}
+
+
+def test_all_need_a_place_before_a_poll(places):
+    places.seek(A, 0, token=None)
+    with pytest.raises(InvalidTransition, match="t-1 is new"):
+        places.require_all()
+    places.seek(B, 0, token=None)
+    places.require_all()
