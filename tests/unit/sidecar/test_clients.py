@@ -1,0 +1,139 @@
+"""What a client has, and how far it says it is."""
+
+import pytest
+
+from kafka_marshal.engine import Delivery, Holding, StartRule
+from kafka_marshal.protocol.claiming import Claim, Claimant, Phase
+from kafka_marshal.protocol.lease import Lease
+from kafka_marshal.protocol.types import Key, Owner
+from kafka_marshal.remote import api
+from kafka_marshal.sidecar.clients import (
+    AWAY_MS_MIN,
+    GRACE_MS_MAX,
+    Client,
+    Entrusted,
+    Loan,
+    lend,
+    take_back,
+)
+from kafka_marshal.sidecar.feed import Ring
+from kafka_marshal.sidecar.peers import NOBODY
+
+KEY = Key("g", "t", 0)
+
+
+def holding(delivery=Delivery.AT_LEAST_ONCE, start=0):
+    claim = Claim(Claimant(Owner("host", b"i" * 16), "g", master=b"m" * 32), KEY)
+    claim.phase, claim.epoch, claim.lease = Phase.STARTING, 5, Lease(1_000, 2_000)
+    held = Holding(claim, delivery, StartRule())
+    held.begin(start, grantee=b"i" * 16)
+    return held
+
+
+def client(beat_ms=100):
+    return Client("a", "00" * 16, beat_ms, NOBODY, Ring("0" * 32, snapshot=None), 0)
+
+
+def loan(held):
+    lend(held)
+    return Loan(KEY, client(), held, 5, "s", filed_ms=9_999)
+
+
+def standing(position=None, **rest):
+    return api.Standing(topic="t", partition=0, epoch=5, position=position, **rest)
+
+
+# --- At least once ---
+
+
+def test_what_is_lent_is_in_hand_until_it_is_back():
+    held = holding()
+    given = loan(held)
+    assert held.in_hand_count == 1
+    given.take(standing(3, in_hand=7, handed=10))
+    assert (held.position, held.in_hand_count, held.tally) == (3, 7, (10, 3))
+    given.take(standing(2, handed=4))
+    assert (held.position, held.handed_count) == (3, 10), "nothing goes back"
+    given.take(standing(None))
+    assert held.position == 3
+    take_back(held, is_settled=True)
+    assert held.in_hand_count == 0
+
+
+def test_deadlines_are_no_longer_than_lease_and_file():
+    given = loan(holding())
+    assert given.deadline().hard_until_ms == 2_000
+    given.filed_ms = 900
+    said = given.deadline()
+    assert (said.soft_until_ms, said.hard_until_ms) == (900, 900)
+    assert (given.told_ms, given.last_ms) == (2_000, 900), "what was told stands"
+
+
+# --- At most once ---
+
+
+def test_what_was_granted_and_is_not_done_with_is_accounted_for():
+    held = holding(Delivery.AT_MOST_ONCE, start=4)
+    given = loan(held)
+    assert isinstance(held.progress, Entrusted)
+    assert (held.position, held.mark) == (None, 4)
+    given.note_grant(4, 9)
+    given.note_grant(10, 12)
+    given.take(standing(done=7))
+    given.take(standing(done=5))
+    given.take(standing())
+    assert held.mark == 7
+    assert held.in_hand_count == 6
+    take_back(held, is_settled=False)
+    assert [(g.first, g.last) for g in held.progress.discard()] == [(7, 9), (10, 12)]
+
+
+def test_whoever_gives_back_in_order_has_its_own_account():
+    held = holding(Delivery.AT_MOST_ONCE)
+    given = loan(held)
+    given.note_grant(0, 9)
+    take_back(held, is_settled=True)
+    assert held.in_hand_count == 0
+    assert held.progress.discard() == ()
+
+
+def test_what_comes_back_is_lent_again_with_its_account():
+    held = holding(Delivery.AT_MOST_ONCE)
+    loan(held).note_grant(0, 9)
+    before = held.progress
+    lend(held)
+    assert held.progress is before
+
+
+def test_at_least_once_knows_no_grants():
+    held = holding()
+    loan(held).note_grant(0, 9)
+    assert held.in_hand_count == 1
+
+
+# --- Away, gone ---
+
+
+@pytest.mark.parametrize(("beat_ms", "limit_ms"), [(100, AWAY_MS_MIN), (900, 2_700)])
+def test_silence_of_several_beats_is_being_away(beat_ms, limit_ms):
+    one = client(beat_ms)
+    assert not one.is_away(limit_ms)
+    assert one.is_away(limit_ms + 1)
+    assert (one.state(0), one.state(limit_ms + 1)) == ("ready", "silent")
+    one.note_absence(50_000)
+    assert one.is_away(50_000)
+    one.is_leaving = True
+    assert one.state(0) == "leaving"
+
+
+def test_a_place_is_kept_for_a_while():
+    one = client()
+    assert not one.is_gone(GRACE_MS_MAX, grace_ms=60_000)
+    assert one.is_gone(GRACE_MS_MAX + 1, grace_ms=60_000)
+    assert one.is_gone(501, grace_ms=500)
+    one.loans[KEY] = None
+    assert not one.is_gone(GRACE_MS_MAX + 1, grace_ms=60_000)
+    one.kept_until_ms = 70_000
+    assert not one.is_gone(69_999, grace_ms=0)
+    assert one.is_gone(70_000, grace_ms=0)
+    assert (one.is_away(0), one.state(0)) == (True, "restarting")
