@@ -8,15 +8,17 @@ do not count. At most once is set beside at least once. Last, a broker that is f
 a batch should take as long as its handler or as its fetch, not as both together.
 """
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import groupby
 from typing import Any
 
 import attrs
 from confluent_kafka import Consumer as FastConsumer
-from confluent_kafka import Producer
+from confluent_kafka import Message, Producer
 from confluent_kafka import TopicPartition as FastPartition
 from kafka import KafkaConsumer
 from kafka import TopicPartition as KafkaPartition
@@ -139,6 +141,36 @@ def poll_bare_fast(servers: str, topic: str, *, size: int, watch: Stopwatch) -> 
             for message in messages:
                 message.value()
                 message.offset()
+            if not watch.note(len(messages)):
+                return
+
+
+def poll_least_fast(servers: str, topic: str, *, size: int, watch: Stopwatch) -> None:
+    """Read in polls, by the bare fast client and the least that claims ask for.
+
+    Whoever hands out under claims has to look whether a message is an error and of
+    which partition it is, at the lease of that under a lock, and to note how far it
+    came. Messages are handed out as they are, and without a commit.
+    """
+    lock, leased_until_s = threading.RLock(), time.monotonic() + GIVE_UP_S
+    places: dict[int | None, int | None] = {}
+    with bare_fast(servers, topic) as consumer:
+        while True:
+            messages = consumer.consume(size, POLL_MS / 1000)
+            if any(map(Message.error, messages)):
+                raise SystemExit("a message is an error")
+            runs = [
+                (number, list(run))
+                for number, run in groupby(messages, Message.partition)
+            ]
+            with lock:
+                if time.monotonic() > leased_until_s:
+                    raise SystemExit("the lease ran out")
+                places.update((number, run[-1].offset()) for number, run in runs)
+            for _, run in runs:
+                for message in run:
+                    message.value()
+                    message.offset()
             if not watch.note(len(messages)):
                 return
 
@@ -321,6 +353,8 @@ def measure(
             "bare": partial(poll_bare, **bare, size=size),
             "poll": partial(poll_ours, **our, size=size),
         }
+        if transport == "fast" and size > 1:
+            sides["least"] = partial(poll_least_fast, **bare, size=size)
         if size == POLL_RECORDS:
             sides["batches"] = partial(batches_ours, **our)
         if "poll" in only:
