@@ -33,8 +33,8 @@ BLOCKS = {
 }
 # Those that need no broker are run by tests/test_docs.py.
 WITHOUT_BROKER = {"sink_sqlite", "readme_security", "replay_seed", "policy"}
-# Those for Spark are run by integration/spark/test_audit.py.
-ON_SPARK = {"audit_python"}
+# Those for Spark are run by the tests in integration/spark.
+ON_SPARK = {"audit_python", "spark_batch", "spark_stream"}
 # Those that need a sidecar are run by integration/test_sidecar.py.
 BY_SIDECAR = {"sidecar_python"}
 HEARTBEAT_MS = 1_000

@@ -157,7 +157,7 @@ class Far:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_two_queries_and_a_plain_consumer_share_and_one_is_killed(kit, domain, unique):
-    """U07: 1 -> 3 -> 1 over 12 partitions; all is done, and nothing by a stale token."""
+    """U07: 1 -> 3 -> 1 over 12 partitions; all is done, nothing by a stale token."""
     topic = domain.data_topic(PARTITIONS, records_each=EACH)
     group = unique("shared")
     ledger = Ledger()

@@ -1,7 +1,9 @@
 """``format("marshal")`` over a real cluster: columns, options, triggers, restarts."""
 
 import json
+import re
 import time
+from pathlib import Path
 
 import pytest
 from domain import opened
@@ -12,6 +14,7 @@ from sparkkit import RUN_S, Kit, cells, every, failing, keeping
 from kafka_marshal import TopicPartition
 
 H_MS = 2_000
+BLOCK = r"^<!-- run: (spark_(?:stream|batch)) -->\n```python\n(.*?)^```$"
 
 
 @pytest.fixture(scope="module")
@@ -269,6 +272,31 @@ def test_a_stream_at_latest_reads_what_comes_later(kit, domain, group):
         assert cells(found) == [(1, 5), (1, 6)]
     finally:
         query.stop()
+
+
+def test_the_documented_examples_do_what_they_say(kit, domain, unique):
+    page = (Path(__file__).parents[2] / "docs" / "SPARK.md").read_text()
+    blocks = dict(re.findall(BLOCK, page, re.MULTILINE | re.DOTALL))
+    topic = domain.data_topic(3, records_each=10)
+    named = {
+        '"payments"': f'"{topic}"',
+        '"group", "billing"': f'"group", "{unique("billing")}").option('
+        f'"coordinationTopic", "{domain.topic}").option("stateDir", ""',
+    }
+    scope = {}
+    for code in blocks.values():
+        for name, other in named.items():
+            code = code.replace(name, other)  # noqa: PLW2901
+        exec(code, scope)
+    found = []
+    query = scope["run"](kit.spark, keeping(found), kit.checkpoint(), domain.servers)
+    try:
+        query.processAllAvailable()
+    finally:
+        query.stop()
+    assert cells(found) == every(10, 10, 10)
+    rows = scope["totals"](kit.spark, domain.servers).collect()
+    assert {row["partition"]: row["count"] for row in rows} == {0: 5, 1: 10, 2: 10}
 
 
 # --- what cannot be

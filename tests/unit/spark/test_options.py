@@ -1,12 +1,23 @@
 """Options: what they mean, and what is told where they cannot be."""
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.protocol.types import TopicPartition
-from kafka_marshal.spark.options import EARLIEST, LATEST, NAMES, Bound, parse
+from kafka_marshal.spark.options import (
+    EARLIEST,
+    ISOLATION,
+    LATEST,
+    NAMES,
+    RACK,
+    SERVERS,
+    Bound,
+    parse,
+)
 
 BASE = {"kafka.bootstrap.servers": "one:9092,two:9092"}
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
@@ -230,3 +241,11 @@ def test_a_batch_holds_no_claims_and_a_stream_needs_them():
 def test_names_are_in_order_and_once():
     assert len(set(NAMES)) == len(NAMES)
     assert list(NAMES) == sorted(NAMES, key=str.lower)
+
+
+def test_the_documented_options_are_those_that_are_known():
+    root = next(p for p in Path(__file__).parents if (p / "docs").is_dir())
+    page = (root / "docs" / "SPARK.md").read_text()
+    rows = page.split("<!-- table: spark options -->")[1].split("\n\n")[0]
+    told = re.findall(r"^\| `([^`]+)` \|", rows, re.MULTILINE)
+    assert sorted(told) == sorted({*NAMES, SERVERS, ISOLATION, RACK})
