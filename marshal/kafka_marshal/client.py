@@ -71,9 +71,9 @@ class Marshal:
             ``http://127.0.0.1:PORT``. Data still comes from Kafka directly. It has
             its own ``state_dir``, ``check_topic`` and ``mirror_offsets``.
         sidecar_token_file: File with the sidecar's token, for TCP.
-        sidecar_instance: With a sidecar: 16 bytes by which it knows this process. Whoever
-            comes with those of an earlier process goes on in its place, and must know
-            that to be dead. None draws them.
+        sidecar_instance: With a sidecar: 16 bytes by which it knows this process.
+            Whoever comes with those of an earlier process goes on in its place, and
+            must know that to be dead. None draws them.
         timeout_ms: When to give up opening.
 
     Raises:
@@ -113,19 +113,13 @@ class Marshal:
         self._consumers: list[Consumer | RangeConsumer] = []
         self._handlers: dict[signal.Signals, Any] = {}
         self._closers: list[Callable[[], None]] = []
-
-        def connect(servers: str | Sequence[str], topic: str) -> ConnectionSettings:
-            return ConnectionSettings(
-                servers, topic, options or {}, transport=transport
-            )
-
+        connect = partial(
+            ConnectionSettings, options=options or {}, transport=transport
+        )
         observer = observer or LoggingObserver()
         if sidecar is None:
-            if sidecar_token_file is not None:
-                raise ConfigurationError(
-                    "sidecar_token_file is of use with a sidecar only; name that, too",
-                    setting="sidecar",
-                )
+            _require_none("sidecar_token_file", sidecar_token_file)
+            _require_none("sidecar_instance", sidecar_instance)
             terms = Terms(
                 group_id,
                 client_id,
@@ -139,6 +133,7 @@ class Marshal:
             settings = connect(servers, coordination_topic or COORDINATION_TOPIC)
             self._link: Link = DirectLink(settings, terms, observer=observer)
         else:
+            _require_mirror(mirror_offsets)
             wish = Wish(
                 sidecar,
                 sidecar_token_file,
@@ -445,6 +440,23 @@ class Marshal:
     ) -> None:
         """Close it; see ``close``."""
         self.close()
+
+
+def _require_none(setting: str, value: object) -> None:
+    if value is not None:
+        raise ConfigurationError(
+            f"{setting} is of use with a sidecar only; name that, too",
+            setting="sidecar",
+        )
+
+
+def _require_mirror(mirror_offsets: object) -> None:
+    if not mirror_offsets:
+        raise ConfigurationError(
+            "over a sidecar mirror_offsets cannot be turned off: it mirrors for all "
+            "of its clients; leave it out",
+            setting="mirror_offsets",
+        )
 
 
 def _require_name(setting: str, value: str) -> None:

@@ -319,14 +319,21 @@ def consume(
     ):
         stopper.consumer = consumer
         ends = Ends(stopper, events, idle_ms)
-        try:
-            if processes is not None:
-                run_processes(consumer, processes, ends=ends)
-            else:
-                print_all(Printer(consumer, max_records), ends, is_amo=is_amo)
-            consumer.flush()
-        finally:
-            events.tell()
+        printer = Printer(consumer, max_records)
+        _work(consumer, processes or printer, ends=ends, is_amo=is_amo)
+
+
+def _work(
+    consumer: Consumer, how: "ExecOptions | Printer", *, ends: Ends, is_amo: bool
+) -> None:
+    try:
+        if isinstance(how, ExecOptions):
+            run_processes(consumer, how, ends=ends)
+        else:
+            print_all(how, ends, is_amo=is_amo)
+        consumer.flush()
+    finally:
+        ends.events.tell()
 
 
 def _processes(

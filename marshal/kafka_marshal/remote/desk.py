@@ -76,7 +76,11 @@ class SidecarDesk:
 
     def is_pending(self, seqs: Iterable[int], *, late: bool) -> bool:
         """Return whether any is still to be waited for."""
-        return any(seq in self._open or (late and seq in self._late) for seq in seqs)
+        # What queued when all was stopped is never heard.
+        is_over = self._stopped.is_set()
+        waiting = set() if is_over else self._open
+        lost = self._late | self._open if is_over else self._late
+        return any(seq in waiting or (late and seq in lost) for seq in seqs)
 
     def give_back(self, returned: Sequence[api.Returned]) -> None:
         """Tell what is not used any more, until the sidecar knows."""

@@ -46,6 +46,7 @@ TICK_S = 0.02
 REST_MS_MIN = 50
 REST_MS_MAX = 2_000
 CLOCK_MS_MAX = 2
+GRANTEE_BYTES = 16
 JOIN_MS = 2_000
 CARRIERS = 2
 GRANTERS = 4
@@ -107,7 +108,8 @@ class RemoteLink:
             self._context,
             _claimant(info, hello),
             client_id=hello.client_id,
-            grantee=hello.instance,
+            # Of this very process, whoever had its instance before (PROTOCOL 6.2).
+            grantee=self._entropy.random_bytes(GRANTEE_BYTES),
         )
         self._stopped = threading.Event()
         self._carriers = Errands("marshal-remote-desk", threads=CARRIERS)

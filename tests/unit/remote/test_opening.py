@@ -85,6 +85,10 @@ def test_data_comes_from_where_it_is_told(sidecar, servers, expected):
         pytest.param({"heartbeat_interval_ms": 7}, "heartbeat_interval_ms", id="h"),
         pytest.param({"bootstrap_servers": ""}, "bootstrap_servers", id="servers"),
         pytest.param({"group_id": "a b"}, "group_id", id="name"),
+        pytest.param({"mirror_offsets": False}, "mirror_offsets", id="mirror"),
+        pytest.param(
+            {"sidecar": None, "sidecar_instance": b"i" * 16}, "sidecar", id="instance"
+        ),
         pytest.param(
             {"sidecar": None, "sidecar_token_file": "f"}, "sidecar", id="no-sidecar"
         ),
