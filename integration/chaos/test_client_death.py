@@ -1,0 +1,248 @@
+"""Clients of sidecars die, hang, hang up, and leave children; H is a minute.
+
+Two sidecars, as of two hosts, on one broker. What moves must move long before the H
+that everything would take without a death that is known; what must not move is seen
+to stay while something else, that happened later, moves. Judged from the log.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from domain import opened
+from fleet import PROGRAM, Fleet
+from sidecars import PlainClient, start_sidecar
+from waiting import eventually
+
+from kafka_marshal import TopicPartition
+from kafka_marshal.remote import paths
+
+H_MS = 60_000
+# Long enough for any machine, and far below H: the wait itself is the assertion.
+SOON_MS = 40_000
+FAMILY = PROGRAM.with_name("family_program.py")
+
+
+@pytest.fixture(scope="module")
+def domain(broker, unique):
+    with opened(broker, unique, h_ms=H_MS, partitions=2) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def hosts(domain):
+    """Two sidecars, each of a host of its own as far as anybody can tell."""
+    with (
+        start_sidecar(domain, client_id="host-a", is_ready=False) as a,
+        start_sidecar(domain, client_id="host-b", is_ready=False) as b,
+    ):
+        for each in (a, b):
+            each.wait_ready(SOON_MS)
+        yield a, b
+
+
+@pytest.fixture
+def group(unique):
+    return unique("mortal")
+
+
+@pytest.fixture
+def fleet(domain, group, tmp_path):
+    with Fleet(domain, tmp_path, group_id=group, commit=True, handle_ms=1) as found:
+        yield found
+
+
+def at(host):
+    return {"sidecar": host.address}
+
+
+def owners(domain, group):
+    """Return which host owns what of a group, by the log."""
+    return {
+        key.partition: None if known.owner is None else known.owner.client_id
+        for key, known in domain.states(group).items()
+    }
+
+
+def claims_of(domain, group):
+    """Return who owns each partition, under which claim."""
+    return {
+        key.partition: (known.owner, known.epoch)
+        for key, known in domain.states(group).items()
+    }
+
+
+def wait_owners(domain, group, *expected):
+    """Wait until these hosts own one partition each, in whatever order."""
+    eventually(
+        lambda: sorted(map(str, owners(domain, group).values())) == sorted(expected),
+        f"owned by {expected}",
+        SOON_MS,
+    )
+
+
+def released(domain, group, reason):
+    """Return the releases that were made for a reason."""
+    return [
+        step
+        for step in domain.history().of("released", group_id=group)
+        if (step.record.reason or "").startswith(reason)
+    ]
+
+
+def mortal(domain, hosts, fleet):
+    """A client of host-a and one of host-b that share a topic of two partitions."""
+    topic = domain.data_topic(2, records_each=50)
+    first = fleet.start("victim", topics=[topic], **at(hosts[0]))
+    group = fleet.settings["group_id"]
+    wait_owners(domain, group, "host-a", "host-a")
+    second = fleet.start("heir", topics=[topic], **at(hosts[1]))
+    wait_owners(domain, group, "host-a", "host-b")
+    wait_both_work(domain, topic, first, second)
+    return topic, first, second
+
+
+def wait_both_work(domain, topic, *workers):
+    """Wait until each of them has handled what came after they had their shares."""
+    counts = [len(worker.journal.handled) for worker in workers]
+    domain.produce(topic, 20)
+
+    def look():
+        now = [len(worker.journal.handled) for worker in workers]
+        return all(n >= count + 20 for n, count in zip(now, counts, strict=True))
+
+    eventually(look, "both work", SOON_MS)
+
+
+def test_what_a_dead_client_had_is_handed_out_by_another_host(
+    domain, hosts, fleet, group
+):
+    """Rows U05 and G23: the death is known, so nobody waits for an H."""
+    topic, victim, heir = mortal(domain, hosts, fleet)
+    (lost,) = [p for p, owner in owners(domain, group).items() if owner == "host-a"]
+    victim.kill()
+    domain.produce(topic, 30)
+    # Handed out to the end, by the one that lives.
+    eventually(
+        lambda: not fleet.journal.lost(domain.of(topic)), "all is handled", SOON_MS
+    )
+    wait_owners(domain, group, "host-b", "host-b")
+    (release,) = released(domain, group, "client_died")
+    assert (release.client_id, release.key.partition) == ("host-a", lost)
+    claims = domain.history().of("claimed", group_id=group)
+    (claim,) = [c for c in claims if c.offset > release.offset and c.t == release.t]
+    assert (claim.client_id, claim.key) == ("host-b", release.key)
+    # It went on where the dead one had confirmed to be, and nowhere else.
+    place = TopicPartition(topic, lost)
+    assert min(heir.journal.offsets()[place]) == release.position
+
+
+def test_a_client_that_hangs_keeps_what_it_has(domain, hosts, fleet, group, unique):
+    """SIGSTOP is no death, and neither is silence before the deadline."""
+    topic, victim, heir = mortal(domain, hosts, fleet)
+    before = claims_of(domain, group)
+    victim.signal(signal.SIGSTOP)
+    see_another_die(domain, hosts, unique)
+    assert claims_of(domain, group) == before
+    victim.signal(signal.SIGCONT)
+    wait_both_work(domain, topic, victim, heir)
+    assert claims_of(domain, group) == before
+
+
+def test_a_connection_that_is_lost_moves_nothing(domain, hosts, group, unique):
+    """The process lives: what it has is its own until its deadline."""
+    topic = domain.data_topic(2)
+    client = PlainClient(hosts[0], group, "loner")
+    assert client.register().is_success
+    client.listen()
+    assert client.subscribe(topic).is_success
+    client.wait_has(2)
+    client.beat()
+    before = claims_of(domain, group)
+    client.close()
+    see_another_die(domain, hosts, unique)
+    assert claims_of(domain, group) == before
+    # It comes back as the same process, and nothing had moved.
+    again = PlainClient(hosts[0], group, "loner")
+    again.instance = client.instance
+    again.http = hosts[0].http(headers=client.http.headers)
+    try:
+        assert again.register().json()["was_known"] is True
+        again.listen()
+        again.wait_has(2)
+        epochs = {number: each["epoch"] for (_, number), each in again.has.items()}
+        assert epochs == {number: epoch for number, (_, epoch) in before.items()}
+    finally:
+        again.leave()
+        again.close()
+
+
+def test_children_that_live_keep_what_their_parent_had(domain, hosts, group, unique):
+    topic = domain.data_topic(1)
+    base = paths.CLIENT.format(group=group, client="parent")
+    parent = subprocess.Popen(
+        [sys.executable, FAMILY, hosts[0].path, base, topic],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    child = int(parent.stdout.readline())
+    try:
+        wait_owners(domain, group, "host-a")
+        parent.kill()
+        parent.wait(30)
+        parent.stdout.close()
+        see_another_die(domain, hosts, unique)
+        assert owners(domain, group) == {0: "host-a"}
+        assert not released(domain, group, "client_died")
+    finally:
+        os.kill(child, signal.SIGKILL)
+    wait_owners(domain, group, "None")
+    assert len(released(domain, group, "client_died")) == 1
+
+
+def test_a_sidecar_that_is_asked_to_end_hands_everything_over(
+    domain, hosts, fleet, group
+):
+    with start_sidecar(domain, client_id="host-c", is_ready=False) as leaving:
+        leaving.wait_ready(SOON_MS)
+        topic = domain.data_topic(2, records_each=50)
+        first = fleet.start("leaver", topics=[topic], **at(leaving))
+        wait_owners(domain, group, "host-c", "host-c")
+        second = fleet.start("heir", topics=[topic], **at(hosts[1]))
+        wait_owners(domain, group, "host-b", "host-c")
+        wait_both_work(domain, topic, first, second)
+        assert leaving.stop() == 0
+        domain.produce(topic, 30)
+        eventually(
+            lambda: not fleet.journal.lost(domain.of(topic)),
+            "all is handled",
+            SOON_MS,
+        )
+        wait_owners(domain, group, "host-b", "host-b")
+        (release,) = released(domain, group, "shutdown")
+        assert release.client_id == "host-c"
+        assert Path("/proc", str(first.pid)).exists(), "the client lives"
+
+
+def see_another_die(domain, hosts, unique):
+    """Have a process die at host-a later than all before; return when that is seen.
+
+    What was to be told of an earlier death has been told by then, too.
+    """
+    group, topic = unique("canary"), domain.data_topic(1)
+    base = paths.CLIENT.format(group=group, client="canary")
+    canary = subprocess.Popen(
+        [sys.executable, FAMILY, hosts[0].path, base, topic],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    child = int(canary.stdout.readline())
+    wait_owners(domain, group, "host-a")
+    os.kill(child, signal.SIGKILL)
+    canary.kill()
+    canary.wait(30)
+    canary.stdout.close()
+    wait_owners(domain, group, "None")
