@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 from clikit import MARSHAL, Cli
 from domain import opened
-from sidecars import PlainClient, place, start_sidecar
+from sidecars import START_MS, PlainClient, place, start_sidecar
 from waiting import eventually
 
 from kafka_marshal import TopicPartition
@@ -313,7 +313,7 @@ def documented(domain):
         daemon = shell("\n".join([*before, f"exec {last}"]), stdout=log, stderr=log)
     try:
         path = folder / "own" / "sidecar.sock"
-        eventually(path.exists, (folder / "log").read_text)
+        eventually(path.exists, "its socket is there", START_MS)
         probe = "until marshal sidecar status --check ready; do sleep 0.1; done"
         start(probe)
         yield SimpleNamespace(start=start, text=text, path=path, folder=folder)
