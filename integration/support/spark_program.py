@@ -19,6 +19,8 @@ from pathlib import Path
 
 SLOW_S = 30.0
 LOOK_S = 0.05
+# Between two restarts of queries: one that cannot start must not try all the time.
+AGAIN_S = 0.5
 
 
 class Accidents:
@@ -166,9 +168,11 @@ def main(settings: dict) -> None:
     register(spark)
     running = {name: start(spark, name, settings) for name in settings["queries"]}
     append(f"{settings['journal']}.tasks", ["started"])
+    again = 0.0
     while not select.select([sys.stdin], [], [], LOOK_S)[0]:
         for name, query in running.items():
-            if not query.isActive:
+            if not query.isActive and time.monotonic() > again:
+                again = time.monotonic() + AGAIN_S
                 append(f"{settings['journal']}.ends", [f"{name} {query.exception()}"])
                 running[name] = start(spark, name, settings)
     for query in running.values():

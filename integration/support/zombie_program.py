@@ -130,7 +130,7 @@ class Program:
         pq.write_table(table, sink.path / folder / "rows.parquet")
         self.stop_here()
         link = Link(first, end, token, folder)
-        return end - sink.publish(None, place, link, batch_id=0)
+        return end - sink.publish(None, place, link=link, batch_id=0)
 
     def write_kafka(self, place, token, rows) -> int:
         s = self.settings
@@ -138,7 +138,7 @@ class Program:
         sink = KafkaSink(s["out"], self.fence, settings, f"{s['group']}.{s['out']}")
         if s["where"] == "before":
             self.stop_here()
-        return sink.write(place, token, self.rows_with_a_stop(rows))
+        return sink.write(place, token=token, rows=self.rows_with_a_stop(rows))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,14 @@ plain workers. The sidecar holds the claims and renews them whatever the worker 
 At least once they outlive the worker: Spark may kill it and start another, which goes
 on under the same claims from the last position that was confirmed. Nobody else gets
 them in between, as long as the executor lives and for no longer than the claims were
-promised for.
+promised for. ::
+
+    def work(_):
+        for batch in consume_in_task("orders", sidecar=ADDRESS, group_id="billing"):
+            yield handle(batch)
+
+
+    spark.range(0, 4, 1, 4).mapInArrow(work, schema, barrier=True)
 """
 
 import fcntl
@@ -51,25 +58,15 @@ def consume_in_task(
 
     A batch is committed when the next one is asked for, so do its work before. Each
     is handed out within the deadline of its claim only; one whose claim is lost
-    meanwhile is processed again by whoever has it next.
-
-    For pandas, ``batch.to_pandas()``. ::
-
-        def work(_):
-            for batch in consume_in_task("orders", sidecar=ADDRESS, group_id="billing"):
-                handle(batch)
-                yield batch
-
-
-        spark.range(0, 4, 1, 4).mapInArrow(work, schema, barrier=True)
+    meanwhile is processed again by whoever has it next. Call its ``to_pandas`` for
+    pandas.
 
     Args:
         topics: Topics to share.
         sidecar: Address of the sidecar of whichever host this runs on.
         group_id: Group that shares them.
         name: Name of this client at its sidecar; by default that of the task, by its
-            stage's position in the group and its partition. Who comes back under a
-            name goes on where it was.
+            partition. Who comes back under a name goes on where it was.
         delivery: ``alo`` or ``amo``. At most once, claims end with the worker: what
             was granted to one process is never another's.
         max_records: Most records of a batch.

@@ -157,7 +157,7 @@ class FileSink:
             for leaf in aside.glob("/".join(f"{name}=*" for name in _FOLDERS))
         ]
         for place, link in sorted(found, key=lambda each: (each[0], each[1].first)):
-            self.publish(df.sparkSession, place, link, batch_id=batch_id)
+            self.publish(df.sparkSession, place, link=link, batch_id=batch_id)
         if not found:
             shutil.rmtree(aside)
 
@@ -176,7 +176,12 @@ class FileSink:
         return TopicPartition(row["topic"], row["partition"]), link
 
     def publish(
-        self, spark: "SparkSession", place: TopicPartition, link: Link, *, batch_id: int
+        self,
+        spark: "SparkSession",
+        place: TopicPartition,
+        *,
+        link: Link,
+        batch_id: int,
     ) -> int:
         """Make rows that were written aside count, as far as none did before.
 

@@ -75,7 +75,7 @@ class KafkaSink:
         name = name or f"{fence.group}.{topic}"
         return cls(topic, fence, parsed.settings, name)
 
-    def __call__(self, df: "DataFrame", batch_id: int) -> None:  # noqa: ARG002 - Spark's
+    def __call__(self, df: "DataFrame", batch_id: int) -> None:  # noqa: ARG002
         """Write a batch; what was written before, or is stale, is left out.
 
         Raises:
@@ -93,7 +93,7 @@ class KafkaSink:
             partial(_write_task, self)
         )
 
-    def write(self, place: TopicPartition, token: str, rows: "Iterator[Row]") -> int:
+    def write(self, place: TopicPartition, *, token: str, rows: "Iterator[Row]") -> int:
         """Write rows of one topic partition and claim, in offset order.
 
         Returns:
@@ -135,7 +135,7 @@ def _write_task(sink: KafkaSink, rows: "Iterator[Row]") -> None:
     """Write what one task has; it runs in Spark's Python workers."""
     for name, of_place in groupby(rows, lambda r: (r.topic, r.partition)):
         for token, of_claim in groupby(of_place, lambda row: row.token):
-            sink.write(TopicPartition(*name), token, of_claim)
+            sink.write(TopicPartition(*name), token=token, rows=of_claim)
 
 
 def _outgoing(row: "Row") -> "Outgoing":

@@ -84,7 +84,7 @@ class TableSink:
         with _transaction(self.connect) as cursor:
             cursor.execute(_CREATE.format(table=self.table))
 
-    def __call__(self, df: "DataFrame", batch_id: int) -> None:  # noqa: ARG002 - Spark's
+    def __call__(self, df: "DataFrame", batch_id: int) -> None:  # noqa: ARG002
         """Write a batch; what was written before, or is stale, is left out.
 
         Raises:

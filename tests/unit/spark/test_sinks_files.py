@@ -39,7 +39,7 @@ def aside(sink, first, end, token="1.0.7"):
 
 
 def publish(sink, link):
-    return sink.publish(None, T0, link, batch_id=1)
+    return sink.publish(None, T0, link=link, batch_id=1)
 
 
 def test_a_chain_has_no_gap_and_no_link_twice(tmp_path):
@@ -117,7 +117,7 @@ def test_who_comes_second_goes_on_where_the_first_ends(sink, monkeypatch):
             return Link(link.first, link.end, link.token, "data/rest")
 
     monkeypatch.setattr(Chain, "add", after_another)
-    assert Rest(sink.path, sink.fence).publish(None, T0, late, batch_id=1) == 10
+    assert Rest(sink.path, sink.fence).publish(None, T0, link=late, batch_id=1) == 10
     links = sink.links()[T0]
     assert [(link.first, link.end, link.folder) for link in links] == [
         (0, 10, "data/other"),

@@ -73,7 +73,7 @@ def rows(*offsets, token="1.0.7", partition=0):
 
 
 def test_rows_and_their_position_are_one_transaction(sink, broker):
-    assert sink.write(T0, "1.0.7", iter(rows(4, 5))) == 2
+    assert sink.write(T0, token="1.0.7", rows=iter(rows(4, 5))) == 2
     (made,) = broker.made
     assert made.name == ("g.out/g/t/0", "g.out")
     assert made.written == [("out", [b"4", b"5"], T0, 6)]
@@ -81,14 +81,14 @@ def test_rows_and_their_position_are_one_transaction(sink, broker):
 
 def test_what_was_written_is_not_written_again(sink, broker, monkeypatch):
     monkeypatch.setattr(broker, "left", 5)
-    assert sink.write(T0, "1.0.7", iter(rows(4, 5))) == 1
+    assert sink.write(T0, token="1.0.7", rows=iter(rows(4, 5))) == 1
     assert broker.made[0].written == [("out", [b"5"], T0, 6)]
-    assert sink.write(T0, "1.0.7", iter(rows(3, 4))) == 0
+    assert sink.write(T0, token="1.0.7", rows=iter(rows(3, 4))) == 0
     assert broker.made[1].written == []
 
 
 def test_a_claim_that_is_over_writes_nothing(sink, broker, caplog):
-    assert sink.write(T0, "1.0.3", iter(rows(4))) == 0
+    assert sink.write(T0, token="1.0.3", rows=iter(rows(4))) == 0
     assert broker.made[0].written == []
     assert "left out" in caplog.text
 
