@@ -91,8 +91,13 @@ def test_a_killed_sidecar_comes_back_to_the_same_claims(
     assert owners == {sidecar.client_id}
 
 
-@KINDS
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["dead", "hung"])
+@pytest.mark.parametrize(
+    ("how", "delivery"),
+    [
+        pytest.param(signal.SIGKILL, "amo", id="dead"),
+        pytest.param(signal.SIGSTOP, "alo", id="hung"),
+    ],
+)
 def test_a_sidecar_that_is_gone_stops_its_clients_by_their_deadlines(
     domain, sidecar, tmp_path, delivery, how
 ):
@@ -231,9 +236,8 @@ def test_a_pause_waits_for_what_is_in_hand(domain, unique):
         consumer = marshal.consumer(topic, max_poll_records=4)
         records = poll_all(consumer, 4)
         admin.release_group(group, for_ms=60_000)
-        eventually(lambda: consumer.poll(50) == {}, "nothing new is handed out")
         eventually(lambda: marshal.engine.context.is_paused(group), "the pause is told")
-        assert domain.owners(group) == {place: "w1"}
+        assert consumer.poll() == {}
         consumer.commit(records)
         eventually(
             lambda: consumer.poll(50) == {} and domain.owners(group) == {place: None},

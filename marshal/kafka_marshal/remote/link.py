@@ -43,6 +43,7 @@ ASK_MS_MAX = 5_000
 BEAT_MS_MAX = 1_000
 BEATS_PER_H = 6
 TICK_S = 0.02
+CALM_S = 0.1
 REST_MS_MIN = 50
 REST_MS_MAX = 2_000
 CLOCK_MS_MAX = 2
@@ -423,7 +424,7 @@ class RemoteLink:
     def _beat(self) -> None:
         path = self._connection.path(paths.BEAT)
         while not self._stopped.wait(self._beat_ms / 1000):
-            if not self._is_known:
+            if not self._is_known or self._session.failure is not None:
                 continue
             with self._engine.changed:
                 told = self._session.standings(everything=False)[: api.STANDINGS_MAX]
@@ -446,13 +447,15 @@ class RemoteLink:
     # --- the thread of the deadlines
 
     def _watch(self) -> None:
-        while not self._stopped.wait(TICK_S):
+        rest_s = TICK_S
+        while not self._stopped.wait(rest_s):
             try:
                 with self._engine.changed:
                     before = len(self._session.holdings)
-                    self._session.tick(self._context.now_ms)
+                    is_restless = self._session.tick(self._context.now_ms)
                     if len(self._session.holdings) != before:
                         self._engine.changed.notify_all()
+                rest_s = TICK_S if is_restless else CALM_S
             except Exception as error:  # noqa: BLE001 - a bug must not leave zombies
                 self._fail_for(error)
                 return

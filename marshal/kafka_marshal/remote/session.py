@@ -370,8 +370,8 @@ class RemoteSession:
 
     # --- the round
 
-    def tick(self, now_ms: int) -> None:
-        """Do everything that is due at this local time."""
+    def tick(self, now_ms: int) -> bool:
+        """Do everything that is due; return whether more is to come in a moment."""
         for holding in list(self.holdings.values()):
             if holding.claim.is_owned:
                 self.check_lease(holding, now_ms)
@@ -383,6 +383,7 @@ class RemoteSession:
                 self._wishes.bump(holding.key)
         self._patience.end_round(now_ms)
         self._lags.drive(self.holdings.values(), now_ms)
+        return any(holding.drain is not None for holding in self.holdings.values())
 
     def _drive(self, holding: Holding, now_ms: int) -> None:
         self.grants.expire(holding, now_ms)

@@ -24,7 +24,7 @@ from kafka_marshal.sidecar.feed import Ring
 from kafka_marshal.sidecar.host import DIED, SILENT, Host
 from kafka_marshal.sidecar.hosting import HostSession
 from kafka_marshal.sidecar.peers import Peer
-from kafka_marshal.sidecar.pools import Pool, settings_of
+from kafka_marshal.sidecar.pools import Pool, settings_of, start_rule_of
 from kafka_marshal.sidecar.promises import FILE_NAME, PromisedClient, Promises
 
 GROUPS_MAX = 1_000
@@ -349,6 +349,7 @@ class Lobby:
             coordination_topic=self._runtime.description.name,
             timeout_ms=timeout_ms,
         )
+        subscription.start_rule = start_rule_of(wants)
         with self._engine.changed:
             host.find(client.client_id, client.instance)
             pool = self._find_pool(host, client, name=name, wants=wants)

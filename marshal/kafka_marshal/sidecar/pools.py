@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterable, Mapping
 import attrs
 import msgspec
 
-from kafka_marshal.engine import Delivery, Subscription
+from kafka_marshal.engine import Delivery, StartRule, Subscription
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.policies import Plan, Policy, View, find_policy
-from kafka_marshal.protocol.types import Key
+from kafka_marshal.protocol.types import Key, TopicPartition
 from kafka_marshal.remote.api import Wants
 from kafka_marshal.sidecar.clients import Client
 from kafka_marshal.sidecar.placing import Seat
@@ -97,6 +97,14 @@ def settings_of(wants: Wants) -> Settings:
         release_behind=wants.release_behind,
         has_on_topics=False,
     )
+
+
+def start_rule_of(wants: Wants) -> StartRule:
+    """Return where to start what the group has no position of."""
+    offsets = {
+        TopicPartition(each.topic, each.partition): each.offset for each in wants.starts
+    }
+    return StartRule(offset_reset=wants.auto_offset_reset, offsets=offsets)
 
 
 @attrs.define(eq=False)

@@ -85,3 +85,37 @@ def test_what_cannot_be_consumed_is_refused(machine):
         a.subscribe("nowhere")
     with pytest.raises(ConfigurationError, match="name must have"):
         a.subscribe(name="")
+
+
+# --- Where to start, and who else there is ---
+
+
+def test_what_has_no_position_starts_where_it_is_told(cluster, machine):
+    start = api.Start(topic="t", partition=2, offset=3)
+    client = having(machine, starts=(start,))
+    told = {key.partition: at for key, at in client.positions.items()}
+    assert (told[2], told[1]) == (3, 0)
+
+
+def takers(client):
+    return client.hub.beat(client.who, api.Beat()).takers
+
+
+def test_whoever_beats_learns_whether_others_could_take_its_topics(cluster, machine):
+    a = having(machine)
+    assert takers(a) == ()
+    b = Local(machine, "b", pid=2)
+    b.subscribe(claims_max=2)
+    assert takers(a) == ("t",)
+    run_until(cluster, [a, b], lambda: sizes(a, b) == [6, 2], 3 * H)
+    assert takers(a) == ()
+    assert takers(b) == ("t",)
+
+
+def test_another_host_could_take_them_too(cluster, machine):
+    a = having(machine)
+    other = Machine(cluster, "host-2")
+    b = Local(other, "b", pid=2)
+    b.subscribe()
+    run_until(cluster, [a, b], lambda: sizes(a, b) == [4, 4], 6 * H)
+    assert takers(a) == ("t",)
