@@ -410,7 +410,8 @@ def read_engine(engine: EngineFace, scrape: known.Scrape, *, ends: "Ends") -> No
         next_offsets = {world.partition: world.next_offset for world in worlds}
         read_backs, rounds = meters.read_backs.copy(), meters.rounds.copy()
         failed_appends = meters.failed_appends
-    for name, count in _added_up(counters).items():
+    # Over a sidecar that folds the log, and tells what it holds.
+    for name, count in _added_up(counters).items() if counters else ():
         if name == "undecodable":
             scrape.add(known.UNDECODABLE, (), value=count)
         elif name not in EFFECTS:

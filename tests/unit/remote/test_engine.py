@@ -1,9 +1,12 @@
 """What stands in for an engine: nothing is known that nobody told."""
 
-from enginekit import AMO
-from remotekit import RemoteRig, granted, key
+from enginekit import AMO, H
+from prometheus_client import CollectorRegistry, generate_latest
+from remotekit import RemoteRig, granted, key, lost
+from scraping import Client, Scraped
 
 from kafka_marshal.engine.replica import Glance
+from kafka_marshal.metrics import MarshalCollector
 
 
 def test_a_key_that_is_not_held_is_unknown():
@@ -29,3 +32,28 @@ def test_observing_counts():
     rig.context.observe("ready", {"a": 1})
     assert rig.context.meters.events() == {"ready": 1}
     assert rig.events("ready") == [{"a": 1}]
+
+
+def test_metrics_tell_what_a_client_knows_and_no_more():
+    rig = RemoteRig()
+    consumer = rig.consumer(most=4)
+    rig.say(rig.assigned())
+    registry = CollectorRegistry()
+    MarshalCollector(Client(rig), registry=registry)
+    rig.tick()
+    rig.tick()
+    consumer.poll()
+    found = Scraped(generate_latest(registry).decode())
+    labels = {"group": "g", "topic": "t", "partition": "0"}
+    assert found("marshal_claim_state", labels, state="held") == 1
+    assert found("marshal_claim_fence", labels) == 5
+    assert found("marshal_lease_remaining_seconds", labels) == 2 * H / 1000
+    assert found("marshal_consumer_lag_records", labels) == 10
+    assert found("marshal_records_handed_out_total", labels) == 4
+    assert found("marshal_group_paused", {"group": "g"}) == 0
+    for unknown in ("marshal_members", "marshal_heartbeat_age_seconds"):
+        assert found.named(unknown) == {}
+    assert found.named("marshal_records_undecodable_total") == {}
+    rig.say(lost())
+    found = Scraped(generate_latest(registry).decode())
+    assert found("marshal_claim_state", labels, state="held") is None
