@@ -54,9 +54,22 @@ class Runtime:
 
     @classmethod
     def open(
-        cls, settings: ConnectionSettings, observer: Observer, *, timeout_ms: int
+        cls,
+        settings: ConnectionSettings,
+        observer: Observer,
+        *,
+        timeout_ms: int,
+        read_ms: int | None = None,
+        on_connected: Callable[[Engine], None] | None = None,
     ) -> "Runtime":
         """Connect, start the engine's thread and read the log to its end.
+
+        Args:
+            settings: How to reach the cluster.
+            observer: Receives events until it is open.
+            timeout_ms: When to give up connecting.
+            read_ms: When to give up reading, where that is another time.
+            on_connected: Called in between.
 
         Raises:
             MarshalError: What went wrong; nothing is left open.
@@ -79,8 +92,10 @@ class Runtime:
         engine = Engine(ports, cluster_id=log.cluster_id)
         runtime = cls(engine, ports, log.description, observers, transport)
         try:
+            if on_connected is not None:
+                on_connected(engine)
             runtime.start()
-            engine.wait_ready(timeout_ms)
+            engine.wait_ready(timeout_ms if read_ms is None else read_ms)
             log.configure(engine.context.heartbeat_interval_ms, timeout_ms=timeout_ms)
         except BaseException:
             runtime.stop()

@@ -31,7 +31,8 @@ class World:
 
     Attributes:
         hub: The hub that it gets.
-        hold: Opening waits for it, where it is set.
+        hold: Connecting waits for it, where it is set.
+        reading: Reading the log waits for it, where it is set.
         fault: Raised by opening, where it is set.
         done: What was called of the runtime, in order.
     """
@@ -41,6 +42,7 @@ class World:
         self.hub = FakeHub()
         self.hub.instances["g", "c"] = INSTANCE
         self.hold = None
+        self.reading = None
         self.fault = None
         self.topic_fault = None
         self.done = []
@@ -48,12 +50,15 @@ class World:
         self.engine = Cluster().node("c").engine
         self.settings = Settings(socket=path, drain_ms=20_000, state_dir="")
 
-    def open(self, connection, observer, *, timeout_ms):
+    def open(self, connection, observer, *, timeout_ms, read_ms, on_connected):
         self.done.append(("open", timeout_ms))
         if self.hold is not None:
             assert self.hold.wait(30)
         if self.fault is not None:
             raise self.fault
+        on_connected(self.engine)
+        if self.reading is not None:
+            assert self.reading.wait(30)
         return SimpleNamespace(
             engine=self.engine,
             observers=SimpleNamespace(add=self.observers.append),

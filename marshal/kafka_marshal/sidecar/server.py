@@ -48,6 +48,8 @@ T = TypeVar("T")
 LOOK_S = 1.0
 LOOK_AGAIN_S = 0.05
 CLOSE_MS = 5_000
+# A long log takes its time; what supervises the daemon hears that it goes on.
+READ_MS = 600_000
 END_S_MAX = 10
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _log = logging.getLogger(LOGGER_NAME)
@@ -268,7 +270,7 @@ class Daemon:
         opening = on_thread("sidecar-open", self._open)
         loop = asyncio.get_running_loop()
         # Connecting and recovering have deadlines of their own: this is the last.
-        limit_s = 2 * self._settings.open_ms / 1000 + END_S_MAX
+        limit_s = (2 * self._settings.open_ms + READ_MS) / 1000 + END_S_MAX
         deadline = loop.time() + limit_s
         while not opening.done():
             if await self._is_stopped_within(LOOK_AGAIN_S):
@@ -284,15 +286,18 @@ class Daemon:
         """Open what is inside; on a thread of its own, as far as it gets."""
         settings = self._settings
         connection = settings.connection()
-        runtime = Runtime.open(connection, self._observer, timeout_ms=settings.open_ms)
+        runtime = Runtime.open(
+            connection,
+            self._observer,
+            timeout_ms=settings.open_ms,
+            read_ms=READ_MS,
+            on_connected=self._on_connected,
+        )
         runtime.observers.add(self._observer)
         runtime.observers.add(_Deaths(self._serving.counts))
         self._inside.runtime = runtime
-        self._inside.health.engine = runtime.engine
         runtime.require_safe_topic()
-        self.states.move(
-            State.RECOVERY, reason="taking up what an earlier life had promised"
-        )
+        self.states.explain("taking up what an earlier life had promised")
         hub = Hub(
             runtime,
             client_id=settings.client_id,
@@ -306,6 +311,10 @@ class Daemon:
         count = hub.recover(timeout_ms=settings.open_ms)
         if count:
             _log.info("%d clients of an earlier life are expected back", count)
+
+    def _on_connected(self, engine: Engine) -> None:
+        self._inside.health.engine = engine
+        self.states.move(State.RECOVERY, reason="reading the coordination log")
 
     # --- serving
 

@@ -99,6 +99,24 @@ def test_it_answers_while_it_connects(world):
     world.run(script)
 
 
+def test_it_tells_that_it_reads_the_log(world):
+    world.reading = threading.Event()
+
+    def script():
+        eventually(
+            lambda: (
+                "reading the coordination log"
+                in getattr(world.get(paths.STARTUPZ), "text", "")
+            ),
+            "it reads",
+        )
+        assert world.get(paths.READYZ).json()["state"] == "RECOVERY"
+        world.reading.set()
+        world.wait_ready()
+
+    world.run(script)
+
+
 def test_a_signal_while_it_connects_ends_it_at_once(world, caplog):
     caplog.set_level(logging.INFO, LOGGER_NAME)
     world.hold = threading.Event()
