@@ -1,5 +1,7 @@
 """Keeps a session from taking at once what it has just given up."""
 
+from kafka_marshal.protocol.records import ReleasingPartition
+from kafka_marshal.protocol.transition import Transition
 from kafka_marshal.protocol.types import Key
 
 # Given up for a reason that has nothing to do with who holds it.
@@ -35,17 +37,22 @@ class Cooldowns:
         if key in self._until_ms:
             self._until_ms[key] = until_ms
 
-    def left_again(self, key: Key, reason: str | None) -> bool:
-        """Note that another one had the key since, and released it.
+    def ends_by(self, transition: Transition) -> bool:
+        """Take an accepted record of somebody else about a key.
 
-        Our turn was over, and so is theirs: where they went for a reason that has
-        nothing to do with the key, nobody else may be there to take it.
+        Where they had the key since, and released it for a reason that has nothing
+        to do with it, our turn was over and so is theirs: nobody else may be there.
 
         Returns:
-            Whether it cools down no longer.
+            Whether the key cools down no longer.
         """
-        is_orderly = reason is not None and reason.partition(":")[0] in ORDERLY
-        return is_orderly and self._until_ms.pop(key, None) is not None
+        key, record = transition.key, transition.record
+        if key not in self._until_ms or not isinstance(record, ReleasingPartition):
+            return False
+        if (record.reason or "").partition(":")[0] not in ORDERLY:
+            return False
+        del self._until_ms[key]
+        return True
 
     def is_cooling(self, key: Key, now_ms: int) -> bool:
         """Return whether to leave a key to others at this local time."""

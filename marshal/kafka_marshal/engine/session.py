@@ -403,10 +403,8 @@ class Session:
 
     def _observe_claim(self, transition: Transition, holding: Holding) -> None:
         key, client_id = holding.key, self.claimant.owner.client_id
-        how: dict[str, object] = {
-            "effect": transition.effect,
-            "token": holding.claim.token,
-        }
+        effect, token = transition.effect, holding.claim.token
+        how: dict[str, object] = {"effect": effect, "token": token}
         world = self._context.replica_of(key).world
         how["why"] = world.soft.notes[key].reason
         fields = {"key": key, "client": client_id, "epoch": transition.offset} | how
@@ -441,10 +439,7 @@ class Session:
             return
         if transition.effect in {"claimed", "resumed"}:
             self._leaver.on_taken(key)
-        record = transition.record
-        if isinstance(record, ReleasingPartition) and self._cooldowns.left_again(
-            key, record.reason
-        ):
+        if self._cooldowns.ends_by(transition):
             self._plan_soon(self._context.now_ms)
         holding = self.holdings.get(key)
         if holding is None:
