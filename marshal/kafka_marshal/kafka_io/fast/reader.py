@@ -283,7 +283,8 @@ class FastDataReader(DataReader):
                     messages = [first]
                     if most > 1:
                         messages += handle.consume(most - 1, 0)
-            self._taken = messages
+            if messages or left_s > 0:  # even what was waited for did not come
+                self._taken = messages
             found = self._sorted_out(messages)
             if not found:
                 self._raise_reported()

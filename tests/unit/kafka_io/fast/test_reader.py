@@ -373,6 +373,18 @@ def test_polls_do_not_set_the_collector_off(reader, handle, monkeypatch):
             for records in reader.poll(0, 500).values():
                 for record in records:
                     assert record.value
+            with monkeypatch.context() as dry:
+                dry.setattr(handle, "consume", lambda *_: [])
+                assert not reader.poll(0, 500)
         assert gc.get_stats()[0]["collections"] - before < 10
     finally:
         gc.set_threshold(*threshold)
+
+
+def test_what_was_taken_is_let_go_where_nothing_more_comes(reader, handle):
+    handle.made(*of(A, 0, 1))
+    reader.poll(0, 100)
+    assert not reader.poll(0, 100)
+    assert [message.offset() for message in reader._taken] == [0, 1]
+    assert not reader.poll(1, 100)
+    assert reader._taken == []
