@@ -11,7 +11,7 @@ from waiting import eventually
 from kafka_marshal.spark.sinks_table import TableSink
 
 PARTITIONS, RECORDS, BATCH = 2, 120, 60
-WAIT_MS = 90_000
+WAIT_MS = 150_000
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -49,6 +49,7 @@ def run(spark, domain, database, *, query, home, kinds):
         "subscribe": topic,
         "group": group,
         "delivery": query,
+        "startingOffsets": "earliest",
         "clientId": "driver",
         "stateDir": str(home / "state"),
         "includeToken": "true",

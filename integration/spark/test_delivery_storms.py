@@ -46,6 +46,7 @@ def queries(domain, topic, group, **rest):
         "coordinationTopic": domain.topic,
         "subscribe": topic,
         "maxOffsetsPerTrigger": "100",
+        "startingOffsets": "earliest",
         "includeToken": "true",
     }
     return {

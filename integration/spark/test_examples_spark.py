@@ -19,7 +19,7 @@ from kafka_marshal.spark.sinks_files import FileSink
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "spark"
 TESTED = {"billing", "notifier", "shared_topic"}
 PARTITIONS, RECORDS = 2, 20
-WAIT_MS = 90_000
+WAIT_MS = 150_000
 
 pytestmark = pytest.mark.timeout(240)
 
