@@ -4,9 +4,11 @@ For tasks that read a range and are done: a reader is kept by its process and li
 through many of them.
 """
 
+import gc
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from operator import attrgetter
 from typing import Any, NamedTuple, Protocol
 
@@ -97,6 +99,23 @@ def open_slices(
     )
 
 
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Keep the garbage collector from looking at records that are about to go.
+
+    A chunk is thousands of objects that live for milliseconds and hold no cycles.
+    Looking through them, and through all else that a worker of Spark has loaded, takes
+    longer than fetching them.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
 class Patience:
     """How long to wait on without a sign of progress."""
 
@@ -153,12 +172,13 @@ class KafkaSliceReader:
         reader.seek(partition, at)
         patience = Patience(partition, end, timeout_ms)
         while at < end:
-            sources = reader.take(POLL_MS, min(CHUNK_RECORDS, end - at))
-            if sources:
-                yield from _kafka_columns(
-                    [each for each in sources if at <= each.offset < end],
-                    with_headers=with_headers,
-                )
+            with uncollected():
+                sources = reader.take(POLL_MS, min(CHUNK_RECORDS, end - at))
+                sound = [each for each in sources if at <= each.offset < end]
+                rows = _kafka_columns(sound, with_headers=with_headers)
+                del sources, sound
+            if rows is not None:
+                yield rows
             # It passes over what holds no record, which is the proof of it.
             ahead = reader.place_of(partition)
             if ahead > at:
@@ -198,13 +218,14 @@ _FIELDS: tuple[Callable[[Any], Any], ...] = tuple(
 )
 
 
-def _kafka_columns(sources: Sequence[Any], *, with_headers: bool) -> Iterator[Slice]:
-    if sources:
-        offsets, times_ms, kinds, keys, values = (
-            list(map(field, sources)) for field in _FIELDS
-        )
-        headers = [each.headers or () for each in sources] if with_headers else None
-        yield Slice(offsets, times_ms, kinds, keys, values, headers)
+def _kafka_columns(sources: Sequence[Any], *, with_headers: bool) -> Slice | None:
+    if not sources:
+        return None
+    offsets, times_ms, kinds, keys, values = (
+        list(map(field, sources)) for field in _FIELDS
+    )
+    headers = [each.headers or () for each in sources] if with_headers else None
+    return Slice(offsets, times_ms, kinds, keys, values, headers)
 
 
 class Slices:

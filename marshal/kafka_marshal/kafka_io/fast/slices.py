@@ -21,6 +21,7 @@ from kafka_marshal.kafka_io.slices import (
     Patience,
     Slice,
     outside,
+    uncollected,
 )
 from kafka_marshal.protocol.types import TopicPartition
 
@@ -80,10 +81,14 @@ class FastSliceReader:
             handle.assign([FastPartition(partition.topic, partition.partition, at)])
             while at < end:
                 # It waits until all are there that were asked for; so no more are.
-                messages = handle.consume(min(CHUNK_RECORDS, end - at), POLL_MS / 1000)
-                sound, ahead = self._sound(messages, partition, span=(at, end))
-                if sound:
-                    yield _columns(sound, with_headers=with_headers)
+                most = min(CHUNK_RECORDS, end - at)
+                with uncollected():
+                    messages = handle.consume(most, POLL_MS / 1000)
+                    sound, ahead = self._sound(messages, partition, span=(at, end))
+                    rows = _columns(sound, with_headers=with_headers)
+                    del messages, sound
+                if rows is not None:
+                    yield rows
                 if ahead > at:
                     at = ahead
                     patience.renew()
@@ -157,9 +162,11 @@ class FastSliceReader:
         )
 
 
-def _columns(messages: Sequence[Any], *, with_headers: bool) -> Slice:
+def _columns(messages: Sequence[Any], *, with_headers: bool) -> Slice | None:
     """Take messages apart; no Python frame per record, but for headers."""
-    stamps: "list[Untyped]" = list(map(Message.timestamp, messages))
+    if not messages:
+        return None
+    stamps: list[Untyped] = list(map(Message.timestamp, messages))
     kinds, times_ms = zip(*stamps, strict=True)
     return Slice(
         list(map(Message.offset, messages)),  # type: ignore[arg-type]
