@@ -1,14 +1,22 @@
 """A client of a sidecar when that dies, hangs, or the client itself does."""
 
+import json
 import signal
+import socket
 
 import pytest
+from clikit import Cli
 from domain import Recorder, opened
 from fleet import Fleet
 from sidecars import start_sidecar
 from waiting import eventually, poll_all, wall_ms
 
-from kafka_marshal import CoordinationError, Delivery, TopicPartition
+from kafka_marshal import (
+    ConfigurationError,
+    CoordinationError,
+    Delivery,
+    TopicPartition,
+)
 
 BATCH = 20
 KINDS = pytest.mark.parametrize("delivery", ["alo", "amo"])
@@ -247,3 +255,44 @@ def test_a_pause_waits_for_what_is_in_hand(domain, unique):
         assert known.position == 4
         admin.resume_group(group)
         assert poll_all(consumer, 6)[0].offset == 4
+
+
+# --- other ways in
+
+
+def test_tcp_with_a_token(domain, unique, tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        place = f"127.0.0.1:{free.getsockname()[1]}"
+    topic, group = domain.data_topic(1, records_each=5), unique("tcp")
+    token, wrong = tmp_path / "token", tmp_path / "wrong"
+    wrong.write_text("w" * 32)
+    listen = ("--tcp", place, "--token-file", str(token))
+    where = {"sidecar": f"http://{place}"}
+    with start_sidecar(domain, client_id=unique("host"), arguments=listen):
+        with pytest.raises(ConfigurationError, match="token"):
+            domain.marshal(group, "w1", sidecar_token_file=wrong, **where)
+        with domain.marshal(group, "w1", sidecar_token_file=token, **where) as marshal:
+            assert len(poll_all(marshal.consumer(topic), 5)) == 5
+
+
+def test_the_command_consumes_through_the_sidecar_of_a_profile(
+    domain, unique, tmp_path
+):
+    topic = domain.data_topic(2, records_each=5)
+    file = tmp_path / "config.toml"
+    file.write_text(f'[default]\nsidecar = "{domain.sidecar.address}"\n')
+    cli = Cli(domain, tmp_path)
+    # Where the cluster is, the sidecar tells.
+    del cli.env["MARSHAL_BOOTSTRAP_SERVER"], cli.env["MARSHAL_COORDINATION_TOPIC"]
+    group = unique("command")
+    done = cli.run(
+        *("consume", topic, "--group", group, "--client-id", "w1"),
+        *("--max-records", "10", "--config", str(file), "--timeout", "60s"),
+    )
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert sorted((each["partition"], each["offset"]) for each in lines) == [
+        (partition, offset) for partition in (0, 1) for offset in range(5)
+    ]
+    positions = {k.partition: s.position for k, s in domain.states(group).items()}
+    assert positions == {0: 5, 1: 5}
