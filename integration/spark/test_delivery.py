@@ -1,10 +1,12 @@
 """Tasks and stages that are tried again, in one session: at most once, no row twice."""
 
+from functools import partial
+
 import postgres
 import pytest
 import spark_program
 from domain import opened
-from drivers import Leavings
+from drivers import Leavings, Supervised
 from pyspark import cloudpickle
 from waiting import eventually
 
@@ -67,7 +69,7 @@ def run(spark, domain, database, *, query, home, kinds):
         "dsn": database.dsn,
     }
     TableSink(lambda: postgres.psycopg.connect(database.dsn), None, group).create()
-    running = spark_program.start(spark, query, settings)
+    running = Supervised(partial(spark_program.start, spark, query, settings))
     try:
         eventually(
             lambda: is_done(domain, database, running, group=group, topic=topic),
@@ -81,8 +83,8 @@ def run(spark, domain, database, *, query, home, kinds):
 
 
 def is_done(domain, database, running, *, group, topic):
-    assert running.isActive, running.exception()
-    if running.name == "alo":
+    running.live()
+    if running.query.name == "alo":
         return len(written(database, topic)) >= PARTITIONS * RECORDS
     known = domain.states(group).values()
     return len(known) == PARTITIONS and all(k.granted == RECORDS for k in known)

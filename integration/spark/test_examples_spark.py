@@ -4,12 +4,14 @@ import importlib.util
 import json
 import sys
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 import kafka
 import postgres
 import pytest
 from domain import opened
+from drivers import Supervised
 from pyspark import cloudpickle
 from waiting import eventually
 
@@ -53,17 +55,19 @@ def started(spark, module, domain, *arguments):
         *("--bootstrap-servers", domain.servers),
         *("--coordination-topic", domain.topic),
     ]
-    query = module.start(spark, module.parse([*common, *map(str, arguments)]))
+    parsed = module.parse([*common, *map(str, arguments)])
+    query = Supervised(partial(module.start, spark, parsed))
     try:
         yield query
     finally:
         query.stop()
 
 
-def wait(query, condition, what):
+def wait(queries, condition, what):
+    """Wait for a condition while queries run."""
+
     def look():
-        assert query.isActive, query.exception()
-        return condition()
+        return all(query.live() for query in queries) and condition()
 
     return eventually(look, what, WAIT_MS)
 
@@ -95,7 +99,7 @@ def test_billing_bills_each_order_once(spark, domain, tmp_path):
         total = sum(range(RECORDS))
         read = "SELECT coalesce(sum(cents), 0) FROM bills"
         wait(
-            query,
+            [query],
             lambda: connection.execute(read).fetchone()[0] >= total,
             "everything is billed",
         )
@@ -117,7 +121,7 @@ def test_the_notifier_sends_each_message_once(spark, domain, tmp_path):
         ) as query,
     ):
         wait(
-            query,
+            [query],
             lambda: (
                 outbox.exists()
                 and len(outbox.read_text().split()) >= PARTITIONS * RECORDS
@@ -150,10 +154,14 @@ def test_two_jobs_share_a_topic_and_a_folder(spark, domain, tmp_path):
             for name in ("one", "two")
         ]
         by = {"clicks-one", "clicks-two"}
-        domain.wait_owned(group, topic, by=by)
+        wait(
+            queries,
+            lambda: set(domain.owners(group).values()) == by,
+            "each has a partition",
+        )
         domain.produce(topic, RECORDS)
         wait(
-            queries[0],
+            queries,
             lambda: counted() == 2 * PARTITIONS * RECORDS,
             "everything is written",
         )

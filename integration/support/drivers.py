@@ -6,7 +6,10 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+
+from pyspark.sql.streaming import StreamingQuery
 
 PROGRAM = Path(__file__).with_name("spark_program.py")
 END_S = 60
@@ -20,6 +23,37 @@ CONF = {
     "spark.stage.maxConsecutiveAttempts": "8",
     "spark.task.maxFailures": "8",
 }
+
+
+# Spark gives a Python worker ten seconds to start, however busy the machine is.
+BUSY = "failed to connect back"
+
+
+class Supervised:
+    """A query that is started again where the machine was too busy to start it.
+
+    Attributes:
+        query: The query now.
+    """
+
+    def __init__(self, start: Callable[[], StreamingQuery]) -> None:
+        self._start = start
+        self.query = start()
+
+    def live(self) -> bool:
+        """Return True; start the query again where it could not start.
+
+        Raises:
+            AssertionError: It ended for another reason.
+        """
+        if not self.query.isActive:
+            why = str(self.query.exception())
+            assert BUSY in why, why
+            self.query = self._start()
+        return True
+
+    def stop(self) -> None:
+        self.query.stop()
 
 
 class Leavings:
