@@ -184,7 +184,8 @@ class KafkaSliceReader:
             if ahead > at:
                 at = ahead
                 patience.renew()
-            patience.check(at, "kafka-python")
+            else:
+                patience.check(at, "kafka-python")
         # Nothing more of it is wanted.
         reader.assign([])
 

@@ -92,7 +92,8 @@ class FastSliceReader:
                 if ahead > at:
                     at = ahead
                     patience.renew()
-                patience.check(at, "librdkafka")
+                else:
+                    patience.check(at, "librdkafka")
         except KafkaException as error:
             raise self._told(error) from error
         finally:

@@ -1,0 +1,62 @@
+"""Questions about offsets, and what becomes of the answers."""
+
+from typing import NamedTuple
+
+import pytest
+from kafka import TopicPartition as KafkaPlace
+
+from kafka_marshal.kafka_io.offsets import KafkaOffsets
+from kafka_marshal.kafka_io.settings import ConnectionSettings
+from kafka_marshal.protocol.types import TopicPartition
+
+
+class Row(NamedTuple):
+    offset: int
+    timestamp: int
+
+
+A, B = TopicPartition("t", 0), TopicPartition("t", 1)
+
+
+class Admin:
+    """kafka-python's admin client, with one answer for each partition."""
+
+    def __init__(self, rows):
+        self.rows = rows
+        self.asked = []
+
+    def list_partition_offsets(self, specs, *, isolation_level, timeout_ms):
+        self.asked.append((dict(specs), isolation_level.name))
+        return {place: self.rows[place.partition] for place in specs}
+
+
+@pytest.fixture
+def asking(monkeypatch):
+    def ask(rows, level="read_uncommitted"):
+        offsets = KafkaOffsets(ConnectionSettings("b:1"), isolation_level=level)
+        admin = Admin(rows)
+        monkeypatch.setattr(offsets._lookups, "call", lambda work, **_: work(admin))
+        return offsets, admin
+
+    return ask
+
+
+def test_starts_and_ends(asking):
+    offsets, admin = asking([Row(3, -1), Row(0, -1)], "read_committed")
+    assert offsets.starts([A, B], 100) == {A: 3, B: 0}
+    assert offsets.ends([A], 100) == {A: 3}
+    earliest, latest = {KafkaPlace(*A): -2, KafkaPlace(*B): -2}, {KafkaPlace(*A): -1}
+    assert admin.asked == [(earliest, "READ_COMMITTED"), (latest, "READ_COMMITTED")]
+
+
+def test_times_that_no_record_has_reached(asking):
+    offsets, admin = asking([Row(7, 50), Row(-1, -1)])
+    assert offsets.at_times({A: 40, B: 60}, 100) == {A: 7, B: None}
+    assert admin.asked[0][1] == "READ_UNCOMMITTED"
+
+
+def test_nothing_asked_is_nobody_asked(asking):
+    offsets, admin = asking([])
+    assert offsets.at_times({}, 100) == {}
+    assert admin.asked == []
+    offsets.close(0)
