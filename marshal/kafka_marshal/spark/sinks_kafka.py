@@ -10,6 +10,7 @@ Consumers of the topic read with ``isolation.level = read_committed``.
 import logging
 from collections.abc import Iterator, Mapping
 from functools import partial
+from importlib.util import find_spec
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -153,11 +154,9 @@ def _bytes(value: object) -> bytes | None:
 
 
 def _require_fast() -> None:
-    try:
-        import confluent_kafka  # noqa: F401
-    except ImportError as error:
+    if find_spec("confluent_kafka") is None:
         raise ConfigurationError(
-            f"writing in transactions needs the extra 'fast' ({error}); run: pip "
-            "install 'kafka-marshal[fast]', on the executors as well",
+            "writing in transactions needs the extra 'fast'; run: pip install "
+            "'kafka-marshal[fast]', on the executors as well",
             setting="fast",
-        ) from error
+        )

@@ -1,6 +1,5 @@
 """What is written in a transaction, and when none is begun."""
 
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -8,7 +7,7 @@ import pytest
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.kafka_io.fast import transactions
 from kafka_marshal.protocol.types import TopicPartition
-from kafka_marshal.spark import fencing
+from kafka_marshal.spark import fencing, sinks_kafka
 from kafka_marshal.spark.sinks_kafka import KafkaSink, _bytes, _write_task
 
 OPTIONS = {
@@ -124,6 +123,6 @@ def test_a_batch_needs_a_value(sink):
 
 
 def test_a_missing_extra_is_told(monkeypatch):
-    monkeypatch.setitem(sys.modules, "confluent_kafka", None)
+    monkeypatch.setattr(sinks_kafka, "find_spec", lambda _: None)
     with pytest.raises(ConfigurationError, match=r"kafka-marshal\[fast\]"):
         KafkaSink.of(OPTIONS, topic="out")
