@@ -13,6 +13,7 @@ from kafka_marshal.spark.fencing import fenced
 from kafka_marshal.spark.sinks_files import FileSink
 from kafka_marshal.spark.sinks_kafka import KafkaSink
 from kafka_marshal.spark.sinks_table import TableSink
+from kafka_marshal.tickets import close_offices
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -32,6 +33,7 @@ def by_value():
 def domain(broker, unique):
     with opened(broker, unique, h_ms=10_000) as domain:
         yield domain
+    close_offices()
 
 
 @pytest.fixture(scope="module")
