@@ -1,0 +1,105 @@
+"""What options mean on a cluster that is played."""
+
+import pytest
+
+from kafka_marshal.errors import ConfigurationError, LogUnreadable
+from kafka_marshal.ports import TopicInfo
+from kafka_marshal.protocol.types import TopicPartition
+from kafka_marshal.spark import starting
+from kafka_marshal.spark.options import EARLIEST, LATEST, Bound, parse
+from kafka_marshal.spark.starting import Cluster
+
+BASE = {"kafka.bootstrap.servers": "b:1"}
+T = [TopicPartition("t", number) for number in range(3)]
+TOPICS = {"t": 3, "u": 1, "__marshal": 8, "__other": 1, "log": 2}
+
+
+class Data:
+    def __init__(self, *_):
+        pass
+
+    def topics(self, timeout_ms):
+        return sorted(TOPICS)
+
+    def describe(self, topics, timeout_ms):
+        return {t: TopicInfo(TOPICS[t], None) for t in topics if t in TOPICS}
+
+    def close(self, timeout_ms):
+        pass
+
+
+class Offsets:
+    """Logs from 10 to 20, whose records have the times 100 to 109."""
+
+    def __init__(self, *_, isolation_level):
+        self.level = isolation_level
+
+    def starts(self, partitions, timeout_ms):
+        return dict.fromkeys(partitions, 10)
+
+    def ends(self, partitions, timeout_ms):
+        return dict.fromkeys(partitions, 20)
+
+    def at_times(self, times_ms, timeout_ms):
+        return {p: None if ms > 109 else max(10, ms - 90) for p, ms in times_ms.items()}
+
+    def close(self, timeout_ms):
+        pass
+
+
+@pytest.fixture
+def cluster(monkeypatch):
+    monkeypatch.setattr(starting, "KafkaDataLog", Data)
+    monkeypatch.setattr(starting, "KafkaOffsets", Offsets)
+    return lambda **more: Cluster(parse(BASE | more))
+
+
+def test_topics_become_partitions(cluster):
+    assert cluster(subscribe="t").partitions() == T
+    assert cluster(subscribe="u,t").partitions() == [*T, TopicPartition("u", 0)]
+    found = cluster(subscribePattern=".*").partitions()
+    assert {place.topic for place in found} == {"t", "u", "log"}, "never internal ones"
+    found = cluster(subscribePattern=".*", coordinationTopic="log").partitions()
+    assert {place.topic for place in found} == {"t", "u"}
+    assert cluster(assign='{"t": [2, 0]}').partitions() == [T[0], T[2]]
+
+
+def test_what_does_not_exist_is_told(cluster):
+    with pytest.raises(LogUnreadable, match="topic 'no' does not exist"):
+        cluster(subscribe="t,no").partitions()
+    with pytest.raises(LogUnreadable, match="t-7 does not exist"):
+        cluster(assign='{"t": [7]}').partitions()
+
+
+@pytest.mark.parametrize(
+    ("bound", "wanted"),
+    [
+        (Bound(EARLIEST), [10, 10, 10]),
+        (Bound(LATEST), [20, 20, 20]),
+        (Bound(EARLIEST, offsets={T[0]: 15, T[2]: LATEST}), [15, 10, 20]),
+        (Bound(EARLIEST, times_ms={T[1]: 105}), [10, 15, 10]),
+        (Bound(EARLIEST, time_ms=103), [13, 13, 13]),
+        (Bound(EARLIEST, time_ms=999, is_strict=False), [20, 20, 20]),
+    ],
+)
+def test_a_bound_becomes_offsets(cluster, bound, wanted):
+    found = cluster(subscribe="t").resolve(bound, T, name="startingOffsets")
+    assert [found[place] for place in T] == wanted
+
+
+def test_a_bound_that_cannot_be_is_told(cluster):
+    other = cluster(subscribe="t")
+    bound = Bound(EARLIEST, offsets={TopicPartition("u", 0): 1})
+    with pytest.raises(ConfigurationError, match="u-0, which is not read"):
+        other.resolve(bound, T, name="startingOffsets")
+    with pytest.raises(ConfigurationError, match="no record as young as 999"):
+        other.resolve(Bound(EARLIEST, time_ms=999), T, name="startingTimestamp")
+    ends = other.resolve(Bound(LATEST, time_ms=999), T, name="endingOffsets")
+    assert set(ends.values()) == {20}, "an end may be yet to come"
+
+
+def test_what_can_be_read_depends_on_the_isolation(cluster):
+    other = cluster(subscribe="t", **{"kafka.isolation.level": "read_committed"})
+    assert other._offsets.level == "read_committed"
+    assert (other.ends(T[:1]), other.starts(T[:1])) == ({T[0]: 20}, {T[0]: 10})
+    other.close()

@@ -1,0 +1,183 @@
+"""The stream reader between Spark and the claims, both played."""
+
+import pickle
+
+import pytest
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadMaxRows,
+    ReadMinRows,
+)
+
+from kafka_marshal.protocol.types import Owner, Token, TopicPartition
+from kafka_marshal.spark import stream
+from kafka_marshal.spark.claims import Limit, Part
+from kafka_marshal.spark.offsets import Mark, Stretch, to_offset
+from kafka_marshal.spark.options import EARLIEST, LATEST, parse
+from kafka_marshal.spark.stream import MarshalStreamReader
+
+BASE = {"kafka.bootstrap.servers": "b:1", "subscribe": "t", "group": "g"}
+T0 = TopicPartition("t", 0)
+TOKEN = Token(1, 0, 55)
+OWNER = Owner("me", b"i" * 16)
+END = {T0: Mark(TOKEN, 0, 10)}
+
+
+class Claims:
+    """Notes what it is asked, and plans ten offsets."""
+
+    def __init__(self):
+        self.calls = []
+        self.ends = {T0: 12}
+
+    def latest(self, start, limit):
+        self.calls.append(("latest", start, limit))
+        return END
+
+    def parts(self, start, end):
+        self.calls.append(("parts", start, end))
+        return [Part(Stretch(T0, TOKEN, 0, 10), OWNER)]
+
+    def confirm(self, marks):
+        self.calls.append(("confirm", marks))
+
+    def aim(self):
+        self.calls.append(("aim",))
+
+
+class Query:
+    closed = 0
+
+    class marshal:  # noqa: N801
+        group_id = "g"
+
+    def __init__(self):
+        self.claims = Claims()
+
+    def close(self):
+        self.closed += 1
+
+
+@pytest.fixture
+def reader(monkeypatch):
+    """A reader whose query opens without a cluster."""
+    made = []
+
+    def open_query(options, *, is_new):
+        made.append((Query(), is_new))
+        return made[-1][0]
+
+    monkeypatch.setattr(stream._Query, "open", open_query)
+
+    def read(**more):
+        reader = MarshalStreamReader(parse(BASE | more), None)
+        reader.made = made
+        return reader
+
+    return read
+
+
+def test_nothing_is_opened_before_it_is_needed(reader):
+    one = reader()
+    assert one.initialOffset() == {}
+    assert isinstance(one.getDefaultReadLimit(), ReadAllAvailable)
+    assert one.reportLatestOffset() is None
+    one.stop()
+    assert one.made == []
+    one.latestOffset({}, ReadAllAvailable())
+    assert [is_new for _, is_new in one.made] == [True]
+    one = reader()
+    one.commit(to_offset(END))
+    assert one.made[-1][1] is False, "a restart: there was no initial offset"
+
+
+@pytest.mark.parametrize(
+    ("options", "limit", "wanted"),
+    [
+        ({}, ReadAllAvailable(), Limit()),
+        ({"maxOffsetsPerTrigger": "9"}, ReadMaxRows(9), Limit(9)),
+        ({"minOffsetsPerTrigger": "3"}, ReadMinRows(3), Limit(None, 3)),
+        (
+            {"maxOffsetsPerTrigger": "9", "minOffsetsPerTrigger": "3"},
+            ReadMaxRows(9),
+            Limit(9, 3),
+        ),
+    ],
+)
+def test_limits_are_those_of_the_options(reader, options, limit, wanted):
+    one = reader(**options)
+    assert one.getDefaultReadLimit() == limit
+    assert one.latestOffset({}, limit) == to_offset(END)
+    query, _ = one.made[0]
+    assert query.claims.calls == [("latest", {}, wanted)]
+    assert one.reportLatestOffset() == {"t:0": 12}
+
+
+def test_everything_available_is_obeyed_whatever_options_say(reader):
+    one = reader(maxOffsetsPerTrigger="1", minOffsetsPerTrigger="1")
+    one.latestOffset({}, ReadAllAvailable())
+    assert one.made[0][0].claims.calls == [("latest", {}, Limit())]
+
+
+def test_tasks_carry_their_range_and_claim(reader):
+    one = reader(minPartitions="2")
+    tasks = [each.task for each in one.partitions({}, to_offset(END))]
+    assert [(task.first, task.end) for task in tasks] == [(0, 5), (5, 10)]
+    claim = tasks[0].claim
+    assert (claim.group_id, claim.topic, claim.partition) == ("g", "t", 0)
+    assert (claim.client_id, claim.incarnation) == ("me", OWNER.incarnation)
+    assert (claim.epoch, claim.token) == (55, "1.0.55")
+    assert pickle.loads(pickle.dumps(tasks)) == tasks
+    one = reader(minPartitions="2", delivery="amo")
+    (task,) = [each.task for each in one.partitions({}, to_offset(END))]
+    assert (task.first, task.end) == (0, 10), "a range is granted as a whole"
+
+
+def test_what_is_committed_is_confirmed_and_stopping_closes(reader):
+    one = reader()
+    one.prepareForTriggerAvailableNow()
+    one.commit(to_offset(END))
+    query, _ = one.made[0]
+    assert query.claims.calls == [("aim",), ("confirm", END)]
+    one.stop()
+    one.stop()
+    assert query.closed == 1
+
+
+def test_a_worker_gets_the_options_and_nothing_that_is_open(reader):
+    one = reader()
+    one.latestOffset({}, ReadAllAvailable())
+    del one.made
+    other = pickle.loads(pickle.dumps(one))
+    assert other._query is None
+    assert one._query is not None
+
+
+class Logs:
+    def partitions(self):
+        return [T0]
+
+    def resolve(self, bound, partitions, *, name):
+        return {T0: bound.everywhere}
+
+
+@pytest.mark.parametrize(
+    ("more", "is_new", "wanted"),
+    [
+        ({}, True, {T0: LATEST}),
+        ({}, False, {}),
+        ({"startingOffsets": "earliest"}, True, {}),
+        ({"startingOffsets": "latest"}, True, {T0: LATEST}),
+        ({"startingTimestamp": "5"}, False, {T0: EARLIEST}),
+    ],
+)
+def test_starts_are_asked_for_where_they_count(more, is_new, wanted):
+    found = stream._starts(parse(BASE | more), Logs(), is_new=is_new)
+    assert found == wanted
+
+
+def test_a_drawn_name_is_a_name_and_nobody_elses(monkeypatch):
+    monkeypatch.setattr(stream.socket, "gethostname", lambda: "my host!")
+    one, other = stream._drawn_name(), stream._drawn_name()
+    assert one.startswith("spark-my-host--")
+    assert one != other
