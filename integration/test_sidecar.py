@@ -11,14 +11,19 @@ import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 from clikit import MARSHAL, Cli
 from domain import opened
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from sidecars import START_MS, PlainClient, place, start_sidecar
 from waiting import eventually
 
 from kafka_marshal import TopicPartition
 from kafka_marshal.remote import api, paths
+from kafka_marshal.sidecar import openapi
+from kafka_marshal.sidecar.routes import ROUTES
 from kafka_marshal_cli.exits import ExitCode
 
 # Long enough for a daemon to be started within its promises.
@@ -106,9 +111,8 @@ def test_a_client_from_its_first_word_to_its_last(domain, sidecar, client, group
     assert (left.status_code, left.json()) == (200, {"action": "shutdown_now"})
     assert set(domain.owners(group).values()) == {None}
     assert positions(domain, group)[TopicPartition(topic, 1)] == RECORDS
-    gone = worker.beat()
-    assert gone.status_code in {404, 410}
-    assert gone.json()["error"] == "ClaimLost"
+    eventually(lambda: worker.beat().status_code in {404, 410}, "nobody knows it")
+    assert worker.beat().json()["error"] == "ClaimLost"
 
 
 def test_two_clients_of_one_host_share_a_topic(domain, sidecar, client, group):
@@ -265,6 +269,103 @@ def test_a_crash_moves_nothing_and_a_shutdown_hands_over(domain, client, group):
         lines = [json.loads(line) for line in sidecar.log.splitlines()]
         assert lines[-1]["event"].startswith("NOT_RUNNING")
         assert not sidecar.path.exists()
+
+
+# --- anything that fits the description
+
+DESCRIPTION = openapi.document()
+
+
+def fitting(schema, name=""):
+    """Values that fit a schema of the description; waits are kept short."""
+    match schema:
+        case {"$ref": ref}:
+            return fitting(DESCRIPTION["components"]["schemas"][ref.split("/")[-1]])
+        case {"anyOf": choices}:
+            return st.one_of([fitting(each, name) for each in choices])
+        case {"enum": values}:
+            return st.sampled_from(values)
+        case {"type": "object", "properties": fields}:
+            needed = {
+                field: fitting(each, field)
+                for field, each in fields.items()
+                if field in schema["required"]
+            }
+            others = {
+                field: fitting(each, field)
+                for field, each in fields.items()
+                if field not in needed
+            }
+            return st.fixed_dictionaries(needed, optional=others)
+        case {"type": "array"}:
+            return st.lists(fitting(schema["items"], name), max_size=3)
+        case {"type": "integer"}:
+            lowest, highest = schema.get("minimum", 0), schema.get("maximum", 2**63)
+            if name == "timeout_ms":
+                highest = 50
+            few = st.integers(lowest, min(highest, lowest + 20))
+            return few | st.integers(lowest, highest)
+        case {"type": "string", "pattern": pattern, "maxLength": longest}:
+            some = st.from_regex(pattern.replace("(?!\\n)", ""), fullmatch=True)
+            return st.sampled_from(["orders", "a"]) if longest > 99 else some
+        case {"type": "string"}:
+            return st.text(max_size=8)
+        case {"type": "boolean"}:
+            return st.booleans()
+        case {"type": "null"}:
+            return st.none()
+    raise AssertionError(schema)
+
+
+@st.composite
+def requests(draw):
+    """A request that the description allows, of a client that may be registered."""
+    route = draw(st.sampled_from([x for x in ROUTES if x.name not in NOT_FUZZED]))
+    parts = {
+        "group": "fuzzed",
+        "client": draw(st.sampled_from(["known", "other"])),
+        "name": draw(st.sampled_from(["1", "2"])),
+        "topic": draw(st.sampled_from(["orders", "nowhere"])),
+        "partition": draw(st.integers(0, 5)),
+    }
+    body = None
+    if route.takes is not None:
+        body = draw(fitting({"$ref": f"#/components/schemas/{route.takes.__name__}"}))
+    return route.method, route.path.format(**parts), body
+
+
+# Streams have tests of their own; pids that are a stranger's are not to be watched.
+NOT_FUZZED = {"events", "children"}
+
+
+def test_nothing_that_fits_the_description_is_a_fault(domain):
+    """Whatever makes sense to the types has an answer that makes sense."""
+    instance = "ab" * 16
+    headers = {api.INSTANCE_HEADER: instance}
+    known = paths.CLIENT.format(group="fuzzed", client="known")
+
+    with start_sidecar(domain, client_id="host-3") as fuzzed:
+
+        @given(request=requests())
+        @settings(max_examples=150, deadline=None, derandomize=True, database=None)
+        def ask(request):
+            method, path, body = request
+            with fuzzed.http(headers=headers) as http:
+                http.put(known, json={"instance": instance, "beat_ms": 100})
+            with fuzzed.http(headers=headers) as http:
+                response = http.request(method, path, json=body)
+            assert response.status_code in {*range(200, 205), *range(400, 500), *GOOD}
+            if not response.is_success:
+                msgspec.json.decode(response.content, type=api.Failure)
+
+        ask()
+        assert fuzzed.get(paths.LIVEZ).is_success
+        assert "a request failed" not in fuzzed.log
+        assert fuzzed.stop() == 0, fuzzed.log
+
+
+# Kafka does not know the topic; come again; not in time.
+GOOD = {502, 503, 504}
 
 
 # --- docs/SIDECAR.md
