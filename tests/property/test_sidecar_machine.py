@@ -49,6 +49,7 @@ class Sidecars(RuleBasedStateMachine):
         self.clients = {}
         self.pids = 0
         self.users = {}
+        self.subscribed = set()
         self.rival = None
         for name in NAMES:
             self.start(name)
@@ -61,12 +62,28 @@ class Sidecars(RuleBasedStateMachine):
 
     def subscribe(self, name):
         # Cut off from the cluster, it cannot look the topics up.
+        client = self.clients[name]
         with contextlib.suppress(CoordinationError):
-            self.clients[name].subscribe()
+            client.subscribe()
+            self.subscribed.add(client)
 
     def teardown(self):
-        if hasattr(self, "folder"):
-            self.folder.cleanup()
+        """Heal everything, and demand that everything is used again (11, L6)."""
+        if not hasattr(self, "folder"):
+            return
+        for name in NAMES:
+            if name not in self.clients:
+                self.start(name)
+        for _ in range(8 * H_MS // 200):
+            self.pass_time(200, NAMES)
+            used = [client.valid for client in self.clients.values()]
+            if self.rival is not None:
+                used.append(set(self.rival.held))
+            if len(set().union(*used)) == KEYS:
+                break
+        else:
+            raise AssertionError(f"not all is used again: {used}")
+        self.folder.cleanup()
 
     def watch(self):
         """Check who may use what now."""
@@ -98,7 +115,10 @@ class Sidecars(RuleBasedStateMachine):
             return
         try:
             client.live()
+            if client not in self.subscribed:
+                self.subscribe(name)
         except (ClaimLost, LogUnwritable):
+            self.subscribed.discard(client)
             with contextlib.suppress(IdentityConflict):
                 client.register()
                 self.subscribe(name)
@@ -186,6 +206,7 @@ class Sidecars(RuleBasedStateMachine):
         for client in self.clients.values():
             with contextlib.suppress(IdentityConflict):
                 client.register()
+                self.subscribe(client.name)
         self.pass_time(after_ms, NAMES)
 
     @rule(duration_ms=WHILE, after_ms=AFTER)

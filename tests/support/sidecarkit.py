@@ -271,6 +271,9 @@ class Local:
     def live(self):
         """Do what a client does all the time: listen, beat, give back."""
         self.take()
+        if self.feed.is_closed:
+            self.follow()
+            self.take()
         if self.leaving:
             self.give_back(*self.leaving)
         self.beat()

@@ -121,20 +121,29 @@ class Books:
 
     def file(self) -> OSError | None:
         """Write down what may be told from now on; return why it could not be."""
-        kept: dict[str, dict[Key, PromisedKey]] = {}
-        for key, each in self.reserves.items():
-            kept.setdefault(each.instance, {})[key] = PromisedKey(
-                key.topic, key.partition, each.epoch, each.until_ms
-            )
-        said: list[PromisedClient] = [
-            client.promised(kept.get(client.instance, {}))
-            for client in self.clients.values()
-            if client.kept_until_ms is None
-        ]
-        error = self.promises.save(said)
+        error = self.promises.save(self._promised())
         if error is None:
             self.is_filed = True
             for loan in self.loans.values():
                 until_ms = loan.holding.claim.lease.hard_until_ms
                 loan.filed_ms = max(loan.filed_ms, loan.told_ms, until_ms)
         return error
+
+    def _promised(self) -> list[PromisedClient]:
+        """Return what the file has to say, also of those who are gone."""
+        kept: dict[tuple[str, str], dict[Key, PromisedKey]] = {}
+        for key, each in self.reserves.items():
+            kept.setdefault((each.client_id, each.instance), {})[key] = PromisedKey(
+                key.topic, key.partition, each.epoch, each.until_ms
+            )
+        said = []
+        for client in self.clients.values():
+            mine = kept.pop((client.client_id, client.instance), {})
+            if client.kept_until_ms is None:
+                said.append(client.promised(mine))
+        for (client_id, instance), left in kept.items():
+            keys = tuple(left.values())
+            said.append(
+                PromisedClient(client_id, instance, 1, None, None, (), {}, keys)
+            )
+        return said

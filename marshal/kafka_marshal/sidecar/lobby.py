@@ -76,7 +76,7 @@ class Lobby:
         for path in found[:GROUPS_MAX]:
             group_id = path.parent.parent.name.removeprefix("g=")
             with self._engine.changed:
-                host = self.open(group_id)
+                host = self.open(group_id, expects_clients=True)
                 clients = list(host.books.clients.values())
             for client in clients:
                 for name, wants in list(client.wants.items()):
@@ -99,8 +99,11 @@ class Lobby:
             with self._engine.changed:
                 client.wants.pop(name, None)
 
-    def open(self, group_id: str) -> Host:
+    def open(self, group_id: str, *, expects_clients: bool = False) -> Host:
         """Return a group, opened where nobody was here before.
+
+        What was promised in it is kept in any case. Its clients are only expected
+        back where what they consume is looked up as well: else they say so anew.
 
         Raises:
             IdentityConflict: Another sidecar of this name runs on this machine.
@@ -137,7 +140,9 @@ class Lobby:
             identity.remember(owner.incarnation, master=master)
         self.hosts[group_id] = host
         for each in promised:
-            self._expect(host, each)
+            self._keep(host, each)
+            if expects_clients and each.wants:
+                self._expect(host, each)
         return host
 
     def _take_identity(self, group_id: str) -> tuple[Identity | None, Path | None]:
@@ -158,8 +163,8 @@ class Lobby:
             ) from error
         return identity, identity.folder
 
-    def _expect(self, host: Host, promised: PromisedClient) -> None:
-        """Take up a client of an earlier life, silent until it is heard of."""
+    def _keep(self, host: Host, promised: PromisedClient) -> None:
+        """Keep what a client was promised from all others."""
         now_ms = self._context.now_ms
         latest_ms = now_ms + 2 * self._context.heartbeat_interval_ms
         for key in promised.keys:
@@ -168,13 +173,16 @@ class Lobby:
                 host.books.reserves[Key(host.group_id, key.topic, key.partition)] = (
                     Reserve(promised.client_id, promised.instance, key.epoch, until_ms)
                 )
+
+    def _expect(self, host: Host, promised: PromisedClient) -> None:
+        """Take up a client of an earlier life, silent until it is heard of."""
         client = self._new_client(
             host,
             promised.client_id,
             api.Registration(instance=promised.instance, beat_ms=promised.beat_ms),
             peer=Peer(promised.pid, None, promised.started),
         )
-        client.note_absence(now_ms)
+        client.note_absence(self._context.now_ms)
         client.wants = dict(promised.wants)
         self.set_children(client, promised.children)
 
