@@ -331,7 +331,8 @@ class RangeConsumer:
         return HeldRange(
             claim.token,
             claim.epoch,
-            self._session.claimant.owner,
+            # With a sidecar the log knows that, and no name of this process.
+            claim.claimant.owner,
             position,
             holding.in_hand_count,
             claim.lease.soft_until_ms,
