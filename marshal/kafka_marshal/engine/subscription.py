@@ -238,7 +238,9 @@ class Subscription:
         limit_ms = 2 * context.heartbeat_interval_ms
         log_ms = replica.world.now_ms + elapsed_ms
         views = {}
-        for member in replica.world.live_members(self.group_id):
+        # Of several lives of one client the last counts, and not a leave before it.
+        found = replica.world.live_members(self.group_id)
+        for member in sorted(found, key=lambda member: member.since_offset):
             record = member.record
             if log_ms - member.seen_ms <= limit_ms:
                 views[record.client_id] = MemberView(

@@ -1,5 +1,6 @@
 """How members share what there is, over a whole log."""
 
+import msgspec
 import pytest
 from enginekit import (
     KEY,
@@ -12,6 +13,7 @@ from enginekit import (
     takeovers,
     wish,
     world,
+    write,
 )
 
 from kafka_marshal.engine.subscription import weight_of
@@ -232,6 +234,23 @@ def test_who_comes_back_gets_what_it_had():
     again = cluster.node("b", wish=wish())
     cluster.run_until(held_by(again, 2), 2 * H)
     assert set(again.held) == before
+
+
+@pytest.mark.parametrize("before", [bytes(16), b"\xff" * 16], ids=["low", "high"])
+def test_who_left_and_comes_back_at_once_has_its_share_at_once(before):
+    """Its leave stays in the log for 2H, and is of another life of the same name."""
+    cluster = world(records=[1, 1])
+    a = cluster.node("a", wish=wish())
+    cluster.run_until(held_by(a, 2), H)
+    left = of(cluster, "a", Member)[-1].record
+    write(
+        cluster,
+        msgspec.structs.replace(
+            left, client_id="b", incarnation=before, seq=1, draining=True
+        ),
+    )
+    b = cluster.node("b", wish=wish())
+    assert cluster.run_until(held_by(b, 1), 3 * H) < H
 
 
 def test_what_was_given_up_is_not_retaken_before_h():
