@@ -230,6 +230,8 @@ class RemoteSession:
                 # Said anew where less is promised than before (PROTOCOL S4).
                 _shorten(holding.claim, said)
                 return
+            if said.epoch < (holding.claim.epoch or 0):
+                return  # a later claim has ended that one
             self._finish(holding, Ending(REASSIGNED))
             holding = None
         found = self._holding_for(said, key, holding)
