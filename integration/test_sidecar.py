@@ -347,7 +347,7 @@ def test_nothing_that_fits_the_description_is_a_fault(domain):
     with start_sidecar(domain, client_id="host-3") as fuzzed:
 
         @given(request=requests())
-        @settings(max_examples=150, deadline=None, derandomize=True, database=None)
+        @settings(max_examples=80, deadline=None, derandomize=True, database=None)
         def ask(request):
             method, path, body = request
             with fuzzed.http(headers=headers) as http:

@@ -25,7 +25,8 @@ LINES_MAX = 10_000
 _LEVELS = {
     LOGGER_NAME: logging.INFO,
     "kafka": logging.ERROR,
-    "uvicorn.error": logging.WARNING,
+    # Its warnings are of what others sent, which is answered and not our trouble.
+    "uvicorn.error": logging.ERROR,
     "asyncio": logging.WARNING,
 }
 _TEXT = "%(asctime)s %(levelname)s %(message)s"
