@@ -335,6 +335,8 @@ def test_a_twin_on_another_machine_ends_everything_and_says_so(cluster, tmp_path
 def test_after_a_failure_what_was_promised_is_kept_as_well(cluster, machine):
     """The log is not told of an end that the client does not know of."""
     a = having(machine)
+    other = cluster.node("other", wish=wish())
+    run_until(cluster, [a], lambda: len(other.held) == 4 and sizes(a) == [4], 2 * H)
     host = machine.hub.hosts[0]
     with machine.node.engine.changed:
         host.session.fail(LogUnwritable("a test"))
@@ -344,6 +346,7 @@ def test_after_a_failure_what_was_promised_is_kept_as_well(cluster, machine):
     while a.valid:
         assert not b.valid
         run(cluster, [b], 20, step_ms=20)
+        assert not a.valid & set(other.held)
     a.take()
     assert isinstance(a.told[-1], api.Failed)
-    run_until(cluster, [b], lambda: len(b.valid) == 8, 2 * H)
+    run_until(cluster, [b], lambda: len(b.valid) + len(other.held) == 8, 2 * H)
