@@ -31,7 +31,7 @@ from kafka_marshal import Admin, Delivery, Marshal
 from kafka_marshal.admin import Format
 from kafka_marshal.ranges import RangeConsumer
 from kafka_marshal.testing.producing import create_topic
-from kafka_marshal.tickets import ClaimRef, TicketOffice, open_office
+from kafka_marshal.tickets import ClaimRef, TicketOffice, close_offices, open_office
 
 PARTITIONS = 12
 H_MS = 10_000
@@ -161,6 +161,7 @@ def main() -> None:
             for way, url in (("by a sidecar", daemon.url), ("by the log", None))
         }
         found = measure(sides, rounds)
+        close_offices()
     say_all(found)
     settings = {"rounds": rounds, "partitions": PARTITIONS, "H_ms": H_MS}
     tell(
