@@ -85,6 +85,10 @@ def start_logging(
     lines: queue.Queue[logging.LogRecord] = queue.Queue(LINES_MAX)
     listener = QueueListener(lines, handler)
     dropping = _Dropping(lines)
+    before = {
+        name: (logging.getLogger(name).level, logging.getLogger(name).propagate)
+        for name in _LEVELS
+    }
     for name, level in _LEVELS.items():
         logger = logging.getLogger(name)
         logger.setLevel(level)
@@ -94,8 +98,11 @@ def start_logging(
 
     def stop() -> None:
         atexit.unregister(stop)
-        for name in _LEVELS:
-            logging.getLogger(name).removeHandler(dropping)
+        for name, (level, propagates) in before.items():
+            logger = logging.getLogger(name)
+            logger.removeHandler(dropping)
+            logger.setLevel(level)
+            logger.propagate = propagates
         listener.stop()
 
     atexit.register(stop)

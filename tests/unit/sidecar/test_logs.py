@@ -16,13 +16,13 @@ EVENT = Event("behind", {"partition": TopicPartition("orders", 3), "lag": 5})
 
 
 @pytest.fixture(autouse=True)
-def _levels():
+def _untouched():
+    """Whatever a log does to the loggers is undone at its end."""
     loggers = [logging.getLogger(name) for name in logs._LEVELS]
-    before = [(logger.level, logger.propagate) for logger in loggers]
+    before = [(each.level, each.propagate, each.handlers[:]) for each in loggers]
     yield
-    for logger, (level, propagate) in zip(loggers, before, strict=True):
-        logger.setLevel(level)
-        logger.propagate = propagate
+    after = [(each.level, each.propagate, each.handlers[:]) for each in loggers]
+    assert after == before
 
 
 def test_lines_for_people():
