@@ -55,7 +55,7 @@ JARS = (
 )
 # Records of a round, by their size in bytes.
 LOAD = {1_000: 400_000, 100: 1_500_000}
-QUICK = {1_000: 20_000, 100: 60_000}
+QUICK = {1_000: 2_000}
 PYTHON_SHARE = 8
 
 
@@ -204,10 +204,14 @@ def main() -> None:
     """Run the benchmark and print its document."""
     parser = arguments(__doc__ or "")
     broker_argument(parser)
+    parser.add_argument(
+        "--share", type=float, default=1.0, help="share of a full run's records"
+    )
     parser.add_argument("--jars", type=Path, help="folder of the connector's jars")
     options = parser.parse_args()
     rounds = options.rounds or (1 if options.quick else 5)
-    load = QUICK if options.quick else LOAD
+    whole = QUICK if options.quick else LOAD
+    load = {size: int(count * options.share) for size, count in whole.items()}
     is_bare = options.quick and options.jars is None
     jars = [] if is_bare else connector(options.jars)
     with (
