@@ -7,22 +7,27 @@ to stay while something else, that happened later, moves. Judged from the log.
 
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 from domain import opened
 from fleet import PROGRAM, Fleet
+from prometheus_client.parser import text_string_to_metric_families
 from sidecars import PlainClient, start_sidecar
 from waiting import eventually
 
 from kafka_marshal import TopicPartition
 from kafka_marshal.remote import paths
 
+pytestmark = pytest.mark.timeout(240)
 H_MS = 60_000
 # Long enough for any machine, and far below H: the wait itself is the assertion.
 SOON_MS = 40_000
+DEATHS, LAG = "marshal_sidecar_client_deaths_total", "kafka_consumergroup_lag"
 FAMILY = PROGRAM.with_name("family_program.py")
 
 
@@ -123,6 +128,7 @@ def test_what_a_dead_client_had_is_handed_out_by_another_host(
     """Rows U05 and G23: the death is known, so nobody waits for an H."""
     topic, victim, heir = mortal(domain, hosts, fleet)
     (lost,) = [p for p, owner in owners(domain, group).items() if owner == "host-a"]
+    deaths = figure(hosts[0], DEATHS)
     victim.kill()
     domain.produce(topic, 30)
     # Handed out to the end, by the one that lives.
@@ -138,6 +144,16 @@ def test_what_a_dead_client_had_is_handed_out_by_another_host(
     # It went on where the dead one had confirmed to be, and nowhere else.
     place = TopicPartition(topic, lost)
     assert min(heir.journal.offsets()[place]) == release.position
+    # And both hosts tell it: the death, and what the other one has now.
+    assert figure(hosts[0], DEATHS) == deaths + 1
+    for number in range(2):
+        labels = {"consumergroup": group, "topic": topic, "partition": str(number)}
+        assert figure(hosts[0], LAG, **labels) is None
+        eventually(
+            lambda labels=labels: figure(hosts[1], LAG, **labels) is not None,
+            "the lag is told by its owner",
+            SOON_MS,
+        )
 
 
 def test_a_client_that_hangs_keeps_what_it_has(domain, hosts, fleet, group, unique):
@@ -204,9 +220,16 @@ def test_children_that_live_keep_what_their_parent_had(domain, hosts, group, uni
 
 
 def test_a_sidecar_that_is_asked_to_end_hands_everything_over(
-    domain, hosts, fleet, group
+    domain, hosts, fleet, group, tmp_path
 ):
-    with start_sidecar(domain, client_id="host-c", is_ready=False) as leaving:
+    manager = Manager(tmp_path / "notify")
+    env = {"NOTIFY_SOCKET": manager.path, "WATCHDOG_USEC": "30000000"}
+    with start_sidecar(domain, client_id="host-c", env=env, is_ready=False) as leaving:
+        manager.wait_for("READY=1")
+        assert manager.heard[0].startswith("STATUS=STARTING")
+        # H is a minute: the unit's half a minute would be over between two beats.
+        manager.wait_for(f"WATCHDOG_USEC={3 * H_MS * 1000}")
+        manager.wait_for("WATCHDOG=1")
         leaving.wait_ready(SOON_MS)
         topic = domain.data_topic(2, records_each=50)
         first = fleet.start("leaver", topics=[topic], **at(leaving))
@@ -215,6 +238,7 @@ def test_a_sidecar_that_is_asked_to_end_hands_everything_over(
         wait_owners(domain, group, "host-b", "host-c")
         wait_both_work(domain, topic, first, second)
         assert leaving.stop() == 0
+        manager.wait_for("STOPPING=1")
         domain.produce(topic, 30)
         eventually(
             lambda: not fleet.journal.lost(domain.of(topic)),
@@ -225,6 +249,34 @@ def test_a_sidecar_that_is_asked_to_end_hands_everything_over(
         (release,) = released(domain, group, "shutdown")
         assert release.client_id == "host-c"
         assert Path("/proc", str(first.pid)).exists(), "the client lives"
+
+
+class Manager:
+    """What systemd is to the daemon: it reads all that it is told."""
+
+    def __init__(self, path):
+        self.path = str(path)
+        self.heard = []
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind(self.path)
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self):
+        with self._socket:
+            while not self.heard or "NOT_RUNNING" not in self.heard[-1]:
+                self.heard += self._socket.recv(4096).decode().split("\n")
+
+    def wait_for(self, line):
+        eventually(lambda: line in self.heard, f"it is told {line}", SOON_MS)
+
+
+def figure(host, name, **labels):
+    """Return one figure of a sidecar's metrics."""
+    for family in text_string_to_metric_families(host.get(paths.METRICS).text):
+        for sample in family.samples:
+            if sample.name == name and sample.labels == labels:
+                return sample.value
+    return None
 
 
 def see_another_die(domain, hosts, unique):
