@@ -65,3 +65,18 @@ def test_what_lies_beyond_its_log_is_wanted_no_more(cluster, machine):
     a.give_back(KEY, reason="position_out_of_range")
     run(cluster, [a], 3 * H)
     assert sizes(a) == [7]
+
+
+def test_a_leader_that_steps_ahead_is_told_of(cluster, machine):
+    """PROTOCOL S4: whoever was told of a longer deadline hears of the shorter one."""
+    a = having(machine)
+    run(cluster, [a], H)
+    before = dict(a.held)
+    for t in (0, 1):
+        cluster.kafka.set_skew(t, 700)
+        write(cluster, b"tick", t)
+    cluster.run(20)
+    a.take()
+    shorter_ms = {before[key][1] - until for key, (_, until) in a.held.items()}
+    assert min(shorter_ms) >= 500
+    assert all(a.held[key][0] == epoch for key, (epoch, _) in before.items())
