@@ -101,6 +101,7 @@ class Rules:
             with ``read_committed``.
         max_delay_ms: How long to wait for the fewest offsets of a batch.
         patience_ms: How long claims of an earlier life may take to be decided.
+        claims_max: Most partitions that are held, 0 = no limit.
     """
 
     is_at_most_once: bool
@@ -108,6 +109,7 @@ class Rules:
     can_wait_for_end: bool
     max_delay_ms: int
     patience_ms: int
+    claims_max: int = 0
 
 
 @attrs.frozen
@@ -179,7 +181,8 @@ class Claims:
                 p for p in missing if p in marks and _stands(marks[p].token, owners, p)
             ]
             now = self._now()
-            is_moving = bool(free) or bool(self.ranges.pending())
+            is_full = 0 < self.rules.claims_max <= len(held)
+            is_moving = bool(self.ranges.pending()) or (bool(free) and not is_full)
             if not (is_moving and now < until) and not (former and now < patience):
                 return
             self.ranges.wait_for_change(WAIT_MS)
@@ -234,7 +237,9 @@ class Claims:
             if mark is not None and mark.token == each.token:
                 found[partition] = mark
                 continue
-            position = each.position or 0
+            if each.position is None:
+                continue  # its start is not known yet
+            position = each.position
             if mark is not None and self._inherits(partition, mark, each):
                 position = max(position, mark.next)
             found[partition] = Mark(each.token, position, position)

@@ -210,6 +210,7 @@ class _Query:
             can_wait_for_end=options.isolation_level == "read_committed",
             max_delay_ms=options.max_delay_ms,
             patience_ms=2 * marshal.engine.context.heartbeat_interval_ms + PATIENCE_MS,
+            claims_max=options.claims_max,
         )
         if options.delivery == "amo" and options.min_partitions:
             LOGGER.warning(

@@ -172,6 +172,16 @@ def test_a_target_is_that_of_the_claims_at_first():
     assert query.batch() is None, "what was gained later is for the next run"
 
 
+def test_who_may_hold_no_more_does_not_wait_for_what_is_free():
+    cluster = world(records=(4, 4))
+    query = Query(cluster, [], claims_max=1)
+    (subscription,) = query.node.session.subscriptions
+    subscription.claims_max = 1
+    began_ms = cluster.clock.now_ms()
+    assert len(query.batch()) == 1
+    assert cluster.clock.now_ms() - began_ms < H
+
+
 def test_two_queries_share_and_one_goes_on_alone():
     cluster = world(records=(6, 6))
     one = Query(cluster, [], "one")
