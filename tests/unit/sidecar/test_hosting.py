@@ -80,3 +80,56 @@ def test_a_leader_that_steps_ahead_is_told_of(cluster, machine):
     shorter_ms = {before[key][1] - until for key, (_, until) in a.held.items()}
     assert min(shorter_ms) >= 500
     assert all(a.held[key][0] == epoch for key, (epoch, _) in before.items())
+
+
+def step_ahead(cluster, skew_ms):
+    for t in (0, 1):
+        cluster.kafka.set_skew(t, skew_ms)
+        write(cluster, b"tick", t)
+    cluster.run(20)
+
+
+def test_what_ends_while_it_is_lent_is_kept_from_others_here(cluster, machine):
+    """A client that hears of nothing may use it until what it was told."""
+    a = having(machine)
+    b = Local(machine, "b", pid=2)
+    b.subscribe()
+    run_until(cluster, [a, b], lambda: sizes(a, b) == [4, 4], H)
+    step_ahead(cluster, 3 * H)
+    assert len(a.valid) == 4
+    while a.valid:
+        run(cluster, [b], 20, step_ms=20)
+        assert not a.valid & b.valid
+    run_until(cluster, [b], lambda: len(b.valid) == 8, 3 * H)
+    a.take()
+    assert not set(a.held) & b.valid
+
+
+def test_whoever_says_that_it_has_stopped_is_not_waited_for(cluster, machine):
+    a = having(machine)
+    run(cluster, [a], 100)
+    until_ms = max(until for _, until in a.held.values())
+    returned = tuple(a.returned(key) for key in sorted(a.held))
+    step_ahead(cluster, 3 * H)
+    a.take()
+    assert not a.held
+    b = Local(machine, "b", pid=2)
+    b.subscribe()
+    run(cluster, [b], 200)
+    assert not b.valid
+    machine.hub.release(a.who, api.Release(returned=returned))
+    run_until(cluster, [a, b], lambda: len(a.valid | b.valid) == 8, H)
+    assert cluster.clock.now_ms() < until_ms
+
+
+def test_a_lease_that_runs_out_while_it_is_lent_is_not_released(cluster, machine):
+    """What was told before a clock stepped may be longer: the log finds it stale."""
+    a = having(machine)
+    run(cluster, [a], 100)
+    step_ahead(cluster, 1_000)
+    machine.node.cut(is_cut=True)
+    cluster.run(2 * H)
+    machine.node.cut(is_cut=False)
+    cluster.run(100)
+    assert not a.valid
+    assert "lease_expired" not in {r.reason for r in releases(cluster)}
