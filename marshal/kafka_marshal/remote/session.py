@@ -96,6 +96,10 @@ class RemoteSession:
         self._grantee = grantee
         self._wishes = Wishes()
         self._names: dict[str, Subscription] = {}
+        # Every name that was ever used here, and what came for others: an earlier
+        # process that this one goes on for had them, and will have them again.
+        self._had: set[str] = set()
+        self._early: dict[Key, api.Assigned] = {}
         self._lags = LagWatch(context)
         # Newest claim of each key that ended here: what is told of it comes late.
         self._over: dict[Key, int] = {}
@@ -128,6 +132,11 @@ class RemoteSession:
         """
         self._wishes.add(subscription, client_id=self.client_id)
         self._names[name] = subscription
+        self._had.add(name)
+        for key, said in list(self._early.items()):
+            if said.subscription == name:
+                del self._early[key]
+                self._on_assigned(said)
 
     def forget(self, name: str) -> None:
         """Pursue a subscription no more, which the sidecar may never have had."""
@@ -206,6 +215,7 @@ class RemoteSession:
             if claim.is_owned and (holding.key, claim.epoch) not in named:
                 is_same = claim.claimant.owner == self.claimant.owner
                 self._finish(holding, Ending(REASSIGNED if is_same else RESTARTED))
+        self._early.clear()
         for each in said.assigned:
             self._on_assigned(each)
         draining = {(self._key(each), each.epoch) for each in said.releasing}
@@ -234,6 +244,9 @@ class RemoteSession:
                 return  # a later claim has ended that one
             self._finish(holding, Ending(REASSIGNED))
             holding = None
+        if said.subscription and said.subscription not in self._had:
+            self._early[key] = said
+            return
         found = self._holding_for(said, key, holding)
         if found is None or self.failure is not None:
             self._over[key] = said.epoch
@@ -285,6 +298,10 @@ class RemoteSession:
         self._wishes.bump(key)
 
     def _on_releasing(self, said: api.Releasing) -> None:
+        early = self._early.pop(self._key(said), None)
+        if early is not None:
+            self._over[self._key(said)] = early.epoch
+            self.desk.give_back([_unused(early)])
         holding = self._held(said, said.epoch)
         if holding is None:
             return
@@ -299,6 +316,7 @@ class RemoteSession:
     def _on_lost(self, said: api.Lost) -> None:
         key = self._key(said)
         self._note_over(key, said.epoch)
+        self._early.pop(key, None)
         holding = self._held(said, said.epoch)
         if holding is not None:
             ending = Ending(

@@ -83,6 +83,7 @@ def test_a_topic_of_a_pattern_joins_with_its_first_partition(rig):
 )
 def test_what_nobody_can_use_is_given_back(rig, told):
     consumer = rig.consumer()
+    rig.session._had.add("other")
     said = rig.assigned(**told)
     rig.say(said)
     rig.say(said)
@@ -93,6 +94,28 @@ def test_what_nobody_can_use_is_given_back(rig, told):
 
 
 # --- Deadlines ---
+
+
+def test_what_an_earlier_process_had_waits_for_the_one_that_goes_on(rig):
+    rig.say(rig.snapshot(rig.assigned(position=4)))
+    assert not rig.desk.returned
+    consumer = rig.consumer()
+    assert values(consumer.poll()) == {0: [4, 5, 6, 7, 8, 9]}
+    assert not rig.desk.returned
+
+
+def test_what_is_to_be_released_before_anybody_goes_on_is_given_back(rig):
+    rig.say(rig.snapshot(rig.assigned()))
+    rig.say(releasing())
+    (returned,) = rig.desk.returned
+    assert returned.reason == "unused"
+    assert rig.consumer().poll() == {}
+
+
+def test_what_is_lost_before_anybody_goes_on_is_gone(rig):
+    rig.say(rig.snapshot(rig.assigned()))
+    rig.say(lost())
+    assert rig.consumer().poll() == {}
 
 
 def test_nothing_is_handed_out_after_the_soft_stop(rig, consumer):
