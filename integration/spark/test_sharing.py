@@ -167,9 +167,11 @@ def test_two_queries_and_a_plain_consumer_share_and_one_is_killed(kit, domain, u
         "startingOffsets": "earliest",
         "stateDir": "",
     }
-    far = Far(kit, far_options, ledger)
     near = kit.started(kit.stream(group, **options), ledger.sink("near"))
+    far = None
     try:
+        eventually(lambda: len(owners(domain, group)) == 1, "one owns something")
+        far = Far(kit, far_options, ledger)
         eventually(lambda: len(owners(domain, group)) == 2, "two own something")
         plain = Plain(domain, group, topic, ledger=ledger)
         eventually(lambda: fair(domain, group), "three hold four partitions each")
@@ -185,7 +187,7 @@ def test_two_queries_and_a_plain_consumer_share_and_one_is_killed(kit, domain, u
         assert near.exception() is None
     finally:
         near.stop()
-        if far.process.poll() is None:
+        if far is not None and far.process.poll() is None:
             far.kill()
     assert not ledger.refused, "what is stale was not even read"
 
