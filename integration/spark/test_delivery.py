@@ -6,7 +6,7 @@ import postgres
 import pytest
 import spark_program
 from domain import opened
-from drivers import Leavings, Supervised
+from drivers import UNDONE, Leavings, Supervised
 from pyspark import cloudpickle
 from waiting import eventually
 
@@ -69,7 +69,7 @@ def run(spark, domain, database, *, query, home, kinds):
         "dsn": database.dsn,
     }
     TableSink(lambda: postgres.psycopg.connect(database.dsn), None, group).create()
-    running = Supervised(partial(spark_program.start, spark, query, settings))
+    running = Supervised(partial(spark_program.start, spark, query, settings), UNDONE)
     try:
         eventually(
             lambda: is_done(domain, database, running, group=group, topic=topic),

@@ -27,28 +27,32 @@ CONF = {
 
 # Spark gives a Python worker ten seconds to start, however busy the machine is.
 BUSY = "failed to connect back"
+# It does not run a stage again behind another that it cannot undo: the job fails.
+UNDONE = "indeterminate"
 
 
 class Supervised:
-    """A query that is started again where the machine was too busy to start it.
+    """A query that is started again from its checkpoint, as whoever runs it would.
 
     Attributes:
         query: The query now.
+        reasons: Texts of which one must stand in whatever ended it.
     """
 
-    def __init__(self, start: Callable[[], StreamingQuery]) -> None:
+    def __init__(self, start: Callable[[], StreamingQuery], *reasons: str) -> None:
         self._start = start
+        self.reasons = (BUSY, *reasons)
         self.query = start()
 
     def live(self) -> bool:
-        """Return True; start the query again where it could not start.
+        """Return True; start the query again where it has ended for such a reason.
 
         Raises:
             AssertionError: It ended for another reason.
         """
         if not self.query.isActive:
             why = str(self.query.exception())
-            assert BUSY in why, why
+            assert any(reason in why for reason in self.reasons), why
             self.query = self._start()
         return True
 
