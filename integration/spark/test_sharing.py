@@ -1,6 +1,7 @@
 """Queries and plain consumers of one group: sharing, leaving, dying."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -147,11 +148,10 @@ class Far:
                 self._ledger.write("far", partition, offset, token=token)
 
     def kill(self):
-        import os
-
         os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait(timeout=RUN_S)
         self._reader.join(timeout=RUN_S)
+        self.process.stdout.close()
 
 
 @pytest.mark.slow
