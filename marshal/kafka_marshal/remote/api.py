@@ -56,7 +56,7 @@ class Info(Message, frozen=True, kw_only=True):
         version: Release of the sidecar.
         state: State of row K20, such as ``RUNNING``.
         client_id: Its name in the log.
-        incarnation: Its process start, in every group.
+        incarnation: Its process start: names its events. Claims have one per group.
         boot_id: Which boot its local times belong to.
         cluster_id: Cluster of the coordination topic.
         coordination_topic: Name of the coordination topic.
