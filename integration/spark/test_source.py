@@ -10,6 +10,7 @@ from domain import opened
 from kafka import KafkaProducer
 from kafka import TopicPartition as Place
 from sparkkit import RUN_S, Kit, cells, every, failing, keeping
+from waiting import eventually, wall_ms
 
 from kafka_marshal import TopicPartition
 
@@ -47,20 +48,27 @@ def positions(domain, group):
     return {k.partition: (v.owner, v.position) for k, v in domain.states(group).items()}
 
 
+def await_positions(domain, group, wanted):
+    """Wait for what a query leaves: its process closes when Spark has ended it."""
+    eventually(lambda: positions(domain, group) == wanted, f"{wanted} in the log")
+
+
 # --- batches
 
 
 def test_the_columns_are_those_of_sparks_own_source(kit, domain, transport):
     topic = domain.data_topic(1)
+    # Of today: retention would take what is older than a week.
+    at_ms = wall_ms() // 1_000 * 1_000 + 123
     producer = KafkaProducer(bootstrap_servers=domain.servers)
     producer.send(
         topic,
         key=b"k",
         value=b"v",
         headers=[("a", b"1"), ("b", b"")],
-        timestamp_ms=1_700_000_000_123,
+        timestamp_ms=at_ms,
     )
-    producer.send(topic, value=b"", timestamp_ms=1_700_000_001_000)
+    producer.send(topic, value=b"", timestamp_ms=at_ms)
     producer.close()
     options = {"transport": transport, "includeHeaders": "true"}
     frame = kit.batch(subscribe=topic, includeToken="true", **options)
@@ -78,7 +86,7 @@ def test_the_columns_are_those_of_sparks_own_source(kit, domain, transport):
     first, second = frame.orderBy("offset").collect()
     assert (bytes(first.key), bytes(first.value)) == (b"k", b"v")
     assert (first.topic, first.partition, first.offset) == (topic, 0, 0)
-    assert first.timestamp.timestamp() == 1_700_000_000.123
+    assert first.timestamp.timestamp() == at_ms / 1_000
     assert first.timestampType == 0
     assert [(h.key, h.value) for h in first.headers] == [("a", b"1"), ("b", b"")]
     assert bytes(second.value) == b""
@@ -182,7 +190,7 @@ def test_available_now_reads_all_there_is_in_batches(kit, domain, topic, group):
     found = kit.drained(frame)
     assert cells(found) == every(20, 20, 20)
     assert max(len([1 for row in found if row[0] == n]) for n in range(3)) <= 25
-    assert positions(domain, group) == dict.fromkeys(range(3), (None, 20))
+    await_positions(domain, group, dict.fromkeys(range(3), (None, 20)))
     again = kit.drained(kit.stream(group, subscribe=topic))
     assert again == [], "the checkpoint says that all is done"
     again = kit.drained(kit.stream(group, subscribe=topic), name="another")
@@ -220,7 +228,7 @@ def test_once_and_in_intervals(kit, domain, group, unique):
     finally:
         query.stop()
     # Spark never said that the last batch is committed; asking for more did.
-    assert positions(domain, group) == {0: (None, 7)}
+    await_positions(domain, group, {0: (None, 7)})
 
 
 def test_continuous_processing_is_refused(kit, topic, group):

@@ -94,10 +94,23 @@ class SidecarDesk:
         return self._carry(partial(self._end, _End(name, tuple(returned), keep)))
 
     def unclaim(self, key: Key) -> None:
-        """Tell that a key is wanted no more."""
+        """Tell that a key is wanted no more, after what was given back of it."""
         parts = {"topic": key.topic, "partition": key.partition}
         path = self._connection.path(paths.CLAIM, parts)
-        self._carry(lambda: self._connection.tell("DELETE", path))
+
+        def say() -> None:
+            # That may be under way on another thread, and has the position.
+            with self._lock:
+                left = tuple(
+                    each
+                    for each in self._returned.values()
+                    if (each.topic, each.partition) == key.topic_partition
+                )
+            if left:
+                self._release(left)
+            self._connection.tell("DELETE", path)
+
+        self._carry(say)
 
     def flush(self) -> int:
         """Tell every position; return what to wait for."""
@@ -158,20 +171,19 @@ class SidecarDesk:
             query={"keep": "true"} if end.keep else None,
         )
 
-    def _return_all(self) -> None:
+    def _release(self, returned: tuple[api.Returned, ...]) -> None:
+        said = api.Release(returned=returned, timeout_ms=HEARD_MS)
         path = self._connection.path(paths.RELEASED)
+        self._connection.tell("POST", path, body=said, timeout_ms=HEARD_MS)
+
+    def _return_all(self) -> None:
         while True:
             with self._lock:
                 taken = dict(list(self._returned.items())[: api.STANDINGS_MAX])
                 if not taken or self._stopped.is_set():
                     self._is_returning = False
                     return
-            said = api.Release(returned=tuple(taken.values()), timeout_ms=HEARD_MS)
-            is_heard = self._persist(
-                lambda said=said: self._connection.tell(  # type: ignore[misc]
-                    "POST", path, body=said, timeout_ms=HEARD_MS
-                )
-            )
+            is_heard = self._persist(partial(self._release, tuple(taken.values())))
             with self._lock:
                 if is_heard:
                     for name, each in taken.items():

@@ -114,6 +114,22 @@ def test_a_claim_is_wanted_no_more(office):
     office.wait_for(lambda: office.sidecar.named("DELETE", "/claims/t/0"))
 
 
+def test_a_claim_is_wanted_no_more_only_after_its_position_is_told(office):
+    """On two threads: whoever lets go of it first would do so where it last heard."""
+    refused = httpx.ConnectError("refused")
+    office.sidecar.answers["POST", "released"] = [refused, refused]
+    with office.lock:
+        office.desk.give_back([returned(), returned(1)])
+        office.desk.unclaim(KEY)
+    office.wait_for(lambda: office.sidecar.named("DELETE", "/claims/t/0"))
+    asked = [path for _, path, _ in office.sidecar.asked]
+    before = asked[: next(n for n, path in enumerate(asked) if "/claims/" in path)]
+    told = office.sidecar.named("POST", "/released")[: len(before)]
+    assert len(told) > 2
+    assert any({"t"} == {r["topic"] for r in each["returned"]} for each in told[2:])
+    office.wait_for(lambda: office.desk.returning_count == 0)
+
+
 def test_flushes_that_wait_are_one(office):
     office.sidecar.answers["POST", "beat"] = [httpx.ReadError("reset")]
     with office.lock:
