@@ -1,4 +1,4 @@
-"""One Spark session for the whole run, and checkpoints of each test's own."""
+"""One Spark session a module, and checkpoints of each test's own."""
 
 import os
 import sys
@@ -25,9 +25,12 @@ SETTINGS = {
 }
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def spark(tmp_path_factory):
     """A local session with two cores, whose tasks may be tried four times.
+
+    It ends with the module, so that it does not lie around while others are tested;
+    the next one uses the same Java process.
 
     A missing Java fails the run: a skip would look like a pass.
     """

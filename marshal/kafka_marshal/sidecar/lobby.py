@@ -21,7 +21,7 @@ from kafka_marshal.sidecar.books import Reserve
 from kafka_marshal.sidecar.clients import Client
 from kafka_marshal.sidecar.deathwatch import DeathWatch
 from kafka_marshal.sidecar.feed import Ring
-from kafka_marshal.sidecar.host import DIED, SILENT, Host
+from kafka_marshal.sidecar.host import DIED, LEFT, SILENT, Host
 from kafka_marshal.sidecar.hosting import HostSession
 from kafka_marshal.sidecar.peers import Peer
 from kafka_marshal.sidecar.pools import Pool, settings_of, start_rule_of
@@ -273,6 +273,10 @@ class Lobby:
         now_ms = self._context.now_ms
         if client.kept_until_ms is not None:
             return  # it said that it would be back
+        has_nothing = not client.loans and not host.books.is_promised(client)
+        if client.is_leaving and has_nothing:
+            host.bury(client, reason=LEFT)  # the next round would have
+            return
         promised = [loan.told_ms for loan in client.loans.values()]
         promised += [
             reserve.until_ms

@@ -90,6 +90,24 @@ def test_a_death_that_was_not_told_yet_makes_room_as_well(cluster, machine):
     run_until(cluster, [again], lambda: len(again.valid) == 8, H)
 
 
+def test_whoever_has_left_makes_room_at_once(machine):
+    """Not only in the next round: the same process may open the next at once."""
+    a = Local(machine, "a", pid=1)
+    a.subscribe()
+    machine.hub.leave(a.who, api.Leaving())
+    again = Local(machine, "a", pid=1)
+    assert not again.registered.was_known
+    with pytest.raises(ClaimLost):
+        a.beat()
+
+
+def test_whoever_leaves_and_has_something_left_is_in_the_way(cluster, machine):
+    a = having(machine)
+    machine.hub.leave(a.who, api.Leaving())
+    with pytest.raises(IdentityConflict):
+        Local(machine, "a", pid=2)
+
+
 def test_over_tcp_a_name_is_free_once_nothing_was_promised_any_more(cluster, machine):
     having(machine, pid=None)
     with pytest.raises(IdentityConflict, match="is a process of this host"):
