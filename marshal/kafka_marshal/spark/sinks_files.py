@@ -229,11 +229,13 @@ class FileSink:
         return Chain(self.path / CHAINS / place.topic / str(place.partition))
 
     def links(self) -> dict[TopicPartition, list[Link]]:
-        """Return what counts, by topic partition."""
-        return {
+        """Return what counts, by topic partition; none of those without anything."""
+        found = {
             TopicPartition(folder.parent.name, int(folder.name)): Chain(folder).links()
             for folder in sorted(self.path.glob(f"{CHAINS}/*/*"))
         }
+        # A folder stands there a moment before its first link.
+        return {partition: links for partition, links in found.items() if links}
 
     def read(self, spark: "SparkSession") -> Any:  # noqa: ANN401 - a DataFrame or None
         """Return the rows that count, as a frame; None before the first."""

@@ -150,6 +150,7 @@ class MarshalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Give every partition up at its confirmed position."""
         query, self._query = self._query, None
         if query is not None:
+            _end_undisturbed()
             query.close()
 
     # --- opening
@@ -271,7 +272,22 @@ def _drawn_name() -> str:
     return f"spark-{host[:100] or 'host'}-{os.urandom(RANDOM_BYTES).hex()}"
 
 
+def _exit(_number: int, _frame: object) -> None:
+    sys.exit(0)
+
+
 def _end_in_order() -> None:
     """Have Spark's way of ending this process run ``stop``, which releases claims."""
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+        signal.signal(signal.SIGTERM, _exit)
+
+
+def _end_undisturbed() -> None:
+    """Let nothing cut short what ``stop`` does.
+
+    Spark closes the connection first, which alone ends this process in order, and asks
+    it to end a moment later, in the midst of that.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    if is_main and signal.getsignal(signal.SIGTERM) is _exit:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)

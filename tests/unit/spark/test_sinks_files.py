@@ -6,7 +6,7 @@ import pytest
 
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.protocol.types import TopicPartition
-from kafka_marshal.spark.sinks_files import Chain, FileSink, Link
+from kafka_marshal.spark.sinks_files import CHAINS, Chain, FileSink, Link
 
 OPTIONS = {
     "kafka.bootstrap.servers": "localhost:1",
@@ -123,6 +123,11 @@ def test_who_comes_second_goes_on_where_the_first_ends(sink, monkeypatch):
         (0, 10, "data/other"),
         (10, 15, "data/rest"),
     ]
+
+
+def test_a_partition_whose_first_link_is_on_its_way_is_left_out(sink):
+    (sink.path / CHAINS / "t" / "0").mkdir(parents=True)
+    assert sink.links() == {}
 
 
 def test_nothing_was_written_yet(sink):

@@ -1,6 +1,7 @@
 """The stream reader between Spark and the claims, both played."""
 
 import pickle
+import signal
 
 import pytest
 from pyspark.sql.streaming.datasource import (
@@ -142,6 +143,28 @@ def test_what_is_committed_is_confirmed_and_stopping_closes(reader):
     one.stop()
     one.stop()
     assert query.closed == 1
+
+
+def test_being_asked_to_end_does_not_cut_the_end_short(reader, monkeypatch):
+    """Spark closes the connection and sends SIGTERM a moment later."""
+    ours = signal.getsignal(signal.SIGTERM)
+    stream._end_in_order()
+    try:
+        with pytest.raises(SystemExit):
+            signal.raise_signal(signal.SIGTERM)
+        one = reader()
+        one.latestOffset({}, ReadAllAvailable())
+        query, _ = one.made[0]
+        ended = []
+        monkeypatch.setattr(
+            query,
+            "close",
+            lambda: ended.append(signal.raise_signal(signal.SIGTERM)),
+        )
+        one.stop()
+    finally:
+        signal.signal(signal.SIGTERM, ours)
+    assert ended == [None]
 
 
 def test_a_worker_gets_the_options_and_nothing_that_is_open(reader):
