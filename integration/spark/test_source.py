@@ -50,7 +50,10 @@ def positions(domain, group):
 
 def await_positions(domain, group, wanted):
     """Wait for what a query leaves: its process closes when Spark has ended it."""
-    eventually(lambda: positions(domain, group) == wanted, f"{wanted} in the log")
+    try:
+        eventually(lambda: positions(domain, group) == wanted, f"{wanted} in the log")
+    except AssertionError as error:
+        raise AssertionError(f"{error}; there is {positions(domain, group)}") from None
 
 
 # --- batches

@@ -272,7 +272,9 @@ def _drawn_name() -> str:
     return f"spark-{host[:100] or 'host'}-{os.urandom(RANDOM_BYTES).hex()}"
 
 
-def _exit(_number: int, _frame: object) -> None:
+def _exit(number: int, _frame: object) -> None:
+    # Once: the same comes again at once, and would end the way to ``stop``.
+    signal.signal(number, signal.SIG_IGN)
     sys.exit(0)
 
 
@@ -285,8 +287,8 @@ def _end_in_order() -> None:
 def _end_undisturbed() -> None:
     """Let nothing cut short what ``stop`` does.
 
-    Spark closes the connection first, which alone ends this process in order, and asks
-    it to end a moment later, in the midst of that.
+    Spark asks this process to end more than once, and closes its connection, which
+    alone ends it in order.
     """
     is_main = threading.current_thread() is threading.main_thread()
     if is_main and signal.getsignal(signal.SIGTERM) is _exit:
