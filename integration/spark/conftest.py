@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import postgres
 import pytest
 
 from kafka_marshal.spark import register
@@ -60,6 +61,16 @@ def spark(tmp_path_factory):
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+@pytest.fixture(scope="module")
+def database():
+    """A database server with an empty table ``rows_of_spark``."""
+    with postgres.running() as server, server.connect() as connection:
+        connection.execute(
+            "CREATE TABLE rows_of_spark (topic text, part int, number bigint)"
+        )
+        yield server
 
 
 PYTHONS = ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON")

@@ -32,15 +32,6 @@ def domain(broker, unique):
         yield domain
 
 
-@pytest.fixture(scope="module")
-def database():
-    with postgres.running() as server, server.connect() as connection:
-        connection.execute(
-            "CREATE TABLE rows_of_spark (topic text, part int, number bigint)"
-        )
-        yield server
-
-
 def run(spark, domain, database, *, query, home, kinds):
     """Run a query to the end of what there is; return what it left, and the topic."""
     topic = domain.data_topic(PARTITIONS, records_each=RECORDS)

@@ -23,15 +23,6 @@ def domain(broker, unique):
         yield domain
 
 
-@pytest.fixture(scope="module")
-def database():
-    with postgres.running() as server, server.connect() as connection:
-        connection.execute(
-            "CREATE TABLE rows_of_spark (topic text, part int, number bigint)"
-        )
-        yield server
-
-
 @pytest.fixture
 def drivers(tmp_path, database):
     found = Drivers(tmp_path, database.dsn)

@@ -3,7 +3,6 @@
 from functools import partial
 
 import kafka
-import postgres
 import pytest
 import spark_program
 from domain import opened
@@ -34,15 +33,6 @@ def domain(broker, unique):
     with opened(broker, unique, h_ms=10_000) as domain:
         yield domain
     close_offices()
-
-
-@pytest.fixture(scope="module")
-def database():
-    with postgres.running() as server, server.connect() as connection:
-        connection.execute(
-            "CREATE TABLE rows_of_spark (topic text, part int, number bigint)"
-        )
-        yield server
 
 
 class Stream:

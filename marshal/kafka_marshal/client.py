@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from kafka_marshal.claims import HeldClaim
 from kafka_marshal.consumer import Consumer
-from kafka_marshal.engine import Delivery, StartRule
+from kafka_marshal.engine import Delivery, StartRule, Subscription
 from kafka_marshal.engine.faces import EngineFace, SessionFace
 from kafka_marshal.engine.handout import ConsumerOptions, OnClaimed, OnLost
 from kafka_marshal.engine.telling import OnTopics
@@ -242,12 +242,7 @@ class Marshal:
             on_topics is not None,
         )
         self._require_open()
-        subscription = settings.subscription(
-            self.group_id,
-            self.engine.context.ports.data,
-            coordination_topic=self.coordination_topic,
-            timeout_ms=timeout_ms,
-        )
+        subscription = self._subscription(settings, timeout_ms)
         self._link.subscribe(subscription, settings.wants)
         consumer = Consumer(
             self.engine,
@@ -308,18 +303,21 @@ class Marshal:
             release_behind=False,
             has_on_topics=False,
         )
-        subscription = settings.subscription(
-            self.group_id,
-            self.engine.context.ports.data,
-            coordination_topic=self.coordination_topic,
-            timeout_ms=timeout_ms,
-        )
+        subscription = self._subscription(settings, timeout_ms)
         rule = StartRule(offset_reset=auto_offset_reset, offsets=dict(starts or {}))
         subscription.start_rule = rule
         self._link.subscribe(subscription, partial(settings.wants, starts=starts))
         ranges = RangeConsumer(self.engine, self.session, subscription=subscription)
         self._keep(ranges)
         return ranges
+
+    def _subscription(self, settings: Settings, timeout_ms: int) -> Subscription:
+        return settings.subscription(
+            self.group_id,
+            self.engine.context.ports.data,
+            coordination_topic=self.coordination_topic,
+            timeout_ms=timeout_ms,
+        )
 
     def _keep(self, opened: Consumer | RangeConsumer) -> None:
         """Remember what has to be closed with this client."""

@@ -13,10 +13,10 @@ from types import TracebackType
 from typing import Self, cast
 
 from kafka_marshal.engine import Subscription
+from kafka_marshal.engine.awaiting import await_left, await_news
 from kafka_marshal.engine.faces import EngineFace, SessionFace
 from kafka_marshal.engine.handout import (
     FETCH_SLICE_MS,
-    WAIT_SLICE_MS,
     ConsumerOptions,
     HandOut,
     lost_claim,
@@ -24,9 +24,7 @@ from kafka_marshal.engine.handout import (
 from kafka_marshal.engine.place import Place
 from kafka_marshal.errors import (
     ClaimLost,
-    DeadlineExceeded,
     InvalidTransition,
-    MarshalError,
 )
 from kafka_marshal.handed import Batch, Committable, CommitToken, runs_of
 from kafka_marshal.ports import DataReader, Record
@@ -453,18 +451,9 @@ class Consumer:
             # Who leaves on an error has not finished what is in hand.
             self._hands.let_go(is_done=sys.exc_info()[0] is None)
             seqs = session.unsubscribe(self._subscription, release=release)
-        try:
-            self._await(
-                lambda: (
-                    not session.leaving_count
-                    and not session.is_pending(seqs, late=False)
-                ),
-                timeout_ms,
-            )
-        except MarshalError:
-            # The claims run out by themselves; somebody takes them after 2H.
-            self._engine.context.observe("close_unconfirmed", {})
-            self.is_close_confirmed = False
+        self.is_close_confirmed = await_left(
+            self._engine, session, seqs=seqs, wait=self._await, timeout_ms=timeout_ms
+        )
         self._places.clear()
         self._reader.close(timeout_ms)
         self._hands.tell_topics(())
@@ -505,16 +494,4 @@ class Consumer:
             raise self._hands.lost.pop(0)
 
     def _await(self, is_done: Callable[[], bool], timeout_ms: int) -> None:
-        deadline_ms = self._clock.now_ms() + timeout_ms
-        with self._engine.changed:
-            while not is_done():
-                failure = self._engine.failure
-                if failure is not None:
-                    raise failure
-                left_ms = deadline_ms - self._clock.now_ms()
-                if left_ms <= 0:
-                    raise DeadlineExceeded(
-                        f"the log did not confirm within {timeout_ms} ms; check the "
-                        "brokers with: marshal doctor"
-                    )
-                self._engine.changed.wait(min(left_ms, WAIT_SLICE_MS) / 1000)
+        await_news(self._engine, is_done, timeout_ms=timeout_ms)

@@ -13,12 +13,12 @@ from typing import Self
 import attrs
 
 from kafka_marshal.engine import Delivery, Holding, Subscription
+from kafka_marshal.engine.awaiting import await_left, await_news
 from kafka_marshal.engine.faces import EngineFace, SessionFace
 from kafka_marshal.errors import (
     ClaimLost,
     DeadlineExceeded,
     InvalidTransition,
-    MarshalError,
 )
 from kafka_marshal.ports import LogRange
 from kafka_marshal.protocol.claiming import Phase
@@ -27,7 +27,6 @@ from kafka_marshal.protocol.types import Key, Owner, Token, TopicPartition
 
 ASK_MS_MAX = 10_000
 CLOSE_MS_MAX = 10_000
-WAIT_SLICE_MS = 50
 
 
 @attrs.frozen
@@ -284,18 +283,9 @@ class RangeConsumer:
         session = self._session
         with self._engine.changed:
             seqs = session.unsubscribe(self._subscription, release=release)
-        try:
-            self._await(
-                lambda: (
-                    not session.leaving_count
-                    and not session.is_pending(seqs, late=False)
-                ),
-                timeout_ms,
-            )
-        except MarshalError:
-            # The claims run out by themselves; somebody takes them after 2H.
-            self._engine.context.observe("close_unconfirmed", {})
-            self.is_close_confirmed = False
+        self.is_close_confirmed = await_left(
+            self._engine, session, seqs=seqs, wait=self._await, timeout_ms=timeout_ms
+        )
 
     def __enter__(self) -> Self:
         """Return the range consumer itself."""
@@ -380,18 +370,10 @@ class RangeConsumer:
             raise InvalidTransition("the range consumer is closed")
 
     def _await(self, is_done: Callable[[], bool], timeout_ms: int) -> None:
-        deadline_ms = self._clock.now_ms() + timeout_ms
-        with self._engine.changed:
-            while True:
-                failure = self._engine.failure or self._session.failure
-                if failure is not None:
-                    raise failure
-                if is_done():
-                    return
-                left_ms = deadline_ms - self._clock.now_ms()
-                if left_ms <= 0:
-                    raise DeadlineExceeded(
-                        f"the log did not confirm within {timeout_ms} ms; check the "
-                        "brokers with: marshal doctor"
-                    )
-                self._engine.changed.wait(min(left_ms, WAIT_SLICE_MS) / 1000)
+        def look() -> bool:
+            failure = self._engine.failure or self._session.failure
+            if failure is not None:
+                raise failure
+            return is_done()
+
+        await_news(self._engine, look, timeout_ms=timeout_ms)

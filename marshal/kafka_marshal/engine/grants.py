@@ -11,6 +11,7 @@ from kafka_marshal.protocol.transition import ACCEPTED, Transition
 from kafka_marshal.protocol.types import Key
 
 from .context import Context
+from .faces import ContextFace
 from .holding import Holding
 from .outbox import Outbox
 
@@ -123,7 +124,13 @@ class Granter:
             self._report(holding.key, holding.progress.discard())
 
     def _report(self, key: Key, grants: Iterable[Grant]) -> None:
-        ranges = [(grant.first, grant.last) for grant in grants]
-        if ranges:
-            fields = {"key": key, "ranges": ranges}
-            self._context.observe("granted_unprocessed", fields)
+        report_unprocessed(self._context, key, grants=grants)
+
+
+def report_unprocessed(
+    context: ContextFace, key: Key, *, grants: Iterable[Grant]
+) -> None:
+    """Tell of granted offsets that nobody will ever process, if there are any."""
+    ranges = [(grant.first, grant.last) for grant in grants]
+    if ranges:
+        context.observe("granted_unprocessed", {"key": key, "ranges": ranges})

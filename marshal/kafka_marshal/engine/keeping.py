@@ -7,6 +7,8 @@ that nobody else can take stays where it is, however slow that is.
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+import attrs
+
 from kafka_marshal.protocol.claiming import Phase
 from kafka_marshal.protocol.health import (
     CYCLES_MAX,
@@ -64,6 +66,38 @@ class _Watch:
         self.asked_ms = 0
         self.mark: tuple[int, int | None, int] | None = None
         self.told: set[str] = set()
+
+
+@attrs.frozen
+class Absence:
+    """How long an application does not come back for a partition, and with what.
+
+    Attributes:
+        key: The partition.
+        quiet_ms: Time without a sign of life.
+        limit_ms: How much of it is allowed.
+        in_hand: Records handed out and not done with.
+        lag: How far the position is behind, None where that is not known.
+    """
+
+    key: Key
+    quiet_ms: int
+    limit_ms: int
+    in_hand: int
+    lag: int | None
+
+    def fields(self, successor: str | None) -> dict[str, object]:
+        """Return what the event tells."""
+        return {**attrs.asdict(self, recurse=False), "successor": successor}
+
+    @property
+    def detail(self) -> str:
+        """The same in words, for the log."""
+        lag = "unknown" if self.lag is None else str(self.lag)
+        return (
+            f"the application is away for {self.quiet_ms} ms of at most "
+            f"{self.limit_ms}, {self.in_hand} in hand, lag {lag}"
+        )
 
 
 class Keeper:
@@ -212,23 +246,11 @@ class Keeper:
             if not is_wedged(quiet_ms, limit_ms=limit_ms, in_hand=hand, lag=lag):
                 continue
             taker = best_taker(members, holding.key.topic, me=me, may_be_behind=True)
+            absence = Absence(holding.key, quiet_ms, limit_ms, hand, lag)
             if _is_news(watch, WEDGED, taker=taker):
-                fields = {
-                    "key": holding.key,
-                    "quiet_ms": quiet_ms,
-                    "limit_ms": limit_ms,
-                    "in_hand": hand,
-                    "lag": lag,
-                    "successor": taker,
-                }
-                self._context.observe("wedged", fields)
+                self._context.observe("wedged", absence.fields(taker))
             if taker is not None:
-                lag_text = "unknown" if lag is None else str(lag)
-                detail = (
-                    f"the application is away for {quiet_ms} ms of at most "
-                    f"{limit_ms}, {hand} in hand, lag {lag_text}"
-                )
-                verdicts.append(Verdict(holding, WEDGED, detail, taker))
+                verdicts.append(Verdict(holding, WEDGED, absence.detail, taker))
         return verdicts
 
     def _stuck_count(self, key: Key) -> int:

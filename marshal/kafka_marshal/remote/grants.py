@@ -6,12 +6,13 @@ granted all the same; nobody is told then, and nobody processes it.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 
 import attrs
 
 from kafka_marshal.engine import Holding
+from kafka_marshal.engine.grants import report_unprocessed
 from kafka_marshal.errors import InvalidTransition, MarshalError
 from kafka_marshal.protocol.claiming import Ending
 from kafka_marshal.protocol.granting import AtMostOnce, Grant
@@ -157,7 +158,8 @@ class RemoteGrants:
         if held is not holding or not isinstance(progress, AtMostOnce):
             detail = transition.detail
             if detail is not None:
-                self._report(key, [Grant(detail["first"], detail["last"])])
+                late = [Grant(detail["first"], detail["last"])]
+                report_unprocessed(self._context, key, grants=late)
             return
         if granted.head is not None:
             known = self._context.heads.get(key, 0)
@@ -180,13 +182,8 @@ class RemoteGrants:
     def report_unused(self, holding: Holding) -> None:
         """Tell which granted offsets nobody will ever process (PROTOCOL 6.2)."""
         if isinstance(holding.progress, AtMostOnce):
-            self._report(holding.key, holding.progress.discard())
-
-    def _report(self, key: Key, grants: Iterable[Grant]) -> None:
-        ranges = [(grant.first, grant.last) for grant in grants]
-        if ranges:
-            fields = {"key": key, "ranges": ranges}
-            self._context.observe("granted_unprocessed", fields)
+            unused = holding.progress.discard()
+            report_unprocessed(self._context, holding.key, grants=unused)
 
 
 def _transition(key: Key, record: ClaimingMessages, granted: Granted) -> Transition:

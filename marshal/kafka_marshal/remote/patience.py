@@ -10,6 +10,7 @@ import attrs
 
 from kafka_marshal.engine import Holding, Subscription
 from kafka_marshal.engine.holding import Drain
+from kafka_marshal.engine.keeping import Absence
 from kafka_marshal.engine.lags import LagWatch
 from kafka_marshal.protocol.health import is_wedged, patience_ms
 from kafka_marshal.protocol.notes import WEDGED
@@ -109,22 +110,9 @@ class Patience:
         hand, lag = holding.in_hand_count, self._lags.lag_of(holding)
         if not is_wedged(quiet_ms, limit_ms=limit_ms, in_hand=hand, lag=lag):
             return None
+        absence = Absence(holding.key, quiet_ms, limit_ms, hand, lag)
         has_taker = holding.key.topic in self.takers
         if has_taker or not watch.is_told:
             watch.is_told = True
-            fields = {
-                "key": holding.key,
-                "quiet_ms": quiet_ms,
-                "limit_ms": limit_ms,
-                "in_hand": hand,
-                "lag": lag,
-                "successor": None,
-            }
-            self._context.observe("wedged", fields)
-        if not has_taker:
-            return None
-        lag_text = "unknown" if lag is None else str(lag)
-        return (
-            f"the application is away for {quiet_ms} ms of at most {limit_ms}, "
-            f"{hand} in hand, lag {lag_text}"
-        )
+            self._context.observe("wedged", absence.fields(None))
+        return absence.detail if has_taker else None

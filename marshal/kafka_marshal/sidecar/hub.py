@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from kafka_marshal.engine.awaiting import await_news
 from kafka_marshal.engine.tickets import Ticket, Verdict, Wish
 from kafka_marshal.errors import (
     ClaimLost,
@@ -433,17 +434,13 @@ class Hub(HubFace):
     def _await(
         self, is_done: Callable[[], bool], timeout_ms: int, *, what: str
     ) -> None:
-        deadline_ms = self._context.now_ms + timeout_ms
-        while not is_done():
-            if self._engine.failure is not None:
-                raise self._engine.failure
-            left_ms = deadline_ms - self._context.now_ms
-            if left_ms <= 0:
-                raise DeadlineExceeded(
-                    f"the log did not show the {what} within {timeout_ms} ms; they may "
-                    "still arrive; check the brokers with: marshal doctor"
-                )
-            self._engine.changed.wait(min(left_ms, WAIT_SLICE_MS) / 1000)
+        await_news(
+            self._engine,
+            is_done,
+            timeout_ms=timeout_ms,
+            doing=f"show the {what}",
+            hope="; they may still arrive",
+        )
 
     # --- the log
 

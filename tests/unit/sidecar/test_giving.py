@@ -19,17 +19,6 @@ from kafka_marshal.protocol.records import (
 from kafka_marshal.protocol.types import Key
 from kafka_marshal.remote import api
 
-
-@pytest.fixture
-def cluster():
-    return world(partitions=2, records=[5] * 8)
-
-
-@pytest.fixture
-def machine(cluster):
-    return Machine(cluster)
-
-
 # --- Sharing ---
 
 

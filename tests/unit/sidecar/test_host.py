@@ -28,16 +28,6 @@ from kafka_marshal.sidecar.peers import Peer
 LONG_H = 60_000
 
 
-@pytest.fixture
-def cluster():
-    return world(partitions=2, records=[5] * 8)
-
-
-@pytest.fixture
-def machine(cluster):
-    return Machine(cluster)
-
-
 # --- Death, silence ---
 
 

@@ -1,28 +1,15 @@
 """What is lent is asked for, and waited for."""
 
-import pytest
 from enginekit import (
     KEY,
     H,
     pause_record,
     wish,
-    world,
     write,
 )
-from sidecarkit import Local, Machine, having, releases, run, run_until, sizes
+from sidecarkit import Local, having, releases, run, run_until, sizes
 
 from kafka_marshal.remote import api
-
-
-@pytest.fixture
-def cluster():
-    return world(partitions=2, records=[5] * 8)
-
-
-@pytest.fixture
-def machine(cluster):
-    return Machine(cluster)
-
 
 # --- Drains ---
 

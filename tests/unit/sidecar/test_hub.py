@@ -40,16 +40,6 @@ from kafka_marshal.sidecar.states import State
 TASK = "7a" * 16
 
 
-@pytest.fixture
-def cluster():
-    return world(partitions=2, records=[5] * 8)
-
-
-@pytest.fixture
-def machine(cluster):
-    return Machine(cluster)
-
-
 # --- Positions ---
 
 

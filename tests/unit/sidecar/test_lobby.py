@@ -3,9 +3,8 @@
 import pytest
 from enginekit import (
     H,
-    world,
 )
-from sidecarkit import Local, Machine, having, run, run_until
+from sidecarkit import Local, having, run, run_until
 
 from kafka_marshal.errors import (
     ClaimLost,
@@ -14,17 +13,6 @@ from kafka_marshal.errors import (
 )
 from kafka_marshal.remote import api
 from kafka_marshal.sidecar.peers import NOBODY, Caller
-
-
-@pytest.fixture
-def cluster():
-    return world(partitions=2, records=[5] * 8)
-
-
-@pytest.fixture
-def machine(cluster):
-    return Machine(cluster)
-
 
 # --- Joining ---
 

@@ -12,17 +12,6 @@ from sidecarkit import Local, Machine, having, run, run_until, sizes
 from kafka_marshal.protocol.types import Key
 from kafka_marshal.remote import api
 
-
-@pytest.fixture
-def cluster():
-    return world(partitions=2, records=[5] * 8)
-
-
-@pytest.fixture
-def machine(cluster):
-    return Machine(cluster)
-
-
 # --- Events ---
 
 

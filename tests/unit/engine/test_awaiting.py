@@ -1,0 +1,81 @@
+"""An application's thread waits for the log, and never for ever."""
+
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from kafka_marshal.engine.awaiting import await_left, await_news
+from kafka_marshal.errors import DeadlineExceeded, LogUnreadable
+
+
+class News(threading.Condition):
+    """Each wait lets the time go by that it may take."""
+
+    def __init__(self, context):
+        super().__init__()
+        self._context = context
+
+    def wait(self, timeout):
+        self._context.now_ms += round(timeout * 1_000)
+
+
+@pytest.fixture
+def engine():
+    context = SimpleNamespace(now_ms=7)
+    context.observe = lambda name, fields: context.told.append(name)
+    context.told = []
+    return SimpleNamespace(context=context, changed=News(context), failure=None)
+
+
+def test_what_is_so_is_not_waited_for(engine):
+    engine.failure = LogUnreadable("gone")
+    await_news(engine, lambda: True, timeout_ms=0)
+    assert engine.context.now_ms == 7
+
+
+def test_it_looks_until_it_is_so(engine):
+    await_news(engine, lambda: engine.context.now_ms >= 150, timeout_ms=1_000)
+    assert 150 <= engine.context.now_ms < 250
+
+
+def test_it_ends_in_time_and_says_what_did_not_come(engine):
+    with pytest.raises(DeadlineExceeded, match="not show it within 130 ms; it may yet"):
+        await_news(
+            engine, lambda: False, timeout_ms=130, doing="show it", hope="; it may yet"
+        )
+    assert engine.context.now_ms == 137
+
+
+def test_a_failure_ends_it(engine):
+    engine.failure = LogUnreadable("gone")
+    with pytest.raises(LogUnreadable):
+        await_news(engine, lambda: False, timeout_ms=1_000)
+
+
+@pytest.mark.parametrize(
+    ("leaving", "pending", "is_left"),
+    [(0, False, True), (1, False, False), (0, True, False)],
+)
+def test_leaving_is_over_once_the_log_shows_all_of_it(
+    engine, leaving, pending, is_left
+):
+    asked = []
+
+    def is_pending(seqs, *, late):
+        asked.append((seqs, late))
+        return pending
+
+    session = SimpleNamespace(leaving_count=leaving, is_pending=is_pending)
+    found = await_left(
+        engine,
+        session,
+        seqs=[3],
+        wait=lambda is_done, timeout_ms: await_news(
+            engine, is_done, timeout_ms=timeout_ms
+        ),
+        timeout_ms=100,
+    )
+    assert found is is_left
+    assert engine.context.told == ([] if is_left else ["close_unconfirmed"])
+    assert set(map(str, asked)) <= {"([3], False)"}
