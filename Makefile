@@ -14,6 +14,8 @@ BIN := .venv/bin
 PYTHON_DIRS := $(wildcard marshal cli tests integration examples benchmarks tools)
 # Extra arguments, as in: make unit ARGS="-k codec -x"
 ARGS ?=
+# Test processes of `make test`; each has a broker of its own.
+JOBS ?= 2
 
 .PHONY: help
 help: ## List the targets
@@ -31,7 +33,7 @@ demo: env ## Embedded Kafka, three consumers, one killed: who takes over?
 .PHONY: test
 test: check cover ## Every check and every test, on a real broker too
 	@echo "== pytest"
-	@$(BIN)/python -m pytest -q $(ARGS)
+	@$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 .PHONY: unit
 unit: env ## The tests that need no broker
