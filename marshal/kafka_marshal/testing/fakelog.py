@@ -15,21 +15,17 @@ import heapq
 import itertools
 import threading
 import time
-from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
-
-import attrs
 
 from kafka_marshal.errors import (
     CoordinationError,
-    InvalidTransition,
-    LogTruncated,
-    MarshalError,
     TopicMisconfigured,
 )
-from kafka_marshal.ports import Append, Clock, CoordinationLog, LogRange
-from kafka_marshal.protocol.types import LogEntry, TimestampType, TopicPartition
+from kafka_marshal.ports import Clock, LogRange
+from kafka_marshal.protocol.types import TimestampType, TopicPartition
+from kafka_marshal.testing.brokerclocks import BrokerClocks
 from kafka_marshal.testing.clock import VirtualClock
+from kafka_marshal.testing.fakeappend import FakeAppend, Pending
 from kafka_marshal.testing.fakestore import (
     AppendFate,
     FatePolicy,
@@ -41,74 +37,17 @@ from kafka_marshal.testing.fakestore import (
 
 if TYPE_CHECKING:
     from kafka_marshal.testing.fakedata import FakeDataLog
+    from kafka_marshal.testing.fakesession import FakeCoordinationLog
 
-__all__ = ["AppendFate", "FakeCoordinationLog", "FakeKafka", "FatePolicy"]
-
-DELIVERY_TIMEOUT_MS = 30_000
-
-
-@attrs.define(order=True)
-class _Pending:
-    """An append on its way."""
-
-    lands_ms: int
-    number: int
-    topic: str = attrs.field(order=False)
-    partition: int = attrs.field(order=False)
-    value: bytes = attrs.field(order=False)
-    copies: int = attrs.field(order=False)
-    append: "_FakeAppend" = attrs.field(order=False)
-
-
-class _FakeAppend(Append):
-    """An append of the fake: its outcome depends on the clock."""
-
-    def __init__(self, cluster: "FakeKafka", *, fails_ms: int) -> None:
-        self._cluster = cluster
-        # When it is given up on; unless it is sure to fail, landing saves it.
-        self.fails_ms = fails_ms
-        self.is_sure_to_fail = False
-        self.landed: tuple[int, int] | None = None
-        self.refusal: MarshalError | None = None
-
-    def _is_acknowledged(self) -> bool:
-        return (
-            self.landed is not None
-            and not self.is_sure_to_fail
-            and self.landed[1] <= self.fails_ms
-        )
-
-    def _is_failed(self) -> bool:
-        return (
-            not self._is_acknowledged()
-            and self.fails_ms <= self._cluster.clock.now_ms()
-        )
-
-    def is_done(self) -> bool:
-        self._cluster.settle()
-        return self.refusal is not None or self._is_acknowledged() or self._is_failed()
-
-    def offset(self) -> int | None:
-        self._cluster.settle()
-        is_told = self.refusal is None and self._is_acknowledged()
-        return self.landed[0] if is_told and self.landed is not None else None
-
-    def error(self) -> MarshalError | None:
-        self._cluster.settle()
-        if self.refusal is not None:
-            return self.refusal
-        if self._is_failed():
-            return CoordinationError(
-                "No acknowledgement came in time; the record may land all the same."
-            )
-        return None
+__all__ = ["AppendFate", "FakeKafka", "FatePolicy"]
 
 
 class FakeKafka:
     """One cluster in memory.
 
     Attributes:
-        clock: True time of the cluster; each broker adds its own skew.
+        clock: True time of the cluster.
+        clocks: The brokers' own clocks.
         cluster_id: An id that no other cluster of this process has.
         groups: Committed offsets by group.
         busy_groups: Groups that have active members, whose offsets none but
@@ -134,8 +73,10 @@ class FakeKafka:
         self.busy_groups: set[str] = set()
         self.changed = threading.Condition(threading.RLock())
         self._topics: dict[str, Topic] = {}
-        self._skews_ms: dict[int, int] = {}
-        self._pending: list[_Pending] = []
+        self.clocks = BrokerClocks(self.clock)
+        self._pending: list[Pending] = []
+        # Written by a leader, and not yet in its followers' logs.
+        self._tails: dict[TopicPartition, list[tuple[int, Pending]]] = {}
         self._sequence = itertools.count(1)
         self._writers = itertools.count(1)
 
@@ -217,16 +158,36 @@ class FakeKafka:
         """Set how far a broker's wall clock is ahead of true time."""
         with self.changed:
             self.settle()
-            self._skews_ms[broker] = skew_ms
+            self.clocks.set_ahead(broker, skew_ms)
 
-    def fail_over(self, place: TopicPartition, *, leader: int) -> None:
-        """Give a partition another leader, with the next leader epoch."""
+    def fail_over(
+        self, place: TopicPartition, *, leader: int, retry_ms: int | None = None
+    ) -> int:
+        """Give a partition another leader, with the next leader epoch.
+
+        Args:
+            place: Which partition.
+            leader: Broker that leads it from now on.
+            retry_ms: What is not committed yet is lost, and written anew by its
+                writers after this time; None: the new leader has all of it.
+
+        Returns:
+            How many records were lost by it for the time being.
+        """
         with self.changed:
             self.settle()
             log = self.log(place)
+            now_ms = self.clock.now_ms()
+            lost = [] if retry_ms is None else log.drop_uncommitted(now_ms)
             log.leader = leader
             log.leader_epoch += 1
             log.epochs.append((log.leader_epoch, log.end))
+            for offset, item in self._tails.pop(place, []):
+                if retry_ms is not None and offset in lost:
+                    item.append.landed = None
+                    item.lands_ms = now_ms + retry_ms
+                    heapq.heappush(self._pending, item)
+            return len(lost)
 
     def truncate(self, place: TopicPartition, *, end: int, leader: int) -> None:
         """Lose the records from ``end`` on: an unclean election of ``leader``."""
@@ -236,6 +197,7 @@ class FakeKafka:
             assert log.start <= end <= log.end
             log.records = [each for each in log.records if each.offset < end]
             log.end = end
+            self._tails.pop(place, None)
             log.epochs = [each for each in log.epochs if each[1] < end] or [(0, 0)]
             log.leader, log.leader_epoch = leader, log.leader_epoch + 1
             log.epochs.append((log.leader_epoch, end))
@@ -314,6 +276,8 @@ class FakeKafka:
                     "topic format`.",
                     problems=(f"topic {topic} does not exist",),
                 )
+            from kafka_marshal.testing.fakesession import FakeCoordinationLog
+
             writer = name or f"writer-{next(self._writers)}"
             return FakeCoordinationLog(self, topic, name=writer)
 
@@ -332,19 +296,29 @@ class FakeKafka:
             while self._pending and self._pending[0].lands_ms <= now_ms:
                 self._land(heapq.heappop(self._pending))
 
+    def next_change_ms(self) -> int | None:
+        """Return when something lands or is committed next, None for nothing."""
+        now_ms = self.clock.now_ms()
+        due = [self._pending[0].lands_ms] if self._pending else []
+        for place, tail in self._tails.items():
+            records = self.log(place).records if tail else []
+            if records and records[-1].landed_ms > now_ms:
+                due.append(records[-1].landed_ms)
+        return min(due, default=None)
+
     def schedule(
-        self, place: TopicPartition, value: bytes, *, lands_ms: int, copies: int,
-        append: _FakeAppend,
+        self, place: TopicPartition, value: bytes, *, lands_ms: int, fate: AppendFate,
+        append: FakeAppend,
     ) -> None:  # fmt: skip
-        """Have an append land at a time."""
+        """Have an append land at a time, in so many copies and replicas."""
         with self.changed:
-            item = _Pending(
+            item = Pending(
                 lands_ms=lands_ms,
                 number=next(self._sequence),
                 topic=place.topic,
                 partition=place.partition,
                 value=value,
-                copies=copies,
+                fate=fate,
                 append=append,
             )
             heapq.heappush(self._pending, item)
@@ -367,28 +341,40 @@ class FakeKafka:
 
     def _leader_wall_ms(self, log: Partition, at_ms: int) -> int:
         """Return a leader's wall clock at a moment of true time."""
-        wall_ms = self.clock.wall_ms() - (self.clock.now_ms() - at_ms)
-        return wall_ms + self._skews_ms.get(log.leader, 0)
+        return self.clocks.wall_ms(log.leader, at_ms)
 
-    def _land(self, item: _Pending) -> None:
+    def _land(self, item: Pending) -> None:
+        place = TopicPartition(item.topic, item.partition)
         try:
-            log = self.log(TopicPartition(item.topic, item.partition))
+            log = self.log(place)
         except CoordinationError as error:
             item.append.refusal = error
             return
         stamp = self._leader_wall_ms(log, item.lands_ms)
         kind = int(self.topic(item.topic).timestamp_type)
-        for copy in range(item.copies):
+        committed_ms = item.lands_ms + item.fate.replicates_ms
+        for copy in range(item.fate.copies):
             offset = self._write(
                 log,
                 item.value,
                 key=None,
                 headers=(),
                 stamp=(stamp, kind),
-                landed_ms=item.lands_ms,
+                landed_ms=committed_ms,
             )
             if copy == 0:
-                item.append.landed = (offset, item.lands_ms)
+                item.append.landed = (offset, log.records[-1].landed_ms)
+                self._follow(place, offset, item)
+
+    def _follow(self, place: TopicPartition, offset: int, item: Pending) -> None:
+        """Remember what followers do not have yet: a failover may lose it."""
+        now_ms = self.clock.now_ms()
+        log = self.log(place)
+        tail = [each for each in self._tails.get(place, ()) if
+                each[0] >= log.high_watermark(now_ms)]  # fmt: skip
+        if log.records[-1].landed_ms > now_ms:
+            tail.append((offset, item))
+        self._tails[place] = tail
 
     def _write(
         self,
@@ -401,6 +387,9 @@ class FakeKafka:
         landed_ms: int | None = None,
     ) -> int:
         offset = log.end
+        committed_ms = self.clock.now_ms() if landed_ms is None else landed_ms
+        if log.records:  # followers copy in order
+            committed_ms = max(committed_ms, log.records[-1].landed_ms)
         record = Stored(
             offset=offset,
             leader_epoch=log.leader_epoch,
@@ -409,189 +398,9 @@ class FakeKafka:
             key=key,
             value=value,
             headers=headers,
-            landed_ms=self.clock.now_ms() if landed_ms is None else landed_ms,
+            landed_ms=committed_ms,
         )
         log.records.append(record)
         log.end = offset + 1
         self.changed.notify_all()
         return offset
-
-
-class FakeCoordinationLog(CoordinationLog):
-    """One client's session with a coordination topic of a ``FakeKafka``.
-
-    Attributes:
-        name: What the fate policy knows this writer as.
-        cut: Whether the network between this client and the cluster is cut.
-            Reads then find nothing and questions fail; appends wait, and land
-            when it heals within the delivery timeout.
-        read_lag_ms: How much later than others this client sees records.
-        poll_entries_max: How many entries one ``poll`` returns at most.
-        topic_id: Id of the topic when it was opened.
-        cluster_id: Id of the cluster.
-    """
-
-    def __init__(self, cluster: FakeKafka, topic: str, *, name: str) -> None:
-        """Stand at each partition's start."""
-        self.name = name
-        self.read_lag_ms = 0
-        self.poll_entries_max = 5_000
-        self.delivery_timeout_ms = DELIVERY_TIMEOUT_MS
-        self.cluster_id = cluster.cluster_id
-        self.topic_id: bytes | None = cluster.topic(topic).topic_id
-        self._cluster = cluster
-        self._topic = topic
-        self._is_cut = False
-        self._held: list[tuple[TopicPartition, bytes, _FakeAppend]] = []
-        logs = cluster.topic(topic).partitions
-        self._next = [log.start for log in logs]
-        self._epochs: list[int | None] = [None] * len(logs)
-        self._lands_ms = [0] * len(logs)
-        self._fault: MarshalError | None = None
-        self._is_closed = False
-
-    @property
-    def cut(self) -> bool:
-        """Whether the network is cut."""
-        return self._is_cut
-
-    @cut.setter
-    def cut(self, value: bool) -> None:
-        with self._cluster.changed:
-            self._is_cut = value
-            if value:
-                return
-            now_ms = self._cluster.clock.now_ms()
-            held, self._held = self._held, []
-            for place, record, append in held:
-                if append.fails_ms > now_ms:
-                    self._cluster.schedule(
-                        place, record, lands_ms=now_ms, copies=1, append=append
-                    )
-            self._cluster.settle()
-
-    def configure(
-        self, heartbeat_interval_ms: int, *, timeout_ms: int = DELIVERY_TIMEOUT_MS
-    ) -> None:
-        """Adapt the delivery timeout to H (PROTOCOL 2.1)."""
-        del timeout_ms
-        self.delivery_timeout_ms = heartbeat_interval_ms // 2
-
-    @property
-    def partition_count(self) -> int:
-        """Number of partitions that the topic had when it was opened."""
-        return len(self._next)
-
-    def append(self, partition: int, value: bytes) -> Append:
-        """Start appending one record; its fate is the policy's."""
-        cluster = self._cluster
-        with cluster.changed:
-            cluster.settle()
-            now_ms = cluster.clock.now_ms()
-            timeout_ms = now_ms + self.delivery_timeout_ms
-            append = _FakeAppend(cluster, fails_ms=timeout_ms)
-            place = TopicPartition(self._topic, partition)
-            if self._is_closed or not 0 <= partition < self.partition_count:
-                append.refusal = InvalidTransition(f"Cannot append to {place}.")
-                return append
-            if self._is_cut:
-                self._held.append((place, value, append))
-                return append
-            fate = cluster.policy.of_append(self.name, partition)
-            lands_ms = now_ms + fate.delay_ms
-            if fate.fails_after_ms is not None:
-                append.fails_ms = now_ms + fate.fails_after_ms
-                append.is_sure_to_fail = True
-            if fate.is_lost:
-                return append
-            if append.fails_ms > lands_ms:
-                # In order; but one that was given up on holds up no other.
-                lands_ms = max(lands_ms, self._lands_ms[partition])
-                self._lands_ms[partition] = lands_ms
-            cluster.schedule(
-                place, value, lands_ms=lands_ms, copies=fate.copies, append=append
-            )
-            cluster.settle()
-            return append
-
-    def poll(self, timeout_ms: int) -> Sequence[tuple[int, LogEntry]]:
-        """Return new entries; see ``ports.CoordinationLog``."""
-        deadline = time.monotonic() + timeout_ms / 1000
-        with self._cluster.changed:
-            while True:
-                if self._fault is not None:
-                    raise self._fault
-                self._require_open()
-                self._cluster.settle()
-                entries = [] if self._is_cut else self._read()
-                if entries or not self._cluster.wait(deadline):
-                    return entries
-
-    def positions(self) -> Mapping[int, int]:
-        """Return the next offset that ``poll`` will look at, per partition."""
-        return dict(enumerate(self._next))
-
-    def start_offsets(self, timeout_ms: int) -> Mapping[int, int]:
-        """Return the first offset that exists, per partition."""
-        return {number: log.start for number, log in self._ask(timeout_ms)}
-
-    def end_offsets(self, timeout_ms: int) -> Mapping[int, int]:
-        """Return the next offset to be written, per partition (a barrier)."""
-        return {number: log.end for number, log in self._ask(timeout_ms)}
-
-    def close(self, timeout_ms: int) -> None:
-        """Let go. Idempotent; appends on their way still land."""
-        del timeout_ms
-        with self._cluster.changed:
-            self._is_closed = True
-            self._cluster.changed.notify_all()
-
-    def _require_open(self) -> None:
-        if self._is_closed:
-            raise InvalidTransition(f"The session with {self._topic} is closed.")
-
-    def _logs(self) -> list[tuple[int, Partition]]:
-        partitions = self._cluster.topic(self._topic).partitions
-        return list(enumerate(partitions[: self.partition_count]))
-
-    def _ask(self, timeout_ms: int) -> list[tuple[int, Partition]]:
-        with self._cluster.changed:
-            self._require_open()
-            self._cluster.settle()
-            if self._is_cut:
-                raise CoordinationError(f"No answer within {timeout_ms} ms: cut off.")
-            return self._logs()
-
-    def _read(self) -> list[tuple[int, LogEntry]]:
-        """Return what lies beyond our positions, and check that nothing went back."""
-        entries: list[tuple[int, LogEntry]] = []
-        seen_ms = self._cluster.clock.now_ms() - self.read_lag_ms
-        for number, log in self._logs():
-            self._check(number, log)
-            room = self.poll_entries_max - len(entries)
-            is_all = True
-            for stored in log.read(self._next[number], room + 1):
-                if stored.landed_ms > seen_ms or room == 0:
-                    is_all = False
-                    break
-                room -= 1
-                entries.append((number, stored.entry()))
-                self._next[number] = stored.offset + 1
-                self._epochs[number] = stored.leader_epoch
-            if is_all and self._next[number] < log.end:
-                # Control records at the end are passed without a trace.
-                self._next[number] = log.end
-                self._epochs[number] = log.epoch_at(log.end - 1)
-        return entries
-
-    def _check(self, number: int, log: Partition) -> None:
-        position, epoch = self._next[number], self._epochs[number]
-        if epoch is None:
-            self._next[number] = position = max(position, log.start)
-        is_cut_off = epoch is not None and log.epoch_end(epoch) < position
-        if position > log.end or position < log.start or is_cut_off:
-            self._fault = LogTruncated(
-                f"{self._topic}-{number} went back: position {position}, but the log "
-                f"has {log.start} to {log.end}. Read it anew from its start."
-            )
-            raise self._fault

@@ -21,12 +21,15 @@ class AppendFate:
         fails_after_ms: It is reported as failed after this time, whether or not
             it lands. None: it is acknowledged when it lands, or fails with the
             delivery timeout.
+        replicates_ms: Time from there until it is committed: nobody can read it
+            before, nor is it acknowledged, and a failover may lose it.
     """
 
     delay_ms: int = 0
     is_lost: bool = False
     copies: int = 1
     fails_after_ms: int | None = None
+    replicates_ms: int = 0
 
 
 class FatePolicy(Protocol):
@@ -48,7 +51,7 @@ class Prompt:
 
 @attrs.define
 class Stored:
-    """One record as it lies in a log."""
+    """One record as it lies in a log; ``landed_ms`` is when it was committed."""
 
     offset: int
     leader_epoch: int
@@ -107,6 +110,22 @@ class Partition:
     def epoch_at(self, offset: int) -> int:
         """Return the leader epoch that wrote an offset of this log."""
         return next(epoch for epoch, first in reversed(self.epochs) if first <= offset)
+
+    def high_watermark(self, now_ms: int) -> int:
+        """Return the end of what is committed, which is what readers can see."""
+        records = self.records
+        at = len(records)
+        while at and records[at - 1].landed_ms > now_ms:
+            at -= 1
+        return self.end if at == len(records) else records[at].offset
+
+    def drop_uncommitted(self, now_ms: int) -> set[int]:
+        """Lose what is not committed; return the offsets."""
+        end = self.high_watermark(now_ms)
+        lost = {each.offset for each in self.records if each.offset >= end}
+        self.records = [each for each in self.records if each.offset < end]
+        self.end = end
+        return lost
 
     def read(self, offset: int, count: int) -> list[Stored]:
         """Return up to ``count`` records from ``offset`` on."""

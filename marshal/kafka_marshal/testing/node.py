@@ -32,11 +32,7 @@ from kafka_marshal.testing.clock import (
     SeededEntropy,
     VirtualClock,
 )
-from kafka_marshal.testing.fakelog import (
-    FakeCoordinationLog,
-    FakeKafka,
-    FatePolicy,
-)
+from kafka_marshal.testing.fakelog import FakeKafka, FatePolicy
 
 COORDINATION_TOPIC = "__marshal"
 EVENTS_MAX = 10_000
@@ -110,7 +106,7 @@ class Node:
     ) -> None:
         """Start a process; it reads the log from the next step on."""
         kafka = cluster.kafka
-        self.log: FakeCoordinationLog = kafka.coordination_log(name=owner.client_id)
+        self.log = kafka.coordination_log(name=owner.client_id)
         self.log.configure(cluster.config.heartbeat_interval_ms)
         self.data = kafka.data_log()
         self.clock = cluster.clock.view() if clock is None else clock
@@ -277,10 +273,13 @@ class Cluster:
         wish: Wish | None = None,
         clock: ClockView | None = None,
         lives: tuple[PreviousLife, ...] = (),
+        incarnation: bytes | None = None,
     ) -> Node:
-        """Start a process with an incarnation of its own."""
+        """Start a process with an incarnation of its own, or the one given."""
         self._starts += 1
-        incarnation = f"{client_id}#{self._starts}".encode().ljust(16, b".")[-16:]
+        if incarnation is None:
+            name = f"{client_id}#{self._starts}".encode()
+            incarnation = name.ljust(16, b".")[-16:]
         node = Node(
             self,
             Owner(client_id, incarnation),

@@ -10,7 +10,8 @@ from kafka_marshal.errors import (
 )
 from kafka_marshal.protocol.types import TimestampType, TopicPartition
 from kafka_marshal.testing.clock import EPOCH_MS, VirtualClock
-from kafka_marshal.testing.fakelog import DELIVERY_TIMEOUT_MS, AppendFate, FakeKafka
+from kafka_marshal.testing.fakelog import AppendFate, FakeKafka
+from kafka_marshal.testing.fakesession import DELIVERY_TIMEOUT_MS
 
 TOPIC = "__marshal"
 T0 = TopicPartition(TOPIC, 0)
@@ -280,3 +281,58 @@ def test_closed_session(log):
     assert isinstance(log.append(0, b"").error(), InvalidTransition)
     with pytest.raises(InvalidTransition):
         log.poll(0)
+
+
+def test_nobody_sees_or_is_told_what_followers_do_not_have(cluster, log, clock, script):
+    script.fates = [AppendFate(replicates_ms=50), AppendFate()]
+    append = log.append(0, b"1")
+    clock.advance(1)
+    behind = log.append(0, b"2")
+    assert values(log) == []
+    assert log.end_offsets(10)[0] == 0
+    assert not append.is_done()
+    assert not behind.is_done()
+    assert cluster.next_change_ms() == 50
+    clock.advance(49)
+    ((_, first), (_, second)) = log.poll(0)
+    assert (first.timestamp_ms, second.timestamp_ms) == (EPOCH_MS, EPOCH_MS + 1)
+    assert (append.offset(), behind.offset()) == (0, 1)
+    assert cluster.next_change_ms() is None
+
+
+def test_a_failover_loses_what_was_not_replicated(cluster, log, clock, script):
+    script.fates = [AppendFate(), AppendFate(replicates_ms=50)]
+    log.append(0, b"kept")
+    lost = log.append(0, b"lost")
+    assert cluster.fail_over(T0, leader=1, retry_ms=30) == 1
+    assert log.end_offsets(10)[0] == 1
+    assert lost.offset() is None
+    # Its writer tries again, and then it has another place and epoch.
+    clock.advance(100)
+    assert [(e.value, e.leader_epoch) for _, e in log.poll(0)] == [
+        (b"kept", 0),
+        (b"lost", 1),
+    ]
+    assert lost.offset() == 1
+
+
+def test_a_failover_to_a_replica_that_has_everything(cluster, log, clock, script):
+    script.fates = [AppendFate(replicates_ms=50)]
+    append = log.append(0, b"1")
+    assert cluster.fail_over(T0, leader=1) == 0
+    clock.advance(50)
+    assert [(e.value, e.leader_epoch) for _, e in log.poll(0)] == [(b"1", 0)]
+    assert append.offset() == 0
+
+
+def test_a_leader_whose_clock_runs_fast(cluster, log, clock):
+    cluster.clocks.set_drift(0, 1_000)
+    clock.advance(10_000)
+    log.append(0, b"x")
+    cluster.clocks.set_drift(0, 0)
+    clock.advance(10_000)
+    log.append(0, b"y")
+    assert [entry.timestamp_ms for _, entry in log.poll(0)] == [
+        EPOCH_MS + 10_010,
+        EPOCH_MS + 20_010,
+    ]

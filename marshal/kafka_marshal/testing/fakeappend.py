@@ -1,0 +1,83 @@
+"""Appends of the fake on their way, and what their writers are told of them."""
+
+from typing import Protocol
+
+import attrs
+
+from kafka_marshal.errors import CoordinationError, MarshalError
+from kafka_marshal.ports import Append, Clock
+from kafka_marshal.testing.fakestore import AppendFate
+
+
+class World(Protocol):
+    """What an append has to know of its cluster."""
+
+    clock: Clock
+
+    def settle(self) -> None:
+        """Let everything happen that is due by now."""
+        ...
+
+
+@attrs.define(order=True)
+class Pending:
+    """An append on its way."""
+
+    lands_ms: int
+    number: int
+    topic: str = attrs.field(order=False)
+    partition: int = attrs.field(order=False)
+    value: bytes = attrs.field(order=False)
+    fate: AppendFate = attrs.field(order=False)
+    append: "FakeAppend" = attrs.field(order=False)
+
+
+class FakeAppend(Append):
+    """An append of the fake: its outcome depends on the clock.
+
+    Attributes:
+        fails_ms: When it is given up on, unless it is committed before.
+        is_sure_to_fail: It is reported as failed whatever becomes of it.
+        landed: Where it lies, and when it was committed.
+        refusal: Why it will never land.
+    """
+
+    def __init__(self, cluster: World, *, fails_ms: int) -> None:
+        self._cluster = cluster
+        self.fails_ms = fails_ms
+        self.is_sure_to_fail = False
+        self.landed: tuple[int, int] | None = None
+        self.refusal: MarshalError | None = None
+
+    def _is_acknowledged(self) -> bool:
+        if self.landed is None or self.is_sure_to_fail:
+            return False
+        return self.landed[1] <= min(self.fails_ms, self._cluster.clock.now_ms())
+
+    def _is_failed(self) -> bool:
+        return (
+            not self._is_acknowledged()
+            and self.fails_ms <= self._cluster.clock.now_ms()
+        )
+
+    def is_done(self) -> bool:
+        """Return whether its writer knows what became of it."""
+        self._cluster.settle()
+        return self.refusal is not None or self._is_acknowledged() or self._is_failed()
+
+    def offset(self) -> int | None:
+        """Return where it lies, once that is acknowledged."""
+        self._cluster.settle()
+        is_told = self.refusal is None and self._is_acknowledged()
+        return self.landed[0] if is_told and self.landed is not None else None
+
+    def error(self) -> MarshalError | None:
+        """Return why it is given up on, None where it is not."""
+        self._cluster.settle()
+        if self.refusal is not None:
+            return self.refusal
+        if self._is_failed():
+            return CoordinationError(
+                "No acknowledgement came in time; the record may land all the same."
+            )
+        return None
