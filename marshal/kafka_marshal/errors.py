@@ -215,6 +215,14 @@ class WrongCluster(TopicMisconfigured):
 
 
 class LogTruncated(CoordinationError):
-    """Offset or leader epoch went back: what we knew is gone, refold it all."""
+    """Offset or leader epoch went back: what we knew is gone, refold it all.
+
+    Attributes:
+        partition: Coordinating partition that it is about, or None if unknown.
+    """
 
     retriable: ClassVar[bool] = False
+
+    def __init__(self, message: str, *, partition: int | None = None) -> None:
+        super().__init__(message)
+        self.partition = partition

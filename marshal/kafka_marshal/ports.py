@@ -65,12 +65,28 @@ class CoordinationLog(Protocol):
         """Return new entries of all partitions, waiting up to ``timeout_ms``.
 
         Entries of one partition come in offset order without omission, from
-        the log's start on. An empty result is ordinary.
+        the log's start on, or from where ``read_from`` has set it. An empty
+        result is ordinary.
 
         Raises:
-            LogTruncated: Offset or leader epoch went back.
+            LogTruncated: Offset or leader epoch went back in the partition that
+                the error names. Raised again until ``read_from`` has set that
+                one anew; the others have lost nothing.
             LogUnreadable: An entry has no leader epoch, or access is denied.
             CoordinationError: A fault that passes; poll again.
+        """
+        ...
+
+    def read_from(self, offsets: Mapping[int, int]) -> None:
+        """Go on reading these partitions at other offsets; the others stay.
+
+        For whoever has kept what lies below, or begins anew. Nothing is known
+        then of the entries before, so whoever needs that they are still the same
+        reads one of them. Offsets are to lie within the log; one that does not is
+        a LogTruncated of the next ``poll``.
+
+        Raises:
+            CoordinationError: A fault that passes; nothing has changed.
         """
         ...
 

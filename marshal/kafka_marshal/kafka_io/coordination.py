@@ -101,7 +101,7 @@ class KafkaCoordinationLog(TopicLog):
                 at = self._consumer.position(self._partitions[number], timeout_ms=0)
             except kafka_errors.LogTruncationError as error:
                 # kafka-python tells it once; the next poll must raise it.
-                self._fault = self._told(error, "Reading", Access.READ)
+                self._note_fault(self._told(error, "Reading", Access.READ), error)
                 break
             except kafka_errors.KafkaError:
                 continue
@@ -116,6 +116,15 @@ class KafkaCoordinationLog(TopicLog):
         places = [self._partitions[number] for number in numbers]
         found = ask(places, timeout_ms=timeout_ms)
         return {place.partition: offset for place, offset in found.items()}
+
+    def _lost(self, error: Exception) -> Sequence[int]:
+        if isinstance(error, kafka_errors.OffsetOutOfRangeError):
+            places = error.args[0] if error.args else ()
+        elif isinstance(error, kafka_errors.LogTruncationError):
+            places = error.divergent_offsets
+        else:
+            places = ()
+        return [place.partition for place in places]
 
     def _told(self, error: Exception, doing: str, access: Access) -> MarshalError:
         addresses = self._settings.addresses

@@ -81,6 +81,8 @@ class TopicLog(CoordinationLog):
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._fault: MarshalError | None = None
+        # Partitions that went back, until they are read from elsewhere.
+        self._torn: dict[int, LogTruncated] = {}
         self._is_closed = False
         self._has_kept = False
         self.writer: Writer | None = None
@@ -126,13 +128,12 @@ class TopicLog(CoordinationLog):
     def poll(self, timeout_ms: int) -> Sequence[tuple[int, LogEntry]]:
         """Return new entries; see ``ports.CoordinationLog``.
 
-        After LogTruncated and LogUnreadable this object is of no more use, and
-        each further poll raises the same: close it and open another, which
-        reads from the start.
+        After LogUnreadable this object is of no more use, and each further poll
+        raises the same, as after a LogTruncated that names no partition: close
+        it and open another, which reads from the start.
         """
         self._require_process("Reading")
-        if self._fault is not None:
-            raise self._fault
+        self._raise_fault()
         self._require_open()
         if self.writer is not None:
             self.writer.watch()
@@ -140,11 +141,28 @@ class TopicLog(CoordinationLog):
             entries = self._fetch(max(0, timeout_ms))
         except Exception as error:
             told = self._told(error, f"Reading {self._topic}", Access.READ)
-            if not told.retriable:
-                self._fault = told
+            self._note_fault(told, error)
             raise told from error
-        self._check(entries)
+        entries = self._checked(entries)
+        if not entries:
+            self._raise_fault()
         return entries
+
+    def read_from(self, offsets: Mapping[int, int]) -> None:
+        """Go on elsewhere in some partitions; see ``ports.CoordinationLog``."""
+        self._require_process("Reading")
+        self._require_open()
+        before = {number: self._next[number] for number in offsets}
+        try:
+            self._forget_places(offsets)
+            self._go_to(offsets)
+        except Exception as error:
+            for number, offset in before.items():
+                self._next[number] = offset
+            raise self._told(error, f"Reading {self._topic}", Access.READ) from error
+        for number in offsets:
+            self._torn.pop(number, None)
+        self._has_kept = True
 
     def positions(self) -> Mapping[int, int]:
         """Return the next offset that ``poll`` will look at, per partition."""
@@ -294,6 +312,10 @@ class TopicLog(CoordinationLog):
         """Return the ends or starts of partitions, of ``_read`` by default."""
 
     @abstractmethod
+    def _lost(self, error: Exception) -> Sequence[int]:
+        """Return the partitions that an error says have lost records."""
+
+    @abstractmethod
     def _told(self, error: Exception, doing: str, access: Access) -> MarshalError:
         """Return an error of the client library in our words."""
 
@@ -327,11 +349,40 @@ class TopicLog(CoordinationLog):
         self.topic_id = found.topic_id
         self.description = found
 
-    def _check(self, entries: Entries) -> None:
-        """Require of new entries what PROTOCOL 2.1 does, and note where we stand."""
+    def _forget_places(self, numbers: Iterable[int]) -> None:
+        """Know nothing more of what was read of these partitions."""
+        for number in numbers:
+            self._epochs[number] = EPOCH_NONE
+
+    def _raise_fault(self) -> None:
+        if self._fault is not None:
+            raise self._fault
+        for fault in self._torn.values():
+            raise fault
+
+    def _note_fault(self, told: MarshalError, error: Exception) -> None:
+        """Remember what does not pass, so that no later poll goes on."""
+        if told.retriable:
+            return
+        lost = self._lost(error) if isinstance(told, LogTruncated) else ()
+        for number in lost:
+            self._torn[number] = LogTruncated(str(told), partition=number)
+        if isinstance(told, LogTruncated) and lost:
+            told.partition = lost[0]
+        else:
+            self._fault = told
+
+    def _checked(self, entries: Entries) -> Entries:
+        """Require of new entries what PROTOCOL 2.1 does, and note where we stand.
+
+        Returns:
+            The entries, without those of partitions that went back.
+        """
         next_offsets, epochs = self._next, self._epochs
         for partition, entry in entries:
             offset, epoch = entry.offset, entry.leader_epoch
+            if partition in self._torn:
+                continue
             if epoch is None or epoch < 0:
                 self._fault = LogUnreadable(
                     f"{self._topic}-{partition} has a record at offset {offset} "
@@ -340,14 +391,19 @@ class TopicLog(CoordinationLog):
                 )
                 raise self._fault
             if offset < next_offsets[partition] or epoch < epochs[partition]:
-                self._fault = LogTruncated(
+                self._torn[partition] = LogTruncated(
                     f"{self._topic}-{partition} went back: offset {offset} of leader "
                     f"epoch {epoch} came after offset {next_offsets[partition] - 1} "
                     f"of leader epoch {epochs[partition]}. Read the log anew from its "
-                    "start."
+                    "start.",
+                    partition=partition,
                 )
-                raise self._fault
+                continue
             next_offsets[partition], epochs[partition] = offset + 1, epoch
+        if not self._torn:
+            return entries
+        # Nothing of the others may be lost: the fault is raised by the next poll.
+        return [each for each in entries if each[0] not in self._torn]
 
     def _steps_over(self, partitions: Iterable[int], timeout_ms: int) -> bool:
         """Go on at a start that retention moved before anything was read there.

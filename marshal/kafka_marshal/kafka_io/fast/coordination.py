@@ -60,6 +60,8 @@ class FastCoordinationLog(TopicLog):
     def _start(self) -> None:
         # The offsets after the last entry and any control records.
         self._reached: dict[int, int] = {}
+        # What the report that was raised last is about.
+        self._raised_for: int | None = None
         # Reported beside entries, which go first.
         self._reported: list[tuple[int | None, Exception]] = []
         common = {
@@ -144,6 +146,7 @@ class FastCoordinationLog(TopicLog):
     def _raise_reported(self, timeout_ms: int) -> None:
         """Raise the first report, unless the partition can be taken up again."""
         partition, error = self._reported.pop(0)
+        self._raised_for = partition
         is_out = cause_of(error).code() in _OUT_OF_PLACE
         if not is_out or partition is None:
             raise error
@@ -192,6 +195,17 @@ class FastCoordinationLog(TopicLog):
             if place.error is not None:
                 raise KafkaException(place.error)
         return {place.partition: place.offset for place in found}
+
+    def _lost(self, error: Exception) -> Sequence[int]:
+        del error  # it does not say; whoever raised it noted where it was
+        return [] if self._raised_for is None else [self._raised_for]
+
+    def _forget_places(self, numbers: Iterable[int]) -> None:
+        numbers = frozenset(numbers)
+        super()._forget_places(numbers)
+        for number in numbers:
+            self._reached.pop(number, None)
+        self._reported = [each for each in self._reported if each[0] not in numbers]
 
     def _told(self, error: Exception, doing: str, access: Access) -> MarshalError:
         addresses = self._settings.addresses

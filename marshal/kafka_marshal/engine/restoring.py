@@ -1,0 +1,267 @@
+"""Where to start reading: states that were kept, as the log allows (PROTOCOL 7.3).
+
+A kept state is evidence, never authority: it is used only if the log itself
+shows that it still leads up to where the state was taken.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Protocol
+
+import attrs
+
+from kafka_marshal.errors import CoordinationError, LogTruncated, MalformedRecord
+from kafka_marshal.ports import Append, CoordinationLog, LogRange
+from kafka_marshal.protocol.records import SUPPORTED_LEVEL
+from kafka_marshal.protocol.snapshot import digest, from_bytes
+from kafka_marshal.protocol.state import WorldState
+from kafka_marshal.protocol.types import LogEntry
+
+ASK_MS_MAX = 10_000
+POLL_MS = 100
+# Polls that return nothing of what is looked for, one after the other.
+POLLS_MAX = 100
+
+
+@attrs.frozen
+class KeptState:
+    """The state of one T after every entry below ``offset``.
+
+    Attributes:
+        partition: T.
+        offset: Next offset to fold.
+        leader_epoch: Leader epoch of the last entry that was folded.
+        digest: Digest of the state, as its keeper wrote it down.
+        state: Its canonical bytes (``protocol.snapshot.to_bytes``).
+        source: Where it comes from, in a few words for people.
+        is_in_log: Whether it was found in this very log, at ``offset`` or behind
+            it: then no truncation can have parted the two. Any other is believed
+            only if the entry before ``offset`` is still of ``leader_epoch``.
+    """
+
+    partition: int
+    offset: int
+    leader_epoch: int
+    digest: str
+    state: bytes = attrs.field(repr=False)
+    source: str
+    is_in_log: bool = False
+
+
+class KeptStates(Protocol):
+    """A source of kept states: files, or checkpoints in the log."""
+
+    def find(
+        self, wanted: Mapping[int, LogRange], *, log: CoordinationLog, timeout_ms: int
+    ) -> Mapping[int, KeptState]:
+        """Return the newest state that it has of each partition, if any.
+
+        Called on the engine's thread before it reads, without its lock; the log
+        may be read, with ``read_from``, and be left at any place.
+
+        Args:
+            wanted: Partitions, with the offsets that their logs have.
+            log: The log.
+            timeout_ms: When to give up.
+
+        Raises:
+            CoordinationError: The log did not answer; it is tried again.
+        """
+        ...
+
+
+@attrs.frozen
+class Restored:
+    """Where one T begins.
+
+    Attributes:
+        world: State to go on from; reading goes on at its ``next_offset``.
+        source: What it comes from, None where the log is read from its start.
+        log_start: First offset that the log has.
+    """
+
+    world: WorldState
+    source: str | None
+    log_start: int
+
+    @property
+    def is_amnesiac(self) -> bool:
+        """Whether entries are gone that no kept state makes up for (PROTOCOL 7.3)."""
+        return self.source is None and self.log_start > 0
+
+
+def world_of(kept: KeptState, log_range: LogRange) -> WorldState | str:
+    """Return the state, or why it does not fit a log that has these offsets.
+
+    Everything is asked that can be known without reading the log.
+    """
+    if not log_range.start <= kept.offset <= log_range.end:
+        return (
+            f"it ends at offset {kept.offset}, and the log has {log_range.start} "
+            f"to {log_range.end}"
+        )
+    if not kept.is_in_log and kept.offset <= log_range.start:
+        return f"the entry before its offset {kept.offset} is gone: it proves nothing"
+    try:
+        world = from_bytes(kept.state)
+    except MalformedRecord as error:
+        return str(error)
+    names = (world.partition, world.next_offset, world.leader_epoch)
+    if names != (kept.partition, kept.offset, kept.leader_epoch):
+        return f"its header does not name its state, which is {names}"
+    if digest(world) != kept.digest:
+        return f"its digest is {digest(world)}, and not {kept.digest}"
+    if world.feature_level > SUPPORTED_LEVEL:
+        return f"it is of feature level {world.feature_level}, unknown here"
+    return world
+
+
+def restore(
+    log: CoordinationLog,
+    partitions: Iterable[int],
+    *,
+    sources: Sequence[KeptStates],
+    on_unfit: Callable[[KeptState, str], None],
+    timeout_ms: int = ASK_MS_MAX,
+) -> tuple[dict[int, Restored], list[tuple[int, LogEntry]]]:
+    """Choose where each T begins, and have the log read on there.
+
+    The first source whose state of a T fits wins; without one, the log is read
+    from its start.
+
+    Args:
+        log: The log. Only the places of these partitions are changed.
+        partitions: Which.
+        sources: Where kept states may be, in the order in which to ask.
+        on_unfit: Told of each state that was found and does not fit, and why.
+        timeout_ms: When each question is given up.
+
+    Returns:
+        Where each of them begins, and the entries of other partitions that came
+        meanwhile, which the log will not return again.
+
+    Raises:
+        CoordinationError: The log did not answer; nothing is decided. Entries of
+            other partitions may be lost, whose places are to be set again.
+    """
+    starts = log.start_offsets(timeout_ms)
+    ends = log.end_offsets(timeout_ms)
+    ranges = {t: LogRange(starts[t], ends[t]) for t in sorted(partitions)}
+    aside = Aside(log, ranges)
+    found: dict[int, Restored] = {}
+    for source in sources:
+        wanted = {t: spans for t, spans in ranges.items() if t not in found}
+        if not wanted:
+            break
+        kept = source.find(wanted, log=aside, timeout_ms=timeout_ms)
+        worlds: dict[int, tuple[KeptState, WorldState]] = {}
+        for t, state in kept.items():
+            world = world_of(state, wanted[t])
+            if isinstance(world, str):
+                on_unfit(state, world)
+            else:
+                worlds[t] = (state, world)
+        # What nothing is looked for in stands at its end, and is silent.
+        log.read_from({t: spans.end for t, spans in wanted.items()})
+        for t, why in _unproven(aside, [state for state, _ in worlds.values()]):
+            on_unfit(worlds.pop(t)[0], why)
+        for t, (state, world) in worlds.items():
+            found[t] = Restored(world, state.source, starts[t])
+    for t in ranges.keys() - found.keys():
+        found[t] = Restored(WorldState(t), None, starts[t])
+    log.read_from(
+        {
+            t: starts[t] if each.source is None else each.world.next_offset
+            for t, each in found.items()
+        }
+    )
+    return found, aside.entries
+
+
+def _unproven(
+    log: CoordinationLog, states: Sequence[KeptState]
+) -> list[tuple[int, str]]:
+    """Return which of these states the log does not lead up to, and why.
+
+    An offset and its leader epoch name one entry for ever, and all that lies
+    before it: a log that was truncated and has grown again has another epoch.
+    """
+    awaited = {state.partition: state for state in states if not state.is_in_log}
+    if not awaited:
+        return []
+    log.read_from({t: state.offset - 1 for t, state in awaited.items()})
+    unproven: list[tuple[int, str]] = []
+    for _ in range(POLLS_MAX):
+        for t, entry in log.poll(POLL_MS):
+            state = awaited.pop(t, None)
+            if state is None:
+                continue
+            at = (entry.offset, entry.leader_epoch)
+            if at != (state.offset - 1, state.leader_epoch):
+                why = (
+                    f"it follows offset {state.offset - 1} of leader epoch "
+                    f"{state.leader_epoch}, and the log has {at[0]} of {at[1]}"
+                )
+                unproven.append((t, why))
+        if not awaited:
+            return unproven
+    raise CoordinationError(
+        f"the coordinating partitions {sorted(awaited)} sent nothing before their "
+        "ends; check the brokers with: marshal doctor"
+    )
+
+
+class Aside(CoordinationLog):
+    """A log as whoever restores some partitions sees it: nothing of the others.
+
+    Attributes:
+        entries: What came of the others meanwhile.
+    """
+
+    def __init__(self, log: CoordinationLog, partitions: Collection[int]) -> None:
+        self._log = log
+        self._partitions = frozenset(partitions)
+        self.entries: list[tuple[int, LogEntry]] = []
+
+    @property
+    def partition_count(self) -> int:
+        """Number of partitions of the log."""
+        return self._log.partition_count
+
+    def append(self, partition: int, value: bytes) -> Append:
+        """Append as the log does."""
+        return self._log.append(partition, value)
+
+    def poll(self, timeout_ms: int) -> Sequence[tuple[int, LogEntry]]:
+        """Return new entries of the partitions that are restored.
+
+        Raises:
+            CoordinationError: As the log, and where it went back: the question
+                where it begins and ends is to be asked anew.
+        """
+        try:
+            entries = self._log.poll(timeout_ms)
+        except LogTruncated as error:
+            raise CoordinationError(f"while it was looked at, {error}") from error
+        mine = [each for each in entries if each[0] in self._partitions]
+        self.entries += [each for each in entries if each[0] not in self._partitions]
+        return mine
+
+    def read_from(self, offsets: Mapping[int, int]) -> None:
+        """Go on elsewhere, in the partitions that are restored."""
+        assert offsets.keys() <= self._partitions
+        self._log.read_from(offsets)
+
+    def positions(self) -> Mapping[int, int]:
+        """Return the next offsets, as the log."""
+        return self._log.positions()
+
+    def start_offsets(self, timeout_ms: int) -> Mapping[int, int]:
+        """Return the first offsets, as the log."""
+        return self._log.start_offsets(timeout_ms)
+
+    def end_offsets(self, timeout_ms: int) -> Mapping[int, int]:
+        """Return the next offsets to be written, as the log."""
+        return self._log.end_offsets(timeout_ms)
+
+    def close(self, timeout_ms: int) -> None:
+        """Leave the log open: it is not ours."""
