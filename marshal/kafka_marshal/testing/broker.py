@@ -112,7 +112,7 @@ def _errors_in(log: bytes) -> str:
     return f"Its first errors:\n{text}\n" if text else ""
 
 
-class _PortTaken(CoordinationError):
+class PortTaken(CoordinationError):
     """Somebody took the port between our looking and the broker's binding."""
 
 
@@ -139,6 +139,10 @@ class EmbeddedBroker:
         data_dir: str | os.PathLike[str] | None = None,
         properties: Mapping[str, str] | None = None,
         java_options: Sequence[str] = (),
+        class_path: Sequence[str | os.PathLike[str]] = (),
+        host: str = _HOST,
+        launcher: Sequence[str] = (),
+        cluster_id: str = "",
         start_timeout_ms: int = 60_000,
     ) -> None:
         """Prepare a broker; nothing happens before ``start``.
@@ -149,6 +153,11 @@ class EmbeddedBroker:
                 data is temporary and removed by ``stop``.
             properties: Server properties that win over ours.
             java_options: Further options for Java, such as ``-Xmx1g``.
+            class_path: What Java finds classes in ahead of Kafka's own jars.
+            host: Address that the broker listens at and tells its clients.
+            launcher: Words of a command that runs Java as its last step, such as
+                ``ip netns exec NAME``; it must become Java, not its parent.
+            cluster_id: Id for fresh storage; an empty one is drawn.
             start_timeout_ms: How long a start may take, fetching aside.
         """
         self._wanted_port = port
@@ -156,6 +165,9 @@ class EmbeddedBroker:
         self._data_dir = Path(data_dir) if data_dir is not None else None
         self._extra = dict(properties or {})
         self._java_options = (*_JAVA_OPTIONS, *java_options)
+        self._class_path_first = [os.fspath(each) for each in class_path]
+        self._host = host
+        self._launcher = tuple(launcher)
         self._start_timeout_s = start_timeout_ms / 1000
         self._owner_pid = os.getpid()
         self._keeper: subprocess.Popen[bytes] | None = None
@@ -163,6 +175,7 @@ class EmbeddedBroker:
         self._java: Java | None = None
         self._class_path = ""
         self._ports: tuple[int, int] | None = None
+        self._wanted_cluster_id = cluster_id
         self.cluster_id = ""
 
     # What clients need to know.
@@ -172,7 +185,7 @@ class EmbeddedBroker:
         """The ``host:port`` to connect to; known once the broker was started."""
         if self._ports is None:
             raise InvalidTransition("The broker has no port yet; call start() first.")
-        return f"{_HOST}:{self._ports[0]}"
+        return f"{self._host}:{self._ports[0]}"
 
     @property
     def log_path(self) -> Path:
@@ -210,7 +223,8 @@ class EmbeddedBroker:
             raise InvalidTransition("The broker runs already; call stop() first.")
         if self._java is None:
             java = find_java()
-            self._class_path = os.pathsep.join(map(str, kafka_jars(java)))
+            found = [*self._class_path_first, *map(str, kafka_jars(java))]
+            self._class_path = os.pathsep.join(found)
             self._java = java
         if self._data_dir is None:
             self._data_dir = Path(tempfile.mkdtemp(prefix="kafka-marshal-broker-"))
@@ -236,7 +250,7 @@ class EmbeddedBroker:
             self._spawn()
             try:
                 self._wait_ready(offset, deadline)
-            except _PortTaken:
+            except PortTaken:
                 # A port that was asked for, or that clients know, is no choice.
                 is_free_to_move = drawn and self._wanted_port == 0
                 if not is_free_to_move or attempt == _START_ATTEMPTS:
@@ -336,10 +350,10 @@ class EmbeddedBroker:
         assert self._ports is not None
         port, controller_port = self._ports
         ours = _PROPERTIES | {
-            "listeners": f"PLAINTEXT://{_HOST}:{port},"
-            f"CONTROLLER://{_HOST}:{controller_port}",
-            "advertised.listeners": f"PLAINTEXT://{_HOST}:{port}",
-            "controller.quorum.voters": f"1@{_HOST}:{controller_port}",
+            "listeners": f"PLAINTEXT://{self._host}:{port},"
+            f"CONTROLLER://{self._host}:{controller_port}",
+            "advertised.listeners": f"PLAINTEXT://{self._host}:{port}",
+            "controller.quorum.voters": f"1@{self._host}:{controller_port}",
             "log.dirs": str(self._place() / "data"),
         }
         self._place().mkdir(parents=True, exist_ok=True)
@@ -368,7 +382,7 @@ class EmbeddedBroker:
             )
             self.cluster_id = lines["cluster.id"]
             return
-        self.cluster_id = new_cluster_id()
+        self.cluster_id = self._wanted_cluster_id or new_cluster_id()
         path = str(self._properties_path())
         done = subprocess.run(
             self._command(
@@ -389,7 +403,8 @@ class EmbeddedBroker:
             )
 
     def _spawn(self) -> None:
-        command = self._command("kafka.Kafka", str(self._properties_path()))
+        java = self._command("kafka.Kafka", str(self._properties_path()))
+        command = [*self._launcher, *java]
         keeper = [sys.executable, "-I", "-S", str(_KEEPER), str(os.getpid()), *command]
         with self.log_path.open("ab") as log:
             self._keeper = subprocess.Popen(
@@ -417,14 +432,15 @@ class EmbeddedBroker:
                 text = log.read()
             if ended:
                 self._end(signal.SIGKILL, 0)
-                kind = _PortTaken if _PORT_TAKEN in text else CoordinationError
+                kind = PortTaken if _PORT_TAKEN in text else CoordinationError
                 raise kind(
                     f"The broker ended while it started. {_errors_in(text)}The end of "
                     f"its log:\n{self.log_tail()}"
                 )
             if _STARTED in text:
                 with suppress(OSError):
-                    socket.create_connection((_HOST, self._ports[0]), timeout=1).close()
+                    address = (self._host, self._ports[0])
+                    socket.create_connection(address, timeout=1).close()
                     return
             if time.monotonic() >= deadline:
                 tail = self.log_tail()

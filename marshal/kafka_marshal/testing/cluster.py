@@ -1,0 +1,337 @@
+"""Several real Kafka brokers that are one cluster, for tests of their faults.
+
+KRaft combined mode: each node is broker and controller, on loopback unless told
+otherwise, with ports and a cluster id of their own. Nodes are killed, stopped and
+started one by one; what they replicate and elect is Kafka's own doing::
+
+    with EmbeddedCluster() as cluster:
+        use(cluster.bootstrap_servers)
+        cluster.kill(cluster.leader("orders", 0))
+"""
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from os import PathLike
+from types import TracebackType
+from typing import Self, TypeVar
+
+from kafka_marshal.errors import (
+    ConfigurationError,
+    CoordinationError,
+    DeadlineExceeded,
+    InvalidTransition,
+)
+from kafka_marshal.kafka_io.replicas import KafkaReplicas
+from kafka_marshal.kafka_io.settings import ConnectionSettings
+from kafka_marshal.testing.broker import (
+    EmbeddedBroker,
+    PortTaken,
+    free_ports,
+    new_cluster_id,
+)
+
+T = TypeVar("T")
+
+_HOST = "127.0.0.1"
+_NODES = 3
+_NODES_MAX = 9
+_START_ATTEMPTS = 3
+_LOOK_INTERVAL_S = 0.1
+_LOOK_TIMEOUT_MS = 5_000
+
+# Several nodes on few cores: small heaps, and no time spent on compiling code that
+# runs for a minute.
+_JAVA_OPTIONS = ("-Xms64m", "-Xmx256m", "-XX:TieredStopAtLevel=1")
+
+
+def _replicated(nodes: int) -> dict[str, str]:
+    """Return what a node is told so that the loss of one of them loses nothing."""
+    copies = str(min(nodes, 3))
+    enough = str(min(nodes, 2))
+    return {
+        "default.replication.factor": copies,
+        "min.insync.replicas": enough,
+        "offsets.topic.replication.factor": copies,
+        "transaction.state.log.replication.factor": copies,
+        "transaction.state.log.min.isr": enough,
+        "share.coordinator.state.topic.replication.factor": copies,
+        "share.coordinator.state.topic.min.isr": enough,
+        # Leaders stay where a fault left them: nothing else moves them.
+        "auto.leader.rebalance.enable": "false",
+    }
+
+
+class EmbeddedCluster:
+    """A cluster of brokers, as a context manager.
+
+    Not thread-safe. Nodes have the ids 1 to ``nodes``. Only the process that made
+    the object can start and stop nodes.
+
+    Attributes:
+        nodes: The brokers by node id; they end with ``stop``.
+        cluster_id: Id of the cluster.
+    """
+
+    def __init__(
+        self,
+        *,
+        nodes: int = _NODES,
+        properties: Mapping[str, str] | None = None,
+        java_options: Mapping[int, Sequence[str]] | None = None,
+        class_path: Sequence[str | PathLike[str]] = (),
+        hosts: Mapping[int, str] | None = None,
+        launchers: Mapping[int, Sequence[str]] | None = None,
+        data_dirs: Mapping[int, str | PathLike[str]] | None = None,
+        start_timeout_ms: int = 180_000,
+    ) -> None:
+        """Prepare a cluster; nothing happens before ``start``.
+
+        Args:
+            nodes: Number of brokers, 1 to 9.
+            properties: Server properties of every node, which win over ours.
+            java_options: Further options for Java, by node id.
+            class_path: What Java finds classes in ahead of Kafka's own jars.
+            hosts: Addresses that nodes listen at, by node id; loopback otherwise.
+            launchers: What runs Java, by node id, as ``EmbeddedBroker`` takes it.
+            data_dirs: Directories that keep data, by node id; temporary otherwise.
+            start_timeout_ms: How long a start may take, fetching aside.
+        """
+        if not 0 < nodes <= _NODES_MAX:
+            raise ConfigurationError(
+                f"a cluster has 1 to {_NODES_MAX} nodes, not {nodes}", setting="nodes"
+            )
+        self._ids = range(1, nodes + 1)
+        self._properties = _replicated(nodes) | dict(properties or {})
+        self._java_options = dict(java_options or {})
+        self._class_path = tuple(class_path)
+        self._hosts = dict.fromkeys(self._ids, _HOST) | dict(hosts or {})
+        self._launchers = dict(launchers or {})
+        self._data_dirs = dict(data_dirs or {})
+        self._start_timeout_ms = start_timeout_ms
+        self._replicas: KafkaReplicas | None = None
+        self.nodes: dict[int, EmbeddedBroker] = {}
+        self.cluster_id = ""
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """The addresses of all nodes, ``host:port,host:port``."""
+        if not self.nodes:
+            raise InvalidTransition("The cluster has no ports; call start() first.")
+        return ",".join(node.bootstrap_servers for node in self.nodes.values())
+
+    # Life cycle.
+
+    def start(self) -> Self:
+        """Start all nodes at once and wait until each serves clients.
+
+        Returns:
+            This object.
+
+        Raises:
+            ConfigurationError: Java or jgo is missing, or a setting is wrong.
+            CoordinationError: A node ended; the message has its last words.
+            DeadlineExceeded: A node was not ready in time.
+        """
+        if self.nodes:
+            raise InvalidTransition("The cluster was started; call stop() first.")
+        for attempt in range(1, _START_ATTEMPTS + 1):
+            self._make_nodes()
+            try:
+                self._on_each(self._ids, EmbeddedBroker.start)
+            except PortTaken:
+                # Somebody took one between our looking and the node's binding.
+                self.stop()
+                if attempt == _START_ATTEMPTS:
+                    raise
+            except BaseException:
+                self.stop()
+                raise
+            else:
+                break
+        settings = ConnectionSettings(self.bootstrap_servers)
+        self._replicas = KafkaReplicas(settings)
+        return self
+
+    def stop(self) -> None:
+        """Stop all nodes; temporary data is removed. Idempotent."""
+        if self._replicas is not None:
+            self._replicas.close()
+            self._replicas = None
+        self._on_each(self.nodes, EmbeddedBroker.stop)
+        self.nodes = {}
+
+    def kill(self, *nodes: int) -> None:
+        """Kill nodes at once (SIGKILL); their data stays for ``restart``."""
+        self._on_each(nodes, EmbeddedBroker.kill)
+
+    def restart(self, *nodes: int) -> None:
+        """Start nodes anew, on their ports and data; those that run end in order.
+
+        Several start together: a majority of the controllers must be up before
+        any of them is ready.
+
+        Raises:
+            DeadlineExceeded: One was not ready in time.
+        """
+        self._on_each(nodes, EmbeddedBroker.restart)
+
+    def pause(self, *nodes: int) -> None:
+        """Stop the processes of nodes from running (SIGSTOP); sockets stay open."""
+        for node in nodes:
+            self.nodes[node].pause()
+
+    def resume(self, *nodes: int) -> None:
+        """Let paused nodes run on (SIGCONT)."""
+        for node in nodes:
+            self.nodes[node].resume()
+
+    # Looking.
+
+    def leader(
+        self, topic: str, partition: int, *, timeout_ms: int = _LOOK_TIMEOUT_MS
+    ) -> int:
+        """Return the node that leads a partition; wait until one does.
+
+        Raises:
+            DeadlineExceeded: None did in time.
+        """
+
+        def look() -> int | None:
+            rows = self._looker().of(topic, timeout_ms=timeout_ms)
+            found = [row.leader for row in rows if row.partition == partition]
+            return found[0] if found else None
+
+        return self._until(look, f"{topic}-{partition} has a leader", timeout_ms)
+
+    def leaders(
+        self, topic: str, *, timeout_ms: int = _LOOK_TIMEOUT_MS
+    ) -> dict[int, int | None]:
+        """Return the node that leads each partition of a topic, or None.
+
+        Raises:
+            CoordinationError: No node answered.
+        """
+        rows = self._looker().of(topic, timeout_ms=timeout_ms)
+        return {row.partition: row.leader for row in rows}
+
+    def controller(self, *, timeout_ms: int = _LOOK_TIMEOUT_MS) -> int:
+        """Return the node whose controller leads the others; wait until one does.
+
+        Raises:
+            DeadlineExceeded: None did in time.
+        """
+        return self._until(
+            lambda: self._looker().controller(timeout_ms=timeout_ms),
+            "a controller leads",
+            timeout_ms,
+        )
+
+    def wait_in_sync(
+        self,
+        *topics: str,
+        nodes: Iterable[int] | None = None,
+        timeout_ms: int = 60_000,
+    ) -> None:
+        """Wait until partitions have leaders and complete copies.
+
+        Args:
+            topics: The topics; all of their partitions are looked at.
+            nodes: The nodes whose copies must be complete, and no others; by
+                default all that have one.
+            timeout_ms: When to give up.
+
+        Raises:
+            DeadlineExceeded: They had not in time.
+        """
+        wanted = None if nodes is None else frozenset(nodes)
+
+        def is_complete() -> bool:
+            rows = [row for each in topics for row in self._looker().of(each)]
+            return bool(rows) and all(
+                row.leader is not None
+                and row.in_sync
+                == (
+                    frozenset(row.nodes)
+                    if wanted is None
+                    else wanted.intersection(row.nodes)
+                )
+                for row in rows
+            )
+
+        self._until(is_complete, f"{', '.join(topics)} in sync", timeout_ms)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    # How it is done.
+
+    def _make_nodes(self) -> None:
+        """Draw ports and a cluster id, and prepare a broker for each node."""
+        ports = free_ports(2 * len(self._ids))
+        clients = dict(zip(self._ids, ports[::2], strict=True))
+        controllers = dict(zip(self._ids, ports[1::2], strict=True))
+        self.cluster_id = new_cluster_id()
+        voters = [f"{n}@{self._hosts[n]}:{controllers[n]}" for n in self._ids]
+        for node in self._ids:
+            host = self._hosts[node]
+            own = {
+                "node.id": str(node),
+                "controller.quorum.voters": ",".join(voters),
+                "listeners": f"PLAINTEXT://{host}:{clients[node]},"
+                f"CONTROLLER://{host}:{controllers[node]}",
+            }
+            self.nodes[node] = EmbeddedBroker(
+                port=clients[node],
+                data_dir=self._data_dirs.get(node),
+                properties=own | self._properties,
+                java_options=(*_JAVA_OPTIONS, *self._java_options.get(node, ())),
+                class_path=self._class_path,
+                host=host,
+                launcher=self._launchers.get(node, ()),
+                cluster_id=self.cluster_id,
+                start_timeout_ms=self._start_timeout_ms,
+            )
+
+    def _on_each(
+        self, nodes: Iterable[int], act: Callable[[EmbeddedBroker], object]
+    ) -> None:
+        """Do something to several nodes at once; raise what failed first."""
+        chosen = [self.nodes[node] for node in nodes]
+        if not chosen:
+            return
+        # None is left alone: the others end or start whatever becomes of one.
+        with ThreadPoolExecutor(len(chosen), "marshal-cluster") as pool:
+            done = [pool.submit(act, node) for node in chosen]
+        failed = [error for each in done if (error := each.exception(timeout=0))]
+        # A taken port ends one node, and the others then fail for want of it.
+        failed.sort(key=lambda error: not isinstance(error, PortTaken))
+        if failed:
+            raise failed[0]
+
+    def _looker(self) -> KafkaReplicas:
+        if self._replicas is None:
+            raise InvalidTransition("The cluster does not run; call start() first.")
+        return self._replicas
+
+    def _until(self, look: Callable[[], T | None], what: str, timeout_ms: int) -> T:
+        """Return what ``look`` returns once it is neither None nor false."""
+        deadline = time.monotonic() + timeout_ms / 1000
+        why = ""
+        while True:
+            try:
+                if found := look():
+                    return found
+            except CoordinationError as error:
+                why = f": {error}"
+            if time.monotonic() >= deadline:
+                raise DeadlineExceeded(f"Not within {timeout_ms} ms: {what}{why}")
+            time.sleep(_LOOK_INTERVAL_S)
