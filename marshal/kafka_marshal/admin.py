@@ -203,6 +203,27 @@ class Admin:
             return TopicReport(cluster, found, (), note=str(refusal))
         return TopicReport(cluster, found, wrong)
 
+    def risk_of(self, topic: str) -> str | None:
+        """Return why records of a data topic may get lost by its settings, or None.
+
+        Both guarantees hold for records that Kafka keeps. Where the settings may not
+        be seen, nothing is known against the topic.
+
+        Raises:
+            LogUnreadable: This principal may not describe the topic.
+            CoordinationError: There was no answer.
+        """
+        try:
+            found = self._topics.describe(topic, timeout_ms=self._timeout_ms)
+        except LogUnreadable:
+            found = self._topics.describe_bare(topic, timeout_ms=self._timeout_ms)
+        if not found.exists:
+            return "it does not exist any more"
+        if found.leaderless:
+            return f"partition {found.leaderless[0]} has no leader"
+        unclean = found.configs.get("unclean.leader.election.enable", "false")
+        return None if unclean == "false" else "unclean.leader.election.enable"
+
     def format_topic(
         self, wanted: Format | None = None, *, ignore_formatted: bool = False
     ) -> Config:

@@ -269,6 +269,14 @@ class LogScan:
             self.close()
             raise
 
+    def latest_ends(self) -> dict[int, int]:
+        """Ask the brokers for the next offset to be written, per partition.
+
+        Raises:
+            CoordinationError: The cluster did not answer.
+        """
+        return dict(self._log.end_offsets(self._timeout_ms))
+
     def __iter__(self) -> Iterator[tuple[int, LogEntry]]:
         """Yield every entry below ``ends``.
 

@@ -1,55 +1,35 @@
 """``marshal doctor``: what is in the way, and what to run against it."""
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
 
 import attrs
 import typer
 
 from kafka_marshal import MarshalError, World, __version__
-from kafka_marshal_cli import columns, facts
+from kafka_marshal.identity import state_home
+from kafka_marshal_cli import assumptions, columns, facts
+from kafka_marshal_cli.assumptions import ClockReading
+from kafka_marshal_cli.checks import Check, Result
 from kafka_marshal_cli.exits import ExitCode
 from kafka_marshal_cli.render import Answer, Section, duration
 from kafka_marshal_cli.shared import Call, command, tell, wall_ms
 
 EPILOG = "Example: marshal doctor -b broker-1:9092"
 PYTHON_MIN = (3, 11)
-
-
-class Result(StrEnum):
-    """How a check ended; only ``failed`` makes the whole fail."""
-
-    OK = "ok"
-    NOTE = "note"
-    FAILED = "failed"
-    SKIPPED = "skipped"
-
-
-@attrs.frozen
-class Check:
-    """One line of the doctor's.
-
-    Attributes:
-        check: What was looked at.
-        result: How it ended.
-        found: What there is.
-        run: What to run to mend it, None where nothing is wrong.
-    """
-
-    check: str
-    result: Result
-    found: str
-    run: str | None = None
+QUESTIONS = 5
+TOPICS_MAX = 50
 
 
 @command()
 def doctor(call: Call) -> None:
     """Check this machine, the brokers, the coordination topic and its log.
 
-    Reads only. Ends with 1 if a check failed; a note is no failure.
+    Looks at all that the guarantees assume. Writes nothing to the cluster. Ends with
+    1 if a check failed; a note is no failure.
     """
     patient = Patient(call)
     checks = list(patient.examine())
@@ -87,6 +67,8 @@ def machine() -> Iterator[Check]:
             f"pip install {package}" if found is None else None,
         )
     yield java()
+    yield assumptions.state_folder(state_home())
+    yield assumptions.death_watch(getattr(os, "pidfd_open", None))
 
 
 def installed(package: str) -> str | None:
@@ -120,15 +102,26 @@ class Patient:
     def __init__(self, call: Call) -> None:
         self.world: World | None = None
         self._call = call
+        self._leaders: dict[int, int] = {}
+        self._took_ms: list[float] = []
 
     def examine(self) -> Iterator[Check]:
         """Check one thing after the other; what needs a failed one is skipped."""
+        begun, began = ClockReading.take(), time.monotonic()
         yield from machine()
+        yield from self._cluster()
+        # Over a shorter time the error of reading a clock would look like drift.
+        early_s = assumptions.DRIFT_S_MIN - (time.monotonic() - began)
+        time.sleep(max(0.0, early_s))
+        yield assumptions.local_clock(begun, ClockReading.take())
+
+    def _cluster(self) -> Iterator[Check]:
         steps: list[tuple[str, Callable[[], Iterator[Check]]]] = [
             ("broker", self._broker),
             ("log", self._log),
             ("format", self._format),
             ("clock", self._clock),
+            ("data topics", self._data_topics),
         ]
         is_well = True
         for name, step in steps:
@@ -162,6 +155,8 @@ class Patient:
         count = report.topic.partition_count
         found = f"{topic}, {count} partitions, {report.topic.replication} replicas"
         yield Check("topic", Result.OK, found)
+        self._leaders = dict(report.topic.leaders)
+        yield from assumptions.copies(report)
         if report.note is not None:
             note = f"not looked at: {report.note}"
             yield Check("settings", Result.NOTE, note, "grant DESCRIBE_CONFIGS")
@@ -174,6 +169,10 @@ class Patient:
     def _log(self) -> Iterator[Check]:
         with self._call.scan() as scan:
             starts, ends = scan.starts, scan.ends
+            for _ in range(QUESTIONS):
+                asked = time.monotonic()
+                scan.latest_ends()
+                self._took_ms.append((time.monotonic() - asked) * 1_000)
         gone = sorted(t for t, offset in starts.items() if offset > 0)
         if gone:
             found = f"partitions {gone} begin above offset 0: claims may be gone"
@@ -193,6 +192,7 @@ class Patient:
         if bad:
             found = f"{bad} records could not be decoded, and are ignored by everybody"
             yield Check("records", Result.NOTE, found, "marshal log dump")
+        yield from assumptions.timestamps(self.world)
 
     def _format(self) -> Iterator[Check]:
         assert self.world is not None
@@ -204,20 +204,38 @@ class Patient:
             f"K={config.partition_count} agree, "
             f"H={duration(config.heartbeat_interval_ms)}",
         )
+        yield from assumptions.levels(self.world)
+        yield assumptions.round_trips(self._took_ms, config.heartbeat_interval_ms)
 
     def _clock(self) -> Iterator[Check]:
         assert self.world is not None
+        behind = assumptions.leaders_clocks(self.world, self._leaders)
+        if behind is not None:
+            yield behind
+            return
         last_ms = max(state.append_time_ms for state in self.world.partitions)
-        behind_ms = self.world.read_at_ms - last_ms
-        if behind_ms < 0:
-            found = f"this machine is {duration(-behind_ms)} behind the brokers"
-        else:
-            found = (
-                f"the last record is {duration(behind_ms)} old by this machine's "
-                "clock, which is at most that far ahead of the brokers"
-            )
+        age = duration(self.world.read_at_ms - last_ms)
+        found = (
+            f"the last record is {age} old by this machine's clock, which is at most "
+            "that far ahead of the brokers"
+        )
         # Claims are judged by the log's own time: skew misleads people only.
-        yield Check("clock", Result.NOTE if behind_ms < 0 else Result.OK, found)
+        yield Check("clock", Result.OK, found)
+
+    def _data_topics(self) -> Iterator[Check]:
+        """Neither guarantee covers records that Kafka itself loses."""
+        assert self.world is not None
+        keys = {key for state in self.world.partitions for key in state.keys}
+        topics = sorted({key.topic for key in keys})
+        with self._call.admin() as admin:
+            found = {topic: admin.risk_of(topic) for topic in topics[:TOPICS_MAX]}
+        risks = [f"{topic} ({risk})" for topic, risk in found.items() if risk]
+        name, looked = "data topics", f"{min(len(topics), TOPICS_MAX)} looked at"
+        if risks:
+            told = f"{looked}; records may get lost of {assumptions.shown(risks)}"
+            yield Check(name, Result.NOTE, told, "kafka-configs --alter")
+            return
+        yield Check(name, Result.OK, looked)
 
 
 _MENDING = {
@@ -225,4 +243,5 @@ _MENDING = {
     "log": "check the brokers and their log",
     "format": "marshal topic format",
     "clock": "check this machine's clock",
+    "data topics": "grant DESCRIBE on the topics that groups consume",
 }

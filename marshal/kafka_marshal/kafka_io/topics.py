@@ -63,6 +63,9 @@ class TopicDescription:
         partition_count: Number of partitions.
         replication: Smallest number of replicas of any partition.
         leaderless: Partitions that have no leader at the moment.
+        in_sync: Smallest number of replicas in sync of any partition.
+        behind: Partitions with replicas that are not in sync.
+        leaders: Node ids of leaders, by partition.
         configs: The settings named in ``CONFIGS_READ``, as text; empty where
             this principal may not see them, or nobody asked.
         topic_id: 16 bytes, or None where the broker sent none.
@@ -73,6 +76,9 @@ class TopicDescription:
     partition_count: int = 0
     replication: int = 0
     leaderless: tuple[int, ...] = ()
+    in_sync: int = 0
+    behind: tuple[int, ...] = ()
+    leaders: Mapping[int, int] = attrs.field(factory=dict)
     configs: Mapping[str, str] = attrs.field(factory=dict)
     topic_id: bytes | None = None
 
@@ -253,6 +259,15 @@ def described(row: Mapping[str, Any]) -> TopicDescription:
         leaderless=tuple(
             sorted(p["partition_index"] for p in partitions if p["leader_id"] < 0)
         ),
+        in_sync=min((len(p["isr_nodes"]) for p in partitions), default=0),
+        behind=tuple(
+            sorted(
+                p["partition_index"]
+                for p in partitions
+                if len(p["isr_nodes"]) < len(p["replica_nodes"])
+            )
+        ),
+        leaders={p["partition_index"]: p["leader_id"] for p in partitions},
         topic_id=_topic_id(row.get("topic_id")),
     )
 

@@ -113,12 +113,20 @@ def test_finite_retention_needs_checkpoints(retention_ms, has_checkpoints, is_ri
 
 
 def row(**changes):
-    partition = {"partition_index": 0, "leader_id": 1, "replica_nodes": [1, 2]}
+    partition = {
+        "partition_index": 0,
+        "leader_id": 1,
+        "replica_nodes": [1, 2],
+        "isr_nodes": [1, 2],
+    }
     return {
         "name": "t",
         "error_code": 0,
         "topic_id": str(uuid.UUID(int=5)),
-        "partitions": [partition, partition | {"partition_index": 1, "leader_id": -1}],
+        "partitions": [
+            partition,
+            partition | {"partition_index": 1, "leader_id": -1, "isr_nodes": [2]},
+        ],
     } | changes
 
 
@@ -126,6 +134,8 @@ def test_topics_are_described():
     found = described(row())
     assert (found.partition_count, found.replication) == (2, 2)
     assert found.leaderless == (1,)
+    assert (found.in_sync, found.behind) == (1, (1,))
+    assert found.leaders == {0: 1, 1: -1}
     assert found.topic_id == uuid.UUID(int=5).bytes
 
 

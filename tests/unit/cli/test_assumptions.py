@@ -1,0 +1,160 @@
+"""What the guarantees assume: each judgment, on both sides of its bound."""
+
+import errno
+import fcntl
+import os
+import time
+
+import attrs
+import msgspec
+import pytest
+from logkit import KEY, H, Log, member
+
+from kafka_marshal import World
+from kafka_marshal.admin import TopicReport
+from kafka_marshal.kafka_io.topics import ClusterInfo, TopicDescription
+from kafka_marshal_cli import assumptions
+from kafka_marshal_cli.assumptions import ClockReading
+from kafka_marshal_cli.checks import Result
+
+SECOND = assumptions.NS_PER_S
+SOUND = TopicDescription(
+    "__marshal", True, 2, 3, in_sync=3, configs={"min.insync.replicas": "2"}
+)
+
+
+def report(**changes):
+    return TopicReport(
+        ClusterInfo("cluster", 1, ()), attrs.evolve(SOUND, **changes), (), None
+    )
+
+
+def world(log, *, behind_ms=1_000):
+    return World(
+        [log.state], {}, cluster_id="cluster", read_at_ms=log.now_ms + behind_ms
+    )
+
+
+@pytest.mark.parametrize(
+    ("off_ppm", "result"),
+    [(0, "ok"), (900, "ok"), (-900, "ok"), (1_100, "failed"), (-1_100, "failed")],
+)
+def test_a_clock_is_judged_by_its_oscillator(off_ppm, result):
+    ended = ClockReading(SECOND + off_ppm * SECOND // 1_000_000, SECOND)
+    check = assumptions.local_clock(ClockReading(0, 0), ended)
+    assert check.result.value == result
+    assert (check.run is None) is (result == "ok")
+
+
+def test_reading_two_clocks_takes_time():
+    ended = ClockReading(SECOND // 4 + assumptions.READING_NS, SECOND // 4)
+    check = assumptions.local_clock(ClockReading(0, 0), ended)
+    assert "runs 0 ppm" in check.found
+
+
+def test_this_machine_has_clocks_or_says_so(monkeypatch):
+    if hasattr(time, "CLOCK_BOOTTIME"):
+        reading = ClockReading.take()
+        assert reading is not None
+        assert reading.boot_ns > 0
+    monkeypatch.delattr(time, "CLOCK_BOOTTIME", raising=False)
+    assert ClockReading.take() is None
+    assert assumptions.local_clock(None, None).result is Result.NOTE
+
+
+def test_a_folder_on_this_machine_will_do(tmp_path):
+    home = tmp_path / "not" / "yet"
+    check = assumptions.state_folder(home)
+    assert (check.result, str(home) in check.found) == (Result.OK, True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_locks_that_two_can_hold_are_none(tmp_path, monkeypatch):
+    monkeypatch.setattr(fcntl, "flock", lambda _file, _how: None)
+    check = assumptions.state_folder(tmp_path)
+    assert check.result is Result.FAILED
+    assert "MARSHAL_STATE_DIR" in check.run
+
+
+@pytest.mark.parametrize("broken", ["fsync", "flock"])
+def test_a_folder_that_cannot_be_used(tmp_path, monkeypatch, broken):
+    def refuse(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(os if broken == "fsync" else fcntl, broken, refuse)
+    check = assumptions.state_folder(tmp_path)
+    assert (check.result, "No locks available" in check.found) == (Result.FAILED, True)
+
+
+def test_death_is_seen_by_pidfd():
+    assert assumptions.death_watch(None).result is Result.NOTE
+
+    def refuse(_pid):
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    refused = assumptions.death_watch(refuse)
+    assert (refused.result, "not permitted" in refused.found) == (Result.NOTE, True)
+    opened = assumptions.death_watch(lambda _pid: os.open(os.devnull, os.O_RDONLY))
+    assert opened.result is Result.OK
+
+
+@pytest.mark.parametrize(
+    ("changes", "result"),
+    [
+        ({}, "ok"),
+        ({"in_sync": 2, "behind": (1,)}, "note"),
+        ({"in_sync": 1, "behind": (1,)}, "failed"),
+        ({"replication": 1, "in_sync": 1, "configs": {}}, "note"),
+    ],
+)
+def test_copies(changes, result):
+    (check,) = assumptions.copies(report(**changes))
+    assert check.result.value == result
+    assert (check.run is None) is (result == "ok")
+
+
+@pytest.mark.parametrize(
+    ("worst_ms", "result"),
+    [(H / 20 - 1, "ok"), (H / 20, "note"), (H / 4 - 1, "note"), (H / 4, "failed")],
+)
+def test_round_trips_are_judged_by_h(worst_ms, result):
+    check = assumptions.round_trips([1, worst_ms], H)
+    assert check.result.value == result
+
+
+def test_leaders_that_are_ahead_are_named():
+    log = Log()
+    assert assumptions.leaders_clocks(world(log), {0: 2}) is None
+    check = assumptions.leaders_clocks(world(log, behind_ms=-3_000), {0: 2})
+    assert (check.result, "broker 2 is 3s ahead" in check.found) == (Result.NOTE, True)
+
+
+def test_records_that_no_broker_dated():
+    log = Log()
+    assert list(assumptions.timestamps(world(log))) == []
+    log.claimed(key=KEY)
+    log.append(b"whatever", kind=0)
+    (check,) = assumptions.timestamps(world(log))
+    assert check.found.startswith("1 records")
+
+
+def test_members_that_a_later_level_would_halt():
+    log = Log()
+    log.append(member("old"))
+    assert list(assumptions.levels(world(log))) == []
+    log.state.config = msgspec.structs.replace(log.state.config, feature_level=2)
+    (check,) = assumptions.levels(world(log))
+    assert check.result is Result.FAILED
+    assert check.found == "members that know no level 2: g/old"
+    log.append(b"", after=3 * H)
+    assert list(assumptions.levels(world(log))) == []
+
+
+def test_an_unformatted_partition_has_no_level():
+    log = Log(configured=False)
+    assert list(assumptions.levels(world(log))) == []
+
+
+def test_names_for_a_line():
+    assert assumptions.shown([1, 2]) == "1, 2"
+    assert assumptions.shown(range(7)) == "0, 1, 2, 3, 4 and 2 more"
