@@ -1,7 +1,10 @@
 """Sidecars in memory: the production hub over a fake cluster, and clients by hand."""
 
+import contextlib
+
 from enginekit import H, Stepping, fold, of
 
+from kafka_marshal.errors import MarshalError
 from kafka_marshal.kafka_io.topics import TopicDescription
 from kafka_marshal.observability import FanOut
 from kafka_marshal.protocol.records import ReleasingPartition
@@ -141,6 +144,7 @@ class Local:
         self.tokens = {}
         self.feed = None
         self.after = None
+        self.failure = None
         self.is_paused = False
         self.register()
 
@@ -171,6 +175,10 @@ class Local:
     def subscribe(self, *topics, name="s", **rest):
         wants = api.Wants(topics=topics or ("t",), **rest)
         return self.hub.subscribe(self.who, name, wants=wants)
+
+    def claim(self, partition, topic="t"):
+        self.hub.claim(self.who, topic, partition=partition)
+        return Key(self.group, topic, partition)
 
     def key(self, said):
         return Key(self.group, said.topic, said.partition)
@@ -206,7 +214,9 @@ class Local:
             case api.Paused():
                 self.is_paused = body.is_paused
             case api.Failed():
-                self.held.clear()
+                self.failure = body.failure
+                with contextlib.suppress(MarshalError):
+                    self.give_back(*self.held, reason="failed")
 
     def assigned(self, said):
         key = self.key(said)
@@ -271,6 +281,8 @@ class Local:
     def live(self):
         """Do what a client does all the time: listen, beat, give back."""
         self.take()
+        if self.failure is not None:
+            return
         if self.feed.is_closed:
             self.follow()
             self.take()

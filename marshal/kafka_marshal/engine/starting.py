@@ -104,4 +104,5 @@ def _no_position(partition: TopicPartition, log_range: LogRange) -> PositionErro
         requested=-1,
         log_start=log_range.start,
         log_end=log_range.end,
+        partition=(partition.topic, partition.partition),
     )

@@ -150,6 +150,11 @@ class Subscription:
         self._shunned.add(key)
         self._keys = None
 
+    def want_all(self) -> None:
+        """Want again what was shunned: somebody may know where to begin by now."""
+        self._shunned.clear()
+        self._keys = None
+
     # --- the view
 
     def plan(self, view: View, context: Context) -> Plan:

@@ -92,6 +92,11 @@ class Failure(Message, frozen=True, kw_only=True):
         reason: Reason in one word, of a ``ClaimLost`` or ``ClaimRejected``.
         holder: Owner by the log, or the other process of an ``IdentityConflict``.
         at_offset: Log offset that decided, where one did.
+        requested: Position at fault, of a ``PositionError``; -1 = there is none.
+        log_start: First offset of that log.
+        log_end: Next offset of that log to be written.
+        topic: Topic of that log.
+        partition: Partition of that log.
     """
 
     error: str
@@ -101,6 +106,11 @@ class Failure(Message, frozen=True, kw_only=True):
     reason: str | None = None
     holder: str | None = None
     at_offset: int | None = None
+    requested: int | None = None
+    log_start: int | None = None
+    log_end: int | None = None
+    topic: str | None = None
+    partition: int | None = None
 
 
 # --- clients
@@ -498,6 +508,10 @@ class Frame(msgspec.Struct, frozen=True):
 
     id: str
     body: EventBody
+
+    def is_of(self, incarnation: str) -> bool:
+        """Return whether this life of the sidecar has said it."""
+        return not self.id or self.id.startswith(incarnation[:8] + self.SEPARATOR)
 
 
 def frame_id(incarnation: str, number: int, *, t: int, offset: int) -> str:

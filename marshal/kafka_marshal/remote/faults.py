@@ -60,8 +60,21 @@ def error_of(said: Failure) -> MarshalError:
         case "GroupPaused":
             return GroupPaused(message, until_ms=0, by=said.holder or "")
         case "PositionError":
-            return PositionError(message, requested=-1, log_start=-1, log_end=-1)
+            return _position_error(said)
         case name if name in _PLAIN:
             kind: type[MarshalError] = getattr(errors, name)
             return kind(message)
     return CoordinationError(message) if said.retriable else MarshalError(message)
+
+
+def _position_error(said: Failure) -> PositionError:
+    place = None
+    if said.topic is not None and said.partition is not None:
+        place = (said.topic, said.partition)
+    return PositionError(
+        said.message,
+        requested=-1 if said.requested is None else said.requested,
+        log_start=-1 if said.log_start is None else said.log_start,
+        log_end=-1 if said.log_end is None else said.log_end,
+        partition=place,
+    )

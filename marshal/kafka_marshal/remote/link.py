@@ -353,6 +353,9 @@ class RemoteLink:
                 if not self._is_known:
                     self._join()
                 for frame in self._frames(after):
+                    if not frame.is_of(self._info.incarnation):
+                        # Restarted, and expecting us: it may not know our wants.
+                        self._join()
                     after = frame.id or after
                     rest_ms = REST_MS_MIN
                     self._take(frame.body)

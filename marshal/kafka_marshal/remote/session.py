@@ -101,6 +101,8 @@ class RemoteSession:
         self._had: set[str] = set()
         self._early: dict[Key, api.Assigned] = {}
         self._lags = LagWatch(context)
+        # Which life of the sidecar has told of each claim.
+        self._givers: dict[Key, Owner] = {}
         # Newest claim of each key that ended here: what is told of it comes late.
         self._over: dict[Key, int] = {}
         self._told: dict[Key, api.Standing] = {}
@@ -211,9 +213,11 @@ class RemoteSession:
     def _on_snapshot(self, said: api.Snapshot) -> None:
         named = {(self._key(each), each.epoch) for each in said.assigned}
         for holding in list(self.holdings.values()):
-            claim = holding.claim
-            if claim.is_owned and (holding.key, claim.epoch) not in named:
-                is_same = claim.claimant.owner == self.claimant.owner
+            key, claim = holding.key, holding.claim
+            if not claim.is_owned or (key, claim.epoch) in named:
+                continue
+            is_same = self._givers.get(key) == self.claimant.owner
+            if is_same or not self._may_go_on(holding):
                 self._finish(holding, Ending(REASSIGNED if is_same else RESTARTED))
         self._early.clear()
         for each in said.assigned:
@@ -242,6 +246,9 @@ class RemoteSession:
                 return
             if said.epoch < (holding.claim.epoch or 0):
                 return  # a later claim has ended that one
+            if not said.subscription and self._may_go_on(holding):
+                self._go_on(holding, said)
+                return
             self._finish(holding, Ending(REASSIGNED))
             holding = None
         if said.subscription and said.subscription not in self._had:
@@ -267,35 +274,62 @@ class RemoteSession:
             sub.topics[key.topic] = TopicInfo(key.partition + 1, None)
         return Holding(Claim(self.claimant, key), sub.delivery, sub.start_rule)
 
-    def _begin(self, holding: Holding, said: api.Assigned) -> None:
+    def _may_go_on(self, holding: Holding) -> bool:
+        """Return whether a later claim of ours goes on where this one was.
+
+        Claims without consumption have nothing in hand, and say their token anew
+        with each ``check``. Up to the old deadline nobody else can have had the key
+        in between (PROTOCOL 12).
+        """
+        is_explicit = holding.key in self._wishes.explicit
+        return is_explicit and holding.claim.is_valid(self._context.now_ms)
+
+    def _go_on(self, holding: Holding, said: api.Assigned) -> None:
+        self._note_over(holding.key, holding.claim.epoch or 0)
+        self._set(holding, said)
+        progress = holding.progress
+        if isinstance(progress, AtLeastOnce) and said.position is not None:
+            progress.position = max(said.position, progress.position or 0)
+        self._told.pop(holding.key, None)
+        self._observe_claim(holding, effect="resumed")
+
+    def _set(self, holding: Holding, said: api.Assigned) -> None:
         key, claim = holding.key, holding.claim
         owner = Owner(said.client_id, bytes.fromhex(said.incarnation))
         claim.claimant = Claimant(owner, key.group_id, master=b"")
-        claim.phase = Phase.STARTING
         claim.epoch = said.epoch
         claim.token = _token(said.token)
         claim.lease = Lease(said.soft_until_ms, said.hard_until_ms)
         claim.heartbeat_interval_ms = self._context.heartbeat_interval_ms
         holding.why = said.why
+        self._givers[key] = self.claimant.owner
+
+    def _begin(self, holding: Holding, said: api.Assigned) -> None:
+        key = holding.key
+        self._set(holding, said)
+        holding.claim.phase = Phase.STARTING
         holding.begin(said.position, grantee=self._grantee)
         if isinstance(holding.progress, AtMostOnce):
             holding.progress.is_anchored = said.is_anchored
         self.holdings[key] = holding
         self._patience.begin(key, self._context.now_ms, stuck=said.stuck)
+        self._observe_claim(holding, effect="claimed")
+        self._wishes.bump(key)
+
+    def _observe_claim(self, holding: Holding, *, effect: str) -> None:
+        key, claim = holding.key, holding.claim
         fields = {
             "key": key,
             "client": self.client_id,
-            "epoch": said.epoch,
-            "effect": "claimed",
+            "epoch": claim.epoch,
+            "effect": effect,
             "token": claim.token,
-            "why": said.why,
+            "why": holding.why,
         }
         self._context.observe("claimed", fields)
-        verdict = Transition(
-            said.epoch, ACCEPTED, "claimed", None, key, said.epoch, None, None
-        )
+        epoch = claim.epoch or 0
+        verdict = Transition(epoch, ACCEPTED, effect, None, key, epoch, None, None)
         self.meters.claim_won(key, verdict, before=None, log_ms=0)
-        self._wishes.bump(key)
 
     def _on_releasing(self, said: api.Releasing) -> None:
         early = self._early.pop(self._key(said), None)
@@ -450,6 +484,7 @@ class RemoteSession:
             del self.holdings[key]
             self._patience.forget(key)
             self._told.pop(key, None)
+            self._givers.pop(key, None)
             self._context.heads.pop(key, None)
             self._wishes.bump(key)
         if self._wishes.explicit.pop(key, 0) is None:
@@ -479,7 +514,7 @@ class RemoteSession:
             self.failure = failure
             self._context.observe("session_failed", {"error": failure})
         for holding in list(self.holdings.values()):
-            self._finish(holding, Ending("failed", was_lost=False))
+            self.release(holding, reason="failed")
         self._wishes.bump_all()
 
     def begin_close(self, *, release: bool) -> tuple[api.Returned, ...]:

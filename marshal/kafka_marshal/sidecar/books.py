@@ -136,11 +136,16 @@ class Books:
             kept.setdefault((each.client_id, each.instance), {})[key] = PromisedKey(
                 key.topic, key.partition, each.epoch, each.until_ms
             )
+        claims: dict[str, list[Key]] = {}
+        for key, names in self.explicit.items():
+            for name in names:
+                claims.setdefault(name, []).append(key)
         said = []
         for client in self.clients.values():
             mine = kept.pop((client.client_id, client.instance), {})
             if client.kept_until_ms is None:
-                said.append(client.promised(mine))
+                asked = claims.get(client.client_id, [])
+                said.append(client.promised(mine, asked))
         for (client_id, instance), left in kept.items():
             keys = tuple(left.values())
             said.append(

@@ -1,6 +1,6 @@
 """One client of a sidecar: who it is, what it wants, what it was lent."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import attrs
 
@@ -198,11 +198,14 @@ class Client:
             return "leaving"
         return "silent" if self.is_away(now_ms) else "ready"
 
-    def promised(self, kept: Mapping[Key, PromisedKey]) -> PromisedClient:
+    def promised(
+        self, kept: Mapping[Key, PromisedKey], claims: Sequence[Key]
+    ) -> PromisedClient:
         """Return what the file has to say of it.
 
         Args:
             kept: What is promised to it besides its loans.
+            claims: What it claims one by one.
         """
         keys = dict(kept)
         for key, loan in self.loans.items():
@@ -217,6 +220,7 @@ class Client:
             self.children,
             dict(self.wants),
             tuple(keys.values()),
+            tuple((key.topic, key.partition) for key in claims),
         )
 
 

@@ -92,6 +92,7 @@ def answered(error: BaseException) -> Answered:
     holder = getattr(error, "holder", None) or getattr(error, "winner", None)
     if isinstance(error, GroupPaused):
         holder = error.by or None
+    topic, partition = getattr(error, "partition", None) or (None, None)
     failure = Failure(
         error=type(error).__name__,
         message=str(error)[:MESSAGE_CHARS_MAX],
@@ -100,6 +101,11 @@ def answered(error: BaseException) -> Answered:
         reason=getattr(error, "reason", None) or None,
         holder=holder,
         at_offset=getattr(error, "at_offset", None),
+        requested=getattr(error, "requested", None),
+        log_start=getattr(error, "log_start", None),
+        log_end=getattr(error, "log_end", None),
+        topic=topic,
+        partition=partition,
     )
     return Answered(status_of(error), failure)
 

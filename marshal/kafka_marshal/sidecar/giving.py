@@ -44,16 +44,19 @@ class Giver:
             if pool is not None:
                 held.setdefault(id(pool), []).append(holding)
             elif holding.key in books.explicit and holding.key not in books.loans:
-                lent += self._lend_explicit(holding)
+                lent += self._lend_explicit(holding, now_ms)
         for pool in books.pools:
             lent += self._give_pool(pool, held.get(id(pool), []), now_ms)
         return lent
 
-    def _lend_explicit(self, holding: Holding) -> list[Loan]:
+    def _lend_explicit(self, holding: Holding, now_ms: int) -> list[Loan]:
         books = self._books
         for name in books.explicit[holding.key]:
             client = books.clients.get(name)
-            if client is not None and books.may_have(holding.key, client):
+            # Who is silent is given it when it is back, if it is soon enough.
+            if client is None or client.is_leaving or client.is_away(now_ms):
+                continue
+            if books.may_have(holding.key, client):
                 return [self._lend(holding, client, name="")]
         return []
 

@@ -7,7 +7,12 @@ deadline that is still to come (PROTOCOL 5.2, 12).
 
 from kafka_marshal.engine import Context, Holding, Subscription
 from kafka_marshal.engine.keeping import best_taker
-from kafka_marshal.errors import ClaimLost, InvalidTransition, MarshalError
+from kafka_marshal.errors import (
+    ClaimLost,
+    InvalidTransition,
+    MarshalError,
+    PositionError,
+)
 from kafka_marshal.identity import Identity
 from kafka_marshal.protocol.claiming import Ending
 from kafka_marshal.protocol.types import Key
@@ -30,12 +35,14 @@ SHUTDOWN = "shutdown"
 DIED = "client_died"
 SILENT = "client_silent"
 LEFT = "client_left"
+CLOSED = "closed"
+RELEASED = "released"
 WEDGED = "wedged"
 OUT_OF_RANGE = "position_out_of_range"
 # What a client says that means no more than that it was not heard of in time.
 _SILENCES = frozenset({"lease_expired", "taken_over", "identity_conflict", "fenced"})
 # What a client says that has done with something, and may want it again.
-_ORDERLY = frozenset({"closed", "released"})
+_ORDERLY = frozenset({CLOSED, RELEASED})
 
 
 class Host:
@@ -70,6 +77,7 @@ class Host:
         self._look_at_ms = 0
         self._idle_since_ms: int | None = None
         session.on_round = self.drive
+        session.on_no_position = self._on_no_position
         session.foresee = self._giver.foresee
 
     @property
@@ -109,19 +117,19 @@ class Host:
             take_back(loan.holding, is_settled=False)
             self._let_go(loan.holding, reason=reason)
         self.books.forget_promises(client)
-        self._forget(client)
+        self._forget(client, reason=reason)
 
-    def _forget(self, client: Client) -> None:
+    def _forget(self, client: Client, *, reason: str = "") -> None:
         books = self.books
         books.clients.pop(client.client_id, None)
         self._gone[client.instance] = None
         if len(self._gone) > GONE_MAX:
             del self._gone[next(iter(self._gone))]
         for name in list(client.wants):
-            self.leave_pool(client, name)
+            self.leave_pool(client, name, reason=reason)
         for key, names in list(books.explicit.items()):
             if client.client_id in names:
-                self.drop_explicit(key, client)
+                self.drop_explicit(key, client, reason=reason)
         client.close()
         self._changed()
 
@@ -165,13 +173,13 @@ class Host:
         pool.admit(client, name, claims_max=wants.claims_max)
         self.settle(pool)
 
-    def leave_pool(self, client: Client, name: str) -> None:
+    def leave_pool(self, client: Client, name: str, *, reason: str = "") -> None:
         """Have a client take part no longer; it is asked for what it still has."""
         pool = self.books.pool_of(client, name)
         client.wants.pop(name, None)
         if pool is not None:
             del pool.members[client.client_id]
-            self.settle(pool)
+            self.settle(pool, reason=reason)
         self._changed()
 
     def park(self, client: Client, name: str) -> None:
@@ -181,13 +189,17 @@ class Host:
             pool.members[client.client_id].is_parked = True
         self._changed()
 
-    def settle(self, pool: Pool) -> None:
-        """Have the session want what a pool's clients want now."""
+    def settle(self, pool: Pool, *, reason: str = "") -> None:
+        """Have the session want what a pool's clients want now.
+
+        Args:
+            pool: The clients.
+            reason: Why what nobody wants any more is given up.
+        """
         if not pool.is_wanted(self.books.clients):
             if pool in self.books.pools:
                 self.books.pools.remove(pool)
-                # What is lent goes when whoever has it has confirmed.
-                self.session.unsubscribe(pool.subscription, release=True)
+                self.session.drop(pool.subscription, reason=reason or CLOSED)
         elif pool.settle(self.books.clients):
             self.session.reconsider()
         self._changed()
@@ -208,7 +220,7 @@ class Host:
             names.append(client.client_id)
         self._changed()
 
-    def drop_explicit(self, key: Key, client: Client) -> None:
+    def drop_explicit(self, key: Key, client: Client, *, reason: str = "") -> None:
         """Pursue a key for a client no longer."""
         names = self.books.explicit.get(key, [])
         if client.client_id in names:
@@ -216,9 +228,32 @@ class Host:
         if not names and self.books.explicit.pop(key, None) is not None:
             holding = self.session.holdings.get(key)
             if holding is not None:
-                self.session.unwant(holding)
+                self.session.drop_want(holding, reason=reason or RELEASED)
             self.session.forget_want(key)
         self._changed()
+
+    def _on_no_position(self, key: Key, error: PositionError) -> None:
+        """Fail the client that a key would have been for; the others go on.
+
+        Nobody else here is given the key before a client joins anew: it would fail
+        all of them, one after the other.
+        """
+        pool = self.books.pool_at(key)
+        if pool is None:
+            return
+        name = self._giver.foresee(pool.subscription, [key]).get(key)
+        pool.subscription.shun(key)
+        client = None if name is None else self.books.clients.get(name)
+        if client is None:
+            pool.is_untold = True
+        else:
+            self._fail_client(client, error)
+
+    def _fail_client(self, client: Client, failure: MarshalError) -> None:
+        self._teller.failed([client], failure)
+        client.is_leaving = True
+        for name in list(client.wants):
+            self.leave_pool(client, name, reason="failed")
 
     # --- what they say
 
@@ -353,8 +388,11 @@ class Host:
             if not client.is_away(now_ms) and now_ms >= client.rests_until_ms
         )
         has_news = books.is_dirty or taking != self._taking or bool(books.explicit)
+        has_more = bool(taking - self._taking)
         self._taking, books.is_dirty = taking, False
         for pool in books.pools:
+            if has_more:
+                pool.try_untold()
             has_news = has_news or pool.seen_version != pool.subscription.version
             pool.seen_version = pool.subscription.version
         return has_news

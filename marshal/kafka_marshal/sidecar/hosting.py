@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from kafka_marshal.engine import Context, Delivery, Holding, Session, StartRule
 from kafka_marshal.engine.holding import Drain
 from kafka_marshal.engine.subscription import Subscription
-from kafka_marshal.errors import MarshalError
+from kafka_marshal.errors import MarshalError, PositionError
 from kafka_marshal.protocol.claiming import Claimant, Ending, PreviousLife
 from kafka_marshal.protocol.planner import Plan
 from kafka_marshal.protocol.types import Key
@@ -17,6 +17,7 @@ from kafka_marshal.protocol.types import Key
 NAME_CHARS_MAX = 60
 
 OnRound = Callable[[int], None]
+OnNoPosition = Callable[[Key, PositionError], None]
 Foresee = Callable[[Subscription, Iterable[Key]], Mapping[Key, str]]
 
 
@@ -25,6 +26,8 @@ class HostSession(Session):
 
     Attributes:
         on_round: Called with local time after each round.
+        on_no_position: Called with a key that nobody may say where to begin, once
+            it was given up.
         foresee: Tells which client a key will probably be for.
     """
 
@@ -38,6 +41,7 @@ class HostSession(Session):
     ) -> None:
         super().__init__(context, claimant, host=host, lives=lives)
         self.on_round: OnRound = lambda _: None
+        self.on_no_position: OnNoPosition = lambda _, __: None
         self.foresee: Foresee = lambda _, __: {}
         self._foreseen: Mapping[Key, str] = {}
 
@@ -50,6 +54,17 @@ class HostSession(Session):
         """End everything without a word to the log; there are no more rounds."""
         super().fence(failure)
         self.on_round(self._context.now_ms)
+
+    def fail(self, failure: MarshalError) -> None:
+        """End everything for good; what is wrong with one key ends that key alone."""
+        if isinstance(failure, PositionError) and failure.partition is not None:
+            key = Key(self.claimant.group_id, *failure.partition)
+            holding = self.holdings.get(key)
+            if holding is not None:
+                self.release(holding, reason="failed")
+                self.on_no_position(key, failure)
+                return
+        super().fail(failure)
 
     def reconsider(self) -> None:
         """Look at what is wanted at once: who wants it has changed."""
@@ -90,6 +105,21 @@ class HostSession(Session):
         """Have a key given back; one that is on its way out stays on it."""
         if holding.drain is None:
             self._drain(holding, Drain(reason, successor, None, detail))
+
+    def drop(self, subscription: Subscription, *, reason: str) -> None:
+        """Pursue a subscription no more; say why what it has is given up."""
+        mine = [h for h in self.holdings.values() if h.key.topic in subscription.topics]
+        for holding in mine:
+            if holding.claim.is_owned:
+                # What is lent goes when whoever has it has confirmed.
+                self.release(holding, reason=reason)
+        self.unsubscribe(subscription, release=True)
+
+    def drop_want(self, holding: Holding, *, reason: str) -> None:
+        """Want a key no more; say why it is given up."""
+        if holding.claim.is_owned:
+            self.release(holding, reason=reason)
+        self.unwant(holding)
 
     def forget_want(self, key: Key) -> None:
         """Want a key no more that is not held: its topic may be consumed then."""

@@ -141,7 +141,7 @@ class Lobby:
         self.hosts[group_id] = host
         for each in promised:
             self._keep(host, each)
-            if expects_clients and each.wants:
+            if expects_clients and (each.wants or each.claims):
                 self._expect(host, each)
         return host
 
@@ -185,6 +185,8 @@ class Lobby:
         client.note_absence(self._context.now_ms)
         client.wants = dict(promised.wants)
         self.set_children(client, promised.children)
+        for topic, partition in promised.claims:
+            host.want(client, Key(host.group_id, topic, partition))
 
     def close_idle(self) -> None:
         """Leave the groups that nobody has used for an H."""

@@ -117,6 +117,8 @@ class Pool:
         members: The clients, by name.
         moving: What is on its way between two of them.
         seen_version: Version of the subscription when it was last looked at.
+        is_untold: Whether a key has no position to begin at, and nobody was there
+            to be told so.
     """
 
     wants: Wants
@@ -124,6 +126,7 @@ class Pool:
     members: dict[str, Member] = attrs.field(factory=dict)
     moving: dict[Key, Moving] = attrs.field(factory=dict)
     seen_version: int = -1
+    is_untold: bool = False
 
     def is_for(self, wants: Wants) -> bool:
         """Return whether somebody who wants that belongs here.
@@ -159,8 +162,15 @@ class Pool:
         )
 
     def admit(self, client: Client, name: str, *, claims_max: int) -> None:
-        """Take a client in, or take it in anew."""
+        """Take a client in, or take it in anew; it tries what others could not."""
+        self.subscription.want_all()
         self.members[client.client_id] = Member(name, claims_max)
+
+    def try_untold(self) -> None:
+        """Try what nobody could be told of: somebody has come since."""
+        if self.is_untold:
+            self.is_untold = False
+            self.subscription.want_all()
 
     def is_wanted(self, clients: Mapping[str, Client]) -> bool:
         """Return whether anybody is left who wants it."""

@@ -46,6 +46,7 @@ class PromisedClient(msgspec.Struct, frozen=True):
         children: Processes that work for it.
         wants: What it consumes, by name.
         keys: What it has.
+        claims: What it claims one by one, by topic and partition.
     """
 
     client_id: str
@@ -56,6 +57,7 @@ class PromisedClient(msgspec.Struct, frozen=True):
     children: tuple[int, ...]
     wants: dict[str, Wants]
     keys: tuple[PromisedKey, ...]
+    claims: tuple[tuple[str, int], ...] = ()
 
 
 class _File(msgspec.Struct):

@@ -45,6 +45,9 @@ def test_a_newer_end_may_say_more():
 
 def test_an_id_names_the_life_the_event_and_the_entry():
     assert api.frame_id("0123456789abcdef", 7, t=3, offset=4711) == "01234567.7.3.4711"
+    frame = api.Frame("01234567.7.3.4711", api.Paused(is_paused=False))
+    assert frame.is_of("0123456789abcdef")
+    assert not frame.is_of("1123456789abcdef")
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,9 @@ REAL = [
         errors.IdentityConflict("m", holder="h"),
         errors.GroupPaused("m", until_ms=0, by="admin"),
         errors.PositionError("m", requested=-1, log_start=-1, log_end=-1),
+        errors.PositionError(
+            "m", requested=9, log_start=1, log_end=5, partition=("t", 7)
+        ),
         errors.DeadlineExceeded("m"),
         errors.InvalidTransition("m"),
         errors.CoordinationError("m"),

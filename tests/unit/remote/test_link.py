@@ -222,6 +222,21 @@ def test_a_claim_that_is_unchanged_goes_on_after_a_restart(linked):
     consumer.commit()
 
 
+def test_a_restarted_sidecar_that_expects_us_is_told_our_wants(linked):
+    """It knows this process, and may know nothing of what that consumes."""
+    linked.consumer()
+    linked.stream.push(linked.snapshot(linked.assigned()))
+    linked.wait_for(lambda: linked.link.session.holdings)
+    linked.sidecar.incarnation = "cd" * 16
+    linked.stream.end(httpx.ReadError("reset"))
+    linked.stream = linked.sidecar.stream()
+    linked.stream.push(linked.snapshot(linked.assigned()))
+    linked.wait_for(lambda: len(linked.sidecar.named("PUT", linked.name)) == 2)
+    linked.wait_for(
+        lambda: linked.link.session.claimant.owner.incarnation == b"\xcd" * 16
+    )
+
+
 def test_a_beat_that_nobody_knows_leads_to_another_registration(linked):
     linked.sidecar.is_known = False
     linked.wait_for(lambda: linked.sidecar.named("POST", "/beat"))

@@ -285,6 +285,10 @@ def test_a_failure_ends_everything(rig, consumer):
         consumer.poll()
     rig.say(rig.assigned(epoch=9))
     assert rig.session.holdings == {}
+    assert [(x.epoch, x.reason) for x in rig.desk.returned] == [
+        (5, "failed"),
+        (9, "unused"),
+    ]
 
 
 def test_a_pause_is_known(rig, consumer):
@@ -368,6 +372,57 @@ def test_a_claim_without_consumption(rig):
     assert rig.desk.unclaimed == [key()]
     assert [each.reason for each in rig.desk.returned] == ["released"]
     assert rig.context.glance(key()) is None
+
+
+def claiming(rig, **rest):
+    """Return a claim without consumption, of epoch 5."""
+    holding = rig.session.want(key())
+    rig.say(rig.assigned(name="", position=None, **rest))
+    return holding
+
+
+def restart(rig):
+    """Have the sidecar be another process from now on."""
+    claimant = rig.session.claimant
+    owner = claimant.owner._replace(incarnation=b"n" * 16)
+    rig.session.claimant = type(claimant)(owner, "g", master=b"")
+
+
+def test_a_claim_without_consumption_outlives_the_sidecar(rig):
+    """Under a later token, as long as nobody else can have had it in between."""
+    holding = claiming(rig)
+    holding.progress.position = 7
+    restart(rig)
+    rig.tick(1_000)
+    rig.say(rig.snapshot())
+    assert holding.claim.token == Token(1, 0, 5)
+    rig.say(rig.assigned(name="", position=4, epoch=9))
+    assert holding.claim.is_valid(rig.now_ms + 2 * H - 1)
+    assert (holding.claim.token, holding.position) == (Token(1, 0, 9), 7)
+    rig.say(lost(epoch=5))
+    rig.say(rig.assigned(name="", position=4, epoch=5))
+    assert rig.session.holdings[key()].claim.epoch == 9
+    assert [e["effect"] for e in rig.events("claimed")] == ["claimed", "resumed"]
+    assert (endings(rig), rig.desk.returned) == ([], [])
+    rig.say(lost(epoch=9))
+    assert endings(rig) == ["taken_over"]
+
+
+def test_a_claim_without_consumption_does_not_outlive_its_deadline(rig):
+    holding = claiming(rig)
+    restart(rig)
+    rig.cluster.clock.advance(2 * H)
+    rig.say(rig.assigned(name="", position=4, epoch=9))
+    assert endings(rig) == ["reassigned"]
+    assert holding.claim.token == Token(1, 0, 5)
+    assert [each.reason for each in rig.desk.returned] == ["unused"]
+    assert rig.session.wanted == []
+
+
+def test_what_the_same_sidecar_does_not_list_is_over_without_consumption_too(rig):
+    claiming(rig)
+    rig.say(rig.snapshot())
+    assert endings(rig) == ["reassigned"]
 
 
 def test_a_claim_that_was_not_won_is_given_up(rig):

@@ -52,6 +52,26 @@ def test_a_death_frees_everything_at_once_for_another_host():
     assert event.fields["reason"] == "client_died"
 
 
+@pytest.mark.parametrize("is_consumer", [True, False])
+def test_whoever_dies_before_anything_was_lent_to_it_died_as_well(
+    cluster, machine, is_consumer
+):
+    a = Local(machine, "a", pid=1)
+    if is_consumer:
+        a.subscribe()
+    else:
+        a.claim(3)
+    (host,) = machine.hub.hosts
+    host.session.on_round = lambda now_ms: None  # it wins, and lends nothing yet
+    count = 8 if is_consumer else 1
+    cluster.run_until(lambda: sum(host.session.meters.won.values()) == count, H)
+    assert not host.books.loans
+    host.session.on_round = host.drive
+    machine.watch.kill(1)
+    cluster.run(100)
+    assert [r.reason for r in releases(cluster)] == ["client_died"] * count
+
+
 def test_a_death_frees_everything_for_other_clients_here(cluster, machine):
     a = having(machine)
     b = Local(machine, "b", pid=2)

@@ -1,5 +1,6 @@
 """What is lent is asked for, and waited for."""
 
+import pytest
 from enginekit import (
     KEY,
     H,
@@ -9,7 +10,10 @@ from enginekit import (
 )
 from sidecarkit import Local, having, releases, run, run_until, sizes
 
+from kafka_marshal.errors import ClaimLost, PositionError
+from kafka_marshal.protocol.types import TopicPartition
 from kafka_marshal.remote import api
+from kafka_marshal.remote.faults import error_of
 
 # --- Drains ---
 
@@ -52,6 +56,65 @@ def test_what_lies_beyond_its_log_is_wanted_no_more(cluster, machine):
     a.give_back(KEY, reason="position_out_of_range")
     run(cluster, [a], 3 * H)
     assert sizes(a) == [7]
+
+
+def with_commits(cluster, *partitions):
+    """Have the group begin in these partitions by what it committed to Kafka."""
+    offsets = {TopicPartition("t", number): 1 for number in partitions}
+    cluster.kafka.data_log().commit("g", offsets, timeout_ms=1_000)
+
+
+def test_without_a_position_one_client_fails_alone(cluster, machine):
+    """``auto_offset_reset="none"``: the error is told to whom the key was for."""
+    with_commits(cluster, *range(7))
+    cluster.fill("u", [1])
+    other = Local(machine, "other", pid=9)
+    other.subscribe("u")
+    a, b = Local(machine, "a", pid=1), Local(machine, "b", pid=2)
+    for client in (a, b):
+        client.subscribe(auto_offset_reset="none")
+    clients = [a, b, other]
+    run_until(cluster, clients, lambda: a.failure or b.failure, 3 * H)
+    failed, well = (a, b) if a.failure else (b, a)
+    error = error_of(failed.failure)
+    assert isinstance(error, PositionError)
+    assert (error.partition, error.log_start, error.log_end) == (("t", 7), 0, 5)
+    run_until(cluster, [well, other], lambda: sizes(well, other) == [7, 1], 2 * H)
+    run(cluster, [well, other], 2 * H)
+    assert sizes(well, other) == [7, 1]
+    assert well.failure is None
+    assert other.failure is None
+    with pytest.raises(ClaimLost, match="register again"):
+        failed.beat()
+    # Whoever comes anew tries it anew, and may know better by then.
+    with_commits(cluster, 7)
+    again = Local(machine, failed.name, pid=3)
+    again.subscribe(auto_offset_reset="none")
+    run_until(cluster, [again, well], lambda: sum(sizes(again, well)) == 8, 2 * H)
+
+
+def test_the_only_client_without_a_position_fails(cluster, machine):
+    a = Local(machine, "a", pid=1)
+    a.subscribe(auto_offset_reset="none")
+    run_until(cluster, [a], lambda: a.failure is not None, H)
+    cluster.run(H)
+    assert machine.hub.clients() == []
+    assert machine.hub.hosts[0].failure is None
+    assert {r.reason for r in releases(cluster)} == {"failed"}
+
+
+def test_without_a_position_a_silent_client_is_told_once_it_is_back(cluster, machine):
+    a = Local(machine, "a", pid=1)
+    machine.node.background.is_held = True
+    a.subscribe(auto_offset_reset="none")
+    cluster.run(H - 200)
+    machine.node.background.is_held = False
+    machine.node.background.run_waiting()
+    cluster.run(100)
+    assert a.failure is None
+    a.take()
+    assert a.failure is None
+    run_until(cluster, [a], lambda: a.failure is not None, H)
 
 
 def test_a_leader_that_steps_ahead_is_told_of(cluster, machine):

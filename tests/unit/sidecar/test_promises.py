@@ -36,6 +36,7 @@ KEPT = PromisedClient(
     (8,),
     {"s": Wants(topics=("t",))},
     (PromisedKey("t", 0, 5, 9),),
+    (("u", 1),),
 )
 
 
@@ -193,6 +194,51 @@ def test_a_restarted_sidecar_takes_the_same_claims_up(cluster, machine):
     assert run_until(cluster, [a, b], is_anew, H) < 500
     assert len(other.held) == 1
     assert len(resumes(cluster)) >= 7
+
+
+def claiming(machine, name="a", pid=1):
+    """Return a client that claims one partition without consuming it."""
+    client = Local(machine, name, pid=pid)
+    key = client.claim(3)
+    run_until(machine.cluster, [client], lambda: client.valid == {key}, H)
+    return client, key
+
+
+def test_claims_without_consumption_are_resumed_as_well(cluster, machine):
+    a, key = claiming(machine)
+    b = Local(machine, "b", pid=2)
+    b.claim(3)
+    a.positions[key] = 4
+    a.beat()
+    run(cluster, [a, b], H)
+    token = a.tokens[key]
+    machine.restart()
+    assert machine.expected == 2
+    cluster.run(200)
+    (resumed,) = resumes(cluster)
+    assert (resumed.topic, resumed.partition) == ("t", 3)
+    for client in (b, a):
+        client.register()
+        assert client.registered.was_known
+    assert run_until(cluster, [a, b], lambda: a.tokens[key] != token, H) < 500
+    assert (a.valid, b.valid, a.positions[key]) == ({key}, set(), 4)
+    machine.watch.kill(1)
+    run_until(cluster, [b], lambda: b.valid == {key}, H)
+
+
+def test_a_claim_whose_client_does_not_come_back_is_free_after_a_while(
+    cluster, machine
+):
+    a, key = claiming(machine)
+    b = Local(machine, "b", pid=2)
+    b.claim(3)
+    run(cluster, [a, b], 200)
+    machine.restart()
+    b.register()
+    while a.valid:
+        assert not b.valid
+        run(cluster, [b], 20, step_ms=20)
+    run_until(cluster, [b], lambda: b.valid == {key}, H)
 
 
 def test_nobody_else_is_given_anything_before_the_old_deadline(cluster, machine):
