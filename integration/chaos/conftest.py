@@ -1,13 +1,84 @@
-"""One cluster of three brokers, which scenarios break in turn and leave whole."""
+"""One cluster of three brokers, which scenarios break in turn and leave whole.
 
-from collections.abc import Iterator
+What scenarios find goes to ``$CHAOS_REPORT``, a directory, where that is set; then
+all of them run, and as often as figures need it. Otherwise a slice runs, once each.
+"""
 
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import attrs
 import pytest
+from ordeal import Finding
 
 from kafka_marshal.testing.cluster import EmbeddedCluster
+
+REPORT = os.environ.get("CHAOS_REPORT", "")
+
+
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> None:
+    """Leave out what only a full run is for."""
+    here = Path(__file__).parent
+    out = [
+        item
+        for item in items
+        if not REPORT and item.path.parent == here and item.get_closest_marker("chaos")
+    ]
+    if out:
+        config.hook.pytest_deselected(items=out)
+        items[:] = [item for item in items if item not in out]
 
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[EmbeddedCluster]:
     with EmbeddedCluster() as started:
         yield started
+
+
+@pytest.fixture(scope="session")
+def times() -> Callable[[int], int]:
+    """How often to repeat what a full run does so often: once in a slice."""
+    factor = float(os.environ.get("CHAOS_FACTOR", "1"))
+    return lambda count: max(1, round(count * factor)) if REPORT else 1
+
+
+@pytest.fixture
+def record(request: pytest.FixtureRequest) -> Callable[..., Finding]:
+    """Make a finding, which is written down whatever becomes of the test."""
+    made: list[Finding] = []
+
+    def make(name: str, title: str, h_ms: int = 2_000) -> Finding:
+        made.append(Finding(name, title, h_ms))
+        return made[-1]
+
+    yield make
+    for finding in made:
+        verdict = getattr(request.node, "verdict", "failed: see the console")
+        write(finding.name, attrs.asdict(finding) | {"verdict": verdict})
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo):
+    """Keep how a scenario ended, also of those that never began."""
+    report = yield
+    if report.when == "call":
+        said = "passed" if report.passed else f"failed: {call.excinfo.value}"
+        item.verdict = said[:2_000]
+    if report.skipped or (report.when == "setup" and report.failed):
+        name = item.name.removeprefix("test_")
+        why = str(call.excinfo.value) if call.excinfo else ""
+        doc = (item.function.__doc__ or name).strip().splitlines()[0]
+        said = f"{'skipped' if report.skipped else 'failed'}: {why}"
+        write(name, {"name": name, "title": doc, "verdict": said[:2_000]})
+    return report
+
+
+def write(name: str, found: dict) -> None:
+    if REPORT:
+        folder = Path(REPORT) / "findings"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{name}.json").write_text(json.dumps(found, indent=2))

@@ -43,6 +43,8 @@ class Domain:
         produced: Number of records written, by data partition.
         transport: What the library reads and writes by, unless told otherwise.
         via: Where claims come from: ``direct``, or a ``sidecar`` of this domain.
+        replication: Number of copies of data topics, and of a coordination topic
+            that is made by hand.
     """
 
     def __init__(
@@ -55,8 +57,10 @@ class Domain:
         is_formatted: bool = True,
         transport: str = "auto",
         via: str = "direct",
+        replication: int = 1,
     ) -> None:
         self.via = via
+        self.replication = replication
         self.servers = servers
         self.transport = transport
         self.unique = unique
@@ -80,8 +84,8 @@ class Domain:
         self.topics.create(
             self.topic,
             partitions=partitions,
-            replication=1,
-            configs=coordination_configs(1) | configs,
+            replication=self.replication,
+            configs=coordination_configs(self.replication) | configs,
         )
 
     def alter_coordination_topic(self, name: str, value: str) -> None:
@@ -96,7 +100,9 @@ class Domain:
     def data_topic(self, partitions: int, records_each: int = 0) -> str:
         """Make a data topic with some records in each partition."""
         name = self.unique("data")
-        self.topics.create_data_topic(name, partitions=partitions, replication=1)
+        self.topics.create_data_topic(
+            name, partitions=partitions, replication=self.replication
+        )
         for number in range(partitions):
             self.produced[TopicPartition(name, number)] = 0
         self.produce(name, records_each)

@@ -40,10 +40,12 @@ class Worker:
             "commit": True,
             "release": True,
         } | settings
+        # What it runs under, such as a network of its own; it must become Python.
+        launcher = self.settings.pop("launcher", ())
         self.journal_path.touch()
         with self.stderr_path.open("wb") as stderr:
             self._process = subprocess.Popen(
-                [sys.executable, str(PROGRAM), json.dumps(self.settings)],
+                [*launcher, sys.executable, str(PROGRAM), json.dumps(self.settings)],
                 stdin=subprocess.DEVNULL,
                 stderr=stderr,
             )

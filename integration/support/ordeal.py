@@ -1,0 +1,286 @@
+"""Workers of both guarantees under a steady stream, while something breaks.
+
+One ordeal is one fault: start, break, heal, settle, judge. The verdict is of the
+log and of what workers wrote down; figures go into a `Finding`, for the report.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Self
+
+import attrs
+from domain import Domain
+from fleet import Fleet, Worker
+from journal import judge_duplicates, judge_grants, judge_overlaps
+from stream import Stream, longest_gap_ms
+from waiting import eventually, wall_ms
+
+from kafka_marshal.protocol.granting import DEPTH_MAX_DEFAULT
+
+BATCH = 40
+AT_RISK = DEPTH_MAX_DEFAULT * BATCH
+DELIVERIES = ("alo", "amo")
+TEAM = {"w1": "fast", "w2": "kafka-python"}
+WORK_MS = 60_000
+
+
+@attrs.define
+class Finding:
+    """What one fault did, in figures.
+
+    Attributes:
+        name: The scenario, in one word.
+        title: What was broken, for people.
+        h_ms: The heartbeat interval.
+        runs: How often it was broken.
+        takeover_ms: From the death of an owner to the claim of the next, each.
+        handed_ms: From the death of an owner to work of the next, each.
+        gap_ms: Longest time without work in any partition, each run.
+        bare_gap_ms: The same of a bare producer and consumer, each run.
+        kept: In how many runs no owner lost a claim; None where owners had to.
+        records: Records processed.
+        duplicates: At least once: repeats, all within the bound.
+        unprocessed: At most once: granted to those who died, and never processed.
+        unprocessed_max: The most of one claim; the bound is ``AT_RISK``.
+        stale_hands: Records that were in an owner's hands when the next began.
+        losses: At least once: records that nobody processed.
+        notes: Whatever else should be told.
+    """
+
+    name: str
+    title: str
+    h_ms: int
+    runs: int = 1
+    takeover_ms: list[int] = attrs.field(factory=list)
+    handed_ms: list[int] = attrs.field(factory=list)
+    gap_ms: list[int] = attrs.field(factory=list)
+    bare_gap_ms: list[int] = attrs.field(factory=list)
+    kept: int | None = None
+    records: int = 0
+    duplicates: int = 0
+    unprocessed: int = 0
+    unprocessed_max: int = 0
+    stale_hands: int = 0
+    losses: int = 0
+    notes: list[str] = attrs.field(factory=list)
+
+
+class Ordeal:
+    """Two fleets, the stream that they work on, and the judgement.
+
+    Attributes:
+        domain: Their coordination domain.
+        finding: What has been found so far.
+        fleets: The fleets by guarantee.
+    """
+
+    def __init__(
+        self,
+        finding: Finding,
+        servers: str,
+        unique: Callable[[str], str],
+        home: Path,
+        *,
+        partitions: int = 3,
+        replication: int = 3,
+        team: dict[str, str] = TEAM,
+        has_true_time: bool = True,
+        prepare: Callable[[Domain], None] = lambda domain: None,
+        domain_settings: dict | None = None,
+        **settings: object,
+    ) -> None:
+        self.finding = finding
+        self._team = team
+        self._has_true_time = has_true_time
+        self._stack = ExitStack()
+        self.domain = Domain(
+            servers,
+            unique,
+            h_ms=finding.h_ms,
+            replication=replication,
+            **(domain_settings or {}),
+        )
+        self._stack.callback(self.domain.close)
+        prepare(self.domain)
+        self.fleets: dict[str, Fleet] = {}
+        for delivery in DELIVERIES:
+            (home / delivery).mkdir()
+            usual = {
+                "group_id": unique(f"chaos-{delivery}"),
+                "topics": [self.domain.data_topic(partitions)],
+                "delivery": delivery,
+                "max_poll_records": BATCH,
+                "max_granted_batches": DEPTH_MAX_DEFAULT,
+                "handle_ms": 1,
+            }
+            fleet = Fleet(self.domain, home / delivery, **(usual | settings))
+            self.fleets[delivery] = self._stack.enter_context(fleet)
+        self.stream = self._stack.enter_context(Stream(servers, self.domain.produced))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    # --- the course of it
+
+    def start(self, launchers: dict[str, list[str]] | None = None) -> None:
+        """Start the team in both groups and wait until everybody works."""
+        for fleet in self.fleets.values():
+            for name, transport in self._team.items():
+                launcher = (launchers or {}).get(name, ())
+                fleet.start(name, transport=transport, launcher=launcher)
+        self.wait_all_work(set(self._team))
+
+    def workers(self, name: str) -> list[Worker]:
+        """Return the processes of one name that were started last, of both groups."""
+        return [
+            [each for each in fleet.workers if each.client_id == name][-1]
+            for fleet in self.fleets.values()
+        ]
+
+    def wait_all_work(self, names: set[str], timeout_ms: int = WORK_MS) -> None:
+        """Wait until these clients, in both groups, have worked from now on."""
+        since = wall_ms()
+        for fleet in self.fleets.values():
+            eventually(
+                lambda f=fleet: (
+                    {h.client_id for h in f.journal.handled if h.at_ms > since} >= names
+                ),
+                f"{sorted(names)} work; {fleet.settings['group_id']}",
+                timeout_ms,
+            )
+
+    def wait_flowing(self, timeout_ms: int = WORK_MS) -> None:
+        """Wait until records flow and are worked on in every partition again."""
+        since = wall_ms()
+        self.stream.wait_flowing(since, timeout_ms)
+        for fleet in self.fleets.values():
+            places = {p for p in self.domain.produced if p.topic in self.topics(fleet)}
+            eventually(
+                lambda f=fleet, wanted=places: (
+                    {h.place for h in f.journal.handled if h.at_ms > since} >= wanted
+                ),
+                f"all partitions are worked on; {fleet.settings['group_id']}",
+                timeout_ms,
+            )
+
+    @staticmethod
+    def topics(fleet: Fleet) -> list[str]:
+        return fleet.settings["topics"]
+
+    def claims(self) -> dict:
+        """Return who holds what under which epoch, of both groups."""
+        return {
+            key: (known.owner, known.epoch)
+            for fleet in self.fleets.values()
+            for key, known in self.domain.states(fleet.settings["group_id"]).items()
+        }
+
+    def note_gaps(self, since_ms: int) -> None:
+        """Note how long work stood still from then on, ours and the bare one's."""
+        bare = [longest_gap_ms(seen, since_ms) for seen in self.stream.arrived.values()]
+        self.finding.bare_gap_ms.append(max(bare))
+        ours = []
+        for fleet in self.fleets.values():
+            times: dict = {}
+            for each in fleet.journal.handled:
+                times.setdefault(each.place, []).append(each.at_ms)
+            ours += [longest_gap_ms(seen, since_ms) for seen in times.values()]
+        self.finding.gap_ms.append(max(ours))
+
+    def note_kept(self, before: dict) -> None:
+        """Note whether all claims are what they were."""
+        is_kept = self.claims() == before
+        self.finding.kept = (self.finding.kept or 0) + is_kept
+
+    def note_takeover(self, since_ms: int, names: set[str], before: dict) -> None:
+        """Note how long what these owners had was without an owner, and without work.
+
+        Several partitions of one death count as one: its last.
+        """
+        history = self.domain.history()
+        for fleet in self.fleets.values():
+            group_id = fleet.settings["group_id"]
+            lost = {
+                key: epoch
+                for key, (owner, epoch) in before.items()
+                if key.group_id == group_id and owner and owner.client_id in names
+            }
+            if not lost:
+                continue
+            claimed, handed = [], []
+            tenures = history.tenures(group_id)
+            for key, epoch in lost.items():
+                (following,) = [t for t in tenures[key] if t.epoch > epoch][:1]
+                claimed.append(following.begun_ms - since_ms)
+                at = [
+                    each.at_ms
+                    for each in fleet.journal.handled
+                    if each.place == key.topic_partition
+                    and each.token == following.token
+                ]
+                handed.append(min(at, default=0) - since_ms)
+            self.finding.takeover_ms.append(max(claimed))
+            self.finding.handed_ms.append(max(handed))
+
+    def settle(self) -> None:
+        """Stop the stream, let all be worked off, and let everybody leave."""
+        self.domain.produced.update(self.stream.stop())
+        for fleet in self.fleets.values():
+            (topic,) = self.topics(fleet)
+            produced = self.domain.of(topic)
+            group_id = fleet.settings["group_id"]
+
+            def is_done(group_id=group_id, produced=produced):
+                states = self.domain.states(group_id)
+                ends = {
+                    k.topic_partition: s.next_unclaimed() for k, s in states.items()
+                }
+                return ends == produced
+
+            eventually(is_done, f"{group_id} reaches the end", WORK_MS)
+        for fleet in self.fleets.values():
+            for worker in fleet.workers:
+                worker.ask_to_end()
+
+    # --- the judgement
+
+    def judge(self) -> Finding:
+        """Check every guarantee; return the figures.
+
+        Raises:
+            AssertionError: One was broken; it says where.
+        """
+        found, history = self.finding, self.domain.history()
+        for delivery, fleet in self.fleets.items():
+            group_id, journal = fleet.settings["group_id"], fleet.journal
+            (topic,) = self.topics(fleet)
+            found.records += len(journal.handled)
+            found.stale_hands += judge_overlaps(journal, history, group_id)
+            lost = journal.lost(self.domain.of(topic))
+            if delivery == "alo":
+                found.losses += sum(map(len, lost.values()))
+                assert lost == {}, "at least once, and yet nobody processed these"
+                found.duplicates += judge_duplicates(
+                    journal, history, group_id, has_true_time=self._has_true_time
+                )
+                continue
+            granted = judge_grants(journal, history, group_id)
+            gone = {key.topic_partition: sorted(rows) for key, rows in granted.items()}
+            assert gone == lost, "at most once: only what was granted may be lost"
+            found.unprocessed += sum(map(len, lost.values()))
+            by_claim = Counter(
+                (key, grant.token)
+                for key, grants in history.grants(group_id).items()
+                for grant in grants
+                for offset in range(grant.first, grant.last + 1)
+                if offset in granted.get(key, ())
+            )
+            most = max(by_claim.values(), default=0)
+            found.unprocessed_max = max(found.unprocessed_max, most)
+            assert most <= AT_RISK, by_claim
+        return found

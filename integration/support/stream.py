@@ -1,0 +1,128 @@
+"""A steady stream of records, and how long the cluster alone interrupts it.
+
+A bare producer and a bare consumer, on librdkafka and with no part of the product:
+what they are kept waiting is the brokers' own doing.
+"""
+
+import threading
+import time
+from collections.abc import Iterable
+from itertools import pairwise
+
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from waiting import eventually, wall_ms
+
+from kafka_marshal import TopicPartition as Place
+
+INTERVAL_S = 0.05
+DELIVERY_MS = 120_000
+LOOK_S = 5.0
+QUICK = {"reconnect.backoff.max.ms": 500, "topic.metadata.refresh.interval.ms": 5_000}
+
+
+class Stream:
+    """Writes to every partition of some topics, 20 records a second each, and reads.
+
+    Attributes:
+        arrived: When the bare consumer saw records, wall time by partition.
+    """
+
+    def __init__(self, servers: str, places: Iterable[Place]) -> None:
+        self._places = sorted(places)
+        self.arrived: dict[Place, list[int]] = {place: [] for place in self._places}
+        self._failed: list[str] = []
+        common = {"bootstrap.servers": servers, "log_level": 0} | QUICK
+        self._producer = Producer(
+            common
+            | {
+                "enable.idempotence": True,
+                "delivery.timeout.ms": DELIVERY_MS,
+                "retry.backoff.max.ms": 200,
+            }
+        )
+        self._consumer = Consumer(
+            common
+            | {
+                "group.id": "nobody",
+                "enable.auto.commit": False,
+                "auto.offset.reset": "earliest",
+            }
+        )
+        self._is_over = threading.Event()
+        self._threads = [
+            threading.Thread(target=each, name="chaos-stream", daemon=True)
+            for each in (self._write, self._read)
+        ]
+
+    def _write(self) -> None:
+        number = 0
+        while not self._is_over.wait(INTERVAL_S):
+            for place in self._places:
+                self._producer.produce(
+                    place.topic,
+                    b"%d" % number,
+                    partition=place.partition,
+                    on_delivery=self._note,
+                )
+            self._producer.poll(0)
+            number += 1
+
+    def _note(self, error, message) -> None:
+        if error is not None:
+            self._failed.append(str(error))
+
+    def _read(self) -> None:
+        self._consumer.assign([TopicPartition(*place, 0) for place in self._places])
+        while not self._is_over.is_set():
+            message = self._consumer.poll(0.2)
+            if message is not None and message.error() is None:
+                place = Place(message.topic(), message.partition())
+                self.arrived[place].append(wall_ms())
+
+    def wait_flowing(self, since_ms: int, timeout_ms: int = 60_000) -> None:
+        """Wait until every partition has delivered something written lately."""
+        eventually(
+            lambda: all(seen and seen[-1] > since_ms for seen in self.arrived.values()),
+            "records flow in every partition",
+            timeout_ms,
+        )
+
+    def stop(self) -> dict[Place, int]:
+        """Stop writing; return how many records each partition has."""
+        self._is_over.set()
+        for thread in self._threads:
+            thread.join(LOOK_S)
+        assert self._producer.flush(60) == 0, "records that nobody took"
+        assert not self._failed, self._failed[:3]
+        return {place: self._end(place) for place in self._places}
+
+    def _end(self, place: Place) -> int:
+        deadline = time.monotonic() + 30
+        while True:
+            try:
+                _, end = self._consumer.get_watermark_offsets(
+                    TopicPartition(*place), timeout=LOOK_S
+                )
+            except KafkaException:
+                assert time.monotonic() < deadline
+            else:
+                return end
+
+    def __enter__(self):
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._is_over.set()
+        for thread in self._threads:
+            thread.join(LOOK_S)
+        self._producer.purge()
+        self._consumer.close()
+
+
+def longest_gap_ms(times: list[int], since_ms: int) -> int:
+    """Return the longest interval between two events, from one moment on."""
+    before = [at for at in times if at <= since_ms][-1:] or [since_ms]
+    row = [*before, *(at for at in times if at > since_ms)]
+    return max((two - one for one, two in pairwise(row)), default=0)
