@@ -68,6 +68,10 @@ bench: env ## Every benchmark once, as a smoke run; documents in build/bench
 model: env ## The exhaustive search of small worlds, with larger bounds
 	@MODEL_SIZE=large $(BIN)/python -m pytest -q -m model --timeout=7200 tests $(ARGS)
 
+.PHONY: flood
+flood: env ## Ten million records of a flood: state and memory stay as they are
+	@FLOOD_RECORDS=10000000 $(BIN)/python -m pytest -q tests/growth $(ARGS)
+
 .PHONY: docs
 docs: env ## Generate docs/cli.md, the reference of the command
 	@mkdir -p docs

@@ -1,0 +1,66 @@
+"""Whatever is thrown at a reader, what it keeps stays within the limits (S9).
+
+``make flood`` runs ten million records; here it is fewer.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FLOOD = Path(__file__).parents[1] / "support" / "flood.py"
+RECORDS = int(os.environ.get("FLOOD_RECORDS", "120000"))
+# The allocator keeps some of what it had at a peak; growth would come to far more.
+SLACK_BYTES = 4 << 20
+RUN_S_MAX = 60 + RECORDS / 2_000
+
+
+@pytest.fixture(scope="module", params=[1, 2])
+def flooded(request):
+    command = [sys.executable, str(FLOOD), str(RECORDS), str(request.param)]
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=RUN_S_MAX,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(2 * RUN_S_MAX)]
+
+
+def test_hard_state_stays_within_its_limits(flooded):
+    limits = flooded["limits"]
+    for when in ("half", "end"):
+        found = flooded[when]
+        assert 0 < found["keys"] <= limits["keys"]
+        assert 0 < found["groups"] <= limits["groups"]
+        assert found["operations"] <= limits["operations"]
+
+
+def test_the_limits_were_reached(flooded):
+    """Else the flood was none."""
+    assert flooded["half"]["keys"] == flooded["limits"]["keys"]
+
+
+def test_what_only_informs_is_bounded_too(flooded):
+    limits, found = flooded["limits"], flooded["end"]
+    assert found["members"] <= limits["keys"]
+    assert found["notes"] <= limits["keys"]
+    assert found["forgettable"] <= limits["keys"]
+    assert found["undecodable"] <= 32
+    assert found["counters"] <= 60
+
+
+def test_memory_is_flat(flooded, record_testsuite_property):
+    half, end = flooded["half"], flooded["end"]
+    grown = end["resident_bytes"] - half["resident_bytes"]
+    record_testsuite_property("flood.grown_bytes", grown)
+    assert grown <= SLACK_BYTES
+    assert end["state_bytes"] <= 1.2 * half["state_bytes"]

@@ -1,0 +1,138 @@
+"""A flood of records into one fold, and what it left behind; a process of its own.
+
+    python flood.py RECORDS SEED
+
+Everything that somebody with the right to write could send: noise, old records again,
+damaged ones, new names without end, announcements of ever new processes, operations,
+batches as large as a frame, pauses, leader changes, clocks that step. Prints one JSON
+object: how large the state was half way and at the end, and the process with it.
+"""
+
+import gc
+import json
+import os
+import random
+import sys
+from pathlib import Path
+
+from logkit import Log, all_records, batch, claim, ident, member, pause
+
+from kafka_marshal.protocol.codec import encode
+from kafka_marshal.protocol.records import SUPPORTED_LEVEL, Config
+from kafka_marshal.protocol.snapshot import digest, to_bytes
+from kafka_marshal.protocol.types import Key
+
+LIMITS = {"keys": 500, "groups": 100, "operations": 50, "beats": 200, "locks": 100}
+NAMES = 10**9
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+KEEPS = 512
+PAUSE_MS = 500
+
+
+class Flood:
+    """Draws what comes next; remembers little of what was."""
+
+    def __init__(self, seed: int, log: Log) -> None:
+        self.log = log
+        self.rng = random.Random(seed)
+        # A Config of a later level halts every reader: not more, but less happens.
+        self.frames = [
+            encode(record) for record in all_records() if not isinstance(record, Config)
+        ]
+        self.seen = list(self.frames)
+        self.kinds = (
+            self.noise,
+            self.replay,
+            self.damage,
+            self.damage,
+            self.new_name,
+            self.new_name,
+            self.new_member,
+            self.new_operation,
+            self.many_beats,
+        )
+
+    def next(self) -> bytes:
+        value = self.rng.choice(self.kinds)()
+        self.seen[self.rng.randrange(len(self.seen))] = value[:KEEPS]
+        return value
+
+    def noise(self) -> bytes:
+        size = self.rng.choice([0, 3, 40, 40, 40, 400])
+        return self.rng.randbytes(size)
+
+    def replay(self) -> bytes:
+        return self.rng.choice(self.seen)
+
+    def damage(self) -> bytes:
+        value = bytearray(self.rng.choice(self.frames))
+        for _ in range(self.rng.randint(1, 3)):
+            value[self.rng.randrange(len(value))] = self.rng.randrange(256)
+        return bytes(value)
+
+    def new_name(self) -> bytes:
+        number = self.rng.randrange(NAMES)
+        key = Key(f"g{number % 300}", f"t{number}", 0)
+        return encode(claim(f"c{number}", key=key, inc=self.rng.randbytes(16)))
+
+    def new_member(self) -> bytes:
+        number = self.rng.randrange(NAMES)
+        found = member(f"c{number}", group=f"g{number % 300}")
+        return encode(found)
+
+    def new_operation(self) -> bytes:
+        number = self.rng.randrange(NAMES)
+        until = self.log.now_ms + number % PAUSE_MS
+        return encode(pause(until, op=ident(f"op{number}"), group=f"g{number % 300}"))
+
+    def many_beats(self) -> bytes:
+        beats = [(self.rng.randrange(NAMES), None) for _ in range(300)]
+        return encode(batch(*beats, inc=self.rng.randbytes(16)))
+
+
+def resident_bytes() -> int:
+    """Return the memory of this process, with garbage collected."""
+    gc.collect()
+    return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE_BYTES
+
+
+def measured(log: Log) -> dict[str, int]:
+    state = log.state
+    soft = state.soft
+    return {
+        "resident_bytes": resident_bytes(),
+        "state_bytes": len(to_bytes(state)),
+        "keys": len(state.keys),
+        "groups": len(state.groups),
+        "operations": sum(len(group.over) for group in state.groups.values()),
+        "members": len(soft.members),
+        "notes": len(soft.notes),
+        "counters": len(soft.counters),
+        "undecodable": len(soft.undecodable),
+        "forgettable": len(state.forgettable),
+    }
+
+
+def main(records: int, seed: int) -> None:
+    log = Log(level=SUPPORTED_LEVEL, **LIMITS)
+    flood = Flood(seed, log)
+    rng = flood.rng
+    half = {}
+    for number in range(records):
+        if number == records // 2:
+            digest(log.state)
+            half = measured(log)
+        step_ms = rng.choice([0, 0, 0, 1, 20])
+        if rng.random() < 0.001:
+            log.leader_epoch += 1
+            step_ms = rng.randint(-5_000, 5_000)
+        log.append(flood.next(), after=step_ms)
+        log.entries.clear()
+    assert log.state.halted is None
+    digest(log.state)
+    told = {"limits": LIMITS, "half": half, "end": measured(log)}
+    sys.stdout.write(json.dumps(told))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))
