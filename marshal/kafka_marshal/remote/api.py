@@ -397,6 +397,7 @@ class Assigned(Message, frozen=True, kw_only=True, tag="assigned"):
         hard_until_ms: As in ``Deadline``.
         why: Why it was claimed.
         stuck: How many owners in a row were wedged at this very position.
+        follows: Epoch of the claim before this one, None = not known.
     """
 
     subscription: str
@@ -412,6 +413,7 @@ class Assigned(Message, frozen=True, kw_only=True, tag="assigned"):
     hard_until_ms: int
     why: str = ""
     stuck: int = 0
+    follows: int | None = None
 
 
 class Releasing(Message, frozen=True, kw_only=True, tag="release"):

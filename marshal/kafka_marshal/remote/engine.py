@@ -34,6 +34,7 @@ class RemoteContext:
         heartbeat_interval_ms: H, as the sidecar says.
         holdings: What the client contends for or holds.
         heads: At most once: next offset that nobody was granted, as last heard.
+        follows: Epoch of the claim before the one that is held, where it was told.
         replicas: Empty: the sidecar folds the log.
         meters: What is counted on the way.
         pause: Whether the group is paused, as last heard.
@@ -43,6 +44,7 @@ class RemoteContext:
     heartbeat_interval_ms: int
     holdings: dict[Key, Holding] = attrs.field(factory=dict)
     heads: dict[Key, int] = attrs.field(factory=dict)
+    follows: dict[Key, int | None] = attrs.field(factory=dict)
     replicas: Mapping[int, Replica] = attrs.field(factory=dict)
     meters: EngineMeters = attrs.field(factory=EngineMeters)
     pause: bool = False
@@ -61,7 +63,8 @@ class RemoteContext:
         if position is None:
             position = self.heads.get(key, holding.claim.start_position)
         owner = holding.claim.claimant.owner
-        return Glance(owner.client_id, "fresh", None, position)
+        at = (holding.claim.epoch, self.follows.get(key))
+        return Glance(owner.client_id, "fresh", None, position, *at)
 
     def member_count(self, group_id: str) -> int | None:
         """Return None: only the sidecar knows the members of a group."""

@@ -312,6 +312,7 @@ class RemoteSession:
         if isinstance(holding.progress, AtMostOnce):
             holding.progress.is_anchored = said.is_anchored
         self.holdings[key] = holding
+        self._context.follows[key] = said.follows
         self._patience.begin(key, self._context.now_ms, stuck=said.stuck)
         self._observe_claim(holding, effect="claimed")
         self._wishes.bump(key)
@@ -486,6 +487,7 @@ class RemoteSession:
             self._told.pop(key, None)
             self._givers.pop(key, None)
             self._context.heads.pop(key, None)
+            self._context.follows.pop(key, None)
             self._wishes.bump(key)
         if self._wishes.explicit.pop(key, 0) is None:
             self.desk.unclaim(key)

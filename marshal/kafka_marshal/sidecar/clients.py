@@ -224,13 +224,16 @@ class Client:
         )
 
 
-def assigned(loan: Loan, *, head: int | None, stuck: int = 0) -> api.Assigned:
+def assigned(
+    loan: Loan, *, head: int | None, stuck: int = 0, follows: int | None = None
+) -> api.Assigned:
     """Return the event that tells a client of what it has.
 
     Args:
         loan: What it has.
         head: By the log, the next offset that nobody was granted or processed.
         stuck: By the log, how many owners in a row were wedged there.
+        follows: By the log, the epoch of the claim before this one.
     """
     holding, claim = loan.holding, loan.holding.claim
     position = holding.position
@@ -252,4 +255,5 @@ def assigned(loan: Loan, *, head: int | None, stuck: int = 0) -> api.Assigned:
         hard_until_ms=until.hard_until_ms,
         why=holding.why,
         stuck=stuck,
+        follows=follows,
     )

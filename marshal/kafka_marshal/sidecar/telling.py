@@ -87,7 +87,10 @@ class Teller:
             return assigned(loan, head=None)
         note = self._context.replica_of(loan.key).world.soft.notes.get(loan.key)
         stuck = stuck_count(note, known)
-        return assigned(loan, head=known.next_unclaimed(), stuck=stuck)
+        is_noted = note is not None and note.offset == loan.epoch
+        follows = note.follows if note is not None and is_noted else None
+        head = known.next_unclaimed()
+        return assigned(loan, head=head, stuck=stuck, follows=follows)
 
     def _pause(self) -> api.Paused:
         pauses = [

@@ -21,10 +21,19 @@ def test_a_glance_tells_position_or_head():
     rig = RemoteRig()
     consumer = rig.consumer(delivery=AMO, most=4)
     rig.say(rig.assigned(position=2))
-    assert rig.context.glance(key()) == Glance("host-a", "fresh", None, 2)
+    assert rig.context.glance(key()) == Glance("host-a", "fresh", None, 2, 5)
     consumer.poll()
     rig.answer(granted(2, 5, head=6))
     assert rig.context.glance(key()).position == 6
+
+
+def test_a_glance_tells_which_claim_was_before():
+    rig = RemoteRig()
+    rig.consumer(delivery=AMO, most=4)
+    rig.say(rig.assigned(follows=3))
+    assert rig.context.glance(key())[-2:] == (5, 3)
+    rig.say(lost())
+    assert rig.context.follows == {}
 
 
 def test_observing_counts():

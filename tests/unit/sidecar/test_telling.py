@@ -80,6 +80,20 @@ def test_repeated_events_change_nothing(cluster, machine):
     assert set(a.held) == held
 
 
+def test_a_claim_is_told_with_the_one_before_it(cluster, machine):
+    a = having(machine)
+    first = next(e for e in a.told if isinstance(e, api.Snapshot) and e.assigned)
+    before = first.assigned
+    assert {each.follows for each in before} == {None}
+    epochs = {each.partition: each.epoch for each in before}
+    b = Local(machine, "b", pid=2)
+    b.subscribe()
+    run_until(cluster, [a, b], lambda: sizes(a, b) == [4, 4], H)
+    told = [each for each in b.told if isinstance(each, api.Assigned)]
+    assert len(told) == 4
+    assert all(each.follows == epochs[each.partition] for each in told)
+
+
 def test_a_slow_reader_of_five_thousand_partitions_converges():
     """Acceptance KA21."""
     cluster = world(partitions=2, records=[0] * 5_000, h=30_000)

@@ -1,0 +1,268 @@
+"""A query whose claims are held by the sidecar of its host, and whose tasks ask it.
+
+H is a minute: what moves at once does so because a death is known, and not because
+somebody waited for a lease to end.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from domain import opened
+from prometheus_client.parser import text_string_to_metric_families
+from sidecars import start_sidecar
+from sparkkit import RUN_S, Kit, cells, environment, every, failing
+from waiting import eventually as soon
+
+from kafka_marshal import ClaimLost, Delivery
+from kafka_marshal.remote import paths
+
+H_MS = 60_000
+# A session of its own takes long to start on a busy machine.
+START_MS = 150_000
+PARTITIONS, EACH = 4, 30
+KINDS = ("alo", "amo")
+
+pytestmark = pytest.mark.timeout(500)
+
+
+@pytest.fixture(scope="module")
+def domain(broker, unique):
+    with opened(broker, unique, h_ms=H_MS) as domain:
+        yield domain
+
+
+@pytest.fixture(scope="module")
+def sidecar(domain):
+    with start_sidecar(domain, client_id="host-a") as found:
+        yield found
+
+
+@pytest.fixture
+def kit(spark, domain, tmp_path):
+    return Kit(spark, domain, tmp_path)
+
+
+# Two queries of two groups in a process of its own. Each prints what it is given;
+# while there is a file, a batch does not come to its end.
+PROGRAM = """
+import json, sys, threading
+from functools import partial
+from pathlib import Path
+from pyspark.sql import SparkSession
+from kafka_marshal.spark import register
+
+queries, checkpoint, hold = json.loads(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
+spark = (
+    SparkSession.builder.master("local[2]")
+    .config("spark.ui.enabled", "false").config("spark.driver.memory", "500m")
+    .config("spark.driver.host", "127.0.0.1").getOrCreate()
+)
+spark.sparkContext.setLogLevel("ERROR")
+register(spark)
+
+def write(rows, batch_id, kind):
+    lines = [[kind, r.partition, r.offset] for r in rows.collect()]
+    print("".join(json.dumps(line) + "\\n" for line in lines), end="", flush=True)
+    if lines and hold.exists():
+        print(json.dumps([kind, "held"]), flush=True)
+        threading.Event().wait(600)
+
+for kind, options in queries.items():
+    frame = spark.readStream.format("marshal").options(**options).load()
+    writer = frame.writeStream.foreachBatch(partial(write, kind=kind))
+    writer.option("checkpointLocation", f"{checkpoint}/{kind}").start()
+spark.streams.awaitAnyTermination()
+"""
+
+
+class Far:
+    """Both queries, in a process that can be killed.
+
+    Attributes:
+        rows: How often each row was given to a query, by its kind.
+        held: The kinds whose batch does not end.
+    """
+
+    def __init__(self, queries, checkpoint: str, hold: Path) -> None:
+        self.rows = {kind: Counter() for kind in KINDS}
+        self.held = set()
+        self.process = subprocess.Popen(
+            [
+                *(sys.executable, "-c", PROGRAM),
+                *(json.dumps(queries), checkpoint, str(hold)),
+            ],
+            env=environment(),
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self):
+        for line in self.process.stdout:
+            kind, *place = json.loads(line)
+            if place == ["held"]:
+                self.held.add(kind)
+            else:
+                self.rows[kind][tuple(place)] += 1
+
+    def kill(self):
+        """Kill the driver, and all that it started, without a word."""
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(timeout=RUN_S)
+        self._reader.join(timeout=RUN_S)
+        self.process.stdout.close()
+
+
+class Plain(threading.Thread):
+    """A plain consumer of one group, without a sidecar, until it is told to stop."""
+
+    def __init__(self, domain, group, topic, *, kind):
+        super().__init__(daemon=True)
+        self.rows = Counter()
+        self._of = (domain, group, topic, Delivery(kind))
+        self._end = threading.Event()
+        self.start()
+
+    def run(self):
+        domain, group, topic, delivery = self._of
+        with domain.marshal(group, "plain") as marshal:
+            consumer = marshal.consumer(
+                topic, delivery=delivery, on_lost=lambda *_: None
+            )
+            while not self._end.is_set():
+                for place, records in consumer.poll(100, 10).items():
+                    self.rows.update((place.partition, r.offset) for r in records)
+                    try:
+                        consumer.commit(records)
+                    except ClaimLost:
+                        continue
+
+    def stop(self):
+        self._end.set()
+        self.join(timeout=RUN_S)
+
+
+def owners(domain, group):
+    return sorted(str(owner) for owner in domain.owners(group).values())
+
+
+def answered(sidecar, route):
+    """Return how many requests of a kind the sidecar has answered."""
+    text = sidecar.get(paths.METRICS).text
+    return sum(
+        sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name == "marshal_sidecar_requests_total"
+        and (sample.labels["route"], sample.labels["status"]) == (route, "200")
+    )
+
+
+@pytest.mark.slow
+def test_a_driver_is_killed_beside_plain_consumers(kit, domain, sidecar, tmp_path):
+    """U07, G10: its sidecar frees what it had; a restart redoes none of it."""
+    topic = domain.data_topic(PARTITIONS, records_each=EACH)
+    groups = {kind: domain.unique(kind) for kind in KINDS}
+    common = {
+        "subscribe": topic,
+        "sidecar": sidecar.address,
+        "clientId": "driver",
+        "startingOffsets": "earliest",
+    }
+    queries = {
+        kind: kit.cluster | common | {"group": groups[kind], "delivery": kind}
+        for kind in KINDS
+    }
+    hold = tmp_path / "hold"
+    plains = {k: Plain(domain, groups[k], topic, kind=k) for k in KINDS}
+    far = Far(queries, kit.checkpoint("far"), hold)
+
+    def rows(kind):
+        return far.rows[kind] + plains[kind].rows
+
+    def await_rows(count):
+        wanted = set(every(*[count] * PARTITIONS))
+        soon(
+            lambda: all(set(rows(kind)) >= wanted for kind in KINDS),
+            f"{count} of each partition are processed",
+            START_MS,
+        )
+
+    try:
+        shared = ["host-a", "host-a", "plain", "plain"]
+        soon(
+            lambda: all(owners(domain, g) == shared for g in groups.values()),
+            "the query's sidecar and the plain consumer share",
+            START_MS,
+        )
+        await_rows(EACH)
+        hold.touch()
+        domain.produce(topic, EACH)
+        soon(lambda: far.held == set(KINDS), "both queries are in a batch", START_MS)
+        await_rows(2 * EACH)
+        unfinished = far.rows["alo"] - Counter(every(*[EACH] * PARTITIONS))
+        far.kill()
+        # Long before the H after which a silence would be judged.
+        soon(
+            lambda: all(owners(domain, g) == ["plain"] * 4 for g in groups.values()),
+            "the plain consumers have it all",
+            H_MS // 2,
+        )
+        domain.produce(topic, EACH)
+        await_rows(3 * EACH)
+        # What the killed query had in hand, the next owner did again.
+        soon(
+            lambda: set(unfinished) <= set(plains["alo"].rows),
+            "the unfinished batch is done again",
+            START_MS,
+        )
+        assert unfinished
+    finally:
+        if far.process.poll() is None:
+            far.kill()
+        for plain in plains.values():
+            plain.stop()
+    assert set(rows("amo").values()) == {1}, "at most once, and nothing was lost"
+    for kind, group in groups.items():
+        freed = [
+            step
+            for step in domain.history().of("released", group_id=group)
+            if step.client_id == "host-a"
+        ]
+        assert {step.record.reason for step in freed} == {"client_died"}, kind
+    # Tasks asked the sidecar, both kinds, and not the log itself.
+    granted = [
+        step
+        for step in domain.history().of("granted", group_id=groups["amo"])
+        if step.client_id == "host-a"
+    ]
+    assert answered(sidecar, "grant") >= len(granted) > 0
+    assert answered(sidecar, "fence") > 0
+    domain.produce(topic, 5)
+    new = [(p, o) for p in range(PARTITIONS) for o in range(3 * EACH, 3 * EACH + 5)]
+    for kind in KINDS:
+        options = {**common, "delivery": kind}
+        frame = kit.stream(groups[kind], **options)
+        found = kit.drained(frame, name=f"far/{kind}")
+        assert cells(found) == new, kind
+
+
+def test_an_unfinished_batch_is_done_again_if_nobody_was_between(kit, domain, sidecar):
+    """The sidecar tells which claim was before; so the restart knows its own."""
+    topic = domain.data_topic(2, records_each=10)
+    group = domain.unique("again")
+    options = {"subscribe": topic, "sidecar": sidecar.address, "clientId": "driver"}
+    with pytest.raises(Exception, match="the sink is down"):
+        kit.ended(kit.stream(group, **options), failing)
+    found = kit.drained(kit.stream(group, **options))
+    assert cells(found) == every(10, 10)
+    assert {row[0] for row in found} == {0}, "the very same batch"
