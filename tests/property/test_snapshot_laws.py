@@ -1,0 +1,96 @@
+"""Whatever a snapshot was turned into, it is refused or it is one."""
+
+import msgspec
+import pytest
+from author import write_log
+from hypothesis import given
+from hypothesis import strategies as st
+from logkit import all_records, fold
+
+from kafka_marshal.errors import MalformedRecord
+from kafka_marshal.protocol.codec import encode
+from kafka_marshal.protocol.rationalizer import apply
+from kafka_marshal.protocol.snapshot import digest, from_bytes, to_bytes
+from kafka_marshal.protocol.types import OFFSET_MAX, LogEntry
+
+FRAMES = [encode(record) for record in all_records()]
+SAVED = [to_bytes(fold(write_log(seed))) for seed in range(12)]
+
+
+def read(value):
+    """Return the state, or None where the bytes are refused; nothing else is raised."""
+    try:
+        return from_bytes(value)
+    except MalformedRecord:
+        return None
+
+
+@given(
+    st.sampled_from(SAVED),
+    st.lists(st.tuples(st.integers(0, 4_000), st.integers(0, 255)), max_size=4),
+    st.integers(0, 4_000),
+)
+def test_damaged_bytes_are_refused_or_canonical(value, changes, cut):
+    damaged = bytearray(value)
+    for at, byte in changes:
+        damaged[at % len(damaged)] = byte
+    for one in (bytes(damaged), bytes(damaged[:cut])):
+        state = read(one)
+        if state is not None:
+            assert to_bytes(state) == one
+            assert len(digest(state)) == 32
+            goes_on(state)
+
+
+def goes_on(state):
+    """Fold one of each kind on top: whatever the state says, nothing raises."""
+    epoch = (state.leader_epoch or 0) + 1
+    for value in FRAMES:
+        if state.halted is None and state.next_offset < OFFSET_MAX:
+            apply(state, LogEntry(state.next_offset, epoch, 10**9, 1, value))
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers(-1, 2**63) | st.text(max_size=3)
+    | st.binary(max_size=16),
+    lambda inner: st.lists(inner, max_size=4),
+    max_leaves=6,
+)  # fmt: skip
+
+
+def places(value, path=()):
+    """Yield the way to every element of nested lists."""
+    yield path
+    if isinstance(value, list):
+        for at, each in enumerate(value):
+            yield from places(each, (*path, at))
+
+
+@given(st.sampled_from(SAVED), st.integers(0, 10_000), anything)
+def test_any_element_in_place_of_another(value, at, other):
+    tree = msgspec.msgpack.decode(value)
+    every = list(places(tree))
+    path = every[at % len(every)]
+    if not path:
+        tree = other
+    else:
+        inner = tree
+        for step in path[:-1]:
+            inner = inner[step]
+        inner[path[-1]] = other
+    changed = msgspec.msgpack.encode(tree)
+    state = read(changed)
+    if state is not None:
+        assert to_bytes(state) == changed
+        assert len(digest(state)) == 32
+        goes_on(state)
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes(value):
+    assert read(value) is None
+
+
+@pytest.mark.parametrize("value", SAVED)
+def test_the_undamaged_are_read(value):
+    assert read(value) is not None
