@@ -7,6 +7,7 @@ somebody waited for a lease to end.
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -266,3 +267,33 @@ def test_an_unfinished_batch_is_done_again_if_nobody_was_between(kit, domain, si
     found = kit.drained(kit.stream(group, **options))
     assert cells(found) == every(10, 10)
     assert {row[0] for row in found} == {0}, "the very same batch"
+
+
+def test_over_tcp_the_token_is_read_where_it_is_shown(kit, domain, tmp_path, capfd):
+    """By driver and tasks; no plan, no line and no checkpoint has it."""
+    topic = domain.data_topic(1, records_each=10)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        place = f"127.0.0.1:{free.getsockname()[1]}"
+    token, wrong = tmp_path / "token", tmp_path / "wrong"
+    wrong.write_text("w" * 32)
+    options = {"subscribe": topic, "sidecar": f"http://{place}", "delivery": "amo"}
+
+    def drained(file, name):
+        frame = kit.stream("tcp", sidecarTokenFile=str(file), **options)
+        frame.explain(extended=True)
+        return kit.drained(frame, name=name)
+
+    listen = ("--tcp", place, "--token-file", str(token))
+    with start_sidecar(domain, client_id="host-tcp", arguments=listen) as host:
+        with pytest.raises(Exception, match="over TCP the sidecar asks for its token"):
+            drained(wrong, "wrong")
+        with pytest.raises(Exception, match="token cannot be read from"):
+            drained(tmp_path / "missing", "missing")
+        assert cells(drained(token, "right")) == every(10)
+        assert answered(host, "grant") > 0
+        told = "".join(capfd.readouterr()) + host.log
+    secret = token.read_text().strip()
+    assert len(secret) >= 32
+    assert secret not in told
+    for path in Path(kit.checkpoint("right")).rglob("*"):
+        assert path.is_dir() or secret.encode() not in path.read_bytes()

@@ -45,6 +45,7 @@ LOOK_S = 0.05
 def consume_in_task(
     *topics: str,
     sidecar: str,
+    sidecar_token_file: str | None = None,
     group_id: str,
     name: str | None = None,
     delivery: Delivery | str = Delivery.AT_LEAST_ONCE,
@@ -64,6 +65,7 @@ def consume_in_task(
     Args:
         topics: Topics to share.
         sidecar: Address of the sidecar of whichever host this runs on.
+        sidecar_token_file: File with its token there, over TCP.
         group_id: Group that shares them.
         name: Name of this client at its sidecar; by default that of the task, by its
             partition. Who comes back under a name goes on where it was.
@@ -93,6 +95,7 @@ def consume_in_task(
             group_id=group_id,
             client_id=name,
             sidecar=sidecar,
+            sidecar_token_file=sidecar_token_file,
             sidecar_instance=instance if delivery is Delivery.AT_LEAST_ONCE else None,
         ) as marshal,
     ):

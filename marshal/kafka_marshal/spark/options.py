@@ -17,6 +17,7 @@ from kafka_marshal.kafka_io import ConnectionSettings
 from kafka_marshal.policies import find_policy
 from kafka_marshal.protocol.codec import is_identifier, is_topic
 from kafka_marshal.protocol.types import TopicPartition
+from kafka_marshal.remote.address import UNIX, Address
 
 EARLIEST, LATEST = -2, -1
 OFFSET_MAX = 2**63 - 1
@@ -24,7 +25,16 @@ KAFKA_PREFIX = "kafka."
 TOPICS = ("subscribe", "subscribePattern", "assign")
 ENDINGS = ("endingOffsets", "endingOffsetsByTimestamp", "endingTimestamp")
 STARTS = ("startingOffsets", "startingOffsetsByTimestamp", "startingTimestamp")
-CLAIMS = ("claimsMax", "clientId", "delivery", "group", "policy", "sidecar", "stateDir")
+CLAIMS = (
+    "claimsMax",
+    "clientId",
+    "delivery",
+    "group",
+    "policy",
+    "sidecar",
+    "sidecarTokenFile",
+    "stateDir",
+)
 # Where a batch ends, and how much one micro-batch takes.
 BATCH_ONLY = ENDINGS
 STREAM_ONLY = (
@@ -105,6 +115,7 @@ class Options:
         client_id: Name in the group; None to draw one.
         delivery: ``alo`` or ``amo``.
         sidecar: Address of the sidecar that holds the claims, or None.
+        sidecar_token_file: Where its token stands on each host, for TCP.
         policy: Which partitions to hold.
         claims_max: Most partitions to hold, 0 = no limit.
         state_dir: Where the identity is kept; None for the user's directory.
@@ -131,6 +142,7 @@ class Options:
     client_id: str | None
     delivery: str
     sidecar: str | None
+    sidecar_token_file: str | None
     policy: str
     claims_max: int
     state_dir: str | None
@@ -245,14 +257,30 @@ class _Reader:
             "bootstrap_servers": ",".join(settings.bootstrap_servers),
             "coordination_topic": settings.coordination_topic,
             "transport": settings.transport,
+            **self._token_file(),
         }
+
+    def _token_file(self) -> dict[str, str]:
+        """Return where a sidecar's token stands; it is read on each host itself."""
+        path = self._take("sidecarTokenFile", _text, None)
+        sidecar = self._take("sidecar", _sidecar, None)
+        if path is not None and sidecar is None:
+            raise _wrong("sidecarTokenFile", "it is for option sidecar, over TCP")
+        if path is None and sidecar is not None and not sidecar.startswith(UNIX):
+            raise _wrong(
+                "sidecarTokenFile",
+                f"a sidecar at {sidecar} asks for a token; name the file that has it "
+                "on each host, or use the Unix socket",
+            )
+        return {} if path is None else {"sidecar_token_file": path}
 
     def _claims(self) -> dict[str, Any]:
         found = {
             "group": self._take("group", _identifier, None),
             "client_id": self._take("clientId", _identifier, None),
             "delivery": self._take("delivery", _delivery, "alo"),
-            "sidecar": self._take("sidecar", _text, None),
+            "sidecar": self._take("sidecar", _sidecar, None),
+            "sidecar_token_file": self._take("sidecarTokenFile", _text, None),
             "policy": self._take("policy", _policy, "fair"),
             "claims_max": self._take("claimsMax", _whole_or_none, 0),
             "state_dir": self._take("stateDir", _as_is, None),
@@ -403,6 +431,10 @@ def _text(name: str, text: str) -> str:
     if not text.strip():
         raise _wrong(name, "it is empty; leave it out instead")
     return text.strip()
+
+
+def _sidecar(name: str, text: str) -> str:
+    return Address.parse(_text(name, text)).text
 
 
 def _as_is(_: str, text: str) -> str:

@@ -191,6 +191,7 @@ class _Query:
                 transport=settings.transport,
                 state_dir=options.state_dir,
                 sidecar=options.sidecar,
+                sidecar_token_file=options.sidecar_token_file,
             )
             opened.append(marshal)
             ranges = marshal.ranges(

@@ -113,6 +113,11 @@ def test_whoever_leaves_in_order_does_not_come_back(marshal):
         assert second != first
 
 
+def test_a_token_is_shown_where_there_is_one(marshal):
+    assert list(consume(sidecar_token_file="/run/token")) == []
+    assert marshal.found[0].settings["sidecar_token_file"] == "/run/token"
+
+
 def test_at_most_once_nobody_comes_back(marshal):
     assert list(consume(delivery="amo")) == []
     assert marshal.found[0].settings["sidecar_instance"] is None

@@ -1,6 +1,7 @@
 """Options: what they mean, and what is told where they cannot be."""
 
 import json
+import pickle
 import re
 from pathlib import Path
 
@@ -98,6 +99,18 @@ def test_everything_can_be_said_in_any_case():
     assert "secret" not in repr(found)
 
 
+def test_only_the_place_of_a_sidecars_token_travels(tmp_path):
+    file = tmp_path / "token"
+    file.write_text("hush")
+    options = {"subscribe": "t", "group": "g", "sidecar": "http://127.0.0.1:80"}
+    found = parse(BASE | options | {"sidecarTokenFile": str(file)})
+    assert found.sidecar_token_file == str(file)
+    assert found.connection["sidecar_token_file"] == str(file)
+    assert b"hush" not in pickle.dumps(found)
+    unix = parse(BASE | options | {"sidecar": "unix:/run/s"})
+    assert "sidecar_token_file" not in unix.connection
+
+
 def test_offsets_by_partition():
     text = json.dumps({"t": {"0": 23, "1": -2}})
     assert parsed(startingOffsets=text).start == Bound(
@@ -171,6 +184,7 @@ def test_an_unknown_connection_option_names_the_nearest():
         ("transport", "slow", "transport is 'slow'"),
         ("delivery", "amo", "need option group"),
         ("sidecar", "unix:/x", "need option group"),
+        ("sidecarTokenFile", "/x", "it is for option sidecar"),
     ],
 )
 def test_what_cannot_be_is_told(name, value, told):
@@ -185,6 +199,9 @@ def test_what_cannot_be_is_told(name, value, told):
         ("policy", "best", "policy"),
         ("claimsMax", "-1", "no whole number"),
         ("sidecar", " ", "it is empty"),
+        ("sidecar", "unix:s", "must be absolute"),
+        ("sidecar", "http://far:80", "not this machine"),
+        ("sidecar", "http://localhost:80", "asks for a token; name the file"),
         ("clientId", "", "is no name"),
     ],
 )
