@@ -46,7 +46,14 @@ class CoordinationLog(Protocol):
 
     ``append`` may be called from any thread; the other calls come from one
     thread at a time.
+
+    Attributes:
+        topic: Name of the topic.
+        topic_id: Id that it had when it was opened, None where there are none.
     """
+
+    topic: str
+    topic_id: bytes | None
 
     @property
     def partition_count(self) -> int:

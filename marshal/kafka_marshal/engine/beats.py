@@ -8,10 +8,12 @@ from kafka_marshal.protocol.losses import (
     marks_to_tags,
 )
 from kafka_marshal.protocol.records import BatchHeartbeat, Heartbeat
+from kafka_marshal.protocol.transition import Transition
 
 from .context import Context
 from .holding import Holding
-from .outbox import Outbox
+from .outbox import Outbox, Sent
+from .roster import Roster
 
 BEATS_PER_RECORD_MAX = 1_000
 INTERVALS_PER_H = 3
@@ -102,6 +104,37 @@ class Beater:
         log_ms = self._context.replicas[partition].world.now_ms
         window_ms = 2 * self._context.heartbeat_interval_ms
         lead.note(log_ms - sent_ms, self._context.now_ms, window_ms=window_ms)
+
+    def on_verdicts(
+        self,
+        sent: Sent,
+        beats: Iterable[tuple[int, Transition]],
+        *,
+        roster: Roster,
+    ) -> list[Holding]:
+        """Take the verdicts on beats that were read back, each with its epoch.
+
+        Returns:
+            The holdings whose claims they ended.
+        """
+        heartbeat_ms = self._context.replicas[sent.partition].heartbeat_interval_ms
+        self.note_lead(sent.partition, sent.sent_ms)
+        ended = []
+        for epoch, transition in beats:
+            holding = roster.of_epoch(sent.partition, epoch)
+            if holding is None:
+                continue
+            holding.claim.on_beat_verdict(
+                transition, sent_ms=sent.sent_ms, heartbeat_interval_ms=heartbeat_ms
+            )
+            if holding.claim.ending is not None:
+                ended.append(holding)
+        return ended
+
+    def forget(self, partition: int) -> None:
+        """Forget how a T's log time ran: it is folded anew."""
+        self._leads.pop(partition, None)
+        self._due_ms.pop(partition, None)
 
     def check_clock(
         self, holdings: Iterable[Holding], partitions: Iterable[int], *, now_ms: int

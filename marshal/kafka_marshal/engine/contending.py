@@ -72,6 +72,8 @@ class Contender:
         claim = holding.claim
         context = self._context
         replica = context.replica_of(claim.key)
+        if replica.world.partition in context.rebuilding:
+            return  # nothing is known yet of who has it
         elapsed_ms = replica.elapsed_ms(now_ms)
         world, owner = replica.world, self._claimant.owner
         guess = estimate(world, claim.key, elapsed_ms=elapsed_ms, claimant=owner)

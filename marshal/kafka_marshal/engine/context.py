@@ -48,12 +48,15 @@ class Context:
         replicas: One replica per coordinating partition.
         config: The Config that all coordinating partitions agree on; None
             until the engine is ready.
+        rebuilding: Partitions that are being folded up to where their logs ended
+            when that began; nothing of theirs is decided or sent.
         meters: What is counted on the way.
     """
 
     ports: Ports
     replicas: dict[int, Replica]
     config: Config | None = None
+    rebuilding: set[int] = attrs.field(factory=set)
     meters: EngineMeters = attrs.field(factory=EngineMeters)
     _placement: dict[tuple[str, int], int] = attrs.field(factory=dict)
 

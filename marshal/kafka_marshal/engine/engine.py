@@ -1,7 +1,7 @@
 """The engine: reads, folds, routes verdicts and lets sessions act."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import attrs
 
@@ -9,7 +9,7 @@ from kafka_marshal.errors import (
     CoordinationError,
     DeadlineExceeded,
     InvalidTransition,
-    LogUnreadable,
+    LogTruncated,
     MarshalError,
     TopicMisconfigured,
 )
@@ -20,13 +20,14 @@ from kafka_marshal.protocol.types import Key, LogEntry
 from .agreement import agreed_config
 from .beats import INTERVALS_PER_H
 from .context import Context, Ports
+from .rebuilding import Rebuilder
 from .replica import Replica, check_halt
+from .restoring import KeptStates
 from .session import Session
 from .tickets import Tickets
 
 POLL_MS_MAX = 100
 POLL_MS_MIN = 1
-BARRIER_MS_MAX = 10_000
 WAIT_SLICE_MS = 50
 CATCH_UP_MS_MAX = 1_000
 
@@ -53,10 +54,25 @@ class Engine:
         lock: The lock of ``changed``; alone it costs a third, once a record.
         context: Ports, replicas and, once ready, the Config.
         tickets: Requests for offsets on behalf of others.
+        rebuilder: Begins partitions, and begins them anew.
         failure: Set once the engine can go no further; its sessions are fenced.
     """
 
-    def __init__(self, ports: Ports, *, cluster_id: str | None = None) -> None:
+    def __init__(
+        self,
+        ports: Ports,
+        *,
+        cluster_id: str | None = None,
+        sources: Sequence[KeptStates] = (),
+    ) -> None:
+        """Start with nothing read.
+
+        Args:
+            ports: What it reaches the world by.
+            cluster_id: Cluster that the Config must be of; None goes unchecked.
+            sources: Where states may be kept from which to go on, in the order in
+                which to ask.
+        """
         now_ms = ports.clock.now_ms()
         count = ports.log.partition_count
         replicas = {t: Replica(t, now_ms=now_ms) for t in range(count)}
@@ -64,9 +80,9 @@ class Engine:
         self.changed = threading.Condition(self.lock)
         self.context = Context(ports, replicas)
         self.tickets = Tickets(self.context)
+        self.rebuilder = Rebuilder(self.context, self.tickets, sources=sources)
         self.failure: MarshalError | None = None
         self._cluster_id = cluster_id
-        self._barrier: dict[int, int] | None = None
         self._catch_ups: list[_CatchUp] = []
         self._named: set[Key] = set()
         self._audit_at_ms = 0
@@ -77,6 +93,14 @@ class Engine:
     def is_ready(self) -> bool:
         """Whether everything written before the start has been folded."""
         return self.context.config is not None and self.failure is None
+
+    @property
+    def amnesiac(self) -> tuple[int, ...]:
+        """Coordinating partitions that have forgotten who owns what (PROTOCOL 7.3).
+
+        They are observed, and nothing of theirs is claimed.
+        """
+        return tuple(sorted(self.rebuilder.amnesiac))
 
     # --- sessions
 
@@ -119,13 +143,18 @@ class Engine:
         Never raises: a fault that passes is observed and the leases go on
         running out; one that does not sets ``failure`` and fences everything.
         """
-        entries: tuple[tuple[int, LogEntry], ...] = ()
+        entries: list[tuple[int, LogEntry]] = []
         try:
-            if self._barrier is None:
-                self._set_barrier()
+            entries += self._begin_due()
             self._ask_for_ends()
             wait_ms = min(timeout_ms, self._until_due_ms())
-            entries = tuple(self.context.ports.log.poll(wait_ms))
+            entries += self.context.ports.log.poll(wait_ms)
+        except LogTruncated as error:
+            if error.partition is None:
+                self._fail(error)
+                return
+            with self.changed:
+                self._lose(error.partition, error)
         except CoordinationError as error:
             if not error.retriable:
                 self._fail(error)
@@ -162,21 +191,22 @@ class Engine:
             return POLL_MS_MAX
         return max(POLL_MS_MIN, due_ms - self.context.now_ms)
 
-    def _timed_round(self, entries: tuple[tuple[int, LogEntry], ...]) -> None:
+    def _timed_round(self, entries: Sequence[tuple[int, LogEntry]]) -> None:
         since_ms = self.context.now_ms
         self._round(entries)
         meters, now_ms = self.context.meters, self.context.now_ms
         meters.rounds.observe(now_ms - since_ms)
         meters.round_at_ms = now_ms
 
-    def _round(self, entries: tuple[tuple[int, LogEntry], ...]) -> None:
+    def _round(self, entries: Sequence[tuple[int, LogEntry]]) -> None:
         if self.failure is not None:
             return
         try:
             self._fold(entries)
             self._settle_catch_ups()
-            if self.context.config is None:
-                self._try_ready()
+            self._settle_rebuilding()
+            if self.context.config is not None:
+                self.rebuilder.drive(self.context.now_ms)
         except CoordinationError as error:
             self._fail(error)
             return
@@ -213,17 +243,23 @@ class Engine:
                         f"log says otherwise: {known}"
                     )
 
-    def _fold(self, entries: tuple[tuple[int, LogEntry], ...]) -> None:
+    def _fold(self, entries: Sequence[tuple[int, LogEntry]]) -> None:
         now_ms = self.context.now_ms
         touched: set[int] = set()
         for partition, entry in entries:
             replica = self.context.replicas.get(partition)
             if replica is None:
                 continue  # PROTOCOL 2.5: partitions added in Kafka change nothing
-            transitions = replica.fold(entry, now_ms)
+            if self.rebuilder.is_lost(partition):
+                continue  # read before it was found that the log went back
+            try:
+                transitions = replica.fold(entry, now_ms)
+            except LogTruncated as error:
+                self._lose(partition, error)
+                continue
             touched.add(partition)
             check_halt(replica)
-            if self.context.config is not None and transitions:
+            if partition not in self.context.rebuilding and transitions:
                 self._route(transitions, now_ms)
         for session in self._sessions.values():
             session.check_clock(touched, now_ms)
@@ -299,28 +335,31 @@ class Engine:
 
     # --- start
 
-    def _set_barrier(self) -> None:
-        log = self.context.ports.log
-        starts = log.start_offsets(BARRIER_MS_MAX)
-        gone = sorted(t for t, offset in starts.items() if offset > 0)
-        if gone:
-            # PROTOCOL 7.3: whoever cannot see the winning claims claims nothing.
-            raise LogUnreadable(
-                f"the log of coordinating partitions {gone} begins above offset 0: "
-                "records that decide who owns what may be gone; set retention.ms=-1, "
-                "then format a new coordination topic"
-            )
-        self._barrier = dict(log.end_offsets(BARRIER_MS_MAX))
+    def _begin_due(self) -> list[tuple[int, LogEntry]]:
+        """Find where partitions begin; return what came of others meanwhile."""
+        if not self.rebuilder.is_due(self.context.now_ms):
+            return []
+        found, ends, aside = self.rebuilder.look()
+        with self.changed:
+            self.rebuilder.begin(found, ends, now_ms=self.context.now_ms)
+        return aside
 
-    def _try_ready(self) -> None:
-        if self._barrier is None:
-            return
-        positions = self.context.ports.log.positions()
-        if any(positions.get(t, 0) < end for t, end in self._barrier.items()):
-            return
-        self.context.config = self._agreed_config()
-        fields = {"partition_count": self.context.config.partition_count}
-        self.context.observe("ready", fields)
+    def _lose(self, partition: int, error: LogTruncated) -> None:
+        """Drop what was known of a T whose log went back; the others go on."""
+        for session in list(self._sessions.values()):
+            session.forget(partition)
+        self.rebuilder.lose(partition, error)
+
+    def _settle_rebuilding(self) -> None:
+        done = self.rebuilder.settle(self.context.ports.log.positions())
+        if self.context.config is not None:
+            for partition in done:
+                self._reload_config()
+                self.rebuilder.repay(partition, self._sessions.values())
+        elif not self.context.rebuilding:
+            self.context.config = self._agreed_config()
+            fields = {"partition_count": self.context.config.partition_count}
+            self.context.observe("ready", fields)
 
     def _agreed_config(self) -> Config:
         worlds = {t: r.world for t, r in self.context.replicas.items()}
@@ -339,10 +378,17 @@ class Engine:
 
         Raises:
             MarshalError: The engine failed; see the cause.
+            LogUnreadable: Partitions have lost their beginning; the engine goes on
+                observing, and becomes ready should a checkpoint turn up.
             DeadlineExceeded: Not ready in time.
         """
         with self.changed:
-            self._await(lambda: self.is_ready, self.context.now_ms + timeout_ms)
+            self._await(self._is_ready_or_raises, self.context.now_ms + timeout_ms)
+
+    def _is_ready_or_raises(self) -> bool:
+        if not self.is_ready:
+            self.rebuilder.require_memory()
+        return self.is_ready
 
     def _await(self, is_done: Callable[[], bool], deadline_ms: int) -> None:
         while not is_done():

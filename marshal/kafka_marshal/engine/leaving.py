@@ -74,6 +74,12 @@ class Leaver:
         self._leaving[key] = _Leave(epoch, None, "ghost", None)
         self.send_due(self._context.now_ms)
 
+    def forget(self, partition: int) -> None:
+        """Forget releases to a T that is folded anew; what is ours then is told."""
+        place_of = self._context.partition_of
+        left = {k: v for k, v in self._leaving.items() if place_of(k) != partition}
+        self._leaving = left
+
     def send_due(self, now_ms: int) -> None:
         """Send what has not been answered for H/3."""
         for key, leave in self._leaving.items():

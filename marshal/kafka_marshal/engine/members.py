@@ -89,6 +89,13 @@ class Announcer:
             self._first_offset = since_offset
             self._first_ms = self._home_world().now_ms
 
+    def forget(self, partition: int) -> None:
+        """Forget where we joined, if that is in a T that is folded anew."""
+        home = self._context.home_of(self._outbox.claimant.group_id)
+        if home == partition:
+            self._first_offset, self._first_ms = None, 0
+            self.announce_soon()
+
     def _since_offset(self) -> int | None:
         owner, group_id = self._outbox.claimant.owner, self._outbox.claimant.group_id
         members = self._home_world().soft.members

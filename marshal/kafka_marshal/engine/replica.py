@@ -43,6 +43,11 @@ class Replica:
         self.world = WorldState(partition)
         self.folded_at_ms = now_ms
 
+    def begin(self, world: WorldState, now_ms: int) -> None:
+        """Go on from another state, whatever was known before."""
+        self.world = world
+        self.folded_at_ms = now_ms
+
     def fold(self, entry: LogEntry, now_ms: int) -> tuple[Transition, ...]:
         """Fold one entry that was received at local time ``now_ms``."""
         transitions = apply(self.world, entry)

@@ -120,6 +120,7 @@ def restore(
     partitions: Iterable[int],
     *,
     sources: Sequence[KeptStates],
+    places: Mapping[int, int] | None = None,
     on_unfit: Callable[[KeptState, str], None],
     timeout_ms: int = ASK_MS_MAX,
 ) -> tuple[dict[int, Restored], list[tuple[int, LogEntry]]]:
@@ -132,6 +133,7 @@ def restore(
         log: The log. Only the places of these partitions are changed.
         partitions: Which.
         sources: Where kept states may be, in the order in which to ask.
+        places: Where to read on what has no kept state, instead of its start.
         on_unfit: Told of each state that was found and does not fit, and why.
         timeout_ms: When each question is given up.
 
@@ -168,9 +170,10 @@ def restore(
             found[t] = Restored(world, state.source, starts[t])
     for t in ranges.keys() - found.keys():
         found[t] = Restored(WorldState(t), None, starts[t])
+    anew = dict(starts) | dict(places or {})
     log.read_from(
         {
-            t: starts[t] if each.source is None else each.world.next_offset
+            t: anew[t] if each.source is None else each.world.next_offset
             for t, each in found.items()
         }
     )
@@ -219,6 +222,7 @@ class Aside(CoordinationLog):
 
     def __init__(self, log: CoordinationLog, partitions: Collection[int]) -> None:
         self._log = log
+        self.topic, self.topic_id = log.topic, log.topic_id
         self._partitions = frozenset(partitions)
         self.entries: list[tuple[int, LogEntry]] = []
 

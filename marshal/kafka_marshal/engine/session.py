@@ -346,10 +346,10 @@ class Session:
             self._on_claim(record, transitions[0], now_ms)
             self._plan_soon(now_ms)
         elif isinstance(record, Heartbeat):
-            self._on_beats(sent, (record.epoch,), transitions)
+            self._on_beats(sent, [(record.epoch, transitions[0])])
         elif isinstance(record, BatchHeartbeat):
-            epochs = tuple(epoch for epoch, _ in record.beats)
-            self._on_beats(sent, epochs, transitions)
+            epochs = (epoch for epoch, _ in record.beats)
+            self._on_beats(sent, zip(epochs, transitions, strict=False))
         elif isinstance(record, ReleasingPartition):
             key = Key(record.group_id, record.topic, record.partition)
             self._leaver.on_verdict(key, record.epoch)
@@ -413,24 +413,11 @@ class Session:
         self.meters.claim_won(key, transition, before=holding.vacancy, log_ms=log_ms)
 
     def _on_beats(
-        self,
-        sent: Sent | None,
-        epochs: tuple[int, ...],
-        transitions: tuple[Transition, ...],
+        self, sent: Sent | None, beats: Iterable[tuple[int, Transition]]
     ) -> None:
-        if sent is None:
-            return
-        heartbeat_ms = self._context.replicas[sent.partition].heartbeat_interval_ms
-        self._beater.note_lead(sent.partition, sent.sent_ms)
-        for epoch, transition in zip(epochs, transitions, strict=False):
-            holding = self._roster.of_epoch(sent.partition, epoch)
-            if holding is None:
-                continue
-            holding.claim.on_beat_verdict(
-                transition, sent_ms=sent.sent_ms, heartbeat_interval_ms=heartbeat_ms
-            )
-            if holding.claim.ending is not None:
-                self._after_end(holding)
+        if sent is not None:
+            for ended in self._beater.on_verdicts(sent, beats, roster=self._roster):
+                self._after_end(ended)
 
     def on_foreign(self, transition: Transition) -> None:
         """Take an accepted record of somebody else about a key of this group."""
@@ -532,6 +519,19 @@ class Session:
         for holding in list(self.holdings.values()):
             self.release(holding, reason="failed")
         self._wishes.bump_all()
+
+    def forget(self, partition: int) -> None:
+        """End what a T judges whose log went back; say nothing to it (PROTOCOL 7.5)."""
+        for holding in list(self.holdings.values()):
+            if self._context.partition_of(holding.key) == partition:
+                self._finish(holding, Ending("fenced"))
+        self._leaver.forget(partition)
+        self._beater.forget(partition)
+        self._announcer.forget(partition)
+
+    def release_ghost(self, key: Key, epoch: int) -> None:
+        """Release what the log calls ours and nobody here uses (PROTOCOL 5.3)."""
+        self._leaver.release_ghost(key, epoch)
 
     def fence(self, failure: MarshalError) -> None:
         """End everything without a word to the log, which cannot be trusted now."""

@@ -46,6 +46,7 @@ class TopicLog(CoordinationLog):
 
     Attributes:
         cluster_id: Id of the cluster it was opened on.
+        topic: Name of the topic.
         topic_id: Id of the topic (16 bytes) when it was opened, or None.
         description: What the cluster said of the topic when it was opened.
         writer: The writing half, None until H is known.
@@ -77,7 +78,8 @@ class TopicLog(CoordinationLog):
         """
         deadline = time.monotonic() + timeout_ms / 1000
         self._settings = settings
-        self._topic = settings.coordination_topic
+        self.topic = self._topic = settings.coordination_topic
+        self.topic_id: bytes | None = None
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._fault: MarshalError | None = None

@@ -31,6 +31,7 @@ _WARNINGS = frozenset(
         "range_unknown",
         "sidecar_unreachable",
         "start_lookup_failed",
+        "state_unfit",
         "topic_gone",
         "topic_unchecked",
         "topics_limit",
@@ -39,7 +40,16 @@ _WARNINGS = frozenset(
         "wedged",
     }
 )
-_ERRORS = frozenset({"engine_failed", "position_out_of_range", "session_failed"})
+_ERRORS = frozenset(
+    {
+        "amnesiac",
+        "amo_exposed",
+        "engine_failed",
+        "log_truncated",
+        "position_out_of_range",
+        "session_failed",
+    }
+)
 
 
 class LoggingObserver(Observer):

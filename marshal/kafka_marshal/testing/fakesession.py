@@ -27,6 +27,7 @@ class FakeCoordinationLog(CoordinationLog):
             when it heals within the delivery timeout.
         read_lag_ms: How much later than others this client sees records.
         poll_entries_max: How many entries one ``poll`` returns at most.
+        topic: Its name.
         topic_id: Id of the topic when it was opened.
         cluster_id: Id of the cluster.
     """
@@ -38,6 +39,7 @@ class FakeCoordinationLog(CoordinationLog):
         self.poll_entries_max = 5_000
         self.delivery_timeout_ms = DELIVERY_TIMEOUT_MS
         self.cluster_id = cluster.cluster_id
+        self.topic = topic
         self.topic_id: bytes | None = cluster.topic(topic).topic_id
         self._cluster = cluster
         self._topic = topic

@@ -119,8 +119,13 @@ def test_an_amnesiac_reader_claims_nothing(cluster):
     cluster.kafka.delete_records(cluster.place(0), before=1)
     node = cluster.node("a", wish=wish())
     cluster.run(H)
-    assert isinstance(node.engine.failure, LogUnreadable)
+    assert node.engine.failure is None
+    assert node.engine.amnesiac == (0,)
+    assert not node.engine.is_ready
     assert not node.session.holdings
+    with pytest.raises(LogUnreadable, match="begins above offset 0"):
+        node.engine.wait_ready(H)
+    assert len(node.observer.named("amnesiac")) == 1
 
 
 def test_a_log_that_does_not_answer_at_first_is_asked_again(cluster):
@@ -245,12 +250,24 @@ def test_a_generation_that_has_not_reached_all_is_waited_for():
 
 
 def test_a_log_that_went_back_fences_all(cluster):
+    """It is folded anew, see test_rebuilding."""
     node = owning(cluster)
     cluster.kafka.truncate(cluster.place(0), end=2, leader=1)
     cluster.run(20)
+    assert node.engine.failure is None
+    assert not node.held
+
+
+def test_a_log_that_went_back_who_knows_where_ends_everything(cluster):
+    node = owning(cluster)
+
+    def poll(timeout_ms):
+        raise LogTruncated("somewhere")
+
+    node.log.poll = poll
+    cluster.run(20)
     assert isinstance(node.engine.failure, LogTruncated)
     assert not node.held
-    node.step()  # and stays so
 
 
 def test_an_entry_without_a_leader_epoch_fences_all(cluster):

@@ -1,0 +1,319 @@
+"""Begins coordinating partitions, and begins them anew where a log went back.
+
+PROTOCOL 7.3 and 7.5. Driven by the engine's thread: what asks the log runs without
+the lock, what changes a replica under it.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import attrs
+
+from kafka_marshal.errors import (
+    CoordinationError,
+    LogUnreadable,
+    TopicMisconfigured,
+)
+from kafka_marshal.ports import Pending, TopicInfo
+from kafka_marshal.protocol.state import WorldState
+from kafka_marshal.protocol.types import Key, LogEntry, Owner
+
+from .context import Context
+from .restoring import ASK_MS_MAX, KeptState, KeptStates, Restored, restore
+from .session import Session
+from .tickets import Ticket, Tickets, Wish
+
+# How often a log that begins above 0 is searched again for a checkpoint.
+AMNESIAC_RETRY_MS = 10_000
+# How often it is asked whether the topic is still the one that was opened.
+TOPIC_CHECK_MS = 30_000
+
+
+@attrs.define(eq=False)
+class _Owed:
+    """A key that is ours by a log that has lost what we were granted (7.5).
+
+    Attributes:
+        session: Whose it is.
+        key: The key.
+        epoch: Under which claim.
+        granted: Next offset that nobody had been granted.
+        ticket: The request that makes the log know of it again.
+    """
+
+    session: Session
+    key: Key
+    epoch: int
+    granted: int
+    ticket: Ticket | None = None
+
+
+class Rebuilder:
+    """What is begun, how far it is, and what is owed to the log then.
+
+    Attributes:
+        amnesiac: Partitions whose logs begin above 0 without a kept state that
+            fits, with the first offset that they have.
+        sources: Where kept states may be, in the order in which to ask.
+    """
+
+    def __init__(
+        self, context: Context, tickets: Tickets, *, sources: Sequence[KeptStates]
+    ) -> None:
+        self.amnesiac: dict[int, int] = {}
+        self.sources = tuple(sources)
+        self._context = context
+        self._tickets = tickets
+        self._unplaced = set(context.replicas)
+        self._barriers: dict[int, int] = {}
+        # What was granted by a log that is gone: by T, each key and its owner then.
+        self._lost: dict[int, dict[Key, tuple[Owner | None, int]]] = {}
+        self._owed: list[_Owed] = []
+        self._retry_at_ms = 0
+        # The last state of each T that was told of as unfit.
+        self._told: dict[int, tuple[str, int]] = {}
+        self._topic = TopicWatch(context)
+        context.rebuilding.update(context.replicas)
+
+    # --- beginning
+
+    def is_lost(self, partition: int) -> bool:
+        """Return whether a T has no place yet: nothing of it can be folded."""
+        return partition in self._unplaced
+
+    def is_due(self, now_ms: int) -> bool:
+        """Return whether the log is to be asked where a partition begins."""
+        return bool(self._unplaced) or (
+            bool(self.amnesiac) and now_ms >= self._retry_at_ms
+        )
+
+    def look(
+        self,
+    ) -> tuple[dict[int, Restored], dict[int, int], list[tuple[int, LogEntry]]]:
+        """Find where the partitions begin that have no place yet; needs no lock.
+
+        Returns:
+            Where each begins, how far each is to be read, and entries of others
+            that came meanwhile.
+
+        Raises:
+            CoordinationError: The log did not answer; try again.
+        """
+        log = self._context.ports.log
+        if self._context.config is not None:
+            self._topic.require_same()
+        positions = log.positions()
+        found, aside = restore(
+            log,
+            self._unplaced | self.amnesiac.keys(),
+            sources=self.sources,
+            places={t: positions[t] for t in self.amnesiac},
+            on_unfit=self._on_unfit,
+        )
+        ends = log.end_offsets(ASK_MS_MAX)
+        return found, {t: ends[t] for t in found}, aside
+
+    def begin(
+        self, found: Mapping[int, Restored], ends: Mapping[int, int], *, now_ms: int
+    ) -> None:
+        """Take where partitions begin."""
+        for t, restored in found.items():
+            was_amnesiac = self.amnesiac.pop(t, None) is not None
+            if restored.is_amnesiac:
+                self.amnesiac[t] = restored.log_start
+                self._retry_at_ms = now_ms + AMNESIAC_RETRY_MS
+                if was_amnesiac:
+                    continue  # it goes on observing where it is
+                fields = {"partition": t, "log_start": restored.log_start}
+                self._context.observe("amnesiac", fields)
+            elif restored.source is not None:
+                at = {"partition": t, "offset": restored.world.next_offset}
+                self._context.observe("restored", at | {"source": restored.source})
+            self._context.replicas[t].begin(restored.world, now_ms)
+            self._barriers[t] = ends[t]
+        self._unplaced -= found.keys()
+
+    def _on_unfit(self, kept: KeptState, why: str) -> None:
+        told = (kept.source, kept.offset)
+        if self._told.get(kept.partition) == told:
+            return
+        self._told[kept.partition] = told
+        fields = {"partition": kept.partition, "source": kept.source, "why": why}
+        self._context.observe("state_unfit", fields)
+
+    def settle(self, positions: Mapping[int, int]) -> list[int]:
+        """Return the partitions that have just reached their barrier."""
+        done = [
+            t
+            for t, end in self._barriers.items()
+            if t not in self.amnesiac and positions.get(t, 0) >= end
+        ]
+        for t in done:
+            del self._barriers[t]
+            self._context.rebuilding.discard(t)
+        return done
+
+    def require_memory(self) -> None:
+        """Refuse whoever wants to claim, where the log has lost its beginning.
+
+        Raises:
+            LogUnreadable: PROTOCOL 7.3: whoever cannot see the winning claims
+                claims nothing.
+        """
+        if self.amnesiac:
+            raise LogUnreadable(
+                f"the log of coordinating partitions {sorted(self.amnesiac)} begins "
+                "above offset 0, and no checkpoint or snapshot leads up to it: "
+                "records that decide who owns what may be gone, so nothing is "
+                "claimed; see: marshal doctor"
+            )
+
+    # --- going back
+
+    def lose(self, partition: int, error: Exception) -> None:
+        """Take that a log went back: what was known of it is gone."""
+        self._context.observe("log_truncated", {"partition": partition, "error": error})
+        replica = self._context.replicas[partition]
+        granted = self._lost.setdefault(partition, {})
+        for key, known in replica.world.keys.items():
+            if known.granted is not None:
+                owner, before = granted.get(key, (known.owner, 0))
+                granted[key] = (owner, max(before, known.granted))
+        self._owed = [
+            owed
+            for owed in self._owed
+            if self._context.partition_of(owed.key) != partition
+        ]
+        self._context.rebuilding.add(partition)
+        self._barriers.pop(partition, None)
+        self._unplaced.add(partition)
+        replica.begin(WorldState(partition), self._context.now_ms)
+
+    def repay(self, partition: int, sessions: Iterable[Session]) -> None:
+        """Compare a T that was folded anew with what it said before (PROTOCOL 7.5)."""
+        world = self._context.replicas[partition].world
+        lost = self._lost.pop(partition, {})
+        ours = {session.claimant.owner: session for session in sessions}
+        for key, known in world.keys.items():
+            session = None if known.owner is None else ours.get(known.owner)
+            if session is None or session.claimant.group_id != key.group_id:
+                continue
+            granted = lost.get(key, (None, 0))[1]
+            if granted > (known.next_unclaimed() or 0):
+                self._owed.append(_Owed(session, key, known.epoch, granted))
+            else:
+                session.release_ghost(key, known.epoch)
+        for key, (owner, granted) in lost.items():
+            now = world.keys.get(key)
+            is_ours = now is not None and now.owner in ours
+            if owner in ours and not is_ours:
+                head = None if now is None else now.next_unclaimed()
+                self._expose(key, head, granted)
+
+    def drive(self, now_ms: int) -> None:
+        """Have the log know again of what was granted, and process none of it.
+
+        Raises:
+            TopicMisconfigured: The coordination topic is another one now.
+        """
+        self._topic.drive(now_ms)
+        half_ms = self._context.heartbeat_interval_ms // 2
+        for owed in list(self._owed):
+            ticket = owed.ticket
+            if ticket is not None and ticket.verdict is not None:
+                self._close(owed, ticket)
+            elif ticket is None or now_ms - ticket.sent_ms > half_ms:
+                self._ask(owed)
+
+    def _ask(self, owed: _Owed) -> None:
+        known = self._context.replica_of(owed.key).world.keys.get(owed.key)
+        first = 0 if known is None else known.next_unclaimed() or 0
+        span = self._context.settled.limit("span")
+        wish = Wish(
+            owed.key,
+            owed.session.claimant.owner,
+            owed.epoch,
+            self._context.ports.entropy.random_bytes(16),  # nobody processes it
+            min(first, owed.granted - 1),
+            min(owed.granted, first + span) - 1,
+        )
+        try:
+            owed.ticket = self._tickets.ask(wish)
+        except CoordinationError:
+            owed.ticket = None  # too many at once: in a later round
+
+    def _close(self, owed: _Owed, ticket: Ticket) -> None:
+        known = self._context.replica_of(owed.key).world.keys.get(owed.key)
+        head = 0 if known is None else known.next_unclaimed() or 0
+        has_moved = ticket.verdict is not None and ticket.verdict.granted is not None
+        if head < owed.granted and has_moved:
+            owed.ticket = None  # more than one request may claim; go on
+            return
+        if head < owed.granted:
+            self._expose(owed.key, head, owed.granted)
+        self._owed.remove(owed)
+        owed.session.release_ghost(owed.key, owed.epoch)
+
+    def _expose(self, key: Key, head: int | None, granted: int) -> None:
+        if granted > (head or 0):
+            # Whoever has it now may be granted again what was processed already.
+            fields = {"key": key, "first": head or 0, "last": granted - 1}
+            self._context.observe("amo_exposed", fields)
+
+
+class TopicWatch:
+    """Asks now and then whether the coordination topic is the one that was opened.
+
+    One that was deleted and made anew under its name has another id, and knows
+    nothing of who owns what: PROTOCOL 7.5.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._lookup: Pending[TopicInfo | None] | None = None
+        self._due_ms = context.now_ms + TOPIC_CHECK_MS
+
+    def drive(self, now_ms: int) -> None:
+        """Ask in the background when it is time; take the answer.
+
+        Raises:
+            TopicMisconfigured: It is another topic.
+        """
+        lookup = self._lookup
+        if lookup is not None and lookup.done():
+            self._lookup = None
+            if lookup.exception() is None:
+                self._compare(lookup.result(0))
+        elif lookup is None and now_ms >= self._due_ms:
+            self._due_ms = now_ms + TOPIC_CHECK_MS
+            self._lookup = self._context.ports.background.submit(self._ask)
+
+    def require_same(self) -> None:
+        """Ask now; needs no lock.
+
+        Raises:
+            TopicMisconfigured: It is another topic.
+            CoordinationError: The cluster did not say.
+        """
+        info = self._ask()
+        if info is None:
+            raise CoordinationError(
+                f"the coordination topic {self._context.ports.log.topic} is not "
+                "there; check the brokers with: marshal doctor"
+            )
+        self._compare(info)
+
+    def _ask(self) -> TopicInfo | None:
+        name = self._context.ports.log.topic
+        return self._context.ports.data.describe([name], ASK_MS_MAX).get(name)
+
+    def _compare(self, info: TopicInfo | None) -> None:
+        log = self._context.ports.log
+        if info is None or info.topic_id is None or log.topic_id is None:
+            return
+        if info.topic_id != log.topic_id:
+            problem = (
+                f"the coordination topic {log.topic} was deleted and made anew; what "
+                "it said of who owns what is gone: stop every member, then run: "
+                "marshal topic format"
+            )
+            raise TopicMisconfigured(problem, problems=(problem,))

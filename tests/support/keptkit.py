@@ -1,0 +1,30 @@
+"""Kept states for tests, and a source that has what it is given."""
+
+import attrs
+
+from kafka_marshal.engine.restoring import KeptState
+from kafka_marshal.protocol.snapshot import digest, to_bytes
+
+
+class Shelf:
+    """A source that has what it is given."""
+
+    def __init__(self, *states):
+        self.states = {state.partition: state for state in states}
+        self.asked = []
+
+    def find(self, wanted, *, log, timeout_ms):
+        self.asked.append(sorted(wanted))
+        return {t: each for t, each in self.states.items() if t in wanted}
+
+
+def kept(world, **changes) -> KeptState:
+    made = KeptState(
+        world.partition,
+        world.next_offset,
+        world.leader_epoch,
+        digest(world),
+        to_bytes(world),
+        "a test",
+    )
+    return attrs.evolve(made, **changes)

@@ -1,0 +1,253 @@
+"""A coordinating partition whose log went back: fenced, folded anew, repaid."""
+
+import pytest
+from enginekit import (
+    AMO,
+    KEY,
+    H,
+    fold,
+    held_by,
+    of,
+    owning,
+    values,
+    wish,
+    world,
+)
+from keptkit import Shelf, kept
+
+from kafka_marshal.errors import ClaimLost, TopicMisconfigured
+from kafka_marshal.protocol.records import ClaimingMessages, ReleasingPartition
+from kafka_marshal.protocol.types import Key
+from kafka_marshal.testing.fakestore import AppendFate
+
+
+@pytest.fixture
+def cluster():
+    return world(records=(50,))
+
+
+def truncate(cluster, *, end, partition=0):
+    cluster.kafka.truncate(cluster.place(partition), end=end, leader=1)
+
+
+def offset_of(cluster, client_id, kind, effect=None):
+    """Return where the first accepted record of a kind stands."""
+    return next(
+        line.offset
+        for line in of(cluster, client_id, kind)
+        if effect is None or line.transition.effect == effect
+    )
+
+
+def polled(node, cluster):
+    """Poll until something comes."""
+    for _ in range(100):
+        found = values(node.consumer.poll(0))
+        cluster.run(20)
+        if found:
+            return found
+    raise AssertionError("nothing was handed out")
+
+
+def test_a_truncation_fences_at_once_and_the_engine_goes_on(cluster):
+    lost = []
+    node = owning(cluster, on_lost=lambda _, ending: lost.append(ending))
+    node.consumer.poll(0)
+    node.consumer.commit()
+    truncate(cluster, end=1)
+    node.step()
+    assert not node.held
+    assert node.engine.failure is None
+    assert len(node.observer.named("log_truncated")) == 1
+    cluster.run_until(held_by(node, 1), 3 * H)
+    assert fold(cluster).keys[KEY].epoch == node.session.holdings[KEY].claim.epoch
+    node.consumer.poll(0)
+    assert [ending.reason for ending in lost] == ["fenced"]
+    token = node.session.holdings[KEY].claim.token
+    assert token.leader_epoch == 1
+
+
+def test_what_is_in_hand_is_lost_loudly(cluster):
+    node = owning(cluster)
+    assert polled(node, cluster)
+    truncate(cluster, end=1)
+    node.step()
+    with pytest.raises(ClaimLost):
+        node.consumer.poll(0)
+
+
+def test_other_partitions_go_on():
+    """Only the T whose log went back is folded anew."""
+    cluster = world(partitions=2, records=(10,) * 8)
+    node = cluster.node("a", wish=wish())
+    cluster.run_until(held_by(node, 8), 3 * H)
+    cluster.run(100)
+    place_of = node.engine.context.partition_of
+    theirs = {k: h for k, h in node.held.items() if place_of(k) == 1}
+    assert 0 < len(theirs) < 8
+    truncate(cluster, end=1, partition=0)
+    node.step()
+    assert node.held == theirs
+    cluster.run_until(held_by(node, 8), 3 * H)
+    assert {k: node.held[k] for k in theirs} == theirs
+
+
+def test_it_is_folded_anew_from_a_state_that_fits():
+    cluster = world(records=(10,))
+    node = owning(cluster)
+    good = fold(cluster)
+    cluster.run(H)
+    future = fold(cluster)
+    assert future.next_offset > good.next_offset
+    truncate(cluster, end=good.next_offset)
+    node.engine.rebuilder.sources = (Shelf(kept(future)), Shelf(kept(good)))
+    node.step()
+    node.step()
+    assert node.observer.named("restored")[0].fields["offset"] == good.next_offset
+    assert "ends at offset" in node.observer.named("state_unfit")[0].fields["why"]
+
+
+def test_what_the_log_calls_ours_still_is_released(cluster):
+    """At least once: the claim survived, and nobody here uses it any more."""
+    node = owning(cluster)
+    epoch = node.session.holdings[KEY].claim.epoch
+    cluster.run(H)
+    truncate(cluster, end=epoch + 1)
+    node.step()
+    assert not node.held
+    cluster.run_until(held_by(node, 1), 3 * H)
+    released = of(cluster, "a", ReleasingPartition)[0]
+    assert released.record.epoch == epoch
+    assert released.record.reason == "ghost"
+
+
+def test_at_most_once_the_log_is_told_again_what_was_granted(cluster):
+    """PROTOCOL 7.5: still owner, granted below our highest grant."""
+    node = owning(cluster, delivery=AMO, most=5, batches=1)
+    first = polled(node, cluster)[0]
+    granted = fold(cluster).keys[KEY].granted
+    assert granted > first[-1]
+    truncate(cluster, end=offset_of(cluster, "a", ClaimingMessages, "granted"))
+    assert fold(cluster).keys[KEY].granted is None
+    node.step()
+    assert not node.held
+    cluster.run_until(held_by(node, 1), 5 * H)
+    again = of(cluster, "a", ClaimingMessages)[0]
+    assert again.transition.effect == "granted"
+    assert again.record.proposed_last_offset == granted - 1
+    assert again.record.grantee != node.owner.incarnation
+    release = of(cluster, "a", ReleasingPartition)[0]
+    assert again.offset < release.offset
+    seen = first + [o for os in polled(node, cluster).values() for o in os]
+    assert len(set(seen)) == len(seen)
+    assert min(seen[len(first) :]) >= granted
+    assert node.observer.named("amo_exposed") == []
+
+
+def test_a_range_wider_than_span_is_told_in_parts():
+    cluster = world(records=(50,), span=4)
+    node = owning(cluster, delivery=AMO, most=4, batches=1)
+    done = []
+    while len(done) < 16:
+        done += polled(node, cluster)[0]
+    granted = fold(cluster).keys[KEY].granted
+    truncate(cluster, end=offset_of(cluster, "a", ClaimingMessages, "granted"))
+    node.step()
+    cluster.run_until(held_by(node, 1), 8 * H)
+    assert fold(cluster).keys[KEY].granted >= granted
+    after = [o for os in polled(node, cluster).values() for o in os]
+    assert not set(after) & set(done)
+
+
+def test_at_most_once_a_key_that_is_not_ours_any_more_is_exposed(cluster):
+    """PROTOCOL 7.5: others may be granted what was processed here."""
+    node = owning(cluster, delivery=AMO, most=5, batches=1)
+    done = polled(node, cluster)[0]
+    granted = fold(cluster).keys[KEY].granted
+    truncate(cluster, end=1)
+    cluster.run(3 * H)
+    (told,) = node.observer.named("amo_exposed")
+    assert told.fields == {"key": KEY, "first": 0, "last": granted - 1}
+    assert set(done) <= set(range(granted))
+
+
+def test_a_request_that_gets_no_answer_is_made_again(cluster):
+    node = owning(cluster, delivery=AMO, most=5, batches=1)
+    polled(node, cluster)
+    granted = fold(cluster).keys[KEY].granted
+    truncate(cluster, end=offset_of(cluster, "a", ClaimingMessages, "granted"))
+    cluster.fates["a"] = AppendFate(is_lost=True)
+    cluster.run(H)
+    assert of(cluster, "a", ClaimingMessages) == []
+    cluster.fates.clear()
+    cluster.run_until(held_by(node, 1), 5 * H)
+    assert fold(cluster).keys[KEY].granted >= granted
+
+
+def test_a_second_truncation_remembers_the_first(cluster):
+    node = owning(cluster, delivery=AMO, most=5, batches=1)
+    polled(node, cluster)
+    granted = fold(cluster).keys[KEY].granted
+    at = offset_of(cluster, "a", ClaimingMessages, "granted")
+    truncate(cluster, end=at)
+    node.step()
+    truncate(cluster, end=at - 1)
+    cluster.run_until(held_by(node, 1), 5 * H)
+    assert fold(cluster).keys[KEY].granted >= granted
+    exposed = node.observer.named("amo_exposed")
+    assert len(exposed) + len(of(cluster, "a", ClaimingMessages)) >= 1
+
+
+def test_nothing_is_claimed_before_it_is_folded_anew():
+    cluster = world(records=(10,))
+    node = owning(cluster)
+    truncate(cluster, end=2)
+    node.log.poll_entries_max = 1
+    node.step()
+    assert node.engine.context.rebuilding == {0}
+    assert node.engine.is_ready
+    held_back = of(cluster, "a")
+    node.step()
+    assert of(cluster, "a") == held_back
+
+
+def test_a_topic_made_anew_ends_the_engine(cluster):
+    """PROTOCOL 7.5: what it said of who owns what is gone for good."""
+    node = owning(cluster)
+    cluster.kafka.delete_topic("__marshal")
+    cluster.kafka.create_topic("__marshal", 1, is_log_append_time=True)
+    cluster.run(H)
+    assert isinstance(node.engine.failure, TopicMisconfigured)
+    assert "made anew" in str(node.engine.failure)
+    assert not node.held
+
+
+def test_a_topic_made_anew_that_is_longer_is_noticed_in_time(cluster):
+    """Nothing goes back there: only the topic's id tells."""
+    node = owning(cluster)
+    values_before = [r.value for r in cluster.kafka.log(cluster.place(0)).records]
+    cluster.kafka.delete_topic("__marshal")
+    cluster.kafka.create_topic("__marshal", 1, is_log_append_time=True)
+    for value in values_before * 2:
+        cluster.kafka.produce(cluster.place(0), value)
+    cluster.run(32_000, step_ms=100)
+    assert isinstance(node.engine.failure, TopicMisconfigured)
+
+
+def test_a_topic_that_is_gone_for_now_is_asked_for_again(cluster):
+    node = owning(cluster)
+    truncate(cluster, end=1)
+    node.data.cut = True
+    cluster.run(H)
+    assert node.engine.failure is None
+    assert not node.held
+    node.data.cut = False
+    cluster.run_until(held_by(node, 1), 3 * H)
+
+
+def test_truncation_below_the_config_leaves_nothing_to_claim(cluster):
+    node = owning(cluster)
+    truncate(cluster, end=0)
+    cluster.run(H)
+    assert not node.held
+    assert Key("g", "t", 0) not in fold(cluster).keys

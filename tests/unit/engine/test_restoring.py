@@ -1,0 +1,209 @@
+"""Which kept states are gone on from, and which the log does not lead up to."""
+
+import pytest
+from enginekit import fold, owning, world, write
+from keptkit import Shelf, kept
+
+from kafka_marshal.engine.restoring import Aside, restore, world_of
+from kafka_marshal.errors import CoordinationError
+from kafka_marshal.ports import LogRange
+from kafka_marshal.protocol.snapshot import digest
+
+
+@pytest.fixture
+def cluster():
+    made = world(partitions=2, records=(10, 10))
+    owning_two = made.node("a")
+    made.run(100)
+    made.crash(owning_two)
+    for number in range(5):
+        for partition in range(2):
+            write(made, b"noise %d" % number, partition)
+    return made
+
+
+def begun(cluster, *sources, partitions=(0, 1)):
+    unfit = []
+    log = cluster.kafka.coordination_log()
+    found, aside = restore(
+        log,
+        partitions,
+        sources=sources,
+        on_unfit=lambda state, why: unfit.append((state.partition, why)),
+    )
+    return log, found, unfit, aside
+
+
+def test_without_a_state_the_log_is_read_from_its_start(cluster):
+    log, found, unfit, aside = begun(cluster)
+    assert {t: each.source for t, each in found.items()} == {0: None, 1: None}
+    assert not any(each.is_amnesiac for each in found.values())
+    assert (unfit, aside) == ([], [])
+    assert log.poll(0)[0][1].offset == 0
+
+
+def test_it_goes_on_from_what_fits(cluster):
+    state = fold(cluster, 0)
+    write(cluster, b"more", 0)
+    log, found, unfit, _ = begun(cluster, Shelf(kept(state)))
+    assert unfit == []
+    assert found[0].source == "a test"
+    assert digest(found[0].world) == digest(state)
+    entries = log.poll(0)
+    assert [entry.offset for t, entry in entries if t == 0] == [state.next_offset]
+    assert next(entry.offset for t, entry in entries if t == 1) == 0
+
+
+def test_the_first_source_that_fits_wins_and_others_are_not_asked(cluster):
+    first = Shelf(kept(fold(cluster, 0)), kept(fold(cluster, 1), digest="00" * 16))
+    second = Shelf(kept(fold(cluster, 1), source="second"))
+    third = Shelf()
+    _, found, unfit, _ = begun(cluster, first, second, third)
+    assert (found[0].source, found[1].source) == ("a test", "second")
+    assert [t for t, _ in unfit] == [1]
+    assert (second.asked, third.asked) == ([[1]], [])
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        pytest.param({"state": b"rubbish"}, "not a snapshot", id="bytes"),
+        pytest.param({"state": b""}, "not a snapshot", id="empty"),
+        pytest.param({"digest": "00" * 16}, "its digest is", id="digest"),
+        pytest.param({"partition": 1}, "does not name its state", id="partition"),
+        pytest.param({"leader_epoch": 1}, "does not name its state", id="epoch"),
+        pytest.param({"offset": 3}, "does not name its state", id="offset"),
+        pytest.param({"offset": 99}, "the log has 0 to", id="beyond"),
+        pytest.param({"offset": 0}, "proves nothing", id="at the start"),
+    ],
+)
+def test_what_does_not_fit_is_not_believed(cluster, changes, why):
+    state = fold(cluster, 0)
+    found = world_of(kept(state, **changes), LogRange(0, state.next_offset))
+    assert isinstance(found, str)
+    assert why in found
+
+
+def test_a_state_from_a_log_that_was_truncated_is_not_believed(cluster):
+    """The log has grown again to the same length, under another leader."""
+    state = fold(cluster, 0)
+    place = cluster.place(0)
+    cluster.kafka.truncate(place, end=state.next_offset - 2, leader=1)
+    write(cluster, b"another", 0)
+    write(cluster, b"another", 0)
+    log, found, unfit, _ = begun(cluster, Shelf(kept(state)))
+    assert found[0].source is None
+    assert "leader epoch" in unfit[0][1]
+    assert log.poll(0)[0][1].offset == 0
+
+
+def test_a_state_before_a_truncation_is_gone_on_from(cluster):
+    state = fold(cluster, 0)
+    write(cluster, b"lost", 0)
+    cluster.kafka.truncate(cluster.place(0), end=state.next_offset, leader=1)
+    _, found, unfit, _ = begun(cluster, Shelf(kept(state)))
+    assert (found[0].source, unfit) == ("a test", [])
+
+
+def test_a_log_that_begins_later_is_amnesiac_without_a_state(cluster):
+    cluster.kafka.delete_records(cluster.place(0), before=2)
+    _, found, _, _ = begun(cluster)
+    assert found[0].is_amnesiac
+    assert not found[1].is_amnesiac
+
+
+def test_a_state_makes_up_for_what_was_deleted(cluster):
+    state = fold(cluster, 0)
+    before = state.next_offset - 1
+    cluster.kafka.delete_records(cluster.place(0), before=before)
+    _, found, _, _ = begun(cluster, Shelf(kept(state)))
+    assert not found[0].is_amnesiac
+
+
+def test_what_the_log_itself_holds_needs_no_entry_before_it(cluster):
+    state = fold(cluster, 0)
+    write(cluster, b"a checkpoint", 0)
+    cluster.kafka.delete_records(cluster.place(0), before=state.next_offset)
+    _, found, _, _ = begun(cluster, Shelf(kept(state)))
+    assert found[0].is_amnesiac
+    _, found, _, _ = begun(cluster, Shelf(kept(state, is_in_log=True)))
+    assert found[0].source == "a test"
+
+
+def test_entries_of_other_partitions_are_handed_back(cluster):
+    """While one T is begun anew, the others go on."""
+    log = cluster.kafka.coordination_log()
+    while log.poll(0):
+        pass
+    write(cluster, b"live", 1)
+    state = fold(cluster, 0)
+    found, aside = restore(
+        log, [0], sources=[Shelf(kept(state))], on_unfit=lambda *_: None
+    )
+    assert list(found) == [0]
+    assert [(t, entry.value) for t, entry in aside] == [(1, b"live")]
+    assert log.poll(0) == []
+
+
+def test_a_log_that_sends_nothing_is_asked_again(cluster):
+    state = fold(cluster, 0)
+    log = cluster.kafka.coordination_log()
+    log.read_lag_ms = 60_000
+    with pytest.raises(CoordinationError, match="sent nothing"):
+        restore(log, [0], sources=[Shelf(kept(state))], on_unfit=lambda *_: None)
+
+
+def test_a_log_that_goes_back_meanwhile_is_asked_again(cluster):
+    log = cluster.kafka.coordination_log()
+    log.poll(0)
+    cluster.kafka.truncate(cluster.place(0), end=1, leader=1)
+    with pytest.raises(CoordinationError) as caught:
+        Aside(log, [0]).poll(0)
+    assert caught.value.retriable
+
+
+def test_an_aside_is_the_log_but_for_its_end(cluster):
+    log = cluster.kafka.coordination_log()
+    aside = Aside(log, [0])
+    assert (aside.topic, aside.topic_id) == (log.topic, log.topic_id)
+    assert aside.partition_count == 2
+    aside.append(0, b"x")
+    assert aside.end_offsets(0) == log.end_offsets(0)
+    assert aside.start_offsets(0) == {0: 0, 1: 0}
+    assert aside.positions() == log.positions()
+    aside.close(0)
+    assert log.poll(0)
+
+
+def test_an_engine_goes_on_from_a_state():
+    made = world()
+    first = owning(made)
+    made.crash(first)
+    state = fold(made)
+    node = made.node("b")
+    node.engine.rebuilder.sources = (Shelf(kept(state)),)
+    node.step()
+    assert node.engine.is_ready
+    assert node.observer.named("restored")[0].fields["offset"] == state.next_offset
+    assert digest(node.engine.context.replicas[0].world) == digest(state)
+
+
+def test_an_engine_tells_of_a_state_that_does_not_fit_once(cluster):
+    cluster.kafka.delete_records(cluster.place(0), before=2)
+    node = cluster.node("b")
+    node.engine.rebuilder.sources = (Shelf(kept(fold(cluster, 1), digest="0")),)
+    cluster.run(60_000, step_ms=500)
+    assert len(node.observer.named("state_unfit")) == 1
+    assert node.engine.amnesiac == (0,)
+
+
+def test_an_amnesiac_engine_is_healed_by_a_state_that_turns_up(cluster):
+    state = fold(cluster, 0)
+    cluster.kafka.delete_records(cluster.place(0), before=2)
+    node = cluster.node("b")
+    cluster.run(100)
+    assert node.engine.amnesiac == (0,)
+    node.engine.rebuilder.sources = (Shelf(kept(state)),)
+    cluster.run(20_000, step_ms=500)
+    assert node.engine.amnesiac == ()
+    assert node.engine.is_ready
