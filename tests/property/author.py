@@ -273,7 +273,7 @@ class Author:
         old = self.naive.config
         generation, era = (0, 0) if old is None else (old["generation"], old["era"])
         bad = self.pick((None,) * 6 + ("K", "generation", "era", "format_id"))
-        level = self.pick((1,) * 9 + (2,)) if self.may_halt else 1
+        level = self.pick((1,) * 9 + (3,)) if self.may_halt else 1
         data = {
             "generation": generation + (2 if bad == "generation" else 1),
             "format_id": ("bb" if bad == "format_id" else "ff") * 16,

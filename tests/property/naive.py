@@ -425,7 +425,7 @@ class Naive:
                 raise Refused("config")
             if not data["era"] > old["era"]:
                 raise Refused("config")
-        if data["feature_level"] > 1:
+        if data["feature_level"] > 2:
             self.halted = True
             return "halted", None
         self.config = data

@@ -69,6 +69,14 @@ FIELDS = {
     "draining": st.booleans(),
     "feature_level_max": counts,
     "plan_generation": maybe(offsets),
+    "number": offsets,
+    "part_count": counts,
+    "size_bytes": counts,
+    "digest": ids,
+    "data": st.binary(min_size=1, max_size=64),
+    "checkpoint_id": ids,
+    "begin_offset": offsets,
+    "begin_leader_epoch": partitions,
     "tags": st.just(msgspec.UNSET) | st.binary(max_size=64),
 }
 records = st.one_of(

@@ -313,7 +313,7 @@ def test_a_config_beyond_us_halts_every_reader_at_its_offset(logs):
             format_id=now.format_id,
             cluster_id=now.cluster_id,
             k=now.partition_count,
-            level=2,
+            level=3,
         )
         offset = state.next_offset
         transition = log.one(beyond, at=0, epoch=state.leader_epoch)

@@ -79,7 +79,7 @@ def test_3_1_tags_are_a_map_of_up_to_1_kib():
     assert isinstance(decode(encode(beat(0))[:3] + b"\x90"), Undecodable)
 
 
-@pytest.mark.parametrize("level", [2, 7, 2**31 - 1])
+@pytest.mark.parametrize("level", [3, 7, 2**31 - 1])
 def test_3_3_an_accepted_config_beyond_us_halts(level):
     log = Log()
     transition = log.one(config(2, era=2, level=level), after=3)
@@ -92,7 +92,7 @@ def test_3_3_an_accepted_config_beyond_us_halts(level):
 
 def test_3_3_a_refused_config_halts_nobody():
     log = Log()
-    assert log.say(config(3, era=2, level=2)) == "config"
+    assert log.say(config(3, era=2, level=3)) == "config"
     assert log.state.halted is None
 
 
@@ -102,7 +102,7 @@ def test_3_3_a_refused_config_halts_nobody():
         pytest.param("020100", id="frame version"),
         pytest.param("010700", id="type"),
         pytest.param("01010190", id="record version"),
-        pytest.param("018201009090", id="checkpoint"),
+        pytest.param("018101009090", id="plan"),
     ],
 )
 def test_3_3_bytes_beyond_us_halt_nobody(value):

@@ -11,6 +11,9 @@ from kafka_marshal.protocol.codec import encode
 from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.records import (
     BatchHeartbeat,
+    CheckpointBegin,
+    CheckpointChunk,
+    CheckpointEnd,
     ClaimingMessages,
     ClaimingPartition,
     Config,
@@ -20,6 +23,7 @@ from kafka_marshal.protocol.records import (
     Record,
     ReleaseGroup,
     ReleasingPartition,
+    Reset,
     Resume,
 )
 from kafka_marshal.protocol.state import KeyState, WorldState
@@ -170,6 +174,56 @@ def member(client="c1", *, group="g", inc=None, seq=0, plan_generation=None):
     )
 
 
+CHECKPOINT = ident("checkpoint")
+DIGEST = ident("digest")
+
+
+def begin(epoch=0, *, client="c1", inc=None, seq=0, checkpoint=CHECKPOINT):
+    inc = ident(client) if inc is None else inc
+    return CheckpointBegin(client, "marshal", inc, seq, epoch, checkpoint)
+
+
+def chunk(data, number=0, *, epoch=0, client="c1", seq=0, checkpoint=CHECKPOINT):
+    name = ("marshal", ident(client), seq, epoch, checkpoint)
+    return CheckpointChunk(client, *name, number, data)
+
+
+def finish(
+    begin_offset,
+    *,
+    epoch=0,
+    leader_epoch=0,
+    parts=1,
+    size=1,
+    digest=DIGEST,
+    client="c1",
+    seq=0,
+    checkpoint=CHECKPOINT,
+):
+    name = ("marshal", ident(client), seq, epoch, checkpoint)
+    return CheckpointEnd(client, *name, begin_offset, leader_epoch, parts, size, digest)
+
+
+def resets(value, digest, *, bytes_max=100, op=OP, client="admin"):
+    """Return the records that replace a state by these canonical bytes."""
+    parts = [value[at : at + bytes_max] for at in range(0, len(value), bytes_max)]
+    return [
+        Reset(
+            client,
+            "marshal",
+            ident(client),
+            number,
+            op,
+            number,
+            len(parts),
+            len(value),
+            bytes.fromhex(digest),
+            part,
+        )
+        for number, part in enumerate(parts)
+    ]
+
+
 class Log:
     """The log of one coordinating partition and the world it folds to.
 
@@ -244,5 +298,9 @@ def all_records() -> list[Record]:
         pause(2_000),
         batch((7, 8), (9, None)),
         config(span=10, forget_ms=5),
+        *resets(b"state", ident("digest").hex()),
         member(plan_generation=3),
+        begin(),
+        chunk(b"state"),
+        finish(7),
     ]

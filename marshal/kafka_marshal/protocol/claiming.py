@@ -122,6 +122,8 @@ def estimate(
     pause = world.active_pause(key.group_id)
     if pause is not None:
         wait_ms = pause.until_ms - world.append_time_ms - elapsed_ms
+    if world.quiet_until_ms is not None:
+        wait_ms = max(wait_ms, world.quiet_until_ms - world.now_ms - elapsed_ms)
     if known is None:
         return Estimate(None, max(0, wait_ms))
     now_ms = world.now_ms + elapsed_ms

@@ -54,7 +54,8 @@ def is_topic(name: str) -> bool:
     return is_valid and _remember(name, _known_topics)
 
 
-def _is_claimable_topic(name: str) -> bool:
+def is_key_topic(name: str) -> bool:
+    """Return whether a key may name ``name``: a topic, or a reserved one."""
     return is_topic(name) or name in RESERVED_TOPICS
 
 
@@ -166,7 +167,7 @@ def _is_successor(name: str | None) -> bool:
 _RULES: dict[str, Callable[[Any], bool]] = {
     "client_id": is_identifier,
     "group_id": is_identifier,
-    "topic": _is_claimable_topic,
+    "topic": is_key_topic,
     "topics": _are_topics,
     "successor": _is_successor,
 }

@@ -47,9 +47,7 @@ def _claim(step: Step, record: ClaimingPartition) -> Transitions:
     judge = judging.judge_claim if record.resume is None else judging.judge_resume
     reason = judge(state, record, config=config, key=key)
     if reason is not None:
-        detail = None
-        if reason == "held" and known is not None:
-            detail = {"remaining_ms": known.remaining_ms(state.now_ms)}
+        detail = _time_left(state, known, reason)
         return (step.refused(reason, key, detail=detail),)
     before: Owner | None = None
     follows: int | None = None
@@ -67,6 +65,17 @@ def _claim(step: Step, record: ClaimingPartition) -> Transitions:
     state.dirty[key] = None
     effect = "claimed" if record.resume is None else "resumed"
     return (step.accepted(effect, key),)
+
+
+def _time_left(
+    state: WorldState, known: KeyState | None, reason: str
+) -> dict[str, int] | None:
+    """Return how long a refusal holds, where log time alone ends it."""
+    if reason == "held" and known is not None:
+        return {"remaining_ms": known.remaining_ms(state.now_ms)}
+    if reason == "quiet" and state.quiet_until_ms is not None:
+        return {"remaining_ms": state.quiet_until_ms - state.now_ms}
+    return None
 
 
 def _shared(key: Key) -> Key:

@@ -3,6 +3,7 @@
 import mmh3
 
 CHECKPOINT_TOPIC = "/checkpoint"
+CHECKPOINT_GROUP = "marshal"
 PLANNER_TOPIC = "/planner"
 RESERVED_TOPICS = frozenset({CHECKPOINT_TOPIC, PLANNER_TOPIC})
 """Topics of reserved keys: no real topic can have such a name (PROTOCOL 2.3)."""

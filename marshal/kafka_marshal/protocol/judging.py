@@ -46,6 +46,13 @@ def is_paused(state: WorldState, key: Key) -> bool:
     return key.topic != PLANNER_TOPIC and state.active_pause(key.group_id) is not None
 
 
+def _held_back(state: WorldState, key: Key) -> str | None:
+    """Return what keeps everybody from claiming a key, or None."""
+    if is_paused(state, key):
+        return "paused"
+    return None if state.quiet_until_ms is None else "quiet"
+
+
 def judge_claim(
     state: WorldState, record: ClaimingPartition, *, config: Config, key: Key
 ) -> str | None:
@@ -57,8 +64,9 @@ def judge_claim(
         return "wrong_partition"
     if known is None and _is_full(state, config, key):
         return "limits"
-    if is_paused(state, key):
-        return "paused"
+    reason = _held_back(state, key)
+    if reason is not None:
+        return reason
     if known is None:
         return None if record.expected_epoch is None else "cas"
     return _judge_known(state, known, record)
@@ -100,8 +108,9 @@ def judge_resume(
         return "wrong_generation"
     if _is_misplaced(state, config, key):
         return "wrong_partition"
-    if is_paused(state, key):
-        return "paused"
+    reason = _held_back(state, key)
+    if reason is not None:
+        return reason
     known = state.keys.get(key)
     if known is None:
         return "resume_mismatch"

@@ -17,7 +17,7 @@ The laws of this module:
 from collections.abc import Iterable
 
 from kafka_marshal.errors import LogTruncated, LogUnreadable
-from kafka_marshal.protocol import fold_groups, fold_keys
+from kafka_marshal.protocol import fold_groups, fold_keys, fold_resets
 from kafka_marshal.protocol.codec import Undecodable, decode
 from kafka_marshal.protocol.records import KINDS
 from kafka_marshal.protocol.state import (
@@ -59,6 +59,8 @@ def apply(state: WorldState, entry: LogEntry) -> Transitions:
     _move_clock(state, entry)
     if state.lapses_ms is not None and state.append_time_ms >= state.lapses_ms:
         fold_groups.end_pauses(state, entry.offset)
+    if state.ends_ms is not None and state.now_ms >= state.ends_ms:
+        fold_resets.end_operations(state)
     transitions = _fold(state, entry)
     if state.halted is None:
         state.next_offset = entry.offset + 1
@@ -131,5 +133,5 @@ def _fold(state: WorldState, entry: LogEntry) -> Transitions:
     return fold(step, record)
 
 
-_FOLDS = {**fold_keys.FOLDS, **fold_groups.FOLDS}
+_FOLDS = {**fold_keys.FOLDS, **fold_groups.FOLDS, **fold_resets.FOLDS}
 _HANDLERS = {kind.record: (_FOLDS[kind.record], kind.level) for kind in KINDS}

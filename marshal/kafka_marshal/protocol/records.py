@@ -28,6 +28,9 @@ Name = Annotated[str, Meta(max_length=249)]
 Text = Annotated[str, Meta(max_length=1024)]
 ShortText = Annotated[str, Meta(max_length=255)]
 Beats = Annotated[tuple[tuple[Offset, Offset | None], ...], Meta(min_length=1)]
+CHUNK_BYTES_MAX = 47 * 1024
+"""What one record carries of a state: less than a frame, which is 48 KiB."""
+Data = Annotated[bytes, Meta(min_length=1, max_length=CHUNK_BYTES_MAX)]
 TopicNames = Annotated[tuple[Name, ...], Meta(max_length=1000)]
 Labels = Annotated[dict[ShortText, ShortText], Meta(max_length=64)]
 
@@ -199,6 +202,65 @@ class Member(Fields, frozen=True):
     tags: Tags | UnsetType = UNSET
 
 
+class Reset(Fields, frozen=True):
+    """One part of a state that replaces that of its T (PROTOCOL 7.6)."""
+
+    client_id: Name
+    group_id: Name
+    incarnation: Id
+    seq: Sequence
+    op_id: Id
+    number: Sequence
+    part_count: Counting
+    size_bytes: Counting
+    digest: Id
+    data: Data
+    tags: Tags | UnsetType = UNSET
+
+
+class CheckpointBegin(Fields, frozen=True):
+    """Takes a checkpoint: of the state after this very record (PROTOCOL 7.2)."""
+
+    client_id: Name
+    group_id: Name
+    incarnation: Id
+    seq: Sequence
+    epoch: Offset
+    checkpoint_id: Id
+    tags: Tags | UnsetType = UNSET
+
+
+class CheckpointChunk(Fields, frozen=True):
+    """A part of a checkpoint's canonical bytes (PROTOCOL 7.2)."""
+
+    client_id: Name
+    group_id: Name
+    incarnation: Id
+    seq: Sequence
+    epoch: Offset
+    checkpoint_id: Id
+    number: Sequence
+    data: Data
+    tags: Tags | UnsetType = UNSET
+
+
+class CheckpointEnd(Fields, frozen=True):
+    """Completes a checkpoint, and says what it holds (PROTOCOL 7.2)."""
+
+    client_id: Name
+    group_id: Name
+    incarnation: Id
+    seq: Sequence
+    epoch: Offset
+    checkpoint_id: Id
+    begin_offset: Offset
+    begin_leader_epoch: Partition
+    part_count: Counting
+    size_bytes: Counting
+    digest: Id
+    tags: Tags | UnsetType = UNSET
+
+
 Record = (
     Heartbeat
     | ClaimingPartition
@@ -207,7 +269,11 @@ Record = (
     | ReleaseGroup
     | BatchHeartbeat
     | Config
+    | Reset
     | Member
+    | CheckpointBegin
+    | CheckpointChunk
+    | CheckpointEnd
 )
 
 
@@ -229,9 +295,16 @@ KINDS = (
     Kind(5, 0, "ReleaseGroup", ReleaseGroup, 1),
     Kind(6, 0, "BatchHeartbeat", BatchHeartbeat, 1),
     Kind(13, 0, "Config", Config, 1),
+    Kind(14, 0, "Reset", Reset, 2),
     Kind(128, 0, "Member", Member, 1),
+    Kind(130, 0, "CheckpointBegin", CheckpointBegin, 2),
+    Kind(131, 0, "CheckpointChunk", CheckpointChunk, 2),
+    Kind(132, 0, "CheckpointEnd", CheckpointEnd, 2),
 )
 """Every kind this release reads, with the feature level that introduced it."""
 
-SUPPORTED_LEVEL = 1
+CHECKPOINT_LEVEL = 2
+"""The feature level that brought checkpoints and Reset."""
+
+SUPPORTED_LEVEL = 2
 """The highest feature level that this release can follow (PROTOCOL 3.3)."""

@@ -3,25 +3,123 @@
 Canonical tuples (PROTOCOL 4, "Digest"; docs/PROTOCOL.md lists them with a
 golden digest). All are MessagePack arrays with integers in their shortest
 form, so that equal states give equal bytes on every machine.
+
+Bytes that are read back are not trusted: every value is of the type and within
+the bounds that a fold would have given it, or the whole is refused.
 """
 
 from hashlib import blake2b
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
 
 from kafka_marshal.errors import MalformedRecord
-from kafka_marshal.protocol.codec import decode, encode
-from kafka_marshal.protocol.records import Config
-from kafka_marshal.protocol.state import GroupState, KeyState, Pause, WorldState
-from kafka_marshal.protocol.types import Key, Owner
+from kafka_marshal.protocol.codec import decode, encode, is_identifier, is_key_topic
+from kafka_marshal.protocol.records import (
+    Config,
+    Data,
+    Fields,
+    Hash,
+    Id,
+    Name,
+    Offset,
+    Partition,
+)
+from kafka_marshal.protocol.state import (
+    QUIET,
+    STAGING,
+    GroupState,
+    KeyState,
+    Pause,
+    Staging,
+    WorldState,
+)
+from kafka_marshal.protocol.types import OFFSET_MAX, Key, Owner
 
 FORMAT_VERSION = 1
 _DIGEST_BYTES = 16
 _MODULUS = 1 << 128
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(strict=True).decode
+
+Next = Annotated[int, Meta(ge=0)]
+"""An offset behind another, which may be the last one there is."""
+Time = Annotated[int, Meta(ge=-(2**63), le=OFFSET_MAX)]
+
+
+class _Header(Fields, frozen=True):
+    tag: Literal["header"]
+    partition: Partition
+    next_offset: Next
+    leader_epoch: Partition | None
+    epoch_time_ms: Time | None
+    log_time_ms: Time | None
+    append_time_ms: Time
+    config: bytes | None
+
+
+class _Key(Fields, frozen=True):
+    tag: Literal["key"]
+    group_id: Name
+    topic: Name
+    partition: Partition
+    owner: tuple[Name, Id] | None
+    epoch: Offset
+    epoch_leader_epoch: Partition
+    renewed_ms: Time
+    heartbeat_interval_ms: Next
+    active_ms: Time
+    position: Next | None
+    granted: Next | None
+    topic_id: Id | None
+    retired_topic_ids: tuple[Id, ...]
+    resume_hash: Hash | None
+    lock: Id | None
+    previous: tuple[Next | None, Next | None] | None
+    handoff: tuple[Name, Time] | None
+
+
+class _Pause(Fields, frozen=True):
+    op_id: Id
+    client_id: Name
+    incarnation: Id
+    seq: Offset
+    incarnations: tuple[Id, ...]
+    until_ms: Next
+
+
+class _Group(Fields, frozen=True):
+    tag: Literal["group"]
+    group_id: Name
+    pause: _Pause | None
+    over: tuple[tuple[Offset, Id], ...]
+
+
+class _Quiet(Fields, frozen=True, tag="quiet"):
+    until_ms: Time
+
+
+class _Staging(Fields, frozen=True, tag="reset"):
+    op_id: Id
+    client_id: Name
+    incarnation: Id
+    part_count: Offset
+    size_bytes: Offset
+    digest: Id
+    until_ms: Time
+    parts: tuple[Data, ...]
+
+
+class _World(Fields, frozen=True):
+    version: Literal[1]
+    header: _Header
+    keys: tuple[_Key, ...]
+    groups: tuple[_Group, ...]
+    operations: tuple[_Quiet | _Staging, ...]
+
+
+_decode = msgspec.msgpack.Decoder(_World).decode
 
 
 def digest(state: WorldState) -> str:
@@ -53,8 +151,8 @@ def to_bytes(state: WorldState) -> bytes:
         raise ValueError("a halted state cannot be snapshotted")
     keys = [_key(key, known) for key, known in sorted(state.keys.items())]
     groups = [_group(name, group) for name, group in sorted(state.groups.items())]
-    operations: list[Any] = []
-    return _encode([FORMAT_VERSION, _header(state), keys, groups, operations])
+    header = _header(state)
+    return _encode([FORMAT_VERSION, header, keys, groups, _operations(state)])
 
 
 def from_bytes(value: bytes) -> WorldState:
@@ -66,29 +164,34 @@ def from_bytes(value: bytes) -> WorldState:
     try:
         state = _read(_decode(value))
         is_canonical = to_bytes(state) == value
-    except (
-        msgspec.MsgspecError,
-        ValueError,
-        TypeError,
-        KeyError,
-        AttributeError,
-        RecursionError,
-        OverflowError,
-    ) as error:
+    except (msgspec.MsgspecError, ValueError, KeyError, RecursionError) as error:
         raise MalformedRecord(f"not a snapshot: {error}") from error
     if not is_canonical:
         raise MalformedRecord("not a snapshot: not in canonical form")
     return state
 
 
-def _read(fields: list[Any]) -> WorldState:
-    version, header, keys, groups, operations = fields
-    if version != FORMAT_VERSION or operations != []:
-        raise ValueError("unknown version")
-    state = _read_header(header)
-    state.groups = dict(_read_group(fields) for fields in groups)
-    state.keys = dict(_read_key(fields) for fields in keys)
+def _read(world: _World) -> WorldState:
+    state = _read_header(world.header)
+    state.groups = {row.group_id: _read_group(row) for row in world.groups}
+    state.keys = {
+        Key(row.group_id, row.topic, row.partition): _read_key(row)
+        for row in world.keys
+    }
+    for row in world.operations:
+        if isinstance(row, _Quiet):
+            state.quiet_until_ms = row.until_ms
+        else:
+            state.staging = _read_staging(row)
     state.rebuild_derived()
+    over_count = sum(len(group.over) for group in state.groups.values())
+    is_of_a_log = (
+        len(state.epochs) == len(state.keys)
+        and len(state.over) == over_count
+        and all(epoch < state.next_offset for epoch in state.epochs)
+    )
+    if not is_of_a_log:
+        raise ValueError("offsets that no log has")
     return state
 
 
@@ -102,8 +205,33 @@ def _item(state: WorldState, name: Key | str) -> list[Any] | None:
     if isinstance(name, Key):
         known = state.keys.get(name)
         return None if known is None else _key(name, known)
+    if name == QUIET:
+        return None if state.quiet_until_ms is None else _quiet(state.quiet_until_ms)
+    if name == STAGING:
+        staging = state.staging
+        # In place of the parts, which may be many, the hash that grew with them.
+        return None if staging is None else [*_staging(staging)[:-1], staging.chain]
     group = state.groups.get(name)
     return None if group is None else _group(name, group)
+
+
+def _operations(state: WorldState) -> list[list[Any]]:
+    quiet, staging = state.quiet_until_ms, state.staging
+    rows = [] if quiet is None else [_quiet(quiet)]
+    return rows if staging is None else [*rows, _staging(staging)]
+
+
+def _quiet(until_ms: int) -> list[Any]:
+    return ["quiet", until_ms]
+
+
+def _staging(staging: Staging) -> list[Any]:
+    return ["reset", *staging[:-1]]
+
+
+def chained(chain: bytes, part: bytes) -> bytes:
+    """Return the hash over parts, once one more has come (PROTOCOL 7.6)."""
+    return blake2b(chain + part, digest_size=_DIGEST_BYTES).digest()
 
 
 def _header(state: WorldState) -> list[Any]:
@@ -159,40 +287,68 @@ def _group(group_id: str, group: GroupState) -> list[Any]:
     ]
 
 
-def _read_header(fields: list[Any]) -> WorldState:
-    tag, partition, next_offset, leader_epoch, epoch_ms, log_ms, append_ms, raw = fields
-    if tag != "header":
-        raise ValueError("no header")
-    config = None if raw is None else decode(raw)
+def _read_header(row: _Header) -> WorldState:
+    config = None if row.config is None else decode(row.config)
     if not isinstance(config, Config | None):
-        raise TypeError("unreadable Config")
+        raise ValueError("unreadable Config")  # noqa: TRY004 - of the bytes
     return WorldState(
-        partition=partition,
-        next_offset=next_offset,
-        leader_epoch=leader_epoch,
-        epoch_time_ms=epoch_ms,
-        log_time_ms=log_ms,
-        append_time_ms=append_ms,
+        partition=row.partition,
+        next_offset=row.next_offset,
+        leader_epoch=row.leader_epoch,
+        epoch_time_ms=row.epoch_time_ms,
+        log_time_ms=row.log_time_ms,
+        append_time_ms=row.append_time_ms,
         config=config,
     )
 
 
-def _read_key(fields: list[Any]) -> tuple[Key, KeyState]:
-    tag, group_id, topic, partition, owner, *rest = fields
-    if tag != "key":
-        raise ValueError("no key")
-    known = KeyState(None if owner is None else Owner(*owner), *rest)
-    known.retired_topic_ids = tuple(known.retired_topic_ids)
-    known.previous = None if known.previous is None else (*known.previous,)
-    known.handoff = None if known.handoff is None else (*known.handoff,)
-    return Key(group_id, topic, partition), known
+def _read_key(row: _Key) -> KeyState:
+    names = [row.group_id]
+    names += [] if row.owner is None else [row.owner[0]]
+    names += [] if row.handoff is None else [row.handoff[0]]
+    if not all(map(is_identifier, names)) or not is_key_topic(row.topic):
+        raise ValueError("a name that no record can have")
+    return KeyState(
+        None if row.owner is None else Owner(*row.owner),
+        row.epoch,
+        row.epoch_leader_epoch,
+        row.renewed_ms,
+        row.heartbeat_interval_ms,
+        row.active_ms,
+        row.position,
+        row.granted,
+        row.topic_id,
+        row.retired_topic_ids,
+        row.resume_hash,
+        row.lock,
+        row.previous,
+        row.handoff,
+    )
 
 
-def _read_group(fields: list[Any]) -> tuple[str, GroupState]:
-    tag, group_id, pause, over = fields
-    if tag != "group":
-        raise ValueError("no group")
-    if pause is not None:
-        op_id, client_id, incarnation, seq, seen, until_ms = pause
-        pause = Pause(op_id, client_id, incarnation, seq, tuple(seen), until_ms)
-    return group_id, GroupState(pause, tuple((at, op_id) for at, op_id in over))
+def _read_group(row: _Group) -> GroupState:
+    names = [row.group_id] if row.pause is None else [row.group_id, row.pause.client_id]
+    if not all(map(is_identifier, names)):
+        raise ValueError("a name that no record can have")
+    if row.pause is None:
+        return GroupState(None, row.over)
+    return GroupState(Pause(**msgspec.structs.asdict(row.pause)), row.over)
+
+
+def _read_staging(row: _Staging) -> Staging:
+    if not is_identifier(row.client_id):
+        raise ValueError("a name that no record can have")
+    chain = b""
+    for part in row.parts:
+        chain = chained(chain, part)
+    return Staging(
+        row.op_id,
+        row.client_id,
+        row.incarnation,
+        row.part_count,
+        row.size_bytes,
+        row.digest,
+        row.until_ms,
+        row.parts,
+        chain,
+    )

@@ -18,6 +18,9 @@ from kafka_marshal.protocol.types import Key, Owner, Token
 RING_ENTRIES_MAX = 32
 RING_VALUE_BYTES = 64
 RETIRED_TOPIC_IDS_MAX = 4
+QUIET, STAGING = "/quiet", "/reset"
+OPERATIONS = (QUIET, STAGING)
+"""Items of the digest that are neither key nor group; no group has such a name."""
 
 
 @attrs.define(eq=True)
@@ -119,6 +122,32 @@ class MemberState:
     seen_ms: int
 
 
+class Staging(NamedTuple):
+    """The parts of a Reset that have come so far (PROTOCOL 7.6).
+
+    Attributes:
+        op_id: The operation.
+        client_id: Who sends it.
+        incarnation: Its process.
+        part_count: How many parts there will be.
+        size_bytes: How many bytes they have together.
+        digest: Digest of the state that they hold.
+        until_ms: C at which what has come is dropped.
+        parts: The parts, in order.
+        chain: Hash over the parts, each hashed with the hash of those before it.
+    """
+
+    op_id: bytes
+    client_id: str
+    incarnation: bytes
+    part_count: int
+    size_bytes: int
+    digest: bytes
+    until_ms: int
+    parts: tuple[bytes, ...]
+    chain: bytes
+
+
 class KeyNote(NamedTuple):
     """Why a key changed hands last; soft, for people and plans.
 
@@ -186,10 +215,13 @@ class WorldState:
         config: The Config in force, or None.
         keys: Every key that was ever claimed and not forgotten.
         groups: Every group with keys, a pause or remembered operations.
+        staging: A Reset that is under way, or None.
+        quiet_until_ms: C before which nothing can be claimed after a Reset.
         halted: Set when a Config needs a level that we do not support.
         soft: Soft state.
         epochs: Current epoch of every key to its key (derived).
         over: Operations that are over, of all groups (derived).
+        ends_ms: C at which staging or quiet time is over; None without (derived).
         lapses_ms: No pause ends before M reaches this; None without one (derived).
         forgettable: Heap of (last activity then, key): one entry for each key that
             may be forgotten, perhaps entries of keys that no longer may (derived).
@@ -208,10 +240,13 @@ class WorldState:
     config: Config | None = None
     keys: dict[Key, KeyState] = attrs.field(factory=dict)
     groups: dict[str, GroupState] = attrs.field(factory=dict)
+    staging: Staging | None = None
+    quiet_until_ms: int | None = None
     halted: Halt | None = None
     soft: SoftState = attrs.field(factory=SoftState, eq=False)
     epochs: dict[int, Key] = attrs.field(factory=dict, eq=False)
     over: dict[tuple[int, str], bytes] = attrs.field(factory=dict, eq=False)
+    ends_ms: int | None = attrs.field(default=None, eq=False)
     lapses_ms: int | None = attrs.field(default=None, eq=False)
     forgettable: list[tuple[int, Key]] = attrs.field(factory=list, eq=False)
     awaiting: set[Key] = attrs.field(factory=set, eq=False)
@@ -267,6 +302,13 @@ class WorldState:
             for name, member in self.soft.members.items()
         )
 
+    def become(self, other: "WorldState") -> None:
+        """Take over another state, but not its place in the log, nor what is soft."""
+        kept = {"partition", "next_offset", "soft"}
+        for field in attrs.fields(WorldState):
+            if field.name not in kept:
+                setattr(self, field.name, getattr(other, field.name))
+
     def rebuild_derived(self) -> None:
         """Recompute what follows from keys and groups, after these were replaced."""
         self.epochs = {state.epoch: key for key, state in self.keys.items()}
@@ -289,7 +331,21 @@ class WorldState:
         self.awaiting = {key for _, key in self.forgettable}
         self.item_hashes = {}
         self.item_sum = 0
-        self.dirty = {**dict.fromkeys(self.keys), **dict.fromkeys(self.groups)}
+        self.dirty = {
+            **dict.fromkeys(self.keys),
+            **dict.fromkeys(self.groups),
+        }
+        if self.quiet_until_ms is not None:
+            self.dirty[QUIET] = None
+        if self.staging is not None:
+            self.dirty[STAGING] = None
+        self.note_next_end()
+
+    def note_next_end(self) -> None:
+        """Recompute when staging or quiet time is over."""
+        staged_ms = None if self.staging is None else self.staging.until_ms
+        ends_ms = (staged_ms, self.quiet_until_ms)
+        self.ends_ms = min((end for end in ends_ms if end is not None), default=None)
 
     def note_next_lapse(self) -> None:
         """Recompute when the next pause ends."""

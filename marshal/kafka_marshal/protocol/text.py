@@ -34,6 +34,9 @@ _BYTES_FIELDS = frozenset(
         "grantee",
         "op_id",
         "format_id",
+        "checkpoint_id",
+        "digest",
+        "data",
         "tags",
     }
 )

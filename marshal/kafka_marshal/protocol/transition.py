@@ -11,6 +11,7 @@ REFUSED = "refused"
 IGNORED = "ignored"
 UNDECODABLE = "undecodable"
 HALTED = "halted"
+SKIPPED = "skipped"
 
 Detail = dict[str, int]
 
@@ -20,7 +21,7 @@ class Transition(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         offset: Offset of the entry.
-        outcome: accepted, refused, ignored, undecodable or halted.
+        outcome: accepted, refused, ignored, undecodable, skipped or halted.
         effect: What an accepted record did, else None.
         reason: Why any other did nothing: the name of its counter, else None.
         key: The key it is about, None where there is none.
@@ -75,6 +76,11 @@ class Step(msgspec.Struct, gc=False):
         """Return that the value is no record."""
         count(self.state, UNDECODABLE)
         return self._make(UNDECODABLE, (None, UNDECODABLE))
+
+    def skipped(self) -> Transition:
+        """Return that the record is of a checkpoint, which changes nothing."""
+        count(self.state, SKIPPED)
+        return self._make(SKIPPED, (None, None))
 
     def halted(self) -> Transition:
         """Return that this reader can go no further."""

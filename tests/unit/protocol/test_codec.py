@@ -108,7 +108,7 @@ def test_uvarint(number, encoded):
             b"\x01\x01\x01\x90", "unknown record type 1 version 1", id="version"
         ),
         pytest.param(
-            b"\x01\x82\x01\x00\x90", "unknown record type 130 version 0", id="long type"
+            b"\x01\x81\x01\x00\x90", "unknown record type 129 version 0", id="long type"
         ),
         pytest.param(
             b"\x01\xff\xff\xff\xff\x7f\x00",
@@ -415,7 +415,7 @@ def test_nothing_is_encoded_that_is_too_deep():
 
 def test_kind_of_names_the_wire_type():
     assert [kind_of(record).number for record in all_records()] == [
-        *(1, 2, 3, 4, 5, 6, 13, 128)
+        *(1, 2, 3, 4, 5, 6, 13, 14, 128, 130, 131, 132)
     ]
 
 

@@ -229,7 +229,7 @@ def test_a_pause_that_was_ended_does_not_lapse_again(log):
         pytest.param({"k": 2}, False, id="another K"),
         pytest.param({"era": 1}, False, id="the same era"),
         pytest.param({"era": 0}, False, id="a lower era"),
-        pytest.param({"level": 2, "era": 1}, False, id="refused before its level"),
+        pytest.param({"level": 3, "era": 1}, False, id="refused before its level"),
     ],
 )
 def test_who_may_follow_a_config(log, change, accepted):
@@ -250,16 +250,16 @@ def test_the_first_config_may_be_of_any_generation():
 
 
 def test_a_config_beyond_us_halts(log):
-    transition = log.one(config(2, era=2, level=2), after=5)
+    transition = log.one(config(2, era=2, level=3), after=5)
     assert (transition.outcome, transition.reason) == ("halted", "halted")
-    assert log.state.halted == Halt(offset=1, feature_level=2)
+    assert log.state.halted == Halt(offset=1, feature_level=3)
     assert log.state.config == config()
     assert (log.state.next_offset, log.state.now_ms) == (1, START_MS + 5)
 
 
 def test_the_first_config_may_halt():
     log = Log(configured=False)
-    assert log.say(config(level=2)) == "halted"
+    assert log.say(config(level=3)) == "halted"
     assert log.state.config is None
 
 

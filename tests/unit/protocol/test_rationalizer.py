@@ -209,7 +209,7 @@ def test_every_kind_is_folded(record, configured):
 def test_nothing_is_folded_behind_a_halt():
     log = Log()
     log.claimed()
-    log.append(config(2, era=2, level=2))
+    log.append(config(2, era=2, level=3))
     before = clock(log.state), dict(log.state.soft.counters), log.key().position
     for offset in (2, 3, 0):
         assert log.append(beat(1, 5), after=1, offset=offset) == ()
@@ -224,7 +224,7 @@ def test_nothing_is_folded_behind_a_halt():
 def test_a_halting_entry_forgets_nothing():
     log = Log(forget_ms=0)
     log.append(release(log.claimed()))
-    log.append(config(2, era=2, level=2), after=H)
+    log.append(config(2, era=2, level=3), after=H)
     assert KEY in log.state.keys
 
 

@@ -189,7 +189,7 @@ def test_counters_stand_in_order():
 
 def test_a_halt_is_told():
     log = Log()
-    log.append(config(2, era=2, level=2))
+    log.append(config(2, era=2, level=3))
     document = state_to_object(log.state)
-    assert document["halted"] == {"offset": 1, "feature_level": 2}
+    assert document["halted"] == {"offset": 1, "feature_level": 3}
     assert document["next_offset"] == 1

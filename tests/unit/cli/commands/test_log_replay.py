@@ -134,7 +134,7 @@ def test_blank_lines_are_passed_over():
 
 def test_a_halt_ends_with_three_and_prints_the_world():
     log = Log()
-    log.append(config(2, era=2, level=2))
+    log.append(config(2, era=2, level=3))
     given = lines(log)
     # Behind the halt nothing is folded, so nothing there can go back.
     code, out, err = run([*given, given[0], *lines(Log(1, k=2))], transitions=True)
@@ -142,7 +142,7 @@ def test_a_halt_ends_with_three_and_prints_the_world():
     *told, world = map(json.loads, out.splitlines())
     assert [one["transition"] for one in told] == ["accepted", "halted", "accepted"]
     halted = world["partitions"]["0"]
-    assert halted["halted"] == {"offset": 1, "feature_level": 2}
+    assert halted["halted"] == {"offset": 1, "feature_level": 3}
     assert set(world["partitions"]) == {"0", "1"}
 
 

@@ -1,0 +1,184 @@
+"""How Reset replaces a state, and what checkpoints change (PROTOCOL 7.2, 7.6).
+
+Part of the rationalizer: only ``rationalizer.apply`` calls these. A Reset carries
+the state itself, and what has come of it is state, too. So the fold decides from
+the log alone, wherever a reader begins, and however long ago retention deleted
+the checkpoint that the state was taken from.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from kafka_marshal.errors import MalformedRecord
+from kafka_marshal.protocol.records import (
+    CHUNK_BYTES_MAX,
+    CheckpointBegin,
+    CheckpointChunk,
+    CheckpointEnd,
+    Config,
+    Reset,
+)
+from kafka_marshal.protocol.snapshot import chained, digest, from_bytes
+from kafka_marshal.protocol.state import (
+    OPERATIONS,
+    STAGING,
+    Staging,
+    WorldState,
+)
+from kafka_marshal.protocol.transition import Step, Transitions
+from kafka_marshal.protocol.types import OFFSET_MAX
+
+PARTS_MAX = 4_096
+PATIENCE_MS = 60_000
+"""How long the parts that have come wait for the next one, in log time."""
+
+CheckpointRecord = CheckpointBegin | CheckpointChunk | CheckpointEnd
+
+
+def _checkpoint(step: Step, record: CheckpointRecord) -> Transitions:
+    del record  # evidence, which is judged by whoever reads it
+    return (step.skipped(),)
+
+
+def _reset(step: Step, record: Reset) -> Transitions:
+    state = step.state
+    if record.number == 0:
+        # Also where another operation is under way: a dead admin blocks nobody.
+        _stage(state, None)
+    reason = _misfit(state.staging, record)
+    if reason is not None:
+        return (step.refused(reason),)
+    staging = _with_part(state, record)
+    if len(staging.parts) < staging.part_count:
+        _stage(state, staging)
+        return (step.accepted("reset_staged"),)
+    _stage(state, None)
+    carried = _carried(state, staging)
+    if isinstance(carried, str):
+        return (step.refused(carried),)
+    _install(state, carried, leader_epoch=state.leader_epoch)
+    return (step.accepted("reset"),)
+
+
+def _misfit(staging: Staging | None, record: Reset) -> str | None:
+    """Return why a part does not follow those before it, or None."""
+    if record.part_count > PARTS_MAX:
+        return "limits"
+    if record.size_bytes > record.part_count * CHUNK_BYTES_MAX:
+        return "limits"
+    if record.number == 0:
+        return None
+    if staging is None or len(staging.parts) != record.number:
+        return "reset_order"
+    is_same = staging[:6] == (
+        record.op_id,
+        record.client_id,
+        record.incarnation,
+        record.part_count,
+        record.size_bytes,
+        record.digest,
+    )
+    return None if is_same else "reset_order"
+
+
+def _with_part(state: WorldState, record: Reset) -> Staging:
+    before = state.staging
+    parts, chain = ((), b"") if before is None else (before.parts, before.chain)
+    return Staging(
+        record.op_id,
+        record.client_id,
+        record.incarnation,
+        record.part_count,
+        record.size_bytes,
+        record.digest,
+        min(state.now_ms + PATIENCE_MS, OFFSET_MAX),
+        (*parts, record.data),
+        chained(chain, record.data),
+    )
+
+
+def _stage(state: WorldState, staging: Staging | None) -> None:
+    state.staging = staging
+    state.dirty[STAGING] = None
+    state.note_next_end()
+
+
+def _carried(state: WorldState, staging: Staging) -> WorldState | str:
+    """Return the state that the parts hold, or why it cannot replace this one."""
+    value = b"".join(staging.parts)
+    if len(value) != staging.size_bytes:
+        return "reset_damaged"
+    try:
+        carried = from_bytes(value)
+    except MalformedRecord:
+        return "reset_damaged"
+    if bytes.fromhex(digest(carried)) != staging.digest:
+        return "reset_damaged"
+    config = state.config
+    assert config is not None  # or its level would not be in force
+    is_of_this_log = (
+        carried.partition == state.partition
+        and carried.config == config
+        and carried.next_offset <= state.next_offset
+    )
+    if not is_of_this_log:
+        return "reset_foreign"
+    return "limits" if _is_too_large(carried, config) else carried
+
+
+def _is_too_large(carried: WorldState, config: Config) -> bool:
+    return (
+        len(carried.keys) > config.limit("keys")
+        or len(carried.groups) > config.limit("groups")
+        or len(carried.over) > config.limit("operations")
+    )
+
+
+def _install(
+    state: WorldState, carried: WorldState, *, leader_epoch: int | None
+) -> None:
+    """Make this state the carried one, owned by nobody, and quiet for 2H.
+
+    All of it comes from the carried state and the place in the log, nothing from
+    the state before: that is how replicas that disagreed agree again.
+    """
+    config = carried.config
+    assert config is not None
+    longest_ms = config.heartbeat_interval_ms
+    for known in carried.keys.values():
+        longest_ms = max(longest_ms, known.heartbeat_interval_ms)
+        known.owner = known.handoff = known.resume_hash = None
+        # Silence counts from here, or keys could be forgotten at once.
+        known.active_ms = carried.now_ms
+    # PROTOCOL 7.6: whoever holds a key now may use it for up to 2H from its last
+    # beat, whether it reads this or not. Until then nobody else gets anything.
+    carried.quiet_until_ms = min(carried.now_ms + 2 * longest_ms + 1, OFFSET_MAX)
+    carried.staging = None
+    # As in a new leader epoch: the time from there to here is not counted.
+    carried.leader_epoch = leader_epoch
+    carried.epoch_time_ms = None
+    carried.rebuild_derived()
+    state.become(carried)
+    # Both tell of times that this state does not know; members say it again.
+    state.soft.notes.clear()
+    state.soft.members.clear()
+
+
+def end_operations(state: WorldState) -> None:
+    """Drop parts that were waited for too long, and end the quiet time."""
+    staging, quiet_ms = state.staging, state.quiet_until_ms
+    if staging is not None and state.now_ms >= staging.until_ms:
+        state.staging = None
+    if quiet_ms is not None and state.now_ms >= quiet_ms:
+        state.quiet_until_ms = None
+    state.dirty.update(dict.fromkeys(OPERATIONS))
+    state.note_next_end()
+
+
+FOLDS: dict[type, Callable[[Step, Any], Transitions]] = {
+    Reset: _reset,
+    CheckpointBegin: _checkpoint,
+    CheckpointChunk: _checkpoint,
+    CheckpointEnd: _checkpoint,
+}
+"""How each record of section 7 is folded."""

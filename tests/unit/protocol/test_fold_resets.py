@@ -1,0 +1,310 @@
+import pytest
+from logkit import (
+    KEY,
+    SECRET,
+    START_MS,
+    H,
+    Log,
+    all_records,
+    beat,
+    begin,
+    chunk,
+    claim,
+    config,
+    finish,
+    hashed,
+    ident,
+    member,
+    messages,
+    pause,
+    release,
+    resets,
+    resume,
+)
+from msgspec.structs import replace
+
+from kafka_marshal.protocol.claiming import estimate
+from kafka_marshal.protocol.fold_resets import FOLDS, PARTS_MAX, PATIENCE_MS
+from kafka_marshal.protocol.rationalizer import apply
+from kafka_marshal.protocol.records import KINDS
+from kafka_marshal.protocol.snapshot import digest, from_bytes, to_bytes
+from kafka_marshal.protocol.types import Key, Owner
+
+OTHER = Key("g", "t", 1)
+YEAR_MS = 365 * 24 * 3_600_000
+
+
+def kept(log):
+    """Return the records of a Reset to the state of now."""
+    return resets(to_bytes(log.state), digest(log.state), bytes_max=40)
+
+
+def story():
+    """Return a log, the Reset to some point of it, and how it went on from there."""
+    log = Log(level=2)
+    first = log.claimed(resume_hash=hashed(SECRET), topic_id=ident("topic"))
+    log.append(messages(first, 0, 9), after=3)
+    log.append(member())
+    records = kept(log)
+    log.append(release(first, 12, successor="c3"), after=5)
+    log.claimed("c3")
+    log.claimed("c2", key=OTHER)
+    return log, records
+
+
+def say_all(log, records, **where):
+    return [log.say(record, **where) for record in records]
+
+
+def test_each_record_of_section_7_is_folded_here():
+    assert set(FOLDS) == {kind.record for kind in KINDS if kind.level == 2}
+
+
+@pytest.mark.parametrize("record", [begin(), chunk(b"?"), finish(0)], ids=type)
+def test_checkpoints_change_only_the_clock(record):
+    log, twin = Log(level=2), Log(level=2)
+    transition = log.one(record, after=7)
+    twin.append(b"", after=7)
+    assert (transition.outcome, transition.effect) == ("skipped", None)
+    assert (transition.reason, transition.key) == (None, None)
+    assert to_bytes(log.state) == to_bytes(twin.state)
+    assert log.state.soft.counters["skipped"] == 1
+
+
+@pytest.mark.parametrize(
+    "record", [r for r in all_records() if type(r) in FOLDS], ids=type
+)
+def test_a_topic_of_level_1_goes_on_without(record):
+    log = Log()
+    assert log.say(record) == "level"
+    assert log.state.staging is None
+
+
+def test_a_reset_brings_the_carried_state_owned_by_nobody():
+    log, records = story()
+    before_ms = from_bytes(b"".join(r.data for r in records)).now_ms
+    *staged, last = say_all(log, records, after=1)
+    assert set(staged) == {"reset_staged"}
+    assert last == "reset"
+    known = log.key()
+    assert (known.owner, known.handoff, known.resume_hash) == (None, None, None)
+    assert (known.epoch, known.position, known.granted) == (1, 10, 10)
+    assert known.topic_id == ident("topic")
+    assert list(log.state.keys) == [KEY]
+    assert log.state.now_ms == known.active_ms == before_ms
+    assert log.state.quiet_until_ms == before_ms + 2 * H + 1
+    assert (log.state.staging, log.state.epoch_time_ms) == (None, None)
+    assert log.state.next_offset == len(log.entries)
+    assert (log.state.soft.members, log.state.soft.notes) == ({}, {})
+    assert log.state.soft.counters["reset"] == 1
+
+
+def test_nothing_is_claimed_until_every_lease_has_run_out():
+    log, records = story()
+    say_all(log, records)
+    assert log.say(beat(1, 11)) == "not_owner"
+    refused = log.one(claim("c2"), after=5)  # the first entry only sets W
+    assert (refused.reason, refused.detail) == ("quiet", {"remaining_ms": 2 * H - 4})
+    assert log.say(claim("c2", key=Key("new", "t", 7)), after=5) == "quiet"
+    assert log.say(resume(1), after=5) == "quiet"
+    quiet = log.state
+    hint = estimate(quiet, KEY, elapsed_ms=40, claimant=Owner("c2", ident("c2")))
+    assert hint.wait_ms == quiet.quiet_until_ms - quiet.now_ms - 40
+    left_ms = quiet.quiet_until_ms - quiet.now_ms
+    assert log.say(claim("c2"), after=left_ms - 1) == "quiet"
+    assert log.say(claim("c2"), after=1) == "claimed"
+    assert (log.state.quiet_until_ms, log.state.ends_ms) == (None, None)
+
+
+def test_the_longest_h_of_any_key_counts():
+    log = Log(level=2, h=5 * H)
+    log.claimed()
+    log.append(config(2, era=2, level=2))
+    say_all(log, kept(log))
+    assert log.state.quiet_until_ms == START_MS + 10 * H + 1
+
+
+def test_pauses_of_the_carried_state_last_as_long_as_they_did():
+    log = Log(level=2)
+    log.append(pause(START_MS + H))
+    records = kept(log)
+    log.append(pause(0, seq=1))
+    say_all(log, records)
+    assert log.state.active_pause("g").until_ms == START_MS + H
+    log.append(b"", after=H)
+    assert log.state.active_pause("g") is None
+
+
+def test_replicas_that_disagreed_agree_again():
+    log, records = story()
+    wrong = from_bytes(to_bytes(log.state))
+    wrong.keys[OTHER].position = 77
+    wrong.log_time_ms += 5
+    wrong.append_time_ms += 9
+    wrong.dirty[OTHER] = None
+    say_all(log, records, epoch=1)
+    log.append(b"?", after=9)
+    for entry in log.entries[-len(records) - 1 :]:
+        apply(wrong, entry)
+    assert to_bytes(wrong) == to_bytes(log.state)
+    assert digest(wrong) == digest(log.state)
+
+
+def test_a_state_in_the_middle_of_a_reset_is_kept_whole():
+    log, records = story()
+    for record in records[:-1]:
+        log.append(record)
+        back = from_bytes(to_bytes(log.state))
+        assert back == log.state
+        assert (back.ends_ms, digest(back)) == (log.state.ends_ms, digest(log.state))
+    log.append(records[-1])
+    apply(back, log.entries[-1])
+    assert to_bytes(back) == to_bytes(log.state)
+    assert digest(back) == digest(log.state)
+    assert from_bytes(to_bytes(back)) == log.state
+
+
+def test_every_part_is_in_the_digest():
+    logs = [Log(level=2), Log(level=2)]
+    for log, data in zip(logs, (b"one", b"two"), strict=True):
+        record = resets(b"state", "00" * 16, bytes_max=1)[0]
+        log.append(replace(record, data=data))
+    one, two = (digest(log.state) for log in logs)
+    assert one != two
+
+
+def test_parts_wait_for_a_while_only():
+    log, records = story()
+    log.append(records[0])
+    assert log.say(records[1], after=PATIENCE_MS - 1) == "reset_staged"
+    log.append(b"", after=PATIENCE_MS)
+    assert log.state.staging is None
+    assert log.say(records[2]) == "reset_order"
+
+
+def test_the_quiet_time_and_parts_end_apart():
+    log, records = story()
+    say_all(log, records)
+    again = kept(log)
+    log.append(again[0])
+    log.append(b"", after=2 * H + 1)
+    assert log.state.quiet_until_ms is None
+    assert log.state.staging is not None
+    assert log.state.ends_ms == log.state.staging.until_ms
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param({"number": 2}, id="one left out"),
+        pytest.param({"number": 1, "op_id": ident("else")}, id="another operation"),
+        pytest.param({"number": 1, "client_id": "else"}, id="another sender"),
+        pytest.param({"number": 1, "incarnation": ident("x")}, id="another process"),
+        pytest.param({"number": 1, "part_count": 9}, id="another count"),
+        pytest.param({"number": 1, "size_bytes": 9}, id="another size"),
+        pytest.param({"number": 1, "digest": ident("x")}, id="another digest"),
+    ],
+)
+def test_a_part_follows_the_one_before_it(change):
+    log, records = story()
+    log.append(records[0])
+    before = log.state.staging
+    assert log.say(replace(records[1], **change)) == "reset_order"
+    assert log.state.staging == before
+    assert say_all(log, records[1:])[-1] == "reset"
+
+
+def test_a_part_without_a_first_one_is_refused():
+    log, records = story()
+    assert log.say(records[1]) == "reset_order"
+
+
+def test_another_operation_begins_anew():
+    log, records = story()
+    log.append(records[0])
+    log.append(records[1])
+    later = [replace(record, op_id=ident("later")) for record in records]
+    assert say_all(log, later)[-1] == "reset"
+    assert log.say(records[2]) == "reset_order"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param({"part_count": PARTS_MAX + 1}, id="too many parts"),
+        pytest.param({"size_bytes": 2**31 - 1}, id="more than parts can hold"),
+    ],
+)
+def test_what_may_be_kept_is_bounded(change):
+    log, records = story()
+    assert log.say(replace(records[0], **change)) == "limits"
+    assert log.state.staging is None
+
+
+def as_one(log, value, told, **change):
+    """Return the verdict on a Reset of one part."""
+    (record,) = resets(value, told, bytes_max=10**6)
+    return log.say(replace(record, **change))
+
+
+def test_bytes_that_are_no_state_are_refused():
+    log, _ = story()
+    value, told = to_bytes(log.state), digest(log.state)
+    before = value
+    assert as_one(log, value, told, size_bytes=len(value) - 1) == "reset_damaged"
+    assert as_one(log, value[:-1], told) == "reset_damaged"
+    assert as_one(log, value, "00" * 16) == "reset_damaged"
+    hostile = value.replace(b"\xa1g", b"\xa1/")
+    assert as_one(log, hostile, told) == "reset_damaged"
+    assert from_bytes(before).keys == log.state.keys
+    assert log.state.staging is None
+
+
+def test_states_of_elsewhere_are_refused():
+    log, _ = story()
+    strangers = [Log(1, level=2), Log(level=2, h=3), Log(configured=False)]
+    ahead = from_bytes(to_bytes(log.state))
+    ahead.next_offset = 1_000
+    for state in (*(stranger.state for stranger in strangers), ahead):
+        assert as_one(log, to_bytes(state), digest(state)) == "reset_foreign"
+
+
+@pytest.mark.parametrize(
+    ("bounds", "spoil"),
+    [
+        pytest.param({"keys": 1}, lambda log: log.claimed("c9", key=OTHER), id="keys"),
+        pytest.param(
+            {"groups": 1},
+            lambda log: log.claimed("c9", key=Key("h", "t", 1)),
+            id="groups",
+        ),
+        pytest.param(
+            {"operations": 1},
+            lambda log: [
+                log.append(pause(until, op=ident(op), seq=seq))
+                for op in ("one", "two")
+                for seq, until in enumerate((log.now_ms + YEAR_MS, 0))
+            ],
+            id="operations",
+        ),
+    ],
+)
+def test_a_state_beyond_the_limits_is_refused(bounds, spoil):
+    log, rich = Log(level=2, **bounds), Log(level=2)
+    for one in (log, rich):
+        one.claimed()
+    spoil(rich)
+    rich.state.config = log.state.config
+    while log.state.next_offset < rich.state.next_offset:
+        log.append(b"")
+    assert as_one(log, to_bytes(rich.state), digest(rich.state)) == "limits"
+
+
+def test_hostile_resets_never_raise_and_leave_little():
+    log, records = story()
+    for record in records[:3]:
+        for data in (b"\xc1", b"\x95" * 50, record.data[::-1]):
+            log.append(replace(record, data=data, number=0, part_count=1))
+            log.append(replace(record, data=data))
+    assert log.state.staging is None or len(log.state.staging.parts) <= 3
+    assert log.key().owner == Owner("c3", ident("c3"))
