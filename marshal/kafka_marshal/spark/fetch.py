@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from kafka_marshal.clock import SystemClock
 from kafka_marshal.errors import ClaimLost, PositionError
 from kafka_marshal.kafka_io.slices import Slices
 from kafka_marshal.protocol.types import TopicPartition
@@ -22,8 +23,12 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 OFFICE_MS_MAX = 30_000
+# A look costs a round trip or two: a few in a hundred of such a time at most.
+LOOK_MS = 500
 
 _slices = Slices()
+# It goes on while the machine sleeps, as leases do.
+_clock = SystemClock()
 
 
 @attrs.frozen
@@ -49,16 +54,25 @@ def read(
     """Read one range as Arrow batches.
 
     At least once, the claim is looked at before the first row, by a fold of the log
-    that is not older than that. At most once, the range is asked for, and only what
-    was granted to this very attempt is read (PROTOCOL 6.2).
+    that is not older than that, and again before each batch that comes later than
+    ``LOOK_MS`` after: the driver may be gone, and another owner at work. At most once,
+    the range is asked for, and only what was granted to this very attempt is read
+    (PROTOCOL 6.2); nobody else ever is.
 
     Raises:
         ClaimLost: Somebody else has the partition now.
         PositionError: Offsets of the range are gone, and ``failOnDataLoss``.
         CoordinationError: The cluster or the sidecar could not be asked.
     """
+    looked_ms = _clock.now_ms()
     for first, last in spans(task, options):
-        yield from _rows(task, (first, last + 1), options=options, schema=schema)
+        span = (first, last + 1)
+        for batch in _rows(task, span, options=options, schema=schema):
+            now_ms = _clock.now_ms()
+            if options.delivery == "alo" and now_ms - looked_ms >= LOOK_MS:
+                _require_current(task, options)
+                looked_ms = now_ms
+            yield batch
 
 
 def spans(task: Task, options: Options) -> list[tuple[int, int]]:
@@ -70,18 +84,27 @@ def spans(task: Task, options: Options) -> list[tuple[int, int]]:
     wanted = (task.first, task.end - 1)
     if task.claim is None:
         return [wanted]
-    office = open_office(options.connection, sidecar=options.sidecar)
     if options.delivery == "amo":
+        office = open_office(options.connection, sidecar=options.sidecar)
         return _granted(office, task.claim, wanted)
-    if not office.is_current(task.claim, timeout_ms=OFFICE_MS_MAX):
+    _require_current(task, options)
+    return [wanted]
+
+
+def _require_current(task: Task, options: Options) -> None:
+    """Raise unless the claim stands, by a fold that is not older than this call."""
+    claim = task.claim
+    if claim is None:
+        return
+    office = open_office(options.connection, sidecar=options.sidecar)
+    if not office.is_current(claim, timeout_ms=OFFICE_MS_MAX):
         raise ClaimLost(
-            f"{task.partition} is no longer held under token {task.claim.token}, and "
-            f"nothing of offsets {task.first} to {task.end - 1} was read: another "
+            f"{task.partition} is no longer held under token {claim.token}, and the "
+            f"task of offsets {task.first} to {task.end - 1} reads no further: another "
             "process has it, or the driver could not renew it; start the query again "
             "from its checkpoint",
             reason="stale_token",
         )
-    return [wanted]
 
 
 def _granted(

@@ -9,6 +9,7 @@ from kafka_marshal.spark import fetch
 from kafka_marshal.spark.fetch import Task
 from kafka_marshal.spark.options import parse
 from kafka_marshal.spark.rows import columns
+from kafka_marshal.testing.clock import VirtualClock
 from kafka_marshal.tickets import ClaimRef
 
 T0 = TopicPartition("t", 0)
@@ -23,10 +24,12 @@ class Office:
         self.current = is_current
         self.grants = list(grants)
         self.asked = []
+        self.looks = 0
 
     def is_current(self, ref, *, timeout_ms):
         assert ref == CLAIM
         assert timeout_ms > 0
+        self.looks += 1
         return self.current
 
     def spend(self, ref, first, last, *, timeout_ms):
@@ -100,6 +103,37 @@ def test_a_claim_that_is_over_fails_the_task_before_its_first_row(world):
     with pytest.raises(ClaimLost, match="no longer held under token") as caught:
         offsets(Task(T0, 0, 2, CLAIM))
     assert caught.value.reason == "stale_token"
+
+
+def test_a_claim_is_looked_at_again_while_a_task_reads_on(world, monkeypatch):
+    """U08: its driver may be gone by then, and another owner at work."""
+    office, clock = Office(), VirtualClock()
+    world(office)
+    monkeypatch.setattr(fetch, "_clock", clock)
+    schema = columns(has_headers=False, has_token=False)
+    found = fetch.read(Task(T0, 0, 10, CLAIM), parse(BASE), schema=schema)
+    assert next(found).num_rows == 4
+    clock.advance(fetch.LOOK_MS - 1)
+    assert next(found).num_rows == 4
+    assert office.looks == 1
+    clock.advance(1)
+    office.current = False
+    with pytest.raises(ClaimLost, match="reads no further"):
+        next(found)
+    assert office.looks == 2
+
+
+def test_what_was_granted_is_read_to_its_end(world, monkeypatch):
+    office, clock = Office(is_current=False, grants=[(0, 9)]), VirtualClock()
+    world(office)
+    monkeypatch.setattr(fetch, "_clock", clock)
+    options = parse(BASE | {"delivery": "amo"})
+    schema = columns(has_headers=False, has_token=False)
+    rows = 0
+    for batch in fetch.read(Task(T0, 0, 10, CLAIM), options, schema=schema):
+        rows += batch.num_rows
+        clock.advance(10 * fetch.LOOK_MS)
+    assert (rows, office.looks) == (10, 0)
 
 
 def test_at_most_once_only_what_is_granted_is_read(world):
