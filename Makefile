@@ -72,6 +72,13 @@ model: env ## The exhaustive search of small worlds, with larger bounds
 flood: env ## Ten million records of a flood: state and memory stay as they are
 	@FLOOD_RECORDS=10000000 $(BIN)/python -m pytest -q tests/growth $(ARGS)
 
+.PHONY: chaos
+chaos: env ## Every fault on three real brokers; the report is in build/chaos
+	@rm -rf build/chaos && mkdir -p build/chaos
+	@CHAOS_REPORT="$(CURDIR)/build/chaos" $(BIN)/python -m pytest -q integration/chaos \
+		$(ARGS); said=$$?; \
+		$(BIN)/python tools/chaos_report.py build/chaos && exit $$said
+
 .PHONY: docs
 docs: env ## Generate docs/cli.md, the reference of the command
 	@mkdir -p docs

@@ -6,7 +6,7 @@ guarantee. Timings are figures for the report: no assertion is about them.
 
 import pytest
 from ordeal import Ordeal
-from waiting import wall_ms
+from waiting import eventually, wall_ms
 
 pytestmark = pytest.mark.timeout(900)
 # Three times what the controller waits for a broker, as with the usual H of a minute.
@@ -53,5 +53,121 @@ def test_leader_kill(cluster, ordeal, record, times):
             it.note_gaps(killed_ms)
             it.note_kept(before)
             cluster.restart(victim)
+        it.settle()
+        it.judge()
+
+
+def test_leader_stop_short(cluster, ordeal, record):
+    """SIGSTOP of the leader of T0, shorter than its session with the controller."""
+    title = "the leader of T0 stands still for 1.5 s (SIGSTOP), its session lasts 3 s"
+    found = record("leader_stop_short", title, ROOMY_MS)
+    with ordeal(found) as it:
+        it.start()
+        stop_leader(cluster, it, stopped_ms=1_500)
+        it.settle()
+        it.judge()
+
+
+@pytest.mark.chaos
+def test_leader_stop_long(cluster, ordeal, record):
+    """SIGSTOP of the leader of T0, longer than its session with the controller."""
+    title = "the leader of T0 stands still for 8 s (SIGSTOP), its session lasts 3 s"
+    found = record("leader_stop_long", title, ROOMY_MS)
+    with ordeal(found) as it:
+        it.start()
+        victim = stop_leader(cluster, it, stopped_ms=8_000)
+        assert cluster.leader(it.domain.topic, 0) != victim
+        it.settle()
+        it.judge()
+
+
+def stop_leader(cluster, it, *, stopped_ms):
+    """Stop the leader of T0 for some time; return which node it was."""
+    cluster.wait_in_sync(*all_topics(it))
+    before = it.claims()
+    victim = cluster.leader(it.domain.topic, 0)
+    since_ms = wall_ms()
+    cluster.pause(victim)
+    wait_until(since_ms + stopped_ms)
+    cluster.resume(victim)
+    it.wait_flowing()
+    cluster.wait_in_sync(*all_topics(it))
+    it.wait_flowing()
+    it.note_gaps(since_ms)
+    it.note_kept(before)
+    return victim
+
+
+def wait_until(moment_ms):
+    span_ms = moment_ms - wall_ms() + 20_000
+    eventually(lambda: wall_ms() >= moment_ms, "the time has come", span_ms)
+
+
+@pytest.mark.chaos
+def test_rolling_restart(cluster, ordeal, record):
+    """Every broker is restarted in order, one after the other."""
+    title = "each broker ends in order and starts again, one after the other"
+    found = record("rolling_restart", title, ROOMY_MS)
+    with ordeal(found) as it:
+        it.start()
+        before = it.claims()
+        for node in cluster.nodes:
+            cluster.wait_in_sync(*all_topics(it))
+            since_ms = wall_ms()
+            cluster.restart(node)
+            it.wait_flowing()
+            it.note_gaps(since_ms)
+        found.runs = len(cluster.nodes)
+        it.note_kept(before)
+        found.kept *= found.runs
+        it.settle()
+        it.judge()
+
+
+# --- nothing can be written
+
+
+@pytest.mark.chaos
+def test_min_isr_lost(cluster, ordeal, record):
+    """Too few copies of the log: nobody may hand out once leases are over."""
+    title = "one broker is dead and __marshal wants three copies in sync, for 3 H"
+    found = record("min_isr_lost", title)
+    with ordeal(found) as it:
+        it.start()
+        cluster.wait_in_sync(*all_topics(it))
+        it.domain.alter_coordination_topic("min.insync.replicas", "3")
+        it.wait_flowing()
+        victim = cluster.leader(it.domain.topic, 0)
+        since_ms = wall_ms()
+        cluster.kill(victim)
+        others = set(cluster.nodes) - {victim}
+        cluster.wait_in_sync(it.domain.topic, nodes=others)
+        # Data flows on, and the log has leaders: it is the leases that are over.
+        stalled_ms = wall_ms()
+        wait_until(stalled_ms + 3 * found.h_ms)
+        it.judge_silence(stalled_ms, wall_ms())
+        cluster.restart(victim)
+        it.wait_flowing()
+        it.note_gaps(since_ms)
+        it.settle()
+        it.judge()
+
+
+@pytest.mark.chaos
+def test_quorum_lost(cluster, ordeal, record):
+    """Two of three nodes die: no controller, no leader is replaced, no copies."""
+    found = record("quorum_lost", "two of three nodes are dead for 4 H: no quorum")
+    with ordeal(found) as it:
+        it.start()
+        cluster.wait_in_sync(*all_topics(it))
+        controller = cluster.controller()
+        victims = [controller, controller % len(cluster.nodes) + 1]
+        since_ms = wall_ms()
+        cluster.kill(*victims)
+        wait_until(since_ms + 4 * found.h_ms)
+        it.judge_silence(since_ms, wall_ms())
+        cluster.restart(*victims)
+        it.wait_flowing()
+        it.note_gaps(since_ms)
         it.settle()
         it.judge()

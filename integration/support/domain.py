@@ -206,6 +206,12 @@ class Domain:
             self._history = History(self.servers, self.topic)
         return self._history.read()
 
+    def forget_history(self) -> None:
+        """Let the next look read from the start: the log has been truncated."""
+        if self._history is not None:
+            self._history.close()
+            self._history = None
+
     def states(self, group_id: str) -> dict[Key, KeyState]:
         """Return what the log says of a group's keys now."""
         return self.history().states(group_id)

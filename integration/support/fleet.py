@@ -55,6 +55,10 @@ class Worker:
         return self._process.pid
 
     @property
+    def is_running(self) -> bool:
+        return self._process.poll() is None
+
+    @property
     def journal(self) -> Journal:
         return Journal.read(self.journal_path)
 

@@ -4,11 +4,13 @@ Reads the topic with a plain Kafka client and folds it with the production fold;
 no engine, no consumer and no figure of theirs is believed.
 """
 
+import time
 from collections import defaultdict
 
 import attrs
 from kafka import KafkaConsumer
 from kafka import TopicPartition as Place
+from kafka.errors import KafkaError, KafkaTimeoutError
 
 from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.records import Member
@@ -17,6 +19,9 @@ from kafka_marshal.protocol.transition import ACCEPTED, Transition
 from kafka_marshal.protocol.types import Key, LogEntry
 
 READ_MS = 10_000
+QUESTION_MS = 5_000
+READ_S_MAX = 30
+ATTEMPTS = 4
 
 
 @attrs.frozen
@@ -110,28 +115,54 @@ class History:
     def __init__(self, servers: str, topic: str) -> None:
         self.steps: list[Step] = []
         self.worlds: dict[int, WorldState] = {}
-        self._consumer = KafkaConsumer(
-            bootstrap_servers=servers,
+        self._servers, self._topic = servers, topic
+        self._next: dict[Place, int] = {}
+        self._consumer = self._connect()
+
+    def _connect(self) -> KafkaConsumer:
+        consumer = KafkaConsumer(
+            bootstrap_servers=self._servers,
             group_id=None,
             enable_auto_commit=False,
             auto_offset_reset="none",
             bootstrap_timeout_ms=READ_MS,
+            # A question to a broker that is gone is asked anew in time.
+            request_timeout_ms=QUESTION_MS,
         )
-        partitions = sorted(self._consumer.partitions_for_topic(topic))
-        self._places = [Place(topic, t) for t in partitions]
-        self._consumer.assign(self._places)
-        self._consumer.seek_to_beginning()
+        partitions = sorted(consumer.partitions_for_topic(self._topic))
+        self._places = [Place(self._topic, t) for t in partitions]
+        consumer.assign(self._places)
+        consumer.seek_to_beginning(*(p for p in self._places if p not in self._next))
+        for place, offset in self._next.items():
+            consumer.seek(place, offset)
+        return consumer
 
     def read(self) -> "History":
         """Read to the end as of now, and fold."""
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                self._read_on()
+                break
+            except KafkaError:
+                # This client may cling to a leader that has been replaced.
+                if attempt == ATTEMPTS:
+                    raise
+                self.close()
+                self._consumer = self._connect()
+        self.steps.sort(key=lambda step: (step.t, step.offset))
+        return self
+
+    def _read_on(self) -> None:
         ends = self._consumer.end_offsets(self._places)
         at = self._consumer.position
+        deadline = time.monotonic() + READ_S_MAX
         while any(at(place) < ends[place] for place in self._places):
+            if time.monotonic() > deadline:
+                raise KafkaTimeoutError(f"the end of {self._topic} was not reached")
             for place, records in self._consumer.poll(timeout_ms=200).items():
                 for record in records:
                     self._fold(place.partition, record)
-        self.steps.sort(key=lambda step: (step.t, step.offset))
-        return self
+                    self._next[place] = record.offset + 1
 
     def close(self) -> None:
         self._consumer.close(autocommit=False)

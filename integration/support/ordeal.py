@@ -17,13 +17,16 @@ from journal import judge_duplicates, judge_grants, judge_overlaps
 from stream import Stream, longest_gap_ms
 from waiting import eventually, wall_ms
 
+from kafka_marshal import TopicPartition as Place
 from kafka_marshal.protocol.granting import DEPTH_MAX_DEFAULT
 
 BATCH = 40
 AT_RISK = DEPTH_MAX_DEFAULT * BATCH
 DELIVERIES = ("alo", "amo")
 TEAM = {"w1": "fast", "w2": "kafka-python"}
-WORK_MS = 60_000
+WORK_MS = 120_000
+# From a look at the lease to the line in the journal, on a machine that is busy.
+GRACE_MS = 300
 
 
 @attrs.define
@@ -38,6 +41,7 @@ class Finding:
         takeover_ms: From the death of an owner to the claim of the next, each.
         handed_ms: From the death of an owner to work of the next, each.
         gap_ms: Longest time without work in any partition, each run.
+        gap_of_ms: The same by guarantee and transport.
         bare_gap_ms: The same of a bare producer and consumer, each run.
         kept: In how many runs no owner lost a claim; None where owners had to.
         records: Records processed.
@@ -56,6 +60,7 @@ class Finding:
     takeover_ms: list[int] = attrs.field(factory=list)
     handed_ms: list[int] = attrs.field(factory=list)
     gap_ms: list[int] = attrs.field(factory=list)
+    gap_of_ms: dict[str, list[int]] = attrs.field(factory=dict)
     bare_gap_ms: list[int] = attrs.field(factory=list)
     kept: int | None = None
     records: int = 0
@@ -87,6 +92,7 @@ class Ordeal:
         replication: int = 3,
         team: dict[str, str] = TEAM,
         has_true_time: bool = True,
+        is_exclusive: bool = True,
         prepare: Callable[[Domain], None] = lambda domain: None,
         domain_settings: dict | None = None,
         **settings: object,
@@ -94,7 +100,9 @@ class Ordeal:
         self.finding = finding
         self._team = team
         self._has_true_time = has_true_time
+        self._is_exclusive = is_exclusive
         self._stack = ExitStack()
+        self._replaced: set[str] = set()
         self.domain = Domain(
             servers,
             unique,
@@ -184,13 +192,19 @@ class Ordeal:
         """Note how long work stood still from then on, ours and the bare one's."""
         bare = [longest_gap_ms(seen, since_ms) for seen in self.stream.arrived.values()]
         self.finding.bare_gap_ms.append(max(bare))
-        ours = []
-        for fleet in self.fleets.values():
+        ours: dict[str, list[int]] = {}
+        for delivery, fleet in self.fleets.items():
             times: dict = {}
             for each in fleet.journal.handled:
-                times.setdefault(each.place, []).append(each.at_ms)
-            ours += [longest_gap_ms(seen, since_ms) for seen in times.values()]
-        self.finding.gap_ms.append(max(ours))
+                times.setdefault(each.place, []).append((each.at_ms, each.client_id))
+            for seen in times.values():
+                gap_ms = longest_gap_ms([at for at, _ in seen], since_ms)
+                # Whoever has it now is who was waited for.
+                who = f"{delivery} {self._team.get(seen[-1][1], 'another')}"
+                ours.setdefault(who, []).append(gap_ms)
+        for who, gaps in ours.items():
+            self.finding.gap_of_ms.setdefault(who, []).append(max(gaps))
+        self.finding.gap_ms.append(max(map(max, ours.values())))
 
     def note_kept(self, before: dict) -> None:
         """Note whether all claims are what they were."""
@@ -227,6 +241,25 @@ class Ordeal:
             self.finding.takeover_ms.append(max(claimed))
             self.finding.handed_ms.append(max(handed))
 
+    def judge_silence(self, since_ms: int, until_ms: int) -> None:
+        """Check L11: whoever could not renew since then has stopped within an H.
+
+        One record may have been in its hands.
+        """
+        first_ms = since_ms + self.finding.h_ms + GRACE_MS
+        assert first_ms < until_ms
+        for fleet in self.fleets.values():
+            late = Counter(
+                (each.client_id, each.place)
+                for each in fleet.journal.handled
+                if first_ms < each.at_ms < until_ms
+            )
+            assert max(late.values(), default=0) <= 1, late
+        self.finding.notes.append(
+            f"no work from {first_ms - since_ms} ms after the log stood still to its "
+            f"return after {until_ms - since_ms} ms"
+        )
+
     def settle(self) -> None:
         """Stop the stream, let all be worked off, and let everybody leave."""
         self.domain.produced.update(self.stream.stop())
@@ -245,7 +278,73 @@ class Ordeal:
             eventually(is_done, f"{group_id} reaches the end", WORK_MS)
         for fleet in self.fleets.values():
             for worker in fleet.workers:
-                worker.ask_to_end()
+                if worker.client_id not in self._replaced:
+                    worker.ask_to_end()
+
+    # --- where workers or the log itself may end
+
+    def replace_the_fallen(self) -> None:
+        """Start anew, under other names, whoever ended with an error; note why."""
+        for delivery, fleet in self.fleets.items():
+            for worker in list(fleet.workers):
+                if worker.is_running or worker.client_id in self._replaced:
+                    continue
+                failed = worker.journal.of("failed")
+                says = failed[-1]["kind"] if failed else worker.last_words()
+                self.finding.notes.append(
+                    f"{delivery} {worker.client_id} ended: {says}"
+                )
+                self._replaced.add(worker.client_id)
+                fleet.start(
+                    f"{worker.client_id}-again", transport=worker.settings["transport"]
+                )
+
+    def noticed(self, event: str) -> set[tuple[str, str]]:
+        """Return whose engine told of an event, as guarantee and client_id."""
+        return {
+            (delivery, line["client_id"])
+            for delivery, fleet in self.fleets.items()
+            for line in fleet.journal.of("observed", name=event)
+        }
+
+    def end_of(self, t: int) -> int:
+        """Return where a coordinating partition ends now."""
+        return self.stream.end(Place(self.domain.topic, t))
+
+    def settle_truncated(self) -> None:
+        """Settle and judge where the log lost what had been acknowledged.
+
+        What was confirmed may come again, for its confirmation is gone; at most
+        once only what readers gave the alarm for (PROTOCOL 7.5).
+        """
+        self.domain.forget_history()
+        self.settle()
+        for delivery, fleet in self.fleets.items():
+            journal, (topic,) = fleet.journal, self.topics(fleet)
+            self.finding.records += len(journal.handled)
+            doubled = journal.duplicated()
+            if delivery == "alo":
+                assert journal.lost(self.domain.of(topic)) == {}
+                self.finding.duplicates += sum(map(len, doubled.values()))
+                continue
+            exposed = [
+                line["fields"] for line in journal.of("observed", name="amo_exposed")
+            ]
+            unalarmed = {
+                place: [
+                    offset
+                    for offset in offsets
+                    if not any(
+                        str(place) in each["key"]
+                        and each["first"] <= offset <= each["last"]
+                        for each in exposed
+                    )
+                ]
+                for place, offsets in doubled.items()
+            }
+            count = sum(map(len, doubled.values()))
+            self.finding.notes.append(f"at most once: {count} twice, {exposed} alarmed")
+            assert not any(unalarmed.values()), unalarmed
 
     # --- the judgement
 
@@ -260,7 +359,9 @@ class Ordeal:
             group_id, journal = fleet.settings["group_id"], fleet.journal
             (topic,) = self.topics(fleet)
             found.records += len(journal.handled)
-            found.stale_hands += judge_overlaps(journal, history, group_id)
+            found.stale_hands += judge_overlaps(
+                journal, history, group_id, late_max=1 if self._is_exclusive else None
+            )
             lost = journal.lost(self.domain.of(topic))
             if delivery == "alo":
                 found.losses += sum(map(len, lost.values()))

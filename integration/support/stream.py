@@ -94,9 +94,10 @@ class Stream:
             thread.join(LOOK_S)
         assert self._producer.flush(60) == 0, "records that nobody took"
         assert not self._failed, self._failed[:3]
-        return {place: self._end(place) for place in self._places}
+        return {place: self.end(place) for place in self._places}
 
-    def _end(self, place: Place) -> int:
+    def end(self, place: Place) -> int:
+        """Return where a partition ends now; any partition of the cluster."""
         deadline = time.monotonic() + 30
         while True:
             try:

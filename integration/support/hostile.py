@@ -1,0 +1,107 @@
+"""Records that nobody honest would write, for the coordination topic."""
+
+import random
+import threading
+from collections.abc import Iterable, Iterator
+from typing import Self
+
+from confluent_kafka import Producer
+
+from kafka_marshal.protocol.codec import encode
+from kafka_marshal.protocol.records import (
+    ClaimingMessages,
+    ClaimingPartition,
+    Heartbeat,
+    ReleaseGroup,
+    ReleasingPartition,
+)
+from kafka_marshal.protocol.types import Key
+
+SLICE_S = 0.02
+END_S = 10.0
+
+
+def hostile_values(keys: Iterable[Key], *, seed: int) -> Iterator[bytes | None]:
+    """Yield values for ever: rubbish, torn frames, and an impostor's records.
+
+    The impostor names the keys that others hold, and their epochs as far as it can
+    guess; all it lacks is their incarnation.
+    """
+    chance = random.Random(seed)
+    keys, me, seq = list(keys), chance.randbytes(16), 0
+    while True:
+        seq += 1
+        key = chance.choice(keys)
+        who = ("w1", key.group_id, me, seq)
+        where = (key.topic, key.partition)
+        epoch = chance.randrange(50)
+        honest = [
+            Heartbeat(*who, *where, epoch, 1 << 40, True),
+            ClaimingPartition(*who, 1, *where, None, None, None, None),
+            ReleasingPartition(*who, *where, epoch, 1 << 40, None, None),
+            ClaimingMessages(*who, *where, epoch, me, 0, 1 << 30),
+            # Long over before it is said: it pauses nobody.
+            ReleaseGroup(*who, chance.randbytes(16), 1, None),
+            # Of a group of its own: legal, and a strain on the limits.
+            ClaimingPartition(
+                "x", f"flood-{chance.randrange(500)}", me, seq, 1, *where, *[None] * 4
+            ),
+        ]
+        frame = encode(chance.choice(honest))
+        yield chance.choice(
+            [
+                frame,
+                frame[: chance.randrange(len(frame))],
+                frame + b"\0",
+                b"\x02" + frame[1:],
+                frame[:1] + bytes([chance.randrange(18, 128)]) + frame[2:],
+                chance.randbytes(chance.randrange(2_000)),
+                b"\x01\x01\x00" + b"\x91" * 40_000,
+                b"",
+                None,
+            ]
+        )
+
+
+class Flood:
+    """Writes such records into every partition of a topic, as fast as told.
+
+    Attributes:
+        sent: How many so far.
+    """
+
+    def __init__(
+        self,
+        servers: str,
+        topic: str,
+        *,
+        partitions: int,
+        values: Iterator[bytes | None],
+        each_second: int,
+    ) -> None:
+        self.sent = 0
+        self._topic, self._partitions, self._values = topic, partitions, values
+        self._producer = Producer({"bootstrap.servers": servers, "linger.ms": 20})
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="flood", daemon=True)
+        self._each = max(1, round(each_second * SLICE_S))
+
+    def _run(self) -> None:
+        while not self._is_over.wait(SLICE_S):
+            for _ in range(self._each):
+                self._producer.produce(
+                    self._topic,
+                    next(self._values),
+                    partition=self.sent % self._partitions,
+                )
+                self.sent += 1
+            self._producer.poll(0)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._is_over.set()
+        self._thread.join(END_S)
+        self._producer.flush(END_S)

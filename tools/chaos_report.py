@@ -1,0 +1,177 @@
+"""Make one report of what scenarios of `make chaos` found, as JSON and as a page.
+
+Run as ``python tools/chaos_report.py DIRECTORY``: reads ``findings/*.json`` there,
+writes ``report.json`` and ``report.html``, prints one line for each fault.
+"""
+
+import json
+import math
+import os
+import platform
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment
+
+FIGURE_TAKEOVER_MS = 500
+FIGURE_GAP_MS = 1_000
+FIGURE_KEPT = 0.99
+
+PAGE = """<!doctype html>
+<html lang="en"><meta charset="utf-8"><title>Real faults on three brokers</title>
+<style>
+body { font: 15px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 80em; }
+table { border-collapse: collapse; width: 100%; }
+th, td { border-bottom: 1px solid #ccc; padding: .3em .6em; text-align: right; }
+th:first-child, td:first-child, td.text, th.text { text-align: left; }
+.failed { background: #fdd; } .skipped { color: #777; } small { color: #555; }
+</style>
+<h1>Real faults on three brokers</h1>
+<p>{{ run.at }}, commit {{ run.commit }}, {{ run.machine }}, load {{ run.load }}.
+<b>{{ totals.failed }} failed, {{ totals.passed }} passed,
+{{ totals.skipped }} skipped.</b> Losses: {{ totals.losses }}; violations:
+{{ totals.failed }}.</p>
+<p>Two workers in each of two groups, one at least once and one at most once, on both
+transports, under a steady stream. <i>Gap</i>: the longest that any partition had no
+work; <i>alone</i>: the same of a bare producer and consumer in the same run, so what
+the brokers themselves took. <i>Repeats</i> (at least once) all lie within the bound of
+what was handled since the last accepted position. <i>Unprocessed</i> (at most once) was
+granted to an owner that died, within {{ bound }} of one claim. <i>In hand</i>: records
+that an owner was in the middle of when its successor began. Times are in ms.</p>
+<table>
+<tr><th class="text">Fault<th>H<th>Runs<th>Takeover p50<th>p99<th>max<th>Work p99
+<th>Gap p50<th>max<th>Alone max<th>Within +1 s<th>Claims kept<th>Records<th>Repeats
+<th>Unprocessed<th>In hand<th>Losses<th class="text">Verdict</tr>
+{% for row in rows %}
+<tr class="{{ row.verdict.partition(':')[0] }}">
+<td><b>{{ row.name }}</b><br><small>{{ row.title }}</small></td>
+<td>{{ row.h_ms }}</td><td>{{ row.runs }}</td>
+<td>{{ row.takeover.p50 }}</td><td>{{ row.takeover.p99 }}</td>
+<td>{{ row.takeover.max }}</td><td>{{ row.handed.p99 }}</td>
+<td>{{ row.gap.p50 }}</td><td>{{ row.gap.max }}</td><td>{{ row.bare_gap.max }}</td>
+<td>{{ row.within }}</td><td>{{ row.kept }}</td><td>{{ row.records }}</td>
+<td>{{ row.duplicates }}</td>
+<td>{{ row.unprocessed }}</td><td>{{ row.stale_hands }}</td><td>{{ row.losses }}</td>
+<td class="text">{{ row.verdict }}{% for note in row.notes %}<br>
+<small>{{ note }}</small>{% endfor %}</td></tr>
+{% endfor %}
+</table>
+<h2>Figures</h2>
+<table><tr><th class="text">What<th class="text">Must reach<th class="text">Reached
+<th class="text">Met</tr>
+{% for row in figures %}<tr><td>{{ row.what }}</td><td class="text">{{ row.must }}</td>
+<td class="text">{{ row.reached }}</td><td class="text">{{ row.met }}</td></tr>
+{% endfor %}</table></html>
+"""
+
+
+def spread(values: list[int]) -> dict[str, Any]:
+    """Return median, 99th percentile (nearest rank) and maximum; dashes for none."""
+    if not values:
+        return {"count": 0, "p50": "-", "p99": "-", "max": "-"}
+    row = sorted(values)
+    rank = {p: row[math.ceil(p / 100 * len(row)) - 1] for p in (50, 99)}
+    return {"count": len(row), "p50": rank[50], "p99": rank[99], "max": row[-1]}
+
+
+def summed(found: dict[str, Any]) -> dict[str, Any]:
+    """Return one row of the report for one finding."""
+    gaps, bare = found.get("gap_ms", []), found.get("bare_gap_ms", [])
+    pairs = list(zip(gaps, bare, strict=False))
+    within = sum(ours <= alone + FIGURE_GAP_MS for ours, alone in pairs)
+    runs, kept = found.get("runs", 0), found.get("kept")
+    plain = ("records", "duplicates", "unprocessed", "stale_hands", "losses")
+    return {
+        "name": found["name"],
+        "title": found["title"],
+        "verdict": found["verdict"],
+        "h_ms": found.get("h_ms", "-"),
+        "runs": runs or "-",
+        "takeover": spread(found.get("takeover_ms", [])),
+        "handed": spread(found.get("handed_ms", [])),
+        "gap": spread(gaps),
+        "bare_gap": spread(bare),
+        "within": f"{within}/{len(pairs)}" if pairs else "-",
+        "kept": "-" if kept is None else f"{kept}/{runs}",
+        "notes": found.get("notes", []),
+        **{name: found.get(name, "-") for name in plain},
+    }
+
+
+def figures(findings: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return what is demanded of takeovers and of a leader's death, and what came."""
+    rows = []
+    if kills := findings.get("client_kill", {}).get("takeover_ms"):
+        limit_ms = 2 * findings["client_kill"]["h_ms"] + FIGURE_TAKEOVER_MS
+        p99 = spread(kills)["p99"]
+        rows.append(
+            {
+                "what": "takeover of a killed consumer's partitions",
+                "must": f"p99 <= 2H + 0.5 s = {limit_ms} ms over >= 200 kills",
+                "reached": f"{p99} ms over {len(kills)} kills",
+                "met": p99 <= limit_ms and len(kills) >= 200,  # noqa: PLR2004
+            }
+        )
+    if (death := findings.get("leader_kill", {})).get("gap_ms"):
+        kept, runs = death["kept"], death["runs"]
+        pairs = list(zip(death["gap_ms"], death["bare_gap_ms"], strict=True))
+        over = max(ours - alone for ours, alone in pairs)
+        rows += [
+            {
+                "what": "leader SIGKILL: all healthy owners keep their claims",
+                "must": "in >= 99 % of runs",
+                "reached": f"{kept} of {runs}",
+                "met": kept >= FIGURE_KEPT * runs,
+            },
+            {
+                "what": "leader SIGKILL: handing out resumes",
+                "must": "within the brokers' own failover + 1 s",
+                "reached": f"at most {over} ms after it",
+                "met": over <= FIGURE_GAP_MS,
+            },
+        ]
+    return rows
+
+
+def main() -> int:
+    """Write the report; return 1 where a fault broke something."""
+    folder = Path(sys.argv[1])
+    paths = sorted((folder / "findings").glob("*.json"))
+    found = {path.stem: json.loads(path.read_text()) for path in paths}
+    rows = [summed(each) for each in found.values()]
+    verdicts = [row["verdict"].partition(":")[0] for row in rows]
+    git = ["git", "rev-parse", "--short", "HEAD"]
+    done = subprocess.run(git, capture_output=True, text=True, check=False, timeout=30)
+    cores = os.cpu_count()
+    report = {
+        "run": {
+            "at": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+            "commit": done.stdout.strip() or "unknown",
+            "machine": f"{platform.system()} {platform.release()}, {cores} cores",
+            "load": ", ".join(f"{load:.1f}" for load in os.getloadavg()),
+        },
+        "totals": {
+            **{kind: verdicts.count(kind) for kind in ("passed", "failed", "skipped")},
+            "losses": sum(each.get("losses", 0) for each in found.values()),
+        },
+        "figures": figures(found),
+        "rows": rows,
+        "findings": found,
+    }
+    (folder / "report.json").write_text(json.dumps(report, indent=2) + "\n")
+    bound = "depth x batch = 4 x 40 records"
+    page = Environment(autoescape=True).from_string(PAGE)
+    (folder / "report.html").write_text(page.render(report, bound=bound))
+    for row in rows:
+        print(f"{row['name']:20} {row['verdict'].splitlines()[0][:58]}")
+    for row in report["figures"]:
+        print(f"{row['what']}: {row['reached']} ({row['must']})")
+    print(f"written: {folder / 'report.json'}, {folder / 'report.html'}")
+    return 0 if rows and not report["totals"]["failed"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
