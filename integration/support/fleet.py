@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from journal import Journal
-from waiting import eventually
+from waiting import WAIT_MS, eventually
 
 PROGRAM = Path(__file__).with_name("worker_program.py")
 
@@ -62,7 +62,9 @@ class Worker:
     def journal(self) -> Journal:
         return Journal.read(self.journal_path)
 
-    def wait_for(self, event: str, **fields: object) -> dict:
+    def wait_for(
+        self, event: str, *, timeout_ms: int = WAIT_MS, **fields: object
+    ) -> dict:
         """Wait until the worker has written such a line; return the first."""
 
         def look():
@@ -70,7 +72,8 @@ class Worker:
             assert lines or self._process.poll() is None, self.last_words()
             return lines
 
-        return eventually(look, f"{self.client_id} writes {event} {fields}")[0]
+        what = f"{self.client_id} writes {event} {fields}"
+        return eventually(look, what, timeout_ms)[0]
 
     def signal(self, number: signal.Signals) -> None:
         os.kill(self.pid, number)
