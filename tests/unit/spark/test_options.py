@@ -10,12 +10,14 @@ import pytest
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.protocol.types import TopicPartition
 from kafka_marshal.spark.options import (
+    BATCH_ONLY,
     EARLIEST,
     ISOLATION,
     LATEST,
     NAMES,
     RACK,
     SERVERS,
+    STREAM_ONLY,
     Bound,
     parse,
 )
@@ -260,9 +262,32 @@ def test_names_are_in_order_and_once():
     assert list(NAMES) == sorted(NAMES, key=str.lower)
 
 
-def test_the_documented_options_are_those_that_are_known():
+def documented():
+    """Return for whom each option is, and its default, by the documents."""
     root = next(p for p in Path(__file__).parents if (p / "docs").is_dir())
     page = (root / "docs" / "SPARK.md").read_text()
     rows = page.split("<!-- table: spark options -->")[1].split("\n\n")[0]
-    told = re.findall(r"^\| `([^`]+)` \|", rows, re.MULTILINE)
-    assert sorted(told) == sorted({*NAMES, SERVERS, ISOLATION, RACK})
+    cells = re.findall(r"^\| `([^`]+)` \| (\w+) \| ([^|]+) \|", rows, re.MULTILINE)
+    return {name: (users, default) for name, users, default in cells}
+
+
+def test_the_documented_options_are_those_that_are_known():
+    found = documented()
+    assert sorted(found) == sorted({*NAMES, SERVERS, ISOLATION, RACK})
+    for name, (users, _) in found.items():
+        one = {"stream": STREAM_ONLY, "batch": (*BATCH_ONLY, "assign")}
+        assert (name in one["stream"]) == (users == "stream"), name
+        assert (name in one["batch"]) == (users == "batch"), name
+
+
+def test_the_documented_defaults_change_nothing():
+    """What is said to be the default may be given, and means the same."""
+    base = BASE | {"subscribe": "t", "group": "g", "minOffsetsPerTrigger": "1"}
+    literal = {
+        name: default.strip("`")
+        for name, (_, default) in documented().items()
+        if default.startswith("`")
+    }
+    assert len(literal) > 10
+    for name, default in literal.items():
+        assert parse(base | {name: default}) == parse(base), name
