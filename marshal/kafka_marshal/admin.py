@@ -25,6 +25,7 @@ from kafka_marshal.errors import (
     LogUnwritable,
     TopicMisconfigured,
 )
+from kafka_marshal.identity import home_of
 from kafka_marshal.kafka_io import (
     Choice,
     ClusterInfo,
@@ -47,6 +48,7 @@ from kafka_marshal.protocol.records import (
 from kafka_marshal.protocol.state import Pause, WorldState
 from kafka_marshal.protocol.transition import ACCEPTED
 from kafka_marshal.protocol.types import Key
+from kafka_marshal.snapshots import open_store
 from kafka_marshal.views import World
 
 TIMEOUT_MS = 30_000
@@ -351,7 +353,9 @@ class Admin:
         if self._follower is None:
             log = open_coordination_log(self._settings, timeout_ms=self._timeout_ms)
             self._cluster_id = log.cluster_id
-            self._follower = Follower(log, self._clock)
+            store = open_store(home_of(None), log.cluster_id, topic_id=log.topic_id)
+            sources = () if store is None else (store,)
+            self._follower = Follower(log, self._clock, sources=sources)
         return self._follower
 
     def _worlds(self) -> tuple[Config, list[WorldState]]:

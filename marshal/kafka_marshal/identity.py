@@ -42,6 +42,17 @@ def state_home() -> Path:
     return Path(base) / "kafka-marshal"
 
 
+def home_of(state_dir: str | Path | None) -> Path | None:
+    """Return the directory that a setting means; None where it says to keep nothing.
+
+    Args:
+        state_dir: A directory, None for the user's, ``""`` for none.
+    """
+    if state_dir is None:
+        return state_home()
+    return Path(state_dir) if str(state_dir) else None
+
+
 _held: set[int] = set()
 
 

@@ -13,7 +13,7 @@ from kafka_marshal.engine import Engine, Holding, Session, Subscription
 from kafka_marshal.engine.faces import EngineFace, SessionFace
 from kafka_marshal.engine.replica import Glance
 from kafka_marshal.errors import ConfigurationError
-from kafka_marshal.identity import Identity, state_home
+from kafka_marshal.identity import Identity, home_of
 from kafka_marshal.kafka_io import ConnectionSettings
 from kafka_marshal.ports import Observer
 from kafka_marshal.protocol.claiming import Claimant, PreviousLife
@@ -93,6 +93,7 @@ class Terms:
         state_dir: Where the identity is kept; None for the user's directory.
         check_topic: Whether to refuse an unsafe coordination topic.
         mirror_offsets: Whether positions are also committed in Kafka.
+        checkpoint_interval_ms: How often to write checkpoints; 0 = never.
         timeout_ms: When to give up.
     """
 
@@ -102,6 +103,7 @@ class Terms:
     state_dir: str | Path | None
     check_topic: bool
     mirror_offsets: bool
+    checkpoint_interval_ms: int
     timeout_ms: int
 
 
@@ -122,7 +124,12 @@ class DirectLink:
         self._runtime = runtimes.acquire(
             settings,
             partial(
-                runtimes.Runtime.open, settings, observer, timeout_ms=terms.timeout_ms
+                runtimes.Runtime.open,
+                settings,
+                observer,
+                timeout_ms=terms.timeout_ms,
+                state_home=home_of(terms.state_dir),
+                checkpoint_interval_ms=terms.checkpoint_interval_ms,
             ),
         )
         self._runtime.observers.add(observer)
@@ -158,9 +165,9 @@ class DirectLink:
 
     def _take_identity(self) -> tuple[PreviousLife, ...]:
         state_dir = self._terms.state_dir
-        if state_dir is not None and not str(state_dir):
+        home = home_of(state_dir)
+        if home is None:
             return ()
-        home = state_home() if state_dir is None else Path(state_dir)
         context = self._runtime.engine.context
         try:
             self._identity = Identity.take(

@@ -6,14 +6,19 @@ groups; the last one to close ends it.
 """
 
 import os
+import re
+import socket
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import attrs
 
 from kafka_marshal.clock import SystemClock, SystemEntropy, ThreadBackground
 from kafka_marshal.engine import Engine, Ports
+from kafka_marshal.engine.checkpointing import INTERVAL_MS_DEFAULT, CheckpointRule
 from kafka_marshal.engine.engine import POLL_MS_MAX
+from kafka_marshal.engine.finding import LogCheckpoints
 from kafka_marshal.errors import TopicMisconfigured
 from kafka_marshal.kafka_io import (
     ConnectionSettings,
@@ -25,6 +30,7 @@ from kafka_marshal.kafka_io import (
 )
 from kafka_marshal.observability import FanOut
 from kafka_marshal.ports import Observer
+from kafka_marshal.snapshots import open_store
 
 CLOSE_MS = 5_000
 
@@ -60,6 +66,8 @@ class Runtime:
         *,
         timeout_ms: int,
         read_ms: int | None = None,
+        state_home: Path | None = None,
+        checkpoint_interval_ms: int = INTERVAL_MS_DEFAULT,
         on_connected: Callable[[Engine], None] | None = None,
     ) -> "Runtime":
         """Connect, start the engine's thread and read the log to its end.
@@ -69,6 +77,10 @@ class Runtime:
             observer: Receives events until it is open.
             timeout_ms: When to give up connecting.
             read_ms: When to give up reading, where that is another time.
+            state_home: Directory in which to keep states for later starts; None
+                keeps none, and reads the log from its start.
+            checkpoint_interval_ms: How often to write checkpoints where nobody else
+                does; 0 = never.
             on_connected: Called in between.
 
         Raises:
@@ -89,7 +101,15 @@ class Runtime:
             background=ThreadBackground(),
             observer=observers,
         )
-        engine = Engine(ports, cluster_id=log.cluster_id)
+        store = open_store(state_home, log.cluster_id, topic_id=log.topic_id)
+        engine = Engine(
+            ports,
+            cluster_id=log.cluster_id,
+            sources=(LogCheckpoints(),),
+            store=store,
+        )
+        rule = CheckpointRule(interval_ms=checkpoint_interval_ms)
+        engine.write_checkpoints(_writer_id(), rule)
         runtime = cls(engine, ports, log.description, observers, transport)
         try:
             if on_connected is not None:
@@ -138,6 +158,9 @@ class Runtime:
         self._is_stopping = True
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout=CLOSE_MS / 1000)
+        if self.engine.failure is None:
+            with self.engine.changed:
+                self.engine.saver.save_all()
         self.ports.log.close(CLOSE_MS)
         self.ports.background.close(CLOSE_MS)
         self.ports.data.close(CLOSE_MS)
@@ -145,6 +168,12 @@ class Runtime:
     def _run(self) -> None:
         while not self._is_stopping and self.engine.failure is None:
             self.engine.step(POLL_MS_MAX)
+
+
+def _writer_id() -> str:
+    """Return who this process is where it writes checkpoints."""
+    host = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())[:150] or "host"
+    return f"{host}:{os.getpid()}"
 
 
 _lock = threading.Lock()

@@ -5,6 +5,8 @@ moment it was asked.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -12,8 +14,11 @@ from kafka_marshal.clock import SystemClock
 from kafka_marshal.engine.agreement import agreed_config
 from kafka_marshal.engine.follower import Follower
 from kafka_marshal.engine.replica import Replica
+from kafka_marshal.engine.saving import capture
 from kafka_marshal.errors import CoordinationError, DeadlineExceeded
+from kafka_marshal.identity import home_of
 from kafka_marshal.kafka_io import ConnectionSettings, open_coordination_log
+from kafka_marshal.kafka_io.topiclog import TopicLog
 from kafka_marshal.protocol.codec import decode
 from kafka_marshal.protocol.freshness import Freshness, freshness
 from kafka_marshal.protocol.losses import LIVE, Loss, LossBook
@@ -22,10 +27,14 @@ from kafka_marshal.protocol.records import Config, ReleaseGroup
 from kafka_marshal.protocol.state import KeyState, WorldState
 from kafka_marshal.protocol.types import Key, LogEntry
 from kafka_marshal.protocol.world import world_to_object
+from kafka_marshal.snapshots import SnapshotFolder, open_store
 
 TIMEOUT_MS = 30_000
 POLL_MS = 100
+CLOSE_MS = 5_000
 REASONS_MAX = 1_000
+# Whoever had to read as much keeps the state, so that the next need not.
+KEEP_ENTRIES_MIN = 20_000
 # Frame version, record type and record version of a ReleaseGroup (PROTOCOL 3.1).
 _RELEASE_GROUP_HEAD = b"\x01\x05\x00"
 
@@ -64,6 +73,7 @@ class World:
         coordination_topic: str = "__marshal",
         options: Mapping[str, Any] | None = None,
         transport: str = "auto",
+        state_dir: str | Path | None = None,
         timeout_ms: int = TIMEOUT_MS,
     ) -> "World":
         """Read the log to its end and return the world now."""
@@ -72,6 +82,7 @@ class World:
             coordination_topic=coordination_topic,
             options=options,
             transport=transport,
+            state_dir=state_dir,
             timeout_ms=timeout_ms,
         )
 
@@ -85,6 +96,7 @@ class World:
         coordination_topic: str = "__marshal",
         options: Mapping[str, Any] | None = None,
         transport: str = "auto",
+        state_dir: str | Path | None = None,
         timeout_ms: int = TIMEOUT_MS,
     ) -> "World":
         """Return the world as of an offset or a time, by default now.
@@ -97,6 +109,8 @@ class World:
             coordination_topic: Name of the coordination topic.
             options: Security and connection options.
             transport: ``auto``, ``fast`` or ``kafka-python``; see ``Marshal``.
+            state_dir: Where states are kept that spare reading the whole log, in
+                views of now; None for the user's, ``""`` for none.
             timeout_ms: When to give up.
 
         Raises:
@@ -110,14 +124,16 @@ class World:
         log = open_coordination_log(
             settings, heartbeat_interval_ms=None, timeout_ms=timeout_ms
         )
-        follower = Follower(log, clock)
-        prefix = Prefix(offset, time_ms)
-        try:
-            follower.catch_up(timeout_ms, accept=prefix.accept)
-        finally:
-            follower.close()
-        now_ms, wall_ms = clock.now_ms(), clock.wall_ms()
         live = offset is None and time_ms is None
+        home = home_of(state_dir) if live else None
+        store = open_store(home, log.cluster_id, topic_id=log.topic_id)
+        try:
+            follower, prefix = _read(
+                log, Prefix(offset, time_ms), store=store, timeout_ms=timeout_ms
+            )
+        finally:
+            log.close(CLOSE_MS)
+        now_ms, wall_ms = clock.now_ms(), clock.wall_ms()
         elapsed = {
             t: elapsed_ms_of(replica, now_ms, wall_ms=wall_ms) if live else 0
             for t, replica in follower.replicas.items()
@@ -172,6 +188,28 @@ class World:
         """Judge an owner by that age; the log itself may judge it fresher."""
         age_ms = self.estimated_age_ms(world, known)
         return freshness(age_ms, known.heartbeat_interval_ms)
+
+
+def _read(
+    log: TopicLog, prefix: "Prefix", *, store: SnapshotFolder | None, timeout_ms: int
+) -> tuple[Follower, "Prefix"]:
+    """Read the log to its end, from states that are kept if there are some."""
+    clock = SystemClock()
+    follower = Follower(log, clock, sources=() if store is None else (store,))
+    follower.catch_up(timeout_ms, accept=prefix.accept)
+    if follower.began_paused:
+        # Why a group was paused stands in the log alone.
+        log.read_from(log.start_offsets(timeout_ms))
+        prefix = Prefix(None, None)
+        follower = Follower(log, clock)
+        follower.catch_up(timeout_ms, accept=prefix.accept)
+    if store is not None:
+        for world in follower.worlds:
+            count = world.next_offset - follower.began_at.get(world.partition, 0)
+            if count >= KEEP_ENTRIES_MIN and world.halted is None:
+                with suppress(OSError):  # the next look reads as much again
+                    store.save(capture(world, source="this process"))
+    return follower, prefix
 
 
 def elapsed_ms_of(replica: Replica, now_ms: int, *, wall_ms: int) -> int:

@@ -12,10 +12,14 @@ class Shelf:
     def __init__(self, *states):
         self.states = {state.partition: state for state in states}
         self.asked = []
+        self.discarded = []
 
     def find(self, wanted, *, log, timeout_ms):
         self.asked.append(sorted(wanted))
         return {t: each for t, each in self.states.items() if t in wanted}
+
+    def discard(self, state):
+        self.discarded.append(state.partition)
 
 
 def kept(world, **changes) -> KeptState:

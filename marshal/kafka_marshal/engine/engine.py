@@ -23,6 +23,7 @@ from .context import Context, Ports
 from .rebuilding import Rebuilder
 from .replica import Replica, check_halt
 from .restoring import KeptStates
+from .saving import Saver, StateStore
 from .session import Session
 from .tickets import Tickets
 
@@ -54,6 +55,7 @@ class Engine:
         lock: The lock of ``changed``; alone it costs a third, once a record.
         context: Ports, replicas and, once ready, the Config.
         tickets: Requests for offsets on behalf of others.
+        saver: Has states kept for later starts.
         rebuilder: Begins partitions, and begins them anew.
         failure: Set once the engine can go no further; its sessions are fenced.
     """
@@ -64,6 +66,7 @@ class Engine:
         *,
         cluster_id: str | None = None,
         sources: Sequence[KeptStates] = (),
+        store: StateStore | None = None,
     ) -> None:
         """Start with nothing read.
 
@@ -72,6 +75,7 @@ class Engine:
             cluster_id: Cluster that the Config must be of; None goes unchecked.
             sources: Where states may be kept from which to go on, in the order in
                 which to ask.
+            store: Where to keep states of our own, asked before all of these.
         """
         now_ms = ports.clock.now_ms()
         count = ports.log.partition_count
@@ -80,7 +84,9 @@ class Engine:
         self.changed = threading.Condition(self.lock)
         self.context = Context(ports, replicas)
         self.tickets = Tickets(self.context)
-        self.rebuilder = Rebuilder(self.context, self.tickets, sources=sources)
+        kept = sources if store is None else (store, *sources)
+        self.rebuilder = Rebuilder(self.context, self.tickets, sources=kept)
+        self.saver = Saver(self.context, store)
         self.failure: MarshalError | None = None
         self._cluster_id = cluster_id
         self._catch_ups: list[_CatchUp] = []
@@ -145,7 +151,7 @@ class Engine:
         """
         entries: list[tuple[int, LogEntry]] = []
         try:
-            entries += self._begin_due()
+            self._begin_due()
             self._ask_for_ends()
             wait_ms = min(timeout_ms, self._until_due_ms())
             entries += self.context.ports.log.poll(wait_ms)
@@ -163,6 +169,7 @@ class Engine:
         except MarshalError as error:
             self._fail(error)
             return
+        entries = self.rebuilder.take_aside() + entries
         with self.changed:
             try:
                 self._timed_round(entries)
@@ -215,6 +222,7 @@ class Engine:
             for session in list(self._sessions.values()):
                 session.tick(now_ms)
             self._audit(now_ms)
+            self.saver.drive(now_ms)
 
     def _audit(self, now_ms: int) -> None:
         """Stop everything if a claim is in use that the fold does not give us.
@@ -335,14 +343,15 @@ class Engine:
 
     # --- start
 
-    def _begin_due(self) -> list[tuple[int, LogEntry]]:
-        """Find where partitions begin; return what came of others meanwhile."""
+    def _begin_due(self) -> None:
+        """Find where partitions begin that have no place yet."""
         if not self.rebuilder.is_due(self.context.now_ms):
-            return []
-        found, ends, aside = self.rebuilder.look()
+            return
+        found, ends = self.rebuilder.look()
         with self.changed:
             self.rebuilder.begin(found, ends, now_ms=self.context.now_ms)
-        return aside
+            for partition, restored in found.items():
+                self.saver.note(partition, restored.world.next_offset)
 
     def _lose(self, partition: int, error: LogTruncated) -> None:
         """Drop what was known of a T whose log went back; the others go on."""

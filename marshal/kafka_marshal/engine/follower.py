@@ -1,6 +1,6 @@
 """Reads the whole coordination log without taking part: for admins and views."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import attrs
 
@@ -13,6 +13,7 @@ from kafka_marshal.protocol.transition import Transition
 from kafka_marshal.protocol.types import LogEntry
 
 from .replica import Replica, check_halt
+from .restoring import KeptStates, restore
 
 POLL_MS = 100
 
@@ -37,9 +38,23 @@ class Follower:
 
     Attributes:
         replicas: One per coordinating partition.
+        began_at: Offset of the kept state that each was gone on from, if any.
+        began_paused: Whether a group was paused in one of them.
     """
 
-    def __init__(self, log: CoordinationLog, clock: Clock) -> None:
+    def __init__(
+        self, log: CoordinationLog, clock: Clock, *, sources: Sequence[KeptStates] = ()
+    ) -> None:
+        """Stand at the log's start, or at states to go on from once it reads.
+
+        Args:
+            log: The log, of which nothing was read yet.
+            clock: Local time.
+            sources: Where states may be kept, in the order in which to ask.
+        """
+        self._sources = sources
+        self.began_at: dict[int, int] = {}
+        self.began_paused = False
         self._log = log
         self._clock = clock
         self._awaited: list[tuple[Record, Awaited]] = []
@@ -70,6 +85,7 @@ class Follower:
             LogUnreadable: The log cannot be read.
         """
         try:
+            self._restore()
             entries = self._log.poll(timeout_ms)
         except CoordinationError as error:
             if not error.retriable:
@@ -145,6 +161,26 @@ class Follower:
     def close(self, timeout_ms: int = 5_000) -> None:
         """Let go of the log."""
         self._log.close(timeout_ms)
+
+    def _restore(self) -> None:
+        """Go on from kept states, where there are some; once."""
+        if not self._sources:
+            return
+        found = restore(
+            self._log,
+            self.replicas,
+            sources=self._sources,
+            on_unfit=lambda *_: None,
+        )
+        self._sources = ()
+        now_ms = self._clock.now_ms()
+        for t, restored in found.items():
+            self.replicas[t].begin(restored.world, now_ms)
+            if restored.source is not None:
+                self.began_at[t] = restored.world.next_offset
+                groups = restored.world.groups.values()
+                if any(group.pause is not None for group in groups):
+                    self.began_paused = True
 
     def _step_until(
         self,

@@ -68,6 +68,7 @@ class Rebuilder:
         # What was granted by a log that is gone: by T, each key and its owner then.
         self._lost: dict[int, dict[Key, tuple[Owner | None, int]]] = {}
         self._owed: list[_Owed] = []
+        self._aside: list[tuple[int, LogEntry]] = []
         self._retry_at_ms = 0
         # The last state of each T that was told of as unfit.
         self._told: dict[int, tuple[str, int]] = {}
@@ -86,14 +87,12 @@ class Rebuilder:
             bool(self.amnesiac) and now_ms >= self._retry_at_ms
         )
 
-    def look(
-        self,
-    ) -> tuple[dict[int, Restored], dict[int, int], list[tuple[int, LogEntry]]]:
+    def look(self) -> tuple[dict[int, Restored], dict[int, int]]:
         """Find where the partitions begin that have no place yet; needs no lock.
 
         Returns:
-            Where each begins, how far each is to be read, and entries of others
-            that came meanwhile.
+            Where each begins, and how far each is to be read. What came of others
+            meanwhile is for ``take_aside``.
 
         Raises:
             CoordinationError: The log did not answer; try again.
@@ -102,15 +101,21 @@ class Rebuilder:
         if self._context.config is not None:
             self._topic.require_same()
         positions = log.positions()
-        found, aside = restore(
+        found = restore(
             log,
             self._unplaced | self.amnesiac.keys(),
             sources=self.sources,
             places={t: positions[t] for t in self.amnesiac},
             on_unfit=self._on_unfit,
+            aside=self._aside,
         )
         ends = log.end_offsets(ASK_MS_MAX)
-        return found, {t: ends[t] for t in found}, aside
+        return found, {t: ends[t] for t in found}
+
+    def take_aside(self) -> list[tuple[int, LogEntry]]:
+        """Return what came of other partitions while some were looked for."""
+        aside, self._aside = self._aside, []
+        return aside
 
     def begin(
         self, found: Mapping[int, Restored], ends: Mapping[int, int], *, now_ms: int

@@ -5,7 +5,7 @@ shows that it still leads up to where the state was taken.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import attrs
 
@@ -15,6 +15,8 @@ from kafka_marshal.protocol.records import SUPPORTED_LEVEL
 from kafka_marshal.protocol.snapshot import digest, from_bytes
 from kafka_marshal.protocol.state import WorldState
 from kafka_marshal.protocol.types import LogEntry
+
+from .soft import soft_from_bytes
 
 ASK_MS_MAX = 10_000
 POLL_MS = 100
@@ -36,6 +38,7 @@ class KeptState:
         is_in_log: Whether it was found in this very log, at ``offset`` or behind
             it: then no truncation can have parted the two. Any other is believed
             only if the entry before ``offset`` is still of ``leader_epoch``.
+        soft: Soft state as bytes (``soft``), if that was kept along.
     """
 
     partition: int
@@ -45,6 +48,7 @@ class KeptState:
     state: bytes = attrs.field(repr=False)
     source: str
     is_in_log: bool = False
+    soft: bytes | None = attrs.field(default=None, repr=False)
 
 
 class KeptStates(Protocol):
@@ -66,6 +70,15 @@ class KeptStates(Protocol):
         Raises:
             CoordinationError: The log did not answer; it is tried again.
         """
+        ...
+
+
+@runtime_checkable
+class Discards(Protocol):
+    """A source that is told what does not fit, so that it need not offer it again."""
+
+    def discard(self, state: KeptState) -> None:
+        """Take that a state which it has returned does not fit the log."""
         ...
 
 
@@ -112,6 +125,8 @@ def world_of(kept: KeptState, log_range: LogRange) -> WorldState | str:
         return f"its digest is {digest(world)}, and not {kept.digest}"
     if world.feature_level > SUPPORTED_LEVEL:
         return f"it is of feature level {world.feature_level}, unknown here"
+    if kept.soft is not None:
+        world.soft = soft_from_bytes(kept.soft)
     return world
 
 
@@ -122,8 +137,9 @@ def restore(
     sources: Sequence[KeptStates],
     places: Mapping[int, int] | None = None,
     on_unfit: Callable[[KeptState, str], None],
+    aside: list[tuple[int, LogEntry]] | None = None,
     timeout_ms: int = ASK_MS_MAX,
-) -> tuple[dict[int, Restored], list[tuple[int, LogEntry]]]:
+) -> dict[int, Restored]:
     """Choose where each T begins, and have the log read on there.
 
     The first source whose state of a T fits wins; without one, the log is read
@@ -135,37 +151,45 @@ def restore(
         sources: Where kept states may be, in the order in which to ask.
         places: Where to read on what has no kept state, instead of its start.
         on_unfit: Told of each state that was found and does not fit, and why.
+        aside: Gets the entries of other partitions that come meanwhile, which the
+            log will not return again: whatever this call comes to.
         timeout_ms: When each question is given up.
 
     Returns:
-        Where each of them begins, and the entries of other partitions that came
-        meanwhile, which the log will not return again.
+        Where each of them begins.
 
     Raises:
-        CoordinationError: The log did not answer; nothing is decided. Entries of
-            other partitions may be lost, whose places are to be set again.
+        CoordinationError: The log did not answer; nothing is decided.
     """
+
+    def reject(source: KeptStates, state: KeptState, why: str) -> None:
+        on_unfit(state, why)
+        if isinstance(source, Discards):
+            source.discard(state)
+
     starts = log.start_offsets(timeout_ms)
     ends = log.end_offsets(timeout_ms)
     ranges = {t: LogRange(starts[t], ends[t]) for t in sorted(partitions)}
-    aside = Aside(log, ranges)
+    view = Aside(log, ranges, [] if aside is None else aside)
     found: dict[int, Restored] = {}
     for source in sources:
         wanted = {t: spans for t, spans in ranges.items() if t not in found}
         if not wanted:
             break
-        kept = source.find(wanted, log=aside, timeout_ms=timeout_ms)
+        # What nothing is looked for in stands at its end, and is silent.
+        log.read_from({t: spans.end for t, spans in wanted.items()})
+        kept = source.find(wanted, log=view, timeout_ms=timeout_ms)
         worlds: dict[int, tuple[KeptState, WorldState]] = {}
         for t, state in kept.items():
             world = world_of(state, wanted[t])
             if isinstance(world, str):
-                on_unfit(state, world)
+                reject(source, state, world)
             else:
                 worlds[t] = (state, world)
-        # What nothing is looked for in stands at its end, and is silent.
         log.read_from({t: spans.end for t, spans in wanted.items()})
-        for t, why in _unproven(aside, [state for state, _ in worlds.values()]):
-            on_unfit(worlds.pop(t)[0], why)
+        for t, why in _unproven(view, [state for state, _ in worlds.values()]):
+            state, _ = worlds.pop(t)
+            reject(source, state, why)
         for t, (state, world) in worlds.items():
             found[t] = Restored(world, state.source, starts[t])
     for t in ranges.keys() - found.keys():
@@ -177,7 +201,7 @@ def restore(
             for t, each in found.items()
         }
     )
-    return found, aside.entries
+    return found
 
 
 def _unproven(
@@ -220,11 +244,16 @@ class Aside(CoordinationLog):
         entries: What came of the others meanwhile.
     """
 
-    def __init__(self, log: CoordinationLog, partitions: Collection[int]) -> None:
+    def __init__(
+        self,
+        log: CoordinationLog,
+        partitions: Collection[int],
+        entries: list[tuple[int, LogEntry]],
+    ) -> None:
         self._log = log
         self.topic, self.topic_id = log.topic, log.topic_id
         self._partitions = frozenset(partitions)
-        self.entries: list[tuple[int, LogEntry]] = []
+        self.entries = entries
 
     @property
     def partition_count(self) -> int:

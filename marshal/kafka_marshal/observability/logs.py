@@ -30,6 +30,7 @@ _WARNINGS = frozenset(
         "promises_unwritable",
         "range_unknown",
         "sidecar_unreachable",
+        "snapshot_failed",
         "start_lookup_failed",
         "state_unfit",
         "topic_gone",

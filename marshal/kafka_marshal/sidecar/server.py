@@ -291,6 +291,7 @@ class Daemon:
             self._observer,
             timeout_ms=settings.open_ms,
             read_ms=READ_MS,
+            state_home=settings.state_path,
             on_connected=self._on_connected,
         )
         runtime.observers.add(self._observer)

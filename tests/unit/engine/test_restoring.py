@@ -25,11 +25,13 @@ def cluster():
 def begun(cluster, *sources, partitions=(0, 1)):
     unfit = []
     log = cluster.kafka.coordination_log()
-    found, aside = restore(
+    aside = []
+    found = restore(
         log,
         partitions,
         sources=sources,
         on_unfit=lambda state, why: unfit.append((state.partition, why)),
+        aside=aside,
     )
     return log, found, unfit, aside
 
@@ -61,6 +63,7 @@ def test_the_first_source_that_fits_wins_and_others_are_not_asked(cluster):
     _, found, unfit, _ = begun(cluster, first, second, third)
     assert (found[0].source, found[1].source) == ("a test", "second")
     assert [t for t, _ in unfit] == [1]
+    assert first.discarded == [1]
     assert (second.asked, third.asked) == ([[1]], [])
 
 
@@ -137,8 +140,9 @@ def test_entries_of_other_partitions_are_handed_back(cluster):
         pass
     write(cluster, b"live", 1)
     state = fold(cluster, 0)
-    found, aside = restore(
-        log, [0], sources=[Shelf(kept(state))], on_unfit=lambda *_: None
+    aside = []
+    found = restore(
+        log, [0], sources=[Shelf(kept(state))], on_unfit=lambda *_: None, aside=aside
     )
     assert list(found) == [0]
     assert [(t, entry.value) for t, entry in aside] == [(1, b"live")]
@@ -158,13 +162,13 @@ def test_a_log_that_goes_back_meanwhile_is_asked_again(cluster):
     log.poll(0)
     cluster.kafka.truncate(cluster.place(0), end=1, leader=1)
     with pytest.raises(CoordinationError) as caught:
-        Aside(log, [0]).poll(0)
+        Aside(log, [0], []).poll(0)
     assert caught.value.retriable
 
 
 def test_an_aside_is_the_log_but_for_its_end(cluster):
     log = cluster.kafka.coordination_log()
-    aside = Aside(log, [0])
+    aside = Aside(log, [0], [])
     assert (aside.topic, aside.topic_id) == (log.topic, log.topic_id)
     assert aside.partition_count == 2
     aside.append(0, b"x")
@@ -207,3 +211,29 @@ def test_an_amnesiac_engine_is_healed_by_a_state_that_turns_up(cluster):
     cluster.run(20_000, step_ms=500)
     assert node.engine.amnesiac == ()
     assert node.engine.is_ready
+
+
+def test_entries_that_came_meanwhile_outlast_a_fault():
+    """A log that does not answer while one T is sought must cost no other T."""
+    cluster = world(partitions=2, records=(10, 10))
+    node = cluster.node("a")
+    cluster.run(100)
+    rebuilder = node.engine.rebuilder
+    end = cluster.kafka.log(cluster.place(1)).end
+
+    class Failing(Shelf):
+        def find(self, wanted, *, log, timeout_ms):
+            write(cluster, b"live", 1)
+            log.poll(0)
+            raise CoordinationError("no answer")
+
+    rebuilder.sources = (Failing(),)
+    cluster.kafka.truncate(cluster.place(0), end=1, leader=1)
+    node.step()  # finds that it went back
+    node.step()  # looks for a state
+    assert node.observer.named("log_poll_failed")
+    assert node.engine.context.replicas[1].world.next_offset == end + 1
+    rebuilder.sources = ()
+    cluster.run(100)
+    assert node.engine.failure is None
+    assert node.engine.context.rebuilding == set()

@@ -1,0 +1,118 @@
+"""When states are kept, and how: written in the background, now and again.
+
+Encoding one T happens under the engine's lock, because the fold changes it in
+place; so one T at a time. Writing happens elsewhere (PROTOCOL 7.1).
+"""
+
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
+
+from kafka_marshal.protocol.snapshot import digest, to_bytes
+from kafka_marshal.protocol.state import WorldState
+
+from .context import Context
+from .restoring import KeptState, KeptStates
+from .soft import soft_to_bytes
+
+if TYPE_CHECKING:
+    from kafka_marshal.ports import Pending
+
+# A T is kept once so much was folded of it since, or so much after so long.
+ENTRIES_MAX = 100_000
+ENTRIES_MIN = 2_000
+PERIOD_MS = 300_000
+LOOK_MS = 1_000
+
+
+class StateStore(KeptStates, Protocol):
+    """Keeps states beyond the life of this process."""
+
+    def save(self, state: KeptState) -> None:
+        """Keep a state, unless a newer one of its T is kept. Thread-safe, blocking.
+
+        Raises:
+            OSError: It cannot be kept; what was kept before still is.
+        """
+        ...
+
+
+def capture(world: WorldState, *, source: str) -> KeptState:
+    """Return a state as it is kept; it must have folded something."""
+    assert world.leader_epoch is not None
+    return KeptState(
+        world.partition,
+        world.next_offset,
+        world.leader_epoch,
+        digest(world),
+        to_bytes(world),
+        source,
+        soft=soft_to_bytes(world.soft),
+    )
+
+
+class Saver:
+    """Has the states of one engine kept. Called under its lock."""
+
+    def __init__(self, context: Context, store: StateStore | None) -> None:
+        self._context = context
+        self._store = store
+        self._kept: dict[int, tuple[int, int]] = {}
+        self._look_at_ms = 0
+        self._saving: Pending[None] | None = None
+        self._has_failed = False
+
+    def note(self, partition: int, offset: int) -> None:
+        """Take that a T is kept, or begun, as of an offset."""
+        self._kept[partition] = (offset, self._context.now_ms)
+
+    def drive(self, now_ms: int) -> None:
+        """Have a T kept in the background, if one is due."""
+        store = self._store
+        if store is None or now_ms < self._look_at_ms:
+            return
+        self._look_at_ms = now_ms + LOOK_MS
+        if self._saving is not None:
+            if not self._saving.done():
+                return
+            self._take_outcome(self._saving.exception())
+            self._saving = None
+        for t, replica in self._context.replicas.items():
+            offset, kept_ms = self._kept.get(t, (0, 0))
+            count = replica.world.next_offset - offset
+            is_old = now_ms - kept_ms >= PERIOD_MS
+            if count >= ENTRIES_MAX or (is_old and count >= ENTRIES_MIN):
+                if self._may_keep(replica.world):
+                    self._save(store, replica.world)
+                    return
+            elif is_old:
+                self.note(t, offset)  # look again after another period
+
+    def save_all(self) -> None:
+        """Keep now, on this thread, what much was folded of since it was kept."""
+        if self._store is None:
+            return
+        for t, replica in self._context.replicas.items():
+            offset = self._kept.get(t, (0, 0))[0]
+            if replica.world.next_offset - offset < ENTRIES_MIN:
+                continue
+            if self._may_keep(replica.world):
+                try:
+                    self._store.save(capture(replica.world, source="this process"))
+                except OSError as error:
+                    self._take_outcome(error)
+                    return
+
+    def _may_keep(self, world: WorldState) -> bool:
+        is_whole = world.partition not in self._context.rebuilding
+        return is_whole and world.halted is None and world.leader_epoch is not None
+
+    def _save(self, store: StateStore, world: WorldState) -> None:
+        self.note(world.partition, world.next_offset)
+        state = capture(world, source="this process")
+        call = partial(store.save, state)
+        self._saving = self._context.ports.background.submit(call)
+
+    def _take_outcome(self, error: BaseException | None) -> None:
+        if error is not None and not self._has_failed:
+            self._has_failed = True
+            self._context.observe("snapshot_failed", {"error": error})

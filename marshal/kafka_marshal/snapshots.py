@@ -1,0 +1,270 @@
+"""States of coordinating partitions as files (PROTOCOL 7.1).
+
+A file is one section per T, each with a head, the canonical bytes and a checksum
+over all of it: what was cut off or changed anywhere is no section. Whether one may
+be gone on from is not decided here but by the log (``engine.restoring``).
+"""
+
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from hashlib import blake2b
+from pathlib import Path
+
+import attrs
+import msgspec
+
+from kafka_marshal.engine.restoring import KeptState
+from kafka_marshal.engine.saving import StateStore
+from kafka_marshal.errors import MalformedRecord
+from kafka_marshal.ports import CoordinationLog, LogRange
+
+MAGIC = b"kafka-marshal snapshot 1\n"
+CHECK_BYTES = 16
+HEAD_BYTES_MAX = 4_096
+FILE_BYTES_MAX = 1 << 30
+LEFTOVER_S = 3_600
+TEMP_PREFIX = ".writing-"
+
+
+class _Head(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    cluster_id: str
+    topic_id: bytes
+    partition: int
+    offset: int
+    leader_epoch: int
+    digest: str
+    state_bytes: int
+    soft_bytes: int
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(_Head).decode
+
+
+@attrs.frozen
+class Snapshot:
+    """One section of a file.
+
+    Attributes:
+        cluster_id: Cluster that the log is of; empty where unknown.
+        topic_id: Id of the coordination topic; empty where unknown.
+        state: The state.
+    """
+
+    cluster_id: str
+    topic_id: bytes
+    state: KeptState
+
+
+def to_file_bytes(snapshot: Snapshot) -> bytes:
+    """Return a section; a file is any number of them, one after the other."""
+    state = snapshot.state
+    soft = state.soft or b""
+    head = _encode(
+        _Head(
+            snapshot.cluster_id,
+            snapshot.topic_id,
+            state.partition,
+            state.offset,
+            state.leader_epoch,
+            state.digest,
+            len(state.state),
+            len(soft),
+        )
+    )
+    body = b"".join((MAGIC, len(head).to_bytes(4, "big"), head, state.state, soft))
+    return body + _check(body)
+
+
+def read_sections(value: bytes, *, source: str) -> Iterator[Snapshot]:
+    """Yield the sections of a file.
+
+    Raises:
+        MalformedRecord: It is no such file, or was cut off or changed.
+    """
+    view = memoryview(value)
+    while view:
+        head, at = _head(view, source)
+        end = at + head.state_bytes + head.soft_bytes
+        if head.state_bytes < 0 or head.soft_bytes < 0 or end > len(view):
+            raise MalformedRecord(f"{source} is no snapshot: it was cut off")
+        check = bytes(view[end : end + CHECK_BYTES])
+        if check != _check(view[:end]):
+            raise MalformedRecord(f"{source} is no snapshot: its checksum is wrong")
+        middle = at + head.state_bytes
+        state = KeptState(
+            head.partition,
+            head.offset,
+            head.leader_epoch,
+            head.digest,
+            bytes(view[at:middle]),
+            source,
+            soft=bytes(view[middle:end]) or None,
+        )
+        yield Snapshot(head.cluster_id, head.topic_id, state)
+        view = view[end + CHECK_BYTES :]
+
+
+def _head(view: memoryview, source: str) -> tuple[_Head, int]:
+    at = len(MAGIC) + 4
+    if bytes(view[: len(MAGIC)]) != MAGIC or len(view) < at:
+        raise MalformedRecord(
+            f"{source} is no snapshot: it does not begin as one; marshal log "
+            "snapshot writes such"
+        )
+    size = int.from_bytes(view[len(MAGIC) : at], "big")
+    if size > HEAD_BYTES_MAX:
+        raise MalformedRecord(f"{source} is no snapshot: its head has {size} bytes")
+    try:
+        return _decode(view[at : at + size]), at + size
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise MalformedRecord(f"{source} is no snapshot: {error}") from error
+
+
+def _check(body: bytes | memoryview) -> bytes:
+    return blake2b(body, digest_size=CHECK_BYTES).digest()
+
+
+def read_file(path: Path) -> list[Snapshot]:
+    """Return the sections of a file.
+
+    Raises:
+        OSError: It cannot be read.
+        MalformedRecord: It is no snapshot.
+    """
+    if path.stat().st_size > FILE_BYTES_MAX:
+        raise MalformedRecord(f"{path} is no snapshot: {FILE_BYTES_MAX} bytes at most")
+    return list(read_sections(path.read_bytes(), source=str(path)))
+
+
+@attrs.frozen
+class Disk:
+    """The calls by which a file is written, so that tests can break each of them."""
+
+    fsync: Callable[[int], None] = os.fsync
+    replace: Callable[[str, Path], None] = os.replace
+    write: Callable[[int, bytes | memoryview], int] = os.write
+
+
+DISK = Disk()
+
+
+def write_file(path: Path, value: bytes, *, disk: Disk = DISK) -> None:
+    """Replace a file as a whole: whenever this ends, it is the old one or the new.
+
+    Raises:
+        OSError: It could not be written; the old one is still there.
+    """
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=TEMP_PREFIX)
+    try:
+        try:
+            left = memoryview(value)
+            while left:
+                left = left[disk.write(handle, left) :]
+            disk.fsync(handle)
+        finally:
+            os.close(handle)
+        disk.replace(name, path)
+    except BaseException:
+        with suppress(OSError):
+            Path(name).unlink()
+        raise
+    # The name, too, must outlast a loss of power.
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        disk.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+class SnapshotFolder(StateStore):
+    """The files of one coordination topic, one per T, shared by a host's processes.
+
+    Each writes under a name of its own and renames; so whoever reads sees a whole
+    file, that of whoever was last. The newest state wins but for a race, which
+    costs a little reading.
+    """
+
+    def __init__(
+        self, home: Path, *, cluster_id: str, topic_id: bytes, disk: Disk = DISK
+    ) -> None:
+        """Use a folder below ``home``; it is made when something is written."""
+        self.path = home / "snapshots" / topic_id.hex()
+        self._cluster_id = cluster_id
+        self._topic_id = topic_id
+        self._disk = disk
+
+    def file_of(self, partition: int) -> Path:
+        """Return where the state of a T is kept."""
+        return self.path / f"{partition}.snapshot"
+
+    def find(
+        self, wanted: Mapping[int, LogRange], *, log: CoordinationLog, timeout_ms: int
+    ) -> Mapping[int, KeptState]:
+        """Return what is kept; a file that is none, or of another log, is nothing."""
+        del log, timeout_ms
+        found = {}
+        for partition in wanted:
+            state = self._read(partition)
+            if state is not None:
+                found[partition] = state
+        return found
+
+    def save(self, state: KeptState) -> None:
+        """Keep a state, unless a newer one is kept; see ``StateStore``."""
+        known = self._read(state.partition)
+        if known is not None and _age(known) >= _age(state):
+            return
+        # parents=True makes parents with the user's default mode.
+        for folder in (self.path.parent.parent, self.path.parent, self.path):
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._sweep()
+        section = Snapshot(self._cluster_id, self._topic_id, state)
+        write_file(
+            self.file_of(state.partition), to_file_bytes(section), disk=self._disk
+        )
+
+    def discard(self, state: KeptState) -> None:
+        """Remove a state that the log does not lead up to, if it is still there."""
+        known = self._read(state.partition)
+        if known == state:
+            with suppress(OSError):
+                self.file_of(state.partition).unlink()
+
+    def _read(self, partition: int) -> KeptState | None:
+        try:
+            sections = read_file(self.file_of(partition))
+        except (OSError, MalformedRecord):
+            return None
+        for section in sections:
+            names = (section.cluster_id, section.topic_id, section.state.partition)
+            if names == (self._cluster_id, self._topic_id, partition):
+                return section.state
+        return None
+
+    def _sweep(self) -> None:
+        """Remove what processes left that were killed while they wrote."""
+        before_s = time.time() - LEFTOVER_S
+        for path in self.path.glob(f"{TEMP_PREFIX}*"):
+            with suppress(OSError):
+                if path.stat().st_mtime < before_s:
+                    path.unlink()
+
+
+def open_store(
+    home: Path | None, cluster_id: str, *, topic_id: bytes | None
+) -> SnapshotFolder | None:
+    """Return where states of a coordination topic are kept; None keeps none.
+
+    A topic without an id cannot be told from one that was made anew.
+    """
+    if home is None or topic_id is None:
+        return None
+    return SnapshotFolder(home, cluster_id=cluster_id, topic_id=topic_id)
+
+
+def _age(state: KeptState) -> tuple[int, int]:
+    return state.leader_epoch, state.offset

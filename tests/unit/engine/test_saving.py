@@ -1,0 +1,142 @@
+"""When states are kept, and that nothing waits for it."""
+
+import pytest
+from enginekit import fold, owning, world, write
+from keptkit import Shelf
+
+from kafka_marshal.engine.saving import (
+    ENTRIES_MAX,
+    ENTRIES_MIN,
+    PERIOD_MS,
+    Saver,
+    capture,
+)
+from kafka_marshal.engine.soft import soft_to_bytes
+from kafka_marshal.protocol.snapshot import digest, from_bytes
+
+
+class Store(Shelf):
+    """Keeps what it is given, or fails."""
+
+    def __init__(self):
+        super().__init__()
+        self.saved = []
+        self.error = None
+
+    def save(self, state):
+        if self.error is not None:
+            raise self.error
+        self.saved.append(state)
+
+
+@pytest.fixture
+def cluster():
+    return world(partitions=2, records=(10, 10))
+
+
+@pytest.fixture
+def store():
+    return Store()
+
+
+@pytest.fixture
+def node(cluster, store):
+    made = cluster.node("a")
+    made.step()
+    made.engine.saver = Saver(made.engine.context, store)
+    for t in range(2):
+        made.engine.saver.note(t, made.engine.context.replicas[t].world.next_offset)
+    return made
+
+
+def fill(cluster, count, partition=0):
+    for _ in range(count):
+        write(cluster, b"noise", partition)
+
+
+def test_a_state_is_captured_whole():
+    cluster = world()
+    owning(cluster)
+    state = fold(cluster, 0)
+    made = capture(state, source="here")
+    assert from_bytes(made.state) == state
+    assert (made.partition, made.offset) == (0, state.next_offset)
+    assert (made.leader_epoch, made.digest) == (0, digest(state))
+    assert made.soft == soft_to_bytes(state.soft)
+    assert not made.is_in_log
+
+
+def test_little_is_never_worth_it(cluster, node, store):
+    fill(cluster, ENTRIES_MIN // 2)
+    cluster.run(3 * PERIOD_MS, step_ms=5_000)
+    node.engine.saver.save_all()
+    assert store.saved == []
+
+
+def test_much_is_kept_after_a_while(cluster, node, store):
+    fill(cluster, ENTRIES_MIN)
+    cluster.run(PERIOD_MS - 10_000, step_ms=5_000)
+    assert store.saved == []
+    cluster.run(20_000, step_ms=5_000)
+    assert [each.partition for each in store.saved] == [0]
+    assert store.saved[0].offset >= ENTRIES_MIN
+    cluster.run(PERIOD_MS, step_ms=5_000)
+    assert len(store.saved) == 1
+
+
+def test_very_much_is_kept_at_once_one_partition_at_a_time(cluster, node, store):
+    node.log.poll_entries_max = 3 * ENTRIES_MAX
+    for t in range(2):
+        node.engine.saver.note(t, -ENTRIES_MAX)
+    node.step()
+    cluster.run(20)
+    assert [each.partition for each in store.saved] == [0]
+    cluster.run(2_000, step_ms=500)
+    assert [each.partition for each in store.saved] == [0, 1]
+
+
+def test_it_is_written_in_the_background_one_after_the_other(cluster, node, store):
+    node.background.is_held = True
+    for t in range(2):
+        node.engine.saver.note(t, -ENTRIES_MAX)
+    cluster.run(5_000, step_ms=500)
+    assert store.saved == []
+    node.background.is_held = False
+    node.background.run_waiting()
+    cluster.run(5_000, step_ms=500)
+    assert [each.partition for each in store.saved] == [0, 1]
+
+
+def test_all_is_kept_at_the_end(cluster, node, store):
+    fill(cluster, ENTRIES_MIN, 1)
+    node.step()
+    node.engine.saver.save_all()
+    assert [each.partition for each in store.saved] == [1]
+
+
+def test_a_disk_that_is_full_is_told_of_once(cluster, node, store):
+    store.error = OSError("full")
+    for _ in range(3):
+        for t in range(2):
+            node.engine.saver.note(t, -ENTRIES_MAX)
+        cluster.run(5_000, step_ms=500)
+    for t in range(2):
+        node.engine.saver.note(t, -ENTRIES_MAX)
+    node.engine.saver.save_all()
+    assert len(node.observer.named("snapshot_failed")) == 1
+    assert node.engine.failure is None
+
+
+def test_what_is_not_folded_up_is_not_kept(cluster, node, store):
+    node.engine.context.rebuilding.add(0)
+    for t in range(2):
+        node.engine.saver.note(t, -ENTRIES_MAX)
+    cluster.run(5_000, step_ms=500)
+    node.engine.saver.save_all()
+    assert {each.partition for each in store.saved} == {1}
+
+
+def test_without_a_store_nothing_is_kept(node):
+    saver = Saver(node.engine.context, None)
+    saver.drive(10**9)
+    saver.save_all()

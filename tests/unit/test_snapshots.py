@@ -1,0 +1,319 @@
+"""Files of states: whole or nothing, whatever happens to them."""
+
+import os
+import pickle
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import attrs
+import pytest
+from enginekit import fold, owning, world, write
+from keptkit import kept
+
+from kafka_marshal.engine.soft import soft_to_bytes
+from kafka_marshal.errors import MalformedRecord
+from kafka_marshal.ports import LogRange
+from kafka_marshal.protocol.snapshot import digest
+from kafka_marshal.snapshots import (
+    FILE_BYTES_MAX,
+    MAGIC,
+    Disk,
+    Snapshot,
+    SnapshotFolder,
+    open_store,
+    read_file,
+    read_sections,
+    to_file_bytes,
+    write_file,
+)
+
+TOPIC_ID = bytes(range(16))
+
+
+@pytest.fixture(scope="module")
+def states():
+    """Two states of one log, the second later."""
+    cluster = world()
+    owning(cluster)
+    first = fold(cluster)
+    early = kept(first, soft=soft_to_bytes(first.soft))
+    for number in range(20):
+        write(cluster, b"noise %d" % number)
+    return early, kept(fold(cluster))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return SnapshotFolder(tmp_path / "state", cluster_id="c", topic_id=TOPIC_ID)
+
+
+def found(folder, partition=0):
+    kept_there = folder.find({partition: LogRange(0, 9)}, log=None, timeout_ms=0)
+    return kept_there.get(partition)
+
+
+def same(one, other):
+    return attrs.evolve(one, source="") == attrs.evolve(other, source="")
+
+
+def test_what_is_saved_is_found(folder, states):
+    assert found(folder) is None
+    folder.save(states[0])
+    assert same(found(folder), states[0])
+    assert found(folder).source == str(folder.file_of(0))
+    assert found(folder, 1) is None
+
+
+def test_nobody_else_may_read_it(folder, states):
+    folder.save(states[0])
+    assert stat.S_IMODE(folder.file_of(0).stat().st_mode) == 0o600
+    for path in (folder.path, folder.path.parent, folder.path.parent.parent):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o700
+
+
+def test_the_newest_wins_whoever_writes_last(folder, states):
+    early, late = states
+    folder.save(late)
+    folder.save(early)
+    assert same(found(folder), late)
+    again = attrs.evolve(early, leader_epoch=late.leader_epoch + 1)
+    folder.save(again)
+    assert same(found(folder), again)
+
+
+def test_what_does_not_fit_is_removed_unless_it_was_replaced(folder, states):
+    early, late = states
+    folder.save(early)
+    old = found(folder)
+    folder.save(late)
+    folder.discard(old)
+    assert same(found(folder), late)
+    folder.discard(found(folder))
+    assert found(folder) is None
+    folder.discard(old)
+
+
+@pytest.mark.parametrize(
+    "other", [{"cluster_id": "d", "topic_id": TOPIC_ID}, {"topic_id": b"x" * 16}]
+)
+def test_a_file_of_another_log_is_nothing(tmp_path, folder, states, other):
+    folder.save(states[0])
+    stranger = SnapshotFolder(tmp_path / "state", **{"cluster_id": "c"} | other)
+    stranger.path.mkdir(parents=True, exist_ok=True)
+    if not stranger.file_of(0).exists():
+        folder.file_of(0).rename(stranger.file_of(0))
+    assert found(stranger) is None
+
+
+def test_every_cut_is_noticed(states):
+    value = to_file_bytes(Snapshot("c", TOPIC_ID, states[0]))
+    for size in range(1, len(value)):
+        with pytest.raises(MalformedRecord):
+            list(read_sections(value[:size], source="it"))
+    assert list(read_sections(b"", source="it")) == []
+
+
+def test_every_changed_byte_is_noticed(states):
+    value = to_file_bytes(Snapshot("c", TOPIC_ID, states[0]))
+    for at in range(len(value)):
+        for bit in (1, 128):
+            bad = value[:at] + bytes([value[at] ^ bit]) + value[at + 1 :]
+            with pytest.raises(MalformedRecord):
+                list(read_sections(bad, source="it"))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        pytest.param(b"\0" * 200, id="zeroes"),
+        pytest.param(MAGIC, id="magic alone"),
+        pytest.param(MAGIC + b"\xff" * 60, id="endless head"),
+        pytest.param(MAGIC + b"\0\0\0\x01\xc1" + b"x" * 20, id="no head"),
+        pytest.param(MAGIC + b"\0\0\0\x00" + b"x" * 20, id="empty head"),
+    ],
+)
+def test_hostile_bytes_are_no_snapshot(folder, value):
+    with pytest.raises(MalformedRecord):
+        list(read_sections(value, source="it"))
+    folder.path.mkdir(parents=True)
+    folder.file_of(0).write_bytes(value)
+    assert found(folder) is None
+
+
+def test_sizes_that_lie_are_no_snapshot(states):
+    state = attrs.evolve(states[0], state=b"", soft=None)
+    value = to_file_bytes(Snapshot("c", TOPIC_ID, state))
+    # The two sizes end the head as single bytes, zero here: -1 is 0xff.
+    at = value.rindex(b"\0\0")
+    bad = value[:at] + b"\xff\xff" + value[at + 2 :]
+    with pytest.raises(MalformedRecord):
+        list(read_sections(bad, source="it"))
+
+
+def test_a_file_without_end_is_not_read(tmp_path):
+    path = tmp_path / "big"
+    with path.open("wb") as file:
+        file.truncate(FILE_BYTES_MAX + 1)
+    with pytest.raises(MalformedRecord, match="bytes at most"):
+        read_file(path)
+
+
+def test_a_file_may_hold_several(tmp_path, states):
+    sections = [Snapshot("c", TOPIC_ID, state) for state in states]
+    path = tmp_path / "both"
+    write_file(path, b"".join(map(to_file_bytes, sections)))
+    assert [same(s.state, k) for s, k in zip(read_file(path), states, strict=True)]
+
+
+# --- Crashes ---
+
+
+class Broken(OSError):
+    """The disk fails here."""
+
+
+def breaking(step):
+    """Return a disk whose nth call fails, and half of what it was to write is there."""
+    left = [step]
+
+    def due():
+        left[0] -= 1
+        return left[0] < 0
+
+    def fsync(handle):
+        if due():
+            raise Broken
+        os.fsync(handle)
+
+    def replace(name, path):
+        if due():
+            raise Broken
+        Path(name).replace(path)
+
+    def put(handle, value):
+        if due():
+            os.write(handle, value[: len(value) // 2])
+            raise Broken
+        return os.write(handle, value[:100])
+
+    return Disk(fsync, replace, put)
+
+
+def test_a_fault_at_any_step_leaves_the_old_or_the_new(tmp_path, states):
+    """Old, old, ... then new: and never anything else."""
+    early, late = states
+    outcomes = []
+    for step in range(200):
+        home = tmp_path / str(step)
+        SnapshotFolder(home, cluster_id="c", topic_id=TOPIC_ID).save(early)
+        disk = breaking(step)
+        folder = SnapshotFolder(home, cluster_id="c", topic_id=TOPIC_ID, disk=disk)
+        try:
+            folder.save(late)
+        except Broken:
+            pass
+        else:
+            break
+        outcomes.append(same(found(folder), late))
+        assert outcomes[-1] or same(found(folder), early)
+        assert [path.name for path in folder.path.iterdir()] == ["0.snapshot"]
+    # At least one write, then fsync, rename and the folder's fsync.
+    assert len(outcomes) > 4
+    # Only the last step, the folder's own fsync, comes after the new one is there.
+    assert outcomes == [False] * (len(outcomes) - 1) + [True]
+
+
+WRITER = """
+import pickle, sys
+from pathlib import Path
+from kafka_marshal.snapshots import SnapshotFolder
+states = pickle.loads(sys.stdin.buffer.read())
+folder = SnapshotFolder(Path(sys.argv[1]), cluster_id="c", topic_id=bytes(range(16)))
+print("ready", flush=True)
+while True:
+    for state in states:
+        folder.save(state)
+    for state in folder.find({0: None}, log=None, timeout_ms=0).values():
+        folder.discard(state)
+"""
+
+
+def test_a_killed_writer_leaves_a_whole_file_or_none(tmp_path, states):
+    """kill -9 at some moment of writing, again and again."""
+    big = attrs.evolve(states[1], soft=os.urandom(300_000))
+    seen = set()
+    for round_ in range(3):
+        writer = subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(tmp_path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        writer.stdin.write(pickle.dumps([states[0], big]))
+        writer.stdin.close()
+        assert writer.stdout.readline() == b"ready\n"
+        folder = SnapshotFolder(tmp_path, cluster_id="c", topic_id=TOPIC_ID)
+        deadline = time.monotonic() + 20
+        while not folder.path.exists() or not any(folder.path.iterdir()):
+            assert time.monotonic() < deadline
+        # Another moment each time: so many looks at the folder later.
+        for _ in range(round_ * 20):
+            list(folder.path.iterdir())
+        writer.send_signal(signal.SIGKILL)
+        writer.wait(timeout=20)
+        writer.stdout.close()
+        state = found(folder)
+        path = folder.file_of(0)
+        if state is None:
+            assert not path.exists()
+            seen.add("none")
+        else:
+            assert same(state, states[0]) or same(state, big)
+            seen.add(state.offset)
+    assert seen
+
+
+def test_leftovers_of_the_killed_are_swept(folder, states):
+    folder.save(states[0])
+    old, new = folder.path / ".writing-old", folder.path / ".writing-new"
+    old.write_bytes(b"x")
+    new.write_bytes(b"x")
+    os.utime(old, (0, 0))
+    folder.save(states[1])
+    assert not old.exists()
+    assert new.exists()
+
+
+def test_a_folder_that_cannot_be_written_says_so(tmp_path, states):
+    (tmp_path / "state").write_bytes(b"a file")
+    folder = SnapshotFolder(tmp_path / "state", cluster_id="c", topic_id=TOPIC_ID)
+    with pytest.raises(OSError):
+        folder.save(states[0])
+    assert found(folder) is None
+
+
+def test_without_a_home_or_a_topic_id_nothing_is_kept(tmp_path):
+    assert open_store(None, "c", topic_id=TOPIC_ID) is None
+    assert open_store(tmp_path, "c", topic_id=None) is None
+    assert isinstance(open_store(tmp_path, "c", topic_id=TOPIC_ID), SnapshotFolder)
+
+
+def test_a_state_from_a_file_goes_on_as_if_all_had_been_read(folder):
+    """PROTOCOL 7.4 by way of the file, soft state included."""
+    cluster = world()
+    owning(cluster)
+    middle = fold(cluster)
+    folder.save(kept(middle, soft=soft_to_bytes(middle.soft)))
+    cluster.run(5_000)
+    node = cluster.node("b")
+    node.engine.rebuilder.sources = (folder,)
+    whole = fold(cluster)
+    node.step()
+    there = node.engine.context.replicas[0].world
+    assert node.observer.named("restored")
+    assert digest(there) == digest(whole)
+    assert there.soft == whole.soft
+    assert Path(folder.path).name == TOPIC_ID.hex()
