@@ -37,10 +37,12 @@ def all_topics(ordeal):
     return [ordeal.domain.topic, *{place.topic for place in ordeal.domain.produced}]
 
 
+@pytest.mark.timeout(7_200)
 def test_leader_kill(cluster, ordeal, record, times):
     """SIGKILL of the broker that leads T0."""
     found = record("leader_kill", "the leader of T0 is killed (SIGKILL)", ROOMY_MS)
-    found.runs = times(20)
+    # So many that one lost claim in a hundred runs would show.
+    found.runs = times(100)
     with ordeal(found) as it:
         it.start()
         for _ in range(found.runs):

@@ -12,6 +12,7 @@ from waiting import eventually, wall_ms
 
 pytestmark = pytest.mark.timeout(900)
 PARTITIONS = 4
+ROOMY_MS = 10_000
 
 
 def wait_for(span_ms):
@@ -22,8 +23,8 @@ def wait_for(span_ms):
 @pytest.mark.chaos
 def test_hostile_flood(cluster, unique, tmp_path, record):
     """A flood of rubbish, torn frames and an impostor's records."""
-    title = "1,500 hostile records a second in __marshal, for 5 H"
-    found = record("hostile_flood", title)
+    title = "1,500 hostile records a second in __marshal, for 2 H"
+    found = record("hostile_flood", title, ROOMY_MS)
     servers = cluster.bootstrap_servers
     with Ordeal(found, servers, unique, tmp_path) as it:
         it.start()
@@ -37,7 +38,7 @@ def test_hostile_flood(cluster, unique, tmp_path, record):
             values=values,
             each_second=1_500,
         ) as flood:
-            wait_for(5 * found.h_ms)
+            wait_for(2 * found.h_ms)
             it.wait_flowing()
         it.note_gaps(since_ms)
         it.note_kept(before)
@@ -71,8 +72,7 @@ def test_settings_flipped(cluster, unique, tmp_path, record):
                 it.domain.history()
                 wait_for(100)
             it.domain.alter_coordination_topic(name, good)
-            it.replace_the_fallen()
-            it.wait_flowing()
+            it.wait_flowing(is_replacing=True)
         it.note_gaps(since_ms)
         it.settle()
         it.judge()
@@ -112,8 +112,7 @@ def test_unclean_election(cluster, unique, tmp_path, record):
         wait_for(4 * found.h_ms)
         assert it.noticed("log_truncated") == team, "a reader did not notice"
         found.notes.append("every reader noticed that the log went back")
-        it.replace_the_fallen()
-        it.wait_flowing()
+        it.wait_flowing(is_replacing=True)
         it.note_gaps(since_ms)
         it.settle_truncated()
 

@@ -5,6 +5,8 @@ import os
 import signal
 import subprocess
 import sys
+from bisect import bisect_right
+from operator import itemgetter
 from pathlib import Path
 
 from journal import Journal
@@ -43,6 +45,8 @@ class Worker:
         # What it runs under, such as a network of its own; it must become Python.
         launcher = self.settings.pop("launcher", ())
         self.journal_path.touch()
+        self._recent: list[dict] = []
+        self._read_bytes = 0
         with self.stderr_path.open("wb") as stderr:
             self._process = subprocess.Popen(
                 [*launcher, sys.executable, str(PROGRAM), json.dumps(self.settings)],
@@ -61,6 +65,17 @@ class Worker:
     @property
     def journal(self) -> Journal:
         return Journal.read(self.journal_path)
+
+    def since(self, at_ms: int) -> list[dict]:
+        """Return what it has written since then; cheap however much there is."""
+        with self.journal_path.open("rb") as file:
+            file.seek(self._read_bytes)
+            data = file.read()
+        complete = data[: data.rfind(b"\n") + 1]
+        self._read_bytes += len(complete)
+        self._recent += [json.loads(line) for line in complete.splitlines()]
+        first = bisect_right(self._recent, at_ms, key=itemgetter("at_ms"))
+        return self._recent[first:]
 
     def wait_for(
         self, event: str, *, timeout_ms: int = WAIT_MS, **fields: object
@@ -118,6 +133,15 @@ class Fleet:
         )
         self.workers.append(worker)
         return worker
+
+    def handled_since(self, at_ms: int) -> list[dict]:
+        """Return what was processed since then, by all of them."""
+        return [
+            line
+            for worker in self.workers
+            for line in worker.since(at_ms)
+            if line["event"] == "handled"
+        ]
 
     @property
     def journal(self) -> Journal:
