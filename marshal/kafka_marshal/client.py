@@ -32,6 +32,8 @@ from kafka_marshal.remote.opening import Wish, open_link
 from kafka_marshal.subscribing import Settings
 
 OPEN_MS_MAX = 30_000
+CHECKPOINT_MS_DEFAULT = 300_000
+CHECKPOINT_MS_MIN = 1_000
 CLOSE_MS_MAX = 10_000
 SERVERS = "localhost:9092"
 COORDINATION_TOPIC = "__marshal"
@@ -66,6 +68,8 @@ class Marshal:
             endanger what the claims promise, where they may be read.
         mirror_offsets: Whether positions are also committed as the group's
             offsets in Kafka, best effort, for tools that show lag.
+        checkpoint_interval_ms: How often a coordinating partition gets a checkpoint
+            where nobody else has written one; 0 = write none.
         sidecar: Address of a sidecar of this host that holds the claims instead of
             an engine of this process: ``unix:/path/of/the.sock`` or
             ``http://127.0.0.1:PORT``. Data still comes from Kafka directly. It has
@@ -98,6 +102,7 @@ class Marshal:
         observer: Observer | Sequence[Observer] | None = None,
         check_topic: bool = True,
         mirror_offsets: bool = True,
+        checkpoint_interval_ms: int = CHECKPOINT_MS_DEFAULT,
         sidecar: str | None = None,
         sidecar_token_file: str | Path | None = None,
         sidecar_instance: bytes | None = None,
@@ -127,6 +132,7 @@ class Marshal:
                 state_dir,
                 check_topic,
                 mirror_offsets,
+                _checked_interval(checkpoint_interval_ms),
                 timeout_ms,
             )
             servers = SERVERS if bootstrap_servers is None else bootstrap_servers
@@ -446,6 +452,16 @@ def _require_none(setting: str, value: object) -> None:
             f"{setting} is of use with a sidecar only; name that, too",
             setting="sidecar",
         )
+
+
+def _checked_interval(checkpoint_interval_ms: int) -> int:
+    if 0 < checkpoint_interval_ms < CHECKPOINT_MS_MIN or checkpoint_interval_ms < 0:
+        raise ConfigurationError(
+            f"checkpoint_interval_ms must be 0 (none) or at least {CHECKPOINT_MS_MIN}, "
+            f"not {checkpoint_interval_ms}",
+            setting="checkpoint_interval_ms",
+        )
+    return checkpoint_interval_ms
 
 
 def _require_mirror(mirror_offsets: object) -> None:

@@ -31,7 +31,7 @@ def cluster(monkeypatch):
     cluster.opened = []
     cluster.description = SAFE
 
-    def open_runtime(settings, observer, *, timeout_ms):
+    def open_runtime(settings, observer, *, timeout_ms, **_rest):
         node = cluster.node(f"runtime-{len(cluster.opened)}")
         cluster.opened.append(node)
         node.engine.remove_session(node.session)

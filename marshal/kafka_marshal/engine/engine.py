@@ -13,12 +13,15 @@ from kafka_marshal.errors import (
     MarshalError,
     TopicMisconfigured,
 )
+from kafka_marshal.protocol.claiming import Claimant
+from kafka_marshal.protocol.hashing import CHECKPOINT_GROUP
 from kafka_marshal.protocol.records import ClaimingMessages, Config
-from kafka_marshal.protocol.transition import ACCEPTED, Transition
-from kafka_marshal.protocol.types import Key, LogEntry
+from kafka_marshal.protocol.transition import ACCEPTED, SKIPPED, Transition
+from kafka_marshal.protocol.types import Key, LogEntry, Owner
 
 from .agreement import agreed_config
 from .beats import INTERVALS_PER_H
+from .checkpointing import Checkpointer, CheckpointRule
 from .context import Context, Ports
 from .rebuilding import Rebuilder
 from .replica import Replica, check_halt
@@ -57,6 +60,7 @@ class Engine:
         tickets: Requests for offsets on behalf of others.
         saver: Has states kept for later starts.
         rebuilder: Begins partitions, and begins them anew.
+        checkpointer: Writes checkpoints where they are due, None without.
         failure: Set once the engine can go no further; its sessions are fenced.
     """
 
@@ -87,6 +91,7 @@ class Engine:
         kept = sources if store is None else (store, *sources)
         self.rebuilder = Rebuilder(self.context, self.tickets, sources=kept)
         self.saver = Saver(self.context, store)
+        self.checkpointer: Checkpointer | None = None
         self.failure: MarshalError | None = None
         self._cluster_id = cluster_id
         self._catch_ups: list[_CatchUp] = []
@@ -137,6 +142,19 @@ class Engine:
         claimant = session.claimant
         if self._sessions.pop(claimant.owner.incarnation, None) is not None:
             self._by_group[claimant.group_id].remove(session)
+
+    def write_checkpoints(self, client_id: str, rule: CheckpointRule) -> None:
+        """Take part in writing checkpoints from now on (PROTOCOL 7.2).
+
+        Args:
+            client_id: Who claims the reserved keys, in the group ``marshal``.
+            rule: When they are due.
+        """
+        draw = self.context.ports.entropy.random_bytes
+        claimant = Claimant(
+            Owner(client_id, draw(16)), CHECKPOINT_GROUP, master=draw(32)
+        )
+        self.checkpointer = Checkpointer(self.context, claimant, rule)
 
     # --- the round
 
@@ -221,6 +239,8 @@ class Engine:
             now_ms = self.context.now_ms
             for session in list(self._sessions.values()):
                 session.tick(now_ms)
+            if self.checkpointer is not None:
+                self.checkpointer.drive(now_ms)
             self._audit(now_ms)
             self.saver.drive(now_ms)
 
@@ -268,9 +288,34 @@ class Engine:
             touched.add(partition)
             check_halt(replica)
             if partition not in self.context.rebuilding and transitions:
+                self._look_at_states(partition, transitions[0])
                 self._route(transitions, now_ms)
+                self._tell_checkpointer(partition, transitions, now_ms=now_ms)
         for session in self._sessions.values():
             session.check_clock(touched, now_ms)
+
+    def _look_at_states(self, partition: int, first: Transition) -> None:
+        """Take what records of section 7 mean for a T that is read to its end."""
+        if first.outcome == SKIPPED:
+            compared = self.context.replicas[partition].take_compared()
+            if compared is not None and not compared.is_equal:
+                fields = {"partition": partition, **compared._asdict()}
+                self.context.observe("replica_diverged", fields)
+        elif first.effect == "reset":
+            # PROTOCOL 7.6: nobody owns anything of it any more.
+            fields = {"partition": partition, "offset": first.offset}
+            self.context.observe("state_reset", fields)
+            for session in self._sessions.values():
+                session.forget(partition)
+
+    def _tell_checkpointer(
+        self, partition: int, transitions: tuple[Transition, ...], *, now_ms: int
+    ) -> None:
+        record, writer = transitions[0].record, self.checkpointer
+        if writer is None or record is None or isinstance(record, Config):
+            return
+        if record.incarnation == writer.claimant.owner.incarnation:
+            writer.on_own(partition, transitions, now_ms=now_ms)
 
     def _route(self, transitions: tuple[Transition, ...], now_ms: int) -> None:
         first = transitions[0]

@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from kafka_marshal.errors import LogUnreadable
+from kafka_marshal.protocol.checkpoints import Comparison, Watch
 from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.state import WorldState
 from kafka_marshal.protocol.transition import Transition
@@ -35,24 +36,38 @@ class Replica:
     Attributes:
         world: The fold so far.
         folded_at_ms: Local time at which the last entry was folded.
+        checkpoints: What it sees of checkpoints.
+        compared: The last checkpoint that was compared with our own state.
     """
 
-    __slots__ = ("folded_at_ms", "world")
+    __slots__ = ("_is_news", "checkpoints", "compared", "folded_at_ms", "world")
 
     def __init__(self, partition: int, *, now_ms: int) -> None:
-        self.world = WorldState(partition)
-        self.folded_at_ms = now_ms
+        self.begin(WorldState(partition), now_ms)
 
     def begin(self, world: WorldState, now_ms: int) -> None:
         """Go on from another state, whatever was known before."""
         self.world = world
         self.folded_at_ms = now_ms
+        self.checkpoints = Watch()
+        self.compared: Comparison | None = None
+        self._is_news = False
 
     def fold(self, entry: LogEntry, now_ms: int) -> tuple[Transition, ...]:
         """Fold one entry that was received at local time ``now_ms``."""
         transitions = apply(self.world, entry)
         self.folded_at_ms = now_ms
+        compared = self.checkpoints.on_entry(self.world, transitions)
+        if compared is not None:
+            self.compared = compared
+            self._is_news = True
         return transitions
+
+    def take_compared(self) -> Comparison | None:
+        """Return a comparison that was not taken yet, if the last entry made one."""
+        compared = self.compared if self._is_news else None
+        self._is_news = False
+        return compared
 
     @property
     def heartbeat_interval_ms(self) -> int:

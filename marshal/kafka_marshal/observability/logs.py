@@ -32,6 +32,7 @@ _WARNINGS = frozenset(
         "sidecar_unreachable",
         "snapshot_failed",
         "start_lookup_failed",
+        "state_reset",
         "state_unfit",
         "topic_gone",
         "topic_unchecked",
@@ -48,6 +49,7 @@ _ERRORS = frozenset(
         "engine_failed",
         "log_truncated",
         "position_out_of_range",
+        "replica_diverged",
         "session_failed",
     }
 )

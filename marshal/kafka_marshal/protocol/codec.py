@@ -91,6 +91,11 @@ def kind_of(record: Record) -> Kind:
     return _BY_CLASS[type(record)]
 
 
+def header_of(record: type[Record]) -> bytes:
+    """Return the bytes that every frame of a record kind begins with."""
+    return _HEADERS[record]
+
+
 def encode(record: Record) -> bytes:
     """Return the frame of a record.
 

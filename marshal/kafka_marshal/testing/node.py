@@ -24,7 +24,12 @@ from kafka_marshal.policies import Policy, find_policy
 from kafka_marshal.ports import Event, TopicInfo
 from kafka_marshal.protocol.claiming import Claimant, PreviousLife
 from kafka_marshal.protocol.codec import encode
-from kafka_marshal.protocol.records import LIMIT_DEFAULTS, Config, Limits
+from kafka_marshal.protocol.records import (
+    LIMIT_DEFAULTS,
+    SUPPORTED_LEVEL,
+    Config,
+    Limits,
+)
 from kafka_marshal.protocol.types import Key, Owner, TopicPartition
 from kafka_marshal.testing.clock import (
     ClockView,
@@ -64,16 +69,20 @@ class Recorder:
 
     Attributes:
         events: The last events, oldest first.
+        tell: Told of each event as well.
     """
 
     def __init__(self) -> None:
         """Start with none."""
         self.events: list[Event] = []
+        self.tell: Callable[[Event], None] | None = None
 
     def observe(self, event: Event) -> None:
         """Keep an event."""
         self.events.append(event)
         del self.events[:-EVENTS_MAX]
+        if self.tell is not None:
+            self.tell(event)
 
     def named(self, name: str) -> list[Event]:
         """Return the events of one name."""
@@ -239,7 +248,7 @@ class Cluster:
             cluster_id="simulated",
             heartbeat_interval_ms=heartbeat_interval_ms,
             partition_count=partitions,
-            feature_level=1,
+            feature_level=SUPPORTED_LEVEL,
             limits=Limits(**{name: bounds.get(name) for name in LIMIT_DEFAULTS}),
         )
         self.nodes: list[Node] = []

@@ -1,0 +1,370 @@
+"""Writes checkpoints where they are due, one process at a time (PROTOCOL 7.2).
+
+The key ``/checkpoint`` of a T is claimed for one checkpoint and released behind
+it, by the same ladder as any other key. Everybody sees the checkpoints of
+everybody, so a fleet writes as few of them as one process would.
+"""
+
+import attrs
+
+from kafka_marshal.protocol.checkpoints import checkpoint_key, is_writer, split
+from kafka_marshal.protocol.claiming import Claim, Claimant, estimate
+from kafka_marshal.protocol.records import (
+    CHECKPOINT_LEVEL,
+    CheckpointBegin,
+    CheckpointChunk,
+    CheckpointEnd,
+    ClaimingPartition,
+    Heartbeat,
+    Record,
+    ReleasingPartition,
+)
+from kafka_marshal.protocol.snapshot import digest, to_bytes
+from kafka_marshal.protocol.transition import Transition
+
+from .beats import INTERVALS_PER_H
+from .context import Context
+from .outbox import Outbox, Sent
+from .replica import Replica
+
+INTERVAL_MS_DEFAULT = 300_000
+ENTRIES_DEFAULT = 200_000
+# Of the interval: who writes is drawn over this part of it.
+JITTER_PART = 10
+# Chunks under way at once, of 47 KiB: what a beat may have to wait behind.
+UNDER_WAY_MAX = 4
+
+
+@attrs.frozen
+class CheckpointRule:
+    """When a T is due.
+
+    Attributes:
+        interval_ms: Local time since the last one, or since we began; 0 = never
+            write any.
+        entries: Entries since the last one.
+    """
+
+    interval_ms: int = INTERVAL_MS_DEFAULT
+    entries: int = ENTRIES_DEFAULT
+
+
+@attrs.define(eq=False)
+class _Work:
+    """One checkpoint being written.
+
+    Attributes:
+        claim: The claim that it is written under.
+        checkpoint_id: Its id.
+        beat_at_ms: When to beat next.
+        begin: Offset and leader epoch of its Begin, None before that is read back.
+        told: Digest of its state.
+        size_bytes: Size of its state.
+        parts: Parts of its state; None before the state was taken.
+        sent_count: How many of them were sent.
+        pending: What was sent of it and not read back, and when.
+        is_ending: Whether its End was sent.
+    """
+
+    claim: Claim
+    checkpoint_id: bytes
+    beat_at_ms: int = 0
+    begin: tuple[int, int] | None = None
+    told: str = ""
+    size_bytes: int = 0
+    parts: list[bytes] | None = None
+    sent_count: int = 0
+    pending: dict[int, int] = attrs.field(factory=dict)
+    is_ending: bool = False
+
+
+@attrs.define(eq=False)
+class _Turn:
+    """One T.
+
+    Attributes:
+        partition: T.
+        since_ms: Local time from which the interval counts.
+        last_offset: The last checkpoint that this was seen of.
+        try_at_ms: When to claim, None while nothing is due.
+        work: The checkpoint being written.
+    """
+
+    partition: int
+    since_ms: int
+    last_offset: int | None = None
+    try_at_ms: int | None = None
+    work: _Work | None = None
+
+
+class Checkpointer:
+    """Writes checkpoints for an engine, driven by it once a round, under its lock.
+
+    Attributes:
+        claimant: Who claims the reserved keys.
+        rule: When to write.
+        written_count: Checkpoints that were written to their ends.
+    """
+
+    def __init__(
+        self, context: Context, claimant: Claimant, rule: CheckpointRule
+    ) -> None:
+        self.claimant = claimant
+        self.rule = rule
+        self.written_count = 0
+        self._context = context
+        self._outbox = Outbox(context, claimant)
+        now_ms = context.now_ms
+        self._turns = [_Turn(t, now_ms) for t in sorted(context.replicas)]
+
+    def drive(self, now_ms: int) -> None:
+        """Do what is due; a few chunks at a time."""
+        if not self.rule.interval_ms:
+            return
+        self._outbox.refusal()  # takes outcomes off its list
+        for turn in self._turns:
+            replica = self._context.replicas[turn.partition]
+            if turn.partition in self._context.rebuilding:
+                turn.work, turn.try_at_ms = None, None
+            elif replica.world.feature_level < CHECKPOINT_LEVEL:
+                continue
+            elif turn.work is not None:
+                self._go_on(turn, turn.work, now_ms)
+            elif self._is_due(turn, replica, now_ms):
+                self._try(turn, replica, now_ms)
+            else:
+                turn.try_at_ms = None
+
+    # --- when
+
+    def _is_due(self, turn: _Turn, replica: Replica, now_ms: int) -> bool:
+        watch = replica.checkpoints
+        if watch.last_offset != turn.last_offset:
+            turn.last_offset, turn.since_ms = watch.last_offset, now_ms
+        if not watch.news_count:
+            return False
+        if now_ms - turn.since_ms >= self.rule.interval_ms:
+            return True
+        return replica.world.next_offset - (turn.last_offset or 0) >= self.rule.entries
+
+    def _try(self, turn: _Turn, replica: Replica, now_ms: int) -> None:
+        jitter_ms = self.rule.interval_ms // JITTER_PART
+        if turn.try_at_ms is None:
+            turn.try_at_ms = now_ms + self._context.ports.entropy.below(jitter_ms + 1)
+        if now_ms < turn.try_at_ms:
+            return
+        owner, elapsed_ms = self.claimant.owner, replica.elapsed_ms(now_ms)
+        key = checkpoint_key(turn.partition)
+        guess = estimate(replica.world, key, elapsed_ms=elapsed_ms, claimant=owner)
+        claim = Claim(self.claimant, key)
+        if guess.wait_ms != 0:
+            # Somebody is at it. Should nothing come of that, it is anybody's turn.
+            wait_ms = (guess.wait_ms or 0) + self._context.ports.entropy.below(
+                jitter_ms + 1
+            )
+            turn.try_at_ms = now_ms + wait_ms
+            return
+        turn.try_at_ms = None
+        random_id = self._context.ports.entropy.random_bytes(16)
+        turn.work = _Work(claim, random_id)
+        generation = (replica.world.config or self._context.settled).generation
+        seq, sent_ms = self._outbox.send(
+            turn.partition, lambda seq: claim.claim_record(seq, generation), key=key
+        )
+        claim.claim_sent(seq, sent_ms)
+        turn.work.pending[seq] = sent_ms
+
+    # --- writing
+
+    def _go_on(self, turn: _Turn, work: _Work, now_ms: int) -> None:
+        heartbeat_ms = self._context.heartbeat_interval_ms
+        oldest_ms = min(work.pending.values(), default=now_ms)
+        is_over = work.claim.check_lease(now_ms) or work.claim.ending is not None
+        if is_over or now_ms - oldest_ms > heartbeat_ms:
+            # Sending is given up after H/2: what is older than H never arrived.
+            self._leave(turn, work)
+            return
+        if work.claim.is_owned and now_ms >= work.beat_at_ms:
+            self._beat(turn, work, now_ms)
+        # PROTOCOL 5.2: as before a hand-out, though nothing but time is at risk.
+        while work.claim.may_hand_out(now_ms) and self._write_next(turn, work, now_ms):
+            pass
+
+    def _beat(self, turn: _Turn, work: _Work, now_ms: int) -> None:
+        third_ms = self._context.heartbeat_interval_ms // INTERVALS_PER_H
+        work.beat_at_ms = now_ms + third_ms
+        key, owner, epoch = work.claim.key, self.claimant.owner, self._epoch(work)
+        self._outbox.send(
+            turn.partition,
+            lambda seq: Heartbeat(
+                owner.client_id,
+                key.group_id,
+                owner.incarnation,
+                seq,
+                key.topic,
+                key.partition,
+                epoch,
+                None,
+                rewind=False,
+            ),
+            key=key,
+        )
+
+    def _write_next(self, turn: _Turn, work: _Work, now_ms: int) -> bool:
+        """Send the next record of a checkpoint; return whether it was time for one."""
+        if len(work.pending) >= UNDER_WAY_MAX or work.is_ending:
+            return False
+        head = (*self._head(), self._epoch(work), work.checkpoint_id)
+        if work.parts is None:
+            if work.pending:
+                return False
+            self._send(turn, work, now_ms, lambda seq: CheckpointBegin(*_at(head, seq)))
+            return False
+        number = work.sent_count
+        if number < len(work.parts):
+            data = work.parts[number]
+            work.sent_count += 1
+            self._send(
+                turn,
+                work,
+                now_ms,
+                lambda seq: CheckpointChunk(*_at(head, seq), number, data),
+            )
+            return True
+        if work.pending or work.begin is None:
+            return False  # every chunk is to stand in the log before its End
+        count, begin = len(work.parts), work.begin
+        told = bytes.fromhex(work.told)
+        self._send(
+            turn,
+            work,
+            now_ms,
+            lambda seq: CheckpointEnd(
+                *_at(head, seq), *begin, count, work.size_bytes, told
+            ),
+        )
+        work.is_ending = True
+        return False
+
+    def _head(self) -> tuple[str, str, bytes]:
+        owner = self.claimant.owner
+        return owner.client_id, self.claimant.group_id, owner.incarnation
+
+    def _epoch(self, work: _Work) -> int:
+        assert work.claim.epoch is not None
+        return work.claim.epoch
+
+    def _send(self, turn: _Turn, work: _Work, now_ms: int, make: object) -> None:
+        assert callable(make)
+        seq, _ = self._outbox.send(turn.partition, make, key=work.claim.key)
+        work.pending[seq] = now_ms
+
+    def _leave(self, turn: _Turn, work: _Work) -> None:
+        """Give the key up, whether or not the checkpoint was completed."""
+        turn.work = None
+        if work.claim.epoch is not None:
+            self._release(turn.partition, work.claim.epoch)
+
+    def _release(self, partition: int, epoch: int) -> None:
+        key, owner = checkpoint_key(partition), self.claimant.owner
+        self._outbox.send(
+            partition,
+            lambda seq: ReleasingPartition(
+                owner.client_id,
+                key.group_id,
+                owner.incarnation,
+                seq,
+                key.topic,
+                key.partition,
+                epoch,
+                None,
+                None,
+                "checkpointed",
+            ),
+            key=key,
+        )
+
+    # --- what the log says
+
+    def on_own(
+        self, partition: int, transitions: tuple[Transition, ...], *, now_ms: int
+    ) -> None:
+        """Take the verdict on an own record that was read back."""
+        first = transitions[0]
+        record = first.record
+        turn = self._turns[partition]
+        assert record is not None
+        seq = int(getattr(record, "seq", 0))
+        sent, work = self._outbox.read_back(seq), turn.work
+        is_pending = work is not None and work.pending.pop(seq, None) is not None
+        if isinstance(record, ClaimingPartition):
+            self._on_claim(turn, first, seq=seq, now_ms=now_ms)
+        elif work is None:
+            return
+        elif isinstance(record, Heartbeat) and sent is not None:
+            self._on_beat(work, first, sent)
+        elif is_pending:
+            self._on_written(turn, work, first)
+
+    def _on_claim(
+        self, turn: _Turn, verdict: Transition, *, seq: int, now_ms: int
+    ) -> None:
+        replica, work = self._context.replicas[turn.partition], turn.work
+        is_ours = False
+        if work is not None:
+            is_ours = work.claim.on_claim_verdict(
+                verdict,
+                seq=seq,
+                now_ms=now_ms,
+                heartbeat_interval_ms=replica.heartbeat_interval_ms,
+                token=replica.world.token(work.claim.key),
+            )
+        if is_ours and work is not None:
+            work.claim.start(None)
+        elif verdict.effect in {"claimed", "resumed"}:
+            self._release(turn.partition, verdict.offset)  # PROTOCOL 5.3: a ghost
+        elif work is not None and work.claim.epoch is None:
+            turn.work = None  # somebody was faster: this one is theirs
+
+    def _on_beat(self, work: _Work, verdict: Transition, sent: Sent) -> None:
+        interval_ms = self._context.replicas[sent.partition].heartbeat_interval_ms
+        work.claim.on_beat_verdict(
+            verdict, sent_ms=sent.sent_ms, heartbeat_interval_ms=interval_ms
+        )
+
+    def _on_written(self, turn: _Turn, work: _Work, transition: Transition) -> None:
+        record: Record | None = transition.record
+        world = self._context.replicas[turn.partition].world
+        if isinstance(record, CheckpointBegin):
+            if not is_writer(world, record) or world.leader_epoch is None:
+                self._leave(turn, work)
+                return
+            # The state of this very offset, as every reader has it now.
+            value = to_bytes(world)
+            work.begin = (transition.offset, world.leader_epoch)
+            work.told, work.size_bytes = digest(world), len(value)
+            work.parts = split(value)
+        elif isinstance(record, CheckpointEnd):
+            self.written_count += 1
+            fields = {
+                "partition": turn.partition,
+                "offset": record.begin_offset,
+                "size_bytes": work.size_bytes,
+            }
+            self._context.observe("checkpoint_written", fields)
+            self._leave(turn, work)
+
+    def close(self) -> None:
+        """Release what is held, without waiting for it."""
+        for turn in self._turns:
+            if turn.work is not None:
+                self._leave(turn, turn.work)
+        self.rule = CheckpointRule(interval_ms=0)
+
+
+def _at(
+    head: tuple[str, str, bytes, int, bytes], seq: int
+) -> tuple[str, str, bytes, int, int, bytes]:
+    """Return the fields that all records of a checkpoint begin with."""
+    client_id, group_id, incarnation, epoch, checkpoint_id = head
+    return client_id, group_id, incarnation, seq, epoch, checkpoint_id

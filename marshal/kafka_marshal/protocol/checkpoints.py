@@ -1,0 +1,171 @@
+"""Checkpoints in the log: taken apart, put together, compared (PROTOCOL 7.2).
+
+All of it is evidence about a state, never authority over one. A reader that folds
+a Begin has the very state that the checkpoint holds, so comparing costs a digest
+and no memory of states.
+"""
+
+from typing import NamedTuple
+
+from kafka_marshal.errors import MalformedRecord
+from kafka_marshal.protocol.codec import decode
+from kafka_marshal.protocol.hashing import CHECKPOINT_GROUP, CHECKPOINT_TOPIC
+from kafka_marshal.protocol.records import (
+    CHUNK_BYTES_MAX,
+    CheckpointBegin,
+    CheckpointChunk,
+    CheckpointEnd,
+)
+from kafka_marshal.protocol.snapshot import digest, from_bytes
+from kafka_marshal.protocol.state import WorldState
+from kafka_marshal.protocol.transition import SKIPPED, Transition
+from kafka_marshal.protocol.types import Key, LogEntry
+
+OPEN_MAX = 4
+"""Checkpoints that one reader waits for the ends of, the youngest ones."""
+
+
+def checkpoint_key(partition: int) -> Key:
+    """Return the key whose owner writes the checkpoints of a T (PROTOCOL 2.3)."""
+    return Key(CHECKPOINT_GROUP, CHECKPOINT_TOPIC, partition)
+
+
+def split(value: bytes) -> list[bytes]:
+    """Return canonical bytes as the parts that records carry."""
+    return [
+        value[at : at + CHUNK_BYTES_MAX] for at in range(0, len(value), CHUNK_BYTES_MAX)
+    ]
+
+
+def is_writer(world: WorldState, record: CheckpointBegin | CheckpointEnd) -> bool:
+    """Return whether the sender owns ``/checkpoint`` in this state."""
+    known = world.keys.get(checkpoint_key(world.partition))
+    if known is None:
+        return False
+    sender = (record.client_id, record.incarnation)
+    return known.owner == sender and known.epoch == record.epoch
+
+
+class Comparison(NamedTuple):
+    """A checkpoint that was read to its end, and what we had at its Begin.
+
+    Attributes:
+        checkpoint_id: Which.
+        begin_offset: Offset of its Begin.
+        client_id: Who wrote it.
+        ours: Digest of our state then.
+        theirs: Digest that its End says.
+    """
+
+    checkpoint_id: bytes
+    begin_offset: int
+    client_id: str
+    ours: str
+    theirs: str
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether both readers have folded the same."""
+        return self.ours == self.theirs
+
+
+class Watch:
+    """What one reader sees of the checkpoints of one T as it folds.
+
+    Attributes:
+        last_offset: Offset of the Begin of the last complete one, or None.
+        last_id: Its id.
+        news_count: Entries of others since, which a next one would bring in.
+    """
+
+    __slots__ = ("_open", "last_id", "last_offset", "news_count")
+
+    def __init__(self) -> None:
+        self.last_offset: int | None = None
+        self.last_id: bytes | None = None
+        self.news_count = 0
+        self._open: dict[bytes, tuple[CheckpointBegin, int, str, int]] = {}
+
+    def on_entry(
+        self, world: WorldState, transitions: tuple[Transition, ...]
+    ) -> Comparison | None:
+        """Take what an entry did, right after it was folded into ``world``."""
+        if not transitions:
+            return None
+        first = transitions[0]
+        if first.outcome != SKIPPED:
+            self.news_count += first.key is None or first.key.topic != CHECKPOINT_TOPIC
+            return None
+        record = first.record
+        if isinstance(record, CheckpointBegin) and is_writer(world, record):
+            seen = (record, first.offset, digest(world), self.news_count)
+            self._open[record.checkpoint_id] = seen
+            if len(self._open) > OPEN_MAX:
+                del self._open[next(iter(self._open))]
+        elif isinstance(record, CheckpointEnd):
+            return self._on_end(record)
+        return None
+
+    def _on_end(self, end: CheckpointEnd) -> Comparison | None:
+        seen = self._open.pop(end.checkpoint_id, None)
+        if seen is None:
+            return None
+        begin, offset, ours, news_count = seen
+        if (begin.incarnation, begin.epoch) != (end.incarnation, end.epoch):
+            return None
+        if offset != end.begin_offset:
+            return None
+        self.last_offset, self.last_id = offset, end.checkpoint_id
+        self.news_count -= news_count
+        theirs = end.digest.hex()
+        return Comparison(end.checkpoint_id, offset, end.client_id, ours, theirs)
+
+
+class Assembly:
+    """Puts the checkpoint of one End together, from the entries before it.
+
+    Attributes:
+        end: The End.
+    """
+
+    __slots__ = ("_begin", "_parts", "end")
+
+    def __init__(self, end: CheckpointEnd) -> None:
+        self.end = end
+        self._begin: CheckpointBegin | None = None
+        self._parts: list[bytes] = []
+
+    def take(self, entry: LogEntry) -> None:
+        """Take the next entry, from ``end.begin_offset`` on; most are of others."""
+        record = decode(entry.value) if entry.undecodable is None else None
+        if not isinstance(record, CheckpointBegin | CheckpointChunk):
+            return
+        name = (record.checkpoint_id, record.incarnation, record.epoch)
+        if name != (self.end.checkpoint_id, self.end.incarnation, self.end.epoch):
+            return
+        if isinstance(record, CheckpointBegin):
+            place = (entry.offset, entry.leader_epoch)
+            if place == (self.end.begin_offset, self.end.begin_leader_epoch):
+                self._begin = record
+        elif self._begin is not None and record.number == len(self._parts):
+            self._parts.append(record.data)  # one that was written twice is passed
+
+    def state(self, partition: int) -> bytes | str:
+        """Return the canonical bytes, or why they are no checkpoint of a T."""
+        end, value = self.end, b"".join(self._parts)
+        begin = self._begin
+        if begin is None:
+            return "its Begin is not where its End says"
+        if (len(self._parts), len(value)) != (end.part_count, end.size_bytes):
+            return f"{len(self._parts)} of {end.part_count} chunks are there"
+        try:
+            world = from_bytes(value)
+        except MalformedRecord as error:
+            return str(error)
+        if (world.partition, world.next_offset) != (partition, end.begin_offset + 1):
+            return "its state is of another place"
+        if bytes.fromhex(digest(world)) != end.digest:
+            return "its state has another digest than its End says"
+        if not is_writer(world, begin):
+            return "its own state says that its writer did not own /checkpoint"
+        return value

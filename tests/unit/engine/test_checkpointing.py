@@ -1,0 +1,265 @@
+from enginekit import KEY, H, fold, holders, lines, of, owning, world, write
+
+from kafka_marshal.engine.checkpointing import UNDER_WAY_MAX, CheckpointRule
+from kafka_marshal.engine.finding import LogCheckpoints
+from kafka_marshal.ports import LogRange
+from kafka_marshal.protocol.checkpoints import checkpoint_key
+from kafka_marshal.protocol.codec import decode, header_of
+from kafka_marshal.protocol.records import (
+    CHUNK_BYTES_MAX,
+    CheckpointBegin,
+    CheckpointChunk,
+    CheckpointEnd,
+    ClaimingPartition,
+    Heartbeat,
+    ReleasingPartition,
+    Reset,
+)
+from kafka_marshal.protocol.snapshot import digest, from_bytes, to_bytes
+from kafka_marshal.protocol.state import GroupState, KeyState
+from kafka_marshal.protocol.types import Key
+from kafka_marshal.testing.fakestore import AppendFate
+
+PLACE = checkpoint_key(0)
+SOON = CheckpointRule(interval_ms=2 * H, entries=10_000)
+OURS = (CheckpointBegin, CheckpointChunk, CheckpointEnd)
+
+
+def writing(cluster, name="a", rule=SOON):
+    """Start a node that consumes and writes checkpoints as ``w-NAME``."""
+    node = owning(cluster, name) if not cluster.nodes else cluster.node(name)
+    node.engine.write_checkpoints(f"w-{name}", rule)
+    return node
+
+
+def written(cluster, kind=CheckpointEnd):
+    """Return the records of one kind in the log, whoever wrote them."""
+    head = header_of(kind)
+    values = [each.value for each in cluster.kafka.log(cluster.place(0)).records]
+    return [decode(value) for value in values if value.startswith(head)]
+
+
+def checkpointed(cluster, count=1):
+    return lambda: len(written(cluster)) >= count
+
+
+def find(cluster):
+    log = cluster.kafka.coordination_log()
+    starts, ends = log.start_offsets(100), log.end_offsets(100)
+    wanted = {t: LogRange(starts[t], ends[t]) for t in starts}
+    return LogCheckpoints().find(wanted, log=log, timeout_ms=100)
+
+
+def events(node, name):
+    return [event.fields for event in node.observer.events if event.name == name]
+
+
+def test_one_is_written_when_it_is_due_and_the_key_let_go():
+    cluster = world()
+    node = writing(cluster)
+    cluster.run(H)
+    assert [kind for kind in OURS if written(cluster, kind)] == []
+    cluster.run_until(checkpointed(cluster), 3 * H)
+    cluster.run(H // 4)
+    names = [
+        type(line.record).__name__
+        for line in lines(cluster)
+        if getattr(line.record, "client_id", "") == "w-a"
+    ]
+    assert names == [
+        "ClaimingPartition",
+        "Heartbeat",
+        "CheckpointBegin",
+        "CheckpointChunk",
+        "CheckpointEnd",
+        "ReleasingPartition",
+    ]
+    assert fold(cluster).keys[PLACE].owner is None
+    assert holders(cluster) == ["a"]
+    (told,) = events(node, "checkpoint_written")
+    assert told["partition"] == 0
+    assert events(node, "replica_diverged") == []
+    assert node.engine.checkpointer.written_count == 1
+    kept = find(cluster)[0]
+    assert kept.is_in_log
+    assert (kept.offset, kept.source[:11]) == (told["offset"] + 1, "checkpoint ")
+    assert digest(from_bytes(kept.state)) == kept.digest
+
+
+def test_a_fleet_writes_no_more_than_one():
+    cluster = world()
+    writing(cluster)
+    for number in range(9):
+        writing(cluster, f"n{number}")
+    cluster.run_until(checkpointed(cluster), 3 * H)
+    cluster.run(H)
+    assert len(written(cluster, CheckpointBegin)) == 1
+    claims = [c for c in written(cluster, ClaimingPartition) if c.topic == PLACE.topic]
+    assert len(claims) <= 3
+    cluster.run_until(checkpointed(cluster, 2), 3 * H)
+
+
+def test_many_entries_make_one_due():
+    cluster = world()
+    writing(cluster, rule=CheckpointRule(interval_ms=100 * H, entries=50))
+    for _ in range(60):
+        write(cluster, b"?")
+    cluster.run_until(checkpointed(cluster), 12 * H)
+
+
+def test_nothing_new_is_no_reason_to_write():
+    cluster = world()
+    node = cluster.node("a")
+    node.engine.write_checkpoints("w-a", SOON)
+    cluster.run_until(lambda: node.engine.is_ready, H)
+    node.engine.remove_session(node.session)
+    write(cluster, b"?")
+    cluster.run_until(checkpointed(cluster), 3 * H)
+    cluster.run(5 * H)
+    assert len(written(cluster)) == 1
+
+
+def test_whoever_is_not_to_write_does_not():
+    cluster = world()
+    writing(cluster, rule=CheckpointRule(interval_ms=0))
+    cluster.run(4 * H)
+    assert [kind for kind in OURS if written(cluster, kind)] == []
+
+
+def test_chunks_go_out_a_few_at_a_time_and_the_lease_is_renewed():
+    cluster = world(keys=100_000)
+    node = writing(cluster)
+    cluster.fates["a"] = AppendFate(delay_ms=H // 4)
+    count = (UNDER_WAY_MAX * 5 * CHUNK_BYTES_MAX) // 450
+    state = node.engine.context.replicas[0].world
+    for number in range(count):
+        state.keys[Key("x" * 200, "y" * 200, number)] = KeyState(
+            None, number, 0, 0, 0, 0
+        )
+    state.groups["x" * 200] = GroupState()
+    under_way = []
+
+    def is_done():
+        work = node.engine.checkpointer._turns[0].work
+        under_way.append(0 if work is None else len(work.pending))
+        return written(cluster)
+
+    cluster.run_until(is_done, 12 * H)
+    assert max(under_way) == UNDER_WAY_MAX
+    chunks = written(cluster, CheckpointChunk)
+    assert [record.number for record in chunks] == list(range(len(chunks)))
+    beats = [
+        line
+        for line in of(cluster, "w-a", Heartbeat)
+        if line.transition.effect == "renewed"
+    ]
+    assert len(beats) > 2
+    assert holders(cluster) == ["a"]
+
+
+def test_what_is_never_read_back_is_given_up():
+    cluster = world()
+    node = writing(cluster)
+    cluster.run_until(lambda: written(cluster, CheckpointBegin), 4 * H)
+    cluster.fates["a"] = AppendFate(is_lost=True)
+    cluster.run(2 * H)
+    cluster.fates.clear()
+    assert written(cluster) == []
+    cluster.run_until(checkpointed(cluster), 8 * H)
+    assert node.engine.failure is None
+    assert find(cluster)[0].offset == written(cluster)[-1].begin_offset + 1
+
+
+def test_a_writer_that_dies_is_followed_by_another():
+    cluster = world()
+    first = writing(cluster)
+    cluster.run_until(lambda: written(cluster, CheckpointBegin), 4 * H)
+    second = writing(cluster, "b")
+    cluster.run_until(lambda: second.engine.is_ready, H)
+    cluster.crash(first)
+    cluster.run_until(checkpointed(cluster), 8 * H)
+    (end,) = written(cluster)
+    assert end.client_id == "w-b"
+    assert find(cluster)[0].digest == end.digest.hex()
+
+
+def test_a_ghost_claim_is_released():
+    cluster = world()
+    node = writing(cluster)
+    cluster.run(H)
+    cluster.fates["a"] = AppendFate(delay_ms=2 * H, fails_after_ms=H)
+    works = node.engine.checkpointer
+    cluster.run_until(lambda: works._turns[0].work is not None, 2 * H)
+    cluster.run_until(lambda: works._turns[0].work is None, 2 * H)
+    cluster.fates.clear()
+    works.rule = CheckpointRule(interval_ms=0)
+    cluster.run(3 * H)
+    assert fold(cluster).keys[PLACE].owner is None
+    assert written(cluster, CheckpointBegin) == []
+
+
+def test_closing_lets_go():
+    cluster = world()
+    node = writing(cluster)
+    cluster.run_until(lambda: written(cluster, CheckpointBegin), 4 * H)
+    node.engine.checkpointer.close()
+    cluster.run(H)
+    assert fold(cluster).keys[PLACE].owner is None
+    assert len(written(cluster, CheckpointBegin)) == 1
+    assert isinstance(of(cluster, "w-a")[-1].record, ReleasingPartition)
+
+
+def test_a_reader_that_differs_is_told_and_works_on():
+    cluster = world()
+    writer = writing(cluster)
+    other = cluster.node("b")
+    cluster.run_until(lambda: other.engine.is_ready, H)
+    world_of = other.engine.context.replicas[0].world
+    world_of.keys[KEY].active_ms -= 1
+    world_of.append_time_ms += 10**9
+    cluster.run_until(lambda: events(writer, "checkpoint_written"), 4 * H)
+    cluster.run(200)
+    (told,) = events(other, "replica_diverged")
+    assert told["ours"] != told["theirs"]
+    assert (told["partition"], told["client_id"]) == (0, "w-a")
+    assert events(writer, "replica_diverged") == []
+    assert other.engine.failure is None
+
+
+def test_a_reset_takes_everything_and_gives_it_back_after_2h():
+    cluster = world()
+    node = owning(cluster, "a")
+    state = fold(cluster)
+    value, told = to_bytes(state), bytes.fromhex(digest(state))
+    write(
+        cluster,
+        Reset(
+            "admin", "marshal", b"i" * 16, 0, b"o" * 16, 0, 1, len(value), told, value
+        ),
+    )
+    at_ms = cluster.clock.now_ms()
+    cluster.run_until(lambda: events(node, "state_reset"), H)
+    assert holders(cluster) == []
+    (ended,) = events(node, "claim_ended")
+    assert ended["ending"].reason == "fenced"
+    cluster.run_until(lambda: node.held, 4 * H)
+    assert cluster.clock.now_ms() - at_ms > 2 * H
+    assert node.engine.failure is None
+
+
+def test_what_is_found_survives_what_retention_deletes():
+    cluster = world()
+    writing(cluster)
+    cluster.run_until(checkpointed(cluster), 4 * H)
+    cluster.run(H // 4)
+    kept = find(cluster)[0]
+    place = cluster.place(0)
+    cluster.kafka.delete_records(place, before=kept.offset - 1)
+    assert find(cluster)[0] == kept
+    fresh = cluster.node("z")
+    fresh.engine.rebuilder.sources = (LogCheckpoints(),)
+    cluster.run_until(lambda: fresh.engine.is_ready, H)
+    before = cluster.nodes[0].engine.context.replicas[0].world
+    assert digest(fresh.engine.context.replicas[0].world) == digest(before)
+    cluster.kafka.delete_records(place, before=kept.offset)
+    assert find(cluster) == {}
