@@ -60,13 +60,13 @@ def incarnation(client: int) -> bytes:
     return blake2b(b"%d" % client, digest_size=16).digest()
 
 
-def partitions_by_t(count: int) -> dict[int, list[int]]:
-    """Return data partitions, the same number for each coordinating partition."""
+def partitions_by_t(count: int, *, each: int) -> dict[int, list[int]]:
+    """Return data partitions, ``each`` of them for each coordinating partition."""
     found: dict[int, list[int]] = {t: [] for t in range(count)}
     number = 0
-    while any(len(each) < KEYS_PER_T for each in found.values()):
+    while any(len(mine) < each for mine in found.values()):
         mine = found[coordinating_partition(TOPIC, number, partition_count=count)]
-        if len(mine) < KEYS_PER_T:
+        if len(mine) < each:
             mine.append(number)
         number += 1
     return found
@@ -113,7 +113,9 @@ def claims(data: list[int]) -> Iterator[bytes]:
         yield encode(record)
 
 
-def write(servers: str, topic: str, *, records: int, count: int) -> None:
+def write(
+    servers: str, topic: str, *, records: int, count: int, each: int = KEYS_PER_T
+) -> None:
     """Format a coordination topic and fill it."""
     from confluent_kafka import Producer
 
@@ -128,12 +130,12 @@ def write(servers: str, topic: str, *, records: int, count: int) -> None:
             "queue.buffering.max.messages": 200_000,
         }
     )
-    for t, data in partitions_by_t(count).items():
+    for t, data in partitions_by_t(count, each=each).items():
         # The Config is at 0, so the claims have the epochs from 1 on.
         ours = beats(data, 1)
         for value in claims(data):
             producer.produce(topic, value, partition=t)
-        for value in islice(ours, records // count - KEYS_PER_T):
+        for value in islice(ours, records // count - each):
             while True:
                 try:
                     producer.produce(topic, value, partition=t)

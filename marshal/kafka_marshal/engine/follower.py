@@ -117,6 +117,7 @@ class Follower:
             DeadlineExceeded: The log's end was not reached in time.
         """
         deadline_ms = self._clock.now_ms() + timeout_ms
+        self._restore()
         barrier = self._log.end_offsets(timeout_ms)
 
         def is_there() -> bool:
@@ -175,8 +176,8 @@ class Follower:
         self._sources = ()
         now_ms = self._clock.now_ms()
         for t, restored in found.items():
-            self.replicas[t].begin(restored.world, now_ms)
             if restored.source is not None:
+                self.replicas[t].begin(restored.world, now_ms)
                 self.began_at[t] = restored.world.next_offset
                 groups = restored.world.groups.values()
                 if any(group.pause is not None for group in groups):

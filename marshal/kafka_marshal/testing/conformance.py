@@ -223,6 +223,55 @@ def a_reader_that_was_overtaken_says_so(rig: Rig) -> None:
     log.close(TIMEOUT_MS)
 
 
+def a_log_is_read_on_from_elsewhere(rig: Rig) -> None:
+    """What is named goes on elsewhere, back or ahead; the others miss nothing."""
+    log = rig.coordination_log()
+    wanted = [b"%d" % number for number in range(30)]
+    for number, value in enumerate(wanted):
+        rig.write(TopicPartition(rig.coordination_topic, number % 2), value)
+    read_entries(log, 30)
+    rig.write(TopicPartition(rig.coordination_topic, 1), b"new")
+    log.read_from({0: 12})
+    entries = read_entries(log, 4)
+    assert values_of(entries, 0) == wanted[24::2]
+    assert values_of(entries, 1) == [b"new"]
+    log.read_from({0: 0, 1: 16})
+    assert values_of(read_entries(log, 15), 0) == wanted[::2]
+    log.read_from({0: 15})
+    rig.write(TopicPartition(rig.coordination_topic, 0), b"last")
+    assert values_of(read_entries(log, 1), 0) == [b"last"]
+    until(lambda: log.positions() == {0: 16, 1: 16, 2: 0}, "all passed")
+    log.close(TIMEOUT_MS)
+
+
+def a_place_that_is_gone_is_named(rig: Rig) -> None:
+    """LogTruncated says where; set anew, the log goes on as if nothing had been."""
+    place = TopicPartition(rig.coordination_topic, 0)
+    for number in range(6):
+        rig.write(place, b"%d" % number)
+    rig.write(TopicPartition(rig.coordination_topic, 1), b"other")
+    rig.delete_records(place, before=4)
+    log = rig.coordination_log()
+    read_entries(log, 3)
+    log.read_from({0: 1})
+    caught: list[LogTruncated] = []
+
+    def is_told() -> bool:
+        try:
+            assert list(log.poll(POLL_MS)) == []
+        except LogTruncated as error:
+            caught.append(error)
+        return bool(caught)
+
+    until(is_told, "the gap told")
+    assert caught[0].partition == 0
+    log.read_from({0: 4})
+    assert values_of(read_entries(log, 2), 0) == [b"4", b"5"]
+    rig.write(TopicPartition(rig.coordination_topic, 1), b"more")
+    assert values_of(read_entries(log, 1), 1) == [b"more"]
+    log.close(TIMEOUT_MS)
+
+
 def a_bad_partition_is_reported_by_the_append(rig: Rig) -> None:
     """An append that cannot be sent does not raise; its outcome tells."""
     log = rig.coordination_log()
@@ -357,6 +406,8 @@ CHECKS: tuple[Check, ...] = (
     foreign_records_come_through,
     a_session_starts_at_the_log_start,
     a_reader_that_was_overtaken_says_so,
+    a_log_is_read_on_from_elsewhere,
+    a_place_that_is_gone_is_named,
     a_bad_partition_is_reported_by_the_append,
     a_closed_log_stays_closed,
     topics_are_described,

@@ -1,0 +1,218 @@
+"""How soon a process is ready on a long log, with a kept state and without.
+
+A log is written through the product's codec to a real broker: Configs, the claims of a
+fleet, then full Heartbeats round and round. Timed, in turns, each in a process of its
+own: a client's engine from connecting to ready, with the states that an earlier life
+has kept in the host's state directory; the same without any; and the transport alone,
+which reads the same log and folds nothing. The admin's view of the world is timed with
+a kept state as well. Digests of all of them are compared.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from audit import BROKER, write
+from support import (
+    alternate,
+    arguments,
+    at_least,
+    at_most,
+    broker_argument,
+    cluster,
+    document,
+    figure,
+    ratios,
+    say,
+    tell,
+)
+
+from kafka_marshal import World
+from kafka_marshal.kafka_io import ConnectionSettings, open_coordination_log
+from kafka_marshal.observability import LoggingObserver
+from kafka_marshal.protocol.snapshot import digest
+from kafka_marshal.runtime import Runtime
+
+TIMEOUT_S = 3_600
+SIDES = ("snapshot", "start", "transport", "view")
+
+
+def run_one(options: argparse.Namespace) -> None:
+    """Become ready once in this process, and print what it took."""
+    settings = ConnectionSettings(options.bootstrap_servers, options.topic)
+    home = Path(options.home) if options.home else None
+    told = {"transport": transport, "view": view}.get(options.side, engine)(
+        settings, home
+    )
+    print(json.dumps(told))
+
+
+def engine(settings: ConnectionSettings, home: Path | None) -> dict[str, Any]:
+    """Open what a client opens, but for its claims."""
+    start, cpu = time.monotonic(), time.process_time()
+    runtime = Runtime.open(
+        settings,
+        LoggingObserver(),
+        timeout_ms=60_000,
+        read_ms=TIMEOUT_S * 1_000,
+        state_home=home,
+        checkpoint_interval_ms=0,
+    )
+    took_s, cpu_s = time.monotonic() - start, time.process_time() - cpu
+    replicas = runtime.engine.context.replicas
+    with runtime.engine.changed:
+        digests = [digest(replicas[t].world) for t in sorted(replicas)]
+    runtime.stop()
+    return {"took_s": took_s, "cpu_s": cpu_s, "digests": digests}
+
+
+def view(settings: ConnectionSettings, home: Path | None) -> dict[str, Any]:
+    """Look at the world as ``marshal claims list`` does."""
+    start, cpu = time.monotonic(), time.process_time()
+    world = World.open(
+        settings.bootstrap_servers,
+        coordination_topic=settings.coordination_topic,
+        state_dir=home,
+        timeout_ms=TIMEOUT_S * 1_000,
+    )
+    took_s, cpu_s = time.monotonic() - start, time.process_time() - cpu
+    digests = [digest(each) for each in world.partitions]
+    return {"took_s": took_s, "cpu_s": cpu_s, "digests": digests}
+
+
+def transport(settings: ConnectionSettings, home: Path | None) -> dict[str, Any]:
+    """Read every entry and fold none."""
+    del home
+    start, cpu = time.monotonic(), time.process_time()
+    log = open_coordination_log(settings, heartbeat_interval_ms=None)
+    ends = log.end_offsets(60_000)
+    deadline = start + TIMEOUT_S
+    count = 0
+    while any(log.positions()[t] < end for t, end in ends.items()):
+        assert time.monotonic() < deadline, "not read in time"
+        count += len(log.poll(100))
+    took_s, cpu_s = time.monotonic() - start, time.process_time() - cpu
+    log.close(1_000)
+    return {"took_s": took_s, "cpu_s": cpu_s, "entries": count}
+
+
+class Side:
+    """One way to become ready, in a process of its own each time."""
+
+    def __init__(self, servers: str, topic: str, *, side: str, home: str) -> None:
+        """Remember what to run."""
+        self.side = side
+        self.command = [
+            *(sys.executable, str(Path(__file__).resolve())),
+            *("--side", side, "--topic", topic, "--bootstrap-servers", servers),
+            *(["--home", home] if home else []),
+        ]
+        self.told: dict[str, Any] = {}
+        self.cpu_s: list[float] = []
+
+    def __call__(self) -> float:
+        """Run it once; return the seconds until it was ready."""
+        done = subprocess.run(
+            self.command,
+            stdout=subprocess.PIPE,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=True,
+        )
+        self.told = json.loads(done.stdout)
+        self.cpu_s.append(float(self.told["cpu_s"]))
+        say(f"{self.side}: {self.told['took_s']:.2f} s")
+        return float(self.told["took_s"])
+
+
+def measure(
+    servers: str, options: argparse.Namespace, *, records: int, rounds: int
+) -> dict[str, Any]:
+    """Write the log, have its states kept, start in turns, return the document."""
+    topic = f"marshal-cold-{time.time_ns()}"
+    each = options.keys // options.partitions
+    write(servers, topic, records=records, count=options.partitions, each=each)
+    with tempfile.TemporaryDirectory() as home:
+        # An earlier life, which ends in order and keeps what it has read.
+        first = Side(servers, topic, side="snapshot", home=home)
+        first()
+        kept_bytes = sum(path.stat().st_size for path in Path(home).rglob("*.snapshot"))
+        homes = {"snapshot": home, "view": home, "start": "", "transport": ""}
+        sides = {
+            name: Side(servers, topic, side=name, home=homes[name]) for name in SIDES
+        }
+        took = alternate(sides, rounds)
+    for name in ("snapshot", "start", "view"):
+        assert sides[name].told["digests"] == first.told["digests"], name
+    assert sides["transport"].told["entries"] >= records
+    assert kept_bytes or options.quick, "no state was kept"
+    labels = {
+        "snapshot": "ready, with kept states",
+        "start": "ready, from the log's start",
+        "transport": "the transport alone",
+        "view": "the world for an admin, with kept states",
+    }
+    targets = {} if options.quick else {"snapshot": at_most(3.0)}
+    figures = [
+        figure(labels[name], "s", took[name], target=targets.get(name))
+        for name in SIDES
+    ]
+    figures += [
+        figure(f"{labels[name]}: processor", "s", sides[name].cpu_s) for name in SIDES
+    ]
+    figures.append(
+        figure(
+            "from the start beside with kept states",
+            "ratio",
+            ratios(took["start"], took["snapshot"]),
+            target=None if options.quick else at_least(10),
+        )
+    )
+    figures.append(
+        figure(
+            "from the start beside the transport alone",
+            "ratio",
+            ratios(took["start"], took["transport"]),
+        )
+    )
+    settings = {
+        "records": records,
+        "coordinating_partitions": options.partitions,
+        "keys": each * options.partitions,
+        "rounds": rounds,
+    }
+    more = {"digests_equal": True, "kept_bytes": kept_bytes}
+    return document(
+        "cold_start", figures, settings=settings, is_quick=options.quick, more=more
+    )
+
+
+def main() -> None:
+    """Run the benchmark and print its document."""
+    parser = arguments(__doc__ or "")
+    broker_argument(parser)
+    parser.add_argument("--records", type=int, help="length of the log")
+    parser.add_argument("--keys", type=int, help="number of keys")
+    parser.add_argument("--partitions", type=int, default=8, help="K")
+    parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
+    parser.add_argument("--topic", help=argparse.SUPPRESS)
+    parser.add_argument("--home", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.side is not None:
+        run_one(options)
+        return
+    records = options.records or (40_000 if options.quick else 10_000_000)
+    options.keys = options.keys or (800 if options.quick else 10_000)
+    rounds = options.rounds or (1 if options.quick else 3)
+    with cluster(options.bootstrap_servers, BROKER) as servers:
+        found = measure(servers, options, records=records, rounds=rounds)
+    tell(found, options.out)
+
+
+if __name__ == "__main__":
+    main()
