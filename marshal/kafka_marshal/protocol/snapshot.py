@@ -192,6 +192,9 @@ def _read(world: _World) -> WorldState:
     )
     if not is_of_a_log:
         raise ValueError("offsets that no log has")
+    # Nothing is claimed or paused before there is a Config (PROTOCOL 2.3).
+    if state.config is None and (state.keys or state.groups):
+        raise ValueError("claims or pauses without a Config")
     return state
 
 

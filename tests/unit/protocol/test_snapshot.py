@@ -269,6 +269,7 @@ BAD = [
     pytest.param(changed(put(1, ["header"])), id="short header"),
     pytest.param(changed(put(1, 7, b"\x01")), id="unreadable Config"),
     pytest.param(changed(put(1, 7, 5)), id="a Config that is a number"),
+    pytest.param(changed(put(1, 7, None)), id="claims without a Config"),
     pytest.param(changed(put(2, 0, 0, "cle")), id="no key"),
     pytest.param(changed(put(2, 0, ["key", "g", "t", 0])), id="short key"),
     pytest.param(changed(put(2, 0, 4, 7)), id="an owner that is a number"),
