@@ -78,6 +78,28 @@ PARTITIONS = (
     column("DIGEST", "digest"),
 )
 
+RESET = (
+    column("GROUP", "group_id"),
+    column("TOPIC", "topic"),
+    column("PARTITION", "partition"),
+    column("CHANGE", "change"),
+    column("POSITION", "position"),
+    column("THEN", "position_then"),
+    column("GRANTED", "granted"),
+    column("THEN", "granted_then"),
+    column("REPEATS", "repeats"),
+)
+KEPT = (PARTITIONS[0], PARTITIONS[1], PARTITIONS[3], PARTITIONS[4])
+
+DIFFERENCES = (
+    Column("PARTITION", lambda row: str(row["partition"]), is_number=True),
+    column("WHAT", "what"),
+    column("NAME", "name"),
+    column("FIELD", "field"),
+    column("ONE", "one", as_text=str),
+    column("OTHER", "other", as_text=str),
+)
+
 VERIFIED = (
     Column("PARTITION", lambda row: str(row["partition"]), is_number=True),
     column("RESULT", "result"),

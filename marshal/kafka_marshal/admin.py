@@ -16,6 +16,7 @@ import attrs
 
 from kafka_marshal.clock import SystemClock
 from kafka_marshal.engine.agreement import agreed_config, require_cluster
+from kafka_marshal.engine.finding import kept_in
 from kafka_marshal.engine.follower import Awaited, Follower
 from kafka_marshal.errors import (
     ClaimRejected,
@@ -35,6 +36,17 @@ from kafka_marshal.kafka_io import (
     choose,
     open_coordination_log,
     problems,
+)
+from kafka_marshal.overriding import (
+    ResetPlan,
+    UpgradePlan,
+    find_checkpoint,
+    plan_reset,
+    plan_upgrade,
+    require_harmless,
+    require_members,
+    write_reset,
+    write_upgrade,
 )
 from kafka_marshal.protocol.codec import is_identifier
 from kafka_marshal.protocol.freshness import Freshness
@@ -263,6 +275,70 @@ class Admin:
             timeout_ms=self._timeout_ms,
         )
 
+    # --- overriding
+
+    def upgrade_topic(
+        self, *, execute: bool = False, ignore_members: bool = False
+    ) -> UpgradePlan:
+        """Raise the feature level of the topic to that of this release.
+
+        Args:
+            execute: Whether to do it; else it is only planned.
+            ignore_members: Whether to go on though live members would halt.
+
+        Raises:
+            ClaimRejected: Live members would halt.
+        """
+        follower = self._follow()
+        follower.catch_up(self._timeout_ms)
+        plan = plan_upgrade({world.partition: world for world in follower.worlds})
+        if execute:
+            if not ignore_members:
+                require_members(plan)
+            write_upgrade(follower, plan, timeout_ms=self._timeout_ms)
+        return plan
+
+    def reset_state(
+        self,
+        partition: int,
+        *,
+        checkpoint_id: str | None = None,
+        execute: bool = False,
+        allow_held: bool = False,
+        allow_reprocess: bool = False,
+    ) -> ResetPlan:
+        """Replace the state of a coordinating partition by that of a checkpoint.
+
+        Args:
+            partition: T.
+            checkpoint_id: Which, in hex; None for the newest.
+            execute: Whether to do it; else it is only planned.
+            allow_held: Whether to take keys away from live clients.
+            allow_reprocess: Whether records may be handed out again.
+
+        Raises:
+            ClaimRejected: It would take or repeat what was not asked for.
+        """
+        log = open_coordination_log(
+            self._settings, heartbeat_interval_ms=None, timeout_ms=self._timeout_ms
+        )
+        try:
+            kept = find_checkpoint(
+                log, partition, checkpoint_id, timeout_ms=self._timeout_ms
+            )
+        finally:
+            log.close(self._timeout_ms)
+        follower = self._follow()
+        follower.catch_up(self._timeout_ms)
+        now_ms, limit_ms = self._clock.now_ms(), self._timeout_ms
+        plan = plan_reset(follower.replicas[partition], kept, now_ms=now_ms)
+        if execute:
+            require_harmless(
+                plan, allow_held=allow_held, allow_reprocess=allow_reprocess
+            )
+            write_reset(follower, kept, client_id=self._client_id, timeout_ms=limit_ms)
+        return plan
+
     # --- pausing a group
 
     def release_group(
@@ -354,8 +430,7 @@ class Admin:
             log = open_coordination_log(self._settings, timeout_ms=self._timeout_ms)
             self._cluster_id = log.cluster_id
             store = open_store(home_of(None), log.cluster_id, topic_id=log.topic_id)
-            sources = () if store is None else (store,)
-            self._follower = Follower(log, self._clock, sources=sources)
+            self._follower = Follower(log, self._clock, sources=kept_in(store))
         return self._follower
 
     def _worlds(self) -> tuple[Config, list[WorldState]]:

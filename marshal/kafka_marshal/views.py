@@ -12,6 +12,7 @@ from typing import Any, Self
 
 from kafka_marshal.clock import SystemClock
 from kafka_marshal.engine.agreement import agreed_config
+from kafka_marshal.engine.finding import kept_in
 from kafka_marshal.engine.follower import Follower
 from kafka_marshal.engine.replica import Replica
 from kafka_marshal.engine.saving import capture
@@ -195,7 +196,7 @@ def _read(
 ) -> tuple[Follower, "Prefix"]:
     """Read the log to its end, from states that are kept if there are some."""
     clock = SystemClock()
-    follower = Follower(log, clock, sources=() if store is None else (store,))
+    follower = Follower(log, clock, sources=kept_in(store))
     follower.catch_up(timeout_ms, accept=prefix.accept)
     if follower.began_paused:
         # Why a group was paused stands in the log alone.
@@ -274,6 +275,7 @@ class LogScan:
 
     Attributes:
         cluster_id: Cluster that the log is read from.
+        topic_id: Id of the coordination topic, None where there are none.
         starts: First offset that exists, per coordinating partition.
         ends: Next offset to be written when it was opened, the same way.
 
@@ -300,6 +302,7 @@ class LogScan:
             settings, heartbeat_interval_ms=None, timeout_ms=timeout_ms
         )
         self.cluster_id: str = self._log.cluster_id
+        self.topic_id: bytes | None = self._log.topic_id
         try:
             self.starts = dict(self._log.start_offsets(timeout_ms))
             self.ends = dict(self._log.end_offsets(timeout_ms))

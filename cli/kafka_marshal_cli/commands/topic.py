@@ -102,6 +102,46 @@ def config_facts(call: Call, config: Config) -> dict[str, Any]:
     }
 
 
+@app.command("upgrade", epilog="Example: marshal topic upgrade --execute")
+@command()
+def upgrade(
+    call: Call,
+    *,
+    execute: Annotated[
+        bool,
+        typer.Option("--execute/--dry-run", help="Do it, or only say what would be."),
+    ] = False,
+    ignore_members: Annotated[
+        bool,
+        typer.Option(
+            "--ignore-members",
+            help="Also where live members would stop, because they are too old.",
+        ),
+    ] = False,
+) -> None:
+    """Raise the feature level of the coordination topic to that of this release.
+
+    Writes the next generation of its Config, which changes nothing else. Members of an
+    older release stop at it. Without --execute nothing is written.
+    """
+    with call.admin() as admin:
+        plan = admin.upgrade_topic(execute=execute, ignore_members=ignore_members)
+    found = {
+        "topic": call.coordination_topic,
+        "feature_level": plan.level,
+        "feature_level_then": plan.level_then,
+        "generation_then": plan.generation_then,
+        "partitions": list(plan.partitions),
+        "members_too_old": list(plan.too_old),
+        "is_executed": execute,
+    }
+    call.answer(Answer(facts.as_of(call.world()), found))
+    if not plan.partitions:
+        tell("the topic is of that level already")
+    elif not execute:
+        tell("nothing was written; --execute writes it")
+
+
 @app.command("info", epilog="Example: marshal topic info -b broker-1:9092 -o json")
 @command()
 def info(call: Call) -> None:

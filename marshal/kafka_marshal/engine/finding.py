@@ -13,7 +13,7 @@ from kafka_marshal.protocol.codec import decode, header_of
 from kafka_marshal.protocol.records import CheckpointEnd
 from kafka_marshal.protocol.types import LogEntry
 
-from .restoring import POLL_MS, POLLS_MAX, KeptState
+from .restoring import POLL_MS, POLLS_MAX, KeptState, KeptStates
 
 WINDOW_MIN = 2_000
 WINDOW_GROWTH = 8
@@ -25,7 +25,20 @@ _END = header_of(CheckpointEnd)
 
 
 class LogCheckpoints:
-    """The checkpoints that stand in the log itself: ``restoring.KeptStates``."""
+    """The checkpoints that stand in the log itself: ``restoring.KeptStates``.
+
+    Args:
+        only: Id of the one that is looked for; None for the newest.
+        is_last_resort: Whether to look only where the log's start is gone: what is
+            soft, such as members, does not stand in checkpoints, and who only
+            looks wants to see it.
+    """
+
+    def __init__(
+        self, only: bytes | None = None, *, is_last_resort: bool = False
+    ) -> None:
+        self._only = only
+        self._is_last_resort = is_last_resort
 
     def find(
         self, wanted: Mapping[int, LogRange], *, log: CoordinationLog, timeout_ms: int
@@ -37,14 +50,18 @@ class LogCheckpoints:
         """
         del timeout_ms  # every poll has its own limit, and so has their number
         found: dict[int, KeptState] = {}
-        below = {t: span.end for t, span in wanted.items() if span.end > span.start}
+        below = {
+            t: span.end
+            for t, span in wanted.items()
+            if span.end > span.start and (span.start or not self._is_last_resort)
+        }
         size = WINDOW_MIN
         while below:
             windows = {
                 t: LogRange(max(wanted[t].start, end - size), end)
                 for t, end in below.items()
             }
-            ends = _ends(log, windows)
+            ends = _ends(log, windows, self._only)
             for t, window in windows.items():
                 kept = _newest(log, t, ends[t], start=wanted[t].start)
                 if kept is not None:
@@ -60,8 +77,14 @@ class LogCheckpoints:
         return found
 
 
+def kept_in(store: KeptStates | None) -> tuple[KeptStates, ...]:
+    """Return where whoever only looks finds states: files, then a log cut short."""
+    log = LogCheckpoints(is_last_resort=True)
+    return (log,) if store is None else (store, log)
+
+
 def _ends(
-    log: CoordinationLog, windows: Mapping[int, LogRange]
+    log: CoordinationLog, windows: Mapping[int, LogRange], only: bytes | None
 ) -> dict[int, list[CheckpointEnd]]:
     """Return the Ends in these windows, in their order."""
     ends: dict[int, list[CheckpointEnd]] = {t: [] for t in windows}
@@ -69,7 +92,10 @@ def _ends(
         value = entry.value
         if value is not None and value.startswith(_END):
             record = decode(value)
-            if isinstance(record, CheckpointEnd) and record.begin_offset < entry.offset:
+            if not isinstance(record, CheckpointEnd):
+                continue
+            is_wanted = only is None or record.checkpoint_id == only
+            if is_wanted and record.begin_offset < entry.offset:
                 ends[t].append(record)
     return ends
 
