@@ -4,6 +4,7 @@ Each replaces functions of the product by ones that obey a tempting, wrong rule.
 A search or a simulation that does not catch one of them proves nothing.
 """
 
+import attrs
 import msgspec
 
 from kafka_marshal.engine import outbox, session
@@ -101,11 +102,13 @@ def lease_from_read_back(patch):
             self._sent_ms[seq] = now_ms
         return plain(self, transition, seq=seq, now_ms=now_ms, **rest)
 
-    def read_back(self, seq):
-        sent = self._pending.pop(seq, None)
+    plain_read_back = outbox.Outbox.read_back
+
+    def read_back(self, seq, **named):
+        sent = plain_read_back(self, seq, **named)
         if sent is None:
             return None
-        return outbox.Sent(self._context.now_ms, sent.partition, sent.key)
+        return attrs.evolve(sent, sent_ms=self._context.now_ms)
 
     patch.setattr(Claim, "on_claim_verdict", on_claim_verdict)
     patch.setattr(outbox.Outbox, "read_back", read_back)

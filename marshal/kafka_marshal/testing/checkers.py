@@ -17,6 +17,7 @@ from kafka_marshal.protocol.state import WorldState
 from kafka_marshal.protocol.transition import ACCEPTED, Transition
 from kafka_marshal.protocol.types import Key, Owner, Token, TopicPartition
 from kafka_marshal.testing.fakelog import FakeKafka
+from kafka_marshal.testing.fakestore import Stored
 from kafka_marshal.testing.node import COORDINATION_TOPIC, Node
 
 
@@ -41,10 +42,33 @@ class _Before(NamedTuple):
     granted: int | None
     token: Token | None
     topic_id: bytes | None
+    renewed_ms: int = 0
 
+
+_NOBODY = _Before(None, -1, None, None, None, None)
 
 PositionCheck = Callable[[Key, int | None, int], None]
 """Told of every position that moved: key, old position, new position."""
+
+
+class Folded(NamedTuple):
+    """One record that was folded and checked.
+
+    Attributes:
+        partition: Coordinating partition.
+        stored: The record as it lies there.
+        transition: What it did to one key, or to none.
+        owner: Who owned that key before.
+        age_ms: How long before that owner had renewed, at this record.
+        moved: Whether it moved the position.
+    """
+
+    partition: int
+    stored: Stored
+    transition: Transition
+    owner: Owner | None
+    age_ms: int
+    moved: bool
 
 
 class LogWatcher:
@@ -65,6 +89,7 @@ class LogWatcher:
         *,
         on_position: PositionCheck | None = None,
         note: Callable[[str], None] | None = None,
+        on_fold: Callable[[Folded], None] | None = None,
     ) -> None:
         """Start at the log's beginning.
 
@@ -73,6 +98,7 @@ class LogWatcher:
             partitions: Number of coordinating partitions.
             on_position: Called for every position that moved.
             note: Called with one line for every transition.
+            on_fold: Called with every transition.
         """
         self.worlds = [WorldState(number) for number in range(partitions)]
         self.starts: dict[tuple[Key, Token], int | None] = {}
@@ -82,35 +108,77 @@ class LogWatcher:
         self._kafka = kafka
         self._on_position = on_position
         self._note = note
+        self._on_fold = on_fold
         self._granted: dict[Key, int] = {}
+        self._tokens: dict[Key, Token] = {}
+        # What each key was before the record that is being folded.
+        self._before: list[dict[Key, _Before]] = [{} for _ in range(partitions)]
         self._digests: list[dict[int, str]] = [
             {0: digest(world)} for world in self.worlds
         ]
 
-    def catch_up(self) -> None:
-        """Fold and check everything that was appended since the last call."""
+    def catch_up(self) -> bool:
+        """Fold and check what was committed since; return whether it was anything."""
         self._kafka.settle()
+        now_ms = self._kafka.clock.now_ms()
+        has_folded = False
         for number, world in enumerate(self.worlds):
             log = self._kafka.log(TopicPartition(COORDINATION_TOPIC, number))
-            if world.next_offset < log.end:
-                for stored in log.read(world.next_offset, log.end):
-                    before = {
-                        key: _Before(
-                            known.owner,
-                            known.epoch,
-                            known.position,
-                            known.granted,
-                            world.token(key),
-                            known.topic_id,
-                        )
-                        for key, known in world.keys.items()
-                    }
-                    entry = stored.entry()
-                    transitions = apply(world, entry)
-                    for transition in transitions:
-                        self._check(world, transition, before)
-                    self.losses += self._books[number].take(entry, transitions)
-                    self._digests[number][world.next_offset] = digest(world)
+            if world.next_offset >= log.end:
+                continue
+            for stored in log.read(world.next_offset, log.end):
+                if stored.landed_ms > now_ms:
+                    break
+                has_folded = True
+                self._fold(number, world, stored)
+        return has_folded
+
+    def _fold(self, number: int, world: WorldState, stored: Stored) -> None:
+        entry = stored.entry()
+        transitions = apply(world, entry)
+        before = self._before[number]
+        for transition in transitions:
+            key = transition.key
+            was = None if key is None else before.get(key)
+            self._check(world, transition, was)
+            known = None if key is None else world.keys.get(key)
+            moved = known is not None and known.position != (was or _NOBODY).position
+            if self._on_fold is not None:
+                owner = None if was is None else was.owner
+                age_ms = 0 if was is None else world.now_ms - was.renewed_ms
+                self._on_fold(Folded(number, stored, transition, owner, age_ms, moved))
+            if key is not None and known is not None:
+                before[key] = _Before(
+                    known.owner,
+                    known.epoch,
+                    known.position,
+                    known.granted,
+                    world.token(key),
+                    known.topic_id,
+                    known.renewed_ms,
+                )
+        self.losses += self._books[number].take(entry, transitions)
+        self._digests[number][world.next_offset] = digest(world)
+
+    def refold(self, partition: int) -> None:
+        """Forget a partition that was truncated, and read it from its start.
+
+        Positions, grants and owners go back with it; tokens do not (PROTOCOL
+        4.10).
+        """
+        for key in self._before[partition]:
+            self._granted.pop(key, None)
+        self._before[partition] = {}
+        self._books[partition] = LossBook(partition)
+        world = self.worlds[partition] = WorldState(partition)
+        self._digests[partition] = {0: digest(world)}
+        note, self._note = self._note, None
+        on_fold, self._on_fold = self._on_fold, None
+        tokens, self._tokens = self._tokens, {}
+        self.catch_up()
+        self._note, self._on_fold = note, on_fold
+        for key, token in tokens.items():
+            self._tokens[key] = max(token, self._tokens.get(key, token))
 
     def unconfirmed(self) -> list[Loss]:
         """Return what is lost, or at risk now, by what the log says."""
@@ -119,23 +187,29 @@ class LogWatcher:
             found += book.open_ones(world)
         return found
 
-    def check_reader(self, engine: Engine, checked: dict[int, int]) -> None:
+    def check_reader(self, engine: Engine, checked: dict[int, int]) -> bool:
         """S2: a reader that folded the same prefix has the same digest.
 
         Args:
             engine: The reader.
             checked: Up to where it was checked before, by partition; updated.
+
+        Returns:
+            Whether it has folded anything since.
         """
+        has_folded = False
         for number, replica in engine.context.replicas.items():
             at = replica.world.next_offset
             if checked.get(number) == at:
                 continue
             checked[number] = at
+            has_folded = True
             if digest(replica.world) != self._digests[number].get(at):
                 raise Violation("S2", f"digests differ at {number}/{at}")
+        return has_folded
 
     def _check(
-        self, world: WorldState, transition: Transition, before: dict[Key, _Before]
+        self, world: WorldState, transition: Transition, was: _Before | None
     ) -> None:
         if self._note is not None:
             what = transition.effect or transition.reason
@@ -146,7 +220,7 @@ class LogWatcher:
         key = transition.key
         if key is None or key not in world.keys:
             return
-        known, was = world.keys[key], before.get(key)
+        known = world.keys[key]
         if transition.outcome != ACCEPTED:
             now = (known.owner, known.epoch, known.position, known.granted)
             if was is None or now != was[:4]:
@@ -167,8 +241,10 @@ class LogWatcher:
         known, token = world.keys[key], world.token(key)
         if was is not None and known.epoch <= was.epoch:
             raise Violation("S1", f"{key}: epoch {known.epoch} after {was.epoch}")
-        if token is None or (was is not None and was.token and token <= was.token):
-            raise Violation("S7", f"{key}: token {token} after {was and was.token}")
+        latest = self._tokens.get(key)
+        if token is None or (latest is not None and token <= latest):
+            raise Violation("S7", f"{key}: token {token} after {latest}")
+        self._tokens[key] = token
         self.starts[key, token] = known.next_unclaimed()
 
     def _check_grant(self, key: Key, transition: Transition) -> None:
@@ -194,13 +270,26 @@ class LogWatcher:
             self._on_position(key, old, now)
 
 
-def check_leases(nodes: Iterable[Node]) -> None:
-    """S4: at one instant, at most one live process passes its lease check."""
+def _never(key: Key) -> bool:
+    del key
+    return False
+
+
+def check_leases(
+    nodes: Iterable[Node], *, is_excused: Callable[[Key], bool] = _never
+) -> None:
+    """S4: at one instant, at most one live process passes its lease check.
+
+    Args:
+        nodes: The live processes.
+        is_excused: Whether a key is none to check: its log's clock stepped by more
+            than any lease allows for.
+    """
     holders: dict[Key, Node] = {}
     for node in nodes:
         for key in node.held:
             other = holders.setdefault(key, node)
-            if other is not node:
+            if other is not node and not is_excused(key):
                 names = f"{other.owner.client_id} and {node.owner.client_id}"
                 raise Violation("S4", f"{key} is held by {names} at one instant")
 
@@ -225,12 +314,14 @@ class HandOuts:
         self._last: dict[tuple[Key, Token], int] = {}
         self._tokens: dict[Key, Token] = {}
 
-    def handed_out(self, key: Key, token: Token, *, offset: int) -> None:
-        """Take one record that was handed out just now."""
+    def handed_out(
+        self, key: Key, token: Token, *, offset: int, is_excused: bool = False
+    ) -> None:
+        """Take one record that was handed out just now; see ``check_leases``."""
         latest = self._tokens.get(key)
-        if latest is not None and token < latest:
+        if latest is not None and token < latest and not is_excused:
             raise Violation("S4", f"{key}: handed out under {token} after {latest}")
-        self._tokens[key] = token
+        self._tokens[key] = token if latest is None else max(token, latest)
         if offset <= self._last.get((key, token), -1):
             raise Violation("S3", f"{key}: {offset} handed out twice under {token}")
         self._last[key, token] = offset

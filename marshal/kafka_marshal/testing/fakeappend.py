@@ -30,6 +30,7 @@ class Pending:
     value: bytes = attrs.field(order=False)
     fate: AppendFate = attrs.field(order=False)
     append: "FakeAppend" = attrs.field(order=False)
+    sent_epoch: int = attrs.field(order=False)
 
 
 class FakeAppend(Append):

@@ -50,6 +50,7 @@ class FakeKafka:
         clocks: The brokers' own clocks.
         cluster_id: An id that no other cluster of this process has.
         groups: Committed offsets by group.
+        changes: Grows with each record that is sent or written.
         busy_groups: Groups that have active members, whose offsets none but
             they may set.
     """
@@ -72,6 +73,7 @@ class FakeKafka:
         self.groups: dict[str, dict[TopicPartition, int]] = {}
         self.busy_groups: set[str] = set()
         self.changed = threading.Condition(threading.RLock())
+        self.changes = 0
         self._topics: dict[str, Topic] = {}
         self.clocks = BrokerClocks(self.clock)
         self._pending: list[Pending] = []
@@ -301,9 +303,9 @@ class FakeKafka:
         now_ms = self.clock.now_ms()
         due = [self._pending[0].lands_ms] if self._pending else []
         for place, tail in self._tails.items():
-            records = self.log(place).records if tail else []
-            if records and records[-1].landed_ms > now_ms:
-                due.append(records[-1].landed_ms)
+            committed_ms = self.log(place).next_commit_ms(now_ms) if tail else None
+            if committed_ms is not None:
+                due.append(committed_ms)
         return min(due, default=None)
 
     def schedule(
@@ -320,8 +322,10 @@ class FakeKafka:
                 value=value,
                 fate=fate,
                 append=append,
+                sent_epoch=self.log(place).leader_epoch,
             )
             heapq.heappush(self._pending, item)
+            self.changes += 1
             self.changed.notify_all()
 
     def wait(self, deadline: float) -> bool:
@@ -362,8 +366,11 @@ class FakeKafka:
                 stamp=(stamp, kind),
                 landed_ms=committed_ms,
             )
+            stored = log.records[-1]
+            stored.sent_epoch = item.sent_epoch
+            stored.is_ghost = stored.landed_ms > item.append.fails_ms
             if copy == 0:
-                item.append.landed = (offset, log.records[-1].landed_ms)
+                item.append.landed = (offset, stored.landed_ms)
                 self._follow(place, offset, item)
 
     def _follow(self, place: TopicPartition, offset: int, item: Pending) -> None:
@@ -402,5 +409,6 @@ class FakeKafka:
         )
         log.records.append(record)
         log.end = offset + 1
+        self.changes += 1
         self.changed.notify_all()
         return offset

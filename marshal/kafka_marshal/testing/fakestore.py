@@ -51,7 +51,13 @@ class Prompt:
 
 @attrs.define
 class Stored:
-    """One record as it lies in a log; ``landed_ms`` is when it was committed."""
+    """One record as it lies in a log.
+
+    Attributes:
+        landed_ms: When it is committed.
+        sent_epoch: Leader epoch at which its writer sent it, if that is known.
+        is_ghost: Its writer had given it up before it was committed.
+    """
 
     offset: int
     leader_epoch: int
@@ -61,6 +67,8 @@ class Stored:
     value: bytes | None
     headers: tuple[tuple[str, bytes], ...]
     landed_ms: int
+    sent_epoch: int | None = None
+    is_ghost: bool = False
 
     def entry(self) -> LogEntry:
         """Return it as a reader of a coordination topic sees it."""
@@ -113,11 +121,19 @@ class Partition:
 
     def high_watermark(self, now_ms: int) -> int:
         """Return the end of what is committed, which is what readers can see."""
-        records = self.records
-        at = len(records)
-        while at and records[at - 1].landed_ms > now_ms:
+        at = self._committed_count(now_ms)
+        return self.end if at == len(self.records) else self.records[at].offset
+
+    def next_commit_ms(self, now_ms: int) -> int | None:
+        """Return when a record is committed next, None where all are."""
+        at = self._committed_count(now_ms)
+        return None if at == len(self.records) else self.records[at].landed_ms
+
+    def _committed_count(self, now_ms: int) -> int:
+        at = len(self.records)
+        while at and self.records[at - 1].landed_ms > now_ms:
             at -= 1
-        return self.end if at == len(records) else records[at].offset
+        return at
 
     def drop_uncommitted(self, now_ms: int) -> set[int]:
         """Lose what is not committed; return the offsets."""

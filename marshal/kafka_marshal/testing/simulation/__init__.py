@@ -1,0 +1,1 @@
+"""The parts of the simulator; ``kafka_marshal.testing.simulator`` runs them."""

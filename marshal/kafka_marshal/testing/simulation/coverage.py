@@ -1,0 +1,156 @@
+"""How often each interesting thing happened in a run.
+
+A simulation that never gets to a situation proves nothing about it: the suite
+fails where one of these is never reached.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from kafka_marshal.ports import Event
+from kafka_marshal.protocol.records import (
+    BatchHeartbeat,
+    ClaimingMessages,
+    ClaimingPartition,
+    Heartbeat,
+    ReleasingPartition,
+)
+from kafka_marshal.protocol.transition import ACCEPTED, IGNORED
+from kafka_marshal.testing.checkers import Folded
+
+SITUATIONS: Mapping[str, str] = {
+    "claimed": "a claim was accepted",
+    "taken_over": "a stale owner lost its key to a claim",
+    "takeover_at_2h_1": "a key was taken 2H + 1 ms after its last renewal",
+    "refused_at_2h": "a claim was refused 2H after the last renewal, as held",
+    "resumed": "a restarted process went on with its claim",
+    "resume_refused": "a resume came too late, or with the wrong secret",
+    "duplicate_claim": "a claiming record came twice",
+    "ghost_claim_won": "a claim was won by a record that was given up on",
+    "ghost_released": "its sender released a claim that it no longer wanted",
+    "landed_after_failure": "a record landed after it was reported as failed",
+    "landed_after_failover": "a record landed in a later leader epoch than it was sent",
+    "tail_lost": "a failover lost a record that was not committed yet",
+    "late_beat_ignored": "a beat came after its claim was gone",
+    "beat_after_2h": "a beat renewed a stale claim that nobody else had taken",
+    "pause_during_grant": "offsets were asked for while the group was paused",
+    "moved_while_paused": "a beat moved a position during a pause",
+    "claim_during_pause": "a claim was refused because of a pause",
+    "grant_ignored": "offsets were asked for under a claim that was gone",
+    "clock_went_back": "a leader's clock went back within its epoch",
+    "clock_step_detected": "an owner shortened its lease because a clock stepped",
+    "leader_behind": "a new leader's clock was behind that of the last",
+    "undecodable": "somebody wrote what is no record",
+    "identity_conflict": "two processes had one client_id",
+    "lease_expired": "an owner stopped because its own lease had run out",
+    "stopped_in_hand": "a process was stopped beyond 2H with records in hand",
+    "crashed_in_hand": "a process died with records in hand",
+    "handled_beyond_2h": "records were handled for longer than 2H",
+    "duplicates": "a record was handed out again, at least once",
+    "granted": "offsets were granted",
+    "left_in_order": "a process gave up everything and ended",
+}
+TRUNCATED: Mapping[str, str] = {
+    "truncated": "records that were read by somebody were lost",
+    "truncated_grant": "among them a grant",
+    "truncated_claim": "among them a claim",
+}
+GRANTS = {
+    "granted": "granted",
+    "paused": "pause_during_grant",
+    "not_owner": "grant_ignored",
+    "old_epoch": "grant_ignored",
+}
+BEATS = (Heartbeat, BatchHeartbeat)
+
+
+class Coverage:
+    """Counts situations of one run.
+
+    Attributes:
+        counts: How often, by name.
+    """
+
+    def __init__(self, h_ms: int) -> None:
+        """Start with none."""
+        self.counts: Counter[str] = Counter()
+        self._h_ms = h_ms
+        self._stamps: dict[int, tuple[int, int]] = {}
+        self._seen: set[bytes] = set()
+
+    def note(self, name: str) -> None:
+        """Count a situation."""
+        assert name in SITUATIONS or name in TRUNCATED, name
+        self.counts[name] += 1
+
+    def observe(self, event: Event) -> None:
+        """Take what an engine tells; an ``Observer``."""
+        if event.name == "clock_step":
+            self.note("clock_step_detected")
+        elif event.name == "claim_ended":
+            self._on_ended(event.fields)
+
+    def _on_ended(self, fields: Mapping[str, Any]) -> None:
+        if fields["ending"].reason == "lease_expired":
+            self.note("lease_expired")
+
+    def on_fold(self, folded: Folded) -> None:
+        """Take one transition."""
+        transition = folded.transition
+        record, effect = transition.record, transition.effect
+        self._on_stored(folded)
+        if record is None:
+            self.note("undecodable")
+        elif isinstance(record, ClaimingPartition):
+            self._on_claim(folded, record)
+        elif isinstance(record, BEATS):
+            self._on_beat(folded)
+        elif isinstance(record, ClaimingMessages):
+            name = GRANTS.get(str(effect or transition.reason))
+            if name is not None:
+                self.note(name)
+        elif isinstance(record, ReleasingPartition) and record.reason == "ghost":
+            self.note("ghost_released")
+
+    def _on_stored(self, folded: Folded) -> None:
+        stored = folded.stored
+        if stored.is_ghost:
+            self.note("landed_after_failure")
+        if stored.sent_epoch is not None and stored.sent_epoch < stored.leader_epoch:
+            self.note("landed_after_failover")
+        epoch, at_ms = self._stamps.get(folded.partition, (0, 0))
+        if stored.timestamp_ms < at_ms:
+            is_same = stored.leader_epoch == epoch
+            self.note("clock_went_back" if is_same else "leader_behind")
+        self._stamps[folded.partition] = (stored.leader_epoch, stored.timestamp_ms)
+
+    def _on_claim(self, folded: Folded, record: ClaimingPartition) -> None:
+        transition, age_ms = folded.transition, folded.age_ms
+        value = folded.stored.value or b""
+        if value in self._seen:
+            self.note("duplicate_claim")
+        self._seen.add(value)
+        if transition.outcome == ACCEPTED:
+            self.note(str(transition.effect))
+            if folded.stored.is_ghost:
+                self.note("ghost_claim_won")
+            if transition.effect == "claimed" and folded.owner is not None:
+                self.note("taken_over")
+                if age_ms == 2 * self._h_ms + 1:
+                    self.note("takeover_at_2h_1")
+        elif record.resume is not None:
+            self.note("resume_refused")
+        elif transition.reason == "paused":
+            self.note("claim_during_pause")
+        elif transition.reason == "held" and age_ms == 2 * self._h_ms:
+            self.note("refused_at_2h")
+
+    def _on_beat(self, folded: Folded) -> None:
+        transition = folded.transition
+        if transition.outcome == IGNORED:
+            self.note("late_beat_ignored")
+        elif transition.effect == "renewed" and folded.age_ms > 2 * self._h_ms:
+            self.note("beat_after_2h")
+        elif transition.effect == "position_only" and folded.moved:
+            self.note("moved_while_paused")

@@ -1,0 +1,304 @@
+"""Processes of a simulated world, and the applications in them.
+
+Each process has two threads that are called at times of their own: the engine's,
+which reads and acts, and the application's, which polls, works and commits.
+"""
+
+import random
+from functools import partial
+
+import attrs
+
+from kafka_marshal.engine import Delivery
+from kafka_marshal.engine.handout import ConsumerOptions
+from kafka_marshal.errors import ClaimLost, LogTruncated, MarshalError
+from kafka_marshal.ports import Record
+from kafka_marshal.protocol.claiming import PreviousLife
+from kafka_marshal.protocol.types import Key
+from kafka_marshal.testing.checkers import Violation
+from kafka_marshal.testing.node import Node, Wish
+from kafka_marshal.testing.simulation.plan import chance
+from kafka_marshal.testing.simulation.world import GROUP, TOPIC, World
+
+APPS_MAX = 6
+PROMPT_TURNS = 0.2
+WORK_FIRST = 0.7
+OUT_OF_ORDER = 0.2
+LONG_HANDLING = 0.02
+HEALED_HANDLING_MS = 100
+
+
+@attrs.define(eq=False)
+class App:
+    """One process and its application.
+
+    Attributes:
+        node: The production engine, session and consumer.
+        name: Names it in transcripts; no two processes have the same.
+        rng: Its own chance.
+        hand: Records handed out and not committed, and when they were.
+        wakes_ms: True time until which the process is stopped.
+        cut_until_ms: True time until which its network is cut, in some way.
+        is_leaving: Whether it was told to end.
+        is_gone: Whether it has ended.
+        checked: Up to where its replicas were compared, by partition.
+        step_ms: When its engine is called next.
+        turn_ms: When its application is.
+    """
+
+    node: Node
+    name: str
+    rng: random.Random
+    hand: list[tuple[Record, int]] = attrs.field(factory=list)
+    wakes_ms: int = 0
+    cut_until_ms: int = 0
+    is_leaving: bool = False
+    is_gone: bool = False
+    checked: dict[int, int] = attrs.field(factory=dict)
+    step_ms: int | None = None
+    turn_ms: int | None = None
+
+
+class Fleet:
+    """All processes.
+
+    Attributes:
+        apps: Those that live.
+    """
+
+    def __init__(self, world: World) -> None:
+        """Start without any."""
+        self.apps: list[App] = []
+        self._world = world
+        self._starts = 0
+        self._names = 0
+        self._ids = chance(world.plan.seed, "ids")
+        plan = world.plan
+        self._wish = Wish(
+            (TOPIC,),
+            plan.delivery,
+            policy=plan.policy,
+            options=ConsumerOptions(
+                max_poll_records=plan.poll_max,
+                max_granted_batches=plan.depth_max,
+                on_lost=lambda _tp, _end: None,
+            ),
+            max_handling_ms=None if plan.gives_up_slow else 0,
+            releases_behind=plan.gives_up_slow,
+        )
+        self._is_amo = plan.delivery is Delivery.AT_MOST_ONCE
+
+    # --- coming and going
+
+    def join(self) -> App:
+        """Start a process of a new client."""
+        self._names += 1
+        # Names and incarnations in no order: none may count.
+        return self.start(f"{self._ids.choice('abcdefgh')}{self._names}", ())
+
+    def start(self, client_id: str, lives: tuple[PreviousLife, ...]) -> App:
+        """Start a process of a client, with the lives that it remembers."""
+        world, rng = self._world, self._ids
+        self._starts += 1
+        drift_ppm = world.plan.drift_ppm
+        clock = world.cluster.clock.view(
+            drift_ppm=rng.randint(-drift_ppm, drift_ppm),
+            offset_ms=rng.randint(0, 10**6),
+        )
+        node = world.cluster.node(
+            client_id,
+            group_id=GROUP,
+            wish=self._wish,
+            clock=clock,
+            lives=lives,
+            incarnation=rng.randbytes(16),
+        )
+        node.observer.tell = world.coverage.observe
+        own = chance(world.plan.seed, f"app/{self._starts}")
+        app = App(node, f"{client_id}#{self._starts}", own)
+        self.apps.append(app)
+        world.names[node.owner.incarnation] = app.name
+        world.say(f"{app.name} starts, {len(lives)} lives behind it")
+        now_ms = world.now_ms
+        self.call_step(app, now_ms + app.rng.randint(0, 100))
+        self._call_turn(app, now_ms + app.rng.randint(0, 500))
+        return app
+
+    def remove(self, app: App) -> None:
+        """End a process without a word."""
+        if app.hand:
+            self._world.coverage.note("crashed_in_hand")
+        app.is_gone = True
+        self.apps.remove(app)
+        self._world.cluster.crash(app.node)
+        self._world.say(f"{app.name} ends")
+
+    def start_later(self, app: App, after_ms: int, *, is_resuming: bool) -> None:
+        """Start the client of a process again; it may remember its lives."""
+        lives = app.node.lives if is_resuming else ()
+        start = partial(self._restart, app.node.owner.client_id, lives)
+        self._world.loop.at(self._world.now_ms + after_ms, start)
+
+    def _restart(self, client_id: str, lives: tuple[PreviousLife, ...]) -> None:
+        self.start(client_id, lives)
+
+    def wake(self, app: App) -> None:
+        """Let a process go on that was stopped; its threads in either order."""
+        now_ms = self._world.now_ms
+        if app.rng.random() < WORK_FIRST:
+            self._call_turn(app, now_ms)
+        self.call_step(app, now_ms)
+        if app.turn_ms != now_ms:
+            self._call_turn(app, now_ms)
+
+    # --- the engine's thread
+
+    def on_news(self) -> None:
+        """Let everybody read soon what was just committed."""
+        plan, now_ms = self._world.plan, self._world.now_ms
+        late_ms = max(plan.latency_ms, plan.h_ms // 100)
+        for app in self.apps:
+            if app.step_ms is None or app.step_ms > now_ms + late_ms:
+                self.call_step(app, now_ms + app.rng.randint(0, late_ms))
+
+    def call_step(self, app: App, at_ms: int) -> None:
+        """Call an engine at this time, or before."""
+        if app.step_ms is None or at_ms < app.step_ms:
+            app.step_ms = at_ms
+            self._world.loop.at(at_ms, partial(self._step, app, at_ms))
+
+    def _step(self, app: App, due_ms: int) -> None:
+        if app.is_gone or app.step_ms != due_ms:
+            return
+        world = self._world
+        app.step_ms = None
+        if world.now_ms < app.wakes_ms:
+            self.call_step(app, app.wakes_ms)
+            return
+        node = app.node
+        node.step()
+        if not self._check(app):
+            return
+        if app.is_leaving and node.has_left:
+            world.coverage.note("left_in_order")
+            self.remove(app)
+            return
+        if node.session.failure is not None and not app.is_leaving:
+            self._on_failure(app)
+            return
+        self.call_step(app, world.now_ms + self._rest_ms(app))
+
+    def _rest_ms(self, app: App) -> int:
+        """Return how long an engine waits when nothing is committed."""
+        h_ms, rng = self._world.plan.h_ms, app.rng
+        rest_ms = rng.randint(h_ms // 40, h_ms // 8)
+        # A busy machine calls late more often than not; only bounds are about
+        # machines that are not.
+        is_prompt = self._world.is_timed or rng.random() < PROMPT_TURNS
+        due_ms = app.node.session.next_due_ms() if is_prompt else None
+        if due_ms is None:
+            return rest_ms
+        return max(1, min(rest_ms, due_ms - app.node.clock.now_ms()))
+
+    def _check(self, app: App) -> bool:
+        """Check what an engine did; return whether it goes on."""
+        world = self._world
+        failure = app.node.engine.failure
+        if isinstance(failure, LogTruncated) and world.is_truncating:
+            self.remove(app)
+            self.start_later(app, world.plan.h_ms // 2, is_resuming=False)
+            return False
+        if failure is not None:
+            raise Violation("fault", f"{app.name}: {failure!r}")
+        world.settle()
+        if world.watcher.check_reader(app.node.engine, app.checked):
+            world.check_leases(each.node for each in self.apps)
+        return True
+
+    def _on_failure(self, app: App) -> None:
+        """End a process whose session can go no further; others start it again."""
+        world = self._world
+        world.say(f"{app.name} fails: {type(app.node.session.failure).__name__}")
+        world.coverage.note("identity_conflict")
+        self.remove(app)
+        client_id = app.node.owner.client_id
+        if all(other.node.owner.client_id != client_id for other in self.apps):
+            self.start_later(app, world.plan.h_ms // 2, is_resuming=False)
+
+    # --- the application's thread
+
+    def _call_turn(self, app: App, at_ms: int) -> None:
+        app.turn_ms = at_ms
+        self._world.loop.at(at_ms, partial(self._turn, app, at_ms))
+
+    def _turn(self, app: App, due_ms: int) -> None:
+        if app.is_gone or app.turn_ms != due_ms or app.is_leaving:
+            return
+        if self._world.now_ms < app.wakes_ms:
+            self._call_turn(app, app.wakes_ms)
+            return
+        is_busy = True
+        if app.hand and (self._is_amo or app.rng.random() < WORK_FIRST):
+            self._work(app, app.rng.randint(1, 4))
+        else:
+            is_busy = self._poll(app)
+        if not app.is_gone:
+            wait_ms = self._handling_ms(app, is_busy=is_busy)
+            self._call_turn(app, self._world.now_ms + wait_ms)
+
+    def _handling_ms(self, app: App, *, is_busy: bool) -> int:
+        h_ms, rng = self._world.plan.h_ms, app.rng
+        if not is_busy:
+            return rng.randint(h_ms // 40, h_ms // 5)
+        if self._world.is_healed:
+            return rng.randint(1, HEALED_HANDLING_MS)
+        handling = self._world.plan.handling
+        if handling == "long" and rng.random() < LONG_HANDLING:
+            return rng.randint(h_ms, 4 * h_ms)
+        if handling == "slow":
+            return rng.randint(0, h_ms // 3)
+        return rng.randint(0, h_ms // 50)
+
+    def _poll(self, app: App) -> bool:
+        """Ask for more; return whether anything came, or is in hand."""
+        world, consumer = self._world, app.node.consumer
+        assert consumer is not None
+        try:
+            polled = consumer.poll(0)
+        except ClaimLost:
+            return True
+        except MarshalError as error:
+            if app.node.session.failure is not None or app.node.engine.failure:
+                return False  # the engine's thread deals with it
+            raise Violation("fault", f"{app.name}: {error!r}") from error
+        for partition, records in polled.items():
+            key = Key(GROUP, *partition)
+            offsets = [record.offset for record in records]
+            world.say(f"{app.name} is handed {partition} {offsets}")
+            world.on_handed(app.name, key, records)
+            app.hand.extend((record, world.now_ms) for record in records)
+        return bool(app.hand)
+
+    def _work(self, app: App, count: int) -> None:
+        """Process and commit some of what is in hand, at times out of order."""
+        world, consumer = self._world, app.node.consumer
+        assert consumer is not None
+        for _ in range(min(count, len(app.hand))):
+            at = 0
+            if app.rng.random() < OUT_OF_ORDER:
+                at = app.rng.randrange(len(app.hand))
+            record, since_ms = app.hand.pop(at)
+            if world.now_ms - since_ms > 2 * world.plan.h_ms:
+                world.coverage.note("handled_beyond_2h")
+            key = Key(GROUP, record.topic, record.partition)
+            world.on_processed(app.name, key, record)
+            try:
+                consumer.commit(record)
+            except ClaimLost:
+                # What else it got under that claim is somebody else's now.
+                app.hand = [each for each in app.hand if each[0].token != record.token]
+                return
+            except MarshalError as error:
+                if app.node.session.failure is None and not app.node.engine.failure:
+                    raise Violation("fault", f"{app.name}: {error!r}") from error
+                return

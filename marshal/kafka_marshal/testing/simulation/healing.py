@@ -1,0 +1,151 @@
+"""After all faults are healed: liveness is demanded, with its bounds (PROTOCOL 11)."""
+
+from collections.abc import Callable
+
+from kafka_marshal.engine import Delivery
+from kafka_marshal.protocol.types import Key, TopicPartition
+from kafka_marshal.testing.checkers import Violation
+from kafka_marshal.testing.historycheck import check
+from kafka_marshal.testing.simulation.fleet import Fleet
+from kafka_marshal.testing.simulation.strikes import Strikes
+from kafka_marshal.testing.simulation.world import GROUP, World
+
+BACKOFF_HS_MAX = 300
+DRIFT = 500  # one part in so many, more than clocks may drift
+TRIP_MS = 400
+RECORD_MS = 400
+JITTER_MS_MAX = 1_000
+FRESH_RECORDS = 5
+
+
+class Healing:
+    """Heals a fleet and demands L1, L2, L3, L6, and that all work gets done."""
+
+    def __init__(self, world: World, fleet: Fleet, strikes: Strikes) -> None:
+        """Take the fleet as its faults left it."""
+        self._world = world
+        self._fleet = fleet
+        self._strikes = strikes
+        self._h_ms = world.plan.h_ms
+
+    def run(self) -> None:
+        """Heal, and demand.
+
+        Raises:
+            Violation: Something did not get well in time.
+        """
+        world = self._world
+        world.say("everything is healed")
+        world.is_healed = True
+        self._strikes.heal()
+        self._end_twins()
+        if all(app.is_leaving for app in self._fleet.apps):
+            self._fleet.join()
+        # What was on its way still lands; who started is heard of.
+        world.run(3 * self._h_ms)
+        self._end_twins()
+        if not self._gets(BACKOFF_HS_MAX * self._h_ms, self._is_calm):
+            raise Violation("L6", "somebody never takes anything again")
+        self._all_owned("L6")
+        world.produce(FRESH_RECORDS)
+        self._all_done()
+        self._rest()
+        if world.plan.ending == "kill" and len(self._fleet.apps) > 1:
+            self._kill()
+        else:
+            self._drain()
+        self._all_done()
+        self._check_losses()
+        self._check_history()
+
+    # --- what is demanded
+
+    def _gets(self, limit_ms: int, is_done: Callable[[], bool]) -> bool:
+        self._world.is_timed = True
+        is_got = is_done() or self._world.run(limit_ms, is_done=is_done) is not None
+        self._world.is_timed = False
+        return is_got
+
+    @property
+    def _takeover_ms(self) -> int:
+        """2H, jitter and three round trips; clocks may drift."""
+        jitter_ms = min(JITTER_MS_MAX, self._h_ms // 10)
+        trips_ms = 3 * (self._world.plan.latency_ms + TRIP_MS)
+        return 2 * self._h_ms + 2 * self._h_ms // DRIFT + jitter_ms + trips_ms
+
+    def _all_owned(self, invariant: str) -> None:
+        limit_ms = self._takeover_ms
+        if not self._gets(limit_ms, lambda: not self._missing()):
+            missing = self._missing()
+            raise Violation(invariant, f"{missing} unowned for {limit_ms} ms")
+
+    def _all_done(self) -> None:
+        """Everything gets processed, however slow it has been before."""
+        world = self._world
+        todo = sum(end - position for position, end in world.left().values())
+        limit_ms = 3 * self._h_ms + RECORD_MS * todo
+        if not self._gets(limit_ms, lambda: not world.left()):
+            raise Violation("liveness", f"not all consumed: {world.left()}")
+
+    def _rest(self) -> None:
+        """L2: nothing fails, so nothing moves (acceptance L31)."""
+        self._world.run(2 * self._h_ms)
+        claims = self._world.watcher.claims
+        self._world.run(4 * self._h_ms)
+        moved = self._world.watcher.claims - claims
+        if moved:
+            raise Violation("L2", f"{moved} keys moved although nothing failed")
+
+    def _kill(self) -> None:
+        """L1: somebody dies, and others have its partitions soon."""
+        app = max(self._fleet.apps, key=lambda app: len(app.node.held))
+        self._world.say(f"{app.name} is killed")
+        self._fleet.remove(app)
+        self._all_owned("L1")
+
+    def _drain(self) -> None:
+        """L3: the group is paused, and soon nobody has anything."""
+        self._strikes.pause(3 * self._h_ms)
+        limit_ms = self._takeover_ms
+        if not self._gets(limit_ms, lambda: not self._held()):
+            raise Violation("L3", f"{self._held()} in use after {limit_ms} ms")
+        self._strikes.end_pauses()
+        self._all_owned("L6")
+
+    def _check_losses(self) -> None:
+        plan = self._world.plan
+        if plan.delivery is Delivery.AT_MOST_ONCE and not self._world.is_truncating:
+            self._world.hand_outs.check_losses(most=plan.depth_max * plan.poll_max)
+
+    def _check_history(self) -> None:
+        """The history that the processes tell is one that may be."""
+        world = self._world
+        if world.is_truncating or "step" in world.plan.kinds:
+            return
+        ends = {
+            Key(GROUP, *place): (0, world.cluster.kafka.log(place).end)
+            for place in world.places
+        }
+        verdict = check(world.history, delivery=world.plan.delivery, ends=ends)
+        for finding in verdict.findings:
+            raise Violation(finding.invariant, f"by the history, {finding.message}")
+
+    # --- how things are
+
+    def _end_twins(self) -> None:
+        seen = set()
+        for app in list(self._fleet.apps):
+            if app.node.owner.client_id in seen:
+                self._fleet.remove(app)
+            seen.add(app.node.owner.client_id)
+
+    def _is_calm(self) -> bool:
+        return not any(app.node.is_backing_off for app in self._fleet.apps)
+
+    def _held(self) -> set[TopicPartition]:
+        apps = self._fleet.apps
+        return {key.topic_partition for app in apps for key in app.node.held}
+
+    def _missing(self) -> list[TopicPartition]:
+        held = self._held()
+        return [place for place in self._world.places if place not in held]

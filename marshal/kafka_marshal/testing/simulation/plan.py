@@ -1,0 +1,187 @@
+"""What a seed draws: a world, and everything that will go wrong in it, as data.
+
+Faults are drawn before the run and know nothing of it: who is hit is an index
+into those who are there by then. So a run can be repeated with some of them left
+out, which is how a failure is shrunk.
+"""
+
+import random
+from collections.abc import Collection, Sequence
+
+import attrs
+
+from kafka_marshal.engine import Delivery
+
+MINUTE_MS = 60_000
+PRESENT = 0.5
+FAULTS = (
+    "delay",
+    "late",
+    "loss",
+    "copies",
+    "slow",
+    "cut",
+    "deaf",
+    "mute",
+    "crash",
+    "stop",
+    "failover",
+    "step",
+    "pause",
+    "churn",
+    "hostile",
+    "twin",
+    "edge",
+    "drift",
+)
+"""What may go wrong; a seed draws which of these exist in its world."""
+TRUNCATE = "truncate"
+"""Goes wrong only when asked for: it takes back what rules rest on."""
+CONDITIONS = frozenset({"drift"})
+"""What is so all the time, rather than something that happens."""
+
+
+@attrs.frozen
+class Fault:
+    """One thing that goes wrong.
+
+    Attributes:
+        number: Names it, in its run.
+        at_ms: When it strikes, since the start.
+        kind: One of ``FAULTS``.
+        for_ms: How long it lasts, where it lasts.
+        who: Who or what is hit: an index, modulo those who are there.
+        size: What else there is to know, 0 to 99: a chance, a direction.
+    """
+
+    number: int
+    at_ms: int
+    kind: str
+    for_ms: int
+    who: int
+    size: int
+
+
+@attrs.frozen
+class Plan:
+    """Everything that a seed decides before its run.
+
+    Attributes:
+        seed: What it was drawn from.
+        h_ms: H.
+        delivery: The guarantee that is asked for.
+        kinds: Faults that exist in this world.
+        faults: When they strike.
+        duration_ms: How long things go wrong.
+        coordinators: Number of coordinating partitions.
+        partitions: Number of data partitions.
+        clients: Number of clients at the start.
+        policy: Name of their policy.
+        poll_max: Most records of one poll.
+        depth_max: Most granted batches.
+        handling: How long applications take: quick, slow or long.
+        gives_up_slow: Whether slow applications give partitions up.
+        latency_ms: Longest ordinary way to the log and back.
+        drift_ppm: Largest drift of any clock.
+        ending: What is asked of the fleet at the end: kill or pause.
+    """
+
+    seed: int
+    h_ms: int
+    delivery: Delivery
+    kinds: tuple[str, ...]
+    faults: tuple[Fault, ...]
+    duration_ms: int
+    coordinators: int
+    partitions: int
+    clients: int
+    policy: str
+    poll_max: int
+    depth_max: int
+    handling: str
+    gives_up_slow: bool
+    latency_ms: int
+    drift_ppm: int
+    ending: str
+
+    def keeping(self, numbers: Collection[int]) -> "Plan":
+        """Return the same world, where only these faults strike."""
+        kept = tuple(fault for fault in self.faults if fault.number in numbers)
+        return attrs.evolve(self, faults=kept)
+
+
+def chance(seed: int, purpose: str) -> random.Random:
+    """Return chance that depends on a seed and on what it is for, alone."""
+    return random.Random(f"{seed}/{purpose}")  # noqa: S311 - repeatable on purpose
+
+
+def draw(
+    seed: int,
+    *,
+    delivery: Delivery | None = None,
+    faults: Sequence[str] | None = None,
+    duration_ms: int = 10 * MINUTE_MS,
+) -> Plan:
+    """Draw a world.
+
+    Args:
+        seed: Decides everything.
+        delivery: The guarantee asked for; drawn without it.
+        faults: What may go wrong, of ``FAULTS`` and ``TRUNCATE``; drawn without it.
+        duration_ms: How long things go wrong.
+    """
+    rng = chance(seed, "world")
+    h_ms = rng.choice([5_000, 10_000, 20_000, 30_000])
+    drawn = rng.choice(list(Delivery))
+    lot = tuple(name for name in FAULTS if rng.random() < PRESENT)
+    kinds = lot if faults is None else tuple(faults)
+    return Plan(
+        seed=seed,
+        h_ms=h_ms,
+        delivery=delivery or drawn,
+        kinds=kinds,
+        faults=_draw_faults(seed, kinds, h_ms=h_ms, duration_ms=duration_ms),
+        duration_ms=duration_ms,
+        coordinators=rng.choice([1, 1, 2, 3]),
+        partitions=rng.randint(1, 4),
+        clients=rng.randint(1, 4),
+        policy=rng.choice(["fair", "fair", "greedy"]),
+        poll_max=rng.choice([1, 3, 20]),
+        depth_max=rng.choice([1, 2, 4, 8]),
+        handling=rng.choice(["quick", "quick", "slow", "long"]),
+        gives_up_slow=rng.choice([False, True]),
+        latency_ms=rng.choice([0, 1, 5, 30]),
+        drift_ppm=450 if "drift" in kinds else 0,
+        ending=rng.choice(["kill", "pause"]),
+    )
+
+
+def _draw_faults(
+    seed: int, kinds: tuple[str, ...], *, h_ms: int, duration_ms: int
+) -> tuple[Fault, ...]:
+    rng = chance(seed, "faults")
+    striking = [name for name in kinds if name not in CONDITIONS]
+    # Some worlds are left in peace for long, in others troubles come together.
+    every_ms = rng.choice([h_ms // 2, h_ms, 2 * h_ms, 4 * h_ms])
+    faults: list[Fault] = []
+    at_ms = rng.randint(0, 2 * h_ms)
+    while striking and at_ms < duration_ms:
+        faults.append(
+            Fault(
+                number=len(faults) + 1,
+                at_ms=at_ms,
+                kind=rng.choice(striking),
+                for_ms=_draw_span_ms(rng, h_ms),
+                who=rng.randrange(1_000_000),
+                size=rng.randrange(100),
+            )
+        )
+        at_ms += 1 + int(rng.expovariate(1 / every_ms))
+    return tuple(faults)
+
+
+def _draw_span_ms(rng: random.Random, h_ms: int) -> int:
+    """Draw how long something lasts: often short, at times many leases."""
+    if rng.random() < 0.2:  # noqa: PLR2004 - close to where rules change
+        return rng.choice([1, 2]) * h_ms + rng.choice([-1, 0, 1])
+    return rng.randint(1, rng.choice([1, 2, 4, 8]) * h_ms)

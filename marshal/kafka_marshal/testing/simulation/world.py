@@ -1,0 +1,209 @@
+"""The world that a plan describes: cluster, time, and what is checked of it."""
+
+from collections.abc import Callable, Iterable, Sequence
+
+from kafka_marshal.engine import Delivery
+from kafka_marshal.ports import Record
+from kafka_marshal.protocol.hashing import coordinating_partition
+from kafka_marshal.protocol.types import Key
+from kafka_marshal.testing.checkers import (
+    Folded,
+    HandOuts,
+    LogWatcher,
+    check_leases,
+)
+from kafka_marshal.testing.historycheck import Operation
+from kafka_marshal.testing.node import Cluster, Node
+from kafka_marshal.testing.simulation.coverage import Coverage
+from kafka_marshal.testing.simulation.fates import Fates
+from kafka_marshal.testing.simulation.loop import Loop
+from kafka_marshal.testing.simulation.plan import Plan, chance
+
+GROUP = "g"
+TOPIC = "t"
+
+
+class World:
+    """Cluster, virtual time and checks.
+
+    Attributes:
+        plan: What it was made from.
+        cluster: The cluster in memory.
+        fates: What becomes of appends.
+        loop: What is due.
+        places: The data partitions.
+        watcher: Folds the log and checks it.
+        hand_outs: Checks what applications get.
+        coverage: Counts what happens.
+        history: What processes did, as they would tell it.
+        transcript: Everything that happened, one line each.
+        names: Names of processes, by incarnation.
+        excused: Until when S4 is not demanded, by coordinating partition: a
+            leader's clock stepped by more than leases allow for.
+        is_healed: Whether everything is in order from now on.
+        is_timed: Whether how soon things happen is judged now.
+        is_truncating: Whether records may be lost that were read.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        """Make the world, with nobody in it."""
+        self.plan = plan
+        self.fates = Fates(plan.seed, h_ms=plan.h_ms, latency_ms=plan.latency_ms)
+        self.cluster = Cluster(
+            heartbeat_interval_ms=plan.h_ms,
+            partitions=plan.coordinators,
+            policy=self.fates,
+        )
+        self.loop = Loop(self.cluster.clock)
+        self.places = self.cluster.fill(TOPIC, [0] * plan.partitions)
+        self.transcript: list[str] = []
+        self.coverage = Coverage(plan.h_ms)
+        self.history: list[Operation] = []
+        self.names: dict[bytes, str] = {}
+        self.excused: dict[int, int] = {}
+        self.is_healed = False
+        self.is_timed = False
+        self.is_truncating = False
+        self.on_news: Callable[[], None] = lambda: None
+        self.watcher = LogWatcher(
+            self.cluster.kafka,
+            plan.coordinators,
+            on_position=self._on_moved,
+            note=self.transcript.append,
+            on_fold=self._on_fold,
+        )
+        is_amo = plan.delivery is Delivery.AT_MOST_ONCE
+        self.hand_outs = HandOuts(self.watcher, is_at_most_once=is_amo)
+        self._producing = chance(plan.seed, "produce")
+        self._change_ms: int | None = None
+        self._changes = -1
+        rng = chance(plan.seed, "brokers")
+        for broker in range(plan.coordinators):
+            drift_ppm = rng.randint(-plan.drift_ppm, plan.drift_ppm)
+            self.cluster.kafka.clocks.set_drift(broker, drift_ppm)
+
+    @property
+    def now_ms(self) -> int:
+        """True time."""
+        return self.cluster.clock.now_ms()
+
+    def say(self, line: str) -> None:
+        """Note what happens."""
+        self.transcript.append(f"{self.now_ms} {line}")
+
+    def run(
+        self, duration_ms: int, *, is_done: Callable[[], bool] | None = None
+    ) -> int | None:
+        """Let time pass; see ``Loop.run``."""
+        return self.loop.run(duration_ms, after=self.settle, is_done=is_done)
+
+    def settle(self) -> None:
+        """Check what was committed, and let it be read."""
+        kafka, now_ms = self.cluster.kafka, self.now_ms
+        is_due = self._change_ms is not None and now_ms >= self._change_ms
+        if kafka.changes == self._changes and not is_due:
+            return
+        if self.watcher.catch_up():
+            self.on_news()
+        self._changes = kafka.changes
+        # Appends on their way land, and are committed, at times of their own.
+        change_ms = kafka.next_change_ms()
+        if change_ms is not None and change_ms != self._change_ms:
+            self.loop.at(change_ms, _nothing)
+        self._change_ms = change_ms
+
+    def place_of(self, key: Key) -> int:
+        """Return the coordinating partition of a key."""
+        count = self.plan.coordinators
+        return coordinating_partition(key.topic, key.partition, partition_count=count)
+
+    # --- data
+
+    def produce(self, count: int) -> None:
+        """Write so many records to the topic."""
+        for _ in range(count):
+            self.cluster.kafka.produce(self._producing.choice(self.places), b"x")
+
+    def left(self) -> dict[str, tuple[int, int]]:
+        """Return position and end of every partition that is not done."""
+        found = {}
+        for place in self.places:
+            key = Key(GROUP, *place)
+            end = self.cluster.kafka.log(place).end
+            known = self.watcher.worlds[self.place_of(key)].keys.get(key)
+            position = (None if known is None else known.next_unclaimed()) or 0
+            if position < end:
+                found[f"{place.topic}-{place.partition}"] = (position, end)
+        return found
+
+    # --- checks
+
+    def check_leases(self, nodes: Iterable[Node]) -> None:
+        """S4, where a step of a clock does not excuse it."""
+        now_ms = self.now_ms
+        if self.excused:
+            self.excused = {t: u for t, u in self.excused.items() if u > now_ms}
+        excused = self.excused
+        check_leases(nodes, is_excused=lambda key: self.place_of(key) in excused)
+
+    def on_handed(self, name: str, key: Key, records: Sequence[Record]) -> None:
+        """Check records that an application was handed just now."""
+        before = self.hand_outs.duplicate_count
+        is_excused = self.place_of(key) in self.excused
+        for record in records:
+            token = record.token
+            assert token is not None
+            self.hand_outs.handed_out(
+                key, token, offset=record.offset, is_excused=is_excused
+            )
+        if self.hand_outs.duplicate_count > before:
+            self.coverage.note("duplicates")
+        self._tell(name, "hand_out", key, records)
+
+    def on_processed(self, name: str, key: Key, record: Record) -> None:
+        """Take that an application has processed a record."""
+        self.hand_outs.done(key, record.offset)
+        self._tell(name, "process", key, [record])
+
+    def _tell(self, name: str, kind: str, key: Key, records: Sequence[Record]) -> None:
+        token = records[0].token
+        first, last = records[0].offset, records[-1].offset
+        self.history.append(
+            Operation(kind, "ok", name, key, token, self.now_ms, first, last)
+        )
+
+    def _on_fold(self, folded: Folded) -> None:
+        self.coverage.on_fold(folded)
+        transition = folded.transition
+        key, effect = transition.key, transition.effect
+        if key is None or effect not in _TOLD:
+            return
+        world = self.watcher.worlds[folded.partition]
+        known = world.keys[key]
+        record = transition.record
+        name = self.names.get(getattr(record, "incarnation", b""), "?")
+        first = last = None
+        if transition.detail is not None and effect == "granted":
+            first, last = transition.detail["first"], transition.detail["last"]
+        elif known.position is not None:
+            first = known.next_unclaimed()
+        kind, token = _TOLD[effect], world.token(key)
+        self.history.append(
+            Operation(kind, "ok", name, key, token, self.now_ms, first, last)
+        )
+
+    def _on_moved(self, key: Key, old: int | None, new: int) -> None:
+        self.hand_outs.check_moved(key, old, new=new)
+
+
+_TOLD = {
+    "claimed": "claim",
+    "resumed": "claim",
+    "renewed": "beat",
+    "position_only": "beat",
+    "granted": "grant",
+}
+
+
+def _nothing() -> None:
+    """Only time has to come: what is due happens by itself."""

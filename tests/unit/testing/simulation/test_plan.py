@@ -1,0 +1,31 @@
+"""What a seed draws."""
+
+from kafka_marshal.engine import Delivery
+from kafka_marshal.testing.simulation.plan import FAULTS, chance, draw
+
+
+def test_a_plan_depends_on_its_seed_alone():
+    assert draw(7) == draw(7)
+    assert draw(7) != draw(8)
+    assert chance(1, "a").random() == chance(1, "a").random()
+    assert chance(1, "a").random() != chance(1, "b").random()
+
+
+def test_what_is_asked_for_is_not_drawn():
+    plan = draw(3, delivery=Delivery.AT_MOST_ONCE, faults=("cut",), duration_ms=10**6)
+    assert plan.delivery is Delivery.AT_MOST_ONCE
+    assert {fault.kind for fault in plan.faults} == {"cut"}
+    assert 0 <= plan.faults[0].at_ms <= plan.faults[-1].at_ms < 10**6
+
+
+def test_nothing_goes_wrong_where_nothing_may():
+    assert draw(3, faults=()).faults == ()
+    assert draw(3, faults=("drift",)).faults == ()
+    assert draw(3, faults=("drift",)).drift_ppm > 0
+
+
+def test_a_world_stays_the_same_without_some_of_its_faults():
+    plan = draw(1, faults=FAULTS)
+    kept = plan.keeping({plan.faults[0].number, plan.faults[2].number})
+    assert kept.faults == (plan.faults[0], plan.faults[2])
+    assert kept.keeping(range(10_000)).clients == plan.clients
