@@ -4,9 +4,14 @@ Of two workers in each group one is on each transport; one group is of either
 guarantee. Timings are figures for the report: no assertion is about them.
 """
 
+from contextlib import ExitStack
+
 import pytest
 from ordeal import Ordeal
 from waiting import eventually, wall_ms
+
+from kafka_marshal.testing.cluster import EmbeddedCluster
+from kafka_marshal.testing.slowlink import SlowLink
 
 pytestmark = pytest.mark.timeout(900)
 # Three times what the controller waits for a broker, as with the usual H of a minute.
@@ -171,5 +176,31 @@ def test_quorum_lost(cluster, ordeal, record):
         cluster.restart(*victims)
         it.wait_flowing()
         it.note_gaps(since_ms)
+        it.settle()
+        it.judge()
+
+
+# --- links
+
+
+@pytest.mark.chaos
+def test_slow_link(unique, tmp_path, record):
+    """Every broker is far away: what it answers takes 150 ms, to everybody."""
+    found = record("slow_link", "all that comes from brokers takes 150 ms, for 6 H")
+    with ExitStack() as stack:
+        links = {n: stack.enter_context(SlowLink(delay_ms=150)) for n in (1, 2, 3)}
+        told = {node: link.address for node, link in links.items()}
+        far = stack.enter_context(EmbeddedCluster(advertised=told))
+        for node, link in links.items():
+            link.lead_to(far.nodes[node].bootstrap_servers)
+        servers = ",".join(told.values())
+        it = stack.enter_context(Ordeal(found, servers, unique, tmp_path))
+        it.start()
+        before = it.claims()
+        since_ms = wall_ms()
+        wait_until(since_ms + 6 * found.h_ms)
+        it.wait_flowing()
+        it.note_gaps(since_ms)
+        it.note_kept(before)
         it.settle()
         it.judge()

@@ -81,6 +81,7 @@ class EmbeddedCluster:
         java_options: Mapping[int, Sequence[str]] | None = None,
         class_path: Sequence[str | PathLike[str]] = (),
         hosts: Mapping[int, str] | None = None,
+        advertised: Mapping[int, str] | None = None,
         launchers: Mapping[int, Sequence[str]] | None = None,
         data_dirs: Mapping[int, str | PathLike[str]] | None = None,
         start_timeout_ms: int = 180_000,
@@ -93,6 +94,8 @@ class EmbeddedCluster:
             java_options: Further options for Java, by node id.
             class_path: What Java finds classes in ahead of Kafka's own jars.
             hosts: Addresses that nodes listen at, by node id; loopback otherwise.
+            advertised: What nodes tell clients to connect to, ``host:port`` by node
+                id, such as a link that leads to them; their own address otherwise.
             launchers: What runs Java, by node id, as ``EmbeddedBroker`` takes it.
             data_dirs: Directories that keep data, by node id; temporary otherwise.
             start_timeout_ms: How long a start may take, fetching aside.
@@ -106,6 +109,7 @@ class EmbeddedCluster:
         self._java_options = dict(java_options or {})
         self._class_path = tuple(class_path)
         self._hosts = dict.fromkeys(self._ids, _HOST) | dict(hosts or {})
+        self._advertised = dict(advertised or {})
         self._launchers = dict(launchers or {})
         self._data_dirs = dict(data_dirs or {})
         self._start_timeout_ms = start_timeout_ms
@@ -289,6 +293,9 @@ class EmbeddedCluster:
                 "listeners": f"PLAINTEXT://{host}:{clients[node]},"
                 f"CONTROLLER://{host}:{controllers[node]}",
             }
+            if node in self._advertised:
+                told = f"PLAINTEXT://{self._advertised[node]}"
+                own["advertised.listeners"] = told
             self.nodes[node] = EmbeddedBroker(
                 port=clients[node],
                 data_dir=self._data_dirs.get(node),
