@@ -7,18 +7,40 @@ sender the one owner (S1), grants are disjoint between position changes (S3),
 and no position falls inside an epoch without a rewind (S10).
 """
 
-from typing import Any
+from typing import Any, Protocol
 
 import attrs
 
+from kafka_marshal.protocol.checkpoints import Watch
 from kafka_marshal.protocol.rationalizer import apply, replay
 from kafka_marshal.protocol.records import ClaimingPartition, Heartbeat
 from kafka_marshal.protocol.snapshot import digest, from_bytes, to_bytes
 from kafka_marshal.protocol.state import KeyState, WorldState
-from kafka_marshal.protocol.transition import ACCEPTED, Transition
+from kafka_marshal.protocol.transition import ACCEPTED, Transition, Transitions
 from kafka_marshal.protocol.types import Key, LogEntry, Token
 
 FINDINGS_MAX = 20
+
+
+class KeptLike(Protocol):
+    """What is compared of a kept state."""
+
+    @property
+    def offset(self) -> int:
+        """Next offset."""
+        ...
+
+    @property
+    def leader_epoch(self) -> int:
+        """Leader epoch of the entry before it."""
+        ...
+
+    @property
+    def digest(self) -> str:
+        """Digest of the state."""
+        ...
+
+
 _CLAIMS = frozenset({"claimed", "resumed"})
 
 
@@ -47,6 +69,7 @@ class Verifier:
         partition: Its number.
         split: Offset at or after which the second fold goes by a snapshot.
         chunk_max: Entries that the second fold takes at once.
+        kept: A state that somebody kept, to be compared with ours at its offset.
         findings: What is broken, one line each; bounded.
         entries_count: Entries folded.
     """
@@ -54,9 +77,13 @@ class Verifier:
     partition: int
     split: int
     chunk_max: int = 100
+    kept: KeptLike | None = None
     findings: list[str] = attrs.field(factory=list)
     entries_count: int = 0
     snapshot_offset: int | None = None
+    checkpoints_count: int = 0
+    _kept_result: str | None = None
+    _watch: Watch = attrs.field(factory=Watch)
     _seen: dict[Key, _Seen] = attrs.field(factory=dict)
     _chunk: list[LogEntry] = attrs.field(factory=list)
     _first: WorldState = attrs.field(init=False)
@@ -74,7 +101,11 @@ class Verifier:
     def take(self, entry: LogEntry) -> None:
         """Fold one more entry and look at what it did."""
         self.entries_count += 1
-        for transition in apply(self._first, entry):
+        if self._kept_result is None and self.kept is not None:
+            self._compare_kept(entry.offset)
+        transitions = apply(self._first, entry)
+        self._compare_checkpoint(transitions)
+        for transition in transitions:
             if transition.outcome == ACCEPTED and transition.key is not None:
                 self._check(transition, transition.key)
         if self.snapshot_offset is None and entry.offset >= self.split:
@@ -94,6 +125,7 @@ class Verifier:
                 f"S2: folded twice, once by a snapshot at {self.snapshot_offset}, the "
                 f"digests differ: {first} and {second}"
             )
+        self._compare_kept(None)
         halted = self._first.halted
         result = "ok" if halted is None else "halted"
         return {
@@ -103,9 +135,38 @@ class Verifier:
             "next_offset": self._first.next_offset,
             "snapshot_offset": self.snapshot_offset,
             "undecodable_count": self._first.soft.counters.get("undecodable", 0),
+            "checkpoints_count": self.checkpoints_count,
+            "kept": self._kept_result,
             "digest": first,
             "findings": list(self.findings),
         }
+
+    def _compare_kept(self, before: int | None) -> None:
+        """Compare the kept state, once all below its offset is folded.
+
+        Args:
+            before: Offset of the entry that is folded next; None at the end.
+        """
+        kept, state = self.kept, self._first
+        if kept is None or self._kept_result is not None:
+            return
+        if before is not None and before < kept.offset:
+            return
+        names = (state.next_offset, state.leader_epoch, digest(state))
+        is_same = names == (kept.offset, kept.leader_epoch, kept.digest)
+        self._kept_result = "ok" if is_same else "differs"
+
+    def _compare_checkpoint(self, transitions: Transitions) -> None:
+        found = self._watch.on_entry(self._first, transitions)
+        if found is None:
+            return
+        self.checkpoints_count += 1
+        if not found.is_equal:
+            self._found(
+                f"S2: checkpoint {found.checkpoint_id.hex()} of {found.client_id} at "
+                f"offset {found.begin_offset} says {found.theirs}, and the log folds "
+                f"to {found.ours}"
+            )
 
     def _flush(self) -> None:
         replay(self._second, self._chunk)

@@ -16,10 +16,11 @@ from pathlib import Path
 import attrs
 import msgspec
 
-from kafka_marshal.engine.restoring import KeptState
-from kafka_marshal.engine.saving import StateStore
+from kafka_marshal.engine.restoring import KeptState, world_of
+from kafka_marshal.engine.saving import StateStore, capture
 from kafka_marshal.errors import MalformedRecord
 from kafka_marshal.ports import CoordinationLog, LogRange
+from kafka_marshal.protocol.state import WorldState
 
 MAGIC = b"kafka-marshal snapshot 1\n"
 CHECK_BYTES = 16
@@ -57,6 +58,23 @@ class Snapshot:
     cluster_id: str
     topic_id: bytes
     state: KeptState
+
+    def world(self) -> WorldState:
+        """Return the state itself.
+
+        Raises:
+            MalformedRecord: Its bytes are no state, or not that which it names.
+        """
+        kept = self.state
+        found = world_of(kept, LogRange(0, kept.offset))
+        if isinstance(found, str):
+            raise MalformedRecord(f"{kept.source}, partition {kept.partition}: {found}")
+        return found
+
+
+def snapshot_of(world: WorldState, *, cluster_id: str, topic_id: bytes) -> Snapshot:
+    """Return a section for a state that has folded something and has not halted."""
+    return Snapshot(cluster_id, topic_id, capture(world, source="a fold"))
 
 
 def to_file_bytes(snapshot: Snapshot) -> bytes:

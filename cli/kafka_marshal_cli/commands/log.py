@@ -10,8 +10,8 @@ import typer
 
 from kafka_marshal import ConfigurationError
 from kafka_marshal.protocol.text import entry_to_object
-from kafka_marshal_cli import columns
-from kafka_marshal_cli.commands import log_tail
+from kafka_marshal_cli import columns, facts
+from kafka_marshal_cli.commands import log_states, log_tail
 from kafka_marshal_cli.commands.log_replay import run_replay
 from kafka_marshal_cli.exits import ExitCode
 from kafka_marshal_cli.render import Answer, Section, to_json
@@ -101,21 +101,108 @@ def replay(
         raise typer.Exit(code)
 
 
-@app.command("verify", epilog="Example: marshal log verify")
+@app.command(
+    "reset", epilog="Example: marshal log reset --partition 3 --checkpoint ID --execute"
+)
 @command()
-def verify(call: Call) -> None:
+def reset(
+    call: Call,
+    *,
+    partition: Annotated[
+        int, typer.Option(metavar="T", min=0, help="The coordinating partition.")
+    ],
+    checkpoint: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ID", help="Go back to this checkpoint; by default the newest."
+        ),
+    ] = None,
+    execute: Annotated[
+        bool,
+        typer.Option("--execute/--dry-run", help="Do it, or only say what would be."),
+    ] = False,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Also take keys away that are held."),
+    ] = False,
+    allow_reprocess: Annotated[
+        bool,
+        typer.Option(
+            "--allow-reprocess",
+            help="Also where records are handed out again that were processed.",
+        ),
+    ] = False,
+) -> None:
+    """Replace the state of a coordinating partition by that of a checkpoint.
+
+    For replicas that disagree, or a log that was tampered with. Nobody owns anything
+    of the partition then, and nothing of it is claimed for 2H. Without --execute
+    nothing is written.
+    """
+    with call.admin() as admin:
+        plan = admin.reset_state(
+            partition,
+            checkpoint_id=checkpoint,
+            execute=execute,
+            allow_held=force,
+            allow_reprocess=allow_reprocess,
+        )
+    found = {
+        "partition": plan.partition,
+        "checkpoint": plan.checkpoint_id,
+        "offset": plan.offset,
+        "next_offset": plan.next_offset,
+        "is_executed": execute,
+        "held": facts.key_texts(plan.held),
+        "repeats_count": plan.repeats_count,
+    }
+    rows = [
+        change.key._asdict()
+        | {name: getattr(change, name) for name in change._fields[1:]}
+        | {"repeats": change.repeats}
+        for change in plan.changes
+    ]
+    as_of = {"time_ms": wall_ms(), "offsets": {str(partition): plan.next_offset}}
+    call.answer(Answer(as_of, found, (Section("changes", rows, columns.RESET),)))
+    if not execute:
+        tell("nothing was written; --execute replaces the state")
+
+
+app.command("snapshot", epilog="Example: marshal log snapshot before.snapshot")(
+    log_states.snapshot
+)
+app.command("diff", epilog="Example: marshal log diff before.snapshot live -o json")(
+    log_states.diff
+)
+
+
+@app.command("verify", epilog="Example: marshal log verify --snapshot before.snapshot")
+@command()
+def verify(
+    call: Call,
+    *,
+    snapshot: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE", help="What `log snapshot` wrote: must be what is folded."
+        ),
+    ] = None,
+) -> None:
     """Fold the log twice and check the protocol's invariants on the way.
 
     The second fold goes in chunks of another size and by a snapshot at a
-    random offset. Ends with 70 if anything is broken.
+    random offset; checkpoints in the log are compared with what is folded. Ends
+    with 70 if anything is broken, with 1 if only a snapshot file differs.
     """
+    sections = [] if snapshot is None else log_states.snapshots_of(snapshot)
+    kept = {section.state.partition: section.state for section in sections}
     with call.scan() as scan:
         verifiers = {}
         for number, end in scan.ends.items():
             start = scan.starts[number]
             split = start + secrets.randbelow(max(1, end - start))
             chunk = 1 + secrets.randbelow(1_000)
-            verifiers[number] = Verifier(number, split, chunk)
+            verifiers[number] = Verifier(number, split, chunk, kept.get(number))
         for number, entry in scan:
             verifiers[number].take(entry)
     rows = [verifiers[number].finish() for number in sorted(verifiers)]
@@ -130,6 +217,10 @@ def verify(call: Call) -> None:
         "offsets": {str(row["partition"]): row["next_offset"] for row in rows},
     }
     section = Section("partitions", rows, columns.VERIFIED)
+    beyond = sorted(kept.keys() - verifiers.keys())
+    differ = [row["partition"] for row in rows if row["kept"] == "differs"] + beyond
+    for number in differ:
+        tell(f"marshal: partition {number}: {snapshot} is not what the log folds to")
     call.answer(Answer(as_of, {"result": worst}, (section,)))
     if worst == "broken":
         tell("next: marshal log dump, and report it")
@@ -137,3 +228,6 @@ def verify(call: Call) -> None:
     if worst == "halted":
         tell("marshal: the log needs a newer release from some offset on; upgrade")
         raise typer.Exit(ExitCode.REFUSED)
+    if differ:
+        tell(f"next: marshal log diff {snapshot} live")
+        raise typer.Exit(ExitCode.FAILED)

@@ -75,7 +75,8 @@ def _read_json(line: str) -> object:
     return value
 
 
-def _read_lines(source: TextIO) -> Iterator[str]:
+def read_lines(source: TextIO) -> Iterator[str]:
+    """Yield the lines of a text, none of them endless."""
     while line := source.readline(LINE_CHARACTERS_MAX + 1):
         yield line
 
@@ -96,7 +97,7 @@ def run_replay(source: TextIO, out: TextIO, *, err: TextIO, transitions: bool) -
     """
     worlds: Worlds = {}
     try:
-        for partition, told in replay_lines(_read_lines(source), worlds):
+        for partition, told in replay_lines(read_lines(source), worlds):
             if transitions:
                 for transition in told:
                     line = to_json(transition_to_object(partition, transition))

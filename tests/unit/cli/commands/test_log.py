@@ -16,6 +16,9 @@ def invoke(*arguments, source=None):
 
 
 class FakeScan:
+    cluster_id = "c"
+    topic_id = bytes(16)
+
     def __init__(self, *logs):
         self.starts = {log.state.partition: 0 for log in logs}
         self.ends = {log.state.partition: len(log.entries) for log in logs}
