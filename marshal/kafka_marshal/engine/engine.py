@@ -113,6 +113,13 @@ class Engine:
         """
         return tuple(sorted(self.rebuilder.amnesiac))
 
+    @property
+    def diverged(self) -> tuple[int, ...]:
+        """Partitions whose last checkpoint had another digest than our own state."""
+        replicas = self.context.replicas.items()
+        last = {t: replica.compared for t, replica in replicas}
+        return tuple(t for t, one in last.items() if one and not one.is_equal)
+
     # --- sessions
 
     @property

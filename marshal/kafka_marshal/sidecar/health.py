@@ -51,6 +51,9 @@ class View:
         beat_at_ms: When the newest beat that the log confirmed was sent, None where
             nothing is held.
         heartbeat_interval_ms: H, None until the log is read.
+        amnesiac: Coordinating partitions that have forgotten who owns what.
+        rebuilding: Those that are being read anew.
+        diverged: Those whose last checkpoint had another digest than ours.
     """
 
     now_ms: int
@@ -67,6 +70,9 @@ class View:
     failed: tuple[tuple[str, str], ...] = ()
     beat_at_ms: int | None = None
     heartbeat_interval_ms: int | None = None
+    amnesiac: tuple[int, ...] = ()
+    rebuilding: tuple[int, ...] = ()
+    diverged: tuple[int, ...] = ()
 
 
 @attrs.frozen
@@ -149,6 +155,7 @@ def _unready_reasons(view: View) -> Iterator[str]:
         yield f"the engine did not answer within {LOCK_MS_MAX} ms"
     elif not view.is_replayed:
         yield "the coordination log is not read to its end"
+    yield from _state_reasons(view)
     for group_id, why in view.failed[:NAMED_MAX]:
         yield f"group {group_id} can hold nothing any more: {why}"
     if view.overdue:
@@ -158,6 +165,22 @@ def _unready_reasons(view: View) -> Iterator[str]:
         yield (
             f"{len(view.overdue)} of {view.held_count} claims were not renewed in "
             f"time, so nothing is handed out of: {named}{rest}"
+        )
+
+
+def _state_reasons(view: View) -> Iterator[str]:
+    """Say what is wrong with what it knows of the log (PROTOCOL 7)."""
+    if view.amnesiac:
+        yield (
+            f"the log of partitions {list(view.amnesiac)} begins above offset 0, and "
+            "no checkpoint leads up to it: nothing of them is claimed"
+        )
+    if view.rebuilding:
+        yield f"the log of partitions {list(view.rebuilding)} went back: read anew"
+    if view.diverged:
+        yield (
+            f"checkpoints of partitions {list(view.diverged)} say another digest than "
+            "its own: one of the two readers is wrong; compare with marshal log verify"
         )
 
 
@@ -214,7 +237,14 @@ def _look_inside(view: View, engine: Engine) -> View:
         ),
         beat_at_ms=max((each.claim.base_ms for each, _ in held), default=None),
         heartbeat_interval_ms=None if config is None else config.heartbeat_interval_ms,
+        amnesiac=engine.amnesiac,
+        rebuilding=() if config is None else _rebuilding(engine),
+        diverged=engine.diverged,
     )
+
+
+def _rebuilding(engine: Engine) -> tuple[int, ...]:
+    return tuple(sorted(engine.context.rebuilding - set(engine.amnesiac)))
 
 
 def _name(key: Key) -> str:

@@ -6,6 +6,7 @@ import pytest
 from enginekit import H, owning, world
 
 from kafka_marshal.errors import CoordinationError, LogUnreadable
+from kafka_marshal.protocol.checkpoints import Comparison
 from kafka_marshal.sidecar import health
 from kafka_marshal.sidecar.health import (
     NAMED_MAX,
@@ -41,6 +42,35 @@ def test_a_sidecar_that_is_well_says_so_three_times():
         verdict = probe(WELL)
         assert (verdict.ok, verdict.status) == (True, 200)
         assert (verdict.state, verdict.reasons) == ("RUNNING", ("serving",))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"amnesiac": (1, 3)}, "partitions [1, 3] begins above offset 0"),
+        ({"rebuilding": (2,)}, "partitions [2] went back"),
+        ({"diverged": (0,)}, "partitions [0] say another digest"),
+    ],
+    ids=str,
+)
+def test_who_does_not_know_the_log_is_alive_and_not_ready(change, words):
+    view = but(**change)
+    assert livez(view).ok
+    (reason,) = readyz(view).reasons
+    assert words in reason
+
+
+def test_what_an_engine_does_not_know_is_seen():
+    cluster = world(2)
+    node = owning(cluster)
+    states = States(cluster.clock.view())
+    view = health.look(node.engine, states, clock=cluster.clock.view())
+    assert (view.amnesiac, view.rebuilding, view.diverged) == ((), (), ())
+    replica = node.engine.context.replicas[1]
+    replica.compared = Comparison(b"id", 7, "other", "aa", "bb")
+    node.engine.context.rebuilding.add(0)
+    view = health.look(node.engine, states, clock=cluster.clock.view())
+    assert (view.rebuilding, view.diverged) == ((0,), (1,))
 
 
 @pytest.mark.parametrize(
