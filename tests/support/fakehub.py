@@ -143,11 +143,11 @@ class FakeHub:
         self._note("unsubscribe", who, name, release, keep)
         self._known(who)
 
-    def claim(self, who, topic, *, partition) -> None:
+    def claim(self, who, topic, *, partition, wish=None) -> None:
         self._note("claim", who, topic, partition)
         self._known(who)
 
-    def unclaim(self, who, topic, *, partition) -> None:
+    def unclaim(self, who, topic, *, partition, wish=None) -> None:
         self._note("unclaim", who, topic, partition)
         self._known(who)
 

@@ -63,6 +63,8 @@ class SidecarDesk:
         # Not heard, and not asked any more: they may have been all the same.
         self._late: set[int] = set()
         self._returned: dict[tuple[str, int, int], api.Returned] = {}
+        # Number of the wish for each key that is, or was, wanted alone.
+        self._wishes: dict[Key, int] = {}
         self._is_returning = False
         self._is_flushing = False
         self._flushes: list[int] = []
@@ -93,8 +95,14 @@ class SidecarDesk:
         """Tell that a subscription is over; return what to wait for."""
         return self._carry(partial(self._end, _End(name, tuple(returned), keep)))
 
+    def wish_of(self, key: Key) -> int:
+        """Return the number of the present wish for a key: the next is another."""
+        return self._wishes.get(key, 1)
+
     def unclaim(self, key: Key) -> None:
         """Tell that a key is wanted no more, after what was given back of it."""
+        wish = self.wish_of(key)
+        self._wishes[key] = wish + 1
         parts = {"topic": key.topic, "partition": key.partition}
         path = self._connection.path(paths.CLAIM, parts)
 
@@ -108,7 +116,7 @@ class SidecarDesk:
                 )
             if left:
                 self._release(left)
-            self._connection.tell("DELETE", path)
+            self._connection.tell("DELETE", path, query={"wish": str(wish)})
 
         self._carry(say)
 

@@ -115,7 +115,7 @@ class RemoteLink:
         self._stopped = threading.Event()
         self._carriers = Errands("marshal-remote-desk", threads=CARRIERS)
         self._granters = Errands("marshal-remote-grants", threads=GRANTERS)
-        self._session.desk = SidecarDesk(
+        self._session.desk = self._desk = SidecarDesk(
             connection,
             lock=self._engine.changed,
             errands=self._carriers,
@@ -208,17 +208,19 @@ class RemoteLink:
         """
         with self._engine.changed:
             holding = self._session.want(key)
+            wish = self._desk.wish_of(key)
         try:
-            self._retry(lambda: self._put_claim(key), ASK_MS_MAX)
+            self._retry(lambda: self._put_claim(key, wish), ASK_MS_MAX)
         except BaseException:
             with self._engine.changed:
                 self._session.unwant(holding)
             raise
         return holding
 
-    def _put_claim(self, key: Key) -> None:
+    def _put_claim(self, key: Key, wish: int) -> None:
         parts = {"topic": key.topic, "partition": key.partition}
-        self._connection.tell("PUT", self._connection.path(paths.CLAIM, parts))
+        path = self._connection.path(paths.CLAIM, parts)
+        self._connection.tell("PUT", path, query={"wish": str(wish)})
 
     def ask(self, key: Key) -> Glance | None:
         """Return what the log says of a key, None where that is not known."""
@@ -401,11 +403,11 @@ class RemoteLink:
             self._session.claimant = _claimant(said.info, self._hello)
             names = self._session.names
             wants = {n: w for n, w in self._wants.items() if n in names}
-            keys = self._session.wanted
+            keys = [(key, self._desk.wish_of(key)) for key in self._session.wanted]
         for name, each in wants.items():
             self._put_wants(name, each)
-        for key in keys:
-            self._put_claim(key)
+        for key, wish in keys:
+            self._put_claim(key, wish)
         self._is_known = True
 
     def _note_unreachable(self, error: MarshalError) -> None:

@@ -1,8 +1,10 @@
-"""Views of the world document: what those are answered who only look. Pure."""
+"""Views of the world document, for whoever only looks, and of verdicts. Pure."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from kafka_marshal.engine.tickets import Verdict
+from kafka_marshal.remote import api
 from kafka_marshal.remote.looking import (
     AsOf,
     FenceNow,
@@ -117,3 +119,16 @@ def _pauses(world: World) -> list[Item]:
 def _owner(claim: Item) -> str | None:
     owner = claim["owner"]
     return None if owner is None else str(owner["client_id"])
+
+
+def granted_now(verdict: Verdict) -> api.Granted:
+    """Return the fold's verdict as a client is told it."""
+    first, last = verdict.granted or (None, None)
+    return api.Granted(
+        outcome=verdict.outcome,
+        reason=verdict.reason,
+        first=first,
+        last=last,
+        head=verdict.head,
+        offset=verdict.offset,
+    )

@@ -366,10 +366,16 @@ _HANDLERS: dict[str, Callable[[Ask], msgspec.Struct | None]] = {
         keep=bool(ask.queries.get("keep", False)),
     ),
     "claim": lambda ask: ask.hub.claim(
-        ask.caller, ask.parts["topic"], partition=int(ask.parts["partition"])
+        ask.caller,
+        ask.parts["topic"],
+        partition=int(ask.parts["partition"]),
+        wish=ask.queries.get("wish"),
     ),
     "unclaim": lambda ask: ask.hub.unclaim(
-        ask.caller, ask.parts["topic"], partition=int(ask.parts["partition"])
+        ask.caller,
+        ask.parts["topic"],
+        partition=int(ask.parts["partition"]),
+        wish=ask.queries.get("wish"),
     ),
     "grant": lambda ask: ask.hub.grant(ask.parts["group"], ask.body),
     "owners": lambda ask: answers.owners_now(

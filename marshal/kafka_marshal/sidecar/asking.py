@@ -123,10 +123,10 @@ def checked_queries(route: Route, request: Request) -> dict[str, int | bool]:
                     setting=query.name,
                 )
             found[query.name] = _FLAGS[value.lower()]
-        elif not _NUMBER.fullmatch(value) or int(value) > api.WAIT_MS_MAX:
+        elif not _NUMBER.fullmatch(value) or int(value) > query.most:
             raise refusal(
                 400,
-                f"{query.name} is {value[:50]!r}; write 0 to {api.WAIT_MS_MAX}",
+                f"{query.name} is {value[:50]!r}; write 0 to {query.most}",
                 setting=query.name,
             )
         else:

@@ -17,6 +17,7 @@ from kafka_marshal.sidecar.promises import PromisedClient, PromisedKey
 AWAY_BEATS = 3
 AWAY_MS_MIN = 1_000
 GRACE_MS_MAX = 30_000
+WISHES_MAX = 10_000
 
 
 class Entrusted(AtMostOnce):
@@ -144,6 +145,8 @@ class Client:
         children: Processes that work for it.
         is_leaving: Whether it takes nothing any more and goes once it has nothing.
         rests_until_ms: Until when it takes nothing new: it was wedged.
+        wishes: Last wish of each key that it asked for alone: its number, and
+            whether it is over.
         kept_until_ms: Until when its place is kept for a restart, whatever the
             instance; None where nobody said so.
     """
@@ -162,6 +165,7 @@ class Client:
     is_leaving: bool = False
     kept_until_ms: int | None = None
     rests_until_ms: int = 0
+    wishes: dict[Key, tuple[int, bool]] = attrs.field(factory=dict)
 
     def is_away(self, now_ms: int) -> bool:
         """Return whether it was silent for several beats, or said that it goes."""
@@ -169,6 +173,23 @@ class Client:
             return True
         limit_ms = max(AWAY_BEATS * self.beat_ms, AWAY_MS_MIN)
         return now_ms - self.seen_ms > limit_ms
+
+    def hears_wish(self, key: Key, number: int | None, *, is_on: bool) -> bool:
+        """Take that a key is wanted, or no more; return whether that is news.
+
+        Requests overtake each other, and one that was given up on may still come:
+        the end of a wish must not end the next one, nor its begin outlive its end.
+        """
+        if number is None:
+            return True
+        said = (number, not is_on)
+        if said < self.wishes.get(key, said):
+            return False
+        self.wishes.pop(key, None)
+        self.wishes[key] = said
+        if len(self.wishes) > WISHES_MAX:
+            del self.wishes[next(iter(self.wishes))]
+        return True
 
     def note_absence(self, now_ms: int) -> None:
         """Take that it was not heard of for as long as it takes to be away."""

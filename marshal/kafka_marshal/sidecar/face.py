@@ -59,11 +59,15 @@ class HubFace(Protocol):
         """Pursue them no longer."""
         ...
 
-    def claim(self, who: Caller, topic: str, *, partition: int) -> None:
+    def claim(
+        self, who: Caller, topic: str, *, partition: int, wish: int | None = None
+    ) -> None:
         """Pursue one partition without consuming it. Idempotent."""
         ...
 
-    def unclaim(self, who: Caller, topic: str, *, partition: int) -> None:
+    def unclaim(
+        self, who: Caller, topic: str, *, partition: int, wish: int | None = None
+    ) -> None:
         """Pursue it no longer."""
         ...
 

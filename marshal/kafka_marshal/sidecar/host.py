@@ -78,6 +78,7 @@ class Host:
         self._idle_since_ms: int | None = None
         session.on_round = self.drive
         session.on_no_position = self._on_no_position
+        session.is_reserved = self.books.reserves.__contains__
         session.foresee = self._giver.foresee
 
     @property

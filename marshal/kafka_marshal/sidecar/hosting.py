@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 from kafka_marshal.engine import Context, Delivery, Holding, Session, StartRule
 from kafka_marshal.engine.holding import Drain
+from kafka_marshal.engine.leaving import Leaver
 from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.errors import MarshalError, PositionError
 from kafka_marshal.protocol.claiming import Claimant, Ending, PreviousLife
@@ -21,11 +22,25 @@ OnNoPosition = Callable[[Key, PositionError], None]
 Foresee = Callable[[Subscription, Iterable[Key]], Mapping[Key, str]]
 
 
+class _Leaver(Leaver):
+    """Releases no claim whose key a client may use by an earlier one."""
+
+    __slots__ = ("is_reserved",)
+
+    is_reserved: Callable[[Key], bool]
+
+    def release_ghost(self, key: Key, epoch: int) -> None:
+        """Release a claim that was won unwanted, or have it go stale."""
+        if not self.is_reserved(key):
+            super().release_ghost(key, epoch)
+
+
 class HostSession(Session):
     """A session that lends what it holds. Called under the engine's lock.
 
     Attributes:
         on_round: Called with local time after each round.
+        is_reserved: Tells whether a client of an earlier claim may still use a key.
         on_no_position: Called with a key that nobody may say where to begin, once
             it was given up.
         foresee: Tells which client a key will probably be for.
@@ -41,9 +56,12 @@ class HostSession(Session):
     ) -> None:
         super().__init__(context, claimant, host=host, lives=lives)
         self.on_round: OnRound = lambda _: None
+        self.is_reserved: Callable[[Key], bool] = lambda _: False
         self.on_no_position: OnNoPosition = lambda _, __: None
         self.foresee: Foresee = lambda _, __: {}
         self._foreseen: Mapping[Key, str] = {}
+        leaver = self._leaver = _Leaver(context, self._outbox)
+        leaver.is_reserved = self._may_be_used
 
     def tick(self, now_ms: int) -> None:
         """Do everything that is due, then let the clients know."""
@@ -82,8 +100,8 @@ class HostSession(Session):
         detail: str = "",
         was_lost: bool = False,
     ) -> None:
-        """Give a held key up, once whoever it is lent to has stopped to use it."""
-        if holding.is_lent and holding.claim.is_owned:
+        """Give a held key up, once whoever may use it has stopped to."""
+        if self._is_in_use(holding) and holding.claim.is_owned:
             self.drain(holding, reason=reason, successor=successor, detail=detail)
             return
         super().release(
@@ -93,6 +111,13 @@ class HostSession(Session):
             detail=detail,
             was_lost=was_lost,
         )
+
+    def _may_be_used(self, key: Key) -> bool:
+        return self.is_reserved(key)
+
+    def _is_in_use(self, holding: Holding) -> bool:
+        """Return whether a client may use a key: by this claim, or one resumed."""
+        return holding.is_lent or self.is_reserved(holding.key)
 
     def drain(
         self,
@@ -135,7 +160,7 @@ class HostSession(Session):
         What is lent is not released: a client that was told of a longer deadline,
         before a clock stepped, may not know yet. The log finds it stale.
         """
-        if not holding.is_lent:
+        if not self._is_in_use(holding):
             super().check_lease(holding, now_ms)
         elif holding.claim.check_lease(now_ms):
             self._after_end(holding)

@@ -18,6 +18,7 @@ from kafka_marshal.protocol.world import world_to_object
 from kafka_marshal.remote import api
 from kafka_marshal.remote.looking import LocalClient
 from kafka_marshal.runtime import Runtime
+from kafka_marshal.sidecar.answers import granted_now
 from kafka_marshal.sidecar.clients import Client
 from kafka_marshal.sidecar.deathwatch import DeathWatch
 from kafka_marshal.sidecar.face import HubFace
@@ -305,8 +306,16 @@ class Hub(HubFace):
             self._engine.act(host.session)
         self._await_released(host, release.returned, release.timeout_ms)
 
-    def claim(self, who: Caller, topic: str, *, partition: int) -> None:
+    def claim(
+        self, who: Caller, topic: str, *, partition: int, wish: int | None = None
+    ) -> None:
         """Pursue one partition without consuming it. Idempotent.
+
+        Args:
+            who: The client.
+            topic: Data topic.
+            partition: Data partition.
+            wish: Number of this wish, which grows: what is said late counts not.
 
         Raises:
             ConfigurationError: That is no data partition.
@@ -330,14 +339,20 @@ class Hub(HubFace):
                     "by one, the most; consume their topics instead",
                     setting="partition",
                 )
-            host.want(client, Key(who.group_id, topic, partition))
-            self._engine.act(host.session)
+            key = Key(who.group_id, topic, partition)
+            if client.hears_wish(key, wish, is_on=True):
+                host.want(client, key)
+                self._engine.act(host.session)
 
-    def unclaim(self, who: Caller, topic: str, *, partition: int) -> None:
+    def unclaim(
+        self, who: Caller, topic: str, *, partition: int, wish: int | None = None
+    ) -> None:
         """Pursue it no longer: the client has stopped to use it. Idempotent."""
         key = Key(who.group_id, topic, partition)
         with self._engine.changed:
             host, client = self._find(who)
+            if not client.hears_wish(key, wish, is_on=False):
+                return
             loan = client.loans.get(key)
             if loan is not None and not loan.name:
                 said = api.Returned(
@@ -452,6 +467,12 @@ class Hub(HubFace):
             DeadlineExceeded: There was none in time; it may come later, and what is
                 granted then is reported as lost.
         """
+        with self._engine.changed:
+            ticket = self.begin_grant(group_id, ask)
+            return granted_now(self._await_verdict(ticket, ask.timeout_ms))
+
+    def begin_grant(self, group_id: str, ask: api.GrantAsk) -> Ticket:
+        """Ask the log for offsets, and wait for nothing; raises as ``grant``."""
         _require_name("group_id", group_id)
         if ask.last < ask.first:
             raise ConfigurationError(
@@ -477,8 +498,7 @@ class Hub(HubFace):
         with self._engine.changed:
             if self._engine.failure is not None:
                 raise self._engine.failure
-            ticket = self._engine.tickets.ask(wish, on_granted=note)
-            return _granted(self._await_verdict(ticket, ask.timeout_ms))
+            return self._engine.tickets.ask(wish, on_granted=note)
 
     def _await_verdict(self, ticket: Ticket, timeout_ms: int) -> Verdict:
         def is_answered() -> bool:
@@ -551,18 +571,6 @@ def _is_over(pending: tuple[Host, list[int]]) -> bool:
     host, seqs = pending
     session = host.session
     return not session.leaving_count and not session.is_pending(seqs, late=False)
-
-
-def _granted(verdict: Verdict) -> api.Granted:
-    first, last = verdict.granted or (None, None)
-    return api.Granted(
-        outcome=verdict.outcome,
-        reason=verdict.reason,
-        first=first,
-        last=last,
-        head=verdict.head,
-        offset=verdict.offset,
-    )
 
 
 def _key(who: Caller, said: api.Standing) -> Key:

@@ -22,11 +22,13 @@ class Query:
         name: Its name.
         kind: ``boolean`` or ``integer``.
         about: What it does, for people.
+        most: Largest integer.
     """
 
     name: str
     kind: Literal["boolean", "integer"]
     about: str
+    most: int = api.WAIT_MS_MAX
 
 
 @attrs.frozen(kw_only=True)
@@ -67,6 +69,13 @@ class Route:
 TIMEOUT = Query("timeout_ms", "integer", "How long to wait for the log, in ms.")
 KEEP = Query(
     "keep", "boolean", "Leave the claims with the client, for its next subscription."
+)
+WISH = Query(
+    "wish",
+    "integer",
+    "Number of the wish, growing: whatever is said late of an earlier one is passed "
+    "over.",
+    most=2**31 - 1,
 )
 EVENT_STREAM = "text/event-stream"
 PLAIN = "text/plain"
@@ -151,12 +160,14 @@ ROUTES: tuple[Route, ...] = (
         path=paths.CLAIM,
         name="claim",
         about="Claim one partition without consuming it. Idempotent.",
+        queries=(WISH,),
     ),
     Route(
         method="DELETE",
         path=paths.CLAIM,
         name="unclaim",
         about="Claim it no longer.",
+        queries=(WISH,),
     ),
     Route(
         method="POST",

@@ -110,7 +110,9 @@ def test_a_subscription_ends_with_its_positions(office, keep):
 
 def test_a_claim_is_wanted_no_more(office):
     with office.lock:
+        assert office.desk.wish_of(KEY) == 1
         office.desk.unclaim(KEY)
+        assert office.desk.wish_of(KEY) == 2
     office.wait_for(lambda: office.sidecar.named("DELETE", "/claims/t/0"))
 
 

@@ -158,6 +158,27 @@ def test_a_partition_may_be_claimed_alone(cluster, machine):
         machine.hub.claim(c.who, "no topic", partition=3)
 
 
+def test_what_is_said_late_of_an_earlier_wish_counts_not(cluster, machine):
+    """Requests overtake each other, and one that was given up on may still come."""
+    a = Local(machine, "a", pid=1)
+    key = Key("g", "t", 3)
+    hub = machine.hub
+    hub.claim(a.who, "t", partition=3, wish=2)
+    hub.unclaim(a.who, "t", partition=3, wish=1)
+    run_until(cluster, [a], lambda: a.valid == {key}, H)
+    hub.unclaim(a.who, "t", partition=3, wish=1)
+    run(cluster, [a], H)
+    assert a.valid == {key}
+    a.drop(key)
+    hub.unclaim(a.who, "t", partition=3, wish=2)
+    hub.claim(a.who, "t", partition=3, wish=2)
+    run(cluster, [a], H)
+    assert not a.valid
+    assert not hub.hosts[0].session.holdings
+    hub.claim(a.who, "t", partition=3, wish=3)
+    run_until(cluster, [a], lambda: a.valid == {key}, H)
+
+
 def test_a_claim_that_is_lost_has_to_be_asked_for_again(cluster, machine):
     a = Local(machine, "a", pid=1)
     machine.hub.claim(a.who, "t", partition=3)

@@ -252,6 +252,27 @@ def test_nobody_else_is_given_anything_before_the_old_deadline(cluster, machine)
     run_until(cluster, [b], lambda: len(b.valid) == 8, H)
 
 
+@pytest.mark.parametrize("how", ["an end in order", "a share for others", "the end"])
+def test_what_was_resumed_is_not_released_before_the_old_deadline(
+    cluster, machine, how
+):
+    """Its client has not come back, and may use it all the same (PROTOCOL 12)."""
+    a = having(machine)
+    machine.crash()
+    machine.start()
+    cluster.run_until(lambda: len(resumes(cluster)) == 8, H)
+    others = [cluster.node(name, wish=wish()) for name in ("other", "another")]
+    if how == "an end in order":
+        machine.hub.start_drain()
+    elif how == "the end":
+        machine.hub.close(timeout_ms=0)
+    while a.valid:
+        for other in others:
+            assert not a.valid & set(other.held)
+        cluster.run(20)
+    cluster.run_until(lambda: any(other.held for other in others), 3 * H)
+
+
 def test_whoever_died_meanwhile_is_not_waited_for(cluster, machine):
     having(machine)
     machine.restart()
