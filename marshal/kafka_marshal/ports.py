@@ -227,7 +227,14 @@ _fields = attrgetter(*PlainRecord.__struct_fields__)
 
 
 class DataReader(Protocol):
-    """Fetches records of data partitions. Used by one thread at a time."""
+    """Fetches records of data partitions. Used by one thread at a time.
+
+    Attributes:
+        fetches_ahead: Whether it fetches on though what it has fetched is not
+            taken from it yet, so that nobody need take more than is used.
+    """
+
+    fetches_ahead: bool = False
 
     def assign(self, partitions: Sequence[TopicPartition]) -> None:
         """Make this the exact set of partitions; those that stay keep their place.

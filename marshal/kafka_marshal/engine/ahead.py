@@ -1,9 +1,9 @@
 """How far to fetch ahead of hand-outs, at least once.
 
-A client library fetches on once all that it had fetched is taken from it. Where that
-is waited for, as over a slow link, more is taken at once, so that the next fetch is
-under way while the application works on the last. Where it is not, as little is
-taken as a poll hands out: what was used a moment ago is still near the processor.
+A client library that fetches on only once all that it had fetched is taken from it
+may be waited for, as over a slow link. Then more is taken at once, so that the next
+fetch is under way while the application works on the last. Where it is not, as little
+is taken as a poll hands out: what was used a moment ago is still near the processor.
 """
 
 SLOW_MS = 20
@@ -20,11 +20,19 @@ class ReadAhead:
             fetched, whatever others have.
     """
 
-    __slots__ = ("_calm", "_most", "_size", "due_ms", "least")
+    __slots__ = ("_calm", "_is_needed", "_most", "_size", "due_ms", "least")
 
-    def __init__(self, poll_records: int, most: int) -> None:
+    def __init__(self, poll_records: int, most: int, *, is_needed: bool = True) -> None:
+        """Begin with what a poll hands out.
+
+        Args:
+            poll_records: Most records that a poll hands out.
+            most: Most that may be fetched and not handed out.
+            is_needed: Whether more than that is to be taken where it is waited for.
+        """
         self.least = min(poll_records, most)
         self.due_ms = 0
+        self._is_needed = is_needed
         self._most = most
         self._size = self.least
         self._calm = 0
@@ -39,7 +47,7 @@ class ReadAhead:
         One that waited without a record says nothing: there was none.
         """
         self.due_ms = now_ms + LOOK_MS
-        if not is_found:
+        if not is_found or not self._is_needed:
             return False
         if waited_ms >= SLOW_MS:
             self._size = min(2 * self._size, self._most)

@@ -133,7 +133,11 @@ class HandOut:
         # What one poll hands out is no backlog yet, whatever its size.
         self._backlog = max(BACKLOG_WARNING, options.max_poll_records)
         self._watched_count = min(self._backlog, options.max_uncommitted - 1)
-        self._ahead = ReadAhead(options.max_poll_records, options.max_fetched)
+        self._ahead = ReadAhead(
+            options.max_poll_records,
+            options.max_fetched,
+            is_needed=not reader.fetches_ahead,
+        )
         # What the reader is told to leave alone, and until when that holds.
         self._held_back: set[TopicPartition] = set()
         self._is_stale = True

@@ -57,3 +57,11 @@ def test_it_is_due_again_after_a_while():
     ahead = ReadAhead(500, 5_000)
     ahead.note(7_000, waited_ms=0, is_found=False)
     assert ahead.due_ms == 7_000 + LOOK_MS
+
+
+def test_it_never_reads_more_from_who_fetches_ahead_by_itself():
+    ahead = ReadAhead(500, 5_000, is_needed=False)
+    assert not waited(ahead, SLOW_MS, times=3)
+    assert ahead.most(0) == 500
+    # The bound is the same: whoever has nothing fetched does not wait for others.
+    assert ahead.most(400) == 500

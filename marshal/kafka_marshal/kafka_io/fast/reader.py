@@ -27,7 +27,6 @@ from kafka_marshal.kafka_io.fast.translate import Access, translated
 from kafka_marshal.kafka_io.lookups import forked
 from kafka_marshal.kafka_io.places import Places
 from kafka_marshal.kafka_io.reader import FETCH_WAIT_MS, REQUEST_TIMEOUT_MS
-from kafka_marshal.kafka_io.records import Records
 from kafka_marshal.kafka_io.settings import ConnectionSettings
 from kafka_marshal.kafka_io.untyped import Untyped
 from kafka_marshal.ports import DataReader, Record
@@ -41,12 +40,16 @@ QUEUE_KBYTES = 8_192
 QUEUE_RECORDS = 100_000
 # So small a queue is used up soon after it was full, so it is looked at soon.
 QUEUE_BACKOFF_MS = 5
-# One answer of a broker. Several times as much, which is the default for several
-# partitions, costs a third more CPU time: its pages are new to the process each time.
+# Of one partition in an answer, and a whole answer. A broker spends nearly as much CPU
+# time on an answer with one partition as on one with four, and larger ones make new
+# pages for the process each time.
 FETCH_BYTES = 1_048_576
+ANSWER_BYTES = 4 * FETCH_BYTES
 # Of a paused partition we hold about this much before librdkafka is told, which
 # would drop what it has fetched.
 KEPT_BYTES = FETCH_BYTES
+# Less than the 700 objects after which Python looks for cycles.
+AT_ONCE = 500
 # The answer waits for the fetch under way.
 _RANGE_TIMEOUT_S = 0.5 + FETCH_WAIT_MS / 1000
 _UNKNOWN = -1
@@ -54,7 +57,7 @@ FETCHING = {
     # As kafka-python and Java do; librdkafka's own default trusts every disk.
     "check.crcs": True,
     "fetch.wait.max.ms": FETCH_WAIT_MS,
-    "fetch.max.bytes": FETCH_BYTES,
+    "fetch.max.bytes": ANSWER_BYTES,
     "fetch.message.max.bytes": FETCH_BYTES,
     "queued.max.messages.kbytes": QUEUE_KBYTES,
     "queued.min.messages": QUEUE_RECORDS,
@@ -78,6 +81,8 @@ class FastDataReader(DataReader):
     Assignment, places and pauses are changed in its own account; ``poll`` brings
     librdkafka in line first. The consumer is made by the first poll.
     """
+
+    fetches_ahead = True
 
     def __init__(
         self,
@@ -117,11 +122,12 @@ class FastDataReader(DataReader):
         # Faults that came beside records; nothing of these partitions is taken
         # until they are told. None: of no partition.
         self._reported: dict[TopicPartition | None, Any] = {}
-        # What the last poll took, kept until the next has taken anew. Python looks
-        # for cycles whenever it has made 700 objects more than it let go, and does
-        # not count what is let go first: letting go of a part of each poll before
-        # the next had it look at every second one, for a fifth of all CPU time.
+        # What was taken last, as many as a poll may bring: as many as are taken anew
+        # are let go of. Python looks for cycles whenever it has made 700 objects more
+        # than it let go, and polls of varying sizes that are let go of as a whole
+        # have it look at every second one, for a third of all CPU time.
         self._taken: list[Any] = []
+        self._taken_max = 0
 
     def assign(self, partitions: Sequence[TopicPartition]) -> None:
         """Make this the exact set of partitions; see ``ports.DataReader``."""
@@ -272,29 +278,42 @@ class FastDataReader(DataReader):
         if self._reported:
             self._raise_reported()
         found = self._taken_up_again(most) if self._kept else {}
-        handle = self._handle()
         while not found:
-            messages = handle.consume(most, 0)
+            is_taken = self._take(most, found)
             left_s = deadline - time.monotonic()
-            if not messages and left_s > 0:
+            if not is_taken and left_s > 0:
                 # A batch would wait until it is full; so one, and what came with it.
-                first = handle.poll(left_s)
-                if first is not None:
-                    messages = [first]
-                    if most > 1:
-                        messages += handle.consume(most - 1, 0)
-            if messages or left_s > 0:  # even what was waited for did not come
-                self._taken = messages
-            found = self._sorted_out(messages)
+                first = self._handle().poll(left_s)
+                if first is None:
+                    self._taken.clear()
+                else:
+                    self._sort_out([first], found)
+                    self._take(most - 1, found)
             if not found:
                 self._raise_reported()
                 if left_s <= 0:
                     break
         return found
 
-    def _taken_up_again(self, most: int) -> dict[TopicPartition, Sequence[Record]]:
+    def _take(self, most: int, found: dict[TopicPartition, list[Record]]) -> bool:
+        """Sort out up to so many messages that are there; return whether any were."""
+        self._taken_max = max(self._taken_max, most)
+        handle = self._handle()
+        left = most
+        while left > 0:
+            asked = min(left, AT_ONCE)
+            messages: list[Any] = handle.consume(asked, 0)
+            self._sort_out(messages, found)
+            self._taken += messages
+            del self._taken[: -self._taken_max]
+            left -= len(messages)
+            if len(messages) < asked:
+                break
+        return left < most
+
+    def _taken_up_again(self, most: int) -> dict[TopicPartition, list[Record]]:
         """Take what was kept of partitions that are paused no more."""
-        found: dict[TopicPartition, Sequence[Record]] = {}
+        found: dict[TopicPartition, list[Record]] = {}
         for partition in [
             each for each in self._kept if each not in self._places.paused
         ]:
@@ -307,13 +326,12 @@ class FastDataReader(DataReader):
             most -= len(found[partition])
         return found
 
-    def _sorted_out(
-        self, messages: list[Any]
-    ) -> dict[TopicPartition, Sequence[Record]]:
-        """Part messages by partition: the hot path, so single calls do it all."""
+    def _sort_out(
+        self, messages: list[Any], found: dict[TopicPartition, list[Record]]
+    ) -> None:
+        """Add messages to what was found: the hot path, so single calls do it all."""
         if self._reported or any(map(Message.error, messages)):
             messages = self._without_errors(messages)
-        found: dict[TopicPartition, list[Any]] = {}
         for topic, number, run in self._runs(messages):
             partition = TopicPartition(topic, number)
             place = self._places.next.get(partition)
@@ -321,20 +339,18 @@ class FastDataReader(DataReader):
                 continue
             if run[0].offset() < place:
                 run = [each for each in run if each.offset() >= place]  # noqa: PLW2901
+            if not run:
+                continue
+            self._places.next[partition] = run[-1].offset() + 1
             if partition in self._kept or partition in self._places.paused:
                 self._keep(partition, run)
             elif partition in found:
-                found[partition] += run
-            elif run:
-                found[partition] = run
-            if run:
-                self._places.next[partition] = run[-1].offset() + 1
-        return {each: self._records(each, run) for each, run in found.items()}
+                found[partition] += self._records(partition, run)
+            else:
+                found[partition] = self._records(partition, run)
 
-    def _records(self, partition: TopicPartition, messages: list[Any]) -> Records:
-        return Records(
-            messages, token=self._places.tokens[partition], make=fast_records
-        )
+    def _records(self, partition: TopicPartition, messages: list[Any]) -> list[Record]:
+        return list(fast_records(messages, self._places.tokens[partition]))
 
     def _runs(self, messages: list[Any]) -> Iterator[tuple[str, int, list[Any]]]:
         """Cut messages where the partition changes; they come in long runs."""

@@ -1,6 +1,7 @@
 """The reader's account beside librdkafka's: what it drops, keeps, puts back, tells."""
 
 import gc
+import itertools
 from collections import deque
 
 import pytest
@@ -85,6 +86,10 @@ def of(place, *offsets, size=1):
         Message(topic=place[0], partition=place[1], offset=each, value=bytes(size))
         for each in offsets
     ]
+
+
+def offsets(records):
+    return [record.offset for record in records]
 
 
 def error(place, kind, offset=-1):
@@ -341,7 +346,8 @@ def test_misuse_is_refused(reader):
 def test_queues_are_bounded():
     config = module.FastDataReader(ConnectionSettings("nobody:1"))._config
     assert config["queued.max.messages.kbytes"] == 8_192
-    assert config["fetch.max.bytes"] == module.FETCH_BYTES
+    assert config["fetch.max.bytes"] == module.ANSWER_BYTES
+    assert config["fetch.message.max.bytes"] == module.FETCH_BYTES
 
 
 def test_polls_do_not_set_the_collector_off(reader, handle, monkeypatch):
@@ -388,3 +394,48 @@ def test_what_was_taken_is_let_go_where_nothing_more_comes(reader, handle):
     assert [message.offset() for message in reader._taken] == [0, 1]
     assert not reader.poll(1, 100)
     assert reader._taken == []
+
+
+def test_polls_of_varying_sizes_leave_the_cycle_collector_at_rest(
+    reader, handle, monkeypatch
+):
+    """Small and large ones in turns: as many are let go of as are taken anew."""
+    at = 0
+    sizes = itertools.cycle((500, 20, 480, 500, 1))
+
+    def some(count, _):
+        nonlocal at
+        first, at = at, at + min(count, next(sizes))
+        return of(A, *range(first, at))
+
+    monkeypatch.setattr(handle, "consume", some)
+    threshold = gc.get_threshold()
+    gc.set_threshold(700, 10, 10)
+    try:
+        before = gc.get_stats()[0]["collections"]
+        for _ in range(100):
+            for records in reader.poll(0, 500).values():
+                for record in records:
+                    assert record.value
+        assert gc.get_stats()[0]["collections"] - before < 20
+    finally:
+        gc.set_threshold(*threshold)
+
+
+def test_what_is_kept_of_the_last_polls_is_bounded(reader, handle):
+    handle.made(*of(A, *range(30)))
+    for _ in range(3):
+        reader.poll(0, 10)
+    assert [message.offset() for message in reader._taken] == list(range(20, 30))
+
+
+def test_a_large_poll_takes_all_that_is_there_in_parts(reader, handle, monkeypatch):
+    monkeypatch.setattr(module, "AT_ONCE", 4)
+    handle.made(*of(A, *range(6)), *of(B, *range(5)))
+    assert {p: offsets(r) for p, r in reader.poll(0, 100).items()} == {
+        A: [*range(6)],
+        B: [*range(5)],
+    }
+    handle.made(*of(A, *range(6, 20)))
+    assert offsets(reader.poll(0, 10)[A]) == [*range(6, 16)]
+    assert offsets(reader.poll(0, 10)[A]) == [*range(16, 20)]
