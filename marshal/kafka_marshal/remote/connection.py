@@ -58,6 +58,7 @@ class Stream:
 
     def __init__(self, response: "httpx.Response") -> None:
         self._response = response
+        self._is_ended = False
 
     def frames(self) -> Iterator[api.Frame]:
         """Yield each event that this release knows.
@@ -67,6 +68,7 @@ class Stream:
         """
         from httpx_sse import EventSource, SSEError
 
+        httpx = extra()
         try:
             for event in EventSource(self._response).iter_sse():
                 body = decoded(event.event, event.data)
@@ -74,9 +76,14 @@ class Stream:
                     yield api.Frame(event.id, body)
         except SSEError as error:
             raise CoordinationError(f"no stream of events: {error}") from error
+        except httpx.HTTPError:
+            # That it breaks off is no fault where we have ended it ourselves.
+            if not self._is_ended:
+                raise
 
     def end(self) -> None:
         """Wake whoever reads it, for the last time. Idempotent."""
+        self._is_ended = True
         network = self._response.extensions.get("network_stream")
         connection = None if network is None else network.get_extra_info("socket")
         if isinstance(connection, socket.socket):

@@ -136,6 +136,7 @@ class RemoteLink:
         self._stream: Stream | None = None
         self._is_known = True
         self._is_reached = True
+        self._is_leaving = False
         self._threads = [
             threading.Thread(target=target, name=f"marshal-remote-{name}", daemon=True)
             for name, target in (
@@ -288,6 +289,7 @@ class RemoteLink:
 
     def leave(self, *, release: bool, timeout_ms: int) -> None:
         """Leave the group: give everything up, or keep it for a restart within H."""
+        self._is_leaving = True
         with self._engine.changed:
             returned = self._session.begin_close(release=release)
         wait_ms = min(timeout_ms, ASK_MS_MAX)
@@ -350,7 +352,7 @@ class RemoteLink:
     def _follow(self) -> None:
         after: str | None = None
         rest_ms = REST_MS_MIN
-        while not self._stopped.is_set() and self._session.failure is None:
+        while not (self._is_over or self._session.failure):
             try:
                 if not self._is_known:
                     self._join()
@@ -410,8 +412,12 @@ class RemoteLink:
             self._put_claim(key, wish)
         self._is_known = True
 
+    @property
+    def _is_over(self) -> bool:
+        return self._is_leaving or self._stopped.is_set()
+
     def _note_unreachable(self, error: MarshalError) -> None:
-        if self._is_reached and not self._stopped.is_set():
+        if self._is_reached and not self._is_over:
             self._is_reached = False
             self._context.observe("sidecar_unreachable", {"error": error})
 
@@ -422,14 +428,10 @@ class RemoteLink:
 
     # --- the thread of the beats
 
-    @property
-    def _beat_ms(self) -> int:
-        return beat_ms_of(self._info)
-
     def _beat(self) -> None:
         path = self._connection.path(paths.BEAT)
-        while not self._stopped.wait(self._beat_ms / 1000):
-            if not self._is_known or self._session.failure is not None:
+        while not self._stopped.wait(beat_ms_of(self._info) / 1000):
+            if self._is_leaving or self._session.failure or not self._is_known:
                 continue
             with self._engine.changed:
                 told = self._session.standings(everything=False)[: api.STANDINGS_MAX]

@@ -163,8 +163,8 @@ def test_ending_a_stream_wakes_its_reader(tmp_path):
         def serve():
             server, _ = listening.accept()
             server.recv(65_536)
-            head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"
-            server.sendall(head.encode())
+            head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
+            server.sendall(f"{head}transfer-encoding: chunked\r\n\r\n".encode())
             accepted.append(server)
 
         thread = threading.Thread(target=serve)

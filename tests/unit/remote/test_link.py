@@ -381,6 +381,20 @@ def test_the_world_and_its_owners(linked):
 # --- Leaving ---
 
 
+def test_whoever_leaves_is_not_told_that_the_sidecar_is_gone(linked):
+    """It knows this client no more, and ends its stream: that is as it should be."""
+    linked.stream.push(linked.snapshot())
+    linked.link.leave(release=True, timeout_ms=1_000)
+    linked.sidecar.is_known = False
+    linked.stream.end(httpx.RemoteProtocolError("incomplete chunked read"))
+    events, beats, _ = linked.link._threads
+    events.join(WAIT_S)
+    assert not events.is_alive()
+    assert linked.named("sidecar_unreachable") == []
+    assert linked.sidecar.named("PUT", "/clients/c") == []
+    assert beats.is_alive()
+
+
 @pytest.mark.parametrize(
     ("release", "reason"),
     [
