@@ -37,6 +37,7 @@ from kafka_marshal.kafka_io.writer import Connect
 from kafka_marshal.protocol.types import LogEntry
 
 _EOF = KafkaError._PARTITION_EOF  # noqa: SLF001 - its public name
+_UNKNOWN_PARTITION = KafkaError._UNKNOWN_PARTITION  # noqa: SLF001
 # The place of a partition is not in its log; nothing more is fetched of it.
 _OUT_OF_PLACE = (
     KafkaError._AUTO_OFFSET_RESET,  # noqa: SLF001
@@ -177,7 +178,19 @@ class FastCoordinationLog(TopicLog):
                 is_late = left_s <= _RETRY_S
                 if is_late or not self._told(error, "Asking", Access.READ).retriable:
                     raise
+                if cause_of(error).code() == _UNKNOWN_PARTITION:
+                    self._look_anew(min(left_s, _QUESTION_S))
                 time.sleep(_RETRY_S)
+
+    def _look_anew(self, timeout_s: float) -> None:
+        """Have the one that asks forget what it knows of the topic.
+
+        Told of it in a moment without a leader, librdkafka takes the partition for
+        unknown and asks nobody any more, however long.
+        """
+        assert self._asker is not None
+        with suppress(KafkaException):  # the question that follows tells why
+            self._asker.handle.list_topics(self._topic, timeout=timeout_s)
 
     def _asked(self, places: Sequence[Untyped], timeout_s: float) -> Mapping[int, int]:
         assert self._asker is not None

@@ -49,9 +49,11 @@ class Handle:
         self.assigned = []
         self.starts = {0: 0, 1: 0}
         self.ends = {0: 0, 1: 0}
+        self.knows = True
 
     def list_topics(self, topic, timeout):
         assert timeout > 0
+        self.knows = True
 
     def assign(self, places):
         self.assigned.append({each.partition: each.offset for each in places})
@@ -66,6 +68,8 @@ class Handle:
 
     def offsets_for_times(self, places, timeout):
         assert timeout > 0
+        if not self.knows:
+            raise KafkaException(KafkaError(KafkaError._UNKNOWN_PARTITION))
         for place in places:
             known = self.ends if place.offset == OFFSET_END else self.starts
             place.offset = known[place.partition]
@@ -116,6 +120,20 @@ def test_places_beyond_control_records(log):
     assert log.positions() == {0: 1, 1: 0}
     assert log.end_offsets(1_000) == {0: 3, 1: 0}
     assert log.positions() == {0: 2, 1: 0}
+
+
+def test_a_partition_that_was_without_a_leader_is_looked_for_anew(log):
+    """Left alone, librdkafka would take it for unknown for ever."""
+    log.handle.ends = {0: 3, 1: 0}
+    log.handle.knows = False
+    assert log.end_offsets(1_000) == {0: 3, 1: 0}
+
+
+def test_a_partition_that_stays_unknown_is_told_in_time(log, monkeypatch):
+    monkeypatch.setattr(log.handle, "list_topics", lambda topic, timeout: None)
+    log.handle.knows = False
+    with pytest.raises(CoordinationError, match="does not exist"):
+        log.end_offsets(200)
 
 
 def test_a_group_that_may_not_be_seen_is_no_error(log):
