@@ -1,4 +1,4 @@
-"""One cluster of three brokers, which scenarios break in turn and leave whole.
+"""A cluster of three brokers, which a module breaks in turn and leaves whole.
 
 What scenarios find goes to ``$CHAOS_REPORT``, a directory, where that is set; then
 all of them run, and as often as figures need it. Otherwise a slice runs, once each.
@@ -33,7 +33,7 @@ def pytest_collection_modifyitems(
         items[:] = [item for item in items if item not in out]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def cluster() -> Iterator[EmbeddedCluster]:
     with EmbeddedCluster() as started:
         yield started

@@ -16,6 +16,7 @@ START_MS = 180_000
 TRANSPORTS = ("fast", "kafka-python")
 
 
+@pytest.mark.chaos
 def test_client_stop(cluster, unique, tmp_path, record):
     """SIGSTOP of an owner beyond 2H in the middle of a hand-out, then SIGCONT."""
     title = "an owner stands still for 2.5 H within a hand-out (SIGSTOP), then goes on"

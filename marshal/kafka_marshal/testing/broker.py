@@ -391,7 +391,7 @@ class EmbeddedBroker:
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=_FORMAT_TIMEOUT_S,
+            timeout=max(_FORMAT_TIMEOUT_S, self._start_timeout_s),
             check=False,
         )
         if done.returncode != 0:
