@@ -1,0 +1,191 @@
+"""A machine in memory: a boot clock, a sidecar's production hub, a death watch.
+
+The sidecar can crash and come back. Nothing runs by itself.
+"""
+
+import contextlib
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from kafka_marshal.errors import MarshalError
+from kafka_marshal.kafka_io.topics import TopicDescription
+from kafka_marshal.observability import FanOut
+from kafka_marshal.protocol.types import Owner
+from kafka_marshal.runtime import Runtime
+from kafka_marshal.sidecar.hub import Hub
+from kafka_marshal.sidecar.states import State, States
+from kafka_marshal.testing.clock import ClockView
+from kafka_marshal.testing.node import COORDINATION_TOPIC, Cluster, Node
+
+if TYPE_CHECKING:
+    from kafka_marshal.sidecar.deathwatch import DeathWatch
+
+SEED_BITS = 32
+
+
+class Watched:
+    """A process whose death is told; see ``deathwatch.Watched``."""
+
+    def __init__(self, pid: int, *, is_dead: bool, on_dead: Callable[[], None]) -> None:
+        """Watch from now on."""
+        self.pid = pid
+        self.is_dead = is_dead
+        self.is_closed = False
+        self.on_dead = on_dead
+
+    def replace(self, pids: object) -> bool:
+        """Take other children: here, they die with the process."""
+        del pids
+        return True
+
+    def close(self) -> None:
+        """Watch no more."""
+        self.is_closed = True
+
+
+class Deaths:
+    """The death watch of a sidecar that knows of a death once it looks."""
+
+    def __init__(self) -> None:
+        """Know of nobody."""
+        self._watched: list[Watched] = []
+        self._dead: set[int] = set()
+
+    def watch(self, pid: int, started: int, *, on_dead: Callable[[], None]) -> Watched:
+        """Watch a process."""
+        del started
+        found = Watched(pid, is_dead=pid in self._dead, on_dead=on_dead)
+        self._watched.append(found)
+        return found
+
+    def note(self, pid: int) -> None:
+        """Take that a process has died; the sidecar is told when it looks."""
+        self._dead.add(pid)
+
+    def look(self) -> None:
+        """Tell the sidecar of those who died."""
+        for each in list(self._watched):
+            if each.is_closed:
+                self._watched.remove(each)
+            elif each.pid in self._dead:
+                self._watched.remove(each)
+                each.is_dead = True
+                each.on_dead()
+
+    def forget(self) -> None:
+        """Take that the sidecar itself has died."""
+        for each in self._watched:
+            each.is_closed = True
+        self._watched.clear()
+
+
+class Host:
+    """A machine with a sidecar.
+
+    Attributes:
+        name: Name of the sidecar in the log.
+        clock: The boot clock of all of its processes.
+        deaths: Who has died there.
+        node: The sidecar's engine, None while it does not run.
+        hub: The sidecar's hub, None until the log was read.
+        rng: Chance of this machine.
+        is_hung: Whether the sidecar is stopped: what is asked waits, and is done
+            later, when nobody waits for it any more.
+        backlog: What was asked meanwhile.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        name: str,
+        *,
+        folder: Path,
+        clock: ClockView,
+        rng: random.Random,
+    ) -> None:
+        """Make a machine whose sidecar does not run yet."""
+        self.name = name
+        self.clock = clock
+        self.deaths = Deaths()
+        self.node: Node | None = None
+        self.hub: Hub | None = None
+        self.rng = rng
+        self.is_hung = False
+        self.backlog: list[Callable[[Hub], object]] = []
+        self._cluster = cluster
+        self._folder = folder
+        self._states = States(clock)
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the sidecar runs, if not serves."""
+        return self.node is not None
+
+    def start(self) -> None:
+        """Start the sidecar; it serves once it has read the log."""
+        owner = Owner(self.name, self.rng.randbytes(16))
+        seed = self.rng.getrandbits(SEED_BITS)
+        node = Node(
+            self._cluster, owner, group_id="of-nobody", seed=seed, clock=self.clock
+        )
+        node.engine.remove_session(node.session)
+        self.node = node
+
+    def step(self) -> None:
+        """Let the sidecar's threads act once."""
+        if self.node is None or self.is_hung:
+            return
+        asked, self.backlog = self.backlog, []
+        for do in asked:
+            if self.hub is not None:
+                with contextlib.suppress(MarshalError):
+                    do(self.hub)
+        self.node.step()
+        if self.hub is None and self.node.engine.is_ready:
+            self._serve(self.node)
+        self.deaths.look()
+
+    def _serve(self, node: Node) -> None:
+        self._states = States(self.clock)
+        for state in (State.STARTING, State.RECOVERY):
+            self._states.move(state, reason="simulated")
+        ports = node.engine.context.ports
+        count = self._cluster.config.partition_count
+        description = TopicDescription(
+            COORDINATION_TOPIC, exists=True, partition_count=count
+        )
+        hub = Hub(
+            Runtime(node.engine, ports, description, FanOut(), "simulated"),
+            client_id=self.name,
+            state_dir=self._folder,
+            version="simulated",
+            states=self._states,
+            watch=cast("DeathWatch", self.deaths),
+        )
+        hub.recover(timeout_ms=1)
+        self._states.move(State.RUNNING, reason="simulated")
+        self.hub = hub
+
+    def crash(self) -> None:
+        """End the sidecar without a word; its clients live on."""
+        if self.hub is not None:
+            for host in self.hub.hosts:
+                if host.identity is not None:
+                    host.identity.close()
+        self.deaths.forget()
+        self.backlog.clear()
+        self.is_hung = False
+        self.node = self.hub = None
+
+    def end(self) -> None:
+        """End the sidecar in order, without waiting for what the log shows."""
+        if self.hub is not None:
+            self.hub.close(timeout_ms=0)
+        self.crash()
+
+    def cut(self, *, is_cut: bool) -> None:
+        """Cut the network between the sidecar and the cluster, or mend it."""
+        if self.node is not None:
+            self.node.cut(is_cut=is_cut)

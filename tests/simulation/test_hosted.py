@@ -1,0 +1,179 @@
+"""A bounded slice of the simulation of sidecars: fixed seeds, and broken variants.
+
+Look for trouble with other seeds by:
+SIMULATION_SEEDS=1000:1200 pytest tests/simulation/test_hosted.py
+"""
+
+import os
+
+import pytest
+
+from kafka_marshal.protocol.lease import Lease
+from kafka_marshal.remote import session as remote_session
+from kafka_marshal.sidecar.books import Books
+from kafka_marshal.sidecar.host import Host
+from kafka_marshal.sidecar.hosting import HostSession
+from kafka_marshal.sidecar.lobby import Lobby
+from kafka_marshal.testing.hosted.world import FAULTS
+from kafka_marshal.testing.simulator_hosted import (
+    HostedSimulationFailed,
+    simulate_hosted,
+)
+
+FIRST, _, LAST = os.environ.get("SIMULATION_SEEDS", "0:12").partition(":")
+SEEDS = range(int(FIRST), int(LAST))
+BATCH = 4
+FOR_EVER_MS = 10**12
+# Each was found by a seed, and mended since.
+FOUND = [
+    pytest.param(2, id="a-late-end-of-a-wish-ended-the-next"),
+    pytest.param(19, id="what-was-resumed-was-released-while-it-was-used"),
+]
+
+
+def batches():
+    return [SEEDS[start : start + BATCH] for start in range(0, len(SEEDS), BATCH)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seeds", batches(), ids=lambda r: f"{r.start}-{r.stop - 1}")
+def test_every_invariant_holds(seeds):
+    reports = [simulate_hosted(seed) for seed in seeds]
+    assert sum(report.handed for report in reports) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", FOUND)
+def test_what_was_found_before_stays_mended(seed):
+    assert simulate_hosted(seed).claims > 0
+
+
+def test_a_seed_repeats_byte_for_byte():
+    first, second = (simulate_hosted(5, rounds=60) for _ in range(2))
+    assert first == second
+    assert len(first.transcript) > 100
+
+
+def test_every_fault_is_drawn():
+    drawn = set()
+    for seed in range(6):
+        drawn.update(simulate_hosted(seed, rounds=0).faults)
+    assert drawn == set(FAULTS)
+
+
+# --- Broken variants ---
+
+
+def lend_before_the_deadline(patch):
+    """What somebody was promised is given to the next at once."""
+    patch.setattr(Books, "may_have", lambda self, key, client: True)
+    patch.setattr(Books, "reserve", lambda self, loan, now_ms: None)
+
+
+def release_on_a_lost_connection(patch):
+    """Whoever was not heard of for a while is taken for dead."""
+    plain = Host._expire
+
+    def expire(self, now_ms):
+        for loan in self.books.loans.values():
+            if loan.client.is_away(now_ms):
+                loan.told_ms = now_ms
+        plain(self, now_ms)
+
+    patch.setattr(Host, "_expire", expire)
+
+
+def no_deadline(patch):
+    """A client works on until it is told to stop."""
+    for_ever = Lease(FOR_EVER_MS, FOR_EVER_MS)
+    patch.setattr(remote_session, "Lease", lambda soft_ms, hard_ms: for_ever)
+
+
+def no_promises(patch):
+    """A restarted sidecar resumes, and does not know what it had promised."""
+    patch.setattr(Lobby, "_keep", lambda self, host, promised: None)
+
+
+def release_what_was_resumed(patch):
+    """A key that nobody was lent yet is released though it may be used."""
+    patch.setattr(HostSession, "_may_be_used", lambda self, key: False)
+
+
+def release_while_it_is_lent(patch):
+    """What should be elsewhere is released before its client has confirmed."""
+    patch.setattr(HostSession, "_is_in_use", lambda self, holding: False)
+
+
+def confirm_before_it_has_stopped(patch):
+    """A client says that it has stopped, and goes on with what it has."""
+    plain = remote_session.RemoteSession._on_releasing
+
+    def on_releasing(self, said):
+        holding = self._held(said, said.epoch)
+        plain(self, said)
+        if holding is not None:
+            self.desk.give_back([remote_session._returned(holding, "surplus")])
+            holding.drain = None
+
+    patch.setattr(remote_session.RemoteSession, "_on_releasing", on_releasing)
+
+
+VARIANTS = [
+    # What is planted, in which world, and by what it is caught.
+    pytest.param(
+        lend_before_the_deadline,
+        ("crash", "stop", "line", "unwatched"),
+        {"S4"},
+        id="lend-before-the-deadline",
+    ),
+    pytest.param(
+        release_on_a_lost_connection,
+        ("line", "stop"),
+        {"S4"},
+        id="release-on-a-lost-connection",
+    ),
+    pytest.param(
+        no_deadline, ("hang", "cut", "line"), {"S4"}, id="no-deadline-at-the-client"
+    ),
+    pytest.param(
+        no_promises, ("crash", "line", "stop"), {"S4"}, id="no-promises-after-a-restart"
+    ),
+    pytest.param(
+        release_what_was_resumed,
+        ("crash", "drain", "line", "stop"),
+        {"S4"},
+        id="release-what-was-resumed",
+    ),
+    pytest.param(
+        release_while_it_is_lent,
+        ("churn", "stop"),
+        {"S4"},
+        id="release-while-it-is-lent",
+    ),
+    pytest.param(
+        confirm_before_it_has_stopped,
+        ("churn", "stop"),
+        {"S4"},
+        id="confirm-before-it-has-stopped",
+    ),
+]
+
+
+def caught(faults, *, seeds=range(40), rounds=150):
+    """Return what the first of these seeds that fails has found."""
+    for seed in seeds:
+        try:
+            simulate_hosted(seed, faults=faults, rounds=rounds)
+        except HostedSimulationFailed as failure:
+            return failure
+    return None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("plant", "faults", "invariants"), VARIANTS)
+def test_a_broken_variant_is_caught(monkeypatch, plant, faults, invariants):
+    plant(monkeypatch)
+    failure = caught(faults)
+    assert failure is not None
+    assert failure.invariant in invariants
+    assert f"simulate_hosted({failure.seed})" in str(failure)
