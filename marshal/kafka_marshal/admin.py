@@ -7,7 +7,6 @@ group.
 import os
 import secrets
 import socket
-import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -15,8 +14,8 @@ from typing import Any, Self
 import attrs
 
 from kafka_marshal.clock import SystemClock
-from kafka_marshal.engine.agreement import agreed_config, require_cluster
-from kafka_marshal.engine.finding import kept_in
+from kafka_marshal.engine.agreement import agreed_config
+from kafka_marshal.engine.finding import has_checkpoints, kept_in
 from kafka_marshal.engine.follower import Awaited, Follower
 from kafka_marshal.errors import (
     ClaimRejected,
@@ -26,6 +25,12 @@ from kafka_marshal.errors import (
     LogUnwritable,
     TopicMisconfigured,
 )
+from kafka_marshal.formatting import (
+    HEARTBEAT_MS_DEFAULT,
+    PARTITIONS_DEFAULT,
+    Format,
+    format_log,
+)
 from kafka_marshal.identity import home_of
 from kafka_marshal.kafka_io import (
     Choice,
@@ -34,6 +39,7 @@ from kafka_marshal.kafka_io import (
     KafkaTopicAdmin,
     TopicDescription,
     choose,
+    is_retention_finite,
     open_coordination_log,
     problems,
 )
@@ -51,10 +57,7 @@ from kafka_marshal.overriding import (
 from kafka_marshal.protocol.codec import is_identifier
 from kafka_marshal.protocol.freshness import Freshness
 from kafka_marshal.protocol.records import (
-    LIMIT_DEFAULTS,
-    SUPPORTED_LEVEL,
     Config,
-    Limits,
     ReleaseGroup,
 )
 from kafka_marshal.protocol.state import Pause, WorldState
@@ -64,46 +67,6 @@ from kafka_marshal.snapshots import open_store
 from kafka_marshal.views import World
 
 TIMEOUT_MS = 30_000
-PARTITIONS_DEFAULT = 8
-HEARTBEAT_MS_DEFAULT = 60_000
-HEARTBEAT_MS_MIN = 200
-HEARTBEAT_MS_LONGEST = 3_600_000
-
-
-@attrs.frozen
-class Format:
-    """How a coordination topic is to be formatted.
-
-    Attributes:
-        partition_count: K, the number of coordinating partitions.
-        heartbeat_interval_ms: H; the same for everybody, for good.
-        limits: Limits by name that differ from the defaults.
-    """
-
-    partition_count: int = PARTITIONS_DEFAULT
-    heartbeat_interval_ms: int = HEARTBEAT_MS_DEFAULT
-    limits: Mapping[str, int] = attrs.field(factory=dict)
-
-    def __attrs_post_init__(self) -> None:
-        if not 1 <= self.partition_count <= 10_000:  # noqa: PLR2004 - a sane bound
-            raise ConfigurationError(
-                f"partitions must be 1 to 10000, not {self.partition_count}",
-                setting="partition_count",
-            )
-        least, most = HEARTBEAT_MS_MIN, HEARTBEAT_MS_LONGEST
-        if not least <= self.heartbeat_interval_ms <= most:
-            raise ConfigurationError(
-                f"heartbeat_interval_ms must be {least} to {most}, not "
-                f"{self.heartbeat_interval_ms}",
-                setting="heartbeat_interval_ms",
-            )
-        unknown = sorted(set(self.limits) - set(LIMIT_DEFAULTS))
-        if unknown:
-            raise ConfigurationError(
-                f"unknown limit {unknown[0]!r}; known are: "
-                f"{', '.join(sorted(LIMIT_DEFAULTS))}",
-                setting="limits",
-            )
 
 
 @attrs.frozen
@@ -198,7 +161,12 @@ class Admin:
         found = self._topics.describe(
             self._settings.coordination_topic, timeout_ms=self._timeout_ms
         )
-        return found, problems(found, broker_count=len(cluster.brokers))
+        wrong = problems(
+            found,
+            broker_count=len(cluster.brokers),
+            has_checkpoints=is_retention_finite(found) and self._has_checkpoints(),
+        )
+        return found, wrong
 
     def cluster(self) -> ClusterInfo:
         """Return the cluster's id, controller and brokers."""
@@ -425,6 +393,16 @@ class Admin:
 
     # --- internals
 
+    def _has_checkpoints(self) -> bool:
+        """Return whether each T has a checkpoint that a reader could begin from."""
+        log = open_coordination_log(
+            self._settings, heartbeat_interval_ms=None, timeout_ms=self._timeout_ms
+        )
+        try:
+            return has_checkpoints(log, timeout_ms=self._timeout_ms)
+        finally:
+            log.close(self._timeout_ms)
+
     def _follow(self) -> Follower:
         if self._follower is None:
             log = open_coordination_log(self._settings, timeout_ms=self._timeout_ms)
@@ -511,68 +489,6 @@ class Admin:
         self.close()
 
 
-def format_log(
-    follower: Follower,
-    wanted: Format,
-    *,
-    cluster_id: str,
-    ignore_formatted: bool,
-    timeout_ms: int,
-) -> Config:
-    """Write the Configs of a coordination log; see ``Admin.format_topic``."""
-    follower.catch_up(timeout_ms)
-    worlds = follower.worlds
-    if len(worlds) < wanted.partition_count and worlds[0].config is None:
-        raise TopicMisconfigured(
-            f"the coordination topic has {len(worlds)} partitions and "
-            f"{wanted.partition_count} are wanted; name fewer, or create it anew"
-        )
-    if worlds[0].config is None:
-        first = _new_config(wanted, cluster_id)
-        follower.await_all([follower.append(0, first)], timeout_ms)
-        was_formatted = worlds[0].config != first
-    else:
-        was_formatted = True
-    config = worlds[0].config
-    if config is None:
-        raise LogUnreadable(
-            "T0 did not take the Config; see: marshal log dump --partition 0"
-        )
-    require_cluster(config, cluster_id)
-    lacking = [t for t in range(config.partition_count) if not _agrees(worlds, t)]
-    if was_formatted and not lacking and not ignore_formatted:
-        raise TopicMisconfigured(
-            f"the coordination topic is formatted already (format_id "
-            f"{config.format_id.hex()}, K={config.partition_count}, "
-            f"H={config.heartbeat_interval_ms} ms); --ignore-formatted accepts that"
-        )
-    follower.await_all([follower.append(t, config) for t in lacking], timeout_ms)
-    torn = [t for t in range(config.partition_count) if not _agrees(worlds, t)]
-    if torn:
-        raise TopicMisconfigured(
-            f"torn_format: coordinating partitions {torn} carry another format; "
-            "delete the topic and format it anew"
-        )
-    return config
-
-
-def _agrees(worlds: Sequence[WorldState], partition: int) -> bool:
-    return partition < len(worlds) and worlds[partition].config == worlds[0].config
-
-
-def _new_config(wanted: Format, cluster_id: str) -> Config:
-    return Config(
-        generation=1,
-        format_id=secrets.token_bytes(16),
-        era=int(time.time()),
-        cluster_id=cluster_id,
-        heartbeat_interval_ms=wanted.heartbeat_interval_ms,
-        partition_count=wanted.partition_count,
-        feature_level=SUPPORTED_LEVEL,
-        limits=Limits(**{name: wanted.limits.get(name) for name in LIMIT_DEFAULTS}),
-    )
-
-
 def _outcome(awaited: Awaited) -> str | None:
     return None if awaited.transition is None else awaited.transition.outcome
 
@@ -591,10 +507,11 @@ def _default_client_id() -> str:
 
 
 __all__ = [
+    "HEARTBEAT_MS_DEFAULT",
+    "PARTITIONS_DEFAULT",
     "Admin",
     "Format",
     "PauseResult",
     "TopicReport",
     "World",
-    "format_log",
 ]

@@ -49,6 +49,8 @@ class World:
         read_at_ms: Wall time at which the log had been read.
         reasons: Why groups were paused, by group and op_id; the fold keeps
             states only, so this is what the log said while it was read.
+        amnesiac: Partitions whose logs begin above offset 0, and of which no
+            checkpoint was found: what is said of them is not the whole.
     """
 
     def __init__(
@@ -59,11 +61,13 @@ class World:
         cluster_id: str | None = None,
         read_at_ms: int = 0,
         reasons: Mapping[tuple[str, bytes], str] | None = None,
+        amnesiac: Sequence[int] = (),
     ) -> None:
         self.partitions = tuple(partitions)
         self.cluster_id = cluster_id
         self.read_at_ms = read_at_ms
         self.reasons = dict(reasons or {})
+        self.amnesiac = tuple(amnesiac)
         self._elapsed = elapsed
 
     @classmethod
@@ -145,6 +149,7 @@ class World:
             cluster_id=log.cluster_id,
             read_at_ms=wall_ms,
             reasons=prefix.reasons,
+            amnesiac=follower.amnesiac,
         )
 
     def config(self) -> Config:
@@ -196,9 +201,11 @@ def _read(
 ) -> tuple[Follower, "Prefix"]:
     """Read the log to its end, from states that are kept if there are some."""
     clock = SystemClock()
-    follower = Follower(log, clock, sources=kept_in(store))
+    # A view of the past cannot go on from what may lie behind it.
+    sources = kept_in(store) if prefix.is_whole else ()
+    follower = Follower(log, clock, sources=sources)
     follower.catch_up(timeout_ms, accept=prefix.accept)
-    if follower.began_paused:
+    if follower.began_paused and not any(log.start_offsets(timeout_ms).values()):
         # Why a group was paused stands in the log alone.
         log.read_from(log.start_offsets(timeout_ms))
         prefix = Prefix(None, None)
@@ -230,6 +237,11 @@ class Prefix:
         self._offset = offset
         self._time_ms = time_ms
         self._ended: set[int] = set()
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether everything belongs to it."""
+        return self._offset is None and self._time_ms is None
 
     def accept(self, partition: int, entry: LogEntry) -> bool:
         """Return whether the view folds an entry."""

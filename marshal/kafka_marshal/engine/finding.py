@@ -77,6 +77,14 @@ class LogCheckpoints:
         return found
 
 
+def has_checkpoints(log: CoordinationLog, *, timeout_ms: int) -> bool:
+    """Return whether each T of a log has a checkpoint, or nothing in it."""
+    starts, ends = log.start_offsets(timeout_ms), log.end_offsets(timeout_ms)
+    wanted = {t: LogRange(starts[t], end) for t, end in ends.items() if end}
+    found = LogCheckpoints().find(wanted, log=log, timeout_ms=timeout_ms)
+    return found.keys() == wanted.keys()
+
+
 def kept_in(store: KeptStates | None) -> tuple[KeptStates, ...]:
     """Return where whoever only looks finds states: files, then a log cut short."""
     log = LogCheckpoints(is_last_resort=True)

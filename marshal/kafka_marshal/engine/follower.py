@@ -40,6 +40,7 @@ class Follower:
         replicas: One per coordinating partition.
         began_at: Offset of the kept state that each was gone on from, if any.
         began_paused: Whether a group was paused in one of them.
+        amnesiac: Partitions whose logs begin above 0 without a kept state.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class Follower:
         self._sources = sources
         self.began_at: dict[int, int] = {}
         self.began_paused = False
+        self.amnesiac: list[int] = []
         self._log = log
         self._clock = clock
         self._awaited: list[tuple[Record, Awaited]] = []
@@ -182,6 +184,8 @@ class Follower:
                 groups = restored.world.groups.values()
                 if any(group.pause is not None for group in groups):
                     self.began_paused = True
+            elif restored.is_amnesiac:
+                self.amnesiac.append(t)
 
     def _step_until(
         self,

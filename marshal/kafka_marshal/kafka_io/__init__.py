@@ -9,6 +9,7 @@ from kafka_marshal.kafka_io.topics import (
     KafkaTopicAdmin,
     TopicDescription,
     dangers,
+    is_retention_finite,
     problems,
 )
 from kafka_marshal.kafka_io.transport import (
@@ -30,6 +31,7 @@ __all__ = [
     "TopicDescription",
     "choose",
     "dangers",
+    "is_retention_finite",
     "open_coordination_log",
     "open_data_log",
     "problems",

@@ -184,6 +184,11 @@ def dangers(description: TopicDescription) -> tuple[str, ...]:
     return tuple(_deviations(description.configs, _DANGEROUS))
 
 
+def is_retention_finite(description: TopicDescription) -> bool:
+    """Return whether records are deleted by their age."""
+    return (_number(description.configs, "retention.ms") or -1) != -1
+
+
 def problems(
     description: TopicDescription,
     *,

@@ -28,6 +28,7 @@ class Cluster:
         self.report = self.reported()
         self.error = None
         self.starts = {0: 0}
+        self.amnesiac = ()
         self.risks = {}
         self.questions = 0
         self.log = Log(cluster_id="cluster")
@@ -66,7 +67,11 @@ class Cluster:
 
     def world(self):
         return World(
-            [self.log.state], {}, cluster_id="cluster", read_at_ms=self.read_at_ms
+            [self.log.state],
+            {},
+            cluster_id="cluster",
+            read_at_ms=self.read_at_ms,
+            amnesiac=self.amnesiac,
         )
 
 
@@ -127,9 +132,15 @@ def test_settings_that_may_not_be_seen_are_no_failure(cluster):
 
 
 def test_a_log_that_lost_its_beginning(cluster):
-    cluster.starts = {0: 3}
+    cluster.starts, cluster.amnesiac = {0: 3}, (0,)
     checks = examined(1)
     assert results(checks, "log", "format") == ["failed", "skipped"]
+
+
+def test_a_log_that_goes_on_from_a_checkpoint(cluster):
+    cluster.starts = {0: 3}
+    checks = examined()
+    assert results(checks, "retention", "log", "format") == ["ok", "ok", "ok"]
 
 
 def test_unformatted(cluster):

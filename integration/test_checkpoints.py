@@ -1,0 +1,217 @@
+"""Checkpoints on a real broker: retention takes the log, and nobody loses anything."""
+
+import msgspec
+import pytest
+from domain import Recorder, opened
+from kafka import TopicPartition as Place
+from waiting import WAIT_MS, eventually
+
+from kafka_marshal import ClaimRejected, LogUnreadable
+from kafka_marshal.protocol.checkpoints import checkpoint_key
+from kafka_marshal.protocol.codec import encode
+from kafka_marshal.protocol.snapshot import digest
+
+INTERVAL_MS = 1_000
+# Each test reads by both: on another transport a client has an engine of its own.
+TRANSPORT, OTHER = "fast", "kafka-python"
+TS = range(2)
+
+
+@pytest.fixture(scope="module")
+def domain(broker, unique):
+    with opened(
+        broker, unique, transport=TRANSPORT, partitions=len(TS), h_ms=3_000
+    ) as domain:
+        yield domain
+
+
+class Client:
+    """A consumer of one process; on another transport it has its own engine."""
+
+    def __init__(self, domain, name, topic, **options):
+        self.seen = Recorder()
+        self.marshal = domain.marshal("g", name, observer=self.seen, **options)
+        self.consumer = self.marshal.consumer(topic)
+        self.offsets = []
+
+    def poll(self):
+        for records in self.consumer.poll(50).values():
+            self.offsets += [(r.partition, r.offset) for r in records]
+            for record in records:
+                self.consumer.commit(record)
+
+    def world(self, t):
+        return self.marshal.engine.context.replicas[t].world
+
+    def written(self):
+        """Return the Begin of the newest checkpoint that it wrote of each T."""
+        told = self.seen.named("checkpoint_written")
+        return {event.fields["partition"]: event.fields["offset"] for event in told}
+
+    def close(self):
+        self.consumer.close()
+        self.marshal.close()
+
+
+def rest(client):
+    """Have a client's process write no more checkpoints."""
+    with client.marshal.engine.changed:
+        client.marshal.engine.checkpointer.close()
+
+
+def delete(domain, befores):
+    domain.kafka.delete_records(
+        {Place(domain.topic, t): before for t, before in befores.items()}
+    )
+
+
+def test_retention_takes_the_winning_claims_and_nobody_loses_one(domain):
+    topic = domain.data_topic(4, 5)
+    one = Client(domain, "one", topic, checkpoint_interval_ms=INTERVAL_MS)
+    other = None
+    try:
+
+        def both():
+            for client in filter(None, (one, other)):
+                client.poll()
+            return True
+
+        eventually(lambda: both() and len(one.offsets) == 20, "all is consumed")
+        eventually(lambda: both() and set(one.written()) == set(TS), "checkpoints")
+        epochs = {h.key: h.claim.epoch for h in one.marshal.session.holdings.values()}
+        begins = one.written()
+        later = {t for key, e in epochs.items() for t in TS if e < begins[t]}
+        assert later, "every claim lies behind the checkpoints"
+        delete(domain, begins)
+        other = Client(
+            domain, "other", topic, checkpoint_interval_ms=0, transport=OTHER
+        )
+        assert {e.fields["partition"] for e in other.seen.named("restored")} == set(TS)
+        eventually(
+            lambda: both() and len(other.consumer.assignment()) == 2, "a fair share"
+        )
+        domain.produce(topic, 3)
+        eventually(
+            lambda: both() and len(one.offsets + other.offsets) == 32, "the rest"
+        )
+        assert len(set(one.offsets + other.offsets)) == 32
+        lost = [e.fields["ending"].reason for e in one.seen.named("claim_ended")]
+        assert set(lost) <= {"surplus"}
+        _compare(one, other, both)
+    finally:
+        for client in filter(None, (one, other)):
+            client.close()
+
+
+def _compare(one, other, both):
+    """See that replicas agree, and that one that does not is told of."""
+    count = len(one.seen.named("checkpoint_written"))
+    eventually(
+        lambda: both() and len(one.seen.named("checkpoint_written")) >= count + 2,
+        "more checkpoints",
+    )
+    assert other.seen.named("replica_diverged") == []
+    with other.marshal.engine.changed:
+        other.world(0).append_time_ms += 10**9
+    eventually(
+        lambda: both() and other.seen.named("replica_diverged"), "the difference"
+    )
+    assert {e.fields["partition"] for e in other.seen.named("replica_diverged")} == {0}
+    assert one.seen.named("replica_diverged") == []
+    assert other.marshal.engine.failure is None
+
+
+def test_without_a_checkpoint_nothing_is_claimed_until_there_is_one(domain):
+    topic = domain.data_topic(2)
+    one = Client(domain, "one", topic, checkpoint_interval_ms=INTERVAL_MS)
+    try:
+        rest(one)
+        eventually(lambda: len(one.consumer.assignment()) == 2, "both partitions")
+        ends = {t: one.world(t).next_offset for t in TS}
+        delete(domain, ends)
+        other = {"transport": OTHER}
+        with pytest.raises(LogUnreadable, match="no checkpoint or snapshot"):
+            domain.marshal("g", "other", **other)
+        one.marshal.engine.write_checkpoints("again", _due_now())
+        eventually(lambda: set(one.written()) == set(TS), "checkpoints")
+        with domain.marshal("g", "other", checkpoint_interval_ms=0, **other) as found:
+            key = checkpoint_key(0)
+            known = found.engine.context.replicas[0].world.keys[key]
+            assert known.epoch >= ends[0]
+            assert len(one.consumer.assignment()) == 2
+    finally:
+        one.close()
+
+
+def _due_now():
+    from kafka_marshal.engine.checkpointing import CheckpointRule
+
+    return CheckpointRule(interval_ms=INTERVAL_MS, entries=1)
+
+
+def test_a_reset_brings_all_readers_back_to_a_checkpoint(domain):
+    topic = domain.data_topic(2, 4)
+    one = Client(domain, "one", topic, checkpoint_interval_ms=INTERVAL_MS)
+    try:
+        eventually(lambda: one.written() and set(one.written()) == set(TS), "one")
+        rest(one)
+        place = next(iter(one.marshal.session.holdings.values()), None)
+        eventually(lambda: one.poll() or len(one.offsets) == 8, "all is consumed")
+        domain.history()
+        with domain.admin() as admin:
+            plan = admin.reset_state(0)
+            assert plan.partition == 0
+            if plan.held:
+                with pytest.raises(ClaimRejected, match="--force"):
+                    admin.reset_state(0, execute=True, allow_reprocess=True)
+            done = admin.reset_state(
+                0, execute=True, allow_held=True, allow_reprocess=True
+            )
+            assert done.checkpoint_id == plan.checkpoint_id
+        eventually(lambda: one.seen.named("state_reset"), "the reset")
+        assert {k.owner for k in one.world(0).keys.values()} == {None}
+        eventually(
+            lambda: one.poll() or len(one.consumer.assignment()) == 2, "claimed anew"
+        )
+        with domain.marshal("g", "z", transport=OTHER) as fresh:
+            engine = fresh.engine
+            with one.marshal.engine.changed:
+                ours = one.world(0)
+                at, told = ours.next_offset, digest(ours)
+            theirs = engine.context.replicas[0].world
+            if theirs.next_offset == at:
+                assert digest(theirs) == told
+        assert place is None or place.key.topic == topic
+    finally:
+        one.close()
+
+
+def test_a_topic_is_upgraded_under_running_clients(broker, unique):
+    with opened(
+        broker, unique, transport=TRANSPORT, is_formatted=False, h_ms=3_000
+    ) as old:
+        old.make_coordination_topic(len(TS))
+        with old.admin() as admin:
+            from kafka_marshal.admin import Format
+
+            wanted = Format(partition_count=len(TS), heartbeat_interval_ms=old.h_ms)
+            config = admin.format_topic(wanted)
+            assert config.feature_level == 2
+        lowered = msgspec.structs.replace(
+            config, generation=2, era=config.era + 1, feature_level=1
+        )
+        for t in TS:
+            old.append(encode(lowered), t=t)
+        topic = old.data_topic(2)
+        one = Client(old, "one", topic, checkpoint_interval_ms=INTERVAL_MS)
+        try:
+            eventually(lambda: len(one.consumer.assignment()) == 2, "both partitions")
+            with old.admin() as admin:
+                assert admin.upgrade_topic().partitions == tuple(TS)
+                assert admin.upgrade_topic(execute=True).level == 1
+                assert admin.upgrade_topic().partitions == ()
+            eventually(lambda: set(one.written()) == set(TS), "checkpoints", WAIT_MS)
+            assert len(one.consumer.assignment()) == 2
+            assert one.seen.named("claim_ended") == []
+        finally:
+            one.close()

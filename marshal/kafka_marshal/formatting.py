@@ -1,0 +1,131 @@
+"""Writes the Configs of a coordination topic: its format (PROTOCOL 2.2)."""
+
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+
+import attrs
+
+from kafka_marshal.engine.agreement import require_cluster
+from kafka_marshal.engine.follower import Follower
+from kafka_marshal.errors import (
+    ConfigurationError,
+    LogUnreadable,
+    TopicMisconfigured,
+)
+from kafka_marshal.protocol.records import (
+    LIMIT_DEFAULTS,
+    SUPPORTED_LEVEL,
+    Config,
+    Limits,
+)
+from kafka_marshal.protocol.state import WorldState
+
+PARTITIONS_DEFAULT = 8
+HEARTBEAT_MS_DEFAULT = 60_000
+HEARTBEAT_MS_MIN = 200
+HEARTBEAT_MS_LONGEST = 3_600_000
+
+
+@attrs.frozen
+class Format:
+    """How a coordination topic is to be formatted.
+
+    Attributes:
+        partition_count: K, the number of coordinating partitions.
+        heartbeat_interval_ms: H; the same for everybody, for good.
+        limits: Limits by name that differ from the defaults.
+    """
+
+    partition_count: int = PARTITIONS_DEFAULT
+    heartbeat_interval_ms: int = HEARTBEAT_MS_DEFAULT
+    limits: Mapping[str, int] = attrs.field(factory=dict)
+
+    def __attrs_post_init__(self) -> None:
+        if not 1 <= self.partition_count <= 10_000:  # noqa: PLR2004 - a sane bound
+            raise ConfigurationError(
+                f"partitions must be 1 to 10000, not {self.partition_count}",
+                setting="partition_count",
+            )
+        least, most = HEARTBEAT_MS_MIN, HEARTBEAT_MS_LONGEST
+        if not least <= self.heartbeat_interval_ms <= most:
+            raise ConfigurationError(
+                f"heartbeat_interval_ms must be {least} to {most}, not "
+                f"{self.heartbeat_interval_ms}",
+                setting="heartbeat_interval_ms",
+            )
+        unknown = sorted(set(self.limits) - set(LIMIT_DEFAULTS))
+        if unknown:
+            raise ConfigurationError(
+                f"unknown limit {unknown[0]!r}; known are: "
+                f"{', '.join(sorted(LIMIT_DEFAULTS))}",
+                setting="limits",
+            )
+
+
+def format_log(
+    follower: Follower,
+    wanted: Format,
+    *,
+    cluster_id: str,
+    ignore_formatted: bool,
+    timeout_ms: int,
+) -> Config:
+    """Write the Configs of a coordination log; see ``Admin.format_topic``."""
+    follower.catch_up(timeout_ms)
+    if follower.amnesiac:
+        raise LogUnreadable(
+            f"the log of coordinating partitions {follower.amnesiac} begins above "
+            "offset 0, and no checkpoint leads up to it: whether they are formatted "
+            "cannot be known; delete the topic and format it anew"
+        )
+    worlds = follower.worlds
+    if len(worlds) < wanted.partition_count and worlds[0].config is None:
+        raise TopicMisconfigured(
+            f"the coordination topic has {len(worlds)} partitions and "
+            f"{wanted.partition_count} are wanted; name fewer, or create it anew"
+        )
+    if worlds[0].config is None:
+        first = _new_config(wanted, cluster_id)
+        follower.await_all([follower.append(0, first)], timeout_ms)
+        was_formatted = worlds[0].config != first
+    else:
+        was_formatted = True
+    config = worlds[0].config
+    if config is None:
+        raise LogUnreadable(
+            "T0 did not take the Config; see: marshal log dump --partition 0"
+        )
+    require_cluster(config, cluster_id)
+    lacking = [t for t in range(config.partition_count) if not _agrees(worlds, t)]
+    if was_formatted and not lacking and not ignore_formatted:
+        raise TopicMisconfigured(
+            f"the coordination topic is formatted already (format_id "
+            f"{config.format_id.hex()}, K={config.partition_count}, "
+            f"H={config.heartbeat_interval_ms} ms); --ignore-formatted accepts that"
+        )
+    follower.await_all([follower.append(t, config) for t in lacking], timeout_ms)
+    torn = [t for t in range(config.partition_count) if not _agrees(worlds, t)]
+    if torn:
+        raise TopicMisconfigured(
+            f"torn_format: coordinating partitions {torn} carry another format; "
+            "delete the topic and format it anew"
+        )
+    return config
+
+
+def _agrees(worlds: Sequence[WorldState], partition: int) -> bool:
+    return partition < len(worlds) and worlds[partition].config == worlds[0].config
+
+
+def _new_config(wanted: Format, cluster_id: str) -> Config:
+    return Config(
+        generation=1,
+        format_id=secrets.token_bytes(16),
+        era=int(time.time()),
+        cluster_id=cluster_id,
+        heartbeat_interval_ms=wanted.heartbeat_interval_ms,
+        partition_count=wanted.partition_count,
+        feature_level=SUPPORTED_LEVEL,
+        limits=Limits(**{name: wanted.limits.get(name) for name in LIMIT_DEFAULTS}),
+    )
