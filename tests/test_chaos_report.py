@@ -1,0 +1,79 @@
+"""The report of real faults: its sums, its verdict, and that a person can read it."""
+
+import json
+
+import chaos_report
+import pytest
+
+KILLS = {
+    "name": "client_kill",
+    "title": "an owner is killed",
+    "h_ms": 2_000,
+    "runs": 200,
+    "takeover_ms": [3_000] * 198 + [4_400, 9_000],
+    "verdict": "passed",
+}
+DEATH = {
+    "name": "leader_kill",
+    "title": "the leader of T0 is killed",
+    "h_ms": 10_000,
+    "runs": 2,
+    "kept": 2,
+    "gap_ms": [4_000, 6_100],
+    "bare_gap_ms": [3_900, 5_000],
+    "losses": 0,
+    "verdict": "passed",
+    "notes": ["<b>escaped</b>"],
+}
+NO_DISK = {"name": "disk_full", "title": "a disk", "verdict": "skipped: no tmpfs"}
+BROKEN = {"name": "quorum_lost", "title": "none", "losses": 3, "verdict": "failed: x"}
+
+
+@pytest.fixture
+def report(tmp_path, monkeypatch, capsys):
+    def make(*found):
+        folder = tmp_path / "findings"
+        folder.mkdir()
+        for each in found:
+            (folder / f"{each['name']}.json").write_text(json.dumps(each))
+        monkeypatch.setattr("sys.argv", ["chaos_report.py", str(tmp_path)])
+        status = chaos_report.main()
+        page = (tmp_path / "report.html").read_text()
+        return status, json.loads((tmp_path / "report.json").read_text()), page
+
+    return make
+
+
+def test_spread_takes_the_nearest_rank():
+    assert chaos_report.spread([]) == {"count": 0, "p50": "-", "p99": "-", "max": "-"}
+    assert chaos_report.spread(KILLS["takeover_ms"]) == {
+        "count": 200,
+        "p50": 3_000,
+        "p99": 3_000,
+        "max": 9_000,
+    }
+
+
+def test_figures_say_whether_they_are_met(report):
+    status, found, page = report(KILLS, DEATH, NO_DISK)
+    assert status == 0
+    assert found["totals"] == {"passed": 2, "failed": 0, "skipped": 1, "losses": 0}
+    assert [(row["reached"], row["met"]) for row in found["figures"]] == [
+        ("3000 ms over 200 kills", True),
+        ("2 of 2", True),
+        ("at most 1100 ms after it", False),
+    ]
+    (row,) = [row for row in found["rows"] if row["name"] == "leader_kill"]
+    assert (row["within"], row["kept"], row["gap"]["max"]) == ("1/2", "2/2", 6_100)
+    assert "skipped: no tmpfs" in page
+    assert "&lt;b&gt;escaped" in page
+
+
+def test_what_failed_fails_the_run(report):
+    status, found, _ = report(KILLS, BROKEN)
+    assert status == 1
+    assert found["totals"]["losses"] == 3
+
+
+def test_a_run_without_findings_has_failed(report):
+    assert report()[0] == 1
