@@ -16,6 +16,8 @@ PYTHON_DIRS := $(wildcard marshal cli tests integration examples benchmarks tool
 ARGS ?=
 # Test processes of `make test`; each has a broker of its own.
 JOBS ?= 2
+# Seeds of `make sim`.
+SEEDS ?= 0:20000
 
 .PHONY: help
 help: ## List the targets
@@ -78,6 +80,12 @@ chaos: env ## Every fault on three real brokers; the report is in build/chaos
 	@CHAOS_REPORT="$(CURDIR)/build/chaos" $(BIN)/python -m pytest -q integration/chaos \
 		$(ARGS); said=$$?; \
 		$(BIN)/python tools/chaos_report.py build/chaos && exit $$said
+
+.PHONY: sim
+sim: env ## 20,000 simulated fleets; what they came to in build/sim.json
+	@mkdir -p build
+	@$(BIN)/marshal sim --seeds $(SEEDS) --shrink -o json $(ARGS) > build/sim.json; \
+		code=$$?; cat build/sim.json; exit $$code
 
 .PHONY: docs
 docs: env ## Generate docs/cli.md, the reference of the command

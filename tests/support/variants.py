@@ -45,6 +45,16 @@ def renew_while_paused(patch):
     patch.setattr(Claim, "on_beat_verdict", on_beat_verdict)
 
 
+def renew_in_the_fold(patch):
+    """The fold lets beats renew while their group is paused."""
+
+    def renewal(state, key):
+        del key
+        return state.config.heartbeat_interval_ms
+
+    patch.setattr(fold_keys, "_renewal", renewal)
+
+
 def renew_on_ack(patch):
     """The broker's acknowledgement renews, whatever the fold would say."""
     plain_tick = session.Session.tick

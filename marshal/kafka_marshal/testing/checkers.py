@@ -232,6 +232,8 @@ class LogWatcher:
             raise Violation("S1", f"{key} got an owner by {transition.effect}")
         elif was is None or known.epoch != was.epoch:
             raise Violation("S1", f"{key} got an epoch by {transition.effect}")
+        else:
+            self._check_sender(world, transition, was)
         if transition.effect == "granted":
             self._check_grant(key, transition)
         self._check_position(key, transition, was, known.position)
@@ -246,6 +248,20 @@ class LogWatcher:
             raise Violation("S7", f"{key}: token {token} after {latest}")
         self._tokens[key] = token
         self.starts[key, token] = known.next_unclaimed()
+
+    def _check_sender(
+        self, world: WorldState, transition: Transition, was: _Before
+    ) -> None:
+        """Only its owner moves a key, and in a pause nobody renews (PROTOCOL 8.1)."""
+        record, key = transition.record, transition.key
+        sender = getattr(record, "client_id", ""), getattr(record, "incarnation", b"")
+        if was.owner != sender:
+            raise Violation("S1", f"{key}: {transition.effect} by {sender[0]}")
+        assert key is not None
+        known = world.keys[key]
+        is_renewed = known.renewed_ms != was.renewed_ms
+        if is_renewed and world.active_pause(key.group_id) is not None:
+            raise Violation("8.1", f"{key}: renewed while its group is paused")
 
     def _check_grant(self, key: Key, transition: Transition) -> None:
         detail = transition.detail or {}
@@ -336,6 +352,14 @@ class HandOuts:
             if self._is_at_most_once:
                 raise Violation("S3", f"{key}: {offset} handed out twice")
         handed.add(offset)
+
+    def handed_elsewhere(self, key: Key, *, first: int, last: int) -> None:
+        """Take that another process was granted offsets, and has processed them."""
+        handed = self._handed.setdefault(key, set())
+        again = handed & set(range(first, last + 1))
+        if again:
+            raise Violation("S3", f"{key}: {sorted(again)} handed out twice")
+        handed.update(range(first, last + 1))
 
     def check_losses(self, *, most: int) -> None:
         """What was granted and never handed out is listed, and within the bound.

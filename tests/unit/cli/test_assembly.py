@@ -38,6 +38,7 @@ COMMANDS = {
     "sidecar openapi",
     "sidecar run",
     "sidecar status",
+    "sim",
     "spark audit",
     "topic format",
     "topic info",

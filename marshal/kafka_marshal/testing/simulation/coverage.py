@@ -49,6 +49,7 @@ SITUATIONS: Mapping[str, str] = {
     "handled_beyond_2h": "records were handled for longer than 2H",
     "duplicates": "a record was handed out again, at least once",
     "granted": "offsets were granted",
+    "granted_to_another": "a process without a claim was granted offsets under one",
     "left_in_order": "a process gave up everything and ended",
 }
 TRUNCATED: Mapping[str, str] = {

@@ -41,6 +41,7 @@ class App:
         cut_until_ms: True time until which its network is cut, in some way.
         is_leaving: Whether it was told to end.
         is_gone: Whether it has ended.
+        is_waiting: Whether its application asked for records and got none.
         checked: Up to where its replicas were compared, by partition.
         step_ms: When its engine is called next.
         turn_ms: When its application is.
@@ -54,6 +55,7 @@ class App:
     cut_until_ms: int = 0
     is_leaving: bool = False
     is_gone: bool = False
+    is_waiting: bool = False
     checked: dict[int, int] = attrs.field(factory=dict)
     step_ms: int | None = None
     turn_ms: int | None = None
@@ -187,6 +189,9 @@ class Fleet:
             self._on_failure(app)
             return
         self.call_step(app, world.now_ms + self._rest_ms(app))
+        if app.is_waiting and self._is_amo and world.is_healed:
+            # A call that waits for its grants is woken by each news of the engine.
+            self._call_turn(app, world.now_ms)
 
     def _rest_ms(self, app: App) -> int:
         """Return how long an engine waits when nothing is committed."""
@@ -212,7 +217,7 @@ class Fleet:
             raise Violation("fault", f"{app.name}: {failure!r}")
         world.settle()
         if world.watcher.check_reader(app.node.engine, app.checked):
-            world.check_leases(each.node for each in self.apps)
+            world.check_leases([each.node for each in self.apps])
         return True
 
     def _on_failure(self, app: App) -> None:
@@ -243,6 +248,7 @@ class Fleet:
         else:
             is_busy = self._poll(app)
         if not app.is_gone:
+            app.is_waiting = not is_busy
             wait_ms = self._handling_ms(app, is_busy=is_busy)
             self._call_turn(app, self._world.now_ms + wait_ms)
 

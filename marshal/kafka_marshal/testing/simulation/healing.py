@@ -114,6 +114,8 @@ class Healing:
 
     def _check_losses(self) -> None:
         plan = self._world.plan
+        if self._world.attempts:
+            return  # what others were granted is theirs to lose
         if plan.delivery is Delivery.AT_MOST_ONCE and not self._world.is_truncating:
             self._world.hand_outs.check_losses(most=plan.depth_max * plan.poll_max)
 

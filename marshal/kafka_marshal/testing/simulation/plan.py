@@ -32,6 +32,7 @@ FAULTS = (
     "hostile",
     "twin",
     "edge",
+    "attempt",
     "drift",
 )
 """What may go wrong; a seed draws which of these exist in its world."""

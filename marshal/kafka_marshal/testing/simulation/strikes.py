@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from kafka_marshal.engine import Delivery
 from kafka_marshal.protocol.codec import Undecodable, decode, encode
 from kafka_marshal.protocol.records import (
     ClaimingMessages,
@@ -43,6 +44,7 @@ class Strikes:
             "hostile": self._write_hostile,
             "twin": self._start_twin,
             "edge": self._claim_at_the_edge,
+            "attempt": self._ask_elsewhere,
             "truncate": self._truncate,
         }
 
@@ -171,7 +173,6 @@ class Strikes:
     def _fail_over(self, fault: Fault) -> None:
         kafka, number = self._world.cluster.kafka, self._number(fault)
         place = self._world.cluster.place(number)
-        # Each leader is another machine: its clock does not step for the others.
         epoch = kafka.log(place).leader_epoch + 1
         leader = number + BROKERS_PER_EPOCH * epoch
         self._set_clock(fault, leader)
@@ -274,6 +275,41 @@ class Strikes:
         size = len(value or b"")
         self._world.say(f"somebody writes {size} bytes at {number}/{offset}")
 
+    def _ask_elsewhere(self, fault: Fault) -> None:
+        """Have a process without a claim ask for offsets under one (PROTOCOL 6.2).
+
+        As a task attempt does: under the owner's incarnation, and with a number
+        that the owner itself may be about to use.
+        """
+        world, app = self._world, self._victim(fault)
+        is_amo = world.plan.delivery is Delivery.AT_MOST_ONCE
+        held = [] if app is None or not is_amo else sorted(app.node.held)
+        if app is None or not held:
+            return
+        key = held[fault.size % len(held)]
+        number, owner = world.place_of(key), app.node.owner
+        known = world.watcher.worlds[number].keys[key]
+        first = known.next_unclaimed() or 0
+        end = world.cluster.kafka.log(key.topic_partition).end
+        if first >= end:
+            return
+        grantee = chance(world.plan.seed, f"attempt/{fault.number}").randbytes(16)
+        world.attempts.add(grantee)
+        record = ClaimingMessages(
+            owner.client_id,
+            key.group_id,
+            owner.incarnation,
+            world.seqs.get(owner.incarnation, 0) + 1,
+            key.topic,
+            key.partition,
+            known.epoch,
+            grantee,
+            first,
+            min(end - 1, first + fault.size % 3),
+        )
+        world.cluster.kafka.produce(world.cluster.place(number), encode(record))
+        world.say(f"another process asks for {first} on under the claim of {app.name}")
+
     def _claim_at_the_edge(self, fault: Fault) -> None:
         """Have a stranger claim a key 2H after its last renewal, or 1 ms later."""
         places = self._world.places
@@ -294,10 +330,7 @@ class Strikes:
         known = state.keys.get(key)
         left_ms = world.plan.h_ms
         if known is not None and known.owner is not None:
-            leader = world.cluster.kafka.log(world.cluster.place(number)).leader
-            wall_ms = world.cluster.kafka.clocks.wall_ms(leader, world.now_ms)
-            passed_ms = max(0, wall_ms - (state.epoch_time_ms or wall_ms))
-            age_ms = known.age_ms(state.now_ms + passed_ms)
+            age_ms = known.age_ms(world.log_time_ms(number))
             left_ms = 2 * known.heartbeat_interval_ms + over_ms - age_ms
             if left_ms == 0:
                 self._claim(key, stranger, number)

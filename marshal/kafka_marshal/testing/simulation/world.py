@@ -1,15 +1,17 @@
 """The world that a plan describes: cluster, time, and what is checked of it."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from kafka_marshal.engine import Delivery
 from kafka_marshal.ports import Record
 from kafka_marshal.protocol.hashing import coordinating_partition
+from kafka_marshal.protocol.records import ClaimingMessages
 from kafka_marshal.protocol.types import Key
 from kafka_marshal.testing.checkers import (
     Folded,
     HandOuts,
     LogWatcher,
+    Violation,
     check_leases,
 )
 from kafka_marshal.testing.historycheck import Operation
@@ -38,6 +40,8 @@ class World:
         history: What processes did, as they would tell it.
         transcript: Everything that happened, one line each.
         names: Names of processes, by incarnation.
+        seqs: Largest sequence number read of each process, by incarnation.
+        attempts: Processes that ask for offsets under claims of others.
         excused: Until when S4 is not demanded, by coordinating partition: a
             leader's clock stepped by more than leases allow for.
         is_healed: Whether everything is in order from now on.
@@ -60,6 +64,8 @@ class World:
         self.coverage = Coverage(plan.h_ms)
         self.history: list[Operation] = []
         self.names: dict[bytes, str] = {}
+        self.seqs: dict[bytes, int] = {}
+        self.attempts: set[bytes] = set()
         self.excused: dict[int, int] = {}
         self.is_healed = False
         self.is_timed = False
@@ -79,6 +85,8 @@ class World:
         self._changes = -1
         rng = chance(plan.seed, "brokers")
         for broker in range(plan.coordinators):
+            # Each leader is another machine: its clock does not step for the others.
+            self.cluster.kafka.log(self.cluster.place(broker)).leader = broker
             drift_ppm = rng.randint(-plan.drift_ppm, plan.drift_ppm)
             self.cluster.kafka.clocks.set_drift(broker, drift_ppm)
 
@@ -138,16 +146,51 @@ class World:
 
     # --- checks
 
-    def check_leases(self, nodes: Iterable[Node]) -> None:
-        """S4, where a step of a clock does not excuse it."""
+    def check_leases(self, nodes: Sequence[Node]) -> None:
+        """S4, where a step of a clock does not excuse it.
+
+        Also, nobody may use a claim that somebody else could win just now, or has
+        won: that is what keeps two from using it whoever comes when.
+        """
         now_ms = self.now_ms
         if self.excused:
             self.excused = {t: u for t, u in self.excused.items() if u > now_ms}
         excused = self.excused
         check_leases(nodes, is_excused=lambda key: self.place_of(key) in excused)
+        if self.is_truncating:
+            return
+        for node in nodes:
+            for key in node.held:
+                number = self.place_of(key)
+                if number not in excused:
+                    self._check_lease(node, key, number)
+
+    def _check_lease(self, node: Node, key: Key, number: int) -> None:
+        name = self.names[node.owner.incarnation]
+        state = self.watcher.worlds[number]
+        known = state.keys[key]
+        if known.owner != node.owner:
+            raise Violation("S4", f"{key} is used by {name}; it is {known.owner}'s")
+        log_ms = self.log_time_ms(number)
+        age_ms = known.age_ms(log_ms)
+        if age_ms > 2 * known.heartbeat_interval_ms:
+            raise Violation("S4", f"{key} is used by {name}, and stale: {age_ms} ms")
+
+    def log_time_ms(self, number: int) -> int:
+        """Return the log time of a record that would be appended now."""
+        state, kafka = self.watcher.worlds[number], self.cluster.kafka
+        log = kafka.log(self.cluster.place(number))
+        if log.leader_epoch != state.leader_epoch or state.epoch_time_ms is None:
+            return state.now_ms  # PROTOCOL 4.1: a new epoch starts to count
+        wall_ms = kafka.clocks.wall_ms(log.leader, self.now_ms)
+        return state.now_ms + max(0, wall_ms - state.epoch_time_ms)
 
     def on_handed(self, name: str, key: Key, records: Sequence[Record]) -> None:
         """Check records that an application was handed just now."""
+        if self.is_truncating:
+            # Whoever lost a claim or a grant with the log's end cannot know it yet.
+            self.hand_outs.count += len(records)
+            return
         before = self.hand_outs.duplicate_count
         is_excused = self.place_of(key) in self.excused
         for record in records:
@@ -159,6 +202,15 @@ class World:
         if self.hand_outs.duplicate_count > before:
             self.coverage.note("duplicates")
         self._tell(name, "hand_out", key, records)
+
+    def on_attempt(self, folded: Folded) -> None:
+        """Take a grant to a process that is none of the fleet's."""
+        transition = folded.transition
+        key, detail = transition.key, transition.detail
+        if key is None or detail is None or transition.effect != "granted":
+            return
+        first, last = detail["first"], detail["last"]
+        self.hand_outs.handed_elsewhere(key, first=first, last=last)
 
     def on_processed(self, name: str, key: Key, record: Record) -> None:
         """Take that an application has processed a record."""
@@ -175,12 +227,18 @@ class World:
     def _on_fold(self, folded: Folded) -> None:
         self.coverage.on_fold(folded)
         transition = folded.transition
+        record = transition.record
+        if record is not None:
+            who = getattr(record, "incarnation", b"")
+            self.seqs[who] = max(self.seqs.get(who, 0), getattr(record, "seq", 0))
+        if isinstance(record, ClaimingMessages) and record.grantee in self.attempts:
+            self.coverage.note("granted_to_another")
+            self.on_attempt(folded)
         key, effect = transition.key, transition.effect
         if key is None or effect not in _TOLD:
             return
         world = self.watcher.worlds[folded.partition]
         known = world.keys[key]
-        record = transition.record
         name = self.names.get(getattr(record, "incarnation", b""), "?")
         first = last = None
         if transition.detail is not None and effect == "granted":
