@@ -183,11 +183,13 @@ class Rebuilder:
             if known.granted is not None:
                 owner, before = granted.get(key, (known.owner, 0))
                 granted[key] = (owner, max(before, known.granted))
-        self._owed = [
-            owed
-            for owed in self._owed
-            if self._context.partition_of(owed.key) != partition
-        ]
+        for owed in list(self._owed):
+            if self._context.partition_of(owed.key) == partition:
+                # What the log was not told yet is owed still.
+                before = granted.get(owed.key, (None, 0))[1]
+                owner = owed.session.claimant.owner
+                granted[owed.key] = (owner, max(before, owed.granted))
+                self._owed.remove(owed)
         self._context.rebuilding.add(partition)
         self._barriers.pop(partition, None)
         self._unplaced.add(partition)
