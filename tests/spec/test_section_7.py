@@ -1,15 +1,33 @@
 """PROTOCOL 7: snapshots."""
 
 import pytest
-from logkit import H, Log, beat, config, ident, messages, pause, release
+from logkit import (
+    H,
+    Log,
+    beat,
+    begin,
+    chunk,
+    claim,
+    config,
+    finish,
+    ident,
+    messages,
+    pause,
+    release,
+    resets,
+)
 
 from kafka_marshal.errors import MalformedRecord
+from kafka_marshal.protocol.checkpoints import Assembly, Watch, checkpoint_key, split
+from kafka_marshal.protocol.codec import decode
 from kafka_marshal.protocol.rationalizer import apply
+from kafka_marshal.protocol.records import CheckpointEnd
 from kafka_marshal.protocol.snapshot import digest, from_bytes, to_bytes
 from kafka_marshal.protocol.state import WorldState
+from kafka_marshal.protocol.types import Key
 
 
-def story():
+def story(level=1):
     log = Log(forget_ms=3 * H, operations=1)
     epoch = log.claimed(topic_id=ident("one"))
     log.append(beat(epoch, 5), after=H)
@@ -20,7 +38,7 @@ def story():
     log.append(pause(log.now_ms + H, op=ident("second"), group="h"))
     log.append(pause(0, op=ident("second"), group="h", seq=1))
     log.claimed("c2")
-    log.append(config(2, era=2))
+    log.append(config(2, era=2, level=level))
     log.append(b"", after=9 * H)
     return log
 
@@ -44,3 +62,118 @@ def test_7_1_a_damaged_snapshot_is_discarded():
     value = to_bytes(story().state)
     with pytest.raises(MalformedRecord):
         from_bytes(value[:-1])
+
+
+FREE = Key("free", "t", 0)
+STORY = [entry.value for entry in story(2).entries]
+
+
+def checkpointed(k, *, records=None):
+    """Return the story with a checkpoint begun before its entry ``k``.
+
+    Entries of the story stand between the records of the checkpoint.
+
+    Args:
+        k: Where.
+        records: How many records of it are written, all by default.
+    """
+    log = Log(configured=False)
+    left = [(value, 1) for value in STORY]
+    log.append(config(level=2))
+    for value, after in left[1:k]:
+        log.append(value, after=after)
+    place = checkpoint_key(0)
+    generation = log.state.config.generation
+    epoch = log.claimed("w", key=place, generation=generation)
+    log.append(begin(epoch, client="w"))
+    at, value = log.state.next_offset - 1, to_bytes(log.state)
+    told = bytes.fromhex(digest(log.state))
+    size = len(value) // 3 + 1
+    parts = [value[n : n + size] for n in range(0, len(value), size)]
+    own = [
+        chunk(part, number, epoch=epoch, client="w")
+        for number, part in enumerate(parts)
+    ]
+    fields = {"epoch": epoch, "parts": len(parts), "size": len(value), "digest": told}
+    own.append(finish(at, client="w", **fields))
+    for number, record in enumerate(own[:records]):
+        log.append(record)
+        for value, after in left[max(k, 1) + number : max(k, 1) + number + 1]:
+            log.append(value, after=after)
+    for value, after in left[max(k, 1) + len(own[:records]) :]:
+        log.append(value, after=after)
+    return log
+
+
+def newest(log):
+    """Return the state of the newest complete checkpoint, as a reader finds it."""
+    for entry in reversed(log.entries):
+        record = decode(entry.value)
+        if isinstance(record, CheckpointEnd):
+            assembly = Assembly(record)
+            for each in log.entries[record.begin_offset : entry.offset]:
+                assembly.take(each)
+            value = assembly.state(0)
+            return None if isinstance(value, str) else from_bytes(value)
+    return None
+
+
+@pytest.mark.parametrize("k", range(1, len(STORY) + 1))
+def test_7_2_a_checkpoint_at_every_point_and_the_tail_are_the_whole(k):
+    log = checkpointed(k)
+    state = newest(log)
+    for entry in log.entries[state.next_offset :]:
+        apply(state, entry)
+    assert to_bytes(state) == to_bytes(log.state)
+    assert digest(state) == digest(log.state)
+
+
+@pytest.mark.parametrize("records", range(4))
+def test_7_2_one_that_was_not_completed_is_none(records):
+    for k in range(1, len(STORY) + 1):
+        assert newest(checkpointed(k, records=records)) is None
+
+
+def test_7_2_whoever_reads_the_same_log_finds_the_same_digest():
+    for k in range(1, len(STORY) + 1):
+        log, watch, state = checkpointed(k), Watch(), WorldState(0)
+        seen = [watch.on_entry(state, apply(state, entry)) for entry in log.entries]
+        (compared,) = [one for one in seen if one is not None]
+        assert compared.is_equal
+
+
+def test_7_2_a_state_in_the_middle_of_a_checkpoint_is_a_state():
+    log = checkpointed(5)
+    for k in range(len(log.entries)):
+        head = WorldState(0)
+        for entry in log.entries[:k]:
+            apply(head, entry)
+        state = from_bytes(to_bytes(head))
+        for entry in log.entries[k:]:
+            apply(state, entry)
+        assert to_bytes(state) == to_bytes(log.state)
+
+
+def test_7_2_checkpoints_override_nothing():
+    log = Log(level=2)
+    before = digest(log.state)
+    for part in split(to_bytes(log.state)):
+        for record in (begin(), chunk(part), finish(1, size=len(part))):
+            assert log.one(record).outcome == "skipped"
+    log.state.next_offset = 1
+    assert digest(log.state) == before
+
+
+def test_7_6_a_reset_stands_for_all_that_was_before():
+    for k in range(2, len(STORY)):
+        log = checkpointed(k)
+        state = newest(log)
+        if state.config != log.state.config:
+            continue
+        for record in resets(to_bytes(state), digest(state)):
+            verdict = log.one(record)
+        assert verdict.effect == "reset"
+        assert {known.owner for known in log.state.keys.values()} == {None}
+        assert log.state.keys.keys() == state.keys.keys()
+        generation = state.config.generation
+        assert log.say(claim("c7", key=FREE, generation=generation), after=1) == "quiet"

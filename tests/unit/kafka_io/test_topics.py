@@ -14,6 +14,7 @@ from kafka_marshal.kafka_io.topics import (
     TopicDescription,
     coordination_configs,
     described,
+    is_retention_finite,
     problems,
 )
 
@@ -159,3 +160,11 @@ def test_impossible_counts_are_refused_before_any_connection(count):
         pytest.raises(TopicMisconfigured),
     ):
         admin.create("t", partitions=count, replication=1, configs={})
+
+
+@pytest.mark.parametrize(
+    ("value", "is_finite"), [("-1", False), ("5", True), (None, False), ("x", False)]
+)
+def test_whether_age_deletes_records(value, is_finite):
+    configs = {} if value is None else {"retention.ms": value}
+    assert is_retention_finite(attrs.evolve(GOOD, configs=configs)) is is_finite

@@ -1,0 +1,127 @@
+import pytest
+from enginekit import H, owning, world, write
+from logkit import chunk, ident
+
+from kafka_marshal.engine import finding
+from kafka_marshal.engine.checkpointing import CheckpointRule
+from kafka_marshal.engine.finding import LogCheckpoints, has_checkpoints, kept_in
+from kafka_marshal.errors import CoordinationError
+from kafka_marshal.ports import LogRange
+from kafka_marshal.protocol.codec import decode, header_of
+from kafka_marshal.protocol.records import CheckpointBegin, CheckpointEnd
+
+DUE = CheckpointRule(interval_ms=H, entries=10_000)
+
+
+def checkpointed(cluster, node, count=1):
+    node.engine.write_checkpoints("w", DUE)
+    told = node.observer.named
+    cluster.run_until(lambda: len(told("checkpoint_written")) >= count, 6 * H)
+    node.engine.checkpointer.close()
+    cluster.run(100)
+    node.observer.events.clear()
+
+
+def find(cluster, source=None):
+    log = cluster.kafka.coordination_log()
+    starts, ends = log.start_offsets(1), log.end_offsets(1)
+    wanted = {t: LogRange(starts[t], ends[t]) for t in starts}
+    return (source or LogCheckpoints()).find(wanted, log=log, timeout_ms=1)
+
+
+def of(cluster, kind, t=0):
+    records = cluster.kafka.log(cluster.place(t)).records
+    return [r for r in records if r.value.startswith(header_of(kind))]
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Windows so small that a checkpoint never lies in one."""
+    monkeypatch.setattr(finding, "WINDOW_MIN", 2)
+    monkeypatch.setattr(finding, "WINDOW_GROWTH", 2)
+    monkeypatch.setattr(finding, "WINDOW_MAX", 4)
+
+
+@pytest.mark.parametrize("behind", [0, 1, 7, 40])
+def test_it_is_found_however_far_back(small, behind):
+    cluster = world(2)
+    node = owning(cluster)
+    checkpointed(cluster, node, 2)
+    ends = {t: of(cluster, CheckpointEnd, t)[-1] for t in range(2)}
+    for _ in range(behind):
+        write(cluster, b"?")
+    found = find(cluster)
+    assert {t: kept.digest for t, kept in found.items()} == {
+        t: decode(end.value).digest.hex() for t, end in ends.items()
+    }
+
+
+def test_one_that_is_not_whole_is_passed_over(small):
+    cluster = world()
+    node = owning(cluster)
+    checkpointed(cluster, node)
+    whole = find(cluster)[0]
+    checkpointed(cluster, node)
+    broken = of(cluster, CheckpointBegin)[-1]
+    cluster.kafka.log(cluster.place(0)).records.remove(broken)
+    assert find(cluster)[0] == whole
+
+
+def test_ends_that_name_no_begin_are_passed_over(small):
+    cluster = world()
+    node = owning(cluster)
+    checkpointed(cluster, node)
+    kept = find(cluster)[0]
+    record = decode(of(cluster, CheckpointEnd)[-1].value)
+    head = header_of(CheckpointEnd)
+    write(cluster, head + b"\xc1")
+    write(cluster, chunk(b"?", checkpoint=ident("else")))
+    cluster.kafka.delete_records(cluster.place(0), before=record.begin_offset)
+    assert find(cluster)[0] == kept
+    cluster.kafka.delete_records(cluster.place(0), before=record.begin_offset + 1)
+    assert find(cluster) == {}
+
+
+def test_a_log_that_begins_at_its_start_is_not_searched_for_ever(small, monkeypatch):
+    monkeypatch.setattr(finding, "SEARCHED_MAX", 10)
+    cluster = world()
+    node = owning(cluster)
+    checkpointed(cluster, node)
+    for _ in range(20):
+        write(cluster, b"?")
+    assert find(cluster) == {}
+    cluster.kafka.delete_records(cluster.place(0), before=1)
+    assert find(cluster).keys() == {0}
+
+
+def test_an_empty_log_has_none_and_needs_none():
+    cluster = world()
+    cluster.kafka.delete_records(cluster.place(0), before=1)
+    assert find(cluster) == {}
+    log = cluster.kafka.coordination_log()
+    assert not has_checkpoints(log, timeout_ms=1)
+
+
+def test_each_partition_needs_one():
+    cluster = world(2)
+    node = owning(cluster)
+    log = cluster.kafka.coordination_log
+    assert not has_checkpoints(log(), timeout_ms=1)
+    checkpointed(cluster, node, 2)
+    assert has_checkpoints(log(), timeout_ms=1)
+
+
+def test_files_come_before_the_log():
+    (last,) = kept_in(None)
+    store = LogCheckpoints()
+    assert kept_in(store)[0] is store
+    assert isinstance(last, LogCheckpoints)
+
+
+def test_a_log_that_falls_silent_is_told(monkeypatch):
+    monkeypatch.setattr(finding, "POLLS_MAX", 3)
+    cluster = world()
+    log = cluster.kafka.coordination_log()
+    log.read_lag_ms = 10**9
+    with pytest.raises(CoordinationError, match="sent nothing"):
+        LogCheckpoints().find({0: LogRange(0, 1)}, log=log, timeout_ms=1)

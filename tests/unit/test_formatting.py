@@ -1,0 +1,95 @@
+import attrs
+import msgspec
+import pytest
+from enginekit import world, write
+
+from kafka_marshal.engine.finding import kept_in
+from kafka_marshal.engine.follower import Follower
+from kafka_marshal.errors import ConfigurationError, LogUnreadable, TopicMisconfigured
+from kafka_marshal.formatting import Format, format_log
+from kafka_marshal.protocol.records import SUPPORTED_LEVEL
+
+WANTED = Format(partition_count=2, heartbeat_interval_ms=500, limits={"keys": 7})
+
+
+def blank(partitions=2):
+    """Return a cluster whose coordination topic holds nothing."""
+    cluster = world(partitions)
+    for t in range(partitions):
+        log = cluster.kafka.log(cluster.place(t))
+        log.records.clear()
+        log.end = 0
+    return cluster
+
+
+def formatted(cluster, wanted=WANTED, **rest):
+    log = cluster.kafka.coordination_log()
+    follower = Follower(log, cluster.clock.view(), sources=kept_in(None))
+    settings = {"cluster_id": "c", "ignore_formatted": False, "timeout_ms": 100}
+    return format_log(follower, wanted, **(settings | rest)), follower
+
+
+def test_every_partition_gets_the_same_config():
+    config, follower = formatted(blank())
+    assert {each.config for each in follower.worlds} == {config}
+    assert (config.feature_level, config.generation) == (SUPPORTED_LEVEL, 1)
+    assert (config.heartbeat_interval_ms, config.limit("keys")) == (500, 7)
+
+
+def test_a_topic_is_formatted_once():
+    cluster = blank()
+    config, _ = formatted(cluster)
+    with pytest.raises(TopicMisconfigured, match="formatted already"):
+        formatted(cluster)
+    again, _ = formatted(cluster, ignore_formatted=True)
+    assert again == config
+
+
+def test_a_torn_format_is_completed():
+    cluster = blank()
+    write(cluster, msgspec.structs.replace(cluster.config, cluster_id="c"))
+    config, follower = formatted(cluster)
+    assert follower.worlds[1].config == config
+
+
+def test_another_format_is_not_mended():
+    cluster = blank()
+    for t in range(2):
+        name = bytes([t]) * 16
+        told = msgspec.structs.replace(cluster.config, cluster_id="c", format_id=name)
+        write(cluster, told, t)
+    with pytest.raises(TopicMisconfigured, match="torn_format"):
+        formatted(cluster, ignore_formatted=True)
+
+
+def test_fewer_partitions_than_wanted():
+    with pytest.raises(TopicMisconfigured, match="1 partitions and 2"):
+        formatted(blank(1))
+
+
+def test_a_log_that_begins_above_0_is_not_formatted():
+    cluster = world(2)
+    cluster.kafka.delete_records(cluster.place(0), before=1)
+    with pytest.raises(LogUnreadable, match=r"\[0\] begins above"):
+        formatted(cluster)
+
+
+def test_a_partition_that_takes_nothing_is_told():
+    cluster = blank()
+    write(cluster, msgspec.structs.replace(cluster.config, feature_level=99))
+    with pytest.raises(LogUnreadable):
+        formatted(cluster)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"partition_count": 0},
+        {"heartbeat_interval_ms": 1},
+        {"limits": {"keyes": 1}},
+    ],
+    ids=str,
+)
+def test_impossible_formats(wrong):
+    with pytest.raises(ConfigurationError):
+        attrs.evolve(WANTED, **wrong)
