@@ -4,6 +4,8 @@ It runs in Spark's Python workers, which live through many tasks: connections ar
 kept, nothing else is.
 """
 
+import gc
+import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +29,8 @@ OFFICE_MS_MAX = 30_000
 LOOK_MS = 500
 
 _slices = Slices()
+# Processes whose heap has settled: this one, or none yet.
+_settled: set[int] = set()
 # It goes on while the machine sleeps, as leases do.
 _clock = SystemClock()
 
@@ -73,6 +77,22 @@ def read(
                 _require_current(task, options)
                 looked_ms = now_ms
             yield batch
+    _settle()
+
+
+def _settle() -> None:
+    """Have the garbage collector pass over what a worker of Spark has loaded.
+
+    Spark looks for garbage after each task, which takes 50 ms for Spark, Arrow and
+    Kafka: as long as the task itself. What is there once a range has been read stays.
+    """
+    from pyspark import TaskContext
+
+    if os.getpid() in _settled or TaskContext.get() is None:
+        return
+    _settled.add(os.getpid())
+    gc.collect()
+    gc.freeze()
 
 
 def spans(task: Task, options: Options) -> list[tuple[int, int]]:

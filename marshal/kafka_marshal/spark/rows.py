@@ -1,6 +1,8 @@
 """The columns of ``format("marshal")``, and Arrow batches of what was fetched."""
 
+from array import array
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from kafka_marshal.kafka_io.slices import Headers, Slice
@@ -52,20 +54,22 @@ def batch_maker(
 
     types = {field.name: field.type for field in schema}
 
+    # Slices are as long as the one before, but for the first and the last.
+    @lru_cache(maxsize=len(types))
     def same(name: str, value: object, count: int) -> Any:  # noqa: ANN401
         return pa.repeat(pa.scalar(value, types[name]), count)
 
     def make(rows: Slice) -> "pa.RecordBatch":
         count = len(rows.offsets)
-        times = pa.array(rows.times_ms, pa.timestamp("ms", "UTC"))
+        times = _numbers(rows.times_ms, pa.timestamp("ms", "UTC"))
         columns: dict[str, Any] = {
             "key": _bytes(rows.keys, types["key"]),
             "value": _bytes(rows.values, types["value"]),
             "topic": same("topic", partition.topic, count),
             "partition": same("partition", partition.partition, count),
-            "offset": pa.array(rows.offsets, types["offset"]),
+            "offset": _numbers(rows.offsets, types["offset"]),
             "timestamp": times.cast(types["timestamp"]),
-            "timestampType": pa.array(rows.kinds, types["timestampType"]),
+            "timestampType": _numbers(rows.kinds, types["timestampType"]),
         }
         if rows.headers is not None:
             columns["headers"] = _headers(rows.headers, types["headers"])
@@ -78,11 +82,23 @@ def batch_maker(
     return make
 
 
+def _numbers(values: Sequence[int], kind: Any) -> Any:  # noqa: ANN401
+    """Return a column; what lies in memory as Arrow wants it is taken as it is."""
+    import numpy as np
+    import pyarrow as pa
+
+    if isinstance(values, range):
+        return pa.array(np.arange(values.start, values.stop), kind)
+    if isinstance(values, array) and 8 * values.itemsize == kind.bit_width:
+        return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
+    return pa.array(values, kind)
+
+
 def _bytes(values: Sequence[bytes | None], kind: Any) -> Any:  # noqa: ANN401
     import pyarrow as pa
 
     # A column without keys is common, and need not be looked at one by one.
-    if values.count(None) == len(values):
+    if values[0] is None and values.count(None) == len(values):
         return pa.nulls(len(values), kind)
     return pa.array(values, kind)
 

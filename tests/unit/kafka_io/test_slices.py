@@ -8,7 +8,7 @@ import pytest
 from kafka_marshal.errors import DeadlineExceeded
 from kafka_marshal.kafka_io import slices as module
 from kafka_marshal.kafka_io.settings import ConnectionSettings
-from kafka_marshal.kafka_io.slices import KafkaSliceReader, Slices, uncollected
+from kafka_marshal.kafka_io.slices import KafkaSliceReader, Slice, Slices, uncollected
 from kafka_marshal.protocol.types import TopicPartition
 
 T0 = TopicPartition("t", 0)
@@ -81,6 +81,26 @@ def test_gaps_are_passed_where_the_reader_passes_them():
 def test_what_does_not_come_is_told():
     with pytest.raises(DeadlineExceeded, match="up to offset 5"):
         read(([0], 1), span=(0, 5))
+
+
+@pytest.mark.parametrize(
+    ("size", "least", "most"),
+    [
+        (None, module.CHUNK_RECORDS, module.CHUNK_RECORDS),
+        (1_000, 500, 1_100),
+        (10 * module.CHUNK_BYTES, 1, 1),
+    ],
+)
+def test_a_chunk_has_a_bounded_size_whatever_records_have(size, least, most):
+    values = [None if size is None else bytes(size)] * 40
+    rows = Slice(range(40), [0] * 40, [0] * 40, [b"k"] * 40, values, None)
+    assert least <= module.chunk_like(rows) <= most
+
+
+def test_a_chunk_is_judged_by_keys_too():
+    keys = [bytes(module.CHUNK_BYTES // 10)]
+    rows = Slice([0], [0], [0], keys, [None], None)
+    assert module.chunk_like(rows) < 20
 
 
 def test_the_collector_rests_and_is_as_it_was():

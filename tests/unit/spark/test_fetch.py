@@ -1,6 +1,7 @@
 """What a task does before its first row, and when offsets are gone."""
 
 import pytest
+from pyspark import TaskContext
 
 from kafka_marshal.errors import ClaimLost, CoordinationError, PositionError
 from kafka_marshal.kafka_io.slices import Slice
@@ -166,3 +167,28 @@ def test_a_reader_that_failed_is_not_used_again(world):
     with pytest.raises(CoordinationError, match="away"):
         offsets(Task(T0, 0, 2))
     assert dropped
+
+
+@pytest.fixture
+def frozen(monkeypatch):
+    """Count how often the heap is frozen; it is not."""
+    calls = []
+    monkeypatch.setattr(fetch.gc, "freeze", lambda: calls.append(True))
+    monkeypatch.setattr(fetch, "_settled", set())
+    return calls
+
+
+def test_a_worker_of_spark_looks_for_garbage_in_what_it_loaded_once(
+    world, frozen, monkeypatch
+):
+    world()
+    monkeypatch.setattr(TaskContext, "get", object)
+    offsets(Task(T0, 0, 2))
+    offsets(Task(T0, 2, 4))
+    assert len(frozen) == 1
+
+
+def test_the_heap_of_another_process_is_left_alone(world, frozen):
+    world()
+    offsets(Task(T0, 0, 2))
+    assert not frozen

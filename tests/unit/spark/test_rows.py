@@ -1,5 +1,6 @@
 """Arrow batches of what was fetched."""
 
+from array import array
 from datetime import UTC, datetime
 
 import pyarrow as pa
@@ -38,6 +39,28 @@ def test_columns_become_rows():
         "timestampType": 0,
     }
     assert (second["key"], second["value"], second["offset"]) == (None, b"", 9)
+
+
+def test_numbers_come_as_lists_ranges_and_arrays():
+    times, kinds = [1_700_000_000_123, 0, -1], [1, 0, 1]
+    kept = [None, b"k", None]
+    as_lists = made(Slice([5, 6, 7], times, kinds, kept, kept, None))
+    arrays = array("q", times), array("i", kinds)
+    assert made(Slice(range(5, 8), *arrays, kept, kept, None)) == as_lists
+    # Whatever is not as wide as the column is converted.
+    wide = array("q", times), array("q", kinds)
+    assert made(Slice([5, 6, 7], *wide, kept, kept, None)) == as_lists
+
+
+def test_slices_of_any_length_have_their_own_partition_and_token():
+    make = batch_maker(
+        arrow_schema(columns(has_headers=False, has_token=True)), T3, token="1.0.5"
+    )
+    for count in (2, 3, 2):
+        none = [None] * count
+        batch = make(Slice(range(count), [0] * count, [0] * count, none, none, None))
+        assert batch.column("token").to_pylist() == ["1.0.5"] * count
+        assert batch.column("partition").to_pylist() == [3] * count
 
 
 def test_headers_and_tokens_come_where_they_are_asked_for():

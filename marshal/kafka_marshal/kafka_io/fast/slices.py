@@ -2,8 +2,10 @@
 
 import os
 import time
+from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import KafkaError, KafkaException, Message
@@ -16,10 +18,11 @@ from kafka_marshal.kafka_io.fast.records import headers_of
 from kafka_marshal.kafka_io.fast.translate import Access, translated
 from kafka_marshal.kafka_io.settings import ConnectionSettings
 from kafka_marshal.kafka_io.slices import (
-    CHUNK_RECORDS,
+    FIRST_RECORDS,
     POLL_MS,
     Patience,
     Slice,
+    chunk_like,
     outside,
     uncollected,
 )
@@ -37,6 +40,9 @@ _OUT_OF_PLACE = (
 _NO_GROUP = KafkaError.GROUP_AUTHORIZATION_FAILED
 # What is asked for is there: an answer that waits for more only delays the next range.
 _WAIT_MS = 10
+# What is fetched beyond a range's end is thrown away, and it is as much as may wait
+# here: two fetches, and one that is under way.
+_QUEUE_KBYTES = 2_048
 _RANGE_S = 2.0
 _CLOSE_S = 5.0
 
@@ -53,6 +59,7 @@ class FastSliceReader:
             **FETCHING,
             "enable.partition.eof": True,
             "fetch.wait.max.ms": _WAIT_MS,
+            "queued.max.messages.kbytes": _QUEUE_KBYTES,
             "isolation.level": isolation_level,
             "client.rack": client_rack,
         }
@@ -77,17 +84,19 @@ class FastSliceReader:
             self._client = new_consumer(self._settings, self._config)
         handle = self._client.handle
         patience = Patience(partition, end, timeout_ms)
+        chunk = FIRST_RECORDS
         try:
             handle.assign([FastPartition(partition.topic, partition.partition, at)])
             while at < end:
                 # It waits until all are there that were asked for; so no more are.
-                most = min(CHUNK_RECORDS, end - at)
+                most = min(chunk, end - at)
                 with uncollected():
                     messages = handle.consume(most, POLL_MS / 1000)
                     sound, ahead = self._sound(messages, partition, span=(at, end))
                     rows = _columns(sound, with_headers=with_headers)
                     del messages, sound
                 if rows is not None:
+                    chunk = chunk_like(rows)
                     yield rows
                 if ahead > at:
                     at = ahead
@@ -167,14 +176,28 @@ def _columns(messages: Sequence[Any], *, with_headers: bool) -> Slice | None:
     """Take messages apart; no Python frame per record, but for headers."""
     if not messages:
         return None
-    stamps: list[Untyped] = list(map(Message.timestamp, messages))
-    kinds, times_ms = zip(*stamps, strict=True)
+    stamps = array("q", chain.from_iterable(map(Message.timestamp, messages)))
     return Slice(
-        list(map(Message.offset, messages)),  # type: ignore[arg-type]
-        times_ms,
-        # PROTOCOL 2.1: librdkafka's numbers are the wire's and one.
-        [kind - 1 for kind in kinds],
+        _offsets(messages),
+        stamps[1::2],
+        _kinds(stamps[::2]),
         list(map(Message.key, messages)),
         list(map(Message.value, messages)),
         [headers_of(each) for each in messages] if with_headers else None,
     )
+
+
+def _offsets(messages: Sequence[Any]) -> Sequence[int]:
+    first, last = messages[0].offset(), messages[-1].offset()
+    # Offsets grow, so as many as there are places leave no gap.
+    if last - first + 1 == len(messages):
+        return range(first, last + 1)
+    found: list[Untyped] = list(map(Message.offset, messages))
+    return found
+
+
+def _kinds(kinds: "array[int]") -> "array[int]":
+    """Return PROTOCOL 2.1's numbers: librdkafka's are the wire's and one."""
+    if kinds == kinds[:1] * len(kinds):
+        return array("i", [kinds[0] - 1]) * len(kinds)
+    return array("i", [kind - 1 for kind in kinds])

@@ -15,6 +15,7 @@ from kafka_marshal.errors import (
 from kafka_marshal.kafka_io.fast import slices as module
 from kafka_marshal.kafka_io.fast.clients import Client
 from kafka_marshal.kafka_io.settings import ConnectionSettings
+from kafka_marshal.kafka_io.slices import CHUNK_RECORDS, FIRST_RECORDS
 from kafka_marshal.protocol.types import TopicPartition
 
 T0 = TopicPartition("t", 0)
@@ -23,7 +24,7 @@ DOWN = KafkaError(KafkaError._ALL_BROKERS_DOWN, "down")
 NO_GROUP = KafkaError(KafkaError.GROUP_AUTHORIZATION_FAILED, "no")
 
 
-def message(offset, error=None, headers=None):
+def message(offset, error=None, headers=None, kind=2):
     return Message(
         topic="t",
         partition=0,
@@ -32,7 +33,7 @@ def message(offset, error=None, headers=None):
         value=None if offset % 2 else b"v",
         headers=headers,
         error=error,
-        timestamp=(2, 1_000 + offset),
+        timestamp=(kind, 1_000 + offset),
     )
 
 
@@ -49,6 +50,7 @@ class Handle:
         self.places = []
         self.is_assigned = False
         self.collects = []
+        self.asked = []
 
     def assign(self, places):
         self.is_assigned = True
@@ -60,6 +62,7 @@ class Handle:
     def consume(self, most, timeout):
         assert timeout > 0
         self.collects.append(gc.isenabled())
+        self.asked.append(most)
         return self.chunks.pop(0) if self.chunks else []
 
     def get_watermark_offsets(self, place, timeout):
@@ -116,6 +119,26 @@ def test_headers_come_where_they_are_asked_for(reading):
     reader, _ = reading([message(0, headers=[("a", b"1")])])
     (rows,) = reader.read(T0, (0, 1), timeout_ms=0, with_headers=True)
     assert [list(pairs) for pairs in rows.headers] == [[("a", b"1")]]
+
+
+def test_each_record_keeps_its_own_kind_and_offset_where_they_differ(reading):
+    reader, _ = reading([message(2, kind=1), message(4), message(5, kind=0)])
+    (rows,) = reader.read(T0, (2, 6), timeout_ms=0, with_headers=False)
+    assert list(rows.kinds) == [0, 1, -1]
+    assert list(rows.offsets) == [2, 4, 5]
+    assert list(rows.times_ms) == [1002, 1004, 1005]
+
+
+def test_as_many_are_asked_for_as_go_on_together(reading):
+    reader, handle = reading([message(0)], [message(1)])
+    far = 1_000_000
+    parts = reader.read(T0, (0, far), timeout_ms=0, with_headers=False)
+    next(parts)
+    next(parts)
+    assert handle.asked == [FIRST_RECORDS, CHUNK_RECORDS], "they are small"
+    reader, handle = reading([message(0)])
+    assert offsets(reader, 0, 1) == [0]
+    assert handle.asked == [1], "it would wait for more"
 
 
 def test_gaps_are_passed_by_what_comes_behind_or_the_logs_end(reading):
