@@ -85,6 +85,8 @@ class Subscription:
     _keys: list[Key] | None = None
     _shunned: set[Key] = attrs.field(factory=set)
     _claimable_since: dict[Key, int] = attrs.field(factory=dict)
+    _seen_ms: dict[str, int] = attrs.field(factory=dict)
+    _suspected: dict[str, int | None] = attrs.field(factory=dict)
 
     def __attrs_post_init__(self) -> None:
         self._advice = Advice(self.policy)
@@ -217,6 +219,7 @@ class Subscription:
                     ),
                 )
             )
+        suspects |= self._still_suspect(suspects)
         suspects.discard(owner.client_id)
         self.members = tuple(m for m in members if m.client_id not in suspects)
         return View(
@@ -226,6 +229,22 @@ class Subscription:
             self.claims_max,
             min(self.weight, WEIGHT_MAX),
         )
+
+    def _still_suspect(self, suspects: set[str]) -> set[str]:
+        """Return who was found stale and has not announced itself since.
+
+        A dead member's keys go stale one coordinating partition after the other;
+        with the first of them taken over it would count as alive again, and what
+        was taken would be given up for it.
+        """
+        for client_id in suspects:
+            self._suspected[client_id] = self._seen_ms.get(client_id)
+        self._suspected = {
+            client_id: seen_ms
+            for client_id, seen_ms in self._suspected.items()
+            if client_id in self._seen_ms and self._seen_ms[client_id] == seen_ms
+        }
+        return set(self._suspected)
 
     def _is_orphan(
         self, context: Context, key: Key, *, is_claimable: bool, now_ms: int
@@ -243,11 +262,13 @@ class Subscription:
         limit_ms = 2 * context.heartbeat_interval_ms
         log_ms = replica.world.now_ms + elapsed_ms
         views = {}
+        self._seen_ms = {}
         # Of several lives of one client the last counts, and not a leave before it.
         found = replica.world.live_members(self.group_id)
         for member in sorted(found, key=lambda member: member.since_offset):
             record = member.record
             if log_ms - member.seen_ms <= limit_ms:
+                self._seen_ms[record.client_id] = member.seen_ms
                 views[record.client_id] = MemberView(
                     record.client_id,
                     frozenset(record.topics),

@@ -76,6 +76,28 @@ def test_nothing_moves_once_shared():
     assert later == {Heartbeat, BatchHeartbeat, Member}
 
 
+def test_nothing_is_given_up_for_who_was_found_dead():
+    """The keys of a dead member go stale one coordinating partition by the other."""
+    cluster = world(partitions=2, records=[1] * 8)
+    a, b = (cluster.node(name, wish=wish()) for name in "ab")
+    cluster.run_until(lambda: len(a.held) == len(b.held) == 4, 3 * H)
+    cluster.run(H)
+    cluster.crash(a)
+    last = [x.record for t in range(2) for x in of(cluster, "a", Member, partition=t)]
+    home = a.engine.context.home_of("g")
+    cluster.run(H // 2)
+    # What it had sent before arrives late, to one of the two and to its home.
+    write(cluster, msgspec.structs.replace(last[-1], seq=10**6), partition=home)
+    for key, holding in a.session.holdings.items():
+        if a.engine.context.partition_of(key) == 1:
+            late = Heartbeat("a", "g", a.owner.incarnation, 10**6, key.topic,
+                             key.partition, holding.claim.epoch, None,
+                             rewind=False)  # fmt: skip
+            write(cluster, late, partition=1)
+    cluster.run_until(held_by(b, 8), 3 * H)
+    assert not b.observer.named("given_up")
+
+
 def test_surplus_is_finished_before_it_is_given_up():
     cluster = world(records=[4, 4])
     a = cluster.node("a", wish=wish(most=100))
