@@ -214,7 +214,8 @@ def _read(
     if store is not None:
         for world in follower.worlds:
             count = world.next_offset - follower.began_at.get(world.partition, 0)
-            if count >= KEEP_ENTRIES_MIN and world.halted is None:
+            is_whole = world.halted is None and world.partition not in follower.amnesiac
+            if count >= KEEP_ENTRIES_MIN and is_whole:
                 with suppress(OSError):  # the next look reads as much again
                     store.save(capture(world, source="this process"))
     return follower, prefix

@@ -40,7 +40,9 @@ class Follower:
         replicas: One per coordinating partition.
         began_at: Offset of the kept state that each was gone on from, if any.
         began_paused: Whether a group was paused in one of them.
-        amnesiac: Partitions whose logs begin above 0 without a kept state.
+        amnesiac: Partitions whose logs begin above 0 though no kept state leads up
+            to them, if states were asked for: what is folded of them is not the
+            world, and must never be kept as one (PROTOCOL 7.3).
     """
 
     def __init__(
