@@ -303,7 +303,10 @@ class WorldState:
         )
 
     def become(self, other: "WorldState") -> None:
-        """Take over another state, but not its place in the log, nor what is soft."""
+        """Take over another state, but not its place in the log, nor what is soft.
+
+        The other one is of no use then: its parts are ours.
+        """
         kept = {"partition", "next_offset", "soft"}
         for field in attrs.fields(WorldState):
             if field.name not in kept:

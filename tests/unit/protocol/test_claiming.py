@@ -544,3 +544,14 @@ def test_an_estimate_needs_no_config():
     state = WorldState(0)
     assert estimate(state, KEY, elapsed_ms=0, claimant=ME).wait_ms == 0
     assert config().generation == 1
+
+
+def test_an_estimate_waits_for_the_quiet_behind_a_reset():
+    world = Log(level=2).state
+    world.quiet_until_ms = world.now_ms + 50
+    owner = Owner("c1", b"i" * 16)
+    waits = [
+        estimate(world, KEY, elapsed_ms=elapsed, claimant=owner).wait_ms
+        for elapsed in (0, 20, 60)
+    ]
+    assert waits == [50, 30, 0]

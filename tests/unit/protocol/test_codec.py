@@ -12,6 +12,7 @@ from kafka_marshal.protocol.codec import (
     decode_tags,
     encode,
     encode_fields,
+    header_of,
     is_identifier,
     is_topic,
     kind_of,
@@ -449,3 +450,10 @@ def test_a_name_that_is_remembered_as_one_thing_is_not_valid_as_another():
     assert decode_beat(client_id="a:b", topic="a:b").reason == "bad topic"
     assert isinstance(decode_beat(client_id="c", topic="/planner"), Heartbeat)
     assert decode_beat(client_id="/planner", topic="/planner").reason == "bad client_id"
+
+
+@pytest.mark.parametrize("record", all_records(), ids=lambda r: type(r).__name__)
+def test_a_kind_is_known_by_the_head_of_its_frames(record):
+    assert encode(record).startswith(header_of(type(record)))
+    others = {header_of(type(other)) for other in all_records()}
+    assert sum(encode(record).startswith(head) for head in others) == 1

@@ -17,12 +17,14 @@ from logkit import (
     messages,
     pause,
     release,
+    resets,
     resume,
 )
 
 from kafka_marshal.protocol import judging
 from kafka_marshal.protocol.fold_keys import FOLDS, FORGOTTEN_PER_ENTRY_MAX
 from kafka_marshal.protocol.records import KINDS
+from kafka_marshal.protocol.snapshot import digest, to_bytes
 from kafka_marshal.protocol.state import Owner
 from kafka_marshal.protocol.types import OFFSET_MAX, Key
 
@@ -581,3 +583,11 @@ def test_a_group_outlives_its_keys_while_it_remembers():
     log.append(b"", after=H)
     assert log.state.keys == {}
     assert set(log.state.groups) == {"g"}
+
+
+def test_a_refusal_in_the_quiet_behind_a_reset_says_how_long_it_lasts():
+    log = Log(level=2)
+    for record in resets(to_bytes(log.state), digest(log.state)):
+        log.append(record)
+    refused = log.one(claim())
+    assert (refused.reason, refused.detail) == ("quiet", {"remaining_ms": 2 * H + 1})

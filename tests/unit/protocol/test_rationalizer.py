@@ -13,6 +13,7 @@ from logkit import (
     config,
     pause,
     release,
+    resets,
 )
 
 from kafka_marshal.errors import LogTruncated, LogUnreadable
@@ -255,3 +256,14 @@ def test_replay_returns_all_transitions():
     transitions = replay(state, log.entries)
     assert [one.offset for one in transitions] == [0, 1, 2, 2, 3]
     assert state == log.state
+
+
+def test_what_a_reset_left_behind_ends_by_log_time():
+    log = Log(level=2)
+    record = resets(b"state", "00" * 16, bytes_max=1)[0]
+    assert log.say(record) == "reset_staged"
+    until_ms = log.state.staging.until_ms
+    log.append(b"", at=until_ms - 1)
+    assert log.state.staging is not None
+    log.append(b"", at=until_ms)
+    assert (log.state.staging, log.state.ends_ms) == (None, None)

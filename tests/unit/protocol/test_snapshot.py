@@ -19,12 +19,13 @@ from logkit import (
     messages,
     pause,
     release,
+    resets,
 )
 
 from kafka_marshal.errors import MalformedRecord
 from kafka_marshal.protocol.codec import encode
 from kafka_marshal.protocol.rationalizer import apply
-from kafka_marshal.protocol.snapshot import digest, from_bytes, to_bytes
+from kafka_marshal.protocol.snapshot import chained, digest, from_bytes, to_bytes
 from kafka_marshal.protocol.state import WorldState
 from kafka_marshal.protocol.types import Key
 
@@ -338,3 +339,38 @@ def test_what_no_fold_gives_is_no_snapshot(change):
     assert from_bytes(respelled(lambda _: None)) == story().state
     with pytest.raises(MalformedRecord):
         from_bytes(respelled(change))
+
+
+def test_a_reset_under_way_and_the_quiet_behind_one_are_part_of_it():
+    log = Log(level=2)
+    records = resets(to_bytes(log.state), digest(log.state), bytes_max=20)
+    for record in (*records, *records[:2]):
+        log.append(record)
+    log.append(b"")
+    state = log.state
+    assert (state.quiet_until_ms, len(state.staging.parts)) == (START_MS + 2 * H + 1, 2)
+    told = digest(state)
+    back = from_bytes(to_bytes(state))
+    assert back == state
+    assert (digest(back), back.ends_ms) == (told, state.ends_ms)
+    *_, operations = unpack(to_bytes(state))
+    assert operations == [
+        ["quiet", START_MS + 2 * H + 1],
+        [
+            *("reset", OP, "admin", ident("admin"), len(records)),
+            *(records[0].size_bytes, records[0].digest, state.staging.until_ms),
+            [record.data for record in records[:2]],
+        ],
+    ]
+    chain = blake2b(records[0].data, digest_size=16).digest()
+    chain = blake2b(chain + records[1].data, digest_size=16).digest()
+    assert chained(chained(b"", records[0].data), records[1].data) == chain
+    without = from_bytes(pack([*unpack(to_bytes(state))[:-1], []]))
+    assert digest(without) != told
+    item = pack([*operations[1][:-1], chain])
+    quiet = pack(operations[0])
+    sums = [
+        int.from_bytes(blake2b(each, digest_size=16).digest(), "big")
+        for each in (item, quiet)
+    ]
+    assert (int(digest(without), 16) + sum(sums)) % 2**128 == int(told, 16)

@@ -16,12 +16,16 @@ from logkit import (
 )
 
 from kafka_marshal.protocol.freshness import Freshness
+from kafka_marshal.protocol.snapshot import digest
 from kafka_marshal.protocol.state import (
+    QUIET,
     RING_ENTRIES_MAX,
+    STAGING,
     GroupState,
     KeyState,
     Owner,
     Pause,
+    Staging,
     WorldState,
     is_forgettable,
 )
@@ -245,3 +249,31 @@ def test_what_the_digest_never_saw_leaves_no_trace():
     state.item_hashes[KEY] = 5
     state.note_gone(KEY)
     assert state.dirty == {KEY: None}
+
+
+def test_a_state_becomes_another_where_it_stands():
+    here, there = Log().state, Log(level=2, h=7)
+    there.claimed()
+    soft, offset, told = here.soft, here.next_offset, digest(there.state)
+    here.become(there.state)
+    assert (here.soft is soft, here.next_offset) == (True, offset)
+    assert (here.config, here.keys) == (there.state.config, there.state.keys)
+    here.next_offset = there.state.next_offset
+    assert digest(here) == told
+
+
+@pytest.mark.parametrize(
+    ("quiet_ms", "staged_ms", "ends_ms", "dirty"),
+    [
+        (None, None, None, set()),
+        (5, None, 5, {QUIET}),
+        (None, 7, 7, {STAGING}),
+        (9, 7, 7, {QUIET, STAGING}),
+    ],
+)
+def test_when_an_operation_ends_follows_from_it(quiet_ms, staged_ms, ends_ms, dirty):
+    state = WorldState(0, quiet_until_ms=quiet_ms)
+    if staged_ms is not None:
+        state.staging = Staging(b"", "c", b"", 1, 1, b"", staged_ms, (), b"")
+    state.rebuild_derived()
+    assert (state.ends_ms, set(state.dirty)) == (ends_ms, dirty)

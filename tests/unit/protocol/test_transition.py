@@ -30,6 +30,12 @@ def fields(transition):
 RECORD = beat(1)
 CASES = [
     pytest.param(
+        lambda step: step.skipped(),
+        (9, "skipped", None, None, None, None, None, RECORD),
+        "skipped",
+        id="skipped",
+    ),
+    pytest.param(
         lambda step: step.accepted("renewed", KEY),
         (9, "accepted", "renewed", None, KEY, 1, None, RECORD),
         "renewed",
