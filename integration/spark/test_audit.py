@@ -270,7 +270,7 @@ def test_one_task_folds_one_partition(spark, told):
     sizes = plan.rdd.glom().map(len).collect()
     assert sizes == [1] * 5
     store = Store(spark.newSession(), told["parted"].out)
-    on = job._plan(store._spark, log, state=store.state(told["parted"].runs[-1]))
+    on = job._plan(store.session, log, state=store.state(told["parted"].runs[-1]))
     assert on.rdd.glom().map(len).collect() == [1] * 5
     rows = {row["coordinating_partition"]: row for row in on.collect()}
     assert [rows[t]["is_new"] for t in range(5)] == [False] * K + [True] * (5 - K)

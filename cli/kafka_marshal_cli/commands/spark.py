@@ -1,5 +1,7 @@
 """``marshal spark``: jobs on Spark. The audit of the log."""
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -8,11 +10,16 @@ import typer
 from kafka_marshal import ConfigurationError
 from kafka_marshal_cli import parsing
 from kafka_marshal_cli.exits import ExitCode
+from kafka_marshal_cli.live import ending_in_order
 from kafka_marshal_cli.render import Answer, Section, column, duration, plain
 from kafka_marshal_cli.shared import Call, command, tell, wall_ms
 
 if TYPE_CHECKING:
     from kafka_marshal.spark.audit import Audit, Bounds, Finding, Source
+    from kafka_marshal.spark.audit.store import Run
+
+# How long a stream is waited for at a time; a signal is acted on in between.
+LOOK_S = 1.0
 
 app = typer.Typer(
     help="Jobs on Spark (pip install 'kafka-marshal[spark]').", no_args_is_help=True
@@ -95,6 +102,20 @@ Incremental = Annotated[
         "--incremental", help="Go on where the last run in DIR ended, if any."
     ),
 ]
+Follow = Annotated[
+    bool,
+    typer.Option("-f", "--follow", help="Go on as the log grows, run after run."),
+]
+Every = Annotated[
+    str | None,
+    typer.Option(metavar="DURATION", help="Time between two runs. By default 1m."),
+]
+AvailableNow = Annotated[
+    bool,
+    typer.Option(
+        "--available-now", help="End with what there is when following begins."
+    ),
+]
 Sample = Annotated[
     str,
     typer.Option(metavar="DURATION", help="Log time between a key's positions."),
@@ -123,6 +144,9 @@ def audit(
     check: Check = False,
     tolerance: Tolerance = None,
     incremental: Incremental = False,
+    follow: Follow = False,
+    every: Every = None,
+    available_now: AvailableNow = False,
     sample: Sample = "1m",
     master: Master = None,
 ) -> None:
@@ -132,9 +156,21 @@ def audit(
     who owned what from when to when, claims won and lost, handoffs with their gaps,
     grants, pauses, records that took no effect and why, positions, heartbeat ages,
     and the end state with its digest. docs/AUDIT.md lists the tables.
+
+    With --follow, Ctrl-C ends it with 130; SIGTERM ends it in order, and the answer
+    is that of all runs.
     """
     from kafka_marshal.spark import audit as jobs
 
+    _require_whole(
+        follow=follow,
+        others={
+            "--from": from_,
+            "--to": to,
+            "--incremental": incremental or None,
+        },
+        own={"--every": every, "--available-now": available_now or None},
+    )
     if with_lag and report is None:
         raise ConfigurationError("--with-lag is for --report", setting="--with-lag")
     source = _source(call)
@@ -142,14 +178,23 @@ def audit(
         None if tolerance is None else parsing.duration_ms("--tolerance", tolerance)
     )
     options: dict[str, Any] = {
-        "bounds": bounds_of(from_, to),
-        "incremental": incremental,
+        "source": source,
         "sample_ms": parsing.duration_ms("--sample", sample),
     }
+    if follow:
+        options["every_ms"] = parsing.duration_ms("--every", every or "1m")
+        options["available_now"] = available_now
+    else:
+        options["bounds"] = bounds_of(from_, to)
+        options["incremental"] = incremental
     if report is not None:
         jobs.require_report()
     with jobs.spark_session(master) as session:
-        found = jobs.audit(session, out, source=source, **options)
+        if follow:
+            _follow(partial(jobs.follow, session, out, on_run=_tell_run, **options))
+            found = jobs.Audit(session, out)
+        else:
+            found = jobs.audit(session, out, **options)
         is_checked = check or report is not None
         findings = found.check(tolerance_ms=tolerance_ms) if is_checked else []
         call.answer(_answer(found, findings, is_checked=is_checked))
@@ -159,6 +204,38 @@ def audit(
         names = ", ".join(each.invariant.name for each in findings)
         tell(f"marshal: invariants are broken: {names}; see also: marshal log verify")
         raise typer.Exit(ExitCode.BROKEN)
+
+
+def _require_whole(
+    *, follow: bool, others: dict[str, Any], own: dict[str, Any]
+) -> None:
+    """Refuse what makes no sense with, or without, --follow."""
+    for name, value in (others if follow else own).items():
+        if value is not None:
+            why = (
+                "a stream goes on where the last run ended, to wherever the log ends"
+                if follow
+                else "it is for --follow"
+            )
+            raise ConfigurationError(f"{name}: {why}", setting=name)
+
+
+def _follow(start: Callable[[], Any]) -> None:
+    """Follow the log until a signal, or the end of what there is."""
+    from kafka_marshal.spark.audit import await_end
+
+    with ending_in_order():
+        query = start()
+        try:
+            while not await_end(query, LOOK_S):
+                pass
+        finally:
+            query.stop()
+
+
+def _tell_run(run: "Run") -> None:
+    ends = run.facts["as_of"]["offsets"].values()
+    tell(f"run {run.number}: {sum(ends)} offsets of the log are folded")
 
 
 def _source(call: Call) -> "Source":

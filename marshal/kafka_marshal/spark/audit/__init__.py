@@ -1,6 +1,7 @@
 """The audit of the coordination log: tables of what was, and what must hold of them.
 
-``audit`` writes them, ``Audit`` opens them again, ``write_report`` draws a page.
+``audit`` writes them, ``follow`` goes on as the log grows, ``Audit`` opens them again,
+``write_report`` draws a page.
 Names are looked up when they are asked for, so that importing this needs no Spark.
 """
 
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kafka_marshal.spark.audit.folding import Bounds, Source
+    from kafka_marshal.spark.audit.following import await_end, follow
     from kafka_marshal.spark.audit.invariants import INVARIANTS, Finding, check
     from kafka_marshal.spark.audit.job import Audit, audit
     from kafka_marshal.spark.audit.plots import require_report
@@ -22,8 +24,10 @@ _HOMES = {
     "INVARIANTS": "invariants",
     "Source": "folding",
     "audit": "job",
+    "await_end": "following",
     "check": "invariants",
     "data_ends": "report",
+    "follow": "following",
     "require_report": "plots",
     "spark_session": "session",
     "write_report": "report",
@@ -36,8 +40,10 @@ __all__ = [
     "Finding",
     "Source",
     "audit",
+    "await_end",
     "check",
     "data_ends",
+    "follow",
     "require_report",
     "spark_session",
     "write_report",

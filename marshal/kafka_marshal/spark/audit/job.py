@@ -14,11 +14,11 @@ from pyspark.sql import functions as f
 from kafka_marshal import errors
 from kafka_marshal.clock import SystemClock
 from kafka_marshal.errors import ConfigurationError, CoordinationError, MarshalError
-from kafka_marshal.kafka_io import open_coordination_log
 from kafka_marshal.protocol.history import SAMPLE_MS_DEFAULT
 from kafka_marshal.spark.audit import schema
 from kafka_marshal.spark.audit.folding import Bounds, Source, Work, fold
 from kafka_marshal.spark.audit.invariants import Finding, check
+from kafka_marshal.spark.audit.looking import Log, look
 from kafka_marshal.spark.audit.rows import batches
 from kafka_marshal.spark.audit.store import AS_OF, ROWS, Run, Store
 
@@ -40,18 +40,18 @@ FROM handoffs GROUP BY ending ORDER BY ending
 
 
 @attrs.frozen
-class Log:
-    """What the cluster says of the coordination topic when an audit begins.
+class Step:
+    """What one run reads and tells; sent to every task.
 
     Attributes:
-        cluster_id: The cluster.
-        topic_id: Kafka's id of the topic, hex, None where the cluster has none.
-        ends: Next offset to be written, by coordinating partition.
+        source: Where the log is.
+        bounds: Which part of it is told.
+        sample_ms: Log time between two rows of a key in ``positions``.
     """
 
-    cluster_id: str
-    topic_id: str | None
-    ends: Mapping[int, int]
+    source: Source
+    bounds: Bounds
+    sample_ms: int = attrs.field(kw_only=True)
 
 
 class Audit:
@@ -161,34 +161,53 @@ def audit(
     last = _last(store, bounds, incremental=incremental)
     began_ms = SystemClock().wall_ms()
     log = look(source)
+    step = Step(source, bounds, sample_ms=sample_ms)
+    take(step, log, store, last=last, as_of_ms=began_ms)
+    return Audit(spark, out)
+
+
+def take(step: Step, log: Log, store: Store, *, last: Run | None, as_of_ms: int) -> Run:
+    """Fold what was appended since the last run, and publish it as the next one.
+
+    Args:
+        step: What to read, and what to tell of it.
+        log: Where it ends now.
+        store: Where runs stand.
+        last: The run to go on with, None for the first one.
+        as_of_ms: When it was looked where the log ends.
+
+    Raises:
+        ConfigurationError: The last run is of another log, or was run otherwise.
+        CoordinationError: The job failed.
+    """
     if last is not None:
-        _require_same(last, log, sample_ms=sample_ms)
+        require_same(last, log, sample_ms=step.sample_ms)
     facts = {
         "schema": schema.SCHEMA,
-        "coordination_topic": source.coordination_topic,
+        "coordination_topic": step.source.coordination_topic,
         "cluster_id": log.cluster_id,
         "topic_id": log.topic_id,
-        "sample_ms": sample_ms,
-        "bounds": attrs.asdict(bounds),
+        "sample_ms": step.sample_ms,
+        "bounds": attrs.asdict(step.bounds),
         "as_of": {
-            "time_ms": began_ms,
+            "time_ms": as_of_ms,
             "offsets": {str(t): end for t, end in sorted(log.ends.items())},
         },
     }
+    session = store.session
     staging = store.stage()
     run = f"{staging}/run"
     try:
         plan = _plan(session, log, state=None if last is None else store.state(last))
-        work = partial(_fold_all, source=source, bounds=bounds, sample_ms=sample_ms)
-        folded = plan.mapInArrow(work, schema.staged_ddl())
+        folded = plan.mapInArrow(partial(_fold_all, step=step), schema.staged_ddl())
         folded.write.parquet(f"{staging}/folded")
         _write(session.read.parquet(f"{staging}/folded"), run)
-        store.publish(run, 1 if last is None else last.number + 1, facts=facts)
+        number = 1 if last is None else last.number + 1
+        return store.publish(run, number, facts=facts)
     except PySparkException as error:
         raise told(error) from error
     finally:
         store.drop(staging)
-    return Audit(spark, out)
 
 
 def _last(store: Store, bounds: Bounds, *, incremental: bool) -> Run | None:
@@ -209,25 +228,7 @@ def _last(store: Store, bounds: Bounds, *, incremental: bool) -> Run | None:
     return runs[-1] if runs else None
 
 
-def look(source: Source) -> Log:
-    """Return what there is to read.
-
-    Raises:
-        TopicMisconfigured: There is no such topic.
-        CoordinationError: The cluster did not answer.
-    """
-    log = open_coordination_log(
-        source.settings(), heartbeat_interval_ms=None, timeout_ms=source.timeout_ms
-    )
-    try:
-        ends = dict(log.end_offsets(source.timeout_ms))
-    finally:
-        log.close(0)
-    topic_id = log.topic_id
-    return Log(log.cluster_id, None if topic_id is None else topic_id.hex(), ends)
-
-
-def _require_same(last: Run, log: Log, *, sample_ms: int) -> None:
+def require_same(last: Run, log: Log, *, sample_ms: int) -> None:
     """Refuse to go on with an audit of another log, or with other samples."""
     facts = last.facts
     if (facts["cluster_id"], facts["topic_id"]) != (log.cluster_id, log.topic_id):
@@ -263,17 +264,15 @@ def _plan(spark: SparkSession, log: Log, *, state: DataFrame | None) -> DataFram
 
 
 def _fold_all(
-    given: Iterator["pa.RecordBatch"],
-    *,
-    source: Source,
-    bounds: Bounds,
-    sample_ms: int,
+    given: Iterator["pa.RecordBatch"], *, step: Step
 ) -> Iterator["pa.RecordBatch"]:
     """Fold the partitions that a task was given: one, as they are planned."""
     for batch in given:
         for row in batch.to_pylist():
             work = Work(row[schema.T.name], row["end"], row["saved"], row["is_new"])
-            found = fold(work, source, bounds=bounds, sample_ms=sample_ms)
+            found = fold(
+                work, step.source, bounds=step.bounds, sample_ms=step.sample_ms
+            )
             yield from batches(found)
 
 

@@ -7,6 +7,7 @@
                      /as_of/TABLE/      what was open, and the state, at its end
        /runs/00000002/...               went on where the first one ended
        /_staging-.../                   a run under way, or one that died
+       /_checkpoint/                    Spark's notes, where a stream follows the log
 
 A run reads the last one's ``as_of`` and writes all of its own beside it; until it is
 renamed into its place nothing of it is there. So a run that dies, wherever it does,
@@ -32,6 +33,7 @@ ROWS = "rows"
 AS_OF = "as_of"
 _RUN = re.compile(r"\d{8}")
 _STAGING = "_staging-"
+_CHECKPOINT = "_checkpoint"
 
 
 @attrs.frozen
@@ -50,7 +52,12 @@ class Run:
 
 
 class Store:
-    """The directory of one audit. Used by the driver, by one run at a time."""
+    """The directory of one audit. Used by the driver, by one run at a time.
+
+    Attributes:
+        session: The session to read and write with.
+        out: The directory, whole.
+    """
 
     def __init__(self, spark: SparkSession, out: str) -> None:
         """Look at a directory; it need not exist.
@@ -59,7 +66,7 @@ class Store:
             spark: The session to read and write with.
             out: Path or address of the directory.
         """
-        self._spark = spark
+        self.session = spark
         session: Any = spark
         self._jvm = session._jvm  # noqa: SLF001 - the way to Hadoop's client
         self._hadoop = self._jvm.org.apache.hadoop.fs
@@ -70,6 +77,11 @@ class Store:
         # Whole, because a relative path means another thing on each executor.
         self.out: str = self._files.makeQualified(at).toString().rstrip("/")
 
+    @property
+    def checkpoint(self) -> str:
+        """Where a stream that follows the log keeps its checkpoint."""
+        return f"{self.out}/{_CHECKPOINT}"
+
     def runs(self) -> list[Run]:
         """Return the runs that are published, in order.
 
@@ -77,7 +89,8 @@ class Store:
             ConfigurationError: The directory holds something else, or an audit of
                 another release.
         """
-        here = {n for n in self._names(self.out) if not n.startswith(_STAGING)}
+        names = set(self._names(self.out)) - {_CHECKPOINT}
+        here = {name for name in names if not name.startswith(_STAGING)}
         numbers = self._names(f"{self.out}/runs") if "runs" in here else []
         others = here - {"runs"} | {n for n in numbers if not _RUN.fullmatch(n)}
         if others:
@@ -143,7 +156,7 @@ class Store:
     def state(self, run: Run) -> DataFrame:
         """Return what a run left for the next one."""
         path = f"{run.path}/{AS_OF}/{schema.STATE.name}"
-        return self._spark.read.schema(schema.STATE.ddl).parquet(path)
+        return self.session.read.schema(schema.STATE.ddl).parquet(path)
 
     def table(self, table: Table, runs: list[Run]) -> DataFrame:
         """Return a table as of the end of the last of these runs."""
@@ -152,7 +165,7 @@ class Store:
             paths += [f"{run.path}/{ROWS}/{table.name}" for run in runs]
         if table.is_final or table.has_open_rows:
             paths.append(f"{runs[-1].path}/{AS_OF}/{table.name}")
-        return self._spark.read.schema(table.ddl).parquet(*paths)
+        return self.session.read.schema(table.ddl).parquet(*paths)
 
     def _names(self, path: str) -> list[str]:
         at = self._hadoop.Path(path)

@@ -11,11 +11,13 @@ from kafka_marshal.spark.audit import (
     INVARIANTS,
     Bounds,
     Finding,
+    following,
     job,
     plots,
     report,
     session,
 )
+from kafka_marshal.spark.audit.store import Run
 from kafka_marshal_cli.assembly import app
 from kafka_marshal_cli.commands import spark as command
 
@@ -116,6 +118,49 @@ def test_a_broken_invariant_is_70_with_the_rows(fake):
     assert invoke("--check", "-o", "json").exit_code == 70
 
 
+class FakeQuery:
+    """One that ends at the third look."""
+
+    def __init__(self):
+        self.looks = 0
+        self.is_stopped = False
+
+    def awaitTermination(self, timeout_s):  # noqa: N802 - Spark's name
+        self.looks += 1
+        return self.looks > 2
+
+    def stop(self):
+        self.is_stopped = True
+
+
+@pytest.mark.parametrize(
+    ("words", "every_ms", "available_now"),
+    [([], 60_000, False), (["--every", "5s", "--available-now"], 5_000, True)],
+)
+def test_following_tells_of_each_run_and_then_of_all(
+    fake, monkeypatch, words, every_ms, available_now
+):
+    query = FakeQuery()
+
+    def follow(spark, out, *, on_run, **options):
+        fake.asked |= {"spark": spark, "out": out, **options}
+        on_run(Run(3, "path", {"as_of": {"offsets": {"0": 9, "1": 4}}}))
+        return query
+
+    monkeypatch.setattr(following, "follow", follow)
+    monkeypatch.setattr(job, "Audit", lambda spark, out: fake)
+    done = invoke("-f", "--check", "--tolerance", "2s", *words)
+    assert done.exit_code == 0, done.output
+    assert "run 3: 13 offsets of the log are folded" in done.stderr
+    assert (fake.asked["every_ms"], fake.asked["available_now"]) == (
+        every_ms,
+        available_now,
+    )
+    assert fake.asked["tolerance_ms"] == 2_000
+    assert "ab" * 16 in done.stdout
+    assert (query.looks, query.is_stopped) == (3, True)
+
+
 @pytest.mark.parametrize("with_lag", [True, False])
 def test_a_report_is_written_and_named(fake, monkeypatch, tmp_path, with_lag):
     written = {}
@@ -155,6 +200,12 @@ def test_what_draws_is_looked_for_before_the_work_is_done(fake, monkeypatch):
         pytest.param(["--with-lag"], 2, id="lag-without-report"),
         pytest.param(["--from", "soon"], 2, id="no-moment"),
         pytest.param(["--sample", "x"], 2, id="no-duration"),
+        pytest.param(["--every", "5s"], 2, id="every-without-follow"),
+        pytest.param(["--available-now"], 2, id="all-there-is-without-follow"),
+        pytest.param(["-f", "--from", "5"], 2, id="follow-a-range"),
+        pytest.param(["-f", "--to", "5"], 2, id="follow-to-an-end"),
+        pytest.param(["-f", "--incremental"], 2, id="follow-twice"),
+        pytest.param(["-f", "--every", "x"], 2, id="every-no-duration"),
     ],
 )
 def test_wrong_usage_is_told_before_anything_is_done(fake, words, code):

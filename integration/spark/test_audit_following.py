@@ -1,0 +1,209 @@
+"""The audit as a stream: killed, restarted, repeated, and always that of the log."""
+
+import json
+import os
+import signal
+import subprocess
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from clikit import MARSHAL
+from domain import opened
+from drivers import BUSY
+from sparkkit import RUN_S, environment
+from typer.testing import CliRunner
+from waiting import eventually as soon
+
+from kafka_marshal import ConfigurationError, CoordinationError, World
+from kafka_marshal.protocol.snapshot import digest
+from kafka_marshal.spark.audit import (
+    Audit,
+    Source,
+    audit,
+    await_end,
+    follow,
+    schema,
+)
+from kafka_marshal.spark.audit.store import Store
+from kafka_marshal_cli.assembly import app
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
+
+K = 3
+H_MS = 500
+# A session of its own takes long to start on a busy machine.
+START_MS = 150_000
+TRIES_MAX = 20
+
+
+@pytest.fixture(scope="module")
+def domain(broker, unique):
+    with opened(broker, unique, h_ms=H_MS, partitions=K, transport="fast") as domain:
+        yield domain
+
+
+def source_of(domain):
+    return Source(domain.servers, domain.topic, transport="fast")
+
+
+@pytest.fixture
+def act(domain):
+    """Have clients come and go: claims, positions, releases, members."""
+    topic = domain.data_topic(4, records_each=20)
+    group = domain.unique("seen")
+
+    def run(name):
+        with domain.marshal(group, name) as marshal:
+            consumer = marshal.consumer(topic)
+            domain.produce(topic, 2)
+            soon(lambda: consumer.poll(100, 20), "records")
+            consumer.commit()
+
+    return run
+
+
+def contents(found, name):
+    rows = [tuple(row.asDict().items()) for row in found.tables[name].collect()]
+    return Counter(rows)
+
+
+def judge(domain, found, whole):
+    """A stream tells what one run over all of the log tells, and the truth."""
+    for table in schema.TABLES:
+        assert contents(found, table.name) == contents(whole, table.name), table.name
+    live = World.open(domain.servers, coordination_topic=domain.topic)
+    assert [row["digest"] for row in found.partitions()] == [
+        digest(world) for world in live.partitions
+    ]
+    assert found.check() == []
+
+
+def drained(spark, out, source):
+    """Follow up to where the log ends now; return how many runs there are then."""
+    for _ in range(TRIES_MAX):
+        query = follow(spark, out, source=source, available_now=True)
+        try:
+            assert await_end(query, START_MS / 1000), "the stream did not end"
+            return len(Audit(spark, out).runs)
+        except CoordinationError as error:
+            # It has not begun: the machine was too busy to start it in time.
+            if BUSY not in str(error):
+                raise
+        finally:
+            query.stop()
+    raise AssertionError("Spark never started its Python worker in time")
+
+
+def test_a_stream_is_killed_and_goes_on(domain, spark, act, tmp_path):
+    source, out = source_of(domain), tmp_path / "tables"
+    command = [
+        *(MARSHAL, "spark", "audit", "--follow", "--every", "300ms"),
+        *("-b", domain.servers, "--coordination-topic", domain.topic),
+        *("--out", str(out), "--master", "local[1]"),
+    ]
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen(
+            command,
+            env=environment(),
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    numbers = iter(range(10_000))
+
+    def has_runs(count):
+        assert process.poll() is None, (tmp_path / "log").read_text()
+        act(f"client-{next(numbers)}")
+        return len(list((out / "runs").glob("*"))) >= count
+
+    try:
+        soon(lambda: has_runs(2), "two runs are published", START_MS)
+        soon(
+            lambda: act("more") or list(out.glob("_staging-*/folded")),
+            "a run is under way",
+            START_MS,
+        )
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait(RUN_S)
+    before = len(list((out / "runs").glob("*")))
+    act("after the kill")
+    # In this process now, and for as long as it is not told to stop.
+    seen = []
+    query = follow(spark, str(out), source=source, every_ms=100, on_run=seen.append)
+    try:
+        soon(
+            lambda: act("while it follows") or len(seen) >= 2,
+            "two more runs are published",
+            START_MS,
+        )
+        assert not await_end(query, 0.1)
+    finally:
+        query.stop()
+    assert [run.number for run in seen][:2] == [before + 1, before + 2]
+    act("at last")
+    done = CliRunner().invoke(
+        app,
+        [
+            *("spark", "audit", "--follow", "--available-now", "--check"),
+            *("-b", domain.servers, "--coordination-topic", domain.topic),
+            *("--out", str(out), "-o", "json"),
+        ],
+    )
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.stdout)
+    found = Audit(spark, str(out))
+    assert told["runs_count"] == len(found.runs) > before + 2
+    judge(domain, found, audit(spark, str(tmp_path / "whole"), source=source))
+    assert not [p for p in out.iterdir() if p.name.startswith("_staging-")]
+
+
+def test_a_batch_that_spark_repeats_is_one_run(domain, spark, act, tmp_path):
+    """Whether it died before it was published, or before Spark had noted it."""
+    source = source_of(domain)
+    out = str(tmp_path / "tables")
+    act("first")
+    publish = Store.publish
+
+    def dies_before(*_, **__):
+        raise RuntimeError("power is gone before")
+
+    def dies_after(*given, **rest):
+        publish(*given, **rest)
+        raise RuntimeError("power is gone after")
+
+    for dies, told, runs in (
+        (dies_before, "gone before", 1),
+        (dies_after, "gone after", 2),
+    ):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Store, "publish", dies)
+            with pytest.raises(Exception, match=told):
+                drained(spark, out, source)
+        assert drained(spark, out, source) == runs
+        act("next")
+    # One that goes on by hand in between, and a checkpoint that is gone.
+    audit(spark, out, source=source, incremental=True)
+    assert drained(spark, out, source) == 3
+    act("last")
+    assert drained(spark, out, source) == 4
+    Store(spark, out).drop(f"{out}/_checkpoint")
+    assert drained(spark, out, source) == 4
+    judge(domain, Audit(spark, out), audit(spark, f"{out}-whole", source=source))
+
+
+def test_a_stream_follows_its_own_log_only(broker, domain, spark, unique, tmp_path):
+    source, out = source_of(domain), str(tmp_path / "tables")
+    audit(spark, out, source=source)
+    with opened(broker, unique, h_ms=H_MS, partitions=1) as other:
+        elsewhere = Source(other.servers, other.topic)
+        with pytest.raises(ConfigurationError, match="a directory of its own"):
+            follow(spark, out, source=elsewhere)
+    with pytest.raises(ConfigurationError, match="with the same samples"):
+        follow(spark, out, source=source, sample_ms=7)
+    with pytest.raises(ConfigurationError, match="at least 1"):
+        follow(spark, out, source=source, every_ms=0)
+    (Path(out) / "mine.txt").write_text("mine")
+    with pytest.raises(ConfigurationError, match=r"it holds mine\.txt"):
+        follow(spark, out, source=source)

@@ -1,0 +1,146 @@
+"""An audit that follows the log: one run after the other, as micro-batches of Spark.
+
+Spark's checkpoint says up to where a batch goes; the directory says up to where the
+runs that are published went. A batch is a run, published by one rename, so a batch
+that Spark repeats after a crash is found to be there, and passed over: no row is
+doubled, none is lost, whichever of the two notes is ahead.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import attrs
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from kafka_marshal.errors import ConfigurationError
+from kafka_marshal.protocol.history import SAMPLE_MS_DEFAULT
+from kafka_marshal.spark.audit import schema
+from kafka_marshal.spark.audit.folding import Bounds, Source
+from kafka_marshal.spark.audit.job import Step, require_same, take, told
+from kafka_marshal.spark.audit.looking import Log, look
+from kafka_marshal.spark.audit.store import Run, Store
+from kafka_marshal.spark.audit.tail import NAME, tail_of
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.query import StreamingQuery
+
+EVERY_MS_DEFAULT = 60_000
+
+OnRun = Callable[[Run], None]
+
+
+def follow(
+    spark: SparkSession,
+    out: str,
+    *,
+    source: Source | None = None,
+    sample_ms: int = SAMPLE_MS_DEFAULT,
+    every_ms: int = EVERY_MS_DEFAULT,
+    available_now: bool = False,
+    on_run: OnRun | None = None,
+) -> "StreamingQuery":
+    """Start a stream that audits the log as it grows, run after run.
+
+    It goes on where the last run in the directory ended, whoever made it. Open
+    ``Audit(spark, out)`` anew to see what was published since.
+
+    Args:
+        spark: The session to run in, as for ``audit``.
+        out: Directory of the tables, and of the stream's checkpoint.
+        source: Where the log is; by default on localhost.
+        sample_ms: Log time between two rows of a key in ``positions``.
+        every_ms: Time between two runs, where something was appended.
+        available_now: Take where the log ends now as all there is, and end.
+        on_run: Called with each run that is published, on a thread of the query's.
+
+    Returns:
+        The query; ``await_end`` waits for it with errors of ours.
+
+    Raises:
+        ConfigurationError: The directory holds something else, or the audit of
+            another log, or of a part of one.
+        TopicMisconfigured: There is no coordination topic.
+        CoordinationError: The cluster did not answer.
+    """
+    if every_ms < 1:
+        raise ConfigurationError(
+            f"every_ms is {every_ms}; it must be at least 1", setting="every_ms"
+        )
+    source = source or Source()
+    session = spark.newSession()
+    store = Store(session, out)
+    runs = store.runs()
+    log = look(source)
+    step = Step(source, Bounds(), sample_ms=sample_ms)
+    last = runs[-1] if runs else None
+    if last is not None:
+        require_same(last, log, sample_ms=sample_ms)
+    session.dataSource.register(tail_of(source))
+    writer = (
+        session.readStream.format(NAME)
+        .load()
+        .writeStream.queryName("marshal_audit")
+        .option("checkpointLocation", store.checkpoint)
+        .foreachBatch(_Batches(step, store, last, on_run))
+    )
+    if available_now:
+        return writer.trigger(availableNow=True).start()
+    return writer.trigger(processingTime=f"{every_ms} milliseconds").start()
+
+
+def await_end(query: "StreamingQuery", timeout_s: float) -> bool:
+    """Wait for the end of a stream; return whether it has ended.
+
+    Raises:
+        CoordinationError: It failed; what was published stands, and ``follow`` goes
+            on from there.
+        MarshalError: The same, for any other reason.
+    """
+    try:
+        return bool(query.awaitTermination(timeout_s))  # type: ignore[arg-type]
+    except PySparkException as error:
+        raise told(error) from error
+
+
+@attrs.define(eq=False)
+class _Batches:
+    """Makes a run of each micro-batch.
+
+    Attributes:
+        step: What to read, and what to tell of it.
+        store: Where runs stand.
+        last: The last one.
+        on_run: Who is told of each.
+    """
+
+    step: Step
+    store: Store
+    last: Run | None
+    on_run: OnRun | None = None
+
+    def __call__(self, frame: DataFrame, batch_id: int) -> None:
+        """Publish the run of a batch, unless that was done before a crash."""
+        del batch_id  # a checkpoint that is made anew counts from 0 again
+        rows = [row.asDict() for row in frame.collect()]
+        if not rows:
+            return
+        log, as_of_ms = _log_of(rows), rows[0]["as_of_ms"]
+        if self.last is not None:
+            require_same(self.last, log, sample_ms=self.step.sample_ms)
+            done = {int(t): n for t, n in self.last.facts["as_of"]["offsets"].items()}
+            if all(done.get(t, -1) >= end for t, end in log.ends.items()):
+                return
+            # A run of another kind may have been further in some of them.
+            ends = {t: max(end, done.get(t, 0)) for t, end in log.ends.items()}
+            log = attrs.evolve(log, ends=ends)
+        run = take(self.step, log, self.store, last=self.last, as_of_ms=as_of_ms)
+        self.last = run
+        if self.on_run is not None:
+            self.on_run(run)
+
+
+def _log_of(rows: list[dict[str, Any]]) -> Log:
+    first = rows[0]
+    ends = {row[schema.T.name]: row["end"] for row in rows}
+    return Log(first["cluster_id"], first["topic_id"], ends)

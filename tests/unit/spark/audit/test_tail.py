@@ -1,0 +1,83 @@
+"""The log's end as Spark sees it: offsets that move only when something came."""
+
+import json
+
+import pytest
+from pyspark import cloudpickle
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+
+from kafka_marshal.errors import CoordinationError, TopicMisconfigured
+from kafka_marshal.spark.audit import Source, tail
+from kafka_marshal.spark.audit.looking import Log
+
+ALL = ReadAllAvailable()
+SOURCE = Source("b:1", options={"sasl.password": "hush"})
+
+
+@pytest.fixture
+def log(monkeypatch):
+    """Where the log ends, or the error that there is instead."""
+    now = {"found": Log("c", "ab", {1: 7, 0: 5})}
+
+    def look(source):
+        assert source is SOURCE
+        if isinstance(now["found"], Exception):
+            raise now["found"]
+        return now["found"]
+
+    monkeypatch.setattr(tail, "look", look)
+    return now
+
+
+def test_an_offset_says_all_that_a_run_needs_to_know(log):
+    reader = tail.TailReader(SOURCE)
+    assert reader.initialOffset() == {}
+    offset = reader.latestOffset({}, reader.getDefaultReadLimit())
+    assert offset["ends"] == {"0": 5, "1": 7}
+    assert json.loads(json.dumps(offset)) == offset
+    (task,) = reader.partitions({}, offset)
+    at_ms = offset["as_of_ms"]
+    assert list(reader.read(task)) == [
+        (0, 5, at_ms, "c", "ab"),
+        (1, 7, at_ms, "c", "ab"),
+    ]
+
+
+def test_time_alone_makes_no_batch(log):
+    reader = tail.TailReader(SOURCE)
+    start = reader.latestOffset({}, ALL) | {"as_of_ms": 1}
+    assert reader.latestOffset(start, ALL) == start
+    log["found"] = Log("c", "ab", {0: 5, 1: 8})
+    assert reader.latestOffset(start, ALL)["ends"] == {"0": 5, "1": 8}
+    log["found"] = Log("c", "cd", {0: 5, 1: 7})
+    assert reader.latestOffset(start, ALL)["topic_id"] == "cd"
+
+
+def test_what_is_there_when_it_begins_is_all(log):
+    reader = tail.TailReader(SOURCE)
+    reader.prepareForTriggerAvailableNow()
+    log["found"] = Log("c", "ab", {0: 50, 1: 70})
+    offset = reader.latestOffset({}, ALL)
+    assert offset["ends"] == {"0": 5, "1": 7}
+    assert reader.latestOffset(offset, ALL) == offset
+
+
+def test_brokers_that_are_away_are_waited_for_once_it_runs(log, caplog):
+    reader = tail.TailReader(SOURCE)
+    start = reader.latestOffset({}, ALL)
+    log["found"] = CoordinationError("nobody answers")
+    assert reader.latestOffset(start, ALL) == start
+    assert "nobody answers" in caplog.text
+    with pytest.raises(CoordinationError):
+        reader.latestOffset({}, ALL)
+    log["found"] = TopicMisconfigured("gone", problems=("gone",))
+    with pytest.raises(TopicMisconfigured):
+        reader.latestOffset(start, ALL)
+
+
+def test_how_to_connect_travels_with_the_class_and_in_no_option():
+    made = tail.tail_of(SOURCE)
+    source = cloudpickle.loads(cloudpickle.dumps(made))({})
+    assert (source.name(), source.schema()) == (tail.NAME, tail.DDL)
+    assert source.streamReader(None)._source == SOURCE
+    assert "hush" not in repr(made) + repr(source)
