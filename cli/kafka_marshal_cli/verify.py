@@ -105,6 +105,8 @@ class Verifier:
             self._compare_kept(entry.offset)
         transitions = apply(self._first, entry)
         self._compare_checkpoint(transitions)
+        if transitions and transitions[0].effect == "reset":
+            self._begin_anew()
         for transition in transitions:
             if transition.outcome == ACCEPTED and transition.key is not None:
                 self._check(transition, transition.key)
@@ -167,6 +169,16 @@ class Verifier:
                 f"offset {found.begin_offset} says {found.theirs}, and the log folds "
                 f"to {found.ours}"
             )
+
+    def _begin_anew(self) -> None:
+        """Take that a Reset may bring back positions and grants (PROTOCOL 7.6).
+
+        Tokens grow all the same.
+        """
+        for key, seen in self._seen.items():
+            known = self._first.keys.get(key)
+            seen.position = None if known is None else known.position
+            seen.granted_to = 0
 
     def _flush(self) -> None:
         replay(self._second, self._chunk)

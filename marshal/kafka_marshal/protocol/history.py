@@ -45,10 +45,12 @@ from kafka_marshal.protocol.tenures import (
     move,
     note_stray,
     note_waiting,
+    taken_away,
 )
 from kafka_marshal.protocol.transition import (
     ACCEPTED,
     REFUSED,
+    SKIPPED,
     UNDECODABLE,
     Transition,
     Transitions,
@@ -197,6 +199,8 @@ class Historian(msgspec.Struct, gc=False):
         record, key = transition.record, transition.key
         if isinstance(record, ClaimingPartition):
             yield self._attempt(world, transition, at=at)
+        if transition.outcome == SKIPPED:
+            return
         if transition.outcome != ACCEPTED:
             is_refused = transition.outcome == REFUSED
             if is_refused and isinstance(record, ClaimingMessages):
@@ -205,7 +209,8 @@ class Historian(msgspec.Struct, gc=False):
         elif isinstance(record, ReleaseGroup):
             yield from self._pause(world, transition, at=at)
         elif key is None:
-            return
+            quiet_ms = world.quiet_until_ms
+            yield from taken_away(self.tracks, transition, at=at, until_ms=quiet_ms)
         elif isinstance(record, ClaimingPartition):
             yield from self._won(world, transition, at=at)
         else:

@@ -3,6 +3,8 @@
 Part of the historian (``history``), which alone calls these.
 """
 
+from collections.abc import Iterator, Mapping
+
 import msgspec
 
 from kafka_marshal.protocol.history_rows import (
@@ -16,8 +18,10 @@ from kafka_marshal.protocol.records import (
     ClaimingMessages,
     Heartbeat,
     ReleasingPartition,
+    Reset,
 )
 from kafka_marshal.protocol.transition import Transition
+from kafka_marshal.protocol.types import Key
 
 CONTENDERS_MAX = 8
 # Who is refused for these waits for the key; other reasons say nothing of that.
@@ -81,6 +85,27 @@ def note_waiting(
     if reason in _WAITING:
         waiting.append((incarnation, at.log_ms))
     track.waiting = waiting[-CONTENDERS_MAX:]
+
+
+def taken_away(
+    tracks: Mapping[Key, Track],
+    transition: Transition,
+    *,
+    at: Moment,
+    until_ms: int | None,
+) -> Iterator[Interval]:
+    """Yield the claims that a Reset ended: all that there were (PROTOCOL 7.6)."""
+    record = transition.record
+    if not isinstance(record, Reset) or transition.effect != "reset":
+        return
+    for _, track in sorted(tracks.items()):
+        interval = track.interval
+        if interval.ending == OPEN:
+            interval.ending, interval.ended_by = RELEASED, record.client_id
+            interval.reason, interval.end = "reset", at
+            track.kept_ms = at.log_ms if until_ms is None else until_ms
+            track.waiting = []
+            yield interval
 
 
 def handoff(before: Interval, after: Interval, *, track: Track) -> Handoff:

@@ -2,8 +2,22 @@
 
 import msgspec
 import pytest
-from logkit import KEY, Log, batch, beat, claim, config, ident, messages, release
+from logkit import (
+    KEY,
+    H,
+    Log,
+    batch,
+    beat,
+    claim,
+    config,
+    ident,
+    messages,
+    release,
+    resets,
+)
 
+from kafka_marshal.protocol.snapshot import digest, to_bytes
+from kafka_marshal.protocol.types import Key
 from kafka_marshal_cli import verify
 from kafka_marshal_cli.verify import FINDINGS_MAX, Verifier
 
@@ -54,6 +68,22 @@ def test_a_halted_partition_is_told(split):
     log.append(config(2, era=2, level=9))
     log.append(claim())
     assert verified(log, split)["result"] == "halted"
+
+
+@pytest.mark.parametrize("split", [0, 5, 7, 9])
+def test_a_reset_may_go_back(split):
+    log = Log(level=2)
+    epoch = log.claimed()
+    value, told = to_bytes(log.state), digest(log.state)
+    log.append(messages(epoch, 0, 30))
+    log.claimed("c2", key=Key("g", "t", 1))
+    for record in resets(value, told):
+        log.append(record)
+    log.append(b"", after=1)
+    log.append(b"", after=3 * H)
+    log.append(messages(log.claimed("c2"), 0, 9, client="c2"))
+    assert log.key().granted == 10
+    assert verified(log, split)["findings"] == []
 
 
 def test_a_claim_may_forget_what_was_forgotten():

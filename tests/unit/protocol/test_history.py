@@ -7,6 +7,7 @@ from logkit import (
     Log,
     batch,
     beat,
+    begin,
     claim,
     config,
     hashed,
@@ -15,6 +16,7 @@ from logkit import (
     messages,
     pause,
     release,
+    resets,
 )
 from logkit import resume as resume_record
 
@@ -35,6 +37,7 @@ from kafka_marshal.protocol.history_rows import (
     Rejected,
 )
 from kafka_marshal.protocol.notes import why_to_tags
+from kafka_marshal.protocol.snapshot import digest, to_bytes
 from kafka_marshal.protocol.types import Key
 
 OTHER = Key("g", "u", 1)
@@ -278,6 +281,24 @@ def test_who_waits_when_a_group_is_paused_is_not_late(bench):
 
 
 # --- what took no effect
+
+
+def test_a_checkpoint_is_no_event_and_a_reset_ends_claims():
+    bench = Bench(level=2)
+    bench.say(claim())
+    value, told = to_bytes(bench.log.state), digest(bench.log.state)
+    before = list(bench.rows)
+    bench.say(begin())
+    assert bench.rows == before
+    for record in resets(value, told):
+        bench.say(record)
+    ended = bench.one(Interval)
+    assert (ended.ending, ended.reason, ended.client_id) == ("released", "reset", "c1")
+    assert list(bench.historian.open_rows()) == []
+    bench.say(claim("c2"), after=1)
+    assert bench.of(Rejected)[-1].reason == "quiet"
+    bench.say(claim("c2"), after=2 * H + 1)
+    assert bench.one(Handoff).from_client_id == "c1"
 
 
 def test_what_is_no_record_is_told(bench):
