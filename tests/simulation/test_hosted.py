@@ -12,9 +12,8 @@ from kafka_marshal.protocol.lease import Lease
 from kafka_marshal.remote import session as remote_session
 from kafka_marshal.sidecar.books import Books
 from kafka_marshal.sidecar.host import Host
-from kafka_marshal.sidecar.hosting import HostSession
 from kafka_marshal.sidecar.lobby import Lobby
-from kafka_marshal.testing.hosted.world import FAULTS
+from kafka_marshal.testing.hosted.world import FAULTS, HostedWorld
 from kafka_marshal.testing.simulator_hosted import (
     HostedSimulationFailed,
     simulate_hosted,
@@ -24,6 +23,7 @@ FIRST, _, LAST = os.environ.get("SIMULATION_SEEDS", "0:12").partition(":")
 SEEDS = range(int(FIRST), int(LAST))
 BATCH = 4
 FOR_EVER_MS = 10**12
+NEAR = 8
 # Each was found by a seed, and mended since.
 FOUND = [
     pytest.param(2, id="a-late-end-of-a-wish-ended-the-next"),
@@ -54,10 +54,10 @@ def test_a_seed_repeats_byte_for_byte():
     assert len(first.transcript) > 100
 
 
-def test_every_fault_is_drawn():
+def test_every_fault_is_drawn(tmp_path):
     drawn = set()
-    for seed in range(6):
-        drawn.update(simulate_hosted(seed, rounds=0).faults)
+    for seed in range(20):
+        drawn |= HostedWorld(seed, folder=tmp_path).faults
     assert drawn == set(FAULTS)
 
 
@@ -94,16 +94,6 @@ def no_promises(patch):
     patch.setattr(Lobby, "_keep", lambda self, host, promised: None)
 
 
-def release_what_was_resumed(patch):
-    """A key that nobody was lent yet is released though it may be used."""
-    patch.setattr(HostSession, "_may_be_used", lambda self, key: False)
-
-
-def release_while_it_is_lent(patch):
-    """What should be elsewhere is released before its client has confirmed."""
-    patch.setattr(HostSession, "_is_in_use", lambda self, holding: False)
-
-
 def confirm_before_it_has_stopped(patch):
     """A client says that it has stopped, and goes on with what it has."""
     plain = remote_session.RemoteSession._on_releasing
@@ -119,49 +109,37 @@ def confirm_before_it_has_stopped(patch):
 
 
 VARIANTS = [
-    # What is planted, in which world, and by what it is caught.
+    # What is planted, the world that shows it, and the seed that does so first.
     pytest.param(
         lend_before_the_deadline,
         ("crash", "stop", "line", "unwatched"),
-        {"S4"},
+        13,
         id="lend-before-the-deadline",
     ),
     pytest.param(
         release_on_a_lost_connection,
         ("line", "stop"),
-        {"S4"},
+        4,
         id="release-on-a-lost-connection",
     ),
     pytest.param(
-        no_deadline, ("hang", "cut", "line"), {"S4"}, id="no-deadline-at-the-client"
+        no_deadline, ("hang", "cut", "line"), 1, id="no-deadline-at-the-client"
     ),
     pytest.param(
-        no_promises, ("crash", "line", "stop"), {"S4"}, id="no-promises-after-a-restart"
-    ),
-    pytest.param(
-        release_what_was_resumed,
-        ("crash", "drain", "line", "stop"),
-        {"S4"},
-        id="release-what-was-resumed",
-    ),
-    pytest.param(
-        release_while_it_is_lent,
-        ("churn", "stop"),
-        {"S4"},
-        id="release-while-it-is-lent",
+        no_promises, ("crash", "line", "stop"), 0, id="no-promises-after-a-restart"
     ),
     pytest.param(
         confirm_before_it_has_stopped,
         ("churn", "stop"),
-        {"S4"},
+        2,
         id="confirm-before-it-has-stopped",
     ),
 ]
 
 
-def caught(faults, *, seeds=range(40), rounds=150):
-    """Return what the first of these seeds that fails has found."""
-    for seed in seeds:
+def caught(faults, *, first, rounds=150):
+    """Return what this seed, or one of a few after it, has found."""
+    for seed in range(first, first + NEAR):
         try:
             simulate_hosted(seed, faults=faults, rounds=rounds)
         except HostedSimulationFailed as failure:
@@ -170,10 +148,10 @@ def caught(faults, *, seeds=range(40), rounds=150):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("plant", "faults", "invariants"), VARIANTS)
-def test_a_broken_variant_is_caught(monkeypatch, plant, faults, invariants):
+@pytest.mark.parametrize(("plant", "faults", "first"), VARIANTS)
+def test_a_broken_variant_is_caught(monkeypatch, plant, faults, first):
     plant(monkeypatch)
-    failure = caught(faults)
+    failure = caught(faults, first=first)
     assert failure is not None
-    assert failure.invariant in invariants
+    assert failure.invariant == "S4"
     assert f"simulate_hosted({failure.seed})" in str(failure)
