@@ -90,6 +90,7 @@ def diff(
     one: Annotated[
         str, typer.Argument(metavar="ONE", help="A snapshot, a dump, or `live`.")
     ],
+    *,
     other: Annotated[
         str, typer.Argument(metavar="OTHER", help="A snapshot, a dump, or `live`.")
     ],

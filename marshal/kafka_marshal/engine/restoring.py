@@ -161,12 +161,6 @@ def restore(
     Raises:
         CoordinationError: The log did not answer; nothing is decided.
     """
-
-    def reject(source: KeptStates, state: KeptState, why: str) -> None:
-        on_unfit(state, why)
-        if isinstance(source, Discards):
-            source.discard(state)
-
     starts = log.start_offsets(timeout_ms)
     ends = log.end_offsets(timeout_ms)
     ranges = {t: LogRange(starts[t], ends[t]) for t in sorted(partitions)}
@@ -176,22 +170,14 @@ def restore(
         wanted = {t: spans for t, spans in ranges.items() if t not in found}
         if not wanted:
             break
-        # What nothing is looked for in stands at its end, and is silent.
-        log.read_from({t: spans.end for t, spans in wanted.items()})
-        kept = source.find(wanted, log=view, timeout_ms=timeout_ms)
-        worlds: dict[int, tuple[KeptState, WorldState]] = {}
-        for t, state in kept.items():
-            world = world_of(state, wanted[t])
+        kept = _fitting(source, wanted, log=view, timeout_ms=timeout_ms)
+        for t, (state, world) in kept.items():
             if isinstance(world, str):
-                reject(source, state, world)
+                on_unfit(state, world)
+                if isinstance(source, Discards):
+                    source.discard(state)
             else:
-                worlds[t] = (state, world)
-        log.read_from({t: spans.end for t, spans in wanted.items()})
-        for t, why in _unproven(view, [state for state, _ in worlds.values()]):
-            state, _ = worlds.pop(t)
-            reject(source, state, why)
-        for t, (state, world) in worlds.items():
-            found[t] = Restored(world, state.source, starts[t])
+                found[t] = Restored(world, state.source, starts[t])
     for t in ranges.keys() - found.keys():
         found[t] = Restored(WorldState(t), None, starts[t])
     anew = dict(starts) | dict(places or {})
@@ -201,6 +187,26 @@ def restore(
             for t, each in found.items()
         }
     )
+    return found
+
+
+def _fitting(
+    source: KeptStates,
+    wanted: Mapping[int, LogRange],
+    *,
+    log: CoordinationLog,
+    timeout_ms: int,
+) -> dict[int, tuple[KeptState, WorldState | str]]:
+    """Return what a source has of each T, with the state or why it does not fit."""
+    # What nothing is looked for in stands at its end, and is silent.
+    ends = {t: spans.end for t, spans in wanted.items()}
+    log.read_from(ends)
+    kept = source.find(wanted, log=log, timeout_ms=timeout_ms)
+    found = {t: (state, world_of(state, wanted[t])) for t, state in kept.items()}
+    log.read_from(ends)
+    fitting = [state for state, world in found.values() if not isinstance(world, str)]
+    for t, why in _unproven(log, fitting):
+        found[t] = (found[t][0], why)
     return found
 
 
