@@ -37,7 +37,6 @@ from kafka_marshal.kafka_io.writer import Connect
 from kafka_marshal.protocol.types import LogEntry
 
 _EOF = KafkaError._PARTITION_EOF  # noqa: SLF001 - its public name
-_UNKNOWN_PARTITION = KafkaError._UNKNOWN_PARTITION  # noqa: SLF001
 # The place of a partition is not in its log; nothing more is fetched of it.
 _OUT_OF_PLACE = (
     KafkaError._AUTO_OFFSET_RESET,  # noqa: SLF001
@@ -59,6 +58,8 @@ class FastCoordinationLog(TopicLog):
         return fast_outlets(self._settings)
 
     def _start(self) -> None:
+        # Whether the reader stands where it should.
+        self._is_placed = False
         # The offsets after the last entry and any control records.
         self._reached: dict[int, int] = {}
         # What the report that was raised last is about.
@@ -99,8 +100,9 @@ class FastCoordinationLog(TopicLog):
     def _go_to(self, offsets: Mapping[int, int]) -> None:
         for number, offset in offsets.items():
             self._next[number] = offset
-        assert self._reader is not None
-        self._reader.handle.assign([self._place(number) for number in self._read])
+        # Not before something is read: librdkafka fetches ahead at once, and who
+        # goes on from a kept state would have the log's start sent for nothing.
+        self._is_placed = False
 
     def _place(self, number: int) -> Untyped:
         epoch, offset = self._epochs[number], self._next[number]
@@ -111,6 +113,9 @@ class FastCoordinationLog(TopicLog):
     def _fetch(self, timeout_ms: int) -> Entries:
         assert self._reader is not None
         handle = self._reader.handle
+        if not self._is_placed:
+            handle.assign([self._place(number) for number in self._read])
+            self._is_placed = True
         deadline = time.monotonic() + timeout_ms / 1000
         entries: Entries = []
         while not self._reported and not entries:
@@ -178,15 +183,15 @@ class FastCoordinationLog(TopicLog):
                 is_late = left_s <= _RETRY_S
                 if is_late or not self._told(error, "Asking", Access.READ).retriable:
                     raise
-                if cause_of(error).code() == _UNKNOWN_PARTITION:
-                    self._look_anew(min(left_s, _QUESTION_S))
+                self._look_anew(min(left_s, _QUESTION_S))
                 time.sleep(_RETRY_S)
 
     def _look_anew(self, timeout_s: float) -> None:
-        """Have the one that asks forget what it knows of the topic.
+        """Have the one that asks learn anew who leads the topic's partitions.
 
-        Told of it in a moment without a leader, librdkafka takes the partition for
-        unknown and asks nobody any more, however long.
+        It asks the leader that it knew, also where that one is gone. Told of the
+        topic in a moment without a leader, it takes the partition for unknown and
+        asks nobody any more, however long.
         """
         assert self._asker is not None
         with suppress(KafkaException):  # the question that follows tells why

@@ -95,6 +95,8 @@ class Log(FastCoordinationLog):
 @pytest.fixture
 def log():
     made = Log(ConnectionSettings("127.0.0.1:1"), heartbeat_interval_ms=None)
+    assert made.handle.assigned == [], "nothing is fetched before it is read"
+    assert made.poll(0) == []
     assert made.handle.assigned == [{0: 0, 1: 0}]
     yield made
     made.close(1_000)
@@ -160,6 +162,7 @@ def test_a_start_that_moved_before_the_first_read_is_stepped_over(log):
     log.handle.starts = {0: 7, 1: 0}
     log.handle.queue = [Message(0, -1001, error=KafkaError._AUTO_OFFSET_RESET)]
     assert log.poll(0) == []
+    assert log.poll(0) == []  # from there
     assert log.handle.assigned[-1] == {0: 7, 1: 0}
     log.handle.queue = [Message(0, 7)]
     assert [entry.offset for _, entry in log.poll(0)] == [7]
@@ -209,3 +212,11 @@ def test_questions_are_asked_again_until_their_deadline(log, monkeypatch):
     faults += [KafkaException(KafkaError(KafkaError._TIMED_OUT))] * 1_000
     with pytest.raises(CoordinationError, match="no broker answered"):
         log.end_offsets(60)
+
+
+def test_places_that_are_set_one_after_the_other_are_taken_up_once(log):
+    log.read_from({0: 5})
+    log.read_from({0: 9, 1: 2})
+    assert len(log.handle.assigned) == 1
+    log.poll(0)
+    assert log.handle.assigned[1:] == [{0: 9, 1: 2}]
