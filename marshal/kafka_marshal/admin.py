@@ -292,7 +292,10 @@ class Admin:
         )
         try:
             kept = find_checkpoint(
-                log, partition, checkpoint_id, timeout_ms=self._timeout_ms
+                log,
+                partition,
+                checkpoint_id=checkpoint_id,
+                timeout_ms=self._timeout_ms,
             )
         finally:
             log.close(self._timeout_ms)

@@ -55,9 +55,8 @@ class KeyChange(NamedTuple):
     @property
     def repeats(self) -> bool:
         """Whether something would be handed out or granted again."""
-        before = (self.position or 0, self.granted or 0)
-        after = (self.position_then or 0, self.granted_then or 0)
-        return any(now > then for now, then in zip(before, after, strict=True))
+        is_below = (self.position_then or 0) < (self.position or 0)
+        return is_below or (self.granted_then or 0) < (self.granted or 0)
 
 
 @attrs.frozen
@@ -87,7 +86,7 @@ class ResetPlan:
 
 
 def find_checkpoint(
-    log: CoordinationLog, partition: int, checkpoint_id: str | None, *, timeout_ms: int
+    log: CoordinationLog, partition: int, *, checkpoint_id: str | None, timeout_ms: int
 ) -> KeptState:
     """Return a complete checkpoint of a T, the newest one without an id.
 

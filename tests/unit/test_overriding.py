@@ -41,7 +41,7 @@ def follower(cluster):
 
 def find(cluster, checkpoint_id=None, partition=0):
     log = cluster.kafka.coordination_log()
-    return find_checkpoint(log, partition, checkpoint_id, timeout_ms=100)
+    return find_checkpoint(log, partition, checkpoint_id=checkpoint_id, timeout_ms=100)
 
 
 def plan_of(cluster):

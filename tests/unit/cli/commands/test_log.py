@@ -6,6 +6,8 @@ import pytest
 from logkit import Log, claim, config
 from typer.testing import CliRunner
 
+from kafka_marshal.overriding import KeyChange, ResetPlan
+from kafka_marshal.protocol.types import Key
 from kafka_marshal_cli import verify
 from kafka_marshal_cli.assembly import app
 from kafka_marshal_cli.shared import Call
@@ -110,3 +112,44 @@ def test_verify_of_a_broken_fold_is_70(logs, monkeypatch):
     assert outcome.exit_code == 70
     assert json.loads(outcome.stdout)["result"] == "broken"
     assert "partition 0: S2: " in outcome.stderr
+
+
+class FakeResetter:
+    """An admin that plans a reset, and remembers what it was asked for."""
+
+    def __init__(self):
+        self.asked = []
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def reset_state(self, partition, **asked):
+        self.asked.append((partition, asked))
+        change = KeyChange(Key("g", "t", 1), "moved", 9, None, 4, None)
+        return ResetPlan(partition, "ab" * 16, 7, 12, (Key("g", "t", 0),), (change,))
+
+
+@pytest.mark.parametrize("is_executed", [False, True])
+def test_a_reset_says_what_changes_and_writes_only_if_told(monkeypatch, is_executed):
+    admin = FakeResetter()
+    monkeypatch.setattr(Call, "admin", lambda self: admin)
+    words = ["--execute", "--force", "--allow-reprocess"] if is_executed else []
+    ask = ["log", "reset", "--partition", "3", "--checkpoint", "ab" * 16, "-o", "json"]
+    outcome = invoke(*ask, *words)
+    assert outcome.exit_code == 0, outcome.output
+    found = json.loads(outcome.stdout)
+    assert (found["partition"], found["is_executed"]) == (3, is_executed)
+    assert (found["repeats_count"], found["held"]) == (1, ["t-0"])
+    (row,) = found["changes"]
+    assert (row["change"], row["position"], row["position_then"]) == ("moved", 9, 4)
+    assert ("nothing was written" in outcome.stderr) is not is_executed
+    asked = {
+        "checkpoint_id": "ab" * 16,
+        "execute": is_executed,
+        "allow_held": is_executed,
+        "allow_reprocess": is_executed,
+    }
+    assert admin.asked == [(3, asked)]

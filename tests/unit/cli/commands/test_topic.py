@@ -1,5 +1,7 @@
 """`marshal topic`: what deserves which exit code."""
 
+import json
+
 import pytest
 from logkit import CREATE_TIME, Log, claim, config
 from typer.testing import CliRunner
@@ -7,6 +9,7 @@ from typer.testing import CliRunner
 from kafka_marshal import World
 from kafka_marshal.admin import TopicReport
 from kafka_marshal.kafka_io.topics import ClusterInfo, TopicDescription
+from kafka_marshal.overriding import UpgradePlan
 from kafka_marshal_cli.assembly import app
 from kafka_marshal_cli.commands.topic import judge
 from kafka_marshal_cli.shared import Call
@@ -115,3 +118,36 @@ def test_random_ids_differ():
     )
     assert one != other
     assert len(bytes.fromhex(one.strip())) == 16
+
+
+@pytest.mark.parametrize(
+    ("partitions", "words", "told"),
+    [
+        ((0, 1), [], "nothing was written"),
+        ((0, 1), ["--execute"], None),
+        ((), [], "of that level already"),
+    ],
+    ids=str,
+)
+def test_an_upgrade_is_shown_and_done_only_if_told(
+    monkeypatch, partitions, words, told
+):
+    class FakeAdmin:
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+        def upgrade_topic(self, *, execute, ignore_members):
+            assert (execute, ignore_members) == (bool(words), False)
+            return UpgradePlan(1, 2, 2, partitions, ())
+
+    monkeypatch.setattr(Call, "admin", lambda self: FakeAdmin())
+    monkeypatch.setattr(Call, "world", lambda self, **_: world(Log()))
+    outcome = CliRunner().invoke(app, ["topic", "upgrade", *words, "-o", "json"])
+    assert outcome.exit_code == 0, outcome.output
+    found = json.loads(outcome.stdout)
+    assert (found["feature_level"], found["feature_level_then"]) == (1, 2)
+    assert found["partitions"] == list(partitions)
+    assert told is None or told in outcome.stderr
