@@ -27,6 +27,8 @@ from kafka_marshal.errors import (
 )
 from kafka_marshal.remote import api
 
+# What a client is told whose process, or whose whole group, is not known any more.
+LOST = (ClaimLost, LogUnwritable)
 NAMES = ("a", "b")
 KEYS = 3
 H_MS = 1_500
@@ -115,9 +117,12 @@ class Sidecars(RuleBasedStateMachine):
             return
         try:
             client.live()
-            if client not in self.subscribed:
+            is_lost = client.failure is not None
+            if client not in self.subscribed and not is_lost:
                 self.subscribe(name)
-        except (ClaimLost, LogUnwritable):
+        except LOST:
+            is_lost = True
+        if is_lost:
             self.subscribed.discard(client)
             with contextlib.suppress(IdentityConflict):
                 client.register()
@@ -140,7 +145,7 @@ class Sidecars(RuleBasedStateMachine):
         for _ in range(duration_ms // BEAT_MS):
             self.pass_time(BEAT_MS, [other for other in NAMES if other != name])
             if self.is_up and name in self.clients:
-                with contextlib.suppress(ClaimLost):
+                with contextlib.suppress(*LOST):
                     self.clients[name].beat()
         self.pass_time(after_ms, NAMES)
 
@@ -148,7 +153,7 @@ class Sidecars(RuleBasedStateMachine):
     def one_gives_something_back(self, name, after_ms):
         client = self.clients.get(name)
         if self.is_up and client is not None and client.held:
-            with contextlib.suppress(ClaimLost):
+            with contextlib.suppress(*LOST):
                 client.give_back(min(client.held))
         self.pass_time(after_ms, NAMES)
 
@@ -176,7 +181,7 @@ class Sidecars(RuleBasedStateMachine):
         said = api.Leaving(
             returned=returned, release=reason != "restart", reason=reason
         )
-        with contextlib.suppress(ClaimLost):
+        with contextlib.suppress(*LOST):
             self.machine.hub.leave(client.who, said)
         if reason == "restart":
             del self.clients[name]
@@ -189,7 +194,7 @@ class Sidecars(RuleBasedStateMachine):
         client = self.clients.get(name)
         if self.is_up and client is not None:
             none = api.Release(returned=())
-            with contextlib.suppress(ClaimLost):
+            with contextlib.suppress(*LOST):
                 self.machine.hub.unsubscribe(client.who, "s", release=none, keep=keep)
                 self.pass_time(after_ms, NAMES)
                 self.subscribe(name)
