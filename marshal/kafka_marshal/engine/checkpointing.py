@@ -29,6 +29,8 @@ from .replica import Replica
 
 INTERVAL_MS_DEFAULT = 300_000
 ENTRIES_DEFAULT = 200_000
+# A T in which nothing happens gets one as often: retention takes checkpoints, too.
+IDLE_MS = 24 * 3_600_000
 # Of the interval: who writes is drawn over this part of it.
 JITTER_PART = 10
 # Chunks under way at once, of 47 KiB: what a beat may have to wait behind.
@@ -85,7 +87,7 @@ class _Turn:
     Attributes:
         partition: T.
         since_ms: Local time from which the interval counts.
-        last_offset: The last checkpoint that this was seen of.
+        last_offset: The last checkpoint that was seen, None before the first.
         try_at_ms: When to claim, None while nothing is due.
         work: The checkpoint being written.
     """
@@ -141,9 +143,12 @@ class Checkpointer:
         watch = replica.checkpoints
         if watch.last_offset != turn.last_offset:
             turn.last_offset, turn.since_ms = watch.last_offset, now_ms
-        if not watch.news_count:
+        elapsed_ms = now_ms - turn.since_ms
+        # How old the last one is, whoever has just started does not know.
+        is_known = turn.last_offset is not None and elapsed_ms < IDLE_MS
+        if is_known and not watch.news_count:
             return False
-        if now_ms - turn.since_ms >= self.rule.interval_ms:
+        if elapsed_ms >= self.rule.interval_ms:
             return True
         return replica.world.next_offset - (turn.last_offset or 0) >= self.rule.entries
 

@@ -1,5 +1,6 @@
 from enginekit import KEY, H, fold, holders, lines, of, owning, world, write
 
+from kafka_marshal.engine import checkpointing
 from kafka_marshal.engine.checkpointing import UNDER_WAY_MAX, CheckpointRule
 from kafka_marshal.engine.finding import LogCheckpoints
 from kafka_marshal.ports import LogRange
@@ -117,6 +118,24 @@ def test_nothing_new_is_no_reason_to_write():
     cluster.run_until(checkpointed(cluster), 3 * H)
     cluster.run(5 * H)
     assert len(written(cluster)) == 1
+
+
+def test_retention_does_not_take_the_last_one_of_an_idle_partition(monkeypatch):
+    monkeypatch.setattr(checkpointing, "IDLE_MS", 4 * H)
+    cluster = world()
+    node = cluster.node("a")
+    node.engine.write_checkpoints("w-a", SOON)
+    cluster.run_until(lambda: node.engine.is_ready, H)
+    node.engine.remove_session(node.session)
+    cluster.run_until(checkpointed(cluster, 2), 9 * H)
+    cluster.crash(node)
+    fresh = cluster.node("b")  # has folded from a state behind them, say
+    fresh.engine.write_checkpoints("w-b", SOON)
+    cluster.run_until(lambda: fresh.engine.is_ready, H)
+    fresh.engine.remove_session(fresh.session)
+    replica = fresh.engine.context.replicas[0]
+    replica.begin(replica.world, cluster.clock.now_ms())
+    cluster.run_until(checkpointed(cluster, 3), 3 * H)
 
 
 def test_whoever_is_not_to_write_does_not():
