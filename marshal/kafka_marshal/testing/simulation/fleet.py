@@ -73,6 +73,7 @@ class Fleet:
         self.apps: list[App] = []
         self._world = world
         self._starts = 0
+        self._restarts: dict[str, tuple[str, tuple[PreviousLife, ...]]] = {}
         self._names = 0
         self._ids = chance(world.plan.seed, "ids")
         plan = world.plan
@@ -138,11 +139,18 @@ class Fleet:
     def start_later(self, app: App, after_ms: int, *, is_resuming: bool) -> None:
         """Start the client of a process again; it may remember its lives."""
         lives = app.node.lives if is_resuming else ()
-        start = partial(self._restart, app.node.owner.client_id, lives)
+        self._restarts[app.name] = (app.node.owner.client_id, lives)
+        start = partial(self._restart, app.name)
         self._world.loop.at(self._world.now_ms + after_ms, start)
 
-    def _restart(self, client_id: str, lives: tuple[PreviousLife, ...]) -> None:
-        self.start(client_id, lives)
+    def restart_all(self) -> None:
+        """Start at once who was to be started later."""
+        for name in list(self._restarts):
+            self._restart(name)
+
+    def _restart(self, name: str) -> None:
+        if name in self._restarts:
+            self.start(*self._restarts.pop(name))
 
     def wake(self, app: App) -> None:
         """Let a process go on that was stopped; its threads in either order."""
@@ -216,7 +224,9 @@ class Fleet:
         if failure is not None:
             raise Violation("fault", f"{app.name}: {failure!r}")
         world.settle()
-        if world.watcher.check_reader(app.node.engine, app.checked):
+        if world.watcher.check_reader(
+            app.node.engine, app.checked, may_lag=world.is_truncating
+        ):
             world.check_leases([each.node for each in self.apps])
         return True
 

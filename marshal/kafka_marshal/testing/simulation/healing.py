@@ -38,6 +38,7 @@ class Healing:
         world.say("everything is healed")
         world.is_healed = True
         self._strikes.heal()
+        self._fleet.restart_all()
         self._end_twins()
         if all(app.is_leaving for app in self._fleet.apps):
             self._fleet.join()
