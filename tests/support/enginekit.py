@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from kafka_marshal.engine import Delivery
 from kafka_marshal.engine.handout import ConsumerOptions
+from kafka_marshal.errors import LogTruncated
 from kafka_marshal.protocol.codec import encode
 from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.records import ClaimingPartition, Record, ReleaseGroup
@@ -164,3 +165,12 @@ def pause_for(cluster, for_ms, **rest):
     until_ms = cluster.clock.wall_ms() + for_ms
     write(cluster, pause_record(cluster, until_ms, **rest))
     return until_ms
+
+
+def fail_engine(node):
+    """Have a log go back, who knows where: that ends an engine for good."""
+
+    def poll(timeout_ms):
+        raise LogTruncated("somewhere")
+
+    node.log.poll = poll

@@ -8,6 +8,7 @@ from enginekit import (
     T0,
     H,
     Stepping,
+    fail_engine,
     fold,
     holders,
     owning,
@@ -122,7 +123,7 @@ def test_releasing_against_a_dead_log_has_a_deadline(cluster):
 def test_a_failed_engine_is_told(cluster):
     node, claim = wanting(cluster)
     node.step()
-    cluster.kafka.truncate(cluster.place(0), end=0, leader=1)
+    fail_engine(node)
     with pytest.raises(LogTruncated):
         claim.wait_held(H)
 

@@ -10,6 +10,7 @@ from enginekit import (
     T0,
     H,
     Stepping,
+    fail_engine,
     fold,
     held_by,
     wish,
@@ -275,8 +276,8 @@ def test_closing_against_a_dead_log_is_told(cluster):
 
 
 def test_a_failed_engine_is_told(cluster):
-    _, ranges, _ = winning(cluster)
-    cluster.kafka.truncate(cluster.place(0), end=0, leader=1)
+    node, ranges, _ = winning(cluster)
+    fail_engine(node)
     with pytest.raises(LogTruncated):
         ranges.wait_for_change(H)
     with pytest.raises(LogTruncated):
