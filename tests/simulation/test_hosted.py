@@ -27,6 +27,7 @@ NEAR = 8
 # Each was found by a seed, and mended since.
 FOUND = [
     pytest.param(2, id="a-late-end-of-a-wish-ended-the-next"),
+    pytest.param(307, id="ids-of-an-earlier-ring-were-taken-for-new-ones"),
     pytest.param(19, id="what-was-resumed-was-released-while-it-was-used"),
 ]
 

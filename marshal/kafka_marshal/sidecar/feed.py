@@ -22,16 +22,21 @@ class Ring:
     """The last events of one client. Called under the engine's lock.
 
     Attributes:
-        number: Number of the last event; the first is 1.
+        number: Number of the last event. It begins above those of any earlier
+            ring of the client: an id of that must not be taken for one of this.
         end: That it is all over, once it is: told behind every snapshot.
     """
 
     __slots__ = ("_feed", "_frames", "_incarnation", "_snapshot", "end", "number")
 
     def __init__(
-        self, incarnation: str, *, snapshot: Callable[[], tuple[Snapshot, Place]]
+        self,
+        incarnation: str,
+        *,
+        snapshot: Callable[[], tuple[Snapshot, Place]],
+        begin: int = 0,
     ) -> None:
-        self.number = 0
+        self.number = begin
         self.end: Frame | None = None
         self._incarnation = incarnation
         self._snapshot = snapshot

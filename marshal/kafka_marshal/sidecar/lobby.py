@@ -240,7 +240,11 @@ class Lobby:
             said.instance,
             said.beat_ms,
             peer,
-            Ring(self.incarnation, snapshot=lambda: host.snapshot(client)),
+            Ring(
+                self.incarnation,
+                snapshot=lambda: host.snapshot(client),
+                begin=self._context.now_ms,
+            ),
             self._context.now_ms,
         )
         if before is not None:

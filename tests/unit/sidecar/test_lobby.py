@@ -118,6 +118,18 @@ def test_whoever_is_not_registered_is_told_so(machine):
     assert caught.value.reason == "gone"
 
 
+def test_whoever_was_forgotten_and_comes_again_is_told_everything(cluster, machine):
+    """What it names as the last it heard is of a ring that is no more."""
+    a = having(machine)
+    cluster.run(4 * H)
+    assert machine.hub.clients() == []
+    after = a.after
+    a.register()
+    a.subscribe()
+    assert a.after == after
+    run_until(cluster, [a], lambda: len(a.valid) == 8, 3 * H)
+
+
 def test_clients_are_listed(cluster, machine):
     a = having(machine, count=8)
     Local(machine, "b", group="h")

@@ -24,10 +24,8 @@ def test_the_first_event_is_a_snapshot_even_of_nothing(machine):
     assert first.assigned == ()
     incarnation, number, t, offset = a.after.split(".")
     assert incarnation == machine.hub.info().incarnation[:8]
-    assert (number, t) == (
-        "0",
-        "1" if machine.node.engine.context.home_of("g") else "0",
-    )
+    assert int(number) > 0
+    assert t == ("1" if machine.node.engine.context.home_of("g") else "0")
     assert offset.isdigit()
 
 
