@@ -108,7 +108,7 @@ def run_plan(plan: Plan) -> Report:
     for fault in plan.faults:
         world.loop.at(start_ms + fault.at_ms, partial(strikes.strike, fault))
     for _ in range(plan.clients):
-        fleet.join()
+        fleet.admit()
     _produce(world, chance(plan.seed, "produce when"))
     try:
         world.run(plan.duration_ms)

@@ -93,7 +93,7 @@ class Fleet:
 
     # --- coming and going
 
-    def join(self) -> App:
+    def admit(self) -> App:
         """Start a process of a new client."""
         self._names += 1
         # Names and incarnations in no order: none may count.
@@ -291,7 +291,7 @@ class Fleet:
             key = Key(GROUP, *partition)
             offsets = [record.offset for record in records]
             world.say(f"{app.name} is handed {partition} {offsets}")
-            world.on_handed(app.name, key, records)
+            world.on_handed(app.name, key, records=records)
             app.hand.extend((record, world.now_ms) for record in records)
         return bool(app.hand)
 
@@ -307,7 +307,7 @@ class Fleet:
             if world.now_ms - since_ms > 2 * world.plan.h_ms:
                 world.coverage.note("handled_beyond_2h")
             key = Key(GROUP, record.topic, record.partition)
-            world.on_processed(app.name, key, record)
+            world.on_processed(app.name, key, record=record)
             try:
                 consumer.commit(record)
             except ClaimLost:

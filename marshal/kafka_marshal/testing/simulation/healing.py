@@ -41,7 +41,7 @@ class Healing:
         self._fleet.restart_all()
         self._end_twins()
         if all(app.is_leaving for app in self._fleet.apps):
-            self._fleet.join()
+            self._fleet.admit()
         # What was on its way still lands; who started is heard of.
         world.run(3 * self._h_ms)
         self._end_twins()

@@ -149,7 +149,7 @@ class Strikes:
 
     def _churn(self, fault: Fault) -> None:
         if len(self._fleet.apps) < APPS_MAX and fault.size < PERCENT // 2:
-            self._fleet.join()
+            self._fleet.admit()
             return
         app = self._victim(fault)
         if app is not None and len(self._fleet.apps) > 1:

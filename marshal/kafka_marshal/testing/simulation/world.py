@@ -185,7 +185,7 @@ class World:
         wall_ms = kafka.clocks.wall_ms(log.leader, self.now_ms)
         return state.now_ms + max(0, wall_ms - state.epoch_time_ms)
 
-    def on_handed(self, name: str, key: Key, records: Sequence[Record]) -> None:
+    def on_handed(self, name: str, key: Key, *, records: Sequence[Record]) -> None:
         """Check records that an application was handed just now."""
         if self.is_truncating:
             # Whoever lost a claim or a grant with the log's end cannot know it yet.
@@ -212,7 +212,7 @@ class World:
         first, last = detail["first"], detail["last"]
         self.hand_outs.handed_elsewhere(key, first=first, last=last)
 
-    def on_processed(self, name: str, key: Key, record: Record) -> None:
+    def on_processed(self, name: str, key: Key, *, record: Record) -> None:
         """Take that an application has processed a record."""
         self.hand_outs.done(key, record.offset)
         self._tell(name, "process", key, [record])
