@@ -128,13 +128,13 @@ def test_a_stream_is_killed_and_goes_on(domain, spark, act, tmp_path):
         os.killpg(process.pid, signal.SIGKILL)
         process.wait(RUN_S)
     before = len(list((out / "runs").glob("*")))
-    act("after the kill")
+    act("after-the-kill")
     # In this process now, and for as long as it is not told to stop.
     seen = []
     query = follow(spark, str(out), source=source, every_ms=100, on_run=seen.append)
     try:
         soon(
-            lambda: act("while it follows") or len(seen) >= 2,
+            lambda: act("while-it-follows") or len(seen) >= 2,
             "two more runs are published",
             START_MS,
         )
@@ -142,7 +142,7 @@ def test_a_stream_is_killed_and_goes_on(domain, spark, act, tmp_path):
     finally:
         query.stop()
     assert [run.number for run in seen][:2] == [before + 1, before + 2]
-    act("at last")
+    act("at-last")
     done = CliRunner().invoke(
         app,
         [
