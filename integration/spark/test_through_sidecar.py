@@ -281,7 +281,7 @@ def test_over_tcp_the_token_is_read_where_it_is_shown(kit, domain, tmp_path, cap
     def drained(file, name):
         frame = kit.stream("tcp", sidecarTokenFile=str(file), **options)
         frame.explain(extended=True)
-        return kit.drained(frame, name=name)
+        return kit.drained(frame, name=f"checkpoint-{name}")
 
     listen = ("--tcp", place, "--token-file", str(token))
     with start_sidecar(domain, client_id="host-tcp", arguments=listen) as host:
@@ -295,5 +295,5 @@ def test_over_tcp_the_token_is_read_where_it_is_shown(kit, domain, tmp_path, cap
     secret = token.read_text().strip()
     assert len(secret) >= 32
     assert secret not in told
-    for path in Path(kit.checkpoint("right")).rglob("*"):
+    for path in Path(kit.checkpoint("checkpoint-right")).rglob("*"):
         assert path.is_dir() or secret.encode() not in path.read_bytes()
