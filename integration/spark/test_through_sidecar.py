@@ -168,6 +168,29 @@ def answered(sidecar, route):
     )
 
 
+def judge_log(history, sidecar, groups):
+    """The driver's claims were given up for its death; tasks asked the sidecar."""
+
+    def of_the_sidecar(effect, group):
+        steps = history.of(effect, group_id=group)
+        return [step for step in steps if step.client_id == "host-a"]
+
+    for kind, group in groups.items():
+        freed = of_the_sidecar("released", group)
+        assert {step.record.reason for step in freed} == {"client_died"}, kind
+    # Tasks asked the sidecar, both kinds, and not the log itself.
+    granted = of_the_sidecar("granted", groups["amo"])
+    assert answered(sidecar, "grant") >= len(granted) > 0
+    assert answered(sidecar, "fence") > 0
+
+
+def end_all(far, plains):
+    if far.process.poll() is None:
+        far.kill()
+    for plain in plains.values():
+        plain.stop()
+
+
 @pytest.mark.slow
 def test_a_driver_is_killed_beside_plain_consumers(kit, domain, sidecar, tmp_path):
     """U07, G10: its sidecar frees what it had; a restart redoes none of it."""
@@ -228,26 +251,9 @@ def test_a_driver_is_killed_beside_plain_consumers(kit, domain, sidecar, tmp_pat
         )
         assert unfinished
     finally:
-        if far.process.poll() is None:
-            far.kill()
-        for plain in plains.values():
-            plain.stop()
+        end_all(far, plains)
     assert set(rows("amo").values()) == {1}, "at most once, and nothing was lost"
-    for kind, group in groups.items():
-        freed = [
-            step
-            for step in domain.history().of("released", group_id=group)
-            if step.client_id == "host-a"
-        ]
-        assert {step.record.reason for step in freed} == {"client_died"}, kind
-    # Tasks asked the sidecar, both kinds, and not the log itself.
-    granted = [
-        step
-        for step in domain.history().of("granted", group_id=groups["amo"])
-        if step.client_id == "host-a"
-    ]
-    assert answered(sidecar, "grant") >= len(granted) > 0
-    assert answered(sidecar, "fence") > 0
+    judge_log(domain.history(), sidecar, groups)
     domain.produce(topic, 5)
     new = [(p, o) for p in range(PARTITIONS) for o in range(3 * EACH, 3 * EACH + 5)]
     for kind in KINDS:

@@ -164,19 +164,15 @@ def audit(
 
     _require_whole(
         follow=follow,
-        others={
-            "--from": from_,
-            "--to": to,
-            "--incremental": incremental or None,
-        },
+        others={"--from": from_, "--to": to, "--incremental": incremental or None},
         own={"--every": every, "--available-now": available_now or None},
     )
     if with_lag and report is None:
         raise ConfigurationError("--with-lag is for --report", setting="--with-lag")
     source = _source(call)
-    tolerance_ms = (
-        None if tolerance is None else parsing.duration_ms("--tolerance", tolerance)
-    )
+    tolerance_ms = None
+    if tolerance is not None:
+        tolerance_ms = parsing.duration_ms("--tolerance", tolerance)
     options: dict[str, Any] = {
         "source": source,
         "sample_ms": parsing.duration_ms("--sample", sample),

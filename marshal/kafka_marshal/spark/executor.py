@@ -59,18 +59,15 @@ def consume_in_task(
 
     A batch is committed when the next one is asked for, so do its work before. Each
     is handed out within the deadline of its claim only; one whose claim is lost
-    meanwhile is processed again by whoever has it next. Call its ``to_pandas`` for
-    pandas.
+    meanwhile is processed again by whoever has it next.
 
     Args:
         topics: Topics to share.
         sidecar: Address of the sidecar of whichever host this runs on.
         sidecar_token_file: File with its token there, over TCP.
         group_id: Group that shares them.
-        name: Name of this client at its sidecar; by default that of the task, by its
-            partition. Who comes back under a name goes on where it was.
-        delivery: ``alo`` or ``amo``. At most once, claims end with the worker: what
-            was granted to one process is never another's.
+        name: Name of this client, by default its task's; who comes back goes on.
+        delivery: ``alo`` or ``amo``. At most once, claims end with the worker.
         max_records: Most records of a batch.
         idle_ms: End after so long without a record; None goes on.
         for_ms: End after so long, at the next batch; None goes on.

@@ -134,7 +134,7 @@ class _Batches:
             # A run of another kind may have been further in some of them.
             ends = {t: max(end, done.get(t, 0)) for t, end in log.ends.items()}
             log = attrs.evolve(log, ends=ends)
-        run = take(self.step, log, self.store, last=self.last, as_of_ms=as_of_ms)
+        run = take(self.step, log, store=self.store, last=self.last, as_of_ms=as_of_ms)
         self.last = run
         if self.on_run is not None:
             self.on_run(run)

@@ -162,11 +162,11 @@ def audit(
     began_ms = SystemClock().wall_ms()
     log = look(source)
     step = Step(source, bounds, sample_ms=sample_ms)
-    take(step, log, store, last=last, as_of_ms=began_ms)
+    take(step, log, store=store, last=last, as_of_ms=began_ms)
     return Audit(spark, out)
 
 
-def take(step: Step, log: Log, store: Store, *, last: Run | None, as_of_ms: int) -> Run:
+def take(step: Step, log: Log, *, store: Store, last: Run | None, as_of_ms: int) -> Run:
     """Fold what was appended since the last run, and publish it as the next one.
 
     Args:

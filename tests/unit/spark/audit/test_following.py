@@ -35,7 +35,7 @@ def frame(*ends, topic_id="ab"):
 def runs(monkeypatch):
     made = []
 
-    def take(step, log, store, *, last, as_of_ms):
+    def take(step, log, *, store, last, as_of_ms):
         assert (step, store, as_of_ms) == (STEP, "a store", 9)
         assert last is (made[-1] if made else None)
         facts = {
