@@ -5,6 +5,9 @@ key and value. A side is a streaming query over the same backlog, in batches of 
 same size; it is timed by Spark's own account of its batches (``addBatch``), without
 the first one, in which processes start. Rounds alternate. Spark's connector comes
 from Maven by ``mvn``; a smoke run goes without it, unless its jars are named.
+
+One more side reads nothing: its tasks hand over one ready Arrow batch again and
+again, which is about as fast as a data source in Python can be.
 """
 
 import json
@@ -12,12 +15,17 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
+import pyarrow as pa
 from confluent_kafka import Producer
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
+from pyspark.sql.types import StructType
 from support import (
     alternate,
     arguments,
@@ -34,8 +42,11 @@ from support import (
 
 from kafka_marshal import Admin
 from kafka_marshal.admin import Format
+from kafka_marshal.kafka_io.slices import Slice, chunk_like
+from kafka_marshal.protocol.types import TopicPartition
 from kafka_marshal.spark import register
 from kafka_marshal.spark.needs import require_java, require_spark
+from kafka_marshal.spark.rows import arrow_schema, batch_maker, columns
 from kafka_marshal.testing.jars import cache_dir
 from kafka_marshal.testing.producing import create_topic
 
@@ -57,6 +68,7 @@ JARS = (
 LOAD = {1_000: 400_000, 100: 1_500_000}
 QUICK = {1_000: 2_000}
 PYTHON_SHARE = 8
+READY = "ready"
 
 
 @attrs.frozen
@@ -75,7 +87,7 @@ class Bench:
     log: str
     home: Path
 
-    def rate(self, source: str, topic: str, *, most: int) -> float:
+    def rate(self, source: str, topic: str, *, most: int, size: int) -> float:
         """Run one side over a topic; return rows a second."""
         reader = self.spark.readStream.options(
             **{"kafka.bootstrap.servers": self.servers},
@@ -86,6 +98,10 @@ class Bench:
         name = f"{source}-{os.urandom(4).hex()}"
         if source == "native":
             reader = reader.format("kafka")
+        elif source == READY:
+            # No options of Kafka's, which would be none of its business.
+            reader = self.spark.readStream.format(READY)
+            reader = reader.options(rows=str(most // PARTITIONS), size=str(size))
         else:
             reader = reader.format("marshal").options(
                 coordinationTopic=self.log,
@@ -106,6 +122,73 @@ class Bench:
         timed = batches[1:] or batches
         rows = sum(each["numInputRows"] for each in timed)
         return rows / sum(each["durationMs"]["addBatch"] for each in timed) * 1_000
+
+
+class _Range(InputPartition):
+    """How many rows a task hands over."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(None)
+        self.count = count
+
+
+class _ReadyReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Hands over ready batches, until each task has had its rows."""
+
+    def __init__(self, schema: StructType, *, rows: int, size: int) -> None:
+        self.schema, self.rows, self.size = schema, rows, size
+
+    def initialOffset(self) -> dict[str, int]:  # noqa: N802 - Spark's name
+        return {"rows": 0}
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
+        pass
+
+    def latestOffset(  # noqa: N802 - Spark's name
+        self, start: dict[str, int], limit: ReadLimit
+    ) -> dict[str, int]:
+        del limit
+        return {"rows": min(self.rows, start["rows"] + self.rows // BATCHES)}
+
+    def partitions(
+        self, start: dict[str, int], end: dict[str, int]
+    ) -> Sequence[InputPartition]:
+        return [_Range(end["rows"] - start["rows"]) for _ in range(PARTITIONS)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, _Range)
+        left = partition.count
+        whole = self._made()
+        while left > 0:
+            yield whole.slice(0, left)
+            left -= whole.num_rows
+
+    def _made(self) -> pa.RecordBatch:
+        key, value = b"%08d" % 0, bytes(self.size - 8)
+        one = Slice(range(1), [0], [0], [key], [value], None)
+        count = chunk_like(one)
+        same = [0] * count
+        rows = Slice(range(count), same, same, [key] * count, [value] * count, None)
+        place = TopicPartition(READY, 0)
+        return batch_maker(arrow_schema(self.schema), place, token=None)(rows)
+
+
+class _Ready(DataSource):
+    """A source that takes no time of its own."""
+
+    @classmethod
+    def name(cls) -> str:
+        return READY
+
+    def schema(self) -> StructType:
+        return columns(has_headers=False, has_token=False)
+
+    def streamReader(  # noqa: N802 - Spark's name
+        self, schema: StructType
+    ) -> DataSourceStreamReader:
+        found = self.options
+        rows, size = int(found["rows"]), int(found["size"])
+        return _ReadyReader(schema, rows=rows, size=size)
 
 
 def _look_at_all(rows: Any, _: int) -> None:  # noqa: ANN401 - a frame of Spark
@@ -147,6 +230,7 @@ def session(jars: list[Path], home: Path) -> Any:  # noqa: ANN401 - Spark's
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     register(spark)
+    spark.dataSource.register(_Ready)
     return spark
 
 
@@ -177,14 +261,16 @@ def compare(
         topic, small = f"whole-{size}", f"part-{size}"
         fill(bench.servers, topic, size=size, count=count)
         fill(bench.servers, small, size=size, count=max(1_000, count // PYTHON_SHARE))
+        rate = partial(bench.rate, size=size)
         sides: dict[str, Callable[[], float]] = {
-            "fast": partial(bench.rate, "fast", topic, most=count),
+            "fast": partial(rate, "fast", topic, most=count),
             "kafka-python": partial(
-                bench.rate, "kafka-python", small, most=count // PYTHON_SHARE
+                rate, "kafka-python", small, most=count // PYTHON_SHARE
             ),
+            READY: partial(rate, READY, topic, most=count),
         }
         if has_native:
-            sides["native"] = partial(bench.rate, "native", topic, most=count)
+            sides["native"] = partial(rate, "native", topic, most=count)
         for side in sides.values():
             side()  # the compiler of the JVM, and caches
         rates = alternate(sides, rounds)
@@ -192,7 +278,7 @@ def compare(
             figure(f"{name}, {size} bytes", "records/s", samples)
             for name, samples in rates.items()
         ]
-        for name in ("fast", "kafka-python") if has_native else ():
+        for name in ("fast", "kafka-python", READY) if has_native else ():
             target = at_least(1.5) if name == "fast" else None
             what = f"{name} beside Spark's own source, {size} bytes"
             shares = ratios(rates[name], rates["native"])
