@@ -122,6 +122,7 @@ class HandOut:
             reader=reader,
             most=options.max_poll_records,
             batches_max=options.max_granted_batches,
+            fetched_max=options.max_fetched,
         )
         self._is_at_most_once = subscription.delivery is Delivery.AT_MOST_ONCE
         # Places with something fetched; the first is served next.
@@ -405,13 +406,14 @@ class HandOut:
         """
         least = self._options.max_poll_records
         fetched = sum(place.buffered_count for place in self.unpaused())
-        most = max(self._options.max_fetched, least * self._options.max_granted_batches)
-        room = most - fetched
+        room = self._pipeline.fetched_max - fetched
         if room < least:
             self._wait(min(timeout_ms, WAIT_SLICE_MS))
             return False
-        # More than a poll hands out, so that it can get ahead.
-        return self._keep(self._reader.poll(timeout_ms, min(2 * least, room)))
+        # More than a poll hands out, so that it can get ahead; all that is there at
+        # once only from a reader that has it ready.
+        at_once = room if self._reader.fetches_ahead else min(2 * least, room)
+        return self._keep(self._reader.poll(timeout_ms, at_once))
 
     def _read_on(self, timeout_ms: int) -> bool:
         """Take what the reader has; only where that is nothing, wait for it."""

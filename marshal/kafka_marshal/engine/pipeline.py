@@ -65,7 +65,11 @@ class _Meter:
 
 
 class Pipeline:
-    """The grants of one consumer's partitions."""
+    """The grants of one consumer's partitions.
+
+    Attributes:
+        fetched_max: Most records that are fetched ahead of their hand-out.
+    """
 
     def __init__(
         self,
@@ -75,6 +79,7 @@ class Pipeline:
         reader: DataReader,
         most: int,
         batches_max: int,
+        fetched_max: int,
     ) -> None:
         """Start without any partition.
 
@@ -84,12 +89,15 @@ class Pipeline:
             reader: Fetches the records.
             most: Records of a batch.
             batches_max: Batches of a partition that may be at risk.
+            fetched_max: Records that may be fetched ahead, of all partitions
+                together; never less than may be at risk of one.
         """
         self._engine = engine
         self._session = session
         self._reader = reader
         self._most = most
         self._batches_max = batches_max
+        self.fetched_max = max(fetched_max, most * batches_max)
         self._clock = engine.context.ports.clock
         self._meters: dict[object, _Meter] = {}
         # All partitions together: average work of a batch, and since when it counts.
@@ -112,18 +120,39 @@ class Pipeline:
 
     def ask(self, places: Iterable[Place]) -> bool:
         """Ask for what was fetched; return whether a verdict is awaited."""
-        places = list(places)
+        ladders = [
+            (place, progress)
+            for place in places
+            if isinstance(progress := place.holding.progress, AtMostOnce)
+        ]
         with self._engine.changed:
             now_ms = self._clock.now_ms()
-            is_busy = any(map(self._is_served, places)) or self.awaits(places)
-            for place in places:
-                progress = place.holding.progress
-                if isinstance(progress, AtMostOnce) and place.buffered_count:
-                    self._ask_for(place, progress, now_ms, is_busy=is_busy)
-            return self.awaits(places)
+            unused = {place: progress.unused_count for place, progress in ladders}
+            supply = sum(unused.values())
+            is_busy = supply > 0 or any(p.outstanding_count for _, p in ladders)
+            share = self.fetched_max // max(1, len(ladders))
+            for place, progress in ladders:
+                if place.buffered_count:
+                    # So long others have something to use while this one waits.
+                    spare_us = (supply - unused[place]) * self._work_us // self._most
+                    is_covered = spare_us > progress.round_trip_us > 0
+                    self._ask_for(
+                        place,
+                        progress,
+                        now_ms,
+                        is_busy=is_busy,
+                        at_once=share if is_covered else 0,
+                    )
+            return any(progress.outstanding_count for _, progress in ladders)
 
     def _ask_for(
-        self, place: Place, progress: AtMostOnce, now_ms: int, *, is_busy: bool
+        self,
+        place: Place,
+        progress: AtMostOnce,
+        now_ms: int,
+        *,
+        is_busy: bool,
+        at_once: int,
     ) -> None:
         holding = place.holding
         is_idle = progress.granted is None and not progress.outstanding_count
@@ -141,8 +170,10 @@ class Pipeline:
         unasked = len(place.fetched) - fresh
         if not unasked or not holding.may_hand_out(now_ms):
             return
-        wanted = pace.step * self._most
-        room = pace.depth * self._most - holding.lent_count - (fresh - place.at)
+        # Where others cover the round trip, it waits until it can ask for more at once.
+        bound = pace.depth * self._most
+        wanted = max(pace.step * self._most, min(at_once, bound))
+        room = bound - holding.lent_count - (fresh - place.at)
         if room < wanted:
             return
         count = min(unasked, room)

@@ -19,6 +19,7 @@ from enginekit import (
 )
 
 from kafka_marshal.engine import pipeline
+from kafka_marshal.engine.handout import ConsumerOptions
 from kafka_marshal.errors import ClaimLost
 from kafka_marshal.protocol.claiming import Phase
 from kafka_marshal.protocol.granting import Pace
@@ -26,6 +27,7 @@ from kafka_marshal.protocol.losses import marks_of
 from kafka_marshal.protocol.records import ClaimingMessages
 from kafka_marshal.protocol.types import TopicPartition
 from kafka_marshal.testing.fakestore import AppendFate
+from kafka_marshal.testing.node import Wish
 
 T1 = TopicPartition("t", 1)
 
@@ -151,6 +153,45 @@ def test_little_is_not_asked_for_while_more_is_about_to_be_granted(monkeypatch):
     # It waits for a moment only, whatever is still awaited elsewhere.
     assert polled_of(node, cluster, T1, times=30) == [4]
     assert outstanding(node) == 1
+
+
+def sizes_of(cluster, partition):
+    return [
+        line.record.proposed_last_offset - line.record.first + 1
+        for line in of(cluster, "a", ClaimingMessages)
+        if line.record.partition == partition
+    ]
+
+
+@pytest.mark.parametrize(
+    ("records", "fetched", "at_once"),
+    [
+        pytest.param((120,), 100, 3, id="alone"),
+        pytest.param((120, 120), 100, 12, id="covered"),
+        pytest.param((120, 120), 12, 6, id="covered, little fetched"),
+    ],
+)
+def test_more_is_asked_for_at_once_while_others_cover_the_round_trip(
+    records, fetched, at_once, eager
+):
+    cluster = world(records=records)
+    options = ConsumerOptions(max_poll_records=3, max_fetched=fetched)
+    node = cluster.node("a", wish=Wish(("t",), AMO, options=options))
+    cluster.run_until(held_by(node, len(records)), 3 * H)
+    cluster.run(40)
+    got = []
+    for _ in range(150):
+        for handed in node.consumer.poll(0).values():
+            got += [record.offset for record in handed]
+        assert all(
+            holding.progress.next_first - holding.progress.done <= 4 * 3
+            for holding in node.session.holdings.values()
+        )
+        cluster.run(20)
+    assert sorted(got) == sorted([*range(120)] * len(records))
+    # The first ones are asked for before anything is known, the last are the rest.
+    middle = sizes_of(cluster, 0)[3:-3]
+    assert max(middle) == at_once
 
 
 # --- the trap: no position in the log yet
