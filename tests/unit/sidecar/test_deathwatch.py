@@ -204,7 +204,13 @@ def test_a_start_that_cannot_be_read_proves_nothing(watch, monkeypatch):
 
 @pytest.mark.parametrize(
     ("pid", "started"),
-    [(None, None), (0, 7), (-1, 7), (None, 7), (os.getpid(), None)],
+    [
+        (None, None),
+        (0, 7),
+        (-1, 7),
+        (None, 7),
+        pytest.param(os.getpid(), None, id="own"),
+    ],
 )
 def test_what_nobody_knows_is_never_dead(watch, pid, started):
     bell = Bell()

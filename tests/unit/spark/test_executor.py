@@ -201,7 +201,7 @@ def test_without_a_task_a_name_is_needed():
     [
         ("77 (python3 (x) y) S 4242 1 1", 4242),
         # Without a daemon, or within a container.
-        ("77 (python3) S 1 1 1", os.getppid()),
+        pytest.param("77 (python3) S 1 1 1", os.getppid(), id="none"),
     ],
 )
 def test_the_executor_is_who_started_the_daemon(stat, found):
