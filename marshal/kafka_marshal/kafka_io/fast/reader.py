@@ -40,9 +40,8 @@ QUEUE_KBYTES = 8_192
 QUEUE_RECORDS = 100_000
 # So small a queue is used up soon after it was full, so it is looked at soon.
 QUEUE_BACKOFF_MS = 5
-# Of one partition in an answer, and a whole answer. A broker spends nearly as much CPU
-# time on an answer with one partition as on one with four, and larger ones make new
-# pages for the process each time.
+# Of one partition in an answer, and a whole answer: with 1 MB in all, brokers took more
+# CPU time for each record, and we took no less (docs/BENCHMARKS.md).
 FETCH_BYTES = 1_048_576
 ANSWER_BYTES = 4 * FETCH_BYTES
 # Of a paused partition we hold about this much before librdkafka is told, which
@@ -125,7 +124,7 @@ class FastDataReader(DataReader):
         # What was taken last, as many as a poll may bring: as many as are taken anew
         # are let go of. Python looks for cycles whenever it has made 700 objects more
         # than it let go, and polls of varying sizes that are let go of as a whole
-        # have it look at every second one, for a third of all CPU time.
+        # have it look at every third one.
         self._taken: list[Any] = []
         self._taken_max = 0
 
