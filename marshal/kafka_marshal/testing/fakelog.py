@@ -184,7 +184,10 @@ class FakeKafka:
             log.leader = leader
             log.leader_epoch += 1
             log.epochs.append((log.leader_epoch, log.end))
-            for offset, item in self._tails.pop(place, []):
+            tail = self._tails.pop(place, [])
+            # What was not lost is still to be committed, and seen then.
+            self._tails[place] = [each for each in tail if each[0] not in lost]
+            for offset, item in tail:
                 if retry_ms is not None and offset in lost:
                     item.append.landed = None
                     item.lands_ms = now_ms + retry_ms
