@@ -3,14 +3,17 @@
 from collections.abc import Callable
 
 from kafka_marshal.engine import Delivery
+from kafka_marshal.protocol.state import WorldState
 from kafka_marshal.protocol.types import Key, TopicPartition
 from kafka_marshal.testing.checkers import Violation
 from kafka_marshal.testing.historycheck import check
+from kafka_marshal.testing.node import COORDINATION_TOPIC
 from kafka_marshal.testing.simulation.fleet import Fleet
 from kafka_marshal.testing.simulation.strikes import Strikes
 from kafka_marshal.testing.simulation.world import GROUP, World
 
 BACKOFF_HS_MAX = 300
+CLOCK_MS_MAX = 600_000
 DRIFT = 500  # one part in so many, more than clocks may drift
 TRIP_MS = 400
 RECORD_MS = 400
@@ -42,6 +45,9 @@ class Healing:
         self._end_twins()
         if all(app.is_leaving for app in self._fleet.apps):
             self._fleet.admit()
+        # Until a clock that was set back is where it was, log time stands still.
+        if not self._gets(CLOCK_MS_MAX, self._clocks_are_back):
+            raise Violation("L6", "a leader's clock never came back")
         # What was on its way still lands; who started is heard of.
         world.run(3 * self._h_ms)
         self._end_twins()
@@ -141,6 +147,19 @@ class Healing:
             if app.node.owner.client_id in seen:
                 self._fleet.remove(app)
             seen.add(app.node.owner.client_id)
+
+    def _clocks_are_back(self) -> bool:
+        """Whether every leader's clock is beyond the last time it gave (4.1)."""
+        kafka, now_ms = self._world.cluster.kafka, self._world.now_ms
+        return all(
+            kafka.clocks.wall_ms(kafka.log(self._place(state)).leader, now_ms)
+            >= (state.epoch_time_ms or 0)
+            for state in self._world.watcher.worlds
+        )
+
+    @staticmethod
+    def _place(state: WorldState) -> TopicPartition:
+        return TopicPartition(COORDINATION_TOPIC, state.partition)
 
     def _is_calm(self) -> bool:
         return not any(app.node.is_backing_off for app in self._fleet.apps)
