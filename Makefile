@@ -14,7 +14,7 @@ BIN := .venv/bin
 PYTHON_DIRS := $(wildcard marshal cli tests integration examples benchmarks tools)
 # Extra arguments, as in: make unit ARGS="-k codec -x"
 ARGS ?=
-# Test processes of `make test`; each has a broker of its own.
+# Processes of `make test`, 1 or 2; each has a broker of its own.
 JOBS ?= 2
 # Seeds of `make sim`.
 SEEDS ?= 0:20000
@@ -35,7 +35,7 @@ demo: env ## Embedded Kafka, three consumers, one killed: who takes over?
 .PHONY: test
 test: check cover ## Every check and every test, on a real broker too
 	@echo "== pytest"
-	@$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
+	@JOBS=$(JOBS) $(BIN)/python tools/test_lanes.py $(ARGS)
 
 .PHONY: unit
 unit: env ## The tests that need no broker

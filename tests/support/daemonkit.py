@@ -50,7 +50,10 @@ class World:
         self.engine = Cluster().node("c").engine
         self.settings = Settings(socket=path, drain_ms=20_000, state_dir="")
 
-    def open(self, connection, observer, *, timeout_ms, read_ms, on_connected):
+    def open(
+        self, connection, observer, *, timeout_ms, read_ms, on_connected, state_home
+    ):
+        self.state_home = state_home
         self.done.append(("open", timeout_ms))
         if self.hold is not None:
             assert self.hold.wait(30)

@@ -21,7 +21,6 @@ from kafka_marshal.errors import (
     ClaimLost,
     DeadlineExceeded,
     InvalidTransition,
-    LogTruncated,
     PositionError,
 )
 from kafka_marshal.protocol.records import Heartbeat
@@ -552,14 +551,17 @@ def test_a_batch_has_one_partition_and_commits_itself(cluster):
     assert node.consumer.committed(T0) == 4
 
 
-def test_a_log_that_went_back_fences_everything(cluster):
+def test_a_log_that_went_back_is_folded_anew(cluster):
+    """PROTOCOL 7.5: fenced at once; the claim is won again, and work goes on."""
     node = owning(cluster)
     cluster.run(H)
     cluster.kafka.truncate(cluster.place(0), end=2, leader=1)
     cluster.run(40)
     assert holders(cluster) == []
-    with pytest.raises(LogTruncated):
-        node.consumer.poll(0)
+    assert node.consumer.poll(0) == {}
+    cluster.run(3 * H)
+    assert holders(cluster) == ["a"]
+    assert node.consumer.poll(0)
 
 
 def test_a_grant_is_asked_for_in_vain_while_the_log_is_dead(cluster):

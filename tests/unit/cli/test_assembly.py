@@ -30,8 +30,11 @@ COMMANDS = {
     "groups list",
     "groups release",
     "groups resume",
+    "log diff",
     "log dump",
     "log replay",
+    "log reset",
+    "log snapshot",
     "log tail",
     "log verify",
     "sidecar clients",
@@ -43,6 +46,7 @@ COMMANDS = {
     "topic format",
     "topic info",
     "topic random-id",
+    "topic upgrade",
 }
 
 

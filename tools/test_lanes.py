@@ -1,0 +1,86 @@
+"""Run the tests in two processes beside each other: most of what they do is wait.
+
+    python tools/test_lanes.py [ARGUMENTS OF PYTEST]
+
+One lane has what takes a cluster or Spark to itself, the other has all else. Each is an
+ordinary run of pytest, whose output goes to ``build/tests``; what they said is printed
+when they have ended, and the worse of their results is the result. With paths or
+``JOBS=1`` it is one run.
+"""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+OUT = ROOT / "build" / "tests"
+HEAVY = ("integration/spark", "integration/chaos")
+LANES = {
+    "heavy": [*HEAVY],
+    "others": ["tests", "integration", *(f"--ignore={each}" for each in HEAVY)],
+}
+RUN_S_MAX = 5_000
+LOOK_S = 0.5
+NOTHING_RAN = 5
+
+
+def run_one(arguments: list[str]) -> int:
+    """Run everything in one process, on this terminal."""
+    command = [sys.executable, "-m", "pytest", "-q", *arguments]
+    return subprocess.run(command, cwd=ROOT, check=False, timeout=RUN_S_MAX).returncode
+
+
+def run_lanes(arguments: list[str]) -> int:
+    """Run every lane, and say what each said; return the worst code."""
+    OUT.mkdir(parents=True, exist_ok=True)
+    running = {}
+    for name, paths in LANES.items():
+        with (OUT / f"{name}.log").open("wb") as log:
+            command = [sys.executable, "-m", "pytest", "-q", *paths, *arguments]
+            # A cache of its own: pytest writes it at its end.
+            command += ["-o", f"cache_dir={OUT / name}"]
+            running[name] = subprocess.Popen(
+                command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT
+            )
+    codes = []
+    late = time.monotonic() + RUN_S_MAX
+    try:
+        while running:
+            for name, process in list(running.items()):
+                if process.poll() is None and time.monotonic() < late:
+                    continue
+                del running[name]
+                codes.append(_end(name, process))
+            time.sleep(LOOK_S)
+    finally:
+        for process in running.values():
+            process.terminate()
+    if set(codes) == {NOTHING_RAN}:
+        return NOTHING_RAN
+    return max(abs(code) for code in codes if code != NOTHING_RAN)
+
+
+def _end(name: str, process: "subprocess.Popen[bytes]") -> int:
+    """Say what a lane said; return its code, after ending it where it is late."""
+    is_late = process.poll() is None
+    if is_late:
+        process.kill()
+        process.wait(timeout=60)
+    sys.stdout.write(f"== {name}{', ended: it took too long' if is_late else ''}\n")
+    sys.stdout.write((OUT / f"{name}.log").read_text(errors="replace"))
+    sys.stdout.flush()
+    return 1 if is_late else int(process.returncode)
+
+
+def main(arguments: list[str]) -> int:
+    """Choose by the arguments; return an exit code."""
+    has_paths = any(Path(each.split("::")[0]).exists() for each in arguments)
+    if has_paths or os.environ.get("JOBS") == "1":
+        return run_one(arguments)
+    return run_lanes(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
