@@ -294,7 +294,9 @@ class Engine:
                 continue
             touched.add(partition)
             check_halt(replica)
-            if partition not in self.context.rebuilding and transitions:
+            if partition in self.context.rebuilding:
+                self.rebuilder.watch(partition, entry, transitions=transitions)
+            elif transitions:
                 self._look_at_states(partition, transitions[0])
                 self._route(transitions, now_ms)
                 self._tell_checkpointer(partition, transitions, now_ms=now_ms)

@@ -5,6 +5,7 @@ the lock, what changes a replica under it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import attrs
 
@@ -15,6 +16,7 @@ from kafka_marshal.errors import (
 )
 from kafka_marshal.ports import Pending, TopicInfo
 from kafka_marshal.protocol.state import WorldState
+from kafka_marshal.protocol.transition import Transition
 from kafka_marshal.protocol.types import Key, LogEntry, Owner
 
 from .context import Context
@@ -26,6 +28,8 @@ from .tickets import Ticket, Tickets, Wish
 AMNESIAC_RETRY_MS = 10_000
 # How often it is asked whether the topic is still the one that was opened.
 TOPIC_CHECK_MS = 30_000
+# What makes somebody an owner.
+BEGINNINGS = frozenset({"claimed", "resumed"})
 
 
 @attrs.define(eq=False)
@@ -37,6 +41,7 @@ class _Owed:
         key: The key.
         epoch: Under which claim.
         granted: Next offset that nobody had been granted.
+        reached: How far the log knew of it while it was ours.
         ticket: The request that makes the log know of it again.
     """
 
@@ -44,7 +49,48 @@ class _Owed:
     key: Key
     epoch: int
     granted: int
+    reached: int = 0
     ticket: Ticket | None = None
+
+
+class _Granted(NamedTuple):
+    """What a log that went back knew to be granted.
+
+    Attributes:
+        owner: Whose the key was.
+        granted: Next offset that nobody had been granted.
+    """
+
+    owner: Owner | None
+    granted: int
+
+
+@attrs.define(eq=False)
+class _Gone:
+    """What was granted by a log that is gone, and what came of it since.
+
+    Attributes:
+        leader_epoch: The log's when it went back; what is new has a higher one.
+        keys: What each key's owner had been granted.
+        taken: Where others began since, by key: the lowest offset.
+    """
+
+    leader_epoch: int
+    keys: dict[Key, _Granted] = attrs.field(factory=dict)
+    taken: dict[Key, int] = attrs.field(factory=dict)
+
+    def remember(self, key: Key, owner: Owner | None, granted: int) -> None:
+        """Take what was granted; the first owner told of and the highest count."""
+        before = self.keys.get(key, _Granted(owner, 0))
+        self.keys[key] = _Granted(before.owner, max(before.granted, granted))
+
+    def skip_to(self, world: WorldState) -> None:
+        """Go on from a state; where others began in what it skips, nobody can say."""
+        if (world.leader_epoch or 0) > self.leader_epoch:
+            for key, before in self.keys.items():
+                known = world.keys.get(key)
+                if known is not None and known.owner != before.owner:
+                    self.taken[key] = 0
 
 
 class Rebuilder:
@@ -65,8 +111,7 @@ class Rebuilder:
         self._tickets = tickets
         self._unplaced = set(context.replicas)
         self._barriers: dict[int, int] = {}
-        # What was granted by a log that is gone: by T, each key and its owner then.
-        self._lost: dict[int, dict[Key, tuple[Owner | None, int]]] = {}
+        self._gone: dict[int, _Gone] = {}
         self._owed: list[_Owed] = []
         self._aside: list[tuple[int, LogEntry]] = []
         self._retry_at_ms = 0
@@ -135,6 +180,8 @@ class Rebuilder:
                 self._context.observe("restored", at | {"source": restored.source})
             self._context.replicas[t].begin(restored.world, now_ms)
             self._barriers[t] = ends[t]
+            if t in self._gone:
+                self._gone[t].skip_to(restored.world)
         self._unplaced -= found.keys()
 
     def _on_unfit(self, kept: KeptState, why: str) -> None:
@@ -178,41 +225,68 @@ class Rebuilder:
         """Take that a log went back: what was known of it is gone."""
         self._context.observe("log_truncated", {"partition": partition, "error": error})
         replica = self._context.replicas[partition]
-        granted = self._lost.setdefault(partition, {})
+        gone = self._gone.get(partition)
+        if gone is None:
+            epoch = replica.world.leader_epoch
+            gone = self._gone[partition] = _Gone(-1 if epoch is None else epoch)
         for key, known in replica.world.keys.items():
             if known.granted is not None:
-                owner, before = granted.get(key, (known.owner, 0))
-                granted[key] = (owner, max(before, known.granted))
+                gone.remember(key, known.owner, known.granted)
         for owed in list(self._owed):
             if self._context.partition_of(owed.key) == partition:
                 # What the log was not told yet is owed still.
-                before = granted.get(owed.key, (None, 0))[1]
-                owner = owed.session.claimant.owner
-                granted[owed.key] = (owner, max(before, owed.granted))
+                gone.remember(owed.key, owed.session.claimant.owner, owed.granted)
                 self._owed.remove(owed)
         self._context.rebuilding.add(partition)
         self._barriers.pop(partition, None)
         self._unplaced.add(partition)
         replica.begin(WorldState(partition), self._context.now_ms)
 
+    def watch(
+        self, partition: int, entry: LogEntry, *, transitions: Iterable[Transition]
+    ) -> None:
+        """Note where others begin since a log went back, while it is folded anew.
+
+        Their grants may have passed ours by the time that its end is reached, and
+        nothing would tell then that offsets were granted twice.
+        """
+        gone = self._gone.get(partition)
+        epoch = entry.leader_epoch
+        if gone is None or epoch is None or epoch <= gone.leader_epoch:
+            return
+        keys = self._context.replicas[partition].world.keys
+        for transition in transitions:
+            key = transition.key
+            if key is None or transition.effect not in BEGINNINGS:
+                continue
+            known, before = keys.get(key), gone.keys.get(key)
+            if known is not None and before is not None and known.owner != before.owner:
+                begun = known.next_unclaimed() or 0
+                gone.taken[key] = min(gone.taken.get(key, begun), begun)
+
     def repay(self, partition: int, sessions: Iterable[Session]) -> None:
         """Compare a T that was folded anew with what it said before (PROTOCOL 7.5)."""
         world = self._context.replicas[partition].world
-        lost = self._lost.pop(partition, {})
+        gone = self._gone.pop(partition, None) or _Gone(-1)
         ours = {session.claimant.owner: session for session in sessions}
         for key, known in world.keys.items():
             session = None if known.owner is None else ours.get(known.owner)
             if session is None or session.claimant.group_id != key.group_id:
                 continue
-            granted = lost.get(key, (None, 0))[1]
-            if granted > (known.next_unclaimed() or 0):
-                self._owed.append(_Owed(session, key, known.epoch, granted))
+            granted = gone.keys[key].granted if key in gone.keys else 0
+            reached = known.next_unclaimed() or 0
+            if granted > reached:
+                owed = _Owed(session, key, known.epoch, granted, reached)
+                self._owed.append(owed)
             else:
                 session.release_ghost(key, known.epoch)
-        for key, (owner, granted) in lost.items():
+        for key, (owner, granted) in gone.keys.items():
             now = world.keys.get(key)
-            is_ours = now is not None and now.owner in ours
-            if owner in ours and not is_ours:
+            if owner not in ours:
+                continue
+            if key in gone.taken:
+                self._expose(key, gone.taken[key], granted)
+            elif now is None or now.owner not in ours:
                 head = None if now is None else now.next_unclaimed()
                 self._expose(key, head, granted)
 
@@ -232,8 +306,7 @@ class Rebuilder:
                 self._ask(owed)
 
     def _ask(self, owed: _Owed) -> None:
-        known = self._context.replica_of(owed.key).world.keys.get(owed.key)
-        first = 0 if known is None else known.next_unclaimed() or 0
+        first = self._reach(owed)
         span = self._context.settled.limit("span")
         wish = Wish(
             owed.key,
@@ -248,15 +321,25 @@ class Rebuilder:
         except CoordinationError:
             owed.ticket = None  # too many at once: in a later round
 
-    def _close(self, owed: _Owed, ticket: Ticket) -> None:
+    def _reach(self, owed: _Owed) -> int:
+        """Return how far the log knows of what is owed, by our own doing."""
         known = self._context.replica_of(owed.key).world.keys.get(owed.key)
-        head = 0 if known is None else known.next_unclaimed() or 0
-        has_moved = ticket.verdict is not None and ticket.verdict.granted is not None
-        if head < owed.granted and has_moved:
-            owed.ticket = None  # more than one request may claim; go on
-            return
-        if head < owed.granted:
-            self._expose(owed.key, head, owed.granted)
+        owner = owed.session.claimant.owner
+        if known is not None and (known.owner, known.epoch) == (owner, owed.epoch):
+            owed.reached = max(owed.reached, known.next_unclaimed() or 0)
+        return owed.reached
+
+    def _close(self, owed: _Owed, ticket: Ticket) -> None:
+        verdict = ticket.verdict
+        granted = None if verdict is None else verdict.granted
+        if granted is not None:
+            owed.reached = max(owed.reached, granted[1] + 1)
+        if self._reach(owed) < owed.granted:
+            if granted is not None:
+                owed.ticket = None  # more than one request may claim; go on
+                return
+            # Whoever took it meanwhile began there, however far it is by now.
+            self._expose(owed.key, owed.reached, owed.granted)
         self._owed.remove(owed)
         owed.session.release_ghost(owed.key, owed.epoch)
 

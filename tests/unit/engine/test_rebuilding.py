@@ -171,6 +171,63 @@ def test_at_most_once_a_key_that_is_not_ours_any_more_is_exposed(cluster):
     assert set(done) <= set(range(granted))
 
 
+def drain_to(cluster, node, offset):
+    """Poll until the node has been handed that offset; return all it was handed."""
+    cluster.run_until(held_by(node, 1), 4 * H)
+    seen = []
+    while not seen or seen[-1] < offset:
+        seen += polled(node, cluster)[0]
+    return seen
+
+
+def test_what_the_next_owner_was_granted_by_now_is_exposed_too(cluster):
+    """Its grants have passed ours by the time that we see the log again."""
+    node = owning(cluster, delivery=AMO, most=5, batches=1)
+    done = polled(node, cluster)[0]
+    granted = fold(cluster).keys[KEY].granted
+    other = cluster.node("b", wish=wish(delivery=AMO, most=5, batches=1))
+    node.cut(is_cut=True)
+    truncate(cluster, end=offset_of(cluster, "a", ClaimingMessages, "granted"))
+    again = drain_to(cluster, other, granted + 5)
+    assert set(done) <= set(again)
+    node.cut(is_cut=False)
+    cluster.run(H)
+    (told,) = node.observer.named("amo_exposed")
+    assert told.fields == {"key": KEY, "first": 0, "last": granted - 1}
+
+
+def test_one_that_began_in_a_state_that_was_skipped_is_exposed_from_0(cluster):
+    node = owning(cluster, delivery=AMO, most=5, batches=1)
+    polled(node, cluster)
+    granted = fold(cluster).keys[KEY].granted
+    other = cluster.node("b", wish=wish(delivery=AMO, most=5, batches=1))
+    node.cut(is_cut=True)
+    truncate(cluster, end=offset_of(cluster, "a", ClaimingMessages, "granted"))
+    drain_to(cluster, other, granted + 5)
+    node.engine.rebuilder.sources = (Shelf(kept(fold(cluster))),)
+    node.cut(is_cut=False)
+    cluster.run(H)
+    assert node.observer.named("restored")
+    (told,) = node.observer.named("amo_exposed")
+    assert told.fields == {"key": KEY, "first": 0, "last": granted - 1}
+
+
+def test_one_that_is_taken_over_before_its_request_is_exposed(cluster):
+    """Still owner by the log, until somebody else came before the request."""
+    node = owning(cluster, delivery=AMO, most=5, batches=1)
+    done = polled(node, cluster)[0]
+    granted = fold(cluster).keys[KEY].granted
+    truncate(cluster, end=offset_of(cluster, "a", ClaimingMessages, "granted"))
+    cluster.fates["a"] = AppendFate(is_lost=True)
+    other = cluster.node("b", wish=wish(delivery=AMO, most=5, batches=1))
+    again = drain_to(cluster, other, granted + 5)
+    assert set(done) <= set(again)
+    cluster.fates.clear()
+    cluster.run(3 * H)
+    (told,) = node.observer.named("amo_exposed")
+    assert told.fields == {"key": KEY, "first": 0, "last": granted - 1}
+
+
 def test_a_request_that_gets_no_answer_is_made_again(cluster):
     node = owning(cluster, delivery=AMO, most=5, batches=1)
     polled(node, cluster)
