@@ -14,8 +14,8 @@ BIN := .venv/bin
 PYTHON_DIRS := $(wildcard marshal cli tests integration examples benchmarks tools)
 # Extra arguments, as in: make unit ARGS="-k codec -x"
 ARGS ?=
-# Processes of `make test`, 1 or 2; each has a broker of its own.
-JOBS ?= 2
+# Processes of `make test`, 1 or 3.
+JOBS ?= 3
 # Seeds of `make sim`.
 SEEDS ?= 0:20000
 
