@@ -2,11 +2,11 @@
 
     python tools/test_lanes.py [ARGUMENTS OF PYTEST]
 
-One lane has what takes a cluster or Spark to itself, one all else that talks to a broker,
-and one what only computes, which gives way to the others. Each is an ordinary run of
-pytest, whose output goes to ``build/tests``; what they said is printed when they have
-ended, and the worst of their results is the result. With paths or ``JOBS=1`` it is one
-run.
+One lane has what takes a cluster or Spark to itself, one all else that talks to a
+broker, and one what only computes, which gives way to the others. Each is an ordinary
+run of pytest, whose output goes to ``build/tests``; what they said is printed when they
+have ended, and the worst of their results is the result. With paths or ``JOBS=1`` it is
+one run.
 """
 
 import os
@@ -46,11 +46,9 @@ def run_lanes(arguments: list[str]) -> int:
             # A cache of its own: pytest writes it at its end.
             command += ["-o", f"cache_dir={OUT / name}"]
             running[name] = subprocess.Popen(
-                ["nice", "-n", str(NICE.get(name, 0)), *command],
-                cwd=ROOT,
-                stdout=log,
-                stderr=subprocess.STDOUT,
+                command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT
             )
+        os.setpriority(os.PRIO_PROCESS, running[name].pid, NICE.get(name, 0))
     codes = []
     late = time.monotonic() + RUN_S_MAX
     try:
