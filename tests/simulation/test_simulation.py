@@ -159,6 +159,90 @@ def test_a_broken_variant_is_caught(monkeypatch, plant, seed, options, invariant
     assert failure_of(seed, options).transcript == failure.transcript
 
 
+# The same by the history alone, where nothing else is judged: seed, world, finding.
+TOLD = [
+    pytest.param(
+        variants.any_beat_owns,
+        0,
+        {"faults": ("churn", "late")},
+        "S1",
+        id="no-epoch-check",
+    ),
+    pytest.param(
+        variants.renew_in_the_fold,
+        0,
+        {"faults": ("pause", "deaf")},
+        "8.1",
+        id="renew-while-paused",
+    ),
+    pytest.param(
+        variants.renew_on_ack,
+        3,
+        {"faults": ("pause", "deaf", "stop")},
+        "S4",
+        id="renew-on-ack",
+    ),
+    pytest.param(
+        variants.lease_from_read_back,
+        11,
+        {"faults": ("slow", "delay", "stop", "deaf")},
+        "S4",
+        id="lease-from-read-back",
+    ),
+    pytest.param(
+        variants.sender_judges,
+        25,
+        {"faults": ("edge", "stop", "cut", "deaf")},
+        "S4",
+        id="sender-judges",
+    ),
+    pytest.param(
+        variants.beat_restarts,
+        11,
+        {"faults": ("twin", "late", "cut")},
+        "S1",
+        id="beat-restarts",
+    ),
+    pytest.param(
+        variants.grant_again,
+        0,
+        {"faults": ("delay",), "delivery": AMO},
+        "S3",
+        id="grant-again",
+    ),
+    pytest.param(
+        variants.process_without_grant,
+        0,
+        {"faults": ("late",), "delivery": AMO},
+        "6.2",
+        id="process-without-grant",
+    ),
+    pytest.param(
+        variants.grant_by_number,
+        0,
+        {"faults": ("attempt",), "delivery": AMO},
+        "S3",
+        id="grant-by-number",
+    ),
+    pytest.param(
+        variants.mark_what_is_handed_out,
+        0,
+        {"faults": ("crash",), "delivery": AMO},
+        "6.3",
+        id="mark-what-is-handed-out",
+    ),
+]
+
+
+@pytest.mark.parametrize(("plant", "seed", "options", "invariant"), TOLD)
+def test_the_history_alone_tells(monkeypatch, plant, seed, options, invariant):
+    plant(monkeypatch)
+    with pytest.raises(SimulationFailed) as caught:
+        simulate(seed, duration_ms=SHORT_MS, by_history=True, **options)
+    assert caught.value.invariant == invariant
+    assert "by the history" in str(caught.value)
+
+
 def test_a_failure_shrinks_to_few_faults(monkeypatch):
     variants.sender_judges(monkeypatch)
     failure = failure_of(4, {"faults": ("edge", "stop", "cut")})

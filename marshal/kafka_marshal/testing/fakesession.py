@@ -1,7 +1,7 @@
 """A client's session with a coordination topic of a ``FakeKafka``."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from kafka_marshal.errors import (
     CoordinationError,
@@ -30,6 +30,7 @@ class FakeCoordinationLog(CoordinationLog):
         topic: Its name.
         topic_id: Id of the topic when it was opened.
         cluster_id: Id of the cluster.
+        on_append: Told of each record that is sent: partition, value, append.
     """
 
     def __init__(self, cluster: FakeKafka, topic: str, *, name: str) -> None:
@@ -41,6 +42,7 @@ class FakeCoordinationLog(CoordinationLog):
         self.cluster_id = cluster.cluster_id
         self.topic = topic
         self.topic_id: bytes | None = cluster.topic(topic).topic_id
+        self.on_append: Callable[[int, bytes, Append], None] | None = None
         self._cluster = cluster
         self._topic = topic
         self._is_cut = False
@@ -86,6 +88,12 @@ class FakeCoordinationLog(CoordinationLog):
 
     def append(self, partition: int, value: bytes) -> Append:
         """Start appending one record; its fate is the policy's."""
+        append = self._append(partition, value)
+        if self.on_append is not None:
+            self.on_append(partition, value, append)
+        return append
+
+    def _append(self, partition: int, value: bytes) -> FakeAppend:
         cluster = self._cluster
         with cluster.changed:
             cluster.settle()

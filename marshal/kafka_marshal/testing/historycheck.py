@@ -1,9 +1,11 @@
 """Judges what workers say that they did: a pure function over their operations.
 
 The same for simulated fleets and for real clusters: whoever runs workers has them
-note each operation when it begins (``invoke``) and when it ends (``ok``), and puts
-the notes of all in the order of one clock, the claims, beats and grants in the
-order of the log. What has no end is ``unknown``: it may have happened, or may yet.
+note each operation when it begins (``invoke``) and when it ends (``ok``, ``fail``),
+and puts the notes of all in the order of one clock, the ends of claims, beats and
+grants in the order of the log. What has no end is ``unknown``: it may have happened,
+or may yet, and an end that comes later tells. Only what was read back counts
+(PROTOCOL 1.4).
 """
 
 from collections import defaultdict
@@ -18,25 +20,35 @@ from kafka_marshal.protocol.types import Key, Token
 
 CLAIM, BEAT, GRANT = "claim", "beat", "grant"
 HAND_OUT, PROCESS = "hand_out", "process"
-KINDS = frozenset({CLAIM, BEAT, GRANT, HAND_OUT, PROCESS})
+PAUSE, UNPAUSE = "pause", "unpause"
+KINDS = frozenset({CLAIM, BEAT, GRANT, HAND_OUT, PROCESS, PAUSE, UNPAUSE})
 OK, INVOKE, UNKNOWN, FAIL = "ok", "invoke", "unknown", "fail"
 OUTCOMES = frozenset({OK, INVOKE, UNKNOWN, FAIL})
 NAMED_MAX = 10
+# Clocks drift by at most one part in so many, and count whole milliseconds.
+DRIFT, ROUNDING_MS = 1_000, 2
 
 
 class Operation(msgspec.Struct, frozen=True):
     """One thing that one process did to one key, or tried to.
 
     Attributes:
-        kind: ``claim``, ``beat``, ``grant``, ``hand_out`` or ``process``.
+        kind: ``claim``, ``beat``, ``grant``, ``hand_out`` or ``process``; of admins,
+            ``pause`` and ``unpause`` of the key's group.
         outcome: ``ok``; ``invoke``, begun, and more may follow; ``unknown``, it
-            never became known; ``fail``, it did not happen.
+            is not known what became of it; ``fail``, it did not happen.
         process: Who; no two processes have the same name.
         key: What it is about.
         token: Token of the claim that it was done under.
-        at_ms: When, for people; the order of the history is what counts.
-        first: First offset; of a claim or a beat, the position after it.
+        at_ms: When, on the clock of the process: differences within one process
+            are judged, and else the order of the history.
+        first: First offset; of a claim or a beat, the position after it, and of
+            the invoke of a beat the position that it tells.
         last: Last offset, both ends inclusive.
+        number: Names what a process sent, so that its end is known for its own;
+            None where nobody numbers them.
+        done: Of a beat at most once: everything granted below is done with.
+        renews: Whether a beat renewed the lease, as its process was told.
     """
 
     kind: str
@@ -47,6 +59,9 @@ class Operation(msgspec.Struct, frozen=True):
     at_ms: int
     first: int | None = None
     last: int | None = None
+    number: int | None = None
+    done: int | None = None
+    renews: bool = False
 
     @property
     def offsets(self) -> range:
@@ -94,10 +109,15 @@ class _KeyHistory:
     """What is known of one key so far."""
 
     tokens: list[Token] = attrs.field(factory=list)
+    owner: str | None = None
+    is_paused: bool = False
+    sent: dict[tuple[str, str, int], int] = attrs.field(factory=dict)
+    bases: dict[tuple[str, Token], int] = attrs.field(factory=dict)
+    begun: dict[int, tuple[str, Token | None]] = attrs.field(factory=dict)
     position: int | None = None
     starts: dict[Token, int | None] = attrs.field(factory=dict)
     handing: Token | None = None
-    last: dict[Token, int] = attrs.field(factory=dict)
+    last: dict[tuple[str, Token], int] = attrs.field(factory=dict)
     handed: set[int] = attrs.field(factory=set)
     lent: set[tuple[str, Token | None, int]] = attrs.field(factory=set)
     granted: dict[int, tuple[str, Token | None]] = attrs.field(factory=dict)
@@ -107,10 +127,20 @@ class _KeyHistory:
 
 
 class _Judge:
-    def __init__(self, *, is_at_most_once: bool) -> None:
+    def __init__(self, *, is_at_most_once: bool, h_ms: int | None) -> None:
         self.findings: list[Finding] = []
         self.keys: dict[Key, _KeyHistory] = defaultdict(_KeyHistory)
         self._is_amo = is_at_most_once
+        self._lease_ms = None if h_ms is None else h_ms + h_ms // DRIFT + ROUNDING_MS
+        self._takes = {
+            CLAIM: self._claim,
+            BEAT: self._beat,
+            GRANT: self._grant,
+            HAND_OUT: self._hand_out,
+            PROCESS: self._process,
+            PAUSE: self._pause,
+            UNPAUSE: self._pause,
+        }
 
     def find(self, invariant: str, key: Key, text: str) -> None:
         self.findings.append(
@@ -119,61 +149,125 @@ class _Judge:
 
     def take(self, operation: Operation) -> None:
         known = self.keys[operation.key]
-        if operation.kind == CLAIM:
-            self._claim(known, operation)
-        elif operation.kind == BEAT:
-            self._beat(known, operation)
-        elif operation.kind == GRANT:
-            self._grant(known, operation)
-        elif operation.kind == HAND_OUT:
-            self._hand_out(known, operation)
-        else:
-            self._process(known, operation)
+        if operation.number is not None:
+            self._match(known, operation)
+        self._takes[operation.kind](known, operation)
+
+    def _match(self, known: _KeyHistory, operation: Operation) -> None:
+        """Know what was begun, and find what ends and never was."""
+        number = operation.number or 0
+        sent = (operation.kind, operation.process, number)
+        if operation.outcome == INVOKE:
+            known.sent.setdefault(sent, operation.at_ms)
+        elif sent not in known.sent:
+            told = f"{operation.kind} {number} of {operation.process} never begun"
+            self.find("1.4", operation.key, told)
+
+    def _renew(self, known: _KeyHistory, operation: Operation) -> None:
+        """Count the lease from when its record was sent (PROTOCOL 5.2)."""
+        sent_ms = known.sent.get(
+            (operation.kind, operation.process, operation.number or 0)
+        )
+        if sent_ms is not None and operation.token is not None:
+            lease = (operation.process, operation.token)
+            known.bases[lease] = max(sent_ms, known.bases.get(lease, sent_ms))
+
+    def _pause(self, known: _KeyHistory, operation: Operation) -> None:
+        if operation.outcome == OK:
+            known.is_paused = operation.kind == PAUSE
 
     def _claim(self, known: _KeyHistory, operation: Operation) -> None:
         token = operation.token
         if operation.outcome != OK or token is None:
             return
+        if known.is_paused:
+            self.find("8.1", operation.key, f"won under {token} in a pause")
         if known.tokens and token <= known.tokens[-1]:
             self.find("S7", operation.key, f"token {token} after {known.tokens[-1]}")
         known.tokens.append(token)
+        known.owner = operation.process
         known.starts[token] = known.position
+        self._renew(known, operation)
 
     def _beat(self, known: _KeyHistory, operation: Operation) -> None:
-        position = operation.first
-        if operation.outcome != OK or position is None:
+        position, key = operation.first, operation.key
+        if operation.outcome == INVOKE:
+            self._told(known, operation)
+        if operation.outcome != OK:
             return
+        token, owner = operation.token, operation.process
+        if known.tokens and (token, owner) != (known.tokens[-1], known.owner):
+            self.find("S1", key, f"beat of {owner} under {token} counts")
+        if operation.renews and known.is_paused:
+            self.find("8.1", key, f"beat of {owner} renews in a pause")
+        elif operation.renews:
+            self._renew(known, operation)
+        if position is not None:
+            self._move(known, operation, position)
+
+    def _told(self, known: _KeyHistory, operation: Operation) -> None:
+        """What a process says that it is done with, it must be done with."""
+        who = (operation.process, operation.token)
+        early = [
+            offset
+            for offset in known.handed - known.processed
+            if operation.done is not None
+            and offset < operation.done
+            and (*who, offset) in known.lent
+        ]
+        if early:
+            told = sorted(early)[:NAMED_MAX]
+            self.find("6.3", operation.key, f"told as done, and in hand: {told}")
+        if operation.first is not None and not self._is_amo:
+            # A position only moves forward: below the one there is, all is told.
+            self._check_skipped(known, operation, operation.first)
+
+    def _move(self, known: _KeyHistory, operation: Operation, position: int) -> None:
         if not self._is_amo:
-            # Every offset below it must be done with, by whomever.
-            skipped = set(range(known.position or 0, position)) - known.processed
-            if skipped:
-                told = sorted(skipped)[:NAMED_MAX]
-                self.find("6.1", operation.key, f"position {position} skips {told}")
+            self._check_skipped(known, operation, position)
         known.position = max(known.position or 0, position)
+
+    def _check_skipped(
+        self, known: _KeyHistory, operation: Operation, position: int
+    ) -> None:
+        """Every offset below a position must be done with, by whomever."""
+        skipped = set(range(known.position or 0, position)) - known.processed
+        if skipped:
+            told = sorted(skipped)[:NAMED_MAX]
+            self.find("6.1", operation.key, f"position {position} skips {told}")
 
     def _grant(self, known: _KeyHistory, operation: Operation) -> None:
         if operation.outcome != OK:
             return
+        token = operation.token
+        if known.tokens and token != known.tokens[-1]:
+            self.find("S1", operation.key, f"granted under {token}, which is over")
         for offset in operation.offsets:
             if offset in known.granted:
                 self.find("S3", operation.key, f"{offset} granted twice")
-            known.granted[offset] = (operation.process, operation.token)
+            known.granted[offset] = (operation.process, token)
 
     def _hand_out(self, known: _KeyHistory, operation: Operation) -> None:
         key, token = operation.key, operation.token
         if operation.outcome == FAIL or token is None:
             return
+        who = (operation.process, token)
         if known.handing is not None and token < known.handing:
             self.find("S4", key, f"handed out under {token} after {known.handing}")
         known.handing = token if known.handing is None else max(known.handing, token)
         if token not in known.starts:
             self.find("S4", key, f"handed out under {token}, which nobody won")
+        base_ms = known.bases.get(who)
+        if base_ms is not None and self._lease_ms is not None:
+            over_ms = operation.at_ms - base_ms - self._lease_ms
+            if over_ms > 0:
+                self.find("S4", key, f"handed out under {token}, {over_ms} ms late")
         start = known.starts.get(token)
         for offset in operation.offsets:
             known.count += 1
-            if offset <= known.last.get(token, -1):
+            if offset <= known.last.get(who, -1):
                 self.find("S3", key, f"{offset} handed out twice under {token}")
-            known.last[token] = offset
+            known.last[who] = offset
             if start is not None and offset < start:
                 self.find("6.1", key, f"{offset} handed out below {start}")
             if offset in known.handed:
@@ -188,12 +282,17 @@ class _Judge:
     def _process(self, known: _KeyHistory, operation: Operation) -> None:
         if operation.outcome == FAIL:
             return
+        key, who = operation.key, (operation.process, operation.token)
         for offset in operation.offsets:
-            if (operation.process, operation.token, offset) not in known.lent:
-                self.find("6.2", operation.key, f"{offset} processed, not handed out")
+            if (*who, offset) not in known.lent:
+                self.find("6.2", key, f"{offset} processed, not handed out")
+            # What was begun may have been done, whatever came of it.
+            if self._is_amo and known.begun.setdefault(offset, who) != who:
+                other = known.begun[offset][0]
+                self.find("S3", key, f"{offset} begun by {other}, and then {who[0]}")
             if operation.outcome == OK:
                 if self._is_amo and offset in known.processed:
-                    self.find("S3", operation.key, f"{offset} processed twice")
+                    self.find("S3", key, f"{offset} processed twice")
                 known.processed.add(offset)
 
 
@@ -202,8 +301,9 @@ def check(
     *,
     delivery: Delivery,
     ends: Mapping[Key, tuple[int, int]] | None = None,
+    h_ms: int | None = None,
 ) -> Verdict:
-    """Judge a history: S3, S4, S7, completeness and the bound on duplicates.
+    """Judge a history: S1, S3, S4, S7, completeness and the bound on duplicates.
 
     At least once, what is repeated lies at or beyond the last position that the log
     had accepted before the claim that repeats it (PROTOCOL 6.1), so one takeover
@@ -214,9 +314,11 @@ def check(
         delivery: The guarantee that was asked for.
         ends: First and next offset of every key that all work is done of; at least
             once, each record between them must have been processed.
+        h_ms: H. With it, hand-outs are held to the leases that their process's own
+            claims and beats gave, which are numbered then (PROTOCOL 5.2).
     """
     is_amo = delivery is Delivery.AT_MOST_ONCE
-    judge = _Judge(is_at_most_once=is_amo)
+    judge = _Judge(is_at_most_once=is_amo, h_ms=h_ms)
     for operation in history:
         assert operation.kind in KINDS, operation.kind
         assert operation.outcome in OUTCOMES, operation.outcome

@@ -17,7 +17,7 @@ from kafka_marshal.engine import Delivery
 from kafka_marshal.testing.checkers import Violation
 from kafka_marshal.testing.simulation.build import build
 from kafka_marshal.testing.simulation.fleet import Fleet
-from kafka_marshal.testing.simulation.healing import Healing
+from kafka_marshal.testing.simulation.healing import Healing, judge_history
 from kafka_marshal.testing.simulation.plan import (
     FAULTS,
     MINUTE_MS,
@@ -91,13 +91,18 @@ class Report:
     transcript: tuple[str, ...]
 
 
-def run_plan(plan: Plan) -> Report:
+def run_plan(plan: Plan, *, by_history: bool = False) -> Report:
     """Run a plan: break things, heal them, and demand liveness.
+
+    Args:
+        plan: What to run.
+        by_history: Judge no step, nor what comes of healing: only the history that
+            the processes tell, as that of a real cluster would be.
 
     Raises:
         SimulationFailed: An invariant was broken.
     """
-    world = World(plan)
+    world = World(plan, is_judged=not by_history)
     world.is_truncating = TRUNCATE in plan.kinds
     fleet = Fleet(world)
     world.on_news = fleet.on_news
@@ -112,7 +117,10 @@ def run_plan(plan: Plan) -> Report:
     _produce(world, chance(plan.seed, "produce when"))
     try:
         world.run(plan.duration_ms)
-        Healing(world, fleet, strikes).run()
+        if by_history:
+            judge_history(world)
+        else:
+            Healing(world, fleet, strikes).run()
     except Violation as violation:
         raise SimulationFailed(plan, violation, world.transcript) from violation
     return Report(
@@ -146,6 +154,7 @@ def simulate(
     faults: Sequence[str] | None = None,
     duration_ms: int = DURATION_MS,
     only: Collection[int] | None = None,
+    by_history: bool = False,
 ) -> Report:
     """Run one seed.
 
@@ -155,6 +164,7 @@ def simulate(
         faults: What may go wrong, of ``FAULTS`` and ``TRUNCATE``; drawn without it.
         duration_ms: How long things go wrong, on virtual time.
         only: Numbers of the faults that strike; all of them without it.
+        by_history: Judge only by the history; see ``run_plan``.
 
     Returns:
         What happened, where every invariant held.
@@ -163,4 +173,5 @@ def simulate(
         SimulationFailed: One did not; the message repeats it.
     """
     plan = draw(seed, delivery=delivery, faults=faults, duration_ms=duration_ms)
-    return run_plan(plan if only is None else plan.keeping(only))
+    kept = plan if only is None else plan.keeping(only)
+    return run_plan(kept, by_history=by_history)

@@ -11,8 +11,11 @@ ONE, TWO = Token(1, 0, 10), Token(1, 0, 20)
 ALO, AMO = Delivery.AT_LEAST_ONCE, Delivery.AT_MOST_ONCE
 
 
-def op(kind, who, token, first=None, last=None, *, outcome="ok"):
-    return Operation(kind, outcome, who, KEY, token, 0, first, last)
+H_MS = 10_000
+
+
+def op(kind, who, token, first=None, last=None, *, outcome="ok", at_ms=0, **rest):
+    return Operation(kind, outcome, who, KEY, token, at_ms, first, last, **rest)
 
 
 def handled(who, token, first, last):
@@ -99,6 +102,99 @@ def test_what_must_not_be_at_least_once(history, invariant):
     assert invariants(history) == [invariant]
 
 
+def sent(kind, who, token, number, *, at_ms, outcome="ok", **rest):
+    """Something that was sent at a time, and what became of it in the log."""
+    return [
+        op(kind, who, None, outcome="invoke", number=number, at_ms=at_ms),
+        op(kind, who, token, outcome=outcome, number=number, at_ms=at_ms + 50, **rest),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("history", "invariant"),
+    [
+        pytest.param(
+            [op("claim", "a", ONE), op("claim", "b", TWO), op("beat", "a", ONE)],
+            "S1",
+            id="a-beat-of-a-former-owner-counts",
+        ),
+        pytest.param(
+            [op("claim", "a", ONE), op("beat", "b", ONE)],
+            "S1",
+            id="a-beat-of-another-process-counts",
+        ),
+        pytest.param([op("claim", "a", ONE, number=1)], "1.4", id="never-begun"),
+        pytest.param(
+            [op("pause", "admin", None), op("claim", "a", ONE)],
+            "8.1",
+            id="won-in-a-pause",
+        ),
+        pytest.param(
+            [
+                op("claim", "a", ONE),
+                op("pause", "admin", None),
+                op("beat", "a", ONE, renews=True),
+            ],
+            "8.1",
+            id="renewed-in-a-pause",
+        ),
+        pytest.param(
+            [
+                op("claim", "a", ONE),
+                op("beat", "a", ONE, 3, outcome="invoke"),
+                op("beat", "a", ONE, 3, outcome="unknown"),
+            ],
+            "6.1",
+            id="a-position-that-was-told-too-early-and-never-arrived",
+        ),
+    ],
+)
+def test_what_must_not_be_told(history, invariant):
+    assert set(invariants([op("claim", "z", Token(1, 0, 1)), *history])) == {invariant}
+
+
+@pytest.mark.parametrize(
+    ("late_ms", "found"), [(0, []), (H_MS // 500, []), (H_MS // 10, ["S4"])]
+)
+def test_a_lease_counts_from_sending_what_was_read_back(late_ms, found):
+    handed = op("hand_out", "a", ONE, 0, 0, at_ms=7_000 + H_MS + late_ms // 2)
+    history = [
+        *sent("claim", "a", ONE, 1, at_ms=0),
+        *sent("beat", "a", ONE, 2, at_ms=7_000, renews=True),
+        # Of the first nobody knows whether it renewed; the second did not.
+        *sent("beat", "a", ONE, 3, at_ms=8_000, outcome="unknown"),
+        *sent("beat", "a", ONE, 4, at_ms=9_000),
+        handed,
+    ]
+    told = check(history, delivery=ALO, h_ms=H_MS).findings
+    assert [finding.invariant for finding in told] == found
+    assert check(history, delivery=ALO).findings == ()
+
+
+def test_what_was_unknown_counts_once_it_was_read_back():
+    history = [
+        op("claim", "a", None, outcome="invoke", number=1),
+        op("claim", "a", None, outcome="unknown", number=1),
+        op("claim", "a", ONE, number=1),
+        *handled("a", ONE, 0, 2),
+    ]
+    assert invariants(history) == []
+    del history[2]
+    assert invariants(history) == ["S4"]
+
+
+def test_a_pause_ends():
+    paused = [op("pause", "admin", None), op("unpause", "admin", None)]
+    assert invariants([*paused, op("claim", "a", ONE)]) == []
+
+
+def test_at_most_once_what_was_begun_may_have_been_done():
+    begun = op("process", "a", ONE, 0, 0, outcome="unknown")
+    history = [*GRANTED, op("hand_out", "a", ONE, 0, 0), begun]
+    again = [op("claim", "b", TWO), *handled("b", TWO, 0, 0)]
+    assert invariants([*history, *again], AMO) == ["S3", "6.2", "S3"]
+
+
 def test_what_is_never_processed_is_lost():
     history = [op("claim", "a", ONE), *handled("a", ONE, 0, 4)]
     verdict = check(history, delivery=ALO, ends={KEY: (0, 7)})
@@ -135,7 +231,24 @@ def test_grants_are_used_once_by_those_who_have_them():
 @pytest.mark.parametrize(
     ("more", "invariant"),
     [
-        pytest.param([op("grant", "b", TWO, 4, 5)], "S3", id="granted-twice"),
+        pytest.param(
+            [op("claim", "b", TWO), op("grant", "b", TWO, 4, 5)],
+            "S3",
+            id="granted-twice",
+        ),
+        pytest.param(
+            [op("claim", "b", TWO), op("grant", "a", ONE, 5, 6)],
+            "S1",
+            id="granted-under-a-claim-that-is-over",
+        ),
+        pytest.param(
+            [
+                op("hand_out", "a", ONE, 0, 1),
+                op("beat", "a", ONE, 5, outcome="invoke", done=1),
+            ],
+            "6.3",
+            id="told-as-done-and-in-hand",
+        ),
         pytest.param([op("hand_out", "a", ONE, 4, 5)], "6.2", id="beyond-the-grant"),
         pytest.param(
             [op("claim", "b", TWO), op("hand_out", "b", TWO, 0, 0)],

@@ -12,7 +12,7 @@ import attrs
 from kafka_marshal.engine import Delivery
 from kafka_marshal.engine.handout import ConsumerOptions
 from kafka_marshal.errors import ClaimLost, LogTruncated, MarshalError
-from kafka_marshal.ports import Record
+from kafka_marshal.ports import Append, Record
 from kafka_marshal.protocol.claiming import PreviousLife
 from kafka_marshal.protocol.types import Key
 from kafka_marshal.testing.checkers import Violation
@@ -117,6 +117,7 @@ class Fleet:
             incarnation=rng.randbytes(16),
         )
         node.observer.tell = world.coverage.observe
+        node.log.on_append = partial(self._on_append, node)
         own = chance(world.plan.seed, f"app/{self._starts}")
         app = App(node, f"{client_id}#{self._starts}", own)
         self.apps.append(app)
@@ -127,6 +128,17 @@ class Fleet:
         self._call_turn(app, now_ms + app.rng.randint(0, 500))
         return app
 
+    def _on_append(
+        self, node: Node, partition: int, value: bytes, append: Append
+    ) -> None:
+        held = {
+            holding.claim.epoch: (key, holding.claim.token)
+            for key in self._world.keys_of(partition)
+            if (holding := node.session.holdings.get(key)) is not None
+            and holding.claim.epoch is not None
+        }
+        self._world.chronicle.on_append(partition, value, append=append, held=held)
+
     def remove(self, app: App) -> None:
         """End a process without a word."""
         if app.hand:
@@ -134,6 +146,7 @@ class Fleet:
         app.is_gone = True
         self.apps.remove(app)
         self._world.cluster.crash(app.node)
+        self._world.chronicle.on_gone(app.name)
         self._world.say(f"{app.name} ends")
 
     def start_later(self, app: App, after_ms: int, *, is_resuming: bool) -> None:
@@ -222,13 +235,24 @@ class Fleet:
             self.start_later(app, world.plan.h_ms // 2, is_resuming=False)
             return False
         if failure is not None:
-            raise Violation("fault", f"{app.name}: {failure!r}")
+            self._fault(app, failure)
+            return False
         world.settle()
+        if not world.is_judged:
+            return True
         if world.watcher.check_reader(
             app.node.engine, app.checked, may_lag=world.is_truncating
         ):
             world.check_leases([each.node for each in self.apps])
         return True
+
+    def _fault(self, app: App, error: MarshalError) -> None:
+        """Take what must never happen; where steps are not judged, it is an end."""
+        if self._world.is_judged:
+            raise Violation("fault", f"{app.name}: {error!r}") from error
+        if not app.is_gone:
+            self.remove(app)
+            self.start_later(app, self._world.plan.h_ms // 2, is_resuming=False)
 
     def _on_failure(self, app: App) -> None:
         """End a process whose session can go no further; others start it again."""
@@ -286,7 +310,8 @@ class Fleet:
         except MarshalError as error:
             if app.node.session.failure is not None or app.node.engine.failure:
                 return False  # the engine's thread deals with it
-            raise Violation("fault", f"{app.name}: {error!r}") from error
+            self._fault(app, error)
+            return False
         for partition, records in polled.items():
             key = Key(GROUP, *partition)
             offsets = [record.offset for record in records]
@@ -316,5 +341,5 @@ class Fleet:
                 return
             except MarshalError as error:
                 if app.node.session.failure is None and not app.node.engine.failure:
-                    raise Violation("fault", f"{app.name}: {error!r}") from error
+                    self._fault(app, error)
                 return

@@ -1,6 +1,6 @@
 """After all faults are healed: liveness is demanded, with its bounds (PROTOCOL 11)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from kafka_marshal.engine import Delivery
 from kafka_marshal.protocol.state import WorldState
@@ -19,6 +19,20 @@ TRIP_MS = 400
 RECORD_MS = 400
 JITTER_MS_MAX = 1_000
 FRESH_RECORDS = 5
+
+
+def judge_history(
+    world: World, ends: Mapping[Key, tuple[int, int]] | None = None
+) -> None:
+    """Judge a run by what its processes tell, and by nothing else.
+
+    Raises:
+        Violation: It is no history that may be.
+    """
+    plan, told = world.plan, world.chronicle.operations
+    verdict = check(told, delivery=plan.delivery, ends=ends, h_ms=plan.h_ms)
+    for finding in verdict.findings:
+        raise Violation(finding.invariant, f"by the history, {finding.message}")
 
 
 class Healing:
@@ -135,9 +149,7 @@ class Healing:
             Key(GROUP, *place): (0, world.cluster.kafka.log(place).end)
             for place in world.places
         }
-        verdict = check(world.history, delivery=world.plan.delivery, ends=ends)
-        for finding in verdict.findings:
-            raise Violation(finding.invariant, f"by the history, {finding.message}")
+        judge_history(world, ends)
 
     # --- how things are
 

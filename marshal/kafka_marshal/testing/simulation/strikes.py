@@ -353,6 +353,7 @@ class Strikes:
             None,
             None,
         )
-        cluster = self._world.cluster
+        cluster, value = self._world.cluster, encode(record)
         self._world.names[stranger.incarnation] = stranger.client_id
-        cluster.kafka.produce(cluster.place(number), encode(record))
+        self._world.chronicle.on_append(number, value, append=None, held={})
+        cluster.kafka.produce(cluster.place(number), value)

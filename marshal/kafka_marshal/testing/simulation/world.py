@@ -1,6 +1,7 @@
 """The world that a plan describes: cluster, time, and what is checked of it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from kafka_marshal.engine import Delivery
 from kafka_marshal.ports import Record
@@ -14,8 +15,8 @@ from kafka_marshal.testing.checkers import (
     Violation,
     check_leases,
 )
-from kafka_marshal.testing.historycheck import Operation
 from kafka_marshal.testing.node import Cluster, Node
+from kafka_marshal.testing.simulation.chronicle import Chronicle
 from kafka_marshal.testing.simulation.coverage import Coverage
 from kafka_marshal.testing.simulation.fates import Fates
 from kafka_marshal.testing.simulation.loop import Loop
@@ -37,7 +38,7 @@ class World:
         watcher: Folds the log and checks it.
         hand_outs: Checks what applications get.
         coverage: Counts what happens.
-        history: What processes did, as they would tell it.
+        chronicle: What processes did, as they would tell it.
         transcript: Everything that happened, one line each.
         names: Names of processes, by incarnation.
         seqs: Largest sequence number read of each process, by incarnation.
@@ -47,9 +48,10 @@ class World:
         is_healed: Whether everything is in order from now on.
         is_timed: Whether how soon things happen is judged now.
         is_truncating: Whether records may be lost that were read.
+        is_judged: Whether steps are judged; without, only the history tells.
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, *, is_judged: bool = True) -> None:
         """Make the world, with nobody in it."""
         self.plan = plan
         self.fates = Fates(plan.seed, h_ms=plan.h_ms, latency_ms=plan.latency_ms)
@@ -62,7 +64,7 @@ class World:
         self.places = self.cluster.fill(TOPIC, [0] * plan.partitions)
         self.transcript: list[str] = []
         self.coverage = Coverage(plan.h_ms)
-        self.history: list[Operation] = []
+        self.is_judged = is_judged
         self.names: dict[bytes, str] = {}
         self.seqs: dict[bytes, int] = {}
         self.attempts: set[bytes] = set()
@@ -78,6 +80,9 @@ class World:
             note=self.transcript.append,
             on_fold=self._on_fold,
         )
+        self.watcher.is_strict = is_judged
+        self.chronicle = Chronicle(self)
+        self._keys = self._keys_by_partition()
         is_amo = plan.delivery is Delivery.AT_MOST_ONCE
         self.hand_outs = HandOuts(self.watcher, is_at_most_once=is_amo)
         self._producing = chance(plan.seed, "produce")
@@ -125,6 +130,21 @@ class World:
         count = self.plan.coordinators
         return coordinating_partition(key.topic, key.partition, partition_count=count)
 
+    def keys_of(self, partition: int) -> Sequence[Key]:
+        """Return the keys of the group in a coordinating partition."""
+        return self._keys[partition]
+
+    def _keys_by_partition(self) -> list[list[Key]]:
+        found: list[list[Key]] = [[] for _ in range(self.plan.coordinators)]
+        for place in self.places:
+            key = Key(GROUP, *place)
+            found[self.place_of(key)].append(key)
+        return found
+
+    def name_of(self, incarnation: bytes) -> str:
+        """Return what a process is called; of none of ours, what it calls itself."""
+        return self.names.get(incarnation) or incarnation.hex()
+
     # --- data
 
     def produce(self, count: int) -> None:
@@ -152,6 +172,8 @@ class World:
         Also, nobody may use a claim that somebody else could win just now, or has
         won: that is what keeps two from using it whoever comes when.
         """
+        if not self.is_judged:
+            return
         now_ms = self.now_ms
         if self.excused:
             self.excused = {t: u for t, u in self.excused.items() if u > now_ms}
@@ -193,15 +215,16 @@ class World:
             return
         before = self.hand_outs.duplicate_count
         is_excused = self.place_of(key) in self.excused
-        for record in records:
-            token = record.token
-            assert token is not None
-            self.hand_outs.handed_out(
-                key, token, offset=record.offset, is_excused=is_excused
-            )
+        self.chronicle.on_handed(name, key, records=records)
+        with self._judging():
+            for record in records:
+                token = record.token
+                assert token is not None
+                self.hand_outs.handed_out(
+                    key, token, offset=record.offset, is_excused=is_excused
+                )
         if self.hand_outs.duplicate_count > before:
             self.coverage.note("duplicates")
-        self._tell(name, "hand_out", key, records)
 
     def on_attempt(self, folded: Folded) -> None:
         """Take a grant to a process that is none of the fleet's."""
@@ -210,19 +233,22 @@ class World:
         if key is None or detail is None or transition.effect != "granted":
             return
         first, last = detail["first"], detail["last"]
-        self.hand_outs.handed_elsewhere(key, first=first, last=last)
+        with self._judging():
+            self.hand_outs.handed_elsewhere(key, first=first, last=last)
 
     def on_processed(self, name: str, key: Key, *, record: Record) -> None:
         """Take that an application has processed a record."""
         self.hand_outs.done(key, record.offset)
-        self._tell(name, "process", key, [record])
+        if not self.is_truncating:
+            self.chronicle.on_processed(name, key, record=record)
 
-    def _tell(self, name: str, kind: str, key: Key, records: Sequence[Record]) -> None:
-        token = records[0].token
-        first, last = records[0].offset, records[-1].offset
-        self.history.append(
-            Operation(kind, "ok", name, key, token, self.now_ms, first, last)
-        )
+    @contextmanager
+    def _judging(self) -> Iterator[None]:
+        try:
+            yield
+        except Violation:
+            if self.is_judged:
+                raise
 
     def _on_fold(self, folded: Folded) -> None:
         self.coverage.on_fold(folded)
@@ -234,33 +260,12 @@ class World:
         if isinstance(record, ClaimingMessages) and record.grantee in self.attempts:
             self.coverage.note("granted_to_another")
             self.on_attempt(folded)
-        key, effect = transition.key, transition.effect
-        if key is None or effect not in _TOLD:
-            return
-        world = self.watcher.worlds[folded.partition]
-        known = world.keys[key]
-        name = self.names.get(getattr(record, "incarnation", b""), "?")
-        first = last = None
-        if transition.detail is not None and effect == "granted":
-            first, last = transition.detail["first"], transition.detail["last"]
-        elif known.position is not None:
-            first = known.next_unclaimed()
-        kind, token = _TOLD[effect], world.token(key)
-        self.history.append(
-            Operation(kind, "ok", name, key, token, self.now_ms, first, last)
-        )
+        if not self.is_truncating:
+            self.chronicle.on_fold(folded, self.watcher.worlds[folded.partition])
 
     def _on_moved(self, key: Key, old: int | None, new: int) -> None:
-        self.hand_outs.check_moved(key, old, new=new)
-
-
-_TOLD = {
-    "claimed": "claim",
-    "resumed": "claim",
-    "renewed": "beat",
-    "position_only": "beat",
-    "granted": "grant",
-}
+        with self._judging():
+            self.hand_outs.check_moved(key, old, new=new)
 
 
 def _nothing() -> None:
