@@ -107,7 +107,7 @@ VARIANTS = [
     ),
     pytest.param(
         variants.beat_restarts,
-        11,
+        21,
         {"faults": ("twin", "late", "cut")},
         {"S1"},
         id="beat-restarts",
@@ -198,7 +198,7 @@ TOLD = [
     ),
     pytest.param(
         variants.beat_restarts,
-        11,
+        21,
         {"faults": ("twin", "late", "cut")},
         "S1",
         id="beat-restarts",

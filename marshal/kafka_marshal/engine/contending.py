@@ -152,6 +152,7 @@ class Contender:
         )
         claim.claim_sent(seq, sent_ms)
         holding.vacancy = vacancy(known, resumes=life is not None)
+        holding.predecessor = None if known is None else known.owner
 
     def _why(self, holding: Holding, known: KeyState | None, *, resumes: bool) -> str:
         """Return why the key is claimed, in the words that stand in the record."""

@@ -9,7 +9,7 @@ from kafka_marshal.ports import LogRange, Pending
 from kafka_marshal.protocol.claiming import Claim
 from kafka_marshal.protocol.delivery import AtLeastOnce
 from kafka_marshal.protocol.granting import AtMostOnce
-from kafka_marshal.protocol.types import Key, TopicPartition
+from kafka_marshal.protocol.types import Key, Owner, TopicPartition
 
 from .meters import Tally, Vacancy
 
@@ -83,6 +83,7 @@ class Holding:
         "lent_count",
         "lookup",
         "lookup_at_ms",
+        "predecessor",
         "progress",
         "start_rule",
         "told_mark",
@@ -108,6 +109,8 @@ class Holding:
         self.handed_count = 0
         self.forgotten_count = 0
         self.vacancy: Vacancy | None = None
+        # Who owned it when it was claimed.
+        self.predecessor: Owner | None = None
         # Why it is contended for, for people.
         self.why = ""
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from kafka_marshal.errors import IdentityConflict
 from kafka_marshal.protocol.claiming import Claimant
-from kafka_marshal.protocol.records import SUPPORTED_LEVEL, Member
+from kafka_marshal.protocol.records import SUPPORTED_LEVEL, ClaimingPartition, Member
 from kafka_marshal.protocol.state import WorldState
 from kafka_marshal.protocol.transition import ACCEPTED, Transition
 from kafka_marshal.protocol.types import Key, Owner
@@ -19,6 +19,8 @@ from .subscription import BEHIND_LABEL, WEIGHT_LABEL, WEIGHT_MAX, Subscription
 TOPICS_MAX = 1_000
 SAID_MAX = 10_000  # members, of whom what they said last is remembered
 TOPICS_BYTES_MAX = 32 * 1024  # a record is 48 KiB at most
+# Ends of a claim after which another life of ours may have it.
+SUCCEEDED = frozenset({"lease_expired", "identity_conflict"})
 _NO_LABELS: Mapping[str, str] = {}
 
 
@@ -28,11 +30,13 @@ class Announcer:
     __slots__ = (
         "_context",
         "_due_ms",
+        "_ended",
         "_first_ms",
         "_first_offset",
         "_host",
         "_outbox",
         "_said",
+        "_succeeded",
     )
 
     def __init__(self, context: Context, outbox: Outbox, *, host: str) -> None:
@@ -43,6 +47,10 @@ class Announcer:
         self._first_offset: int | None = None
         self._first_ms = 0
         self._said: dict[Owner, object] = {}
+        # Epochs of claims that ended though nobody gave them up.
+        self._ended: dict[Key, int] = {}
+        # Lives of our client_id whose claims are ours now.
+        self._succeeded: set[bytes] = set()
 
     def announce_soon(self) -> None:
         """Announce at the next round."""
@@ -92,6 +100,11 @@ class Announcer:
     def forget(self, partition: int) -> None:
         """Forget where we joined, if that is in a T that is folded anew."""
         home = self._context.home_of(self._outbox.claimant.group_id)
+        self._ended = {
+            key: epoch
+            for key, epoch in self._ended.items()
+            if self._context.partition_of(key) != partition
+        }
         if home == partition:
             self._first_offset, self._first_ms = None, 0
             self.announce_soon()
@@ -126,18 +139,53 @@ class Announcer:
         self._said[name] = said
         return True
 
+    # --- twins
+
+    def note_end(self, holding: Holding) -> None:
+        """Take that a claim ended."""
+        ending, epoch = holding.claim.ending, holding.claim.epoch
+        if ending is not None and ending.reason in SUCCEEDED and epoch is not None:
+            self._ended[holding.key] = epoch
+
+    def note_won(self, holding: Holding) -> None:
+        """Take that a claim was won; who had it before is not our elder any more."""
+        before = holding.predecessor
+        if before is not None and before.client_id == self._client_id:
+            self._succeeded.add(before.incarnation)
+
+    def is_succeeded(self, transition: Transition) -> bool:
+        """Return whether a claim shows that another life of ours has taken our place.
+
+        Whoever wakes from a long stop ends its claims before it reads who has them.
+        """
+        record, key = transition.record, transition.key
+        if not isinstance(record, ClaimingPartition) or key is None:
+            return False
+        note = self._context.replica_of(key).world.soft.notes.get(key)
+        epoch = self._ended.get(key)
+        is_ours = record.client_id == self._client_id
+        return (
+            is_ours and epoch is not None and note is not None and note.follows == epoch
+        )
+
+    @property
+    def _client_id(self) -> str:
+        return self._outbox.claimant.owner.client_id
+
     def older_twin(self, transition: Transition) -> str | None:
         """Return the host of a twin that was here before us and lives, if shown.
 
         The evidence is an announcement of our client_id under another
         incarnation that began before ours and was renewed well after it: what a
-        dead process had sent may land for as long as sending is tried, H/2.
+        dead process had sent may land for as long as sending is tried, H/2. One whose
+        claims are ours now is told by them.
         """
         record = transition.record
         owner = self._outbox.claimant.owner
         if (
             not isinstance(record, Member)
             or record.client_id != owner.client_id
+            or record.incarnation in self._succeeded
             or record.draining
             or self._first_offset is None
         ):

@@ -390,6 +390,7 @@ class Session:
             )
         if is_won and holding is not None:
             self._roster.won(holding, replica.world.partition)
+            self._announcer.note_won(holding)
             self._beater.note_lead(replica.world.partition, holding.claim.base_ms)
             if self._mirror is not None:
                 self._mirror.follow(holding)
@@ -429,14 +430,11 @@ class Session:
         if self._cooldowns.ends_by(transition):
             self._plan_soon(self._context.now_ms)
         holding = self.holdings.get(key)
-        if holding is None:
-            return
-        holding.claim.on_foreign(transition)
-        ending = holding.claim.ending
-        if ending is None:
-            return
-        self._after_end(holding)
-        if ending.reason == "identity_conflict":
+        if holding is not None:
+            holding.claim.on_foreign(transition)
+            if holding.claim.ending is not None:
+                self._after_end(holding)
+        if self._announcer.is_succeeded(transition):
             self.fail(identity_conflict(self.claimant, transition.offset, host=""))
 
     def on_member(self, transition: Transition, now_ms: int) -> None:
@@ -497,6 +495,7 @@ class Session:
 
     def _after_end(self, holding: Holding) -> None:
         key = holding.key
+        self._announcer.note_end(holding)
         if self._roster.remove(holding, self._context.partition_of(key)):
             self._wishes.bump(key)
             self._keeper.forget(key)

@@ -180,3 +180,19 @@ def test_a_late_announcement_of_a_dead_process_is_no_conflict(cluster):
     cluster.run(3 * H)
     assert again.session.failure is None
     assert again.held
+
+
+@pytest.mark.parametrize("lead_ms", range(0, H // 2, 200))
+def test_whoever_was_cut_off_yields_to_its_successor(cluster, lead_ms):
+    """Its claims have expired before it reads who has them, and its group may not
+    have forgotten it, so that it is the elder of the two."""
+    old = owning(cluster)
+    cluster.run(lead_ms)
+    old.cut(is_cut=True)
+    successor = cluster.node("a", wish=wish())
+    cluster.run_until(held_by(successor, 1), 3 * H)
+    old.cut(is_cut=False)
+    cluster.run(2 * H)
+    assert isinstance(old.session.failure, IdentityConflict)
+    assert successor.session.failure is None
+    assert successor.held
