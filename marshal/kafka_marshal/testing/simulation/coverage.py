@@ -56,6 +56,8 @@ TRUNCATED: Mapping[str, str] = {
     "truncated": "records that were read by somebody were lost",
     "truncated_grant": "among them a grant",
     "truncated_claim": "among them a claim",
+    "exposed": "an engine told that offsets may be handed out twice",
+    "exposed_untold": "whoever had offsets that were lost ended before it could tell",
 }
 GRANTS = {
     "granted": "granted",
@@ -89,6 +91,8 @@ class Coverage:
         """Take what an engine tells; an ``Observer``."""
         if event.name == "clock_step":
             self.note("clock_step_detected")
+        elif event.name == "amo_exposed":
+            self.note("exposed")
         elif event.name == "claim_ended":
             self._on_ended(event.fields)
 

@@ -116,7 +116,8 @@ class Fleet:
             lives=lives,
             incarnation=rng.randbytes(16),
         )
-        node.observer.tell = world.coverage.observe
+        node.observer.tell = partial(world.observe, node)
+        world.on_started(node)
         node.log.on_append = partial(self._on_append, node)
         own = chance(world.plan.seed, f"app/{self._starts}")
         app = App(node, f"{client_id}#{self._starts}", own)
@@ -146,7 +147,7 @@ class Fleet:
         app.is_gone = True
         self.apps.remove(app)
         self._world.cluster.crash(app.node)
-        self._world.chronicle.on_gone(app.name)
+        self._world.on_ended(app.node)
         self._world.say(f"{app.name} ends")
 
     def start_later(self, app: App, after_ms: int, *, is_resuming: bool) -> None:
@@ -316,7 +317,7 @@ class Fleet:
             key = Key(GROUP, *partition)
             offsets = [record.offset for record in records]
             world.say(f"{app.name} is handed {partition} {offsets}")
-            world.on_handed(app.name, key, records=records)
+            world.on_handed(app.node, key, records=records)
             app.hand.extend((record, world.now_ms) for record in records)
         return bool(app.hand)
 

@@ -77,6 +77,7 @@ class Healing:
             self._drain()
         self._all_done()
         self._check_losses()
+        self._check_exposures()
         self._check_history()
 
     # --- what is demanded
@@ -140,16 +141,34 @@ class Healing:
         if plan.delivery is Delivery.AT_MOST_ONCE and not self._world.is_truncating:
             self._world.hand_outs.check_losses(most=plan.depth_max * plan.poll_max)
 
+    def _check_exposures(self) -> None:
+        """What the log lost is processed all the same, or told of."""
+        world = self._world
+        if not world.is_truncating:
+            return
+        world.exposures.judge()
+        if world.exposures.excused_count:
+            world.coverage.note("exposed_untold")
+        if world.plan.delivery is Delivery.AT_MOST_ONCE:
+            return
+        for key, (start, end) in self._ends().items():
+            missed = set(range(start, end)) - world.hand_outs.processed.get(key, set())
+            if missed:
+                raise Violation("6.1", f"{key}: never processed: {sorted(missed)}")
+
+    def _ends(self) -> dict[Key, tuple[int, int]]:
+        kafka = self._world.cluster.kafka
+        return {
+            Key(GROUP, *place): (0, kafka.log(place).end)
+            for place in self._world.places
+        }
+
     def _check_history(self) -> None:
         """The history that the processes tell is one that may be."""
         world = self._world
         if world.is_truncating or "step" in world.plan.kinds:
             return
-        ends = {
-            Key(GROUP, *place): (0, world.cluster.kafka.log(place).end)
-            for place in world.places
-        }
-        judge_history(world, ends)
+        judge_history(world, self._ends())
 
     # --- how things are
 

@@ -218,6 +218,7 @@ class Strikes:
         self._set_clock(fault, leader)
         world.say(f"{place} is cut back from {log.end} to {end}")
         world.cluster.kafka.truncate(place, end=end, leader=leader)
+        world.cuts.on_cut(number, log.leader_epoch)
         world.watcher.refold(number)
         for app in self._fleet.apps:
             app.checked.pop(number, None)

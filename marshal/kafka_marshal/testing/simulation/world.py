@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from kafka_marshal.engine import Delivery
-from kafka_marshal.ports import Record
+from kafka_marshal.ports import Event, Record
 from kafka_marshal.protocol.hashing import coordinating_partition
 from kafka_marshal.protocol.records import ClaimingMessages
 from kafka_marshal.protocol.types import Key
@@ -18,6 +18,7 @@ from kafka_marshal.testing.checkers import (
 from kafka_marshal.testing.node import Cluster, Node
 from kafka_marshal.testing.simulation.chronicle import Chronicle
 from kafka_marshal.testing.simulation.coverage import Coverage
+from kafka_marshal.testing.simulation.exposure import Cuts, Exposures
 from kafka_marshal.testing.simulation.fates import Fates
 from kafka_marshal.testing.simulation.loop import Loop
 from kafka_marshal.testing.simulation.plan import Plan, chance
@@ -37,6 +38,8 @@ class World:
         places: The data partitions.
         watcher: Folds the log and checks it.
         hand_outs: Checks what applications get.
+        exposures: What was handed out while records may be lost.
+        cuts: How often coordinating partitions lost records, and who knows it.
         coverage: Counts what happens.
         chronicle: What processes did, as they would tell it.
         transcript: Everything that happened, one line each.
@@ -82,6 +85,7 @@ class World:
         )
         self.watcher.is_strict = is_judged
         self.chronicle = Chronicle(self)
+        self.exposures, self.cuts = Exposures(), Cuts()
         self._keys = self._keys_by_partition()
         is_amo = plan.delivery is Delivery.AT_MOST_ONCE
         self.hand_outs = HandOuts(self.watcher, is_at_most_once=is_amo)
@@ -177,7 +181,7 @@ class World:
         now_ms = self.now_ms
         if self.excused:
             self.excused = {t: u for t, u in self.excused.items() if u > now_ms}
-        excused = self.excused
+        excused = self.excused.keys() | self._unnoticed(nodes)
         check_leases(nodes, is_excused=lambda key: self.place_of(key) in excused)
         if self.is_truncating:
             return
@@ -186,6 +190,14 @@ class World:
                 number = self.place_of(key)
                 if number not in excused:
                     self._check_lease(node, key, number)
+
+    def _unnoticed(self, nodes: Sequence[Node]) -> set[int]:
+        """Return the partitions that were cut back, and not everybody knows."""
+        return {
+            number
+            for number in range(self.plan.coordinators if self.is_truncating else 0)
+            if not all(self.cuts.is_known(node, number) for node in nodes)
+        }
 
     def _check_lease(self, node: Node, key: Key, number: int) -> None:
         name = self.names[node.owner.incarnation]
@@ -207,11 +219,12 @@ class World:
         wall_ms = kafka.clocks.wall_ms(log.leader, self.now_ms)
         return state.now_ms + max(0, wall_ms - state.epoch_time_ms)
 
-    def on_handed(self, name: str, key: Key, *, records: Sequence[Record]) -> None:
+    def on_handed(self, node: Node, key: Key, *, records: Sequence[Record]) -> None:
         """Check records that an application was handed just now."""
+        name = self.name_of(node.owner.incarnation)
         if self.is_truncating:
-            # Whoever lost a claim or a grant with the log's end cannot know it yet.
             self.hand_outs.count += len(records)
+            self._expose(node, key, [record.offset for record in records])
             return
         before = self.hand_outs.duplicate_count
         is_excused = self.place_of(key) in self.excused
@@ -233,6 +246,8 @@ class World:
         if key is None or detail is None or transition.effect != "granted":
             return
         first, last = detail["first"], detail["last"]
+        if self.is_truncating:
+            return  # which process is to tell of it, only its owner knows
         with self._judging():
             self.hand_outs.handed_elsewhere(key, first=first, last=last)
 
@@ -241,6 +256,50 @@ class World:
         self.hand_outs.done(key, record.offset)
         if not self.is_truncating:
             self.chronicle.on_processed(name, key, record=record)
+
+    def _expose(self, node: Node, key: Key, offsets: Sequence[int]) -> None:
+        """Take what is handed out in a world whose log may lose it."""
+        if self.plan.delivery is not Delivery.AT_MOST_ONCE:
+            return
+        name = self.name_of(node.owner.incarnation)
+        cuts = self.cuts.known_to(node, self.place_of(key))
+        for offset in offsets:
+            self.exposures.on_handed(name, key, offset=offset, cuts=cuts)
+
+    def on_started(self, node: Node) -> None:
+        """Take that a process starts: it reads the logs as they are."""
+        for number in range(self.plan.coordinators):
+            self.cuts.on_noticed(node, number)
+
+    def on_ended(self, node: Node) -> None:
+        """Take that a process ends: what it did not tell by now, it never will."""
+        name = self.name_of(node.owner.incarnation)
+        self.chronicle.on_gone(name)
+        if not self.is_truncating:
+            return
+        for number in range(self.plan.coordinators):
+            world, rebuilding = (
+                self.watcher.worlds[number],
+                node.engine.context.rebuilding,
+            )
+            is_behind = number in rebuilding or not self.cuts.is_known(node, number)
+            for key in self.keys_of(number):
+                known = world.keys.get(key)
+                # An owner has nothing to tell: the log is to know again by it.
+                is_owner = known is not None and known.owner == node.owner
+                cuts = self.cuts.count(number) - (is_behind or is_owner)
+                self.exposures.on_ended(name, key, cuts=cuts)
+
+    def observe(self, node: Node, event: Event) -> None:
+        """Take what the engine of a process tells; an ``Observer``."""
+        self.coverage.observe(event)
+        fields = event.fields
+        if event.name == "log_truncated":
+            self.cuts.on_noticed(node, fields["partition"])
+        elif event.name == "amo_exposed":
+            key, first, last = fields["key"], fields["first"], fields["last"]
+            self.say(f"{node.owner.client_id} tells: {key} is exposed: {first}, {last}")
+            self.exposures.on_told(key, first=first, last=last)
 
     @contextmanager
     def _judging(self) -> Iterator[None]:
