@@ -109,7 +109,11 @@ class CoordinationLog(Protocol):
         ...
 
     def end_offsets(self, timeout_ms: int) -> Mapping[int, int]:
-        """Return the next offset to be written, per partition (a barrier)."""
+        """Return the next offset to be written, per partition (a barrier).
+
+        For any thread, also while another one polls or closes: whoever waits for
+        the log's end must not wait for a poll first.
+        """
         ...
 
     def close(self, timeout_ms: int) -> None:

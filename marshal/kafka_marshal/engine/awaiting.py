@@ -16,7 +16,7 @@ def await_news(
     is_done: Callable[[], bool],
     *,
     timeout_ms: int,
-    doing: str = "confirm",
+    fault: str = "did not confirm",
     hope: str = "",
 ) -> None:
     """Wait until the engine's news make something true.
@@ -25,7 +25,7 @@ def await_news(
         engine: Whose news; its lock is held while ``is_done`` looks.
         is_done: What to wait for; what it raises ends the wait.
         timeout_ms: How long at most.
-        doing: What the log did not do, for the error.
+        fault: What the log did not do, for the error.
         hope: What may still come, for the error.
 
     Raises:
@@ -33,17 +33,32 @@ def await_news(
         MarshalError: The engine failed.
     """
     deadline_ms = engine.context.now_ms + timeout_ms
+    late = f"{fault} within {timeout_ms} ms{hope}"
     with engine.changed:
         while not is_done():
-            if engine.failure is not None:
-                raise engine.failure
-            left_ms = deadline_ms - engine.context.now_ms
-            if left_ms <= 0:
-                raise DeadlineExceeded(
-                    f"the log did not {doing} within {timeout_ms} ms{hope}; check the "
-                    "brokers with: marshal doctor"
-                )
-            engine.changed.wait(min(left_ms, WAIT_SLICE_MS) / 1000)
+            wait_for_news(engine, deadline_ms, late=late)
+
+
+def wait_for_news(engine: EngineFace, deadline_ms: int, *, late: str) -> None:
+    """Wait for one round of the engine, or a moment; its lock is held.
+
+    Args:
+        engine: Whose rounds.
+        deadline_ms: When to give up, by its clock.
+        late: What the log did not do until then, for the error.
+
+    Raises:
+        DeadlineExceeded: It is later than that.
+        MarshalError: The engine failed.
+    """
+    if engine.failure is not None:
+        raise engine.failure
+    left_ms = deadline_ms - engine.context.now_ms
+    if left_ms <= 0:
+        raise DeadlineExceeded(
+            f"the log {late}; check the brokers with: marshal doctor"
+        )
+    engine.changed.wait(min(left_ms, WAIT_SLICE_MS) / 1000)
 
 
 def await_left(

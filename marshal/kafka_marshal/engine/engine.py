@@ -1,13 +1,10 @@
 """The engine: reads, folds, routes verdicts and lets sessions act."""
 
 import threading
-from collections.abc import Callable, Sequence
-
-import attrs
+from collections.abc import Mapping, Sequence
 
 from kafka_marshal.errors import (
     CoordinationError,
-    DeadlineExceeded,
     InvalidTransition,
     LogTruncated,
     MarshalError,
@@ -20,6 +17,7 @@ from kafka_marshal.protocol.transition import ACCEPTED, SKIPPED, Transition
 from kafka_marshal.protocol.types import Key, LogEntry, Owner
 
 from .agreement import agreed_config
+from .awaiting import await_news, wait_for_news
 from .beats import INTERVALS_PER_H
 from .checkpointing import Checkpointer, CheckpointRule
 from .context import Context, Ports
@@ -32,19 +30,11 @@ from .tickets import Tickets
 
 POLL_MS_MAX = 100
 POLL_MS_MIN = 1
-WAIT_SLICE_MS = 50
 CATCH_UP_MS_MAX = 1_000
+UNREAD = "was not read to its end"
 
 # What owners do all the time, and what changes no owner.
 ROUTINE = frozenset({"renewed", "position_only", "granted"})
-
-
-@attrs.define(eq=False)
-class _CatchUp:
-    """Somebody waits until everything up to ``ends`` is folded."""
-
-    ends: dict[int, int] | None = None
-    is_done: bool = False
 
 
 class Engine:
@@ -94,7 +84,8 @@ class Engine:
         self.checkpointer: Checkpointer | None = None
         self.failure: MarshalError | None = None
         self._cluster_id = cluster_id
-        self._catch_ups: list[_CatchUp] = []
+        # How far the worlds go: saved after each fold, and read under the lock.
+        self._folded: Mapping[int, int] = {}
         self._named: set[Key] = set()
         self._audit_at_ms = 0
         self._sessions: dict[bytes, Session] = {}
@@ -177,7 +168,6 @@ class Engine:
         entries: list[tuple[int, LogEntry]] = []
         try:
             self._begin_due()
-            self._ask_for_ends()
             wait_ms = min(timeout_ms, self._until_due_ms())
             entries += self.context.ports.log.poll(wait_ms)
         except LogTruncated as error:
@@ -235,8 +225,10 @@ class Engine:
             return
         try:
             self._fold(entries)
-            self._settle_catch_ups()
-            self._settle_rebuilding()
+            at = self.context.ports.log.positions()
+            is_lost = self.rebuilder.is_lost
+            self._folded = {t: to for t, to in at.items() if not is_lost(t)}
+            self._settle_rebuilding(at)
             if self.context.config is not None:
                 self.rebuilder.drive(self.context.now_ms)
         except CoordinationError as error:
@@ -366,34 +358,37 @@ class Engine:
             DeadlineExceeded: The end was not reached in time.
             MarshalError: The engine failed.
         """
-        wish = _CatchUp()
         deadline_ms = self.context.now_ms + timeout_ms
-        with self.changed:
-            self._catch_ups.append(wish)
+        # Asked by whoever waits: the thread that steps may be in a poll, for a
+        # tenth of a second, and where nothing is new there is nothing to wait for.
+        ends = self._ask_for_ends(deadline_ms, timeout_ms)
+        await_news(
+            self,
+            lambda: all(self._folded.get(t, 0) >= end for t, end in ends.items()),
+            timeout_ms=deadline_ms - self.context.now_ms,
+            fault=UNREAD,
+        )
+
+    def _ask_for_ends(self, deadline_ms: int, timeout_ms: int) -> Mapping[int, int]:
+        """Return where the log ends, asked until it answers."""
+        while True:
+            with self.changed:
+                folded = self._folded
+            left_ms = max(1, deadline_ms - self.context.now_ms)
             try:
-                self._await(lambda: wish.is_done, deadline_ms)
-            finally:
-                if wish in self._catch_ups:
-                    self._catch_ups.remove(wish)
-
-    def _ask_for_ends(self) -> None:
-        with self.changed:
-            asking = [wish for wish in self._catch_ups if wish.ends is None]
-        if asking:
-            ends = self.context.ports.log.end_offsets(CATCH_UP_MS_MAX)
-            for wish in asking:
-                wish.ends = dict(ends)
-
-    def _settle_catch_ups(self) -> None:
-        asked = [wish for wish in self._catch_ups if wish.ends is not None]
-        if not asked:
-            return
-        at = self.context.ports.log.positions()
-        for wish in asked:
-            ends = wish.ends or {}
-            if all(at.get(t, 0) >= end for t, end in ends.items()):
-                wish.is_done = True
-                self._catch_ups.remove(wish)
+                ends = self.context.ports.log.end_offsets(min(left_ms, CATCH_UP_MS_MAX))
+            except CoordinationError as error:
+                if not error.retriable:
+                    raise
+                self.context.observe("log_poll_failed", {"error": error})
+            else:
+                # An end below what is folded is a new leader's that does not know
+                # better yet, or of a log that went back, which is folded anew first.
+                if all(end >= folded.get(t, 0) for t, end in ends.items()):
+                    return ends
+            with self.changed:
+                late = f"{UNREAD} within {timeout_ms} ms"
+                wait_for_news(self, deadline_ms, late=late)
 
     # --- start
 
@@ -413,8 +408,8 @@ class Engine:
             session.forget(partition)
         self.rebuilder.lose(partition, error)
 
-    def _settle_rebuilding(self) -> None:
-        done = self.rebuilder.settle(self.context.ports.log.positions())
+    def _settle_rebuilding(self, at: Mapping[int, int]) -> None:
+        done = self.rebuilder.settle(at)
         if self.context.config is not None:
             for partition in done:
                 self._reload_config()
@@ -445,25 +440,12 @@ class Engine:
                 observing, and becomes ready should a checkpoint turn up.
             DeadlineExceeded: Not ready in time.
         """
-        with self.changed:
-            self._await(self._is_ready_or_raises, self.context.now_ms + timeout_ms)
+        await_news(self, self._is_ready_or_raises, timeout_ms=timeout_ms, fault=UNREAD)
 
     def _is_ready_or_raises(self) -> bool:
         if not self.is_ready:
             self.rebuilder.require_memory()
         return self.is_ready
-
-    def _await(self, is_done: Callable[[], bool], deadline_ms: int) -> None:
-        while not is_done():
-            if self.failure is not None:
-                raise self.failure
-            left_ms = deadline_ms - self.context.now_ms
-            if left_ms <= 0:
-                raise DeadlineExceeded(
-                    "the coordination log was not read to its end in time; check "
-                    "the brokers with: marshal doctor"
-                )
-            self.changed.wait(min(left_ms, WAIT_SLICE_MS) / 1000)
 
     def _fail(self, error: MarshalError) -> None:
         with self.changed:

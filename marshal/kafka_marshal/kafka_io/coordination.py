@@ -1,9 +1,10 @@
 """The coordination topic over kafka-python: ``ports.CoordinationLog``.
 
 One consumer with all partitions assigned (a single fetch session) reads; a
-``Writer`` writes. Both follow PROTOCOL 2.1 to the letter, because the defaults of
-kafka-python would rewind silently after a truncation and could turn idempotence
-off without an error.
+``Writer`` writes; an admin client asks where the log ends, for any thread and not
+behind a fetch that waits for records. Reader and writer follow PROTOCOL 2.1 to the
+letter, because the defaults of kafka-python would rewind silently after a truncation
+and could turn idempotence off without an error.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -15,6 +16,7 @@ from kafka import errors as kafka_errors
 
 from kafka_marshal.errors import MarshalError
 from kafka_marshal.kafka_io.connecting import connected
+from kafka_marshal.kafka_io.offsets import KafkaOffsets
 from kafka_marshal.kafka_io.sending import kafka_outlets
 from kafka_marshal.kafka_io.topiclog import (
     ENTRIES_PER_POLL,
@@ -25,13 +27,14 @@ from kafka_marshal.kafka_io.topiclog import (
 )
 from kafka_marshal.kafka_io.translate import Access, translated
 from kafka_marshal.kafka_io.writer import Connect, left_ms
-from kafka_marshal.protocol.types import LogEntry
+from kafka_marshal.protocol.types import LogEntry, TopicPartition
 
 
 class KafkaCoordinationLog(TopicLog):
     """All partitions of the coordination topic, read by kafka-python."""
 
     _consumer: Any = None
+    _asker: KafkaOffsets | None = None
     _assigned: Sequence[int] = ()
 
     def _outlets(self) -> Connect:
@@ -58,7 +61,12 @@ class KafkaCoordinationLog(TopicLog):
         }
         self._consumer = connected(KafkaConsumer, settings, topic=self._topic)
 
+    def _start(self) -> None:
+        self._asker = KafkaOffsets(self._settings)
+
     def _disconnect(self) -> None:
+        if self._asker is not None:
+            self._asker.close(0)
         if self._consumer is not None:
             self._consumer.close(autocommit=False)
 
@@ -111,10 +119,14 @@ class KafkaCoordinationLog(TopicLog):
     def _ask(
         self, timeout_ms: int, *, is_end: bool, partitions: Iterable[int] | None = None
     ) -> Mapping[int, int]:
-        ask = self._consumer.end_offsets if is_end else self._consumer.beginning_offsets
         numbers = self._read if partitions is None else partitions
+        if is_end:
+            assert self._asker is not None
+            asked = [TopicPartition(self._topic, number) for number in numbers]
+            ends = self._asker.ends(asked, timeout_ms)
+            return {place.partition: offset for place, offset in ends.items()}
         places = [self._partitions[number] for number in numbers]
-        found = ask(places, timeout_ms=timeout_ms)
+        found = self._consumer.beginning_offsets(places, timeout_ms=timeout_ms)
         return {place.partition: offset for place, offset in found.items()}
 
     def _lost(self, error: Exception) -> Sequence[int]:

@@ -18,6 +18,7 @@ from kafka_marshal.errors import (
     MarshalError,
     TopicMisconfigured,
 )
+from kafka_marshal.kafka_io.asking import SharedQuestion
 from kafka_marshal.kafka_io.faults import Access
 from kafka_marshal.kafka_io.lookups import forked
 from kafka_marshal.kafka_io.settings import ConnectionSettings
@@ -41,8 +42,9 @@ Entries = list[tuple[int, LogEntry]]
 class TopicLog(CoordinationLog):
     """All partitions of the coordination topic, read from their starts.
 
-    Opening it connects. ``append`` may be called from any thread, the other
-    calls from one thread at a time, all from the process that opened it.
+    Opening it connects. ``append``, ``end_offsets`` and ``close`` may be called from
+    any thread, the other calls from one thread at a time, all from the process that
+    opened it.
 
     Attributes:
         cluster_id: Id of the cluster it was opened on.
@@ -86,6 +88,7 @@ class TopicLog(CoordinationLog):
         # Partitions that went back, until they are read from elsewhere.
         self._torn: dict[int, LogTruncated] = {}
         self._is_closed = False
+        self._ends_asked: SharedQuestion[Mapping[int, int]] = SharedQuestion()
         self._has_kept = False
         self.writer: Writer | None = None
         try:
@@ -164,6 +167,7 @@ class TopicLog(CoordinationLog):
             raise self._told(error, f"Reading {self._topic}", Access.READ) from error
         for number in offsets:
             self._torn.pop(number, None)
+            self._ends[number] = 0  # what was asked before may be of a longer log
         self._has_kept = True
 
     def positions(self) -> Mapping[int, int]:
@@ -186,9 +190,14 @@ class TopicLog(CoordinationLog):
 
     def end_offsets(self, timeout_ms: int) -> Mapping[int, int]:
         """Return the next offset to be written, per partition (a barrier)."""
-        offsets = self._offsets(timeout_ms, is_end=True)
+        self._require_process("Reading")
+        self._require_open()
+        offsets = self._ends_asked.ask(
+            lambda left_ms: self._offsets(left_ms, is_end=True), max(1, timeout_ms)
+        )
         for number, offset in offsets.items():
-            self._ends[number] = offset
+            # Of two that ask at once, the later answer may be the older one.
+            self._ends[number] = max(self._ends[number], offset)
         return offsets
 
     def close(self, timeout_ms: int) -> None:

@@ -453,7 +453,7 @@ class Hub(HubFace):
             self._engine,
             is_done,
             timeout_ms=timeout_ms,
-            doing=f"show the {what}",
+            fault=f"did not show the {what}",
             hope="; they may still arrive",
         )
 

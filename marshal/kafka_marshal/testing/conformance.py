@@ -148,6 +148,47 @@ def appends_come_from_any_thread(rig: Rig) -> None:
     log.close(TIMEOUT_MS)
 
 
+def ends_are_told_to_any_thread(rig: Rig) -> None:
+    """Several threads ask for the ends while one polls, and one closes in the end."""
+    log = rig.coordination_log()
+    is_over = threading.Event()
+    entries: Entries = []
+    told: list[list[int]] = [[], [], []]
+    refused: list[Exception] = []
+
+    def read() -> None:
+        while not is_over.is_set():
+            entries.extend(log.poll(POLL_MS))
+
+    def ask(mine: list[int]) -> None:
+        try:
+            while True:
+                mine.append(log.end_offsets(TIMEOUT_MS)[0])
+        except (InvalidTransition, CoordinationError) as error:
+            refused.append(error)  # it is closed
+
+    reading = threading.Thread(target=read)
+    asking = [threading.Thread(target=ask, args=(mine,)) for mine in told]
+    for thread in (reading, *asking):
+        thread.start()
+    for number in range(30):
+        log.append(0, b"%d" % number)
+    until(lambda: len(entries) == 30, "all are read")
+    until(
+        lambda: bool(refused) or all(mine and mine[-1] == 30 for mine in told),
+        "all know the end",
+    )
+    is_over.set()
+    reading.join(WAIT_S)
+    assert not refused
+    log.close(TIMEOUT_MS)
+    for thread in asking:
+        thread.join(WAIT_S)
+        assert not thread.is_alive()
+    for mine in told:
+        assert mine == sorted(mine)
+
+
 def large_values_come_through(rig: Rig) -> None:
     """Values up to the largest record of the protocol are kept whole."""
     log = rig.coordination_log()
@@ -402,6 +443,7 @@ CHECKS: tuple[Check, ...] = (
     poll_honours_its_timeout,
     end_offsets_are_a_barrier,
     appends_come_from_any_thread,
+    ends_are_told_to_any_thread,
     large_values_come_through,
     foreign_records_come_through,
     a_session_starts_at_the_log_start,

@@ -42,7 +42,11 @@ def test_it_looks_until_it_is_so(engine):
 def test_it_ends_in_time_and_says_what_did_not_come(engine):
     with pytest.raises(DeadlineExceeded, match="not show it within 130 ms; it may yet"):
         await_news(
-            engine, lambda: False, timeout_ms=130, doing="show it", hope="; it may yet"
+            engine,
+            lambda: False,
+            timeout_ms=130,
+            fault="did not show it",
+            hope="; it may yet",
         )
     assert engine.context.now_ms == 137
 

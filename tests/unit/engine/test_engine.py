@@ -170,6 +170,59 @@ def test_catching_up_shows_what_was_written_before(cluster):
     assert node.engine.context.replicas[0].world.next_offset > offset
 
 
+def test_catching_up_with_nothing_new_waits_for_no_round(cluster):
+    """The thread that steps may be in a poll, with nothing to come of it."""
+    node = cluster.node("a")
+    write(cluster, b"noise")
+    node.step()
+    node.step()  # what it said of itself, once ready, is folded too
+    before = cluster.clock.now_ms()
+    node.engine.changed = Stepping(cluster)
+    node.engine.catch_up(1_000)
+    assert cluster.clock.now_ms() == before
+
+
+def test_an_end_below_what_is_folded_is_not_believed(cluster, monkeypatch):
+    """A new leader may not know better yet; a log that went back is folded anew."""
+    node = cluster.node("a")
+    offset = write(cluster, b"noise")
+    node.step()
+    node.engine.changed = Stepping(cluster)
+    log = node.engine.context.ports.log
+    told, ask = [{0: offset - 1}], log.end_offsets
+    monkeypatch.setattr(log, "end_offsets", lambda ms: told.pop(0) if told else ask(ms))
+    node.engine.catch_up(1_000)
+    assert told == []
+
+
+def test_a_log_that_may_not_be_read_is_told_to_whoever_asks(cluster, monkeypatch):
+    node = cluster.node("a")
+    node.step()
+
+    def ask(timeout_ms):
+        raise LogUnreadable("no right")
+
+    monkeypatch.setattr(node.engine.context.ports.log, "end_offsets", ask)
+    with pytest.raises(LogUnreadable, match="no right"):
+        node.engine.catch_up(1_000)
+
+
+def test_what_is_read_anew_is_waited_for(cluster, monkeypatch):
+    """What was folded of a T that lost its place counts for nothing."""
+    node = cluster.node("a")
+    write(cluster, b"noise")
+    node.step()
+    node.engine.changed = Stepping(cluster)
+    lost = {0}
+    monkeypatch.setattr(node.engine.rebuilder, "is_lost", lost.__contains__)
+    monkeypatch.setattr(node.engine.rebuilder, "is_due", lambda now_ms: False)
+    node.step()
+    with pytest.raises(DeadlineExceeded, match="not read to its end within 500 ms"):
+        node.engine.catch_up(500)
+    lost.clear()
+    node.engine.catch_up(500)
+
+
 def test_catching_up_has_a_deadline(cluster):
     node = cluster.node("a")
     node.step()

@@ -5,12 +5,14 @@ open transactions, jumps to the end of the log where its place is gone, and coun
 types of timestamps from 1 where the wire counts from 0.
 
 Two handles: one fetches, the other asks. A broker answers a connection's requests
-in turn, so that a question would wait behind a fetch that waits for records.
+in turn, so that a question would wait behind a fetch that waits for records. Any
+thread may ask, while others do.
 """
 
+import threading
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 
 from confluent_kafka import (
     OFFSET_BEGINNING,
@@ -46,6 +48,8 @@ _OUT_OF_PLACE = (
 # One attempt of a question; after each, reports of refusals are looked at.
 _QUESTION_S = 2.0
 _RETRY_S = 0.05
+# Longer than a question goes on once the log is closed.
+_ASKED_S_MAX = 3 * _QUESTION_S
 
 
 class FastCoordinationLog(TopicLog):
@@ -58,6 +62,10 @@ class FastCoordinationLog(TopicLog):
         return fast_outlets(self._settings)
 
     def _start(self) -> None:
+        # How many questions are under way: a handle that is destroyed beneath one
+        # would end the process.
+        self._questions = 0
+        self._answered = threading.Condition()
         # Whether the reader stands where it should.
         self._is_placed = False
         # The offsets after the last entry and any control records.
@@ -93,9 +101,14 @@ class FastCoordinationLog(TopicLog):
             )
 
     def _disconnect(self) -> None:
-        for client in (self._reader, self._asker):
-            if client is not None:
-                close_consumer(client)
+        if self._reader is not None:
+            close_consumer(self._reader)
+        with self._answered:
+            is_free = self._answered.wait_for(
+                lambda: not self._questions, timeout=_ASKED_S_MAX
+            )
+        if self._asker is not None and is_free:
+            close_consumer(self._asker)
 
     def _go_to(self, offsets: Mapping[int, int]) -> None:
         for number, offset in offsets.items():
@@ -169,12 +182,33 @@ class FastCoordinationLog(TopicLog):
     def _ask(
         self, timeout_ms: int, *, is_end: bool, partitions: Iterable[int] | None = None
     ) -> Mapping[int, int]:
-        numbers = self._read if partitions is None else partitions
+        with self._question():
+            numbers = self._read if partitions is None else partitions
+            return self._ask_on(numbers, timeout_ms, is_end=is_end)
+
+    @contextmanager
+    def _question(self) -> Iterator[None]:
+        """Keep the handle that asks, until there is an answer."""
+        with self._answered:
+            self._require_open()
+            self._questions += 1
+        try:
+            yield
+        finally:
+            with self._answered:
+                self._questions -= 1
+                self._answered.notify_all()
+
+    def _ask_on(
+        self, numbers: Iterable[int], timeout_ms: int, *, is_end: bool
+    ) -> Mapping[int, int]:
+        """Ask until there is an answer, or no more time."""
         # As times to look for, these two stand for the end and the start.
         which = OFFSET_END if is_end else OFFSET_BEGINNING
         places = [TopicPartition(self._topic, number, which) for number in numbers]
         deadline = time.monotonic() + timeout_ms / 1000
         while True:
+            self._require_open()
             left_s = max(0.001, deadline - time.monotonic())
             try:
                 return self._asked(places, min(left_s, _QUESTION_S))
@@ -206,8 +240,9 @@ class FastCoordinationLog(TopicLog):
         except KafkaException:
             # That it was late is all that is said; polling tells of refusals.
             handle.poll(0)
-            if self._asker.refusal is not None:
-                raise self._asker.refusal from None
+            refusal = self._asker.refusal
+            if refusal is not None:
+                raise refusal from None
             raise
         for place in found:
             if place.error is not None:

@@ -1,5 +1,7 @@
 """What becomes of each thing that librdkafka hands over, in any order."""
 
+import threading
+
 import pytest
 from confluent_kafka import OFFSET_END, KafkaError, KafkaException
 
@@ -12,6 +14,7 @@ from kafka_marshal.errors import (
 from kafka_marshal.kafka_io.fast.clients import Client
 from kafka_marshal.kafka_io.fast.coordination import FastCoordinationLog
 from kafka_marshal.kafka_io.settings import ConnectionSettings
+from kafka_marshal.testing.rig import WAIT_S, until
 
 
 class Message:
@@ -136,6 +139,44 @@ def test_a_partition_that_stays_unknown_is_told_in_time(log, monkeypatch):
     log.handle.knows = False
     with pytest.raises(CoordinationError, match="does not exist"):
         log.end_offsets(200)
+
+
+def test_what_asks_is_not_destroyed_beneath_a_question(log, monkeypatch):
+    """Any thread may ask while another one closes."""
+    is_asked, may_answer = threading.Event(), threading.Event()
+    closed, found = [], []
+    monkeypatch.setattr(
+        "kafka_marshal.kafka_io.fast.coordination.close_consumer", closed.append
+    )
+    answer = log.handle.offsets_for_times
+
+    def slowly(places, timeout):
+        is_asked.set()
+        assert may_answer.wait(WAIT_S)
+        return answer(places, timeout)
+
+    monkeypatch.setattr(log.handle, "offsets_for_times", slowly)
+    asking = threading.Thread(target=lambda: found.append(log.end_offsets(9_000)))
+    asking.start()
+    assert is_asked.wait(WAIT_S)
+    log.close(0)
+    with pytest.raises(InvalidTransition, match="closed"):
+        log.end_offsets(9_000)
+    assert log._asker not in closed
+    may_answer.set()
+    asking.join(WAIT_S)
+    assert found == [{0: 0, 1: 0}]
+    until(lambda: closed == [log._reader, log._asker], "both are closed")
+
+
+def test_of_two_answers_the_larger_end_is_the_newer(log, monkeypatch):
+    log.handle.ends = {0: 3, 1: 0}
+    log.end_offsets(1_000)
+    log.handle.ends = {0: 2, 1: 0}
+    log.end_offsets(1_000)
+    log.handle.queue = [Message(0, 0), Message(0, 3, error=KafkaError._PARTITION_EOF)]
+    log.poll(0)
+    assert log.positions() == {0: 3, 1: 0}
 
 
 def test_a_group_that_may_not_be_seen_is_no_error(log):
