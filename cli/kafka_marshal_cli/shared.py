@@ -176,13 +176,14 @@ class Call:
             timeout_ms=self.timeout_ms,
         )
 
-    def watch(self, *, timeout_ms: int) -> WorldWatch:
+    def watch(self, *, timeout_ms: int, from_start: bool = True) -> WorldWatch:
         """Open the log for following it."""
         return WorldWatch.open(
             self.bootstrap_servers,
             coordination_topic=self.coordination_topic,
             options=self.options,
             transport=self.transport,
+            from_start=from_start,
             timeout_ms=timeout_ms,
         )
 

@@ -10,8 +10,11 @@ from typing import Any, Self
 import attrs
 
 from kafka_marshal.clock import SystemClock
+from kafka_marshal.engine.finding import kept_in
 from kafka_marshal.engine.follower import Follower
+from kafka_marshal.engine.restoring import KeptStates
 from kafka_marshal.errors import CoordinationError, DeadlineExceeded
+from kafka_marshal.identity import home_of
 from kafka_marshal.kafka_io import ConnectionSettings, open_coordination_log
 from kafka_marshal.ports import Clock, CoordinationLog
 from kafka_marshal.protocol.records import (
@@ -22,6 +25,7 @@ from kafka_marshal.protocol.records import (
 from kafka_marshal.protocol.state import WorldState
 from kafka_marshal.protocol.transition import ACCEPTED, Transition, Transitions
 from kafka_marshal.protocol.types import Key, LogEntry, Owner, Token
+from kafka_marshal.snapshots import open_store
 from kafka_marshal.views import POLL_MS, TIMEOUT_MS, Prefix, World, elapsed_ms_of
 
 # A log that is silent for so long is asked whether it is still there.
@@ -81,15 +85,26 @@ class Change:
 
 
 class Changes:
-    """Tells what changed from what the fold did; give it the log from its start.
+    """Tells what changed from what the fold did, from some state of it on.
 
     Who owned a key before is no longer in the state once a claim is folded, so
     it is noted here: one entry for each key that has an owner.
     """
 
-    def __init__(self) -> None:
-        self._owners: dict[Key, Owner] = {}
-        self._paused: dict[str, bytes] = {}
+    def __init__(self, worlds: Sequence[WorldState] = ()) -> None:
+        """Begin at the states before the first entry; at the log's start without."""
+        self._owners: dict[Key, Owner] = {
+            key: known.owner
+            for world in worlds
+            for key, known in world.keys.items()
+            if known.owner is not None
+        }
+        self._paused: dict[str, bytes] = {
+            group_id: group.pause.op_id
+            for world in worlds
+            for group_id, group in world.groups.items()
+            if group.pause is not None
+        }
 
     def take(self, folded: Folded, *, worlds: Sequence[WorldState]) -> list[Change]:
         """Return what an entry changed.
@@ -192,18 +207,30 @@ class WorldWatch:
     """
 
     def __init__(
-        self, log: CoordinationLog, clock: Clock, *, timeout_ms: int = TIMEOUT_MS
+        self,
+        log: CoordinationLog,
+        clock: Clock,
+        *,
+        sources: Sequence[KeptStates] = (),
+        timeout_ms: int = TIMEOUT_MS,
     ) -> None:
-        """Follow a log from its start; ``open`` is for users.
+        """Follow a log; ``open`` is for users.
+
+        Args:
+            log: The log.
+            clock: Local time.
+            sources: Where states may be kept to go on from, in the order in which
+                to ask; without any, it is followed from its start.
+            timeout_ms: How long to wait for the cluster's answers.
 
         Raises:
             CoordinationError: The cluster did not say how far the log reaches.
         """
         self._log = log
         self._clock = clock
-        self._follower = Follower(log, clock)
+        self._follower = Follower(log, clock, sources=sources)
         self._prefix = Prefix(None, None)
-        self._changes = Changes()
+        self._changes: Changes | None = None
         self._live: set[int] = set()
         self._probed_ms = clock.now_ms()
         self.outage: CoordinationError | None = None
@@ -218,9 +245,19 @@ class WorldWatch:
         coordination_topic: str = "__marshal",
         options: Mapping[str, Any] | None = None,
         transport: str = "auto",
+        from_start: bool = True,
         timeout_ms: int = TIMEOUT_MS,
     ) -> Self:
         """Open the log for following the world as it changes.
+
+        Args:
+            bootstrap_servers: Brokers to ask first.
+            coordination_topic: Name of the log.
+            options: Further options of the transport.
+            transport: ``auto``, ``fast`` or ``kafka-python``.
+            from_start: Whether to read the whole log; False goes on from a state
+                that this host keeps, or that stands in the log, if there is one.
+            timeout_ms: How long to wait for the cluster.
 
         Raises:
             TopicMisconfigured: There is no such topic.
@@ -233,7 +270,11 @@ class WorldWatch:
             settings, heartbeat_interval_ms=None, timeout_ms=timeout_ms
         )
         try:
-            return cls(log, SystemClock(), timeout_ms=timeout_ms)
+            sources: Sequence[KeptStates] = ()
+            if not from_start:
+                where, topic_id = home_of(None), log.topic_id
+                sources = kept_in(open_store(where, log.cluster_id, topic_id=topic_id))
+            return cls(log, SystemClock(), sources=sources, timeout_ms=timeout_ms)
         except BaseException:
             log.close(0)
             raise
@@ -261,6 +302,8 @@ class WorldWatch:
             entries.append((partition, entry))
             return self._prefix.accept(partition, entry)
 
+        if not self._has_begun():
+            return []
         told: dict[tuple[int, int], list[Transition]] = {}
         for partition, transition in self._follower.step(timeout_ms, accept=note):
             told.setdefault((partition, transition.offset), []).append(transition)
@@ -279,15 +322,14 @@ class WorldWatch:
     def changes(self, timeout_ms: int) -> list[Change]:
         """Return what changed next, waiting up to a deadline; often nothing.
 
-        The first calls tell all that ever changed; ``catch_up`` passes that.
-        Raises what ``read`` does.
+        The first calls tell all that ever changed, or since the state that it went
+        on from; ``catch_up`` passes that. Raises what ``read`` does.
         """
+        entries, changes = self.read(timeout_ms), self._changes
         worlds = self._follower.worlds
-        return [
-            change
-            for folded in self.read(timeout_ms)
-            for change in self._changes.take(folded, worlds=worlds)
-        ]
+        if changes is None:
+            return []
+        return [c for folded in entries for c in changes.take(folded, worlds=worlds)]
 
     def catch_up(self, timeout_ms: int) -> None:
         """Read what stood in the log at the start, and tell nothing of it.
@@ -321,6 +363,24 @@ class WorldWatch:
             read_at_ms=wall_ms,
             reasons=self._prefix.reasons,
         )
+
+    def _has_begun(self) -> bool:
+        """Decide where to begin, as soon as the log answers."""
+        if self._changes is not None:
+            return True
+        try:
+            self._follower.begin()
+            if self._follower.began_paused and not any(self.starts.values()):
+                # Why a group was paused stands in the log alone.
+                self._log.read_from(self.starts)
+                self._follower = Follower(self._log, self._clock)
+        except CoordinationError as error:
+            if not error.retriable:
+                raise
+            self.outage = error
+            return False
+        self._changes = Changes(self._follower.worlds)
+        return True
 
     def _probe(self) -> None:
         """Find out whether silence means that nothing is said."""

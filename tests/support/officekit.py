@@ -43,6 +43,10 @@ class Log:
     def read_also(self, partition, *, timeout_ms):
         self.read.add(partition)
 
+    def read_from(self, offsets):
+        self._unread = [each for each in self._unread if each[0] not in offsets]
+        self._log.read_from(offsets)
+
     def configure(self, heartbeat_interval_ms, *, timeout_ms):
         self.h_ms = heartbeat_interval_ms
         self._log.configure(heartbeat_interval_ms)

@@ -28,8 +28,8 @@ class Story:
         value = record if isinstance(record, bytes) else encode(record)
         return self.kafka.produce(TopicPartition(TOPIC, to), value)
 
-    def watch(self):
+    def watch(self, *sources):
         self.log = self.kafka.coordination_log(TOPIC)
-        watch = WorldWatch(self.log, self.clock)
+        watch = WorldWatch(self.log, self.clock, sources=sources)
         watch.catch_up(1_000)
         return watch

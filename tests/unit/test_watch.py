@@ -1,6 +1,8 @@
 """Following the world: what each entry did, what changed, outages, deadlines."""
 
+import msgspec
 import pytest
+from keptkit import Shelf, kept
 from logkit import (
     INC,
     INC_AGAIN,
@@ -180,3 +182,41 @@ def test_a_block_closes_it(story):
     with story.watch() as watch:
         assert watch.is_caught_up
     watch.close()
+
+
+def shelf(story):
+    """Return a source that has what the log has come to so far."""
+    return Shelf(kept(story.watch().world().partitions[0]))
+
+
+def test_it_goes_on_from_a_kept_state_and_knows_who_had_what(story):
+    story.write(claim("c1"))
+    source = shelf(story)
+    story.write(beat(1, 4))
+    watch = story.watch(source)
+    assert source.asked == [[0]]
+    assert told(watch) == []
+    story.write(claim("c2"), after=2 * H + 1)
+    assert told(watch) == [("lost", "c1"), ("claimed", "c2")]
+
+
+def test_a_pause_in_a_kept_state_is_read_from_the_start_for_its_reason(story):
+    story.write(claim("c1"))
+    rest = pause(story.clock.wall_ms() + 5_000)
+    story.write(msgspec.structs.replace(rest, reason="a rest"))
+    watch = story.watch(shelf(story))
+    assert list(watch.world().reasons.values()) == ["a rest"]
+    story.write(beat(1), after=6_000)
+    assert [c.what for c in watch.changes(0)] == ["unpaused"]
+
+
+def test_a_log_that_does_not_say_where_to_begin_is_waited_for(story):
+    story.write(claim("c1"))
+    log = story.kafka.coordination_log(TOPIC)
+    watch = WorldWatch(log, story.clock, sources=(shelf(story),))
+    log.cut = True
+    assert watch.changes(0) == []
+    assert watch.outage is not None
+    log.cut = False
+    watch.catch_up(1_000)
+    assert watch.world().partitions[0].keys[KEY].owner.client_id == "c1"

@@ -1,6 +1,6 @@
 """Reads the whole coordination log without taking part: for admins and views."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import attrs
 
@@ -89,7 +89,7 @@ class Follower:
             LogUnreadable: The log cannot be read.
         """
         try:
-            self._restore()
+            self.begin()
             entries = self._log.poll(timeout_ms)
         except CoordinationError as error:
             if not error.retriable:
@@ -121,7 +121,7 @@ class Follower:
             DeadlineExceeded: The log's end was not reached in time.
         """
         deadline_ms = self._clock.now_ms() + timeout_ms
-        self._restore()
+        self.begin()
         barrier = self._log.end_offsets(timeout_ms)
 
         def is_there() -> bool:
@@ -167,18 +167,43 @@ class Follower:
         """Let go of the log."""
         self._log.close(timeout_ms)
 
-    def _restore(self) -> None:
-        """Go on from kept states, where there are some; once."""
-        if not self._sources:
-            return
-        found = restore(
-            self._log,
-            self.replicas,
-            sources=self._sources,
-            on_unfit=lambda *_: None,
-        )
-        self._sources = ()
-        now_ms = self._clock.now_ms()
+    def begin(self) -> None:
+        """Go on from kept states, where there are some; ``step`` does it, once.
+
+        Raises:
+            CoordinationError: The log did not answer; try again.
+        """
+        if self._sources:
+            self.restore(self.replicas, sources=self._sources)
+            self._sources = ()
+
+    def restore(
+        self, partitions: Iterable[int], *, sources: Sequence[KeptStates]
+    ) -> None:
+        """Go on from kept states in some partitions, of which nothing is folded yet.
+
+        What comes of others meanwhile is folded.
+
+        Raises:
+            CoordinationError: The log did not answer; nothing is decided.
+        """
+        aside: list[tuple[int, LogEntry]] = []
+        try:
+            found = restore(
+                self._log,
+                partitions,
+                sources=sources,
+                on_unfit=lambda *_: None,
+                aside=aside,
+            )
+        finally:
+            now_ms = self._clock.now_ms()
+            for t, entry in aside:
+                replica = self.replicas.get(t)
+                for transition in (
+                    () if replica is None else replica.fold(entry, now_ms)
+                ):
+                    self._match(t, transition)
         for t, restored in found.items():
             if restored.source is not None:
                 self.replicas[t].begin(restored.world, now_ms)

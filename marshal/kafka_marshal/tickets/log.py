@@ -7,6 +7,7 @@ from typing import Protocol
 
 from kafka_marshal.clock import SystemClock, SystemEntropy
 from kafka_marshal.engine.agreement import require_cluster
+from kafka_marshal.engine.finding import LogCheckpoints
 from kafka_marshal.engine.follower import Follower
 from kafka_marshal.engine.replica import Replica, check_halt
 from kafka_marshal.errors import (
@@ -57,7 +58,7 @@ class LogOffice(TicketOffice):
     """Asks the log itself: appends, and folds what comes back.
 
     Only the coordinating partitions of the keys that are asked for are read, from
-    the log's start the first time, and what is new from then on: a worker process
+    the last checkpoint the first time, and what is new from then on: a worker process
     that is used again pays for the log once.
     """
 
@@ -75,6 +76,7 @@ class LogOffice(TicketOffice):
         self._lock = threading.Lock()
         self._log: TicketLog | None = None
         self._follower: Follower | None = None
+        self._begun: set[int] = set()
 
     def ask(
         self, ref: ClaimRef, wanted: tuple[int, int], *, timeout_ms: int
@@ -106,6 +108,7 @@ class LogOffice(TicketOffice):
     def close(self) -> None:
         """Let go of the log."""
         log, self._log, self._follower = self._log, None, None
+        self._begun.clear()
         if log is not None:
             log.close(CLOSE_MS)
 
@@ -164,7 +167,6 @@ class LogOffice(TicketOffice):
         if self._log is None:
             self._log = self._open_log(guess, left.ms())
             self._follower = Follower(self._log, self._clock)
-            self._catch_up(left)
         follower = self._follower
         assert follower is not None
         # As many partitions as the topic has is a guess at K; each Config tells it.
@@ -187,16 +189,21 @@ class LogOffice(TicketOffice):
         assert self._log is not None
         assert self._follower is not None
         replica = self._follower.replicas[t]
-        if replica.world.config is None:
+        if t not in self._begun:
             self._log.read_also(t, timeout_ms=left.ms())
+            # Far from its start, a log is read from its last checkpoint on.
+            self._follower.restore([t], sources=(LogCheckpoints(),))
+            self._begun.add(t)
             self._catch_up(left)
-            if self._log.start_offsets(left.ms())[t] > 0:
-                # PROTOCOL 7.3: whoever cannot see the winning claims asks nothing.
-                raise LogUnreadable(
-                    f"the log of coordinating partition {t} begins above offset 0: "
-                    "records that decide who owns what may be gone; set "
-                    "retention.ms=-1, then format a new coordination topic"
-                )
+        elif replica.world.config is None:
+            self._catch_up(left)
+        if t in self._follower.amnesiac:
+            # PROTOCOL 7.3: whoever cannot see the winning claims asks nothing.
+            raise LogUnreadable(
+                f"the log of coordinating partition {t} begins above offset 0, and no "
+                "checkpoint leads up to it: records that decide who owns what may be "
+                "gone; see: marshal doctor"
+            )
         check_halt(replica)
         return replica.world.config
 

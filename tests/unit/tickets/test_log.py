@@ -20,6 +20,7 @@ from enginekit import (
 )
 from officekit import Log, Office, ref_of
 
+from kafka_marshal.engine.checkpointing import CheckpointRule
 from kafka_marshal.errors import (
     DeadlineExceeded,
     LogTruncated,
@@ -234,6 +235,35 @@ def test_a_log_that_lost_its_start_says_nothing(cluster):
     cluster.kafka.delete_records(cluster.place(0), before=1)
     with pytest.raises(LogUnreadable, match="begins above offset 0"):
         spend(Office(cluster), ref, 0, 9)
+
+
+def checkpointed(cluster, node):
+    """Have each coordinating partition written down in the log."""
+    node.engine.write_checkpoints("w", CheckpointRule(interval_ms=H, entries=10_000))
+    count = len(node.engine.context.replicas)
+    told = node.observer.named
+    cluster.run_until(lambda: len(told("checkpoint_written")) >= count, 6 * H)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_log_is_read_from_its_last_checkpoint_on(number):
+    cluster = world(2, records=(20, 20))
+    node = cluster.node("a")
+    keys = [KEY._replace(partition=n) for n in range(2)]
+    for key in keys:
+        node.session.want(key)
+    cluster.run_until(lambda: len(node.held) == 2, 3 * H)
+    checkpointed(cluster, node)
+    for t in range(2):
+        cluster.kafka.delete_records(cluster.place(t), before=2)
+    office = Office(cluster)
+    one, other = keys[number], keys[1 - number]
+    for key, first in ((one, 0), (other, 0), (one, 5)):
+        last = first + 4
+        assert spend(office, ref_of(node, key), first, last) == [(first, last)]
+    began = office._follower.began_at
+    assert began.keys() == {node.engine.context.partition_of(key) for key in keys}
+    assert min(began.values()) > 2
 
 
 def test_an_unformatted_topic_is_told(cluster):

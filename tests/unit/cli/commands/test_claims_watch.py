@@ -47,7 +47,7 @@ def watching(story, monkeypatch):
             return changes(timeout_ms)
 
         monkeypatch.setattr(watch, "changes", next_changes)
-        monkeypatch.setattr(Call, "watch", lambda call, timeout_ms: watch)
+        monkeypatch.setattr(Call, "watch", lambda call, **_: watch)
         return CliRunner().invoke(app, ["claims", "watch", *arguments])
 
     return run
@@ -143,7 +143,7 @@ def test_a_topic_that_is_not_formatted_is_refused(monkeypatch):
     bare.kafka.delete_topic("__marshal")
     bare.kafka.create_topic("__marshal", 1, is_log_append_time=True)
     watch = bare.watch()
-    monkeypatch.setattr(Call, "watch", lambda call, timeout_ms: watch)
+    monkeypatch.setattr(Call, "watch", lambda call, **_: watch)
     outcome = CliRunner().invoke(app, ["claims", "watch"])
     assert outcome.exit_code == 3
     assert "marshal topic format" in outcome.stderr
