@@ -32,7 +32,13 @@ BLOCKS = {
     for name, code in MARKED.findall(path.read_text())
 }
 # Those that need no broker are run by tests/test_docs.py.
-WITHOUT_BROKER = {"sink_sqlite", "readme_security", "replay_seed", "policy"}
+WITHOUT_BROKER = {
+    "sink_sqlite",
+    "sink_http_service",
+    "readme_security",
+    "replay_seed",
+    "policy",
+}
 # Those for Spark are run by the tests in integration/spark.
 ON_SPARK = {"audit_python", "spark_batch", "spark_stream"}
 # Those that need a sidecar are run by integration/test_sidecar.py.

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from kafka_marshal.errors import ConfigurationError
-from kafka_marshal.protocol.types import Key, Token
+from kafka_marshal.protocol.types import Key
 from kafka_marshal.tickets import TicketOffice, open_office
 
 from .options import parse
@@ -137,23 +137,6 @@ def require_columns(df: "DataFrame") -> None:
             f"keep the columns {', '.join(COLUMNS)}",
             setting="includeToken",
         )
-
-
-def parse_token(text: str) -> Token:
-    """Return the token that a dotted text means; tokens order like tuples.
-
-    Raises:
-        ConfigurationError: It is none.
-    """
-    parts = text.split(".")
-    if len(parts) != len(Token._fields) or not all(
-        part.isascii() and part.isdecimal() for part in parts
-    ):
-        raise ConfigurationError(
-            f"{text!r} is no fencing token, which reads like 1763718000.0.42",
-            setting="includeToken",
-        )
-    return Token(*map(int, parts))
 
 
 @attrs.frozen

@@ -24,8 +24,9 @@ import attrs
 
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.protocol.types import TopicPartition
+from kafka_marshal.receiving import parse_token
 
-from .fencing import Fence, parse_token, require_columns
+from .fencing import Fence, require_columns
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from kafka_marshal.errors import ConfigurationError
+from kafka_marshal.receiving import parse_token
 
-from .fencing import parse_token, require_columns
+from .fencing import require_columns
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row

@@ -7,9 +7,9 @@ import pyarrow as pa
 import pytest
 
 from kafka_marshal.errors import ConfigurationError
-from kafka_marshal.protocol.types import Owner, Token
+from kafka_marshal.protocol.types import Owner
 from kafka_marshal.spark import fencing
-from kafka_marshal.spark.fencing import Fence, fenced, fenced_by, parse_token
+from kafka_marshal.spark.fencing import Fence, fenced, fenced_by
 from kafka_marshal.tickets import Standing
 
 OPTIONS = {
@@ -153,14 +153,3 @@ def test_a_writer_may_be_decorated(office):
     assert batch_id == 9
     assert list(df.function(iter([batch(("t", 0, 1, OLD))]))) == []
     assert write.__doc__ == "Write it."
-
-
-def test_tokens_order_like_tuples():
-    assert parse_token("2.0.1") == Token(2, 0, 1)
-    assert parse_token("1.0.10") > parse_token("1.0.9")
-
-
-@pytest.mark.parametrize("text", ["", "1.2", "1.2.x", "1.2.3.4", "1.2.-3", "1.2.²"])
-def test_what_is_no_token_is_told(text):
-    with pytest.raises(ConfigurationError, match="no fencing token"):
-        parse_token(text)
