@@ -11,7 +11,7 @@ import variants
 from kafka_marshal.engine import Delivery
 from kafka_marshal.testing.simulation.campaign import Wish, run_seeds, shrunk
 from kafka_marshal.testing.simulation.coverage import TRUNCATED
-from kafka_marshal.testing.simulation.plan import MINUTE_MS, draw
+from kafka_marshal.testing.simulation.plan import CONDITIONS, MINUTE_MS, draw
 from kafka_marshal.testing.simulator import (
     FAULTS,
     TRUNCATE,
@@ -69,7 +69,7 @@ def test_seeds_differ_and_every_fault_is_drawn():
     assert len({plan.faults for plan in plans}) == 40
     assert {kind for plan in plans for kind in plan.kinds} == set(FAULTS)
     struck = {fault.kind for plan in plans for fault in plan.faults}
-    assert struck == set(FAULTS) - {"drift"}
+    assert struck == set(FAULTS) - CONDITIONS
 
 
 # What is planted, the seed and the world that show it, and by what it is caught.
@@ -144,6 +144,20 @@ VARIANTS = [
         {"faults": ("crash",), "delivery": AMO},
         {"6.3"},
         id="mark-what-is-handed-out",
+    ),
+    pytest.param(
+        variants.begin_as_if_now,
+        0,
+        {"faults": ("checkpoint", "keep", "crash")},
+        {"S2"},
+        id="begin-as-if-now",
+    ),
+    pytest.param(
+        variants.no_quiet_after_a_reset,
+        8,
+        {"faults": ("checkpoint", "reset", "deaf", "stop", "crash")},
+        {"S4"},
+        id="no-quiet-after-a-reset",
     ),
 ]
 

@@ -7,8 +7,8 @@ A search or a simulation that does not catch one of them proves nothing.
 import attrs
 import msgspec
 
-from kafka_marshal.engine import outbox, session
-from kafka_marshal.protocol import fold_keys, judging
+from kafka_marshal.engine import outbox, restoring, session
+from kafka_marshal.protocol import fold_keys, fold_resets, judging
 from kafka_marshal.protocol.claiming import Claim, Lease
 from kafka_marshal.protocol.granting import AtMostOnce, Grant
 from kafka_marshal.protocol.records import BatchHeartbeat, Heartbeat
@@ -214,3 +214,27 @@ def mark_what_is_handed_out(patch):
         self.done = max(self.done, self.next_first)
 
     patch.setattr(AtMostOnce, "_use_up", _use_up)
+
+
+def begin_as_if_now(patch):
+    """Whoever begins from a kept state takes what it says for renewed just now."""
+    plain = restoring.world_of
+
+    def world_of(kept, log_range):
+        world = plain(kept, log_range)
+        for known in () if isinstance(world, str) else world.keys.values():
+            known.renewed_ms = world.now_ms
+        return world
+
+    patch.setattr(restoring, "world_of", world_of)
+
+
+def no_quiet_after_a_reset(patch):
+    """What a Reset took from its owners can be claimed at once."""
+    plain = fold_resets._install
+
+    def install(state, carried, *, leader_epoch):
+        plain(state, carried, leader_epoch=leader_epoch)
+        state.quiet_until_ms = None
+
+    patch.setattr(fold_resets, "_install", install)

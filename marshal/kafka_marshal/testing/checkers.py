@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from kafka_marshal.engine import Engine
+from kafka_marshal.protocol.hashing import CHECKPOINT_GROUP
 from kafka_marshal.protocol.losses import Loss, LossBook
 from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.records import Heartbeat
@@ -78,8 +79,10 @@ class LogWatcher:
         worlds: The fold so far, one per coordinating partition.
         starts: Position of a key when it was won under a token; keys of two T may
             have equal tokens.
-        claims: Number of accepted claims and resumes so far.
+        claims: Number of accepted claims and resumes so far, but for checkpoints.
         losses: What ended claims were granted and did not say they were done with.
+        taken_back: Offsets whose grants a Reset took back, by key: they may be
+            granted, and handed out, again.
         is_strict: Whether what it finds is raised; without, it only goes on.
     """
 
@@ -106,6 +109,7 @@ class LogWatcher:
         self.claims = 0
         self.losses: list[Loss] = []
         self.is_strict = True
+        self.taken_back: dict[Key, set[int]] = {}
         self._books = [LossBook(number) for number in range(partitions)]
         self._kafka = kafka
         self._on_position = on_position
@@ -163,8 +167,31 @@ class LogWatcher:
                     known.topic_id,
                     known.renewed_ms,
                 )
+        if transitions and transitions[0].effect == "reset":
+            self._take_reset(number, world)
         self.losses += self._books[number].take(entry, transitions)
         self._digests[number][world.next_offset] = digest(world)
+
+    def _take_reset(self, number: int, world: WorldState) -> None:
+        """Take that a T's state was replaced: an admin meant it (PROTOCOL 7.6)."""
+        for key, was in self._before[number].items():
+            known = world.keys.get(key)
+            head = (None if known is None else known.next_unclaimed()) or 0
+            taken = range(head, was.granted or 0)
+            self.taken_back.setdefault(key, set()).update(taken)
+            self._granted[key] = head
+        self._before[number] = {
+            key: _Before(
+                known.owner,
+                known.epoch,
+                known.position,
+                known.granted,
+                world.token(key),
+                known.topic_id,
+                known.renewed_ms,
+            )
+            for key, known in world.keys.items()
+        }
 
     def refold(self, partition: int) -> None:
         """Forget a partition that was truncated, and read it from its start.
@@ -251,7 +278,7 @@ class LogWatcher:
         self._check_position(key, transition, was, known.position)
 
     def _check_claim(self, world: WorldState, key: Key, was: _Before | None) -> None:
-        self.claims += 1
+        self.claims += key.group_id != CHECKPOINT_GROUP
         known, token = world.keys[key], world.token(key)
         if was is not None and known.epoch <= was.epoch:
             raise Violation("S1", f"{key}: epoch {known.epoch} after {was.epoch}")
@@ -361,7 +388,8 @@ class HandOuts:
         self.count += 1
         if offset in handed:
             self.duplicate_count += 1
-            if self._is_at_most_once:
+            is_back = offset in self._watcher.taken_back.get(key, ())
+            if self._is_at_most_once and not is_back:
                 raise Violation("S3", f"{key}: {offset} handed out twice")
         handed.add(offset)
 

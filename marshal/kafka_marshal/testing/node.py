@@ -20,6 +20,7 @@ from kafka_marshal.engine import (
     Subscription,
 )
 from kafka_marshal.engine.handout import ConsumerOptions
+from kafka_marshal.engine.restoring import KeptStates
 from kafka_marshal.policies import Policy, find_policy
 from kafka_marshal.ports import Event, TopicInfo
 from kafka_marshal.protocol.claiming import Claimant, PreviousLife
@@ -112,6 +113,7 @@ class Node:
         seed: int = 0,
         clock: ClockView | None = None,
         lives: tuple[PreviousLife, ...] = (),
+        sources: Sequence[KeptStates] = (),
     ) -> None:
         """Start a process; it reads the log from the next step on."""
         kafka = cluster.kafka
@@ -130,7 +132,9 @@ class Node:
             background=self.background,
             observer=self.observer,
         )
-        self.engine = Engine(ports, cluster_id=cluster.config.cluster_id)
+        self.engine = Engine(
+            ports, cluster_id=cluster.config.cluster_id, sources=sources
+        )
         self.session = Session(
             self.engine.context,
             Claimant(owner, group_id, master=self.entropy.random_bytes(32)),
@@ -283,6 +287,7 @@ class Cluster:
         clock: ClockView | None = None,
         lives: tuple[PreviousLife, ...] = (),
         incarnation: bytes | None = None,
+        sources: Sequence[KeptStates] = (),
     ) -> Node:
         """Start a process with an incarnation of its own, or the one given."""
         self._starts += 1
@@ -296,6 +301,7 @@ class Cluster:
             seed=self._starts,
             clock=clock,
             lives=lives,
+            sources=sources,
         )
         if wish is not None:
             node.consume(wish)

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kafka_marshal.ports import Event
+from kafka_marshal.protocol.hashing import CHECKPOINT_GROUP
 from kafka_marshal.protocol.records import (
     BatchHeartbeat,
     ClaimingMessages,
@@ -51,6 +52,11 @@ SITUATIONS: Mapping[str, str] = {
     "granted": "offsets were granted",
     "granted_to_another": "a process without a claim was granted offsets under one",
     "left_in_order": "a process gave up everything and ended",
+    "checkpoint_written": "a checkpoint was completed",
+    "checkpoint_torn": "a process died while it wrote a checkpoint",
+    "began_from_checkpoint": "a process began from a checkpoint in the log",
+    "began_from_kept": "a process began from what its host had kept",
+    "reset": "an admin replaced a state by that of a checkpoint",
 }
 TRUNCATED: Mapping[str, str] = {
     "truncated": "records that were read by somebody were lost",
@@ -91,6 +97,11 @@ class Coverage:
         """Take what an engine tells; an ``Observer``."""
         if event.name == "clock_step":
             self.note("clock_step_detected")
+        elif event.name == "checkpoint_written":
+            self.note(event.name)
+        elif event.name == "restored":
+            is_log = event.fields["source"].startswith("checkpoint")
+            self.note("began_from_checkpoint" if is_log else "began_from_kept")
         elif event.name == "amo_exposed":
             self.note("exposed")
         elif event.name == "claim_ended":
@@ -105,6 +116,8 @@ class Coverage:
         transition = folded.transition
         record, effect = transition.record, transition.effect
         self._on_stored(folded)
+        if transition.key is not None and transition.key.group_id == CHECKPOINT_GROUP:
+            return
         if record is None:
             self.note("undecodable")
         elif isinstance(record, ClaimingPartition):
@@ -115,6 +128,8 @@ class Coverage:
             name = GRANTS.get(str(effect or transition.reason))
             if name is not None:
                 self.note(name)
+        elif effect == "reset":
+            self.note(effect)
         elif isinstance(record, ReleasingPartition) and record.reason == "ghost":
             self.note("ghost_released")
 

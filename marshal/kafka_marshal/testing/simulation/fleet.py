@@ -17,6 +17,7 @@ from kafka_marshal.protocol.claiming import PreviousLife
 from kafka_marshal.protocol.types import Key
 from kafka_marshal.testing.checkers import Violation
 from kafka_marshal.testing.node import Node, Wish
+from kafka_marshal.testing.simulation.keeping import Keeping
 from kafka_marshal.testing.simulation.plan import chance
 from kafka_marshal.testing.simulation.world import GROUP, TOPIC, World
 
@@ -66,11 +67,14 @@ class Fleet:
 
     Attributes:
         apps: Those that live.
+        keeping: Checkpoints, and what hosts keep.
     """
 
     def __init__(self, world: World) -> None:
         """Start without any."""
         self.apps: list[App] = []
+        self.keeping = Keeping(world)
+        world.on_record = self.keeping.on_record
         self._world = world
         self._starts = 0
         self._restarts: dict[str, tuple[str, tuple[PreviousLife, ...]]] = {}
@@ -115,7 +119,9 @@ class Fleet:
             clock=clock,
             lives=lives,
             incarnation=rng.randbytes(16),
+            sources=self.keeping.sources(client_id),
         )
+        self.keeping.take_part(node)
         node.observer.tell = partial(world.observe, node)
         world.on_started(node)
         node.log.on_append = partial(self._on_append, node)
@@ -148,6 +154,7 @@ class Fleet:
         self.apps.remove(app)
         self._world.cluster.crash(app.node)
         self._world.on_ended(app.node)
+        self.keeping.on_ended(app.node)
         self._world.say(f"{app.name} ends")
 
     def start_later(self, app: App, after_ms: int, *, is_resuming: bool) -> None:

@@ -9,6 +9,7 @@ from kafka_marshal.testing.checkers import Violation
 from kafka_marshal.testing.historycheck import check
 from kafka_marshal.testing.node import COORDINATION_TOPIC
 from kafka_marshal.testing.simulation.fleet import Fleet
+from kafka_marshal.testing.simulation.plan import RESET
 from kafka_marshal.testing.simulation.strikes import Strikes
 from kafka_marshal.testing.simulation.world import GROUP, World
 
@@ -166,7 +167,7 @@ class Healing:
     def _check_history(self) -> None:
         """The history that the processes tell is one that may be."""
         world = self._world
-        if world.is_truncating or "step" in world.plan.kinds:
+        if world.is_truncating or {"step", RESET} & set(world.plan.kinds):
             return
         judge_history(world, self._ends())
 

@@ -7,6 +7,7 @@ out, which is how a failure is shrunk.
 
 import random
 from collections.abc import Collection, Sequence
+from functools import partial
 
 import attrs
 
@@ -14,7 +15,13 @@ from kafka_marshal.engine import Delivery
 
 MINUTE_MS = 60_000
 PRESENT = 0.5
-FAULTS = (
+RARE = 0.2
+CHECKPOINT = "checkpoint"
+KEEP = "keep"
+RESET = "reset"
+KEPT = (CHECKPOINT, KEEP, "tear", RESET)
+"""What concerns kept states; drawn apart, so that the rest stays as it was drawn."""
+_FAULTS = (
     "delay",
     "late",
     "loss",
@@ -35,10 +42,11 @@ FAULTS = (
     "attempt",
     "drift",
 )
+FAULTS = (*_FAULTS, *KEPT)
 """What may go wrong; a seed draws which of these exist in its world."""
 TRUNCATE = "truncate"
 """Goes wrong only when asked for: it takes back what rules rest on."""
-CONDITIONS = frozenset({"drift"})
+CONDITIONS = frozenset({"drift", CHECKPOINT})
 """What is so all the time, rather than something that happens."""
 
 
@@ -134,8 +142,8 @@ def draw(
     rng = chance(seed, "world")
     h_ms = rng.choice([5_000, 10_000, 20_000, 30_000])
     drawn = rng.choice(list(Delivery))
-    lot = tuple(name for name in FAULTS if rng.random() < PRESENT)
-    kinds = lot if faults is None else tuple(faults)
+    lot = tuple(name for name in _FAULTS if rng.random() < PRESENT)
+    kinds = (*lot, *_draw_kept(seed)) if faults is None else tuple(faults)
     return Plan(
         seed=seed,
         h_ms=h_ms,
@@ -160,8 +168,33 @@ def draw(
 def _draw_faults(
     seed: int, kinds: tuple[str, ...], *, h_ms: int, duration_ms: int
 ) -> tuple[Fault, ...]:
-    rng = chance(seed, "faults")
-    striking = [name for name in kinds if name not in CONDITIONS]
+    first = [name for name in kinds if name not in CONDITIONS and name not in KEPT]
+    then = [name for name in kinds if name not in CONDITIONS and name in KEPT]
+    times = partial(_draw_times, h_ms=h_ms, duration_ms=duration_ms)
+    faults = times(chance(seed, "faults"), first)
+    kept = times(chance(seed, "kept"), then)
+    return (
+        *faults,
+        *(attrs.evolve(each, number=len(faults) + each.number) for each in kept),
+    )
+
+
+def _draw_kept(seed: int) -> tuple[str, ...]:
+    """Draw what there is of kept states; the rest of it rests on checkpoints."""
+    rng = chance(seed, "kept kinds")
+    if rng.random() >= PRESENT:
+        return ()
+    rest = tuple(
+        name
+        for name in KEPT
+        if name != CHECKPOINT and rng.random() < (RARE if name == RESET else PRESENT)
+    )
+    return (CHECKPOINT, *rest)
+
+
+def _draw_times(
+    rng: random.Random, striking: Sequence[str], *, h_ms: int, duration_ms: int
+) -> tuple[Fault, ...]:
     # Some worlds are left in peace for long, in others troubles come together.
     every_ms = rng.choice([h_ms // 2, h_ms, 2 * h_ms, 4 * h_ms])
     faults: list[Fault] = []

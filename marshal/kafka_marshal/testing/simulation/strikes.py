@@ -15,9 +15,8 @@ from kafka_marshal.testing.fakestore import Stored
 from kafka_marshal.testing.simulation.fates import HARDNESS, KINDS, Window
 from kafka_marshal.testing.simulation.fleet import APPS_MAX, App, Fleet
 from kafka_marshal.testing.simulation.plan import Fault, chance
-from kafka_marshal.testing.simulation.world import GROUP, World
+from kafka_marshal.testing.simulation.world import ADMIN, GROUP, World
 
-ADMIN = Owner("admin", b"admin".ljust(16, b"."))
 DEAF_MS = 10**9
 FOREVER_MS = 10**9
 BROKERS_PER_EPOCH = 8
@@ -46,6 +45,9 @@ class Strikes:
             "edge": self._claim_at_the_edge,
             "attempt": self._ask_elsewhere,
             "truncate": self._truncate,
+            "keep": self._keep,
+            "tear": self._tear,
+            "reset": self._reset,
         }
 
     def strike(self, fault: Fault) -> None:
@@ -138,6 +140,40 @@ class Strikes:
             # A supervisor is quick, a person is not.
             after_ms = fault.for_ms // 8 if fault.size % 2 else fault.for_ms
             self._fleet.start_later(app, after_ms, is_resuming=is_resuming)
+
+    def _keep(self, fault: Fault) -> None:
+        """Have somebody's host keep its states as they are now."""
+        app = self._victim(fault)
+        if app is not None:
+            self._world.say(f"{app.name} keeps its states")
+            self._fleet.keeping.keep(app.node)
+
+    def _tear(self, fault: Fault) -> None:
+        """Crash whoever begins a checkpoint next, in the middle of it."""
+        keeping, loop = self._fleet.keeping, self._world.loop
+
+        def crash(incarnation: bytes) -> None:
+            for app in self._fleet.apps:
+                if keeping.writer(app.node) == incarnation:
+                    loop.at(
+                        self._world.now_ms + fault.size % (1 + self._trip_ms),
+                        partial(self._crash_app, app, fault),
+                    )
+
+        keeping.on_begin.append(crash)
+
+    @property
+    def _trip_ms(self) -> int:
+        return 2 * self._world.plan.latency_ms
+
+    def _crash_app(self, app: App, fault: Fault) -> None:
+        if not app.is_gone and not self._world.is_healed:
+            self._world.say(f"{app.name} crashes within a checkpoint")
+            self._fleet.remove(app)
+            self._fleet.start_later(app, fault.for_ms // 8, is_resuming=True)
+
+    def _reset(self, fault: Fault) -> None:
+        self._fleet.keeping.reset(self._number(fault))
 
     def _stop(self, fault: Fault) -> None:
         app = self._victim(fault)

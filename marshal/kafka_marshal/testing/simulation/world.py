@@ -7,7 +7,7 @@ from kafka_marshal.engine import Delivery
 from kafka_marshal.ports import Event, Record
 from kafka_marshal.protocol.hashing import coordinating_partition
 from kafka_marshal.protocol.records import ClaimingMessages
-from kafka_marshal.protocol.types import Key
+from kafka_marshal.protocol.types import Key, Owner
 from kafka_marshal.testing.checkers import (
     Folded,
     HandOuts,
@@ -23,6 +23,7 @@ from kafka_marshal.testing.simulation.fates import Fates
 from kafka_marshal.testing.simulation.loop import Loop
 from kafka_marshal.testing.simulation.plan import Plan, chance
 
+ADMIN = Owner("admin", b"admin".ljust(16, b"."))
 GROUP = "g"
 TOPIC = "t"
 
@@ -76,6 +77,7 @@ class World:
         self.is_timed = False
         self.is_truncating = False
         self.on_news: Callable[[], None] = lambda: None
+        self.on_record: Callable[[object], None] = lambda _: None
         self.watcher = LogWatcher(
             self.cluster.kafka,
             plan.coordinators,
@@ -202,9 +204,13 @@ class World:
     def _check_lease(self, node: Node, key: Key, number: int) -> None:
         name = self.names[node.owner.incarnation]
         state = self.watcher.worlds[number]
-        known = state.keys[key]
-        if known.owner != node.owner:
-            raise Violation("S4", f"{key} is used by {name}; it is {known.owner}'s")
+        quiet_ms = state.quiet_until_ms
+        if quiet_ms is not None and self.log_time_ms(number) < quiet_ms:
+            return  # PROTOCOL 7.6: a Reset took it, and nobody else can have it yet
+        known = state.keys.get(key)
+        if known is None or known.owner != node.owner:
+            owner = None if known is None else known.owner
+            raise Violation("S4", f"{key} is used by {name}; it is {owner}'s")
         log_ms = self.log_time_ms(number)
         age_ms = known.age_ms(log_ms)
         if age_ms > 2 * known.heartbeat_interval_ms:
@@ -294,6 +300,8 @@ class World:
         """Take what the engine of a process tells; an ``Observer``."""
         self.coverage.observe(event)
         fields = event.fields
+        if event.name == "replica_diverged" and self.is_judged:
+            raise Violation("S2", f"{node.owner.client_id}: {dict(fields)}")
         if event.name == "log_truncated":
             self.cuts.on_noticed(node, fields["partition"])
         elif event.name == "amo_exposed":
@@ -313,6 +321,7 @@ class World:
         self.coverage.on_fold(folded)
         transition = folded.transition
         record = transition.record
+        self.on_record(record)
         if record is not None:
             who = getattr(record, "incarnation", b"")
             self.seqs[who] = max(self.seqs.get(who, 0), getattr(record, "seq", 0))

@@ -1,6 +1,7 @@
 """Which situation each record counts as."""
 
 import attrs
+import msgspec
 import pytest
 from logkit import Log, beat, claim, ident, messages, release
 
@@ -104,7 +105,27 @@ def test_what_engines_tell():
     coverage.observe(Event("claim_ended", {"ending": Ending("lease_expired")}))
     coverage.observe(Event("claim_ended", {"ending": Ending("released")}))
     coverage.observe(Event("ready", {}))
-    assert coverage.counts == {"clock_step_detected": 1, "lease_expired": 1}
+    coverage.observe(Event("restored", {"source": "checkpoint 00"}))
+    coverage.observe(Event("restored", {"source": "its host"}))
+    coverage.observe(Event("checkpoint_written", {}))
+    coverage.observe(Event("amo_exposed", {}))
+    assert coverage.counts == {
+        "clock_step_detected": 1,
+        "lease_expired": 1,
+        "began_from_checkpoint": 1,
+        "began_from_kept": 1,
+        "checkpoint_written": 1,
+        "exposed": 1,
+    }
+
+
+def test_claims_for_checkpoints_are_no_claims_of_the_fleet():
+    name = {"group_id": "marshal", "topic": "/checkpoint", "partition": 0}
+    reserved = msgspec.structs.replace(claim("c1"), **name)
+    log = Log()
+    assert log.one(reserved).effect == "claimed"
+    transition = log.one(reserved)
+    assert counted(folded(reserved, transition=transition, owner=None)) == {}
 
 
 def test_only_what_is_listed_can_be_counted():

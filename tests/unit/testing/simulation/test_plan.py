@@ -1,7 +1,7 @@
 """What a seed draws."""
 
 from kafka_marshal.engine import Delivery
-from kafka_marshal.testing.simulation.plan import FAULTS, chance, draw
+from kafka_marshal.testing.simulation.plan import FAULTS, KEPT, chance, draw
 
 
 def test_a_plan_depends_on_its_seed_alone():
@@ -16,6 +16,17 @@ def test_what_is_asked_for_is_not_drawn():
     assert plan.delivery is Delivery.AT_MOST_ONCE
     assert {fault.kind for fault in plan.faults} == {"cut"}
     assert 0 <= plan.faults[0].at_ms <= plan.faults[-1].at_ms < 10**6
+
+
+def test_what_is_kept_is_drawn_apart():
+    kept = [draw(seed) for seed in range(40)]
+    assert {name for plan in kept for name in plan.kinds} >= set(KEPT)
+    for plan in kept:
+        rest = tuple(name for name in plan.kinds if name not in KEPT)
+        without = draw(plan.seed, faults=rest)
+        assert plan.faults[: len(without.faults)] == without.faults
+        numbers = [fault.number for fault in plan.faults]
+        assert numbers == list(range(1, len(numbers) + 1))
 
 
 def test_nothing_goes_wrong_where_nothing_may():

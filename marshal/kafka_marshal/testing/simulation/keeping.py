@@ -1,0 +1,132 @@
+"""Kept states in a simulated world: checkpoints, states of hosts, Resets (PROTOCOL 7).
+
+What a process began from does not show in what it does: its digests are those of a
+reader that has folded everything, at each offset.
+"""
+
+from collections.abc import Callable, Mapping
+
+from kafka_marshal.engine.checkpointing import CheckpointRule
+from kafka_marshal.engine.finding import LogCheckpoints
+from kafka_marshal.engine.restoring import KeptState, KeptStates
+from kafka_marshal.engine.saving import capture
+from kafka_marshal.ports import CoordinationLog, LogRange
+from kafka_marshal.protocol.checkpoints import split
+from kafka_marshal.protocol.codec import encode
+from kafka_marshal.protocol.records import (
+    CheckpointBegin,
+    CheckpointEnd,
+    Reset,
+)
+from kafka_marshal.testing.node import Node
+from kafka_marshal.testing.simulation.plan import CHECKPOINT, KEEP, Plan, chance
+from kafka_marshal.testing.simulation.world import ADMIN, World
+
+ENTRIES = (40, 80, 160)
+INTERVAL_HS = 20
+ADMIN_GROUP = "marshal"
+FIND_MS = 1_000
+
+
+class Shelf(KeptStates):
+    """What one host has kept of each coordinating partition."""
+
+    def __init__(self) -> None:
+        """Start with nothing."""
+        self.states: dict[int, KeptState] = {}
+
+    def find(
+        self, wanted: Mapping[int, LogRange], *, log: CoordinationLog, timeout_ms: int
+    ) -> Mapping[int, KeptState]:
+        """Return what is kept of these partitions, whether or not it fits."""
+        del log, timeout_ms
+        return {t: state for t, state in self.states.items() if t in wanted}
+
+
+class Keeping:
+    """Has processes write checkpoints, keep states, and begin from them.
+
+    Attributes:
+        on_begin: Told once of whoever begins a checkpoint next.
+    """
+
+    def __init__(self, world: World) -> None:
+        """Start with nothing kept."""
+        plan: Plan = world.plan
+        rng = chance(plan.seed, "keeping")
+        self.on_begin: list[Callable[[bytes], None]] = []
+        self._world = world
+        self._rule = CheckpointRule(
+            interval_ms=INTERVAL_HS * plan.h_ms, entries=rng.choice(ENTRIES)
+        )
+        self._writes = CHECKPOINT in plan.kinds
+        self._keeps = KEEP in plan.kinds
+        self._shelves: dict[str, Shelf] = {}
+        self._writing: set[bytes] = set()
+        self._resets = 0
+
+    def sources(self, client_id: str) -> tuple[KeptStates, ...]:
+        """Return where a process of a client looks for states."""
+        shelves = (self._shelf(client_id),) if self._keeps else ()
+        return (*shelves, LogCheckpoints()) if self._writes else shelves
+
+    def take_part(self, node: Node) -> None:
+        """Have a process write checkpoints, where that is done here."""
+        if self._writes:
+            node.engine.write_checkpoints(node.owner.client_id, self._rule)
+
+    def keep(self, node: Node) -> None:
+        """Have the host of a process keep its states as they are now."""
+        context = node.engine.context
+        shelf = self._shelf(node.owner.client_id)
+        for number, replica in context.replicas.items():
+            is_whole = number not in context.rebuilding
+            if is_whole and replica.world.leader_epoch is not None:
+                state = capture(replica.world, source="its host")
+                shelf.states[number] = state
+
+    def _shelf(self, client_id: str) -> Shelf:
+        return self._shelves.setdefault(client_id, Shelf())
+
+    # --- checkpoints
+
+    def on_record(self, record: object) -> None:
+        """Take a record that was folded: who is writing a checkpoint now."""
+        if isinstance(record, CheckpointBegin):
+            self._writing.add(record.incarnation)
+            while self.on_begin:
+                self.on_begin.pop()(record.incarnation)
+        elif isinstance(record, CheckpointEnd):
+            self._writing.discard(record.incarnation)
+
+    def writer(self, node: Node) -> bytes | None:
+        """Return who a process is in checkpoints, None where it writes none."""
+        writer = node.engine.checkpointer
+        return None if writer is None else writer.claimant.owner.incarnation
+
+    def on_ended(self, node: Node) -> None:
+        """Take that a process ends: a checkpoint may never be completed."""
+        if self.writer(node) in self._writing:
+            self._world.coverage.note("checkpoint_torn")
+
+    # --- resets
+
+    def reset(self, number: int) -> None:
+        """Have an admin replace the state of a T by that of its last checkpoint."""
+        world = self._world
+        log = world.cluster.kafka.coordination_log(name=ADMIN.client_id)
+        starts, ends = log.start_offsets(FIND_MS), log.end_offsets(FIND_MS)
+        wanted = {number: LogRange(starts[number], ends[number])}
+        kept = LogCheckpoints().find(wanted, log=log, timeout_ms=FIND_MS).get(number)
+        if kept is None:
+            world.say(f"there is no checkpoint of {number} to go back to")
+            return
+        self._resets += 1
+        world.say(f"the state of {number} is replaced by that of {kept.offset}")
+        op_id, parts = b"%016d" % self._resets, split(kept.state)
+        for at, part in enumerate(parts):
+            record = Reset(
+                *(ADMIN.client_id, ADMIN_GROUP, ADMIN.incarnation, at, op_id, at),
+                *(len(parts), len(kept.state), bytes.fromhex(kept.digest), part),
+            )
+            world.cluster.kafka.produce(world.cluster.place(number), encode(record))
