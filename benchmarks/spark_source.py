@@ -42,7 +42,8 @@ from support import (
 
 from kafka_marshal import Admin
 from kafka_marshal.admin import Format
-from kafka_marshal.kafka_io.slices import Slice, chunk_like
+from kafka_marshal.kafka_io.columns import Slice
+from kafka_marshal.kafka_io.fetched import CHUNK_BYTES
 from kafka_marshal.protocol.types import TopicPartition
 from kafka_marshal.spark import register
 from kafka_marshal.spark.needs import require_java, require_spark
@@ -165,8 +166,7 @@ class _ReadyReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _made(self) -> pa.RecordBatch:
         key, value = b"%08d" % 0, bytes(self.size - 8)
-        one = Slice(range(1), [0], [0], [key], [value], None)
-        count = chunk_like(one)
+        count = CHUNK_BYTES // self.size
         same = [0] * count
         rows = Slice(range(count), same, same, [key] * count, [value] * count, None)
         place = TopicPartition(READY, 0)

@@ -7,57 +7,87 @@ through many of them.
 import gc
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from operator import attrgetter
-from typing import Any, NamedTuple, Protocol
 
 from kafka import TopicPartition as KafkaTopicPartition
 
-from kafka_marshal.errors import DeadlineExceeded, PositionError
+from kafka_marshal.errors import DeadlineExceeded
+from kafka_marshal.kafka_io.columns import Slice
+from kafka_marshal.kafka_io.fetched import Aim, Fetched, as_columns
+from kafka_marshal.kafka_io.inplace import read_in_place
 from kafka_marshal.kafka_io.reader import KafkaDataReader
 from kafka_marshal.kafka_io.records import Records
-from kafka_marshal.kafka_io.settings import FAST, ConnectionSettings
-from kafka_marshal.kafka_io.transport import choose
+from kafka_marshal.kafka_io.settings import ConnectionSettings
+from kafka_marshal.kafka_io.untyped import Untyped
 from kafka_marshal.protocol.types import TopicPartition
 
-# What is handed on at a time. A megabyte stays in the processor's cache while it is
-# made, sent and read; ten of them cost twice the time for each byte.
-CHUNK_BYTES = 1_048_576
-CHUNK_RECORDS = 10_000
-# Before anything is known of their size.
-FIRST_RECORDS = 1_000
-# Beside key and value: what the other columns come to.
-_RECORD_BYTES = 50
-_LOOKED_AT = 16
 POLL_MS = 50
 _CLOSE_MS = 5_000
 
-Headers = Sequence[tuple[str, bytes | None]]
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Keep the garbage collector from looking at records that are about to go.
+
+    A chunk is thousands of objects that live for milliseconds and hold no cycles.
+    Looking through them, and through all else that a worker of Spark has loaded, takes
+    longer than fetching them.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
-class Slice(NamedTuple):
-    """Consecutive records of one partition, column by column.
+class Patience:
+    """How long to wait on without a sign of progress."""
 
-    Attributes:
-        offsets: Offsets, growing.
-        times_ms: Timestamps in epoch milliseconds.
-        kinds: A ``TimestampType`` value each.
-        keys: Keys.
-        values: Values.
-        headers: Headers, None where they were not asked for.
+    def __init__(self, partition: TopicPartition, end: int, timeout_ms: int) -> None:
+        """Begin to wait."""
+        self._partition = partition
+        self._end = end
+        self._timeout_ms = timeout_ms
+        self._since = time.monotonic()
+
+    def renew(self) -> None:
+        """Note progress."""
+        self._since = time.monotonic()
+
+    def check(self, at: int) -> None:
+        """Raise once nothing has come for too long.
+
+        Raises:
+            DeadlineExceeded: Now is that time.
+        """
+        if (time.monotonic() - self._since) * 1000 < self._timeout_ms:
+            return
+        raise DeadlineExceeded(
+            f"{self._partition} is to be read up to offset {self._end}, and nothing "
+            f"came from offset {at} on within {self._timeout_ms} ms; check "
+            "that brokers can be reached from where this task runs, and with "
+            "read_committed that no transaction is left open"
+        )
+
+
+class SliceReader:
+    """Reads ranges, one at a time, on one thread, by kafka-python.
+
+    kafka-python fetches, and does not look at records: what a fetch brings becomes
+    columns at once. This serves every transport. librdkafka hands on an object for
+    each record, which costs more than all that is done here.
     """
 
-    offsets: Sequence[int]
-    times_ms: Sequence[int]
-    kinds: Sequence[int]
-    keys: Sequence[bytes | None]
-    values: Sequence[bytes | None]
-    headers: Sequence[Headers] | None
-
-
-class SliceReader(Protocol):
-    """Reads ranges, one at a time, on one thread."""
+    def __init__(
+        self, settings: ConnectionSettings, *, isolation_level: str, client_rack: str
+    ) -> None:
+        """Remember how to connect; the first range does."""
+        self._reader = _Reader(
+            settings, isolation_level=isolation_level, client_rack=client_rack
+        )
 
     def read(
         self,
@@ -81,127 +111,26 @@ class SliceReader(Protocol):
             DeadlineExceeded: Nothing came in time.
             CoordinationError: The cluster could not be read.
         """
-        ...
-
-    def close(self) -> None:
-        """Let go of every resource. Idempotent."""
-        ...
-
-
-def open_slices(
-    settings: ConnectionSettings, *, isolation_level: str, client_rack: str = ""
-) -> SliceReader:
-    """Return a reader of ranges over the transport that is chosen.
-
-    Raises:
-        ConfigurationError: The transport that is asked for cannot be used.
-    """
-    if choose(settings).name == FAST:
-        from kafka_marshal.kafka_io.fast.slices import FastSliceReader
-
-        return FastSliceReader(
-            settings, isolation_level=isolation_level, client_rack=client_rack
-        )
-    return KafkaSliceReader(
-        settings, isolation_level=isolation_level, client_rack=client_rack
-    )
-
-
-@contextmanager
-def uncollected() -> Iterator[None]:
-    """Keep the garbage collector from looking at records that are about to go.
-
-    A chunk is thousands of objects that live for milliseconds and hold no cycles.
-    Looking through them, and through all else that a worker of Spark has loaded, takes
-    longer than fetching them.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
-
-
-def chunk_like(rows: Slice) -> int:
-    """Return how many records like these make a chunk, by the size of some of them."""
-    step = max(1, len(rows.values) // _LOOKED_AT)
-    some = [*rows.keys[::step], *rows.values[::step]]
-    size = 2 * sum(len(each or b"") for each in some) // len(some) + _RECORD_BYTES
-    return max(1, min(CHUNK_RECORDS, CHUNK_BYTES // size))
-
-
-class Patience:
-    """How long to wait on without a sign of progress."""
-
-    def __init__(self, partition: TopicPartition, end: int, timeout_ms: int) -> None:
-        """Begin to wait."""
-        self._partition = partition
-        self._end = end
-        self._timeout_ms = timeout_ms
-        self._since = time.monotonic()
-
-    def renew(self) -> None:
-        """Note progress."""
-        self._since = time.monotonic()
-
-    def check(self, at: int, client: str) -> None:
-        """Raise once nothing has come for too long.
-
-        Raises:
-            DeadlineExceeded: Now is that time.
-        """
-        if (time.monotonic() - self._since) * 1000 < self._timeout_ms:
-            return
-        raise DeadlineExceeded(
-            f"{self._partition} is to be read up to offset {self._end}, and nothing "
-            f"came from offset {at} on within {self._timeout_ms} ms ({client}); check "
-            "that brokers can be reached from where this task runs, and with "
-            "read_committed that no transaction is left open"
-        )
-
-
-class KafkaSliceReader:
-    """``SliceReader`` over kafka-python."""
-
-    def __init__(
-        self, settings: ConnectionSettings, *, isolation_level: str, client_rack: str
-    ) -> None:
-        """Remember how to connect; the first range does."""
-        self._reader = _Reader(
-            settings, isolation_level=isolation_level, client_rack=client_rack
-        )
-
-    def read(
-        self,
-        partition: TopicPartition,
-        span: tuple[int, int],
-        *,
-        timeout_ms: int,
-        with_headers: bool,
-    ) -> Iterator[Slice]:
-        """Read every record of a range; see ``SliceReader``."""
         at, end = span
+        if at >= end:
+            return
         reader = self._reader
-        reader.assign([partition])
-        reader.seek(partition, at)
+        reader.aim(partition, span)
         patience = Patience(partition, end, timeout_ms)
         while at < end:
-            with uncollected():
-                sources = reader.take(POLL_MS, min(CHUNK_RECORDS, end - at))
-                sound = [each for each in sources if at <= each.offset < end]
-                rows = _kafka_columns(sound, with_headers=with_headers)
-                del sources, sound
-            if rows is not None:
-                yield rows
+            for fetched in reader.take(POLL_MS):
+                for group in fetched.groups:
+                    with uncollected():
+                        rows = group((at, end), with_headers=with_headers)
+                    if rows is not None:
+                        yield rows
             # It passes over what holds no record, which is the proof of it.
             ahead = reader.place_of(partition)
             if ahead > at:
                 at = ahead
                 patience.renew()
             else:
-                patience.check(at, "kafka-python")
+                patience.check(at)
         # Nothing more of it is wanted.
         reader.assign([])
 
@@ -211,12 +140,25 @@ class KafkaSliceReader:
 
 
 class _Reader(KafkaDataReader):
-    """A reader whose records are taken as kafka-python made them."""
+    """A reader that takes what a fetch brings as a whole, up to the end of a range."""
 
-    def take(self, timeout_ms: int, most: int) -> Sequence[Any]:
-        """Return records of the one partition that is assigned."""
-        found = self.poll(timeout_ms, most)
-        for records in found.values():
+    def __init__(
+        self, settings: ConnectionSettings, *, isolation_level: str, client_rack: str
+    ) -> None:
+        super().__init__(
+            settings, isolation_level=isolation_level, client_rack=client_rack
+        )
+        self._aim = Aim()
+
+    def aim(self, partition: TopicPartition, span: tuple[int, int]) -> None:
+        """Read this range next."""
+        self.assign([partition])
+        self.seek(partition, span[0])
+        self._aim.take(span)
+
+    def take(self, timeout_ms: int) -> Sequence[Fetched]:
+        """Return what one fetch brought, if there is one."""
+        for records in self.poll(timeout_ms, 1).values():
             assert isinstance(records, Records)
             return records.sources
         return ()
@@ -229,20 +171,11 @@ class _Reader(KafkaDataReader):
         place = self._consumer.position(KafkaTopicPartition(*partition), timeout_ms=0)
         return max(known, place or 0)
 
-
-_FIELDS: tuple[Callable[[Any], Any], ...] = tuple(
-    map(attrgetter, ("offset", "timestamp", "timestamp_type", "key", "value"))
-)
-
-
-def _kafka_columns(sources: Sequence[Any], *, with_headers: bool) -> Slice | None:
-    if not sources:
-        return None
-    offsets, times_ms, kinds, keys, values = (
-        list(map(field, sources)) for field in _FIELDS
-    )
-    headers = [each.headers or () for each in sources] if with_headers else None
-    return Slice(offsets, times_ms, kinds, keys, values, headers)
+    def _new_consumer(self) -> Untyped:
+        consumer = super()._new_consumer()
+        read_in_place(consumer)
+        as_columns(consumer, self._aim)
+        return consumer
 
 
 class Slices:
@@ -268,13 +201,12 @@ class Slices:
         key = (
             settings.bootstrap_servers,
             options,
-            settings.transport,
             isolation_level,
             client_rack,
         )
         found = self._readers.get(key)
         if found is None:
-            found = open_slices(
+            found = SliceReader(
                 settings, isolation_level=isolation_level, client_rack=client_rack
             )
             self._readers[key] = found
@@ -285,17 +217,3 @@ class Slices:
         readers, self._readers = self._readers, {}
         for reader in readers.values():
             reader.close()
-
-
-def outside(
-    partition: TopicPartition, span: tuple[int, int], *, log: tuple[int, int]
-) -> PositionError:
-    """Return the error for a range that is not within its log any more."""
-    return PositionError(
-        f"offsets {span[0]} to {span[1] - 1} of {partition} are to be read, but its "
-        f"log has {log[0]} to {log[1] - 1}",
-        partition=partition,
-        requested=span[0],
-        log_start=log[0],
-        log_end=log[1],
-    )

@@ -160,7 +160,7 @@ def _rows(
     while first < end:
         try:
             for rows in reader.read(task.partition, (first, end), **settings):
-                first = rows.offsets[-1] + 1
+                first = int(rows.offsets[-1]) + 1
                 yield make(rows)
         except PositionError as error:
             first = _after_loss(error, (first, end), options=options)
@@ -181,8 +181,14 @@ def _after_loss(
     first, end = span
     start = error.log_start if error.log_start >= 0 else first
     if options.fails_on_data_loss or start <= first:
+        known = (
+            f"its log has {error.log_start} to {error.log_end - 1}"
+            if error.log_start >= 0
+            else "where its log begins is not known"
+        )
         raise PositionError(
-            f"{error}: records were deleted by retention or by hand, or the topic was "
+            f"offset {error.requested} of {error.partition} is to be read, and "
+            f"{known}: records were deleted by retention or by hand, or the topic was "
             "created anew; set failOnDataLoss to false to go on without them",
             partition=error.partition,
             requested=error.requested,

@@ -1,11 +1,10 @@
 """The columns of ``format("marshal")``, and Arrow batches of what was fetched."""
 
-from array import array
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from kafka_marshal.kafka_io.slices import Headers, Slice
+from kafka_marshal.kafka_io.columns import Headers, Slice
 from kafka_marshal.protocol.types import TopicPartition
 
 if TYPE_CHECKING:
@@ -61,15 +60,15 @@ def batch_maker(
 
     def make(rows: Slice) -> "pa.RecordBatch":
         count = len(rows.offsets)
-        times = _numbers(rows.times_ms, pa.timestamp("ms", "UTC"))
+        times = pa.array(rows.times_ms, pa.timestamp("ms", "UTC"))
         columns: dict[str, Any] = {
-            "key": _bytes(rows.keys, types["key"]),
-            "value": _bytes(rows.values, types["value"]),
+            "key": _column(rows.keys, types["key"]),
+            "value": _column(rows.values, types["value"]),
             "topic": same("topic", partition.topic, count),
             "partition": same("partition", partition.partition, count),
-            "offset": _numbers(rows.offsets, types["offset"]),
+            "offset": _column(rows.offsets, types["offset"]),
             "timestamp": times.cast(types["timestamp"]),
-            "timestampType": _numbers(rows.kinds, types["timestampType"]),
+            "timestampType": _column(rows.kinds, types["timestampType"]),
         }
         if rows.headers is not None:
             columns["headers"] = _headers(rows.headers, types["headers"])
@@ -82,25 +81,11 @@ def batch_maker(
     return make
 
 
-def _numbers(values: Sequence[int], kind: Any) -> Any:  # noqa: ANN401
-    """Return a column; what lies in memory as Arrow wants it is taken as it is."""
-    import numpy as np
+def _column(values: Any, kind: Any) -> Any:  # noqa: ANN401 - Arrow's
+    """Return a column; what is one already is taken as it is."""
     import pyarrow as pa
 
-    if isinstance(values, range):
-        return pa.array(np.arange(values.start, values.stop), kind)
-    if isinstance(values, array) and 8 * values.itemsize == kind.bit_width:
-        return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
-    return pa.array(values, kind)
-
-
-def _bytes(values: Sequence[bytes | None], kind: Any) -> Any:  # noqa: ANN401
-    import pyarrow as pa
-
-    # A column without keys is common, and need not be looked at one by one.
-    if values[0] is None and values.count(None) == len(values):
-        return pa.nulls(len(values), kind)
-    return pa.array(values, kind)
+    return values if isinstance(values, pa.Array) else pa.array(values, kind)
 
 
 def _headers(headers: Sequence[Headers], kind: Any) -> Any:  # noqa: ANN401

@@ -1,59 +1,67 @@
-"""Exact ranges over kafka-python, and the readers that a process keeps."""
+"""Exact ranges, and the readers that a process keeps."""
 
 import gc
-from typing import NamedTuple
 
 import pytest
 
 from kafka_marshal.errors import DeadlineExceeded
 from kafka_marshal.kafka_io import slices as module
+from kafka_marshal.kafka_io.columns import Slice
+from kafka_marshal.kafka_io.fetched import Fetched
 from kafka_marshal.kafka_io.settings import ConnectionSettings
-from kafka_marshal.kafka_io.slices import KafkaSliceReader, Slice, Slices, uncollected
+from kafka_marshal.kafka_io.slices import SliceReader, Slices, uncollected
 from kafka_marshal.protocol.types import TopicPartition
 
 T0 = TopicPartition("t", 0)
 
 
-class Source(NamedTuple):
-    offset: int
-    timestamp: int
-    timestamp_type: int
-    key: bytes
-    value: bytes
-    headers: list
+def group(*offsets):
+    """Return what makes columns of some offsets, within a range."""
+
+    def columns(span, *, with_headers):
+        assert not gc.isenabled(), "it would look at records that are about to go"
+        kept = [each for each in offsets if span[0] <= each < span[1]]
+        same = [0] * len(kept)
+        headers = [()] * len(kept) if with_headers else None
+        return Slice(kept, same, same, same, same, headers) if kept else None
+
+    return columns
 
 
 class Reader:
-    """A reader of kafka-python's that hands out one chunk a call.
+    """A reader of kafka-python's that hands out one fetch a call.
 
-    A chunk is offsets with a record, and the next that it will look at.
+    A fetch is groups of offsets with a record, and the next that it will look at.
     """
 
-    def __init__(self, *chunks):
-        self.chunks = list(chunks)
+    def __init__(self, *fetches):
+        self.fetches = list(fetches)
         self.place = None
         self.assigned = []
+
+    def aim(self, partition, span):
+        self.assigned = [partition]
+        self.place = span[0]
 
     def assign(self, partitions):
         self.assigned = partitions
 
-    def seek(self, partition, offset):
-        self.place = offset
-
-    def take(self, timeout_ms, most):
+    def take(self, timeout_ms):
         assert timeout_ms > 0
-        found, self.place = self.chunks.pop(0) if self.chunks else ([], self.place)
-        return [Source(o, 1_000, 0, b"k", b"v", [("a", b"1")]) for o in found]
+        if not self.fetches:
+            return ()
+        groups, self.place = self.fetches.pop(0)
+        return [Fetched(self.place - 1, [group(*each) for each in groups])]
 
     def place_of(self, partition):
         return self.place
 
 
-def read(*chunks, span, **more):
-    reader = KafkaSliceReader(
+def read(*fetches, span, **more):
+    reader = SliceReader(
         ConnectionSettings("b:1"), isolation_level="read_committed", client_rack=""
     )
-    reader._reader = Reader(*chunks)
+    reader._reader = Reader(*fetches)
     settings = {"timeout_ms": 0, "with_headers": False} | more
     found = list(reader.read(T0, span, **settings))
     assert reader._reader.assigned == []
@@ -61,46 +69,39 @@ def read(*chunks, span, **more):
 
 
 def test_a_range_is_read_to_its_end_and_no_further():
-    found = read(([3, 4], 5), ([5, 6], 7), span=(3, 6), timeout_ms=60_000)
-    assert [rows.offsets for rows in found] == [[3, 4], [5]]
-    assert (found[0].times_ms, found[0].kinds) == ([1_000, 1_000], [0, 0])
-    assert (found[0].keys, found[0].values) == ([b"k", b"k"], [b"v", b"v"])
+    found = read(([[2, 3], [4]], 5), ([[5, 6]], 7), span=(3, 6), timeout_ms=60_000)
+    assert [rows.offsets for rows in found] == [[3], [4], [5]]
     assert found[0].headers is None
+    assert read(span=(3, 3)) == []
 
 
 def test_headers_come_where_they_are_asked_for():
-    (rows,) = read(([0], 1), span=(0, 1), with_headers=True)
-    assert rows.headers == [[("a", b"1")]]
+    (rows,) = read(([[0]], 1), span=(0, 1), with_headers=True)
+    assert rows.headers == [()]
 
 
 def test_gaps_are_passed_where_the_reader_passes_them():
-    found = read(([0], 1), ([], 5), span=(0, 5), timeout_ms=60_000)
+    found = read(([[0]], 1), ([], 3), ([[9]], 10), span=(0, 5), timeout_ms=60_000)
     assert [rows.offsets for rows in found] == [[0]]
 
 
 def test_what_does_not_come_is_told():
     with pytest.raises(DeadlineExceeded, match="up to offset 5"):
-        read(([0], 1), span=(0, 5))
+        read(([[0]], 1), span=(0, 5))
 
 
-@pytest.mark.parametrize(
-    ("size", "least", "most"),
-    [
-        (None, module.CHUNK_RECORDS, module.CHUNK_RECORDS),
-        (1_000, 500, 1_100),
-        (10 * module.CHUNK_BYTES, 1, 1),
-    ],
-)
-def test_a_chunk_has_a_bounded_size_whatever_records_have(size, least, most):
-    values = [None if size is None else bytes(size)] * 40
-    rows = Slice(range(40), [0] * 40, [0] * 40, [b"k"] * 40, values, None)
-    assert least <= module.chunk_like(rows) <= most
-
-
-def test_a_chunk_is_judged_by_keys_too():
-    keys = [bytes(module.CHUNK_BYTES // 10)]
-    rows = Slice([0], [0], [0], keys, [None], None)
-    assert module.chunk_like(rows) < 20
+def test_the_reader_beneath_aims_before_it_reads(monkeypatch):
+    hooked = []
+    monkeypatch.setattr(module.KafkaDataReader, "_new_consumer", lambda _: "a consumer")
+    monkeypatch.setattr(module, "read_in_place", hooked.append)
+    monkeypatch.setattr(module, "as_columns", lambda *each: hooked.append(each))
+    beneath = module._Reader(
+        ConnectionSettings("b:1"), isolation_level="read_committed", client_rack=""
+    )
+    beneath.aim(T0, (3, 9))
+    assert (beneath.place_of(T0), beneath._aim.end) == (3, 9)
+    assert beneath._new_consumer() == "a consumer"
+    assert hooked == ["a consumer", ("a consumer", beneath._aim)]
 
 
 def test_the_collector_rests_and_is_as_it_was():
@@ -125,7 +126,7 @@ def test_a_process_keeps_one_reader_for_each_way_to_connect(monkeypatch):
         made.append(Kept())
         return made[-1]
 
-    monkeypatch.setattr(module, "open_slices", opened)
+    monkeypatch.setattr(module, "SliceReader", opened)
     slices = Slices()
     way = {"isolation_level": "read_committed", "client_rack": ""}
     one = ConnectionSettings("b:1", options={"security.protocol": "PLAINTEXT"})
@@ -140,11 +141,3 @@ def test_a_process_keeps_one_reader_for_each_way_to_connect(monkeypatch):
     monkeypatch.setattr(module.os, "getpid", lambda: -1)
     assert slices.reader(one, **way) is not again, "a child has its own"
     assert not again.closed
-
-
-@pytest.mark.parametrize("transport", ["fast", "kafka-python"])
-def test_the_transport_that_is_chosen_reads(transport):
-    settings = ConnectionSettings("b:1", transport=transport)
-    reader = module.open_slices(settings, isolation_level="read_uncommitted")
-    assert ("Fast" in type(reader).__name__) == (transport == "fast")
-    reader.close()

@@ -4,7 +4,7 @@ import pytest
 from pyspark import TaskContext
 
 from kafka_marshal.errors import ClaimLost, CoordinationError, PositionError
-from kafka_marshal.kafka_io.slices import Slice
+from kafka_marshal.kafka_io.columns import Slice
 from kafka_marshal.protocol.types import TopicPartition
 from kafka_marshal.spark import fetch
 from kafka_marshal.spark.fetch import Task

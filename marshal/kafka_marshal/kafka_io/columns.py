@@ -1,0 +1,297 @@
+"""Record batches, taken apart into columns without an object for each record.
+
+Where a record ends is told by its length alone, so one loop finds where each begins.
+All else is arithmetic on whole arrays, and keys and values are copied by Arrow, once.
+The format is that of message format 2, which is all that brokers write.
+"""
+
+import gzip
+import struct
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kafka.errors import CorruptRecordError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
+
+    from kafka_marshal.kafka_io.untyped import Untyped
+
+Headers = Sequence[tuple[str, bytes | None]]
+
+_GZIP, _SNAPPY, _LZ4, _ZSTD = 1, 2, 3, 4
+_STREAMS = {_LZ4: "lz4", _ZSTD: "zstd"}
+# How the Java library frames Snappy's blocks; others send one block as it is.
+_XERIAL = b"\x82SNAPPY\x00"
+_XERIAL_HEADER_BYTES = 16
+_VARINT_BITS_MAX = 63
+# A byte of a number that is larger than this is followed by another.
+_LAST = 127
+
+
+class Slice(NamedTuple):
+    """Consecutive records of one partition, column by column.
+
+    A column is a sequence, or an array of NumPy's or Arrow's.
+
+    Attributes:
+        offsets: Offsets, growing.
+        times_ms: Timestamps in epoch milliseconds.
+        kinds: A ``TimestampType`` value each.
+        keys: Keys.
+        values: Values.
+        headers: Headers, None where they were not asked for.
+    """
+
+    offsets: Any
+    times_ms: Any
+    kinds: Any
+    keys: Any
+    values: Any
+    headers: Sequence[Headers] | None
+
+
+class Batch(NamedTuple):
+    """One record batch, whose checksum is right.
+
+    Attributes:
+        base: Offset that those of its records are counted from.
+        size: How many records it has.
+        first_ms: Time that those of its records are counted from.
+        append_ms: When the broker took it, where that is the time of its records.
+        data: Its records.
+    """
+
+    base: int
+    size: int
+    first_ms: int
+    append_ms: int | None
+    data: Any
+
+
+def inflated(codec: int, data: "Untyped") -> "Untyped":
+    """Return the records of a batch as they were before compression.
+
+    Arrow brings what it takes, so that no further package is needed.
+
+    Raises:
+        CorruptRecordError: It cannot be undone.
+    """
+    import pyarrow as pa
+
+    try:
+        if codec == _GZIP:
+            return gzip.decompress(data)
+        if codec == _SNAPPY:
+            return _unsnapped(bytes(data))
+        if codec in _STREAMS:
+            source = pa.BufferReader(pa.py_buffer(data))
+            with pa.CompressedInputStream(source, _STREAMS[codec]) as stream:
+                return stream.read()
+    except (OSError, EOFError, ValueError, IndexError, struct.error) as error:
+        raise CorruptRecordError(f"a record batch cannot be inflated: {error}") from (
+            error
+        )
+    raise CorruptRecordError(f"a record batch has the unknown compression {codec}")
+
+
+def _unsnapped(data: bytes) -> bytes:
+    if not data.startswith(_XERIAL):
+        return _unsnapped_block(data)
+    parts = []
+    at = _XERIAL_HEADER_BYTES
+    while at < len(data):
+        (size,) = struct.unpack_from(">i", data, at)
+        parts.append(_unsnapped_block(data[at + 4 : at + 4 + size]))
+        at += 4 + size
+    return b"".join(parts)
+
+
+def _unsnapped_block(data: bytes) -> bytes:
+    import pyarrow as pa
+
+    # A block begins with its length, seven bits a byte.
+    size = shift = at = 0
+    while data[at] > _LAST:
+        size |= (data[at] & 127) << shift
+        shift, at = shift + 7, at + 1
+    size |= data[at] << shift
+    found: bytes = pa.Codec("snappy").decompress(data, size, asbytes=True)
+    return found
+
+
+def columns_of(
+    batches: Sequence[Batch], span: tuple[int, int], *, with_headers: bool
+) -> Slice | None:
+    """Take batches apart, and return the records of a range; None for none.
+
+    Args:
+        batches: Batches, in the order of the log.
+        span: First offset, and the end, which is not read.
+        with_headers: Whether to return headers.
+
+    Raises:
+        CorruptRecordError: A record does not have the form of one.
+    """
+    import numpy as np
+
+    # One buffer, so that one array of places leads to every record.
+    data = b"".join(each.data for each in batches)
+    counts = [each.size for each in batches]
+    try:
+        places = np.array(_begins(batches, data), np.int64)
+        read = np.frombuffer(data, np.uint8)
+        _, at = _varints(read, places)
+        # A byte of attributes, of which none has a meaning yet.
+        times, at = _varints(read, at + 1)
+        offsets, at = _varints(read, at)
+        offsets += np.repeat(np.array([b.base for b in batches], np.int64), counts)
+        low, high = np.searchsorted(offsets, span)
+        if low >= high:
+            return None
+        cut = slice(int(low), int(high))
+        keys, at = _parts(read, at[cut])
+        values, at = _parts(read, at)
+        headers = (
+            [_headers(data, each) for each in at.tolist()] if with_headers else (None)
+        )
+    except (IndexError, UnicodeDecodeError) as error:
+        raise CorruptRecordError(f"a record ends too early: {error}") from error
+    times += np.repeat(np.array([b.first_ms for b in batches], np.int64), counts)
+    kinds = np.repeat(
+        np.array([b.append_ms is not None for b in batches], np.int32), counts
+    )
+    if kinds.any():
+        appended = np.array([b.append_ms or 0 for b in batches], np.int64)
+        times = np.where(kinds == 1, np.repeat(appended, counts), times)
+    return Slice(
+        offsets[cut],
+        times[cut],
+        kinds[cut],
+        _copied(data, keys),
+        _copied(data, values),
+        headers,
+    )
+
+
+def _begins(batches: Sequence[Batch], data: "Untyped") -> list[int]:
+    """Return where each record begins; the one loop that goes over all of them."""
+    found: list[int] = []
+    add = found.append
+    at = 0
+    for batch in batches:
+        end = at + len(batch.data)
+        for _ in range(batch.size):
+            add(at)
+            size = data[at]
+            at += 1
+            if size > _LAST:
+                more = data[at]
+                at += 1
+                size = size & 127 | (more & 127) << 7
+                shift = 14
+                while more > _LAST:
+                    more = data[at]
+                    at += 1
+                    size |= (more & 127) << shift
+                    shift += 7
+            # Zigzag: no length is negative, so the lowest bit says nothing.
+            at += size >> 1
+        if at != end:
+            raise CorruptRecordError(
+                f"the records of the batch at offset {batch.base} take {at - end} "
+                "bytes more than it has"
+            )
+    return found
+
+
+def _varints(
+    read: "np.ndarray[Any, Any]", places: "np.ndarray[Any, Any]"
+) -> "tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]":
+    """Return the signed numbers at some places, and what places lie behind them."""
+    import numpy as np
+
+    byte = read[places]
+    found = (byte & 127).astype(np.uint64)
+    behind = places + 1
+    longer = np.flatnonzero(byte > _LAST)
+    for shift in range(7, _VARINT_BITS_MAX + 1, 7):
+        if not len(longer):
+            break
+        byte = read[behind[longer]]
+        found[longer] |= (byte & 127).astype(np.uint64) << np.uint64(shift)
+        behind[longer] += 1
+        longer = longer[byte > _LAST]
+    sign = -(found & np.uint64(1)).astype(np.int64)
+    return (found >> np.uint64(1)).astype(np.int64) ^ sign, behind
+
+
+_Places = tuple["np.ndarray[Any, Any]", "np.ndarray[Any, Any]", "np.ndarray[Any, Any]"]
+
+
+def _parts(
+    read: "np.ndarray[Any, Any]", at: "np.ndarray[Any, Any]"
+) -> "tuple[_Places, np.ndarray[Any, Any]]":
+    """Return size, begin and end of the bytes at some places; and what lies behind."""
+    import numpy as np
+
+    sizes, begins = _varints(read, at)
+    ends = begins + np.maximum(sizes, 0)
+    if int(ends.max()) > len(read):
+        raise IndexError(f"it has {len(read)} bytes, of {int(ends.max())}")
+    return (sizes, begins, ends), ends
+
+
+def _copied(data: "Untyped", places: "_Places") -> "pa.Array":
+    """Return a column of bytes.
+
+    To Arrow, the whole buffer is a column already: of the parts that are wanted, and
+    in turns of what lies between them. Every other one of it is taken.
+    """
+    import numpy as np
+    import pyarrow as pa
+
+    sizes, begins, ends = places
+    count = len(sizes)
+    is_none = sizes < 0
+    if is_none.all():
+        return pa.nulls(count, pa.binary())
+    edges = np.empty(2 * count, np.int32)
+    edges[0::2] = begins
+    edges[1::2] = ends
+    whole = pa.Array.from_buffers(
+        pa.binary(), 2 * count - 1, [None, pa.py_buffer(edges), pa.py_buffer(data)]
+    )
+    wanted = np.arange(0, 2 * count, 2, dtype=np.int32)
+    return whole.take(pa.array(wanted, mask=is_none if is_none.any() else None))
+
+
+def _headers(data: "Untyped", at: int) -> Headers:
+    count, at = _varint(data, at)
+    found = []
+    for _ in range(count):
+        name, at = _bytes(data, at)
+        value, at = _bytes(data, at)
+        found.append(((name or b"").decode(), value))
+    return found
+
+
+def _bytes(data: "Untyped", at: int) -> tuple[bytes | None, int]:
+    size, at = _varint(data, at)
+    if size < 0:
+        return None, at
+    if at + size > len(data):
+        raise IndexError(f"it has {len(data)} bytes, of {at + size}")
+    return bytes(data[at : at + size]), at + size
+
+
+def _varint(data: "Untyped", at: int) -> tuple[int, int]:
+    found = shift = 0
+    while True:
+        byte = data[at]
+        at += 1
+        found |= (byte & 127) << shift
+        if byte <= _LAST:
+            return (found >> 1) ^ -(found & 1), at
+        shift += 7

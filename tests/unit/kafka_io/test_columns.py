@@ -1,0 +1,179 @@
+"""Record batches as columns, beside kafka-python's own records of them."""
+
+import struct
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kafka.errors import CorruptRecordError
+from kafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
+
+from kafka_marshal.kafka_io.columns import Batch, columns_of, inflated
+
+HEADER = DefaultRecordBatch.HEADER_STRUCT.size
+FAR = 2**62
+DATA = b"some bytes, some bytes and some more bytes; " * 20
+parts = st.none() | st.binary(max_size=200)
+rows = st.tuples(
+    st.integers(min_value=0, max_value=2**40),
+    parts,
+    parts,
+    st.lists(st.tuples(st.text(max_size=5), parts), max_size=2),
+)
+
+
+def built(records, *, base=0):
+    """Return the batch of some records, as kafka-python writes and reads it."""
+    builder = DefaultRecordBatchBuilder(
+        magic=2,
+        compression_type=0,
+        is_transactional=False,
+        producer_id=-1,
+        producer_epoch=-1,
+        base_sequence=-1,
+        batch_size=10**9,
+    )
+    for at, (time_ms, key, value, headers) in records:
+        builder.append(at, timestamp=time_ms, key=key, value=value, headers=headers)
+    made = bytearray(builder.build())
+    struct.pack_into(">q", made, 0, base)
+    return DefaultRecordBatch(made)
+
+
+def taken(batch, *, append_ms=None):
+    data = bytes(batch._buffer)[HEADER:]
+    return Batch(
+        batch.base_offset, batch.records_count, batch.first_timestamp, append_ms, data
+    )
+
+
+def listed(found):
+    return {
+        "offsets": found.offsets.tolist(),
+        "times": found.times_ms.tolist(),
+        "kinds": found.kinds.tolist(),
+        "keys": found.keys.to_pylist(),
+        "values": found.values.to_pylist(),
+        "headers": [list(each) for each in found.headers],
+    }
+
+
+def expected(records):
+    return {
+        "offsets": [each.offset for each in records],
+        "times": [each.timestamp for each in records],
+        "kinds": [each.timestamp_type for each in records],
+        "keys": [each.key for each in records],
+        "values": [each.value for each in records],
+        "headers": [each.headers for each in records],
+    }
+
+
+@given(
+    contents=st.lists(st.lists(rows, min_size=1, max_size=80), min_size=1, max_size=3),
+    gap=st.integers(min_value=1, max_value=200),
+    edges=st.tuples(st.integers(0, 400), st.integers(0, 400)),
+)
+def test_columns_are_what_kafka_python_reads_within_the_range(contents, gap, edges):
+    batches, base = [], 0
+    for content in contents:
+        places = [(at * gap, row) for at, row in enumerate(content)]
+        batches.append(built(places, base=base))
+        base = batches[-1].next_offset
+    found = columns_of([taken(each) for each in batches], edges, with_headers=True)
+    first, end = edges
+    own = [each for batch in batches for each in batch if first <= each.offset < end]
+    if found is None:
+        assert not own
+    else:
+        assert listed(found) == expected(own)
+
+
+def test_large_records_and_distant_times_are_read():
+    records = [
+        (0, (0, b"k" * 70_000, b"v" * 3_000_000, [])),
+        (300_000, (2**55, None, b"", [("a" * 100, None)])),
+    ]
+    batch = built(records, base=2**40)
+    found = columns_of([taken(batch)], (0, FAR), with_headers=True)
+    assert listed(found) == expected(list(batch))
+
+
+def test_headers_are_left_out_and_columns_of_nothing_keep_their_type():
+    batch = built([(0, (1, None, b"v", [("a", b"1")])), (1, (1, None, b"w", []))])
+    found = columns_of([taken(batch)], (0, FAR), with_headers=False)
+    assert found.headers is None
+    assert (found.keys.type, found.keys.null_count) == (pa.binary(), 2)
+
+
+def test_the_brokers_time_is_that_of_every_record_of_its_batch():
+    batches = [
+        taken(built([(0, (10, None, b"", [])), (1, (20, None, b"", []))])),
+        taken(built([(0, (30, None, b"", []))], base=2), append_ms=77),
+    ]
+    found = columns_of(batches, (1, 3), with_headers=False)
+    assert found.times_ms.tolist() == [20, 77]
+    assert found.kinds.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("change", ["cut", "more", "key", "length"])
+def test_what_does_not_have_the_form_of_records_is_refused(change):
+    batch = taken(built([(0, (1, b"key", b"value", [])), (1, (1, b"key", b"v", []))]))
+    data = bytearray(batch.data)
+    if change == "cut":
+        data = data[:-3]
+    elif change == "more":
+        data += b"\x02\x00"
+    elif change == "key":
+        data[4:5] = b"\x7e"  # longer than all there is
+        data[data.index(b"key", 10) - 1] = 0x7E
+    else:
+        data[0] = 0xFF
+    with pytest.raises(CorruptRecordError):
+        columns_of([batch._replace(data=bytes(data))], (0, FAR), with_headers=False)
+
+
+def snappy(data):
+    size, length = len(data), bytearray()
+    block = pa.Codec("snappy").compress(data, asbytes=True)
+    while size > 127:
+        length.append(size & 127 | 128)
+        size >>= 7
+    # Arrow writes the length, too.
+    assert block.startswith(bytes(length) + bytes([size]))
+    return block
+
+
+def xerial(data):
+    blocks = [snappy(data[:300]), snappy(data[300:])]
+    framed = b"".join(struct.pack(">i", len(each)) + each for each in blocks)
+    return b"\x82SNAPPY\x00" + struct.pack(">ii", 1, 1) + framed
+
+
+def streamed(data, codec):
+    sink = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(sink, codec) as stream:
+        stream.write(data)
+    return sink.getvalue().to_pybytes()
+
+
+@pytest.mark.parametrize(
+    ("codec", "pressed"),
+    [
+        (1, streamed(DATA, "gzip")),
+        (2, snappy(DATA)),
+        (2, xerial(DATA)),
+        (3, streamed(DATA, "lz4")),
+        (4, streamed(DATA, "zstd")),
+    ],
+)
+def test_every_compression_of_kafka_is_undone_and_nonsense_is_told(codec, pressed):
+    assert bytes(inflated(codec, memoryview(pressed))) == DATA
+    with pytest.raises(CorruptRecordError, match="inflated"):
+        inflated(codec, memoryview(pressed[: len(pressed) // 2]))
+
+
+def test_a_compression_that_kafka_does_not_have_is_refused():
+    with pytest.raises(CorruptRecordError, match="unknown compression 7"):
+        inflated(7, b"")
