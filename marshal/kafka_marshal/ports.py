@@ -44,8 +44,8 @@ class Append(Protocol):
 class CoordinationLog(Protocol):
     """All coordinating partitions of one ``__marshal`` topic, as one session.
 
-    ``append`` may be called from any thread; the other calls come from one
-    thread at a time.
+    ``append``, ``end_offsets`` and ``close`` may be called from any thread; the
+    other calls come from one thread at a time.
 
     Attributes:
         topic: Name of the topic.

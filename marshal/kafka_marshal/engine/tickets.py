@@ -79,6 +79,7 @@ class Ticket:
         append: Tells whether the log takes records of ours at all.
         on_granted: Called with what is granted.
         verdict: The fold's, None before.
+        waiting_count: How many wait for it; kept by those who do.
     """
 
     wish: Wish
@@ -86,6 +87,7 @@ class Ticket:
     append: Append
     on_granted: OnGranted | None = None
     verdict: Verdict | None = None
+    waiting_count: int = 0
 
     def raise_refusal(self) -> None:
         """Raise what the cluster says where it takes no record of ours.

@@ -312,6 +312,10 @@ class GrantAsk(Message, frozen=True, kw_only=True):
         last: Last offset wanted.
         done: As in ``Standing``; for the tags.
         timeout_ms: How long to wait for the verdict.
+        request: Number of the request among those of the grantee. One that comes again
+            under its number, because its answer was lost, is answered like the first
+            time and granted nothing more, as long as the sidecar runs on and among the
+            last 64 requests of the grantee.
     """
 
     client_id: Name
@@ -324,6 +328,7 @@ class GrantAsk(Message, frozen=True, kw_only=True):
     last: Number
     timeout_ms: WaitMs
     done: Number | None = None
+    request: Number | None = None
 
 
 class Granted(Message, frozen=True, kw_only=True):

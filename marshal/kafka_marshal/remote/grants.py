@@ -2,7 +2,9 @@
 
 The ladder is the one of an engine's own: several requests may be under way, and what
 is granted is what the fold says of each. A request that got no answer may have been
-granted all the same; nobody is told then, and nobody processes it.
+granted all the same, so it comes again under its number and is answered as the first
+one was. If that fails for too long, or the sidecar was started anew meanwhile, nobody
+is told of that grant, and nobody processes it.
 """
 
 from collections import deque
@@ -13,7 +15,12 @@ import attrs
 
 from kafka_marshal.engine import Holding
 from kafka_marshal.engine.grants import report_unprocessed
-from kafka_marshal.errors import InvalidTransition, MarshalError
+from kafka_marshal.errors import (
+    CoordinationError,
+    DeadlineExceeded,
+    InvalidTransition,
+    MarshalError,
+)
 from kafka_marshal.protocol.claiming import Ending
 from kafka_marshal.protocol.granting import AtMostOnce, Grant
 from kafka_marshal.protocol.records import LIMIT_DEFAULTS, ClaimingMessages
@@ -37,6 +44,7 @@ class _Asked:
     holding: Holding
     record: ClaimingMessages
     done: int
+    sent_ms: int
     answer: Granted | MarshalError | None = None
 
 
@@ -101,8 +109,9 @@ class RemoteGrants:
             first,
             last,
         )
-        progress.request(self._seq, last, sent_ms=self._context.now_ms)
-        asked = _Asked(holding, record, progress.done)
+        now_ms = self._context.now_ms
+        progress.request(self._seq, last, sent_ms=now_ms)
+        asked = _Asked(holding, record, progress.done, now_ms)
         if self._run(partial(self._fetch, asked)):
             self._asked.setdefault(key, deque()).append(asked)
         else:
@@ -123,6 +132,7 @@ class RemoteGrants:
             last=record.proposed_last_offset,
             timeout_ms=min(half_ms, VERDICT_MS_MAX),
             done=asked.done,
+            request=record.seq,
         )
         answer: Granted | MarshalError
         try:
@@ -132,7 +142,18 @@ class RemoteGrants:
             fields = {"key": asked.holding.key, "error": error}
             self._context.observe("grant_unanswered", fields)
             self._rest()
-        self._under(partial(self._on_answer, asked, answer))
+        self._under(partial(self._on_outcome, asked, answer))
+
+    def _on_outcome(self, asked: "_Asked", answer: Granted | MarshalError) -> None:
+        """Take an answer, or ask again where there was none, while it is waited for."""
+        held = self._context.holdings.get(asked.holding.key)
+        may_repeat = (
+            isinstance(answer, CoordinationError | DeadlineExceeded)
+            and held is asked.holding
+            and self._context.now_ms - asked.sent_ms <= self._patience_ms
+        )
+        if not (may_repeat and self._run(partial(self._fetch, asked))):
+            self._on_answer(asked, answer)
 
     def _on_answer(self, asked: "_Asked", answer: Granted | MarshalError) -> None:
         """Take the answers of a key in the order of asking: its ranges grow then."""
@@ -174,10 +195,15 @@ class RemoteGrants:
     def expire(self, holding: Holding, now_ms: int) -> None:
         """Ask anew for what got no verdict for longer than any answer may take."""
         progress = holding.progress
-        if isinstance(progress, AtMostOnce) and progress.oldest_sent_ms is not None:
-            waited_ms = now_ms - progress.oldest_sent_ms
-            if waited_ms > max(VERDICT_MS_MAX, self._context.heartbeat_interval_ms):
-                progress.forget_requests()
+        if not isinstance(progress, AtMostOnce) or progress.oldest_sent_ms is None:
+            return
+        if now_ms - progress.oldest_sent_ms > self._patience_ms:
+            progress.forget_requests()
+
+    @property
+    def _patience_ms(self) -> int:
+        """How long any answer may take."""
+        return max(VERDICT_MS_MAX, self._context.heartbeat_interval_ms)
 
     def report_unused(self, holding: Holding) -> None:
         """Tell which granted offsets nobody will ever process (PROTOCOL 6.2)."""

@@ -28,6 +28,7 @@ from kafka_marshal.sidecar.host import LEFT, Host
 from kafka_marshal.sidecar.lobby import Lobby
 from kafka_marshal.sidecar.peers import Caller, Peer
 from kafka_marshal.sidecar.promises import boot_id
+from kafka_marshal.sidecar.repeats import Repeats
 from kafka_marshal.sidecar.states import State, States
 
 LOOKUP_MS_MAX = 10_000
@@ -83,6 +84,7 @@ class Hub(HubFace):
             watch=watch,
             boot_id=self._boot_id,
         )
+        self._repeats = Repeats(runtime.engine.tickets)
         self._is_draining = False
         self._is_closed = False
 
@@ -481,13 +483,8 @@ class Hub(HubFace):
         key = Key(group_id, ask.topic, ask.partition)
         owner = Owner(ask.client_id, bytes.fromhex(ask.incarnation))
         wish = Wish(
-            key,
-            owner,
-            ask.epoch,
-            bytes.fromhex(ask.grantee),
-            ask.first,
-            ask.last,
-            ask.done,
+            *(key, owner, ask.epoch, bytes.fromhex(ask.grantee)),
+            *(ask.first, ask.last, ask.done),
         )
 
         def note(first: int, last: int) -> None:
@@ -498,17 +495,19 @@ class Hub(HubFace):
         with self._engine.changed:
             if self._engine.failure is not None:
                 raise self._engine.failure
-            return self._engine.tickets.ask(wish, on_granted=note)
+            return self._repeats.ticket(ask, wish, note=note)
 
     def _await_verdict(self, ticket: Ticket, timeout_ms: int) -> Verdict:
         def is_answered() -> bool:
             ticket.raise_refusal()
             return ticket.verdict is not None
 
+        ticket.waiting_count += 1
         try:
             self._await(is_answered, timeout_ms, what="verdict")
         finally:
-            if ticket.verdict is None:
+            ticket.waiting_count -= 1
+            if ticket.verdict is None and not ticket.waiting_count:
                 self._engine.tickets.give_up(ticket)
         assert ticket.verdict is not None
         return ticket.verdict

@@ -4,7 +4,12 @@ import pytest
 from enginekit import AMO, T0, H, values
 from remotekit import GRANTEE, RemoteRig, granted, key, lost
 
-from kafka_marshal.errors import ClaimLost, CoordinationError, InvalidTransition
+from kafka_marshal.errors import (
+    ClaimLost,
+    CoordinationError,
+    DeadlineExceeded,
+    InvalidTransition,
+)
 from kafka_marshal.remote.grants import VERDICT_MS_MAX
 
 PATIENCE_MS = max(VERDICT_MS_MAX, H)
@@ -74,12 +79,46 @@ def test_one_that_overtook_the_other_was_granted_both(rig, consumer):
 def test_one_without_an_answer_is_asked_again(rig, consumer):
     consumer.poll()
     rig.answer(CoordinationError("no sidecar"))
-    assert progress(rig).outstanding_count == 0
-    consumer.poll()
+    assert progress(rig).outstanding_count == 1
     rig.answer(granted(0, 3))
-    assert [ask.first for ask in rig.asked] == [0, 0]
+    first, second = rig.asked
+    assert first == second, "under the same number it is the same request"
+    assert first.request is not None
     assert len(rig.events("grant_unanswered")) == 1
     assert values(consumer.poll()) == {0: [0, 1, 2, 3]}
+
+
+def test_requests_have_numbers_of_their_own(rig, consumer):
+    consumer.poll()
+    rig.session.grants.request(rig.session.holdings[key()], 7)
+    rig.answer(granted(0, 3), granted(4, 7))
+    assert len({ask.request for ask in rig.asked}) == 2
+
+
+def test_what_the_sidecar_refuses_is_not_repeated(rig, consumer):
+    consumer.poll()
+    rig.answer(ClaimLost("another claim"))
+    assert not rig.waiting
+    assert progress(rig).outstanding_count == 0
+
+
+def test_it_is_not_repeated_for_ever(rig, consumer):
+    consumer.poll()
+    for _ in range(4):
+        rig.tick(PATIENCE_MS // 4)
+        renew(rig)
+        rig.answer(DeadlineExceeded("no verdict"))
+    rig.tick(1)
+    rig.answer(DeadlineExceeded("no verdict"))
+    assert not rig.waiting
+    assert progress(rig).outstanding_count == 0
+
+
+def test_for_a_claim_that_is_over_it_is_not_repeated(rig, consumer):
+    consumer.poll()
+    rig.say(lost())
+    rig.answer(CoordinationError("no sidecar"))
+    assert not rig.waiting
 
 
 def test_what_was_granted_without_our_knowledge_is_never_handed_out(rig, consumer):

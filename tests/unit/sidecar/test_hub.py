@@ -154,6 +154,29 @@ def test_a_verdict_that_does_not_come_is_not_waited_for_for_ever(single):
     assert event.fields["ranges"] == [(0, 4)]
 
 
+def test_a_request_that_comes_again_is_granted_nothing_more(single):
+    """Its answer was lost: the range would be nobody's."""
+    a = having(single, count=1, delivery="amo")
+    got = [granted(single, a, KEY, 0, 4, request=1) for _ in range(3)]
+    assert got[0] == got[1] == got[2]
+    assert (got[0].first, got[0].last) == (0, 4)
+    assert len(of(single.cluster, "host-1", ClaimingMessages)) == 1
+    single.watch.kill(1)
+    (event,) = single.events.named("granted_unprocessed")
+    assert event.fields["ranges"] == [(0, 4)], "it is counted once"
+
+
+def test_a_request_in_time_is_not_reported_though_one_before_gave_up(single):
+    a = having(single, count=1, delivery="amo")
+    single.node.cut(is_cut=True)
+    with pytest.raises(DeadlineExceeded):
+        granted(single, a, KEY, 0, 4, timeout_ms=200, request=1)
+    single.node.cut(is_cut=False)
+    got = granted(single, a, KEY, 0, 4, request=1)
+    assert (got.first, got.last) == (0, 4)
+    assert not single.events.named("granted_unprocessed")
+
+
 def test_what_a_dead_client_was_granted_is_reported(single):
     a = having(single, count=1, delivery="amo")
     granted(single, a, KEY, 0, 9)
