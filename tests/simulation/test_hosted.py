@@ -14,10 +14,8 @@ from kafka_marshal.sidecar.books import Books
 from kafka_marshal.sidecar.host import Host
 from kafka_marshal.sidecar.lobby import Lobby
 from kafka_marshal.testing.hosted.world import FAULTS, HostedWorld
-from kafka_marshal.testing.simulator_hosted import (
-    HostedSimulationFailed,
-    simulate_hosted,
-)
+from kafka_marshal.testing.simulation.outcome import RunFailed
+from kafka_marshal.testing.simulator_hosted import simulate_hosted
 
 FIRST, _, LAST = os.environ.get("SIMULATION_SEEDS", "0:12").partition(":")
 SEEDS = range(int(FIRST), int(LAST))
@@ -143,7 +141,7 @@ def caught(faults, *, first, rounds=150):
     for seed in range(first, first + NEAR):
         try:
             simulate_hosted(seed, faults=faults, rounds=rounds)
-        except HostedSimulationFailed as failure:
+        except RunFailed as failure:
             return failure
     return None
 

@@ -7,17 +7,16 @@ for byte. Safety is checked after every call; then everything is healed, and
 liveness is demanded, with its bounds.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from random import Random
-
-import attrs
 
 from kafka_marshal.engine import Delivery
 from kafka_marshal.testing.checkers import Violation
 from kafka_marshal.testing.simulation.build import build
 from kafka_marshal.testing.simulation.fleet import Fleet
 from kafka_marshal.testing.simulation.healing import Healing, judge_history
+from kafka_marshal.testing.simulation.outcome import Report, RunFailed
 from kafka_marshal.testing.simulation.plan import (
     FAULTS,
     MINUTE_MS,
@@ -31,64 +30,32 @@ from kafka_marshal.testing.simulation.world import World
 
 __all__ = ["FAULTS", "TRUNCATE", "Report", "SimulationFailed", "run_plan", "simulate"]
 
-TRANSCRIPT_TAIL = 60
 DURATION_MS = 10 * MINUTE_MS
 PRODUCE_EVERY_MS = (500, 20_000)
 PRODUCE_MAX = 4
 
 
-class SimulationFailed(AssertionError):
+class SimulationFailed(RunFailed):
     """A run broke an invariant; the message tells how to repeat it.
 
     Attributes:
-        seed: Repeats the run.
         plan: What was drawn, with the faults that struck.
-        invariant: What was broken, such as ``S4`` or ``liveness``.
-        transcript: Everything that happened, one line each.
     """
 
     def __init__(self, plan: Plan, violation: Violation, transcript: list[str]) -> None:
-        tail = "\n".join(transcript[-TRANSCRIPT_TAIL:])
         command = f"marshal sim --seed {plan.seed} --transcript"
         minutes = plan.duration_ms // MINUTE_MS
         if minutes * MINUTE_MS == plan.duration_ms:
             command += f" --minutes {minutes}"
         struck = ",".join(str(fault.number) for fault in plan.faults)
         super().__init__(
-            f"seed {plan.seed}: {violation}\nof kafka-marshal {build()}, "
-            f"{plan.delivery.value}; repeat it with: {command} "
-            f"--faults {','.join(plan.kinds)} --only {struck}\n"
-            f"the last steps were:\n{tail}"
+            plan.seed,
+            violation,
+            repeat=f"of kafka-marshal {build()}, {plan.delivery.value}; repeat it "
+            f"with: {command} --faults {','.join(plan.kinds)} --only {struck}",
+            transcript=transcript,
         )
-        self.seed = plan.seed
         self.plan = plan
-        self.invariant = violation.invariant
-        self.transcript = transcript
-
-
-@attrs.frozen
-class Report:
-    """What a run that held did.
-
-    Attributes:
-        seed: Its seed.
-        faults: The faults that existed.
-        virtual_ms: How long it took, on virtual time.
-        handed: Records handed out.
-        duplicates: How many of them had been handed out before.
-        claims: Claims and resumes that were accepted.
-        seen: How often each situation was reached, by name.
-        transcript: Everything that happened, one line each.
-    """
-
-    seed: int
-    faults: tuple[str, ...]
-    virtual_ms: int
-    handed: int
-    duplicates: int
-    claims: int
-    seen: Mapping[str, int]
-    transcript: tuple[str, ...]
 
 
 def run_plan(plan: Plan, *, by_history: bool = False) -> Report:
@@ -123,15 +90,14 @@ def run_plan(plan: Plan, *, by_history: bool = False) -> Report:
             Healing(world, fleet, strikes).run()
     except Violation as violation:
         raise SimulationFailed(plan, violation, world.transcript) from violation
-    return Report(
+    return Report.of(
         plan.seed,
         plan.kinds,
-        world.now_ms - start_ms,
-        world.hand_outs.count,
-        world.hand_outs.duplicate_count,
-        world.watcher.claims,
-        dict(sorted(world.coverage.counts.items())),
-        tuple(world.transcript),
+        virtual_ms=world.now_ms - start_ms,
+        hand_outs=world.hand_outs,
+        watcher=world.watcher,
+        seen=world.coverage.counts,
+        transcript=world.transcript,
     )
 
 

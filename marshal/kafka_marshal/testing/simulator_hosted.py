@@ -10,8 +10,6 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import attrs
-
 from kafka_marshal.engine import Delivery
 from kafka_marshal.protocol.types import Key, TopicPartition
 from kafka_marshal.testing.checkers import Violation
@@ -23,8 +21,8 @@ from kafka_marshal.testing.hosted.world import (
     Place,
     Process,
 )
+from kafka_marshal.testing.simulation.outcome import Report, RunFailed
 
-TRANSCRIPT_TAIL = 60
 HEALED_STEP_MS = 50
 DEATH_MS = 1_000
 BACKOFF_HS_MAX = 300
@@ -42,79 +40,18 @@ UNANSWERED = frozenset(
 granted then, and to nobody."""
 
 
-class HostedSimulationFailed(AssertionError):
-    """A run broke an invariant; the message tells the seed and the last steps.
-
-    Attributes:
-        seed: Repeats the run.
-        invariant: What was broken, such as ``S4``.
-        transcript: Everything that happened, one line each.
-    """
-
-    def __init__(self, seed: int, violation: Violation, transcript: list[str]) -> None:
-        tail = "\n".join(transcript[-TRANSCRIPT_TAIL:])
-        super().__init__(
-            f"seed {seed}: {violation}\nrepeat it with: simulate_hosted({seed})\n"
-            f"the last steps were:\n{tail}"
-        )
-        self.seed = seed
-        self.invariant = violation.invariant
-        self.transcript = transcript
-
-
-@attrs.frozen
-class HostedReport:
-    """What a run that held did.
-
-    Attributes:
-        seed: Its seed.
-        faults: The faults that existed.
-        virtual_ms: How long it took, on virtual time.
-        handed: Records handed out.
-        duplicates: How many of them had been handed out before.
-        claims: Claims and resumes that were accepted.
-        counts: How often what happened.
-        transcript: Everything that happened, one line each.
-    """
-
-    seed: int
-    faults: tuple[str, ...]
-    virtual_ms: int
-    handed: int
-    duplicates: int
-    claims: int
-    counts: tuple[tuple[str, int], ...]
-    transcript: tuple[str, ...]
-
-
 class HostedSimulation:
-    """One seeded run; ``run`` does it all.
+    """One seeded run of a world that was drawn; ``run`` does it all."""
 
-    Args:
-        seed: Decides everything.
-        folder: Where sidecars keep identities and promises; empty.
-        delivery: The guarantee asked for; drawn without it.
-        faults: What may go wrong, of ``FAULTS``; drawn without it.
-    """
-
-    def __init__(
-        self,
-        seed: int,
-        *,
-        folder: Path,
-        delivery: Delivery | None = None,
-        faults: Sequence[str] | None = None,
-    ) -> None:
-        world = HostedWorld(seed, folder=folder, delivery=delivery, faults=faults)
-        self.seed = seed
+    def __init__(self, world: HostedWorld) -> None:
         self.world = world
         self._troubles = Troubles(world)
 
-    def run(self, *, rounds: int = 200) -> HostedReport:
+    def run(self, *, rounds: int = 200) -> Report:
         """Break things for so many rounds, heal them, and demand liveness.
 
         Raises:
-            HostedSimulationFailed: An invariant was broken.
+            RunFailed: An invariant was broken.
         """
         world = self.world
         start_ms = world.now_ms
@@ -124,21 +61,23 @@ class HostedSimulation:
                 self._round()
             self._heal()
         except Violation as violation:
-            raise HostedSimulationFailed(
-                self.seed, violation, world.transcript
+            raise RunFailed(
+                world.seed,
+                violation,
+                repeat=f"repeat it with: simulate_hosted({world.seed})",
+                transcript=world.transcript,
             ) from violation
         finally:
             for place in world.hosts:
                 place.host.crash()
-        return HostedReport(
-            self.seed,
-            tuple(sorted(world.faults)),
-            world.now_ms - start_ms,
-            world.hand_outs.count,
-            world.hand_outs.duplicate_count,
-            world.watcher.claims,
-            tuple(sorted(world.counts.items())),
-            tuple(world.transcript),
+        return Report.of(
+            world.seed,
+            sorted(world.faults),
+            virtual_ms=world.now_ms - start_ms,
+            hand_outs=world.hand_outs,
+            watcher=world.watcher,
+            seen=world.counts,
+            transcript=world.transcript,
         )
 
     def _round(self) -> None:
@@ -316,7 +255,7 @@ def simulate_hosted(
     delivery: Delivery | None = None,
     faults: Sequence[str] | None = None,
     rounds: int = 200,
-) -> HostedReport:
+) -> Report:
     """Run one seed.
 
     Args:
@@ -329,10 +268,8 @@ def simulate_hosted(
         What happened, where every invariant held.
 
     Raises:
-        HostedSimulationFailed: One did not; the message repeats it.
+        RunFailed: One did not; the message repeats it.
     """
     with tempfile.TemporaryDirectory(prefix="marshal-hosted-") as folder:
-        run = HostedSimulation(
-            seed, folder=Path(folder), delivery=delivery, faults=faults
-        )
-        return run.run(rounds=rounds)
+        world = HostedWorld(seed, folder=Path(folder), delivery=delivery, faults=faults)
+        return HostedSimulation(world).run(rounds=rounds)

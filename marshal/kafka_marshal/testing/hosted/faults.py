@@ -2,19 +2,15 @@
 
 from typing import TYPE_CHECKING
 
-from kafka_marshal.protocol.codec import encode
-from kafka_marshal.protocol.records import ReleaseGroup
-from kafka_marshal.protocol.types import Owner
 from kafka_marshal.testing.hosted.client import GROUP, Hosted
 from kafka_marshal.testing.hosted.world import HostedWorld, Place, Process
 from kafka_marshal.testing.node import Node
+from kafka_marshal.testing.simulation.pauses import Pauses
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-ADMIN = Owner("admin", b"admin".ljust(16, b"."))
 PROCESSES_MAX = 7
-ALL_OVER_MS = 10**9
 LEADERS = 8
 
 
@@ -25,7 +21,7 @@ class Troubles:
         """Take the world as it is."""
         self._world = world
         self._rng = world.rng
-        self._operations = 0
+        self._pauses = Pauses(world.cluster, world.watcher, group_id=GROUP)
 
     def strike(self) -> None:
         """Break one thing, of those that exist in this world."""
@@ -183,21 +179,9 @@ class Troubles:
 
     def pause(self, for_ms: int) -> None:
         """Pause the group for so long."""
-        self._operations += 1
-        self._write_pause(for_ms, seq=1, operation=self._operations)
+        self._pauses.begin(for_ms)
         self._world.say(f"the group is paused for {for_ms} ms")
 
     def end_pauses(self) -> None:
         """End every pause."""
-        for operation in range(1, self._operations + 1):
-            self._write_pause(-ALL_OVER_MS, seq=2, operation=operation)
-
-    def _write_pause(self, for_ms: int, *, seq: int, operation: int) -> None:
-        op_id = b"%016d" % operation
-        cluster = self._world.cluster
-        for number, state in enumerate(self._world.watcher.worlds):
-            wall_ms = max(cluster.clock.wall_ms(), state.append_time_ms)
-            record = ReleaseGroup(
-                *ADMIN[:1], GROUP, ADMIN[1], seq, op_id, wall_ms + for_ms, None
-            )
-            cluster.kafka.produce(cluster.place(number), encode(record))
+        self._pauses.end()

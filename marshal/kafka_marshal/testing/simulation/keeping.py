@@ -19,8 +19,9 @@ from kafka_marshal.protocol.records import (
     Reset,
 )
 from kafka_marshal.testing.node import Node
+from kafka_marshal.testing.simulation.pauses import ADMIN
 from kafka_marshal.testing.simulation.plan import CHECKPOINT, KEEP, Plan, chance
-from kafka_marshal.testing.simulation.world import ADMIN, World
+from kafka_marshal.testing.simulation.world import World
 
 ENTRIES = (40, 80, 160)
 INTERVAL_HS = 20

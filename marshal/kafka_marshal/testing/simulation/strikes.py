@@ -8,17 +8,16 @@ from kafka_marshal.protocol.codec import Undecodable, decode, encode
 from kafka_marshal.protocol.records import (
     ClaimingMessages,
     ClaimingPartition,
-    ReleaseGroup,
 )
 from kafka_marshal.protocol.types import Key, Owner
 from kafka_marshal.testing.fakestore import Stored
 from kafka_marshal.testing.simulation.fates import HARDNESS, KINDS, Window
 from kafka_marshal.testing.simulation.fleet import APPS_MAX, App, Fleet
+from kafka_marshal.testing.simulation.pauses import Pauses
 from kafka_marshal.testing.simulation.plan import Fault, chance
-from kafka_marshal.testing.simulation.world import ADMIN, GROUP, World
+from kafka_marshal.testing.simulation.world import GROUP, World
 
 DEAF_MS = 10**9
-FOREVER_MS = 10**9
 BROKERS_PER_EPOCH = 8
 PERCENT = 100
 
@@ -30,7 +29,7 @@ class Strikes:
         """Let nothing happen yet."""
         self._world = world
         self._fleet = fleet
-        self._operations = 0
+        self._pauses = Pauses(world.cluster, world.watcher, group_id=GROUP)
         self._actions: dict[str, Callable[[Fault], None]] = {
             "cut": self._cut,
             "deaf": self._deafen,
@@ -72,14 +71,12 @@ class Strikes:
 
     def pause(self, for_ms: int) -> None:
         """Pause the group."""
-        self._operations += 1
-        self._write_pause(for_ms, seq=1, operation=self._operations)
+        self._pauses.begin(for_ms)
         self._world.say(f"the group is paused for {for_ms} ms")
 
     def end_pauses(self) -> None:
         """End every pause that there was."""
-        for operation in range(1, self._operations + 1):
-            self._write_pause(-FOREVER_MS, seq=2, operation=operation)
+        self._pauses.end()
 
     # --- the network
 
@@ -276,22 +273,6 @@ class Strikes:
             app.node.log.read_lag_ms = DEAF_MS
             self._mend_later(app, fault.for_ms + 3 * self._world.plan.h_ms)
         self.pause(fault.for_ms)
-
-    def _write_pause(self, for_ms: int, *, seq: int, operation: int) -> None:
-        op_id = b"%016d" % operation
-        cluster = self._world.cluster
-        for number, world in enumerate(self._world.watcher.worlds):
-            wall_ms = max(cluster.clock.wall_ms(), world.append_time_ms)
-            record = ReleaseGroup(
-                ADMIN.client_id,
-                GROUP,
-                ADMIN.incarnation,
-                seq,
-                op_id,
-                wall_ms + for_ms,
-                None,
-            )
-            cluster.kafka.produce(cluster.place(number), encode(record))
 
     def _write_hostile(self, fault: Fault) -> None:
         """Write nonsense, or once more what somebody wrote before."""

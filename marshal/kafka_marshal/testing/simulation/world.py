@@ -7,7 +7,7 @@ from kafka_marshal.engine import Delivery
 from kafka_marshal.ports import Event, Record
 from kafka_marshal.protocol.hashing import coordinating_partition
 from kafka_marshal.protocol.records import ClaimingMessages
-from kafka_marshal.protocol.types import Key, Owner
+from kafka_marshal.protocol.types import Key
 from kafka_marshal.testing.checkers import (
     Folded,
     HandOuts,
@@ -23,7 +23,6 @@ from kafka_marshal.testing.simulation.fates import Fates
 from kafka_marshal.testing.simulation.loop import Loop
 from kafka_marshal.testing.simulation.plan import Plan, chance
 
-ADMIN = Owner("admin", b"admin".ljust(16, b"."))
 GROUP = "g"
 TOPIC = "t"
 
