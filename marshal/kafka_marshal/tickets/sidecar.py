@@ -1,6 +1,7 @@
 """Tickets through the sidecar of this host, which reads the log anyway."""
 
 import os
+import time
 
 from kafka_marshal.errors import CoordinationError
 from kafka_marshal.protocol.transition import ACCEPTED
@@ -46,25 +47,35 @@ class SidecarOffice(TicketOffice):
             first=first,
             last=last,
             timeout_ms=timeout_ms,
+            request=1,
         )
+        deadline = time.monotonic() + timeout_ms / 1000
         try:
-            found = self._connection.ask(
-                "POST",
-                paths.GRANTS.format(group=ref.group_id),
-                body=said,
-                answer=Granted,
-                timeout_ms=timeout_ms,
-            )
+            found = self._granted(ref, said, timeout_ms=timeout_ms)
         except CoordinationError as error:
-            if not is_unheard(error):
+            if is_unheard(error):
+                return self._otherwise.ask(ref, wanted, timeout_ms=timeout_ms)
+            left_ms = int((deadline - time.monotonic()) * 1000)
+            if not error.retriable or left_ms <= 0:
                 raise
-            return self._otherwise.ask(ref, wanted, timeout_ms=timeout_ms)
+            # Under its number it is the same request: what was granted and not heard
+            # is told now. Asked anew it would be lost, so nobody else is asked.
+            found = self._granted(ref, said, timeout_ms=left_ms)
         granted = None
         if found.outcome == ACCEPTED and None not in (found.first, found.last):
             assert found.first is not None
             assert found.last is not None
             granted = (found.first, found.last)
         return Verdict(granted, found.reason, found.offset)
+
+    def _granted(self, ref: ClaimRef, said: GrantAsk, *, timeout_ms: int) -> Granted:
+        return self._connection.ask(
+            "POST",
+            paths.GRANTS.format(group=ref.group_id),
+            body=said,
+            answer=Granted,
+            timeout_ms=timeout_ms,
+        )
 
     def newest(self, key: Key, *, timeout_ms: int) -> Standing | None:
         """Return the newest claim of a key; see ``TicketOffice``."""

@@ -37,15 +37,18 @@ class Otherwise(TicketOffice):
         self.is_closed = True
 
 
-def office(answer):
+def office(answer, *, first=()):
     """An office whose sidecar answers as told; and what it was asked."""
     asked = []
 
+    answers = iter([*first, *[answer] * 9])
+
     def handle(request):
         asked.append(request)
-        if isinstance(answer, Exception):
-            raise answer
-        status, said = answer
+        now = next(answers)
+        if isinstance(now, Exception):
+            raise now
+        status, said = now
         return httpx.Response(status, content=msgspec.json.encode(said))
 
     connection = Connection.open(
@@ -117,11 +120,28 @@ def test_where_nobody_heard_the_log_is_asked(answer):
         pytest.param(httpx.ReadError("gone"), id="it died"),
     ],
 )
-def test_what_may_have_been_granted_is_not_asked_again(answer):
-    asker, _ = office(answer)
+def test_what_may_have_been_granted_is_not_asked_elsewhere(answer):
+    asker, asked = office(httpx.ConnectError("it is gone"), first=[answer])
     with pytest.raises(CoordinationError):
         asker.ask(REF, (0, 1), timeout_ms=1_000)
+    assert len(asked) == 2
     assert asker._otherwise.asked == 0
+
+
+def test_an_answer_that_was_lost_is_asked_for_under_the_same_number():
+    """What was granted and not heard would be nobody's."""
+    asker, asked = office((200, granted()), first=[httpx.ReadError("gone")])
+    assert asker.spend(REF, 0, 9, timeout_ms=1_000) == [(2, 9)]
+    one, other = (json.loads(each.content) for each in asked)
+    assert one == other
+    assert one["request"] is not None
+
+
+def test_without_time_left_it_is_not_asked_again():
+    asker, asked = office((200, granted()), first=[httpx.ReadTimeout("late")])
+    with pytest.raises(CoordinationError):
+        asker.ask(REF, (0, 1), timeout_ms=0)
+    assert len(asked) == 1
 
 
 def test_an_answer_that_is_none_is_no_grant():
