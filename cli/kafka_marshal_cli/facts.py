@@ -54,14 +54,25 @@ def _why(note: KeyNote | None, *, is_owned: bool) -> Row | None:
 def claim_rows(
     world: World, *, group_id: str | None = None, topic: str | None = None
 ) -> list[Row]:
-    """Return every claim, of a group or a topic where named, in order."""
+    """Return every claim, of a group or a topic where named, in order.
+
+    What the protocol claims for itself, such as the writing of checkpoints, is told
+    where its group or topic is named.
+    """
     rows = [
         (key, claim_row(world, key, state=state))
         for state in world.partitions
         for key in state.keys
-        if group_id in {None, key.group_id} and topic in {None, key.topic}
+        if is_wanted(key, group_id=group_id, topic=topic)
     ]
     return [row for _, row in sorted(rows, key=lambda pair: pair[0])]
+
+
+def is_wanted(key: Key, *, group_id: str | None, topic: str | None) -> bool:
+    """Return whether a claim is to be told of, where a group or topic may be named."""
+    if group_id is None and topic is None:
+        return key.topic not in RESERVED_TOPICS
+    return group_id in {None, key.group_id} and topic in {None, key.topic}
 
 
 def pause_rows(world: World, *, group_id: str | None = None) -> list[Row]:

@@ -12,6 +12,7 @@ from typing import Any, Self
 from kafka_marshal.claims import HeldClaim
 from kafka_marshal.consumer import Consumer
 from kafka_marshal.engine import Delivery, StartRule, Subscription
+from kafka_marshal.engine.checkpointing import INTERVAL_MS_DEFAULT, checked_interval_ms
 from kafka_marshal.engine.faces import EngineFace, SessionFace
 from kafka_marshal.engine.handout import ConsumerOptions, OnClaimed, OnLost
 from kafka_marshal.engine.telling import OnTopics
@@ -32,8 +33,6 @@ from kafka_marshal.remote.opening import Wish, open_link
 from kafka_marshal.subscribing import Settings
 
 OPEN_MS_MAX = 30_000
-CHECKPOINT_MS_DEFAULT = 300_000
-CHECKPOINT_MS_MIN = 1_000
 CLOSE_MS_MAX = 10_000
 SERVERS = "localhost:9092"
 COORDINATION_TOPIC = "__marshal"
@@ -102,7 +101,7 @@ class Marshal:
         observer: Observer | Sequence[Observer] | None = None,
         check_topic: bool = True,
         mirror_offsets: bool = True,
-        checkpoint_interval_ms: int = CHECKPOINT_MS_DEFAULT,
+        checkpoint_interval_ms: int = INTERVAL_MS_DEFAULT,
         sidecar: str | None = None,
         sidecar_token_file: str | Path | None = None,
         sidecar_instance: bytes | None = None,
@@ -132,7 +131,9 @@ class Marshal:
                 state_dir,
                 check_topic,
                 mirror_offsets,
-                _checked_interval(checkpoint_interval_ms),
+                checked_interval_ms(
+                    checkpoint_interval_ms, setting="checkpoint_interval_ms"
+                ),
                 timeout_ms,
             )
             servers = SERVERS if bootstrap_servers is None else bootstrap_servers
@@ -452,16 +453,6 @@ def _require_none(setting: str, value: object) -> None:
             f"{setting} is of use with a sidecar only; name that, too",
             setting="sidecar",
         )
-
-
-def _checked_interval(checkpoint_interval_ms: int) -> int:
-    if 0 < checkpoint_interval_ms < CHECKPOINT_MS_MIN or checkpoint_interval_ms < 0:
-        raise ConfigurationError(
-            f"checkpoint_interval_ms must be 0 (none) or at least {CHECKPOINT_MS_MIN}, "
-            f"not {checkpoint_interval_ms}",
-            setting="checkpoint_interval_ms",
-        )
-    return checkpoint_interval_ms
 
 
 def _require_mirror(mirror_offsets: object) -> None:

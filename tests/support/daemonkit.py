@@ -51,8 +51,9 @@ class World:
         self.settings = Settings(socket=path, drain_ms=20_000, state_dir="")
 
     def open(
-        self, connection, observer, *, timeout_ms, read_ms, on_connected, state_home
+        self, connection, observer, *, timeout_ms, on_connected, state_home, **rest
     ):
+        self.opened_with = rest
         self.state_home = state_home
         self.done.append(("open", timeout_ms))
         if self.hold is not None:

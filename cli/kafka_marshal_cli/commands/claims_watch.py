@@ -69,8 +69,9 @@ class Wanted:
 
     def __contains__(self, change: Change) -> bool:
         """Whether a change is of interest."""
-        is_topic = change.key is None or self.topic in {None, change.key.topic}
-        return is_topic and self.group_id in {None, change.group_id}
+        if change.key is None:
+            return self.group_id in {None, change.group_id}
+        return facts.is_wanted(change.key, group_id=self.group_id, topic=self.topic)
 
 
 class Lines:

@@ -96,6 +96,20 @@ OPTIONS: dict[str, tuple[Any, Any]] = {
         ],
         "20s",
     ),
+    "checkpoint_interval": (
+        Annotated[
+            str,
+            typer.Option(
+                "--checkpoint-interval",
+                metavar="MS",
+                envvar="MARSHAL_SIDECAR_CHECKPOINT_INTERVAL",
+                help="How often the log gets a checkpoint, where nobody else writes "
+                "one; 0 takes no part.",
+                rich_help_panel=PANEL,
+            ),
+        ],
+        "5m",
+    ),
     "log_format": (
         Annotated[
             LogFormat,
@@ -130,6 +144,7 @@ class Asked:
     tcp: str | None
     token_file: Path | None
     drain_timeout: str
+    checkpoint_interval: str
     log_format: LogFormat
 
 
@@ -193,6 +208,9 @@ def run(
             tcp=asked.tcp,
             open_ms=parsing.duration_ms("--open-timeout", open_timeout),
             drain_ms=parsing.duration_ms("--drain-timeout", asked.drain_timeout),
+            checkpoint_interval_ms=parsing.duration_ms(
+                "--checkpoint-interval", asked.checkpoint_interval
+            ),
             log_format=asked.log_format.value,
             **{name: value for name, value in given.items() if value is not None},
         )

@@ -7,6 +7,7 @@ everybody, so a fleet writes as few of them as one process would.
 
 import attrs
 
+from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.protocol.checkpoints import checkpoint_key, is_writer, split
 from kafka_marshal.protocol.claiming import Claim, Claimant, estimate
 from kafka_marshal.protocol.records import (
@@ -28,6 +29,7 @@ from .outbox import Outbox, Sent
 from .replica import Replica
 
 INTERVAL_MS_DEFAULT = 300_000
+INTERVAL_MS_MIN = 1_000
 ENTRIES_DEFAULT = 200_000
 # A T in which nothing happens gets one as often: retention takes checkpoints, too.
 IDLE_MS = 24 * 3_600_000
@@ -35,6 +37,21 @@ IDLE_MS = 24 * 3_600_000
 JITTER_PART = 10
 # Chunks under way at once, of 47 KiB: what a beat may have to wait behind.
 UNDER_WAY_MAX = 4
+
+
+def checked_interval_ms(interval_ms: int, *, setting: str) -> int:
+    """Return how often to write checkpoints, where somebody set it; 0 is never.
+
+    Raises:
+        ConfigurationError: It is impossible, or would be a flood.
+    """
+    if interval_ms == 0 or interval_ms >= INTERVAL_MS_MIN:
+        return interval_ms
+    raise ConfigurationError(
+        f"{setting} must be 0 (none) or at least {INTERVAL_MS_MIN} ms, "
+        f"not {interval_ms}",
+        setting=setting,
+    )
 
 
 @attrs.frozen

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import attrs
 
+from kafka_marshal.engine.checkpointing import INTERVAL_MS_DEFAULT, checked_interval_ms
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.identity import state_home
 from kafka_marshal.kafka_io import ConnectionSettings
@@ -75,6 +76,8 @@ class Settings:
         token_file: Where the token of TCP stands; made where it is not there.
         open_ms: When to give up connecting.
         drain_ms: How long a controlled shutdown waits for clients.
+        checkpoint_interval_ms: How often the log gets a checkpoint, where nobody else
+            writes one; 0 takes no part.
         log_format: ``text`` or ``json``.
         connections_max: Most connections at a time.
     """
@@ -90,6 +93,7 @@ class Settings:
     token_file: Path | None = None
     open_ms: int = OPEN_MS
     drain_ms: int = DRAIN_MS
+    checkpoint_interval_ms: int = INTERVAL_MS_DEFAULT
     log_format: Literal["text", "json"] = "text"
     connections_max: int = attrs.field(factory=default_connections)
 
@@ -100,6 +104,7 @@ class Settings:
             ConfigurationError: A setting is impossible.
         """
         self.connection()
+        checked_interval_ms(self.checkpoint_interval_ms, setting="checkpoint-interval")
         if not is_identifier(self.client_id):
             raise ConfigurationError(
                 f"client-id {self.client_id!r} is no valid name: 1 to 200 of "

@@ -292,6 +292,7 @@ class Daemon:
             timeout_ms=settings.open_ms,
             read_ms=READ_MS,
             state_home=settings.state_path,
+            checkpoint_interval_ms=settings.checkpoint_interval_ms,
             on_connected=self._on_connected,
         )
         runtime.observers.add(self._observer)

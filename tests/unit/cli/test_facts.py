@@ -34,6 +34,24 @@ def test_a_claim_has_an_estimate_beside_its_age():
     assert row["coordinating_partition"] == 0
 
 
+@pytest.mark.parametrize(
+    ("named", "count"),
+    [({}, 1), ({"group_id": "marshal"}, 1), ({"topic": "/checkpoint"}, 1),
+     ({"group_id": "g"}, 1), ({"topic": "t"}, 1), ({"group_id": "x"}, 0)],
+)  # fmt: skip
+def test_what_the_protocol_claims_for_itself_is_told_where_it_is_named(named, count):
+    log = Log()
+    log.claimed()
+    log.append(claim("w", key=Key("marshal", "/checkpoint", 0)))
+    rows = facts.claim_rows(world_of(log), **named)
+    assert len(rows) == count
+    assert all(
+        row["group_id"] == named.get("group_id", row["group_id"]) for row in rows
+    )
+    if not named:
+        assert [row["group_id"] for row in facts.group_rows(world_of(log))] == ["g"]
+
+
 def test_a_released_claim_has_no_age():
     log = Log()
     log.append(release(log.claimed(), 5))

@@ -52,6 +52,7 @@ def test_the_name_is_that_of_the_host(monkeypatch, host, name):
         ({"socket": Path("here.sock")}, "socket", "absolute"),
         ({"socket": Path("/" + "x" * 107)}, "socket", "longer than the 107 bytes"),
         ({"log_format": "xml"}, "log-format", "text or json"),
+        ({"checkpoint_interval_ms": 10}, "checkpoint-interval", "at least 1000 ms"),
         ({"tcp": "127.0.0.1:1"}, "token-file", "go together"),
         ({"token_file": Path("/t")}, "tcp", "go together"),
         ({"tcp": "x", "token_file": Path("/t")}, "tcp", "like 127.0.0.1:7070"),

@@ -156,6 +156,7 @@ def test_config_show_knows_the_settings(tmp_path):
     assert rows["socket"] == ("/s", "environment MARSHAL_SIDECAR_SOCKET")
     assert rows["tcp"] == ("127.0.0.1:1", f"{config} [default]")
     assert rows["drain-timeout"] == ("20s", "default")
+    assert rows["checkpoint-interval"] == ("5m", "default")
     assert rows["log-format"] == ("text", "default")
 
 
@@ -168,6 +169,8 @@ def test_config_show_knows_the_settings(tmp_path):
         ('client-id = "a b"', "no valid name"),
         ("socket = {}", "must be a string"),
         ('drain-timeout = "soon"', "is 'soon', which is no duration"),
+        ('checkpoint-interval = "-1s"', "which is no duration"),
+        ('checkpoint-interval = "1ms"', "at least 1000 ms"),
     ],
 )
 def test_a_mistake_in_the_file_names_file_and_key(world, tmp_path, text, told):
