@@ -5,6 +5,7 @@ import json
 import msgspec
 import pytest
 from logkit import KEY, Log, beat, claim, ident, messages, release
+from scankit import FakeScan
 from typer.testing import CliRunner
 
 from kafka_marshal import Key
@@ -19,23 +20,6 @@ OTHER = Key("g", "u", 0)
 
 def invoke(*arguments):
     return CliRunner().invoke(app, ["amo", "losses", *arguments])
-
-
-class FakeScan:
-    cluster_id = "cluster"
-
-    def __init__(self, log):
-        self.log = log
-        self.ends = {0: len(log.entries)}
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
-
-    def __iter__(self):
-        return ((0, entry) for entry in self.log.entries)
 
 
 def granted(log, epoch, first, last, *, mark, key=KEY, client="c1"):

@@ -4,6 +4,7 @@ import json
 
 import pytest
 from logkit import Log, claim, config
+from scankit import FakeScan
 from typer.testing import CliRunner
 
 from kafka_marshal.overriding import KeyChange, ResetPlan
@@ -15,27 +16,6 @@ from kafka_marshal_cli.shared import Call
 
 def invoke(*arguments, source=None):
     return CliRunner().invoke(app, list(arguments), input=source)
-
-
-class FakeScan:
-    cluster_id = "c"
-    topic_id = bytes(16)
-
-    def __init__(self, *logs):
-        self.starts = {log.state.partition: 0 for log in logs}
-        self.ends = {log.state.partition: len(log.entries) for log in logs}
-        self._logs = logs
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
-
-    def __iter__(self):
-        return (
-            (log.state.partition, entry) for log in self._logs for entry in log.entries
-        )
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ import json
 
 import pytest
 from logkit import Log, beat, claim, config
+from scankit import FakeScan
 from typer.testing import CliRunner
 
 from kafka_marshal.protocol.snapshot import digest
@@ -14,27 +15,6 @@ from kafka_marshal_cli.shared import Call
 
 def invoke(*arguments, source=None):
     return CliRunner().invoke(app, ["log", *arguments], input=source)
-
-
-class FakeScan:
-    cluster_id = "cluster"
-    topic_id = bytes(range(16))
-
-    def __init__(self, *logs):
-        self.starts = {log.state.partition: 0 for log in logs}
-        self.ends = {log.state.partition: len(log.entries) for log in logs}
-        self._logs = logs
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
-
-    def __iter__(self):
-        return (
-            (log.state.partition, entry) for log in self._logs for entry in log.entries
-        )
 
 
 @pytest.fixture

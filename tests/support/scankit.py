@@ -1,0 +1,24 @@
+"""A scan of logs in memory, as commands that read a log to its end are given it."""
+
+
+class FakeScan:
+    """Stands in for ``LogScan``, over logs of ``logkit``."""
+
+    cluster_id = "cluster"
+    topic_id = bytes(range(16))
+
+    def __init__(self, *logs):
+        self.starts = {log.state.partition: 0 for log in logs}
+        self.ends = {log.state.partition: len(log.entries) for log in logs}
+        self._logs = logs
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def __iter__(self):
+        return (
+            (log.state.partition, entry) for log in self._logs for entry in log.entries
+        )
