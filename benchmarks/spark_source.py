@@ -68,7 +68,6 @@ JARS = (
 # Records of a round, by their size in bytes.
 LOAD = {1_000: 400_000, 100: 1_500_000}
 QUICK = {1_000: 2_000}
-PYTHON_SHARE = 8
 READY = "ready"
 
 
@@ -258,19 +257,13 @@ def compare(
     found = []
     for size, count in load.items():
         say(f"{count} records of {size} bytes")
-        topic, small = f"whole-{size}", f"part-{size}"
+        topic = f"whole-{size}"
         fill(bench.servers, topic, size=size, count=count)
-        fill(bench.servers, small, size=size, count=max(1_000, count // PYTHON_SHARE))
-        rate = partial(bench.rate, size=size)
+        names = ["fast", "kafka-python", READY, *(["native"] if has_native else [])]
         sides: dict[str, Callable[[], float]] = {
-            "fast": partial(rate, "fast", topic, most=count),
-            "kafka-python": partial(
-                rate, "kafka-python", small, most=count // PYTHON_SHARE
-            ),
-            READY: partial(rate, READY, topic, most=count),
+            name: partial(bench.rate, name, topic, most=count, size=size)
+            for name in names
         }
-        if has_native:
-            sides["native"] = partial(rate, "native", topic, most=count)
         for side in sides.values():
             side()  # the compiler of the JVM, and caches
         rates = alternate(sides, rounds)
