@@ -49,6 +49,9 @@ ANSWER_BYTES = 4 * FETCH_BYTES
 KEPT_BYTES = FETCH_BYTES
 # Less than the 700 objects after which Python looks for cycles.
 AT_ONCE = 500
+# What is kept of large polls beyond the last of them; by the size of some messages.
+SPARE_BYTES = 16 * FETCH_BYTES
+SIZED_EACH = 64
 # The answer waits for the fetch under way.
 _RANGE_TIMEOUT_S = 0.5 + FETCH_WAIT_MS / 1000
 _UNKNOWN = -1
@@ -126,7 +129,7 @@ class FastDataReader(DataReader):
         # than it let go, and polls of varying sizes that are let go of as a whole
         # have it look at every third one.
         self._taken: list[Any] = []
-        self._taken_max = 0
+        self._most = 0
 
     def assign(self, partitions: Sequence[TopicPartition]) -> None:
         """Make this the exact set of partitions; see ``ports.DataReader``."""
@@ -296,19 +299,34 @@ class FastDataReader(DataReader):
 
     def _take(self, most: int, found: dict[TopicPartition, list[Record]]) -> bool:
         """Sort out up to so many messages that are there; return whether any were."""
-        self._taken_max = max(self._taken_max, most)
+        self._most = max(self._most, most)
         handle = self._handle()
         left = most
         while left > 0:
             asked = min(left, AT_ONCE)
             messages: list[Any] = handle.consume(asked, 0)
             self._sort_out(messages, found)
-            self._taken += messages
-            del self._taken[: -self._taken_max]
+            self._let_go(messages)
             left -= len(messages)
             if len(messages) < asked:
                 break
         return left < most
+
+    def _let_go(self, messages: list[Any]) -> None:
+        """Keep what was taken, and let go of as many that were taken before.
+
+        Whoever polls for many holds some of them for long, as until they are granted.
+        What is let go of here while it is held there, is let go of later, all at
+        once. So more is kept than may be held, as far as that is no great size.
+        """
+        if not messages:
+            return
+        spare = 0
+        if self._most > AT_ONCE:
+            size = max(1, *map(len, messages[::SIZED_EACH]))
+            spare = min(self._most + 2 * AT_ONCE, SPARE_BYTES // size)
+        self._taken += messages
+        del self._taken[: -(self._most + spare)]
 
     def _taken_up_again(self, most: int) -> dict[TopicPartition, list[Record]]:
         """Take what was kept of partitions that are paused no more."""

@@ -422,6 +422,52 @@ def test_polls_of_varying_sizes_leave_the_cycle_collector_at_rest(
         gc.set_threshold(*threshold)
 
 
+def test_records_that_are_held_for_long_leave_the_cycle_collector_at_rest(
+    reader, handle, monkeypatch
+):
+    """Some wait for their grant, while what comes after them is handed out."""
+    at = 0
+
+    def all_of_it(count, _):
+        nonlocal at
+        first, at = at, at + count
+        return of(A, *range(first, at))
+
+    monkeypatch.setattr(handle, "consume", all_of_it)
+    held = []
+    threshold = gc.get_threshold()
+    gc.set_threshold(700, 10, 10)
+    try:
+        for turn in range(60):
+            if turn == 10:
+                before = gc.get_stats()[0]["collections"]
+            for records in reader.poll(0, 5_000 - len(held)).values():
+                held += records
+            with monkeypatch.context() as dry:
+                dry.setattr(handle, "consume", lambda *_: [])
+                assert not reader.poll(0, 500)
+            if turn % 3:
+                del held[2_000:]
+            else:
+                held.clear()
+        assert gc.get_stats()[0]["collections"] - before < 20
+    finally:
+        gc.set_threshold(*threshold)
+
+
+def test_less_is_kept_of_large_records(reader, handle, monkeypatch):
+    monkeypatch.setattr(module, "SPARE_BYTES", 10_000)
+    monkeypatch.setattr(module, "AT_ONCE", 8)
+
+    def kept(size):
+        for _ in range(20):
+            handle.made(*(Message("t", 0, offset=0, value=bytes(size)),) * 10)
+            reader.poll(0, 10)
+        return len(reader._taken)
+
+    assert [kept(1), kept(1_000), kept(20_000)] == [36, 20, 10]
+
+
 def test_what_is_kept_of_the_last_polls_is_bounded(reader, handle):
     handle.made(*of(A, *range(30)))
     for _ in range(3):
