@@ -5,12 +5,15 @@ at the value and the offset of each, and commit as their users do: the bare clie
 its own auto commit, ours by ``commit``. Each round every side has a consumer of its
 own; its time runs from when a tenth of its records came to its last, so that neither
 connecting and claiming count nor the filling of buffers. At most once is set beside
-at least once. Last, a broker that is far away: a batch should take as long as its
+at least once, and so is at least once that holds as many records before it looks at
+them: who fetches before he asks for a grant holds them, however fast grants are.
+Last, a broker that is far away: a batch should take as long as its
 handler or as its fetch, not as both together.
 """
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -38,8 +41,9 @@ from support import (
     tell,
 )
 
-from kafka_marshal import Admin, Consumer, Delivery, Marshal
+from kafka_marshal import Admin, Batch, Consumer, Delivery, Marshal
 from kafka_marshal.admin import Format
+from kafka_marshal.engine.handout import ConsumerOptions
 from kafka_marshal.testing.broker import EmbeddedBroker
 from kafka_marshal.testing.producing import create_topic
 from kafka_marshal.testing.slowlink import SlowLink
@@ -289,6 +293,35 @@ def batches_ours(
                 return
 
 
+def held_ours(
+    servers: str, topic: str, *, transport: str, watch: Stopwatch, size: int
+) -> None:
+    """Read in batches, at least once, and look at each as late as at most once does.
+
+    It waits for nothing and asks for nothing, but holds as many records as are fetched
+    ahead of their grants.
+    """
+    options = ConsumerOptions()
+    most = max(options.max_fetched, size * options.max_granted_batches)
+    settings = {"max_poll_records": size, "max_uncommitted": 2 * most}
+    held: deque[Batch] = deque()
+    count = 0
+    with ours(servers, topic, transport, **settings) as consumer:
+        for fetched in consumer.batches():
+            held.append(fetched)
+            count += len(fetched.records)
+            while count > most:
+                batch = held.popleft()
+                count -= len(batch.records)
+                for record in batch.records:
+                    record.value  # noqa: B018
+                    record.offset  # noqa: B018
+                batch.commit()
+            # Once it holds that many it looks at as many as come; these are counted.
+            if not watch.note(len(fetched.records)):
+                return
+
+
 def iterate_ours(
     servers: str, topic: str, *, transport: str, commits: bool, watch: Stopwatch
 ) -> None:
@@ -398,6 +431,7 @@ def measure(
             {
                 "alo": partial(batches_ours, **our, size=size),
                 "amo": partial(at_most_once, **our, size=size),
+                "held": partial(held_ours, **our, size=size),
             },
             wanted=load.many[transport],
             rounds=rounds,
