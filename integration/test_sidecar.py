@@ -26,8 +26,10 @@ from kafka_marshal.sidecar import openapi
 from kafka_marshal.sidecar.routes import ROUTES
 from kafka_marshal_cli.exits import ExitCode
 
-# Long enough for a daemon to be started within its promises.
-H_MS = 3_000
+# Long enough for a daemon to be started within its promises, and for one that gets no
+# processor for seconds to keep what it has: on a busy machine both take more than 2H of
+# a shorter one, and then nothing is resumed, or claims are lost in the midst of a test.
+H_MS = 30_000
 RECORDS = 10
 # The command is started often, which takes its time on a busy machine.
 pytestmark = pytest.mark.timeout(300)
