@@ -15,6 +15,7 @@ from kafka_marshal.engine import Delivery
 
 MINUTE_MS = 60_000
 PRESENT = 0.5
+KEPT_PRESENT = 0.4
 RARE = 0.2
 CHECKPOINT = "checkpoint"
 KEEP = "keep"
@@ -182,7 +183,7 @@ def _draw_faults(
 def _draw_kept(seed: int) -> tuple[str, ...]:
     """Draw what there is of kept states; the rest of it rests on checkpoints."""
     rng = chance(seed, "kept kinds")
-    if rng.random() >= PRESENT:
+    if rng.random() >= KEPT_PRESENT:
         return ()
     rest = tuple(
         name
