@@ -77,11 +77,13 @@ def receive(
     """
     sock = transport._sock  # noqa: SLF001 - there is no other way in
     parser = getattr(transport.get_protocol(), "parser", None)
+    if sock is None or parser is None:
+        return ordinary()
     try:
         answer = _under_way(parser)
         if answer is not None:
             _fill(sock, answer)
-        elif parser is not None and not isinstance(sock, ssl.SSLSocket):
+        elif not isinstance(sock, ssl.SSLSocket):
             # Only the beginning, so that the rest is read in place. (What TLS has
             # deciphered, nobody would be woken for.)
             piece = sock.recv(_PIECE)

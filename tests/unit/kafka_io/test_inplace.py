@@ -126,8 +126,13 @@ def test_a_fault_of_the_socket_is_left_to_the_ordinary_way(line):
     assert receive(transport, lambda: (b"", "told")) == (b"", "told")
 
 
-def test_before_anybody_listens_all_goes_the_ordinary_way():
-    transport = SimpleNamespace(_sock=None, get_protocol=lambda: None)
+@pytest.mark.parametrize(
+    ("sock", "protocol"),
+    [(object(), None), (None, SimpleNamespace(parser=Parser()))],
+    ids=["before anybody listens", "once it is closed"],
+)
+def test_without_an_end_all_goes_the_ordinary_way(sock, protocol):
+    transport = SimpleNamespace(_sock=sock, get_protocol=lambda: protocol)
     assert receive(transport, lambda: (b"x", None)) == (b"x", None)
 
 
