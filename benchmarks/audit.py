@@ -13,7 +13,6 @@ records: what planning and writing tables cost, however long the log.
 
 import argparse
 import json
-import subprocess
 import sys
 import tempfile
 import time
@@ -32,6 +31,7 @@ from support import (
     document,
     figure,
     ratios,
+    run_again,
     say,
     tell,
 )
@@ -193,14 +193,7 @@ class Side:
 
     def __call__(self) -> float:
         """Run it once; return the seconds that the audit took."""
-        done = subprocess.run(
-            self.command,
-            stdout=subprocess.PIPE,
-            text=True,
-            timeout=TIMEOUT_S,
-            check=True,
-        )
-        self.told = json.loads(done.stdout)
+        self.told = run_again(self.command, timeout_s=TIMEOUT_S)
         say(f"{self.command[3]} cores: {self.told['took_s']:.1f} s")
         return float(self.told["took_s"])
 

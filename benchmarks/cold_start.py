@@ -10,7 +10,6 @@ a kept state as well. Digests of all of them are compared.
 
 import argparse
 import json
-import subprocess
 import sys
 import tempfile
 import time
@@ -28,6 +27,7 @@ from support import (
     document,
     figure,
     ratios,
+    run_again,
     say,
     tell,
 )
@@ -117,14 +117,7 @@ class Side:
 
     def __call__(self) -> float:
         """Run it once; return the seconds until it was ready."""
-        done = subprocess.run(
-            self.command,
-            stdout=subprocess.PIPE,
-            text=True,
-            timeout=TIMEOUT_S,
-            check=True,
-        )
-        self.told = json.loads(done.stdout)
+        self.told = run_again(self.command, timeout_s=TIMEOUT_S)
         self.cpu_s.append(float(self.told["cpu_s"]))
         say(f"{self.side}: {self.told['took_s']:.2f} s")
         return float(self.told["took_s"])

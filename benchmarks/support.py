@@ -275,6 +275,15 @@ class SidecarProcess:
             self._process.wait(SIDECAR_END_S)
 
 
+def run_again(command: Sequence[str], *, timeout_s: float) -> dict[str, Any]:
+    """Run one side of a comparison as a process of its own; return what it printed."""
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, text=True, timeout=timeout_s, check=True
+    )
+    told: dict[str, Any] = json.loads(done.stdout)
+    return told
+
+
 def tell(document: Mapping[str, Any], out: Path | None) -> None:
     """Print the document, the only thing on stdout, and write it where asked."""
     text = json.dumps(document, indent=1)
