@@ -1,15 +1,11 @@
 """Queries and plain consumers of one group: sharing, leaving, dying."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
 import threading
 
 import pytest
 from domain import opened
-from sparkkit import RUN_S, Kit, environment
+from sparkkit import RUN_S, Far, Kit
 from waiting import eventually as soon
 
 from kafka_marshal import ClaimLost
@@ -120,38 +116,16 @@ frame = spark.readStream.format("marshal").options(**options).load()
 """
 
 
-class Far:
-    """A query in a process of its own, which can be killed."""
+def far_query(kit, options, ledger):
+    """Start a query in a process of its own, which can be killed."""
 
-    def __init__(self, kit, options, ledger):
-        self._ledger = ledger
-        self.process = subprocess.Popen(
-            [
-                sys.executable,
-                "-c",
-                PROGRAM,
-                json.dumps(kit.cluster | options),
-                kit.checkpoint("far"),
-            ],
-            env=environment(),
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
+    def take(line):
+        if line.startswith("["):
+            partition, offset, token = json.loads(line)
+            ledger.write("far", partition, offset, token=token)
 
-    def _read(self):
-        for line in self.process.stdout:
-            if line.startswith("["):
-                partition, offset, token = json.loads(line)
-                self._ledger.write("far", partition, offset, token=token)
-
-    def kill(self):
-        os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait(timeout=RUN_S)
-        self._reader.join(timeout=RUN_S)
-        self.process.stdout.close()
+    told = (json.dumps(kit.cluster | options), kit.checkpoint("far"))
+    return Far(PROGRAM, *told, on_line=take)
 
 
 @pytest.mark.slow
@@ -171,7 +145,7 @@ def test_two_queries_and_a_plain_consumer_share_and_one_is_killed(kit, domain, u
     far = None
     try:
         eventually(lambda: len(owners(domain, group)) == 1, "one owns something")
-        far = Far(kit, far_options, ledger)
+        far = far_query(kit, far_options, ledger)
         eventually(lambda: len(owners(domain, group)) == 2, "two own something")
         plain = Plain(domain, group, topic, ledger=ledger)
         eventually(lambda: fair(domain, group), "three hold four partitions each")

@@ -5,11 +5,7 @@ somebody waited for a lease to end.
 """
 
 import json
-import os
-import signal
 import socket
-import subprocess
-import sys
 import threading
 from collections import Counter
 from pathlib import Path
@@ -18,7 +14,7 @@ import pytest
 from domain import opened
 from prometheus_client.parser import text_string_to_metric_families
 from sidecars import start_sidecar
-from sparkkit import RUN_S, Kit, cells, environment, every, failing
+from sparkkit import RUN_S, Far, Kit, cells, every, failing
 from waiting import eventually as soon
 
 from kafka_marshal import ClaimLost, Delivery
@@ -83,7 +79,7 @@ spark.streams.awaitAnyTermination()
 """
 
 
-class Far:
+class FarQueries(Far):
     """Both queries, in a process that can be killed.
 
     Attributes:
@@ -94,33 +90,15 @@ class Far:
     def __init__(self, queries, checkpoint: str, hold: Path) -> None:
         self.rows = {kind: Counter() for kind in KINDS}
         self.held = set()
-        self.process = subprocess.Popen(
-            [
-                *(sys.executable, "-c", PROGRAM),
-                *(json.dumps(queries), checkpoint, str(hold)),
-            ],
-            env=environment(),
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
+        told = (json.dumps(queries), checkpoint, str(hold))
+        super().__init__(PROGRAM, *told, on_line=self._take)
 
-    def _read(self):
-        for line in self.process.stdout:
-            kind, *place = json.loads(line)
-            if place == ["held"]:
-                self.held.add(kind)
-            else:
-                self.rows[kind][tuple(place)] += 1
-
-    def kill(self):
-        """Kill the driver, and all that it started, without a word."""
-        os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait(timeout=RUN_S)
-        self._reader.join(timeout=RUN_S)
-        self.process.stdout.close()
+    def _take(self, line):
+        kind, *place = json.loads(line)
+        if place == ["held"]:
+            self.held.add(kind)
+        else:
+            self.rows[kind][tuple(place)] += 1
 
 
 class Plain(threading.Thread):
@@ -208,7 +186,7 @@ def test_a_driver_is_killed_beside_plain_consumers(kit, domain, sidecar, tmp_pat
     }
     hold = tmp_path / "hold"
     plains = {k: Plain(domain, groups[k], topic, kind=k) for k in KINDS}
-    far = Far(queries, kit.checkpoint("far"), hold)
+    far = FarQueries(queries, kit.checkpoint("far"), hold)
 
     def rows(kind):
         return far.rows[kind] + plains[kind].rows

@@ -1,6 +1,10 @@
 """Spark jobs over one coordination domain, for tests of the data source."""
 
 import os
+import signal
+import subprocess
+import sys
+import threading
 from pathlib import Path
 
 RUN_S = 90
@@ -53,6 +57,44 @@ class Kit:
         return found
 
 
+class Far:
+    """A driver in a process of its own, which tells lines and can be killed.
+
+    Attributes:
+        process: The driver's process.
+    """
+
+    def __init__(self, program, *arguments, on_line):
+        """Start it.
+
+        Args:
+            program: Its source.
+            arguments: What it is told.
+            on_line: Called with each line that it prints, on a thread.
+        """
+        self._on_line = on_line
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", program, *arguments],
+            env=environment(),
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self):
+        for line in self.process.stdout:
+            self._on_line(line)
+
+    def kill(self):
+        """Kill the driver, and all that it started, without a word."""
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(timeout=RUN_S)
+        self._reader.join(timeout=RUN_S)
+        self.process.stdout.close()
+
+
 def keeping(found):
     """A sink that notes batch, partition and offset of each row."""
 
@@ -81,7 +123,5 @@ def every(*counts):
 
 def environment():
     """The environment of a job in a process of its own."""
-    import sys
-
     names = ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON")
     return os.environ | dict.fromkeys(names, sys.executable)
