@@ -378,16 +378,14 @@ class Session:
     ) -> None:
         key = Key(record.group_id, record.topic, record.partition)
         holding = self.holdings.get(key)
-        is_won = False
         replica = self._context.replica_of(key)
-        if holding is not None:
-            is_won = holding.claim.on_claim_verdict(
-                transition,
-                seq=record.seq,
-                now_ms=now_ms,
-                heartbeat_interval_ms=replica.heartbeat_interval_ms,
-                token=replica.world.token(key),
-            )
+        is_won = holding is not None and holding.claim.on_claim_verdict(
+            transition,
+            seq=record.seq,
+            now_ms=now_ms,
+            heartbeat_interval_ms=replica.heartbeat_interval_ms,
+            token=replica.world.token(key),
+        )
         if is_won and holding is not None:
             self._roster.won(holding, replica.world.partition)
             self._announcer.note_won(holding)
@@ -398,17 +396,20 @@ class Session:
             self._starter.begin(holding, replica.world.keys[key])
             self._wishes.bump(key)
         elif transition.outcome == ACCEPTED:
-            self._leaver.release_ghost(key, transition.offset)
+            at = transition.offset
+            if holding is not None and holding.claim.is_owned:
+                # An earlier one of ours is in use, and was stale by the log's clock.
+                self._finish(holding, Ending("taken_over", record.client_id, at))
+            self._leaver.release_ghost(key, at)
         else:
             self._contender.on_refused(key, record)
 
     def _observe_claim(self, transition: Transition, holding: Holding) -> None:
         key, client_id = holding.key, self.claimant.owner.client_id
-        effect, token = transition.effect, holding.claim.token
-        how: dict[str, object] = {"effect": effect, "token": token}
         world = self._context.replica_of(key).world
-        how["why"] = world.soft.notes[key].reason
-        fields = {"key": key, "client": client_id, "epoch": transition.offset} | how
+        fields: dict[str, object] = {"key": key, "client": client_id}
+        fields |= {"epoch": transition.offset, "effect": transition.effect}
+        fields |= {"token": holding.claim.token, "why": world.soft.notes[key].reason}
         self._context.observe("claimed", fields)
         log_ms = world.now_ms
         self.meters.claim_won(key, transition, before=holding.vacancy, log_ms=log_ms)

@@ -367,3 +367,25 @@ def test_a_log_that_is_cut_off_for_long_is_joined_again(cluster):
     cluster.run(4 * H)
     assert len(holders(cluster)) == 1
     assert a.engine.failure is None
+
+
+def test_of_two_accepted_claims_of_ours_neither_is_used(cluster):
+    """The leader's clock steps forward: the second takes over from the first."""
+    node = cluster.node("a")
+    cluster.run(100)
+    node.log.read_lag_ms = 10 * H
+    node.consume(wish())
+    cluster.run_until(lambda: len(of(cluster, "a", ClaimingPartition)) == 1, H)
+    leader = cluster.kafka.log(cluster.place(0)).leader
+    cluster.kafka.set_skew(leader, 3 * H)
+    cluster.run_until(lambda: len(of(cluster, "a", ClaimingPartition)) == 2, 3 * H)
+    first, second = of(cluster, "a", ClaimingPartition)
+    assert [x.transition.effect for x in (first, second)] == ["claimed", "claimed"]
+    node.log.read_lag_ms = 0
+    cluster.run(2 * H)
+    assert node.engine.failure is None
+    ends = [e.fields["ending"] for e in node.observer.named("claim_ended")]
+    assert ("taken_over", "a", second.offset) in [
+        (end.reason, end.winner, end.at_offset) for end in ends
+    ]
+    assert claim_of(node).epoch > second.offset
