@@ -16,6 +16,8 @@ from kafka_marshal.errors import (
     InvalidTransition,
     TopicMisconfigured,
 )
+from kafka_marshal.kafka_io import slices
+from kafka_marshal.kafka_io.columns import Slice
 from kafka_marshal.kafka_io.settings import ConnectionSettings
 from kafka_marshal.kafka_io.topics import KafkaTopicAdmin, problems
 from kafka_marshal.kafka_io.transport import open_coordination_log, open_data_log
@@ -374,3 +376,49 @@ def test_data_partition_that_was_deleted_is_asked_for_again(topics, settings, un
     assert reader.poll(200, 1) == {}
     reader.close(TIMEOUT_MS)
     assert KafkaPartition(*place) == place
+
+
+def listed(column):
+    """Return a column as a list, whatever it is made of."""
+    as_list = getattr(column, "to_pylist", None) or getattr(column, "tolist", None)
+    return list(column) if as_list is None else as_list()
+
+
+@pytest.mark.parametrize("codec", [None, "gzip"])
+def test_a_release_that_is_not_known_gives_the_same_columns(
+    bootstrap_servers, topics, unique, monkeypatch, codec
+):
+    """Where the inner parts of kafka-python may be others, its records are taken."""
+    topic = unique("data")
+    topics.create_data_topic(topic, partitions=1)
+    writer = KafkaProducer(
+        bootstrap_servers=bootstrap_servers, compression_type=codec, linger_ms=50
+    )
+    for number in range(300):
+        key = None if number % 3 else b"k%d" % number
+        value = None if number % 6 == 0 else b"v" * number
+        writer.send(topic, value, key=key, headers=[("h", b"%d" % number)])
+    writer.flush(10)
+    writer.close(timeout=5)
+    found = []
+    for is_known in (True, False):
+        monkeypatch.setattr(slices, "is_known", lambda known=is_known: known)
+        reader = slices.SliceReader(
+            ConnectionSettings(bootstrap_servers),
+            isolation_level="read_committed",
+            client_rack="",
+        )
+        ranges = ((10, 290), (0, 5))
+        rows: list[list[object]] = [[] for _ in Slice._fields]
+        for span in ranges:
+            for part in reader.read(
+                TopicPartition(topic, 0), span, timeout_ms=10_000, with_headers=True
+            ):
+                for number, column in enumerate(part):
+                    rows[number] += listed(column)
+        reader.close()
+        found.append(rows)
+    one, other = found
+    assert one[0] == [*range(10, 290), *range(5)]
+    assert one[:-1] == other[:-1]
+    assert [list(each) for each in one[-1]] == [list(each) for each in other[-1]]

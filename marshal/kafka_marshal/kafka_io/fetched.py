@@ -9,12 +9,15 @@ from functools import partial
 from typing import Any, Protocol
 
 import attrs
+import kafka
 from kafka.consumer.fetcher import Fetcher
 from kafka.errors import CorruptRecordError
 
 from kafka_marshal.kafka_io.columns import Batch, Slice, columns_of, inflated
 from kafka_marshal.kafka_io.untyped import Untyped
 
+# Releases whose inner parts are as they are counted on here.
+KNOWN = "3.0."
 # What goes on at a time. A megabyte stays in the processor's cache while it is made,
 # sent and read; ten of them cost twice the time for each byte.
 CHUNK_BYTES = 1_048_576
@@ -82,6 +85,16 @@ class Fetched:
 
     offset: int
     groups: Sequence[Group]
+
+
+def is_known(version: str = kafka.__version__) -> bool:
+    """Return whether this release of kafka-python has the inner parts that it takes."""
+    return version.startswith(KNOWN)
+
+
+def from_records(records: Sequence[Untyped]) -> Fetched:
+    """Return what a release of kafka-python that is not known has made records of."""
+    return Fetched(records[-1].offset, [partial(_columns_of_records, records)])
 
 
 def as_columns(consumer: Untyped, aim: Aim) -> None:
@@ -192,7 +205,7 @@ def _closed(group: Sequence[Batch], old: Sequence[Untyped]) -> Iterator[Group]:
     if group:
         yield partial(columns_of, group)
     if old:
-        yield partial(_old_columns, old)
+        yield partial(_columns_of_records, old)
 
 
 def _opened(batch: Untyped) -> Batch:
@@ -212,10 +225,10 @@ def _size(record: Untyped) -> int:
     return len(record.key or b"") + len(record.value or b"")
 
 
-def _old_columns(
+def _columns_of_records(
     records: Sequence[Any], span: tuple[int, int], *, with_headers: bool
 ) -> Slice | None:
-    """Return columns of records that brokers before Kafka 0.11 have written."""
+    """Return columns of records, such as brokers before Kafka 0.11 have written."""
     first, end = span
     wanted = [each for each in records if first <= each.offset < end]
     if not wanted:
@@ -226,5 +239,5 @@ def _old_columns(
         [-1 if each.timestamp is None else each.timestamp_type for each in wanted],
         [each.key for each in wanted],
         [each.value for each in wanted],
-        [() for _ in wanted] if with_headers else None,
+        [tuple(each.headers) for each in wanted] if with_headers else None,
     )

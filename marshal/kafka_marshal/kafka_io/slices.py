@@ -14,7 +14,14 @@ from kafka import TopicPartition as KafkaTopicPartition
 
 from kafka_marshal.errors import DeadlineExceeded
 from kafka_marshal.kafka_io.columns import Slice
-from kafka_marshal.kafka_io.fetched import Aim, Fetched, as_columns
+from kafka_marshal.kafka_io.fetched import (
+    CHUNK_RECORDS,
+    Aim,
+    Fetched,
+    as_columns,
+    from_records,
+    is_known,
+)
 from kafka_marshal.kafka_io.inplace import read_in_place
 from kafka_marshal.kafka_io.reader import KafkaDataReader
 from kafka_marshal.kafka_io.records import Records
@@ -78,7 +85,8 @@ class SliceReader:
 
     kafka-python fetches, and does not look at records: what a fetch brings becomes
     columns at once. This serves every transport. librdkafka hands on an object for
-    each record, which costs more than all that is done here.
+    each record, which costs more than all that is done here. Of a release of
+    kafka-python whose inner parts are not known, its records are taken.
     """
 
     def __init__(
@@ -149,6 +157,7 @@ class _Reader(KafkaDataReader):
             settings, isolation_level=isolation_level, client_rack=client_rack
         )
         self._aim = Aim()
+        self._hands_on_fetches = is_known()
 
     def aim(self, partition: TopicPartition, span: tuple[int, int]) -> None:
         """Read this range next."""
@@ -158,9 +167,11 @@ class _Reader(KafkaDataReader):
 
     def take(self, timeout_ms: int) -> Sequence[Fetched]:
         """Return what one fetch brought, if there is one."""
-        for records in self.poll(timeout_ms, 1).values():
+        most = 1 if self._hands_on_fetches else CHUNK_RECORDS
+        for records in self.poll(timeout_ms, most).values():
             assert isinstance(records, Records)
-            return records.sources
+            sources = records.sources
+            return sources if self._hands_on_fetches else [from_records(sources)]
         return ()
 
     def place_of(self, partition: TopicPartition) -> int:
@@ -173,8 +184,9 @@ class _Reader(KafkaDataReader):
 
     def _new_consumer(self) -> Untyped:
         consumer = super()._new_consumer()
-        read_in_place(consumer)
-        as_columns(consumer, self._aim)
+        if self._hands_on_fetches:
+            read_in_place(consumer)
+            as_columns(consumer, self._aim)
         return consumer
 
 

@@ -10,7 +10,7 @@ from kafka.record import MemoryRecords, MemoryRecordsBuilder
 from kafka.record.util import calc_crc32c
 
 from kafka_marshal.kafka_io import fetched as module
-from kafka_marshal.kafka_io.fetched import Aim, Unopened, as_columns
+from kafka_marshal.kafka_io.fetched import Aim, Unopened, as_columns, is_known
 
 PLACE = TopicPartition("t", 0)
 END = 2**62
@@ -191,3 +191,8 @@ def test_a_consumer_hands_on_fetches():
     part = fetcher.PartitionRecords(0, PLACE, MemoryRecords(batch(0, b"a")))
     assert isinstance(part, Unopened)
     assert part.aim is aim
+
+
+def test_the_release_in_use_is_known_and_others_are_not():
+    assert is_known()
+    assert not is_known("3.1.0")

@@ -1,6 +1,7 @@
 """Exact ranges, and the readers that a process keeps."""
 
 import gc
+from types import SimpleNamespace
 
 import pytest
 
@@ -8,6 +9,7 @@ from kafka_marshal.errors import DeadlineExceeded
 from kafka_marshal.kafka_io import slices as module
 from kafka_marshal.kafka_io.columns import Slice
 from kafka_marshal.kafka_io.fetched import Fetched
+from kafka_marshal.kafka_io.records import Records
 from kafka_marshal.kafka_io.settings import ConnectionSettings
 from kafka_marshal.kafka_io.slices import SliceReader, Slices, uncollected
 from kafka_marshal.protocol.types import TopicPartition
@@ -102,6 +104,27 @@ def test_the_reader_beneath_aims_before_it_reads(monkeypatch):
     assert (beneath.place_of(T0), beneath._aim.end) == (3, 9)
     assert beneath._new_consumer() == "a consumer"
     assert hooked == ["a consumer", ("a consumer", beneath._aim)]
+
+
+def test_records_are_taken_of_a_release_that_is_not_known(monkeypatch):
+    hooked = []
+    monkeypatch.setattr(module, "is_known", lambda: False)
+    monkeypatch.setattr(module.KafkaDataReader, "_new_consumer", lambda _: "a consumer")
+    monkeypatch.setattr(module, "read_in_place", hooked.append)
+    monkeypatch.setattr(module, "as_columns", lambda *each: hooked.append(each))
+    beneath = module._Reader(
+        ConnectionSettings("b:1"), isolation_level="read_committed", client_rack=""
+    )
+    assert beneath._new_consumer() == "a consumer"
+    assert hooked == []
+    same = {"timestamp": 5, "timestamp_type": 1, "headers": [("h", b"x")]}
+    sources = [SimpleNamespace(offset=n, key=b"k", value=b"v", **same) for n in (3, 4)]
+    records = Records(sources, token=None, make=lambda *_: iter(()))
+    monkeypatch.setattr(beneath, "poll", lambda timeout_ms, most: {T0: records})
+    (fetched,) = beneath.take(1)
+    assert fetched.offset == 4
+    rows = fetched.groups[0]((4, 9), with_headers=True)
+    assert rows == Slice([4], [5], [1], [b"k"], [b"v"], [(("h", b"x"),)])
 
 
 def test_the_collector_rests_and_is_as_it_was():
