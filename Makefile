@@ -14,8 +14,8 @@ BIN := .venv/bin
 PYTHON_DIRS := $(wildcard marshal cli tests integration examples benchmarks tools)
 # Extra arguments, as in: make unit ARGS="-k codec -x"
 ARGS ?=
-# Processes of `make test`, 1 or 3.
-JOBS ?= 3
+# Of `make test`: 1 runs one thing after the other, 4 what waits beside what computes.
+JOBS ?= 4
 # Seeds of `make sim`.
 SEEDS ?= 0:20000
 
@@ -33,8 +33,7 @@ demo: env ## Embedded Kafka, three consumers, one killed: who takes over?
 	@$(BIN)/marshal demo $(ARGS)
 
 .PHONY: test
-test: check cover ## Every check and every test, on a real broker too
-	@echo "== pytest"
+test: env ## Every check and every test, on a real broker too
 	@JOBS=$(JOBS) $(BIN)/python tools/test_lanes.py $(ARGS)
 
 .PHONY: unit

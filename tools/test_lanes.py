@@ -1,12 +1,13 @@
-"""Run the tests in three processes beside each other: most of what they do is wait.
+"""Run the checks and the tests beside each other: most of what they do is wait.
 
     python tools/test_lanes.py [ARGUMENTS OF PYTEST]
 
 One lane has what takes a cluster or Spark to itself, one all else that talks to a
-broker, and one what only computes, which gives way to the others. Each is an ordinary
-run of pytest, whose output goes to ``build/tests``; what they said is printed when they
-have ended, and the worst of their results is the result. With paths or ``JOBS=1`` it is
-one run.
+broker, and two what only computes, which gives way to the others: the checks, and the
+tests that need nothing. Each is an ordinary command, whose output goes to
+``build/tests``; what they said is printed when they have ended, and the worst of their
+results is the result. With paths or ``JOBS=1`` the checks come first, then one run of
+pytest.
 """
 
 import os
@@ -18,22 +19,28 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "build" / "tests"
 HEAVY = ("integration/spark", "integration/chaos")
+CHECKS = ("make", "check", "cover")
 LANES = {
     "heavy": [*HEAVY],
     "brokers": ["integration", *(f"--ignore={each}" for each in HEAVY)],
-    # It waits for nobody, so it takes what the others leave, and longer for it.
+    # They wait for nobody, so they take what the others leave, and longer for it.
     "computing": ["tests", "--timeout=900"],
+    "checks": [],
 }
-NICE = {"computing": 5}
+NICE = {"computing": 5, "checks": 5}
 RUN_S_MAX = 5_000
 LOOK_S = 0.5
 NOTHING_RAN = 5
 
 
 def run_one(arguments: list[str]) -> int:
-    """Run everything in one process, on this terminal."""
-    command = [sys.executable, "-m", "pytest", "-q", *arguments]
-    return subprocess.run(command, cwd=ROOT, check=False, timeout=RUN_S_MAX).returncode
+    """Run one after the other, on this terminal."""
+    pytest = [sys.executable, "-m", "pytest", "-q", *arguments]
+    for command in ([*CHECKS], pytest):
+        done = subprocess.run(command, cwd=ROOT, check=False, timeout=RUN_S_MAX)
+        if done.returncode:
+            return done.returncode
+    return 0
 
 
 def run_lanes(arguments: list[str]) -> int:
@@ -45,11 +52,13 @@ def run_lanes(arguments: list[str]) -> int:
             command = [sys.executable, "-m", "pytest", "-q", *paths, *arguments]
             # A cache of its own: pytest writes it at its end.
             command += ["-o", f"cache_dir={OUT / name}"]
+            if not paths:
+                command = [*CHECKS]
             running[name] = subprocess.Popen(
                 command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT
             )
         os.setpriority(os.PRIO_PROCESS, running[name].pid, NICE.get(name, 0))
-    codes = []
+    codes = {}
     late = time.monotonic() + RUN_S_MAX
     try:
         while running:
@@ -57,14 +66,15 @@ def run_lanes(arguments: list[str]) -> int:
                 if process.poll() is None and time.monotonic() < late:
                     continue
                 del running[name]
-                codes.append(_end(name, process))
+                codes[name] = _end(name, process)
             time.sleep(LOOK_S)
     finally:
         for process in running.values():
             process.terminate()
-    if set(codes) == {NOTHING_RAN}:
+    tests = [code for name, code in codes.items() if LANES[name]]
+    if set(tests) == {NOTHING_RAN}:
         return NOTHING_RAN
-    return max(abs(code) for code in codes if code != NOTHING_RAN)
+    return max(abs(code) for code in codes.values() if code != NOTHING_RAN)
 
 
 def _end(name: str, process: "subprocess.Popen[bytes]") -> int:
