@@ -187,7 +187,7 @@ class Chronicle:
         elif isinstance(record, ClaimingMessages):
             if is_ok:
                 self._granted(partition, record, transition, key=key)
-            else:
+            elif record.grantee not in self._world.attempts:
                 self._end(GRANT, FAIL, of=(name, key), number=record.seq)
         else:
             epoch = record.epoch if isinstance(record, Heartbeat) else transition.epoch
