@@ -469,7 +469,9 @@ def test_the_document_s_program_does_what_it_says(documented, domain):
     scope = {"handle": handle}
     exec(compile(code.replace("billing", "python"), name, "exec"), scope)
     assert len(set(handled)) == RECORDS
-    assert sum(positions(domain, "python").values()) >= RECORDS
+    # One that has nothing may be let go before it is known where it begins.
+    known = [each for each in positions(domain, "python").values() if each is not None]
+    assert sum(known) >= RECORDS
 
 
 def test_its_types_are_those_of_the_library(sidecar):
