@@ -101,9 +101,8 @@ class Follower:
             replica = self.replicas.get(partition)
             if replica is None or (accept is not None and not accept(partition, entry)):
                 continue
-            for transition in replica.fold(entry, now_ms):
-                folded.append((partition, transition))
-                self._match(partition, transition)
+            transitions = self._fold(replica, entry, now_ms=now_ms)
+            folded += [(partition, transition) for transition in transitions]
         return folded
 
     def catch_up(
@@ -199,11 +198,8 @@ class Follower:
         finally:
             now_ms = self._clock.now_ms()
             for t, entry in aside:
-                replica = self.replicas.get(t)
-                for transition in (
-                    () if replica is None else replica.fold(entry, now_ms)
-                ):
-                    self._match(t, transition)
+                if t in self.replicas:
+                    self._fold(self.replicas[t], entry, now_ms=now_ms)
         for t, restored in found.items():
             if restored.source is not None:
                 self.replicas[t].begin(restored.world, now_ms)
@@ -232,6 +228,14 @@ class Follower:
                     f"{_why(awaited or [])}; check the brokers with: marshal doctor"
                 )
             self.step(min(POLL_MS, left_ms), accept=accept)
+
+    def _fold(
+        self, replica: Replica, entry: LogEntry, *, now_ms: int
+    ) -> tuple[Transition, ...]:
+        transitions = replica.fold(entry, now_ms)
+        for transition in transitions:
+            self._match(replica.world.partition, transition)
+        return transitions
 
     def _match(self, partition: int, transition: Transition) -> None:
         # Compared, not hashed: the records of others may hold dictionaries.

@@ -14,7 +14,7 @@ from kafka_marshal.protocol.losses import Loss, LossBook
 from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.records import Heartbeat
 from kafka_marshal.protocol.snapshot import digest
-from kafka_marshal.protocol.state import WorldState
+from kafka_marshal.protocol.state import KeyState, WorldState
 from kafka_marshal.protocol.transition import ACCEPTED, Transition
 from kafka_marshal.protocol.types import Key, Owner, Token, TopicPartition
 from kafka_marshal.testing.fakelog import FakeKafka
@@ -47,6 +47,20 @@ class _Before(NamedTuple):
 
 
 _NOBODY = _Before(None, -1, None, None, None, None)
+
+
+def _before(world: WorldState, key: Key, *, known: KeyState) -> _Before:
+    """Return what is to be remembered of a key until the next record about it."""
+    return _Before(
+        known.owner,
+        known.epoch,
+        known.position,
+        known.granted,
+        world.token(key),
+        known.topic_id,
+        known.renewed_ms,
+    )
+
 
 PositionCheck = Callable[[Key, int | None, int], None]
 """Told of every position that moved: key, old position, new position."""
@@ -158,15 +172,7 @@ class LogWatcher:
                 age_ms = 0 if was is None else world.now_ms - was.renewed_ms
                 self._on_fold(Folded(number, stored, transition, owner, age_ms, moved))
             if key is not None and known is not None:
-                before[key] = _Before(
-                    known.owner,
-                    known.epoch,
-                    known.position,
-                    known.granted,
-                    world.token(key),
-                    known.topic_id,
-                    known.renewed_ms,
-                )
+                before[key] = _before(world, key, known=known)
         if transitions and transitions[0].effect == "reset":
             self._take_reset(number, world)
         self.losses += self._books[number].take(entry, transitions)
@@ -181,16 +187,7 @@ class LogWatcher:
             self.taken_back.setdefault(key, set()).update(taken)
             self._granted[key] = head
         self._before[number] = {
-            key: _Before(
-                known.owner,
-                known.epoch,
-                known.position,
-                known.granted,
-                world.token(key),
-                known.topic_id,
-                known.renewed_ms,
-            )
-            for key, known in world.keys.items()
+            key: _before(world, key, known=known) for key, known in world.keys.items()
         }
 
     def refold(self, partition: int) -> None:
