@@ -156,7 +156,7 @@ def columns_of(
         headers = (
             [_headers(data, each) for each in at.tolist()] if with_headers else (None)
         )
-    except (IndexError, UnicodeDecodeError) as error:
+    except IndexError as error:
         raise CorruptRecordError(f"a record ends too early: {error}") from error
     times += np.repeat(np.array([b.first_ms for b in batches], np.int64), counts)
     kinds = np.repeat(
@@ -273,7 +273,8 @@ def _headers(data: "Untyped", at: int) -> Headers:
     for _ in range(count):
         name, at = _bytes(data, at)
         value, at = _bytes(data, at)
-        found.append(((name or b"").decode(), value))
+        # Names need not be text, and must not stop whoever reads.
+        found.append(((name or b"").decode(errors="replace"), value))
     return found
 
 

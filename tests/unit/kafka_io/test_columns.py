@@ -4,10 +4,11 @@ import struct
 
 import pyarrow as pa
 import pytest
+from batchkit import BadText, new_batch
 from hypothesis import given
 from hypothesis import strategies as st
 from kafka.errors import CorruptRecordError
-from kafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
+from kafka.record.default_records import DefaultRecordBatch
 
 from kafka_marshal.kafka_io.columns import Batch, columns_of, inflated
 
@@ -25,15 +26,7 @@ rows = st.tuples(
 
 def built(records, *, base=0):
     """Return the batch of some records, as kafka-python writes and reads it."""
-    builder = DefaultRecordBatchBuilder(
-        magic=2,
-        compression_type=0,
-        is_transactional=False,
-        producer_id=-1,
-        producer_epoch=-1,
-        base_sequence=-1,
-        batch_size=10**9,
-    )
+    builder = new_batch()
     for at, (time_ms, key, value, headers) in records:
         builder.append(at, timestamp=time_ms, key=key, value=value, headers=headers)
     made = bytearray(builder.build())
@@ -177,3 +170,10 @@ def test_every_compression_of_kafka_is_undone_and_nonsense_is_told(codec, presse
 def test_a_compression_that_kafka_does_not_have_is_refused():
     with pytest.raises(CorruptRecordError, match="unknown compression 7"):
         inflated(7, b"")
+
+
+def test_a_header_name_that_is_no_text_is_shown_with_marks():
+    """As for every other reader: whoever may write must not stop those who read."""
+    batch = built([(0, (1, None, b"v", [(BadText("b"), b"2"), ("good", None)]))])
+    found = columns_of([taken(batch)], (0, 1), with_headers=True)
+    assert listed(found)["headers"] == [[("a\ufffd", b"2"), ("good", None)]]

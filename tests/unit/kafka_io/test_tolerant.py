@@ -3,31 +3,17 @@
 import socket
 
 import pytest
+from batchkit import BadText, new_batch
 from kafka.errors import CorruptRecordError
 from kafka.net.transport import KafkaTCPTransport
 from kafka.record import memory_records
-from kafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
+from kafka.record.default_records import DefaultRecordBatch
 
 from kafka_marshal.kafka_io.tolerant import TolerantBatch
 
 
-class BadText(str):
-    __slots__ = ()
-
-    def encode(self, *_):
-        return b"a\xff"
-
-
 def batch(*headers) -> bytes:
-    builder = DefaultRecordBatchBuilder(
-        magic=2,
-        compression_type=0,
-        is_transactional=False,
-        producer_id=-1,
-        producer_epoch=-1,
-        base_sequence=-1,
-        batch_size=99_999,
-    )
+    builder = new_batch()
     for offset, pairs in enumerate(headers):
         builder.append(
             offset, timestamp=1, key=b"k", value=b"%d" % offset, headers=pairs
