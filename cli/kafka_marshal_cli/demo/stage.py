@@ -24,10 +24,11 @@ from kafka_marshal_cli.demo.process import STOP_S, WorkerProcess, WorkerSettings
 from kafka_marshal_cli.demo.show import Board, PartitionRow, Show, WorkerRow
 
 LOOK_S = 0.05
-START_S = 30.0
-SHARE_S = 20.0
-RELEASE_S = 15.0
-CATCH_UP_S = 40.0
+# Limits for a machine that is busy; each wait ends as soon as it may.
+START_S = 60.0
+SHARE_S = 60.0
+RELEASE_S = 30.0
+CATCH_UP_S = 80.0
 REST_S = 2.0
 JITTER_MS_MAX = 1_000
 BATCH = 50

@@ -7,11 +7,11 @@ from typing import Protocol
 from kafka_marshal.ports import CoordinationLog, DataLog, DataReader, Record
 from kafka_marshal.protocol.types import LogEntry, TopicPartition
 
-WAIT_S = 20
+WAIT_S = 60
 POLL_MS = 200
-TIMEOUT_MS = 10_000
+TIMEOUT_MS = 30_000
 # A wait may end a little late: scheduling, and one answer of the broker.
-LATE_S = 2.0
+LATE_S = 8.0
 
 
 class Rig(Protocol):
