@@ -41,7 +41,7 @@ def test_a_smoke_run_prints_one_document(name, tmp_path):
     out = tmp_path / "out.json"
     command = [sys.executable, BENCHMARKS / f"{name}.py", "--quick", "--out", out]
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=100, check=False
+        command, capture_output=True, text=True, timeout=250, check=False
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)

@@ -122,7 +122,7 @@ def run(*command, text=None):
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=180,
     )
     return done.returncode, done.stdout + done.stderr
 

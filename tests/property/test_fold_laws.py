@@ -120,7 +120,7 @@ def test_hash_seeds_change_nothing():
             env={**os.environ, "PYTHONHASHSEED": seed},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=180,
             check=True,
         )
         found.add(done.stdout)

@@ -35,7 +35,7 @@ def test_the_core_needs_no_kafka_client():
         [sys.executable, "-c", program],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
         check=True,
     )
     assert done.stdout.strip() == "[]"

@@ -473,14 +473,14 @@ def test_an_engine_that_does_not_answer_is_down(cluster, registry, scrape, monke
     def work():
         with node.engine.changed:
             taken.set()
-            done.wait(30)
+            done.wait(90)
 
     worker = threading.Thread(target=work, daemon=True)
     worker.start()
-    assert taken.wait(10)
+    assert taken.wait(60)
     found = scrape()
     done.set()
-    worker.join(10)
+    worker.join(60)
     assert found("marshal_up", GROUP) == 0
     assert found.named("marshal_claim_state") == {}
     assert scrape()("marshal_up", GROUP) == 1

@@ -256,14 +256,14 @@ def test_a_killed_writer_leaves_a_whole_file_or_none(tmp_path, states):
         writer.stdin.close()
         assert writer.stdout.readline() == b"ready\n"
         folder = SnapshotFolder(tmp_path, cluster_id="c", topic_id=TOPIC_ID)
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while not folder.path.exists() or not any(folder.path.iterdir()):
             assert time.monotonic() < deadline
         # Another moment each time: so many looks at the folder later.
         for _ in range(round_ * 20):
             list(folder.path.iterdir())
         writer.send_signal(signal.SIGKILL)
-        writer.wait(timeout=20)
+        writer.wait(timeout=60)
         writer.stdout.close()
         state = found(folder)
         path = folder.file_of(0)

@@ -139,7 +139,7 @@ def test_it_runs_as_a_module():
         [sys.executable, "-m", "kafka_marshal_cli", "topic", "random-id"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
         check=True,
     )
     assert len(bytes.fromhex(done.stdout.strip())) == 16

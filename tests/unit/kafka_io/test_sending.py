@@ -124,6 +124,6 @@ def test_producer_without_metadata_is_closed(producers, error):
 def test_producer_that_does_not_close_is_ended_by_force(producers):
     made = outlet()
     Producer.faults = {"close": [kafka_errors.KafkaTimeoutError("held")]}
-    made.end().join(timeout=10)
+    made.end().join(timeout=60)
     assert producers[0]._sender.is_forced
     assert len(producers[0].closed) == 2

@@ -43,7 +43,7 @@ def test_the_script_is_for_that_shell(shell, tmp_path):
     if shutil.which(shell) is not None:
         path = tmp_path / "script"
         path.write_text(text)
-        subprocess.run([shell, *CHECKS[shell], path], check=True, timeout=60)
+        subprocess.run([shell, *CHECKS[shell], path], check=True, timeout=180)
 
 
 def test_another_shell_is_wrong_usage():
@@ -80,7 +80,7 @@ def test_a_real_bash_completes(tmp_path):
         },
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
         check=True,
         cwd=Path(__file__).resolve().parents[4],
     )

@@ -119,7 +119,7 @@ def test_the_same_signal_again_kills_us_and_what_we_started():
         [sys.executable, "-c", program],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
         check=False,
     )
     assert done.stdout.split() == ["stopped", "stopped", "killed"]
