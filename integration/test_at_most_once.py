@@ -71,7 +71,7 @@ def killed(domain, tmp_path_factory):
             ends = {k.topic_partition: s.next_unclaimed() for k, s in states.items()}
             return ends == produced
 
-        eventually(is_done, "the second worker reaches the end", 40_000)
+        eventually(is_done, "the second worker reaches the end", 120_000)
         fleet.workers[1].ask_to_end()
         yield group, topic, fleet.journal, losses_of(domain, group, topic)
 
@@ -120,7 +120,7 @@ def test_the_command_lists_the_same(killed, domain):
         [*command, *where, *named],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )
     assert ran.returncode == 0, ran.stderr

@@ -28,7 +28,7 @@ time.sleep(600)
 """
 
 
-def until(condition: Callable[[], bool], *, timeout_s: float = 20) -> None:
+def until(condition: Callable[[], bool], *, timeout_s: float = 60) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "the condition never came true"
@@ -46,7 +46,7 @@ def is_alive(pid: int) -> bool:
 def answers(address: str) -> bool:
     host, _, port = address.partition(":")
     try:
-        socket.create_connection((host, int(port)), timeout=1).close()
+        socket.create_connection((host, int(port)), timeout=10).close()
     except OSError:
         return False
     return True
@@ -103,7 +103,7 @@ def test_broker_dies_with_a_killed_parent():
     pid = int(pid_text)
     assert is_alive(pid)
     parent.kill()
-    parent.wait(10)
+    parent.wait(60)
     until(lambda: not is_alive(pid))
     # Only a killed parent leaves its temporary data behind.
     data = Path(log_text).parent

@@ -20,7 +20,7 @@ TS = range(2)
 @pytest.fixture(scope="module")
 def domain(broker, unique):
     with opened(
-        broker, unique, transport=TRANSPORT, partitions=len(TS), h_ms=3_000
+        broker, unique, transport=TRANSPORT, partitions=len(TS), h_ms=5_000
     ) as domain:
         yield domain
 
@@ -188,7 +188,7 @@ def test_a_reset_brings_all_readers_back_to_a_checkpoint(domain):
 
 def test_a_topic_is_upgraded_under_running_clients(broker, unique):
     with opened(
-        broker, unique, transport=TRANSPORT, is_formatted=False, h_ms=3_000
+        broker, unique, transport=TRANSPORT, is_formatted=False, h_ms=5_000
     ) as old:
         old.make_coordination_topic(len(TS))
         with old.admin() as admin:

@@ -14,7 +14,7 @@ from kafka_marshal import ClaimLost, TopicPartition
 
 @pytest.fixture(scope="module")
 def domain(broker, unique, transport, via):
-    with opened(broker, unique, transport=transport, via=via) as domain:
+    with opened(broker, unique, h_ms=5_000, transport=transport, via=via) as domain:
         yield domain
 
 
@@ -33,7 +33,7 @@ def test_a_pool_of_workers_commits_what_it_has_done(domain, unique):
             consumer.commit(pickle.loads(token))
 
         with ThreadPoolExecutor(4) as pool:
-            list(pool.map(work, sorted(tokens, key=hash), timeout=30))
+            list(pool.map(work, sorted(tokens, key=hash), timeout=60))
         consumer.flush()
         positions = {k.partition: s.position for k, s in domain.states(group).items()}
         assert positions == dict.fromkeys(range(3), 100)

@@ -59,7 +59,7 @@ class KafkaRig:
             partition=place.partition,
             timestamp_ms=timestamp_ms,
         )
-        return sent.get(timeout=10).offset
+        return sent.get(timeout=60).offset
 
 
 class Cluster:

@@ -43,10 +43,10 @@ WITHOUT_BROKER = {
 ON_SPARK = {"audit_python", "spark_batch", "spark_stream"}
 # Those that need a sidecar are run by integration/test_sidecar.py.
 BY_SIDECAR = {"sidecar_python"}
-HEARTBEAT_MS = 1_000
+HEARTBEAT_MS = 2_000
 RECORDS_EACH = 20
 WANTED = 30
-TIMEOUT_MS = 10_000
+TIMEOUT_MS = 60_000
 TOPICS = {"payments": 6, "refunds": 2, "receipts": 1}
 
 Run = Callable[..., dict[str, object]]
@@ -66,7 +66,7 @@ def servers(bootstrap_servers):
     for name in ("payments", "refunds"):
         for number in range(TOPICS[name] * RECORDS_EACH):
             producer.send(name, b"%d" % number, partition=number % TOPICS[name])
-    producer.flush(timeout=30)
+    producer.flush(timeout=60)
     producer.close()
     return bootstrap_servers
 
@@ -200,7 +200,7 @@ def test_metrics(run, monkeypatch):
     def handle(record, *, token):
         ((server, _),) = started
         url = f"http://127.0.0.1:{server.server_port}/metrics"
-        with urllib.request.urlopen(url, timeout=10) as answer:
+        with urllib.request.urlopen(url, timeout=60) as answer:
             scraped.append(answer.read().decode())
         stopper.scope["consumer"].stop()
 
@@ -214,7 +214,7 @@ def test_metrics(run, monkeypatch):
         ((server, thread),) = started
         server.shutdown()
         server.server_close()
-        thread.join(timeout=10)
+        thread.join(timeout=60)
     assert 'marshal_up{group="billing"} 1.0' in scraped[0]
 
 
@@ -241,6 +241,6 @@ def test_kafka_sink(run, servers):
     watcher = threading.Thread(target=stop_once_written, daemon=True)
     watcher.start()
     run("sink_kafka", stopper=stopper)
-    watcher.join(timeout=30)
+    watcher.join(timeout=60)
     assert not watcher.is_alive()
     data.close(TIMEOUT_MS)

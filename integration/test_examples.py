@@ -23,7 +23,7 @@ from kafka_marshal.testing.producing import Producing, create_topic
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 PARTITIONS = 3
 RECORDS = 90
-PATIENCE_S = 30
+PATIENCE_S = 90
 # Each has a test here; a new example without one fails.
 TESTED = {
     *("at_least_once", "at_most_once", "batches", "claims_only"),
@@ -74,7 +74,7 @@ Run = Callable[..., Program]
 @pytest.fixture(scope="module")
 def server(bootstrap_servers: str) -> str:
     """A cluster that is formatted the way the examples expect it."""
-    form = Format(partition_count=4, heartbeat_interval_ms=1_000)
+    form = Format(partition_count=4, heartbeat_interval_ms=2_000)
     with Admin(bootstrap_servers) as admin:
         admin.format_topic(form, ignore_formatted=True)
     return bootstrap_servers
@@ -112,7 +112,7 @@ def everything() -> list[tuple[int, int]]:
 def results(path: Path) -> list[tuple[int, int]]:
     if not path.exists():
         return []
-    with closing(sqlite3.connect(path, timeout=10)) as database:
+    with closing(sqlite3.connect(path, timeout=60)) as database:
         try:
             return database.execute("SELECT part, position FROM results").fetchall()
         except sqlite3.OperationalError:

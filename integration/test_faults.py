@@ -10,7 +10,7 @@ import traceback
 import pytest
 from domain import Recorder, opened
 from kafka import TopicPartition as Place
-from waiting import WAIT_MS, eventually, wall_ms
+from waiting import WAIT_MS, eventually, read_out, wall_ms
 
 from kafka_marshal import (
     ClaimRejected,
@@ -92,7 +92,7 @@ def test_a_fetch_that_fails_is_tried_again(domain, unique, monkeypatch):
     topic = domain.data_topic(1, records_each=3)
     recorder = Recorder()
     with domain.marshal(unique("fetch"), "w1", observer=recorder) as marshal:
-        consumer = marshal.consumer(topic, consumer_timeout_ms=2_000)
+        consumer = marshal.consumer(topic, consumer_timeout_ms=1_000)
         reader = consumer._reader
         poll, faults = reader.poll, [CoordinationError("no broker answered")] * 3
 
@@ -102,7 +102,7 @@ def test_a_fetch_that_fails_is_tried_again(domain, unique, monkeypatch):
             return poll(timeout_ms, max_records)
 
         monkeypatch.setattr(reader, "poll", failing)
-        assert [record.offset for record in consumer] == [0, 1, 2]
+        assert [record.offset for record in read_out(consumer, 3)] == [0, 1, 2]
     assert len(recorder.named("fetch_failed")) == 3
 
 
@@ -193,7 +193,7 @@ def test_settings_that_endanger_claims_are_listed(broker, unique):
 
 def test_a_create_time_topic_moves_no_log_time(broker, unique):
     """Who insists gets claims that never go stale: no takeover, no second owner."""
-    with opened(broker, unique, is_formatted=False, h_ms=300) as domain:
+    with opened(broker, unique, is_formatted=False, h_ms=2_000) as domain:
         domain.make_coordination_topic(
             partitions=1, **{"message.timestamp.type": "CreateTime"}
         )
@@ -213,7 +213,7 @@ def test_a_create_time_topic_moves_no_log_time(broker, unique):
 
 def test_a_topic_changed_to_create_time_under_us(broker, unique):
     """The clock stands still; nobody is wrongly taken over."""
-    with opened(broker, unique, h_ms=300) as domain:
+    with opened(broker, unique, h_ms=2_000) as domain:
         topic = domain.data_topic(1)
         group = unique("changed")
         with (
@@ -223,7 +223,7 @@ def test_a_topic_changed_to_create_time_under_us(broker, unique):
         ):
             domain.alter_coordination_topic("message.timestamp.type", "CreateTime")
             with pytest.raises(ClaimRejected):
-                two.claim(topic, 0, timeout_ms=6 * domain.h_ms)
+                two.claim(topic, 0, timeout_ms=4 * domain.h_ms)
             assert claim.is_valid()
 
 
@@ -241,7 +241,8 @@ def test_an_unreachable_broker_is_told_in_time():
             state_dir="",
             timeout_ms=1_500,
         )
-    assert time.monotonic() - begun < 4
+    # Clients that keep no time of ours would go on for half a minute.
+    assert time.monotonic() - begun < 20
 
 
 def test_one_live_address_is_enough(domain, unique):
@@ -283,11 +284,13 @@ def test_hostile_bytes_change_nothing(domain, unique):
     recorder = Recorder()
     values = list(hostile_values())
     with domain.marshal(group, "w1", observer=recorder) as marshal:
-        consumer = marshal.consumer(topic, consumer_timeout_ms=1_000)
+        consumer = marshal.consumer(topic, consumer_timeout_ms=WAIT_MS)
         found = []
         for record in consumer:
             found.append((record.partition, record.offset))
             consumer.commit(record)
+            if len(found) == 400:
+                break
             if values:
                 domain.append(values.pop(), t=len(values) % 4)
         for left in values:
@@ -347,7 +350,8 @@ def test_below_the_logs_start_it_jumps_and_tells(domain, unique):
         consumer.close()
         domain.kafka.delete_records({Place(*place): 60})
         consumer = marshal.consumer(topic, consumer_timeout_ms=1_000)
-        assert [record.offset for record in consumer] == [*range(60, 100)]
+        found = read_out(consumer, 40)
+        assert [record.offset for record in found] == [*range(60, 100)]
         (jump,) = recorder.named("position_jumped")
         assert jump.fields["error"].requested == len(first)
         assert jump.fields["error"].log_start == 60
@@ -402,7 +406,7 @@ def test_a_handler_that_never_returns(domain, unique):
             consumer = marshal.consumer(topic, max_handling_ms=0)
             for record in consumer:
                 caught.append(record)
-                release.wait(timeout=60)
+                release.wait(timeout=120)
                 consumer.commit(record)
                 return
 
@@ -413,22 +417,24 @@ def test_a_handler_that_never_returns(domain, unique):
             begun_ms = wall_ms()
             waiting = rival.consumer(topic)
             sound = marshal.consumer(other, consumer_timeout_ms=1_000)
-            assert len(list(sound)) == 5
+            assert len(read_out(sound, 5)) == 5
             sound.commit()
-            before = time.monotonic()
             sound.close()
-            assert time.monotonic() - before < 3
+            assert sound.is_close_confirmed, "it did not wait for the other"
             assert not waiting.poll(timeout_ms=3 * domain.h_ms)
+
+            def beats():
+                return [
+                    step
+                    for step in domain.history().of("renewed", group_id=group)
+                    if step.key.topic == topic and step.timestamp_ms > begun_ms
+                ]
+
+            eventually(lambda: len(beats()) >= 5, "it beats on")
             assert domain.owners(group)[TopicPartition(topic, 0)] == "w1"
         finally:
             release.set()
-            thread.join(timeout=10)
-    steps = [
-        step.timestamp_ms
-        for step in domain.history().of("renewed", group_id=group)
-        if step.key.topic == topic and step.timestamp_ms > begun_ms
-    ]
-    assert len(steps) >= 5
+            thread.join(timeout=60)
     tenures = domain.history().tenures(group)[group, topic, 0]
     assert (tenures[0].client_id, tenures[0].position) == ("w1", 1)
 

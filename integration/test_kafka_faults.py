@@ -52,7 +52,7 @@ def test_killed_broker_comes_back(own_broker, own_log):
     start = time.monotonic()
     append = own_log.append(0, b"while away")
     assert time.monotonic() - start < LATE_S
-    until(append.is_done, timeout_s=5)
+    until(append.is_done)
     assert isinstance(append.error(), CoordinationError)
     start = time.monotonic()
     assert list(own_log.poll(300)) == []
@@ -69,11 +69,11 @@ def test_killed_broker_comes_back(own_broker, own_log):
 
 def test_append_reported_failed_may_land(own_broker, own_log):
     """PROTOCOL 1.4: a failed append is unknown; the log answers."""
-    assert sent(own_log, b"warm")
+    until(lambda: sent(own_log, b"warm"))
     read(own_log, 1)
     own_broker.pause()
     append = own_log.append(0, b"late")
-    until(append.is_done, timeout_s=5)
+    until(append.is_done)
     assert append.error() is not None
     assert append.offset() is None
     own_broker.resume()
@@ -86,7 +86,7 @@ def test_writer_recovers_from_a_pause(own_broker, own_log):
     """kafka-python's own producer sends nothing more after this."""
     own_broker.pause()
     append = own_log.append(0, b"lost or late")
-    until(append.is_done, timeout_s=3)
+    until(append.is_done)
     assert append.error() is not None
     assert own_log.append(0, b"refused at once").is_done()
     own_broker.resume()
@@ -164,7 +164,7 @@ def guarded():
         with KafkaTopicAdmin(as_user(broker, "admin")) as admin:
             admin.create_coordination_topic(partitions=1)
         log = open_coordination_log(as_user(broker, "admin"))
-        assert sent(log, b"x")
+        until(lambda: sent(log, b"x"))
         log.close(TIMEOUT_MS)
         _allow_reading(broker, "reader")
         yield broker
@@ -173,15 +173,15 @@ def guarded():
 def test_refusals_are_told_apart(guarded, transport):
     wrong = as_user(guarded, "admin", password="guess", transport=transport)
     with pytest.raises(LogUnreadable, match="sasl_mechanism") as caught:
-        open_coordination_log(wrong, timeout_ms=3_000)
+        open_coordination_log(wrong, timeout_ms=TIMEOUT_MS)
     assert "guess" not in str(caught.value)
     # Who may not describe a topic is told that there is none.
     with pytest.raises((LogUnreadable, TopicMisconfigured)):
         open_coordination_log(
-            as_user(guarded, "app", transport=transport), timeout_ms=5_000
+            as_user(guarded, "app", transport=transport), timeout_ms=TIMEOUT_MS
         )
     settings = as_user(guarded, "reader", transport=transport)
-    log = open_coordination_log(settings, timeout_ms=10_000)
+    log = open_coordination_log(settings, timeout_ms=TIMEOUT_MS)
     assert [entry.value for _, entry in read(log, 1)] == [b"x"]
     append = log.append(0, b"forbidden")
     until(append.is_done)

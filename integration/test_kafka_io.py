@@ -191,7 +191,7 @@ def test_control_records_are_passed(log, settings, bootstrap_servers, unique):
     )
     writer.init_transactions()
     writer.begin_transaction()
-    writer.send(settings.coordination_topic, b"x", partition=0).get(10)
+    writer.send(settings.coordination_topic, b"x", partition=0).get(60)
     writer.commit_transaction()
     writer.close(timeout=5)
     entries = []
@@ -214,7 +214,7 @@ def test_open_transaction_does_not_hold_up_readers(
     )
     writer.init_transactions()
     writer.begin_transaction()
-    writer.send(settings.coordination_topic, b"open", partition=0).get(10)
+    writer.send(settings.coordination_topic, b"open", partition=0).get(60)
     log.append(0, b"ours")
     assert [entry.value for _, entry in read(log, 2)] == [b"open", b"ours"]
     assert log.end_offsets(TIMEOUT_MS)[0] == 2
@@ -225,7 +225,7 @@ def test_open_transaction_does_not_hold_up_readers(
 def test_header_name_that_is_no_text_stops_no_reader(log, settings, producer):
     producer.send(
         settings.coordination_topic, b"x", headers=[(BadText("h"), b"v")], partition=0
-    ).get(10)
+    ).get(60)
     log.append(0, b"ours")
     assert [entry.value for _, entry in read(log, 2)] == [b"x", b"ours"]
 
@@ -234,7 +234,7 @@ def test_codec_that_readers_lack_is_unpacked_by_the_broker(
     log, settings, bootstrap_servers
 ):
     packed = KafkaProducer(bootstrap_servers=bootstrap_servers, compression_type="gzip")
-    packed.send(settings.coordination_topic, b"x" * 1_000, partition=0).get(10)
+    packed.send(settings.coordination_topic, b"x" * 1_000, partition=0).get(60)
     packed.close(timeout=5)
     with KafkaTopicAdmin(settings) as admin:
         found = admin.describe(settings.coordination_topic)
@@ -248,8 +248,8 @@ def test_header_name_of_a_data_record_is_shown_with_marks(
     topic = unique("data")
     topics.create_data_topic(topic, partitions=1)
     place = TopicPartition(topic, 0)
-    producer.send(topic, b"x", headers=[(BadText("h"), b"v")], partition=0).get(10)
-    producer.send(topic, b"y", partition=0).get(10)
+    producer.send(topic, b"x", headers=[(BadText("h"), b"v")], partition=0).get(60)
+    producer.send(topic, b"y", partition=0).get(60)
     reader = open_data_log(settings).reader()
     reader.assign([place])
     reader.seek(place, 0)
@@ -276,7 +276,7 @@ def test_read_committed_hides_what_was_aborted(
     writer.init_transactions()
     for value in (b"aborted", b"committed"):
         writer.begin_transaction()
-        writer.send(topic, value, partition=0).get(10)
+        writer.send(topic, value, partition=0).get(60)
         end = (
             writer.abort_transaction
             if value == b"aborted"
@@ -322,7 +322,7 @@ def test_commit_beside_active_members_is_refused(
     until(lambda: member.poll(100) == {} and bool(member.assignment()))
     data = open_data_log(settings)
     with pytest.raises(CoordinationError, match="active members"):
-        data.commit(group, {place: 1}, timeout_ms=5_000)
+        data.commit(group, {place: 1}, timeout_ms=TIMEOUT_MS)
     member.close()
     data.commit(group, {place: 1}, timeout_ms=TIMEOUT_MS)
     assert data.committed(group, [place], timeout_ms=TIMEOUT_MS) == {place: 1}
@@ -398,7 +398,7 @@ def test_a_release_that_is_not_known_gives_the_same_columns(
         key = None if number % 3 else b"k%d" % number
         value = None if number % 6 == 0 else b"v" * number
         writer.send(topic, value, key=key, headers=[("h", b"%d" % number)])
-    writer.flush(10)
+    writer.flush(60)
     writer.close(timeout=5)
     found = []
     for is_known in (True, False):
@@ -412,7 +412,7 @@ def test_a_release_that_is_not_known_gives_the_same_columns(
         rows: list[list[object]] = [[] for _ in Slice._fields]
         for span in ranges:
             for part in reader.read(
-                TopicPartition(topic, 0), span, timeout_ms=10_000, with_headers=True
+                TopicPartition(topic, 0), span, timeout_ms=TIMEOUT_MS, with_headers=True
             ):
                 for number, column in enumerate(part):
                     rows[number] += listed(column)

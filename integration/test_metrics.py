@@ -21,12 +21,12 @@ from kafka_marshal.observability.metrics import FAMILIES, Server
 MARSHAL = Path(sys.executable).with_name("marshal")
 PARTITIONS = 2
 RECORDS_EACH = 40
-TIMEOUT_MS = 10_000
+TIMEOUT_MS = 60_000
 
 
 @pytest.fixture(scope="module")
 def domain(broker, unique):
-    with opened(broker, unique) as domain:
+    with opened(broker, unique, h_ms=5_000) as domain:
         yield domain
 
 
@@ -39,7 +39,7 @@ def scrape():
 
         def text(self):
             url = f"http://127.0.0.1:{server.port}/metrics"
-            with urllib.request.urlopen(url, timeout=10) as answer:
+            with urllib.request.urlopen(url, timeout=60) as answer:
                 assert answer.status == 200
                 return answer.read().decode()
 
@@ -225,17 +225,17 @@ def test_the_command_serves_metrics_and_tells_events_as_json(domain, unique, tmp
         eventually(lambda: out.read_text().count("\n") == 5, "five records")
         (port,) = re.findall(r"^metrics: port (\d+) ", err.read_text(), re.MULTILINE)
         url = f"http://127.0.0.1:{port}/metrics"
-        with urllib.request.urlopen(url, timeout=10) as answer:
+        with urllib.request.urlopen(url, timeout=60) as answer:
             text = answer.read().decode()
         assert complaints(text) == []
         handed = f'{{group="{group}",partition="0",topic="{topic}"}} 5.0'
         assert f"marshal_records_handed_out_total{handed}" in text
         process.terminate()
-        assert process.wait(timeout=20) == 0
+        assert process.wait(timeout=60) == 0
     finally:
         if process.poll() is None:
             process.kill()
-            process.wait(timeout=20)
+            process.wait(timeout=60)
     told = [json.loads(line) for line in err.read_text().splitlines() if line[0] == "{"]
     claimed = [line for line in told if line["event"] == "claimed"]
     assert [(line["group"], line["topic"]) for line in claimed] == [(group, topic)]

@@ -3,7 +3,7 @@
 import pytest
 from domain import opened
 from fleet import Fleet
-from waiting import eventually
+from waiting import eventually, read_out
 
 from kafka_marshal import World
 
@@ -38,7 +38,7 @@ def test_both_read_the_same_world(domain, unique):
     group = unique("seen")
     with domain.marshal(group, "w1") as marshal:
         consumer = marshal.consumer(topic, consumer_timeout_ms=500)
-        assert len(list(consumer)) == 10
+        assert len(read_out(consumer, 10)) == 10
         consumer.commit()
     worlds = [
         World.open(

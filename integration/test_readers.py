@@ -13,12 +13,12 @@ from kafka_marshal.kafka_io.topics import KafkaTopicAdmin
 from kafka_marshal.kafka_io.transport import open_data_log
 from kafka_marshal.protocol.types import Token, TopicPartition
 
-TIMEOUT_MS = 10_000
+TIMEOUT_MS = 30_000
 PARTITIONS = 3
 RECORDS = 3_000
 
 
-def until(condition: Callable[[], bool], *, timeout_s: float = 30) -> None:
+def until(condition: Callable[[], bool], *, timeout_s: float = 60) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "the condition never came true"
@@ -56,7 +56,7 @@ def places(producer, topics, unique):
     made = [TopicPartition(name, each) for name in names for each in range(PARTITIONS)]
     for place in made:
         write(producer, place, 0, RECORDS)
-    producer.flush(timeout=30)
+    producer.flush(timeout=60)
     return made
 
 
@@ -158,13 +158,13 @@ def test_librdkafka_fetches_while_the_application_handles(
     topics.create_data_topic(topic, partitions=1)
     place = TopicPartition(topic, 0)
     write(producer, place, 0, 100)
-    producer.flush(timeout=10)
+    producer.flush(timeout=60)
     account = Account(reader)
     account.assign([place])
     account.seek(place, 0)
     until(lambda: bool(account.poll(1)))
     write(producer, place, 100, 50)
-    producer.flush(timeout=10)
+    producer.flush(timeout=60)
     # Nobody polls: only a fetch tells where the log ends now.
     until(lambda: reader.ends() == {place: 150})
     # A poll that may not wait finds what was fetched.
@@ -225,7 +225,7 @@ def test_a_topic_that_comes_later_is_read(reader, producer, topics, unique):
     assert not poll()
     topics.create_data_topic(place.topic, partitions=1)
     write(producer, place, 0, 1)
-    producer.flush(timeout=10)
+    producer.flush(timeout=60)
     until(poll)
 
 
@@ -243,7 +243,7 @@ def test_a_record_larger_than_a_fetch_is_read(
         bootstrap_servers=bootstrap_servers, max_request_size=8 << 20
     )
     for size in (3 << 20, 10):
-        writer.send(topic, bytes(size), partition=0).get(10)
+        writer.send(topic, bytes(size), partition=0).get(60)
     writer.close(timeout=5)
     place = TopicPartition(topic, 0)
     reader.assign([place])
@@ -278,9 +278,9 @@ def test_a_record_that_was_damaged_is_never_passed_over(
     for offset in range(3):
         # A batch of its own for each.
         write(producer, bad, offset, 1)
-        producer.flush(timeout=10)
+        producer.flush(timeout=60)
     write(producer, good, 0, 3)
-    producer.flush(timeout=10)
+    producer.flush(timeout=60)
     _spoil(broker, bad, value_of(bad, 1))
     account = Account(reader)
     account.assign([bad, good])

@@ -14,7 +14,7 @@ from kafka.admin import (
     ResourcePattern,
     ResourceType,
 )
-from waiting import WAIT_MS, eventually
+from waiting import eventually, read_out
 
 from kafka_marshal import (
     CoordinationError,
@@ -45,7 +45,7 @@ def keystore(home: Path) -> tuple[Path, Path]:
         ["-exportcert", "-rfc", *common, "-file", str(certificate)],
     ):
         subprocess.run(
-            [str(keytool), *command], check=True, capture_output=True, timeout=60
+            [str(keytool), *command], check=True, capture_output=True, timeout=120
         )
     return store, certificate
 
@@ -137,7 +137,7 @@ def consume_all(guarded, servers, options, *, group, transport) -> list[int]:
     ) as marshal:
         assert marshal.transport == transport
         consumer = marshal.consumer(topic, consumer_timeout_ms=1_000)
-        found = [record.offset for record in consumer]
+        found = [record.offset for record in read_out(consumer, 5)]
         consumer.commit()
     (known,) = domain.states(group).values()
     assert known.position == 5
@@ -175,7 +175,7 @@ def open_with(guarded, servers, options, *, transport="auto"):
         options=options,
         transport=transport,
         state_dir="",
-        timeout_ms=4_000,
+        timeout_ms=30_000,
     )
 
 
@@ -220,7 +220,7 @@ def test_who_may_only_read_sees_the_world(guarded, unique, transport):
             coordination_topic=domain.topic,
             options=login("reader"),
             transport=transport,
-            timeout_ms=8_000,
+            timeout_ms=30_000,
         )
     for operation in (ACLOperation.READ, ACLOperation.DESCRIBE):
         allow(domain, "reader", operation, domain.topic)
@@ -259,9 +259,7 @@ def test_who_may_not_write_is_told(guarded, unique, transport):
             state_dir="",
         ) as marshal:
             consumer = marshal.consumer(topic)
-            eventually(
-                lambda: consumer.poll(timeout_ms=200), "it is told", WAIT_MS // 2
-            )
+            eventually(lambda: consumer.poll(timeout_ms=200), "it is told")
 
     with pytest.raises(LogUnwritable, match="not allowed"):
         try_it()

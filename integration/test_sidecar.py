@@ -15,7 +15,7 @@ import msgspec
 import pytest
 from clikit import MARSHAL, Cli
 from domain import opened
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sidecars import START_MS, PlainClient, place, start_sidecar
 from waiting import eventually
@@ -349,7 +349,13 @@ def test_nothing_that_fits_the_description_is_a_fault(domain):
     with start_sidecar(domain, client_id="host-3") as fuzzed:
 
         @given(request=requests())
-        @settings(max_examples=80, deadline=None, derandomize=True, database=None)
+        @settings(
+            max_examples=80,
+            deadline=None,
+            derandomize=True,
+            database=None,
+            suppress_health_check=[HealthCheck.too_slow],
+        )
         def ask(request):
             method, path, body = request
             with fuzzed.http(headers=headers) as http:

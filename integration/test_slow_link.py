@@ -38,7 +38,7 @@ def topic(domain):
     producer = Producer({"bootstrap.servers": domain.servers, "linger.ms": 20})
     for _ in range(RECORDS):
         producer.produce(name, bytes(VALUE_BYTES), partition=0)
-    assert producer.flush(30) == 0
+    assert producer.flush(60) == 0
     return name
 
 

@@ -33,7 +33,7 @@ def test_a_host_goes_on_from_what_it_kept(domain, tmp_path, monkeypatch):
     for t in TS:
         for _ in range(ENTRIES_MIN):
             domain._producer.send(domain.topic, b"noise", partition=t)
-    domain._producer.flush(timeout=30)
+    domain._producer.flush(timeout=60)
     home = tmp_path / "state"
     seen = start(domain, home)
     assert restored(seen) == set()

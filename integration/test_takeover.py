@@ -7,11 +7,12 @@ from itertools import pairwise
 import pytest
 from domain import opened
 from fleet import Fleet
-from waiting import eventually, wall_ms
+from waiting import eventually, read_out, wall_ms
 
 from kafka_marshal import IdentityConflict, TopicPartition
 
-SLACK_MS = 1_500
+# Jitter, a few round trips, and the scheduling delays of a busy machine.
+SLACK_MS = 10_000
 
 
 @pytest.fixture(scope="module")
@@ -22,8 +23,8 @@ def domain(broker, unique, transport):
 
 @pytest.fixture(scope="module")
 def slow(broker, unique, transport):
-    """A domain with an H that outlasts the start of a process."""
-    with opened(broker, unique, h_ms=20_000, transport=transport) as domain:
+    """A domain with an H that outlasts the start of a process, on a busy machine."""
+    with opened(broker, unique, h_ms=60_000, transport=transport) as domain:
         yield domain
 
 
@@ -99,16 +100,14 @@ def test_a_release_is_taken_over_at_once(slow, unique, tmp_path):
         second = fleet.start("w2", policy="greedy", handle_ms=0)
         second.wait_for("ready")
         first.ask_to_end()
-        eventually(
-            lambda: len(second.journal.of("claimed")) == 3, "w2 takes over", 5_000
-        )
+        eventually(lambda: len(second.journal.of("claimed")) == 3, "w2 takes over")
         second.ask_to_end()
         first_journal = first.journal
     assert first_journal.of("ended")
     for key, tenures in slow.history().tenures(group).items():
         one, two = tenures[-2:]
         assert one.ended_by == "released"
-        assert two.begun_ms - one.ended_ms < SLACK_MS
+        assert two.begun_ms - one.ended_ms < slow.h_ms
         mine = [
             h.offset for h in first_journal.handled if h.place == key.topic_partition
         ]
@@ -198,6 +197,7 @@ def test_fair_shares_follow_the_members(domain, unique, tmp_path):
         others = [fleet.start("w2"), fleet.start("w3")]
 
         def is_shared():
+            domain.produce(topic, 1)  # there is always something to do
             owners = list(domain.owners(group).values())
             return sorted(map(owners.count, ("w1", "w2", "w3"))) == [4, 4, 4]
 
@@ -214,8 +214,8 @@ def test_fair_shares_follow_the_members(domain, unique, tmp_path):
     assert all(names[-1] == "w1" for names in owners)
     at_work = [h.at_ms for h in journal.handled if h.client_id == "w1"]
     during = [t for t in at_work if joining_ms <= t <= shared_ms]
-    gaps = [two - one for one, two in pairwise(during)]
-    assert max(gaps) < domain.h_ms // 2, "w1 went on while others joined"
+    gaps = [two - one for one, two in pairwise([joining_ms, *during, shared_ms])]
+    assert max(gaps) < SLACK_MS, "w1 went on while others joined"
     assert journal.duplicated() == {}
 
 
@@ -283,7 +283,7 @@ def test_two_groups_own_the_same_partition(domain, unique):
     ):
         for marshal in (one, two):
             consumer = marshal.consumer(topic, consumer_timeout_ms=700)
-            assert [record.offset for record in consumer] == [0, 1, 2, 3, 4]
+            assert [r.offset for r in read_out(consumer, 5)] == [0, 1, 2, 3, 4]
         for group in groups:
             assert domain.owners(group) == {TopicPartition(topic, 0): "w1"}
 

@@ -14,7 +14,7 @@ from kafka_marshal.protocol.records import ClaimingMessages
 from kafka_marshal.protocol.types import Key
 from kafka_marshal.tickets import ClaimRef, close_offices, open_office
 
-SPEND_MS = 20_000
+SPEND_MS = 60_000
 
 # What a task does: it is started with a pickled claim, and asks for ranges as told.
 TASK = """
@@ -24,13 +24,15 @@ connection, ref = json.loads(sys.argv[1]), pickle.loads(bytes.fromhex(sys.argv[2
 office = open_office(connection)
 for line in sys.stdin:
     first, last = json.loads(line)
-    print(json.dumps(office.spend(ref, first, last, timeout_ms=20000)), flush=True)
+    print(json.dumps(office.spend(ref, first, last, timeout_ms=60000)), flush=True)
 """
 
 
 @pytest.fixture(scope="module")
 def domain(broker, unique, transport):
-    with opened(broker, unique, transport=transport, partitions=4) as domain:
+    with opened(
+        broker, unique, transport=transport, partitions=4, h_ms=5_000
+    ) as domain:
         yield domain
 
 
@@ -93,7 +95,7 @@ class Task:
     def end(self):
         self._process.stdin.close()
         self._process.stdout.close()
-        self._process.wait(timeout=30)
+        self._process.wait(timeout=60)
 
 
 def test_of_processes_that_race_for_offsets_each_gets_others(domain, owner):

@@ -4,14 +4,14 @@ import json
 
 import pytest
 from domain import opened
-from waiting import eventually, wall_ms
+from waiting import eventually, read_out, wall_ms
 
 from kafka_marshal import TopicMisconfigured, World
 
 
 @pytest.fixture(scope="module")
 def domain(broker, unique, transport):
-    with opened(broker, unique, transport=transport) as domain:
+    with opened(broker, unique, h_ms=5_000, transport=transport) as domain:
         yield domain
 
 
@@ -23,7 +23,7 @@ def told(domain, unique):
     moments = {"before": wall_ms()}
     with domain.marshal(group, "w1") as marshal:
         consumer = marshal.consumer(topic, consumer_timeout_ms=700)
-        consumer.commit(list(consumer))
+        consumer.commit(read_out(consumer, 5))
         consumer.flush()
         moments["held"] = wall_ms()
     moments["after"] = wall_ms()

@@ -31,7 +31,7 @@ from kafka_marshal_cli.assembly import app
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
 
 K = 3
-H_MS = 500
+H_MS = 2_000
 # A session of its own takes long to start on a busy machine.
 START_MS = 150_000
 TRIES_MAX = 20

@@ -25,7 +25,7 @@ from kafka_marshal.spark.options import parse
 from kafka_marshal.spark.rows import columns
 from kafka_marshal.tickets import ClaimRef, close_offices
 
-H_MS = 1_000
+H_MS = 2_000
 RECORDS = 5 * CHUNK_RECORDS // 2
 
 # Holds a partition as a query's driver does, and confirms its batch when told to.
@@ -107,7 +107,7 @@ class Driver:
 
     def close(self):
         self._process.kill()
-        self._process.wait(timeout=30)
+        self._process.wait(timeout=60)
         self._process.stdin.close()
         self._process.stdout.close()
 

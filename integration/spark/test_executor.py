@@ -14,6 +14,8 @@ from kafka_marshal.spark.executor import consume_in_task
 RECORDS, BATCH = 40, 10
 # A takeover by silence would take twice that: nothing here waits for one.
 H_MS = 30_000
+# A silence that is the end of the work, and not of a busy machine.
+IDLE_MS = 8_000
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -66,7 +68,7 @@ def test_claims_outlive_a_worker_that_is_killed(spark, domain, sidecar, tmp_path
     group = domain.unique("executor")
     mark = str(tmp_path / "killed")
     work = working(
-        sidecar.address, topic, group, delivery="alo", idle_ms=3_000, mark=mark
+        sidecar.address, topic, group, delivery="alo", idle_ms=IDLE_MS, mark=mark
     )
     rows = consumed(spark, work)
     assert Path(mark).exists()
@@ -92,7 +94,7 @@ def test_claims_outlive_a_worker_that_is_killed(spark, domain, sidecar, tmp_path
 def test_tasks_in_barrier_mode_share_a_topic(spark, domain, sidecar, delivery):
     topic = domain.data_topic(4, records_each=RECORDS)
     group = domain.unique("barrier")
-    work = working(sidecar.address, topic, group, delivery=delivery, idle_ms=5_000)
+    work = working(sidecar.address, topic, group, delivery=delivery, idle_ms=IDLE_MS)
     rows = consumed(spark, work, tasks=2, barrier=True)
     done = [(part, offset) for part, offset, _ in rows]
     assert sorted(done) == [(p, n) for p in range(4) for n in range(RECORDS)]

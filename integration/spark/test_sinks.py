@@ -7,6 +7,7 @@ import pytest
 import spark_program
 from domain import opened
 from pyspark import cloudpickle
+from waiting import eventually
 
 from kafka_marshal.spark.fencing import fenced
 from kafka_marshal.spark.sinks_files import FileSink
@@ -30,7 +31,7 @@ def by_value():
 
 @pytest.fixture(scope="module")
 def domain(broker, unique):
-    with opened(broker, unique, h_ms=10_000) as domain:
+    with opened(broker, unique, h_ms=20_000) as domain:
         yield domain
     close_offices()
 
@@ -125,10 +126,16 @@ def test_a_topic_has_each_row_once(spark, stream, domain):
         bootstrap_servers=domain.servers,
         isolation_level="read_committed",
         auto_offset_reset="earliest",
-        consumer_timeout_ms=2_000,
+        consumer_timeout_ms=1_000,
     )
+    values = []
+
+    def look():
+        values.extend(int(record.value) for record in consumer)
+        return len(values) >= 16
+
     try:
-        values = sorted(int(record.value) for record in consumer)
+        eventually(look, "all records")
     finally:
         consumer.close()
-    assert values == sorted([*range(8)] * 2)
+    assert sorted(values) == sorted([*range(8)] * 2)

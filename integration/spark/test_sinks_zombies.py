@@ -21,6 +21,7 @@ import postgres
 import psycopg
 import pytest
 from domain import opened
+from waiting import eventually
 
 from kafka_marshal.protocol.types import TopicPartition
 from kafka_marshal.receiving import TOKEN_HEADER, FencedApp, SqliteFences, parse_token
@@ -29,7 +30,7 @@ from kafka_marshal.spark.sinks_files import FileSink
 from kafka_marshal.spark.sinks_table import TableSink
 
 PROGRAM = Path(__file__).parents[1] / "support" / "zombie_program.py"
-H_MS = 500
+H_MS = 2_000
 RECORDS, BATCH = 60, 20
 LINES_MAX = 1_000
 
@@ -86,7 +87,7 @@ class Process:
     def end(self):
         if self._process.poll() is None:
             self._process.kill()
-        self._process.wait(timeout=30)
+        self._process.wait(timeout=60)
         self._process.stdin.close()
         self._process.stdout.close()
 
@@ -194,7 +195,7 @@ def served(app):
             yield f"http://127.0.0.1:{server.server_port}"
         finally:
             server.shutdown()
-            thread.join(timeout=30)
+            thread.join(timeout=60)
 
 
 @pytest.mark.parametrize("where", ["before", "midst"])
@@ -223,10 +224,16 @@ def test_a_topic_takes_nothing_stale(domain, where):
         bootstrap_servers=domain.servers,
         isolation_level="read_committed",
         auto_offset_reset="earliest",
-        consumer_timeout_ms=3_000,
+        consumer_timeout_ms=1_000,
     )
+    values = []
+
+    def look():
+        values.extend(int(record.value) for record in consumer)
+        return len(values) >= RECORDS
+
     try:
-        values = [int(record.value) for record in consumer]
+        eventually(look, "all records")
     finally:
         consumer.close()
     assert sorted(values) == list(range(RECORDS))

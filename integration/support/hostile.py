@@ -18,7 +18,7 @@ from kafka_marshal.protocol.records import (
 from kafka_marshal.protocol.types import Key
 
 SLICE_S = 0.02
-END_S = 10.0
+END_S = 60.0
 
 
 def hostile_values(keys: Iterable[Key], *, seed: int) -> Iterator[bytes | None]:

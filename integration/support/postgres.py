@@ -14,7 +14,7 @@ import psycopg
 from waiting import eventually
 
 START_S = 60
-STOP_S = 20
+STOP_S = 60
 SAID_CHARS_MAX = 1_000
 UNPRIVILEGED = "nobody"
 

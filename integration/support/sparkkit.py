@@ -7,7 +7,7 @@ import sys
 import threading
 from pathlib import Path
 
-RUN_S = 90
+RUN_S = 180
 
 
 class Kit:

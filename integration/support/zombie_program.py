@@ -107,7 +107,8 @@ class Program:
             insert,
             self.settings["group"],
             rows_at_once=5,
-            idle_ms_max=1_000,
+            # Less than 2H: nobody waits for it. More than a machine is busy for.
+            idle_ms_max=3_000,
         )
         if self.settings["where"] == "before":
             self.stop_here()
