@@ -16,6 +16,9 @@ from kafka_marshal.testing.slowlink import SlowLink
 pytestmark = pytest.mark.timeout(900)
 # Three times what the controller waits for a broker, as with the usual H of a minute.
 ROOMY_MS = 10_000
+# What a fleet has unless told otherwise.
+USUAL_MS = 60_000
+KILLS_MS_MAX = 25 * 60_000
 
 
 @pytest.fixture
@@ -45,12 +48,26 @@ def all_topics(ordeal):
 @pytest.mark.timeout(7_200)
 def test_leader_kill(cluster, ordeal, record, times):
     """SIGKILL of the broker that leads T0."""
-    found = record("leader_kill", "the leader of T0 is killed (SIGKILL)", ROOMY_MS)
-    # So many that one lost claim in a hundred runs would show.
-    found.runs = times(100)
+    found = record("leader_kill", "the leader of T0 is killed (SIGKILL)", USUAL_MS)
+    kills(cluster, ordeal, found, count=times(60))
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(1_800)
+def test_leader_kill_short(cluster, ordeal, record, times):
+    """The same with an H that is hardly longer than what an election takes."""
+    title = "the same, where sending is given up (H/2) when a leader is elected"
+    found = record("leader_kill_short", title, ROOMY_MS)
+    kills(cluster, ordeal, found, count=times(5))
+
+
+def kills(cluster, ordeal, found, *, count):
+    """Kill the leader of T0 so often, or as often as there is time for."""
+    deadline_ms = wall_ms() + KILLS_MS_MAX
+    found.runs = 0
     with ordeal(found) as it:
         it.start()
-        for _ in range(found.runs):
+        while found.runs < count and wall_ms() < deadline_ms:
             cluster.wait_in_sync(*all_topics(it))
             before = it.claims()
             victim = cluster.leader(it.domain.topic, 0)
@@ -59,6 +76,7 @@ def test_leader_kill(cluster, ordeal, record, times):
             it.wait_flowing()
             it.note_gaps(killed_ms)
             it.note_kept(before)
+            found.runs += 1
             cluster.restart(victim)
         it.settle()
         it.judge()

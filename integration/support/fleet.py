@@ -41,7 +41,12 @@ class Worker:
             "handle_ms": 2,
             "commit": True,
             "release": True,
+            "notes": "",
         } | settings
+        # What it says of itself to the checker of histories, where that is asked.
+        self.notes_path = self.journal_path.with_suffix(".notes")
+        if self.settings["notes"]:
+            self.settings["notes"] = str(self.notes_path)
         # What it runs under, such as a network of its own; it must become Python.
         launcher = self.settings.pop("launcher", ())
         self.journal_path.touch()
@@ -96,7 +101,7 @@ class Worker:
     def kill(self) -> None:
         """SIGKILL, and reap."""
         self.signal(signal.SIGKILL)
-        self._process.wait(10)
+        self._process.wait(60)
 
     def ask_to_end(self) -> None:
         """SIGTERM, and wait for the orderly end of a worker that still runs."""
@@ -104,7 +109,7 @@ class Worker:
             self.signal(signal.SIGTERM)
             assert self.wait() == 0, self.last_words()
 
-    def wait(self, timeout_s: int = 20) -> int:
+    def wait(self, timeout_s: int = 60) -> int:
         """Wait for the end; return the exit status."""
         return self._process.wait(timeout_s)
 

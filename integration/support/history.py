@@ -110,10 +110,12 @@ class History:
     Attributes:
         steps: Every transition, by coordinating partition and offset.
         worlds: The state of every coordinating partition at the end.
+        entries: The log itself, by coordinating partition.
     """
 
     def __init__(self, servers: str, topic: str) -> None:
         self.steps: list[Step] = []
+        self.entries: dict[int, list[LogEntry]] = defaultdict(list)
         self.worlds: dict[int, WorldState] = {}
         self._servers, self._topic = servers, topic
         self._next: dict[Place, int] = {}
@@ -176,6 +178,7 @@ class History:
             record.timestamp_type,
             record.value,
         )
+        self.entries[t].append(entry)
         for transition in apply(world, entry):
             known = world.keys.get(transition.key) if transition.key else None
             self.steps.append(

@@ -14,9 +14,11 @@ import attrs
 from domain import Domain
 from fleet import Fleet, Worker
 from journal import judge_duplicates, judge_grants, judge_overlaps
-from stream import Stream, longest_gap_ms
+from stream import PythonPair, Stream, longest_gap_ms
+from telling import Sender, Telling, as_figures, judge
 from waiting import eventually, wall_ms
 
+from kafka_marshal import Delivery
 from kafka_marshal import TopicPartition as Place
 from kafka_marshal.protocol.granting import DEPTH_MAX_DEFAULT
 
@@ -43,14 +45,18 @@ class Finding:
         handed_ms: From the death of an owner to work of the next, each.
         gap_ms: Longest time without work in any partition, each run.
         gap_of_ms: The same by guarantee and transport.
-        bare_gap_ms: The same of a bare producer and consumer, each run.
+        bare_gap_ms: The same of bare producers and consumers, each run.
+        bare_gap_of_ms: The same by transport.
         kept: In how many runs no owner lost a claim; None where owners had to.
+        owners: Healthy owners, each counted in each of these runs.
+        owners_kept: How many of them kept all their claims.
         records: Records processed.
         duplicates: At least once: repeats, all within the bound.
         unprocessed: At most once: granted to those who died, and never processed.
         unprocessed_max: The most of one claim; the bound is ``AT_RISK``.
         stale_hands: Records that were in an owner's hands when the next began.
         losses: At least once: records that nobody processed.
+        history: What the checker of histories says, by guarantee.
         notes: Whatever else should be told.
     """
 
@@ -63,13 +69,17 @@ class Finding:
     gap_ms: list[int] = attrs.field(factory=list)
     gap_of_ms: dict[str, list[int]] = attrs.field(factory=dict)
     bare_gap_ms: list[int] = attrs.field(factory=list)
+    bare_gap_of_ms: dict[str, list[int]] = attrs.field(factory=dict)
     kept: int | None = None
+    owners: int = 0
+    owners_kept: int = 0
     records: int = 0
     duplicates: int = 0
     unprocessed: int = 0
     unprocessed_max: int = 0
     stale_hands: int = 0
     losses: int = 0
+    history: dict[str, dict] = attrs.field(factory=dict)
     notes: list[str] = attrs.field(factory=list)
 
 
@@ -123,10 +133,16 @@ class Ordeal:
                 "max_poll_records": BATCH,
                 "max_granted_batches": DEPTH_MAX_DEFAULT,
                 "handle_ms": 1,
+                "notes": True,
             }
             fleet = Fleet(self.domain, home / delivery, **(usual | settings))
             self.fleets[delivery] = self._stack.enter_context(fleet)
-        self.stream = self._stack.enter_context(Stream(servers, self.domain.produced))
+        data = list(self.domain.produced)
+        bare = list(self.domain.of(self.domain.data_topic(partitions)))
+        self.stream = self._stack.enter_context(Stream(servers, data))
+        self._python = self._stack.enter_context(
+            PythonPair(servers, bare, [*data, *bare])
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -155,13 +171,16 @@ class Ordeal:
         """Wait until these clients, in both groups, have worked from now on."""
         since = wall_ms()
         for fleet in self.fleets.values():
-            eventually(
-                lambda f=fleet: (
-                    {each["client_id"] for each in f.handled_since(since)} >= names
-                ),
-                f"{sorted(names)} work; {fleet.settings['group_id']}",
-                timeout_ms,
-            )
+
+            def look(fleet=fleet):
+                for worker in fleet.workers:
+                    is_well = worker.is_running or worker.client_id not in names
+                    assert is_well or worker.pid in self._replaced, worker.last_words()
+                seen = {each["client_id"] for each in fleet.handled_since(since)}
+                return seen >= names
+
+            what = f"{sorted(names)} work; {fleet.settings['group_id']}"
+            eventually(look, what, timeout_ms)
 
     def wait_flowing(
         self, timeout_ms: int = WORK_MS, *, is_replacing: bool = False
@@ -200,8 +219,16 @@ class Ordeal:
 
     def note_gaps(self, since_ms: int) -> None:
         """Note how long work stood still from then on, ours and the bare one's."""
-        bare = [longest_gap_ms(seen, since_ms) for seen in self.stream.arrived.values()]
-        self.finding.bare_gap_ms.append(max(bare))
+        bare = {
+            name: max(longest_gap_ms(seen, since_ms) for seen in arrived.values())
+            for name, arrived in (
+                ("fast", self.stream.arrived),
+                ("kafka-python", self._python.arrived),
+            )
+        }
+        for name, gap_ms in bare.items():
+            self.finding.bare_gap_of_ms.setdefault(name, []).append(gap_ms)
+        self.finding.bare_gap_ms.append(max(bare.values()))
         ours: dict[str, list[int]] = {}
         for delivery, fleet in self.fleets.items():
             times: dict = {}
@@ -219,9 +246,17 @@ class Ordeal:
         self.finding.gap_ms.append(max(map(max, ours.values())))
 
     def note_kept(self, before: dict) -> None:
-        """Note whether all claims are what they were."""
-        is_kept = self.claims() == before
-        self.finding.kept = (self.finding.kept or 0) + is_kept
+        """Note whether all claims are what they were, and whose are."""
+        now = self.claims()
+        self.finding.kept = (self.finding.kept or 0) + (now == before)
+        had, lost = set(), set()
+        for key, claim in before.items():
+            owner = (key.group_id, claim[0])
+            had.add(owner)
+            if now.get(key) != claim:
+                lost.add(owner)
+        self.finding.owners += len(had)
+        self.finding.owners_kept += len(had - lost)
 
     def note_takeover(self, since_ms: int, names: set[str], before: dict) -> None:
         """Note how long what these owners had was without an owner, and without work.
@@ -369,6 +404,9 @@ class Ordeal:
             AssertionError: One was broken; it says where.
         """
         found, history = self.finding, self.domain.history()
+        judge_histories(
+            found, self.domain, self.fleets, is_exclusive=self._is_exclusive
+        )
         for delivery, fleet in self.fleets.items():
             group_id, journal = fleet.settings["group_id"], fleet.journal
             (topic,) = self.topics(fleet)
@@ -399,3 +437,46 @@ class Ordeal:
             found.unprocessed_max = max(found.unprocessed_max, most)
             assert most <= AT_RISK, by_claim
         return found
+
+
+def judge_histories(
+    found: Finding,
+    domain: Domain,
+    fleets: dict[str, Fleet],
+    *,
+    is_exclusive: bool = True,
+) -> None:
+    """Have what the workers noted judged by the checker that simulations use.
+
+    Args:
+        found: Gets what it says.
+        domain: Where they worked; all of its work is done.
+        fleets: By name; the guarantee is what a name begins with.
+        is_exclusive: Whether S4 is demanded; else it is counted only.
+
+    Raises:
+        AssertionError: Something must not be; all of it is in the finding.
+    """
+    senders = [
+        Sender.of(worker.notes_path, fleet.settings["group_id"])
+        for fleet in fleets.values()
+        for worker in fleet.workers
+    ]
+    operations = Telling(domain.history().entries, senders).operations()
+    told = []
+    for name, fleet in fleets.items():
+        (topic,) = fleet.settings["topics"]
+        verdict = judge(
+            operations,
+            group_id=fleet.settings["group_id"],
+            delivery=Delivery(name[:3]),
+            ends=domain.of(topic),
+            h_ms=found.h_ms,
+        )
+        found.history[name] = as_figures(verdict)
+        told += [
+            finding
+            for finding in verdict.findings
+            if is_exclusive or finding.invariant != "S4"
+        ]
+    assert not told, f"by the history: {told[:3]}"

@@ -1,15 +1,19 @@
 """A steady stream of records, and how long the cluster alone interrupts it.
 
-A bare producer and a bare consumer, on librdkafka and with no part of the product:
-what they are kept waiting is the brokers' own doing.
+A bare producer and a bare consumer of each client library, with no part of the
+product: what they are kept waiting is the brokers' own doing, and the library's.
 """
 
 import threading
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from itertools import pairwise
 
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from kafka import KafkaConsumer, KafkaProducer
+from kafka import TopicPartition as PythonPlace
+from kafka.errors import KafkaError
 from waiting import eventually, wall_ms
 
 from kafka_marshal import TopicPartition as Place
@@ -21,13 +25,20 @@ QUICK = {"reconnect.backoff.max.ms": 500, "topic.metadata.refresh.interval.ms": 
 
 
 class Stream:
-    """Writes to every partition of some topics, 20 records a second each, and reads.
+    """Writes to every partition of some topics, so many records a second, and reads.
 
     Attributes:
         arrived: When the bare consumer saw records, wall time by partition.
     """
 
-    def __init__(self, servers: str, places: Iterable[Place]) -> None:
+    def __init__(
+        self,
+        servers: str,
+        places: Iterable[Place],
+        *,
+        interval_s: float = INTERVAL_S,
+    ) -> None:
+        self._interval_s = interval_s
         self._places = sorted(places)
         self.arrived: dict[Place, list[int]] = {place: [] for place in self._places}
         self._failed: list[str] = []
@@ -56,7 +67,7 @@ class Stream:
 
     def _write(self) -> None:
         number = 0
-        while not self._is_over.wait(INTERVAL_S):
+        while not self._is_over.wait(self._interval_s):
             for place in self._places:
                 self._producer.produce(
                     place.topic,
@@ -120,6 +131,60 @@ class Stream:
             thread.join(LOOK_S)
         self._producer.purge()
         self._consumer.close()
+
+
+class PythonPair:
+    """The same pair of kafka-python, on a topic of its own; it reads the others', too.
+
+    Attributes:
+        arrived: When its consumer saw records, wall time by partition.
+    """
+
+    def __init__(self, servers: str, own: Iterable[Place], all_: Iterable[Place]):
+        self._own = sorted(own)
+        self.arrived: dict[Place, list[int]] = {place: [] for place in sorted(all_)}
+        common = {
+            "bootstrap_servers": servers,
+            "reconnect_backoff_max_ms": 500,
+            "metadata_max_age_ms": 5_000,
+        }
+        self._producer = KafkaProducer(
+            **common, acks="all", delivery_timeout_ms=DELIVERY_MS
+        )
+        self._consumer = KafkaConsumer(
+            **common, group_id=None, auto_offset_reset="earliest", fetch_max_wait_ms=100
+        )
+        self._is_over = threading.Event()
+        self._threads = [
+            threading.Thread(target=each, name="chaos-python", daemon=True)
+            for each in (self._write, self._read)
+        ]
+
+    def _write(self) -> None:
+        while not self._is_over.wait(INTERVAL_S):
+            for place in self._own:
+                # Waits for metadata in vain at times: the next one may not.
+                with suppress(KafkaError):
+                    self._producer.send(place.topic, b"bare", partition=place.partition)
+
+    def _read(self) -> None:
+        self._consumer.assign([PythonPlace(*place) for place in self.arrived])
+        while not self._is_over.is_set():
+            with suppress(KafkaError):
+                for place, records in self._consumer.poll(timeout_ms=200).items():
+                    self.arrived[Place(*place)] += [wall_ms()] * len(records)
+
+    def __enter__(self):
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._is_over.set()
+        for thread in self._threads:
+            thread.join(LOOK_S)
+        self._producer.close(timeout=1)
+        self._consumer.close(autocommit=False)
 
 
 def longest_gap_ms(times: list[int], since_ms: int) -> int:

@@ -12,7 +12,9 @@ import signal
 import sys
 import time
 
-from kafka_marshal import ClaimLost, Delivery, Marshal, MarshalError
+from worker_notes import Noting
+
+from kafka_marshal import ClaimLost, Delivery, Marshal, MarshalError, runtime
 from kafka_marshal.ports import Observer
 
 PLAIN = (str, int, float, bool, type(None))
@@ -45,12 +47,19 @@ class PenObserver(Observer):
         self._pen.write("observed", name=event.name, fields=dict(event.fields))
 
 
-def consume(pen: Pen, consumer, *, handle_ms: int, commit: bool) -> None:
+def consume(
+    pen: Pen, consumer, *, handle_ms: int, commit: bool, noting: Noting | None
+) -> None:
     """Handle one record after the other until told to stop."""
     for record in consumer:
         place = {"topic": record.topic, "partition": record.partition}
         token = str(record.token)
+        at = {"first": record.offset, "last": record.offset, "token": token}
+        if noting:
+            noting.handed(place, **at)
         pen.write("handled", offset=record.offset, token=token, **place)
+        if noting:
+            noting.done(place, **at)
         if handle_ms:
             time.sleep(handle_ms / 1000)
         if commit:
@@ -87,6 +96,7 @@ def main() -> int:
 
 def run(settings: dict, pen: Pen) -> None:
     """Open everything, consume, close."""
+    noting = Noting(settings["notes"], runtime) if settings["notes"] else None
 
     def place_of(partition) -> dict:
         return {"topic": partition.topic, "partition": partition.partition}
@@ -125,6 +135,7 @@ def run(settings: dict, pen: Pen) -> None:
                 consumer,
                 handle_ms=settings["handle_ms"],
                 commit=settings["commit"],
+                noting=noting,
             )
         pen.write("stopping")
         marshal.close(release=settings["release"])

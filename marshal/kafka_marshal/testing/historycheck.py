@@ -127,11 +127,14 @@ class _KeyHistory:
 
 
 class _Judge:
-    def __init__(self, *, is_at_most_once: bool, h_ms: int | None) -> None:
+    def __init__(
+        self, *, is_at_most_once: bool, h_ms: int | None, late_ms: int
+    ) -> None:
         self.findings: list[Finding] = []
         self.keys: dict[Key, _KeyHistory] = defaultdict(_KeyHistory)
         self._is_amo = is_at_most_once
-        self._lease_ms = None if h_ms is None else h_ms + h_ms // DRIFT + ROUNDING_MS
+        noted_ms = ROUNDING_MS + late_ms
+        self._lease_ms = None if h_ms is None else h_ms + h_ms // DRIFT + noted_ms
         self._takes = {
             CLAIM: self._claim,
             BEAT: self._beat,
@@ -207,13 +210,11 @@ class _Judge:
 
     def _told(self, known: _KeyHistory, operation: Operation) -> None:
         """What a process says that it is done with, it must be done with."""
-        who = (operation.process, operation.token)
+        who, done = (operation.process, operation.token), operation.done
         early = [
             offset
-            for offset in known.handed - known.processed
-            if operation.done is not None
-            and offset < operation.done
-            and (*who, offset) in known.lent
+            for offset in (known.handed - known.processed if done is not None else ())
+            if offset < (done or 0) and (*who, offset) in known.lent
         ]
         if early:
             told = sorted(early)[:NAMED_MAX]
@@ -302,6 +303,7 @@ def check(
     delivery: Delivery,
     ends: Mapping[Key, tuple[int, int]] | None = None,
     h_ms: int | None = None,
+    late_ms: int = 0,
 ) -> Verdict:
     """Judge a history: S1, S3, S4, S7, completeness and the bound on duplicates.
 
@@ -316,9 +318,11 @@ def check(
             once, each record between them must have been processed.
         h_ms: H. With it, hand-outs are held to the leases that their process's own
             claims and beats gave, which are numbered then (PROTOCOL 5.2).
+        late_ms: How much later than its lease was looked at a hand-out may have been
+            noted; 0 where both are one.
     """
     is_amo = delivery is Delivery.AT_MOST_ONCE
-    judge = _Judge(is_at_most_once=is_amo, h_ms=h_ms)
+    judge = _Judge(is_at_most_once=is_amo, h_ms=h_ms, late_ms=late_ms)
     for operation in history:
         assert operation.kind in KINDS, operation.kind
         assert operation.outcome in OUTCOMES, operation.outcome

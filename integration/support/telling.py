@@ -1,0 +1,280 @@
+"""Tells what workers did on a real cluster, to the checker that simulations use.
+
+Workers note what they begin and what ends (`worker_notes`); the coordination log says
+what became of the records that they sent. Both are put into one order and told to
+the chronicle of the simulator, so that the same history is judged by the same rules.
+
+All notes are by one boot clock. Of a record of the log only the order is used, and no
+clock of a broker: it was appended after it was sent, and before its sender, or the
+sender of a later one, had read it back. It ends at the last moment that all of these
+leave.
+"""
+
+import json
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+import attrs
+
+from kafka_marshal.clock import NS_PER_MS
+from kafka_marshal.engine import Delivery
+from kafka_marshal.errors import CoordinationError
+from kafka_marshal.protocol.codec import decode
+from kafka_marshal.protocol.rationalizer import apply
+from kafka_marshal.protocol.records import ClaimingPartition
+from kafka_marshal.protocol.state import WorldState
+from kafka_marshal.protocol.transition import ACCEPTED
+from kafka_marshal.protocol.types import Key, LogEntry, Token, TopicPartition
+from kafka_marshal.testing.checkers import Folded
+from kafka_marshal.testing.historycheck import Operation, Verdict, check
+from kafka_marshal.testing.simulation.chronicle import SENT, Chronicle
+
+# From a look at the lease to the note of a hand-out, on a machine that is busy.
+LATE_MS = 300
+TOLD_MAX = 20
+
+
+@attrs.define
+class Sender:
+    """One process: its notes, and when it had read how far.
+
+    Attributes:
+        name: What it is called in the history.
+        group_id: The group that it worked for.
+        notes: What it noted, oldest first.
+        incarnation: Who it is in the log, None where it sent nothing.
+        reads: By coordinating partition: offset and time of each step ahead.
+    """
+
+    name: str
+    group_id: str
+    notes: list[dict]
+    incarnation: bytes | None = None
+    reads: dict[int, list[tuple[int, int]]] = attrs.field(
+        factory=lambda: defaultdict(list)
+    )
+
+    @classmethod
+    def of(cls, path: Path, group_id: str) -> "Sender":
+        """Read a file of notes; a line cut off by a kill does not count."""
+        text = path.read_text() if path.exists() else ""
+        lines = text[: text.rfind("\n") + 1].splitlines()
+        made = cls(path.stem, group_id, [json.loads(line) for line in lines])
+        for note in made.notes:
+            if note["event"] == "sent" and made.incarnation is None:
+                made.incarnation = decode(bytes.fromhex(note["value"])).incarnation
+            for t, offset in note.get("ends", {}).items():
+                steps = made.reads[int(t)]
+                if not steps or offset > steps[-1][0]:
+                    steps.append((offset, note["ns"]))
+        return made
+
+    def read_ns(self, t: int, offset: int) -> int | None:
+        """Return when it had read as far as an offset, None where it never has."""
+        steps = self.reads[t]
+        at = bisect_left(steps, (offset, 0))
+        return steps[at][1] if at < len(steps) else None
+
+
+class _Fate:
+    """What a sender was told of an append: that it failed, or nothing yet."""
+
+    def __init__(self) -> None:
+        self.has_failed = self.is_over = False
+
+    def is_done(self) -> bool:
+        return self.has_failed or self.is_over
+
+    def offset(self) -> int | None:
+        return None
+
+    def error(self) -> CoordinationError | None:
+        return CoordinationError("it was told so") if self.has_failed else None
+
+
+@attrs.frozen
+class _Noted:
+    """A record as far as a worker noted it."""
+
+    offset: int
+    token: Token
+
+
+Event = tuple[int, Callable[[], None]]
+
+
+class Telling:
+    """Puts notes and log into one order, and tells them to a chronicle."""
+
+    def __init__(
+        self, entries: Mapping[int, Sequence[LogEntry]], senders: Sequence[Sender]
+    ) -> None:
+        """Take all that there is to tell.
+
+        Args:
+            entries: The coordination log, by partition.
+            senders: All workers that there were.
+        """
+        self._entries = entries
+        self._senders = senders
+        self._by_incarnation = {s.incarnation: s for s in senders if s.incarnation}
+        self._worlds = {t: WorldState(t) for t in entries}
+        self._keys = {t: _claimed(t, senders) for t in entries}
+        self._fates: dict[tuple[str, int], _Fate] = {}
+        self._sent: dict[tuple[bytes, int], _Fate] = {}
+        self._now_ns = 0
+        self.attempts: set[bytes] = set()
+        self._chronicle = Chronicle(self)
+
+    # --- what the chronicle asks
+
+    @property
+    def now_ms(self) -> int:
+        """The boot clock of the machine, as of what is being told."""
+        return self._now_ns // NS_PER_MS
+
+    def name_of(self, incarnation: bytes) -> str:
+        """Return what a process is called."""
+        known = self._by_incarnation.get(incarnation)
+        return f"stranger {incarnation.hex()[:8]}" if known is None else known.name
+
+    def keys_of(self, partition: int) -> Sequence[Key]:
+        """Return what our workers ever tried to claim, of a coordinating partition."""
+        return self._keys[partition]
+
+    # --- the order
+
+    def operations(self) -> list[Operation]:
+        """Return the history of all of them."""
+        events: list[Event] = []
+        for t, entries in self._entries.items():
+            events += self._log_events(t, entries)
+        for sender in self._senders:
+            events += self._own_events(sender)
+        # What has the same time is in the order in which it was put here: what was
+        # read is known before whoever read it acts on it.
+        for self._now_ns, tell in sorted(events, key=lambda event: event[0]):
+            tell()
+        return self._chronicle.operations
+
+    def _log_events(self, t: int, entries: Sequence[LogEntry]) -> list[Event]:
+        """Place each entry as late as its reader, and those of later ones, allow."""
+        latest = max((s.notes[-1]["ns"] for s in self._senders if s.notes), default=0)
+        found: list[Event] = []
+        for entry in reversed(entries):
+            record = decode(entry.value)
+            own = self._by_incarnation.get(getattr(record, "incarnation", None))
+            read = own.read_ns(t, entry.offset) if own else None
+            latest = latest if read is None else min(latest, read)
+            found.append((latest, lambda entry=entry: self._fold(t, entry)))
+        found.reverse()
+        return found
+
+    def _own_events(self, sender: Sender) -> list[Event]:
+        tellers = {
+            "sent": self._on_sent,
+            "failed": self._on_failed,
+            "handed": self._on_handed,
+            "done": self._on_done,
+        }
+        found: list[Event] = []
+        for note in sender.notes:
+            tell = tellers.get(note["event"])
+            if tell is not None:
+                ns = note.get("looked_ns", note["ns"])
+                found.append((ns, lambda n=note, tell=tell: tell(sender, n)))
+        if sender.notes:
+            gone = sender.notes[-1]["ns"]
+            found.append((gone, lambda: self._chronicle.on_gone(sender.name)))
+        return found
+
+    # --- the telling
+
+    def _on_sent(self, sender: Sender, note: dict) -> None:
+        fate = self._fates[sender.name, note["number"]] = _Fate()
+        value = bytes.fromhex(note["value"])
+        record = decode(value)
+        self._sent[record.incarnation, record.seq] = fate
+        self._chronicle.on_append(note["t"], value, append=fate, held={})
+
+    def _on_failed(self, sender: Sender, note: dict) -> None:
+        self._fates[sender.name, note["number"]].has_failed = True
+
+    def _on_handed(self, sender: Sender, note: dict) -> None:
+        key, records = self._noted(sender, note)
+        self._chronicle.on_handed(sender.name, key, records=records)
+
+    def _on_done(self, sender: Sender, note: dict) -> None:
+        key, records = self._noted(sender, note)
+        for record in records:
+            self._chronicle.on_processed(sender.name, key, record=record)
+
+    @staticmethod
+    def _noted(sender: Sender, note: dict) -> tuple[Key, list[_Noted]]:
+        key = Key(sender.group_id, note["topic"], note["partition"])
+        token = Token(*map(int, note["token"].split(".")))
+        offsets = range(note["first"], note["last"] + 1)
+        return key, [_Noted(offset, token) for offset in offsets]
+
+    def _fold(self, t: int, entry: LogEntry) -> None:
+        world = self._worlds[t]
+        for transition in apply(world, entry):
+            record = transition.record
+            if not isinstance(record, SENT):
+                continue
+            is_ours = record.incarnation in self._by_incarnation
+            # What strangers are refused is no part of what our workers did. What
+            # they are not refused is: nobody of ours has begun it, and so it is told.
+            if is_ours or transition.outcome == ACCEPTED:
+                folded = Folded(t, None, transition, None, 0, False)
+                self._chronicle.on_fold(folded, world)
+            if fate := self._sent.get((record.incarnation, record.seq)):
+                fate.is_over = True
+
+
+def _claimed(t: int, senders: Iterable[Sender]) -> list[Key]:
+    """Return what was ever tried to be claimed in a coordinating partition."""
+    records = (
+        decode(bytes.fromhex(note["value"]))
+        for sender in senders
+        for note in sender.notes
+        if note["event"] == "sent" and note["t"] == t
+    )
+    return sorted(
+        {
+            Key(record.group_id, record.topic, record.partition)
+            for record in records
+            if isinstance(record, ClaimingPartition)
+        }
+    )
+
+
+def judge(
+    operations: Iterable[Operation],
+    *,
+    group_id: str,
+    delivery: Delivery,
+    ends: Mapping[TopicPartition, int],
+    h_ms: int,
+) -> Verdict:
+    """Have one group's history judged, by the rules that simulations are judged by.
+
+    Args:
+        operations: What all have done, in order.
+        group_id: The group.
+        delivery: Its guarantee.
+        ends: How many records each of its partitions has; all are worked off.
+        h_ms: H.
+    """
+    keys = {Key(group_id, *place): (0, end) for place, end in ends.items()}
+    ours = (each for each in operations if each.key.group_id == group_id)
+    return check(ours, delivery=delivery, ends=keys, h_ms=h_ms, late_ms=LATE_MS)
+
+
+def as_figures(verdict: Verdict) -> dict:
+    """Return a verdict for the report."""
+    told = [f"{found.invariant}: {found.message}" for found in verdict.findings]
+    figures = attrs.asdict(verdict, filter=lambda field, _: field.name != "findings")
+    return figures | {"violations": len(told), "told": told[:TOLD_MAX]}

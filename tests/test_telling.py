@@ -1,0 +1,191 @@
+"""What workers noted on a real cluster, told to the checker; faults are planted."""
+
+import json
+
+import pytest
+from logkit import KEY, LOG_APPEND_TIME, START_MS, H, beat, claim, config, messages
+from telling import LATE_MS, Sender, Telling, as_figures, judge
+
+from kafka_marshal.engine import Delivery
+from kafka_marshal.protocol.codec import encode
+from kafka_marshal.protocol.types import LogEntry
+
+ALO, AMO = Delivery.AT_LEAST_ONCE, Delivery.AT_MOST_ONCE
+NS_PER_MS = 1_000_000
+
+
+class Recorded:
+    """A log of one partition, and the notes of two workers, written by hand."""
+
+    def __init__(self, home):
+        self.home = home
+        self.at_ms = 0
+        self.entries = []
+        self.sent = []
+        self.append(config(h=H))
+
+    def append(self, record):
+        offset = len(self.entries)
+        moment_ms = START_MS + self.at_ms
+        entry = LogEntry(offset, 0, moment_ms, LOG_APPEND_TIME, encode(record))
+        self.entries.append(entry)
+        return offset
+
+    def note(self, who, event, *, ms=None, **fields):
+        ns = (self.at_ms if ms is None else ms) * NS_PER_MS
+        with (self.home / f"{who}.notes").open("a") as file:
+            file.write(json.dumps({"event": event, "ns": ns} | fields) + "\n")
+
+    def send(self, who, record, *, reads=True, notes=True):
+        """Send, append, and read back, each a millisecond later."""
+        self.sent.append(record)
+        if notes:
+            number, value = len(self.sent), encode(record).hex()
+            self.note(who, "sent", number=number, t=0, value=value)
+        self.at_ms += 1
+        offset = self.append(record)
+        self.at_ms += 1
+        if reads:
+            self.note(who, "read", ends={"0": offset})
+        self.at_ms += 1
+        return offset
+
+    def handle(self, who, epoch, first, last, *, is_done=True):
+        """Hand records out one by one, and process them."""
+        for offset in range(first, last + 1):
+            at = {"topic": KEY.topic, "partition": KEY.partition, "first": offset}
+            at |= {"last": offset, "token": f"1.0.{epoch}"}
+            looked_ns = self.at_ms * NS_PER_MS
+            self.note(who, "handed", looked_ns=looked_ns, **at)
+            if is_done:
+                self.note(who, "done", **at)
+
+    def verdict(self, delivery=ALO, end=10):
+        names = ("a", "b")
+        senders = [Sender.of(self.home / f"{n}.notes", KEY.group_id) for n in names]
+        told = Telling({0: self.entries}, senders).operations()
+        ends = {KEY.topic_partition: end}
+        return judge(told, group_id=KEY.group_id, delivery=delivery, ends=ends, h_ms=H)
+
+
+@pytest.fixture
+def recorded(tmp_path):
+    return Recorded(tmp_path)
+
+
+def taken_over(it, *, kept=True):
+    """One works and dies; the other takes over; return both epochs."""
+    one = it.send("a", claim("a", seq=1))
+    it.handle("a", one, 0, 6)
+    it.send("a", beat(one, 5, client="a", seq=2))
+    it.at_ms += 2 * H + 1
+    two = it.send("b", claim("b", seq=1))
+    it.handle("b", two, 5, 9)
+    if kept:
+        it.send("b", beat(two, 10, client="b", seq=2))
+    return one, two
+
+
+def invariants(verdict):
+    return [found.invariant for found in verdict.findings]
+
+
+def test_a_takeover_is_told_as_it_was(recorded):
+    taken_over(recorded)
+    verdict = recorded.verdict()
+    assert verdict.findings == ()
+    assert (verdict.handed, verdict.processed, verdict.takeovers) == (12, 10, 1)
+    figures = as_figures(verdict)
+    assert (figures["duplicates"], figures["violations"], figures["told"]) == (2, 0, [])
+
+
+def test_two_that_hand_out_at_once_are_found(recorded):
+    one, _ = taken_over(recorded)
+    recorded.handle("a", one, 7, 7)
+    verdict = recorded.verdict()
+    # Under an older token than another does, and long after its own lease.
+    assert invariants(verdict) == ["S4", "S4"]
+    assert as_figures(verdict)["told"][0].startswith("S4: g/t-0: handed out under")
+
+
+@pytest.mark.parametrize(("over_ms", "found"), [(0, []), (LATE_MS + 50, ["S4"])])
+def test_a_lease_ends_an_h_after_its_record_was_sent(recorded, over_ms, found):
+    one = recorded.send("a", claim("a", seq=1))
+    # Sent at 0, looked at so much later; when it was noted does not matter.
+    recorded.at_ms = H + over_ms
+    recorded.handle("a", one, 0, 9)
+    assert set(invariants(recorded.verdict())) == set(found)
+
+
+def test_what_was_noted_late_counts_from_the_look_at_the_lease(recorded):
+    one, _ = taken_over(recorded)
+    at = {"topic": "t", "partition": 0, "first": 7, "last": 7, "token": f"1.0.{one}"}
+    # It stood still between the look and the note.
+    recorded.note("a", "handed", looked_ns=9 * NS_PER_MS, **at)
+    assert recorded.verdict().findings == ()
+
+
+def test_whoever_does_not_wait_for_its_claim_is_found(recorded):
+    recorded.handle("a", 1, 0, 0)
+    recorded.send("a", claim("a", seq=1))
+    recorded.handle("a", 1, 1, 9)
+    assert invariants(recorded.verdict()) == ["S4"]
+
+
+def test_what_nobody_sent_is_found(recorded):
+    one = recorded.send("a", claim("a", seq=1))
+    recorded.send("a", beat(one, None, client="a", seq=2), notes=False)
+    assert invariants(recorded.verdict(end=0)) == ["1.4"]
+
+
+def test_a_stranger_that_wins_is_found_and_one_that_loses_is_not(recorded):
+    one = recorded.send("a", claim("a", seq=1))
+    recorded.handle("a", one, 0, 9)
+    recorded.append(claim("x", seq=7))
+    recorded.append(beat(one, 1 << 40, client="x", seq=8))
+    assert recorded.verdict().findings == ()
+    recorded.at_ms += 2 * H + 1
+    recorded.append(claim("x", seq=9))
+    assert invariants(recorded.verdict()) == ["1.4"]
+
+
+def test_a_position_beyond_what_is_done_is_found(recorded):
+    one = recorded.send("a", claim("a", seq=1))
+    recorded.handle("a", one, 0, 8)
+    recorded.handle("a", one, 9, 9, is_done=False)
+    recorded.send("a", beat(one, 10, client="a", seq=2))
+    # When it was told, when it was accepted, and at the end.
+    assert set(invariants(recorded.verdict())) == {"6.1"}
+
+
+def test_a_record_that_nobody_processed_is_found(recorded):
+    taken_over(recorded)
+    assert invariants(recorded.verdict(end=11)) == ["6.1"]
+
+
+def test_at_most_once_grants_are_told(recorded):
+    one = recorded.send("a", claim("a", seq=1))
+    recorded.send("a", messages(one, 0, 4, client="a", seq=2))
+    recorded.handle("a", one, 0, 4)
+    assert recorded.verdict(AMO).findings == ()
+    recorded.handle("a", one, 5, 5)
+    assert invariants(recorded.verdict(AMO)) == ["6.2"]
+    recorded.handle("a", one, 4, 4)
+    assert "S3" in invariants(recorded.verdict(AMO))
+
+
+def test_what_failed_by_the_acknowledgement_may_have_landed(recorded):
+    """A send that was reported failed is unknown, and the log tells (1.4)."""
+    one = recorded.send("a", claim("a", seq=1), reads=False)
+    recorded.note("a", "failed", number=1)
+    recorded.note("a", "read", ends={"0": one})
+    recorded.send("a", beat(one, None, client="a", seq=2))
+    recorded.handle("a", one, 0, 9)
+    assert recorded.verdict().findings == ()
+
+
+def test_a_line_cut_off_by_a_kill_does_not_count(recorded, tmp_path):
+    taken_over(recorded)
+    with (tmp_path / "a.notes").open("a") as file:
+        file.write('{"event": "handed", "ns"')
+    assert recorded.verdict().findings == ()
