@@ -19,6 +19,14 @@ DEATH = {
     "h_ms": 10_000,
     "runs": 2,
     "kept": 2,
+    "owners": 8,
+    "owners_kept": 8,
+    "gap_of_ms": {"alo fast": [4_000, 6_100]},
+    "bare_gap_of_ms": {"fast": [3_900, 5_000]},
+    "history": {
+        "alo": {"handed": 70, "violations": 0, "duplicates_max": 4},
+        "amo": {"handed": 30, "violations": 1, "duplicates_max": 0},
+    },
     "gap_ms": [4_000, 6_100],
     "bare_gap_ms": [3_900, 5_000],
     "losses": 0,
@@ -57,14 +65,19 @@ def test_spread_takes_the_nearest_rank():
 def test_figures_say_whether_they_are_met(report):
     status, found, page = report(KILLS, DEATH, NO_DISK)
     assert status == 0
-    assert found["totals"] == {"passed": 2, "failed": 0, "skipped": 1, "losses": 0}
+    totals = {"passed": 2, "failed": 0, "skipped": 1, "losses": 0, "violations": 1}
+    assert found["totals"] == totals
     assert [(row["reached"], row["met"]) for row in found["figures"]] == [
         ("3000 ms over 200 kills", True),
-        ("2 of 2", True),
-        ("at most 1100 ms after it", False),
+        ("2 of 2 runs, 8 of 8 owners", True),
+        ("100 ms after it in the median, 1100 ms at most, over 2 runs", False),
     ]
     (row,) = [row for row in found["rows"] if row["name"] == "leader_kill"]
     assert (row["within"], row["kept"], row["gap"]["max"]) == ("1/2", "2/2", 6_100)
+    assert (row["owners"], row["over"]["max"]) == ("8/8", 1_100)
+    assert (row["history"], row["repeats_max"]) == ("1 of 100", 4)
+    assert list(row["gap_of"]) == ["ours, alo fast", "alone, fast"]
+    assert "alone, fast" in page
     assert "skipped: no tmpfs" in page
     assert "&lt;b&gt;escaped" in page
 

@@ -32,19 +32,25 @@ th:first-child, td:first-child, td.text, th.text { text-align: left; }
 <h1>Real faults on three brokers</h1>
 <p>{{ run.at }}, commit {{ run.commit }}, {{ run.machine }}, load {{ run.load }}.
 <b>{{ totals.failed }} failed, {{ totals.passed }} passed,
-{{ totals.skipped }} skipped.</b> Losses: {{ totals.losses }}; violations:
-{{ totals.failed }}.</p>
+{{ totals.skipped }} skipped.</b> Losses: {{ totals.losses }}; violations by the
+checker of histories: {{ totals.violations }}.</p>
 <p>Two workers in each of two groups, one at least once and one at most once, on both
 transports, under a steady stream. <i>Gap</i>: the longest that any partition had no
 work; <i>alone</i>: the same of a bare producer and consumer in the same run, so what
-the brokers themselves took. <i>Repeats</i> (at least once) all lie within the bound of
-what was handled since the last accepted position. <i>Unprocessed</i> (at most once) was
-granted to an owner that died, within {{ bound }} of one claim. <i>In hand</i>: records
-that an owner was in the middle of when its successor began. Times are in ms.</p>
+the brokers themselves took; of both client libraries, the longer one; <i>over</i>:
+gap minus alone, of each run. <i>Claims kept</i>: runs in which all owners did;
+<i>owners</i>: how many did, each counted in each run. <i>Repeats</i> (at least once)
+all lie within the bound of what was handled since the last accepted position; the most
+that one takeover repeated stands beside. <i>Unprocessed</i> (at most once) was granted
+to an owner that died, within {{ bound }} of one claim. <i>In hand</i>: records that an
+owner was in the middle of when its successor began. <i>History</i>: what the checker of
+simulated histories says of what the workers noted: violations of S1, S3, S4, S7, 1.4,
+6.1, 6.2, 6.3, and of how many hand-outs. Times are in ms.</p>
 <table>
 <tr><th class="text">Fault<th>H<th>Runs<th>Takeover p50<th>p99<th>max<th>Work p99
-<th>Gap p50<th>max<th>Alone max<th>Within +1 s<th>Claims kept<th>Records<th>Repeats
-<th>Unprocessed<th>In hand<th>Losses<th class="text">Verdict</tr>
+<th>Gap p50<th>max<th>Alone max<th>Over p50<th>max<th>Within +1 s<th>Claims kept
+<th>Owners<th>Records<th>Repeats<th>Unprocessed<th>In hand<th>Losses<th>History
+<th class="text">Verdict</tr>
 {% for row in rows %}
 <tr class="{{ row.verdict.partition(':')[0] }}">
 <td><b>{{ row.name }}</b><br><small>{{ row.title }}</small></td>
@@ -52,13 +58,23 @@ that an owner was in the middle of when its successor began. Times are in ms.</p
 <td>{{ row.takeover.p50 }}</td><td>{{ row.takeover.p99 }}</td>
 <td>{{ row.takeover.max }}</td><td>{{ row.handed.p99 }}</td>
 <td>{{ row.gap.p50 }}</td><td>{{ row.gap.max }}</td><td>{{ row.bare_gap.max }}</td>
-<td>{{ row.within }}</td><td>{{ row.kept }}</td><td>{{ row.records }}</td>
-<td>{{ row.duplicates }}</td>
+<td>{{ row.over.p50 }}</td><td>{{ row.over.max }}</td>
+<td>{{ row.within }}</td><td>{{ row.kept }}</td><td>{{ row.owners }}</td>
+<td>{{ row.records }}</td>
+<td>{{ row.duplicates }}{% if row.repeats_max != "-" %}
+<br><small>at most {{ row.repeats_max }}</small>{% endif %}</td>
 <td>{{ row.unprocessed }}</td><td>{{ row.stale_hands }}</td><td>{{ row.losses }}</td>
+<td>{{ row.history }}</td>
 <td class="text">{{ row.verdict }}{% for note in row.notes %}<br>
 <small>{{ note }}</small>{% endfor %}</td></tr>
 {% endfor %}
 </table>
+<h2>Gaps by transport</h2>
+<table><tr><th class="text">Fault<th class="text">Of<th>Gap p50<th>p99<th>max</tr>
+{% for row in rows %}{% for of, gap in row.gap_of.items() %}<tr><td>{{ row.name }}</td>
+<td class="text">{{ of }}</td><td>{{ gap.p50 }}</td><td>{{ gap.p99 }}</td>
+<td>{{ gap.max }}</td></tr>
+{% endfor %}{% endfor %}</table>
 <h2>Figures</h2>
 <table><tr><th class="text">What<th class="text">Must reach<th class="text">Reached
 <th class="text">Met</tr>
@@ -83,6 +99,10 @@ def summed(found: dict[str, Any]) -> dict[str, Any]:
     pairs = list(zip(gaps, bare, strict=False))
     within = sum(ours <= alone + FIGURE_GAP_MS for ours, alone in pairs)
     runs, kept = found.get("runs", 0), found.get("kept")
+    histories = list(found.get("history", {}).values())
+    gap_of = {f"ours, {of}": row for of, row in found.get("gap_of_ms", {}).items()}
+    bare_of = found.get("bare_gap_of_ms", {})
+    gap_of |= {f"alone, {of}": row for of, row in bare_of.items()}
     plain = ("records", "duplicates", "unprocessed", "stale_hands", "losses")
     return {
         "name": found["name"],
@@ -94,11 +114,26 @@ def summed(found: dict[str, Any]) -> dict[str, Any]:
         "handed": spread(found.get("handed_ms", [])),
         "gap": spread(gaps),
         "bare_gap": spread(bare),
+        "over": spread([ours - alone for ours, alone in pairs]),
+        "gap_of": {of: spread(row) for of, row in gap_of.items()},
+        "owners": f"{found['owners_kept']}/{found['owners']}"
+        if found.get("owners")
+        else "-",
+        "history": judged(histories),
+        "repeats_max": max((each["duplicates_max"] for each in histories), default="-"),
         "within": f"{within}/{len(pairs)}" if pairs else "-",
         "kept": "-" if kept is None else f"{kept}/{runs}",
         "notes": found.get("notes", []),
         **{name: found.get(name, "-") for name in plain},
     }
+
+
+def judged(histories: list[dict[str, Any]]) -> str:
+    """Return what the checker of histories said, in a few words."""
+    if not histories:
+        return "-"
+    count = sum(each["violations"] for each in histories)
+    return f"{count} of {sum(each['handed'] for each in histories)}"
 
 
 def figures(findings: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
@@ -118,27 +153,28 @@ def figures(findings: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
     if (death := findings.get("leader_kill", {})).get("gap_ms"):
         kept, runs = death["kept"], death["runs"]
         pairs = list(zip(death["gap_ms"], death["bare_gap_ms"], strict=True))
-        over = max(ours - alone for ours, alone in pairs)
+        over = [ours - alone for ours, alone in pairs]
+        held, owners = death.get("owners_kept", 0), death.get("owners", 0)
         rows += [
             {
                 "what": "leader SIGKILL: all healthy owners keep their claims",
                 "must": "in >= 99 % of runs",
-                "reached": f"{kept} of {runs}",
+                "reached": f"{kept} of {runs} runs, {held} of {owners} owners",
                 "met": kept >= FIGURE_KEPT * runs,
             },
             {
                 "what": "leader SIGKILL: handing out resumes",
                 "must": "within the brokers' own failover + 1 s",
-                "reached": f"at most {over} ms after it",
-                "met": over <= FIGURE_GAP_MS,
+                "reached": f"{spread(over)['p50']} ms after it in the median, "
+                f"{max(over)} ms at most, over {len(over)} runs",
+                "met": max(over) <= FIGURE_GAP_MS,
             },
         ]
     return rows
 
 
-def main() -> int:
-    """Write the report; return 1 where a fault broke something."""
-    folder = Path(sys.argv[1])
+def make(folder: Path) -> dict[str, Any]:
+    """Write the report of what was found so far; return it."""
     paths = sorted((folder / "findings").glob("*.json"))
     found = {path.stem: json.loads(path.read_text()) for path in paths}
     rows = [summed(each) for each in found.values()]
@@ -156,6 +192,11 @@ def main() -> int:
         "totals": {
             **{kind: verdicts.count(kind) for kind in ("passed", "failed", "skipped")},
             "losses": sum(each.get("losses", 0) for each in found.values()),
+            "violations": sum(
+                each["violations"]
+                for one in found.values()
+                for each in one.get("history", {}).values()
+            ),
         },
         "figures": figures(found),
         "rows": rows,
@@ -165,8 +206,16 @@ def main() -> int:
     bound = "depth x batch = 4 x 40 records"
     page = Environment(autoescape=True).from_string(PAGE)
     (folder / "report.html").write_text(page.render(report, bound=bound))
+    return report
+
+
+def main() -> int:
+    """Write the report; return 1 where a fault broke something."""
+    folder = Path(sys.argv[1])
+    report = make(folder)
+    rows = report["rows"]
     for row in rows:
-        print(f"{row['name']:20} {row['verdict'].splitlines()[0][:58]}")
+        print(f"{row['name']:20} {(row['verdict'].splitlines() or [''])[0][:58]}")
     for row in report["figures"]:
         print(f"{row['what']}: {row['reached']} ({row['must']})")
     print(f"written: {folder / 'report.json'}, {folder / 'report.html'}")

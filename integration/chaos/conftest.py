@@ -2,6 +2,8 @@
 
 What scenarios find goes to ``$CHAOS_REPORT``, a directory, where that is set; then
 all of them run, and as often as figures need it. Otherwise a slice runs, once each.
+Each finding is written when its scenario ends, with a report of all so far, and
+whatever a scenario leaves broken is mended before the next: no run is lost to one.
 """
 
 import json
@@ -13,6 +15,7 @@ import attrs
 import pytest
 from ordeal import Finding
 
+from kafka_marshal.errors import MarshalError
 from kafka_marshal.testing.cluster import EmbeddedCluster
 
 REPORT = os.environ.get("CHAOS_REPORT", "")
@@ -21,8 +24,10 @@ REPORT = os.environ.get("CHAOS_REPORT", "")
 def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> None:
-    """Leave out what only a full run is for."""
+    """Leave out what only a full run is for; there, what makes findings comes first."""
     here = Path(__file__).parent
+    if REPORT:
+        items.sort(key=lambda item: item.path.parent == here and not finds(item))
     out = [
         item
         for item in items
@@ -33,10 +38,31 @@ def pytest_collection_modifyitems(
         items[:] = [item for item in items if item not in out]
 
 
+def finds(item: pytest.Item) -> bool:
+    return "record" in getattr(item, "fixturenames", ())
+
+
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[EmbeddedCluster]:
     with EmbeddedCluster() as started:
         yield started
+
+
+@pytest.fixture(autouse=True)
+def mended(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Have all nodes of the shared cluster run again, or start it anew."""
+    is_shared = "cluster" in request.fixturenames
+    cluster = request.getfixturevalue("cluster") if is_shared else None
+    yield
+    if cluster is None:
+        return
+    try:
+        running = [n for n, node in cluster.nodes.items() if node.is_running]
+        cluster.resume(*running)
+        cluster.restart(*(n for n in cluster.nodes if n not in running))
+    except MarshalError:
+        cluster.stop()
+        cluster.start()
 
 
 @pytest.fixture(scope="session")
@@ -82,3 +108,7 @@ def write(name: str, found: dict) -> None:
         folder = Path(REPORT) / "findings"
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{name}.json").write_text(json.dumps(found, indent=2))
+        # The page of what there is, should the run go no further.
+        import chaos_report
+
+        chaos_report.make(folder.parent)

@@ -1,19 +1,29 @@
 """Clients die and hang on a cluster of three; judged from log and journals."""
 
 import signal
+from bisect import bisect_right
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from itertools import pairwise
 
 import pytest
 from domain import opened
 from fleet import Fleet
-from ordeal import Ordeal
+from journal import judge_duplicates, judge_overlaps
+from ordeal import Ordeal, judge_histories
+from stream import Stream
 from waiting import eventually, wall_ms
 
 pytestmark = pytest.mark.timeout(1_800)
 # Eight processes may start at once, on few cores.
 START_MS = 180_000
 TRANSPORTS = ("fast", "kafka-python")
+# Of the stream that they work on: so slow that it takes no time from who starts.
+INTERVAL_S = 0.2
+PAIRS = 4
+# Rather fewer deaths than no report.
+KILLS_MS_MAX = 20 * 60_000
+WORK_MS = 120_000
 
 
 @pytest.mark.chaos
@@ -46,13 +56,13 @@ class Pair:
     def __init__(self, domain, unique, home, *, number: int) -> None:
         home.mkdir()
         self._domain = domain
-        self._topic = domain.data_topic(2)
+        self.topic = domain.data_topic(2)
         self._transport = TRANSPORTS[number % 2]
-        self._group = unique("mortal")
-        settings = {"group_id": self._group, "topics": [self._topic]}
+        self.group = unique("mortal")
+        settings = {"group_id": self.group, "topics": [self.topic], "notes": True}
         self.fleet = Fleet(domain, home, handle_ms=1, **settings)
-        self._survivor = self.fleet.start("heir", transport=self._transport)
-        self._killed: list[tuple[str, int]] = []
+        self.survivor = self.fleet.start("heir", transport=self._transport)
+        self.killed: list[tuple[str, int]] = []
 
     def kill(self, run: int) -> None:
         """Let another client share, and kill it at work."""
@@ -65,63 +75,102 @@ class Pair:
         eventually(lambda: wall_ms() > since_ms + pause_ms, "some time has passed")
         victim.kill()
         died_ms = wall_ms()
-        self._killed.append((name, died_ms))
+        self.killed.append((name, died_ms))
         eventually(lambda: len(self._holds()) == 2, "it is taken over", START_MS)
 
     def _holds(self) -> set:
         """Return the partitions that the survivor has by its own journal."""
         held = set()
-        for line in self._survivor.journal.lines:
+        for line in self.survivor.since(0):
             if line["event"] == "claimed":
                 held.add(line["partition"])
             elif line["event"] == "lost":
                 held.discard(line["partition"])
         return held
 
-    def takeovers(self, history) -> list[int]:
-        """Return how long each death left something without an owner."""
-        tenures = history.tenures(self._group)
-        found = []
-        for name, died_ms in self._killed:
-            spans = [
-                two.begun_ms - died_ms
-                for row in tenures.values()
+    def note_takeovers(self, found, history) -> None:
+        """Note how long each death left something without an owner, without work."""
+        tenures = history.tenures(self.group)
+        times: dict = {}
+        for each in self.fleet.journal.handled:
+            times.setdefault(each.place, []).append(each.at_ms)
+        for name, died_ms in self.killed:
+            spans = {
+                key: two.begun_ms - died_ms
+                for key, row in tenures.items()
                 for one, two in pairwise(row)
                 if one.client_id == name and one.ended_by == "claimed"
-            ]
+            }
             assert spans, f"{name} had nothing, or nobody took it over"
-            found.append(max(spans))
-        return found
+            found.takeover_ms.append(max(spans.values()))
+            before, after = [], []
+            for key in spans:
+                row = times.get(key.topic_partition, [])
+                at = bisect_right(row, died_ms)
+                before += row[at - 1 : at] if at else []
+                after += row[at : at + 1]
+            if before and after:
+                found.handed_ms.append(max(after) - died_ms)
+                found.gap_ms.append(max(after) - min(before))
+
+    def is_done(self) -> bool:
+        """Tell whether all is worked off."""
+        states = self._domain.states(self.group)
+        ends = {key.topic_partition: s.next_unclaimed() for key, s in states.items()}
+        return ends == self._domain.of(self.topic)
+
+    def judge(self, found, history) -> None:
+        """Check what the log and the journals say; add to the figures."""
+        journal = self.fleet.journal
+        found.records += len(journal.handled)
+        lost = journal.lost(self._domain.of(self.topic))
+        found.losses += sum(map(len, lost.values()))
+        assert lost == {}, "at least once, and yet nobody processed these"
+        found.stale_hands += judge_overlaps(journal, history, self.group)
+        found.duplicates += judge_duplicates(journal, history, self.group)
 
 
 @pytest.mark.chaos
 def test_client_kill(cluster, unique, tmp_path, record, times):
     """SIGKILL of an owner, over and over; half of the pairs on each transport."""
     found = record("client_kill", "an owner with half of the partitions is killed")
-    # Few at once: that others start must not take the time of those that take over.
-    pairs_count = 4
-    rounds = times(52)
-    found.runs = pairs_count * rounds
-    settings = {"h_ms": found.h_ms, "replication": 3}
-    with opened(cluster, unique, **settings) as domain:
+    servers = cluster.bootstrap_servers
+    with ExitStack() as stack:
+        settings = {"h_ms": found.h_ms, "replication": 3}
+        domain = stack.enter_context(opened(cluster, unique, **settings))
+        # Few at once: that others start must not take the time of those that take over.
         pairs = [
             Pair(domain, unique, tmp_path / str(number), number=number)
-            for number in range(pairs_count)
+            for number in range(PAIRS)
         ]
-        try:
-            with ThreadPoolExecutor(pairs_count) as pool:
-                work = [pool.submit(run_pair, pair, rounds) for pair in pairs]
-                for each in work:
-                    each.result(timeout=1_700)
-        finally:
-            for pair in pairs:
-                pair.fleet.__exit__()
+        for pair in pairs:
+            stack.callback(pair.fleet.__exit__)
+        stream = Stream(servers, domain.produced, interval_s=INTERVAL_S)
+        stack.enter_context(stream)
+        deadline_ms = wall_ms() + KILLS_MS_MAX
+        with ThreadPoolExecutor(PAIRS) as pool:
+            work = [
+                pool.submit(kill_over_and_over, pair, times(52), deadline_ms)
+                for pair in pairs
+            ]
+            for each in work:
+                each.result(timeout=1_700)
+        found.runs = sum(len(pair.killed) for pair in pairs)
+        domain.produced.update(stream.stop())
+        for pair in pairs:
+            eventually(pair.is_done, "all is worked off", WORK_MS)
+            pair.survivor.ask_to_end()
         history = domain.history()
         for pair in pairs:
-            found.takeover_ms += pair.takeovers(history)
+            pair.note_takeovers(found, history)
+        for pair in pairs:
+            pair.judge(found, history)
+        fleets = {f"alo {pair.group}": pair.fleet for pair in pairs}
+        judge_histories(found, domain, fleets)
     assert len(found.takeover_ms) == found.runs
 
 
-def run_pair(pair, rounds):
+def kill_over_and_over(pair, rounds, deadline_ms):
     for run in range(rounds):
-        pair.kill(run)
+        if wall_ms() < deadline_ms:
+            pair.kill(run)
