@@ -72,7 +72,11 @@ GONE = _fault(
 REFUSED_RECORD = _fault(
     LogUnwritable,
     why="the broker refuses a record like this",
-    next_step="Compare max.message.bytes and the timestamp settings of the topic.",
+    # A topic that is compacted refuses what has no key, so all that we write; and its
+    # cleaner drops what has none. Trying again would write into a log that dwindles.
+    next_step="Run: marshal doctor, which names the settings of the topic to mend: "
+    "cleanup.policy (delete, as a compacted topic takes no records without a key), "
+    "max.message.bytes, timestamps. Then start anew.",
 )
 UNDECODABLE = _fault(
     (LogUnreadable, LogUnwritable),

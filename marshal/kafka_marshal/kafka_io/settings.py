@@ -90,8 +90,14 @@ _YES = ("1", "true", "yes", "on", "https")
 _NO = ("0", "false", "no", "off", "none", "")
 
 # kafka-python's own default waits up to 30 s before it tries a broker again:
-# longer than a lease lasts, although the broker may be back after one.
-_DEFAULTS = {"client_id": "kafka-marshal", "reconnect_backoff_max_ms": 1_000}
+# longer than a lease lasts, although the broker may be back after one. And clients ask
+# who leads a partition every five minutes only, or when its leader says that it does
+# not lead: one that falls silent says nothing, and its successor is not asked.
+_DEFAULTS = {
+    "client_id": "kafka-marshal",
+    "metadata_max_age_ms": 5_000,
+    "reconnect_backoff_max_ms": 1_000,
+}
 
 
 class Secret(str):

@@ -59,6 +59,7 @@ def test_defaults():
     assert settings.client_config() == {
         "bootstrap_servers": ["a:9092", "b:1"],
         "client_id": "kafka-marshal",
+        "metadata_max_age_ms": 5_000,
         "reconnect_backoff_max_ms": 1_000,
     }
 

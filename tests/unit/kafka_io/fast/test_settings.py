@@ -42,6 +42,7 @@ def test_defaults():
         "bootstrap.servers": "a:1,b:9092",
         "client.id": "kafka-marshal",
         "reconnect.backoff.max.ms": 1_000,
+        "topic.metadata.refresh.interval.ms": 5_000,
     }
 
 
@@ -53,6 +54,7 @@ def test_security():
         "bootstrap.servers": "a:1,b:9092",
         "client.id": "kafka-marshal",
         "reconnect.backoff.max.ms": "1000",
+        "topic.metadata.refresh.interval.ms": "5000",
         "security.protocol": "SASL_SSL",
         "sasl.mechanism": "SCRAM-SHA-256",
         "sasl.username": "me",
