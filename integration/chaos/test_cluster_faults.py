@@ -45,14 +45,14 @@ def all_topics(ordeal):
     return [ordeal.domain.topic, *{place.topic for place in ordeal.domain.produced}]
 
 
-@pytest.mark.timeout(7_200)
+@pytest.mark.chaos
+@pytest.mark.timeout(2_400)
 def test_leader_kill(cluster, ordeal, record, times):
     """SIGKILL of the broker that leads T0."""
     found = record("leader_kill", "the leader of T0 is killed (SIGKILL)", USUAL_MS)
     kills(cluster, ordeal, found, count=times(60))
 
 
-@pytest.mark.chaos
 @pytest.mark.timeout(1_800)
 def test_leader_kill_short(cluster, ordeal, record, times):
     """The same with an H that is hardly longer than what an election takes."""

@@ -76,6 +76,10 @@ def test_settings_flipped(cluster, unique, tmp_path, record):
                 wait_for(100)
             it.domain.alter_coordination_topic(name, good)
             it.wait_flowing(is_replacing=True)
+        # Who writes to a compacted log ends (2.1), and says what to run.
+        ended = [line for f in it.fleets.values() for line in f.journal.of("failed")]
+        assert {line["kind"] for line in ended} <= {"LogUnwritable"}
+        assert all("cleanup.policy" in line["says"] for line in ended)
         it.note_gaps(since_ms)
         it.settle()
         it.judge()
