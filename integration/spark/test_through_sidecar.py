@@ -9,16 +9,19 @@ import socket
 import threading
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from domain import opened
 from prometheus_client.parser import text_string_to_metric_families
 from sidecars import start_sidecar
 from sparkkit import RUN_S, Far, Kit, cells, every, failing
+from waiting import WAIT_MS
 from waiting import eventually as soon
 
-from kafka_marshal import ClaimLost, Delivery
+from kafka_marshal import ClaimLost, Delivery, Marshal
 from kafka_marshal.remote import paths
+from kafka_marshal.spark.claims import Claims, Limit, Rules
 
 H_MS = 60_000
 # A session of its own takes long to start on a busy machine.
@@ -251,6 +254,47 @@ def test_an_unfinished_batch_is_done_again_if_nobody_was_between(kit, domain, si
     found = kit.drained(kit.stream(group, **options))
     assert cells(found) == every(10, 10)
     assert {row[0] for row in found} == {0}, "the very same batch"
+
+
+def test_claims_that_are_not_told_yet_are_waited_for(domain, sidecar):
+    """The log shows what the sidecar won before the event of it is here."""
+    topic = domain.data_topic(2, records_each=10)
+    rules = Rules(
+        is_at_most_once=False,
+        fails_on_data_loss=True,
+        can_wait_for_end=False,
+        max_delay_ms=0,
+        patience_ms=2 * H_MS,
+    )
+
+    def planned(marks):
+        """One life of a query: it plans all there is, or reads what was planned."""
+        with Marshal(
+            domain.servers,
+            group_id=group,
+            client_id="driver",
+            coordination_topic=domain.topic,
+            sidecar=sidecar.address,
+        ) as marshal:
+            data = marshal.engine.context.ports.data
+            logs = SimpleNamespace(
+                starts=lambda partitions: dict.fromkeys(partitions, 0),
+                ends=lambda partitions: {
+                    each: found.end
+                    for each, found in data.ranges(list(partitions), WAIT_MS).items()
+                },
+            )
+            claims = Claims(marshal.ranges(topic), logs, rules)
+            claims.aim()
+            marks = marks or claims.latest({}, Limit())
+            parts = claims.parts({}, marks)
+            return marks, [(part.stretch.first, part.stretch.end) for part in parts]
+
+    for _ in range(5):
+        group = domain.unique("told")
+        marks, found = planned({})
+        assert found == [(0, 10)] * 2
+        assert planned(marks) == (marks, found), "the very same batch"
 
 
 def test_over_tcp_the_token_is_read_where_it_is_shown(kit, domain, tmp_path, capfd):

@@ -314,7 +314,12 @@ class Marshal:
         rule = StartRule(offset_reset=auto_offset_reset, offsets=dict(starts or {}))
         subscription.start_rule = rule
         self._link.subscribe(subscription, partial(settings.wants, starts=starts))
-        ranges = RangeConsumer(self.engine, self.session, subscription=subscription)
+        ranges = RangeConsumer(
+            self.engine,
+            self.session,
+            subscription=subscription,
+            ask=self._link.last_claims,
+        )
         self._keep(ranges)
         return ranges
 

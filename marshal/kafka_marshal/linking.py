@@ -11,7 +11,7 @@ import attrs
 from kafka_marshal import runtime as runtimes
 from kafka_marshal.engine import Engine, Holding, Session, Subscription
 from kafka_marshal.engine.faces import EngineFace, SessionFace
-from kafka_marshal.engine.replica import Glance
+from kafka_marshal.engine.replica import Glance, LastClaim
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.identity import Identity, home_of
 from kafka_marshal.kafka_io import ConnectionSettings
@@ -71,6 +71,10 @@ class Link(Protocol):
 
     def owners(self, topic: str, timeout_ms: int) -> dict[TopicPartition, str | None]:
         """Return who owns each partition of a topic that was ever claimed."""
+        ...
+
+    def last_claims(self, timeout_ms: int) -> dict[TopicPartition, LastClaim]:
+        """Return the newest claim of each key of the group, as of this call."""
         ...
 
     def leave(self, *, release: bool, timeout_ms: int) -> None:
@@ -253,6 +257,22 @@ class DirectLink:
                 for replica in self.engine.context.replicas.values()
                 for key, known in sorted(replica.world.keys.items())
                 if (key.group_id, key.topic) == (self._terms.group_id, topic)
+            }
+
+    def last_claims(self, timeout_ms: int) -> dict[TopicPartition, LastClaim]:
+        """Read the log to its end, and return the newest claim of each key."""
+        self.engine.catch_up(timeout_ms)
+        ours = self._session.claimant.owner
+        with self.engine.changed:
+            return {
+                key.topic_partition: LastClaim(
+                    known.owner and known.owner.client_id,
+                    known.epoch,
+                    may_be_ours=known.owner == ours,
+                )
+                for replica in self.engine.context.replicas.values()
+                for key, known in replica.world.keys.items()
+                if key.group_id == self._terms.group_id
             }
 
     def leave(self, *, release: bool, timeout_ms: int) -> None:

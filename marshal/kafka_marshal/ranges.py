@@ -15,6 +15,7 @@ import attrs
 from kafka_marshal.engine import Delivery, Holding, Subscription
 from kafka_marshal.engine.awaiting import await_left, await_news
 from kafka_marshal.engine.faces import EngineFace, SessionFace
+from kafka_marshal.engine.replica import LastClaim
 from kafka_marshal.errors import (
     ClaimLost,
     DeadlineExceeded,
@@ -70,9 +71,15 @@ class RangeConsumer:
     """
 
     def __init__(
-        self, engine: EngineFace, session: SessionFace, *, subscription: Subscription
+        self,
+        engine: EngineFace,
+        session: SessionFace,
+        *,
+        subscription: Subscription,
+        ask: Callable[[int], dict[TopicPartition, LastClaim]],
     ) -> None:
         self._engine = engine
+        self._ask = ask
         self._session = session
         self._subscription = subscription
         self._clock = engine.context.ports.clock
@@ -142,6 +149,20 @@ class RangeConsumer:
                 and (holding.claim.is_under_way or holding.claim.is_owned)
                 and holding.claim.phase is not Phase.HELD
             }
+
+    def last_claims(
+        self, timeout_ms: int = ASK_MS_MAX
+    ) -> dict[TopicPartition, LastClaim]:
+        """Return the newest claim of each of the group's partitions, by the log.
+
+        It is not older than this call, and may be ahead of what ``tokens`` and
+        ``pending`` tell: with a sidecar those come to this process by another way.
+
+        Raises:
+            DeadlineExceeded: The log was not read to its end in time.
+        """
+        self._require_usable()
+        return self._ask(timeout_ms)
 
     def leaving(self) -> set[TopicPartition]:
         """Return what is held and on its way to another member."""

@@ -19,6 +19,7 @@ from enginekit import (
 )
 
 from kafka_marshal.engine import StartRule
+from kafka_marshal.engine.replica import LastClaim
 from kafka_marshal.errors import (
     ClaimLost,
     DeadlineExceeded,
@@ -29,6 +30,9 @@ from kafka_marshal.ports import LogRange
 from kafka_marshal.protocol.records import ClaimingMessages
 from kafka_marshal.protocol.types import TopicPartition
 from kafka_marshal.ranges import RangeConsumer
+
+# What the log shows, by how long it is waited for.
+LOG = {1_000: {T0: LastClaim("b", 3)}}
 
 
 @pytest.fixture
@@ -41,7 +45,10 @@ def planning(cluster, client_id="a", **rest):
     node = cluster.node(client_id, wish=wish(**rest))
     node.engine.changed = Stepping(cluster)
     (subscription,) = node.session.subscriptions
-    return node, RangeConsumer(node.engine, node.session, subscription=subscription)
+    ranges = RangeConsumer(
+        node.engine, node.session, subscription=subscription, ask=LOG.__getitem__
+    )
+    return node, ranges
 
 
 def winning(cluster, client_id="a", **rest):
@@ -242,6 +249,11 @@ def test_nothing_held_asks_nobody(cluster):
     node, ranges = planning(cluster)
     node.cut(is_cut=True)
     assert ranges.ends() == {}
+
+
+def test_the_log_is_asked_for_the_last_claims(cluster):
+    _, ranges = planning(cluster)
+    assert ranges.last_claims(1_000) == {T0: LastClaim("b", 3)}
 
 
 def test_positions_that_do_not_land_in_time_are_told(cluster):

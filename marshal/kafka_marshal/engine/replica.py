@@ -30,6 +30,21 @@ class Glance(NamedTuple):
     follows: int | None = None
 
 
+class LastClaim(NamedTuple):
+    """The newest claim of a key by the log.
+
+    Attributes:
+        owner: client_id that holds it, None where it was released.
+        epoch: Offset of the claim in the log.
+        may_be_ours: Whether it is of the very session, or sidecar, of whoever asks,
+            and of nobody else there: perhaps it is won and not told yet.
+    """
+
+    owner: str | None
+    epoch: int
+    may_be_ours: bool = False
+
+
 class Replica:
     """World state of one T, and when this process learnt of it.
 

@@ -17,7 +17,7 @@ import attrs
 
 from kafka_marshal.clock import SystemClock, SystemEntropy, ThreadBackground
 from kafka_marshal.engine import Holding, Subscription
-from kafka_marshal.engine.replica import Glance
+from kafka_marshal.engine.replica import Glance, LastClaim
 from kafka_marshal.errors import (
     ConfigurationError,
     CoordinationError,
@@ -30,13 +30,13 @@ from kafka_marshal.protocol.claiming import Claimant
 from kafka_marshal.protocol.types import Key, Owner, TopicPartition
 from kafka_marshal.remote import api, paths
 from kafka_marshal.remote.address import Address
+from kafka_marshal.remote.asking import Asking
 from kafka_marshal.remote.connection import Connection, Stream
 from kafka_marshal.remote.desk import SidecarDesk, may_pass
 from kafka_marshal.remote.engine import RemoteContext, RemoteEngine, RemotePorts
 from kafka_marshal.remote.errands import Errands
 from kafka_marshal.remote.faults import NotRegistered
 from kafka_marshal.remote.grants import RemoteGrants
-from kafka_marshal.remote.looking import ClientsNow, GroupNow, OwnersNow, WorldNow
 from kafka_marshal.remote.session import RemoteSession
 
 ASK_MS_MAX = 5_000
@@ -112,6 +112,7 @@ class RemoteLink:
             # Of this very process, whoever had its instance before (PROTOCOL 6.2).
             grantee=self._entropy.random_bytes(GRANTEE_BYTES),
         )
+        self._asking = Asking(connection, lambda: self._info)
         self._stopped = threading.Event()
         self._carriers = Errands("marshal-remote-desk", threads=CARRIERS)
         self._granters = Errands("marshal-remote-grants", threads=GRANTERS)
@@ -225,65 +226,19 @@ class RemoteLink:
 
     def ask(self, key: Key) -> Glance | None:
         """Return what the log says of a key, None where that is not known."""
-        try:
-            found = self._connection.ask(
-                "GET",
-                self._connection.path(paths.GROUP),
-                answer=GroupNow,
-                timeout_ms=ASK_MS_MAX,
-                query={"timeout_ms": str(ASK_MS_MAX)},
-            )
-        except MarshalError:
-            return None
-        for claim in found.claims:
-            if (claim["topic"], claim["partition"]) == (key.topic, key.partition):
-                owner = claim["owner"] or {}
-                holder = owner.get("client_id")
-                if holder == self._info.client_id:
-                    holder = self._neighbour(key) or holder
-                return Glance(
-                    holder,
-                    claim["freshness"],
-                    claim["age_ms"],
-                    claim["position"],
-                )
-        return None
+        return self._asking.glance(key)
 
-    def _neighbour(self, key: Key) -> str | None:
-        """Return which client of the same sidecar has a key, None if not known."""
-        try:
-            found = self._connection.ask("GET", paths.CLIENTS, answer=ClientsNow)
-        except MarshalError:
-            return None
-        place = str(key.topic_partition)
-        for each in found.clients:
-            if each.group == key.group_id and place in each.assigned:
-                return each.client
-        return None
+    def last_claims(self, timeout_ms: int) -> dict[TopicPartition, LastClaim]:
+        """Return the newest claim of each key of the group, as of this call."""
+        return self._asking.last_claims(timeout_ms)
 
     def world(self, timeout_ms: int) -> dict[str, Any]:
         """Return the world as plain data, never older than this call."""
-        wait_ms = min(timeout_ms, api.WAIT_MS_MAX)
-        found = self._connection.ask(
-            "GET",
-            paths.WORLD,
-            answer=WorldNow,
-            timeout_ms=wait_ms,
-            query={"timeout_ms": str(wait_ms)},
-        )
-        return {"schema": found.schema, "partitions": found.partitions}
+        return self._asking.world(timeout_ms)
 
     def owners(self, topic: str, timeout_ms: int) -> dict[TopicPartition, str | None]:
         """Return who owns each partition of a topic that was ever claimed."""
-        wait_ms = min(timeout_ms, api.WAIT_MS_MAX)
-        found = self._connection.ask(
-            "GET",
-            self._connection.path(paths.OWNERS, {"topic": topic}),
-            answer=OwnersNow,
-            timeout_ms=wait_ms,
-            query={"timeout_ms": str(wait_ms)},
-        )
-        return {TopicPartition(topic, n): who for n, who in found.owners.items()}
+        return self._asking.owners(topic, timeout_ms)
 
     # --- leaving
 

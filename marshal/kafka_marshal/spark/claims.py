@@ -18,6 +18,7 @@ from typing import Protocol
 
 import attrs
 
+from kafka_marshal.engine.replica import LastClaim
 from kafka_marshal.errors import ClaimLost, CoordinationError, PositionError
 from kafka_marshal.protocol.types import Owner, Token, TopicPartition
 from kafka_marshal.ranges import HeldRange
@@ -30,6 +31,7 @@ WAIT_MS = 100
 IDLE_MS = 20
 SETTLE_MS = 10_000
 SEND_MS = 1_000
+LOOK_MS_MAX = 30_000
 MS_PER_S = 1_000
 
 
@@ -50,6 +52,10 @@ class Ranges(Protocol):
 
     def pending(self) -> Collection[TopicPartition]:
         """Return what is claimed or won, and not held yet."""
+        ...
+
+    def last_claims(self, timeout_ms: int) -> Mapping[TopicPartition, LastClaim]:
+        """Return who claimed each partition of the group last, by the log as of now."""
         ...
 
     def begin(
@@ -85,9 +91,6 @@ class Logs(Protocol):
     def ends(self, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
         """Return up to where each can be read now."""
         ...
-
-
-Epochs = Callable[[], Mapping[TopicPartition, tuple[str | None, int]]]
 
 
 @attrs.frozen
@@ -140,13 +143,11 @@ class Claims:
     Attributes:
         ranges: What is held.
         logs: The data partitions' logs.
-        epochs: Asks who claimed each partition last, by the log: owner and epoch.
         rules: How to plan.
     """
 
     ranges: Ranges
     logs: Logs
-    epochs: Epochs
     rules: Rules
     _now: Callable[[], float] = time.monotonic
     # Claims of an earlier life, and the claim of ours that directly follows each.
@@ -168,22 +169,29 @@ class Claims:
         """Wait until every partition is ours, or another's by the log.
 
         What the checkpoint holds under a claim that stands still is waited for as
-        long as that may last: it is that of an earlier life of this query.
+        long as that may last: it is that of an earlier life of this query. So is what
+        is on its way to us, which ends by itself.
         """
         until = self._now() + SETTLE_MS / MS_PER_S
         patience = self._now() + self.rules.patience_ms / MS_PER_S
         while True:
             held = self.ranges.tokens()
-            owners = self.epochs()
+            known = self.ranges.last_claims(LOOK_MS_MAX)
             missing = [p for p in self.ranges.partitions() if p not in held]
-            free = [p for p in missing if owners.get(p, (None, 0))[0] is None]
-            former = [
-                p for p in missing if p in marks and _stands(marks[p].token, owners, p)
+            free = [p for p in missing if p not in known or known[p].owner is None]
+            coming = self.ranges.pending() or [
+                p
+                for p in missing
+                if p in known
+                and (
+                    known[p].may_be_ours
+                    or (p in marks and known[p].epoch == marks[p].token.offset)
+                )
             ]
             now = self._now()
             is_full = 0 < self.rules.claims_max <= len(held)
-            is_moving = bool(self.ranges.pending()) or (bool(free) and not is_full)
-            if not (is_moving and now < until) and not (former and now < patience):
+            is_growing = bool(free) and not is_full
+            if not (is_growing and now < until) and not (coming and now < patience):
                 return
             self.ranges.wait_for_change(WAIT_MS)
 
@@ -392,11 +400,13 @@ class Claims:
                 self._drop(each)
         if not left:
             return left
-        owners = self.epochs()
+        claims = self.ranges.last_claims(LOOK_MS_MAX)
         for each in list(left):
-            known = owners.get(each.partition)
+            known = claims.get(each.partition)
             is_ours = each.partition in self.ranges.tokens()
-            if known is not None and known[1] != _token(each).offset and not is_ours:
+            if known is None or known.may_be_ours or is_ours:
+                continue  # what claim ours follows is told when it may be started
+            if known.epoch != _token(each).offset:
                 self._drop(each)
                 left.remove(each)
         return left
@@ -474,12 +484,3 @@ def _token(stretch: Stretch) -> Token:
 def _follows(held: HeldRange, token: Token) -> bool:
     """Return whether a claim is the very next one after that of a token."""
     return held.follows == token.offset and held.token.era == token.era
-
-
-def _stands(
-    token: Token,
-    owners: Mapping[TopicPartition, tuple[str | None, int]],
-    partition: TopicPartition,
-) -> bool:
-    """Return whether the claim of a token is still the last one."""
-    return owners.get(partition, (None, -1))[1] == token.offset

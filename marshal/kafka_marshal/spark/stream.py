@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 
 LOGGER = logging.getLogger("kafka_marshal")
 CLOSE_MS_MAX = 5_000
-WORLD_MS_MAX = 30_000
 PATIENCE_MS = 10_000
 RANDOM_BYTES = 4
 
@@ -219,33 +218,13 @@ class _Query:
                 "minPartitions is ignored at most once: a range is granted as a whole, "
                 "to one task"
             )
-        claims = Claims(ranges, cluster, _Epochs(marshal), rules)
+        claims = Claims(ranges, cluster, rules)
         return cls(marshal, cluster, claims)
 
     def close(self) -> None:
         """Leave the group. Idempotent."""
         self.marshal.close(timeout_ms=CLOSE_MS_MAX)
         self.cluster.close()
-
-
-@attrs.frozen
-class _Epochs:
-    """Asks the log who claimed what last."""
-
-    marshal: Marshal
-
-    def __call__(self) -> dict[TopicPartition, tuple[str | None, int]]:
-        """Return owner and epoch of every claim of the group."""
-        world = self.marshal.world(timeout_ms=WORLD_MS_MAX)
-        return {
-            TopicPartition(claim["topic"], claim["partition"]): (
-                claim["owner"] and claim["owner"]["client_id"],
-                claim["epoch"],
-            )
-            for each in world["partitions"].values()
-            for claim in each["claims"]
-            if claim["group_id"] == self.marshal.group_id
-        }
 
 
 def _starts(

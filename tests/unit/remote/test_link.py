@@ -25,14 +25,7 @@ from kafka_marshal.ports import TopicInfo
 from kafka_marshal.protocol.types import Key
 from kafka_marshal.remote import api
 from kafka_marshal.remote.link import Hello, RemoteLink, beat_ms_of, greet
-from kafka_marshal.remote.looking import (
-    AsOf,
-    ClientsNow,
-    GroupNow,
-    LocalClient,
-    OwnersNow,
-    WorldNow,
-)
+from kafka_marshal.remote.looking import AsOf, GroupNow, OwnersNow, WorldNow
 from kafka_marshal.testing.node import Recorder
 
 KEY = Key("g", "t", 0)
@@ -327,38 +320,6 @@ def test_a_claim_that_somebody_holds_is_rejected_with_its_holder(linked):
     assert link.ask(KEY) is None
 
 
-def test_a_key_of_a_neighbour_names_the_neighbour(linked):
-    row = {
-        "topic": "t",
-        "partition": 0,
-        "owner": {"client_id": "host-a", "incarnation": "00"},
-        "freshness": "fresh",
-        "age_ms": 3,
-        "position": None,
-    }
-    group = GroupNow(as_of=AS_OF, group="g", claims=(row,), pauses=())
-    client = LocalClient(
-        group="g",
-        client="b",
-        pid=1,
-        state="ready",
-        beat_age_ms=1,
-        subscriptions=(),
-        assigned=("t-0",),
-        promised_until_ms=None,
-    )
-    known = ClientsNow(as_of=AS_OF, clients=(client,))
-    unknown = (503, failure("CoordinationError", retriable=True))
-    linked.sidecar.answers["GET", "g"] = [group] * 3
-    linked.sidecar.answers["GET", "clients"] = [
-        known,
-        ClientsNow(as_of=AS_OF, clients=()),
-        unknown,
-    ]
-    asked = [linked.link.ask(KEY).holder for _ in range(3)]
-    assert asked == ["b", "host-a", "host-a"]
-
-
 def test_a_claim_of_another_client_is_refused(linked):
     linked.sidecar.answers["PUT", "0"] = [(409, failure("InvalidTransition"))]
     with pytest.raises(InvalidTransition):
@@ -366,15 +327,16 @@ def test_a_claim_of_another_client_is_refused(linked):
     assert linked.link.session.holdings == {}
 
 
-def test_the_world_and_its_owners(linked):
-    linked.sidecar.answers["GET", "world"] = [
-        WorldNow(as_of=AS_OF, schema=1, partitions={"0": {"next_offset": 3}})
-    ]
+def test_the_log_is_asked_by_way_of_the_sidecar(linked):
+    world_now = WorldNow(as_of=AS_OF, schema=1, partitions={"0": {"next_offset": 3}})
+    linked.sidecar.answers["GET", "world"] = [world_now]
     linked.sidecar.answers["GET", "t"] = [OwnersNow(as_of=AS_OF, owners={0: "host-a"})]
-    found = linked.link.world(1_000)
-    assert found == {"schema": 1, "partitions": {"0": {"next_offset": 3}}}
-    assert linked.link.owners("t", 1_000) == {T0: "host-a"}
+    group = GroupNow(as_of=AS_OF, group="g", claims=(), pauses=())
+    linked.sidecar.answers["GET", "g"] = [group]
     link = linked.link
+    assert link.world(1_000)["partitions"] == world_now.partitions
+    assert link.owners("t", 1_000) == {T0: "host-a"}
+    assert link.last_claims(1_000) == {}
     assert (link.coordination_topic, link.transport) == ("__marshal", "fake")
 
 

@@ -7,6 +7,7 @@ runs it, and says that it is committed.
 import pytest
 from enginekit import AMO, H, Stepping, fold, wish, world, write
 
+from kafka_marshal.engine.replica import LastClaim
 from kafka_marshal.errors import ClaimLost, CoordinationError, PositionError
 from kafka_marshal.protocol.records import ClaimingMessages
 from kafka_marshal.protocol.types import Key, TopicPartition
@@ -43,7 +44,10 @@ class Query:
         self.node.engine.changed = Stepping(cluster)
         (subscription,) = self.node.session.subscriptions
         self.ranges = RangeConsumer(
-            self.node.engine, self.node.session, subscription=subscription
+            self.node.engine,
+            self.node.session,
+            subscription=subscription,
+            ask=self.last_claims,
         )
         settings = {
             "is_at_most_once": is_amo,
@@ -55,14 +59,18 @@ class Query:
         self.claims = Claims(
             self.ranges,
             Logs(self.node),
-            self.epochs,
             Rules(**(settings | rules)),
             now=lambda: cluster.clock.now_ms() / 1000,
         )
 
-    def epochs(self):
+    def last_claims(self, _timeout_ms):
+        ours = self.node.session.claimant.owner
         return {
-            key.topic_partition: (known.owner and known.owner.client_id, known.epoch)
+            key.topic_partition: LastClaim(
+                known.owner and known.owner.client_id,
+                known.epoch,
+                may_be_ours=known.owner == ours,
+            )
             for key, known in fold(self.cluster).keys.items()
         }
 
@@ -93,6 +101,20 @@ class Query:
 
     def stop(self):
         self.ranges.close()
+
+
+class Untold:
+    """Ranges of a process that learns of its claims later than the log has them."""
+
+    def __init__(self, ranges, cluster, delay_ms):
+        self._ranges = ranges
+        self._clock, self._until_ms = cluster.clock, cluster.clock.now_ms() + delay_ms
+
+    def __getattr__(self, name):
+        is_early = self._clock.now_ms() < self._until_ms
+        if is_early and name in {"held", "tokens", "pending"}:
+            return dict
+        return getattr(self._ranges, name)
 
 
 def position(cluster, number=0):
@@ -261,6 +283,32 @@ def test_while_another_holds_the_range_it_is_dropped_at_once():
     query = Query(cluster, checkpoint)
     assert query.read() == {}
     assert other.held
+
+
+def untold(cluster, checkpoint, delay_ms):
+    """Return a query whose claims stand in the log before it is told of them."""
+    query = Query(cluster, checkpoint)
+    cluster.run_until(query.ranges.held, 6 * H)
+    query.claims.ranges = Untold(query.ranges, cluster, delay_ms)
+    assert not query.claims.ranges.held()
+    return query
+
+
+def test_a_claim_that_is_ours_and_not_told_yet_is_not_taken_for_another_s():
+    cluster, checkpoint = world(), []
+    query = Query(cluster, checkpoint)
+    query.plan(Limit(most=4))
+    query.crash()
+    query = untold(cluster, checkpoint, H // 2)
+    assert query.read() == {0: [0, 1, 2, 3]}
+
+
+def test_what_is_ours_and_not_told_yet_is_waited_for():
+    """Else a run up to what there is now would end with nothing."""
+    cluster = world(records=(4,))
+    query = untold(cluster, [], H // 2)
+    query.claims.aim()
+    assert query.batch() == {0: [0, 1, 2, 3]}
 
 
 def test_nothing_is_decided_while_the_log_shows_nothing():

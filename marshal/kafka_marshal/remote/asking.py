@@ -1,0 +1,128 @@
+"""What a client asks its sidecar of the log: claims, owners, the whole world."""
+
+from collections.abc import Callable
+from typing import Any
+
+from kafka_marshal.engine.replica import Glance, LastClaim
+from kafka_marshal.errors import MarshalError
+from kafka_marshal.protocol.types import Key, TopicPartition
+from kafka_marshal.remote import api, paths
+from kafka_marshal.remote.connection import Connection
+from kafka_marshal.remote.looking import ClientsNow, GroupNow, OwnersNow, WorldNow
+
+ASK_MS_MAX = 5_000
+
+
+class Asking:
+    """Asks one sidecar for one client.
+
+    Args:
+        connection: To the sidecar.
+        info: Returns what the sidecar said of itself last.
+    """
+
+    def __init__(self, connection: Connection, info: Callable[[], api.Info]) -> None:
+        self._connection = connection
+        self._info = info
+
+    def glance(self, key: Key) -> Glance | None:
+        """Return what the log says of a key, None where that is not known."""
+        try:
+            found = self._group(ASK_MS_MAX)
+        except MarshalError:
+            return None
+        for claim in found.claims:
+            if (claim["topic"], claim["partition"]) == (key.topic, key.partition):
+                owner = claim["owner"] or {}
+                holder = owner.get("client_id")
+                if holder == self._info().client_id:
+                    holder = self._neighbour(key) or holder
+                return Glance(
+                    holder,
+                    claim["freshness"],
+                    claim["age_ms"],
+                    claim["position"],
+                )
+        return None
+
+    def last_claims(self, timeout_ms: int) -> dict[TopicPartition, LastClaim]:
+        """Return the newest claim of each key of the group, never older than this call.
+
+        The log names the sidecar as the owner of what any of its clients has. What it
+        has lent to none of the others may be ours, and the event that says so on its
+        way.
+        """
+        found = self._group(timeout_ms)
+        sidecar = self._info().client_id
+        owners = {
+            TopicPartition(claim["topic"], claim["partition"]): (
+                claim["owner"] and claim["owner"]["client_id"]
+            )
+            for claim in found.claims
+        }
+        lent = self._lent_to_others() if sidecar in owners.values() else set()
+        return {
+            (place := TopicPartition(claim["topic"], claim["partition"])): LastClaim(
+                owners[place],
+                claim["epoch"],
+                may_be_ours=owners[place] == sidecar and str(place) not in lent,
+            )
+            for claim in found.claims
+        }
+
+    def world(self, timeout_ms: int) -> dict[str, Any]:
+        """Return the world as plain data, never older than this call."""
+        wait_ms = min(timeout_ms, api.WAIT_MS_MAX)
+        found = self._connection.ask(
+            "GET",
+            paths.WORLD,
+            answer=WorldNow,
+            timeout_ms=wait_ms,
+            query={"timeout_ms": str(wait_ms)},
+        )
+        return {"schema": found.schema, "partitions": found.partitions}
+
+    def owners(self, topic: str, timeout_ms: int) -> dict[TopicPartition, str | None]:
+        """Return who owns each partition of a topic that was ever claimed."""
+        wait_ms = min(timeout_ms, api.WAIT_MS_MAX)
+        found = self._connection.ask(
+            "GET",
+            self._connection.path(paths.OWNERS, {"topic": topic}),
+            answer=OwnersNow,
+            timeout_ms=wait_ms,
+            query={"timeout_ms": str(wait_ms)},
+        )
+        return {TopicPartition(topic, n): who for n, who in found.owners.items()}
+
+    def _group(self, timeout_ms: int) -> GroupNow:
+        wait_ms = min(timeout_ms, api.WAIT_MS_MAX)
+        return self._connection.ask(
+            "GET",
+            self._connection.path(paths.GROUP),
+            answer=GroupNow,
+            timeout_ms=wait_ms,
+            query={"timeout_ms": str(wait_ms)},
+        )
+
+    def _neighbour(self, key: Key) -> str | None:
+        """Return which client of the same sidecar has a key, None if not known."""
+        try:
+            found = self._connection.ask("GET", paths.CLIENTS, answer=ClientsNow)
+        except MarshalError:
+            return None
+        place = str(key.topic_partition)
+        for each in found.clients:
+            if each.group == key.group_id and place in each.assigned:
+                return each.client
+        return None
+
+    def _lent_to_others(self) -> set[str]:
+        """Return what other clients of the group have by the same sidecar."""
+        found = self._connection.ask("GET", paths.CLIENTS, answer=ClientsNow)
+        own = self._connection
+        return {
+            place
+            for each in found.clients
+            if each.group == own.group_id and each.client != own.client_id
+            for place in each.assigned
+        }

@@ -1,0 +1,128 @@
+"""What a client asks its sidecar of the log."""
+
+from contextlib import closing
+
+import pytest
+from enginekit import T0
+from fakesidecar import FakeSidecar, connected, failure
+
+from kafka_marshal.engine.replica import LastClaim
+from kafka_marshal.errors import CoordinationError
+from kafka_marshal.protocol.types import Key, TopicPartition
+from kafka_marshal.remote.asking import Asking
+from kafka_marshal.remote.looking import (
+    AsOf,
+    ClientsNow,
+    GroupNow,
+    LocalClient,
+    OwnersNow,
+    WorldNow,
+)
+
+KEY = Key("g", "t", 0)
+AS_OF = AsOf(time_ms=1, offsets={})
+UNKNOWN = (503, failure("CoordinationError", retriable=True))
+# A sidecar has an incarnation in the log of its own, for each group.
+HERE = {"client_id": "host-a", "incarnation": "cd" * 16}
+THERE = {"client_id": "host-b", "incarnation": "ef" * 16}
+
+
+@pytest.fixture
+def sidecar():
+    return FakeSidecar()
+
+
+@pytest.fixture
+def asking(sidecar):
+    with closing(connected(sidecar)) as connection:
+        yield Asking(connection, sidecar.info)
+
+
+def claim(owner, partition=0, **rest):
+    return {
+        "topic": "t",
+        "partition": partition,
+        "owner": owner,
+        "freshness": "fresh",
+        "age_ms": 3,
+        "position": None,
+        "epoch": 5,
+    } | rest
+
+
+def told(sidecar, *claims, count=1):
+    """Have the sidecar tell of its group."""
+    group = GroupNow(as_of=AS_OF, group="g", claims=claims, pauses=())
+    sidecar.answers["GET", "g"] = [group] * count
+
+
+def lent(client, *places, group="g"):
+    row = LocalClient(
+        group=group,
+        client=client,
+        pid=1,
+        state="ready",
+        beat_age_ms=1,
+        subscriptions=(),
+        assigned=places,
+        promised_until_ms=None,
+    )
+    return ClientsNow(as_of=AS_OF, clients=(row,))
+
+
+def test_a_key_of_a_neighbour_names_the_neighbour(sidecar, asking):
+    told(sidecar, claim(HERE), count=3)
+    nobody = ClientsNow(as_of=AS_OF, clients=())
+    sidecar.answers["GET", "clients"] = [lent("b", "t-0"), nobody, UNKNOWN]
+    asked = [asking.glance(KEY).holder for _ in range(3)]
+    assert asked == ["b", "host-a", "host-a"]
+
+
+def test_what_is_not_known_is_no_glance(sidecar, asking):
+    told(sidecar, claim(HERE, partition=1))
+    assert asking.glance(KEY) is None
+    sidecar.answers["GET", "g"] = [UNKNOWN]
+    assert asking.glance(KEY) is None
+
+
+@pytest.mark.parametrize(
+    ("clients", "may_be_ours"),
+    [
+        pytest.param(ClientsNow(as_of=AS_OF, clients=()), True, id="of-nobody-yet"),
+        pytest.param(lent("c", "t-0"), True, id="ours"),
+        pytest.param(lent("b", "t-0"), False, id="a-neighbour-s"),
+        pytest.param(lent("b", "t-1"), True, id="a-neighbour-has-another"),
+        pytest.param(lent("b", "t-0", group="h"), True, id="of-another-group"),
+    ],
+)
+def test_what_the_sidecar_has_lent_to_no_other_may_be_ours(
+    sidecar, asking, clients, may_be_ours
+):
+    told(sidecar, claim(HERE))
+    sidecar.answers["GET", "clients"] = [clients]
+    assert asking.last_claims(1_000) == {T0: LastClaim("host-a", 5, may_be_ours)}
+
+
+def test_claims_of_others_ask_nobody_for_neighbours(sidecar, asking):
+    told(sidecar, claim(THERE), claim(None, 1, epoch=7))
+    assert asking.last_claims(1_000) == {
+        T0: LastClaim("host-b", 5),
+        TopicPartition("t", 1): LastClaim(None, 7),
+    }
+    assert sidecar.named("GET", "clients") == []
+
+
+def test_claims_that_are_not_known_are_an_error(sidecar, asking):
+    sidecar.answers["GET", "g"] = [UNKNOWN]
+    with pytest.raises(CoordinationError):
+        asking.last_claims(1_000)
+
+
+def test_the_world_and_its_owners(sidecar, asking):
+    sidecar.answers["GET", "world"] = [
+        WorldNow(as_of=AS_OF, schema=1, partitions={"0": {"next_offset": 3}})
+    ]
+    sidecar.answers["GET", "t"] = [OwnersNow(as_of=AS_OF, owners={0: "host-a"})]
+    found = asking.world(1_000)
+    assert found == {"schema": 1, "partitions": {"0": {"next_offset": 3}}}
+    assert asking.owners("t", 1_000) == {T0: "host-a"}
