@@ -3,6 +3,7 @@
 Look for trouble with other seeds by: SIMULATION_SEEDS=1000:1200 pytest tests/simulation
 """
 
+import gc
 import os
 
 import pytest
@@ -12,6 +13,7 @@ from kafka_marshal.engine import Delivery
 from kafka_marshal.testing.simulation.campaign import Wish, run_seeds, shrunk
 from kafka_marshal.testing.simulation.coverage import TRUNCATED
 from kafka_marshal.testing.simulation.plan import CONDITIONS, MINUTE_MS, draw
+from kafka_marshal.testing.simulation.world import World
 from kafka_marshal.testing.simulator import (
     FAULTS,
     TRUNCATE,
@@ -66,6 +68,24 @@ def test_a_seed_repeats_byte_for_byte(seed):
     first, second = (simulate(seed, duration_ms=3 * MINUTE_MS) for _ in range(2))
     assert first == second
     assert len(first.transcript) > 100
+
+
+@pytest.mark.parametrize("is_enabled", [True, False])
+def test_no_garbage_is_looked_for_in_a_run_and_none_is_left(is_enabled):
+    was_enabled = gc.isenabled()
+    try:
+        (gc.enable if is_enabled else gc.disable)()
+        gc.collect()
+        before_count = gc.get_stats()[0]["collections"]
+        simulate(3, duration_ms=MINUTE_MS // 6)
+        collections = gc.get_stats()[0]["collections"] - before_count
+        assert gc.isenabled() == is_enabled
+        assert collections == is_enabled
+        assert not is_enabled or not any(
+            isinstance(each, World) for each in gc.get_objects()
+        )
+    finally:
+        (gc.enable if was_enabled else gc.disable)()
 
 
 def test_seeds_differ_and_every_fault_is_drawn():

@@ -101,6 +101,42 @@ def test_the_same_failure_is_told_once_until_it_recovers():
     assert len(context.told) == 2
 
 
+def test_a_policy_that_sees_only_the_view_is_asked_once_for_each(monkeypatch):
+    asked = []
+
+    def policy(view):
+        asked.append(view)
+        return Plan((B,)) if len(view.keys) > 1 else Plan()
+
+    monkeypatch.setattr("kafka_marshal.engine.advice.FORGETFUL", (policy,))
+    context, advice = Context(), Advice(policy)
+    again, less = view((A, True), (B, False)), view((A, True))
+    plans = [advice.plan(each, context) for each in (VIEW, again, less, less, VIEW)]
+    assert plans == [Plan((B,)), Plan((B,)), Plan(), Plan(), Plan((B,))]
+    assert asked == [VIEW, less, VIEW]
+
+
+def test_a_policy_of_others_is_asked_each_time_whatever_it_is_like():
+    class Counting:
+        __hash__ = None
+
+        def __init__(self):
+            self.count = 0
+
+        def __eq__(self, other):
+            return True
+
+        def __call__(self, _view):
+            self.count += 1
+            return Plan()
+
+    policy = Counting()
+    advice = Advice(policy)
+    for _ in range(3):
+        advice.plan(VIEW, Context())
+    assert policy.count == 3
+
+
 def test_a_consumer_survives_its_policy():
     """Over a whole log: the engine lives, claims are kept, and it goes on after."""
     cluster = world(records=[3, 3])
