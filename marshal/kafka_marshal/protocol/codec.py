@@ -104,8 +104,7 @@ def encode(record: Record) -> bytes:
             reader would accept the bytes.
     """
     kind = kind_of(record)
-    fields = [getattr(record, name) for name in record.__struct_fields__]
-    value = encode_fields(kind, fields)
+    value = encode_fields(kind, [*msgspec.structs.astuple(record)])
     back = decode(value)
     if isinstance(back, Undecodable):
         raise MalformedRecord(f"{kind.name} is invalid: {back.reason}")

@@ -1,5 +1,7 @@
 """Which coordinating partition arbitrates a key (PROTOCOL 2.3, 2.4)."""
 
+from functools import lru_cache
+
 import mmh3
 
 CHECKPOINT_TOPIC = "/checkpoint"
@@ -7,6 +9,7 @@ CHECKPOINT_GROUP = "marshal"
 PLANNER_TOPIC = "/planner"
 RESERVED_TOPICS = frozenset({CHECKPOINT_TOPIC, PLANNER_TOPIC})
 """Topics of reserved keys: no real topic can have such a name (PROTOCOL 2.3)."""
+GROUPS_REMEMBERED_MAX = 4_096
 
 
 def coordinating_partition(topic: str, partition: int, *, partition_count: int) -> int:
@@ -21,6 +24,7 @@ def coordinating_partition(topic: str, partition: int, *, partition_count: int) 
     return mmh3.hash(name, 0, signed=False) % partition_count
 
 
+@lru_cache(maxsize=GROUPS_REMEMBERED_MAX)  # asked for each Member that is folded
 def home_partition(group_id: str, *, partition_count: int) -> int:
     """Return the coordinating partition that orders records about a whole group."""
     name = f"\0group\0{group_id}".encode()

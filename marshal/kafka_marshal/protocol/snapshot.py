@@ -8,6 +8,7 @@ Bytes that are read back are not trusted: every value is of the type and within
 the bounds that a fold would have given it, or the whole is refused.
 """
 
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Annotated, Any, Literal
 
@@ -40,6 +41,7 @@ from kafka_marshal.protocol.types import OFFSET_MAX, Key, Owner
 FORMAT_VERSION = 1
 _DIGEST_BYTES = 16
 _MODULUS = 1 << 128
+_CONFIGS_MAX = 64
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -246,8 +248,14 @@ def _header(state: WorldState) -> list[Any]:
         state.epoch_time_ms,
         state.log_time_ms,
         state.append_time_ms,
-        None if state.config is None else encode(state.config),
+        None if state.config is None else _frame_of(state.config),
     ]
+
+
+@lru_cache(maxsize=_CONFIGS_MAX)
+def _frame_of(config: Config) -> bytes:
+    """Return the frame of a Config: the same few, asked for with each digest."""
+    return encode(config)
 
 
 def _key(key: Key, known: KeyState) -> list[Any]:

@@ -69,7 +69,8 @@ class KeyState:
 
     def remaining_ms(self, log_time_ms: int) -> int:
         """Return the log time left until the owner is stale."""
-        return remaining_ms(self.age_ms(log_time_ms), self.heartbeat_interval_ms)
+        age_ms = log_time_ms - self.renewed_ms
+        return remaining_ms(age_ms, self.heartbeat_interval_ms)
 
     def next_unclaimed(self) -> int | None:
         """Return the first offset that at most once may still grant, if known."""
