@@ -4,32 +4,41 @@ from collections.abc import Mapping
 from typing import Any
 
 from kafka_marshal.protocol.codec import is_identifier
-from kafka_marshal.protocol.planner import Plan, Policy, Release, View
+from kafka_marshal.protocol.planner import Plan, Policy, Release, View, fair, greedy
+from kafka_marshal.protocol.topic_policy import topic
 from kafka_marshal.protocol.types import Key
 
 from .context import Context
 
 REASON_CHARS_MAX = 64
 ERROR_CHARS_MAX = 300
+# Those that see nothing but the view: what they said of one, they say of its like.
+FORGETFUL: tuple[Policy, ...] = (fair, greedy, topic)
 
 
 class Advice:
     """One consumer's policy: its last plan that made sense stands until the next.
 
-    Policies come from other packages too. One that raises, or returns what is no
-    plan, is told and asked again; it ends neither engine nor consumer.
+    Our own are not even asked again as long as the view stays as it is. Policies
+    come from other packages too: one that raises, or returns what is no plan, is
+    told and asked again; it ends neither engine nor consumer.
     """
 
-    __slots__ = ("_claim", "_policy", "_told", "_why")
+    __slots__ = ("_claim", "_is_forgetful", "_last", "_policy", "_told", "_why")
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
+        # By identity: what others bring may have no hash, or any idea of equality.
+        self._is_forgetful = any(policy is each for each in FORGETFUL)
         self._claim: tuple[Key, ...] = ()
         self._why: Mapping[Key, str] = {}
         self._told: str | None = None
+        self._last: tuple[View, Plan] | None = None
 
     def plan(self, view: View, context: Context) -> Plan:
         """Return what to do now."""
+        if self._last is not None and self._last[0] == view:
+            return self._last[1]
         problem: str | None
         try:
             plan = self._policy(view)
@@ -44,6 +53,8 @@ class Advice:
             return Plan(kept, why=self._why)
         self._told = None
         self._claim, self._why = plan.claim, plan.why
+        if self._is_forgetful:
+            self._last = view, plan
         return plan
 
     def _tell(self, problem: str, context: Context) -> None:

@@ -74,7 +74,7 @@ class Beater:
     def beat_due(self, holdings: Iterable[Holding], now_ms: int) -> None:
         """Send the beats that are due; those of one T go together."""
         # Each claim that was won has set when its T is due.
-        if not any(now_ms >= due_ms for due_ms in self._due_ms.values()):
+        if not self._due_ms or now_ms < min(self._due_ms.values()):
             return
         by_partition = self._by_partition(holdings)
         for partition in list(self._due_ms):

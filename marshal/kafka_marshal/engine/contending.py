@@ -58,6 +58,8 @@ class Contender:
         known who else is there, and a fleet that starts on thousands of free keys
         does not claim each of them once for every member.
         """
+        if not roster.contending:
+            return
         won = roster.won_count - self._won_count
         self._won_count = roster.won_count
         self._window = min(self._window + won, UNDER_WAY_MAX)

@@ -58,7 +58,7 @@ class Context:
     config: Config | None = None
     rebuilding: set[int] = attrs.field(factory=set)
     meters: EngineMeters = attrs.field(factory=EngineMeters)
-    _placement: dict[tuple[str, int], int] = attrs.field(factory=dict)
+    _placement: dict[Key, int] = attrs.field(factory=dict)
 
     @property
     def now_ms(self) -> int:
@@ -78,14 +78,14 @@ class Context:
 
     def partition_of(self, key: Key) -> int:
         """Return the coordinating partition of a key."""
-        if key.topic in RESERVED_TOPICS:
-            return key.partition
-        place = (key.topic, key.partition)
-        found = self._placement.get(place)
+        found = self._placement.get(key)
         if found is None:
+            if key.topic in RESERVED_TOPICS:
+                return key.partition
             count = self.settled.partition_count
+            place = key.topic_partition
             found = coordinating_partition(*place, partition_count=count)
-            self._placement[place] = found
+            self._placement[key] = found
         return found
 
     def replica_of(self, key: Key) -> Replica:
@@ -127,8 +127,11 @@ class Context:
     @property
     def has_pause(self) -> bool:
         """Whether any group is paused, as far as the log is read."""
-        worlds = (replica.world for replica in self.replicas.values())
-        return any(world.lapses_ms is not None for world in worlds)
+        # Asked in every round, and a generator would cost more than the answer.
+        for replica in self.replicas.values():
+            if replica.world.lapses_ms is not None:
+                return True
+        return False
 
     def observe(self, name: str, fields: Mapping[str, Any]) -> None:
         """Tell the observer."""

@@ -168,7 +168,7 @@ class Engine:
         entries: list[tuple[int, LogEntry]] = []
         try:
             self._begin_due()
-            wait_ms = min(timeout_ms, self._until_due_ms())
+            wait_ms = min(timeout_ms, self._until_due_ms()) if timeout_ms else 0
             entries += self.context.ports.log.poll(wait_ms)
         except LogTruncated as error:
             if error.partition is None:
@@ -252,6 +252,8 @@ class Engine:
         """
         named, self._named = self._named, set()
         is_due = now_ms >= self._audit_at_ms
+        if not named and not is_due:
+            return
         if is_due:
             interval_ms = self.context.heartbeat_interval_ms
             self._audit_at_ms = now_ms + interval_ms // INTERVALS_PER_H
@@ -292,8 +294,9 @@ class Engine:
                 self._look_at_states(partition, transitions[0])
                 self._route(transitions, now_ms)
                 self._tell_checkpointer(partition, transitions, now_ms=now_ms)
-        for session in self._sessions.values():
-            session.check_clock(touched, now_ms)
+        if touched:
+            for session in self._sessions.values():
+                session.check_clock(touched, now_ms)
 
     def _look_at_states(self, partition: int, first: Transition) -> None:
         """Take what records of section 7 mean for a T that is read to its end."""

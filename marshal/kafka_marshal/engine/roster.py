@@ -83,7 +83,8 @@ class Roster:
 
     def settle(self) -> None:
         """Let those rest that nothing is to be done about."""
-        self.restless = {k: h for k, h in self.restless.items() if _is_restless(h)}
+        if self.restless:
+            self.restless = {k: h for k, h in self.restless.items() if _is_restless(h)}
 
     def expired(self, now_ms: int) -> list[Holding]:
         """Return those whose hard stop has come.
@@ -103,10 +104,12 @@ class Roster:
         """Return when the next claim is to be sent, or a look-up to be looked at."""
         due_ms = FAR_MS
         for holding in self.contending.values():
-            if holding.claim.attempt_at_ms is not None:
-                due_ms = min(due_ms, holding.claim.attempt_at_ms)
-        if any(holding.lookup is not None for holding in self.restless.values()):
-            due_ms = min(due_ms, now_ms + LOOKUP_LOOK_MS)
+            at_ms = holding.claim.attempt_at_ms
+            if at_ms is not None and at_ms < due_ms:
+                due_ms = at_ms
+        for holding in self.restless.values():
+            if holding.lookup is not None:
+                return min(due_ms, now_ms + LOOKUP_LOOK_MS)
         return due_ms
 
     def look_at_leases(self) -> None:

@@ -8,7 +8,7 @@ from kafka_marshal.ports import TopicInfo
 from kafka_marshal.protocol.claiming import PreviousLife, estimate, resumable
 from kafka_marshal.protocol.health import Backoff
 from kafka_marshal.protocol.planner import KeyView, MemberView, Plan, Policy, View
-from kafka_marshal.protocol.state import KeyNote, KeyState
+from kafka_marshal.protocol.state import KeyNote, KeyState, MemberState
 from kafka_marshal.protocol.topic_policy import topic as whole_topics
 from kafka_marshal.protocol.types import Key, Owner, TopicPartition
 
@@ -85,6 +85,8 @@ class Subscription:
     _keys: list[Key] | None = None
     _shunned: set[Key] = attrs.field(factory=set)
     _claimable_since: dict[Key, int] = attrs.field(factory=dict)
+    _live: list[MemberState] = attrs.field(factory=list)
+    _live_views: list[MemberView] = attrs.field(factory=list)
     _seen_ms: dict[str, int] = attrs.field(factory=dict)
     _suspected: dict[str, int | None] = attrs.field(factory=dict)
 
@@ -181,24 +183,23 @@ class Subscription:
         members = self._members(context, now_ms=now_ms)
         is_alone = not any(member.client_id != owner.client_id for member in members)
         is_off = self.backoff.is_on(now_ms) and not is_alone
-        self.claimable_at_ms = now_ms + context.heartbeat_interval_ms
+        interval_ms = context.heartbeat_interval_ms
+        self.claimable_at_ms = now_ms + interval_ms
         for key in self.all_keys():
             replica = context.replica_of(key)
             world = replica.world
             elapsed_ms = replica.elapsed_ms(now_ms)
             guess = estimate(world, key, elapsed_ms=elapsed_ms, claimant=owner)
-            known = guess.known
+            known, wait_ms = guess.known, guess.wait_ms
             who = None if known is None or known.owner is None else known.owner
-            if who is not None and guess.wait_ms == 0:
+            is_claimable = wait_ms == 0
+            if who is not None and is_claimable:
                 suspects.add(who.client_id)
                 who = None
-            is_claimable = guess.wait_ms == 0
-            if guess.wait_ms:
-                soon_ms = now_ms + guess.wait_ms
-                self.claimable_at_ms = min(self.claimable_at_ms, soon_ms)
-            is_orphan = self._is_orphan(
-                context, key, is_claimable=is_claimable, now_ms=now_ms
-            )
+            if wait_ms:
+                self.claimable_at_ms = min(self.claimable_at_ms, now_ms + wait_ms)
+            since_ms = self._claimable_since_ms(key, now_ms, is_claimable=is_claimable)
+            is_orphan = now_ms - since_ms > interval_ms
             # What was given up is left to others; what nobody takes is not.
             is_left = cooldowns.is_cooling(key, now_ms) or (is_off and not is_orphan)
             holding = holdings.get(key)
@@ -208,7 +209,8 @@ class Subscription:
                     None if who is None else who.client_id,
                     is_mine=_is_mine(holding),
                     is_claimable=is_claimable and not is_left,
-                    is_ours_before=_is_ours_before(
+                    is_ours_before=bool(lives)
+                    and _is_ours_before(
                         known, lives, owner, log_ms=world.now_ms + elapsed_ms
                     ),
                     is_orphan=is_orphan,
@@ -246,14 +248,12 @@ class Subscription:
         }
         return set(self._suspected)
 
-    def _is_orphan(
-        self, context: Context, key: Key, *, is_claimable: bool, now_ms: int
-    ) -> bool:
-        if not is_claimable:
-            self._claimable_since.pop(key, None)
-            return False
-        since_ms = self._claimable_since.setdefault(key, now_ms)
-        return now_ms - since_ms > context.heartbeat_interval_ms
+    def _claimable_since_ms(self, key: Key, now_ms: int, *, is_claimable: bool) -> int:
+        """Return since when a key is claimable in every view, now where it is not."""
+        if is_claimable:
+            return self._claimable_since.setdefault(key, now_ms)
+        self._claimable_since.pop(key, None)
+        return now_ms
 
     def _members(self, context: Context, *, now_ms: int) -> list[MemberView]:
         """Return live members, in order of client_id."""
@@ -261,24 +261,18 @@ class Subscription:
         elapsed_ms = replica.elapsed_ms(now_ms)
         limit_ms = 2 * context.heartbeat_interval_ms
         log_ms = replica.world.now_ms + elapsed_ms
-        views = {}
-        self._seen_ms = {}
-        # Of several lives of one client the last counts, and not a leave before it.
         found = replica.world.live_members(self.group_id)
-        for member in sorted(found, key=lambda member: member.since_offset):
-            record = member.record
-            if log_ms - member.seen_ms <= limit_ms:
-                self._seen_ms[record.client_id] = member.seen_ms
-                views[record.client_id] = MemberView(
-                    record.client_id,
-                    frozenset(record.topics),
-                    is_draining=record.draining,
-                    claims_max=record.capacity,
-                    held=record.load,
-                    is_behind=BEHIND_LABEL in record.labels,
-                    weight=weight_of(record.labels),
-                )
-        return [view for _, view in sorted(views.items())]
+        live = [member for member in found if log_ms - member.seen_ms <= limit_ms]
+        if live != self._live:
+            self._live = live
+            # Of several lives of one client the last counts, and not a leave before.
+            last = {
+                member.record.client_id: member
+                for member in sorted(live, key=lambda member: member.since_offset)
+            }
+            self._seen_ms = {name: member.seen_ms for name, member in last.items()}
+            self._live_views = [_member_view(last[name]) for name in sorted(last)]
+        return self._live_views
 
     # --- losses
 
@@ -302,9 +296,24 @@ def policy_interval_ms(context: Context) -> int:
 
 def weight_of(labels: Mapping[str, str]) -> int:
     """Return as how many members somebody counts, by its own account. Total."""
-    text = labels.get(WEIGHT_LABEL, "")
+    text = labels.get(WEIGHT_LABEL)
+    if text is None:
+        return 1
     is_number = text.isascii() and text.isdigit() and len(text) <= len(str(WEIGHT_MAX))
     return min(max(1, int(text)), WEIGHT_MAX) if is_number else 1
+
+
+def _member_view(member: MemberState) -> MemberView:
+    record = member.record
+    return MemberView(
+        record.client_id,
+        frozenset(record.topics),
+        is_draining=record.draining,
+        claims_max=record.capacity,
+        held=record.load,
+        is_behind=BEHIND_LABEL in record.labels,
+        weight=weight_of(record.labels),
+    )
 
 
 def _is_mine(holding: Holding | None) -> bool:

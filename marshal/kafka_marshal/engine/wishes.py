@@ -36,8 +36,11 @@ class Wishes:
     @property
     def _look_ms(self) -> int:
         """A time that grows as a look at all that is wanted does."""
-        topics = [info for sub in self.subs for info in sub.topics.values()]
-        return sum(info.partition_count for info in topics) // KEYS_PER_MS
+        count = 0
+        for sub in self.subs:
+            for info in sub.topics.values():
+                count += info.partition_count
+        return count // KEYS_PER_MS
 
     def taken_beside(self, sub: Subscription) -> set[str]:
         """Return the topics that are consumed otherwise."""

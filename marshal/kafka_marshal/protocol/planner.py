@@ -43,8 +43,7 @@ class KeyView(msgspec.Struct, frozen=True, gc=False):
     last_owner: str | None = None
 
 
-@attrs.frozen
-class MemberView:
+class MemberView(msgspec.Struct, frozen=True, gc=False):
     """One live member of the group, as it announced itself.
 
     Attributes:

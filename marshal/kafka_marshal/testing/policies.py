@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 
 import attrs
+import msgspec
 
 from kafka_marshal.policies import KeyView, MemberView, Plan, Policy, View
 from kafka_marshal.protocol.types import Key
@@ -126,7 +127,7 @@ class Room:
             if key.topic in me.topics
         )
         members = tuple(
-            attrs.evolve(other, held=self.load(other.client_id))
+            msgspec.structs.replace(other, held=self.load(other.client_id))
             for other in self.members
         )
         return View(me.client_id, keys, members, me.claims_max)
