@@ -126,6 +126,8 @@ class LogWatcher:
         self.taken_back: dict[Key, set[int]] = {}
         self._books = [LossBook(number) for number in range(partitions)]
         self._kafka = kafka
+        places = [TopicPartition(COORDINATION_TOPIC, t) for t in range(partitions)]
+        self._logs = [kafka.log(place) for place in places]
         self._on_position = on_position
         self._note = note
         self._on_fold = on_fold
@@ -142,8 +144,9 @@ class LogWatcher:
         self._kafka.settle()
         now_ms = self._kafka.clock.now_ms()
         has_folded = False
-        for number, world in enumerate(self.worlds):
-            log = self._kafka.log(TopicPartition(COORDINATION_TOPIC, number))
+        for number, (world, log) in enumerate(
+            zip(self.worlds, self._logs, strict=True)
+        ):
             if world.next_offset >= log.end:
                 continue
             for stored in log.read(world.next_offset, log.end):
@@ -328,18 +331,20 @@ def _never(key: Key) -> bool:
 
 
 def check_leases(
-    nodes: Iterable[Node], *, is_excused: Callable[[Key], bool] = _never
+    held: Iterable[tuple[Node, Iterable[Key]]],
+    *,
+    is_excused: Callable[[Key], bool] = _never,
 ) -> None:
     """S4: at one instant, at most one live process passes its lease check.
 
     Args:
-        nodes: The live processes.
+        held: The live processes, each with what it may use by its own lease.
         is_excused: Whether a key is none to check: its log's clock stepped by more
             than any lease allows for.
     """
     holders: dict[Key, Node] = {}
-    for node in nodes:
-        for key in node.held:
+    for node, keys in held:
+        for key in keys:
             other = holders.setdefault(key, node)
             if other is not node and not is_excused(key):
                 names = f"{other.owner.client_id} and {node.owner.client_id}"

@@ -27,7 +27,7 @@ class FakeDataLog(DataLog):
         self, topics: Sequence[str], timeout_ms: int
     ) -> Mapping[str, TopicInfo]:
         """Return what is known of each topic; a topic that does not exist is absent."""
-        with self._cluster.changed:
+        with self._cluster.lock:
             self._require_answer(timeout_ms)
             found = [each for each in topics if self._cluster.has_topic(each)]
             return {
@@ -40,7 +40,7 @@ class FakeDataLog(DataLog):
 
     def topics(self, timeout_ms: int) -> Sequence[str]:
         """Return the names of all topics."""
-        with self._cluster.changed:
+        with self._cluster.lock:
             self._require_answer(timeout_ms)
             return self._cluster.topic_names()
 
@@ -48,7 +48,7 @@ class FakeDataLog(DataLog):
         self, partitions: Sequence[TopicPartition], timeout_ms: int
     ) -> Mapping[TopicPartition, LogRange]:
         """Return log-start and log-end offsets of each partition."""
-        with self._cluster.changed:
+        with self._cluster.lock:
             self._require_answer(timeout_ms)
             return {each: self._cluster.range(each) for each in partitions}
 
@@ -56,7 +56,7 @@ class FakeDataLog(DataLog):
         self, group_id: str, partitions: Sequence[TopicPartition], *, timeout_ms: int
     ) -> Mapping[TopicPartition, int | None]:
         """Return the group's committed offsets (None: no commit)."""
-        with self._cluster.changed:
+        with self._cluster.lock:
             self._require_answer(timeout_ms)
             offsets = self._cluster.groups.get(group_id, {})
             return {each: offsets.get(each) for each in partitions}
@@ -65,7 +65,7 @@ class FakeDataLog(DataLog):
         self, group_id: str, offsets: Mapping[TopicPartition, int], *, timeout_ms: int
     ) -> None:
         """Set the group's committed offsets."""
-        with self._cluster.changed:
+        with self._cluster.lock:
             self._require_answer(timeout_ms)
             if group_id in self._cluster.busy_groups:
                 raise CoordinationError(
@@ -138,7 +138,7 @@ class FakeDataReader(DataReader):
     ) -> Mapping[TopicPartition, Sequence[Record]]:
         """Return up to ``max_records`` records; see ``ports.DataReader``."""
         deadline = time.monotonic() + timeout_ms / 1000
-        with self._cluster.changed:
+        with self._cluster.lock:
             while True:
                 self._require_open()
                 for partition, place in self._places.items():

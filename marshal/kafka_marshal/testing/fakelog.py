@@ -51,6 +51,8 @@ class FakeKafka:
         cluster_id: An id that no other cluster of this process has.
         groups: Committed offsets by group.
         changes: Grows with each record that is sent or written.
+        changed: Notified of each change.
+        lock: The lock of ``changed``, several times quicker to take by itself.
         busy_groups: Groups that have active members, whose offsets none but
             they may set.
     """
@@ -72,7 +74,8 @@ class FakeKafka:
         self.cluster_id = f"fake-{next(self._numbers)}"
         self.groups: dict[str, dict[TopicPartition, int]] = {}
         self.busy_groups: set[str] = set()
-        self.changed = threading.Condition(threading.RLock())
+        self.lock = threading.RLock()
+        self.changed = threading.Condition(self.lock)
         self.changes = 0
         self._topics: dict[str, Topic] = {}
         self.clocks = BrokerClocks(self.clock)
@@ -95,7 +98,7 @@ class FakeKafka:
             is_log_append_time: Whether the leader stamps records (as for a
                 coordination topic), and not the writer.
         """
-        with self.changed:
+        with self.lock:
             assert name not in self._topics
             kind = (
                 TimestampType.LOG_APPEND_TIME
@@ -109,13 +112,13 @@ class FakeKafka:
 
     def delete_topic(self, name: str) -> None:
         """Remove a topic; one made anew under its name has another id."""
-        with self.changed:
+        with self.lock:
             del self._topics[name]
             self.changed.notify_all()
 
     def add_partitions(self, name: str, count: int) -> None:
         """Add ``count`` partitions to a topic."""
-        with self.changed:
+        with self.lock:
             self.topic(name).partitions.extend(Partition() for _ in range(count))
             self.changed.notify_all()
 
@@ -158,7 +161,7 @@ class FakeKafka:
 
     def set_skew(self, broker: int, skew_ms: int) -> None:
         """Set how far a broker's wall clock is ahead of true time."""
-        with self.changed:
+        with self.lock:
             self.settle()
             self.clocks.set_ahead(broker, skew_ms)
 
@@ -176,7 +179,7 @@ class FakeKafka:
         Returns:
             How many records were lost by it for the time being.
         """
-        with self.changed:
+        with self.lock:
             self.settle()
             log = self.log(place)
             now_ms = self.clock.now_ms()
@@ -196,7 +199,7 @@ class FakeKafka:
 
     def truncate(self, place: TopicPartition, *, end: int, leader: int) -> None:
         """Lose the records from ``end`` on: an unclean election of ``leader``."""
-        with self.changed:
+        with self.lock:
             self.settle()
             log = self.log(place)
             assert log.start <= end <= log.end
@@ -209,7 +212,7 @@ class FakeKafka:
 
     def delete_records(self, place: TopicPartition, *, before: int) -> None:
         """Move a log's start, as retention does."""
-        with self.changed:
+        with self.lock:
             self.settle()
             log = self.log(place)
             assert log.start <= before <= log.end
@@ -218,7 +221,7 @@ class FakeKafka:
 
     def skip_offsets(self, place: TopicPartition, *, count: int = 1) -> None:
         """Use up offsets without a record for readers, as control records do."""
-        with self.changed:
+        with self.lock:
             self.settle()
             self.log(place).end += count
             self.changed.notify_all()
@@ -247,7 +250,7 @@ class FakeKafka:
         Returns:
             Its offset.
         """
-        with self.changed:
+        with self.lock:
             self.settle()
             log = self.log(place)
             kind = timestamp_type
@@ -274,7 +277,7 @@ class FakeKafka:
         Raises:
             TopicMisconfigured: There is no such topic.
         """
-        with self.changed:
+        with self.lock:
             if not self.has_topic(topic):
                 raise TopicMisconfigured(
                     f"There is no coordination topic {topic}. Make it with `marshal "
@@ -296,7 +299,9 @@ class FakeKafka:
 
     def settle(self) -> None:
         """Let everything happen that is due by now."""
-        with self.changed:
+        if not self._pending:
+            return
+        with self.lock:
             now_ms = self.clock.now_ms()
             while self._pending and self._pending[0].lands_ms <= now_ms:
                 self._land(heapq.heappop(self._pending))
@@ -316,7 +321,7 @@ class FakeKafka:
         append: FakeAppend,
     ) -> None:  # fmt: skip
         """Have an append land at a time, in so many copies and replicas."""
-        with self.changed:
+        with self.lock:
             item = Pending(
                 lands_ms=lands_ms,
                 number=next(self._sequence),
@@ -337,8 +342,10 @@ class FakeKafka:
         Args:
             deadline: When to give up, on ``time.monotonic``.
         """
+        if self.is_virtual:
+            return False
         left_s = deadline - time.monotonic()
-        if self.is_virtual or left_s <= 0:
+        if left_s <= 0:
             return False
         if self._pending:
             due_s = (self._pending[0].lands_ms - self.clock.now_ms()) / 1000

@@ -61,7 +61,7 @@ class FakeCoordinationLog(CoordinationLog):
 
     @cut.setter
     def cut(self, value: bool) -> None:
-        with self._cluster.changed:
+        with self._cluster.lock:
             self._is_cut = value
             if value:
                 return
@@ -95,7 +95,7 @@ class FakeCoordinationLog(CoordinationLog):
 
     def _append(self, partition: int, value: bytes) -> FakeAppend:
         cluster = self._cluster
-        with cluster.changed:
+        with cluster.lock:
             cluster.settle()
             now_ms = cluster.clock.now_ms()
             timeout_ms = now_ms + self.delivery_timeout_ms
@@ -125,7 +125,7 @@ class FakeCoordinationLog(CoordinationLog):
     def poll(self, timeout_ms: int) -> Sequence[tuple[int, LogEntry]]:
         """Return new entries; see ``ports.CoordinationLog``."""
         deadline = time.monotonic() + timeout_ms / 1000
-        with self._cluster.changed:
+        with self._cluster.lock:
             while True:
                 self._require_open()
                 self._cluster.settle()
@@ -135,7 +135,7 @@ class FakeCoordinationLog(CoordinationLog):
 
     def read_from(self, offsets: Mapping[int, int]) -> None:
         """Go on elsewhere in some partitions; see ``ports.CoordinationLog``."""
-        with self._cluster.changed:
+        with self._cluster.lock:
             self._require_open()
             for number, offset in offsets.items():
                 self._next[number], self._epochs[number] = offset, None
@@ -158,7 +158,7 @@ class FakeCoordinationLog(CoordinationLog):
     def close(self, timeout_ms: int) -> None:
         """Let go. Idempotent; appends on their way still land."""
         del timeout_ms
-        with self._cluster.changed:
+        with self._cluster.lock:
             self._is_closed = True
             self._cluster.changed.notify_all()
 
@@ -168,10 +168,10 @@ class FakeCoordinationLog(CoordinationLog):
 
     def _logs(self) -> list[tuple[int, Partition]]:
         partitions = self._cluster.topic(self._topic).partitions
-        return list(enumerate(partitions[: self.partition_count]))
+        return list(enumerate(partitions[: len(self._next)]))
 
     def _ask(self, timeout_ms: int) -> list[tuple[int, Partition]]:
-        with self._cluster.changed:
+        with self._cluster.lock:
             self._require_open()
             self._cluster.settle()
             if self._is_cut:
@@ -183,9 +183,14 @@ class FakeCoordinationLog(CoordinationLog):
         entries: list[tuple[int, LogEntry]] = []
         seen_ms = self._cluster.clock.now_ms() - self.read_lag_ms
         # All of them first: what is taken must be handed on.
-        for number, log in self._logs():
-            self._check(number, log)
-        for number, log in self._logs():
+        logs = self._logs()
+        for number, log in logs:
+            is_same = self._epochs[number] == log.leader_epoch
+            if not is_same or not log.start <= self._next[number] <= log.end:
+                self._check(number, log)
+        for number, log in logs:
+            if self._next[number] >= log.end:
+                continue
             room = self.poll_entries_max - len(entries)
             is_all = True
             for stored in log.read(self._next[number], room + 1):

@@ -162,11 +162,8 @@ class Node:
     def held(self) -> dict[Key, Holding]:
         """Every key that it may use now, by its own lease."""
         now_ms = self.clock.now_ms()
-        return {
-            key: holding
-            for key, holding in self.session.holdings.items()
-            if holding.claim.is_valid(now_ms)
-        }
+        holdings = self.session.holdings
+        return {k: h for k, h in holdings.items() if h.claim.is_valid(now_ms)}
 
     def consume(self, wish: Wish) -> Consumer:
         """Subscribe; the consumer contends for partitions from the next step on."""

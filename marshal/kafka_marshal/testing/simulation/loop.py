@@ -46,14 +46,16 @@ class Loop:
         Returns:
             How long it took until ``is_done``, None if that never held.
         """
-        start_ms = self.clock.now_ms()
+        clock, heap = self.clock, self._heap
+        start_ms = clock.at_ms
         end_ms = start_ms + duration_ms
-        while self._heap and self._heap[0][0] <= end_ms:
-            at_ms, _, call = heapq.heappop(self._heap)
-            self.clock.advance(max(0, at_ms - self.clock.now_ms()))
+        while heap and heap[0][0] <= end_ms:
+            at_ms, _, call = heapq.heappop(heap)
+            if at_ms > clock.at_ms:
+                clock.advance(at_ms - clock.at_ms)
             call()
             after()
             if is_done is not None and is_done():
-                return self.clock.now_ms() - start_ms
-        self.clock.advance(end_ms - self.clock.now_ms())
+                return clock.at_ms - start_ms
+        clock.advance(end_ms - clock.at_ms)
         return None

@@ -25,6 +25,7 @@ from kafka_marshal.testing.simulation.plan import Plan, chance
 
 GROUP = "g"
 TOPIC = "t"
+FAR_MS = 2**63
 
 
 class World:
@@ -65,6 +66,10 @@ class World:
         )
         self.loop = Loop(self.cluster.clock)
         self.places = self.cluster.fill(TOPIC, [0] * plan.partitions)
+        self._logs = [
+            self.cluster.kafka.log(self.cluster.place(number))
+            for number in range(plan.coordinators)
+        ]
         self.transcript: list[str] = []
         self.coverage = Coverage(plan.h_ms)
         self.is_judged = is_judged
@@ -87,23 +92,28 @@ class World:
         self.watcher.is_strict = is_judged
         self.chronicle = Chronicle(self)
         self.exposures, self.cuts = Exposures(), Cuts()
-        self._keys = self._keys_by_partition()
+        self._numbers = self._number_by_key()
+        self._keys = [
+            [key for key, number in self._numbers.items() if number == each]
+            for each in range(plan.coordinators)
+        ]
         is_amo = plan.delivery is Delivery.AT_MOST_ONCE
         self.hand_outs = HandOuts(self.watcher, is_at_most_once=is_amo)
         self._producing = chance(plan.seed, "produce")
-        self._change_ms: int | None = None
+        # When something on its way lands or is committed next.
+        self._change_ms = FAR_MS
         self._changes = -1
         rng = chance(plan.seed, "brokers")
         for broker in range(plan.coordinators):
             # Each leader is another machine: its clock does not step for the others.
-            self.cluster.kafka.log(self.cluster.place(broker)).leader = broker
+            self._logs[broker].leader = broker
             drift_ppm = rng.randint(-plan.drift_ppm, plan.drift_ppm)
             self.cluster.kafka.clocks.set_drift(broker, drift_ppm)
 
     @property
     def now_ms(self) -> int:
         """True time."""
-        return self.cluster.clock.now_ms()
+        return self.cluster.clock.at_ms
 
     def say(self, line: str) -> None:
         """Note what happens."""
@@ -117,9 +127,8 @@ class World:
 
     def settle(self) -> None:
         """Check what was committed, and let it be read."""
-        kafka, now_ms = self.cluster.kafka, self.now_ms
-        is_due = self._change_ms is not None and now_ms >= self._change_ms
-        if kafka.changes == self._changes and not is_due:
+        kafka = self.cluster.kafka
+        if kafka.changes == self._changes and self.now_ms < self._change_ms:
             return
         if self.watcher.catch_up():
             self.on_news()
@@ -128,23 +137,22 @@ class World:
         change_ms = kafka.next_change_ms()
         if change_ms is not None and change_ms != self._change_ms:
             self.loop.at(change_ms, _nothing)
-        self._change_ms = change_ms
+        self._change_ms = FAR_MS if change_ms is None else change_ms
 
     def place_of(self, key: Key) -> int:
         """Return the coordinating partition of a key."""
-        count = self.plan.coordinators
-        return coordinating_partition(key.topic, key.partition, partition_count=count)
+        return self._numbers[key]
 
     def keys_of(self, partition: int) -> Sequence[Key]:
         """Return the keys of the group in a coordinating partition."""
         return self._keys[partition]
 
-    def _keys_by_partition(self) -> list[list[Key]]:
-        found: list[list[Key]] = [[] for _ in range(self.plan.coordinators)]
-        for place in self.places:
-            key = Key(GROUP, *place)
-            found[self.place_of(key)].append(key)
-        return found
+    def _number_by_key(self) -> dict[Key, int]:
+        count = self.plan.coordinators
+        return {
+            Key(GROUP, *place): coordinating_partition(*place, partition_count=count)
+            for place in self.places
+        }
 
     def name_of(self, incarnation: bytes) -> str:
         """Return what a process is called; of none of ours, what it calls itself."""
@@ -183,45 +191,48 @@ class World:
         if self.excused:
             self.excused = {t: u for t, u in self.excused.items() if u > now_ms}
         excused = self.excused.keys() | self._unnoticed(nodes)
-        check_leases(nodes, is_excused=lambda key: self.place_of(key) in excused)
+        held = [(node, node.held) for node in nodes]
+        check_leases(held, is_excused=lambda key: self.place_of(key) in excused)
         if self.is_truncating:
             return
-        for node in nodes:
-            for key in node.held:
-                number = self.place_of(key)
+        log_ms = [self.log_time_ms(t) for t in range(self.plan.coordinators)]
+        for node, keys in held:
+            for key in keys:
+                number = self._numbers[key]
                 if number not in excused:
-                    self._check_lease(node, key, number)
+                    self._check_lease(node, key, number, log_ms=log_ms[number])
 
     def _unnoticed(self, nodes: Sequence[Node]) -> set[int]:
         """Return the partitions that were cut back, and not everybody knows."""
+        if not self.is_truncating:
+            return set()
         return {
             number
-            for number in range(self.plan.coordinators if self.is_truncating else 0)
+            for number in range(self.plan.coordinators)
             if not all(self.cuts.is_known(node, number) for node in nodes)
         }
 
-    def _check_lease(self, node: Node, key: Key, number: int) -> None:
-        name = self.names[node.owner.incarnation]
+    def _check_lease(self, node: Node, key: Key, number: int, *, log_ms: int) -> None:
         state = self.watcher.worlds[number]
         quiet_ms = state.quiet_until_ms
-        if quiet_ms is not None and self.log_time_ms(number) < quiet_ms:
+        if quiet_ms is not None and log_ms < quiet_ms:
             return  # PROTOCOL 7.6: a Reset took it, and nobody else can have it yet
         known = state.keys.get(key)
         if known is None or known.owner != node.owner:
+            name = self.names[node.owner.incarnation]
             owner = None if known is None else known.owner
             raise Violation("S4", f"{key} is used by {name}; it is {owner}'s")
-        log_ms = self.log_time_ms(number)
-        age_ms = known.age_ms(log_ms)
+        age_ms = log_ms - known.renewed_ms
         if age_ms > 2 * known.heartbeat_interval_ms:
+            name = self.names[node.owner.incarnation]
             raise Violation("S4", f"{key} is used by {name}, and stale: {age_ms} ms")
 
     def log_time_ms(self, number: int) -> int:
         """Return the log time of a record that would be appended now."""
-        state, kafka = self.watcher.worlds[number], self.cluster.kafka
-        log = kafka.log(self.cluster.place(number))
+        state, log = self.watcher.worlds[number], self._logs[number]
         if log.leader_epoch != state.leader_epoch or state.epoch_time_ms is None:
             return state.now_ms  # PROTOCOL 4.1: a new epoch starts to count
-        wall_ms = kafka.clocks.wall_ms(log.leader, self.now_ms)
+        wall_ms = self.cluster.kafka.clocks.wall_ms(log.leader, self.now_ms)
         return state.now_ms + max(0, wall_ms - state.epoch_time_ms)
 
     def on_handed(self, node: Node, key: Key, *, records: Sequence[Record]) -> None:
