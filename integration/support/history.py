@@ -119,7 +119,7 @@ class History:
         self.worlds: dict[int, WorldState] = {}
         self._servers, self._topic = servers, topic
         self._next: dict[Place, int] = {}
-        self._consumer = self._connect()
+        self._consumer: KafkaConsumer | None = self._connect()
 
     def _connect(self) -> KafkaConsumer:
         consumer = KafkaConsumer(
@@ -143,14 +143,15 @@ class History:
         """Read to the end as of now, and fold."""
         for attempt in range(1, ATTEMPTS + 1):
             try:
+                if self._consumer is None:
+                    self._consumer = self._connect()
                 self._read_on()
                 break
             except KafkaError:
                 # This client may cling to a leader that has been replaced.
+                self.close()
                 if attempt == ATTEMPTS:
                     raise
-                self.close()
-                self._consumer = self._connect()
         self.steps.sort(key=lambda step: (step.t, step.offset))
         return self
 
@@ -167,7 +168,9 @@ class History:
                     self._next[place] = record.offset + 1
 
     def close(self) -> None:
-        self._consumer.close(autocommit=False)
+        if self._consumer is not None:
+            self._consumer.close(autocommit=False)
+            self._consumer = None
 
     def _fold(self, t: int, record) -> None:
         world = self.worlds.setdefault(t, WorldState(t))

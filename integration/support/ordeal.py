@@ -44,9 +44,9 @@ class Finding:
         takeover_ms: From the death of an owner to the claim of the next, each.
         handed_ms: From the death of an owner to work of the next, each.
         gap_ms: Longest time without work in any partition, each run.
-        gap_of_ms: The same by guarantee and transport.
+        gaps: The same by guarantee and transport, and that of bare clients of each
+            transport (``alone``), each run.
         bare_gap_ms: The same of bare producers and consumers, each run.
-        bare_gap_of_ms: The same by transport.
         kept: In how many runs no owner lost a claim; None where owners had to.
         owners: Healthy owners, each counted in each of these runs.
         owners_kept: How many of them kept all their claims.
@@ -67,9 +67,8 @@ class Finding:
     takeover_ms: list[int] = attrs.field(factory=list)
     handed_ms: list[int] = attrs.field(factory=list)
     gap_ms: list[int] = attrs.field(factory=list)
-    gap_of_ms: dict[str, list[int]] = attrs.field(factory=dict)
+    gaps: list[dict[str, int]] = attrs.field(factory=list)
     bare_gap_ms: list[int] = attrs.field(factory=list)
-    bare_gap_of_ms: dict[str, list[int]] = attrs.field(factory=dict)
     kept: int | None = None
     owners: int = 0
     owners_kept: int = 0
@@ -219,31 +218,30 @@ class Ordeal:
 
     def note_gaps(self, since_ms: int) -> None:
         """Note how long work stood still from then on, ours and the bare one's."""
-        bare = {
-            name: max(longest_gap_ms(seen, since_ms) for seen in arrived.values())
-            for name, arrived in (
+        row = {
+            f"alone {name}": max(
+                longest_gap_ms(seen, since_ms) for seen in each.values()
+            )
+            for name, each in (
                 ("fast", self.stream.arrived),
                 ("kafka-python", self._python.arrived),
             )
         }
-        for name, gap_ms in bare.items():
-            self.finding.bare_gap_of_ms.setdefault(name, []).append(gap_ms)
-        self.finding.bare_gap_ms.append(max(bare.values()))
-        ours: dict[str, list[int]] = {}
+        self.finding.bare_gap_ms.append(max(row.values()))
+        ours: dict[str, int] = {}
         for delivery, fleet in self.fleets.items():
             times: dict = {}
             for each in fleet.handled_since(since_ms - LOOK_BACK_MS):
-                row = times.setdefault(each["partition"], [])
-                row.append((each["at_ms"], each["client_id"]))
+                seen = times.setdefault(each["partition"], [])
+                seen.append((each["at_ms"], each["client_id"]))
             for seen in times.values():
                 seen.sort()
                 gap_ms = longest_gap_ms([at for at, _ in seen], since_ms)
                 # Whoever has it now is who was waited for.
                 who = f"{delivery} {self._team.get(seen[-1][1], 'another')}"
-                ours.setdefault(who, []).append(gap_ms)
-        for who, gaps in ours.items():
-            self.finding.gap_of_ms.setdefault(who, []).append(max(gaps))
-        self.finding.gap_ms.append(max(map(max, ours.values())))
+                ours[who] = max(gap_ms, ours.get(who, 0))
+        self.finding.gap_ms.append(max(ours.values()))
+        self.finding.gaps.append(row | ours)
 
     def note_kept(self, before: dict) -> None:
         """Note whether all claims are what they were, and whose are."""

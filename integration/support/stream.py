@@ -6,7 +6,7 @@ product: what they are kept waiting is the brokers' own doing, and the library's
 
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from itertools import pairwise
 
@@ -21,6 +21,8 @@ from kafka_marshal import TopicPartition as Place
 INTERVAL_S = 0.05
 DELIVERY_MS = 120_000
 LOOK_S = 5.0
+# How long kafka-python's producer waits for metadata, so for a thread that is to end.
+MAX_BLOCK_MS = 2_000
 QUICK = {"reconnect.backoff.max.ms": 500, "topic.metadata.refresh.interval.ms": 5_000}
 
 
@@ -149,16 +151,29 @@ class PythonPair:
             "metadata_max_age_ms": 5_000,
         }
         self._producer = KafkaProducer(
-            **common, acks="all", delivery_timeout_ms=DELIVERY_MS
+            **common,
+            acks="all",
+            delivery_timeout_ms=DELIVERY_MS,
+            max_block_ms=MAX_BLOCK_MS,
         )
         self._consumer = KafkaConsumer(
             **common, group_id=None, auto_offset_reset="earliest", fetch_max_wait_ms=100
         )
         self._is_over = threading.Event()
         self._threads = [
-            threading.Thread(target=each, name="chaos-python", daemon=True)
+            threading.Thread(
+                target=self._go, args=(each,), name="chaos-python", daemon=True
+            )
             for each in (self._write, self._read)
         ]
+
+    def _go(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception:
+            # It was closed while it still waited for brokers that are gone.
+            if not self._is_over.is_set():
+                raise
 
     def _write(self) -> None:
         while not self._is_over.wait(INTERVAL_S):
@@ -183,8 +198,11 @@ class PythonPair:
         self._is_over.set()
         for thread in self._threads:
             thread.join(LOOK_S)
-        self._producer.close(timeout=1)
-        self._consumer.close(autocommit=False)
+        # Where brokers are gone, it is of no interest what cannot be sent.
+        with suppress(KafkaError):
+            self._producer.close(timeout=1)
+        with suppress(KafkaError):
+            self._consumer.close(autocommit=False)
 
 
 def longest_gap_ms(times: list[int], since_ms: int) -> int:
