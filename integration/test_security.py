@@ -1,11 +1,16 @@
 """Listeners that want to know who is there, and a log that not all may write."""
 
+import os
+import socket
+import ssl
 import subprocess
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from domain import Domain, opened
+from kafka import KafkaProducer
 from kafka.admin import (
     ACL,
     ACLOperation,
@@ -14,15 +19,18 @@ from kafka.admin import (
     ResourcePattern,
     ResourceType,
 )
-from waiting import eventually, read_out
+from waiting import WAIT_MS, eventually, read_out
 
 from kafka_marshal import (
     CoordinationError,
     LogUnreadable,
     LogUnwritable,
     Marshal,
+    TopicPartition,
     World,
 )
+from kafka_marshal.kafka_io import ConnectionSettings, inplace
+from kafka_marshal.kafka_io.slices import SliceReader
 from kafka_marshal.testing.broker import EmbeddedBroker, free_ports
 from kafka_marshal.testing.java import find_java
 
@@ -164,6 +172,49 @@ def test_tls(guarded, unique, transport):
         guarded, guarded.tls, options, group=unique("tls"), transport=transport
     )
     assert found == [*range(5)]
+
+
+@pytest.mark.parametrize("listener", ["tls", "sasl"])
+def test_ranges_are_read_as_columns(guarded, unique, listener, monkeypatch):
+    """Large answers are read where they are to lie, deciphered or not."""
+    domain = guarded.domain
+    topic = domain.data_topic(1)
+    place = TopicPartition(topic, 0)
+    values = [b"%04d" % n + os.urandom(1_000) for n in range(3_000)]
+    producer = KafkaProducer(bootstrap_servers=domain.servers)
+    for value in values:
+        producer.send(topic, value, partition=0)
+    producer.flush(timeout=60)
+    producer.close(timeout=60)
+    filled = []
+
+    def filling(sock, answer):
+        filled.append(type(sock))
+        fill(sock, answer)
+
+    fill = inplace._fill
+    monkeypatch.setattr(inplace, "_fill", filling)
+    options = {
+        "tls": {
+            "security.protocol": "SSL",
+            "ssl.ca.location": str(guarded.certificate),
+        },
+        "sasl": login("alice"),
+    }[listener]
+    settings = ConnectionSettings(getattr(guarded, listener), domain.topic, options)
+    with closing(
+        SliceReader(settings, isolation_level="read_uncommitted", client_rack="")
+    ) as reader:
+        found = [
+            value
+            for rows in reader.read(
+                place, (0, len(values)), timeout_ms=WAIT_MS, with_headers=False
+            )
+            for value in rows.values.to_pylist()
+        ]
+    assert found == values
+    kind = ssl.SSLSocket if listener == "tls" else socket.socket
+    assert set(filled) == {kind}
 
 
 def open_with(guarded, servers, options, *, transport="auto"):
