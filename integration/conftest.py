@@ -16,6 +16,9 @@ from kafka_marshal.testing.broker import (
 Broker = EmbeddedBroker | ContainerBroker
 TRANSPORTS_OF_TESTS = ("fast", "kafka-python")
 VIAS = ("direct", "sidecar")
+# Nobody kills the shared broker: where it gets no processor for seconds, on a busy
+# machine, its controller must not take it for dead.
+SHARED_BROKER = {"broker.session.timeout.ms": "60000"}
 # Over a sidecar one transport is enough: it decides who reads the log, not how.
 TRANSPORT_OF_SIDECARS = "fast"
 
@@ -88,7 +91,9 @@ def broker(request: pytest.FixtureRequest) -> Iterator[Broker]:
     kind = request.config.getoption("--broker")
     try:
         started = (
-            EmbeddedBroker().start() if kind == "embedded" else start_container_broker()
+            EmbeddedBroker(properties=SHARED_BROKER).start()
+            if kind == "embedded"
+            else start_container_broker()
         )
     except MarshalError as error:
         # A skip would look like a pass: the run fails and says what is missing.

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
-WITH_SPARK = {"audit", "spark_source"}
+WITH_SPARK = {"audit", "spark_latency", "spark_source"}
 NAMES = [
     path.stem
     for path in sorted(BENCHMARKS.glob("*.py"))
@@ -21,7 +21,7 @@ NAMES = [
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_smoke_run_prints_one_document(name, bootstrap_servers):
     command = [sys.executable, BENCHMARKS / f"{name}.py", "--quick"]
@@ -29,7 +29,7 @@ def test_a_smoke_run_prints_one_document(name, bootstrap_servers):
         [*command, "--bootstrap-servers", bootstrap_servers],
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=560,
         check=False,
     )
     assert done.returncode == 0, done.stderr

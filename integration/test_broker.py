@@ -85,7 +85,7 @@ def test_paused_broker_resumes_and_stops():
     with EmbeddedBroker() as broker:
         stat = Path(f"/proc/{broker.pid}/stat")
         broker.pause()
-        until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T")
+        assert stat.read_text().rpartition(")")[2].split()[0] == "T"
         broker.resume()
         until(lambda: stat.read_text().rpartition(")")[2].split()[0] != "T")
         broker.pause()

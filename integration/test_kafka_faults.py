@@ -46,8 +46,8 @@ def own_log(own_settings):
 
 
 def test_killed_broker_comes_back(own_broker, own_log):
-    own_log.append(0, b"first")
-    ((_, first),) = read(own_log, 1)
+    until(lambda: sent(own_log, b"first"))
+    (_, first), *_ = read(own_log, 1)
     own_broker.kill()
     start = time.monotonic()
     append = own_log.append(0, b"while away")
@@ -113,7 +113,7 @@ def test_close_is_in_time_while_the_broker_is_away(own_broker, own_settings, own
 def test_recreated_topic_is_no_continuation(own_broker, own_settings, own_log):
     name = own_settings.coordination_topic
     for _ in range(5):
-        own_log.append(0, b"old")
+        until(lambda: sent(own_log, b"old"))
     read(own_log, 5)
     admin = KafkaAdminClient(bootstrap_servers=own_broker.bootstrap_servers)
     admin.delete_topics([name])

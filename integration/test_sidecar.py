@@ -32,7 +32,7 @@ from kafka_marshal_cli.exits import ExitCode
 H_MS = 30_000
 RECORDS = 10
 # The command is started often, which takes its time on a busy machine.
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 _numbers = itertools.count(1)
 
 
@@ -413,7 +413,7 @@ def documented(domain):
         clean = "trap 'kill $(jobs -p) 2>/dev/null || true' EXIT"
         code = f"{clean}\nexport MARSHAL_SIDECAR_SOCKET={socket}\n{code}"
         process = shell(code, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        out, err = process.communicate(timeout=200)
+        out, err = process.communicate(timeout=400)
         assert process.returncode == 0, (out, err)
         return out
 

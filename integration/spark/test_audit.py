@@ -39,7 +39,7 @@ from kafka_marshal.views import LogScan
 from kafka_marshal_cli.assembly import app
 
 # Several audits are made before the first test.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 K = 3
 # Half of it is what a named successor has to itself: more than a machine is busy for.

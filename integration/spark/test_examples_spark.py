@@ -24,7 +24,7 @@ TESTED = {"billing", "notifier", "shared_topic"}
 PARTITIONS, RECORDS = 2, 20
 WAIT_MS = 150_000
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(500)
 
 
 @pytest.fixture(scope="module")

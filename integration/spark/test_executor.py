@@ -17,7 +17,7 @@ H_MS = 30_000
 # A silence that is the end of the work, and not of a busy machine.
 IDLE_MS = 8_000
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(500)
 
 
 @pytest.fixture(scope="module")

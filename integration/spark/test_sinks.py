@@ -15,7 +15,7 @@ from kafka_marshal.spark.sinks_kafka import KafkaSink
 from kafka_marshal.spark.sinks_table import TableSink
 from kafka_marshal.tickets import close_offices
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(500)
 
 SCHEMA = (
     "key binary, value binary, topic string, partition int, offset long, token string"

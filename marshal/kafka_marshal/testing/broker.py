@@ -40,6 +40,8 @@ _FORMAT_TIMEOUT_S = 60
 _STARTED = b"Kafka Server started"
 _PORT_TAKEN = b"Address already in use"
 _START_ATTEMPTS = 3
+_STOPPED_S_MAX = 10.0
+_STOPPED_LOOK_S = 0.001
 _TAIL_BYTES = 4_000
 _ERRORS_SHOWN = 6
 _KEEPER = Path(__file__).with_name("keeper.py")
@@ -101,6 +103,17 @@ def free_ports(count: int) -> list[int]:
     finally:
         for each in sockets:
             each.close()
+
+
+def _await_stopped(pid: int) -> None:
+    """Wait until a process has taken a SIGSTOP: on a busy machine that takes time."""
+    deadline = time.monotonic() + _STOPPED_S_MAX
+    with suppress(OSError):  # there is no /proc, or the process has ended
+        while time.monotonic() < deadline:
+            stat = Path(f"/proc/{pid}/stat").read_text()
+            if stat.rpartition(")")[2].split()[0] == "T":
+                return
+            time.sleep(_STOPPED_LOOK_S)
 
 
 def _errors_in(log: bytes) -> str:
@@ -295,9 +308,14 @@ class EmbeddedBroker:
         self.start()
 
     def pause(self) -> None:
-        """Stop the broker's process from running (SIGSTOP); sockets stay open."""
+        """Stop the broker's process from running (SIGSTOP); sockets stay open.
+
+        On Linux it stands still when this returns. Elsewhere, and where it gets no
+        processor to take the signal with for long, it may still answer a little.
+        """
         self._require_running()
         os.kill(self._java_pid, signal.SIGSTOP)
+        _await_stopped(self._java_pid)
 
     def resume(self) -> None:
         """Let a paused broker run on (SIGCONT)."""
