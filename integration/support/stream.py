@@ -198,9 +198,13 @@ class PythonPair:
         self._is_over.set()
         for thread in self._threads:
             thread.join(LOOK_S)
-        # Where brokers are gone, it is of no interest what cannot be sent.
-        with suppress(KafkaError):
+        try:
             self._producer.close(timeout=1)
+        except KafkaError:
+            # What cannot be sent any more is of no interest, and would keep it open.
+            self._producer._sender.force_close()
+            with suppress(KafkaError):
+                self._producer.close(timeout=1)
         with suppress(KafkaError):
             self._consumer.close(autocommit=False)
 
