@@ -194,6 +194,8 @@ class Rebuilder:
 
     def settle(self, positions: Mapping[int, int]) -> list[int]:
         """Return the partitions that have just reached their barrier."""
+        if not self._barriers:
+            return []  # as in nearly every round
         done = [
             t
             for t, end in self._barriers.items()
@@ -297,6 +299,8 @@ class Rebuilder:
             TopicMisconfigured: The coordination topic is another one now.
         """
         self._topic.drive(now_ms)
+        if not self._owed:
+            return
         half_ms = self._context.heartbeat_interval_ms // 2
         for owed in list(self._owed):
             ticket = owed.ticket

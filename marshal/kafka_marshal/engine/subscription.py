@@ -198,10 +198,15 @@ class Subscription:
                 who = None
             if wait_ms:
                 self.claimable_at_ms = min(self.claimable_at_ms, now_ms + wait_ms)
-            since_ms = self._claimable_since_ms(key, now_ms, is_claimable=is_claimable)
-            is_orphan = now_ms - since_ms > interval_ms
-            # What was given up is left to others; what nobody takes is not.
-            is_left = cooldowns.is_cooling(key, now_ms) or (is_off and not is_orphan)
+            is_orphan = is_left = False
+            if is_claimable:
+                since_ms = self._claimable_since.setdefault(key, now_ms)
+                is_orphan = now_ms - since_ms > interval_ms
+                # What was given up is left to others; what nobody takes is not.
+                is_cooling = cooldowns.is_cooling(key, now_ms)
+                is_left = is_cooling or (is_off and not is_orphan)
+            else:
+                self._claimable_since.pop(key, None)
             holding = holdings.get(key)
             keys.append(
                 KeyView(
@@ -247,13 +252,6 @@ class Subscription:
             if client_id in self._seen_ms and self._seen_ms[client_id] == seen_ms
         }
         return set(self._suspected)
-
-    def _claimable_since_ms(self, key: Key, now_ms: int, *, is_claimable: bool) -> int:
-        """Return since when a key is claimable in every view, now where it is not."""
-        if is_claimable:
-            return self._claimable_since.setdefault(key, now_ms)
-        self._claimable_since.pop(key, None)
-        return now_ms
 
     def _members(self, context: Context, *, now_ms: int) -> list[MemberView]:
         """Return live members, in order of client_id."""

@@ -61,7 +61,8 @@ class TopicWatch:
             Whether any topic is new or has changed, and those that are gone:
             the caller gives them up and then calls ``drop``.
         """
-        changed, gone = False, list[str]()
+        changed = False
+        gone: list[str] = []
         call = self._call
         if call is not None and call.done():
             self._call = None

@@ -147,10 +147,11 @@ class FakeKafka:
         Raises:
             CoordinationError: There is no such partition.
         """
-        partitions = self.topic(place.topic).partitions
-        if not 0 <= place.partition < len(partitions):
+        name, number = place
+        partitions = self.topic(name).partitions
+        if not 0 <= number < len(partitions):
             raise CoordinationError(f"There is no partition {place}; add it first.")
-        return partitions[place.partition]
+        return partitions[number]
 
     def range(self, place: TopicPartition) -> LogRange:
         """Return the offsets that exist in a partition."""
