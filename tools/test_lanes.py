@@ -23,11 +23,12 @@ CHECKS = ("make", "check", "cover")
 LANES = {
     "heavy": [*HEAVY],
     "brokers": ["integration", *(f"--ignore={each}" for each in HEAVY)],
-    # They wait for nobody, so they take what the others leave, and longer for it.
-    "computing": ["tests", "--timeout=900"],
+    # They wait for nobody, so they take what the others leave, and longer for it; and
+    # both processors once those have ended.
+    "computing": ["tests", "--timeout=1800", "-n", "2", "--dist", "loadscope"],
     "checks": [],
 }
-NICE = {"computing": 5, "checks": 5}
+NICE = {"computing": 15, "checks": 10}
 RUN_S_MAX = 5_000
 LOOK_S = 0.5
 NOTHING_RAN = 5
