@@ -18,7 +18,7 @@ pytestmark = pytest.mark.timeout(900)
 ROOMY_MS = 10_000
 # What a fleet has unless told otherwise.
 USUAL_MS = 60_000
-KILLS_MS_MAX = 25 * 60_000
+KILLS_MS_MAX = 20 * 60_000
 PREFERRED = 0
 
 
