@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 COMMAND = [sys.executable, "-m", "kafka_marshal_cli", "demo"]
-PATIENCE_S = 120
+PATIENCE_S = 200
 H_MS = 2_000
 LATE_MS_MAX = 30_000
 

@@ -13,7 +13,7 @@ from waiting import WAIT_MS, eventually
 from kafka_marshal_cli.assembly import app
 
 MARSHAL = Path(sys.executable).with_name("marshal")
-RUN_S = 120
+RUN_S = 200
 
 
 class Cli:

@@ -23,7 +23,7 @@ from kafka_marshal.remote import api, paths
 
 END_S = 60
 # A process that imports, connects and reads the log, on a machine that is busy.
-START_MS = 90_000
+START_MS = 150_000
 
 
 class Sidecar:

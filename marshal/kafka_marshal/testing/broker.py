@@ -156,7 +156,7 @@ class EmbeddedBroker:
         host: str = _HOST,
         launcher: Sequence[str] = (),
         cluster_id: str = "",
-        start_timeout_ms: int = 60_000,
+        start_timeout_ms: int = 180_000,
     ) -> None:
         """Prepare a broker; nothing happens before ``start``.
 
