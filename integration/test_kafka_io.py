@@ -100,7 +100,7 @@ def test_wrong_settings_are_named(topics, unique):
         },
     )
     found = problems(topics.describe(name), broker_count=1)
-    assert [line.split()[0] for line in found] == [
+    assert [problem.setting for problem in found] == [
         "cleanup.policy",
         "compression.type",
         "message.timestamp.type",

@@ -16,7 +16,7 @@ from pathlib import Path
 import attrs
 
 from kafka_marshal import World
-from kafka_marshal.admin import TopicReport
+from kafka_marshal.admin import TopicReport, set_command
 from kafka_marshal_cli.checks import Check, Result
 from kafka_marshal_cli.render import duration
 
@@ -205,7 +205,7 @@ def leaders_clocks(world: World, leaders: Mapping[int, int]) -> Check | None:
     return Check("clock", Result.NOTE, told, "chronyc tracking, here and there")
 
 
-def timestamps(world: World) -> Iterator[Check]:
+def timestamps(world: World, topic: str, *, servers: str) -> Iterator[Check]:
     """Tell of records whose time their writers chose: they moved no clock."""
     count = sum(
         state.soft.counters.get("timestamp_type", 0) for state in world.partitions
@@ -214,7 +214,8 @@ def timestamps(world: World) -> Iterator[Check]:
         found = (
             f"{count} records were not dated by a broker; log time stood still for them"
         )
-        run = "kafka-configs --alter --add-config message.timestamp.type=LogAppendTime"
+        kind = {"setting": "message.timestamp.type", "value": "LogAppendTime"}
+        run = set_command(topic, servers, **kind)
         yield Check("timestamps", Result.NOTE, found, run)
 
 

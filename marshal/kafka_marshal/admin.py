@@ -37,6 +37,7 @@ from kafka_marshal.kafka_io import (
     ClusterInfo,
     ConnectionSettings,
     KafkaTopicAdmin,
+    Problem,
     TopicDescription,
     choose,
     is_retention_finite,
@@ -67,6 +68,7 @@ from kafka_marshal.snapshots import open_store
 from kafka_marshal.views import World
 
 TIMEOUT_MS = 30_000
+UNCLEAN = "unclean.leader.election.enable"
 
 
 @attrs.frozen
@@ -91,14 +93,19 @@ class TopicReport:
     Attributes:
         cluster: The cluster that was asked.
         topic: What it says of the topic.
-        problems: One line per violated setting of PROTOCOL 2.1.
+        found: What violates PROTOCOL 2.1.
         note: Why settings could not be looked at, None where they could.
     """
 
     cluster: ClusterInfo
     topic: TopicDescription
-    problems: tuple[str, ...]
+    found: tuple[Problem, ...]
     note: str | None = None
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """One line per violated setting."""
+        return tuple(each.text for each in self.found)
 
 
 class Admin:
@@ -152,10 +159,10 @@ class Admin:
 
     # --- the coordination topic
 
-    def describe_topic(self) -> tuple[TopicDescription, tuple[str, ...]]:
+    def describe_topic(self) -> tuple[TopicDescription, tuple[Problem, ...]]:
         """Return what the cluster says of the coordination topic, and what is wrong.
 
-        The second part has one line per violated setting of PROTOCOL 2.1.
+        The second part has one item per violated setting of PROTOCOL 2.1.
         """
         cluster = self.cluster()
         found = self._topics.describe(
@@ -203,8 +210,8 @@ class Admin:
             return "it does not exist any more"
         if found.leaderless:
             return f"partition {found.leaderless[0]} has no leader"
-        unclean = found.configs.get("unclean.leader.election.enable", "false")
-        return None if unclean == "false" else "unclean.leader.election.enable"
+        unclean = found.configs.get(UNCLEAN, "false")
+        return None if unclean == "false" else UNCLEAN
 
     def format_topic(
         self, wanted: Format | None = None, *, ignore_formatted: bool = False
@@ -223,11 +230,12 @@ class Admin:
         found, wrong = self.describe_topic()
         if found.exists and wrong:
             # Nobody may coordinate by a topic that can lose or date claims wrongly.
+            told = tuple(each.text for each in wrong)
             raise TopicMisconfigured(
                 f"topic {topic} exists with settings that the protocol forbids "
-                f"({'; '.join(wrong)}); mend them with kafka-configs, or delete the "
-                "topic, then run: marshal topic format",
-                problems=wrong,
+                f"({'; '.join(told)}); mend them (marshal doctor says how), or delete "
+                "the topic, then run: marshal topic format",
+                problems=told,
             )
         if not found.exists:
             self._topics.create_coordination_topic(
@@ -490,6 +498,29 @@ class Admin:
     ) -> None:
         """Close."""
         self.close()
+
+
+def set_command(topic: str, servers: str, *, setting: str, value: str) -> str:
+    """Return the command of Kafka's own tools that sets one setting of a topic.
+
+    Args:
+        topic: The topic.
+        servers: Addresses of the cluster, with commas between.
+        setting: Name of the setting.
+        value: What it is to be.
+    """
+    return (
+        f"kafka-configs --bootstrap-server {servers} --alter --entity-type topics "
+        f"--entity-name {topic} --add-config {setting}={value}"
+    )
+
+
+def remedy(problem: Problem, topic: str, *, servers: str) -> str:
+    """Return what to run, or to do, against a problem of a topic."""
+    if problem.setting is None:
+        return "kafka-topics --describe, then bring back or add brokers"
+    change = {"setting": problem.setting, "value": problem.value}
+    return set_command(topic, servers, **change)
 
 
 def _outcome(awaited: Awaited) -> str | None:

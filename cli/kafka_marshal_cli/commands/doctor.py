@@ -10,6 +10,7 @@ import attrs
 import typer
 
 from kafka_marshal import MarshalError, World, __version__
+from kafka_marshal.admin import UNCLEAN, remedy, set_command
 from kafka_marshal.identity import state_home
 from kafka_marshal_cli import assumptions, columns, facts
 from kafka_marshal_cli.assumptions import ClockReading
@@ -161,9 +162,11 @@ class Patient:
             note = f"not looked at: {report.note}"
             yield Check("settings", Result.NOTE, note, "grant DESCRIBE_CONFIGS")
             return
-        for problem in report.problems:
-            yield Check("settings", Result.FAILED, problem, "kafka-configs --alter")
-        if not report.problems:
+        servers = self._call.bootstrap_servers
+        for problem in report.found:
+            run = remedy(problem, topic, servers=servers)
+            yield Check("settings", Result.FAILED, problem.text, run)
+        if not report.found:
             yield Check("settings", Result.OK, "as they must be")
 
     def _log(self) -> Iterator[Check]:
@@ -196,7 +199,8 @@ class Patient:
         if bad:
             found = f"{bad} records could not be decoded, and are ignored by everybody"
             yield Check("records", Result.NOTE, found, "marshal log dump")
-        yield from assumptions.timestamps(self.world)
+        topic, servers = self._call.coordination_topic, self._call.bootstrap_servers
+        yield from assumptions.timestamps(self.world, topic, servers=servers)
 
     def _format(self) -> Iterator[Check]:
         assert self.world is not None
@@ -237,7 +241,13 @@ class Patient:
         name, looked = "data topics", f"{min(len(topics), TOPICS_MAX)} looked at"
         if risks:
             told = f"{looked}; records may get lost of {assumptions.shown(risks)}"
-            yield Check(name, Result.NOTE, told, "kafka-configs --alter")
+            unclean = [topic for topic, risk in found.items() if risk == UNCLEAN]
+            run = "bring back the brokers that have them"
+            if unclean:
+                servers = self._call.bootstrap_servers
+                first = unclean[0]  # and each of the others
+                run = set_command(first, servers, setting=UNCLEAN, value="false")
+            yield Check(name, Result.NOTE, told, run)
             return
         yield Check(name, Result.OK, looked)
 

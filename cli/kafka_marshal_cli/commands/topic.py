@@ -172,9 +172,7 @@ def info(call: Call) -> None:
 def _remedy(world: World) -> str:
     if world.partitions[0].config is None:
         return "next: marshal topic format"
-    return (
-        "next: kafka-configs --alter for settings, marshal topic format for torn_format"
-    )
+    return "next: marshal doctor for settings, marshal topic format for torn_format"
 
 
 def judge(report: TopicReport, world: World) -> tuple[ExitCode, tuple[str, ...]]:

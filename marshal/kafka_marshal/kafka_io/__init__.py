@@ -7,6 +7,7 @@ from kafka_marshal.kafka_io.tolerant import install
 from kafka_marshal.kafka_io.topics import (
     ClusterInfo,
     KafkaTopicAdmin,
+    Problem,
     TopicDescription,
     dangers,
     is_retention_finite,
@@ -28,6 +29,7 @@ __all__ = [
     "KafkaCoordinationLog",
     "KafkaDataLog",
     "KafkaTopicAdmin",
+    "Problem",
     "TopicDescription",
     "choose",
     "dangers",

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 from uuid import UUID
 
 import attrs
@@ -139,40 +139,63 @@ def _number(configs: Mapping[str, str], name: str) -> int | None:
         return None
 
 
-def _replication_problems(found: TopicDescription, broker_count: int) -> list[str]:
+class Problem(NamedTuple):
+    """What breaks a rule about a topic, and what would mend it.
+
+    Attributes:
+        text: What is wrong, what must be and why.
+        setting: The setting to change; None where it is not a matter of settings.
+        value: What to set it to.
+    """
+
+    text: str
+    setting: str | None = None
+    value: str = ""
+
+
+def _replication_problems(found: TopicDescription, broker_count: int) -> list[Problem]:
     """Return what is wrong with the number of copies, where there could be three."""
     problems = []
-    least = _number(found.configs, "min.insync.replicas")
+    name = "min.insync.replicas"
+    least = _number(found.configs, name)
     if broker_count >= REPLICATION_WANTED:
         if found.replication < REPLICATION_WANTED:
             problems.append(
-                f"replication factor is {found.replication}, must be at least "
-                f"{REPLICATION_WANTED} in a cluster of {broker_count} brokers: the "
-                "loss of a broker could lose claims"
+                Problem(
+                    f"replication factor is {found.replication}, must be at least "
+                    f"{REPLICATION_WANTED} in a cluster of {broker_count} brokers: the "
+                    "loss of a broker could lose claims"
+                )
             )
         if least is not None and least < MIN_INSYNC_WANTED:
-            problems.append(
-                f"min.insync.replicas is {least}, must be at least "
-                f"{MIN_INSYNC_WANTED}: an acknowledged claim could be lost"
+            told = (
+                f"{name} is {least}, must be at least {MIN_INSYNC_WANTED}: an "
+                "acknowledged claim could be lost"
             )
+            problems.append(Problem(told, name, str(MIN_INSYNC_WANTED)))
     if least is not None and found.replication and least > found.replication:
-        problems.append(
-            f"min.insync.replicas is {least}, above the replication factor of "
+        told = (
+            f"{name} is {least}, above the replication factor of "
             f"{found.replication}: nothing can be written"
         )
+        enough = min(found.replication, MIN_INSYNC_WANTED)
+        problems.append(Problem(told, name, str(enough)))
     return problems
 
 
-def _deviations(configs: Mapping[str, str], names: Iterable[str]) -> list[str]:
-    """Return one line for each of these settings that is not as wanted."""
+def _deviations(configs: Mapping[str, str], names: Iterable[str]) -> list[Problem]:
+    """Return each of these settings that is not as wanted."""
     found = []
     for name in names:
         value, why = _WANTED[name]
         actual = configs.get(name)
         if actual is None:
-            found.append(f"{name} is not known, must be {value}: {why}")
+            told = f"{name} is not known, must be {value}: {why}"
         elif actual.lower() != value.lower():
-            found.append(f"{name} is {actual}, must be {value}: {why}")
+            told = f"{name} is {actual}, must be {value}: {why}"
+        else:
+            continue
+        found.append(Problem(told, name, value))
     return found
 
 
@@ -181,7 +204,8 @@ def dangers(description: TopicDescription) -> tuple[str, ...]:
 
     Fewer than ``problems``: what only matters later, or to some, is not here.
     """
-    return tuple(_deviations(description.configs, _DANGEROUS))
+    found = _deviations(description.configs, _DANGEROUS)
+    return tuple(problem.text for problem in found)
 
 
 def is_retention_finite(description: TopicDescription) -> bool:
@@ -194,7 +218,7 @@ def problems(
     *,
     broker_count: int,
     has_checkpoints: bool = False,
-) -> tuple[str, ...]:
+) -> tuple[Problem, ...]:
     """Name every setting of a coordination topic that breaks PROTOCOL 2.1.
 
     Args:
@@ -204,10 +228,10 @@ def problems(
             may be finite (a week at least).
 
     Returns:
-        One line per problem; empty when all is well.
+        The problems; empty when all is well.
     """
     if not description.exists:
-        return (f"topic {description.name} does not exist",)
+        return (Problem(f"topic {description.name} does not exist"),)
     configs = description.configs
     found = _deviations(configs, _WANTED)
     retention = _number(configs, "retention.ms")
@@ -217,22 +241,23 @@ def problems(
     if not is_enough:
         shown = configs.get("retention.ms", "not known")
         rule = f"-1 or at least {WEEK_MS}" if has_checkpoints else "-1"
-        found.append(
-            f"retention.ms is {shown}, must be {rule}: long-held claims would expire"
-        )
+        told = f"retention.ms is {shown}, must be {rule}: long-held claims would expire"
+        found.append(Problem(told, "retention.ms", "-1"))
     size = _number(configs, "retention.bytes")
     if size is not None and size != -1:
-        found.append(
-            f"retention.bytes is {size}, must be -1: long-held claims would expire"
-        )
+        told = f"retention.bytes is {size}, must be -1: long-held claims would expire"
+        found.append(Problem(told, "retention.bytes", "-1"))
     largest = _number(configs, "max.message.bytes")
     if largest is not None and largest < MESSAGE_BYTES_MIN:
-        found.append(
+        told = (
             f"max.message.bytes is {largest}, must be at least {MESSAGE_BYTES_MIN}: "
             "large records would be refused"
         )
+        found.append(Problem(told, "max.message.bytes", str(MESSAGE_BYTES_MIN)))
     found += _replication_problems(description, broker_count)
-    found += [f"partition {each} has no leader" for each in description.leaderless]
+    found += [
+        Problem(f"partition {each} has no leader") for each in description.leaderless
+    ]
     return tuple(found)
 
 

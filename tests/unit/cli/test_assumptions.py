@@ -131,11 +131,17 @@ def test_leaders_that_are_ahead_are_named():
 
 def test_records_that_no_broker_dated():
     log = Log()
-    assert list(assumptions.timestamps(world(log))) == []
+    servers = "one:9092,two:9092"
+    assert list(assumptions.timestamps(world(log), "__marshal", servers=servers)) == []
     log.claimed(key=KEY)
     log.append(b"whatever", kind=0)
-    (check,) = assumptions.timestamps(world(log))
+    (check,) = assumptions.timestamps(world(log), "__marshal", servers=servers)
     assert check.found.startswith("1 records")
+    assert check.run == (
+        "kafka-configs --bootstrap-server one:9092,two:9092 --alter --entity-type "
+        "topics --entity-name __marshal --add-config "
+        "message.timestamp.type=LogAppendTime"
+    )
 
 
 def test_members_that_a_later_level_would_halt():

@@ -79,14 +79,15 @@ def test_what_we_make_is_right(broker_count):
 )
 def test_one_wrong_setting_is_one_problem(description, words):
     found = problems(description, broker_count=3)
-    assert len(found) == 1
-    assert words in found[0]
+    (problem,) = found
+    assert words in problem.text
+    assert problem.setting is None or problem.text.startswith(problem.setting)
 
 
 def test_all_wrong_settings_are_named():
     found = problems(attrs.evolve(GOOD, configs={}, replication=1), broker_count=3)
     assert len(found) == 6
-    assert sum("is not known" in line for line in found) == 5
+    assert sum("is not known" in problem.text for problem in found) == 5
 
 
 def test_small_clusters_need_no_replicas():

@@ -2,6 +2,7 @@
 
 import json
 
+import attrs
 import pytest
 from logkit import Log
 from typer.testing import CliRunner
@@ -10,7 +11,7 @@ from kafka_marshal import CoordinationError, World
 from kafka_marshal.admin import TopicReport
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.kafka_io import Choice
-from kafka_marshal.kafka_io.topics import ClusterInfo, TopicDescription
+from kafka_marshal.kafka_io.topics import ClusterInfo, Problem, TopicDescription
 from kafka_marshal.protocol.types import Key
 from kafka_marshal.testing import java
 from kafka_marshal_cli.assembly import app
@@ -38,7 +39,7 @@ class Cluster:
     def reported(*problems, exists=True, note=None):
         info = ClusterInfo("cluster", 1, ())
         topic = TopicDescription("__marshal", exists, 1, 1, in_sync=1, leaders={0: 7})
-        return TopicReport(info, topic, problems, note)
+        return TopicReport(info, topic, tuple(map(Problem, problems)), note)
 
     def __enter__(self):
         return self
@@ -119,10 +120,28 @@ def test_no_topic(cluster):
     assert checks["topic"]["run"] == "marshal topic format"
 
 
-def test_bad_settings(cluster):
-    cluster.report = cluster.reported("retention.ms is 5")
+@pytest.mark.parametrize(
+    ("problem", "run"),
+    [
+        (
+            Problem("retention.ms is 5", "retention.ms", "-1"),
+            (
+                "kafka-configs --bootstrap-server localhost:9092 --alter --entity-type "
+                "topics --entity-name __marshal --add-config retention.ms=-1"
+            ),
+        ),
+        (
+            Problem("partition 3 has no leader"),
+            "kafka-topics --describe, then bring back or add brokers",
+        ),
+    ],
+)
+def test_bad_settings(cluster, problem, run):
+    """Each with the whole command that mends it."""
+    cluster.report = attrs.evolve(cluster.report, found=(problem,))
     checks = examined(1)
-    assert checks["settings"]["found"] == "retention.ms is 5"
+    check = checks["settings"]
+    assert (check["found"], check["run"]) == (problem.text, run)
     assert results(checks, "log", "format") == ["ok", "ok"]
 
 
@@ -180,6 +199,11 @@ def test_topics_that_may_lose_records_are_named(cluster):
     assert "2 looked at" in check["found"]
     assert "orders (unclean.leader.election.enable)" in check["found"]
     assert "sound" not in check["found"]
+    assert check["run"].endswith(
+        "--entity-name orders --add-config unclean.leader.election.enable=false"
+    )
+    cluster.risks = {"orders": "partition 1 has no leader"}
+    assert examined()["data topics"]["run"] == "bring back the brokers that have them"
 
 
 def test_a_clock_that_runs_wrong_is_a_failure(cluster, monkeypatch):

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from kafka_marshal import World
 from kafka_marshal.admin import TopicReport
-from kafka_marshal.kafka_io.topics import ClusterInfo, TopicDescription
+from kafka_marshal.kafka_io.topics import ClusterInfo, Problem, TopicDescription
 from kafka_marshal.overriding import UpgradePlan
 from kafka_marshal_cli.assembly import app
 from kafka_marshal_cli.commands.topic import judge
@@ -19,7 +19,7 @@ CLUSTER = ClusterInfo("cluster", 1, ())
 
 def report(*problems, exists=True, note=None):
     topic = TopicDescription("__marshal", exists, 1, 1)
-    return TopicReport(CLUSTER, topic, problems, note)
+    return TopicReport(CLUSTER, topic, tuple(map(Problem, problems)), note)
 
 
 def world(*logs, cluster_id="cluster"):
