@@ -398,7 +398,8 @@ class HandOuts:
     def handed_elsewhere(self, key: Key, *, first: int, last: int) -> None:
         """Take that another process was granted offsets, and has processed them."""
         handed = self._handed.setdefault(key, set())
-        again = handed & set(range(first, last + 1))
+        back = self._watcher.taken_back.get(key, set())
+        again = (handed & set(range(first, last + 1))) - back
         if again:
             raise Violation("S3", f"{key}: {sorted(again)} handed out twice")
         handed.update(range(first, last + 1))
