@@ -1,7 +1,9 @@
 """What a client asks its sidecar of the log: claims, owners, the whole world."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
+
+import msgspec
 
 from kafka_marshal.engine.replica import Glance, LastClaim
 from kafka_marshal.errors import MarshalError
@@ -11,6 +13,8 @@ from kafka_marshal.remote.connection import Connection
 from kafka_marshal.remote.looking import ClientsNow, GroupNow, OwnersNow, WorldNow
 
 ASK_MS_MAX = 5_000
+
+T = TypeVar("T", bound=msgspec.Struct)
 
 
 class Asking:
@@ -52,54 +56,46 @@ class Asking:
         has lent to none of the others may be ours, and the event that says so on its
         way.
         """
-        found = self._group(timeout_ms)
-        sidecar = self._info().client_id
-        owners = {
-            TopicPartition(claim["topic"], claim["partition"]): (
-                claim["owner"] and claim["owner"]["client_id"]
-            )
-            for claim in found.claims
-        }
-        lent = self._lent_to_others() if sidecar in owners.values() else set()
-        return {
-            (place := TopicPartition(claim["topic"], claim["partition"])): LastClaim(
-                owners[place],
+        rows = [
+            (
+                TopicPartition(claim["topic"], claim["partition"]),
+                claim["owner"] and claim["owner"]["client_id"],
                 claim["epoch"],
-                may_be_ours=owners[place] == sidecar and str(place) not in lent,
             )
-            for claim in found.claims
+            for claim in self._group(timeout_ms).claims
+        ]
+        sidecar = self._info().client_id
+        is_owner = any(owner == sidecar for _, owner, _ in rows)
+        lent = self._lent_to_others() if is_owner else set()
+        return {
+            place: LastClaim(
+                owner, epoch, may_be_ours=owner == sidecar and str(place) not in lent
+            )
+            for place, owner, epoch in rows
         }
 
     def world(self, timeout_ms: int) -> dict[str, Any]:
         """Return the world as plain data, never older than this call."""
-        wait_ms = min(timeout_ms, api.WAIT_MS_MAX)
-        found = self._connection.ask(
-            "GET",
-            paths.WORLD,
-            answer=WorldNow,
-            timeout_ms=wait_ms,
-            query={"timeout_ms": str(wait_ms)},
-        )
+        found = self._look(paths.WORLD, WorldNow, timeout_ms=timeout_ms)
         return {"schema": found.schema, "partitions": found.partitions}
 
     def owners(self, topic: str, timeout_ms: int) -> dict[TopicPartition, str | None]:
         """Return who owns each partition of a topic that was ever claimed."""
-        wait_ms = min(timeout_ms, api.WAIT_MS_MAX)
-        found = self._connection.ask(
-            "GET",
-            self._connection.path(paths.OWNERS, {"topic": topic}),
-            answer=OwnersNow,
-            timeout_ms=wait_ms,
-            query={"timeout_ms": str(wait_ms)},
-        )
+        path = self._connection.path(paths.OWNERS, {"topic": topic})
+        found = self._look(path, OwnersNow, timeout_ms=timeout_ms)
         return {TopicPartition(topic, n): who for n, who in found.owners.items()}
 
     def _group(self, timeout_ms: int) -> GroupNow:
+        path = self._connection.path(paths.GROUP)
+        return self._look(path, GroupNow, timeout_ms=timeout_ms)
+
+    def _look(self, path: str, answer: type[T], *, timeout_ms: int) -> T:
+        """Ask for what the log says as of now."""
         wait_ms = min(timeout_ms, api.WAIT_MS_MAX)
         return self._connection.ask(
             "GET",
-            self._connection.path(paths.GROUP),
-            answer=GroupNow,
+            path,
+            answer=answer,
             timeout_ms=wait_ms,
             query={"timeout_ms": str(wait_ms)},
         )

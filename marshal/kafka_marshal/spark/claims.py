@@ -180,13 +180,7 @@ class Claims:
             missing = [p for p in self.ranges.partitions() if p not in held]
             free = [p for p in missing if p not in known or known[p].owner is None]
             coming = self.ranges.pending() or [
-                p
-                for p in missing
-                if p in known
-                and (
-                    known[p].may_be_ours
-                    or (p in marks and known[p].epoch == marks[p].token.offset)
-                )
+                p for p in missing if _is_coming(known.get(p), marks.get(p))
             ]
             now = self._now()
             is_full = 0 < self.rules.claims_max <= len(held)
@@ -484,3 +478,11 @@ def _token(stretch: Stretch) -> Token:
 def _follows(held: HeldRange, token: Token) -> bool:
     """Return whether a claim is the very next one after that of a token."""
     return held.follows == token.offset and held.token.era == token.era
+
+
+def _is_coming(claim: LastClaim | None, mark: Mark | None) -> bool:
+    """Return whether a claim is ours and not told yet, or of an earlier life."""
+    if claim is None:
+        return False
+    is_former = mark is not None and claim.epoch == mark.token.offset
+    return claim.may_be_ours or is_former
