@@ -4,14 +4,13 @@ For tasks that read a range and are done: a reader is kept by its process and li
 through many of them.
 """
 
-import gc
 import os
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 
 from kafka import TopicPartition as KafkaTopicPartition
 
+from kafka_marshal.collecting import uncollected
 from kafka_marshal.errors import DeadlineExceeded
 from kafka_marshal.kafka_io.columns import Slice
 from kafka_marshal.kafka_io.fetched import (
@@ -31,23 +30,6 @@ from kafka_marshal.protocol.types import TopicPartition
 
 POLL_MS = 50
 _CLOSE_MS = 5_000
-
-
-@contextmanager
-def uncollected() -> Iterator[None]:
-    """Keep the garbage collector from looking at records that are about to go.
-
-    A chunk is thousands of objects that live for milliseconds and hold no cycles.
-    Looking through them, and through all else that a worker of Spark has loaded, takes
-    longer than fetching them.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 class Patience:

@@ -11,7 +11,7 @@ from kafka_marshal.kafka_io.columns import Slice
 from kafka_marshal.kafka_io.fetched import Fetched
 from kafka_marshal.kafka_io.records import Records
 from kafka_marshal.kafka_io.settings import ConnectionSettings
-from kafka_marshal.kafka_io.slices import SliceReader, Slices, uncollected
+from kafka_marshal.kafka_io.slices import SliceReader, Slices
 from kafka_marshal.protocol.types import TopicPartition
 
 T0 = TopicPartition("t", 0)
@@ -125,15 +125,6 @@ def test_records_are_taken_of_a_release_that_is_not_known(monkeypatch):
     assert fetched.offset == 4
     rows = fetched.groups[0]((4, 9), with_headers=True)
     assert rows == Slice([4], [5], [1], [b"k"], [b"v"], [(("h", b"x"),)])
-
-
-def test_the_collector_rests_and_is_as_it_was():
-    with uncollected():
-        assert not gc.isenabled()
-        with uncollected():
-            pass
-        assert not gc.isenabled()
-    assert gc.isenabled()
 
 
 def test_a_process_keeps_one_reader_for_each_way_to_connect(monkeypatch):
