@@ -374,6 +374,8 @@ def test_a_mirror_that_fails_stops_nothing(domain, unique):
         bootstrap_servers=domain.servers,
         group_id=group,
         enable_auto_commit=False,
+        # It may join before it knows the topic, and is assigned nothing until it looks.
+        metadata_max_age_ms=500,
     )
     try:
         eventually(lambda: subscriber.poll(100) or subscriber.assignment(), "it joins")

@@ -133,6 +133,8 @@ def test_a_group_that_works_is_not_adopted(domain, unique):
         group_id=group,
         auto_offset_reset="earliest",
         max_poll_records=5,
+        # It may join before it knows the topic, and is assigned nothing until it looks.
+        metadata_max_age_ms=500,
     )
     try:
         eventually(lambda: consumer.poll(200), "records of the old group")

@@ -127,6 +127,7 @@ def test_a_topic_has_each_row_once(spark, stream, domain):
         isolation_level="read_committed",
         auto_offset_reset="earliest",
         consumer_timeout_ms=1_000,
+        metadata_max_age_ms=500,
     )
     values = []
 

@@ -225,6 +225,7 @@ def test_a_topic_takes_nothing_stale(domain, where):
         isolation_level="read_committed",
         auto_offset_reset="earliest",
         consumer_timeout_ms=1_000,
+        metadata_max_age_ms=500,
     )
     values = []
 
