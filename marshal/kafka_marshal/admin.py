@@ -8,12 +8,12 @@ import os
 import secrets
 import socket
 from collections.abc import Mapping, Sequence
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import attrs
 
 from kafka_marshal.clock import SystemClock
+from kafka_marshal.closing import Closing
 from kafka_marshal.engine.agreement import agreed_config
 from kafka_marshal.engine.finding import has_checkpoints, kept_in
 from kafka_marshal.engine.follower import Awaited, Follower
@@ -108,7 +108,7 @@ class TopicReport:
         return tuple(each.text for each in self.found)
 
 
-class Admin:
+class Admin(Closing):
     """Formats the coordination topic and pauses groups. A context manager.
 
     One thread uses it at a time.
@@ -485,19 +485,6 @@ class Admin:
             self._follower.close()
             self._follower = None
         self._topics.close()
-
-    def __enter__(self) -> Self:
-        """Return the admin itself."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Close."""
-        self.close()
 
 
 def set_command(topic: str, servers: str, *, setting: str, value: str) -> str:

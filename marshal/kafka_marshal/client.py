@@ -6,10 +6,10 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from kafka_marshal.claims import HeldClaim
+from kafka_marshal.closing import Closing
 from kafka_marshal.consumer import Consumer
 from kafka_marshal.engine import Delivery, StartRule, Subscription
 from kafka_marshal.engine.checkpointing import INTERVAL_MS_DEFAULT, checked_interval_ms
@@ -38,7 +38,7 @@ SERVERS = "localhost:9092"
 COORDINATION_TOPIC = "__marshal"
 
 
-class Marshal:
+class Marshal(Closing):
     """One client of one group. Opening it connects and reads the log to its end.
 
     Objects of one process share a connection to the coordination log. A
@@ -437,19 +437,6 @@ class Marshal:
         failure = self.engine.failure or self.session.failure
         if failure is not None:
             raise failure
-
-    def __enter__(self) -> Self:
-        """Return the client itself."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Close it; see ``close``."""
-        self.close()
 
 
 def _require_none(setting: str, value: object) -> None:

@@ -9,9 +9,9 @@ is dropped, not handed out.
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from types import TracebackType
-from typing import Self, cast
+from typing import cast
 
+from kafka_marshal.closing import Closing
 from kafka_marshal.engine import Subscription
 from kafka_marshal.engine.awaiting import await_left, await_news
 from kafka_marshal.engine.faces import EngineFace, SessionFace
@@ -53,7 +53,7 @@ os.register_at_fork(after_in_child=_Process.look)
 _ONE = (Record, CommitToken)
 
 
-class Consumer:
+class Consumer(Closing):
     """Consumes topics in a group; made by ``Marshal.consumer``.
 
     One thread reads: polls, iterates and asks. ``commit``, ``flush`` and ``stop``
@@ -457,19 +457,6 @@ class Consumer:
         self._places.clear()
         self._reader.close(timeout_ms)
         self._hands.tell_topics(())
-
-    def __enter__(self) -> Self:
-        """Return the consumer itself."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Close; what was not committed is handed out again, by somebody."""
-        self.close()
 
     # --- following the session
 

@@ -7,11 +7,10 @@ what is in hand (``begin``) and what is processed (``commit``).
 
 import os
 from collections.abc import Callable
-from types import TracebackType
-from typing import Self
 
 import attrs
 
+from kafka_marshal.closing import Closing
 from kafka_marshal.engine import Delivery, Holding, Subscription
 from kafka_marshal.engine.awaiting import await_left, await_news
 from kafka_marshal.engine.faces import EngineFace, SessionFace
@@ -60,7 +59,7 @@ class HeldRange:
         return now_ms < self.start_until_ms
 
 
-class RangeConsumer:
+class RangeConsumer(Closing):
     """The partitions of some topics that one client holds; by ``Marshal.ranges``.
 
     The engine renews them in the background. One thread plans; every method may be
@@ -307,19 +306,6 @@ class RangeConsumer:
         self.is_close_confirmed = await_left(
             self._engine, session, seqs=seqs, wait=self._await, timeout_ms=timeout_ms
         )
-
-    def __enter__(self) -> Self:
-        """Return the range consumer itself."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Close it; what was not committed is done again, by somebody."""
-        self.close()
 
     # --- looking
 

@@ -7,10 +7,10 @@ moment it was asked.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from kafka_marshal.clock import SystemClock
+from kafka_marshal.closing import Closing
 from kafka_marshal.engine.agreement import agreed_config
 from kafka_marshal.engine.finding import kept_in
 from kafka_marshal.engine.follower import Follower
@@ -272,7 +272,7 @@ class Prefix:
             del self.reasons[next(iter(self.reasons))]
 
 
-class LogScan:
+class LogScan(Closing):
     """Everything that the coordination log held when it was opened, once.
 
     A context manager; iterate over it for pairs of coordinating partition and
@@ -366,19 +366,6 @@ class LogScan:
     def close(self) -> None:
         """Let go of the connection. Idempotent."""
         self._log.close(2_000)
-
-    def __enter__(self) -> Self:
-        """Return the scan itself."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Close."""
-        self.close()
 
 
 class Losses:

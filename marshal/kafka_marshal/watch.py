@@ -4,12 +4,12 @@ Nothing here writes or joins a group. Driven by its caller's thread.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from types import TracebackType
 from typing import Any, Self
 
 import attrs
 
 from kafka_marshal.clock import SystemClock
+from kafka_marshal.closing import Closing
 from kafka_marshal.engine.finding import kept_in
 from kafka_marshal.engine.follower import Follower
 from kafka_marshal.engine.restoring import KeptStates
@@ -193,7 +193,7 @@ def _position(world: WorldState, key: Key) -> int | None:
     return None if known is None else known.position
 
 
-class WorldWatch:
+class WorldWatch(Closing):
     """The world, followed live without taking part; ``open`` makes one.
 
     A context manager for one thread. Nothing happens between calls: who calls
@@ -399,16 +399,3 @@ class WorldWatch:
     def close(self) -> None:
         """Let go of the connection. Idempotent."""
         self._follower.close(2_000)
-
-    def __enter__(self) -> Self:
-        """Return the watch itself."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Close."""
-        self.close()

@@ -5,12 +5,12 @@ import time
 from collections import Counter, deque
 from collections.abc import Mapping
 from contextlib import suppress
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from kafka import KafkaProducer
 from kafka.errors import KafkaError
 
+from kafka_marshal.closing import Closing
 from kafka_marshal.errors import DeadlineExceeded, MarshalError
 from kafka_marshal.kafka_io.settings import ConnectionSettings
 from kafka_marshal.kafka_io.translate import Access, translated
@@ -23,7 +23,7 @@ _LOOK_INTERVAL_S = 0.01
 _CLOSE_S = 1.0
 
 
-class KafkaRecordWriter:
+class KafkaRecordWriter(Closing):
     """Writes to data topics and counts what was acknowledged. Thread-safe.
 
     An idempotent producer with acks=all: no record is written twice, and those
@@ -132,17 +132,6 @@ class KafkaRecordWriter:
             # way to end one that holds records for ever.
             self._producer._sender.force_close()  # noqa: SLF001
             self._producer.close(timeout=_CLOSE_S)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _on_written(
         self,

@@ -1,11 +1,9 @@
 """Who leads partitions and who follows them, for those who look after brokers."""
 
-from types import TracebackType
-from typing import Self
-
 import attrs
 from kafka import errors as kafka_errors
 
+from kafka_marshal.closing import Closing
 from kafka_marshal.kafka_io.lookups import Lookups
 from kafka_marshal.kafka_io.settings import ConnectionSettings
 from kafka_marshal.kafka_io.translate import Access
@@ -31,7 +29,7 @@ class Replicas:
     in_sync: frozenset[int]
 
 
-class KafkaReplicas:
+class KafkaReplicas(Closing):
     """Looks at copies and at the controllers. Thread-safe, blocking."""
 
     def __init__(self, settings: ConnectionSettings) -> None:
@@ -99,14 +97,3 @@ class KafkaReplicas:
     def close(self, *, timeout_ms: int = TIMEOUT_MS) -> None:
         """Close the connection. Idempotent."""
         self._lookups.close(timeout_ms=timeout_ms)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

@@ -1,14 +1,14 @@
 """Topics: what the cluster says of them, what is wrong with them, making them."""
 
 from collections.abc import Iterable, Mapping
-from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import attrs
 from kafka import errors as kafka_errors
 from kafka.admin import ConfigResource, ConfigResourceType
 
+from kafka_marshal.closing import Closing
 from kafka_marshal.errors import TopicMisconfigured
 from kafka_marshal.kafka_io.lookups import Lookups
 from kafka_marshal.kafka_io.settings import ConnectionSettings
@@ -302,7 +302,7 @@ def described(row: Mapping[str, Any]) -> TopicDescription:
     )
 
 
-class KafkaTopicAdmin:
+class KafkaTopicAdmin(Closing):
     """Looks at topics and makes them. Thread-safe, blocking, a context manager."""
 
     def __init__(self, settings: ConnectionSettings) -> None:
@@ -476,14 +476,3 @@ class KafkaTopicAdmin:
     def close(self, *, timeout_ms: int = 2_000) -> None:
         """Let go of the connection. Idempotent."""
         self._lookups.close(timeout_ms=timeout_ms)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

@@ -8,11 +8,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping
-from types import TracebackType
-from typing import Self
 
 import attrs
 
+from kafka_marshal.closing import Closing
 from kafka_marshal.errors import CoordinationError, DeadlineExceeded, MarshalError
 from kafka_marshal.kafka_io import ConnectionSettings, open_coordination_log
 from kafka_marshal.protocol.rationalizer import apply
@@ -62,7 +61,7 @@ class Holder:
     position: int | None
 
 
-class LogWatch:
+class LogWatch(Closing):
     """Reads the whole coordination log on a thread of its own. Context manager."""
 
     def __init__(
@@ -152,17 +151,6 @@ class LogWatch:
         self._is_over.set()
         self._thread.join(timeout=CLOSE_MS_MAX / 1000)
         self._log.close(CLOSE_MS_MAX)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _has_caught_up(self) -> bool:
         with self._lock:

@@ -7,11 +7,11 @@ An earlier one can write nothing any more, whatever it believes of itself.
 import time
 from collections.abc import Iterable
 from contextlib import suppress
-from types import TracebackType
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
+from kafka_marshal.closing import Closing
 from kafka_marshal.errors import ClaimLost, DeadlineExceeded, MarshalError
 from kafka_marshal.kafka_io.fast.clients import (
     Client,
@@ -39,7 +39,7 @@ class Outgoing(NamedTuple):
     headers: tuple[tuple[str, bytes], ...] = ()
 
 
-class Transactions:
+class Transactions(Closing):
     """A producer with a transactional id, and the positions that go with it.
 
     Beginning fences every earlier producer of the same id. Used by one thread.
@@ -170,17 +170,6 @@ class Transactions:
             close_consumer(self._consumer)
             self._consumer = None
         self._producer.forget()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _told(self, error: KafkaException, doing: str) -> MarshalError:
         cause = cause_of(error)
