@@ -21,6 +21,7 @@ import attrs
 import typer
 
 from kafka_marshal import Admin, ConfigurationError, World, WorldWatch
+from kafka_marshal.ports import LogRange
 from kafka_marshal.views import LogScan
 from kafka_marshal_cli import names, parsing, profiles, render
 from kafka_marshal_cli.chosen import Chosen, Config, ProfileName
@@ -176,14 +177,16 @@ class Call:
             timeout_ms=self.timeout_ms,
         )
 
-    def watch(self, *, timeout_ms: int, from_start: bool = True) -> WorldWatch:
+    def watch(
+        self, *, timeout_ms: int, first: Callable[[LogRange], int] | None = None
+    ) -> WorldWatch:
         """Open the log for following it."""
         return WorldWatch.open(
             self.bootstrap_servers,
             coordination_topic=self.coordination_topic,
             options=self.options,
             transport=self.transport,
-            from_start=from_start,
+            first=first,
             timeout_ms=timeout_ms,
         )
 

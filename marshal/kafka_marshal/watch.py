@@ -3,7 +3,7 @@
 Nothing here writes or joins a group. Driven by its caller's thread.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import attrs
@@ -12,11 +12,11 @@ from kafka_marshal.clock import SystemClock
 from kafka_marshal.closing import Closing
 from kafka_marshal.engine.finding import kept_in
 from kafka_marshal.engine.follower import Follower
-from kafka_marshal.engine.restoring import KeptStates
+from kafka_marshal.engine.restoring import Discards, KeptState, KeptStates
 from kafka_marshal.errors import CoordinationError, DeadlineExceeded
 from kafka_marshal.identity import home_of
 from kafka_marshal.kafka_io import ConnectionSettings, open_coordination_log
-from kafka_marshal.ports import Clock, CoordinationLog
+from kafka_marshal.ports import Clock, CoordinationLog, LogRange
 from kafka_marshal.protocol.records import (
     ClaimingPartition,
     ReleaseGroup,
@@ -193,6 +193,39 @@ def _position(world: WorldState, key: Key) -> int | None:
     return None if known is None else known.position
 
 
+class EarlyStates:
+    """Kept states, without those behind what has to be read: ``KeptStates``.
+
+    Args:
+        source: Where states are kept.
+        first: Says of the offsets of a partition which has to be read first.
+    """
+
+    def __init__(self, source: KeptStates, first: Callable[[LogRange], int]) -> None:
+        self._source = source
+        self._first = first
+
+    def find(
+        self, wanted: Mapping[int, LogRange], *, log: CoordinationLog, timeout_ms: int
+    ) -> Mapping[int, KeptState]:
+        """Return the newest state of each partition, if it is early enough.
+
+        Raises:
+            CoordinationError: The log did not answer.
+        """
+        early = {
+            t: LogRange(span.start, max(span.start, min(self._first(span), span.end)))
+            for t, span in wanted.items()
+        }
+        found = self._source.find(early, log=log, timeout_ms=timeout_ms)
+        return {t: kept for t, kept in found.items() if kept.offset <= early[t].end}
+
+    def discard(self, state: KeptState) -> None:
+        """Pass on that a state does not fit the log."""
+        if isinstance(self._source, Discards):
+            self._source.discard(state)
+
+
 class WorldWatch(Closing):
     """The world, followed live without taking part; ``open`` makes one.
 
@@ -245,7 +278,7 @@ class WorldWatch(Closing):
         coordination_topic: str = "__marshal",
         options: Mapping[str, Any] | None = None,
         transport: str = "auto",
-        from_start: bool = True,
+        first: Callable[[LogRange], int] | None = None,
         timeout_ms: int = TIMEOUT_MS,
     ) -> Self:
         """Open the log for following the world as it changes.
@@ -255,8 +288,9 @@ class WorldWatch(Closing):
             coordination_topic: Name of the log.
             options: Further options of the transport.
             transport: ``auto``, ``fast`` or ``kafka-python``.
-            from_start: Whether to read the whole log; False goes on from a state
-                that this host keeps, or that stands in the log, if there is one.
+            first: Says of the offsets of a partition which is the first that has
+                to be read: what is before may be spared by a state that this host
+                keeps, or that stands in the log. None for the whole log.
             timeout_ms: How long to wait for the cluster.
 
         Raises:
@@ -271,9 +305,10 @@ class WorldWatch(Closing):
         )
         try:
             sources: Sequence[KeptStates] = ()
-            if not from_start:
+            if first is not None:
                 where, topic_id = home_of(None), log.topic_id
-                sources = kept_in(open_store(where, log.cluster_id, topic_id=topic_id))
+                kept = kept_in(open_store(where, log.cluster_id, topic_id=topic_id))
+                sources = [EarlyStates(source, first) for source in kept]
             return cls(log, SystemClock(), sources=sources, timeout_ms=timeout_ms)
         except BaseException:
             log.close(0)

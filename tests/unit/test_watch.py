@@ -11,6 +11,7 @@ from logkit import (
     H,
     beat,
     claim,
+    fold,
     hashed,
     ident,
     pause,
@@ -21,9 +22,10 @@ from logkit import SECRET as A_SECRET
 from watchkit import TOPIC, Story
 
 from kafka_marshal.errors import DeadlineExceeded, LogTruncated
+from kafka_marshal.ports import LogRange
 from kafka_marshal.protocol.records import ReleasingPartition
 from kafka_marshal.protocol.types import TopicPartition
-from kafka_marshal.watch import PROBE_EVERY_MS, WorldWatch
+from kafka_marshal.watch import PROBE_EVERY_MS, EarlyStates, WorldWatch
 
 
 @pytest.fixture
@@ -220,3 +222,22 @@ def test_a_log_that_does_not_say_where_to_begin_is_waited_for(story):
     log.cut = False
     watch.catch_up(1_000)
     assert watch.world().partitions[0].keys[KEY].owner.client_id == "c1"
+
+
+@pytest.mark.parametrize(("first", "asked"), [(0, 1), (2, 2), (9, 3)])
+def test_a_state_behind_what_has_to_be_read_is_left_out(first, asked):
+    """It is looked for before that, and within the log alone."""
+    spans = []
+
+    class Source(Shelf):
+        def find(self, wanted, *, log, timeout_ms):
+            spans.append(wanted[0])
+            return super().find(wanted, log=log, timeout_ms=timeout_ms)
+
+    source = Source(kept(fold([]), offset=2))
+    early = EarlyStates(source, lambda span: first)
+    found = early.find({0: LogRange(1, 3)}, log=None, timeout_ms=0)
+    assert spans == [LogRange(1, asked)]
+    assert (0 in found) == (asked >= 2)
+    early.discard(kept(fold([])))
+    assert source.discarded == [0]

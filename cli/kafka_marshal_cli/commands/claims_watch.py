@@ -301,7 +301,9 @@ def watch(
     open_ms = parsing.duration_ms("--open-timeout", open_timeout)
     wanted = Wanted(group, topic)
     with ending_in_order(), ExitStack() as stack:
-        watch = stack.enter_context(call.watch(timeout_ms=open_ms, from_start=False))
+        watch = stack.enter_context(
+            call.watch(timeout_ms=open_ms, first=lambda span: span.end)
+        )
         watch.catch_up(open_ms)
         watch.world().config()
         show = shown(call, wanted, begins=not only_changes, stack=stack)

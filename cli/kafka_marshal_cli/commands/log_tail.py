@@ -3,7 +3,7 @@
 import difflib
 import sys
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -11,6 +11,7 @@ import attrs
 import typer
 
 from kafka_marshal import ConfigurationError, WorldWatch
+from kafka_marshal.ports import LogRange
 from kafka_marshal.protocol.codec import decode
 from kafka_marshal.protocol.records import KINDS
 from kafka_marshal.protocol.text import entry_to_object, transition_to_object
@@ -52,12 +53,17 @@ class Filter:
     types: frozenset[str] = frozenset()
     first: int = 0
 
+    @property
+    def is_by_content(self) -> bool:
+        """Whether one has to look at an entry to know."""
+        return self.group_id is not None or bool(self.types)
+
     def __contains__(self, folded: Folded) -> bool:
         """Whether an entry is shown."""
         entry = folded.entry
         if self.partition not in {None, folded.partition} or entry.offset < self.first:
             return False
-        if self.group_id is None and not self.types:
+        if not self.is_by_content:
             return True
         record = UNDECODABLE if entry.undecodable else decode(entry.value)
         group_id = getattr(record, "group_id", None)
@@ -271,6 +277,26 @@ def start_of(text: str | None, last: int | None) -> tuple[int, int | None]:
             )
 
 
+def first_wanted(wanted: Filter, last: int | None) -> Callable[[LogRange], int]:
+    """Return what says which entry of a partition has to be read first.
+
+    What is before may be spared by a state: what an entry does depends on the
+    state before it, not on how that was come by.
+
+    Args:
+        wanted: Which entries are shown.
+        last: How many of those that stand there; None for all.
+    """
+
+    def first(span: LogRange) -> int:
+        # Nobody knows how far back the last ones of a group are.
+        is_counted = last == 0 or (last is not None and not wanted.is_by_content)
+        begin = span.end - (last or 0) if is_counted else span.start
+        return max(begin, wanted.first)
+
+    return first
+
+
 Partition = Annotated[
     int | None,
     typer.Option(metavar="T", min=0, help="This coordinating partition only."),
@@ -345,14 +371,16 @@ def tail(
     A line has the place (coordinating partition and offset), the time of the
     append, the record, and behind an arrow what it did, or why it did nothing.
     `-o jsonl` writes the one text form, which `marshal log replay` reads. The
-    log is read from its start, for nothing less tells what an entry does.
+    log is read from its start, or from a state before what is shown that this
+    host keeps: nothing less tells what an entry does.
     Ctrl-C ends it with 130, SIGTERM with 0.
     """
     idle_ms = None if timeout is None else parsing.duration_ms("--timeout", timeout)
     open_ms = parsing.duration_ms("--open-timeout", open_timeout)
     first, kept = start_of(from_, last)
     wanted = Filter(partition, group, types_of(type_), first)
-    with ending_in_order(), call.watch(timeout_ms=open_ms) as watch:
+    first_of = first_wanted(wanted, kept)
+    with ending_in_order(), call.watch(timeout_ms=open_ms, first=first_of) as watch:
         if partition is not None and partition not in watch.ends:
             raise ConfigurationError(
                 f"--partition is {partition}, and the coordination topic has "

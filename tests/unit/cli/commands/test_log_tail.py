@@ -4,6 +4,7 @@ import json
 import re
 
 import pytest
+from keptkit import Shelf, kept
 from logkit import H, Log, all_records, batch, beat, claim, fold, member, release
 from typer.testing import CliRunner
 from watchkit import Story
@@ -11,7 +12,7 @@ from watchkit import Story
 from kafka_marshal import Key
 from kafka_marshal.protocol.snapshot import digest
 from kafka_marshal.protocol.text import object_to_entry
-from kafka_marshal.watch import Folded, WorldWatch
+from kafka_marshal.watch import EarlyStates, Folded, WorldWatch
 from kafka_marshal_cli.assembly import app
 from kafka_marshal_cli.commands.log_tail import TYPES, text_line, verdict
 from kafka_marshal_cli.shared import Call
@@ -28,18 +29,26 @@ def story():
 def tail(story, monkeypatch):
     """Run the command; what is planned happens before each later read."""
 
-    def run(*arguments, then=()):
+    def run(*arguments, then=(), source=None):
         story.log = story.kafka.coordination_log()
-        watch = WorldWatch(story.log, story.clock)
-        planned, read = list(then), watch.read
+        planned, run.read_count = list(then), 0
 
-        def next_read(timeout_ms):
-            if watch.is_caught_up and planned:
-                planned.pop(0)()
-            return read(timeout_ms)
+        def open_watch(call, *, timeout_ms, first):
+            sources = [] if source is None else [EarlyStates(source, first)]
+            watch = WorldWatch(story.log, story.clock, sources=sources)
+            read = watch.read
 
-        monkeypatch.setattr(watch, "read", next_read)
-        monkeypatch.setattr(Call, "watch", lambda call, timeout_ms: watch)
+            def next_read(timeout_ms):
+                if watch.is_caught_up and planned:
+                    planned.pop(0)()
+                found = read(timeout_ms)
+                run.read_count += len(found)
+                return found
+
+            monkeypatch.setattr(watch, "read", next_read)
+            return watch
+
+        monkeypatch.setattr(Call, "watch", open_watch)
         return CliRunner().invoke(app, ["log", "tail", *arguments])
 
     return run
@@ -93,9 +102,41 @@ def test_two_partitions_are_merged_by_time(monkeypatch):
     for number in range(6):
         story.write(member(seq=number), to=number % 2, after=1)
     watch = WorldWatch(story.kafka.coordination_log(), story.clock)
-    monkeypatch.setattr(Call, "watch", lambda call, timeout_ms: watch)
+    monkeypatch.setattr(Call, "watch", lambda call, timeout_ms, first: watch)
     outcome = CliRunner().invoke(app, ["log", "tail", "-n", "3"])
     assert places(outcome) == ["T1@2", "T0@3", "T1@3"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "spared"),
+    [
+        ([], True),
+        (["-n", "4"], True),
+        (["-n", "5"], False),
+        (["--from", "6"], True),
+        (["--from", "5"], False),
+        (["--from", "end"], True),
+        (["--from", "end", "--group", "g"], True),
+        (["--group", "g"], False),
+        (["--type", "Heartbeat"], False),
+        (["--from", "6", "--type", "Heartbeat"], True),
+        (["--from", "start"], False),
+    ],
+)
+def test_what_a_state_spares_changes_nothing_that_is_shown(
+    story, tail, arguments, spared
+):
+    epoch = story.write(claim("c1"))
+    for number in range(4):
+        story.write(beat(epoch, number), after=1)
+    source = Shelf(kept(story.watch().world().partitions[0]))
+    for number in range(14 if not arguments else 4):
+        story.write(beat(epoch, 4 + number), after=1)
+    whole, read_whole = tail(*arguments), tail.read_count
+    outcome = tail(*arguments, source=source)
+    assert (outcome.exit_code, outcome.stderr) == (0, "")
+    assert outcome.stdout == whole.stdout
+    assert tail.read_count == (read_whole - 6 if spared else read_whole)
 
 
 def test_filters(story, tail):
