@@ -92,19 +92,29 @@ class KafkaOutlet(Outlet):
         nothing. A producer that holds batches for ever can only be ended by
         force, for which there is no public call.
         """
-        producer = self._producer
         limit_s = (self.config["delivery_timeout_ms"] + OVERDUE_GRACE_MS) / 1000
 
         def end() -> None:
             try:
-                producer.close(timeout=limit_s)
+                self._producer.close(timeout=limit_s)
             except kafka_errors.KafkaError:
-                producer._sender.force_close()  # noqa: SLF001 - the only way to end it
-                producer.close(timeout=1)
+                self._force()
 
-        thread = threading.Thread(target=end, name="marshal-close", daemon=True)
-        thread.start()
-        return thread
+        return _in_background(end)
+
+    def drop(self) -> threading.Thread:
+        """Close by force, on a thread that nobody need wait for."""
+        return _in_background(self._force)
+
+    def _force(self) -> None:
+        self._producer._sender.force_close()  # noqa: SLF001 - the only way to end it
+        self._producer.close(timeout=1)
+
+
+def _in_background(act: Callable[[], None]) -> threading.Thread:
+    thread = threading.Thread(target=act, name="marshal-close", daemon=True)
+    thread.start()
+    return thread
 
 
 def kafka_outlets(settings: ConnectionSettings) -> Connect:

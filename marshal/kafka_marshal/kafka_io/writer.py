@@ -8,6 +8,17 @@ loses all it holds, so the writer does not trust it: every append has a deadline
 our own, and after the first append that fails or is overdue, the producer is
 replaced by a fresh one, made in the background from the bootstrap addresses.
 
+With the old one all is given up that it has not delivered, or its successor would
+have to wait for outcomes that may never come. What was under way may land all the
+same, after what is sent later: so may any append that was given up on, and this is
+what the protocol is made for. An append that failed is unknown (PROTOCOL 1.4), its
+lease counts from its sending (5.2), the fold asks each record whether its epoch still
+holds and takes no position back unasked (4.5), of two requests for offsets the lower
+one that lands late gets nothing (4.7), and a claim that nobody waits for any more is
+released (5.3). Simulated logs let what was given up land late, too, and in any order.
+
+What is sent while the successor is made is held until then, for a quarter of an H.
+
 What differs between client libraries stands behind ``Outlet``.
 """
 
@@ -16,6 +27,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
+
+import attrs
 
 from kafka_marshal.errors import CoordinationError, InvalidTransition, MarshalError
 from kafka_marshal.kafka_io import faults
@@ -30,6 +43,8 @@ LINGER_MS = 2
 OVERDUE_GRACE_MS = 250
 RENEW_TIMEOUT_MS = 10_000
 RENEW_INTERVAL_S = 1.0
+# What waits for a fresh producer, as many as a busy process sends in that time.
+HELD_MAX = 10_000
 
 
 class Outlet(Protocol):
@@ -66,6 +81,16 @@ class Outlet(Protocol):
 
         Returns:
             The thread that does it, within the delivery timeout.
+        """
+        ...
+
+    def drop(self) -> threading.Thread:
+        """Give up on what is under way, and let go; return at once.
+
+        What a broker has been sent already may still land.
+
+        Returns:
+            The thread that does it.
         """
         ...
 
@@ -152,28 +177,55 @@ class _Sender:
             if self.has_pending(number)
         }
 
+    def take(self, held: "_Held") -> None:
+        """Have the outlet send a record."""
+        held.append.begin(self)
+        try:
+            self.outlet.send(held.partition, held.value, report=held.append.report)
+        except Exception as error:  # noqa: BLE001 - reported by the Append
+            held.append.fail(error)
+        else:
+            self.pending.setdefault(held.partition, deque()).append(held.append)
+
+    def give_up(self) -> None:
+        """Count what has no outcome as failed, and let the outlet go."""
+        for waiting in self.pending.values():
+            for append in waiting:
+                append.fail(TimeoutError("given up with its connection"))
+        self.pending = {}
+        self.outlet.drop()
+
 
 class _SentAppend(Append):
-    """An append that an outlet has taken; overdue, it counts as failed."""
+    """An append that an outlet has taken, or is to take; overdue, it has failed."""
 
     __slots__ = ("_deadline", "_doing", "_outcomes", "_sender", "_settings", "_told")
 
     def __init__(
-        self, *, sender: _Sender, settings: ConnectionSettings, doing: str, told: Told
+        self, *, limit_s: float, settings: ConnectionSettings, doing: str, told: Told
     ) -> None:
-        self._sender = sender
+        self._sender: _Sender | None = None
         self._settings = settings
         self._doing = doing
         self._told = told
-        self._deadline = time.monotonic() + sender.limit_s
+        self._deadline = time.monotonic() + limit_s
         # The first counts: once told, an outcome stays.
         self._outcomes: list[int | Exception] = []
+
+    def begin(self, sender: _Sender) -> None:
+        """Note that it is sent now."""
+        self._sender = sender
+        self._deadline = time.monotonic() + sender.limit_s
 
     def report(self, outcome: int | Exception) -> None:
         """Take the outcome, on any thread."""
         self._outcomes.append(outcome)
-        if not isinstance(outcome, int):
+        if self._sender is not None and not isinstance(outcome, int):
             self._sender.is_spoilt = True
+
+    def fail(self, error: Exception) -> None:
+        """Take that nobody tries any more; that spoils no outlet."""
+        self._outcomes.append(error)
 
     def is_done(self) -> bool:
         if not self._outcomes and time.monotonic() >= self._deadline:
@@ -194,6 +246,15 @@ class _SentAppend(Append):
             failure = Failure(self._doing, access=Access.WRITE, addresses=addresses)
             return failure.told(faults.UNREACHABLE, error=outcome, said=str(outcome))
         return self._told(outcome, self._doing, Access.WRITE)
+
+
+@attrs.frozen
+class _Held:
+    """A record on its way to an outlet."""
+
+    partition: int
+    value: bytes
+    append: _SentAppend
 
 
 class Writer:
@@ -229,7 +290,9 @@ class Writer:
         self._is_closed = False
         self._renewed_at = time.monotonic()
         self._wake = threading.Event()
+        # Replaced while nothing was wrong with them, and not yet through.
         self._stale: list[_Sender] = []
+        self._held = deque[_Held]()
         self._is_renewing = False
         self._sender = self._new_sender(timeout_ms)
 
@@ -248,25 +311,25 @@ class Writer:
         doing = f"Appending to {self._topic}-{partition}"
         with self._lock:
             self._watch()
-            sender = self._sender
             if self._is_closed:
                 return FailedAppend(InvalidTransition(f"{doing} failed: it is closed."))
-            if sender.is_spoilt or any(s.has_pending(partition) for s in self._stale):
-                # In order: nothing overtakes an append whose outcome is open.
+            if len(self._held) >= HELD_MAX:
                 return FailedAppend(
                     CoordinationError(
-                        f"{doing} failed: an earlier append failed, and the connection "
-                        f"to {self._settings.addresses} is made anew. Try again."
+                        f"{doing} failed: {HELD_MAX} records wait for the connection "
+                        f"to {self._settings.addresses}. Try again."
                     )
                 )
             append = _SentAppend(
-                sender=sender, settings=self._settings, doing=doing, told=self._told
+                # Held and then sent, it is over before an H is: who waits for it
+                # longer waits for nothing.
+                limit_s=self._timeouts["delivery_timeout_ms"] / 2000,
+                settings=self._settings,
+                doing=doing,
+                told=self._told,
             )
-            try:
-                sender.outlet.send(partition, value, report=append.report)
-            except Exception as error:  # noqa: BLE001 - reported by the Append
-                return FailedAppend(self._told(error, doing, Access.WRITE))
-            sender.pending.setdefault(partition, deque()).append(append)
+            self._held.append(_Held(partition, value, append))
+            self._release()
         return append
 
     def watch(self) -> None:
@@ -301,6 +364,9 @@ class Writer:
             if self._is_closed:
                 return
             self._is_closed = True
+            for held in self._held:
+                held.append.fail(TimeoutError("closed before it was sent"))
+            self._held.clear()
         self._wake.set()
         closer = self._sender.outlet.end()
         closer.join(timeout=max(0.0, deadline - time.monotonic()))
@@ -316,6 +382,28 @@ class Writer:
             threading.Thread(
                 target=self._renew, name="marshal-renew", daemon=True
             ).start()
+        self._release()
+
+    def _release(self) -> None:
+        """Send what is held, as far as it may be (with the lock held).
+
+        In order: nothing overtakes an append of an outlet that is as good as ever.
+        """
+        waiting, self._held = self._held, deque()
+        kept: set[int] = set()
+        for held in waiting:
+            number = held.partition
+            if held.append.is_done():
+                continue
+            if (
+                self._sender.is_spoilt
+                or number in kept
+                or any(sender.has_pending(number) for sender in self._stale)
+            ):
+                kept.add(number)
+                self._held.append(held)
+            else:
+                self._sender.take(held)
 
     def _renew(self) -> None:
         """Make a fresh producer, trying until it succeeds or we are closed."""
@@ -336,11 +424,15 @@ class Writer:
         """Send with another producer from now on."""
         with self._lock:
             if self._is_closed:
-                stale = fresh
+                fresh.outlet.end()
+                return
+            old, self._sender = self._sender, fresh
+            if old.is_spoilt:
+                old.give_up()
             else:
-                self._stale.append(self._sender)
-                stale, self._sender = self._sender, fresh
-        stale.outlet.end()
+                self._stale.append(old)
+                old.outlet.end()
+            self._release()
 
     def _new_sender(self, timeout_ms: int) -> _Sender:
         outlet = self._connect(self._timeouts, timeout_ms)

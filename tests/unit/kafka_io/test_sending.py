@@ -121,6 +121,12 @@ def test_producer_without_metadata_is_closed(producers, error):
     assert len(producers) == 1
 
 
+def test_dropped_producer_is_ended_by_force_at_once(producers):
+    outlet().drop().join(timeout=60)
+    assert producers[0]._sender.is_forced
+    assert max(producers[0].closed) <= 1
+
+
 def test_producer_that_does_not_close_is_ended_by_force(producers):
     made = outlet()
     Producer.faults = {"close": [kafka_errors.KafkaTimeoutError("held")]}

@@ -20,12 +20,17 @@ class Outlet:
         self.config = dict(timeouts)
         self.sent = []
         self.is_closed = False
+        self.is_dropped = False
         self.refusal = None
 
     def send(self, partition, value, *, report):
         if self.refusal:
             raise self.refusal
         self.sent.append((partition, value, report))
+
+    def drop(self):
+        self.is_dropped = True
+        return self.end()
 
     def end(self):
         self.is_closed = True
@@ -134,13 +139,13 @@ def test_failed_append_replaces_the_producer(writer, outlets, error, kind):
     append = writer.append(0, b"x")
     outlets[0].finish(0, error)
     assert type(append.error()) is kind
-    refused = writer.append(0, b"y")
-    assert refused.is_done()
-    assert refused.offset() is None
-    assert "made anew" in str(refused.error())
-    until(lambda: len(outlets) == 2 and outlets[0].is_closed)
+    held = writer.append(0, b"y")
+    until(lambda: len(outlets) == 2 and outlets[0].is_dropped)
     writer.append(0, b"z")
-    assert [sent[1] for sent in outlets[1].sent] == [b"z"]
+    until(lambda: [sent[1] for sent in outlets[1].sent] == [b"y", b"z"])
+    assert len(outlets[0].sent) == 1
+    outlets[1].finish(0, 5)
+    assert held.offset() == 5
 
 
 def test_overdue_append_fails_for_good_and_replaces_the_producer(outlets):
@@ -156,21 +161,67 @@ def test_overdue_append_fails_for_good_and_replaces_the_producer(outlets):
     writer.close(1_000)
 
 
-def test_nothing_overtakes_an_append_of_an_old_producer(writer, outlets):
+def test_what_a_failed_producer_holds_is_given_up(writer, outlets):
+    """Whatever becomes of it, its successor does not wait, and is not spoilt."""
     slow = writer.append(0, b"slow")
-    failed = writer.append(1, b"failed")
+    writer.append(1, b"failed")
     outlets[0].finish(1, kafka_errors.KafkaTimeoutError("late"))
-    assert failed.is_done()
     writer.watch()
-    until(lambda: len(outlets) == 2)
-    until(lambda: writer.config is outlets[1].config)
+    until(lambda: writer.config is not outlets[0].config)
+    assert slow.is_done()
+    assert "given up" in str(slow.error())
+    outlets[0].finish(0, kafka_errors.KafkaTimeoutError("purged"))
+    assert not writer.append(0, b"on").is_done()
+    outlets[0].finish(0, 3)
+    assert slow.offset() is None
+    writer.watch()
+    assert [sent[1] for sent in outlets[1].sent] == [b"on"]
+    assert len(outlets) == 2
+
+
+def test_nothing_overtakes_an_append_of_a_sound_producer(writer, outlets):
+    slow = writer.append(0, b"slow")
+    writer.configure(12_000, timeout_ms=60_000)
     # Partition 1 goes on at once, partition 0 when its append has an outcome.
     assert not writer.append(1, b"on").is_done()
-    assert writer.append(0, b"too early").is_done()
+    early = [writer.append(0, b"early"), writer.append(0, b"next")]
+    writer.watch()
+    assert [sent[1] for sent in outlets[1].sent] == [b"on"]
+    assert not any(append.is_done() for append in early)
     outlets[0].finish(0, 0)
     assert slow.offset() == 0
-    writer.append(0, b"now")
-    assert [sent[1] for sent in outlets[1].sent] == [b"on", b"now"]
+    writer.watch()
+    assert [sent[1] for sent in outlets[1].sent] == [b"on", b"early", b"next"]
+    assert not outlets[0].is_dropped
+
+
+def test_what_is_held_for_too_long_is_never_sent(outlets):
+    writer = new_writer(outlets, heartbeat_interval_ms=200)
+    outlets.unreachable = 10_000
+    writer.append(0, b"x")
+    outlets[0].finish(0, kafka_errors.KafkaConnectionError("gone"))
+    held = writer.append(0, b"held")
+    assert not held.is_done()
+    until(held.is_done)
+    assert "in time" in str(held.error())
+    outlets.unreachable = 0
+    until(lambda: len(outlets) == 2)
+    until(lambda: writer.config is outlets[1].config)
+    writer.append(0, b"new")
+    assert [sent[1] for sent in outlets[1].sent] == [b"new"]
+    writer.close(1_000)
+
+
+def test_no_more_is_held_than_there_is_room_for(writer, outlets, monkeypatch):
+    monkeypatch.setattr(module, "HELD_MAX", 2)
+    outlets.unreachable = 10_000
+    writer.append(0, b"x")
+    outlets[0].finish(0, kafka_errors.KafkaConnectionError("gone"))
+    held = [writer.append(0, b"held") for _ in range(3)]
+    assert [append.is_done() for append in held] == [False, False, True]
+    assert "wait for the connection" in str(held[2].error())
+    writer.close(0)
+    assert all("closed" in str(append.error()) for append in held[:2])
 
 
 def test_renewal_goes_on_until_the_cluster_answers(writer, outlets):

@@ -15,6 +15,7 @@ from typing import Any
 import attrs
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 
+from kafka_marshal.kafka_io.fast.leaders import LOSSES, LeaderSearch
 from kafka_marshal.kafka_io.fast.settings import fast_config
 from kafka_marshal.kafka_io.settings import ConnectionSettings
 from kafka_marshal.kafka_io.untyped import Untyped
@@ -54,17 +55,21 @@ class Client:
         is_looking: Whether a producer knows the brokers, and looks for one that
             numbers its records.
         is_numbered: Whether it has been given numbers.
+        leaders: Asks for new leaders after a loss, by whoever polls.
     """
 
     handle: Untyped = None
     refusal: Exception | None = None
     is_looking: threading.Event = attrs.field(factory=threading.Event)
     is_numbered: threading.Event = attrs.field(factory=threading.Event)
+    leaders: LeaderSearch = attrs.field(factory=LeaderSearch)
 
     def note(self, error: Untyped) -> None:
         """Take a report of librdkafka, which comes while the client is polled."""
         if error.code() in _REFUSALS:
             self.refusal = KafkaException(error)
+        elif error.code() in LOSSES:
+            self.leaders.begin()
 
     def forget(self) -> None:
         """Drop the last reference: the handle is destroyed, which may take a while.

@@ -133,7 +133,9 @@ class FastCoordinationLog(TopicLog):
         entries: Entries = []
         while not self._reported and not entries:
             # A batch would wait until it is full; so one, and what lies behind it.
-            first = handle.poll(max(0.0, deadline - time.monotonic()))
+            self._reader.leaders.go_on(handle, (self._topic,))
+            left_s = max(0.0, deadline - time.monotonic())
+            first = handle.poll(self._reader.leaders.patience_s(left_s))
             if first is None:
                 break
             self._sort_out((first,), entries)

@@ -280,12 +280,15 @@ class FastDataReader(DataReader):
         if self._reported:
             self._raise_reported()
         found = self._taken_up_again(most) if self._kept else {}
+        assert self._client is not None
+        handle, leaders = self._client.handle, self._client.leaders
         while not found:
+            leaders.go_on(handle, self._topics)
             is_taken = self._take(most, found)
             left_s = deadline - time.monotonic()
             if not is_taken and left_s > 0:
                 # A batch would wait until it is full; so one, and what came with it.
-                first = self._handle().poll(left_s)
+                first = handle.poll(leaders.patience_s(left_s))
                 if first is None:
                     self._taken.clear()
                 else:

@@ -31,7 +31,10 @@ def writer_config(timeouts: Mapping[str, int]) -> dict[str, Any]:
         "enable.idempotence": True,
         "linger.ms": LINGER_MS,
         "compression.type": "none",
+        # The broker is told the first, and the second is when its answer is overdue:
+        # by default a leader that stands still would be waited for until the end.
         "request.timeout.ms": timeouts["request_timeout_ms"],
+        "socket.timeout.ms": timeouts["request_timeout_ms"] + OVERDUE_GRACE_MS,
         "delivery.timeout.ms": timeouts["delivery_timeout_ms"],
     }
 
@@ -124,11 +127,17 @@ class FastOutlet(Outlet):
         thread.start()
         return thread
 
+    def drop(self) -> threading.Thread:
+        """Have the collector let go, of what is under way too."""
+        self._is_over.set()
+        return self.collector
+
     def _collect(self) -> None:
         """Have outcomes reported until all is over; then destroy the producer."""
         handle = self._client.handle
         while not self._is_over.is_set():
             try:
+                self._client.leaders.go_on(handle, (self._topic,))
                 handle.poll(_LOOK_S)
             except KafkaException as error:
                 # Only a fatal fault is raised, and once. What cannot be sent any
@@ -138,6 +147,11 @@ class FastOutlet(Outlet):
                 self._client.is_looking.set()
                 self._client.is_numbered.set()
                 handle.purge()
+        # Who ended in order has nothing left; of the others, what is under way is
+        # given up, or the handle would not go.
+        with suppress(KafkaException):
+            handle.purge()
+            handle.poll(0)
         self._client.forget()
 
     def _end(self) -> None:

@@ -1,6 +1,7 @@
 """What librdkafka's producer is made with, and how it reports."""
 
 import threading
+import time
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
@@ -29,14 +30,12 @@ class Producer:
     def __init__(self):
         self.produced = []
         self.outcomes = []
+        self.told = []
+        self.asked = []
         self.purged = threading.Event()
         self.unsent = 0
         self.faults = []
         self.refusal = None
-
-    def list_topics(self, topic, timeout):
-        assert topic == "__marshal"
-        assert timeout > 0
 
     def produce(self, topic, value, *, partition, on_delivery):
         if self.refusal is not None:
@@ -46,6 +45,9 @@ class Producer:
 
     def poll(self, timeout):
         assert timeout <= 1
+        for outcome in self.told:
+            outcome(KafkaError(KafkaError._PURGE_INFLIGHT), Message(-1001))
+        self.told = []
         threading.Event().wait(0.001)
         if self.faults:
             raise self.faults.pop()
@@ -56,6 +58,20 @@ class Producer:
 
     def purge(self):
         self.purged.set()
+        # As librdkafka does it: told when the producer is polled.
+        outcomes, self.outcomes = self.outcomes, []
+        self.told += outcomes
+
+    def list_topics(self, topic, timeout):
+        assert topic == "__marshal"
+        self.asked.append(timeout)
+
+
+def until(condition):
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
 
 
 @pytest.fixture
@@ -83,6 +99,7 @@ def test_producer_is_idempotent_and_in_order():
         "linger.ms": 2,
         "compression.type": "none",
         "request.timeout.ms": 500,
+        "socket.timeout.ms": 750,
         "delivery.timeout.ms": 1_000,
     }
 
@@ -118,10 +135,26 @@ def test_a_fatal_fault_ends_what_waits_and_what_comes(outlet, client):
     fatal = KafkaException(KafkaError(KafkaError.CLUSTER_AUTHORIZATION_FAILED))
     client.handle.faults.append(fatal)
     assert client.handle.purged.wait(timeout=30)
-    client.handle.outcomes[0](KafkaError(KafkaError._PURGE_QUEUE), Message(-1001))
+    until(lambda: outcomes)
     client.handle.refusal = KafkaError._FATAL
     outlet.send(0, b"y", report=outcomes.append)
     assert outcomes == [fatal, fatal]
+
+
+def test_dropped_it_gives_up_what_is_under_way(outlet, client):
+    outcomes = []
+    outlet.send(0, b"x", report=outcomes.append)
+    handle = client.handle
+    outlet.drop().join(timeout=30)
+    assert handle.purged.is_set()
+    assert [each.args[0].name() for each in outcomes] == ["_PURGE_INFLIGHT"]
+    assert client.handle is None
+
+
+def test_leaders_are_asked_for_once_a_broker_is_lost(outlet, client):
+    at_first = len(client.handle.asked)
+    client.note(KafkaError(KafkaError._TRANSPORT))
+    until(lambda: len(client.handle.asked) > at_first)
 
 
 def test_what_is_not_taken_is_raised(outlet, client):
