@@ -38,7 +38,9 @@ checker of histories: {{ totals.violations }}.</p>
 transports, under a steady stream. <i>Gap</i>: the longest that any partition had no
 work; <i>alone</i>: the same of a bare producer and consumer in the same run, so what
 the brokers themselves took; <i>over</i>: gap minus alone, of each run the worst, each
-guarantee and transport against bare clients of the same transport. <i>Claims kept</i>:
+guarantee and transport against bare clients of the same transport; <i>own</i>: what
+the brokers took to replace a leader, until every partition took records again, and
+<i>over own</i>: gap minus that. <i>Claims kept</i>:
 runs in which all owners did; <i>owners</i>: how many did, each counted in each run.
 <i>Repeats</i> (at least once) all lie within the bound of what was handled since the
 last accepted position; the most that one takeover repeated stands beside.
@@ -49,7 +51,8 @@ the workers noted: violations of S1, S3, S4, S7, 1.4, 6.1, 6.2, 6.3, and of how 
 hand-outs. Times are in ms.</p>
 <table>
 <tr><th class="text">Fault<th>H<th>Runs<th>Takeover p50<th>p99<th>max<th>Work p99
-<th>Gap p50<th>max<th>Alone max<th>Over p50<th>max<th>Within +1 s<th>Claims kept
+<th>Gap p50<th>max<th>Alone max<th>Over p50<th>max
+<th>Own p50<th>max<th>Over own p50<th>p99<th>max<th>Within +1 s<th>Claims kept
 <th>Owners<th>Records<th>Repeats<th>Unprocessed<th>In hand<th>Losses<th>History
 <th class="text">Verdict</tr>
 {% for row in rows %}
@@ -60,6 +63,9 @@ hand-outs. Times are in ms.</p>
 <td>{{ row.takeover.max }}</td><td>{{ row.handed.p99 }}</td>
 <td>{{ row.gap.p50 }}</td><td>{{ row.gap.max }}</td><td>{{ row.bare_gap.max }}</td>
 <td>{{ row.over.p50 }}</td><td>{{ row.over.max }}</td>
+<td>{{ row.own.p50 }}</td><td>{{ row.own.max }}</td>
+<td>{{ row.over_own.p50 }}</td><td>{{ row.over_own.p99 }}</td>
+<td>{{ row.over_own.max }}</td>
 <td>{{ row.within }}</td><td>{{ row.kept }}</td><td>{{ row.owners }}</td>
 <td>{{ row.records }}</td>
 <td>{{ row.duplicates }}{% if row.repeats_max != "-" %}
@@ -105,7 +111,9 @@ def summed(found: dict[str, Any]) -> dict[str, Any]:
     histories = list(found.get("history", {}).values())
     rows = found.get("gaps", [])
     worst = [max(row.values()) for row in over_in(rows) if row]
-    within = sum(over_ms <= FIGURE_GAP_MS for over_ms in worst)
+    own = beyond_own(found)
+    held_to = own or worst
+    within = sum(over_ms <= FIGURE_GAP_MS for over_ms in held_to)
     gap_of = {of: [row[of] for row in rows if of in row] for of in names_in(rows)}
     plain = ("records", "duplicates", "unprocessed", "stale_hands", "losses")
     return {
@@ -119,6 +127,8 @@ def summed(found: dict[str, Any]) -> dict[str, Any]:
         "gap": spread(gaps),
         "bare_gap": spread(bare),
         "over": spread(worst),
+        "own": spread(found.get("own_ms", [])),
+        "over_own": spread(own),
         "over_of": {
             of: spread([row[of] for row in over_in(rows) if of in row])
             for of in names_in(over_in(rows))
@@ -129,7 +139,7 @@ def summed(found: dict[str, Any]) -> dict[str, Any]:
         else "-",
         "history": judged(histories),
         "repeats_max": max((each["duplicates_max"] for each in histories), default="-"),
-        "within": f"{within}/{len(rows)}" if rows else "-",
+        "within": f"{within}/{len(held_to)}" if rows else "-",
         "kept": "-" if kept is None else f"{kept}/{runs}",
         "notes": found.get("notes", []),
         **{name: found.get(name, "-") for name in plain},
@@ -151,6 +161,12 @@ def over_in(rows: list[dict[str, int]]) -> list[dict[str, int]]:
         }
         for row in rows
     ]
+
+
+def beyond_own(found: dict[str, Any]) -> list[int]:
+    """Return the longest gap of each run minus what the brokers took themselves."""
+    pairs = zip(found.get("gap_ms", []), found.get("own_ms", []), strict=False)
+    return [gap_ms - own_ms for gap_ms, own_ms in pairs]
 
 
 def judged(histories: list[dict[str, Any]]) -> str:
@@ -177,7 +193,8 @@ def figures(findings: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
         )
     if (death := findings.get("leader_kill", {})).get("gaps"):
         kept, runs = death["kept"], death["runs"]
-        over = [max(row.values()) for row in over_in(death["gaps"])]
+        over = beyond_own(death)
+        bare = [max(row.values()) for row in over_in(death["gaps"])]
         held, owners = death.get("owners_kept", 0), death.get("owners", 0)
         rows += [
             {
@@ -189,12 +206,18 @@ def figures(findings: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
             {
                 "what": "leader SIGKILL: handing out resumes",
                 "must": "within the brokers' own failover + 1 s",
-                "reached": f"{spread(over)['p50']} ms after it in the median, "
-                f"{max(over)} ms at most, over {len(over)} runs",
-                "met": max(over) <= FIGURE_GAP_MS,
+                "reached": f"{told(over)} after it, over {len(over)} runs (after bare "
+                f"clients: {told(bare)})",
+                "met": max(over, default=FIGURE_GAP_MS + 1) <= FIGURE_GAP_MS,
             },
         ]
     return rows
+
+
+def told(values: list[int]) -> str:
+    """Return median, 99th percentile and maximum in words."""
+    row = spread(values)
+    return f"{row['p50']} ms in the median, {row['p99']} ms at p99, {row['max']} ms max"
 
 
 def make(folder: Path) -> dict[str, Any]:

@@ -95,9 +95,11 @@ def kills(cluster, ordeal, found, *, count):
             spread_leaders(cluster, it)
             before = it.claims()
             victim = cluster.leader(it.domain.topic, 0)
+            it.failover.watch(victim)
             killed_ms = wall_ms()
             cluster.kill(victim)
             it.wait_flowing()
+            it.note_own(killed_ms)
             it.note_gaps(killed_ms)
             it.note_kept(before)
             found.runs += 1

@@ -12,6 +12,7 @@ from typing import Self
 
 import attrs
 from domain import Domain
+from failover import Failover
 from fleet import Fleet, Worker
 from journal import judge_duplicates, judge_grants, judge_overlaps
 from stream import PythonPair, Stream, longest_gap_ms
@@ -46,7 +47,8 @@ class Finding:
         gap_ms: Longest time without work in any partition, each run.
         gaps: The same by guarantee and transport, and that of bare clients of each
             transport (``alone``), each run.
-        bare_gap_ms: The same of bare producers and consumers, each run.
+        own_ms: How long the brokers themselves took to replace a leader, each run.
+        bare_gap_ms: The same as ``gap_ms`` of bare producers and consumers, each run.
         kept: In how many runs no owner lost a claim; None where owners had to.
         owners: Healthy owners, each counted in each of these runs.
         owners_kept: How many of them kept all their claims.
@@ -68,6 +70,7 @@ class Finding:
     handed_ms: list[int] = attrs.field(factory=list)
     gap_ms: list[int] = attrs.field(factory=list)
     gaps: list[dict[str, int]] = attrs.field(factory=list)
+    own_ms: list[int] = attrs.field(factory=list)
     bare_gap_ms: list[int] = attrs.field(factory=list)
     kept: int | None = None
     owners: int = 0
@@ -142,6 +145,11 @@ class Ordeal:
         self._python = self._stack.enter_context(
             PythonPair(servers, bare, [*data, *bare])
         )
+
+        self.failover = Failover(
+            servers, self.domain.topic, {place.topic for place in data}
+        )
+        self._stack.callback(self.failover.close)
 
     def __enter__(self) -> Self:
         return self
@@ -242,6 +250,11 @@ class Ordeal:
                 ours[who] = max(gap_ms, ours.get(who, 0))
         self.finding.gap_ms.append(max(ours.values()))
         self.finding.gaps.append(row | ours)
+
+    def note_own(self, since_ms: int) -> None:
+        """Note how long the brokers took, by all that is known of it by now."""
+        taken = max(longest_gap_ms(at, since_ms) for at in self.stream.taken.values())
+        self.finding.own_ms.append(max(self.failover.took_ms(), taken))
 
     def note_kept(self, before: dict) -> None:
         """Note whether all claims are what they were, and whose are."""

@@ -21,6 +21,8 @@ from kafka_marshal import TopicPartition as Place
 INTERVAL_S = 0.05
 DELIVERY_MS = 120_000
 LOOK_S = 5.0
+ASK_EACH = 4
+ASKED_S = 0.001
 # How long kafka-python's producer waits for metadata, so for a thread that is to end.
 MAX_BLOCK_MS = 2_000
 QUICK = {"reconnect.backoff.max.ms": 500, "topic.metadata.refresh.interval.ms": 5_000}
@@ -31,6 +33,7 @@ class Stream:
 
     Attributes:
         arrived: When the bare consumer saw records, wall time by partition.
+        taken: When brokers had taken some, copies and all, likewise.
     """
 
     def __init__(
@@ -43,6 +46,7 @@ class Stream:
         self._interval_s = interval_s
         self._places = sorted(places)
         self.arrived: dict[Place, list[int]] = {place: [] for place in self._places}
+        self.taken: dict[Place, list[int]] = {place: [] for place in self._places}
         self._failed: list[str] = []
         common = {"bootstrap.servers": servers, "log_level": 0} | QUICK
         self._producer = Producer(
@@ -77,12 +81,21 @@ class Stream:
                     partition=place.partition,
                     on_delivery=self._note,
                 )
+            if number % ASK_EACH == 0:
+                # Nobody is to wait for records because their writer is slow to find
+                # new leaders: those who read them are looked at.
+                for topic in {place.topic for place in self._places}:
+                    with suppress(KafkaException):
+                        self._producer.list_topics(topic, timeout=ASKED_S)
             self._producer.poll(0)
             number += 1
 
     def _note(self, error, message) -> None:
         if error is not None:
             self._failed.append(str(error))
+        else:
+            place = Place(message.topic(), message.partition())
+            self.taken[place].append(wall_ms())
 
     def _read(self) -> None:
         self._consumer.assign([TopicPartition(*place, 0) for place in self._places])

@@ -1,0 +1,105 @@
+"""How long brokers themselves take to replace a leader, partition by partition.
+
+Two things are looked at from a kill on: when a broker that lives names a new leader
+for every partition, and when each partition of the coordination topic takes a record
+again, copies and all. What it takes is rubbish to every reader (PROTOCOL 1.5), and
+only as much as one knock in 100 ms. Of data partitions the stream tells the same.
+
+A client of librdkafka with its own settings would be late itself, so this one asks
+who leads at each turn.
+"""
+
+import threading
+from collections.abc import Iterable
+from contextlib import suppress
+
+from confluent_kafka import KafkaException, Producer
+from waiting import wall_ms
+
+TURN_S = 0.1
+SENT_S = 0.001
+ANSWER_S = 0.5
+LONGEST_MS = 120_000
+KNOCK = b"knock"
+
+
+class Failover:
+    """Watches one election after the other, each on a thread of its own.
+
+    Args:
+        servers: The brokers.
+        log: The coordination topic.
+        topics: All topics whose leaders count.
+    """
+
+    def __init__(self, servers: str, log: str, topics: Iterable[str]) -> None:
+        self._log = log
+        self._topics = sorted({log, *topics})
+        common = {"bootstrap.servers": servers, "log_level": 0}
+        # Who writes waits for copies, and so would a question on the same connection.
+        self._looker = Producer(common)
+        self._knocker = Producer(common | {"enable.idempotence": True})
+        self._numbers = sorted(self._look()[log])
+        self._taken: dict[int, int] = {}
+        self._thread: threading.Thread | None = None
+        self._took_ms: int | None = None
+
+    def watch(self, victim: int) -> None:
+        """Begin right before a broker is killed."""
+        since_ms = wall_ms()
+        self._took_ms = None
+        self._taken = {}
+        self._thread = threading.Thread(
+            target=self._go, args=(victim, since_ms), name="failover", daemon=True
+        )
+        self._thread.start()
+
+    def took_ms(self) -> int:
+        """Return how long it took, once it is over."""
+        assert self._thread is not None
+        self._thread.join(LONGEST_MS / 1000)
+        assert self._took_ms is not None, "no new leaders, or none that takes records"
+        return self._took_ms
+
+    def _go(self, victim: int, since_ms: int) -> None:
+        named_ms = None
+        while wall_ms() < since_ms + LONGEST_MS:
+            for number in self._numbers:
+                self._knocker.produce(
+                    self._log, KNOCK, partition=number, on_delivery=self._note
+                )
+            with suppress(KafkaException):
+                self._knocker.list_topics(self._log, timeout=SENT_S)
+            self._knocker.poll(TURN_S)
+            if named_ms is None and self._are_replaced(victim):
+                named_ms = wall_ms()
+                # What was taken before is no evidence.
+                self._taken.clear()
+            if named_ms is not None and self._taken.keys() == set(self._numbers):
+                self._took_ms = max(named_ms, *self._taken.values()) - since_ms
+                self._knocker.flush(ANSWER_S)
+                return
+
+    def _note(self, error, message) -> None:
+        if error is None:
+            self._taken.setdefault(message.partition(), wall_ms())
+
+    def _are_replaced(self, victim: int) -> bool:
+        try:
+            found = self._look()
+        except KafkaException:
+            return False
+        leaders = {leader for each in found.values() for leader in each.values()}
+        return not leaders & {victim, -1}
+
+    def _look(self) -> dict[str, dict[int, int]]:
+        found = self._looker.list_topics(timeout=ANSWER_S).topics
+        return {
+            topic: {n: each.leader for n, each in found[topic].partitions.items()}
+            for topic in self._topics
+        }
+
+    def close(self) -> None:
+        if self._thread is not None:
+            self._thread.join(LONGEST_MS / 1000)
+        self._knocker.purge()
