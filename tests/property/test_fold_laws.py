@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from logkit import LOG_APPEND_TIME, Log, config, fold
 from naive import Naive
 
+from kafka_marshal.protocol.fold_beats import fold_beats
 from kafka_marshal.protocol.rationalizer import apply, replay
 from kafka_marshal.protocol.records import Member
 from kafka_marshal.protocol.snapshot import digest, from_bytes, to_bytes
@@ -80,6 +81,25 @@ def test_chunks_change_nothing(logs):
             replay(state, entries[at : at + size])
             at += size
         assert to_bytes(state) == to_bytes(fold(entries))
+
+
+def test_runs_of_beats_change_nothing(logs):
+    taken = 0
+    for seed, entries in enumerate(logs):
+        rng = random.Random(seed)
+        state, at = WorldState(0), 0
+        while at < len(entries):
+            chunk = entries[at : at + rng.randint(1, 9)]
+            at, next_ = at + len(chunk), 0
+            while next_ < len(chunk):
+                stop = fold_beats(state, chunk, start=next_)
+                taken += stop - next_
+                if stop < len(chunk):
+                    apply(state, chunk[stop])
+                next_ = stop + 1
+        # All of it: also what is soft, and what is derived.
+        assert state == fold(entries)
+    assert taken > LOGS
 
 
 def test_derived_parts_are_those_of_a_rebuild(logs):

@@ -22,7 +22,7 @@ from .beats import INTERVALS_PER_H
 from .checkpointing import Checkpointer, CheckpointRule
 from .context import Context, Ports
 from .rebuilding import Rebuilder
-from .replica import Replica, check_halt
+from .replica import Replica, check_halt, runs_of
 from .restoring import KeptStates
 from .saving import Saver, StateStore
 from .session import Session
@@ -275,28 +275,44 @@ class Engine:
     def _fold(self, entries: Sequence[tuple[int, LogEntry]]) -> None:
         now_ms = self.context.now_ms
         touched: set[int] = set()
-        for partition, entry in entries:
+        for partition, run in runs_of(entries):
             replica = self.context.replicas.get(partition)
             if replica is None:
                 continue  # PROTOCOL 2.5: partitions added in Kafka change nothing
             if self.rebuilder.is_lost(partition):
                 continue  # read before it was found that the log went back
+            touched.add(partition)
             try:
-                transitions = replica.fold(entry, now_ms)
+                if partition in self.context.rebuilding:
+                    self._fold_anew(replica, run, now_ms=now_ms)
+                else:
+                    self._fold_live(replica, run, now_ms=now_ms)
             except LogTruncated as error:
                 self._lose(partition, error)
-                continue
-            touched.add(partition)
-            check_halt(replica)
-            if partition in self.context.rebuilding:
-                self.rebuilder.watch(partition, entry, transitions=transitions)
-            elif transitions:
-                self._look_at_states(partition, transitions[0])
-                self._route(transitions, now_ms)
-                self._tell_checkpointer(partition, transitions, now_ms=now_ms)
         if touched:
             for session in self._sessions.values():
                 session.check_clock(touched, now_ms)
+
+    def _fold_anew(
+        self, replica: Replica, entries: Sequence[LogEntry], *, now_ms: int
+    ) -> None:
+        """Fold what nothing is decided by before its end is reached."""
+        for entry, transitions in replica.fold_run(entries, now_ms):
+            check_halt(replica)
+            partition = replica.world.partition
+            self.rebuilder.watch(partition, entry, transitions=transitions)
+
+    def _fold_live(
+        self, replica: Replica, entries: Sequence[LogEntry], *, now_ms: int
+    ) -> None:
+        partition = replica.world.partition
+        for entry in entries:
+            transitions = replica.fold(entry, now_ms)
+            check_halt(replica)
+            if transitions:
+                self._look_at_states(partition, transitions[0])
+                self._route(transitions, now_ms)
+                self._tell_checkpointer(partition, transitions, now_ms=now_ms)
 
     def _look_at_states(self, partition: int, first: Transition) -> None:
         """Take what records of section 7 mean for a T that is read to its end."""

@@ -12,7 +12,7 @@ from kafka_marshal.protocol.state import WorldState
 from kafka_marshal.protocol.transition import Transition
 from kafka_marshal.protocol.types import LogEntry
 
-from .replica import Replica, check_halt
+from .replica import Replica, check_halt, runs_of
 from .restoring import KeptStates, restore
 
 POLL_MS = 100
@@ -88,14 +88,7 @@ class Follower:
             LogTruncated: The log went back.
             LogUnreadable: The log cannot be read.
         """
-        try:
-            self.begin()
-            entries = self._log.poll(timeout_ms)
-        except CoordinationError as error:
-            if not error.retriable:
-                raise
-            return []
-        now_ms = self._clock.now_ms()
+        entries, now_ms = self._read(timeout_ms), self._clock.now_ms()
         folded = []
         for partition, entry in entries:
             replica = self.replicas.get(partition)
@@ -227,7 +220,36 @@ class Follower:
                     "the coordination log did not answer in time"
                     f"{_why(awaited or [])}; check the brokers with: marshal doctor"
                 )
-            self.step(min(POLL_MS, left_ms), accept=accept)
+            if self._awaited:
+                self.step(min(POLL_MS, left_ms), accept=accept)
+            else:
+                self._pass(self._read(min(POLL_MS, left_ms)), accept)
+
+    def _read(self, timeout_ms: int) -> Sequence[tuple[int, LogEntry]]:
+        try:
+            self.begin()
+            return self._log.poll(timeout_ms)
+        except CoordinationError as error:
+            if not error.retriable:
+                raise
+            return []
+
+    def _pass(
+        self,
+        entries: Sequence[tuple[int, LogEntry]],
+        accept: Callable[[int, LogEntry], bool] | None,
+    ) -> None:
+        """Fold entries of which nobody asks what they did."""
+        now_ms = self._clock.now_ms()
+        for partition, run in runs_of(entries):
+            replica = self.replicas.get(partition)
+            if replica is None:
+                continue
+            mine = run
+            if accept is not None:
+                mine = [entry for entry in run if accept(partition, entry)]
+            for _ in replica.fold_run(mine, now_ms):
+                pass
 
     def _fold(
         self, replica: Replica, entry: LogEntry, *, now_ms: int

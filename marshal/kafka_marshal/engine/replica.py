@@ -1,9 +1,13 @@
 """One coordinating partition as this process knows it, with local timing."""
 
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import NamedTuple
 
 from kafka_marshal.errors import LogUnreadable
 from kafka_marshal.protocol.checkpoints import Comparison, Watch
+from kafka_marshal.protocol.fold_beats import fold_beats
 from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.state import WorldState
 from kafka_marshal.protocol.transition import Transition
@@ -78,6 +82,26 @@ class Replica:
             self._is_news = True
         return transitions
 
+    def fold_run(
+        self, entries: Sequence[LogEntry], now_ms: int
+    ) -> Iterator[tuple[LogEntry, tuple[Transition, ...]]]:
+        """Fold entries in order, for whoever reads up to an end.
+
+        Yields:
+            Each entry with what it did, right after it was folded; ordinary beats
+            are folded in between, and not told of.
+        """
+        start = 0
+        while True:
+            stop = fold_beats(self.world, entries, start=start)
+            if stop > start:
+                self.checkpoints.pass_beats(stop - start)
+                self.folded_at_ms = now_ms
+            if stop == len(entries):
+                return
+            yield entries[stop], self.fold(entries[stop], now_ms)
+            start = stop + 1
+
     def take_compared(self) -> Comparison | None:
         """Return a comparison that was not taken yet, if the last entry made one."""
         compared = self.compared if self._is_news else None
@@ -107,6 +131,14 @@ class Replica:
     def elapsed_ms(self, now_ms: int) -> int:
         """Return the local time since the last entry (PROTOCOL 4.11)."""
         return max(0, now_ms - self.folded_at_ms)
+
+
+def runs_of(
+    entries: Iterable[tuple[int, LogEntry]],
+) -> Iterator[tuple[int, list[LogEntry]]]:
+    """Yield entries as they follow each other in one partition, with its number."""
+    for partition, run in groupby(entries, key=itemgetter(0)):
+        yield partition, [entry for _, entry in run]
 
 
 def check_halt(replica: Replica) -> None:

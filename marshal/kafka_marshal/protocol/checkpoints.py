@@ -106,6 +106,10 @@ class Watch:
             return self._on_end(record)
         return None
 
+    def pass_beats(self, count: int) -> None:
+        """Take that so many beats of others than checkpoints' writers were folded."""
+        self.news_count += count
+
     def _on_end(self, end: CheckpointEnd) -> Comparison | None:
         seen = self._open.pop(end.checkpoint_id, None)
         if seen is None:

@@ -7,7 +7,7 @@ shortest form only, so that each record has one header.
 
 import re
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import UNSET
@@ -15,6 +15,8 @@ from msgspec import UNSET
 from kafka_marshal.errors import MalformedRecord
 from kafka_marshal.protocol.hashing import RESERVED_TOPICS
 from kafka_marshal.protocol.records import KINDS, Kind, Record
+
+R = TypeVar("R", bound=Record)
 
 FRAME_VERSION = 1
 FRAME_BYTES_MAX = 48 * 1024
@@ -207,6 +209,15 @@ def _frame(kind: Kind) -> _Frame:
 
 
 _FRAMES = {_HEADERS[kind.record]: _frame(kind) for kind in KINDS}
+
+
+def parser_of(record: type[R]) -> Callable[[bytes], R]:
+    """Return what reads the payloads of a record kind, and judges no names.
+
+    It raises what msgspec raises; ``decode`` is for whoever has no other way to know
+    that the names are valid.
+    """
+    return _FRAMES[_HEADERS[record]].parse
 
 
 def _bad_name(record: Record) -> str | None:

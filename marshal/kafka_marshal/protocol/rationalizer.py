@@ -2,8 +2,9 @@
 
 The laws of this module:
 
-1. State changes only here, only by ``apply``. Deciding what to write belongs
-   to the ladders; they never touch state.
+1. State changes only here, only by ``apply``, and by ``fold_beats``, which does
+   the same for what nobody asks about. Deciding what to write belongs to the
+   ladders; they never touch state.
 2. The only time is log time. No reader's clock decides anything that two
    readers must agree on.
 3. ``apply`` is total: a bad or foreign record is a Transition, not an

@@ -1,0 +1,228 @@
+"""Runs of ordinary beats are folded as one entry after the other is."""
+
+from copy import deepcopy
+
+import msgspec
+import pytest
+from logkit import (
+    CREATE_TIME,
+    KEY,
+    START_MS,
+    H,
+    Log,
+    batch,
+    beat,
+    claim,
+    pause,
+    release,
+)
+
+from kafka_marshal.protocol.codec import header_of
+from kafka_marshal.protocol.fold_beats import fold_beats
+from kafka_marshal.protocol.hashing import CHECKPOINT_GROUP, CHECKPOINT_TOPIC
+from kafka_marshal.protocol.rationalizer import apply
+from kafka_marshal.protocol.records import Heartbeat
+from kafka_marshal.protocol.snapshot import digest, from_bytes, to_bytes
+from kafka_marshal.protocol.state import Halt, WorldState
+from kafka_marshal.protocol.types import OFFSET_MAX, Key
+
+OTHER = Key("g", "t", 1)
+FORGET_MS = 100
+BEGUN = 3  # entries of ``owned``: a Config and two claims
+
+
+def owned(**settings) -> Log:
+    log = Log(**settings)
+    assert log.claimed() == 1
+    assert log.claimed("c2", key=OTHER) == 2
+    return log
+
+
+def both(log, *, begun=BEGUN) -> tuple[WorldState, int]:
+    """Fold what follows the first entries in two ways, and compare.
+
+    Returns:
+        The state, and how many entries were folded as a run.
+    """
+    plain = WorldState(0)
+    for entry in log.entries[:begun]:
+        apply(plain, entry)
+    state = deepcopy(plain)
+    rest = log.entries[begun:]
+    stop = fold_beats(state, rest, start=0)
+    for entry in rest[:stop]:
+        (transition,) = apply(plain, entry)
+        assert transition.effect == "renewed"
+    # All of it: also what is soft, and what is derived.
+    assert state == plain
+    assert to_bytes(state) == to_bytes(plain)
+    assert digest(state) == digest(plain)
+    return state, stop
+
+
+def test_a_run_of_beats_is_what_its_entries_are():
+    log = owned()
+    log.one(beat(1, 7), after=3)
+    log.one(beat(2, None, client="c2", key=OTHER), after=5, offset=9)
+    log.one(beat(1, 5), after=-1)
+    log.one(beat(1, 8, seq=4))
+    log.one(beat(1, None), after=2)
+    state, stop = both(log)
+    assert stop == 5
+    assert state.keys[KEY].position == 8
+    assert state.now_ms == START_MS + 9
+    assert state.next_offset == 13
+    assert state.soft.counters["renewed"] == 5
+
+
+def test_it_begins_and_ends_where_it_is_told():
+    log = owned()
+    for position in range(4):
+        log.one(beat(1, position), after=1)
+    state = Log().state
+    entries = log.entries
+    for entry in entries[1:4]:
+        apply(state, entry)
+    assert fold_beats(state, entries[:6], start=4) == 6
+    assert state.keys[KEY].position == 2
+    assert fold_beats(state, entries, start=len(entries)) == len(entries)
+
+
+def test_time_that_stands_still_moves_nothing_of_the_clock():
+    """Also in a state from bytes, in which M may be below W."""
+    log = owned()
+    log.one(beat(1, 7), after=-2)
+    log.state.append_time_ms = 0
+    odd = from_bytes(to_bytes(log.state))
+    plain = deepcopy(odd)
+    log.one(beat(1, 8))
+    assert fold_beats(odd, log.entries, start=BEGUN + 1) == BEGUN + 2
+    apply(plain, log.entries[-1])
+    assert odd == plain
+
+
+LEFT = {
+    "another record": {"what": batch((1, 9))},
+    "no value": {"what": None},
+    "a payload that is none": {"what": header_of(Heartbeat) + b"\x00"},
+    "an epoch that no key has": {"what": beat(0, 9)},
+    "an epoch of another key": {"what": beat(2, 9)},
+    "another client": {"what": beat(1, 9, client="c3")},
+    "another incarnation": {"what": beat(1, 9, inc=b"z" * 16)},
+    "a rewind": {"what": beat(1, 2, rewind=True)},
+    "CreateTime": {"what": beat(1, 9), "kind": CREATE_TIME},
+    "a new leader epoch": {"what": beat(1, 9), "epoch": 5},
+    "the end of time": {"what": beat(1, 9), "at": 2 * OFFSET_MAX},
+}
+
+
+@pytest.mark.parametrize("odd", LEFT.values(), ids=LEFT)
+def test_what_is_not_ordinary_is_left(odd):
+    log = owned()
+    log.one(beat(1, 7), after=3)
+    log.append(**odd)
+    log.one(beat(1, 10), after=0)
+    assert both(log)[1] == 1
+
+
+def test_an_offset_that_goes_back_is_left():
+    log = owned()
+    log.one(beat(1, 7))
+    log.entries.append(log.entries[-1])
+    assert both(log)[1] == 1
+
+
+def test_a_value_that_an_earlier_reader_could_not_decode_is_left():
+    log = owned()
+    log.one(beat(1, 7))
+    entry = msgspec.structs.replace(log.entries[-1], undecodable="as it says")
+    log.entries[-1] = entry
+    assert both(log)[1] == 0
+
+
+def test_a_released_key_has_no_beats():
+    log = owned()
+    log.one(release(1, 7))
+    log.append(beat(1, 8))
+    assert both(log, begun=BEGUN + 1)[1] == 0
+
+
+def test_beats_of_whoever_writes_checkpoints_are_left():
+    log = owned()
+    key = Key(CHECKPOINT_GROUP, CHECKPOINT_TOPIC, 0)
+    assert log.claimed(key=key) == 3
+    log.one(beat(1, 7))
+    log.one(beat(3, None, key=key))
+    assert both(log, begun=BEGUN + 1)[1] == 1
+
+
+def test_nothing_is_folded_before_there_is_a_config_and_a_time():
+    log = Log(configured=False)
+    log.append(beat(1, 7))
+    assert both(log, begun=1)[1] == 0
+    assert fold_beats(WorldState(0), log.entries, start=0) == 0
+    timeless = owned().state
+    timeless.epoch_time_ms = None
+    assert fold_beats(timeless, log.entries, start=0) == 0
+
+
+def test_nothing_is_folded_while_a_group_is_paused():
+    log = owned()
+    log.one(pause(START_MS + 10))
+    log.one(beat(1, 7))
+    assert both(log, begun=BEGUN + 1)[1] == 0
+
+
+def test_nothing_is_folded_while_an_operation_may_end():
+    log = owned()
+    log.state.quiet_until_ms = START_MS + 5
+    log.state.note_next_end()
+    log.one(beat(1, 7))
+    before = to_bytes(log.state)
+    assert fold_beats(log.state, log.entries, start=BEGUN) == BEGUN
+    assert to_bytes(log.state) == before
+
+
+def test_nothing_is_folded_behind_a_halt():
+    log = owned()
+    log.state.halted = Halt(3, 9)
+    assert fold_beats(log.state, owned().entries, start=0) == 0
+
+
+def test_a_run_ends_where_silence_drops_a_key():
+    """PROTOCOL 4.9: that happens at an entry, and in the order of entries."""
+    log = owned(forget_ms=FORGET_MS)
+    log.one(release(2, None, client="c2", key=OTHER))
+    log.one(beat(1, 7), after=FORGET_MS)
+    log.one(beat(1, 8), after=1)
+    log.one(beat(1, 9), after=1)
+    assert OTHER not in log.state.keys
+    state, stop = both(log, begun=BEGUN + 1)
+    assert stop == 1
+    assert OTHER in state.keys
+    assert both(log, begun=BEGUN + 3)[1] == 1
+
+
+def test_a_run_waits_until_all_that_silence_drops_is_dropped():
+    log = owned(forget_ms=FORGET_MS)
+    many = [Key("g", "t", number) for number in range(10, 22)]
+    for key in many:
+        epoch = log.claimed("c2", key=key)
+        log.one(release(epoch, None, client="c2", key=key))
+    begun = len(log.entries)
+    log.one(beat(1, 7), after=FORGET_MS + 1)
+    log.one(beat(1, 8))
+    log.one(beat(1, 9))
+    # Eight are dropped by the first one, the others by the second.
+    assert both(log, begun=begun)[1] == 0
+    assert both(log, begun=begun + 1)[1] == 0
+    assert both(log, begun=begun + 2)[1] == 1
+
+
+def test_a_claim_in_between_is_seen():
+    log = owned()
+    log.one(beat(1, 7))
+    log.one(claim("c3"), after=2 * H + 1)
+    log.append(beat(1, 8))
+    assert both(log)[1] == 1
+    assert both(log, begun=BEGUN + 2)[1] == 0
