@@ -177,15 +177,16 @@ class _Sender:
             if self.has_pending(number)
         }
 
-    def take(self, held: "_Held") -> None:
-        """Have the outlet send a record."""
+    def take(self, held: "_Held") -> bool:
+        """Have the outlet send a record; return whether it has taken it."""
         held.append.begin(self)
         try:
             self.outlet.send(held.partition, held.value, report=held.append.report)
         except Exception as error:  # noqa: BLE001 - reported by the Append
             held.append.fail(error)
-        else:
-            self.pending.setdefault(held.partition, deque()).append(held.append)
+            return False
+        self.pending.setdefault(held.partition, deque()).append(held.append)
+        return True
 
     def give_up(self) -> None:
         """Count what has no outcome as failed, and let the outlet go."""
@@ -389,21 +390,26 @@ class Writer:
 
         In order: nothing overtakes an append of an outlet that is as good as ever.
         """
+        while self._held and self._held[0].append.is_done():
+            self._held.popleft()
+        if self._sender.is_spoilt:
+            return
         waiting, self._held = self._held, deque()
         kept: set[int] = set()
+        is_taking = True
         for held in waiting:
             number = held.partition
-            if held.append.is_done():
-                continue
             if (
-                self._sender.is_spoilt
+                not is_taking
                 or number in kept
                 or any(sender.has_pending(number) for sender in self._stale)
             ):
                 kept.add(number)
                 self._held.append(held)
-            else:
-                self._sender.take(held)
+            elif not held.append.is_done():
+                # What one is refused for, as a library that knows no leader yet, may
+                # have taken a moment: the others go on with the next look.
+                is_taking = self._sender.take(held)
 
     def _renew(self) -> None:
         """Make a fresh producer, trying until it succeeds or we are closed."""

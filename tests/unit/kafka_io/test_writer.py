@@ -242,6 +242,20 @@ def test_send_that_is_refused_does_not_raise(writer, outlets):
     assert len(outlets) == 1
 
 
+def test_what_waits_goes_on_after_one_that_is_refused(writer, outlets):
+    writer.append(0, b"slow")
+    writer.configure(12_000, timeout_ms=60_000)
+    held = [writer.append(0, b"%d" % number) for number in range(3)]
+    outlets[1].refusal = ValueError("no leader")
+    outlets[0].finish(0, 0)
+    writer.watch()
+    assert [append.is_done() for append in held] == [True, False, False]
+    assert "no leader" in str(held[0].error())
+    outlets[1].refusal = None
+    writer.watch()
+    assert [sent[1] for sent in outlets[1].sent] == [b"1", b"2"]
+
+
 def test_configure_swaps_once(writer, outlets):
     writer.configure(10_000, timeout_ms=60_000)
     assert len(outlets) == 1
