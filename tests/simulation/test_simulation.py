@@ -29,6 +29,9 @@ AMO = Delivery.AT_MOST_ONCE
 # Logs that lose what was read, and what makes that hurt.
 LOSING = (TRUNCATE, "crash", "stop", "late", "slow", "cut", "churn", "failover")
 LOSING_SEEDS = range(1000, 1008)
+# Levels that change under a fleet, and what makes that hurt.
+HALTING = ("above", "level", "halt", "checkpoint", "crash", "failover", "slow", "deaf")
+HALTED = ("halted", "behind_a_halt", "started_beside_halt", "checkpoint_above")
 
 # What found a fault of the product once: a seed, and its world.
 REGRESSIONS = [
@@ -65,6 +68,12 @@ def test_logs_that_lose_what_was_read():
     assert all(summary.seen[name] for name in TRUNCATED)
 
 
+def test_a_halt_ends_a_fleet_in_any_world():
+    summary = run_seeds(range(2000, 2012), Wish(faults=HALTING, minutes=4), jobs=JOBS)
+    assert summary.broken == []
+    assert all(summary.seen[name] for name in HALTED)
+
+
 @pytest.mark.parametrize("seed", [3, 4])
 def test_a_seed_repeats_byte_for_byte(seed):
     first, second = (simulate(seed, duration_ms=3 * MINUTE_MS) for _ in range(2))
@@ -91,8 +100,8 @@ def test_no_garbage_is_looked_for_in_a_run_and_none_is_left(is_enabled):
 
 
 def test_seeds_differ_and_every_fault_is_drawn():
-    plans = [draw(seed) for seed in range(40)]
-    assert len({plan.faults for plan in plans}) == 40
+    plans = [draw(seed) for seed in range(80)]
+    assert len({plan.faults for plan in plans}) == 80
     assert {kind for plan in plans for kind in plan.kinds} == set(FAULTS)
     struck = {fault.kind for plan in plans for fault in plan.faults}
     assert struck == set(FAULTS) - CONDITIONS
@@ -184,6 +193,55 @@ VARIANTS = [
         {"faults": ("checkpoint", "reset", "deaf", "stop", "crash")},
         {"S4"},
         id="no-quiet-after-a-reset",
+    ),
+    pytest.param(
+        variants.apply_later_versions,
+        0,
+        {"faults": ("above",)},
+        {"S6"},
+        id="apply-later-versions",
+    ),
+    pytest.param(
+        variants.apply_above_the_level,
+        0,
+        {"faults": ("above", "level")},
+        {"S6"},
+        id="apply-above-the-level",
+    ),
+    pytest.param(
+        variants.follow_any_config,
+        0,
+        {"faults": ("halt",)},
+        {"S6"},
+        id="follow-any-config",
+    ),
+    pytest.param(
+        variants.go_on_halted,
+        0,
+        {"faults": ("halt",)},
+        {"S6"},
+        id="go-on-halted",
+    ),
+    pytest.param(
+        variants.begin_behind_a_halt,
+        2,
+        {"faults": ("halt",)},
+        {"S6"},
+        id="begin-behind-a-halt",
+    ),
+    pytest.param(
+        variants.halt_late,
+        0,
+        {"faults": ("halt", "crash")},
+        {"S6"},
+        id="halt-late",
+    ),
+    pytest.param(
+        variants.halt_early,
+        0,
+        {"faults": ("halt", "crash")},
+        {"S6"},
+        id="halt-early",
     ),
 ]
 

@@ -7,11 +7,24 @@ A search or a simulation that does not catch one of them proves nothing.
 import attrs
 import msgspec
 
-from kafka_marshal.engine import outbox, restoring, session
-from kafka_marshal.protocol import fold_keys, fold_resets, judging
+from kafka_marshal.engine import engine, outbox, replica, restoring, session
+from kafka_marshal.protocol import (
+    fold_groups,
+    fold_keys,
+    fold_resets,
+    judging,
+    rationalizer,
+)
 from kafka_marshal.protocol.claiming import Claim, Lease
+from kafka_marshal.protocol.codec import decode, uvarint
 from kafka_marshal.protocol.granting import AtMostOnce, Grant
-from kafka_marshal.protocol.records import BatchHeartbeat, Heartbeat
+from kafka_marshal.protocol.records import (
+    SUPPORTED_LEVEL,
+    BatchHeartbeat,
+    Config,
+    Heartbeat,
+)
+from kafka_marshal.protocol.state import Halt
 from kafka_marshal.protocol.transition import ACCEPTED
 from kafka_marshal.protocol.types import Owner
 
@@ -238,3 +251,81 @@ def no_quiet_after_a_reset(patch):
         state.quiet_until_ms = None
 
     patch.setattr(fold_resets, "_install", install)
+
+
+FAR_LEVEL = 2**31
+
+
+def apply_later_versions(patch):
+    """The fold takes what it does not know for the version that it knows."""
+    plain = rationalizer.decode
+
+    def decode_any(value):
+        found = plain(value)
+        for kind in (1, 2, 3, 4, 5, 6, 13, 14):
+            for version in range(1, 301):
+                later = b"\x01" + uvarint(kind) + uvarint(version)
+                if value is not None and value.startswith(later):
+                    return plain(b"\x01" + uvarint(kind) + b"\0" + value[len(later) :])
+        return found
+
+    patch.setattr(rationalizer, "decode", decode_any)
+
+
+def apply_above_the_level(patch):
+    """The fold applies every record that it knows, whatever level is in force."""
+    for record, (fold, _) in list(rationalizer._HANDLERS.items()):
+        patch.setitem(rationalizer._HANDLERS, record, (fold, 1))
+
+
+def follow_any_config(patch):
+    """The fold goes on behind a Config whose level it does not know."""
+    patch.setattr(fold_groups, "SUPPORTED_LEVEL", FAR_LEVEL)
+
+
+def go_on_halted(patch):
+    """The engine goes on, with a replica that has halted."""
+    patch.setattr(engine, "check_halt", lambda _: None)
+
+
+def begin_behind_a_halt(patch):
+    """Whoever starts goes on from a checkpoint of a level that it does not know."""
+    patch.setattr(restoring, "SUPPORTED_LEVEL", FAR_LEVEL)
+
+
+def halt_late(patch):
+    """A reader halts at the record behind the Config."""
+    plain, due = replica.apply, {}
+
+    def apply(state, entry):
+        transitions = plain(state, entry)
+        if id(state) in due:
+            level = due.pop(id(state))
+            state.halted = Halt(state.next_offset - 1, level)
+        elif state.halted is not None and state.halted.offset == entry.offset:
+            due[id(state)] = state.halted.feature_level
+            state.halted, state.next_offset = None, entry.offset + 1
+        return transitions
+
+    patch.setattr(replica, "apply", apply)
+
+
+def halt_early(patch):
+    """A reader that has read of the Config halts at the record before it."""
+    plain = engine.Engine._fold
+
+    def fold(self, entries):
+        for at, (partition, entry) in enumerate(entries):
+            record = decode(entry.value)
+            is_above = isinstance(record, Config) and (
+                record.feature_level > SUPPORTED_LEVEL
+            )
+            if at and is_above:
+                plain(self, entries[: at - 1])
+                known = self.context.replicas[partition]
+                level = record.feature_level
+                known.world.halted = Halt(known.world.next_offset, level)
+                engine.check_halt(known)
+        plain(self, entries)
+
+    patch.setattr(engine.Engine, "_fold", fold)

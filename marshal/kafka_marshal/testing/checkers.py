@@ -15,7 +15,7 @@ from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.records import Heartbeat
 from kafka_marshal.protocol.snapshot import digest
 from kafka_marshal.protocol.state import KeyState, WorldState
-from kafka_marshal.protocol.transition import ACCEPTED, Transition
+from kafka_marshal.protocol.transition import ACCEPTED, Transition, Transitions
 from kafka_marshal.protocol.types import Key, Owner, Token, TopicPartition
 from kafka_marshal.testing.fakelog import FakeKafka
 from kafka_marshal.testing.fakestore import Stored
@@ -65,6 +65,9 @@ def _before(world: WorldState, key: Key, *, known: KeyState) -> _Before:
 PositionCheck = Callable[[Key, int | None, int], None]
 """Told of every position that moved: key, old position, new position."""
 
+EntryCheck = Callable[[int, Stored, Transitions], None]
+"""Told of every record: coordinating partition, record, what it did."""
+
 
 class Folded(NamedTuple):
     """One record that was folded and checked.
@@ -98,6 +101,7 @@ class LogWatcher:
         taken_back: Offsets whose grants a Reset took back, by key: they may be
             granted, and handed out, again.
         is_strict: Whether what it finds is raised; without, it only goes on.
+        on_entry: Told of each record, once it is folded and checked.
     """
 
     def __init__(
@@ -123,11 +127,14 @@ class LogWatcher:
         self.claims = 0
         self.losses: list[Loss] = []
         self.is_strict = True
+        self.on_entry: EntryCheck | None = None
         self.taken_back: dict[Key, set[int]] = {}
         self._books = [LossBook(number) for number in range(partitions)]
         self._kafka = kafka
         places = [TopicPartition(COORDINATION_TOPIC, t) for t in range(partitions)]
         self._logs = [kafka.log(place) for place in places]
+        # Not where the worlds are: one that has halted stays where it is.
+        self._next = [0] * partitions
         self._on_position = on_position
         self._note = note
         self._on_fold = on_fold
@@ -147,12 +154,13 @@ class LogWatcher:
         for number, (world, log) in enumerate(
             zip(self.worlds, self._logs, strict=True)
         ):
-            if world.next_offset >= log.end:
+            if self._next[number] >= log.end:
                 continue
-            for stored in log.read(world.next_offset, log.end):
+            for stored in log.read(self._next[number], log.end):
                 if stored.landed_ms > now_ms:
                     break
                 has_folded = True
+                self._next[number] = stored.offset + 1
                 self._fold(number, world, stored)
         return has_folded
 
@@ -179,7 +187,10 @@ class LogWatcher:
         if transitions and transitions[0].effect == "reset":
             self._take_reset(number, world)
         self.losses += self._books[number].take(entry, transitions)
-        self._digests[number][world.next_offset] = digest(world)
+        if world.halted is None:
+            self._digests[number][world.next_offset] = digest(world)
+        if self.on_entry is not None:
+            self.on_entry(number, stored, transitions)
 
     def _take_reset(self, number: int, world: WorldState) -> None:
         """Take that a T's state was replaced: an admin meant it (PROTOCOL 7.6)."""
@@ -203,6 +214,7 @@ class LogWatcher:
             self._granted.pop(key, None)
         self._before[partition] = {}
         self._books[partition] = LossBook(partition)
+        self._next[partition] = 0
         world = self.worlds[partition] = WorldState(partition)
         self._digests[partition] = {0: digest(world)}
         note, self._note = self._note, None

@@ -11,7 +11,13 @@ import attrs
 
 from kafka_marshal.engine import Delivery
 from kafka_marshal.engine.handout import ConsumerOptions
-from kafka_marshal.errors import ClaimLost, LogTruncated, MarshalError
+from kafka_marshal.errors import (
+    ClaimLost,
+    LogTruncated,
+    LogUnreadable,
+    MarshalError,
+    TopicMisconfigured,
+)
 from kafka_marshal.ports import Append, Record
 from kafka_marshal.protocol.claiming import PreviousLife
 from kafka_marshal.protocol.types import Key
@@ -124,6 +130,7 @@ class Fleet:
         self.keeping.take_part(node)
         node.observer.tell = partial(world.observe, node)
         world.on_started(node)
+        world.levels.started(node.owner)
         node.log.on_append = partial(self._on_append, node)
         own = chance(world.plan.seed, f"app/{self._starts}")
         app = App(node, f"{client_id}#{self._starts}", own)
@@ -145,6 +152,7 @@ class Fleet:
             and holding.claim.epoch is not None
         }
         self._world.chronicle.on_append(partition, value, append=append, held=held)
+        self._world.levels.on_append(node.owner)
 
     def remove(self, app: App) -> None:
         """End a process without a word."""
@@ -242,17 +250,60 @@ class Fleet:
             self.remove(app)
             self.start_later(app, world.plan.h_ms // 2, is_resuming=False)
             return False
+        world.settle()
+        if isinstance(failure, LogUnreadable) and world.has_halted(app.node):
+            self._on_halt(app)
+            return False
+        if isinstance(failure, TopicMisconfigured) and world.is_torn(app.node):
+            world.say(f"{app.name} refuses: a new Config has not reached all")
+            world.coverage.note("refused_torn")
+            self.remove(app)
+            self.start_later(app, world.plan.h_ms // 2, is_resuming=False)
+            return False
         if failure is not None:
             self._fault(app, failure)
             return False
-        world.settle()
         if not world.is_judged:
             return True
-        if world.watcher.check_reader(
+        world.has_halted(app.node)
+        has_folded = world.watcher.check_reader(
             app.node.engine, app.checked, may_lag=world.is_truncating
-        ):
+        )
+        if has_folded or world.levels.stops:
             world.check_leases([each.node for each in self.apps])
         return True
+
+    def _on_halt(self, app: App) -> None:
+        """End a process that has read of a level that it does not know."""
+        world, owner = self._world, app.node.owner
+        world.say(f"{app.name} halts")
+        world.coverage.note("halted")
+        if world.levels.is_beside(owner):
+            world.coverage.note("started_beside_halt")
+        if app.hand:
+            world.coverage.note("halted_in_hand")
+        if not app.is_leaving:
+            self._poll_halted(app)
+        self.remove(app)
+        if not app.is_leaving and not world.is_healed:
+            # Whoever looks after it starts it again, in vain.
+            again_ms = app.rng.randint(1, 4) * world.plan.h_ms
+            is_resuming = app.rng.random() < WORK_FIRST
+            self.start_later(app, again_ms, is_resuming=is_resuming)
+
+    def _poll_halted(self, app: App) -> None:
+        """Ask for more once it has halted: there is nothing, and it says why."""
+        assert app.node.consumer is not None
+        try:
+            polled = app.node.consumer.poll(0)
+        except LogUnreadable:
+            polled = {}
+            has_said = True
+        else:
+            has_said = False
+        if self._world.is_judged and (app.node.held or not has_said):
+            told = f"{app.name} halted, holds {app.node.held}, got {polled}"
+            raise Violation("S6", told)
 
     def _fault(self, app: App, error: MarshalError) -> None:
         """Take what must never happen; where steps are not judged, it is an end."""

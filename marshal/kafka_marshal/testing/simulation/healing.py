@@ -20,6 +20,7 @@ TRIP_MS = 400
 RECORD_MS = 400
 JITTER_MS_MAX = 1_000
 FRESH_RECORDS = 5
+BESIDE = 2
 
 
 def judge_history(
@@ -57,6 +58,9 @@ class Healing:
         world.is_healed = True
         self._strikes.heal()
         self._fleet.restart_all()
+        if self._strikes.is_over:
+            self._all_halt()
+            return
         self._end_twins()
         if all(app.is_leaving for app in self._fleet.apps):
             self._fleet.admit()
@@ -72,6 +76,10 @@ class Healing:
         world.produce(FRESH_RECORDS)
         self._all_done()
         self._rest()
+        if world.plan.after:
+            self._strikes.halt(world.plan.after[0])
+            self._all_halt()
+            return
         if world.plan.ending == "kill" and len(self._fleet.apps) > 1:
             self._kill()
         else:
@@ -80,6 +88,23 @@ class Healing:
         self._check_losses()
         self._check_exposures()
         self._check_history()
+
+    def _all_halt(self) -> None:
+        """S6: behind a Config that nobody can follow, nobody is left, and safe."""
+        world, fleet = self._world, self._fleet
+        # What is on its way lands; newer programs go on.
+        world.run(3 * self._h_ms)
+        handed = world.hand_outs.count
+        for _ in range(BESIDE):
+            fleet.admit()
+        world.run(self._h_ms)
+        names = [app.name for app in fleet.apps]
+        if names or world.hand_outs.count != handed:
+            raise Violation("S6", f"{names} go on behind a Config above their level")
+        self._check_losses()
+        self._check_exposures()
+        if not self._is_unjudged:
+            judge_history(world)
 
     # --- what is demanded
 
@@ -167,9 +192,14 @@ class Healing:
     def _check_history(self) -> None:
         """The history that the processes tell is one that may be."""
         world = self._world
-        if world.is_truncating or {"step", RESET} & set(world.plan.kinds):
-            return
-        judge_history(world, self._ends())
+        if not self._is_unjudged:
+            judge_history(world, self._ends())
+
+    @property
+    def _is_unjudged(self) -> bool:
+        """Whether the log may say what no history would."""
+        kinds = set(self._world.plan.kinds)
+        return self._world.is_truncating or bool({"step", RESET} & kinds)
 
     # --- how things are
 

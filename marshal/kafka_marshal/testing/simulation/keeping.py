@@ -20,7 +20,13 @@ from kafka_marshal.protocol.records import (
 )
 from kafka_marshal.testing.node import Node
 from kafka_marshal.testing.simulation.pauses import ADMIN
-from kafka_marshal.testing.simulation.plan import CHECKPOINT, KEEP, Plan, chance
+from kafka_marshal.testing.simulation.plan import (
+    CHECKPOINT,
+    HALT,
+    KEEP,
+    Plan,
+    chance,
+)
 from kafka_marshal.testing.simulation.world import World
 
 ENTRIES = (40, 80, 160)
@@ -62,6 +68,8 @@ class Keeping:
         )
         self._writes = CHECKPOINT in plan.kinds
         self._keeps = KEEP in plan.kinds
+        # Newer programs write some, that nobody here may begin from.
+        self._reads = self._writes or HALT in plan.kinds
         self._shelves: dict[str, Shelf] = {}
         self._writing: set[bytes] = set()
         self._resets = 0
@@ -69,7 +77,7 @@ class Keeping:
     def sources(self, client_id: str) -> tuple[KeptStates, ...]:
         """Return where a process of a client looks for states."""
         shelves = (self._shelf(client_id),) if self._keeps else ()
-        return (*shelves, LogCheckpoints()) if self._writes else shelves
+        return (*shelves, LogCheckpoints()) if self._reads else shelves
 
     def take_part(self, node: Node) -> None:
         """Have a process write checkpoints, where that is done here."""

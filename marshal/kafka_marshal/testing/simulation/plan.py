@@ -22,6 +22,14 @@ KEEP = "keep"
 RESET = "reset"
 KEPT = (CHECKPOINT, KEEP, "tear", RESET)
 """What concerns kept states; drawn apart, so that the rest stays as it was drawn."""
+ABOVE_PRESENT = 1 / 8
+HALT_PRESENT = 1 / 25
+ABOVE = "above"
+LEVEL = "level"
+HALT = "halt"
+LEVELS = (ABOVE, LEVEL, HALT)
+"""What concerns feature levels: records above the one in force, Configs of others that
+all can follow or that are refused, and a last one that nobody can; drawn apart, too."""
 _FAULTS = (
     "delay",
     "late",
@@ -43,7 +51,7 @@ _FAULTS = (
     "attempt",
     "drift",
 )
-FAULTS = (*_FAULTS, *KEPT)
+FAULTS = (*_FAULTS, *KEPT, *LEVELS)
 """What may go wrong; a seed draws which of these exist in its world."""
 TRUNCATE = "truncate"
 """Goes wrong only when asked for: it takes back what rules rest on."""
@@ -57,7 +65,8 @@ class Fault:
 
     Attributes:
         number: Names it, in its run.
-        at_ms: When it strikes, since the start.
+        at_ms: When it strikes, since the start; beyond the duration: once everything
+            has healed.
         kind: One of ``FAULTS``.
         for_ms: How long it lasts, where it lasts.
         who: Who or what is hit: an index, modulo those who are there.
@@ -114,6 +123,16 @@ class Plan:
     drift_ppm: int
     ending: str
 
+    @property
+    def during(self) -> tuple[Fault, ...]:
+        """The faults that strike before everything is healed."""
+        return tuple(each for each in self.faults if each.at_ms < self.duration_ms)
+
+    @property
+    def after(self) -> tuple[Fault, ...]:
+        """The faults that strike then."""
+        return tuple(each for each in self.faults if each.at_ms >= self.duration_ms)
+
     def keeping(self, numbers: Collection[int]) -> "Plan":
         """Return the same world, where only these faults strike."""
         kept = tuple(fault for fault in self.faults if fault.number in numbers)
@@ -144,7 +163,8 @@ def draw(
     h_ms = rng.choice([5_000, 10_000, 20_000, 30_000])
     drawn = rng.choice(list(Delivery))
     lot = tuple(name for name in _FAULTS if rng.random() < PRESENT)
-    kinds = (*lot, *_draw_kept(seed)) if faults is None else tuple(faults)
+    apart = (*_draw_kept(seed), *_draw_levels(seed))
+    kinds = (*lot, *apart) if faults is None else tuple(faults)
     return Plan(
         seed=seed,
         h_ms=h_ms,
@@ -169,15 +189,37 @@ def draw(
 def _draw_faults(
     seed: int, kinds: tuple[str, ...], *, h_ms: int, duration_ms: int
 ) -> tuple[Fault, ...]:
-    first = [name for name in kinds if name not in CONDITIONS and name not in KEPT]
-    then = [name for name in kinds if name not in CONDITIONS and name in KEPT]
+    striking = [name for name in kinds if name not in CONDITIONS]
+    first = [name for name in striking if name not in KEPT and name not in LEVELS]
+    kept = [name for name in striking if name in KEPT]
+    levels = [name for name in striking if name in LEVELS and name != HALT]
     times = partial(_draw_times, h_ms=h_ms, duration_ms=duration_ms)
-    faults = times(chance(seed, "faults"), first)
-    kept = times(chance(seed, "kept"), then)
-    return (
-        *faults,
-        *(attrs.evolve(each, number=len(faults) + each.number) for each in kept),
+    faults = [
+        *times(chance(seed, "faults"), first),
+        *times(chance(seed, "kept"), kept),
+        *times(chance(seed, "levels"), levels),
+    ]
+    if HALT in striking:
+        faults.append(_draw_halt(chance(seed, "halt"), duration_ms))
+    return tuple(
+        attrs.evolve(each, number=number) for number, each in enumerate(faults, 1)
     )
+
+
+def _draw_levels(seed: int) -> tuple[str, ...]:
+    """Draw what there is of feature levels."""
+    rng = chance(seed, "level kinds")
+    has_above, has_halt = rng.random() < ABOVE_PRESENT, rng.random() < HALT_PRESENT
+    has_level = rng.random() < PRESENT and (has_above or has_halt)
+    drawn = zip(LEVELS, (has_above, has_level, has_halt), strict=True)
+    return tuple(name for name, is_there in drawn if is_there)
+
+
+def _draw_halt(rng: random.Random, duration_ms: int) -> Fault:
+    """Draw the Config that nobody can follow: late, or once everything has healed."""
+    late_ms = duration_ms - 1 - int(rng.random() * duration_ms / 2)
+    at_ms = duration_ms if rng.random() < PRESENT else late_ms
+    return Fault(0, at_ms, HALT, 0, rng.randrange(1_000_000), rng.randrange(100))
 
 
 def _draw_kept(seed: int) -> tuple[str, ...]:

@@ -11,10 +11,12 @@ from kafka_marshal.protocol.records import (
 )
 from kafka_marshal.protocol.types import Key, Owner
 from kafka_marshal.testing.fakestore import Stored
+from kafka_marshal.testing.simulation.configs import Configs
 from kafka_marshal.testing.simulation.fates import HARDNESS, KINDS, Window
 from kafka_marshal.testing.simulation.fleet import APPS_MAX, App, Fleet
+from kafka_marshal.testing.simulation.newer import Newer
 from kafka_marshal.testing.simulation.pauses import Pauses
-from kafka_marshal.testing.simulation.plan import Fault, chance
+from kafka_marshal.testing.simulation.plan import ABOVE, HALT, LEVEL, Fault, chance
 from kafka_marshal.testing.simulation.world import GROUP, World
 
 DEAF_MS = 10**9
@@ -30,6 +32,8 @@ class Strikes:
         self._world = world
         self._fleet = fleet
         self._pauses = Pauses(world.cluster, world.watcher, group_id=GROUP)
+        self._configs, self._newer = Configs(world), Newer(world)
+        world.on_folded = self._newer.on_fold
         self._actions: dict[str, Callable[[Fault], None]] = {
             "cut": self._cut,
             "deaf": self._deafen,
@@ -47,6 +51,9 @@ class Strikes:
             "keep": self._keep,
             "tear": self._tear,
             "reset": self._reset,
+            ABOVE: self._newer.strike,
+            LEVEL: self._configs.strike,
+            HALT: self.halt,
         }
 
     def strike(self, fault: Fault) -> None:
@@ -73,6 +80,16 @@ class Strikes:
         """Pause the group."""
         self._pauses.begin(for_ms)
         self._world.say(f"the group is paused for {for_ms} ms")
+
+    def halt(self, fault: Fault) -> None:
+        """Write a Config that nobody can follow; newer programs go on behind it."""
+        numbers = self._configs.halt(fault)
+        self._newer.follow(fault, numbers)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether there is such a Config."""
+        return self._configs.is_over
 
     def end_pauses(self) -> None:
         """End every pause that there was."""
@@ -358,12 +375,13 @@ class Strikes:
         world.loop.at(world.now_ms + wait_ms, again)
 
     def _claim(self, key: Key, stranger: Owner, number: int) -> None:
+        config = self._world.levels.config(number)
         record = ClaimingPartition(
             stranger.client_id,
             key.group_id,
             stranger.incarnation,
             1,
-            1,
+            1 if config is None else config.generation,
             key.topic,
             key.partition,
             None,

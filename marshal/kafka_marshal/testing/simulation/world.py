@@ -20,8 +20,9 @@ from kafka_marshal.testing.simulation.chronicle import Chronicle
 from kafka_marshal.testing.simulation.coverage import Coverage
 from kafka_marshal.testing.simulation.exposure import Cuts, Exposures
 from kafka_marshal.testing.simulation.fates import Fates
+from kafka_marshal.testing.simulation.levels import Levels
 from kafka_marshal.testing.simulation.loop import Loop
-from kafka_marshal.testing.simulation.plan import Plan, chance
+from kafka_marshal.testing.simulation.plan import LEVELS, Plan, chance
 
 GROUP = "g"
 TOPIC = "t"
@@ -42,6 +43,7 @@ class World:
         exposures: What was handed out while records may be lost.
         cuts: How often coordinating partitions lost records, and who knows it.
         coverage: Counts what happens.
+        levels: Judges what is above a feature level.
         chronicle: What processes did, as they would tell it.
         transcript: Everything that happened, one line each.
         names: Names of processes, by incarnation.
@@ -82,6 +84,7 @@ class World:
         self.is_truncating = False
         self.on_news: Callable[[], None] = lambda: None
         self.on_record: Callable[[object], None] = lambda _: None
+        self.on_folded: Callable[[Folded], None] = lambda _: None
         self.watcher = LogWatcher(
             self.cluster.kafka,
             plan.coordinators,
@@ -90,6 +93,14 @@ class World:
             on_fold=self._on_fold,
         )
         self.watcher.is_strict = is_judged
+        self.levels = Levels(
+            self.watcher,
+            config=self.cluster.config,
+            note=self.coverage.note,
+            now_ms=lambda: self.now_ms,
+        )
+        if set(LEVELS) & set(plan.kinds):
+            self.levels.activate()
         self.chronicle = Chronicle(self)
         self.exposures, self.cuts = Exposures(), Cuts()
         self._numbers = self._number_by_key()
@@ -199,8 +210,24 @@ class World:
         for node, keys in held:
             for key in keys:
                 number = self._numbers[key]
+                self.levels.check_use(node.owner, number, h_ms=self.plan.h_ms)
                 if number not in excused:
                     self._check_lease(node, key, number, log_ms=log_ms[number])
+
+    def has_halted(self, node: Node) -> bool:
+        """S6: return whether a reader has halted, where every reader has to."""
+        try:
+            return self.levels.check_reader(node.owner, node.engine)
+        except Violation:
+            if self.is_judged:
+                raise
+            return True  # somewhere else, but nobody asks
+
+    def is_torn(self, node: Node) -> bool:
+        """Return whether a start met a Config that has not reached each T (2.2)."""
+        with self._judging():
+            self.watcher.check_reader(node.engine, {}, may_lag=self.is_truncating)
+        return self.levels.is_torn(node.engine)
 
     def _unnoticed(self, nodes: Sequence[Node]) -> set[int]:
         """Return the partitions that were cut back, and not everybody knows."""
@@ -246,6 +273,8 @@ class World:
         is_excused = self.place_of(key) in self.excused
         self.chronicle.on_handed(name, key, records=records)
         with self._judging():
+            number, h_ms = self.place_of(key), self.plan.h_ms
+            self.levels.check_use(node.owner, number, h_ms=h_ms)
             for record in records:
                 token = record.token
                 assert token is not None
@@ -329,6 +358,7 @@ class World:
 
     def _on_fold(self, folded: Folded) -> None:
         self.coverage.on_fold(folded)
+        self.on_folded(folded)
         transition = folded.transition
         record = transition.record
         self.on_record(record)

@@ -11,7 +11,12 @@ from kafka_marshal.protocol.codec import encode
 from kafka_marshal.protocol.types import Owner
 from kafka_marshal.testing.checkers import Folded
 from kafka_marshal.testing.fakestore import Stored
-from kafka_marshal.testing.simulation.coverage import SITUATIONS, TRUNCATED, Coverage
+from kafka_marshal.testing.simulation.coverage import (
+    SELDOM,
+    SITUATIONS,
+    TRUNCATED,
+    Coverage,
+)
 
 H_MS = 3_000
 OWNER = Owner("c1", ident("c1"))
@@ -109,6 +114,8 @@ def test_what_engines_tell():
     coverage.observe(Event("restored", {"source": "its host"}))
     coverage.observe(Event("checkpoint_written", {}))
     coverage.observe(Event("amo_exposed", {}))
+    coverage.observe(Event("state_unfit", {"why": "it is of feature level 3"}))
+    coverage.observe(Event("state_unfit", {"why": "its digest is another"}))
     assert coverage.counts == {
         "clock_step_detected": 1,
         "lease_expired": 1,
@@ -116,6 +123,7 @@ def test_what_engines_tell():
         "began_from_kept": 1,
         "checkpoint_written": 1,
         "exposed": 1,
+        "checkpoint_above": 1,
     }
 
 
@@ -132,5 +140,5 @@ def test_only_what_is_listed_can_be_counted():
     coverage = Coverage(H_MS)
     with pytest.raises(AssertionError):
         coverage.note("nonsense")
-    for name in (*SITUATIONS, *TRUNCATED):
+    for name in (*SITUATIONS, *TRUNCATED, *SELDOM):
         coverage.note(name)

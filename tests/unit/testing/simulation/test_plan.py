@@ -1,7 +1,14 @@
 """What a seed draws."""
 
 from kafka_marshal.engine import Delivery
-from kafka_marshal.testing.simulation.plan import FAULTS, KEPT, chance, draw
+from kafka_marshal.testing.simulation.plan import (
+    FAULTS,
+    HALT,
+    KEPT,
+    LEVELS,
+    chance,
+    draw,
+)
 
 
 def test_a_plan_depends_on_its_seed_alone():
@@ -22,11 +29,33 @@ def test_what_is_kept_is_drawn_apart():
     kept = [draw(seed) for seed in range(40)]
     assert {name for plan in kept for name in plan.kinds} >= set(KEPT)
     for plan in kept:
-        rest = tuple(name for name in plan.kinds if name not in KEPT)
+        rest = tuple(
+            name for name in plan.kinds if name not in KEPT and name not in LEVELS
+        )
         without = draw(plan.seed, faults=rest)
         assert plan.faults[: len(without.faults)] == without.faults
         numbers = [fault.number for fault in plan.faults]
         assert numbers == list(range(1, len(numbers) + 1))
+
+
+def test_levels_are_drawn_apart():
+    plans = [draw(seed) for seed in range(80)]
+    assert {name for plan in plans for name in plan.kinds} >= set(LEVELS)
+    for plan in plans:
+        rest = tuple(name for name in plan.kinds if name not in LEVELS)
+        without = draw(plan.seed, faults=rest)
+        assert plan.faults[: len(without.faults)] == without.faults
+        numbers = [fault.number for fault in plan.faults]
+        assert numbers == list(range(1, len(numbers) + 1))
+
+
+def test_the_last_config_comes_late_or_once_all_has_healed():
+    halts = [draw(seed, faults=(HALT,)) for seed in range(40)]
+    assert all(len(plan.faults) == 1 for plan in halts)
+    late = [plan for plan in halts if plan.during]
+    assert 0 < len(late) < len(halts)
+    assert all(plan.during[0].at_ms >= plan.duration_ms // 2 for plan in late)
+    assert all(plan.after == plan.faults for plan in halts if not plan.during)
 
 
 def test_nothing_goes_wrong_where_nothing_may():
