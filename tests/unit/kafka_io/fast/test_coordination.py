@@ -1,5 +1,6 @@
 """What becomes of each thing that librdkafka hands over, in any order."""
 
+import gc
 import threading
 
 import pytest
@@ -12,7 +13,7 @@ from kafka_marshal.errors import (
     LogUnreadable,
 )
 from kafka_marshal.kafka_io.fast.clients import Client
-from kafka_marshal.kafka_io.fast.coordination import FastCoordinationLog
+from kafka_marshal.kafka_io.fast.coordination import AT_ONCE, FastCoordinationLog
 from kafka_marshal.kafka_io.settings import ConnectionSettings
 from kafka_marshal.testing.rig import WAIT_S, until
 
@@ -112,6 +113,19 @@ def test_entries_are_the_wires(log):
     assert (entry.timestamp_ms, entry.timestamp_type, entry.value) == (1_004, 1, b"4")
     assert other.timestamp_type == 0
     assert log.positions() == {0: 0, 1: 6}
+
+
+def test_a_poll_makes_too_few_objects_to_look_for_cycles(log):
+    """A message and an entry each, while the world that is kept is large."""
+    count = 3 * AT_ONCE
+    log.handle.queue = [Message(0, offset) for offset in range(count)]
+    taken = []
+    while len(taken) < count:
+        polled = log.poll(0)
+        assert len(polled) == AT_ONCE
+        taken += polled
+    assert [entry.offset for _, entry in taken] == list(range(count))
+    assert gc.get_threshold()[0] > 2 * AT_ONCE
 
 
 def test_places_beyond_control_records(log):
