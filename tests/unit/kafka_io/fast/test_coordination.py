@@ -54,10 +54,12 @@ class Handle:
         self.starts = {0: 0, 1: 0}
         self.ends = {0: 0, 1: 0}
         self.knows = True
+        self.asked = 0
 
     def list_topics(self, topic, timeout):
         assert timeout > 0
         self.knows = True
+        self.asked += 1
 
     def assign(self, places):
         self.assigned.append({each.partition: each.offset for each in places})
@@ -113,6 +115,15 @@ def test_entries_are_the_wires(log):
     assert (entry.timestamp_ms, entry.timestamp_type, entry.value) == (1_004, 1, b"4")
     assert other.timestamp_type == 0
     assert log.positions() == {0: 0, 1: 6}
+
+
+def test_leaders_are_asked_for_once_a_broker_is_lost(log):
+    at_first = log.handle.asked
+    assert log.poll(0) == []
+    assert log.handle.asked == at_first
+    log._reader.note(KafkaError(KafkaError._TRANSPORT))
+    assert log.poll(0) == []
+    assert log.handle.asked == at_first + 1
 
 
 def test_a_poll_makes_too_few_objects_to_look_for_cycles(log):

@@ -35,6 +35,11 @@ class Handle:
         self.assigned = set()
         self.range = (0, 100)
         self.refuses_seeks = False
+        self.asked = []
+
+    def list_topics(self, topic, timeout):
+        self.asked.append(topic)
+        raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
 
     def consume(self, count, timeout):
         assert timeout == 0
@@ -135,6 +140,17 @@ def test_messages_are_parted_by_partition(reader, handle):
     }
     assert {record.token for record in found[A]} == {TOKEN}
     assert {record.token for record in found[B]} == {None}
+
+
+def test_leaders_are_asked_for_once_a_broker_is_lost(reader, handle):
+    """Also while others bring records; nobody waits for longer than until the next."""
+    reader.poll(0, 100)
+    assert handle.asked == []
+    reader._client.note(KafkaError(KafkaError._TRANSPORT))
+    handle.made(*of(A, 0))
+    assert polled(reader) == {A: [0]}
+    assert handle.asked == ["t"]
+    assert reader._client.leaders.patience_s(60) < 1
 
 
 def test_topics_of_equal_partitions_are_told_apart(reader, handle):
