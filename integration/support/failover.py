@@ -19,6 +19,7 @@ from waiting import wall_ms
 TURN_S = 0.1
 SENT_S = 0.001
 ANSWER_S = 0.5
+FIRST_S = 30.0
 LONGEST_MS = 120_000
 KNOCK = b"knock"
 
@@ -33,19 +34,24 @@ class Failover:
     """
 
     def __init__(self, servers: str, log: str, topics: Iterable[str]) -> None:
+        self._servers = servers
         self._log = log
         self._topics = sorted({log, *topics})
-        common = {"bootstrap.servers": servers, "log_level": 0}
-        # Who writes waits for copies, and so would a question on the same connection.
-        self._looker = Producer(common)
-        self._knocker = Producer(common | {"enable.idempotence": True})
-        self._numbers = sorted(self._look()[log])
+        # Two: who writes waits for copies, and so would a question behind that.
+        self._looker: Producer | None = None
+        self._knocker: Producer | None = None
+        self._numbers: list[int] = []
         self._taken: dict[int, int] = {}
         self._thread: threading.Thread | None = None
         self._took_ms: int | None = None
 
     def watch(self, victim: int) -> None:
         """Begin right before a broker is killed."""
+        if self._looker is None:
+            common = {"bootstrap.servers": self._servers, "log_level": 0}
+            self._looker = Producer(common)
+            self._knocker = Producer(common | {"enable.idempotence": True})
+            self._numbers = sorted(self._look(FIRST_S)[self._log])
         since_ms = wall_ms()
         self._took_ms = None
         self._taken = {}
@@ -86,14 +92,14 @@ class Failover:
 
     def _are_replaced(self, victim: int) -> bool:
         try:
-            found = self._look()
+            found = self._look(ANSWER_S)
         except KafkaException:
             return False
         leaders = {leader for each in found.values() for leader in each.values()}
         return not leaders & {victim, -1}
 
-    def _look(self) -> dict[str, dict[int, int]]:
-        found = self._looker.list_topics(timeout=ANSWER_S).topics
+    def _look(self, timeout_s: float) -> dict[str, dict[int, int]]:
+        found = self._looker.list_topics(timeout=timeout_s).topics
         return {
             topic: {n: each.leader for n, each in found[topic].partitions.items()}
             for topic in self._topics
@@ -102,4 +108,5 @@ class Failover:
     def close(self) -> None:
         if self._thread is not None:
             self._thread.join(LONGEST_MS / 1000)
-        self._knocker.purge()
+        if self._knocker is not None:
+            self._knocker.purge()
