@@ -320,6 +320,9 @@ def seeded(told):
             before("stale_token", stray_count=1),
             before("positions_grow", position=9),
             later("positions_grow", start_position=8),
+            # What a Reset took back breaks nothing.
+            before("reset", position=9),
+            later("reset", start_position=8, resets_count=1),
         ],
         "handoffs": [
             handoff.asDict()
@@ -331,6 +334,9 @@ def seeded(told):
             grant.asDict()
             | {"topic": "grants_disjoint", "offset": grant["offset"] + 1}
             | {"first_offset": grant["last_offset"], "last_offset": 1_000},
+            grant.asDict()
+            | {"topic": "grants_disjoint", "offset": grant["offset"] + 2}
+            | {"resets_count": 1},
         ],
         "partitions": [
             state | {"coordinating_partition": 99, "owned_count": 1},

@@ -16,6 +16,7 @@ from kafka_marshal.protocol.history_rows import (
     OPEN,
     RAN_OUT,
     RELEASED,
+    RESET,
     RESUMED,
     TAKEN_OVER,
     UNPAUSED,
@@ -37,6 +38,7 @@ from kafka_marshal.protocol.records import (
     Heartbeat,
     ReleaseGroup,
     ReleasingPartition,
+    Reset,
 )
 from kafka_marshal.protocol.state import WorldState
 from kafka_marshal.protocol.tenures import (
@@ -61,7 +63,7 @@ SAMPLE_MS_DEFAULT = 60_000
 AGES_PER_H = 20
 AGES_MAX = 4 * AGES_PER_H
 GONE_KEYS_MIN = 64
-_FORMAT_VERSION = 1
+_FORMAT_VERSION = 2
 _BEATS = (Heartbeat, BatchHeartbeat)
 
 
@@ -76,6 +78,7 @@ class Historian(msgspec.Struct, gc=False):
             twentieths of H, the last one for all above.
         entries_count: Entries seen.
         first_offset: Offset of the first of them.
+        resets_count: Resets that came into force.
     """
 
     sample_ms: int = SAMPLE_MS_DEFAULT
@@ -84,6 +87,7 @@ class Historian(msgspec.Struct, gc=False):
     ages: dict[str, list[int]] = {}
     entries_count: int = 0
     first_offset: int | None = None
+    resets_count: int = 0
 
     def take(
         self, world: WorldState, entry: LogEntry, *, transitions: Transitions
@@ -204,13 +208,13 @@ class Historian(msgspec.Struct, gc=False):
         if transition.outcome != ACCEPTED:
             is_refused = transition.outcome == REFUSED
             if is_refused and isinstance(record, ClaimingMessages):
-                yield _grant(world, transition, at=at)
+                yield self._grant(world, transition, at=at)
             yield _rejected(world, transition, at=at)
         elif isinstance(record, ReleaseGroup):
             yield from self._pause(world, transition, at=at)
         elif key is None:
-            quiet_ms = world.quiet_until_ms
-            yield from taken_away(self.tracks, transition, at=at, until_ms=quiet_ms)
+            if isinstance(record, Reset) and transition.effect == "reset":
+                yield from self._reset(world, record, at=at)
         elif isinstance(record, ClaimingPartition):
             yield from self._won(world, transition, at=at)
         else:
@@ -220,7 +224,7 @@ class Historian(msgspec.Struct, gc=False):
             if isinstance(record, ReleasingPartition):
                 yield self._released(world, track, record=record, at=at)
             else:
-                yield _grant(world, transition, at=at)
+                yield self._grant(world, transition, at=at)
                 if at.log_ms >= track.sample_due_ms:
                     yield self._sample(world, track, at=at)
 
@@ -271,6 +275,7 @@ class Historian(msgspec.Struct, gc=False):
             known.position,
             first_position=known.position,
             position=known.position,
+            resets_count=self.resets_count,
         )
         track = self.tracks.get(key)
         if track is None:
@@ -316,6 +321,46 @@ class Historian(msgspec.Struct, gc=False):
             track.rewinds_count,
         )
 
+    def _grant(
+        self, world: WorldState, transition: Transition, *, at: Moment
+    ) -> GrantRow:
+        key, record = transition.key, transition.record
+        assert key is not None
+        assert isinstance(record, ClaimingMessages)
+        told = transition.detail or {}
+        return GrantRow(
+            key,
+            record.client_id,
+            record.grantee,
+            record.epoch,
+            world.keys[key].topic_id,
+            at,
+            transition.reason or GRANTED,
+            told.get("first", record.first),
+            told.get("last", record.proposed_last_offset),
+            self.resets_count,
+        )
+
+    def _reset(self, world: WorldState, record: Reset, *, at: Moment) -> Iterator[Row]:
+        # Another state is in force: nobody owns anything, and the pauses are its own.
+        self.resets_count += 1
+        quiet_ms, by = world.quiet_until_ms, record.client_id
+        yield from taken_away(self.tracks, by, at=at, until_ms=quiet_ms)
+        before, self.pauses = self.pauses, {}
+        for group_id in sorted(world.groups):
+            pause = world.active_pause(group_id)
+            if pause is not None:
+                who = (group_id, pause.op_id, pause.client_id)
+                row = PauseRow(*who, None, at, pause.until_ms)
+                known = before.get(group_id)
+                if known is not None and known.op_id == pause.op_id:
+                    row = before.pop(group_id)
+                    row.until_ms = pause.until_ms
+                self.pauses[group_id] = row
+        for _, row in sorted(before.items()):
+            row.ending, row.end = RESET, at
+            yield row
+
     def _pause(
         self, world: WorldState, transition: Transition, *, at: Moment
     ) -> Iterator[PauseRow]:
@@ -357,26 +402,9 @@ Fields = tuple[
     dict[str, list[int]],
     int,
     int | None,
+    int,
 ]
 _DECODER = msgspec.msgpack.Decoder(Fields)
-
-
-def _grant(world: WorldState, transition: Transition, *, at: Moment) -> GrantRow:
-    key, record = transition.key, transition.record
-    assert key is not None
-    assert isinstance(record, ClaimingMessages)
-    told = transition.detail or {}
-    return GrantRow(
-        key,
-        record.client_id,
-        record.grantee,
-        record.epoch,
-        world.keys[key].topic_id,
-        at,
-        transition.reason or GRANTED,
-        told.get("first", record.first),
-        told.get("last", record.proposed_last_offset),
-    )
 
 
 def _rejected(world: WorldState, transition: Transition, *, at: Moment) -> Rejected:

@@ -16,6 +16,7 @@ RESUMED = "resumed"
 TAKEN_OVER = "taken_over"
 UNPAUSED = "unpaused"
 RAN_OUT = "ran_out"
+RESET = "reset"
 WON = "won"
 GRANTED = "granted"
 
@@ -61,6 +62,7 @@ class Interval(msgspec.Struct, gc=False):
         ended_by: Who released it or took it over.
         reason: What the release says, or why the next owner claimed.
         end: Where it ended, None while it is open.
+        resets_count: Resets before it (PROTOCOL 7.6): they take back what was.
     """
 
     key: Key
@@ -86,6 +88,7 @@ class Interval(msgspec.Struct, gc=False):
     ended_by: str | None = None
     reason: str | None = None
     end: Moment | None = None
+    resets_count: int = 0
 
 
 class Attempt(msgspec.Struct, frozen=True, gc=False):
@@ -157,6 +160,7 @@ class GrantRow(msgspec.Struct, frozen=True, gc=False):
         outcome: ``granted``, or why not.
         first: First offset granted; asked for where it was refused.
         last: Last offset, the same way.
+        resets_count: Resets before it (PROTOCOL 7.6): they take back what was.
     """
 
     key: Key
@@ -168,6 +172,7 @@ class GrantRow(msgspec.Struct, frozen=True, gc=False):
     outcome: str
     first: int
     last: int
+    resets_count: int = 0
 
 
 class PauseRow(msgspec.Struct, gc=False):
@@ -176,7 +181,8 @@ class PauseRow(msgspec.Struct, gc=False):
     Attributes:
         until_ms: Log time M until which it was held, as of the last renewal.
         renewals_count: How often the admin put the end off.
-        ending: ``open``, ``unpaused`` or ``ran_out``.
+        ending: ``open``, ``unpaused``, ``ran_out``, or ``reset`` where the state
+            that replaced this one does not have it.
     """
 
     group_id: str

@@ -10,6 +10,7 @@ import msgspec
 from kafka_marshal.protocol.history_rows import (
     OPEN,
     RELEASED,
+    RESET,
     Handoff,
     Interval,
     Moment,
@@ -18,7 +19,6 @@ from kafka_marshal.protocol.records import (
     ClaimingMessages,
     Heartbeat,
     ReleasingPartition,
-    Reset,
 )
 from kafka_marshal.protocol.transition import Transition
 from kafka_marshal.protocol.types import Key
@@ -88,21 +88,23 @@ def note_waiting(
 
 
 def taken_away(
-    tracks: Mapping[Key, Track],
-    transition: Transition,
-    *,
-    at: Moment,
-    until_ms: int | None,
+    tracks: Mapping[Key, Track], client_id: str, *, at: Moment, until_ms: int | None
 ) -> Iterator[Interval]:
-    """Yield the claims that a Reset ended: all that there were (PROTOCOL 7.6)."""
-    record = transition.record
-    if not isinstance(record, Reset) or transition.effect != "reset":
-        return
+    """Yield the claims that a Reset ended: all that there were (PROTOCOL 7.6).
+
+    Args:
+        tracks: Every key.
+        client_id: Who reset.
+        at: Where.
+        until_ms: Log time until which nothing can be claimed, None for none.
+    """
     for _, track in sorted(tracks.items()):
+        # C is that of the carried state, which may be long ago.
+        track.sample_due_ms = min(track.sample_due_ms, at.log_ms)
         interval = track.interval
         if interval.ending == OPEN:
-            interval.ending, interval.ended_by = RELEASED, record.client_id
-            interval.reason, interval.end = "reset", at
+            interval.ending, interval.ended_by = RELEASED, client_id
+            interval.reason, interval.end = RESET, at
             track.kept_ms = at.log_ms if until_ms is None else until_ms
             track.waiting = []
             yield interval

@@ -2,6 +2,7 @@ import msgspec
 import pytest
 from logkit import (
     KEY,
+    OP,
     SECRET,
     H,
     Log,
@@ -299,6 +300,73 @@ def test_a_checkpoint_is_no_event_and_a_reset_ends_claims():
     assert bench.of(Rejected)[-1].reason == "quiet"
     bench.say(claim("c2"), after=2 * H + 1)
     assert bench.one(Handoff).from_client_id == "c1"
+
+
+def reset_to(bench, state):
+    for record in resets(*state):
+        bench.say(record)
+
+
+def state_of(bench):
+    return to_bytes(bench.log.state), digest(bench.log.state)
+
+
+def test_what_comes_after_a_reset_is_told_apart():
+    """It takes back grants and positions, which may then come again."""
+    bench = Bench(level=2)
+    before = state_of(bench)
+    for number in range(2):
+        epoch = bench.say(claim(), after=2 * H + 1)
+        bench.say(messages(epoch, 0, 9))
+        assert bench.of(GrantRow)[-1].resets_count == number
+        assert bench.interval.resets_count == number
+        assert bench.of(GrantRow)[-1].outcome == "granted"
+        first_part, _ = resets(*before, bytes_max=(len(before[0]) + 1) // 2)
+        bench.say(first_part)
+        assert bench.historian.resets_count == number
+        reset_to(bench, before)
+        assert bench.historian.resets_count == number + 1
+        # Log time goes on from the first entry after it.
+        bench.say(b"\xff")
+    again = Historian.from_bytes(bench.historian.to_bytes())
+    assert again.resets_count == 2
+
+
+def test_a_reset_ends_pauses_that_its_state_does_not_have():
+    bench = Bench(level=2)
+    before = state_of(bench)
+    until_ms = bench.log.state.append_time_ms + 9 * H
+    for group in ("h", "g"):
+        bench.say(pause(until_ms, group=group))
+    reset_to(bench, before)
+    told = [(row.group_id, row.ending) for row in bench.of(PauseRow)]
+    assert told == [("g", "reset"), ("h", "reset")]
+    assert list(bench.historian.open_rows()) == []
+
+
+def test_a_reset_brings_pauses_back_that_its_state_has():
+    bench = Bench(level=2)
+    until_ms = bench.log.state.append_time_ms + 90 * H
+    bench.say(pause(until_ms))
+    paused = state_of(bench)
+    bench.say(pause(until_ms + H, seq=1))
+    # The same operation goes on, as it was.
+    reset_to(bench, paused)
+    (row,) = bench.historian.open_rows()
+    assert (row.until_ms, row.start.offset, row.renewals_count) == (until_ms, 1, 1)
+    # One that was over is in force again.
+    bench.say(pause(0, seq=2))
+    reset_to(bench, paused)
+    (row,) = bench.historian.open_rows()
+    assert (row.op_id, row.client_id, row.until_ms) == (OP, "admin", until_ms)
+    assert row.start.offset == bench.log.entries[-1].offset
+    # Another one than before.
+    bench.say(pause(0, seq=3))
+    bench.say(pause(until_ms, op=ident("other")))
+    reset_to(bench, paused)
+    assert [row.ending for row in bench.of(PauseRow)] == ["unpaused"] * 2 + ["reset"]
+    bench.say(pause(0, seq=4))
+    assert bench.of(PauseRow)[-1].ending == "unpaused"
 
 
 def test_what_is_no_record_is_told(bench):

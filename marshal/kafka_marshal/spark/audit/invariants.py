@@ -109,8 +109,8 @@ SELECT * FROM (
          MAX(last_offset) OVER k AS granted_before
   FROM grants
   WHERE outcome = 'granted'
-  WINDOW k AS (PARTITION BY group_id, topic, partition, topic_id ORDER BY offset
-               ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
+  WINDOW k AS (PARTITION BY group_id, topic, partition, topic_id, resets_count
+               ORDER BY offset ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
 )
 WHERE granted_before >= first_offset
 """,
@@ -160,7 +160,8 @@ SELECT coordinating_partition, group_id, topic, partition, start_offset, client_
 FROM (
   SELECT *, LAG(position) OVER k AS position_before
   FROM intervals
-  WINDOW k AS (PARTITION BY group_id, topic, partition ORDER BY start_offset)
+  WINDOW k AS (PARTITION BY group_id, topic, partition, resets_count
+               ORDER BY start_offset)
 )
 WHERE start_position < position_before
 UNION ALL

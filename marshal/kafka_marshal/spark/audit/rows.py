@@ -170,6 +170,7 @@ def _interval(row: Interval) -> Values:
         "ended_by": row.ended_by,
         "reason": row.reason,
         **_at(row.end, "end_"),
+        "resets_count": row.resets_count,
     }
 
 
@@ -215,6 +216,7 @@ def _grant(row: GrantRow) -> Values:
         "outcome": row.outcome,
         "first_offset": row.first,
         "last_offset": row.last,
+        "resets_count": row.resets_count,
     }
 
 

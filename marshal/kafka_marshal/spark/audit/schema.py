@@ -59,6 +59,7 @@ AT = (
     Column("log_ms", LONG, "log time C after it"),
     Column("append_ms", LONG, "time of the record, epoch ms"),
 )
+RESETS = Column("resets_count", LONG, "Resets before it; they take back what was")
 WHY = Column("why", STRING, "why it was claimed, where the claim's tags tell")
 
 
@@ -99,6 +100,7 @@ INTERVALS = Table(
         Column("ended_by", STRING, "who released it or took it over"),
         Column("reason", STRING, "what the release says, or why the next one claimed"),
         *_moment("end", "where it ended, null while open"),
+        RESETS,
     ),
     has_open_rows=True,
 )
@@ -156,6 +158,7 @@ GRANTS = Table(
         Column("outcome", STRING, "`granted`, `paused`, `nothing_left` or `span`"),
         Column("first_offset", LONG, "first offset granted, or asked for"),
         Column("last_offset", LONG, "last one, inclusive"),
+        RESETS,
     ),
 )
 PAUSES = Table(
@@ -170,7 +173,7 @@ PAUSES = Table(
         *_moment("start", "where it began"),
         Column("until_ms", LONG, "until when, epoch ms, as of the last renewal"),
         Column("renewals_count", LONG, "how often the end was put off"),
-        Column("ending", STRING, "`open`, `unpaused` or `ran_out`"),
+        Column("ending", STRING, "`open`, `unpaused`, `ran_out` or `reset`"),
         *_moment("end", "where it ended, null while open"),
     ),
     has_open_rows=True,
