@@ -243,6 +243,20 @@ VARIANTS = [
         {"S6"},
         id="halt-early",
     ),
+    pytest.param(
+        variants.believe_any_file,
+        4,
+        {"faults": ("keep", "damage", "failover")},
+        {"7.1"},
+        id="believe-any-file",
+    ),
+    pytest.param(
+        variants.forget_whose_file,
+        0,
+        {"faults": ("keep", "damage", "crash")},
+        {"7.1"},
+        id="forget-whose-file",
+    ),
 ]
 
 

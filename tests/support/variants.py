@@ -7,7 +7,9 @@ A search or a simulation that does not catch one of them proves nothing.
 import attrs
 import msgspec
 
+from kafka_marshal import snapshots
 from kafka_marshal.engine import engine, outbox, replica, restoring, session
+from kafka_marshal.errors import MalformedRecord
 from kafka_marshal.protocol import (
     fold_groups,
     fold_keys,
@@ -329,3 +331,21 @@ def halt_early(patch):
         plain(self, entries)
 
     patch.setattr(engine.Engine, "_fold", fold)
+
+
+def believe_any_file(patch):
+    """Whoever starts believes a file of its host, whatever the log says of it."""
+    patch.setattr(restoring, "_unproven", lambda log, states: [])
+
+
+def forget_whose_file(patch):
+    """Whoever starts takes the file of any log for one of this."""
+    patch.setattr(snapshots, "_check", lambda _: b"".ljust(snapshots.CHECK_BYTES))
+    patch.setattr(snapshots.SnapshotFolder, "_read", _read_first)
+
+
+def _read_first(self, partition):
+    try:
+        return snapshots.read_file(self.file_of(partition))[0].state
+    except (OSError, IndexError, MalformedRecord):
+        return None

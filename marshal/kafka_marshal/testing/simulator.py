@@ -97,6 +97,8 @@ def _run_plan(plan: Plan, *, by_history: bool) -> Report:
             Healing(world, fleet, strikes).run()
     except Violation as violation:
         raise SimulationFailed(plan, violation, world.transcript) from violation
+    finally:
+        fleet.keeping.close()
     return Report.of(
         plan.seed,
         plan.kinds,

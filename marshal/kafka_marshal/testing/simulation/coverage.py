@@ -56,6 +56,8 @@ SITUATIONS: Mapping[str, str] = {
     "checkpoint_torn": "a process died while it wrote a checkpoint",
     "began_from_checkpoint": "a process began from a checkpoint in the log",
     "began_from_kept": "a process began from what its host had kept",
+    "kept_damaged": "a file that a host kept was damaged, or one of another log",
+    "began_despite_damage": "a process began beside such a file, and not from it",
     "reset": "an admin replaced a state by that of a checkpoint",
     "above_ignored": "a record of a later level came, and changed nothing",
     "above_of_owner": "one of them was in the name of an owner",

@@ -18,7 +18,7 @@ from kafka_marshal.errors import (
     MarshalError,
     TopicMisconfigured,
 )
-from kafka_marshal.ports import Append, Record
+from kafka_marshal.ports import Append, Event, Record
 from kafka_marshal.protocol.claiming import PreviousLife
 from kafka_marshal.protocol.types import Key
 from kafka_marshal.testing.checkers import Violation
@@ -128,7 +128,7 @@ class Fleet:
             sources=self.keeping.sources(client_id),
         )
         self.keeping.take_part(node)
-        node.observer.tell = partial(world.observe, node)
+        node.observer.tell = partial(self._observe, node)
         world.on_started(node)
         world.levels.started(node.owner)
         node.log.on_append = partial(self._on_append, node)
@@ -141,6 +141,10 @@ class Fleet:
         self.call_step(app, now_ms + app.rng.randint(0, 100))
         self._call_turn(app, now_ms + app.rng.randint(0, 500))
         return app
+
+    def _observe(self, node: Node, event: Event) -> None:
+        self._world.observe(node, event)
+        self.keeping.observe(node, event)
 
     def _on_append(
         self, node: Node, partition: int, value: bytes, append: Append
@@ -265,6 +269,7 @@ class Fleet:
             return False
         if not world.is_judged:
             return True
+        self.keeping.require_sound()
         world.has_halted(app.node)
         has_folded = world.watcher.check_reader(
             app.node.engine, app.checked, may_lag=world.is_truncating

@@ -10,7 +10,7 @@ from kafka_marshal.engine.checkpointing import CheckpointRule
 from kafka_marshal.engine.finding import LogCheckpoints
 from kafka_marshal.engine.restoring import KeptState, KeptStates
 from kafka_marshal.engine.saving import capture
-from kafka_marshal.ports import CoordinationLog, LogRange
+from kafka_marshal.ports import CoordinationLog, Event, LogRange
 from kafka_marshal.protocol.checkpoints import split
 from kafka_marshal.protocol.codec import encode
 from kafka_marshal.protocol.records import (
@@ -18,12 +18,16 @@ from kafka_marshal.protocol.records import (
     CheckpointEnd,
     Reset,
 )
-from kafka_marshal.testing.node import Node
+from kafka_marshal.testing.checkers import Violation
+from kafka_marshal.testing.node import COORDINATION_TOPIC, Node
+from kafka_marshal.testing.simulation.files import HostFiles
 from kafka_marshal.testing.simulation.pauses import ADMIN
 from kafka_marshal.testing.simulation.plan import (
     CHECKPOINT,
+    DAMAGE,
     HALT,
     KEEP,
+    Fault,
     Plan,
     chance,
 )
@@ -55,6 +59,7 @@ class Keeping:
 
     Attributes:
         on_begin: Told once of whoever begins a checkpoint next.
+        files: Files of the hosts, where these get damaged; None elsewhere.
     """
 
     def __init__(self, world: World) -> None:
@@ -71,28 +76,73 @@ class Keeping:
         # Newer programs write some, that nobody here may begin from.
         self._reads = self._writes or HALT in plan.kinds
         self._shelves: dict[str, Shelf] = {}
+        self.files: HostFiles | None = None
+        if DAMAGE in plan.kinds:
+            topic_id = world.cluster.kafka.topic(COORDINATION_TOPIC).topic_id
+            cluster_id = world.cluster.config.cluster_id
+            self.files = HostFiles(cluster_id=cluster_id, topic_id=topic_id)
+        # Who started from damaged files.
+        self._hurt: set[bytes] = set()
         self._writing: set[bytes] = set()
         self._resets = 0
 
     def sources(self, client_id: str) -> tuple[KeptStates, ...]:
         """Return where a process of a client looks for states."""
-        shelves = (self._shelf(client_id),) if self._keeps else ()
+        shelves: tuple[KeptStates, ...] = ()
+        if self.files is not None:
+            shelves = (self.files.folder(client_id),)
+        elif self._keeps:
+            shelves = (self._shelf(client_id),)
         return (*shelves, LogCheckpoints()) if self._reads else shelves
 
     def take_part(self, node: Node) -> None:
         """Have a process write checkpoints, where that is done here."""
+        client_id = node.owner.client_id
+        if self.files is not None and self.files.is_hurt(client_id):
+            self._hurt.add(node.owner.incarnation)
         if self._writes:
             node.engine.write_checkpoints(node.owner.client_id, self._rule)
 
     def keep(self, node: Node) -> None:
         """Have the host of a process keep its states as they are now."""
         context = node.engine.context
-        shelf = self._shelf(node.owner.client_id)
+        client_id = node.owner.client_id
+        shelf = self._shelf(client_id)
         for number, replica in context.replicas.items():
             is_whole = number not in context.rebuilding
             if is_whole and replica.world.leader_epoch is not None:
                 state = capture(replica.world, source="its host")
                 shelf.states[number] = state
+                if self.files is not None:
+                    self.files.save(client_id, state)
+
+    def damage(self, node: Node, number: int, *, fault: Fault) -> str | None:
+        """Damage what the host of a process keeps of a T; return how, if at all."""
+        rng = chance(self._world.plan.seed, f"damage/{fault.number}")
+        if self.files is None:
+            return None
+        return self.files.damage(node.owner.client_id, number, rng=rng)
+
+    def observe(self, node: Node, event: Event) -> None:
+        """Take what the engine of a process tells: what it begins from."""
+        if self.files is not None:
+            self.files.observe(node.owner.client_id, event)
+            if event.name == "ready" and node.owner.incarnation in self._hurt:
+                self._world.coverage.note("began_despite_damage")
+
+    def require_sound(self) -> None:
+        """Demand that nobody began from what is damaged, or of another log.
+
+        Raises:
+            Violation: Somebody did.
+        """
+        if self.files is not None and self.files.misled is not None:
+            raise Violation("7.1", self.files.misled)
+
+    def close(self) -> None:
+        """Remove the files of all hosts."""
+        if self.files is not None:
+            self.files.close()
 
     def _shelf(self, client_id: str) -> Shelf:
         return self._shelves.setdefault(client_id, Shelf())

@@ -22,6 +22,9 @@ KEEP = "keep"
 RESET = "reset"
 KEPT = (CHECKPOINT, KEEP, "tear", RESET)
 """What concerns kept states; drawn apart, so that the rest stays as it was drawn."""
+DAMAGE_PRESENT = 1 / 8
+DAMAGE = "damage"
+"""Of the files that hosts keep; drawn apart from all, and it brings ``keep`` along."""
 ABOVE_PRESENT = 1 / 8
 HALT_PRESENT = 1 / 25
 ABOVE = "above"
@@ -51,7 +54,7 @@ _FAULTS = (
     "attempt",
     "drift",
 )
-FAULTS = (*_FAULTS, *KEPT, *LEVELS)
+FAULTS = (*_FAULTS, *KEPT, *LEVELS, DAMAGE)
 """What may go wrong; a seed draws which of these exist in its world."""
 TRUNCATE = "truncate"
 """Goes wrong only when asked for: it takes back what rules rest on."""
@@ -163,7 +166,8 @@ def draw(
     h_ms = rng.choice([5_000, 10_000, 20_000, 30_000])
     drawn = rng.choice(list(Delivery))
     lot = tuple(name for name in _FAULTS if rng.random() < PRESENT)
-    apart = (*_draw_kept(seed), *_draw_levels(seed))
+    kept = _draw_kept(seed)
+    apart = (*kept, *_draw_levels(seed), *_draw_damage(seed, kept))
     kinds = (*lot, *apart) if faults is None else tuple(faults)
     return Plan(
         seed=seed,
@@ -190,7 +194,8 @@ def _draw_faults(
     seed: int, kinds: tuple[str, ...], *, h_ms: int, duration_ms: int
 ) -> tuple[Fault, ...]:
     striking = [name for name in kinds if name not in CONDITIONS]
-    first = [name for name in striking if name not in KEPT and name not in LEVELS]
+    drawn_apart = {*KEPT, *LEVELS, DAMAGE}
+    first = [name for name in striking if name not in drawn_apart]
     kept = [name for name in striking if name in KEPT]
     levels = [name for name in striking if name in LEVELS and name != HALT]
     times = partial(_draw_times, h_ms=h_ms, duration_ms=duration_ms)
@@ -198,6 +203,7 @@ def _draw_faults(
         *times(chance(seed, "faults"), first),
         *times(chance(seed, "kept"), kept),
         *times(chance(seed, "levels"), levels),
+        *times(chance(seed, "damage"), [name for name in striking if name == DAMAGE]),
     ]
     if HALT in striking:
         faults.append(_draw_halt(chance(seed, "halt"), duration_ms))
@@ -213,6 +219,13 @@ def _draw_levels(seed: int) -> tuple[str, ...]:
     has_level = rng.random() < PRESENT and (has_above or has_halt)
     drawn = zip(LEVELS, (has_above, has_level, has_halt), strict=True)
     return tuple(name for name, is_there in drawn if is_there)
+
+
+def _draw_damage(seed: int, kept: tuple[str, ...]) -> tuple[str, ...]:
+    """Draw whether files get damaged: something must be kept for that."""
+    if chance(seed, "damage kinds").random() >= DAMAGE_PRESENT:
+        return ()
+    return (DAMAGE,) if KEEP in kept else (KEEP, DAMAGE)
 
 
 def _draw_halt(rng: random.Random, duration_ms: int) -> Fault:

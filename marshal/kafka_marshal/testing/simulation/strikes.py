@@ -16,7 +16,14 @@ from kafka_marshal.testing.simulation.fates import HARDNESS, KINDS, Window
 from kafka_marshal.testing.simulation.fleet import APPS_MAX, App, Fleet
 from kafka_marshal.testing.simulation.newer import Newer
 from kafka_marshal.testing.simulation.pauses import Pauses
-from kafka_marshal.testing.simulation.plan import ABOVE, HALT, LEVEL, Fault, chance
+from kafka_marshal.testing.simulation.plan import (
+    ABOVE,
+    DAMAGE,
+    HALT,
+    LEVEL,
+    Fault,
+    chance,
+)
 from kafka_marshal.testing.simulation.world import GROUP, World
 
 DEAF_MS = 10**9
@@ -51,6 +58,7 @@ class Strikes:
             "keep": self._keep,
             "tear": self._tear,
             "reset": self._reset,
+            DAMAGE: self._damage,
             ABOVE: self._newer.strike,
             LEVEL: self._configs.strike,
             HALT: self.halt,
@@ -183,6 +191,21 @@ class Strikes:
     def _crash_app(self, app: App, fault: Fault) -> None:
         if not app.is_gone and not self._world.is_healed:
             self._world.say(f"{app.name} crashes within a checkpoint")
+            self._fleet.remove(app)
+            self._fleet.start_later(app, fault.for_ms // 8, is_resuming=True)
+
+    def _damage(self, fault: Fault) -> None:
+        """Damage what somebody's host keeps; often it starts from that at once."""
+        app, keeping = self._victim(fault), self._fleet.keeping
+        if app is None:
+            return
+        keeping.keep(app.node)
+        how = keeping.damage(app.node, self._number(fault), fault=fault)
+        if how is None:
+            return
+        self._world.coverage.note("kept_damaged")
+        self._world.say(f"what the host of {app.name} keeps is {how}")
+        if fault.size % 2:
             self._fleet.remove(app)
             self._fleet.start_later(app, fault.for_ms // 8, is_resuming=True)
 

@@ -3,9 +3,10 @@
 import pytest
 
 from kafka_marshal.ports import LogRange
+from kafka_marshal.testing.checkers import Violation
 from kafka_marshal.testing.simulation.fleet import Fleet
 from kafka_marshal.testing.simulation.keeping import Shelf
-from kafka_marshal.testing.simulation.plan import draw
+from kafka_marshal.testing.simulation.plan import Fault, draw
 from kafka_marshal.testing.simulation.world import World
 
 H_MS = 10_000
@@ -42,6 +43,25 @@ def test_a_host_gives_back_what_it_kept():
     scene.fleet.start(client_id, ())
     assert scene.run()["began_from_kept"] > 0
     assert scene.world.coverage.counts["began_from_checkpoint"] == 0
+
+
+def test_what_gets_damaged_is_not_begun_from():
+    scene = Scene("keep", "damage")
+    scene.run()
+    scene.keeping.keep(scene.app.node)
+    fault = Fault(1, 0, "damage", 0, 0, 0)
+    for number in range(scene.world.plan.coordinators):
+        assert scene.keeping.damage(scene.app.node, number, fault=fault)
+    scene.fleet.remove(scene.app)
+    scene.fleet.start(scene.app.node.owner.client_id, ())
+    counts = scene.run()
+    scene.keeping.require_sound()
+    assert counts["began_despite_damage"] > 0
+    assert counts["began_from_kept"] == 0
+    scene.keeping.files.misled = "somebody began from it"
+    with pytest.raises(Violation, match=r"7\.1"):
+        scene.keeping.require_sound()
+    scene.keeping.close()
 
 
 def test_a_shelf_has_what_was_asked_for():

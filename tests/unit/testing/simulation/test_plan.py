@@ -2,8 +2,10 @@
 
 from kafka_marshal.engine import Delivery
 from kafka_marshal.testing.simulation.plan import (
+    DAMAGE,
     FAULTS,
     HALT,
+    KEEP,
     KEPT,
     LEVELS,
     chance,
@@ -29,9 +31,8 @@ def test_what_is_kept_is_drawn_apart():
     kept = [draw(seed) for seed in range(40)]
     assert {name for plan in kept for name in plan.kinds} >= set(KEPT)
     for plan in kept:
-        rest = tuple(
-            name for name in plan.kinds if name not in KEPT and name not in LEVELS
-        )
+        apart = {*KEPT, *LEVELS, DAMAGE}
+        rest = tuple(name for name in plan.kinds if name not in apart)
         without = draw(plan.seed, faults=rest)
         assert plan.faults[: len(without.faults)] == without.faults
         numbers = [fault.number for fault in plan.faults]
@@ -42,11 +43,19 @@ def test_levels_are_drawn_apart():
     plans = [draw(seed) for seed in range(80)]
     assert {name for plan in plans for name in plan.kinds} >= set(LEVELS)
     for plan in plans:
-        rest = tuple(name for name in plan.kinds if name not in LEVELS)
+        apart = {*LEVELS, DAMAGE}
+        rest = tuple(name for name in plan.kinds if name not in apart)
         without = draw(plan.seed, faults=rest)
         assert plan.faults[: len(without.faults)] == without.faults
         numbers = [fault.number for fault in plan.faults]
         assert numbers == list(range(1, len(numbers) + 1))
+
+
+def test_what_gets_damaged_is_kept():
+    plans = [plan for plan in map(draw, range(80)) if DAMAGE in plan.kinds]
+    assert plans
+    assert all(KEEP in plan.kinds for plan in plans)
+    assert all(len({*plan.kinds}) == len(plan.kinds) for plan in plans)
 
 
 def test_the_last_config_comes_late_or_once_all_has_healed():
