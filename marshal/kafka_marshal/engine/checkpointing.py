@@ -5,10 +5,12 @@ it, by the same ladder as any other key. Everybody sees the checkpoints of
 everybody, so a fleet writes as few of them as one process would.
 """
 
+from collections.abc import Iterator
+
 import attrs
 
 from kafka_marshal.errors import ConfigurationError
-from kafka_marshal.protocol.checkpoints import checkpoint_key, is_writer, split
+from kafka_marshal.protocol.checkpoints import checkpoint_key, cut, is_writer
 from kafka_marshal.protocol.claiming import Claim, Claimant, estimate
 from kafka_marshal.protocol.records import (
     CHECKPOINT_LEVEL,
@@ -20,7 +22,7 @@ from kafka_marshal.protocol.records import (
     Record,
     ReleasingPartition,
 )
-from kafka_marshal.protocol.snapshot import digest, to_bytes
+from kafka_marshal.protocol.snapshot import digest, freeze
 from kafka_marshal.protocol.transition import Transition
 
 from .beats import INTERVALS_PER_H
@@ -78,8 +80,8 @@ class _Work:
         beat_at_ms: When to beat next.
         begin: Offset and leader epoch of its Begin, None before that is read back.
         told: Digest of its state.
-        size_bytes: Size of its state.
-        parts: Parts of its state; None before the state was taken.
+        size_bytes: Size of the parts that were sent.
+        parts: Parts of its state still to be sent; None before the state was taken.
         sent_count: How many of them were sent.
         pending: What was sent of it and not read back, and when.
         is_ending: Whether its End was sent.
@@ -91,7 +93,7 @@ class _Work:
     begin: tuple[int, int] | None = None
     told: str = ""
     size_bytes: int = 0
-    parts: list[bytes] | None = None
+    parts: Iterator[bytes] | None = None
     sent_count: int = 0
     pending: dict[int, int] = attrs.field(factory=dict)
     is_ending: bool = False
@@ -242,10 +244,10 @@ class Checkpointer:
                 return False
             self._send(turn, work, now_ms, lambda seq: CheckpointBegin(*_at(head, seq)))
             return False
-        number = work.sent_count
-        if number < len(work.parts):
-            data = work.parts[number]
+        number, data = work.sent_count, next(work.parts, None)
+        if data is not None:
             work.sent_count += 1
+            work.size_bytes += len(data)
             self._send(
                 turn,
                 work,
@@ -255,7 +257,7 @@ class Checkpointer:
             return True
         if work.pending or work.begin is None:
             return False  # every chunk is to stand in the log before its End
-        count, begin = len(work.parts), work.begin
+        count, begin = work.sent_count, work.begin
         told = bytes.fromhex(work.told)
         self._send(
             turn,
@@ -361,11 +363,13 @@ class Checkpointer:
             if not is_writer(world, record) or world.leader_epoch is None:
                 self._leave(turn, work)
                 return
-            # The state of this very offset, as every reader has it now.
-            value = to_bytes(world)
-            work.begin = (transition.offset, world.leader_epoch)
-            work.told, work.size_bytes = digest(world), len(value)
-            work.parts = split(value)
+            # The state of this very offset, as every reader has it now. It is encoded
+            # as it is sent: all at once, others would wait for the lock meanwhile.
+            work.begin, work.told = (
+                (transition.offset, world.leader_epoch),
+                digest(world),
+            )
+            work.parts = cut(freeze(world).pieces())
         elif isinstance(record, CheckpointEnd):
             self.written_count += 1
             fields = {

@@ -1,18 +1,19 @@
 """When states are kept, and how: written in the background, now and again.
 
-Encoding one T happens under the engine's lock, because the fold changes it in
-place; so one T at a time. Writing happens elsewhere (PROTOCOL 7.1).
+Under the engine's lock a T is only copied, because the fold changes it in place, and
+one T at a time. Encoding and writing happen elsewhere (PROTOCOL 7.1).
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from kafka_marshal.protocol.snapshot import digest, to_bytes
+from kafka_marshal.protocol.snapshot import freeze
 from kafka_marshal.protocol.state import WorldState
 
 from .context import Context
 from .restoring import KeptState, KeptStates
-from .soft import soft_to_bytes
+from .soft import freeze_soft
 
 if TYPE_CHECKING:
     from kafka_marshal.ports import Pending
@@ -38,16 +39,25 @@ class StateStore(KeptStates, Protocol):
 
 def capture(world: WorldState, *, source: str) -> KeptState:
     """Return a state as it is kept; it must have folded something."""
-    assert world.leader_epoch is not None
-    return KeptState(
-        world.partition,
-        world.next_offset,
-        world.leader_epoch,
-        digest(world),
-        to_bytes(world),
-        source,
-        soft=soft_to_bytes(world.soft),
-    )
+    return captured(world, source=source)()
+
+
+def captured(world: WorldState, *, source: str) -> Callable[[], KeptState]:
+    """Take a state as it is now; return what makes of it what is kept, anywhere."""
+    partition, offset, epoch = world.partition, world.next_offset, world.leader_epoch
+    assert epoch is not None
+    hard, soft = freeze(world), freeze_soft(world.soft)
+
+    def encoded() -> KeptState:
+        value = b"".join(hard.pieces())
+        told = hard.digest()
+        return KeptState(partition, offset, epoch, told, value, source, soft=soft())
+
+    return encoded
+
+
+def _keep(store: StateStore, make: Callable[[], KeptState]) -> None:
+    store.save(make())
 
 
 class Saver:
@@ -108,8 +118,7 @@ class Saver:
 
     def _save(self, store: StateStore, world: WorldState) -> None:
         self.note(world.partition, world.next_offset)
-        state = capture(world, source="this process")
-        call = partial(store.save, state)
+        call = partial(_keep, store, captured(world, source="this process"))
         self._saving = self._context.ports.background.submit(call)
 
     def _take_outcome(self, error: BaseException | None) -> None:

@@ -4,6 +4,7 @@ It informs and decides nothing: without it, a reader knows members and why keys
 moved only from what it reads itself. Whatever is wrong with it, it is left out.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -49,20 +50,19 @@ _decode = msgspec.msgpack.Decoder(_Soft).decode
 
 def soft_to_bytes(soft: SoftState) -> bytes:
     """Return the soft state as bytes."""
+    return freeze_soft(soft)()
+
+
+def freeze_soft(soft: SoftState) -> Callable[[], bytes]:
+    """Take the soft state as it is now; return what makes bytes of it, anywhere."""
     members: list[Any] = [
         (encode(each.record), each.since_offset, each.offset, each.seen_ms)
         for each in soft.members.values()
     ]
     notes: list[Any] = [(key, note) for key, note in soft.notes.items()]
-    return _encode(
-        _Soft(
-            FORMAT_VERSION,
-            soft.counters,
-            [(each.offset, each.reason, each.head) for each in soft.undecodable],
-            members,
-            notes,
-        )
-    )
+    ring = [(each.offset, each.reason, each.head) for each in soft.undecodable]
+    taken = _Soft(FORMAT_VERSION, dict(soft.counters), ring, members, notes)
+    return lambda: _encode(taken)
 
 
 def soft_from_bytes(value: bytes) -> SoftState:

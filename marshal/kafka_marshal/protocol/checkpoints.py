@@ -5,6 +5,7 @@ a Begin has the very state that the checkpoint holds, so comparing costs a diges
 and no memory of states.
 """
 
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from kafka_marshal.errors import MalformedRecord
@@ -35,6 +36,16 @@ def split(value: bytes) -> list[bytes]:
     return [
         value[at : at + CHUNK_BYTES_MAX] for at in range(0, len(value), CHUNK_BYTES_MAX)
     ]
+
+
+def cut(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield what ``split`` returns of these bytes, as soon as they are there."""
+    rest = b""
+    for piece in pieces:
+        parts = split(rest + piece)
+        rest = parts.pop() if parts else b""
+        yield from parts
+    yield from split(rest)
 
 
 def is_writer(world: WorldState, record: CheckpointBegin | CheckpointEnd) -> bool:

@@ -27,9 +27,8 @@ _LOG_APPEND_TIME = int(TimestampType.LOG_APPEND_TIME)
 def fold_beats(state: WorldState, entries: Sequence[LogEntry], *, start: int) -> int:
     """Fold the ordinary beats that come next, in place.
 
-    Ordinary is a beat that renews, of the leader epoch of the entry before it and
-    with LogAppendTime. One of a ``/checkpoint`` key is not, so that whoever counts
-    what a checkpoint would bring in need not look at each.
+    Ordinary is a beat that renews, in the leader epoch of the entry before, and not of
+    a ``/checkpoint`` key: who counts what is no checkpoint's need not look at each.
 
     Args:
         state: The state as of an offset below that of the next entry.

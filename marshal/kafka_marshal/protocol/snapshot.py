@@ -8,10 +8,15 @@ Bytes that are read back are not trusted: every value is of the type and within
 the bounds that a fold would have given it, or the whole is refused.
 """
 
+from collections import defaultdict
+from collections.abc import Iterator
 from functools import lru_cache
 from hashlib import blake2b
-from typing import Annotated, Any, Literal
+from itertools import chain, islice
+from operator import attrgetter, itemgetter
+from typing import Annotated, Any, Literal, NamedTuple
 
+import attrs
 import msgspec
 from msgspec import Meta
 
@@ -28,8 +33,7 @@ from kafka_marshal.protocol.records import (
     Partition,
 )
 from kafka_marshal.protocol.state import (
-    QUIET,
-    STAGING,
+    OPERATIONS,
     GroupState,
     KeyState,
     Pause,
@@ -43,7 +47,11 @@ _DIGEST_BYTES = 16
 _MODULUS = 1 << 128
 _CONFIGS_MAX = 64
 
+KEYS_PER_PIECE = 1_000
+
 _encode = msgspec.msgpack.Encoder().encode
+# In their order in the canonical tuple, which is that of the class.
+_fields_of = attrgetter(*(field.name for field in attrs.fields(KeyState)))
 
 Next = Annotated[int, Meta(ge=0)]
 """An offset behind another, which may be the last one there is."""
@@ -139,22 +147,64 @@ def digest(state: WorldState) -> str:
             state.item_sum += hashes[name]
     state.dirty.clear()
     state.item_sum %= _MODULUS
-    total = (state.item_sum + _hash(_header(state))) % _MODULUS
-    return total.to_bytes(_DIGEST_BYTES, "big").hex()
+    return _told(state.item_sum + _hash(_header(state)))
 
 
-def to_bytes(state: WorldState) -> bytes:
-    """Return the canonical bytes of the hard state.
+def _told(total: int) -> str:
+    return (total % _MODULUS).to_bytes(_DIGEST_BYTES, "big").hex()
+
+
+class Frozen(NamedTuple):
+    """A state as of one offset, which no later fold changes.
+
+    Taking one is a fraction of the work of encoding it, which any thread may do.
+    Keys are their partitions and fields, by group and topic; nothing is sorted.
+    """
+
+    header: list[Any]
+    keys: dict[tuple[str, str], list[tuple[Any, ...]]]
+    groups: list[list[Any]]
+    quiet_until_ms: int | None
+    staging: Staging | None
+
+    def pieces(self) -> Iterator[bytes]:
+        """Yield the canonical bytes, some of them at a time."""
+        yield _encode_list_head(5) + _encode(FORMAT_VERSION) + _encode(self.header)
+        yield _encode_list_head(sum(map(len, self.keys.values())))
+        rows = self._rows()
+        while slice_ := b"".join(map(_encode, islice(rows, KEYS_PER_PIECE))):
+            yield slice_
+        yield _encode(sorted(self.groups)) + _encode(_operations(self))
+
+    def digest(self) -> str:
+        """Return what ``digest`` returned of the state then."""
+        items = chain(self._rows(), self.groups, _digested(self))
+        return _told(sum(map(_hash, items)) + _hash(self.header))
+
+    def _rows(self) -> Iterator[list[Any]]:
+        for name, keys in sorted(self.keys.items()):
+            for row in sorted(keys, key=itemgetter(0)):
+                yield ["key", *name, *row]
+
+
+def freeze(state: WorldState) -> Frozen:
+    """Take the hard state as it is now.
 
     Raises:
         ValueError: The state has halted: what lies behind is not known.
     """
     if state.halted is not None:
         raise ValueError("a halted state cannot be snapshotted")
-    keys = [_key(key, known) for key, known in sorted(state.keys.items())]
-    groups = [_group(name, group) for name, group in sorted(state.groups.items())]
-    header = _header(state)
-    return _encode([FORMAT_VERSION, header, keys, groups, _operations(state)])
+    keys: defaultdict[tuple[str, str], list[tuple[Any, ...]]] = defaultdict(list)
+    for (group_id, topic, partition), known in state.keys.items():
+        keys[group_id, topic].append((partition, *_fields_of(known)))
+    groups = [_group(name, group) for name, group in state.groups.items()]
+    return Frozen(_header(state), keys, groups, state.quiet_until_ms, state.staging)
+
+
+def to_bytes(state: WorldState) -> bytes:
+    """Return the canonical bytes of the hard state, as ``freeze`` takes it."""
+    return b"".join(freeze(state).pieces())
 
 
 def from_bytes(value: bytes) -> WorldState:
@@ -209,34 +259,38 @@ def _hash(item: list[Any]) -> int:
 def _item(state: WorldState, name: Key | str) -> list[Any] | None:
     if isinstance(name, Key):
         known = state.keys.get(name)
-        return None if known is None else _key(name, known)
-    if name == QUIET:
-        return None if state.quiet_until_ms is None else _quiet(state.quiet_until_ms)
-    if name == STAGING:
-        staging = state.staging
-        # In place of the parts, which may be many, the hash that grew with them.
-        return None if staging is None else [*_staging(staging)[:-1], staging.chain]
+        return None if known is None else ["key", *name, *_fields_of(known)]
+    if name in OPERATIONS:
+        tag = name.removeprefix("/")
+        return next((row for row in _digested(state) if row[0] == tag), None)
     group = state.groups.get(name)
     return None if group is None else _group(name, group)
 
 
-def _operations(state: WorldState) -> list[list[Any]]:
+def _operations(state: WorldState | Frozen) -> list[list[Any]]:
     quiet, staging = state.quiet_until_ms, state.staging
-    rows = [] if quiet is None else [_quiet(quiet)]
-    return rows if staging is None else [*rows, _staging(staging)]
+    rows: list[list[Any]] = [] if quiet is None else [["quiet", quiet]]
+    return rows if staging is None else [*rows, ["reset", *staging[:-1]]]
 
 
-def _quiet(until_ms: int) -> list[Any]:
-    return ["quiet", until_ms]
-
-
-def _staging(staging: Staging) -> list[Any]:
-    return ["reset", *staging[:-1]]
+def _digested(state: WorldState | Frozen) -> list[list[Any]]:
+    """Return the operations with, in place of parts, the hash that grew with them."""
+    rows, staging = _operations(state), state.staging
+    return rows if staging is None else [*rows[:-1], [*rows[-1][:-1], staging.chain]]
 
 
 def chained(chain: bytes, part: bytes) -> bytes:
     """Return the hash over parts, once one more has come (PROTOCOL 7.6)."""
     return blake2b(chain + part, digest_size=_DIGEST_BYTES).digest()
+
+
+def _encode_list_head(count: int) -> bytes:
+    """Return how MessagePack begins a list of so many items, in its shortest form."""
+    if count < 1 << 4:
+        return bytes([0x90 | count])
+    if count < 1 << 16:
+        return b"\xdc" + count.to_bytes(2, "big")
+    return b"\xdd" + count.to_bytes(4, "big")
 
 
 def _header(state: WorldState) -> list[Any]:
@@ -256,27 +310,6 @@ def _header(state: WorldState) -> list[Any]:
 def _frame_of(config: Config) -> bytes:
     """Return the frame of a Config: the same few, asked for with each digest."""
     return encode(config)
-
-
-def _key(key: Key, known: KeyState) -> list[Any]:
-    return [
-        "key",
-        *key,
-        known.owner,
-        known.epoch,
-        known.epoch_leader_epoch,
-        known.renewed_ms,
-        known.heartbeat_interval_ms,
-        known.active_ms,
-        known.position,
-        known.granted,
-        known.topic_id,
-        known.retired_topic_ids,
-        known.resume_hash,
-        known.lock,
-        known.previous,
-        known.handoff,
-    ]
 
 
 def _group(group_id: str, group: GroupState) -> list[Any]:

@@ -145,10 +145,8 @@ def test_whoever_is_not_to_write_does_not():
     assert [kind for kind in OURS if written(cluster, kind)] == []
 
 
-def test_chunks_go_out_a_few_at_a_time_and_the_lease_is_renewed():
-    cluster = world(keys=100_000)
-    node = writing(cluster)
-    cluster.fates["a"] = AppendFate(delay_ms=H // 4)
+def crowd(node):
+    """Have so many keys that a checkpoint is several times what goes out at once."""
     count = (UNDER_WAY_MAX * 5 * CHUNK_BYTES_MAX) // 450
     state = node.engine.context.replicas[0].world
     for number in range(count):
@@ -156,6 +154,43 @@ def test_chunks_go_out_a_few_at_a_time_and_the_lease_is_renewed():
             None, number, 0, 0, 0, 0
         )
     state.groups["x" * 200] = GroupState()
+    return state
+
+
+def test_it_is_encoded_part_by_part_and_is_of_one_offset(monkeypatch):
+    """Whoever waits for the lock gets it in between; what is folded then is not in."""
+    cluster = world(keys=100_000)
+    node = writing(cluster)
+    cluster.fates["a"] = AppendFate(delay_ms=H // 4)
+    state = crowd(node)
+    expected, taken, per_round = [], [], []
+    plain_cut, plain_drive = checkpointing.cut, checkpointing.Checkpointer.drive
+
+    def cut(pieces):
+        expected.append(to_bytes(state))
+        return (taken.append(part) or part for part in plain_cut(pieces))
+
+    def drive(self, now_ms):
+        before = len(taken)
+        plain_drive(self, now_ms)
+        per_round.append(len(taken) - before)
+
+    monkeypatch.setattr(checkpointing, "cut", cut)
+    monkeypatch.setattr(checkpointing.Checkpointer, "drive", drive)
+    cluster.run_until(checkpointed(cluster), 12 * H)
+    assert max(per_round) <= UNDER_WAY_MAX
+    assert len(taken) >= 5 * UNDER_WAY_MAX
+    chunks = [record.data for record in written(cluster, CheckpointChunk)]
+    assert b"".join(chunks) == expected[0] != to_bytes(state)
+    (end,) = written(cluster)
+    assert (end.part_count, end.size_bytes) == (len(chunks), len(expected[0]))
+
+
+def test_chunks_go_out_a_few_at_a_time_and_the_lease_is_renewed():
+    cluster = world(keys=100_000)
+    node = writing(cluster)
+    cluster.fates["a"] = AppendFate(delay_ms=H // 4)
+    crowd(node)
     under_way = []
 
     def is_done():

@@ -12,7 +12,7 @@ from kafka_marshal.engine.saving import (
     capture,
 )
 from kafka_marshal.engine.soft import soft_to_bytes
-from kafka_marshal.protocol.snapshot import digest, from_bytes
+from kafka_marshal.protocol.snapshot import Frozen, digest, from_bytes
 
 
 class Store(Shelf):
@@ -105,6 +105,31 @@ def test_it_is_written_in_the_background_one_after_the_other(cluster, node, stor
     node.background.run_waiting()
     cluster.run(5_000, step_ms=500)
     assert [each.partition for each in store.saved] == [0, 1]
+
+
+def test_it_is_encoded_where_it_is_written(cluster, node, store, monkeypatch):
+    """And not under the lock: so what is folded meanwhile must not be in it."""
+    encoded = []
+    plain = Frozen.pieces
+
+    def pieces(self):
+        encoded.append(self)
+        return plain(self)
+
+    monkeypatch.setattr(Frozen, "pieces", pieces)
+    node.background.is_held = True
+    node.engine.saver.note(0, -ENTRIES_MAX)
+    cluster.run(2_000, step_ms=500)
+    assert encoded == []
+    before = fold(cluster, 0).next_offset
+    fill(cluster, 3)
+    cluster.run(500)
+    node.background.is_held = False
+    node.background.run_waiting()
+    (frozen,) = encoded
+    (kept,) = store.saved
+    assert kept.offset <= before
+    assert kept.digest == digest(from_bytes(kept.state)) == frozen.digest()
 
 
 def test_all_is_kept_at_the_end(cluster, node, store):

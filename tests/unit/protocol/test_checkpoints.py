@@ -7,6 +7,7 @@ from kafka_marshal.protocol.checkpoints import (
     Assembly,
     Watch,
     checkpoint_key,
+    cut,
     is_writer,
     split,
 )
@@ -221,9 +222,23 @@ def test_what_a_next_checkpoint_would_bring_in_is_counted():
     assert Watch().on_entry(log.state, ()) is None
 
 
+def test_beats_that_were_folded_in_a_run_are_news_too():
+    watch = Watch()
+    watch.pass_beats(3)
+    assert watch.news_count == 3
+
+
 @pytest.mark.parametrize("size", [1, CHUNK_BYTES_MAX, CHUNK_BYTES_MAX + 1])
 def test_parts_fit_into_records(size):
     value = bytes(size)
     parts = split(value)
     assert b"".join(parts) == value
     assert all(1 <= len(part) <= CHUNK_BYTES_MAX for part in parts)
+
+
+@pytest.mark.parametrize("size", [0, 1, CHUNK_BYTES_MAX, 3 * CHUNK_BYTES_MAX + 1])
+@pytest.mark.parametrize("piece", [10_007, CHUNK_BYTES_MAX, 2 * CHUNK_BYTES_MAX + 5])
+def test_pieces_are_cut_as_the_whole_is_split(size, piece):
+    value = bytes(range(256)) * (size // 256) + bytes(size % 256)
+    pieces = [value[at : at + piece] for at in range(0, size, piece)]
+    assert list(cut(pieces)) == split(value)

@@ -16,6 +16,7 @@ from kafka_marshal.protocol.codec import (
     is_identifier,
     is_topic,
     kind_of,
+    parser_of,
     uvarint,
 )
 from kafka_marshal.protocol.records import Config, Heartbeat, Limits
@@ -457,3 +458,9 @@ def test_a_kind_is_known_by_the_head_of_its_frames(record):
     assert encode(record).startswith(header_of(type(record)))
     others = {header_of(type(other)) for other in all_records()}
     assert sum(encode(record).startswith(head) for head in others) == 1
+
+
+@pytest.mark.parametrize("record", all_records(), ids=lambda each: type(each).__name__)
+def test_a_payload_is_parsed_as_the_frame_is(record):
+    head = header_of(type(record))
+    assert parser_of(type(record))(encode(record)[len(head) :]) == record

@@ -23,10 +23,17 @@ from logkit import (
 )
 
 from kafka_marshal.errors import MalformedRecord
+from kafka_marshal.protocol import snapshot
 from kafka_marshal.protocol.codec import encode
 from kafka_marshal.protocol.rationalizer import apply
-from kafka_marshal.protocol.snapshot import chained, digest, from_bytes, to_bytes
-from kafka_marshal.protocol.state import WorldState
+from kafka_marshal.protocol.snapshot import (
+    chained,
+    digest,
+    freeze,
+    from_bytes,
+    to_bytes,
+)
+from kafka_marshal.protocol.state import QUIET, WorldState
 from kafka_marshal.protocol.types import Key
 
 pack, unpack = msgspec.msgpack.encode, msgspec.msgpack.decode
@@ -51,6 +58,40 @@ def story():
     log.key(SECOND).previous = (4, None)
     log.state.dirty[SECOND] = None
     return log
+
+
+def staged():
+    """Return a log in which everything is under way that is neither key nor group."""
+    log = Log(level=2)
+    log.claimed()
+    log.claimed("c2", key=THIRD)
+    log.claimed("c3", key=SECOND)
+    assert log.say(resets(bytes(200), "00" * 16)[0]) == "reset_staged"
+    log.state.quiet_until_ms = START_MS + 9 * H
+    log.state.dirty[QUIET] = None
+    return log
+
+
+@pytest.mark.parametrize("made", [story, staged])
+def test_what_is_frozen_no_fold_changes(made, monkeypatch):
+    log = made()
+    expected, told = to_bytes(log.state), digest(log.state)
+    frozen = freeze(log.state)
+    log.append(pause(log.now_ms + H, op=ident("third"), group="z"))
+    log.append(beat(1, 77), after=1)
+    assert to_bytes(log.state) != expected
+    monkeypatch.setattr(snapshot, "KEYS_PER_PIECE", 1)
+    pieces = list(frozen.pieces())
+    # Two heads, the groups, and no more than one key in each of the others.
+    assert len(pieces) == 3 + len(from_bytes(expected).keys)
+    assert b"".join(pieces) == expected
+    assert frozen.digest() == told
+
+
+@pytest.mark.parametrize("count", [0, 15, 16, 65_535, 65_536])
+def test_a_list_begins_as_messagepack_has_it(count):
+    whole = pack([0] * count)
+    assert snapshot._encode_list_head(count) == whole[: len(whole) - count]
 
 
 def test_bytes_read_back_as_the_same_world():
