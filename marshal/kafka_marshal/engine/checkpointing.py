@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import attrs
 
+from kafka_marshal.collecting import uncollected
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.protocol.checkpoints import checkpoint_key, cut, is_writer
 from kafka_marshal.protocol.claiming import Claim, Claimant, estimate
@@ -365,11 +366,11 @@ class Checkpointer:
                 return
             # The state of this very offset, as every reader has it now. It is encoded
             # as it is sent: all at once, others would wait for the lock meanwhile.
-            work.begin, work.told = (
-                (transition.offset, world.leader_epoch),
-                digest(world),
-            )
-            work.parts = cut(freeze(world).pieces())
+            work.begin = (transition.offset, world.leader_epoch)
+            work.told = digest(world)
+            with uncollected():
+                frozen = freeze(world)
+            work.parts = cut(frozen.pieces())
         elif isinstance(record, CheckpointEnd):
             self.written_count += 1
             fields = {

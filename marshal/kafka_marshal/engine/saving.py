@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
+from kafka_marshal.collecting import uncollected
 from kafka_marshal.protocol.snapshot import freeze
 from kafka_marshal.protocol.state import WorldState
 
@@ -46,7 +47,8 @@ def captured(world: WorldState, *, source: str) -> Callable[[], KeptState]:
     """Take a state as it is now; return what makes of it what is kept, anywhere."""
     partition, offset, epoch = world.partition, world.next_offset, world.leader_epoch
     assert epoch is not None
-    hard, soft = freeze(world), freeze_soft(world.soft)
+    with uncollected():
+        hard, soft = freeze(world), freeze_soft(world.soft)
 
     def encoded() -> KeptState:
         value = b"".join(hard.pieces())
