@@ -14,12 +14,9 @@ from kafka_marshal.errors import MalformedRecord
 from kafka_marshal.protocol.history_rows import (
     GRANTED,
     OPEN,
-    RAN_OUT,
     RELEASED,
-    RESET,
     RESUMED,
     TAKEN_OVER,
-    UNPAUSED,
     WON,
     Attempt,
     GrantRow,
@@ -31,6 +28,7 @@ from kafka_marshal.protocol.history_rows import (
     Row,
 )
 from kafka_marshal.protocol.notes import why_of
+from kafka_marshal.protocol.pausing import ran_out, replaced, told
 from kafka_marshal.protocol.records import (
     BatchHeartbeat,
     ClaimingMessages,
@@ -104,7 +102,7 @@ class Historian(msgspec.Struct, gc=False):
         if self.first_offset is None:
             self.first_offset = entry.offset
         if self.pauses:
-            rows += self._ran_out(world, entry)
+            rows += ran_out(self.pauses, world, entry=entry)
         if transitions and isinstance(transitions[0].record, _BEATS):
             rows += self._beats(world, entry, transitions=transitions)
         else:
@@ -211,7 +209,8 @@ class Historian(msgspec.Struct, gc=False):
                 yield self._grant(world, transition, at=at)
             yield _rejected(world, transition, at=at)
         elif isinstance(record, ReleaseGroup):
-            yield from self._pause(world, transition, at=at)
+            self._forget_waiting(record.group_id)
+            yield from told(self.pauses, world, record=record, at=at)
         elif key is None:
             if isinstance(record, Reset) and transition.effect == "reset":
                 yield from self._reset(world, record, at=at)
@@ -327,7 +326,7 @@ class Historian(msgspec.Struct, gc=False):
         key, record = transition.key, transition.record
         assert key is not None
         assert isinstance(record, ClaimingMessages)
-        told = transition.detail or {}
+        detail = transition.detail or {}
         return GrantRow(
             key,
             record.client_id,
@@ -336,62 +335,23 @@ class Historian(msgspec.Struct, gc=False):
             world.keys[key].topic_id,
             at,
             transition.reason or GRANTED,
-            told.get("first", record.first),
-            told.get("last", record.proposed_last_offset),
+            detail.get("first", record.first),
+            detail.get("last", record.proposed_last_offset),
             self.resets_count,
         )
+
+    def _forget_waiting(self, group_id: str) -> None:
+        # In a pause nobody may take what is free.
+        for key, track in self.tracks.items():
+            if key.group_id == group_id:
+                track.waiting = []
 
     def _reset(self, world: WorldState, record: Reset, *, at: Moment) -> Iterator[Row]:
         # Another state is in force: nobody owns anything, and the pauses are its own.
         self.resets_count += 1
         quiet_ms, by = world.quiet_until_ms, record.client_id
         yield from taken_away(self.tracks, by, at=at, until_ms=quiet_ms)
-        before, self.pauses = self.pauses, {}
-        for group_id in sorted(world.groups):
-            pause = world.active_pause(group_id)
-            if pause is not None:
-                who = (group_id, pause.op_id, pause.client_id)
-                row = PauseRow(*who, None, at, pause.until_ms)
-                known = before.get(group_id)
-                if known is not None and known.op_id == pause.op_id:
-                    row = before.pop(group_id)
-                    row.until_ms = pause.until_ms
-                self.pauses[group_id] = row
-        for _, row in sorted(before.items()):
-            row.ending, row.end = RESET, at
-            yield row
-
-    def _pause(
-        self, world: WorldState, transition: Transition, *, at: Moment
-    ) -> Iterator[PauseRow]:
-        record = transition.record
-        assert isinstance(record, ReleaseGroup)
-        group_id = record.group_id
-        for key, track in self.tracks.items():
-            if key.group_id == group_id:
-                track.waiting = []  # in a pause nobody may take what is free
-        row = self.pauses.get(group_id)
-        pause = world.active_pause(group_id)
-        if row is not None and pause is None:
-            del self.pauses[group_id]
-            row.ending, row.end = UNPAUSED, at
-            yield row
-        elif row is not None and pause is not None:
-            row.until_ms = pause.until_ms
-            row.renewals_count += 1
-        else:
-            assert pause is not None
-            who = (group_id, record.op_id, record.client_id)
-            self.pauses[group_id] = PauseRow(*who, record.reason, at, pause.until_ms)
-
-    def _ran_out(self, world: WorldState, entry: LogEntry) -> Iterator[PauseRow]:
-        # An entry ends the pauses that ran out before it is judged itself.
-        for group_id, row in sorted(self.pauses.items()):
-            if row.until_ms <= world.append_time_ms:
-                del self.pauses[group_id]
-                row.ending = RAN_OUT
-                row.end = Moment(entry.offset, world.now_ms, entry.timestamp_ms)
-                yield row
+        yield from replaced(self.pauses, world, at=at)
 
 
 Fields = tuple[
