@@ -444,7 +444,7 @@ def test_it_goes_on_from_its_bytes(split):
         pytest.param(b"", id="nothing"),
         pytest.param(b"\x01", id="no-list"),
         pytest.param(
-            msgspec.msgpack.encode([9, 1, [], [], {}, 0, None]), id="other-version"
+            msgspec.msgpack.encode([9, 1, [], [], {}, 0, None, 0]), id="other-version"
         ),
     ],
 )
