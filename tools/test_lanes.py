@@ -2,8 +2,8 @@
 
     python tools/test_lanes.py [ARGUMENTS OF PYTEST]
 
-One lane has Spark, one all else that talks to a broker, by two processes with a broker
-each, and two what only computes, which gives way to the others: the checks, and the
+One lane has what takes a cluster or Spark to itself, one all else that talks to a
+broker, and two what only computes, which gives way to the others: the checks, and the
 tests that need nothing. Each is an ordinary command, whose output goes to
 ``build/tests``; what they said is printed when they have ended, and the worst of their
 results is the result. With paths or ``JOBS=1`` the checks come first, then one run of
@@ -18,12 +18,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "build" / "tests"
-SPARK = "integration/spark"
+HEAVY = ("integration/spark", "integration/chaos")
 CHECKS = ("make", "check", "cover")
 LANES = {
-    "spark": [SPARK],
-    # Mostly they wait for a lease to end or a broker to come up: two at a time.
-    "brokers": ["integration", f"--ignore={SPARK}", "-n", "2", "--dist", "loadfile"],
+    "heavy": [*HEAVY],
+    "brokers": ["integration", *(f"--ignore={each}" for each in HEAVY)],
     # They wait for nobody, so they take what the others leave, and longer for it; and
     # both processors once those have ended.
     "computing": ["tests", "--timeout=1800", "-n", "2", "--dist", "loadscope"],
