@@ -111,7 +111,8 @@ def test_a_client_from_its_first_word_to_its_last(domain, sidecar, client, group
     rest = [worker.standing(each, RECORDS) for each in sorted(worker.has)]
     left = worker.leave(returned=rest, timeout_ms=10_000)
     assert (left.status_code, left.json()) == (200, {"action": "shutdown_now"})
-    assert set(domain.owners(group).values()) == {None}
+    # What it gave back before may have been claimed anew meanwhile, and goes, too.
+    eventually(lambda: set(domain.owners(group).values()) == {None}, "all is free")
     assert positions(domain, group)[TopicPartition(topic, 1)] == RECORDS
     eventually(lambda: worker.beat().status_code in {404, 410}, "nobody knows it")
     assert worker.beat().json()["error"] == "ClaimLost"
@@ -129,8 +130,9 @@ def test_two_clients_of_one_host_share_a_topic(domain, sidecar, client, group):
     assert set(one.has).isdisjoint(two.has)
     assert {event["position"] for event in two.has.values()} == {5}
     # What moved is claimed anew: no token is used by two of them.
-    tokens = [event["token"] for event in one.events("assigned")]
-    assert not {event["token"] for event in two.has.values()} & set(tokens)
+    # Those of different keys may look alike: each T counts its own offsets.
+    tokens = {(place(event), event["token"]) for event in one.events("assigned")}
+    assert tokens.isdisjoint((key, each["token"]) for key, each in two.has.items())
 
 
 def test_a_client_that_comes_back_hears_what_it_missed(domain, sidecar, client, group):
