@@ -240,5 +240,6 @@ def test_a_topic_takes_nothing_stale(domain, where):
     assert sorted(values) == list(range(RECORDS))
     if where == "midst":
         # Nobody looked at a claim there: it was the broker that refused.
-        assert (zombie[0]["event"], zombie[0]["error"]) == ("refused", "ClaimLost")
+        refused = (zombie[0]["event"], zombie[0]["error"])
+        assert refused == ("refused", "ClaimLost"), zombie
         assert "later producer" in zombie[0]["says"]

@@ -28,6 +28,7 @@ _FENCED = (
     KafkaError.INVALID_PRODUCER_EPOCH,
     KafkaError.PRODUCER_FENCED,
 )
+_FATAL = KafkaError._FATAL  # noqa: SLF001 - its public name
 _POLL_S = 0.1
 
 
@@ -171,8 +172,19 @@ class Transactions(Closing):
             self._consumer = None
         self._producer.forget()
 
+    def _why_fatal(self) -> KafkaException | None:
+        # Once it is over, librdkafka tells why only to who polls.
+        try:
+            self._producer.handle.poll(_POLL_S)
+        except KafkaException as why:
+            return why
+        return None
+
     def _told(self, error: KafkaException, doing: str) -> MarshalError:
         cause = cause_of(error)
+        if cause is not None and cause.code() == _FATAL:
+            error = self._why_fatal() or error
+            cause = cause_of(error)
         if cause is not None and cause.code() in _FENCED:
             return ClaimLost(
                 f"{doing} as {self._id} is over: a later producer of that id has "

@@ -37,7 +37,7 @@ class Handle:
         self._do("produce")
 
     def poll(self, timeout_s):
-        self.did.append("poll")
+        self._do("poll")
 
     def send_offsets_to_transaction(self, places, group, timeout_s):
         self._do("offsets")
@@ -99,6 +99,17 @@ def test_whoever_comes_after_us_ends_us(handle, step, code):
         with pytest.raises(ClaimLost, match="a later producer") as lost:
             write(some)
         assert lost.value.reason == "fenced"
+
+
+def test_why_it_is_over_is_asked_for(handle):
+    """Where an answer in the background ended it, the next call says only that."""
+    handle.fails = {"produce": told(KafkaError._FATAL)}
+    handle.fails["poll"] = told(KafkaError._FENCED)
+    with begun() as some, pytest.raises(ClaimLost, match="a later producer"):
+        write(some)
+    del handle.fails["poll"]
+    with begun() as some, pytest.raises(CoordinationError, match="_FATAL"):
+        write(some)
 
 
 def test_what_is_not_committed_is_undone(handle):
