@@ -260,7 +260,8 @@ def test_a_standby_takes_over(domain, unique, tmp_path):
     topic = domain.data_topic(1, records_each=1_000)
     group = unique("standby")
     with Fleet(domain, tmp_path, group_id=group, topics=[topic]) as fleet:
-        active = fleet.start("w1")
+        # So slow that there is work left, however long the other takes to start.
+        active = fleet.start("w1", handle_ms=100)
         eventually(lambda: active.journal.handled, "w1 works")
         standby = fleet.start("w2")
         standby.wait_for("ready")
