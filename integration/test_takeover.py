@@ -142,7 +142,8 @@ def test_two_processes_with_one_name_on_two_hosts(domain, unique, tmp_path):
     other = tmp_path / "other"
     other.mkdir()
     with Fleet(domain, tmp_path, group_id=group, topics=[topic]) as fleet:
-        first = fleet.start("w1")
+        # So slow that it has work left when the other has been told.
+        first = fleet.start("w1", handle_ms=20)
         domain.wait_owned(group, topic, by={"w1"})
         second = fleet.start("w1", state_dir=str(other))
         assert second.wait() == 3
@@ -168,7 +169,8 @@ def test_a_woken_zombie_of_the_same_name_yields(domain, unique, tmp_path):
         domain.wait_owned(group, topic, by={"w1"})
         eventually(lambda: old.journal.handled, "it works")
         old.signal(signal.SIGSTOP)
-        new = fleet.start("w1", state_dir=str(other))
+        # So slow that it has work left when the old one has been told.
+        new = fleet.start("w1", state_dir=str(other), handle_ms=20)
         eventually(lambda: len(new.journal.of("claimed")) == 2, "it is replaced")
         woken_ms = wall_ms()
         old.signal(signal.SIGCONT)
