@@ -10,12 +10,11 @@ from collections import defaultdict
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import attrs
 
 from kafka_marshal import Admin, MarshalError
+from kafka_marshal.closing import Closing
 from kafka_marshal.testing.producing import Producing, create_topic
 from kafka_marshal.testing.watching import LogWatch
 from kafka_marshal_cli.demo import journal
@@ -80,7 +79,7 @@ class Plan:
         return 2 * self.heartbeat_interval_ms / 1000
 
 
-class Stage:
+class Stage(Closing):
     """Runs one round and gathers its evidence. A context manager."""
 
     def __init__(self, plan: Plan, bootstrap_servers: str, *, show: Show) -> None:
@@ -99,15 +98,8 @@ class Stage:
         self._watch: LogWatch
         self._producing: Producing
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """End what was opened for it. Idempotent."""
         self._open.close()
 
     def run(self) -> Evidence:

@@ -3,9 +3,8 @@
 import threading
 import time
 from collections.abc import Callable, Mapping
-from types import TracebackType
-from typing import Self
 
+from kafka_marshal.closing import Closing
 from kafka_marshal.errors import InvalidTransition, MarshalError
 from kafka_marshal.kafka_io import ConnectionSettings, KafkaTopicAdmin
 from kafka_marshal.kafka_io.producing import KafkaRecordWriter
@@ -39,7 +38,7 @@ def numbered(number: int) -> bytes:
     return str(number).encode()
 
 
-class Producing:
+class Producing(Closing):
     """Writes numbered records round the partitions of a topic. A context manager.
 
     Record ``n`` goes to partition ``n mod partitions``. Used by one thread;
@@ -116,15 +115,8 @@ class Producing:
         """Return the longest wait for an acknowledgement since a monotonic time."""
         return self._writer.slowest_ack_ms(since_s=since_s)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Stop, and wait for what is under way. Idempotent."""
         self._is_over.set()
         if self._thread is not None:
             self._thread.join(timeout=2)
