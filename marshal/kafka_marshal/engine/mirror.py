@@ -113,6 +113,8 @@ class Mirror:
             if not self._has_failed:
                 self._context.observe("mirror_failed", {"error": error})
             self._has_failed = True
+            for partition in self._sending:  # it may stand all the same, or come to
+                self._written.pop(partition, None)
             return
         self._has_failed = False
         for partition, found in call.result(0).items():

@@ -1,0 +1,69 @@
+"""Positions mirrored to a group's committed offsets (PROTOCOL 5.7)."""
+
+import pytest
+from enginekit import T0, H, owning, world
+
+from kafka_marshal.engine.mirror import MIRROR_RETRY_MS
+from kafka_marshal.errors import CoordinationError
+
+
+@pytest.fixture
+def cluster():
+    return world(records=[10])
+
+
+def commit(node, count):
+    node.consumer.commit(node.consumer.poll(0, count)[T0])
+
+
+def mirrored(cluster):
+    return cluster.kafka.groups.get("g", {}).get(T0)
+
+
+def follows(cluster, position):
+    cluster.run_until(lambda: mirrored(cluster) == position, 2 * H)
+
+
+def test_a_mirror_follows(cluster):
+    node = owning(cluster)
+    for position in (4, 7):
+        commit(node, position - (mirrored(cluster) or 0))
+        follows(cluster, position)
+    assert node.observer.named("mirror_drift") == []
+
+
+def test_what_others_commit_is_told_and_overwritten(cluster):
+    node = owning(cluster)
+    commit(node, 4)
+    follows(cluster, 4)
+    cluster.kafka.groups["g"][T0] = 1
+    commit(node, 3)
+    follows(cluster, 7)
+    cluster.run(H)
+    (drift,) = node.observer.named("mirror_drift")
+    assert dict(drift.fields) == {"partition": T0, "expected": 4, "found": 1}
+
+
+@pytest.mark.parametrize("lands", [True, False])
+def test_a_write_without_an_answer_is_nobody_elses(cluster, monkeypatch, lands):
+    """It may stand though it failed: what is found then is one's own."""
+    node = owning(cluster)
+    commit(node, 4)
+    follows(cluster, 4)
+    cluster.run(H)
+    write = node.data.commit
+
+    def fail(*args, **options):
+        if lands:
+            write(*args, **options)
+        raise CoordinationError("no answer")
+
+    monkeypatch.setattr(node.data, "commit", fail)
+    commit(node, 3)
+    cluster.run_until(lambda: node.observer.named("mirror_failed"), 2 * H)
+    assert mirrored(cluster) == (7 if lands else 4)
+    monkeypatch.undo()
+    commit(node, 1)
+    cluster.run_until(lambda: mirrored(cluster) == 8, 2 * MIRROR_RETRY_MS)
+    cluster.run(H)
+    assert node.observer.named("mirror_drift") == []
