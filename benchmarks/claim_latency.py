@@ -58,10 +58,18 @@ def unique(stem: str) -> str:
 
 def milliseconds_until(poll: Callable[[], bool], start: float) -> float:
     """Poll until a record comes; return the time since ``start``."""
-    while not poll():
-        if time.perf_counter() - start > PATIENCE_S:
-            raise SystemExit(f"no record within {PATIENCE_S} s")
+    wait_until(poll, "a record", start)
     return (time.perf_counter() - start) * 1_000
+
+
+def wait_until(
+    condition: Callable[[], bool], what: str, start: float | None = None
+) -> None:
+    """Ask until something is so, at most ``PATIENCE_S`` from ``start`` or now."""
+    late = (time.perf_counter() if start is None else start) + PATIENCE_S
+    while not condition():
+        if time.perf_counter() > late:
+            raise SystemExit(f"not within {PATIENCE_S} s: {what}")
 
 
 # --- the ways to the first record; each takes what stands already, if anything does
@@ -151,14 +159,18 @@ class Warm:
         """Time a classic group; its consumer is connected before."""
         topic = self.topic()
         consumer = kafka_python_consumer(self._servers, unique("group"))
-        consumer.topics()
+        # Else it is assigned nothing, and looks again after five minutes.
+        wait_until(lambda: topic in consumer.topics(), f"topic {topic}")
         return by_kafka_python(consumer, topic, time.perf_counter())
 
     def confluent(self) -> float:
         """Time a group under KIP-848; its consumer is connected before."""
         topic = self.topic()
         consumer = confluent_consumer(self._servers, unique("group"))
-        consumer.list_topics(timeout=PATIENCE_S)
+        wait_until(
+            lambda: topic in consumer.list_topics(timeout=PATIENCE_S).topics,
+            f"topic {topic}",
+        )
         return by_confluent(consumer, topic, time.perf_counter())
 
     def sides(self) -> dict[str, Callable[[], float]]:
