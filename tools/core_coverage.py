@@ -21,7 +21,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 CORE = ROOT / "marshal" / "kafka_marshal" / "protocol"
 TESTS = ROOT / "tests" / "unit" / "protocol"
-TEST_TIMEOUT_S = 300
+TEST_TIMEOUT_S = 1_800
 TAIL_LINES_MAX = 40
 
 

@@ -2,12 +2,13 @@
 
     python tools/test_lanes.py [ARGUMENTS OF PYTEST]
 
-One lane has what takes a cluster or Spark to itself, one all else that talks to a
-broker, and two what only computes, which gives way to the others: the checks, and the
-tests that need nothing. Each is an ordinary command, whose output goes to
-``build/tests``; what they said is printed when they have ended, and the worst of their
-results is the result. With paths or ``JOBS=1`` the checks come first, then one run of
-pytest.
+Two lanes have deadlines in real time, and the processors first: what takes a cluster
+or Spark to itself and then the tests that need nothing, and all else that talks to a
+broker. Two only compute, on virtual clocks, and take what those leave: the checks,
+with the tests of the core, and what simulates and searches. Each is an ordinary
+command, whose output goes to ``build/tests``; what they said is printed when they have
+ended, and the worst of their results is the result. With paths or ``JOBS=1`` the checks
+come first, then one run of pytest.
 """
 
 import os
@@ -19,16 +20,25 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "build" / "tests"
 HEAVY = ("integration/spark", "integration/chaos")
+COMPUTING = tuple(
+    f"tests/{each}"
+    for each in ("growth", "model", "property", "simulation", "spec", "transcripts")
+)
+# `make cover` runs them, each file for the module that it is about.
+CORE = "tests/unit/protocol"
 CHECKS = ("make", "check", "cover")
+# For who may have to wait long for a processor.
+PATIENT = "--timeout=1800"
 LANES = {
     "heavy": [*HEAVY],
     "brokers": ["integration", *(f"--ignore={each}" for each in HEAVY)],
-    # They wait for nobody, so they take what the others leave, and longer for it; and
-    # both processors once those have ended.
-    "computing": ["tests", "--timeout=1800", "-n", "2", "--dist", "loadscope"],
+    "computing": [*COMPUTING, PATIENT, "-n", "2", "--dist", "loadscope"],
     "checks": [],
+    "unit": ["tests", *(f"--ignore={each}" for each in (*COMPUTING, CORE))],
 }
-NICE = {"computing": 15, "checks": 10}
+NICE = {"computing": 19, "checks": 15}
+AFTER = {"unit": "heavy"}
+SLOWEST = ("--durations=12", "--durations-min=10")
 RUN_S_MAX = 5_000
 LOOK_S = 0.5
 NOTHING_RAN = 5
@@ -47,22 +57,16 @@ def run_one(arguments: list[str]) -> int:
 def run_lanes(arguments: list[str]) -> int:
     """Run every lane, and say what each said; return the worst code."""
     OUT.mkdir(parents=True, exist_ok=True)
-    running = {}
-    for name, paths in LANES.items():
-        with (OUT / f"{name}.log").open("wb") as log:
-            command = [sys.executable, "-m", "pytest", "-q", *paths, *arguments]
-            # A cache of its own: pytest writes it at its end.
-            command += ["-o", f"cache_dir={OUT / name}"]
-            if not paths:
-                command = [*CHECKS]
-            running[name] = subprocess.Popen(
-                command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT
-            )
-        os.setpriority(os.PRIO_PROCESS, running[name].pid, NICE.get(name, 0))
-    codes = {}
+    waiting = dict(LANES)
+    running: dict[str, subprocess.Popen[bytes]] = {}
+    codes: dict[str, int] = {}
     late = time.monotonic() + RUN_S_MAX
     try:
-        while running:
+        while waiting or running:
+            for name, paths in list(waiting.items()):
+                if name not in AFTER or AFTER[name] in codes:
+                    del waiting[name]
+                    running[name] = _start(name, paths, arguments)
             for name, process in list(running.items()):
                 if process.poll() is None and time.monotonic() < late:
                     continue
@@ -76,6 +80,23 @@ def run_lanes(arguments: list[str]) -> int:
     if set(tests) == {NOTHING_RAN}:
         return NOTHING_RAN
     return max(abs(code) for code in codes.values() if code != NOTHING_RAN)
+
+
+def _start(
+    name: str, paths: list[str], arguments: list[str]
+) -> "subprocess.Popen[bytes]":
+    """Start a lane, which says what it has to say in a file of its own."""
+    command = [sys.executable, "-m", "pytest", "-q", *paths, *SLOWEST, *arguments]
+    # A cache of its own: pytest writes it at its end.
+    command += ["-o", f"cache_dir={OUT / name}"]
+    if not paths:
+        command = [*CHECKS]
+    with (OUT / f"{name}.log").open("wb") as log:
+        process = subprocess.Popen(
+            command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT
+        )
+    os.setpriority(os.PRIO_PROCESS, process.pid, NICE.get(name, 0))
+    return process
 
 
 def _end(name: str, process: "subprocess.Popen[bytes]") -> int:

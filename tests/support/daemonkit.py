@@ -19,7 +19,7 @@ INSTANCE = "cd" * 16
 
 
 def eventually(condition, what):
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not (found := condition()):
         assert time.monotonic() < deadline, what
         time.sleep(0.005)
