@@ -7,6 +7,7 @@ leaves the client's thread and sockets behind, for ever.
 """
 
 import logging
+import ssl
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Self
@@ -26,7 +27,11 @@ REFUSALS = (
 
 
 def connected(
-    kind: Untyped, config: Mapping[str, Untyped], *, topic: str | None = None
+    kind: Untyped,
+    config: Mapping[str, Untyped],
+    *,
+    topic: str | None = None,
+    watch: "ConnectionWatch | None" = None,
 ) -> Untyped:
     """Make a client of kafka-python; leave nothing behind where that fails.
 
@@ -35,6 +40,7 @@ def connected(
         config: What it is made with.
         topic: Asked for with the first metadata; for a topic that is named later
             it would wait 100 ms before it asks again.
+        watch: Told whose refusals are of this client.
 
     Returns:
         The client, connected.
@@ -47,6 +53,8 @@ def connected(
     def make(**options: Untyped) -> Untyped:
         made = KafkaConsumer.DEFAULT_CONFIG["kafka_client"](**options)
         network.append(made)
+        if watch is not None:
+            watch.own(made)
         if topic is not None:
             made.cluster.add_topic(topic)
         return made
@@ -64,23 +72,50 @@ class ConnectionWatch(logging.Handler):
     """Notes the reasons that kafka-python logs, while it is entered.
 
     A logger that the application has turned off tells nothing; messages are then
-    less helpful, and nothing else changes.
+    less helpful and later, and nothing else changes.
+
+    Attributes:
+        refused: Why a client of ours was refused, as it would be again, where it has
+            not been let in since.
+        refusal: Why any client was refused.
+        last: What any client was told last.
+        is_ended: Whether ours are not to try again.
     """
 
     def __init__(self) -> None:
         """Listen for warnings and worse."""
         super().__init__(logging.WARNING)
+        self.refused: Exception | None = None
         self.refusal: Exception | None = None
         self.last: Exception | None = None
+        self.is_ended = False
+        self._networks: list[Untyped] = []
+
+    def own(self, network: Untyped) -> None:
+        """Take that what the thread of this network says is about us."""
+        self._networks.append(network)
+
+    def end(self) -> None:
+        """Have our clients stop trying."""
+        self.is_ended = True
+        for network in self._networks:
+            network.close()
 
     def emit(self, record: logging.LogRecord) -> None:
         """Note the exception that a log record is about."""
         arguments = record.args if isinstance(record.args, tuple) else ()
         for argument in arguments:
+            if isinstance(argument, Exception):
+                self.last = argument
             if isinstance(argument, REFUSALS):
                 self.refusal = argument
-            elif isinstance(argument, Exception):
-                self.last = argument
+            why = _final(argument)
+            if why is not None and self._is_ours(record):
+                self.refused = why
+
+    def _is_ours(self, record: logging.LogRecord) -> bool:
+        threads = [each._net._io_thread for each in self._networks]  # noqa: SLF001
+        return record.thread in {each.ident for each in threads if each is not None}
 
     def reason(self) -> str:
         """Return the last reason as words to put into a message, or nothing."""
@@ -97,3 +132,12 @@ class ConnectionWatch(logging.Handler):
         trace: TracebackType | None,
     ) -> None:
         logging.getLogger(_LOGGER).removeHandler(self)
+
+
+def _final(error: object) -> Exception | None:
+    """Return why another attempt would end like this one, where it would."""
+    while isinstance(error, Exception):
+        if isinstance(error, (*REFUSALS, ssl.SSLCertVerificationError)):
+            return error
+        error = error.__cause__ or error.__context__
+    return None

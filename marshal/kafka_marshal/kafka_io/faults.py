@@ -64,6 +64,11 @@ NOT_AUTHENTICATED = _fault(
     why="the broker did not accept who we say we are",
     next_step="Check security_protocol, sasl_mechanism, user name and password.",
 )
+NOT_TRUSTED = _fault(
+    (LogUnreadable, LogUnwritable),
+    why="we do not trust the certificate of the broker",
+    next_step="Check ssl_cafile, and that the address is a name in the certificate.",
+)
 GONE = _fault(
     LogTruncated,
     why="records that existed are gone",

@@ -25,6 +25,10 @@ T = TypeVar("T")
 
 _REQUEST_TIMEOUT_MS = 5_000
 _RETRY_INTERVAL_S = 0.1
+_LOOK_S = 0.1
+# Who was refused might be let in elsewhere: where passwords change, say, and not every
+# broker has heard.
+_REFUSED_PATIENCE_S = 2.0
 # Questions under way at once, abandoned ones included: bounds the threads.
 _CALLS_MAX = 16
 
@@ -73,16 +77,16 @@ class Lookups:
         with ConnectionWatch() as watch:
             thread = threading.Thread(
                 target=self._run,
-                args=(work, deadline, box),
+                args=(work, deadline, box, watch),
                 name="marshal-lookup",
                 daemon=True,
             )
             thread.start()
-            thread.join(timeout=max(0.0, deadline - time.monotonic()))
+            _await(thread, deadline, watch)
         error = box.get("error")
         is_timeout = isinstance(error, kafka_errors.KafkaTimeoutError)
-        if watch.refusal is not None and (is_timeout or not box):
-            error = watch.refusal
+        if is_timeout or not box or watch.is_ended:
+            error = watch.refused or watch.refusal or error
         if error is not None:
             addresses = self._settings.addresses
             raise translated(error, doing=doing, access=access, addresses=addresses)
@@ -101,17 +105,22 @@ class Lookups:
             thread.join(timeout=max(0.0, timeout_ms / 1000))
 
     def _run(
-        self, work: Callable[[Any], Any], deadline: float, box: dict[str, Any]
+        self,
+        work: Callable[[Any], Any],
+        deadline: float,
+        box: dict[str, Any],
+        watch: ConnectionWatch,
     ) -> None:
         """Do the work until it succeeds, fails for good, or is late."""
         try:
             while True:
                 try:
-                    box["answer"] = work(self._connected(deadline))
+                    box["answer"] = work(self._connected(deadline, watch))
                 except Exception as error:  # noqa: BLE001 - told to the caller
                     left_s = deadline - time.monotonic()
                     is_passing = getattr(error, "retriable", False)
-                    if not is_passing or left_s <= _RETRY_INTERVAL_S:
+                    is_over = watch.is_ended or left_s <= _RETRY_INTERVAL_S
+                    if not is_passing or is_over:
                         box["error"] = error
                         return
                     self._drop_if_spoilt(error)
@@ -121,7 +130,7 @@ class Lookups:
         finally:
             self._places.release()
 
-    def _connected(self, deadline: float) -> Untyped:
+    def _connected(self, deadline: float, watch: ConnectionWatch) -> Untyped:
         """Return the client, connecting it first where there is none."""
         with self._lock:
             if self._is_closed:
@@ -132,9 +141,9 @@ class Lookups:
                     "request_timeout_ms": _REQUEST_TIMEOUT_MS,
                     "bootstrap_timeout_ms": left_ms,
                 }
-                self._client = connected(
-                    KafkaAdminClient, self._settings.client_config() | timeouts
-                )
+                config = self._settings.client_config() | timeouts
+                self._client = connected(KafkaAdminClient, config, watch=watch)
+                watch.refused = None
             return self._client
 
     def _drop_if_spoilt(self, error: Exception) -> None:
@@ -157,6 +166,19 @@ class Lookups:
             f"{self._settings.addresses}.{why} Check the addresses, the network and "
             "that the brokers run."
         )
+
+
+def _await(thread: threading.Thread, deadline: float, watch: ConnectionWatch) -> None:
+    """Wait until it has ended, it is late, or it is refused for good."""
+    give_up = deadline
+    while thread.is_alive() and time.monotonic() < give_up:
+        thread.join(timeout=min(_LOOK_S, max(0.0, deadline - time.monotonic())))
+        if watch.refused is None:
+            give_up = deadline
+        elif give_up == deadline:
+            give_up = min(deadline, time.monotonic() + _REFUSED_PATIENCE_S)
+    if thread.is_alive() and watch.refused is not None:
+        watch.end()
 
 
 def forked(doing: str) -> MarshalError:

@@ -1,6 +1,7 @@
 """What kafka-python raises, told in our own errors. One table does it all."""
 
 import re
+import ssl
 
 from kafka import errors as kafka_errors
 
@@ -26,6 +27,10 @@ _TABLE = (
             kafka_errors.IllegalSaslStateError,
             kafka_errors.SecurityDisabledError,
         ),
+    ),
+    (
+        faults.NOT_TRUSTED,
+        (ssl.SSLCertVerificationError,),
     ),
     (
         faults.GONE,

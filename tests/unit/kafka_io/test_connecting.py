@@ -1,0 +1,84 @@
+"""Why kafka-python could not connect, as its log has it."""
+
+import logging
+import ssl
+import threading
+from types import SimpleNamespace
+
+import pytest
+from kafka import errors
+
+from kafka_marshal.kafka_io.connecting import ConnectionWatch
+
+LOGGER = logging.getLogger("kafka.net.manager")
+WRONG_PASSWORD = errors.SaslAuthenticationFailedError("who?")
+LINE = "Bootstrap connection to %s failed: %s"
+
+
+class Network:
+    """A client's network; everything it says, it says on a thread of its own."""
+
+    def __init__(self):
+        self._net = SimpleNamespace(_io_thread=None)
+        self.is_closed = False
+
+    def say(self, *arguments):
+        self._net._io_thread = threading.Thread(
+            target=LOGGER.warning, args=(LINE, "bootstrap-0", *arguments)
+        )
+        self._net._io_thread.start()
+        self._net._io_thread.join(30)
+
+    def close(self):
+        self.is_closed = True
+
+
+@pytest.fixture
+def watch():
+    with ConnectionWatch() as watch:
+        yield watch
+
+
+@pytest.fixture
+def network(watch):
+    network = Network()
+    watch.own(network)
+    return network
+
+
+def test_a_refusal_is_ours(watch, network):
+    network.say(WRONG_PASSWORD)
+    assert watch.refused is WRONG_PASSWORD
+    watch.end()
+    assert network.is_closed
+    assert watch.is_ended
+
+
+def test_a_certificate_that_is_not_trusted_never_will_be(watch, network):
+    error = errors.KafkaConnectionError("handshake")
+    error.__context__ = ssl.SSLCertVerificationError("self-signed")
+    network.say(error)
+    assert watch.refused is error.__context__
+    assert (watch.refusal, watch.last) == (None, error)
+
+
+def test_what_may_pass_is_no_refusal(watch, network):
+    error = errors.KafkaConnectionError("reset")
+    network.say(error)
+    assert (watch.refused, watch.refusal, watch.last) == (None, None, error)
+    assert "reset" in watch.reason()
+
+
+def test_what_others_are_told_is_not_ours(watch, network):
+    """Of two clusters, one may be refused to us while we wait for the other."""
+    Network().say(WRONG_PASSWORD)
+    LOGGER.warning(LINE, "bootstrap-0", WRONG_PASSWORD)
+    assert watch.refused is None
+    assert watch.refusal is WRONG_PASSWORD
+    assert network._net._io_thread is None
+
+
+def test_nothing_is_heard_afterwards(network, watch):
+    watch.__exit__(None, None, None)
+    network.say(WRONG_PASSWORD)
+    assert watch.refused is None
