@@ -243,7 +243,7 @@ def test_a_wrong_password_is_told(guarded, transport):
 
 def test_a_certificate_that_nobody_vouches_for_is_told(guarded, transport):
     options = {"security.protocol": "SSL"}
-    with pytest.raises(LogUnreadable, match="do not trust the certificate"):
+    with pytest.raises(CoordinationError, match="do not trust the certificate"):
         open_with(
             guarded, guarded.tls, options, transport=transport, timeout_ms=FOR_EVER_MS
         )

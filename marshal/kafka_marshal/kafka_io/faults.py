@@ -65,7 +65,7 @@ NOT_AUTHENTICATED = _fault(
     next_step="Check security_protocol, sasl_mechanism, user name and password.",
 )
 NOT_TRUSTED = _fault(
-    (LogUnreadable, LogUnwritable),
+    CoordinationError,  # one that has run out is renewed some day
     why="we do not trust the certificate of the broker",
     next_step="Check ssl_cafile, and that the address is a name in the certificate.",
 )
