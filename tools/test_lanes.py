@@ -12,6 +12,7 @@ come first, then one run of pytest.
 """
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -113,6 +114,8 @@ def _end(name: str, process: "subprocess.Popen[bytes]") -> int:
 
 def main(arguments: list[str]) -> int:
     """Choose by the arguments; return an exit code."""
+    # Who starts this in the background may have it ignored, and tests interrupt.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     has_paths = any(Path(each.split("::")[0]).exists() for each in arguments)
     if has_paths or os.environ.get("JOBS") == "1":
         return run_one(arguments)
