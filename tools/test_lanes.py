@@ -37,7 +37,7 @@ LANES = {
     "checks": [],
     "unit": ["tests", *(f"--ignore={each}" for each in (*COMPUTING, CORE))],
 }
-NICE = {"computing": 19, "checks": 15}
+NICE = {"computing": 15, "checks": 12}
 AFTER = {"unit": "heavy"}
 SLOWEST = ("--durations=12", "--durations-min=10")
 RUN_S_MAX = 5_000

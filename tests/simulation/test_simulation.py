@@ -49,7 +49,7 @@ REGRESSIONS = [
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(60 + 4 * len(SEEDS))
+@pytest.mark.timeout(60 + 8 * len(SEEDS))
 def test_every_invariant_holds_and_every_situation_is_reached():
     summary = run_seeds(SEEDS, Wish(), jobs=JOBS)
     assert summary.broken == []
