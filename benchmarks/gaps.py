@@ -127,15 +127,15 @@ def by_kafka_python(
         strategy = [CooperativeStickyAssignor]
         assignors["partition_assignment_strategy"] = strategy
     consumer = KafkaConsumer(
-        told["topic"],
         bootstrap_servers=told["servers"],
         group_id=told["group"],
         auto_offset_reset="earliest",
         session_timeout_ms=SESSION_MS,
         heartbeat_interval_ms=H_MS // 3,
-        metadata_max_age_ms=5_000,  # a leader that knows no topic assigns nothing
         **assignors,
     )
+    consumer.partitions_for_topic(told["topic"])  # else its leader assigns nothing
+    consumer.subscribe([told["topic"]])
     while not is_over.is_set():
         handed = consumer.poll(timeout_ms=POLL_MS)
         if handed:

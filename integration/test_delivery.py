@@ -13,8 +13,7 @@ from domain import Recorder, opened
 from fleet import Fleet
 from history import History
 from journal import Journal, judge_duplicates, judge_grants
-from kafka import KafkaConsumer
-from waiting import eventually, read_out, wall_ms
+from waiting import eventually, read_out, subscribed, wall_ms
 
 from kafka_marshal import Delivery, TopicPartition
 from kafka_marshal.protocol.granting import DEPTH_MAX_DEFAULT
@@ -369,13 +368,11 @@ def test_a_mirror_that_fails_stops_nothing(domain, unique):
     topic = domain.data_topic(1, records_each=10)
     group = unique("occupied")
     recorder = Recorder()
-    subscriber = KafkaConsumer(
+    subscriber = subscribed(
         topic,
         bootstrap_servers=domain.servers,
         group_id=group,
         enable_auto_commit=False,
-        # It may join before it knows the topic, and is assigned nothing until it looks.
-        metadata_max_age_ms=500,
     )
     try:
         eventually(lambda: subscriber.poll(100) or subscriber.assignment(), "it joins")

@@ -6,10 +6,11 @@ import time
 
 import attrs
 import pytest
-from kafka import KafkaConsumer, KafkaProducer
+from kafka import KafkaProducer
 from kafka import TopicPartition as KafkaPartition
 from kafka.admin import KafkaAdminClient
 from logs import LATE_S, TIMEOUT_MS, read, sent, until
+from waiting import subscribed
 
 from kafka_marshal.errors import (
     CoordinationError,
@@ -312,13 +313,7 @@ def test_commit_beside_active_members_is_refused(
     topic, group = unique("data"), unique("group")
     topics.create_data_topic(topic, partitions=1)
     place = TopicPartition(topic, 0)
-    # Brokers may not know the new topic yet: look again soon.
-    member = KafkaConsumer(
-        topic,
-        bootstrap_servers=bootstrap_servers,
-        group_id=group,
-        metadata_max_age_ms=500,
-    )
+    member = subscribed(topic, bootstrap_servers=bootstrap_servers, group_id=group)
     until(lambda: member.poll(100) == {} and bool(member.assignment()))
     data = open_data_log(settings)
     with pytest.raises(CoordinationError, match="active members"):

@@ -14,7 +14,7 @@ from kafka import KafkaConsumer, KafkaProducer
 from kafka import TopicPartition as Place
 from kafka.structs import OffsetAndMetadata
 from typer.testing import CliRunner
-from waiting import eventually
+from waiting import eventually, subscribed
 
 from kafka_marshal import Marshal, TopicPartition
 from kafka_marshal.adoption import Action, adopt, plan_adoption
@@ -127,14 +127,12 @@ def test_another_name_leaves_the_old_group_alone(domain, unique):
 
 def test_a_group_that_works_is_not_adopted(domain, unique):
     topic, group = domain.data_topic(PARTITIONS, RECORDS), unique("busy")
-    consumer = KafkaConsumer(
+    consumer = subscribed(
         topic,
         bootstrap_servers=domain.servers,
         group_id=group,
         auto_offset_reset="earliest",
         max_poll_records=5,
-        # It may join before it knows the topic, and is assigned nothing until it looks.
-        metadata_max_age_ms=500,
     )
     try:
         eventually(lambda: consumer.poll(200), "records of the old group")

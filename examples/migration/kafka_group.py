@@ -41,9 +41,9 @@ def main() -> None:
         auto_offset_reset="earliest",
         enable_auto_commit=False,
         max_poll_records=10,
-        # A topic that is new when it joins is found soon.
-        metadata_max_age_ms=5_000,
     )
+    # A leader that does not know the topic when it joins assigns nothing to anybody.
+    consumer.partitions_for_topic(options.topic)
     consumer.subscribe([options.topic], listener=Report())
     left = options.max_records
     try:

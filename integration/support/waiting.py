@@ -5,6 +5,8 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from kafka import KafkaConsumer
+
 from kafka_marshal import Consumer, Record
 
 T = TypeVar("T")
@@ -63,3 +65,15 @@ def read_out(consumer: Consumer, count: int) -> list[Record]:
 
     eventually(look, f"{count} records")
     return found
+
+
+def subscribed(topic: str, **options: object) -> KafkaConsumer:
+    """Return an ordinary consumer of a group, which knows its topic before it joins.
+
+    As the leader it would else assign nothing to anybody; and where it hears of the
+    topic in that moment, it never looks again.
+    """
+    consumer = KafkaConsumer(**options)
+    eventually(lambda: consumer.partitions_for_topic(topic), f"{topic} is known")
+    consumer.subscribe([topic])
+    return consumer
