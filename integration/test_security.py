@@ -4,6 +4,7 @@ import os
 import socket
 import ssl
 import subprocess
+import threading
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
@@ -239,6 +240,11 @@ def test_a_wrong_password_is_told(guarded, transport):
             guarded, guarded.sasl, options, transport=transport, timeout_ms=FOR_EVER_MS
         )
     assert "drowssap" not in str(raised.value)
+    names = {"marshal-lookup"}
+    eventually(
+        lambda: names.isdisjoint(each.name for each in threading.enumerate()),
+        "nobody goes on trying",
+    )
 
 
 def test_a_certificate_that_nobody_vouches_for_is_told(guarded, transport):

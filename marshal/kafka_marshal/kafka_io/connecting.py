@@ -9,6 +9,7 @@ leaves the client's thread and sockets behind, for ever.
 import logging
 import ssl
 from collections.abc import Mapping
+from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
@@ -96,10 +97,14 @@ class ConnectionWatch(logging.Handler):
         self._networks.append(network)
 
     def end(self) -> None:
-        """Have our clients stop trying."""
+        """Have our clients stop trying; return at once.
+
+        Each is told on its own thread, so that whoever makes it fails and closes it.
+        """
         self.is_ended = True
-        for network in self._networks:
-            network.close()
+        for each in self._networks:
+            with suppress(Exception):  # it is over already
+                each._net.call_soon_threadsafe(each._manager.close)  # noqa: SLF001
 
     def emit(self, record: logging.LogRecord) -> None:
         """Note the exception that a log record is about."""

@@ -19,8 +19,10 @@ class Network:
     """A client's network; everything it says, it says on a thread of its own."""
 
     def __init__(self):
-        self._net = SimpleNamespace(_io_thread=None)
+        self._net = SimpleNamespace(_io_thread=None, call_soon_threadsafe=self._soon)
+        self._manager = SimpleNamespace(close=self._close)
         self.is_closed = False
+        self.is_over = False
 
     def say(self, *arguments):
         self._net._io_thread = threading.Thread(
@@ -29,7 +31,12 @@ class Network:
         self._net._io_thread.start()
         self._net._io_thread.join(30)
 
-    def close(self):
+    def _soon(self, act):
+        if self.is_over:
+            raise RuntimeError("NetworkSelector closed!")
+        act()
+
+    def _close(self):
         self.is_closed = True
 
 
@@ -52,6 +59,14 @@ def test_a_refusal_is_ours(watch, network):
     watch.end()
     assert network.is_closed
     assert watch.is_ended
+
+
+def test_what_is_over_already_need_not_be_ended(watch, network):
+    network.is_over = True
+    later = Network()
+    watch.own(later)
+    watch.end()
+    assert later.is_closed
 
 
 def test_a_certificate_that_is_not_trusted_never_will_be(watch, network):
