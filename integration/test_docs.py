@@ -34,7 +34,7 @@ BLOCKS = {
 # Those that need no broker are run by tests/test_docs.py.
 WITHOUT_BROKER = {
     "sink_sqlite",
-    "sink_http_service",
+    "sink_service",
     "readme_security",
     "replay_seed",
     "policy",

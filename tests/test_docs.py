@@ -139,6 +139,28 @@ def test_sqlite_sink_refuses_zombies_and_repeats():
     assert values == [(b"a",), (b"b",), (b"d",)]
 
 
+def test_service_refuses_strangers_before_it_looks_at_their_token():
+    (block,) = [b for b in PYTHON_BLOCKS if b.mark == "run: sink_service"]
+    scope = {}
+    exec(compile(block.code, block.place, "exec"), scope)
+
+    def ask(user, header, body="a"):
+        return int(scope["handle"](user, "g/t/0", header=header, body=body))
+
+    greatest = f"{2**32 - 1}.0.0"
+    assert ask(None, greatest) == 403
+    assert ask("somebody", greatest) == 403
+    assert ask("billing", "9223372036854775807.0.0") == 400
+    assert ask("billing", "1.0.7", "a") == 204
+    assert ask("billing", "1.1.2", "b") == 204
+    assert ask("billing", "1.0.7", "c") == 412
+    with pytest.raises(scope["sqlite3"].ProgrammingError):
+        ask("billing", greatest, object())  # the work fails, and with it the fence
+    assert ask("billing", "1.1.2", "d") == 204
+    bodies = scope["db"].execute("SELECT body FROM bills").fetchall()
+    assert bodies == [("a",), ("b",), ("d",)]
+
+
 def test_a_seed_repeats():
     (block,) = [b for b in PYTHON_BLOCKS if b.mark == "run: replay_seed"]
     scope = {}

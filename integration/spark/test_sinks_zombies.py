@@ -10,11 +10,7 @@ import os
 import signal
 import subprocess
 import sys
-import threading
-from contextlib import contextmanager
 from pathlib import Path
-from socketserver import ThreadingMixIn
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 import kafka
 import postgres
@@ -24,7 +20,6 @@ from domain import opened
 from waiting import eventually
 
 from kafka_marshal.protocol.types import TopicPartition
-from kafka_marshal.receiving import TOKEN_HEADER, FencedApp, SqliteFences, parse_token
 from kafka_marshal.spark.fencing import Fence
 from kafka_marshal.spark.sinks_files import FileSink
 from kafka_marshal.spark.sinks_table import TableSink
@@ -158,60 +153,6 @@ def test_files_take_nothing_stale(domain, tmp_path):
     ]
     assert all(link.folder.startswith("data/healthy") for link in links)
     assert not list(tmp_path.glob("data/zombie*"))
-
-
-class Bills:
-    """A service that notes what it is asked to write, and under which token."""
-
-    def __init__(self):
-        self.written = []
-
-    def __call__(self, environ, start_response):
-        token = environ["HTTP_" + TOKEN_HEADER.upper().replace("-", "_")]
-        offsets = json.loads(environ["wsgi.input"].read())
-        self.written += [(parse_token(token), offset) for offset in offsets]
-        start_response("204 No Content", [])
-        return []
-
-
-class Server(ThreadingMixIn, WSGIServer):
-    daemon_threads = True
-
-
-class Handler(WSGIRequestHandler):
-    def log_message(self, *said):
-        pass
-
-
-@contextmanager
-def served(app):
-    """Serve an application on the loopback interface; yield its address."""
-    with make_server(
-        "127.0.0.1", 0, app, server_class=Server, handler_class=Handler
-    ) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            thread.join(timeout=60)
-
-
-@pytest.mark.parametrize("where", ["before", "midst"])
-def test_a_service_takes_nothing_stale(domain, tmp_path, where):
-    bills = Bills()
-    app = FencedApp(bills, SqliteFences(str(tmp_path / "fences.db")))
-    with served(app) as url:
-        zombie, healthy = run_both(common(domain, "http", where) | {"url": url})
-    # What it wrote while its claim stood is not written again, and counts as its own.
-    before = BATCH // 2 if where == "midst" else 0
-    assert [line["count"] for line in zombie if "count" in line] == [before]
-    assert sum(line["count"] for line in healthy if "count" in line) == RECORDS - before
-    assert [offset for _, offset in bills.written] == list(range(RECORDS))
-    tokens = [token for token, _ in bills.written]
-    assert tokens == sorted(tokens)
-    assert tokens.count(min(tokens)) == (before or RECORDS)
 
 
 @pytest.mark.parametrize("where", ["before", "midst"])

@@ -19,7 +19,6 @@ from kafka_marshal.kafka_io import ConnectionSettings
 from kafka_marshal.protocol.types import TopicPartition
 from kafka_marshal.spark.fencing import Fence
 from kafka_marshal.spark.sinks_files import DATA, FileSink, Link
-from kafka_marshal.spark.sinks_http import HttpSink
 from kafka_marshal.spark.sinks_kafka import KafkaSink
 from kafka_marshal.spark.sinks_table import TableSink, write_rows
 
@@ -133,18 +132,6 @@ class Program:
         self.stop_here()
         link = Link(first, end, token, folder)
         return end - sink.publish(None, place, link=link, batch_id=0)
-
-    def write_http(self, place, token, rows) -> int:
-        s = self.settings
-        sink = HttpSink(
-            s["url"],
-            lambda some: json.dumps([row.offset for row in some]).encode(),
-            s["group"],
-            rows_at_once=5,
-        )
-        if s["where"] == "before":
-            self.stop_here()
-        return sink.write(place, token=token, rows=self.rows_with_a_stop(rows))
 
     def write_kafka(self, place, token, rows) -> int:
         s = self.settings

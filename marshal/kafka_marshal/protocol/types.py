@@ -5,13 +5,16 @@ milliseconds, offsets are integers, identities are bytes or strings: the core
 knows no floats (they would not fold alike everywhere).
 """
 
+import re
 from enum import IntEnum
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import msgspec
 
 OFFSET_MAX = 2**63 - 1
 PARTITION_MAX = 2**31 - 1
+
+_TOKEN = re.compile(r"([0-9]{1,10})\.([0-9]{1,10})\.([0-9]{1,20})")
 
 Millis = int
 """A duration or a point in time in milliseconds."""
@@ -65,6 +68,23 @@ class Token(NamedTuple):
     era: int
     leader_epoch: int
     offset: int
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read the dotted form.
+
+        Raises:
+            ValueError: The text is not a token, or a number is out of range.
+        """
+        found = _TOKEN.fullmatch(text)
+        if found is None:
+            raise ValueError(f"not a fencing token like 1763718000.0.42: {text[:80]!r}")
+        token = cls(*map(int, found.groups()))
+        try:
+            bytes(token)
+        except OverflowError as error:
+            raise ValueError(f"fencing token out of range: {text}") from error
+        return token
 
     def __str__(self) -> str:
         """Return the dotted form ``era.leader_epoch.offset``."""

@@ -298,7 +298,7 @@ class RemoteSession:
         owner = Owner(said.client_id, bytes.fromhex(said.incarnation))
         claim.claimant = Claimant(owner, key.group_id, master=b"")
         claim.epoch = said.epoch
-        claim.token = _token(said.token)
+        claim.token = Token.parse(said.token)
         claim.lease = Lease(said.soft_until_ms, said.hard_until_ms)
         claim.heartbeat_interval_ms = self._context.heartbeat_interval_ms
         holding.why = said.why
@@ -569,11 +569,6 @@ def _shorten(claim: Claim, said: api.Assigned) -> None:
         min(claim.lease.soft_until_ms, said.soft_until_ms),
         min(claim.lease.hard_until_ms, said.hard_until_ms),
     )
-
-
-def _token(text: str) -> Token:
-    era, leader_epoch, offset = map(int, text.split("."))
-    return Token(era, leader_epoch, offset)
 
 
 def _returned(holding: Holding, reason: str, detail: str = "") -> api.Returned:

@@ -12,16 +12,6 @@ from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.protocol.types import Token, TopicPartition
 
 
-def to_token(text: str) -> Token:
-    """Read a dotted token.
-
-    Raises:
-        ValueError: It is none.
-    """
-    era, leader_epoch, offset = map(int, text.split("."))
-    return Token(era, leader_epoch, offset)
-
-
 class Mark(NamedTuple):
     """How far one partition is planned, and under which claim.
 
@@ -43,7 +33,7 @@ class Mark(NamedTuple):
             ValueError: It is something else.
         """
         token, begin, end = text.split(" ")
-        return cls(to_token(token), int(begin), int(end))
+        return cls(Token.parse(token), int(begin), int(end))
 
     def __str__(self) -> str:
         return f"{self.token} {self.begin} {self.next}"

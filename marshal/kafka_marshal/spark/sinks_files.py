@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from kafka_marshal.errors import ConfigurationError
-from kafka_marshal.protocol.types import TopicPartition
-from kafka_marshal.receiving import parse_token
+from kafka_marshal.protocol.types import Token, TopicPartition
 
 from .fencing import Fence, require_columns
 
@@ -193,7 +192,7 @@ class FileSink:
         for _ in range(TRIES_MAX):
             last = chain.last()
             first = 0 if last is None else last.end
-            is_older = last is not None and parse_token(last.token) > parse_token(
+            is_older = last is not None and Token.parse(last.token) > Token.parse(
                 link.token
             )
             if is_older or not self.fence.holds(*place, token=link.token):

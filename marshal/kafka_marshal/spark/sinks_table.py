@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from kafka_marshal.errors import ConfigurationError
-from kafka_marshal.receiving import parse_token
+from kafka_marshal.protocol.types import Token
 
 from .fencing import require_columns
 
@@ -142,7 +142,7 @@ def write_rows(
     cursor.execute(bound)
     cursor.execute(f"SET LOCAL lock_timeout = {2 * int(sink.idle_ms_max)}")
     # The row stays locked until the transaction ends: nobody else writes meanwhile.
-    cursor.execute(_ENTER.format_map(names), (*place, *parse_token(token)))
+    cursor.execute(_ENTER.format_map(names), (*place, *Token.parse(token)))
     found = cursor.fetchone()
     if found is None:
         return 0

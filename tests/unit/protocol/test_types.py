@@ -67,6 +67,26 @@ def test_a_token_has_a_dotted_form_and_sixteen_bytes(token, text, digits):
     assert bytes(token).hex() == digits
 
 
+@pytest.mark.parametrize(("token", "text", "digits"), TOKENS)
+def test_a_token_is_read_back(token, text, digits):
+    assert Token.parse(text) == token
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "1.2", "1.2.x", "1.2.3.4", "1.2.-3", "1.2.\u00b2", "1.2.3\n", " 1.2.3"),
+        pytest.param("9223372036854775807.0.0", id="era beyond all digits"),
+        pytest.param("4294967296.0.0", id="era out of range"),
+        pytest.param("0.4294967296.0", id="leader epoch out of range"),
+        pytest.param("0.0.18446744073709551616", id="offset out of range"),
+    ],
+)
+def test_what_is_not_a_token_is_refused(text):
+    with pytest.raises(ValueError, match="fencing token"):
+        Token.parse(text)
+
+
 @pytest.mark.parametrize(
     ("smaller", "greater"),
     [

@@ -12,7 +12,6 @@ from kafka_marshal.spark.offsets import (
     stretches,
     to_marks,
     to_offset,
-    to_token,
 )
 
 A, B = TopicPartition("a.b-c", 0), TopicPartition("a.b-c", 10)
@@ -36,12 +35,6 @@ def test_an_offset_is_text_that_says_the_same_again():
 def test_the_checkpoint_of_another_source_is_told(offset):
     with pytest.raises(ConfigurationError, match="new checkpointLocation"):
         to_marks(offset)
-
-
-def test_a_token_is_three_numbers():
-    assert to_token(str(NEW)) == NEW
-    with pytest.raises(ValueError, match="unpack"):
-        to_token("1.2")
 
 
 def test_a_batch_is_what_lies_between_two_offsets():
