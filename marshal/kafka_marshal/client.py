@@ -281,7 +281,7 @@ class Marshal(Closing):
 
         Args:
             topics: Data topics by name.
-            pattern: Or a regular expression that whole names match.
+            pattern: Or a regular expression in RE2's syntax that whole names match.
             delivery: The guarantee.
             policy: Which partitions to hold.
             claims_max: Most of them; 0 = no limit.

@@ -59,6 +59,14 @@ def subscribe(data, *topics, coordination="__marshal", **changed):
         pytest.param(
             ("t",), {"auto_offset_reset": "late"}, "auto_offset_reset", id="reset"
         ),
+        pytest.param((), {"pattern": "("}, "pattern", id="pattern"),
+        pytest.param((), {"pattern": 7}, "pattern", id="no-pattern"),
+        pytest.param((), {"pattern": re.compile(b"t")}, "pattern", id="bytes"),
+        pytest.param(
+            (), {"pattern": re.compile("t", re.VERBOSE)}, "pattern", id="verbose"
+        ),
+        pytest.param((), {"pattern": "(a{1,1000}){1,1000}"}, "pattern", id="large"),
+        pytest.param((), {"pattern": r"(\w{200}|\pL{200}){4}"}, "pattern", id="huge"),
     ],
 )
 def test_impossible_settings_are_refused(topics, changed, setting):
@@ -71,15 +79,12 @@ def test_impossible_settings_are_refused(topics, changed, setting):
     ("changed", "setting"),
     [
         pytest.param({"policy": "best"}, "policy", id="policy"),
-        pytest.param({"pattern": "("}, "pattern", id="pattern"),
-        pytest.param({"pattern": 7}, "pattern", id="no-pattern"),
         pytest.param({"has_on_topics": True}, "on_topics", id="on-topics"),
     ],
 )
 def test_what_shows_later_is_refused_too(data, changed, setting):
-    topics = () if "pattern" in changed else ("orders-a",)
     with pytest.raises(ConfigurationError) as caught:
-        subscribe(data, *topics, **changed)
+        subscribe(data, "orders-a", **changed)
     assert caught.value.setting == setting
 
 
@@ -102,6 +107,29 @@ def test_zero_is_without_limit_everywhere(data):
 def test_a_pattern_matches_whole_names(data, pattern):
     sub = subscribe(data, pattern=pattern)
     assert list(sub.topics) == ["orders-a", "orders-b"]
+
+
+@pytest.mark.timeout(60)
+def test_matching_takes_linear_time_whatever_the_pattern():
+    cluster = Cluster()
+    for name in ("a" * 249, "a" * 248 + "X"):
+        cluster.fill(name, [0])
+    sub = subscribe(cluster.kafka.data_log(), pattern=".*" * 40 + "X")
+    assert list(sub.topics) == ["a" * 248 + "X"]
+
+
+@pytest.mark.parametrize("pattern", [r"(a)\1", "a(?=b)", "(?<!a)b", "(?P<n>a)(?P=n)"])
+def test_what_takes_no_linear_time_is_refused_with_a_reason(pattern):
+    with pytest.raises(ConfigurationError, match="syntax of RE2") as caught:
+        settings(pattern=pattern)
+    assert caught.value.setting == "pattern"
+
+
+def test_flags_of_a_compiled_pattern_count_here_and_over_a_sidecar(data):
+    pattern = re.compile(r"ORDERS-.*", re.IGNORECASE | re.ASCII)
+    assert list(subscribe(data, pattern=pattern).topics) == ["orders-a", "orders-b"]
+    text = settings(pattern=pattern).wants().pattern
+    assert list(subscribe(data, pattern=text).topics) == ["orders-a", "orders-b"]
 
 
 def test_internal_topics_never_match(data):

@@ -163,7 +163,8 @@ class Wants(Message, frozen=True, kw_only=True):
     """``PUT .../subscriptions/{name}``: what a consumer pursues.
 
     The fields are those of ``Marshal.consumer``; policies go by name only. Clients
-    of one group whose topics overlap must agree in all but ``claims_max``.
+    of one group whose topics overlap must agree in all but ``claims_max``. A
+    pattern has the syntax of RE2 and matches whole names.
     """
 
     topics: Annotated[tuple[TopicName, ...], msgspec.Meta(max_length=1_000)] = ()

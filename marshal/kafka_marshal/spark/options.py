@@ -18,6 +18,7 @@ from kafka_marshal.policies import find_policy
 from kafka_marshal.protocol.codec import is_identifier, is_topic
 from kafka_marshal.protocol.types import TopicPartition
 from kafka_marshal.remote.address import UNIX, Address
+from kafka_marshal.subscribing import topic_pattern
 
 EARLIEST, LATEST = -2, -1
 OFFSET_MAX = 2**63 - 1
@@ -106,7 +107,7 @@ class Options:
         settings: Where the cluster is.
         connection: The same as text, for whoever connects elsewhere.
         topics: Topics by name; empty with a pattern or an assignment.
-        pattern: Or a regular expression for their names.
+        pattern: Or a regular expression in RE2's syntax for their names.
         assigned: Or partitions, read without a group only.
         start: Where a new query starts, or a batch read; None = as Spark's own: a
             batch at the earliest offsets, a stream at the latest.
@@ -402,9 +403,9 @@ def _topics(name: str, text: str) -> tuple[str, ...]:
 
 def _pattern(name: str, text: str) -> str:
     try:
-        re.compile(text)
-    except re.error as error:
-        raise _wrong(name, f"{text!r} is no regular expression: {error}") from error
+        topic_pattern(text)
+    except ConfigurationError as error:
+        raise _wrong(name, str(error)) from error
     return text
 
 

@@ -1,12 +1,12 @@
 """From options to the partitions and offsets that they mean, by asking the cluster."""
 
-import re
 from collections.abc import Sequence
 
 from kafka_marshal.errors import ConfigurationError, LogUnreadable
 from kafka_marshal.kafka_io import KafkaDataLog
 from kafka_marshal.kafka_io.offsets import KafkaOffsets
 from kafka_marshal.protocol.types import TopicPartition
+from kafka_marshal.subscribing import topic_pattern
 
 from .options import EARLIEST, LATEST, Bound, Options
 
@@ -34,11 +34,11 @@ class Cluster:
         options = self._options
         names: Sequence[str] = options.topics
         if options.pattern is not None:
-            wanted = re.compile(options.pattern)
+            is_wanted = topic_pattern(options.pattern)
             names = [
                 name
                 for name in self._data.topics(ASK_MS_MAX)
-                if wanted.fullmatch(name)
+                if is_wanted(name)
                 and not name.startswith(INTERNAL_PREFIX)
                 and name != options.settings.coordination_topic
             ]

@@ -375,6 +375,22 @@ def test_a_topic_that_is_gone_is_not_waited_for(cluster, machine, monkeypatch):
     assert not machine.hub.clients()
 
 
+@pytest.mark.timeout(60)
+def test_a_kept_pattern_is_checked_like_a_new_one(cluster, machine):
+    cluster.fill("a" * 249, [0])
+    having(machine)
+    path = file_of(machine)
+    machine.crash()
+    kept = msgspec.json.decode(path.read_bytes())
+    for pattern, told in ((".*" * 40 + "X", 0), (r"(.*)\1", 1)):
+        for client in kept["clients"]:
+            client["wants"]["s"] |= {"topics": [], "pattern": pattern}
+        path.write_bytes(msgspec.json.encode(kept))
+        machine.start()
+        assert len(machine.events.named("wants_not_restored")) == told
+        machine.crash()
+
+
 def test_two_sidecars_of_one_name_are_one_too_many(cluster, machine):
     Local(machine, "a")
     with pytest.raises(IdentityConflict, match="in use by process"):

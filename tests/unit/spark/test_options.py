@@ -217,7 +217,7 @@ def test_what_claims_cannot_be_is_told(name, value, told):
         ({"subscribe": "t"}, "name at least one broker"),
         (BASE, "exactly one of subscribe, subscribePattern, assign"),
         (BASE | {"subscribe": "t,"}, "no valid topic name"),
-        (BASE | {"subscribePattern": "("}, "no regular expression"),
+        (BASE | {"subscribePattern": "("}, "syntax of RE2"),
         (BASE | {"assign": "t"}, "cannot be read"),
         (BASE | {"assign": '{"t": ["0"]}'}, "no partition"),
         (BASE | {"assign": "{}"}, "names no partition"),
