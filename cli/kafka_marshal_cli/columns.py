@@ -103,6 +103,7 @@ DIFFERENCES = (
 VERIFIED = (
     Column("PARTITION", lambda row: str(row["partition"]), is_number=True),
     column("RESULT", "result"),
+    column("FROM", "begin_offset"),
     column("ENTRIES", "entries_count"),
     column("NEXT", "next_offset"),
     column("SNAPSHOT AT", "snapshot_offset"),

@@ -66,7 +66,8 @@ class Verifier:
     """Verifies one coordinating partition.
 
     Attributes:
-        partition: Its number.
+        begun: State to begin at: empty, or that of a checkpoint where the start of
+            the log is gone. It belongs to the verifier from then on.
         split: Offset at or after which the second fold goes by a snapshot.
         chunk_max: Entries that the second fold takes at once.
         kept: A state that somebody kept, to be compared with ours at its offset.
@@ -74,7 +75,7 @@ class Verifier:
         entries_count: Entries folded.
     """
 
-    partition: int
+    begun: WorldState
     split: int
     chunk_max: int = 100
     kept: KeptLike | None = None
@@ -88,10 +89,24 @@ class Verifier:
     _chunk: list[LogEntry] = attrs.field(factory=list)
     _first: WorldState = attrs.field(init=False)
     _second: WorldState = attrs.field(init=False)
+    _begin_offset: int = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._first = WorldState(self.partition)
+        self._first = self.begun
         self._second = WorldState(self.partition)
+        self._begin_offset = self.begun.next_offset
+        if self._begin_offset:
+            self._second = from_bytes(to_bytes(self.begun))
+        for key, known in self.begun.keys.items():
+            token = self.begun.token(key)
+            if token is not None:
+                granted_to, topic_id = known.granted or 0, known.topic_id
+                self._seen[key] = _Seen(token, known.position, granted_to, topic_id)
+
+    @property
+    def partition(self) -> int:
+        """The coordinating partition that is verified."""
+        return self.begun.partition
 
     @property
     def state(self) -> WorldState:
@@ -133,6 +148,7 @@ class Verifier:
         return {
             "partition": self.partition,
             "result": "broken" if self.findings else result,
+            "begin_offset": self._begin_offset,
             "entries_count": self.entries_count,
             "next_offset": self._first.next_offset,
             "snapshot_offset": self.snapshot_offset,
@@ -153,6 +169,9 @@ class Verifier:
         if kept is None or self._kept_result is not None:
             return
         if before is not None and before < kept.offset:
+            return
+        if kept.offset < self._begin_offset:
+            self._kept_result = "unknown"  # the log has lost what leads up to it
             return
         names = (state.next_offset, state.leader_epoch, digest(state))
         is_same = names == (kept.offset, kept.leader_epoch, kept.digest)

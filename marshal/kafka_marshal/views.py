@@ -4,7 +4,7 @@ Nothing here writes or joins a group. A view never answers from before the
 moment it was asked.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,12 @@ from typing import Any
 from kafka_marshal.clock import SystemClock
 from kafka_marshal.closing import Closing
 from kafka_marshal.engine.agreement import agreed_config
-from kafka_marshal.engine.finding import kept_in
+from kafka_marshal.engine.finding import RetainedCheckpoints, kept_in
 from kafka_marshal.engine.follower import Follower
 from kafka_marshal.engine.replica import Replica
+from kafka_marshal.engine.restoring import Restored, restore
 from kafka_marshal.engine.saving import capture
-from kafka_marshal.errors import CoordinationError, DeadlineExceeded
+from kafka_marshal.errors import CoordinationError, DeadlineExceeded, LogUnreadable
 from kafka_marshal.identity import home_of
 from kafka_marshal.kafka_io import ConnectionSettings, open_coordination_log
 from kafka_marshal.kafka_io.topiclog import TopicLog
@@ -49,8 +50,10 @@ class World:
         read_at_ms: Wall time at which the log had been read.
         reasons: Why groups were paused, by group and op_id; the fold keeps
             states only, so this is what the log said while it was read.
-        amnesiac: Partitions whose logs begin above offset 0, and of which no
-            checkpoint was found: what is said of them is not the whole.
+        amnesiac: Partitions whose logs begin above offset 0, and that have no
+            complete checkpoint before the moment of this view: their state at that
+            moment is unknown, and what ``partitions`` says of them is not the
+            whole.
     """
 
     def __init__(
@@ -106,9 +109,14 @@ class World:
     ) -> "World":
         """Return the world as of an offset or a time, by default now.
 
+        Where the start of a log is gone, the fold of that partition begins at the
+        newest checkpoint that is complete before the moment asked for. Where there
+        is none, the partition is among ``amnesiac``.
+
         Args:
             bootstrap_servers: Addresses of the cluster.
-            offset: Per coordinating partition, the last offset to fold.
+            offset: Per coordinating partition, the last offset to fold; of those
+                that are not named nothing is folded.
             time_ms: Fold what stands before the first entry that was appended
                 later than this, in epoch ms.
             coordination_topic: Name of the coordination topic.
@@ -149,8 +157,22 @@ class World:
             cluster_id=log.cluster_id,
             read_at_ms=wall_ms,
             reasons=prefix.reasons,
-            amnesiac=follower.amnesiac,
+            amnesiac=[t for t in follower.amnesiac if prefix.is_asked(t)],
         )
+
+    def require_known(self, partitions: Iterable[int] | None = None) -> None:
+        """Refuse to answer for partitions whose state is unknown (``amnesiac``).
+
+        Args:
+            partitions: Coordinating partitions that are asked about; None for all.
+
+        Raises:
+            LogUnreadable: The state of one of them is unknown.
+        """
+        wanted = self.amnesiac if partitions is None else partitions
+        unknown = sorted(set(self.amnesiac).intersection(wanted))
+        if unknown:
+            raise LogUnreadable(unknown_text(unknown))
 
     def config(self) -> Config:
         """Return the Config that all coordinating partitions agree on.
@@ -158,7 +180,9 @@ class World:
         Raises:
             WrongCluster: The topic was formatted for another cluster.
             TopicMisconfigured: It is unformatted or torn.
+            LogUnreadable: The state of a partition is unknown (``amnesiac``).
         """
+        self.require_known()
         worlds = {world.partition: world for world in self.partitions}
         return agreed_config(worlds, cluster_id=self.cluster_id)
 
@@ -196,16 +220,27 @@ class World:
         return freshness(age_ms, known.heartbeat_interval_ms)
 
 
+def unknown_text(partitions: Sequence[int]) -> str:
+    """Return why nothing can be said of these coordinating partitions."""
+    return (
+        f"the log of coordinating partitions {list(partitions)} begins above offset "
+        "0, and no checkpoint lies between there and the moment asked for: who owned "
+        "what there is unknown; see: marshal doctor"
+    )
+
+
 def _read(
     log: TopicLog, prefix: "Prefix", *, store: SnapshotFolder | None, timeout_ms: int
 ) -> tuple[Follower, "Prefix"]:
     """Read the log to its end, from states that are kept if there are some."""
     clock = SystemClock()
-    # A view of the past cannot go on from what may lie behind it.
-    sources = kept_in(store) if prefix.is_whole else ()
+    # A view of the past cannot begin at a state from after its moment.
+    past = RetainedCheckpoints(newest=True, is_past=prefix.is_past)
+    sources = kept_in(store) if prefix.is_whole else (past,)
     follower = Follower(log, clock, sources=sources)
     follower.catch_up(timeout_ms, accept=prefix.accept)
-    if follower.began_paused and not any(log.start_offsets(timeout_ms).values()):
+    is_complete = prefix.is_whole and follower.began_paused
+    if is_complete and not any(log.start_offsets(timeout_ms).values()):
         # Why a group was paused stands in the log alone.
         log.read_from(log.start_offsets(timeout_ms))
         prefix = Prefix(None, None)
@@ -248,7 +283,7 @@ class Prefix:
         """Return whether the view folds an entry."""
         # Once past the end always past it: a leader's clock may go back, and
         # with a gap the view would be one that never was.
-        if partition in self._ended or self._is_past(partition, entry):
+        if partition in self._ended or self.is_past(partition, entry):
             self._ended.add(partition)
             return False
         value = entry.value
@@ -256,7 +291,12 @@ class Prefix:
             self._note(decode(value))
         return True
 
-    def _is_past(self, partition: int, entry: LogEntry) -> bool:
+    def is_asked(self, partition: int) -> bool:
+        """Return whether the view asks for a coordinating partition at all."""
+        return self._offset is None or partition in self._offset
+
+    def is_past(self, partition: int, entry: LogEntry) -> bool:
+        """Return whether an entry is later than the moment that was asked for."""
         if self._offset is not None and entry.offset > self._offset.get(partition, -1):
             return True
         return self._time_ms is not None and entry.timestamp_ms > self._time_ms
@@ -323,6 +363,33 @@ class LogScan(Closing):
             self.close()
             raise
 
+    def restore(
+        self, *, is_past: Callable[[int, LogEntry], bool] | None = None
+    ) -> dict[int, Restored]:
+        """Begin at the first checkpoint that remains, where a log's start is gone.
+
+        Call it before iterating: the scan then yields what follows these states,
+        and from the log's start where there is no state.
+
+        Args:
+            is_past: Whether an entry is later than what is asked for; checkpoints
+                count only if they end before the first such entry.
+
+        Returns:
+            Where each coordinating partition begins. Those that are ``is_amnesiac``
+            have lost their start and have no checkpoint.
+
+        Raises:
+            CoordinationError: The cluster did not answer.
+        """
+        return restore(
+            self._log,
+            self.ends,
+            sources=(RetainedCheckpoints(is_past=is_past),),
+            on_unfit=lambda *_: None,
+            timeout_ms=self._timeout_ms,
+        )
+
     def latest_ends(self) -> dict[int, int]:
         """Ask the brokers for the next offset to be written, per partition.
 
@@ -377,19 +444,30 @@ class Losses:
     ``max_poll_records`` records, of which the application may have processed those
     that it was handed since its process last wrote to the log.
 
+    Where the start of the log is gone, this begins at the first checkpoint that
+    remains: what was granted before it is not listed.
+
     Attributes:
         lost: Of claims that have ended, or whose owner is stale; in the order in
             which they ended, those that are stale last.
         at_risk: Of claims that live: what a crash of their owners would lose now.
         world: The world that this was read with.
+        began_at: Offset at which each partition began whose start is gone; its
+            earlier grants are not listed.
     """
 
     def __init__(
-        self, lost: Sequence[Loss], at_risk: Sequence[Loss], *, world: World
+        self,
+        lost: Sequence[Loss],
+        at_risk: Sequence[Loss],
+        *,
+        world: World,
+        began_at: Mapping[int, int] | None = None,
     ) -> None:
         self.lost = tuple(lost)
         self.at_risk = tuple(at_risk)
         self.world = world
+        self.began_at = dict(began_at or {})
 
     @classmethod
     def open(
@@ -438,13 +516,27 @@ class Losses:
         topic: str | None = None,
         time_ms: int | None = None,
     ) -> "Losses":
-        """Return what was lost by the log that a scan reads; see ``open``."""
-        worlds = {number: WorldState(number) for number in sorted(scan.ends)}
-        books = {
-            number: LossBook(number, group_id=group_id, topic=topic)
-            for number in worlds
-        }
+        """Return what was lost by the log that a scan reads; see ``open``.
+
+        Raises:
+            LogUnreadable: The state of a partition is unknown: the start of its log
+                is gone, and it has no checkpoint.
+        """
         prefix = Prefix(None, time_ms)
+        restored = dict(sorted(scan.restore(is_past=prefix.is_past).items()))
+        unknown = [number for number, at in restored.items() if at.is_amnesiac]
+        if unknown:
+            raise LogUnreadable(unknown_text(unknown))
+        worlds = {number: at.world for number, at in restored.items()}
+        books = {
+            number: LossBook(number, group_id=group_id, topic=topic, begun=world)
+            for number, world in worlds.items()
+        }
+        began_at = {
+            number: at.world.next_offset
+            for number, at in restored.items()
+            if at.source is not None
+        }
         lost: list[Loss] = []
         for number, entry in scan:
             if prefix.accept(number, entry):
@@ -466,7 +558,7 @@ class Losses:
             read_at_ms=wall_ms,
             reasons=prefix.reasons,
         )
-        return cls(lost, at_risk, world=world)
+        return cls(lost, at_risk, world=world, began_at=began_at)
 
 
 def _open_ones(

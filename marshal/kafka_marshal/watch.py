@@ -10,7 +10,7 @@ import attrs
 
 from kafka_marshal.clock import SystemClock
 from kafka_marshal.closing import Closing
-from kafka_marshal.engine.finding import kept_in
+from kafka_marshal.engine.finding import RetainedCheckpoints, kept_in
 from kafka_marshal.engine.follower import Follower
 from kafka_marshal.engine.restoring import Discards, KeptState, KeptStates
 from kafka_marshal.errors import CoordinationError, DeadlineExceeded
@@ -290,7 +290,8 @@ class WorldWatch(Closing):
             transport: ``auto``, ``fast`` or ``kafka-python``.
             first: Says of the offsets of a partition which is the first that has
                 to be read: what is before may be spared by a state that this host
-                keeps, or that stands in the log. None for the whole log.
+                keeps, or that stands in the log. None for the whole log, or for
+                what follows its first checkpoint where its start is gone.
             timeout_ms: How long to wait for the cluster.
 
         Raises:
@@ -304,7 +305,7 @@ class WorldWatch(Closing):
             settings, heartbeat_interval_ms=None, timeout_ms=timeout_ms
         )
         try:
-            sources: Sequence[KeptStates] = ()
+            sources: Sequence[KeptStates] = (RetainedCheckpoints(),)
             if first is not None:
                 where, topic_id = home_of(None), log.topic_id
                 kept = kept_in(open_store(where, log.cluster_id, topic_id=topic_id))
@@ -397,6 +398,7 @@ class WorldWatch(Closing):
             cluster_id=getattr(self._log, "cluster_id", None),
             read_at_ms=wall_ms,
             reasons=self._prefix.reasons,
+            amnesiac=self._follower.amnesiac,
         )
 
     def _has_begun(self) -> bool:

@@ -4,6 +4,7 @@ import threading
 from typing import NamedTuple
 
 from kafka_marshal.engine import Delivery
+from kafka_marshal.engine.checkpointing import CheckpointRule
 from kafka_marshal.engine.handout import ConsumerOptions
 from kafka_marshal.errors import LogTruncated
 from kafka_marshal.protocol.codec import encode
@@ -16,6 +17,7 @@ from kafka_marshal.testing.fakestore import AppendFate
 from kafka_marshal.testing.node import Cluster, Node, Wish
 
 H = 3_000
+DUE = CheckpointRule(interval_ms=H, entries=10_000)
 HARD_MS = 2 * H - 6 - 300
 ALO, AMO = Delivery.AT_LEAST_ONCE, Delivery.AT_MOST_ONCE
 T0 = TopicPartition("t", 0)
@@ -174,3 +176,13 @@ def fail_engine(node):
         raise LogTruncated("somewhere")
 
     node.log.poll = poll
+
+
+def checkpointed(cluster, node, count=1):
+    """Have a node write a checkpoint of each partition, and no more then."""
+    node.engine.write_checkpoints("w", DUE)
+    told = node.observer.named
+    cluster.run_until(lambda: len(told("checkpoint_written")) >= count, 6 * H)
+    node.engine.checkpointer.close()
+    cluster.run(100)
+    node.observer.events.clear()

@@ -1,5 +1,8 @@
 """A scan of logs in memory, as commands that read a log to its end are given it."""
 
+from kafka_marshal.engine.restoring import Restored
+from kafka_marshal.protocol.state import WorldState
+
 
 class FakeScan:
     """Stands in for ``LogScan``, over logs of ``logkit``."""
@@ -17,6 +20,10 @@ class FakeScan:
 
     def __exit__(self, *_):
         pass
+
+    def restore(self, *, is_past=None):
+        """Say that every partition is there from its start on."""
+        return {t: Restored(WorldState(t), None, 0) for t in self.starts}
 
     def __iter__(self):
         return (

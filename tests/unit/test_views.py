@@ -1,14 +1,29 @@
 """Views: which entries belong to one, and what is estimated for people."""
 
 import pytest
+from enginekit import KEY as OWNED
+from enginekit import fold
 from logkit import KEY, OP, H, Log, beat, pause
+from pastkit import past
 
-from kafka_marshal import TopicMisconfigured, World, WrongCluster
+from kafka_marshal import (
+    LogUnreadable,
+    Losses,
+    TopicMisconfigured,
+    World,
+    WorldWatch,
+    WrongCluster,
+    watch,
+)
 from kafka_marshal.protocol.codec import encode
+from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.records import ReleaseGroup
+from kafka_marshal.protocol.snapshot import digest
+from kafka_marshal.protocol.state import WorldState
 from kafka_marshal.protocol.types import LogEntry
-from kafka_marshal.views import REASONS_MAX, Prefix
+from kafka_marshal.views import REASONS_MAX, LogScan, Prefix
 
+__all__ = ["past"]
 UNTIL = 2_000_000
 
 
@@ -130,3 +145,101 @@ def test_a_pause_has_no_reason_in_the_world_itself():
     log = Log()
     log.append(pause(UNTIL))
     assert World([log.state], {}).reasons == {}
+
+
+# --- the past, where retention has deleted the start of the log
+
+
+def entries_of(past):
+    return [
+        each.entry() for each in past.cluster.kafka.log(past.cluster.place(0)).records
+    ]
+
+
+def whole(past, offset):
+    """Fold the whole log up to an offset, before anything of it is deleted."""
+    state = WorldState(0)
+    for each in entries_of(past):
+        if each.offset <= offset:
+            apply(state, each)
+    return state
+
+
+def test_the_past_begins_at_the_newest_checkpoint_before_it(past):
+    expected = {at: whole(past, at) for at in range(past.end)}
+    past.delete(past.begins[0])
+    for at in range(past.ends[0], past.end):
+        view = World.at(offset={0: at})
+        assert view.amnesiac == ()
+        assert digest(view.partitions[0]) == digest(expected[at])
+        assert view.partitions[0].keys[OWNED].owner.client_id == "a"
+
+
+def test_what_lies_before_every_checkpoint_is_unknown(past):
+    past.delete(past.begins[0])
+    for at in (0, past.begins[0], past.ends[0] - 1):
+        view = World.at(offset={0: at})
+        assert view.amnesiac == (0,)
+        with pytest.raises(LogUnreadable, match=r"partitions \[0\] begins above"):
+            view.require_known([0])
+        with pytest.raises(LogUnreadable):
+            view.config()
+        view.require_known([1])
+
+
+def test_a_partition_that_is_not_asked_about_is_not_unknown(past):
+    past.delete(past.begins[0])
+    assert World.at(offset={}).amnesiac == ()
+
+
+def test_a_time_of_the_past_begins_at_a_checkpoint_before_it(past):
+    times = {each.offset: each.timestamp_ms for each in entries_of(past)}
+    at_ms = times[past.ends[1]]
+    expected = whole(past, max(o for o, ms in times.items() if ms <= at_ms))
+    past.delete(past.begins[0])
+    view = World.at(time_ms=at_ms)
+    assert digest(view.partitions[0]) == digest(expected)
+    assert World.at(time_ms=times[past.begins[0]] - 1).amnesiac == (0,)
+
+
+def test_a_log_that_is_whole_is_folded_from_its_start(past):
+    view = World.at(offset={0: 3})
+    assert view.amnesiac == ()
+    assert digest(view.partitions[0]) == digest(whole(past, 3))
+
+
+def test_a_scan_begins_at_the_first_checkpoint_that_remains(past):
+    expected = digest(fold(past.cluster))
+    past.delete(past.begins[0])
+    with LogScan() as scan:
+        restored = scan.restore()[0]
+        assert restored.world.next_offset == past.begins[0] + 1
+        for _, each in scan:
+            apply(restored.world, each)
+    assert digest(restored.world) == expected
+    past.delete(past.begins[1] + 1)
+    with LogScan() as scan:
+        assert scan.restore()[0].is_amnesiac
+
+
+def test_losses_begin_there_too(past):
+    past.delete(past.begins[0])
+    found = Losses.open()
+    assert found.began_at == {0: past.begins[0] + 1}
+    assert found.world.partitions[0].keys[OWNED].owner.client_id == "a"
+    past.delete(past.begins[1] + 1)
+    with pytest.raises(LogUnreadable, match="marshal doctor"):
+        Losses.open()
+
+
+def test_a_watch_of_the_whole_log_begins_there_too(past, monkeypatch):
+    expected = digest(fold(past.cluster))
+    past.delete(past.begins[0])
+    monkeypatch.setattr(watch, "open_coordination_log", past.open)
+    with WorldWatch.open() as watching:
+        watching.catch_up(30_000)
+        assert digest(watching.world().partitions[0]) == expected
+    past.delete(past.begins[1] + 1)
+    with WorldWatch.open() as watching:
+        watching.catch_up(30_000)
+        assert watching.world().amnesiac == (0,)

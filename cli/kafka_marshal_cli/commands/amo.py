@@ -8,7 +8,7 @@ from kafka_marshal import ClaimRejected, ConfigurationError, Losses
 from kafka_marshal.protocol.losses import Loss
 from kafka_marshal_cli import columns, facts, parsing
 from kafka_marshal_cli.render import Answer, Section
-from kafka_marshal_cli.shared import Call, command, wall_ms
+from kafka_marshal_cli.shared import Call, command, tell, wall_ms
 
 app = typer.Typer(
     help="At most once: what was lost, what is at risk.", no_args_is_help=True
@@ -39,7 +39,8 @@ def losses(
     was done with since it last wrote, however much was processed. MARK is how far
     it said to be; `-` where it never did, so that everything granted to it is
     listed. Both ends of a range are inclusive; offsets without a record count
-    along.
+    along. Where retention has deleted the start of the log, the list begins at the
+    first checkpoint that remains.
     """
     time_ms = None
     if at is not None:
@@ -53,6 +54,11 @@ def losses(
     with call.scan() as scan:
         found = Losses.of(scan, group_id=group, topic=topic, time_ms=time_ms)
     found.world.config()
+    for number, offset in found.began_at.items():
+        tell(
+            f"marshal: partition {number} begins at the checkpoint before offset "
+            f"{offset}: what was granted earlier is not listed"
+        )
     if not any(group in state.groups for state in found.world.partitions):
         raise ClaimRejected(
             f"group {group!r} is not in the log; see: marshal groups list",

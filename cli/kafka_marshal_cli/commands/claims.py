@@ -57,7 +57,11 @@ def who(
         ),
     ] = None,
 ) -> None:
-    """Tell who owns one partition now, or who did."""
+    """Tell who owns one partition now, or who did.
+
+    Where retention has deleted the start of the log, the past can be told from its
+    first checkpoint on; earlier moments end with 1.
+    """
     key = Key(group, topic, partition)
     world = call.world()
     place = facts.partition_of(key, world.config().partition_count)
@@ -72,6 +76,7 @@ def who(
             )
         offsets = None if offset is None else {place: offset}
         world = call.world(offset=offsets, time_ms=time_ms)
+        world.require_known([place])
     state = world.partitions[place]
     found = {
         **key._asdict(),

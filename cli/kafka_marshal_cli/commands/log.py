@@ -2,21 +2,23 @@
 
 import secrets
 import sys
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from kafka_marshal import ConfigurationError
 from kafka_marshal.protocol.text import entry_to_object
+from kafka_marshal.views import LogScan, unknown_text
 from kafka_marshal_cli import columns, facts
 from kafka_marshal_cli.commands import log_states, log_tail
 from kafka_marshal_cli.commands.log_replay import run_replay
 from kafka_marshal_cli.exits import ExitCode
 from kafka_marshal_cli.render import Answer, Section, to_json
 from kafka_marshal_cli.shared import Call, command, data, tell, wall_ms
-from kafka_marshal_cli.verify import Verifier
+from kafka_marshal_cli.verify import KeptLike, Verifier
 
 app = typer.Typer(
     help="The log: follow it, dump it, replay it, verify it.", no_args_is_help=True
@@ -191,25 +193,17 @@ def verify(
     """Fold the log twice and check the protocol's invariants on the way.
 
     The second fold goes in chunks of another size and by a snapshot at a
-    random offset; checkpoints in the log are compared with what is folded. Ends
-    with 70 if anything is broken, with 1 if only a snapshot file differs.
+    random offset; checkpoints in the log are compared with what is folded. Where
+    retention has deleted the start of a partition, its fold begins at the first
+    checkpoint that remains. Ends with 70 if anything is broken, with 1 if only a
+    snapshot file differs, or if nothing can be verified of a partition.
     """
     sections = [] if snapshot is None else log_states.snapshots_of(snapshot)
     kept = {section.state.partition: section.state for section in sections}
     with call.scan() as scan:
-        verifiers = {}
-        for number, end in scan.ends.items():
-            start = scan.starts[number]
-            split = start + secrets.randbelow(max(1, end - start))
-            chunk = 1 + secrets.randbelow(1_000)
-            verifiers[number] = Verifier(number, split, chunk, kept.get(number))
-        for number, entry in scan:
-            verifiers[number].take(entry)
-    rows = [verifiers[number].finish() for number in sorted(verifiers)]
-    worst = "ok"
+        rows = _verified(scan, kept)
+    worst = max((row["result"] for row in rows), key=_RESULTS.index, default="ok")
     for row in rows:
-        if row["result"] != "ok" and worst != "broken":
-            worst = row["result"]
         for finding in row["findings"]:
             tell(f"marshal: partition {row['partition']}: {finding}")
     as_of = {
@@ -217,7 +211,13 @@ def verify(
         "offsets": {str(row["partition"]): row["next_offset"] for row in rows},
     }
     section = Section("partitions", rows, columns.VERIFIED)
-    beyond = sorted(kept.keys() - verifiers.keys())
+    beyond = sorted(kept.keys() - {row["partition"] for row in rows})
+    unknown = [row["partition"] for row in rows if row["kept"] == "unknown"]
+    for number in unknown:
+        tell(
+            f"marshal: partition {number}: {snapshot} cannot be compared: the log has "
+            "lost what leads up to it"
+        )
     differ = [row["partition"] for row in rows if row["kept"] == "differs"] + beyond
     for number in differ:
         tell(f"marshal: partition {number}: {snapshot} is not what the log folds to")
@@ -228,6 +228,56 @@ def verify(
     if worst == "halted":
         tell("marshal: the log needs a newer release from some offset on; upgrade")
         raise typer.Exit(ExitCode.REFUSED)
-    if differ:
+    if worst == "unknown":
+        tell("next: marshal doctor")
+        raise typer.Exit(ExitCode.FAILED)
+    if differ or unknown:
         tell(f"next: marshal log diff {snapshot} live")
         raise typer.Exit(ExitCode.FAILED)
+
+
+# From good to bad.
+_RESULTS = ("ok", "unknown", "halted", "broken")
+
+
+def _verified(scan: LogScan, kept: Mapping[int, KeptLike]) -> list[dict[str, Any]]:
+    """Verify every coordinating partition; return one row for each."""
+    verifiers, unknown = {}, {}
+    for number, restored in scan.restore().items():
+        start, end = scan.starts[number], scan.ends[number]
+        if restored.is_amnesiac:
+            unknown[number] = _unknown_row(number, start, end)
+            tell(f"marshal: {unknown_text([number])}")
+            continue
+        if restored.source is not None:
+            start = restored.world.next_offset
+            tell(
+                f"marshal: partition {number} begins at offset "
+                f"{restored.log_start}; verified from offset {start} on, from the "
+                f"state of {restored.source}"
+            )
+        split = start + secrets.randbelow(max(1, end - start))
+        chunk = 1 + secrets.randbelow(1_000)
+        verifiers[number] = Verifier(restored.world, split, chunk, kept.get(number))
+    for number, entry in scan:
+        if number in verifiers:
+            verifiers[number].take(entry)
+    rows = unknown | {number: each.finish() for number, each in verifiers.items()}
+    return [rows[number] for number in sorted(rows)]
+
+
+def _unknown_row(partition: int, start: int, end: int) -> dict[str, Any]:
+    """Return the row of a partition of which nothing can be verified."""
+    return {
+        "partition": partition,
+        "result": "unknown",
+        "begin_offset": start,
+        "entries_count": 0,
+        "next_offset": end,
+        "snapshot_offset": None,
+        "undecodable_count": None,
+        "checkpoints_count": 0,
+        "kept": None,
+        "digest": None,
+        "findings": [],
+    }

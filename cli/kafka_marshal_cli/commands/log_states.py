@@ -8,7 +8,7 @@ from typing import Annotated, TextIO
 
 import typer
 
-from kafka_marshal import ConfigurationError, MalformedRecord
+from kafka_marshal import ConfigurationError, LogUnreadable, MalformedRecord
 from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.state import WorldState
 from kafka_marshal.snapshots import (
@@ -19,6 +19,7 @@ from kafka_marshal.snapshots import (
     to_file_bytes,
     write_file,
 )
+from kafka_marshal.views import unknown_text
 from kafka_marshal_cli import columns
 from kafka_marshal_cli.commands.log_replay import read_lines, replay_lines
 from kafka_marshal_cli.diffing import difference
@@ -43,7 +44,8 @@ def snapshot(
 ) -> None:
     """Write the state of every coordinating partition to a file.
 
-    The log is folded from its start, or the dump. `marshal log verify --snapshot`
+    The log is folded from its start, or from its first checkpoint where the start is
+    gone, or the dump. `marshal log verify --snapshot`
     compares the file with the log later, `marshal log diff` with another.
     """
     cluster_id, topic_id = "", b""
@@ -115,7 +117,11 @@ def diff(
 
 def _live(call: Call) -> tuple[Mapping[int, WorldState], str, bytes]:
     with call.scan() as scan:
-        worlds = {number: WorldState(number) for number in scan.ends}
+        restored = scan.restore()
+        unknown = sorted(t for t, each in restored.items() if each.is_amnesiac)
+        if unknown:
+            raise LogUnreadable(unknown_text(unknown))
+        worlds = {number: each.world for number, each in restored.items()}
         for number, entry in scan:
             apply(worlds[number], entry)
         return worlds, scan.cluster_id, scan.topic_id or b""

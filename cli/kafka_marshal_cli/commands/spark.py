@@ -191,6 +191,7 @@ def audit(
             found = jobs.Audit(session, out)
         else:
             found = jobs.audit(session, out, **options)
+        _tell_beginnings(found)
         is_checked = check or report is not None
         findings = found.check(tolerance_ms=tolerance_ms) if is_checked else []
         call.answer(_answer(found, findings, is_checked=is_checked))
@@ -227,6 +228,17 @@ def _follow(start: Callable[[], Any]) -> None:
                 pass
         finally:
             query.stop()
+
+
+def _tell_beginnings(audit: "Audit") -> None:
+    """Say which partitions do not begin at the log's start."""
+    for row in audit.partitions():
+        if row["first_offset"]:
+            tell(
+                f"marshal: partition {row['coordinating_partition']} is told from "
+                f"offset {row['first_offset']} on, from the first checkpoint that "
+                "remains; what was before is gone from the log"
+            )
 
 
 def _tell_run(run: "Run") -> None:

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kafka_marshal import TopicMisconfigured, World, WrongCluster
+from kafka_marshal import LogUnreadable, TopicMisconfigured, World, WrongCluster
 from kafka_marshal.admin import (
     HEARTBEAT_MS_DEFAULT,
     PARTITIONS_DEFAULT,
@@ -187,6 +187,9 @@ def judge(report: TopicReport, world: World) -> tuple[ExitCode, tuple[str, ...]]
     except TopicMisconfigured as error:
         code = ExitCode.REFUSED
         problems += error.problems
+    except LogUnreadable as error:
+        code = ExitCode.FAILED
+        problems.append(str(error))
     for state in world.partitions:
         if state.halted is not None:
             code = code or ExitCode.REFUSED

@@ -1,10 +1,12 @@
-"""Finds the newest checkpoint of each T in the log (PROTOCOL 7.2, 7.3).
+"""Finds checkpoints of each T in the log (PROTOCOL 7.2, 7.3).
 
-Read backwards from the log's end, in windows that grow, and without folding: only
-the headers of values are looked at until an End is found, which names its Begin.
+The newest one is looked for backwards from the log's end, the first one that
+remains, or the last one before a moment, forwards from the log's start. Both read
+in windows that grow, and without folding: only the headers of values are looked at
+until an End is found, which names its Begin.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from kafka_marshal.errors import CoordinationError
 from kafka_marshal.ports import CoordinationLog, LogRange
@@ -63,7 +65,8 @@ class LogCheckpoints:
             }
             ends = _ends(log, windows, self._only)
             for t, window in windows.items():
-                kept = _newest(log, t, ends[t], start=wanted[t].start)
+                newest_first = reversed(ends[t])
+                kept = _first_whole(log, t, newest_first, start=wanted[t].start)
                 if kept is not None:
                     found[t] = kept
                 is_all = window.start == wanted[t].start
@@ -73,6 +76,66 @@ class LogCheckpoints:
                     del below[t]
                 else:
                     below[t] = window.start
+            size = min(size * WINDOW_GROWTH, WINDOW_MAX)
+        return found
+
+
+class RetainedCheckpoints:
+    """The checkpoints of logs whose starts are gone: ``restoring.KeptStates``.
+
+    For views of the past and for whoever reads all that remains. A log that is
+    there from offset 0 on needs none, and is not searched.
+
+    Args:
+        newest: Whether to return the last checkpoint before the moment, instead of
+            the first one that remains.
+        is_past: Whether an entry is beyond the moment that is asked for. From the
+            first such entry of a partition on, none of it counts, and a checkpoint
+            counts only with its End before it. None: everything counts.
+    """
+
+    def __init__(
+        self,
+        *,
+        newest: bool = False,
+        is_past: Callable[[int, LogEntry], bool] | None = None,
+    ) -> None:
+        self._newest = newest
+        self._is_past = is_past
+
+    def find(
+        self, wanted: Mapping[int, LogRange], *, log: CoordinationLog, timeout_ms: int
+    ) -> Mapping[int, KeptState]:
+        """Return that checkpoint of each partition that has one.
+
+        Raises:
+            CoordinationError: The log did not answer.
+        """
+        del timeout_ms  # as above
+        found: dict[int, KeptState] = {}
+        above = {
+            t: span.start
+            for t, span in wanted.items()
+            if span.start and span.end > span.start
+        }
+        size = WINDOW_MIN
+        while above:
+            windows = {
+                t: LogRange(first, min(wanted[t].end, first + size))
+                for t, first in above.items()
+            }
+            past: set[int] = set()
+            ends = _ends(log, windows, None, is_past=self._is_past, past=past)
+            for t, window in windows.items():
+                ordered = reversed(ends[t]) if self._newest else iter(ends[t])
+                kept = _first_whole(log, t, ordered, start=wanted[t].start)
+                if kept is not None:
+                    found[t] = kept
+                is_enough = kept is not None and not self._newest
+                if is_enough or t in past or window.end == wanted[t].end:
+                    del above[t]
+                else:
+                    above[t] = window.end
             size = min(size * WINDOW_GROWTH, WINDOW_MAX)
         return found
 
@@ -92,11 +155,30 @@ def kept_in(store: KeptStates | None) -> tuple[KeptStates, ...]:
 
 
 def _ends(
-    log: CoordinationLog, windows: Mapping[int, LogRange], only: bytes | None
+    log: CoordinationLog,
+    windows: Mapping[int, LogRange],
+    only: bytes | None,
+    *,
+    is_past: Callable[[int, LogEntry], bool] | None = None,
+    past: set[int] | None = None,
 ) -> dict[int, list[CheckpointEnd]]:
-    """Return the Ends in these windows, in their order."""
+    """Return the Ends in these windows, in their order.
+
+    Args:
+        log: The log.
+        windows: Where to look.
+        only: Id of the checkpoint that is looked for; None for any.
+        is_past: Whether an entry is beyond what counts.
+        past: Gets the partitions that had such an entry.
+    """
     ends: dict[int, list[CheckpointEnd]] = {t: [] for t in windows}
+    beyond = set() if past is None else past
     for t, entry in _read(log, windows):
+        if t in beyond:
+            continue
+        if is_past is not None and is_past(t, entry):
+            beyond.add(t)
+            continue
         value = entry.value
         if value is not None and value.startswith(_END):
             record = decode(value)
@@ -108,11 +190,11 @@ def _ends(
     return ends
 
 
-def _newest(
-    log: CoordinationLog, partition: int, ends: list[CheckpointEnd], *, start: int
+def _first_whole(
+    log: CoordinationLog, partition: int, ends: Iterable[CheckpointEnd], *, start: int
 ) -> KeptState | None:
-    """Return the last of these that is complete."""
-    for end in reversed(ends):
+    """Return the first of these that is complete."""
+    for end in ends:
         if end.begin_offset < start:
             continue
         assembly = Assembly(end)

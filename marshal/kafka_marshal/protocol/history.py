@@ -15,6 +15,7 @@ from kafka_marshal.protocol.history_rows import (
     GRANTED,
     OPEN,
     RELEASED,
+    RESTORED,
     RESUMED,
     TAKEN_OVER,
     WON,
@@ -66,7 +67,9 @@ _BEATS = (Heartbeat, BatchHeartbeat)
 
 
 class Historian(msgspec.Struct, gc=False):
-    """Watches the fold of one coordinating partition, from its first entry on.
+    """Watches the fold of one coordinating partition.
+
+    It watches from the first entry on, or from a checkpoint on (``begin``).
 
     Attributes:
         sample_ms: Log time between two samples of a key's position.
@@ -75,7 +78,7 @@ class Historian(msgspec.Struct, gc=False):
         ages: How old claims were when they were renewed, by group: counts of
             twentieths of H, the last one for all above.
         entries_count: Entries seen.
-        first_offset: Offset of the first of them.
+        first_offset: Offset of the first of them, or after the state it began at.
         resets_count: Resets that came into force.
     """
 
@@ -86,6 +89,35 @@ class Historian(msgspec.Struct, gc=False):
     entries_count: int = 0
     first_offset: int | None = None
     resets_count: int = 0
+
+    def begin(self, world: WorldState) -> None:
+        """Begin at a state whose history is unknown, before anything was taken.
+
+        Claims and pauses that stand in it begin here, with effect ``restored``.
+        """
+        at = Moment(world.next_offset - 1, world.now_ms, world.append_time_ms)
+        self.first_offset = world.next_offset
+        for key, known in world.keys.items():
+            token = world.token(key)
+            if known.owner is None or token is None:
+                continue
+            interval = Interval(
+                key,
+                *known.owner,
+                token,
+                RESTORED,
+                None,
+                at,
+                known.heartbeat_interval_ms,
+                at.offset,
+                known.renewed_ms,
+                known.topic_id,
+                known.position,
+                first_position=known.position,
+                position=known.position,
+            )
+            self.tracks[key] = Track(interval, known.epoch, at.log_ms)
+        list(replaced(self.pauses, world, at=at))  # yields what ends: nothing here
 
     def take(
         self, world: WorldState, entry: LogEntry, *, transitions: Transitions

@@ -12,6 +12,7 @@ from kafka_marshal.protocol.types import Key, Token
 
 OPEN = "open"
 RELEASED = "released"
+RESTORED = "restored"
 RESUMED = "resumed"
 TAKEN_OVER = "taken_over"
 UNPAUSED = "unpaused"
@@ -43,9 +44,10 @@ class Interval(msgspec.Struct, gc=False):
         client_id: Who owned it.
         incarnation: Which process start of it.
         token: Fencing token; its offset is the epoch.
-        effect: ``claimed`` or ``resumed``.
+        effect: ``claimed``, ``resumed``, or ``restored`` where the claim stood in
+            the checkpoint that the history begins at.
         why: Why it was claimed, where the tags tell.
-        start: Where it was won.
+        start: Where it was won, or that checkpoint's Begin.
         heartbeat_interval_ms: H in force at the last renewal.
         renewed_offset: Offset of the last renewal.
         renewed_ms: Log time of it.

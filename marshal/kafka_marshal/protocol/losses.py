@@ -166,30 +166,44 @@ def above(ranges: Iterable[tuple[int, int]], mark: int) -> Iterable[tuple[int, i
 class LossBook:
     """Follows the fold of one coordinating partition, and finds losses.
 
-    Feed it every entry of the partition, from the first on, with what the fold
-    made of it.
+    Feed it every entry of the partition, from the first on or from a checkpoint on,
+    with what the fold made of it.
     """
 
     def __init__(
-        self, partition: int, *, group_id: str | None = None, topic: str | None = None
+        self,
+        partition: int,
+        *,
+        group_id: str | None = None,
+        topic: str | None = None,
+        begun: WorldState | None = None,
     ) -> None:
-        """Start at the log's beginning.
+        """Start at the log's beginning, or at a state.
 
         Args:
             partition: The coordinating partition.
             group_id: Look at this group only.
             topic: Look at this data topic only.
+            begun: State before the first entry. What the owners in it were granted
+                until then is unknown and not listed.
         """
         self._partition = partition
         self._group_id = group_id
         self._topic = topic
-        self._tenures: dict[Key, _Tenure] = {}
+        keys = {} if begun is None else begun.keys
+        self._tenures = {
+            key: _Tenure(known.owner, known.epoch)
+            for key, known in keys.items()
+            if known.owner is not None and self._wants(key)
+        }
 
     def take(self, entry: LogEntry, transitions: Transitions) -> list[Loss]:
         """Take one entry; return the losses of the claims that it ended."""
         losses: list[Loss] = []
         for index, transition in enumerate(transitions):
-            if transition.outcome in {ACCEPTED, REFUSED} and self._wants(transition):
+            if transition.outcome in {ACCEPTED, REFUSED} and self._wants(
+                transition.key
+            ):
                 losses += self._take(entry, index, transition)
         return losses
 
@@ -207,8 +221,7 @@ class LossBook:
             losses += self._loss(key, tenure, ending=ending, at=tenure.at)
         return losses
 
-    def _wants(self, transition: Transition) -> bool:
-        key = transition.key
+    def _wants(self, key: Key | None) -> bool:
         return (
             key is not None
             and self._group_id in {None, key.group_id}

@@ -17,6 +17,7 @@ from logkit import (
 )
 
 from kafka_marshal.protocol.snapshot import digest, to_bytes
+from kafka_marshal.protocol.state import WorldState
 from kafka_marshal.protocol.types import Key
 from kafka_marshal_cli import verify
 from kafka_marshal_cli.verify import FINDINGS_MAX, Verifier
@@ -41,7 +42,7 @@ def sound_log():
 
 
 def verified(log, split=4, chunk_max=3):
-    verifier = Verifier(log.state.partition, split, chunk_max)
+    verifier = Verifier(WorldState(log.state.partition), split, chunk_max)
     for entry in log.entries:
         verifier.take(entry)
     return verifier.finish()
@@ -58,7 +59,7 @@ def test_a_sound_log_is_ok(split, chunk_max):
 
 
 def test_an_empty_partition_is_ok():
-    result = Verifier(3, 0).finish()
+    result = Verifier(WorldState(3), 0).finish()
     assert (result["result"], result["entries_count"]) == ("ok", 0)
 
 

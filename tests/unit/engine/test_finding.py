@@ -1,25 +1,13 @@
 import pytest
-from enginekit import H, owning, world, write
+from enginekit import checkpointed, owning, world, write
 from logkit import chunk, ident
 
 from kafka_marshal.engine import finding
-from kafka_marshal.engine.checkpointing import CheckpointRule
 from kafka_marshal.engine.finding import LogCheckpoints, has_checkpoints, kept_in
 from kafka_marshal.errors import CoordinationError
 from kafka_marshal.ports import LogRange
 from kafka_marshal.protocol.codec import decode, header_of
 from kafka_marshal.protocol.records import CheckpointBegin, CheckpointEnd
-
-DUE = CheckpointRule(interval_ms=H, entries=10_000)
-
-
-def checkpointed(cluster, node, count=1):
-    node.engine.write_checkpoints("w", DUE)
-    told = node.observer.named
-    cluster.run_until(lambda: len(told("checkpoint_written")) >= count, 6 * H)
-    node.engine.checkpointer.close()
-    cluster.run(100)
-    node.observer.events.clear()
 
 
 def find(cluster, source=None):

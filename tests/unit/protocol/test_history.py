@@ -451,3 +451,34 @@ def test_it_goes_on_from_its_bytes(split):
 def test_bytes_that_are_no_history_are_refused(value):
     with pytest.raises(MalformedRecord, match="history"):
         Historian.from_bytes(value)
+
+
+# --- from a checkpoint on
+
+
+def test_what_stands_in_a_state_begins_there():
+    first = Bench()
+    epoch = first.say(claim())
+    first.say(beat(epoch, 7), after=10)
+    other = first.say(claim("c2", key=OTHER))
+    first.say(release(other, 3, client="c2", key=OTHER))
+    first.say(pause(first.log.now_ms + 100 * H, group="x"))
+    world = first.log.state
+    bench = Bench()
+    bench.log, bench.rows = first.log, []
+    bench.historian = Historian(10 * H)
+    bench.historian.begin(world)
+    assert bench.historian.first_offset == world.next_offset
+    (row, held) = bench.historian.open_rows()
+    assert (row.key, row.client_id, row.effect) == (KEY, "c1", "restored")
+    assert (row.start.offset, row.token.offset) == (world.next_offset - 1, epoch)
+    assert (row.position, row.renewed_ms) == (7, world.keys[KEY].renewed_ms)
+    assert held.group_id == "x"
+    bench.say(beat(epoch, 9), after=H // 2)
+    assert (row.beats_count, row.gap_ms_max, row.stray_count) == (1, H // 2, 0)
+    bench.say(claim("c2", key=OTHER))
+    bench.say(pause(0, group="x", seq=2))
+    bench.say(release(epoch, 9))
+    assert bench.one(Interval).ending == "released"
+    assert bench.one(PauseRow).ending == "unpaused"
+    assert not bench.of(Handoff)

@@ -303,3 +303,23 @@ def test_a_record_of_another_kind_tells_nothing(bench):
     strange = msgspec.structs.replace(strange, record=pause(0))
     assert bench.book.take(bench.log.entries[-1], (strange,)) == []
     assert ranges(bench.open_ones()) == [((0, 9),)]
+
+
+def test_a_book_that_begins_at_a_state_lists_what_is_granted_from_there_on():
+    first = Bench()
+    first.claim()
+    first.grant(0, 9)
+    first.claim("c2", key=U)
+    first.say(release(first.epochs[U], client="c2", key=U))
+    bench = Bench()
+    bench.log, bench.epochs = first.log, first.epochs
+    bench.book = LossBook(3, group_id="g", begun=first.log.state)
+    assert bench.open_ones() == []
+    bench.grant(10, 14)
+    assert ranges(bench.open_ones()) == [((10, 14),)]
+    bench.release(None)
+    assert ranges(bench.found) == [((10, 14),)]
+    assert (
+        LossBook(3, group_id="h", begun=first.log.state).open_ones(first.log.state)
+        == []
+    )

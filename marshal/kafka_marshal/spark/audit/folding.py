@@ -10,21 +10,29 @@ from typing import Any
 import attrs
 
 from kafka_marshal.clock import SystemClock
-from kafka_marshal.errors import CoordinationError, DeadlineExceeded, LogTruncated
+from kafka_marshal.engine.finding import RetainedCheckpoints
+from kafka_marshal.engine.restoring import restore
+from kafka_marshal.errors import (
+    CoordinationError,
+    DeadlineExceeded,
+    LogTruncated,
+    LogUnreadable,
+)
 from kafka_marshal.kafka_io import ConnectionSettings, open_coordination_log
+from kafka_marshal.kafka_io.topiclog import TopicLog
 from kafka_marshal.ports import CoordinationLog
 from kafka_marshal.protocol.history import Historian
 from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.state import WorldState
 from kafka_marshal.protocol.types import LogEntry
-from kafka_marshal.spark.audit import schema
+from kafka_marshal.spark.audit import saved, schema
 from kafka_marshal.spark.audit.rows import (
     Staged,
     age_rows,
     staged,
     state_row,
 )
-from kafka_marshal.spark.audit.saved import restore, save
+from kafka_marshal.views import unknown_text
 
 POLL_MS = 1_000
 
@@ -61,9 +69,9 @@ class Source:
 class Bounds:
     """Which part of the log is told.
 
-    The fold begins at the log's start whatever is asked for, or its state would be
-    another; so the first two only leave rows out. The last two end the fold, and
-    the end state is as of there.
+    The fold begins at the log's start whatever is asked for, or at the first
+    checkpoint where that start is gone; so the first two only leave rows out. The last
+    two end the fold, and the end state is as of there.
 
     Attributes:
         from_offset: Leave out what was over below this offset.
@@ -120,9 +128,12 @@ def fold(
     """
     number, start = work.partition, None
     if work.is_new:
-        world, historian = WorldState(number), Historian(sample_ms)
+        world, historian = begin(source, work, bounds=bounds), Historian(sample_ms)
+        if world.next_offset:
+            historian.begin(world)
+            start = world.next_offset
     else:
-        world, historian = restore(work.saved, partition=number)
+        world, historian = saved.restore(work.saved, partition=number)
         start = world.next_offset
     is_told = False
     for entry in read(source, work, start=start):
@@ -143,8 +154,44 @@ def fold(
     yield from age_rows(number, historian.ages)
     yield state_row(world, historian)
     names = schema.STATE.names
-    values = (number, world.next_offset, save(world, historian))
+    values = (number, world.next_offset, saved.save(world, historian))
     yield Staged(schema.STATE, dict(zip(names, values, strict=True)))
+
+
+def begin(source: Source, work: Work, *, bounds: Bounds) -> WorldState:
+    """Return the state that a first run begins at: empty while the log is whole.
+
+    Where retention has deleted the start of the log, it is that of the first
+    checkpoint that remains and is complete before the end of the bounds.
+
+    Raises:
+        LogUnreadable: There is no such checkpoint, so the state is unknown.
+        CoordinationError: The cluster did not answer.
+    """
+    number = work.partition
+    log = _opened(source, number)
+    try:
+        restored = restore(
+            log,
+            [number],
+            sources=(RetainedCheckpoints(is_past=lambda _, e: bounds.is_past(e)),),
+            on_unfit=lambda *_: None,
+            timeout_ms=source.timeout_ms,
+        )[number]
+    finally:
+        log.close(0)
+    if restored.is_amnesiac:
+        raise LogUnreadable(unknown_text([number]))
+    return restored.world
+
+
+def _opened(source: Source, partition: int) -> TopicLog:
+    return open_coordination_log(
+        source.settings(),
+        heartbeat_interval_ms=None,
+        timeout_ms=source.timeout_ms,
+        only=lambda _: [partition],
+    )
 
 
 def read(source: Source, work: Work, *, start: int | None) -> Iterator[LogEntry]:
@@ -160,12 +207,7 @@ def read(source: Source, work: Work, *, start: int | None) -> Iterator[LogEntry]
         DeadlineExceeded: Entries are missing and none came in time.
     """
     number = work.partition
-    log = open_coordination_log(
-        source.settings(),
-        heartbeat_interval_ms=None,
-        timeout_ms=source.timeout_ms,
-        only=lambda _: [number],
-    )
+    log = _opened(source, number)
     try:
         if start is not None:
             log.start_at({number: start}, timeout_ms=source.timeout_ms)

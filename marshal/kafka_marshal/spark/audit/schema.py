@@ -82,9 +82,14 @@ INTERVALS = Table(
         Column("token_leader_epoch", INT, "its second part"),
         Column("epoch", LONG, "its third part: offset of the winning claim"),
         Column("topic_id", STRING, "Kafka's id of the data topic, hex, if named"),
-        Column("effect", STRING, "`claimed` or `resumed`"),
+        Column(
+            "effect",
+            STRING,
+            "`claimed`, `resumed`, or `restored`: it stood in the checkpoint that the "
+            "fold begins at",
+        ),
         WHY,
-        *_moment("start", "where it was won"),
+        *_moment("start", "where it was won, or that checkpoint"),
         Column("heartbeat_interval_ms", LONG, "H in force at the last renewal"),
         Column("renewed_offset", LONG, "offset of the last renewal"),
         Column("renewed_log_ms", LONG, "log time of the last renewal"),
@@ -223,7 +228,11 @@ PARTITIONS = Table(
     "the end state of one coordinating partition",
     (
         T,
-        Column("first_offset", LONG, "first entry that the fold saw"),
+        Column(
+            "first_offset",
+            LONG,
+            "first entry that the fold saw; above 0 where the start of the log is gone",
+        ),
         Column("next_offset", LONG, "offset after the last one"),
         Column("leader_epoch", INT, "leader epoch of the last one"),
         Column("log_ms", LONG, "log time C"),

@@ -3,7 +3,9 @@
 import json
 
 import pytest
+from enginekit import checkpointed
 from logkit import Log, claim, config
+from pastkit import past
 from scankit import FakeScan
 from typer.testing import CliRunner
 
@@ -12,6 +14,8 @@ from kafka_marshal.protocol.types import Key
 from kafka_marshal_cli import verify
 from kafka_marshal_cli.assembly import app
 from kafka_marshal_cli.shared import Call
+
+__all__ = ["past"]
 
 
 def invoke(*arguments, source=None):
@@ -133,3 +137,57 @@ def test_a_reset_says_what_changes_and_writes_only_if_told(monkeypatch, is_execu
         "allow_reprocess": is_executed,
     }
     assert admin.asked == [(3, asked)]
+
+
+# --- where retention has deleted the start of the log
+
+
+def test_verify_begins_at_the_first_checkpoint_that_remains(past):
+    whole = json.loads(invoke("log", "verify", "-o", "json").stdout)
+    past.delete(past.begins[0])
+    outcome = invoke("log", "verify", "-o", "json")
+    assert outcome.exit_code == 0, outcome.stderr
+    assert f"verified from offset {past.begins[0] + 1} on" in outcome.stderr
+    (row,) = json.loads(outcome.stdout)["partitions"]
+    assert row["digest"] == whole["partitions"][0]["digest"]
+    assert row["begin_offset"] == past.begins[0] + 1
+    assert row["checkpoints_count"] == 1
+
+
+def test_verify_without_any_state_says_unknown(past):
+    past.delete(past.begins[1] + 1)
+    outcome = invoke("log", "verify", "-o", "json")
+    assert outcome.exit_code == 1
+    assert json.loads(outcome.stdout)["result"] == "unknown"
+    assert "no checkpoint" in outcome.stderr
+
+
+def test_a_snapshot_from_before_the_checkpoint_cannot_be_compared(past, tmp_path):
+    file = tmp_path / "kept"
+    assert invoke("log", "snapshot", str(file)).exit_code == 0
+    past.cluster.run(5_000)
+    checkpointed(past.cluster, past.node)
+    past.delete(past.end + 1)
+    outcome = invoke("log", "verify", "--snapshot", str(file))
+    assert outcome.exit_code == 1
+    assert "cannot be compared" in outcome.stderr
+
+
+def test_a_snapshot_and_a_difference_begin_there_too(past, tmp_path):
+    before, after = str(tmp_path / "before"), str(tmp_path / "after")
+    assert invoke("log", "snapshot", before).exit_code == 0
+    past.delete(past.begins[0])
+    assert invoke("log", "snapshot", after).exit_code == 0
+    assert invoke("log", "diff", before, after).exit_code == 0
+    past.delete(past.begins[1] + 1)
+    assert invoke("log", "diff", before, "live").exit_code == 1
+
+
+def test_who_owned_a_key_in_the_past(past):
+    who = ("claims", "who", "g", "t", "0", "-o", "json", "--at")
+    past.delete(past.begins[0])
+    told = json.loads(invoke(*who, str(past.ends[0])).stdout)
+    assert told["owner"]["client_id"] == "a"
+    outcome = invoke(*who, str(past.ends[0] - 1))
+    assert (outcome.exit_code, outcome.stdout) == (1, "")
+    assert "who owned what there is unknown" in outcome.stderr

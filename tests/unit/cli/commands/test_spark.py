@@ -28,6 +28,7 @@ BROKEN = Finding(INVARIANTS[0], 3, ({"client_id": "c1\x1b", "start_offset": 5},)
 class FakeAudit:
     out = "file:/tables"
     runs = (1,)
+    first_offset = 0
     facts = {"as_of": {"time_ms": NOW_MS, "offsets": {"0": 9}}}  # noqa: RUF012
 
     def __init__(self):
@@ -37,6 +38,7 @@ class FakeAudit:
     def partitions(self):
         row = {"coordinating_partition": 0, "entries_count": 9, "next_offset": 9}
         row |= {"keys_count": 1, "owned_count": 1, "halted_level": None}
+        row |= {"first_offset": self.first_offset}
         return [row | {"digest": "ab" * 16}]
 
     def takeovers(self):
@@ -98,6 +100,13 @@ def test_everything_that_is_asked_for_reaches_the_job(fake):
     assert found["partitions"][0]["digest"] == "ab" * 16
     assert "is_sound" not in found
     assert "tolerance_ms" not in asked, "nothing is checked that was not asked for"
+
+
+def test_a_fold_that_does_not_begin_at_the_start_says_so(fake):
+    fake.first_offset = 7
+    done = invoke()
+    assert done.exit_code == 0, done.output
+    assert "partition 0 is told from offset 7 on" in done.stderr
 
 
 def test_people_get_tables(fake):

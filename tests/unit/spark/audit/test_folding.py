@@ -2,13 +2,21 @@
 
 import pytest
 from logkit import H, Log, beat, claim, config, release
+from pastkit import past
 
-from kafka_marshal.errors import CoordinationError, DeadlineExceeded, LogTruncated
+from kafka_marshal.errors import (
+    CoordinationError,
+    DeadlineExceeded,
+    LogTruncated,
+    LogUnreadable,
+)
 from kafka_marshal.protocol.snapshot import digest
+from kafka_marshal.protocol.state import WorldState
 from kafka_marshal.spark.audit import folding, schema
 from kafka_marshal.spark.audit.folding import Bounds, Source, Work, entries_of, fold
 from kafka_marshal.testing.clock import VirtualClock
 
+__all__ = ["past"]
 SAMPLE_MS = 60_000
 
 
@@ -32,6 +40,7 @@ def log(monkeypatch):
         return iter([e for e in made.entries if (start or 0) <= e.offset < work.end])
 
     monkeypatch.setattr(folding, "read", read)
+    monkeypatch.setattr(folding, "begin", lambda *_, **__: WorldState(0))
     return made
 
 
@@ -114,6 +123,42 @@ def test_a_fold_that_halts_ends_there(log):
     rows = told(log)
     assert of(rows, schema.PARTITIONS)[0]["halted_level"] == 9
     assert of(rows, schema.STATE)[0]["saved"] is None
+
+
+# --- where retention has deleted the start of the log
+
+
+@pytest.fixture
+def retained(past, monkeypatch):
+    def opened(*_, **__):
+        log = past.open()
+        log.start_at = lambda offsets, timeout_ms: log.read_from(offsets)
+        return log
+
+    monkeypatch.setattr(folding, "open_coordination_log", opened)
+    return past
+
+
+def test_the_fold_begins_at_the_first_checkpoint_that_remains(retained):
+    whole = told_of(retained)
+    retained.delete(retained.begins[0])
+    rows = told_of(retained)
+    (state,), (before,) = of(rows, schema.PARTITIONS), of(whole, schema.PARTITIONS)
+    assert (state["digest"], state["owned_count"]) == (before["digest"], 1)
+    assert (state["first_offset"], before["first_offset"]) == (
+        retained.begins[0] + 1,
+        0,
+    )
+    held = [row.values for row in rows if row.table is schema.INTERVALS]
+    assert [row["effect"] for row in held if row["topic"] == "t"] == ["restored"]
+    bounds = Bounds(to_offset=retained.ends[0] - 1)
+    with pytest.raises(LogUnreadable, match="no checkpoint"):
+        told_of(retained, bounds)
+
+
+def told_of(retained, bounds=None):
+    work = Work(0, retained.end)
+    return list(fold(work, Source(), bounds=bounds or Bounds(), sample_ms=SAMPLE_MS))
 
 
 # --- reading
