@@ -125,6 +125,7 @@ class FakeHub:
             bootstrap_servers=("localhost:9092",),
             heartbeat_interval_ms=1_000,
             client_beat_ms_max=333,
+            span=1_000,
             now_ms=5,
         )
 

@@ -91,6 +91,7 @@ class FakeSidecar(httpx.BaseTransport):
             "bootstrap_servers": ("broker:9092",),
             "heartbeat_interval_ms": H,
             "client_beat_ms_max": 50,
+            "span": 1_000,
             "now_ms": self.clock.now_ms(),
         }
         return api.Info(**(told | self.info_rest))

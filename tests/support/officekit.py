@@ -60,12 +60,22 @@ class Office(LogOffice):
 
     def __init__(self, cluster, name="task"):
         self.logs = []
+        self.before_request = lambda: None
+        self._cluster = cluster
 
         def open_log(only, timeout_ms):
             self.logs.append(Log(cluster, name, only))
             return self.logs[-1]
 
         super().__init__(open_log, clock=cluster.clock)
+
+    def _settle(self, *given, **named):
+        self.before_request()
+        self.before_request = lambda: None
+        return super()._settle(*given, **named)
+
+    def _rest(self, rest_ms):
+        self._cluster.run(rest_ms)
 
 
 def ref_of(node, key=KEY, **changes):

@@ -56,7 +56,7 @@ class RemoteRig:
         asked: Requests for offsets that were not answered yet.
     """
 
-    def __init__(self, *, records=(10, 10)):
+    def __init__(self, *, records=(10, 10), span=1_000):
         self.cluster = world(records=records)
         self.clock = self.cluster.clock.view()
         self.observer = Recorder()
@@ -67,7 +67,7 @@ class RemoteRig:
             InlineBackground(),
             self.observer,
         )
-        self.context = RemoteContext(ports, H)
+        self.context = RemoteContext(ports, H, span)
         self.engine = RemoteEngine(self.context)
         owner = Owner("host-a", bytes.fromhex(INCARNATION))
         claimant = Claimant(owner, "g", master=b"")

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 
 from kafka_marshal.errors import InvalidTransition
 from kafka_marshal.protocol.claiming import Ending
-from kafka_marshal.protocol.granting import AtMostOnce, Grant
+from kafka_marshal.protocol.granting import ENDING, AtMostOnce, Grant, refusal_of
 from kafka_marshal.protocol.losses import mark_to_tags
 from kafka_marshal.protocol.records import ClaimingMessages
 from kafka_marshal.protocol.transition import ACCEPTED, Transition
@@ -104,7 +104,7 @@ class Granter:
         reason = progress.on_verdict(
             transition, head=self._head(key), now_ms=self._context.now_ms
         )
-        if reason is not None and transition.outcome != "refused":
+        if reason is not None and refusal_of(reason) in ENDING:
             holding.claim.end(Ending("grant_ignored", at_offset=transition.offset))
             return holding
         return None

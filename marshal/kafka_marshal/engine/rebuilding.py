@@ -311,14 +311,13 @@ class Rebuilder:
 
     def _ask(self, owed: _Owed) -> None:
         first = self._reach(owed)
-        span = self._context.settled.limit("span")
         wish = Wish(
             owed.key,
             owed.session.claimant.owner,
             owed.epoch,
             self._context.ports.entropy.random_bytes(16),  # nobody processes it
             min(first, owed.granted - 1),
-            min(owed.granted, first + span) - 1,
+            owed.granted - 1,
         )
         try:
             owed.ticket = self._tickets.ask(wish)

@@ -13,6 +13,7 @@ import attrs
 from kafka_marshal.errors import CoordinationError, LogUnwritable
 from kafka_marshal.ports import Append
 from kafka_marshal.protocol.codec import encode
+from kafka_marshal.protocol.granting import last_within
 from kafka_marshal.protocol.losses import mark_to_tags
 from kafka_marshal.protocol.records import ClaimingMessages
 from kafka_marshal.protocol.transition import ACCEPTED, Transition
@@ -117,6 +118,9 @@ class Tickets:
     def ask(self, wish: Wish, *, on_granted: OnGranted | None = None) -> Ticket:
         """Append a request; the fold's verdict on it comes by ``on_record``.
 
+        It asks for no more than the Config's ``span`` allows, so less may be granted
+        than the wish names.
+
         Args:
             wish: What to ask for.
             on_granted: Called with what is granted, unless it was given up before.
@@ -134,6 +138,9 @@ class Tickets:
         number = int.from_bytes(entropy.random_bytes(8), "big")
         seq = SEQ_FIRST + number % SEQ_FIRST
         key, owner = wish.key, wish.owner
+        head = self._head(key)
+        first = wish.first if head is None else head
+        span = self._context.settled.limit("span")
         record = ClaimingMessages(
             owner.client_id,
             key.group_id,
@@ -144,7 +151,7 @@ class Tickets:
             wish.epoch,
             wish.grantee,
             wish.first,
-            wish.last,
+            last_within(wish.last, first, span=span),
             mark_to_tags(wish.mark),
         )
         partition = self._context.partition_of(key)
@@ -163,9 +170,7 @@ class Tickets:
         ticket = self._open.pop((record.grantee, record.seq), None)
         if ticket is None:
             return
-        wish = ticket.wish
-        known = self._context.replica_of(wish.key).world.keys.get(wish.key)
-        head = None if known is None else known.next_unclaimed()
+        head = self._head(ticket.wish.key)
         detail = transition.detail
         granted = None
         if transition.outcome == ACCEPTED and detail is not None:
@@ -175,6 +180,11 @@ class Tickets:
         )
         if granted is not None and ticket.on_granted is not None:
             ticket.on_granted(*granted)
+
+    def _head(self, key: Key) -> int | None:
+        """Return the next offset of a key that nobody was granted, None if unknown."""
+        known = self._context.replica_of(key).world.keys.get(key)
+        return None if known is None else known.next_unclaimed()
 
     def _report(self, key: Key, first: int, last: int) -> None:
         fields = {"key": key, "ranges": [(first, last)]}

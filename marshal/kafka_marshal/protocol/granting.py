@@ -8,12 +8,15 @@ other was granted both ranges.
 """
 
 from collections import deque
+from enum import Enum
 
 import attrs
 
 from kafka_marshal.errors import InvalidTransition
 from kafka_marshal.protocol.records import ClaimingMessages
+from kafka_marshal.protocol.state import KeyState
 from kafka_marshal.protocol.transition import ACCEPTED, Transition
+from kafka_marshal.protocol.types import Owner
 
 REQUESTS_IN_FLIGHT_MAX = 64
 DEPTH_MAX_DEFAULT = 4
@@ -23,6 +26,80 @@ SAMPLES_PER_AVERAGE = 4
 FEWER_IN_A_ROW = 8
 WORK_PER_REQUEST_US = 20_000
 US_PER_MS = 1_000
+
+
+class Refusal(Enum):
+    """What the fold's refusal of a request means for the sender (PROTOCOL 4.7)."""
+
+    TAKEN = "taken"
+    """Every offset that was wanted is granted already."""
+    LATER = "later"
+    """The same offsets may be granted to another request."""
+    OVER = "over"
+    """The claim has ended: nothing is granted under it any more."""
+    UNEXPECTED = "unexpected"
+    """The log judges by a Config that the sender does not know."""
+
+
+ENDING = frozenset({Refusal.OVER, Refusal.UNEXPECTED})
+"""Refusals after which an owner gives up its claim."""
+
+_REFUSALS = {
+    "nothing_left": Refusal.TAKEN,
+    "paused": Refusal.LATER,
+    "span": Refusal.LATER,
+    "not_owner": Refusal.OVER,
+    "old_epoch": Refusal.OVER,
+}
+
+
+def refusal_of(
+    reason: str | None, *, last: int = -1, head: int | None = None
+) -> Refusal:
+    """Classify the refusal of a request for offsets.
+
+    Args:
+        reason: The fold's reason.
+        last: Last offset wanted. The request may have asked for fewer, because
+            ``span`` cut it.
+        head: Next offset that nobody was granted, as of the verdict; None if
+            unknown.
+    """
+    refusal = _REFUSALS.get(reason or "", Refusal.UNEXPECTED)
+    if refusal is Refusal.TAKEN and head is not None and head <= last:
+        return Refusal.LATER
+    return refusal
+
+
+def why_over(known: KeyState | None, owner: Owner, *, epoch: int) -> str | None:
+    """Return why nothing is granted under a claim any more, None if it may stand.
+
+    Epochs of a key only grow, so a claim that has ended stays ended. A key that is
+    unknown here, or has an earlier epoch, shows nothing: the claim may be yet to
+    be read.
+
+    Args:
+        known: The key of the claim, as far as the log is read.
+        owner: Who claimed.
+        epoch: Epoch of the claim.
+    """
+    if known is None or known.epoch < epoch:
+        return None
+    if known.epoch == epoch and known.owner == owner:
+        return None
+    return "old_epoch" if known.owner == owner else "not_owner"
+
+
+def last_within(last: int, head: int, *, span: int) -> int:
+    """Return ``last``, or the last offset that ``span`` lets the log grant.
+
+    Args:
+        last: Last offset wanted.
+        head: First offset that the log can grant: the next that nobody was
+            granted, else the first one of the request.
+        span: Limit of the Config.
+    """
+    return min(last, head + span - 1)
 
 
 @attrs.frozen
@@ -152,7 +229,7 @@ class AtMostOnce:
         lost, it is granted all of it (PROTOCOL 4.7).
         """
         first = self._requests[0].first if self._requests else self.next_first
-        return min(last, first + span - 1)
+        return last_within(last, first, span=span)
 
     def on_verdict(
         self,
@@ -182,7 +259,7 @@ class AtMostOnce:
         if transition.outcome == ACCEPTED and detail is not None:
             if now_ms is not None:
                 self._measure(record.seq, now_ms)
-            self._take(Grant(detail["first"], detail["last"]))
+            self._take(Grant(detail["first"], detail["last"]), seq=record.seq)
             return None
         self._refused(record.seq, transition.reason, head)
         return transition.reason or "refused"
@@ -194,23 +271,30 @@ class AtMostOnce:
                 sample_us = max(1, (now_ms - request.sent_ms) * US_PER_MS)
                 self.round_trip_us = averaged(self.round_trip_us, sample_us)
 
-    def _take(self, grant: Grant) -> None:
+    def _take(self, grant: Grant, *, seq: int | None = None) -> None:
         self._grants.append(grant)
         self.is_anchored = True
         # A request for less has landed, or can be granted nothing any more.
-        self._requests = deque(r for r in self._requests if r.last > grant.last)
-        self.next_first = max(self.next_first, grant.last + 1)
+        left = [r for r in self._requests if r.last > grant.last]
+        # A sidecar cuts a request where ``span`` was lowered meanwhile. What the
+        # request did not get, the next one is granted.
+        self._requests = deque(r for r in left if r.seq != seq)
+        if left and not self._requests:
+            self.next_first = grant.last + 1
+        else:
+            self.next_first = max(self.next_first, grant.last + 1)
 
     def _refused(self, seq: int, reason: str | None, head: int | None) -> None:
-        refused = [r for r in self._requests if r.seq == seq]
-        if reason == "nothing_left":
+        refused = next((r for r in self._requests if r.seq == seq), None)
+        last = -1 if refused is None else refused.last
+        if refusal_of(reason, last=last, head=head) is Refusal.TAKEN:
             self._requests = deque(r for r in self._requests if r.seq != seq)
             self.next_first = max(self.next_first, head or 0)
-        elif refused:
+        elif refused is not None:
             # It must be asked for again, and so must what was asked for after it
             # on the assumption that it would be granted.
             self._requests.clear()
-            self.next_first = refused[0].first if head is None else head
+            self.next_first = refused.first if head is None else head
 
     def forget_requests(self) -> None:
         """Give unanswered requests up: a later one covers the same offsets.

@@ -64,6 +64,7 @@ class Info(Message, frozen=True, kw_only=True):
             its data, too, with credentials of its own.
         heartbeat_interval_ms: H, as the log has it.
         client_beat_ms_max: Longest time between two beats of a client.
+        span: Most offsets that one request for a grant gets, as the log has it.
         now_ms: Local time of the answer.
     """
 
@@ -78,6 +79,7 @@ class Info(Message, frozen=True, kw_only=True):
     bootstrap_servers: tuple[str, ...]
     heartbeat_interval_ms: int
     client_beat_ms_max: int
+    span: int
     now_ms: int
 
 

@@ -32,6 +32,7 @@ class RemoteContext:
     Attributes:
         ports: The ports.
         heartbeat_interval_ms: H, as the sidecar says.
+        span: Most offsets that a request may ask for, as the sidecar says.
         holdings: What the client contends for or holds.
         heads: At most once: next offset that nobody was granted, as last heard.
         follows: Epoch of the claim before the one that is held, where it was told.
@@ -42,6 +43,7 @@ class RemoteContext:
 
     ports: RemotePorts
     heartbeat_interval_ms: int
+    span: int
     holdings: dict[Key, Holding] = attrs.field(factory=dict)
     heads: dict[Key, int] = attrs.field(factory=dict)
     follows: dict[Key, int | None] = attrs.field(factory=dict)

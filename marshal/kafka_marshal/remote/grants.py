@@ -22,15 +22,14 @@ from kafka_marshal.errors import (
     MarshalError,
 )
 from kafka_marshal.protocol.claiming import Ending
-from kafka_marshal.protocol.granting import AtMostOnce, Grant
-from kafka_marshal.protocol.records import LIMIT_DEFAULTS, ClaimingMessages
-from kafka_marshal.protocol.transition import ACCEPTED, REFUSED, Transition
+from kafka_marshal.protocol.granting import ENDING, AtMostOnce, Grant, refusal_of
+from kafka_marshal.protocol.records import ClaimingMessages
+from kafka_marshal.protocol.transition import ACCEPTED, Transition
 from kafka_marshal.protocol.types import Key
 from kafka_marshal.remote.api import GrantAsk, Granted
 from kafka_marshal.remote.engine import RemoteContext
 
 VERDICT_MS_MAX = 10_000
-SPAN = LIMIT_DEFAULTS["span"]
 
 Ask = Callable[[GrantAsk], Granted]
 Run = Callable[[Callable[[], None]], bool]
@@ -92,7 +91,7 @@ class RemoteGrants:
         if not isinstance(progress, AtMostOnce) or claim.epoch is None:
             raise InvalidTransition(f"{claim.key} is not consumed at most once")
         first = progress.next_first
-        last = progress.last_within(last, SPAN)
+        last = progress.last_within(last, self._context.span)
         if last < first:
             return  # what is under way must be answered first
         self._seq += 1
@@ -188,7 +187,7 @@ class RemoteGrants:
         reason = progress.on_verdict(
             transition, head=granted.head, now_ms=self._context.now_ms
         )
-        if reason is not None and granted.outcome != REFUSED:
+        if reason is not None and refusal_of(reason) in ENDING:
             holding.claim.end(Ending("grant_ignored", at_offset=granted.offset))
             self._on_end(holding)
 

@@ -103,7 +103,7 @@ class RemoteLink:
         ports = RemotePorts(
             data, clock or SystemClock(), self._entropy, background, observer
         )
-        self._context = RemoteContext(ports, info.heartbeat_interval_ms)
+        self._context = RemoteContext(ports, info.heartbeat_interval_ms, info.span)
         self._engine = RemoteEngine(self._context)
         self._session = RemoteSession(
             self._context,
@@ -357,6 +357,7 @@ class RemoteLink:
             )
         with self._engine.changed:
             self._info = said.info
+            self._context.span = said.info.span
             self._session.claimant = _claimant(said.info, self._hello)
             names = self._session.names
             wants = {n: w for n, w in self._wants.items() if n in names}

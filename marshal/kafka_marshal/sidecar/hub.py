@@ -110,6 +110,7 @@ class Hub(HubFace):
             bootstrap_servers=self._servers,
             heartbeat_interval_ms=context.heartbeat_interval_ms,
             client_beat_ms_max=self._beat_ms_max,
+            span=context.settled.limit("span"),
             now_ms=context.now_ms,
         )
 

@@ -18,6 +18,7 @@ from kafka_marshal.errors import (
 )
 from kafka_marshal.ports import Append, Clock, CoordinationLog, Entropy
 from kafka_marshal.protocol.codec import encode
+from kafka_marshal.protocol.granting import last_within, why_over
 from kafka_marshal.protocol.hashing import coordinating_partition
 from kafka_marshal.protocol.records import ClaimingMessages, Config
 from kafka_marshal.protocol.transition import Transition
@@ -71,7 +72,7 @@ class LogOffice(TicketOffice):
     ) -> None:
         """Connect to nothing yet; the first call does."""
         self._open_log = open_log
-        self._clock = SystemClock() if clock is None else clock
+        self.clock = SystemClock() if clock is None else clock
         self._entropy = SystemEntropy() if entropy is None else entropy
         self._lock = threading.Lock()
         self._log: TicketLog | None = None
@@ -84,16 +85,22 @@ class LogOffice(TicketOffice):
         """Ask for offsets; see ``TicketOffice``."""
         with self._turn(timeout_ms) as left:
             replica, config = self._opened(ref.key, left)
-            if _is_over(replica, ref):
-                return Verdict(None, _why_over(replica, ref), None)
+            reason = why_over(
+                replica.world.keys.get(ref.key), ref.owner, epoch=ref.epoch
+            )
+            if reason is not None:
+                return Verdict(None, reason, None)
             first, last = wanted
-            last = min(last, first + config.limit("span") - 1)
+            head = _head(replica, ref.key)
+            span = config.limit("span")
+            last = last_within(last, first if head is None else head, span=span)
             transition = self._settle(ref, (first, last), replica=replica, left=left)
+            head = _head(replica, ref.key)
         detail = transition.detail
         granted = None
         if transition.effect == "granted" and detail is not None:
             granted = (detail["first"], detail["last"])
-        return Verdict(granted, transition.reason, transition.offset)
+        return Verdict(granted, transition.reason, transition.offset, head)
 
     def newest(self, key: Key, *, timeout_ms: int) -> Standing | None:
         """Return the newest claim of a key; see ``TicketOffice``."""
@@ -142,7 +149,7 @@ class LogOffice(TicketOffice):
                 *wanted,
             )
         )
-        sending = _Sending(self._log, t, value, self._clock)
+        sending = _Sending(self._log, t, value, self.clock)
         while True:
             for partition, transition in self._follower.step(left.slice_ms()):
                 record = transition.record
@@ -166,7 +173,7 @@ class LogOffice(TicketOffice):
 
         if self._log is None:
             self._log = self._open_log(guess, left.ms())
-            self._follower = Follower(self._log, self._clock)
+            self._follower = Follower(self._log, self.clock)
         follower = self._follower
         assert follower is not None
         # As many partitions as the topic has is a guess at K; each Config tells it.
@@ -214,7 +221,7 @@ class LogOffice(TicketOffice):
     @contextmanager
     def _turn(self, timeout_ms: int) -> Iterator["_Left"]:
         """Let one thread ask at a time; forget a log that cannot be read further."""
-        left = _Left(self._clock, timeout_ms)
+        left = _Left(self.clock, timeout_ms)
         if not self._lock.acquire(timeout=max(0, timeout_ms) / 1000):
             raise _late("another thread still waits for its own verdict")
         try:
@@ -286,18 +293,6 @@ def _late(what: str) -> DeadlineExceeded:
     )
 
 
-def _is_over(replica: Replica, ref: ClaimRef) -> bool:
-    """Return whether the fold shows that the claim has ended.
-
-    Epochs of a key only grow, so this never becomes untrue. A key that is unknown
-    here, or stands at an earlier epoch, says nothing: it may be yet to be read.
-    """
-    known = replica.world.keys.get(ref.key)
-    if known is None or known.epoch < ref.epoch:
-        return False
-    return known.epoch > ref.epoch or known.owner is None
-
-
-def _why_over(replica: Replica, ref: ClaimRef) -> str:
-    known = replica.world.keys[ref.key]
-    return "old_epoch" if known.owner == ref.owner else "not_owner"
+def _head(replica: Replica, key: Key) -> int | None:
+    known = replica.world.keys.get(key)
+    return None if known is None else known.next_unclaimed()

@@ -1,10 +1,18 @@
 """What is asked of an office, and what it answers."""
 
+import time
 from typing import Protocol
 
 import attrs
 
+from kafka_marshal.clock import SystemClock
+from kafka_marshal.errors import CoordinationError, DeadlineExceeded
+from kafka_marshal.ports import Clock
+from kafka_marshal.protocol.granting import Refusal, refusal_of
 from kafka_marshal.protocol.types import Key, Owner
+
+PAUSED_MS = 500
+"""How long to wait, while the group is paused, before the next request."""
 
 
 @attrs.frozen
@@ -49,11 +57,13 @@ class Verdict:
         reason: Why not, such as ``nothing_left`` or ``not_owner``.
         offset: Log offset of the request; None where none was needed, because
             the log had ended the claim before.
+        head: Next offset that nobody was granted; None if unknown.
     """
 
     granted: tuple[int, int] | None
     reason: str | None
     offset: int | None
+    head: int | None = None
 
 
 @attrs.frozen
@@ -71,8 +81,17 @@ class Standing:
     owner: Owner | None
 
 
+_NOT_OURS = frozenset({Refusal.TAKEN, Refusal.OVER})
+
+
 class TicketOffice(Protocol):
-    """Where the tasks of one process ask. Thread-safe; one request at a time."""
+    """Where the tasks of one process ask. Thread-safe; one request at a time.
+
+    Attributes:
+        clock: Local time, for the deadlines of requests.
+    """
+
+    clock: Clock = SystemClock()
 
     def spend(
         self, ref: ClaimRef, first: int, last: int, *, timeout_ms: int
@@ -87,21 +106,58 @@ class TicketOffice(Protocol):
             grants less at a time.
 
         Raises:
-            DeadlineExceeded: No verdict in time. Whether the range was granted is
-                unknown: nothing of it may be processed, by this call's caller
-                neither. Another call may be granted it if this one was not.
+            DeadlineExceeded: No verdict in time, or the group was paused all the
+                time. Whether the range was granted is unknown: nothing of it may be
+                processed, by this call's caller neither. Another call may be granted
+                it if this one was not.
             MarshalError: The log or the sidecar cannot be used; the same holds.
         """
         if not 0 <= first <= last:
             return []
-        verdict = self.ask(ref, (first, last), timeout_ms=timeout_ms)
-        return [] if verdict.granted is None else [verdict.granted]
+        until_ms = self.clock.now_ms() + timeout_ms
+        left_ms = timeout_ms
+        while True:
+            verdict = self.ask(ref, (first, last), timeout_ms=left_ms)
+            if verdict.granted is not None:
+                return [verdict.granted]
+            refusal = refusal_of(verdict.reason, last=last, head=verdict.head)
+            if refusal in _NOT_OURS:
+                return []
+            if refusal is Refusal.UNEXPECTED:
+                raise CoordinationError(
+                    f"the log judged the request for offsets {first} to {last} of "
+                    f"{ref.topic}-{ref.partition} as {verdict.reason!r}, so the Config "
+                    "of the coordination topic has changed; check it with: marshal "
+                    "topic info, and run the task again"
+                )
+            if verdict.reason == "paused":
+                self._rest(min(PAUSED_MS, max(0, until_ms - self.clock.now_ms())))
+            left_ms = until_ms - self.clock.now_ms()
+            if left_ms <= 0:
+                raise DeadlineExceeded(
+                    f"offsets {first} to {last} of {ref.topic}-{ref.partition} were "
+                    f"not granted within {timeout_ms} ms ({verdict.reason}), and may "
+                    "be granted later; if group "
+                    f"{ref.group_id!r} is paused, run: marshal groups resume"
+                )
 
     def ask(
         self, ref: ClaimRef, wanted: tuple[int, int], *, timeout_ms: int
     ) -> Verdict:
-        """Do what ``spend`` does, and tell why nothing was granted."""
+        """Make one request, and return the verdict.
+
+        The Config's ``span`` may cut the request: then less is granted than wanted,
+        and ``nothing_left`` says nothing of what lies behind the verdict's head.
+
+        Raises:
+            DeadlineExceeded: As ``spend``.
+            MarshalError: As ``spend``.
+        """
         ...
+
+    def _rest(self, rest_ms: int) -> None:
+        """Wait before the next request."""
+        time.sleep(rest_ms / 1000)
 
     def is_current(self, ref: ClaimRef, *, timeout_ms: int) -> bool:
         """Return whether the claim stands, by a fold not older than the call.

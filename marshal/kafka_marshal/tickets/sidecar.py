@@ -66,7 +66,7 @@ class SidecarOffice(TicketOffice):
             assert found.first is not None
             assert found.last is not None
             granted = (found.first, found.last)
-        return Verdict(granted, found.reason, found.offset)
+        return Verdict(granted, found.reason, found.offset, found.head)
 
     def _granted(self, ref: ClaimRef, said: GrantAsk, *, timeout_ms: int) -> Granted:
         return self._connection.ask(

@@ -1,10 +1,11 @@
 import msgspec
 import pytest
-from logkit import KEY, Log, ident, messages
+from logkit import KEY, Log, ident, messages, release
 from logkit import beat as beat_record
 
 from kafka_marshal.errors import InvalidTransition
 from kafka_marshal.protocol.granting import (
+    ENDING,
     FEWER_IN_A_ROW,
     GAIN_MIN,
     REQUESTS_IN_FLIGHT_MAX,
@@ -13,11 +14,16 @@ from kafka_marshal.protocol.granting import (
     Grant,
     GrantRequest,
     Pace,
+    Refusal,
     averaged,
+    last_within,
     lead_for,
+    refusal_of,
     step_for,
+    why_over,
 )
 from kafka_marshal.protocol.transition import Transition
+from kafka_marshal.protocol.types import Owner
 
 GRANTEE = ident("grantee")
 
@@ -127,7 +133,76 @@ def test_without_a_position_a_request_that_is_given_up_is_covered_by_the_next():
     assert bench.it.unused == (Grant(0, 9),)
 
 
+@pytest.mark.parametrize(
+    ("last", "head", "within"), [(4, 0, 4), (99, 0, 99), (100, 0, 99), (400, 250, 349)]
+)
+def test_a_request_gets_at_most_the_span_from_the_head(last, head, within):
+    assert last_within(last, head, span=100) == within
+
+
 # --- verdicts
+
+
+@pytest.mark.parametrize(
+    ("reason", "refusal"),
+    [
+        ("nothing_left", Refusal.TAKEN),
+        ("paused", Refusal.LATER),
+        ("span", Refusal.LATER),
+        ("not_owner", Refusal.OVER),
+        ("old_epoch", Refusal.OVER),
+        ("wrong_partition", Refusal.UNEXPECTED),
+        ("level", Refusal.UNEXPECTED),
+        (None, Refusal.UNEXPECTED),
+    ],
+)
+def test_each_refusal_means_one_thing(reason, refusal):
+    assert refusal_of(reason, last=9, head=10) is refusal
+    assert (refusal_of(reason) in ENDING) == (refusal.value in {"over", "unexpected"})
+
+
+def test_what_lies_behind_a_cut_request_is_not_taken():
+    """A cut request may find nothing left although the wanted offsets are free."""
+    assert refusal_of("nothing_left", last=9, head=9) is Refusal.LATER
+    assert refusal_of("nothing_left", last=9, head=None) is Refusal.TAKEN
+
+
+def test_a_claim_is_over_once_the_log_shows_another_or_none(bench):
+    owner, epoch = Owner("c1", ident("c1")), bench.epoch
+    assert why_over(None, owner, epoch=epoch) is None, "it may be yet to be read"
+    assert why_over(bench.log.key(), owner, epoch=epoch) is None
+    assert why_over(bench.log.key(), owner, epoch=epoch + 1) is None, "likewise"
+    assert why_over(bench.log.key(), owner, epoch=epoch - 1) == "old_epoch"
+    stranger = Owner("c1", ident("c2"))
+    assert why_over(bench.log.key(), stranger, epoch=epoch) == "not_owner"
+    bench.log.append(release(epoch))
+    assert why_over(bench.log.key(), owner, epoch=epoch) == "not_owner"
+
+
+def test_what_a_cut_request_did_not_get_is_asked_for_again(bench):
+    """A sidecar cuts a request where ``span`` was lowered meanwhile."""
+    request = bench.request(9)
+    assert bench.answer(GrantRequest(request.seq, 0, 3)) is None
+    assert bench.it.unused == (Grant(0, 3),)
+    assert (bench.it.next_first, bench.it.outstanding_count) == (4, 0)
+    bench.granted(9)
+    assert bench.it.unused == (Grant(0, 3), Grant(4, 9))
+
+
+def test_what_a_cut_request_did_not_get_the_one_behind_it_gets(bench):
+    first, second = bench.request(9), bench.request(19)
+    assert bench.answer(GrantRequest(first.seq, 0, 3)) is None
+    assert (bench.it.next_first, bench.it.outstanding_count) == (20, 1)
+    assert bench.answer(second) is None
+    assert bench.it.unused == (Grant(0, 3), Grant(4, 19))
+    assert bench.it.next_first == 20
+
+
+def test_a_cut_request_for_which_nothing_is_left_is_asked_again_from_the_head(bench):
+    request = bench.request(9)
+    bench.log.append(messages(bench.epoch, 0, 5, seq=99))
+    assert bench.answer(GrantRequest(request.seq, 0, 3)) == "nothing_left"
+    assert (bench.it.next_first, bench.it.outstanding_count) == (6, 0)
 
 
 def test_nothing_is_handed_out_before_it_is_granted(bench):

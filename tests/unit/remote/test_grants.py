@@ -67,6 +67,30 @@ def test_answers_are_taken_in_the_order_of_asking(rig, consumer):
     assert values(consumer.poll(0, 8)) == {0: [0, 1, 2, 3, 4, 5, 6, 7]}
 
 
+def test_no_request_asks_for_more_than_the_span_that_the_sidecar_told(consumer, rig):
+    """The log refuses a wider one: nothing would ever be granted."""
+    rig.context.span = 3
+    assert consumer.poll() == {}
+    rig.session.grants.request(rig.session.holdings[key()], 7)
+    assert len(rig.waiting) == 1, "what is under way must be answered first"
+    rig.answer(granted(0, 2))
+    assert values(consumer.poll()) == {0: [0, 1, 2]}
+    assert consumer.poll() == {}
+    rig.answer(granted(3, 5))
+    assert [(ask.first, ask.last) for ask in rig.asked] == [(0, 2), (3, 5)]
+
+
+def test_what_the_sidecar_cut_off_is_asked_for_again(rig, consumer):
+    """The span was lowered after the sidecar told it."""
+    consumer.poll()
+    rig.answer(granted(0, 1))
+    assert values(consumer.poll()) == {0: [0, 1]}
+    assert consumer.poll() == {}
+    rig.answer(granted(2, 5))
+    assert [ask.first for ask in rig.asked] == [0, 2]
+    assert values(consumer.poll()) == {0: [2, 3, 4, 5]}
+
+
 def test_one_that_overtook_the_other_was_granted_both(rig, consumer):
     consumer.poll()
     rig.session.grants.request(rig.session.holdings[key()], 7)

@@ -192,6 +192,7 @@ def test_a_restarted_sidecar_is_told_everything_anew(linked):
     linked.sidecar.answers["PUT", "c"] = [
         (503, failure("CoordinationError", retriable=True))
     ]
+    linked.sidecar.info_rest = {"span": 7}
     linked.restart()
     linked.stream.push(linked.snapshot(linked.assigned(epoch=9)))
     session = linked.link.session
@@ -202,6 +203,7 @@ def test_a_restarted_sidecar_is_told_everything_anew(linked):
     registrations = linked.sidecar.named("PUT", "/clients/c")
     assert {each["instance"] for each in registrations} == {INSTANCE}
     assert len(linked.sidecar.named("PUT", linked.name)) == 2
+    assert linked.link.engine.context.span == 7, "as the sidecar says now"
 
 
 def test_a_claim_that_is_unchanged_goes_on_after_a_restart(linked):

@@ -137,6 +137,17 @@ def test_grants_are_the_folds(single):
         granted(single, a, KEY, 4, 3)
 
 
+def test_a_grant_is_as_long_as_the_configs_span_from_the_head():
+    machine = Machine(world(records=(40,), span=8))
+    assert machine.hub.info().span == 8
+    a = having(machine, count=1, delivery="amo")
+    got = [granted(machine, a, KEY, 0, 19) for _ in range(4)]
+    assert [(x.first, x.last) for x in got] == [(0, 7), (8, 15), (16, 19), (None, None)]
+    assert got[3].reason == "nothing_left"
+    far = granted(machine, a, KEY, 30, 39)
+    assert (far.first, far.last) == (20, 27), "from the head, not from its first"
+
+
 def test_under_an_old_claim_nothing_is_granted(single):
     a = having(single, count=1, delivery="amo")
     a.held[KEY] = (a.held[KEY][0] + 1, 0)

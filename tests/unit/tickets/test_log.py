@@ -2,6 +2,7 @@
 
 import threading
 
+import msgspec
 import pytest
 from enginekit import (
     ALO,
@@ -22,6 +23,7 @@ from officekit import Log, Office, ref_of
 
 from kafka_marshal.engine.checkpointing import CheckpointRule
 from kafka_marshal.errors import (
+    CoordinationError,
     DeadlineExceeded,
     LogTruncated,
     LogUnreadable,
@@ -32,6 +34,8 @@ from kafka_marshal.errors import (
 from kafka_marshal.protocol.codec import encode
 from kafka_marshal.protocol.records import ClaimingMessages
 from kafka_marshal.testing.fakestore import AppendFate
+from kafka_marshal.tickets import Verdict
+from kafka_marshal.tickets.office import PAUSED_MS
 
 SOON_MS = 5_000
 
@@ -39,6 +43,22 @@ SOON_MS = 5_000
 @pytest.fixture
 def cluster():
     return world(records=(20,))
+
+
+def stopped(cluster):
+    """Return an owner that does not release its claim in a pause."""
+    node = owning(cluster)
+    node.step = lambda: None
+    return node
+
+
+def lowered(cluster, **limits):
+    """Return the next Config, with other limits."""
+    before = fold(cluster).config
+    changed = msgspec.structs.replace(before.limits, **limits)
+    return msgspec.structs.replace(
+        before, generation=before.generation + 1, era=before.era + 1, limits=changed
+    )
 
 
 def spend(office, ref, first, last, timeout_ms=SOON_MS):
@@ -95,7 +115,57 @@ def test_an_empty_range_asks_for_nothing(cluster, first, last):
 def test_no_more_is_asked_for_than_the_log_may_grant():
     cluster = world(records=(20,), span=4)
     ref = ref_of(owning(cluster))
-    assert spend(Office(cluster), ref, 0, 19) == [(0, 3)]
+    office = Office(cluster)
+    assert spend(office, ref, 0, 19) == [(0, 3)]
+    assert spend(office, ref, 10, 19) == [(4, 7)], "from the head, not from its first"
+
+
+def test_a_range_that_others_were_not_granted_is_not_given_up():
+    """What this process has read is old: the cut of its request is below the head."""
+    cluster = world(records=(20,), span=4)
+    ref = ref_of(owning(cluster))
+    office, other = Office(cluster), Office(cluster, "other")
+    assert spend(office, ref, 0, 1) == [(0, 1)]
+    for first in (2, 6):
+        assert spend(other, ref, first, first + 3) == [(first, first + 3)]
+    assert spend(office, ref, 10, 13) == [(10, 13)]
+    assert spend(office, ref, 2, 13) == []
+
+
+def test_a_request_that_is_too_wide_by_now_is_cut_again(cluster):
+    """The limit was lowered, and the verdict is the first to show it."""
+    ref = ref_of(owning(cluster))
+    office = Office(cluster)
+    assert spend(office, ref, 0, 1) == [(0, 1)]
+    office.before_request = lambda: write(cluster, lowered(cluster, span=4))
+    assert spend(office, ref, 2, 19) == [(2, 5)]
+
+
+def test_a_pause_is_waited_for(cluster):
+    """A range that was refused is nobody else's: an empty batch would lose it."""
+    ref = ref_of(stopped(cluster))
+    office = Office(cluster)
+    assert spend(office, ref, 0, 1) == [(0, 1)]
+    pause_for(cluster, H // 2)
+    assert spend(office, ref, 2, 9) == [(2, 9)]
+
+
+def test_a_pause_that_lasts_too_long_is_an_error(cluster):
+    ref = ref_of(stopped(cluster))
+    office = Office(cluster)
+    pause_for(cluster, 100 * H)
+    with pytest.raises(DeadlineExceeded, match="marshal groups resume"):
+        spend(office, ref, 0, 9)
+    assert len(of(cluster, "a", ClaimingMessages)) <= 1 + SOON_MS // PAUSED_MS
+
+
+def test_a_log_with_another_config_is_an_error(cluster, monkeypatch):
+    ref = ref_of(owning(cluster))
+    office = Office(cluster)
+    strange = Verdict(None, "wrong_partition", 9)
+    monkeypatch.setattr(office, "ask", lambda *_, **__: strange)
+    with pytest.raises(CoordinationError, match="'wrong_partition'"):
+        spend(office, ref, 0, 9)
 
 
 def test_a_claim_that_is_over_asks_for_nothing(cluster):

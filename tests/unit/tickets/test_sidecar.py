@@ -6,7 +6,7 @@ import httpx
 import msgspec
 import pytest
 
-from kafka_marshal.errors import CoordinationError
+from kafka_marshal.errors import CoordinationError, DeadlineExceeded
 from kafka_marshal.protocol.types import Owner
 from kafka_marshal.remote.address import Address
 from kafka_marshal.remote.api import Failure, Granted
@@ -94,7 +94,34 @@ def test_each_request_has_a_grantee_of_its_own():
 @pytest.mark.parametrize("outcome", ["refused", "ignored"])
 def test_nothing_is_granted_but_by_acceptance(outcome):
     asker, _ = office((200, granted(outcome=outcome, reason="why")))
-    assert asker.ask(REF, (0, 9), timeout_ms=1_000) == Verdict(None, "why", 41)
+    assert asker.ask(REF, (0, 9), timeout_ms=1_000) == Verdict(None, "why", 41, 10)
+
+
+def refused(reason, **rest):
+    none = {"outcome": "refused", "reason": reason, "first": None, "last": None}
+    return 200, granted(**none | rest)
+
+
+@pytest.mark.parametrize("reason", ["span", "nothing_left"])
+def test_what_may_be_granted_to_the_next_request_is_asked_for_again(reason):
+    """The sidecar cut the request by what it had read until then."""
+    asker, asked = office((200, granted()), first=[refused(reason, head=5)])
+    assert asker.spend(REF, 2, 9, timeout_ms=1_000) == [(2, 9)]
+    assert len({json.loads(each.content)["grantee"] for each in asked}) == 2
+
+
+@pytest.mark.parametrize("reason", ["nothing_left", "not_owner", "old_epoch"])
+def test_what_is_not_ours_is_asked_for_once(reason):
+    asker, asked = office(refused(reason))
+    assert asker.spend(REF, 2, 9, timeout_ms=1_000) == []
+    assert len(asked) == 1
+
+
+def test_a_paused_group_is_an_error_and_not_an_empty_range():
+    asker, asked = office(refused("paused"))
+    with pytest.raises(DeadlineExceeded, match="not granted within 200 ms"):
+        asker.spend(REF, 2, 9, timeout_ms=200)
+    assert len(asked) == 1
 
 
 @pytest.mark.parametrize(

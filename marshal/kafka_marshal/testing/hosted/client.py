@@ -25,6 +25,7 @@ from kafka_marshal.errors import (
 from kafka_marshal.policies import find_policy
 from kafka_marshal.ports import TopicInfo
 from kafka_marshal.protocol.claiming import Claimant
+from kafka_marshal.protocol.records import LIMIT_DEFAULTS
 from kafka_marshal.protocol.types import Key, Owner
 from kafka_marshal.remote import api, paths
 from kafka_marshal.remote.desk import SidecarDesk
@@ -241,7 +242,7 @@ class Hosted:
             self.observer,
         )
         self._h = cluster.heartbeat_interval_ms
-        self.context = RemoteContext(ports, self._h)
+        self.context = RemoteContext(ports, self._h, LIMIT_DEFAULTS["span"])
         self.engine = RemoteEngine(self.context)
         # Until it registers it does not know the sidecar's name.
         nobody = Claimant(Owner(host.name, bytes(16)), GROUP, master=b"")
@@ -394,6 +395,7 @@ class Hosted:
             lambda hub: hub.register(GROUP, self.name, said=said, peer=peer)
         )
         info = self._info = answer.info
+        self.context.span = info.span
         owner = Owner(info.client_id, bytes.fromhex(info.incarnation))
         self.session.claimant = Claimant(owner, GROUP, master=b"")
         wants = self._wants
