@@ -4,6 +4,8 @@ import itertools
 
 import pytest
 from enginekit import (
+    ALO,
+    AMO,
     KEY,
     H,
     claim_of,
@@ -60,6 +62,34 @@ def test_the_winner_beats_before_it_fetches(cluster, monkeypatch):
     claimed = mine.index(ClaimingPartition)
     assert mine[claimed + 1] is Heartbeat
     first_beat = of(cluster, "a", Heartbeat)[0]
+    assert min(fetched_at) > first_beat.offset
+
+
+@pytest.mark.parametrize("delivery", [ALO, AMO])
+def test_the_winner_of_a_key_with_a_position_beats_before_it_fetches(
+    cluster, monkeypatch, delivery
+):
+    """Acceptance M17: nothing has to be looked up, and the beat comes first anyway."""
+    first = owning(cluster, delivery=delivery, most=4)
+    while not first.consumer.poll(0):
+        cluster.run(20)
+    first.leave()
+    cluster.run_until(lambda: fold(cluster).keys[KEY].owner is None, 3 * H)
+    assert fold(cluster).keys[KEY].next_unclaimed() is not None
+    fetched_at = []
+    plain = FakeDataReader.poll
+
+    def poll(reader: DataReader, timeout_ms, max_records):
+        fetched_at.append(cluster.kafka.log(cluster.place(0)).end)
+        return plain(reader, timeout_ms, max_records)
+
+    monkeypatch.setattr(FakeDataReader, "poll", poll)
+    second = cluster.node("b", wish=wish(delivery=delivery))
+    while not second.consumer.poll(0):
+        cluster.run(20)
+    mine = [type(line.record) for line in of(cluster, "b")]
+    assert mine[mine.index(ClaimingPartition) + 1] is Heartbeat
+    first_beat = of(cluster, "b", Heartbeat)[0]
     assert min(fetched_at) > first_beat.offset
 
 
