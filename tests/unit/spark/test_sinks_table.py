@@ -1,25 +1,50 @@
 """What is written under which token, and how far a topic partition is."""
 
+import sqlite3
 from types import SimpleNamespace
 
 import pytest
 
 from kafka_marshal.errors import ConfigurationError
-from kafka_marshal.spark.sinks_table import TableSink, _write_task, write_rows
+from kafka_marshal.spark.sinks_table import (
+    _CREATE,
+    TableSink,
+    _write_task,
+    write_rows,
+)
 
 PLACE = ("g", "t", 0)
 
 
 class Table:
-    """The table of positions, as far as one topic partition goes."""
+    """A database with the table of positions, as far as one topic partition goes.
 
-    def __init__(self, position=0, *, is_stale=False):
-        self.position = position
-        self.is_stale = is_stale
+    The statements run on SQLite, whose upserts have PostgreSQL's syntax: what they
+    refuse is refused here by the same text. Only ``SET LOCAL`` is PostgreSQL's alone.
+    """
+
+    def __init__(self, position=0, *, token=(0, 0, 0)):
+        self.sql = sqlite3.connect(":memory:", isolation_level=None)
+        self.sql.execute(_CREATE.format(table="marshal_fence"))
         self.written = []
-        self.said = []
+        self.bounds = []
         self.is_committed = None
         self.is_closed = False
+        self.found = self.sql.cursor()
+        values = (*PLACE, *token, position)
+        self.sql.execute("INSERT INTO marshal_fence VALUES (?,?,?,?,?,?,?)", values)
+        self.sql.execute("BEGIN")
+
+    @property
+    def row(self):
+        """Return the token that was written last, and the position."""
+        columns = "era, leader_epoch, epoch, next_offset"
+        (row,) = self.sql.execute(
+            f"SELECT {columns} FROM marshal_fence"
+            " WHERE (group_id, topic, part) = (?, ?, ?)",
+            PLACE,
+        )
+        return row[:3], row[3]
 
     # What a connection does.
 
@@ -28,9 +53,11 @@ class Table:
 
     def commit(self):
         self.is_committed = True
+        self.sql.execute("COMMIT")
 
     def rollback(self):
         self.is_committed = False
+        self.sql.execute("ROLLBACK")
 
     def close(self):
         self.is_closed = True
@@ -38,15 +65,16 @@ class Table:
     # What a cursor does.
 
     def execute(self, text, values=()):
-        self.said.append((text.split()[0], values))
-        if text.split()[0] == "UPDATE":
-            self.position = values[0]
+        if text.startswith("SET LOCAL"):
+            self.bounds.append(text)
+        else:
+            self.found = self.sql.execute(text.replace("%s", "?"), values)
 
     def fetchone(self):
-        return None if self.is_stale else (self.position,)
+        return self.found.fetchone()
 
     def fetchall(self):
-        return [("t", 0, self.position)]
+        return self.found.fetchall()
 
 
 def write(cursor, rows):
@@ -68,20 +96,44 @@ def run(table, some, **rest):
 def test_rows_are_written_and_the_position_with_them():
     table = Table()
     assert run(table, rows(0, 1, 2)) == 3
-    assert (table.written, table.position) == ([[0, 1, 2]], 3)
-    assert ("INSERT", (*PLACE, 1, 0, 7)) in table.said
+    assert table.written == [[0, 1, 2]]
+    assert table.row == ((1, 0, 7), 3)
+
+
+def test_the_first_rows_of_a_topic_partition_are_written():
+    table = Table()
+    table.sql.execute("DELETE FROM marshal_fence")
+    assert run(table, rows(0, 1)) == 2
+    assert table.row == ((1, 0, 7), 2)
 
 
 def test_what_was_written_is_not_written_again():
     table = Table(2)
     assert run(table, rows(0, 1, 2, 3)) == 2
-    assert (table.written, table.position) == ([[2, 3]], 4)
+    assert (table.written, table.row[1]) == ([[2, 3]], 4)
 
 
-def test_a_stale_token_writes_nothing():
-    table = Table(is_stale=True)
+@pytest.mark.parametrize("known", [(1, 0, 8), (1, 1, 0), (2, 0, 0), (1, 2, 3)])
+def test_a_stale_token_writes_nothing(known):
+    table = Table(token=known)
     assert run(table, rows(0, 1)) == 0
-    assert (table.written, table.position) == ([], 0)
+    assert table.written == []
+    assert table.row == (known, 0)
+
+
+@pytest.mark.parametrize("known", [(1, 0, 7), (1, 0, 6), (0, 9, 9), (0, 0, 9)])
+def test_an_equal_or_a_later_token_writes(known):
+    table = Table(token=known)
+    assert run(table, rows(0, 1)) == 2
+    assert table.row == ((1, 0, 7), 2)
+
+
+def test_another_place_is_not_touched():
+    table = Table()
+    sink = TableSink(lambda: table, write, "g")
+    place = ("g", "t", 1)
+    assert write_rows(sink, table, place=place, token="9.0.7", rows=iter(rows(0))) == 1
+    assert table.row == ((0, 0, 0), 0)
 
 
 def test_rows_come_in_pieces():
@@ -93,9 +145,11 @@ def test_rows_come_in_pieces():
 def test_waits_of_the_database_are_bounded():
     table = Table()
     run(table, rows(0), idle_ms_max=700)
-    bounds = [text for text, _ in table.said if text == "SET"]
-    # Both bounds at first, and the first again after each piece.
-    assert len(bounds) == 3
+    idle, lock, again = table.bounds
+    assert idle.endswith("idle_in_transaction_session_timeout = 700")
+    assert lock.endswith("lock_timeout = 1400")
+    # After each piece, too.
+    assert again == idle
 
 
 def test_each_topic_partition_is_one_transaction():
@@ -121,6 +175,8 @@ def test_what_fails_is_undone():
         _write_task(TableSink(lambda: table, fail, "g"), iter(rows(0)))
     assert table.is_committed is False
     assert table.is_closed
+    # The token that was written is undone with the rows.
+    assert table.row == ((0, 0, 0), 0)
 
 
 def test_positions_are_told():
