@@ -100,6 +100,7 @@ def test_documents_are_there():
     found = {str(path.relative_to(ROOT)) for path in DOCUMENTS}
     assert found >= {
         "README.md",
+        "SECURITY.md",
         "CHANGELOG.md",
         "docs/ARCHITECTURE.md",
         "docs/PROTOCOL.md",

@@ -133,7 +133,9 @@ class Runtime:
         """
         found = self.description
         if not found.configs:
-            self.engine.context.observe("topic_unchecked", {"topic": found.name})
+            needs = f"DESCRIBE_CONFIGS on topic {found.name}"
+            fields = {"topic": found.name, "needs": needs}
+            self.engine.context.observe("topic_unchecked", fields)
             return
         problems = dangers(found)
         if problems:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import attrs
 
-from kafka_marshal.errors import CoordinationError, DeadlineExceeded
+from kafka_marshal.errors import CoordinationError, DeadlineExceeded, LogUnwritable
 from kafka_marshal.ports import Append, Clock, CoordinationLog
 from kafka_marshal.protocol.codec import encode
 from kafka_marshal.protocol.records import Record
@@ -135,6 +135,7 @@ class Follower:
 
         Raises:
             DeadlineExceeded: Not in time. They may still land (PROTOCOL 1.4).
+            LogUnwritable: The broker refuses to append one of them, as it does again.
             LogUnreadable: A partition needs a newer release from some offset on.
         """
         deadline_ms = self._clock.now_ms() + timeout_ms
@@ -214,6 +215,9 @@ class Follower:
         while not is_done():
             for item in awaited or ():
                 check_halt(self.replicas[item.partition])
+                refusal = item.append.error()
+                if item.transition is None and isinstance(refusal, LogUnwritable):
+                    raise refusal
             left_ms = deadline_ms - self._clock.now_ms()
             if left_ms <= 0:
                 raise DeadlineExceeded(

@@ -16,6 +16,7 @@ from kafka import errors as kafka_errors
 
 from kafka_marshal.errors import MarshalError
 from kafka_marshal.kafka_io.connecting import connected
+from kafka_marshal.kafka_io.faults import needed
 from kafka_marshal.kafka_io.offsets import KafkaOffsets
 from kafka_marshal.kafka_io.sending import kafka_outlets
 from kafka_marshal.kafka_io.topiclog import (
@@ -139,5 +140,10 @@ class KafkaCoordinationLog(TopicLog):
         return [place.partition for place in places]
 
     def _told(self, error: Exception, doing: str, access: Access) -> MarshalError:
-        addresses = self._settings.addresses
-        return translated(error, doing=doing, access=access, addresses=addresses)
+        return translated(
+            error,
+            doing=doing,
+            access=access,
+            addresses=self._settings.addresses,
+            needs=needed(access, self._topic),
+        )

@@ -8,11 +8,11 @@ from kafka.admin import OffsetSpec
 from kafka.structs import OffsetAndMetadata
 
 from kafka_marshal.errors import ConfigurationError
+from kafka_marshal.kafka_io.faults import Access, needed
 from kafka_marshal.kafka_io.lookups import Lookups
 from kafka_marshal.kafka_io.reader import KafkaDataReader
 from kafka_marshal.kafka_io.settings import ConnectionSettings
 from kafka_marshal.kafka_io.topics import described
-from kafka_marshal.kafka_io.translate import Access
 from kafka_marshal.kafka_io.untyped import Untyped
 from kafka_marshal.ports import DataLog, DataReader, LogRange, TopicInfo
 from kafka_marshal.protocol.types import TopicPartition
@@ -77,6 +77,7 @@ class KafkaDataLog(DataLog):
             ask,
             doing=f"Describing topics {', '.join(names)}",
             access=Access.READ,
+            needs=needed(Access.READ, *names),
             timeout_ms=timeout_ms,
         )
 
@@ -124,6 +125,7 @@ class KafkaDataLog(DataLog):
             ask,
             doing="Asking for the ranges of data partitions",
             access=Access.READ,
+            needs=needed(Access.READ, *{place.topic for place in partitions}),
             timeout_ms=timeout_ms,
         )
 
@@ -149,6 +151,7 @@ class KafkaDataLog(DataLog):
             ask,
             doing=f"Asking for the committed offsets of group {group_id}",
             access=Access.READ,
+            needs=f"DESCRIBE on group {group_id}",
             timeout_ms=timeout_ms,
         )
 
@@ -178,6 +181,7 @@ class KafkaDataLog(DataLog):
             ask,
             doing=f"Committing offsets of group {group_id}",
             access=Access.WRITE,
+            needs=f"READ on group {group_id}",
             timeout_ms=timeout_ms,
         )
 

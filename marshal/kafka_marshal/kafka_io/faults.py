@@ -35,7 +35,7 @@ class Fault:
         read: The error where a reading call failed.
         write: The error where a writing call failed.
         why: What happened; may name ``{addresses}`` and ``{client}``.
-        next_step: What to do about it.
+        next_step: What to do about it; may name ``{needs}``.
     """
 
     read: type[MarshalError]
@@ -57,7 +57,7 @@ def _fault(
 FORBIDDEN = _fault(
     (LogUnreadable, LogUnwritable),
     why="this principal is not allowed to",
-    next_step="Have an admin grant it: READ and DESCRIBE to read, WRITE to write.",
+    next_step="Have an admin grant {needs}; SECURITY.md lists the rights of each role.",
 )
 NOT_AUTHENTICATED = _fault(
     (LogUnreadable, LogUnwritable),
@@ -135,6 +135,15 @@ OTHER = _fault(
 )
 
 
+_NEEDS = {Access.READ: "READ on the topic", Access.WRITE: "WRITE on the topic"}
+
+
+def needed(access: Access, *topics: str) -> str:
+    """Return the right on topics that reading or writing their records needs."""
+    names = ", ".join(sorted(topics))
+    return f"{access.name} on topic{'s' * (len(topics) > 1)} {names}"
+
+
 @attrs.frozen
 class Failure:
     """A call that failed, for the message.
@@ -143,12 +152,14 @@ class Failure:
         doing: What was tried, as in "Reading topic x".
         access: Whether that read or wrote.
         addresses: The brokers' addresses.
+        needs: The right that the call needs, as in "READ on topic x".
         client: The client library.
     """
 
     doing: str
     access: Access
     addresses: str
+    needs: str | None = None
     client: str = "the client library"
 
     def told(self, fault: Fault, *, error: Exception, said: str) -> MarshalError:
@@ -161,6 +172,8 @@ class Failure:
         """
         kind = fault.read if self.access is Access.READ else fault.write
         why = fault.why.format(addresses=self.addresses, client=self.client)
-        made = kind(f"{self.doing} failed: {why} ({said}). {fault.next_step}")
+        needs = self.needs or _NEEDS[self.access]
+        next_step = fault.next_step.format(needs=needs)
+        made = kind(f"{self.doing} failed: {why} ({said}). {next_step}")
         made.__cause__ = error
         return made

@@ -72,6 +72,7 @@ class KafkaGroups:
             ask,
             doing=f"Asking for the committed offsets of group {group_id}",
             access=Access.READ,
+            needs=f"DESCRIBE on group {group_id}",
             timeout_ms=timeout_ms,
         )
 

@@ -52,6 +52,7 @@ class Lookups:
         doing: str,
         access: Access,
         timeout_ms: int,
+        needs: str | None = None,
     ) -> T:
         """Ask one question and return its answer.
 
@@ -61,6 +62,7 @@ class Lookups:
             doing: What is tried, for messages.
             access: Whether it reads or writes, for messages.
             timeout_ms: When to give up.
+            needs: The right that it needs, for messages.
 
         Returns:
             What ``work`` returned.
@@ -89,7 +91,9 @@ class Lookups:
             error = watch.refused or watch.refusal or error
         if error is not None:
             addresses = self._settings.addresses
-            raise translated(error, doing=doing, access=access, addresses=addresses)
+            raise translated(
+                error, doing=doing, access=access, addresses=addresses, needs=needs
+            )
         if "answer" not in box:
             raise self._late(doing, timeout_ms, why=watch.reason())
         answer: T = box["answer"]

@@ -6,9 +6,9 @@ from kafka import TopicPartition as KafkaTopicPartition
 from kafka.admin import OffsetSpec
 from kafka.protocol.consumer import IsolationLevel
 
+from kafka_marshal.kafka_io.faults import Access, needed
 from kafka_marshal.kafka_io.lookups import Lookups
 from kafka_marshal.kafka_io.settings import ConnectionSettings
-from kafka_marshal.kafka_io.translate import Access
 from kafka_marshal.kafka_io.untyped import Untyped
 from kafka_marshal.protocol.types import TopicPartition
 
@@ -80,5 +80,6 @@ class KafkaOffsets:
             ask,
             doing="Asking for offsets of data partitions",
             access=Access.READ,
+            needs=needed(Access.READ, *{place.topic for place in specs}),
             timeout_ms=timeout_ms,
         )

@@ -12,6 +12,7 @@ from kafka import errors as kafka_errors
 
 from kafka_marshal.errors import InvalidTransition, PositionError
 from kafka_marshal.kafka_io.connecting import connected
+from kafka_marshal.kafka_io.faults import needed
 from kafka_marshal.kafka_io.lookups import forked
 from kafka_marshal.kafka_io.places import Places
 from kafka_marshal.kafka_io.records import Records, kafka_records
@@ -279,6 +280,7 @@ class KafkaDataReader(DataReader):
             error,
             doing="Reading data partitions",
             access=Access.READ,
+            needs=needed(Access.READ, *{place.topic for place in self._places.next}),
             addresses=self._settings.addresses,
         )
 

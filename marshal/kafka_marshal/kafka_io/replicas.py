@@ -72,6 +72,7 @@ class KafkaReplicas(Closing):
             ask,
             doing=f"Looking at the copies of topic {topic}",
             access=Access.READ,
+            needs=f"DESCRIBE on topic {topic}",
             timeout_ms=timeout_ms,
         )
 
@@ -91,6 +92,7 @@ class KafkaReplicas(Closing):
             ask,
             doing="Looking for the active controller",
             access=Access.READ,
+            needs="DESCRIBE on the cluster",
             timeout_ms=timeout_ms,
         )
 

@@ -1,5 +1,6 @@
 """Topics: what the cluster says of them, what is wrong with them, making them."""
 
+import time
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -349,28 +350,30 @@ class KafkaTopicAdmin(Closing):
             LogUnreadable: This principal may not describe the topic.
             CoordinationError: There was no answer.
         """
+        deadline = time.monotonic() + timeout_ms / 1000
+        found = self.describe_bare(topic, timeout_ms=timeout_ms)
+        if not found.exists:
+            return found
 
-        def ask(admin: Untyped) -> TopicDescription:
-            found = described(admin.describe_topics([topic])[0])
-            if not found.exists:
-                return found
+        def ask(admin: Untyped) -> dict[str, str]:
             resource = ConfigResource(ConfigResourceType.TOPIC, topic)
             raw = admin.describe_configs([resource], config_filter="all")
             rows = raw["topic"][topic]
             if not rows:
                 # kafka-python drops the response's error, and its rows with it.
                 raise kafka_errors.TopicAuthorizationFailedError(topic)
-            configs = {
+            return {
                 name: str(rows[name]["value"]) for name in CONFIGS_READ if name in rows
             }
-            return attrs.evolve(found, configs=configs)
 
-        return self._lookups.call(
+        configs = self._lookups.call(
             ask,
-            doing=f"Describing topic {topic}",
+            doing=f"Describing the settings of topic {topic}",
             access=Access.READ,
-            timeout_ms=timeout_ms,
+            needs=f"DESCRIBE_CONFIGS on topic {topic}",
+            timeout_ms=max(0, int((deadline - time.monotonic()) * 1000)),
         )
+        return attrs.evolve(found, configs=configs)
 
     def describe_bare(
         self, topic: str, *, timeout_ms: int = TIMEOUT_MS
@@ -387,6 +390,7 @@ class KafkaTopicAdmin(Closing):
             lambda admin: described(admin.describe_topics([topic])[0]),
             doing=f"Describing topic {topic}",
             access=Access.READ,
+            needs=f"DESCRIBE on topic {topic}",
             timeout_ms=timeout_ms,
         )
 
@@ -440,6 +444,7 @@ class KafkaTopicAdmin(Closing):
             ask,
             doing=f"Creating topic {topic}",
             access=Access.WRITE,
+            needs=f"CREATE on topic {topic}",
             timeout_ms=timeout_ms,
         )
 

@@ -143,7 +143,12 @@ def _inner_kind(error: Exception) -> type[Exception]:
 
 
 def translated(
-    error: Exception, *, doing: str, access: Access, addresses: str
+    error: Exception,
+    *,
+    doing: str,
+    access: Access,
+    addresses: str,
+    needs: str | None = None,
 ) -> MarshalError:
     """Return our error for one of kafka-python's, with the cause chained.
 
@@ -152,6 +157,7 @@ def translated(
         doing: What was tried, as in "Reading topic x".
         access: Whether that read or wrote.
         addresses: The brokers' addresses, for the message.
+        needs: The right that the call needs, as in "READ on topic x".
 
     Returns:
         An error of ours to raise; one that is ours already comes back as it is.
@@ -169,5 +175,7 @@ def translated(
         if said.startswith((name, "[Error"))
         else f"{name}: {said}"
     )
-    failure = Failure(doing, access=access, addresses=addresses, client="kafka-python")
+    failure = Failure(
+        doing, access=access, addresses=addresses, needs=needs, client="kafka-python"
+    )
     return failure.told(fault, error=error, said=told)

@@ -3,6 +3,7 @@
 import pytest
 
 from kafka_marshal.engine.follower import Follower
+from kafka_marshal.errors import CoordinationError, DeadlineExceeded, LogUnwritable
 from kafka_marshal.protocol.codec import encode
 from kafka_marshal.protocol.records import Member, ReleaseGroup
 from kafka_marshal.testing.clock import VirtualClock
@@ -32,3 +33,44 @@ def test_own_record_is_found_among_those_of_members(log):
     assert awaited.transition is not None
     assert awaited.transition.reason == "no_config"
     assert awaited.transition.offset == 1
+
+
+class FailedAppend:
+    """An append that has failed."""
+
+    def __init__(self, error):
+        self._error = error
+
+    def is_done(self):
+        return True
+
+    def offset(self):
+        return None
+
+    def error(self):
+        return self._error
+
+
+@pytest.mark.parametrize(
+    ("refusal", "raised"),
+    [
+        (LogUnwritable("not allowed to"), LogUnwritable),
+        # What passes, or may have been written all the same, is waited for.
+        (CoordinationError("no broker answered"), DeadlineExceeded),
+    ],
+)
+def test_a_refused_append_is_not_waited_for(log, monkeypatch, refusal, raised):
+    clock = VirtualClock()
+    follower = Follower(log, clock)
+    plain = log.poll
+
+    def poll(timeout_ms):
+        clock.advance(timeout_ms)
+        return plain(timeout_ms)
+
+    monkeypatch.setattr(log, "poll", poll)
+    monkeypatch.setattr(log, "append", lambda *_: FailedAppend(refusal))
+    awaited = follower.append(0, MEMBER)
+    with pytest.raises(raised, match=str(refusal)):
+        follower.await_all([awaited], 1_000)
+    assert (clock.now_ms() > 900) == (raised is DeadlineExceeded)

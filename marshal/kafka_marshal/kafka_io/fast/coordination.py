@@ -26,6 +26,7 @@ from kafka_marshal.errors import MarshalError
 from kafka_marshal.kafka_io.fast.clients import Client, close_consumer, new_consumer
 from kafka_marshal.kafka_io.fast.translate import Access, cause_of, translated
 from kafka_marshal.kafka_io.fast.writer import fast_outlets
+from kafka_marshal.kafka_io.faults import needed
 from kafka_marshal.kafka_io.topiclog import (
     EPOCH_NONE,
     FETCH_WAIT_MS,
@@ -266,5 +267,10 @@ class FastCoordinationLog(TopicLog):
         self._reported = [each for each in self._reported if each[0] not in numbers]
 
     def _told(self, error: Exception, doing: str, access: Access) -> MarshalError:
-        addresses = self._settings.addresses
-        return translated(error, doing=doing, access=access, addresses=addresses)
+        return translated(
+            error,
+            doing=doing,
+            access=access,
+            addresses=self._settings.addresses,
+            needs=needed(access, self._topic),
+        )

@@ -24,6 +24,7 @@ from kafka_marshal.errors import (
 from kafka_marshal.kafka_io.fast.clients import Client, close_consumer, new_consumer
 from kafka_marshal.kafka_io.fast.records import fast_records
 from kafka_marshal.kafka_io.fast.translate import Access, translated
+from kafka_marshal.kafka_io.faults import needed
 from kafka_marshal.kafka_io.lookups import forked
 from kafka_marshal.kafka_io.places import Places
 from kafka_marshal.kafka_io.reader import FETCH_WAIT_MS, REQUEST_TIMEOUT_MS
@@ -462,6 +463,7 @@ class FastDataReader(DataReader):
             error,
             doing="Reading data partitions",
             access=Access.READ,
+            needs=needed(Access.READ, *{place.topic for place in self._places.next}),
             addresses=self._settings.addresses,
         )
 

@@ -195,5 +195,6 @@ class Transactions(Closing):
             error,
             doing=f"{doing} as {self._id}",
             access=Access.WRITE,
+            needs=f"WRITE on transactional id {self._id}, and on the topic",
             addresses=self._settings.addresses,
         )

@@ -151,7 +151,12 @@ def cause_of(error: Exception) -> Untyped:
 
 
 def translated(
-    error: Exception, *, doing: str, access: Access, addresses: str
+    error: Exception,
+    *,
+    doing: str,
+    access: Access,
+    addresses: str,
+    needs: str | None = None,
 ) -> MarshalError:
     """Return our error for one of confluent-kafka's, with the cause chained.
 
@@ -161,6 +166,7 @@ def translated(
         doing: What was tried, as in "Reading topic x".
         access: Whether that read or wrote.
         addresses: The brokers' addresses, for the message.
+        needs: The right that the call needs, as in "READ on topic x".
 
     Returns:
         An error of ours to raise; one that is ours already comes back as it is.
@@ -176,5 +182,7 @@ def translated(
         is_closed = type(error) is RuntimeError
         fault = faults.OUT_OF_TURN if is_closed else faults.OTHER
         said = f"{type(error).__name__}: {' '.join(str(error).split())}"
-    failure = Failure(doing, access=access, addresses=addresses, client="librdkafka")
+    failure = Failure(
+        doing, access=access, addresses=addresses, needs=needs, client="librdkafka"
+    )
     return failure.told(fault, error=error, said=said)

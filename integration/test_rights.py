@@ -1,0 +1,272 @@
+"""The rights of each role, as SECURITY.md lists them, against a real authorizer.
+
+Each role begins without any right and is granted what the messages ask for, one right
+at a time, until it works. What it has then must be what the table lists: no message
+asks for too much, and no right is missing from the table.
+"""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import attrs
+import pytest
+from domain import Domain, Recorder, opened
+from kafka.admin import (
+    ACL,
+    ACLOperation,
+    ACLPermissionType,
+    KafkaAdminClient,
+    ResourcePattern,
+    ResourceType,
+)
+from waiting import eventually
+
+from kafka_marshal import Admin, CoordinationError, LogUnwritable, Marshal, World
+from kafka_marshal.admin import Format
+from kafka_marshal.errors import LogUnreadable
+from kafka_marshal.testing.broker import EmbeddedBroker, free_ports
+
+SECURITY = Path(__file__).resolve().parents[1] / "SECURITY.md"
+ROLES = ("member", "member without mirror", "view", "pause", "format")
+H_MS = 2_000
+RIGHT = re.compile(r"\b([A-Z_]+) on (topic|group)s? ([A-Za-z0-9._-]+)")
+# Kafka grants these along with the others.
+IMPLIED = {"DESCRIBE": {"READ", "WRITE", "CREATE"}}
+
+
+class Right(NamedTuple):
+    operation: str
+    kind: str
+    name: str
+
+
+@attrs.frozen
+class Role:
+    """What one user of the broker is to do.
+
+    Attributes:
+        user: Name of its principal.
+        servers: The listener that asks who is there.
+        domain: Where it works; topics are made by somebody with all rights.
+        transport: What it reads and writes by.
+    """
+
+    user: str
+    servers: str
+    domain: Domain
+    transport: str
+
+    @property
+    def options(self) -> dict[str, str]:
+        return {
+            "security.protocol": "SASL_PLAINTEXT",
+            "sasl.mechanism": "PLAIN",
+            "sasl.username": self.user,
+            "sasl.password": self.user,
+        }
+
+    @property
+    def common(self) -> dict[str, object]:
+        return {
+            "coordination_topic": self.domain.topic,
+            "options": self.options,
+            "transport": self.transport,
+        }
+
+
+def words(*parts: str) -> str:
+    return "-".join(part.replace(" ", "-") for part in parts)
+
+
+@pytest.fixture(scope="module")
+def listener():
+    """A broker that knows a user for each role and transport; none has any right."""
+    plain, sasl, controller = free_ports(3)
+    users = [words(role, t) for role in ROLES for t in ("fast", "kafka-python")]
+    known = " ".join(f'user_{user}="{user}"' for user in users)
+    module = "org.apache.kafka.common.security.plain.PlainLoginModule required"
+    addresses = f"PLAINTEXT://127.0.0.1:{plain},SASL_PLAINTEXT://127.0.0.1:{sasl}"
+    properties = {
+        "listeners": f"{addresses},CONTROLLER://127.0.0.1:{controller}",
+        "advertised.listeners": addresses,
+        "controller.quorum.voters": f"1@127.0.0.1:{controller}",
+        "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,"
+        "SASL_PLAINTEXT:SASL_PLAINTEXT",
+        "sasl.enabled.mechanisms": "PLAIN",
+        "listener.name.sasl_plaintext.plain.sasl.jaas.config": f"{module} {known};",
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer."
+        "StandardAuthorizer",
+        "super.users": "User:ANONYMOUS",
+    }
+    with EmbeddedBroker(port=plain, properties=properties) as broker:
+        yield broker, f"127.0.0.1:{sasl}"
+
+
+@pytest.fixture(scope="module")
+def domain(listener, unique, transport):
+    broker, _ = listener
+    with opened(broker, unique, h_ms=H_MS, transport=transport) as domain:
+        yield domain
+
+
+def grant(domain: Domain, user: str, right: Right) -> None:
+    admin = KafkaAdminClient(bootstrap_servers=domain.servers)
+    try:
+        admin.create_acls(
+            [
+                ACL(
+                    principal=f"User:{user}",
+                    host="*",
+                    operation=ACLOperation[right.operation],
+                    permission_type=ACLPermissionType.ALLOW,
+                    resource_pattern=ResourcePattern(
+                        ResourceType[right.kind.upper()], right.name
+                    ),
+                )
+            ]
+        )
+    finally:
+        admin.close()
+
+
+# --- What each role does. It returns what it was told that it may not. ---------------
+
+
+def complaints(recorder: Recorder) -> list[str]:
+    """Return what events say of missing rights."""
+    return [
+        f"{event.name}: {text}"
+        for event in list(recorder.events)
+        for text in map(str, event.fields.values())
+        if RIGHT.search(text)
+    ]
+
+
+def consume(role: Role, topic: str, group: str, **settings: object) -> list[str]:
+    recorder = Recorder()
+    # What an earlier attempt has read is not handed out again.
+    role.domain.produce(topic, 5)
+    (end,) = role.domain.of(topic).values()
+    with Marshal(
+        role.servers,
+        group_id=group,
+        client_id="w1",
+        state_dir="",
+        observer=recorder,
+        **role.common,
+        **settings,
+    ) as marshal:
+        consumer = marshal.consumer(topic)
+        count = 0
+
+        def is_over():
+            nonlocal count
+            count += sum(map(len, consumer.poll(timeout_ms=200).values()))
+            return count >= 5 or complaints(recorder)
+
+        eventually(is_over, "five records, or a complaint")
+        consumer.commit()
+        consumer.flush()
+        if settings.get("mirror_offsets", True):
+            eventually(
+                lambda: (
+                    complaints(recorder)
+                    or end in role.domain.committed(group, topic).values()
+                ),
+                "the position is mirrored, or a complaint",
+            )
+    return complaints(recorder)
+
+
+def view(role: Role, *_: str) -> list[str]:
+    World.open(role.servers, **role.common)
+    return []
+
+
+def pause(role: Role, _: str, group: str) -> list[str]:
+    with Admin(role.servers, **role.common) as admin:
+        admin.release_group(group, for_ms=60_000)
+        admin.resume_group(group)
+    return []
+
+
+def format_topic(role: Role, topic: str, _: str) -> list[str]:
+    common = role.common | {"coordination_topic": f"{topic}-marshal"}
+    with Admin(role.servers, **common) as admin:
+        wanted = Format(partition_count=1, heartbeat_interval_ms=H_MS)
+        # An attempt that may write and not read has formatted it, and cannot know.
+        admin.format_topic(wanted, ignore_formatted=True)
+    return []
+
+
+WORK: dict[str, Callable[[Role, str, str], list[str]]] = {
+    "member": consume,
+    "member without mirror": lambda role, topic, group: consume(
+        role, topic, group, mirror_offsets=False
+    ),
+    "view": view,
+    "pause": pause,
+    "format": format_topic,
+}
+
+
+def listed(role: str, names: dict[str, str]) -> set[Right]:
+    """Return the rights of a role by the table, with the names of this test."""
+    found = set()
+    text = SECURITY.read_text(encoding="utf-8")
+    table = text.partition("<!-- table: rights -->")[2].partition("\n\n")[0]
+    for line in table.strip().splitlines()[2:]:
+        name, resource, operations = (c.strip() for c in line.strip("|").split("|"))
+        if name == role:
+            kind = resource.partition(" ")[0]
+            for operation in operations.split(", "):
+                found.add(Right(operation, kind, names[resource]))
+    assert found, f"{role} is not in the table"
+    return found
+
+
+def without_implied(rights: set[Right]) -> set[Right]:
+    return {
+        right
+        for right in rights
+        if not any(
+            right._replace(operation=other) in rights
+            for other in IMPLIED.get(right.operation, ())
+        )
+    }
+
+
+@pytest.mark.parametrize("name", WORK)
+def test_messages_lead_to_the_rights_of_the_table(listener, domain, unique, name):
+    _, servers = listener
+    role = Role(words(name, domain.transport), servers, domain, domain.transport)
+    topic, group = domain.data_topic(1), unique("group")
+    granted: set[Right] = set()
+
+    def try_it() -> Right | None:
+        """Return the right that is missing, None where all was there."""
+        try:
+            told = WORK[name](role, topic, group)
+        except (LogUnreadable, LogUnwritable, CoordinationError) as error:
+            told = [str(error)]
+            assert RIGHT.search(told[0]), told
+        return Right(*RIGHT.search(told[0]).groups()) if told else None
+
+    def next_step() -> bool:
+        missing = try_it()
+        # Brokers hear of a right a little after it was granted.
+        if missing is not None and missing not in granted:
+            grant(domain, role.user, missing)
+            granted.add(missing)
+        return missing is None
+
+    eventually(next_step, "it works", timeout_ms=240_000)
+    coordination = f"{topic}-marshal" if name == "format" else domain.topic
+    names = {
+        "topic `__marshal`": coordination,
+        "topic of data": topic,
+        "group of its name": group,
+    }
+    assert without_implied(granted) == listed(name, names)
