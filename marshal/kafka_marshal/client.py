@@ -199,7 +199,7 @@ class Marshal(Closing):
         self,
         *topics: str,
         pattern: str | re.Pattern[str] | None = None,
-        delivery: Delivery = Delivery.AT_LEAST_ONCE,
+        delivery: Delivery | str = Delivery.AT_LEAST_ONCE,
         policy: str | Policy = "fair",
         claims_max: int = 0,
         auto_offset_reset: str = "earliest",
@@ -265,7 +265,7 @@ class Marshal(Closing):
         self,
         *topics: str,
         pattern: str | re.Pattern[str] | None = None,
-        delivery: Delivery = Delivery.AT_LEAST_ONCE,
+        delivery: Delivery | str = Delivery.AT_LEAST_ONCE,
         policy: str | Policy = "fair",
         claims_max: int = 0,
         auto_offset_reset: str = "earliest",
@@ -282,7 +282,7 @@ class Marshal(Closing):
         Args:
             topics: Data topics by name.
             pattern: Or a regular expression in RE2's syntax that whole names match.
-            delivery: The guarantee.
+            delivery: The guarantee; also by its word, ``alo`` or ``amo``.
             policy: Which partitions to hold.
             claims_max: Most of them; 0 = no limit.
             auto_offset_reset: Where to start what the group has no position of.

@@ -23,6 +23,22 @@ PATTERN_BYTES_MAX = 256 * 1024
 _INLINE_FLAGS = {re.IGNORECASE: "i", re.MULTILINE: "m", re.DOTALL: "s"}
 
 
+def to_delivery(given: Delivery | str) -> Delivery:
+    """Return a guarantee that is given as itself, ``"alo"`` or ``"amo"``.
+
+    Raises:
+        ConfigurationError: It is something else.
+    """
+    try:
+        return Delivery(given)
+    except ValueError:
+        raise ConfigurationError(
+            f"delivery {given!r} is neither 'alo' (at least once) nor 'amo' (at most "
+            "once)",
+            setting="delivery",
+        ) from None
+
+
 @attrs.frozen
 class Settings:
     """What a consumer is to pursue; see ``Marshal.consumer``.
@@ -42,7 +58,7 @@ class Settings:
 
     topics: Sequence[str]
     pattern: str | re.Pattern[str] | None
-    delivery: Delivery
+    delivery: Delivery = attrs.field(converter=to_delivery)
     policy: str | Policy
     claims_max: int
     auto_offset_reset: str
@@ -98,6 +114,12 @@ class Settings:
             LogUnreadable: A topic that was named does not exist.
         """
         policy = find_policy(self.policy)
+        if coordination_topic in self.topics:
+            raise ConfigurationError(
+                f"{coordination_topic!r} is the coordination topic, and no data topic; "
+                "to read it, run: marshal log tail",
+                setting="topics",
+            )
         matches = self._matches(coordination_topic)
         found: Mapping[str, TopicInfo]
         if matches is None:

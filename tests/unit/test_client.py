@@ -134,6 +134,7 @@ def test_a_bad_name_is_found_before_any_io(cluster, tmp_path, setting, name):
 @pytest.mark.parametrize(
     ("options", "setting"),
     [
+        ({"delivery": "exactly once"}, "delivery"),
         ({"policy": "lazy"}, "policy"),
         ({"claims_max": -1}, "claims_max"),
         ({"auto_offset_reset": "middle"}, "auto_offset_reset"),
@@ -148,6 +149,27 @@ def test_an_impossible_consumer_is_refused(cluster, tmp_path, options, setting):
         with pytest.raises(ConfigurationError) as caught:
             marshal.consumer("t", **options)
         assert caught.value.setting == setting
+
+
+@pytest.mark.parametrize("delivery", ["alo", "amo"])
+def test_a_guarantee_that_is_named_by_its_word_is_kept(cluster, tmp_path, delivery):
+    with opened(tmp_path) as marshal:
+        consumer = consuming(
+            marshal, cluster, delivery=delivery, consumer_timeout_ms=20 * H
+        )
+        assert next(iter(consumer)).offset == 0
+        consumer.stop()
+    granted = fold(cluster).keys[KEY].granted
+    assert (granted is not None) == (delivery == "amo")
+
+
+@pytest.mark.parametrize("make", [Marshal.consumer, Marshal.ranges])
+def test_impossible_subscriptions_are_refused(cluster, tmp_path, make):
+    with opened(tmp_path) as marshal:
+        with pytest.raises(ConfigurationError, match="neither 'alo'"):
+            make(marshal, "t", delivery="exactly once")
+        with pytest.raises(ConfigurationError, match="is the coordination topic"):
+            make(marshal, "__marshal")
 
 
 def test_topics_must_be_named_and_exist(cluster, tmp_path):

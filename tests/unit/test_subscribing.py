@@ -67,6 +67,8 @@ def subscribe(data, *topics, coordination="__marshal", **changed):
         ),
         pytest.param((), {"pattern": "(a{1,1000}){1,1000}"}, "pattern", id="large"),
         pytest.param((), {"pattern": r"(\w{200}|\pL{200}){4}"}, "pattern", id="huge"),
+        pytest.param(("t",), {"delivery": "exactly"}, "delivery", id="delivery"),
+        pytest.param(("t",), {"delivery": None}, "delivery", id="no-delivery"),
     ],
 )
 def test_impossible_settings_are_refused(topics, changed, setting):
@@ -130,6 +132,19 @@ def test_flags_of_a_compiled_pattern_count_here_and_over_a_sidecar(data):
     assert list(subscribe(data, pattern=pattern).topics) == ["orders-a", "orders-b"]
     text = settings(pattern=pattern).wants().pattern
     assert list(subscribe(data, pattern=text).topics) == ["orders-a", "orders-b"]
+
+
+@pytest.mark.parametrize("delivery", Delivery)
+def test_a_guarantee_may_be_named_by_its_word(data, delivery):
+    assert subscribe(data, "orders-a", delivery=delivery.value).delivery is delivery
+
+
+def test_the_coordination_topic_is_not_a_data_topic(data):
+    data_topics = ("orders-a", "orders-b")
+    with pytest.raises(ConfigurationError, match="marshal log tail") as caught:
+        subscribe(data, *data_topics, coordination="orders-b")
+    assert caught.value.setting == "topics"
+    assert subscribe(data, "__internal").topics.keys() == {"__internal"}
 
 
 def test_internal_topics_never_match(data):

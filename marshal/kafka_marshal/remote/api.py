@@ -15,7 +15,6 @@ from typing import Annotated, ClassVar, Literal
 import msgspec
 
 API_LEVEL = 1
-DELIVERIES = ("alo", "amo")
 INSTANCE_HEADER = "Marshal-Instance"
 EVENT_ID_HEADER = "Last-Event-ID"
 # Longest wait of one request; whoever would wait longer asks again.

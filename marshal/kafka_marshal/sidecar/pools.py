@@ -5,16 +5,15 @@ from collections.abc import Callable, Iterable, Mapping
 import attrs
 import msgspec
 
-from kafka_marshal.engine import Delivery, StartRule, Subscription
+from kafka_marshal.engine import StartRule, Subscription
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.policies import Plan, Policy, View, find_policy
 from kafka_marshal.protocol.types import Key, TopicPartition
 from kafka_marshal.remote.api import Wants
 from kafka_marshal.sidecar.clients import Client
 from kafka_marshal.sidecar.placing import Seat
-from kafka_marshal.subscribing import Settings
+from kafka_marshal.subscribing import Settings, to_delivery
 
-DELIVERIES = {"alo": Delivery.AT_LEAST_ONCE, "amo": Delivery.AT_MOST_ONCE}
 # What every client may have of its own.
 OWN = frozenset({"claims_max"})
 
@@ -88,7 +87,7 @@ def settings_of(wants: Wants) -> Settings:
     return Settings(
         topics=wants.topics,
         pattern=wants.pattern,
-        delivery=DELIVERIES[wants.delivery],
+        delivery=to_delivery(wants.delivery),
         policy=wants.policy,
         claims_max=wants.claims_max,
         auto_offset_reset=wants.auto_offset_reset,

@@ -34,6 +34,7 @@ from kafka_marshal.remote.address import Address
 from kafka_marshal.remote.api import Children
 from kafka_marshal.remote.connection import Connection
 from kafka_marshal.remote.opening import INSTANCE_BYTES
+from kafka_marshal.subscribing import to_delivery
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -83,7 +84,7 @@ def consume_in_task(
         IdentityConflict: Another worker of that name is alive.
         CoordinationError: The sidecar cannot be reached.
     """
-    delivery = _delivery(delivery)
+    delivery = to_delivery(delivery)
     name = name or _name_of_task()
     deadline = None if for_ms is None else time.monotonic() + for_ms / 1000
     with (
@@ -132,16 +133,6 @@ def to_arrow(batch: Batch) -> "pa.RecordBatch":
         "token": pa.array([str(batch.token)] * count, pa.string()),
     }
     return pa.RecordBatch.from_arrays(list(columns.values()), list(columns))
-
-
-def _delivery(given: Delivery | str) -> Delivery:
-    try:
-        return Delivery(given)
-    except ValueError:
-        raise ConfigurationError(
-            f"delivery {given!r} is neither alo (at least once) nor amo (at most)",
-            setting="delivery",
-        ) from None
 
 
 def _name_of_task() -> str:

@@ -149,6 +149,32 @@ def test_metrics(sidecar):
         stream.end()
 
 
+def test_settings_are_checked_as_without_a_sidecar(sidecar):
+    with opened() as marshal:
+        with pytest.raises(ConfigurationError, match="neither 'alo'"):
+            marshal.consumer("t", delivery="exactly once")
+        with pytest.raises(ConfigurationError, match="is the coordination topic"):
+            marshal.consumer("__marshal")
+        marshal.consumer("t", delivery="amo").close()
+        sidecar.stream().end()
+    (wants,) = [body for m, p, body in sidecar.asked if m == "PUT" and "subscr" in p]
+    assert wants["delivery"] == "amo"
+
+
+def test_settings_are_checked_on_an_event_loop(sidecar):
+    async def work():
+        async with AsyncMarshal(
+            group_id="g", client_id="c", sidecar="unix:/run/s.sock"
+        ) as marshal:
+            with pytest.raises(ConfigurationError, match="neither 'alo'"):
+                await marshal.consumer("t", delivery="exactly once").assignment()
+            with pytest.raises(ConfigurationError, match="is the coordination topic"):
+                await marshal.consumer("__marshal").assignment()
+            sidecar.stream().end()
+
+    asyncio.run(asyncio.wait_for(work(), 10))
+
+
 def test_asyncio(sidecar):
     async def work():
         async with AsyncMarshal(

@@ -83,6 +83,8 @@ def test_what_cannot_be_consumed_is_refused(machine):
         a.subscribe(policy="fairr")
     with pytest.raises(CoordinationError, match="does not exist"):
         a.subscribe("nowhere")
+    with pytest.raises(ConfigurationError, match="is the coordination topic"):
+        a.subscribe("__marshal")
     with pytest.raises(ConfigurationError, match="name must have"):
         a.subscribe(name="")
 

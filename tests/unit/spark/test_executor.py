@@ -187,7 +187,7 @@ def test_records_become_columns():
 
 
 def test_a_wrong_delivery_is_told():
-    with pytest.raises(ConfigurationError, match="neither alo"):
+    with pytest.raises(ConfigurationError, match="neither 'alo'"):
         next(consume(delivery="exactly"))
 
 
