@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from kafka import TopicPartition as KafkaTopicPartition
 
 from kafka_marshal.collecting import uncollected
-from kafka_marshal.errors import DeadlineExceeded
+from kafka_marshal.errors import DeadlineExceeded, PositionError
 from kafka_marshal.kafka_io.columns import Slice
 from kafka_marshal.kafka_io.fetched import (
     CHUNK_RECORDS,
@@ -29,7 +29,13 @@ from kafka_marshal.kafka_io.untyped import Untyped
 from kafka_marshal.protocol.types import TopicPartition
 
 POLL_MS = 50
+# How long nothing comes before a log is asked whether it still reaches the range.
+LOOK_MS = 1_000
 _CLOSE_MS = 5_000
+
+
+class TopicReplaced(PositionError):
+    """The topic of a range was deleted, and another of its name was created."""
 
 
 class Patience:
@@ -40,11 +46,19 @@ class Patience:
         self._partition = partition
         self._end = end
         self._timeout_ms = timeout_ms
-        self._since = time.monotonic()
+        self._since = self._looked = time.monotonic()
 
     def renew(self) -> None:
         """Note progress."""
-        self._since = time.monotonic()
+        self._since = self._looked = time.monotonic()
+
+    def is_look_due(self) -> bool:
+        """Return whether nothing has come for another ``LOOK_MS``."""
+        now = time.monotonic()
+        is_due = (now - self._looked) * 1000 >= LOOK_MS
+        if is_due:
+            self._looked = now
+        return is_due
 
     def check(self, at: int) -> None:
         """Raise once nothing has come for too long.
@@ -86,6 +100,7 @@ class SliceReader:
         *,
         timeout_ms: int,
         with_headers: bool,
+        topic_id: str = "",
     ) -> Iterator[Slice]:
         """Read every record of a range, in order; offsets without one are passed.
 
@@ -95,8 +110,10 @@ class SliceReader:
             timeout_ms: How long to wait for the next record, or for the proof that
                 there is none.
             with_headers: Whether to return headers.
+            topic_id: Kafka's id of the topic in hex; empty for any of the name.
 
         Raises:
+            TopicReplaced: The topic has another id.
             PositionError: The range is not within the log.
             DeadlineExceeded: Nothing came in time.
             CoordinationError: The cluster could not be read.
@@ -105,7 +122,7 @@ class SliceReader:
         if at >= end:
             return
         reader = self._reader
-        reader.aim(partition, span)
+        reader.aim(partition, span, topic_id=topic_id)
         patience = Patience(partition, end, timeout_ms)
         while at < end:
             for fetched in reader.take(POLL_MS):
@@ -120,6 +137,8 @@ class SliceReader:
                 at = ahead
                 patience.renew()
             else:
+                if patience.is_look_due():
+                    reader.require_reach(partition, (at, end))
                 patience.check(at)
         # Nothing more of it is wanted.
         reader.assign([])
@@ -139,10 +158,14 @@ class _Reader(KafkaDataReader):
             settings, isolation_level=isolation_level, client_rack=client_rack
         )
         self._aim = Aim()
+        self._topic_id = ""
         self._hands_on_fetches = is_known()
 
-    def aim(self, partition: TopicPartition, span: tuple[int, int]) -> None:
+    def aim(
+        self, partition: TopicPartition, span: tuple[int, int], *, topic_id: str = ""
+    ) -> None:
         """Read this range next."""
+        self._topic_id = topic_id
         self.assign([partition])
         self.seek(partition, span[0])
         self._aim.take(span)
@@ -150,19 +173,61 @@ class _Reader(KafkaDataReader):
     def take(self, timeout_ms: int) -> Sequence[Fetched]:
         """Return what one fetch brought, if there is one."""
         most = 1 if self._hands_on_fetches else CHUNK_RECORDS
-        for records in self.poll(timeout_ms, most).values():
+        for partition, records in self.poll(timeout_ms, most).items():
             assert isinstance(records, Records)
+            self._require_topic(partition)
             sources = records.sources
             return sources if self._hands_on_fetches else [from_records(sources)]
         return ()
 
     def place_of(self, partition: TopicPartition) -> int:
-        """Return the next offset that a poll looks at, gaps passed."""
+        """Return the next offset that a poll looks at, gaps passed.
+
+        Raises:
+            PositionError: The log was cut off below it.
+        """
         known = self._places.next[partition] or 0
         if self._consumer is None:
             return known
-        place = self._consumer.position(KafkaTopicPartition(*partition), timeout_ms=0)
+        try:
+            place = self._consumer.position(
+                KafkaTopicPartition(*partition), timeout_ms=0
+            )
+        except Exception as error:
+            raise self._told(error) from error
         return max(known, place or 0)
+
+    def require_reach(self, partition: TopicPartition, span: tuple[int, int]) -> None:
+        """Raise if the log ends within a range, so that the rest never comes.
+
+        Raises:
+            TopicReplaced: The topic has another id.
+            PositionError: It does.
+        """
+        self._require_topic(partition)
+        at, end = span
+        if self.ends().get(partition, end) >= end:
+            return
+        # What a follower says may be late: the leader is asked.
+        error = self._outside(KafkaTopicPartition(*partition), at, "is to be read on")
+        if -1 < error.log_end < end:
+            raise error
+
+    def _require_topic(self, partition: TopicPartition) -> None:
+        if self._consumer is None or not self._topic_id:
+            return
+        cluster = self._consumer._cluster  # noqa: SLF001 - there is no other way in
+        known = cluster.topic_id(partition.topic)
+        if known is not None and known.hex != self._topic_id:
+            at = self._places.next[partition] or 0
+            raise TopicReplaced(
+                f"topic {partition.topic} was deleted and created again: its id was "
+                f"{self._topic_id} and is {known.hex}",
+                partition=partition,
+                requested=at,
+                log_start=-1,
+                log_end=-1,
+            )
 
     def _new_consumer(self) -> Untyped:
         consumer = super()._new_consumer()

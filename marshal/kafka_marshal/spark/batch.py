@@ -42,6 +42,7 @@ class MarshalBatchReader(DataSourceReader):
         cluster = Cluster(options)
         try:
             places = cluster.partitions()
+            ids = cluster.topic_ids({place.topic for place in places})
             start = options.start or Bound(EARLIEST)
             firsts = cluster.resolve(start, places, name="startingOffsets")
             ends = cluster.resolve(options.end, places, name="endingOffsets")
@@ -49,12 +50,19 @@ class MarshalBatchReader(DataSourceReader):
         finally:
             cluster.close()
         stretches = [
-            Stretch(place, None, self._from(place, firsts[place], starts), ends[place])
+            Stretch(
+                *(place, None),
+                *(self._from(place, firsts[place], starts), ends[place]),
+                ids.get(place.topic, ""),
+            )
             for place in places
         ]
         stretches = [each for each in stretches if each.first < each.end]
         parts = cut(stretches, options.min_partitions)
-        tasks = [Task(each.partition, each.first, each.end) for each in parts]
+        tasks = [
+            Task(each.partition, each.first, each.end, topic_id=each.topic_id)
+            for each in parts
+        ]
         # Spark plans one task without a range where it is given none.
         return [TaskPartition(task) for task in tasks] or [TaskPartition(None)]
 

@@ -8,6 +8,12 @@ A restarted query trusts its checkpoint as far as nobody else was in between: wh
 its new claim directly follows the one that the checkpoint names, it goes on exactly
 there, and does an unfinished batch again. Where another owner was in between, the
 log's position counts, and an unfinished range is dropped: it is that owner's work.
+
+Offsets mean something in one log only. Where the topic was recreated, or its log ends
+below a position, the query ends with an error. With ``failOnDataLoss = false`` it reads
+the partition from the start of its log, so that nothing that can be read is left out;
+the log does not set positions back, so until the position in the log is passed the
+checkpoint alone knows where the query is.
 """
 
 import logging
@@ -20,6 +26,7 @@ import attrs
 
 from kafka_marshal.engine.replica import LastClaim
 from kafka_marshal.errors import ClaimLost, CoordinationError, PositionError
+from kafka_marshal.ports import LogRange
 from kafka_marshal.protocol.types import Owner, Token, TopicPartition
 from kafka_marshal.ranges import HeldRange
 
@@ -33,6 +40,12 @@ SETTLE_MS = 10_000
 SEND_MS = 1_000
 LOOK_MS_MAX = 30_000
 MS_PER_S = 1_000
+# A range that was not asked for.
+UNKNOWN = LogRange(-1, -1)
+# What follows where a position is gone, and that is allowed.
+FROM_START = "reading continues at the start of the log"
+BY_CLAIM = "reading continues at the position of the next claim"
+GRANTED_ONCE = "at most once, nothing below it is granted again, so reading waits there"
 
 
 class Ranges(Protocol):
@@ -92,6 +105,16 @@ class Logs(Protocol):
         """Return up to where each can be read now."""
         ...
 
+    def ranges(
+        self, partitions: list[TopicPartition]
+    ) -> Mapping[TopicPartition, LogRange]:
+        """Return which offsets each has, uncommitted ones included."""
+        ...
+
+    def topic_ids(self, topics: Collection[str]) -> dict[str, str]:
+        """Return Kafka's id of each topic, as far as it is known."""
+        ...
+
 
 @attrs.frozen
 class Rules:
@@ -100,8 +123,6 @@ class Rules:
     Attributes:
         is_at_most_once: Whether only grants move positions.
         fails_on_data_loss: Whether offsets that are gone end the query.
-        can_wait_for_end: Whether a log's readable end may be below a position, as
-            with ``read_committed``.
         max_delay_ms: How long to wait for the fewest offsets of a batch.
         patience_ms: How long claims of an earlier life may take to be decided.
         claims_max: Most partitions that are held, 0 = no limit.
@@ -109,7 +130,6 @@ class Rules:
 
     is_at_most_once: bool
     fails_on_data_loss: bool
-    can_wait_for_end: bool
     max_delay_ms: int
     patience_ms: int
     claims_max: int = 0
@@ -155,6 +175,11 @@ class Claims:
     _begun: dict[TopicPartition, tuple[Token, int]] = attrs.field(factory=dict)
     _confirmed: dict[TopicPartition, tuple[Token, int]] = attrs.field(factory=dict)
     _seen: dict[TopicPartition, Token] = attrs.field(factory=dict)
+    # Where reading restarted: until a batch has it, no checkpoint says so.
+    _restarted: dict[TopicPartition, Mark] = attrs.field(factory=dict)
+    # What was reported last of each partition, as nothing is reported twice.
+    _reported: dict[TopicPartition, str] = attrs.field(factory=dict)
+    _ids: dict[str, str] = attrs.field(factory=dict)
     _target: dict[TopicPartition, int] | None = None
     _pinned: AbstractSet[TopicPartition] | None = None
     _is_settled: bool = False
@@ -231,32 +256,84 @@ class Claims:
         self, start: Marks, held: Mapping[TopicPartition, HeldRange]
     ) -> dict[TopicPartition, Mark]:
         """Return where each partition goes on, under the claim that stands now."""
-        found = {}
-        new = []
+        found: dict[TopicPartition, Mark] = {}
+        new, restarting = [], []
+        # Before the ends are asked for: tasks compare ids, and notice what comes after.
+        self._ids |= self.logs.topic_ids({p.topic for p in held}) if held else {}
         for partition, each in held.items():
             self._owner = each.owner
-            mark = start.get(partition)
-            if mark is not None and mark.token == each.token:
+            mark = self._mark(partition, start)
+            topic_id = self._ids.get(partition.topic, "")
+            if mark is not None and mark.is_of_another(topic_id):
+                may_restart = self._may_restart(mark, each)
+                self._lose(
+                    *(partition, mark.next),
+                    why=self._recreated(partition, mark),
+                    follows=FROM_START if may_restart else BY_CLAIM,
+                )
+                if may_restart:
+                    found[partition] = _restart(mark, each.token, topic_id)
+                    restarting.append(partition)
+                    continue
+                if mark.token == each.token:
+                    continue  # at most once: this claim ends, as its topic did
+            elif mark is not None and mark.token == each.token:
                 found[partition] = mark
                 continue
             if each.position is None:
                 continue  # its start is not known yet
-            position = each.position
-            if mark is not None and self._inherits(partition, mark, each):
-                position = max(position, mark.next)
-            found[partition] = Mark(each.token, position, position)
+            position, restarts = each.position, 0
+            if mark is not None:
+                restarts = mark.restarts
+                position = self._inherited(partition, mark, each)
+            found[partition] = Mark(each.token, position, position, restarts, topic_id)
             if self._seen.get(partition) != each.token:
                 new.append(partition)
+        self._start_over(found, restarting)
         return self._within_logs(found, new)
 
-    def _inherits(self, partition: TopicPartition, mark: Mark, held: HeldRange) -> bool:
-        """Return whether nobody was between a mark and our claim, and go on there."""
-        if self.rules.is_at_most_once or not _follows(held, mark.token):
+    def _mark(self, partition: TopicPartition, start: Marks) -> Mark | None:
+        """Return where a partition stands: by the checkpoint, or restarted since."""
+        mark = start.get(partition)
+        restarted = self._restarted.get(partition)
+        if restarted is None or (
+            mark is not None and mark.restarts >= restarted.restarts
+        ):
+            self._restarted.pop(partition, None)
+            return mark
+        return restarted
+
+    def _may_restart(self, mark: Mark, held: HeldRange) -> bool:
+        """Return whether reading may restart: nobody else has read there since."""
+        if self.rules.is_at_most_once:
             return False
+        return mark.token == held.token or _follows(held, mark.token)
+
+    def _start_over(
+        self, places: dict[TopicPartition, Mark], restarting: list[TopicPartition]
+    ) -> None:
+        """Have these partitions begin at the start of their logs."""
+        starts = self.logs.starts(restarting) if restarting else {}
+        for partition, first in starts.items():
+            mark = places[partition]._replace(begin=first, next=first)
+            places[partition] = self._restarted[partition] = mark
+            self._seen[partition] = mark.token
+
+    def _inherited(self, partition: TopicPartition, mark: Mark, held: HeldRange) -> int:
+        """Return where to go on, given what an earlier claim of ours had planned.
+
+        That is our mark only where nobody was between it and the claim of now.
+        """
+        assert held.position is not None
+        topic_id = self._ids.get(partition.topic, "")
+        is_ours = not self.rules.is_at_most_once and _follows(held, mark.token)
+        if not is_ours or mark.is_of_another(topic_id):
+            return held.position
         self._heirs[partition, mark.token] = held.token
-        if held.position is None or held.position < mark.next:
+        if held.position < mark.next:
             self._commit(partition, held.token, mark.next)
-        return True
+        # The log keeps the position from before the restart until it is passed.
+        return mark.next if mark.restarts else max(held.position, mark.next)
 
     def _within_logs(
         self, places: dict[TopicPartition, Mark], new: list[TopicPartition]
@@ -266,50 +343,91 @@ class Claims:
         for partition, log_start in starts.items():
             mark = places[partition]
             if mark.next < log_start:
-                self._lose(partition, mark.next, log_start=log_start)
-                places[partition] = Mark(mark.token, log_start, log_start)
+                self._lose(
+                    *(partition, mark.next),
+                    why=f"its log begins at {log_start}",
+                    follows=FROM_START,
+                    there=LogRange(log_start, -1),
+                )
+                places[partition] = mark._replace(begin=log_start, next=log_start)
             self._seen[partition] = mark.token
         return places
 
     def _spans(
-        self, places: Mapping[TopicPartition, Mark]
+        self, places: dict[TopicPartition, Mark]
     ) -> dict[TopicPartition, tuple[int, int]]:
         ends = self.logs.ends(list(places)) if places else {}
         self.ends = dict(ends)
+        self._look_at_short(
+            places, [p for p, end in ends.items() if places[p].next > end]
+        )
         spans = {}
         for partition, end in ends.items():
             first = places[partition].next
-            if first > end and not self.rules.can_wait_for_end:
-                self._lose(partition, first, log_end=end)
             if self._target is not None:
                 end = min(end, self._target[partition])  # noqa: PLW2901
             if first < end:
                 spans[partition] = (first, end)
         return spans
 
+    def _look_at_short(
+        self, places: dict[TopicPartition, Mark], short: list[TopicPartition]
+    ) -> None:
+        """Restart where a log ends below our position.
+
+        With ``read_committed`` the readable end may be below it, which is no loss.
+        """
+        restarting = []
+        for partition, there in (self.logs.ranges(short) if short else {}).items():
+            mark = places[partition]
+            if mark.next <= there.end:
+                continue
+            is_at_most_once = self.rules.is_at_most_once
+            self._lose(
+                *(partition, mark.next),
+                why=f"its log ends at {there.end}",
+                follows=GRANTED_ONCE if is_at_most_once else FROM_START,
+                there=there,
+            )
+            if not is_at_most_once:
+                places[partition] = _restart(mark, mark.token, mark.topic_id)
+                restarting.append(partition)
+        self._start_over(places, restarting)
+
+    def _recreated(self, partition: TopicPartition, mark: Mark) -> str:
+        return (
+            f"the topic was deleted and created again since (its id was "
+            f"{mark.topic_id} and is {self._ids[partition.topic]})"
+        )
+
     def _lose(
         self,
         partition: TopicPartition,
         position: int,
         *,
-        log_start: int = -1,
-        log_end: int = -1,
+        why: str,
+        follows: str,
+        there: LogRange = UNKNOWN,
     ) -> None:
-        """Tell of offsets that are gone, by an error unless that is allowed."""
-        what = (
-            f"begins at {log_start}" if log_start >= 0 else f"ends at {log_end} already"
-        )
-        told = f"position {position} of {partition} is gone: its log {what}"
+        """Report a position that its log does not have, as an error unless allowed.
+
+        The same is reported once.
+        """
+        told = f"position {position} of {partition} is gone: {why}"
         if self.rules.fails_on_data_loss:
             raise PositionError(
-                f"{told}; records were deleted by retention or by hand, or the topic "
-                "was created anew; set failOnDataLoss to false to go on without them",
+                f"{told}. Records were deleted by retention or by hand, the log was "
+                "cut off, or the topic was recreated. Start the query with a new "
+                "checkpointLocation, or set failOnDataLoss to false to continue with "
+                "what can be read",
                 partition=partition,
                 requested=position,
-                log_start=log_start,
-                log_end=log_end,
+                log_start=there.start,
+                log_end=there.end,
             )
-        LOGGER.warning("position_jumped %s", told)
+        if self._reported.get(partition) != told:
+            self._reported[partition] = told
+            LOGGER.warning("position_jumped %s; %s", told, follows)
 
     def _should_wait(self, total: int, limit: Limit) -> bool:
         if limit.least is None or total >= limit.least or self._target is not None:
@@ -338,7 +456,7 @@ class Claims:
             except ClaimLost:
                 continue  # lost since it was looked at: another's, or for later
             self._begun[partition] = (token, end)
-            planned[partition] = Mark(token, places[partition].begin, end)
+            planned[partition] = places[partition]._replace(next=end)
         return planned
 
     # --- tasks
@@ -352,8 +470,9 @@ class Claims:
 
         Raises:
             CoordinationError: It did not within the time that claims may last.
+            PositionError: The topic was recreated, and that is not allowed.
         """
-        undecided = stretches(start, end)
+        undecided = self._of_this_topic(stretches(start, end))
         found: list[Part] = []
         until = self._now() + self.rules.patience_ms / MS_PER_S
         while undecided:
@@ -370,6 +489,27 @@ class Claims:
                 )
             self.ranges.wait_for_change(WAIT_MS)
         return sorted(found, key=lambda part: part.stretch[:3])
+
+    def _of_this_topic(self, ranges: list[Stretch]) -> list[Stretch]:
+        """Return the ranges whose topic is still there, and not one of its name.
+
+        A batch that was just planned was compared then.
+        """
+        topics = {each.partition.topic for each in ranges}
+        self._ids |= self.logs.topic_ids(topics - self._ids.keys())
+        found = []
+        for each in ranges:
+            topic_id = self._ids.get(each.partition.topic, "")
+            mark = Mark(_token(each), each.first, each.end, 0, each.topic_id)
+            if mark.is_of_another(topic_id):
+                self._lose(
+                    *(each.partition, each.first),
+                    why=self._recreated(each.partition, mark),
+                    follows=BY_CLAIM,
+                )
+            else:
+                found.append(each)
+        return found
 
     def _decide(self, undecided: Iterable[Stretch], found: list[Part]) -> list[Stretch]:
         tokens, held = self.ranges.tokens(), self.ranges.held()
@@ -473,6 +613,11 @@ class Claims:
 def _token(stretch: Stretch) -> Token:
     assert stretch.token is not None
     return stretch.token
+
+
+def _restart(mark: Mark, token: Token, topic_id: str) -> Mark:
+    """Return a mark of the next restart, whose offsets are not known yet."""
+    return mark._replace(token=token, restarts=mark.restarts + 1, topic_id=topic_id)
 
 
 def _follows(held: HeldRange, token: Token) -> bool:

@@ -5,6 +5,7 @@ kept, nothing else is.
 """
 
 import gc
+import logging
 import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ import attrs
 
 from kafka_marshal.clock import SystemClock
 from kafka_marshal.errors import ClaimLost, PositionError
-from kafka_marshal.kafka_io.slices import Slices
+from kafka_marshal.kafka_io.slices import Slices, TopicReplaced
 from kafka_marshal.protocol.types import TopicPartition
 from kafka_marshal.tickets import ClaimRef, TicketOffice, open_office
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
+LOGGER = logging.getLogger("kafka_marshal")
 OFFICE_MS_MAX = 30_000
 # A look costs a round trip or two: a few in a hundred of such a time at most.
 LOOK_MS = 500
@@ -44,12 +46,14 @@ class Task:
         first: First offset.
         end: Where it ends; not read.
         claim: Claim that it is read under; None for a batch read.
+        topic_id: Kafka's id of the topic in hex; empty where it is not known.
     """
 
     partition: TopicPartition
     first: int
     end: int
     claim: ClaimRef | None = None
+    topic_id: str = ""
 
 
 def read(
@@ -147,23 +151,30 @@ def _rows(
 ) -> Iterator["pa.RecordBatch"]:
     token = None if task.claim is None else task.claim.token
     make = batch_maker(arrow_schema(schema), task.partition, token=token)
-    reader = _slices.reader(
-        options.settings,
-        isolation_level=options.isolation_level,
-        client_rack=options.rack,
-    )
     settings: dict[str, Any] = {
         "timeout_ms": options.poll_timeout_ms,
         "with_headers": options.has_headers,
+        "topic_id": task.topic_id,
     }
     first, end = span
+    failed_at = -1
     while first < end:
+        reader = _slices.reader(
+            options.settings,
+            isolation_level=options.isolation_level,
+            client_rack=options.rack,
+        )
         try:
             for rows in reader.read(task.partition, (first, end), **settings):
                 first = int(rows.offsets[-1]) + 1
                 yield make(rows)
         except PositionError as error:
+            # The next attempt must not begin with what this reader knows of the log.
+            _slices.drop()
             first = _after_loss(error, (first, end), options=options)
+            if first == failed_at:
+                raise
+            failed_at = first
         except GeneratorExit:
             raise
         except BaseException:
@@ -177,22 +188,38 @@ def _rows(
 def _after_loss(
     error: PositionError, span: tuple[int, int], *, options: Options
 ) -> int:
-    """Return where to go on once offsets are gone, where that is allowed."""
+    """Return where to go on once offsets are gone, where that is allowed.
+
+    That is the first offset of the range that the log still has, or the end of the
+    range where it has none: a stream plans anew from what it finds.
+
+    Raises:
+        PositionError: It is not allowed, or the log could not be asked.
+    """
     first, end = span
-    start = error.log_start if error.log_start >= 0 else first
-    if options.fails_on_data_loss or start <= first:
-        known = (
-            f"its log has {error.log_start} to {error.log_end - 1}"
-            if error.log_start >= 0
-            else "where its log begins is not known"
-        )
+    is_replaced = isinstance(error, TopicReplaced)
+    known = (
+        f"its log has {error.log_start} to {error.log_end - 1}"
+        if error.log_start >= 0
+        else "where its log begins is not known"
+    )
+    why = str(error) if is_replaced else known
+    told = f"offset {error.requested} of {error.partition} is to be read, and {why}"
+    if options.fails_on_data_loss:
         raise PositionError(
-            f"offset {error.requested} of {error.partition} is to be read, and "
-            f"{known}: records were deleted by retention or by hand, or the topic was "
-            "created anew; set failOnDataLoss to false to go on without them",
+            f"{told}: records were deleted by retention or by hand, the log was cut "
+            "off, or the topic was recreated; set failOnDataLoss to false to go on "
+            "without them",
             partition=error.partition,
             requested=error.requested,
             log_start=error.log_start,
             log_end=error.log_end,
         ) from error
-    return min(start, end)
+    if is_replaced or 0 <= error.log_end <= error.requested:
+        goes_on = end
+    elif error.log_start < 0:
+        raise error
+    else:
+        goes_on = min(max(first, error.log_start), end)
+    LOGGER.warning("position_jumped %s; the task continues at %d", told, goes_on)
+    return goes_on

@@ -1,10 +1,11 @@
 """From options to the partitions and offsets that they mean, by asking the cluster."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from kafka_marshal.errors import ConfigurationError, LogUnreadable
 from kafka_marshal.kafka_io import KafkaDataLog
 from kafka_marshal.kafka_io.offsets import KafkaOffsets
+from kafka_marshal.ports import LogRange
 from kafka_marshal.protocol.types import TopicPartition
 from kafka_marshal.subscribing import topic_pattern
 
@@ -93,6 +94,18 @@ class Cluster:
         wanted |= self._offsets.starts(starts, ASK_MS_MAX)
         wanted |= self._offsets.ends(ends, ASK_MS_MAX)
         return wanted
+
+    def topic_ids(self, topics: Collection[str]) -> dict[str, str]:
+        """Return Kafka's id of each topic in hex; topics without one are left out."""
+        found = self._data.describe(sorted(topics), ASK_MS_MAX)
+        ids = {name: info.topic_id for name, info in found.items()}
+        return {name: each.hex() for name, each in ids.items() if each is not None}
+
+    def ranges(
+        self, partitions: Sequence[TopicPartition]
+    ) -> Mapping[TopicPartition, LogRange]:
+        """Return which offsets each partition has, uncommitted ones included."""
+        return self._data.ranges(partitions, ASK_MS_MAX)
 
     def ends(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
         """Return up to where each partition can be read now."""

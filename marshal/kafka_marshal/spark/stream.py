@@ -132,7 +132,8 @@ class MarshalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 each.token.offset,
                 str(each.token),
             )
-            tasks.append(Task(each.partition, each.first, each.end, claim))
+            span = (each.first, each.end)
+            tasks.append(Task(each.partition, *span, claim, each.topic_id))
         return [TaskPartition(task) for task in tasks]
 
     def read(self, partition: InputPartition) -> Iterator["pa.RecordBatch"]:
@@ -208,7 +209,6 @@ class _Query:
         rules = Rules(
             is_at_most_once=options.delivery == "amo",
             fails_on_data_loss=options.fails_on_data_loss,
-            can_wait_for_end=options.isolation_level == "read_committed",
             max_delay_ms=options.max_delay_ms,
             patience_ms=2 * marshal.engine.context.heartbeat_interval_ms + PATIENCE_MS,
             claims_max=options.claims_max,

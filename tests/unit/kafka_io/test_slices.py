@@ -2,16 +2,19 @@
 
 import gc
 from types import SimpleNamespace
+from uuid import UUID
 
 import pytest
+from kafka import TopicPartition as Place
+from kafka.errors import LogTruncationError
 
-from kafka_marshal.errors import DeadlineExceeded
+from kafka_marshal.errors import DeadlineExceeded, PositionError
 from kafka_marshal.kafka_io import slices as module
 from kafka_marshal.kafka_io.columns import Slice
 from kafka_marshal.kafka_io.fetched import Fetched
 from kafka_marshal.kafka_io.records import Records
 from kafka_marshal.kafka_io.settings import ConnectionSettings
-from kafka_marshal.kafka_io.slices import SliceReader, Slices
+from kafka_marshal.kafka_io.slices import SliceReader, Slices, TopicReplaced
 from kafka_marshal.protocol.types import TopicPartition
 
 T0 = TopicPartition("t", 0)
@@ -41,7 +44,7 @@ class Reader:
         self.place = None
         self.assigned = []
 
-    def aim(self, partition, span):
+    def aim(self, partition, span, *, topic_id):
         self.assigned = [partition]
         self.place = span[0]
 
@@ -57,6 +60,9 @@ class Reader:
 
     def place_of(self, partition):
         return self.place
+
+    def require_reach(self, partition, span):
+        raise PositionError("short", requested=span[0], log_start=0, log_end=span[0])
 
 
 def read(*fetches, span, **more):
@@ -92,18 +98,89 @@ def test_what_does_not_come_is_told():
         read(([[0]], 1), span=(0, 5))
 
 
+def test_a_log_that_stays_silent_is_asked_whether_it_reaches_the_end(monkeypatch):
+    monkeypatch.setattr(module, "LOOK_MS", 0)
+    with pytest.raises(PositionError, match="short"):
+        read(([[0]], 1), span=(0, 5), timeout_ms=60_000)
+
+
+class Consumer:
+    """What a reader asks a consumer of kafka-python."""
+
+    def __init__(self, *, ends=5, highwater=5, topic_id=None, fault=None):
+        self._cluster = SimpleNamespace(topic_id=lambda _: topic_id)
+        self.ends, self.high, self.fault = ends, highwater, fault
+
+    def beginning_offsets(self, places, timeout_ms):
+        return dict.fromkeys(places, 0)
+
+    def end_offsets(self, places, timeout_ms):
+        return dict.fromkeys(places, self.ends)
+
+    def highwater(self, place):
+        return self.high
+
+    def position(self, place, timeout_ms):
+        raise self.fault
+
+    def assign(self, places):
+        pass
+
+    def seek(self, place, offset):
+        pass
+
+
+def beneath(consumer, span=(3, 9), **more):
+    found = module._Reader(
+        ConnectionSettings("b:1"), isolation_level="read_committed", client_rack=""
+    )
+    found._consumer = consumer
+    found.aim(T0, span, **more)
+    return found
+
+
+def test_a_log_that_was_cut_off_is_told_by_our_own_error():
+    """A reader that is used again raises what kafka-python found in between."""
+    fault = LogTruncationError({Place("t", 0): None})
+    reader = beneath(Consumer(fault=fault))
+    with pytest.raises(PositionError, match="cut off") as caught:
+        reader.place_of(T0)
+    assert (caught.value.requested, caught.value.log_end) == (3, 5)
+
+
+def test_only_a_log_whose_leader_ends_below_a_range_is_short():
+    beneath(Consumer(highwater=9)).require_reach(T0, (3, 9))
+    beneath(Consumer(ends=9)).require_reach(T0, (3, 9))
+    with pytest.raises(PositionError) as caught:
+        beneath(Consumer()).require_reach(T0, (3, 9))
+    assert caught.value.log_end == 5
+
+
+def test_the_topic_of_a_range_is_the_one_that_was_planned():
+    one, other = UUID(int=1), UUID(int=2)
+    beneath(Consumer(topic_id=one, highwater=9), topic_id=one.hex).require_reach(
+        T0, (3, 9)
+    )
+    reader = beneath(Consumer(topic_id=other), topic_id=one.hex)
+    with pytest.raises(TopicReplaced, match="created again"):
+        reader.require_reach(T0, (3, 9))
+    reader.poll = lambda *_: {T0: Records([], token=None, make=None)}
+    with pytest.raises(TopicReplaced, match="created again"):
+        reader.take(1)
+
+
 def test_the_reader_beneath_aims_before_it_reads(monkeypatch):
     hooked = []
     monkeypatch.setattr(module.KafkaDataReader, "_new_consumer", lambda _: "a consumer")
     monkeypatch.setattr(module, "read_in_place", hooked.append)
     monkeypatch.setattr(module, "as_columns", lambda *each: hooked.append(each))
-    beneath = module._Reader(
+    reader = module._Reader(
         ConnectionSettings("b:1"), isolation_level="read_committed", client_rack=""
     )
-    beneath.aim(T0, (3, 9))
-    assert (beneath.place_of(T0), beneath._aim.end) == (3, 9)
-    assert beneath._new_consumer() == "a consumer"
-    assert hooked == ["a consumer", ("a consumer", beneath._aim)]
+    reader.aim(T0, (3, 9))
+    assert (reader.place_of(T0), reader._aim.end) == (3, 9)
+    assert reader._new_consumer() == "a consumer"
+    assert hooked == ["a consumer", ("a consumer", reader._aim)]
 
 
 def test_records_are_taken_of_a_release_that_is_not_known(monkeypatch):
@@ -112,16 +189,16 @@ def test_records_are_taken_of_a_release_that_is_not_known(monkeypatch):
     monkeypatch.setattr(module.KafkaDataReader, "_new_consumer", lambda _: "a consumer")
     monkeypatch.setattr(module, "read_in_place", hooked.append)
     monkeypatch.setattr(module, "as_columns", lambda *each: hooked.append(each))
-    beneath = module._Reader(
+    reader = module._Reader(
         ConnectionSettings("b:1"), isolation_level="read_committed", client_rack=""
     )
-    assert beneath._new_consumer() == "a consumer"
+    assert reader._new_consumer() == "a consumer"
     assert hooked == []
     same = {"timestamp": 5, "timestamp_type": 1, "headers": [("h", b"x")]}
     sources = [SimpleNamespace(offset=n, key=b"k", value=b"v", **same) for n in (3, 4)]
     records = Records(sources, token=None, make=lambda *_: iter(()))
-    monkeypatch.setattr(beneath, "poll", lambda timeout_ms, most: {T0: records})
-    (fetched,) = beneath.take(1)
+    monkeypatch.setattr(reader, "poll", lambda timeout_ms, most: {T0: records})
+    (fetched,) = reader.take(1)
     assert fetched.offset == 4
     rows = fetched.groups[0]((4, 9), with_headers=True)
     assert rows == Slice([4], [5], [1], [b"k"], [b"v"], [(("h", b"x"),)])

@@ -34,6 +34,9 @@ class Logs:
     def starts(self, partitions):
         return dict.fromkeys(partitions, 10)
 
+    def topic_ids(self, topics):
+        return dict.fromkeys(topics, "ab")
+
     def close(self):
         Logs.is_closed = True
 
@@ -49,14 +52,18 @@ def planned(monkeypatch):
     return plan
 
 
+def task(partition, first, end):
+    return Task(partition, first, end, topic_id="ab")
+
+
 def test_each_partition_is_a_task(planned):
-    assert planned() == [Task(T[0], 10, 20), Task(T[1], 10, 12)]
+    assert planned() == [task(T[0], 10, 20), task(T[1], 10, 12)]
     assert Logs.is_closed
     assert planned(minPartitions="4") == [
-        Task(T[0], 10, 13),
-        Task(T[0], 13, 16),
-        Task(T[0], 16, 20),
-        Task(T[1], 10, 12),
+        task(T[0], 10, 13),
+        task(T[0], 13, 16),
+        task(T[0], 16, 20),
+        task(T[1], 10, 12),
     ]
 
 
@@ -72,12 +79,12 @@ def test_a_start_below_the_log_fails_or_is_moved(planned):
     with pytest.raises(PositionError, match="log begins at 10"):
         planned(**below)
     assert Logs.is_closed
-    assert planned(**below, failOnDataLoss="false")[0] == Task(T[0], 10, 20)
+    assert planned(**below, failOnDataLoss="false")[0] == task(T[0], 10, 20)
 
 
 def test_a_task_is_read_by_its_options(monkeypatch):
     seen = []
     monkeypatch.setattr(fetch, "read", lambda *a, **k: iter([seen.append((a, k))]))
-    options, task = parse(BASE), Task(T[0], 1, 2)
-    list(MarshalBatchReader(options, "schema").read(TaskPartition(task)))
-    assert seen == [((task, options), {"schema": "schema"})]
+    options, one = parse(BASE), task(T[0], 1, 2)
+    list(MarshalBatchReader(options, "schema").read(TaskPartition(one)))
+    assert seen == [((one, options), {"schema": "schema"})]

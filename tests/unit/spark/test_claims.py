@@ -32,6 +32,13 @@ class Logs:
         found = self.data.ranges(list(partitions), 1_000)
         return {each: found[each].end for each in partitions}
 
+    def ranges(self, partitions):
+        return self.data.ranges(list(partitions), 1_000)
+
+    def topic_ids(self, topics):
+        found = self.data.describe(sorted(topics), 1_000)
+        return {name: info.topic_id.hex() for name, info in found.items()}
+
 
 class Query:
     """One life of a query; the checkpoint outlives it."""
@@ -52,7 +59,6 @@ class Query:
         settings = {
             "is_at_most_once": is_amo,
             "fails_on_data_loss": True,
-            "can_wait_for_end": False,
             "max_delay_ms": 10_000,
             "patience_ms": 3 * H,
         }
@@ -357,7 +363,7 @@ def test_a_batch_planned_under_a_claim_that_was_won_again_is_read_under_the_new(
     query.node.cut(is_cut=False)
     (part,) = query.claims.parts({}, query.checkpoint[-1])
     assert part.stretch.token > query.checkpoint[-1][T[0]].token
-    assert part.stretch[2:] == (0, 4)
+    assert part.stretch[2:4] == (0, 4)
     assert query.batch() == {0: [4, 5, 6, 7, 8, 9]}
     assert query.ranges.held()[T[0]].position == 4
 
@@ -428,20 +434,170 @@ def test_a_position_below_the_log_fails_or_jumps(caplog):
     assert "position_jumped" in caplog.text
 
 
-def test_a_position_beyond_the_log_fails_or_waits(monkeypatch):
+def test_what_is_not_committed_yet_is_waited_for(monkeypatch):
+    """With read_committed the readable end may be below a position."""
     query = Query(world(), [])
     query.batch()
     monkeypatch.setattr(query.claims.logs, "ends", lambda places: {T[0]: 4})
-    with pytest.raises(PositionError, match="ends at 4"):
+    assert query.batch() is None
+
+
+def fill(cluster, count):
+    for number in range(count):
+        cluster.kafka.produce(T[0], b"%d" % number)
+
+
+def cut_off(cluster, end):
+    cluster.kafka.truncate(T[0], end=end, leader=2)
+
+
+def recreate(cluster, count):
+    cluster.kafka.delete_topic("t")
+    cluster.kafka.create_topic("t", 1)
+    fill(cluster, count)
+
+
+def jumps(caplog):
+    return [r for r in caplog.records if r.message.startswith("position_jumped")]
+
+
+def test_a_position_beyond_the_log_ends_the_query():
+    cluster = world(records=(20,))
+    query = Query(cluster, [])
+    query.batch()
+    cut_off(cluster, 0)
+    fill(cluster, 5)
+    with pytest.raises(PositionError, match="its log ends at 5") as caught:
         query.plan()
-    query.claims.rules = Rules(
-        is_at_most_once=False,
-        fails_on_data_loss=True,
-        can_wait_for_end=True,
-        max_delay_ms=0,
-        patience_ms=0,
-    )
-    assert not query.plan()
+    assert (caught.value.requested, caught.value.log_end) == (20, 5)
+    assert "failOnDataLoss" in str(caught.value)
+
+
+def test_a_log_that_was_cut_off_is_read_from_its_start_if_loss_is_allowed(caplog):
+    cluster = world(records=(20,))
+    query = Query(cluster, [], fails_on_data_loss=False)
+    query.batch()
+    cut_off(cluster, 0)
+    assert query.batch() is None
+    assert query.batch() is None
+    assert len(jumps(caplog)) == 1, "reported once, not at every look"
+    fill(cluster, 25)
+    assert query.batch(Limit(most=9)) == {0: list(range(9))}
+    assert query.batch() == {0: list(range(9, 25))}
+    assert query.batch() is None
+    assert position(cluster) in {20, 25}
+    query.stop()
+    assert position(cluster) == 25
+    assert len(jumps(caplog)) == 1
+
+
+def test_a_restart_goes_on_within_a_log_that_was_cut_off():
+    """The log keeps the position from before, which must not count."""
+    cluster, checkpoint = world(records=(20,)), []
+    query = Query(cluster, checkpoint, fails_on_data_loss=False)
+    query.batch()
+    query.batch()
+    cluster.run_until(lambda: position(cluster) == 20, 4 * H)
+    cut_off(cluster, 0)
+    query.batch()
+    fill(cluster, 25)
+    assert query.batch(Limit(most=9)) == {0: list(range(9))}
+    query.crash()
+    query = Query(cluster, checkpoint, fails_on_data_loss=False)
+    assert query.read() == {0: list(range(9))}
+    assert query.batch() == {0: list(range(9, 25))}
+
+
+def test_a_claim_won_again_goes_on_within_a_log_that_was_cut_off():
+    cluster = world(records=(20,))
+    query = Query(cluster, [], fails_on_data_loss=False)
+    query.batch()
+    query.batch()
+    cut_off(cluster, 0)
+    query.batch()
+    query.node.cut(is_cut=True)
+    cluster.run(2 * H)
+    query.node.cut(is_cut=False)
+    cluster.run_until(query.ranges.held, 5 * H)
+    fill(cluster, 22)
+    assert query.batch() == {0: list(range(22))}
+
+
+def test_at_most_once_a_log_that_was_cut_off_is_waited_for(caplog):
+    cluster = world(records=(20,))
+    query = Query(cluster, [], is_amo=True, fails_on_data_loss=False)
+    query.batch()
+    grant(query, 19)
+    cut_off(cluster, 0)
+    fill(cluster, 5)
+    assert query.batch() is None
+    assert query.batch() is None
+    (told,) = jumps(caplog)
+    assert "nothing below it is granted again" in told.message
+    fill(cluster, 17)
+    assert query.batch() == {0: [20, 21]}
+
+
+def test_a_restart_on_a_recreated_topic_ends_the_query():
+    cluster, checkpoint = world(records=(20,)), []
+    query = Query(cluster, checkpoint)
+    query.batch()
+    query.batch()
+    query.stop()
+    cluster.crash(query.node)
+    recreate(cluster, 60)
+    query = Query(cluster, checkpoint)
+    with pytest.raises(PositionError, match="deleted and created again"):
+        query.plan()
+    assert len(checkpoint) == 1
+
+
+def test_a_restart_on_a_recreated_topic_reads_all_of_it_if_loss_is_allowed(caplog):
+    cluster, checkpoint = world(records=(20,)), []
+    query = Query(cluster, checkpoint)
+    query.batch()
+    query.batch()
+    query.stop()
+    cluster.crash(query.node)
+    recreate(cluster, 60)
+    query = Query(cluster, checkpoint, fails_on_data_loss=False)
+    assert query.batch() == {0: list(range(60))}
+    assert query.batch() is None
+    query.stop()
+    assert position(cluster) == 60
+    assert len(jumps(caplog)) == 1
+
+
+def test_an_unfinished_batch_of_a_topic_that_is_gone_is_not_read_from_the_next(caplog):
+    cluster, checkpoint = world(records=(20,)), []
+    query = Query(cluster, checkpoint)
+    query.plan(Limit(most=5))
+    query.crash()
+    recreate(cluster, 60)
+    strict = Query(cluster, checkpoint, "q")
+    with pytest.raises(PositionError, match="deleted and created again"):
+        strict.read()
+    strict.crash()
+    lenient = Query(cluster, checkpoint, "q", fails_on_data_loss=False)
+    assert lenient.read() == {}
+    assert lenient.batch() == {0: list(range(60))}
+
+
+@pytest.mark.parametrize("is_strict", [True, False])
+def test_a_running_query_notices_a_recreated_topic(is_strict):
+    cluster = world(records=(20,))
+    query = Query(cluster, [], fails_on_data_loss=is_strict)
+    query.batch()
+    recreate(cluster, 60)
+    if is_strict:
+        with pytest.raises(PositionError, match="deleted and created again"):
+            query.plan()
+        return
+    found = []
+    until_ms = cluster.clock.now_ms() + 20 * H
+    while len(found) < 60 and cluster.clock.now_ms() < until_ms:
+        found += (query.batch(Limit(most=25)) or {}).get(0, [])
+    assert found == list(range(60))
 
 
 def test_a_claim_that_goes_while_it_is_planned_is_left_out(monkeypatch):

@@ -5,6 +5,7 @@ from pyspark import TaskContext
 
 from kafka_marshal.errors import ClaimLost, CoordinationError, PositionError
 from kafka_marshal.kafka_io.columns import Slice
+from kafka_marshal.kafka_io.slices import TopicReplaced
 from kafka_marshal.protocol.types import TopicPartition
 from kafka_marshal.spark import fetch
 from kafka_marshal.spark.fetch import Task
@@ -41,23 +42,43 @@ class Office:
 class Reader:
     """A log of offsets 0 to 9, of which some are gone."""
 
-    def __init__(self, start=0, fault=None):
+    def __init__(self, start=0, fault=None, end=10, topic_id="", truncated_at=None):
         self.start = start
         self.fault = fault
+        self.end = end
+        self.topic_id = topic_id
+        self.truncated_at = truncated_at
 
-    def read(self, partition, span, *, timeout_ms, with_headers):
+    def read(self, partition, span, *, timeout_ms, with_headers, topic_id):
         assert partition == T0
         first, end = span
+        if topic_id != self.topic_id:
+            raise TopicReplaced(
+                "recreated", requested=first, log_start=-1, log_end=-1, partition=T0
+            )
+        if self.truncated_at is not None:
+            at, self.truncated_at = self.truncated_at, None
+            raise PositionError(
+                "cut off", requested=at, log_start=0, log_end=self.end, partition=T0
+            )
         if self.fault is not None:
             raise self.fault
         if first < self.start:
             raise PositionError(
                 "gone", requested=first, log_start=self.start, log_end=10
             )
-        for at in range(first, end, 4):
-            offsets = list(range(at, min(at + 4, end)))
+        for at in range(first, min(end, self.end), 4):
+            offsets = list(range(at, min(at + 4, end, self.end)))
             same = [None] * len(offsets)
             yield Slice(offsets, [0 for _ in same], [0 for _ in same], same, same, None)
+        if end > self.end:
+            raise PositionError(
+                *("cut off",),
+                requested=max(first, self.end),
+                log_start=0,
+                log_end=self.end,
+                partition=T0,
+            )
 
 
 @pytest.fixture
@@ -153,6 +174,38 @@ def test_offsets_that_are_gone_fail_or_are_passed(world):
     assert offsets(Task(T0, 2, 9), failOnDataLoss="false") == [5, 6, 7, 8]
     world(reader=Reader(start=9))
     assert offsets(Task(T0, 2, 7), failOnDataLoss="false") == []
+
+
+def test_what_lies_behind_the_end_of_a_log_fails_or_is_left_to_the_next_batch(
+    world, caplog
+):
+    world(reader=Reader(end=4))
+    with pytest.raises(PositionError, match="its log has 0 to 3"):
+        offsets(Task(T0, 2, 9))
+    assert offsets(Task(T0, 2, 9), failOnDataLoss="false") == [2, 3]
+    assert offsets(Task(T0, 6, 9), failOnDataLoss="false") == []
+    assert "position_jumped" in caplog.text
+
+
+def test_a_log_that_was_cut_off_and_reaches_again_is_read_by_another_reader(world):
+    dropped = world(reader=Reader(truncated_at=2))
+    assert offsets(Task(T0, 2, 5), failOnDataLoss="false") == [2, 3, 4]
+    assert dropped
+
+
+def test_nothing_is_read_from_a_topic_that_was_recreated(world):
+    world(reader=Reader(topic_id="new"))
+    task = Task(T0, 2, 9, topic_id="old")
+    with pytest.raises(PositionError, match="recreated"):
+        offsets(task)
+    assert offsets(task, failOnDataLoss="false") == []
+
+
+def test_a_fault_that_stays_at_the_same_place_ends_the_task(world):
+    fault = PositionError("?", requested=2, log_start=0, log_end=10, partition=T0)
+    world(reader=Reader(fault=fault))
+    with pytest.raises(PositionError):
+        offsets(Task(T0, 2, 9), failOnDataLoss="false")
 
 
 def test_a_position_that_cannot_be_placed_fails_all_the_same(world):

@@ -1,0 +1,86 @@
+"""Offsets that no longer mean what they did: topics recreated, logs cut off."""
+
+import shutil
+
+import pytest
+from domain import opened
+from sparkkit import Kit, cells, every, keeping
+from waiting import eventually
+
+from kafka_marshal import TopicPartition
+from kafka_marshal.testing.broker import EmbeddedBroker
+
+H_MS = 2_000
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """Where the broker keeps its data."""
+    return tmp_path_factory.mktemp("broker")
+
+
+@pytest.fixture(scope="module")
+def own_broker(files):
+    """A broker whose files a test may change while it is down."""
+    with EmbeddedBroker(data_dir=files) as broker:
+        yield broker
+
+
+@pytest.fixture(scope="module")
+def domain(own_broker, unique):
+    with opened(own_broker, unique, h_ms=H_MS) as domain:
+        yield domain
+
+
+@pytest.fixture
+def kit(spark, domain, tmp_path):
+    return Kit(spark, domain, tmp_path)
+
+
+def recreate(domain, topic, count):
+    domain.kafka.delete_topics([topic])
+    eventually(lambda: not domain.topics.describe(topic).exists, "the topic's end")
+    domain.topics.create_data_topic(topic, partitions=1, replication=1)
+    domain.produced[TopicPartition(topic, 0)] = 0
+    domain.produce(topic, count)
+
+
+def test_a_restart_on_a_recreated_topic(kit, domain, unique):
+    topic, group = domain.data_topic(1, records_each=20), unique("group")
+    found = kit.drained(kit.stream(group, subscribe=topic))
+    assert cells(found) == every(20)
+    recreate(domain, topic, 60)
+    with pytest.raises(Exception, match="deleted and created again"):
+        kit.drained(kit.stream(group, subscribe=topic))
+    lenient = kit.stream(group, subscribe=topic, failOnDataLoss="false")
+    assert cells(kit.drained(lenient)) == every(60)
+    assert kit.drained(lenient) == []
+
+
+def cut_off(domain, broker, *, files, topic):
+    """Have a log begin again from nothing, as after the loss of a disk."""
+    broker.stop()
+    shutil.rmtree(files / "data" / f"{topic}-0")
+    broker.start()
+    domain.produced[TopicPartition(topic, 0)] = 0
+
+
+def test_a_log_that_was_cut_off(kit, domain, own_broker, files, unique):
+    topic, group = domain.data_topic(1, records_each=20), unique("group")
+    found = []
+    frame = kit.stream(
+        group, subscribe=topic, failOnDataLoss="false", clientId=unique("client")
+    )
+    assert cells(kit.drained(frame)) == every(20)
+    cut_off(domain, own_broker, files=files, topic=topic)
+    domain.produce(topic, 5)
+    with pytest.raises(Exception, match="its log ends at 5"):
+        kit.drained(kit.stream(group, subscribe=topic))
+    query = kit.started(frame, keeping(found))
+    try:
+        query.processAllAvailable()
+        domain.produce(topic, 20)
+        query.processAllAvailable()
+    finally:
+        query.stop()
+    assert cells(found) == every(25)
