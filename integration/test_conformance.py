@@ -61,6 +61,25 @@ class KafkaRig:
         )
         return sent.get(timeout=60).offset
 
+    def begin_transaction(self, place, values):
+        writer = KafkaProducer(
+            bootstrap_servers=self._cluster.servers,
+            transactional_id=self._unique("transaction"),
+        )
+        writer.init_transactions()
+        writer.begin_transaction()
+        for value in values:
+            writer.send(place.topic, value, partition=place.partition).get(60)
+
+        def end(*, is_committed):
+            if is_committed:
+                writer.commit_transaction()
+            else:
+                writer.abort_transaction()
+            writer.close(timeout=5)
+
+        return end
+
 
 class Cluster:
     """Clients that tests share: making them takes longer than using them."""

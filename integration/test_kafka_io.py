@@ -289,7 +289,7 @@ def test_read_committed_hides_what_was_aborted(
         ("read_committed", [b"committed"]),
         ("read_uncommitted", [b"aborted", b"committed"]),
     ):
-        reader = open_data_log(settings, isolation_level=level).reader()
+        reader = open_data_log(settings).reader(isolation_level=level)
         reader.assign([place])
         reader.seek(place, 0)
         found: list[bytes | None] = []

@@ -24,7 +24,7 @@ from kafka_marshal.kafka_io import ConnectionSettings
 from kafka_marshal.linking import DirectLink, Link, Terms
 from kafka_marshal.observability import FanOut, LoggingObserver
 from kafka_marshal.policies import Policy
-from kafka_marshal.ports import Observer
+from kafka_marshal.ports import READ_UNCOMMITTED, Observer
 from kafka_marshal.protocol.codec import is_identifier, is_topic
 from kafka_marshal.protocol.granting import DEPTH_MAX_DEFAULT
 from kafka_marshal.protocol.types import Key, TopicPartition
@@ -203,6 +203,7 @@ class Marshal(Closing):
         policy: str | Policy = "fair",
         claims_max: int = 0,
         auto_offset_reset: str = "earliest",
+        isolation_level: str = READ_UNCOMMITTED,
         max_poll_records: int = 500,
         max_granted_batches: int = DEPTH_MAX_DEFAULT,
         max_uncommitted: int = 10_000,
@@ -247,6 +248,7 @@ class Marshal(Closing):
             max_handling_ms,
             release_behind,
             on_topics is not None,
+            isolation_level,
         )
         self._require_open()
         subscription = self._subscription(settings, timeout_ms)
@@ -255,7 +257,9 @@ class Marshal(Closing):
             self.engine,
             self.session,
             subscription=subscription,
-            reader=self.engine.context.ports.data.reader(),
+            reader=self.engine.context.ports.data.reader(
+                isolation_level=isolation_level
+            ),
             options=options,
         )
         self._keep(consumer)

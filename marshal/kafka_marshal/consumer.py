@@ -374,7 +374,8 @@ class Consumer(Closing):
     def lag(self, timeout_ms: int = ASK_MS_MAX) -> dict[TopicPartition, int]:
         """Return how many offsets each held partition's position is behind its log.
 
-        As consumer groups count it: log end less position. The cluster is asked.
+        As consumer groups count it: log end less position; under
+        ``read_committed`` the end is the last stable offset. The cluster is asked.
 
         Raises:
             DeadlineExceeded: It did not answer in time.
@@ -386,7 +387,9 @@ class Consumer(Closing):
             if (position := self.committed(partition)) is not None
         }
         data = self._engine.context.ports.data
-        ranges = data.ranges(list(positions), timeout_ms) if positions else {}
+        level = self._subscription.start_rule.isolation_level
+        places = list(positions)
+        ranges = data.ranges(places, timeout_ms, isolation_level=level)
         return {
             partition: max(0, ranges[partition].end - position)
             for partition, position in positions.items()
@@ -447,6 +450,7 @@ class Consumer(Closing):
             return
         self._is_closed = self._is_stopped = True
         session = self._session
+        self._hands.pass_over()
         with self._engine.changed:
             # Who leaves on an error has not finished what is in hand.
             self._hands.let_go(is_done=sys.exc_info()[0] is None)

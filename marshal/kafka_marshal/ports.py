@@ -17,6 +17,10 @@ import msgspec
 from kafka_marshal.errors import MarshalError
 from kafka_marshal.protocol.types import LogEntry, Token, TopicPartition
 
+READ_UNCOMMITTED = "read_uncommitted"
+READ_COMMITTED = "read_committed"
+ISOLATION_LEVELS = (READ_UNCOMMITTED, READ_COMMITTED)
+
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
@@ -278,6 +282,16 @@ class DataReader(Protocol):
         """
         ...
 
+    def positions(self) -> Mapping[TopicPartition, int]:
+        """Return the next offset that ``poll`` will look at, of assigned partitions.
+
+        Everything between the last record that ``poll`` returned, or the place of
+        the last ``seek``, and this offset holds no record for this reader: control
+        records, records of aborted transactions under ``read_committed``, and what
+        compaction removed. A partition that was never sought is absent. Asks nobody.
+        """
+        ...
+
     def ends(self) -> Mapping[TopicPartition, int]:
         """Return the log ends that fetches told of, of assigned partitions.
 
@@ -306,9 +320,18 @@ class DataLog(Protocol):
         ...
 
     def ranges(
-        self, partitions: Sequence[TopicPartition], timeout_ms: int
+        self,
+        partitions: Sequence[TopicPartition],
+        timeout_ms: int,
+        *,
+        isolation_level: str = READ_UNCOMMITTED,
     ) -> Mapping[TopicPartition, LogRange]:
-        """Return log-start and log-end offsets of each partition."""
+        """Return log-start and log-end offsets of each partition.
+
+        The end is the next offset to be written, which bounds what a position may
+        be; under ``read_committed`` it is the last stable offset: a reader gets no
+        further before the first open transaction ends.
+        """
         ...
 
     def committed(
@@ -323,8 +346,12 @@ class DataLog(Protocol):
         """Mirror positions to the group's committed offsets (PROTOCOL 5.7)."""
         ...
 
-    def reader(self) -> DataReader:
-        """Return a new reader with nothing assigned."""
+    def reader(self, *, isolation_level: str = READ_UNCOMMITTED) -> DataReader:
+        """Return a new reader with nothing assigned.
+
+        Under ``read_committed`` it returns records of transactions once these are
+        committed, and none of aborted ones.
+        """
         ...
 
     def close(self, timeout_ms: int) -> None:

@@ -10,7 +10,12 @@ from kafka_marshal.engine import Delivery, StartRule, Subscription
 from kafka_marshal.engine.topics import TOPICS_MAX, Matches, matching_topics
 from kafka_marshal.errors import ConfigurationError, LogUnreadable
 from kafka_marshal.policies import Policy, find_policy
-from kafka_marshal.ports import DataLog, TopicInfo
+from kafka_marshal.ports import (
+    ISOLATION_LEVELS,
+    READ_UNCOMMITTED,
+    DataLog,
+    TopicInfo,
+)
 from kafka_marshal.protocol.codec import is_topic
 from kafka_marshal.protocol.types import TopicPartition
 from kafka_marshal.remote import api
@@ -54,6 +59,8 @@ class Settings:
         max_handling_ms: How long the application may be away; None = H.
         release_behind: Whether to give up what is too much.
         has_on_topics: Whether it is to be told of whole topics.
+        isolation_level: ``read_uncommitted``, or ``read_committed`` for records of
+            transactions only once these are committed, and none of aborted ones.
     """
 
     topics: Sequence[str]
@@ -66,6 +73,7 @@ class Settings:
     max_handling_ms: int | None
     release_behind: bool
     has_on_topics: bool
+    isolation_level: str = READ_UNCOMMITTED
 
     def __attrs_post_init__(self) -> None:
         if bool(self.topics) == (self.pattern is not None):
@@ -103,6 +111,12 @@ class Settings:
                 f"{', '.join(OFFSET_RESETS)}",
                 setting="auto_offset_reset",
             )
+        if self.isolation_level not in ISOLATION_LEVELS:
+            raise ConfigurationError(
+                f"isolation_level {self.isolation_level!r} must be one of "
+                f"{', '.join(ISOLATION_LEVELS)}",
+                setting="isolation_level",
+            )
 
     def subscription(
         self, group_id: str, data: DataLog, *, coordination_topic: str, timeout_ms: int
@@ -133,7 +147,10 @@ class Settings:
             topics,
             policy,
             self.delivery,
-            StartRule(offset_reset=self.auto_offset_reset),
+            StartRule(
+                offset_reset=self.auto_offset_reset,
+                isolation_level=self.isolation_level,
+            ),
             self.claims_max,
             self.metadata_refresh_ms,
             matches,
@@ -169,6 +186,7 @@ class Settings:
             policy=self.policy,
             claims_max=self.claims_max,
             auto_offset_reset=self.auto_offset_reset,
+            isolation_level=self.isolation_level,
             metadata_refresh_ms=self.metadata_refresh_ms,
             release_behind=self.release_behind,
             starts=tuple(

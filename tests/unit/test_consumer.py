@@ -2,6 +2,7 @@
 
 import pytest
 from enginekit import (
+    ALO,
     AMO,
     KEY,
     T0,
@@ -23,7 +24,7 @@ from kafka_marshal.errors import (
     InvalidTransition,
     PositionError,
 )
-from kafka_marshal.protocol.records import Heartbeat
+from kafka_marshal.protocol.records import ClaimingMessages, Heartbeat
 from kafka_marshal.protocol.types import TopicPartition
 from kafka_marshal.testing.fakestore import AppendFate
 
@@ -223,6 +224,142 @@ def test_lag_at_most_once_counts_from_what_was_granted(cluster):
     granted = node.consumer.committed(T0)
     assert granted >= 4
     assert node.consumer.lag() == {T0: 10 - granted}
+
+
+# --- Transactions ---
+
+
+def drained(node, cluster, rounds=60):
+    """Poll on for rounds of 20 ms; return the offsets that were handed out."""
+    got = []
+    for _ in range(rounds):
+        records = polled(node)
+        got += [record.offset for record in records]
+        if records:
+            node.consumer.commit(records)
+        cluster.run(20)
+    return got
+
+
+def test_the_position_passes_control_records():
+    cluster = world(records=[0])
+    cluster.kafka.produce_transaction(T0, [b"x"] * 5, is_committed=True)
+    node = owning(cluster)
+    got = node.consumer.poll(0)[T0]
+    for _ in range(20):
+        assert polled(node) == []
+        cluster.run(20)
+    assert node.consumer.committed(T0) == 0, "nothing is committed yet"
+    assert node.consumer.position(T0) == 6
+    node.consumer.commit(got[:4])
+    assert node.consumer.committed(T0) == 4
+    node.consumer.commit(got)
+    assert node.consumer.committed(T0) == 6
+    assert node.consumer.lag() == {T0: 0}
+    cluster.run_until(lambda: cluster.kafka.groups.get("g") == {T0: 6}, 2 * H)
+    cluster.run_until(lambda: node.session.lag_of(KEY) == 0, H)
+    cluster.kafka.produce_transaction(T0, [b"x"], is_committed=False)
+    assert drained(node, cluster) == [6]
+    assert node.consumer.lag() == {T0: 0}
+
+
+def test_closing_passes_control_records():
+    cluster = world(records=[0])
+    cluster.kafka.produce_transaction(T0, [b"x"] * 5, is_committed=True)
+    node = owning(cluster)
+    node.consumer.commit(node.consumer.poll(0)[T0])
+    assert node.consumer.poll(0) == {}
+    node.leave()
+    cluster.run_until(lambda: node.has_left, 3 * H)
+    assert fold(cluster).keys[KEY].position == 6
+
+
+def test_a_partition_without_records_is_passed_beside_a_busy_one():
+    cluster = world(2, records=[2_000, 0])
+    busy, quiet = T0, TopicPartition("t", 1)
+    cluster.kafka.produce_transaction(quiet, [b"x"], is_committed=False)
+    node = cluster.node(
+        "a", wish=wish(most=10, isolation_level="read_committed", policy="greedy")
+    )
+    cluster.run_until(held_by(node, 2), 3 * H)
+    for _ in range(40):
+        found = node.consumer.poll(0)
+        assert list(found) == [busy]
+        node.consumer.commit(found[busy])
+        cluster.run(20)
+    assert node.consumer.committed(quiet) == 2
+
+
+def test_at_most_once_control_records_are_granted():
+    """Once, a while after the last record; not again while nothing comes."""
+    cluster = world(records=[0])
+    cluster.kafka.produce_transaction(T0, [b"x"] * 5, is_committed=True)
+    node = owning(cluster, delivery=AMO)
+    assert drained(node, cluster, H // 20) == [0, 1, 2, 3, 4]
+    assert node.consumer.lag() == {T0: 0}
+    assert node.consumer.committed(T0) == 6
+    cluster.run_until(lambda: cluster.kafka.groups.get("g") == {T0: 6}, 2 * H)
+    holding = node.session.holdings[KEY]
+    assert (holding.in_hand_count, holding.mark) == (0, 6)
+    assert drained(node, cluster, 5 * H // 20) == []
+    asked = [
+        (line.record.first, line.record.proposed_last_offset)
+        for line in of(cluster, "a", ClaimingMessages)
+    ]
+    assert asked == [(0, 4), (5, 5)]
+    cluster.kafka.produce(T0, b"x")
+    assert drained(node, cluster) == [6]
+
+
+@pytest.mark.parametrize("delivery", [ALO, AMO])
+def test_aborted_records_are_not_handed_out_and_are_passed(delivery):
+    cluster = world(records=[1])
+    kafka = cluster.kafka
+    kafka.produce_transaction(T0, [b"aborted"] * 4, is_committed=False)
+    kafka.produce_transaction(T0, [b"x"] * 3, is_committed=True)
+    kafka.produce_transaction(T0, [b"aborted"] * 4, is_committed=False)
+    kafka.begin_transaction(T0, [b"open"] * 2)
+    stable = kafka.range(T0, isolation_level="read_committed").end
+    node = owning(cluster, delivery=delivery, isolation_level="read_committed")
+    assert drained(node, cluster, 2 * H // 20) == [0, 6, 7, 8]
+    assert node.consumer.committed(T0) == stable == 15
+    assert node.consumer.lag() == {T0: 0}
+    cluster.run_until(lambda: node.session.lag_of(KEY) == 0, H)
+    kafka.end_transaction(T0, is_committed=True)
+    assert drained(node, cluster, 2 * H // 20) == [15, 16]
+    assert node.consumer.lag() == {T0: 0}
+
+
+def test_all_records_are_handed_out_unless_told_otherwise():
+    cluster = world(records=[0])
+    cluster.kafka.produce_transaction(T0, [b"aborted"] * 2, is_committed=False)
+    cluster.kafka.begin_transaction(T0, [b"open"])
+    node = owning(cluster)
+    assert drained(node, cluster) == [0, 1, 3]
+
+
+def test_latest_is_the_end_that_the_reader_sees():
+    """As with Kafka's own clients: what is open is read once it is committed."""
+    cluster = world(records=[3])
+    cluster.kafka.begin_transaction(T0, [b"open"])
+    node = owning(cluster, offset_reset="latest", isolation_level="read_committed")
+    cluster.kafka.end_transaction(T0, is_committed=True)
+    assert drained(node, cluster) == [3]
+
+
+def test_what_is_granted_and_was_aborted_holds_nobody_up():
+    """Granted to this process before, and read under the other level now."""
+    cluster = world(records=[0])
+    cluster.kafka.produce_transaction(T0, [b"aborted"] * 4, is_committed=False)
+    node = owning(cluster, delivery=AMO, most=4)
+    assert polled(node) == []
+    cluster.run(60)
+    assert node.session.holdings[KEY].progress.unused_count == 4
+    node.consumer.close(release=False, timeout_ms=0)
+    node.consume(wish(delivery=AMO, isolation_level="read_committed"))
+    cluster.run(60)
+    assert drained(node, cluster, H // 20) == []
+    assert node.session.holdings[KEY].in_hand_count == 0
 
 
 def test_a_stuck_handler_costs_no_memory():

@@ -57,6 +57,9 @@ def subscribe(data, *topics, coordination="__marshal", **changed):
             ("t",), {"metadata_refresh_ms": 0}, "metadata_refresh_ms", id="refresh"
         ),
         pytest.param(
+            ("t",), {"isolation_level": "dirty"}, "isolation_level", id="isolation"
+        ),
+        pytest.param(
             ("t",), {"auto_offset_reset": "late"}, "auto_offset_reset", id="reset"
         ),
         pytest.param((), {"pattern": "("}, "pattern", id="pattern"),

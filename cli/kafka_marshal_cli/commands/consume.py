@@ -24,6 +24,7 @@ from kafka_marshal import (
     Token,
     TopicPartition,
 )
+from kafka_marshal.ports import READ_COMMITTED, READ_UNCOMMITTED
 from kafka_marshal.protocol.claiming import Ending
 from kafka_marshal.protocol.granting import DEPTH_MAX_DEFAULT
 from kafka_marshal_cli import parsing
@@ -92,6 +93,13 @@ class Reset(StrEnum):
     EARLIEST = "earliest"
     LATEST = "latest"
     NONE = "none"
+
+
+class Isolation(StrEnum):
+    """Which records of transactions are read."""
+
+    UNCOMMITTED = READ_UNCOMMITTED
+    COMMITTED = READ_COMMITTED
 
 
 class Events(Observer):
@@ -232,6 +240,13 @@ FromBeginning = Annotated[
     bool,
     typer.Option("--from-beginning", help="The same as --auto-offset-reset earliest."),
 ]
+IsolationOption = Annotated[
+    Isolation,
+    typer.Option(
+        help="Whether records of open and aborted transactions are read, or only "
+        "committed ones."
+    ),
+]
 ExpectedInterval = Annotated[
     str | None,
     typer.Option(
@@ -269,6 +284,7 @@ def consume(
     max_poll_records: MaxPollRecords = None,
     auto_offset_reset: ResetOption = Reset.EARLIEST,
     from_beginning: FromBeginning = False,
+    isolation_level: IsolationOption = Isolation.UNCOMMITTED,
     heartbeat_interval: ExpectedInterval = None,
     state_dir: StateDir = None,
     asked: Asked | None,
@@ -309,6 +325,7 @@ def consume(
             policy=policy.value,
             claims_max=claims_max,
             auto_offset_reset="earliest" if from_beginning else auto_offset_reset.value,
+            isolation_level=isolation_level.value,
             max_poll_records=batch_max,
             max_granted_batches=_depth(max_records, processes),
             max_handling_ms=_handling_ms(processes),

@@ -35,6 +35,8 @@ BACKLOG_WARNING = 1_000
 FETCH_SLICE_MS = 100
 WAIT_SLICE_MS = 50
 LOOK_AGAIN_MS = 1_000
+# Control records are passed at most so often: a look costs a little per partition.
+PASS_MS = 200
 
 BOUNDS = (
     "max_poll_records",
@@ -143,6 +145,7 @@ class HandOut:
         self._held_back: set[TopicPartition] = set()
         self._is_stale = True
         self._leased_until_ms = 0
+        self._pass_due_ms = 0
         self._version = -1
         tell = options.on_topics
         self._teller = None if tell is None else TopicTeller(tell)
@@ -394,9 +397,28 @@ class HandOut:
             self._observe("fetch_failed", {"error": error})
             self._wait(min(timeout_ms, WAIT_SLICE_MS))
             return False
+        if self._clock.now_ms() >= self._pass_due_ms:
+            self.pass_over()
         if self._is_at_most_once and is_found:
             self._pipeline.ask(self.unpaused())
         return is_found
+
+    def pass_over(self) -> None:
+        """Move places over offsets without records, as control records leave them.
+
+        Only where everything that was fetched is handed out. At least once, the
+        position follows when that is committed; at most once, what lies there is
+        asked for like records (PROTOCOL 6.1, 6.2).
+        """
+        self._pass_due_ms = self._clock.now_ms() + PASS_MS
+        reached = self._reader.positions()
+        with self._engine.changed:
+            for partition, place in self.places.items():
+                if place.buffered_count:
+                    continue
+                first = place.next_offset
+                place.next_offset = max(first, reached.get(partition, first))
+                place.holding.skip(first, place.next_offset - 1)
 
     def _read_more(self, timeout_ms: int) -> bool:
         """Read as much as may be fetched ahead of its grants, at most once.

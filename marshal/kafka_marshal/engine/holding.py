@@ -5,7 +5,7 @@ from enum import Enum
 
 import attrs
 
-from kafka_marshal.ports import LogRange, Pending
+from kafka_marshal.ports import READ_UNCOMMITTED, LogRange, Pending
 from kafka_marshal.protocol.claiming import Claim
 from kafka_marshal.protocol.delivery import AtLeastOnce
 from kafka_marshal.protocol.granting import AtMostOnce
@@ -29,11 +29,14 @@ class StartRule:
         is_needed: False for claims without consumption: they start anywhere.
         offset_reset: ``earliest``, ``latest`` or ``none``.
         offsets: Where to start instead, of the partitions named.
+        isolation_level: Which records are read: ``latest``, and lag, count to the
+            end of the log as that level sees it.
     """
 
     is_needed: bool = True
     offset_reset: str = "earliest"
     offsets: Mapping[TopicPartition, int] = attrs.field(factory=dict)
+    isolation_level: str = READ_UNCOMMITTED
 
 
 @attrs.frozen
@@ -171,6 +174,16 @@ class Holding:
         self.lent_count = 0
         if isinstance(self.progress, AtMostOnce):
             self.progress.take_back()
+
+    def skip(self, first: int, last: int) -> None:
+        """Note that no records exist from ``first`` to ``last``.
+
+        At most once, nothing granted up to ``last`` is left to be handed out.
+        """
+        if isinstance(self.progress, AtMostOnce):
+            self.progress.skip_through(last)
+        elif self.progress is not None:
+            self.progress.skip(first, last)
 
     @property
     def tally(self) -> Tally:

@@ -5,7 +5,6 @@ is missing changes nothing: the last one stands until it is too old to count.
 """
 
 from collections.abc import Iterable, Mapping
-from functools import partial
 from typing import NamedTuple
 
 from kafka_marshal.ports import LogRange, Pending
@@ -25,7 +24,7 @@ class LogEnd(NamedTuple):
     """The end of a partition's log.
 
     Attributes:
-        offset: Next offset to be written.
+        offset: Next offset to be written, or the last stable one; see ``StartRule``.
         asked_ms: Local time at which it was asked for.
     """
 
@@ -48,6 +47,7 @@ class LagWatch:
         "_context",
         "_due_ms",
         "_ends",
+        "_levels",
         "_todo",
         "_told",
     )
@@ -58,6 +58,7 @@ class LagWatch:
         self._asked: list[Key] = []
         self._asked_ms = 0
         self._todo: list[Key] = []
+        self._levels: dict[Key, str] = {}
         self._ends: dict[Key, LogEnd] = {}
         self._due_ms = 0
         self._told = False
@@ -80,12 +81,13 @@ class LagWatch:
                 return
             third_ms = self._context.heartbeat_interval_ms // INTERVALS_PER_H
             self._due_ms = now_ms + third_ms
-            self._todo = [
-                holding.key
+            self._levels = {
+                holding.key: holding.start_rule.isolation_level
                 for holding in holdings
                 if holding.claim.is_owned and holding.start_rule.is_needed
-            ]
-            held = set(self._todo)
+            }
+            self._todo = list(self._levels)
+            held = self._levels.keys()
             self._ends = {k: end for k, end in self._ends.items() if k in held}
         if self._todo:
             self._ask(now_ms)
@@ -94,8 +96,18 @@ class LagWatch:
         self._asked = self._todo[:PARTITIONS_MAX]
         self._todo = self._todo[PARTITIONS_MAX:]
         self._asked_ms = now_ms
-        partitions = [key.topic_partition for key in self._asked]
-        look = partial(self._context.ports.data.ranges, partitions, LOOK_MS_MAX)
+        by_level: dict[str, list[TopicPartition]] = {}
+        for key in self._asked:
+            level = self._levels[key]
+            by_level.setdefault(level, []).append(key.topic_partition)
+        data = self._context.ports.data
+
+        def look() -> Mapping[TopicPartition, LogRange]:
+            found: dict[TopicPartition, LogRange] = {}
+            for level, partitions in by_level.items():
+                found |= data.ranges(partitions, LOOK_MS_MAX, isolation_level=level)
+            return found
+
         self._call = self._context.ports.background.submit(look)
 
     def _settle(self, call: Pending[Mapping[TopicPartition, LogRange]]) -> None:

@@ -22,6 +22,7 @@ from kafka_marshal.protocol.granting import (
     averaged,
 )
 
+from .beats import INTERVALS_PER_H
 from .faces import EngineFace, SessionFace
 from .place import Place
 
@@ -143,6 +144,8 @@ class Pipeline:
                         is_busy=is_busy,
                         at_once=share if is_covered else 0,
                     )
+                else:
+                    self._ask_to_pass(place, progress, now_ms)
             return any(progress.outstanding_count for _, progress in ladders)
 
     def _ask_for(
@@ -186,6 +189,25 @@ class Pipeline:
         meter.asked_ms = now_ms
         last = place.fetched[fresh + count - 1].offset
         self._session.grants.request(holding, last)
+
+    def _ask_to_pass(self, place: Place, progress: AtMostOnce, now_ms: int) -> None:
+        """Ask for offsets behind the last record that hold none (PROTOCOL 6.2).
+
+        So the position reaches the log's end. Not at once: the next records are
+        asked for together with them.
+        """
+        holding = place.holding
+        meter = self._meter(place)
+        wait_ms = self._engine.context.heartbeat_interval_ms // INTERVALS_PER_H
+        if (
+            place.next_offset > progress.next_first
+            and not progress.outstanding_count
+            and now_ms - meter.asked_ms >= wait_ms
+            and holding.may_hand_out(now_ms)
+        ):
+            meter.asked_ms = now_ms
+            self._session.grants.look(holding)
+            self._session.grants.request(holding, place.next_offset - 1)
 
     def _drop_foreign(self, place: Place, progress: AtMostOnce, count: int) -> None:
         """Drop records that others were granted: they are never ours."""

@@ -83,7 +83,9 @@ class Starter:
         holding.lookup_at_ms = self._context.now_ms + LOOKUP_RETRY_MS
 
         def find() -> Lookup:
-            log_range = data.ranges([partition], LOOKUP_MS_MAX)[partition]
+            log_range = data.ranges(
+                [partition], LOOKUP_MS_MAX, isolation_level=rule.isolation_level
+            )[partition]
             committed = None
             if may_use_commit:
                 offsets = data.committed(

@@ -7,17 +7,22 @@ from kafka import errors as kafka_errors
 from kafka.admin import OffsetSpec
 from kafka.structs import OffsetAndMetadata
 
-from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.kafka_io.faults import Access, needed
 from kafka_marshal.kafka_io.lookups import Lookups
+from kafka_marshal.kafka_io.offsets import LEVELS
 from kafka_marshal.kafka_io.reader import KafkaDataReader
 from kafka_marshal.kafka_io.settings import ConnectionSettings
 from kafka_marshal.kafka_io.topics import described
 from kafka_marshal.kafka_io.untyped import Untyped
-from kafka_marshal.ports import DataLog, DataReader, LogRange, TopicInfo
+from kafka_marshal.ports import (
+    READ_UNCOMMITTED,
+    DataLog,
+    DataReader,
+    LogRange,
+    TopicInfo,
+)
 from kafka_marshal.protocol.types import TopicPartition
 
-ISOLATION_LEVELS = ("read_uncommitted", "read_committed")
 # Told apart from other writers of group offsets by whoever looks (PROTOCOL 5.7).
 COMMIT_METADATA = "kafka-marshal"
 
@@ -32,28 +37,15 @@ class KafkaDataLog(DataLog):
         self,
         settings: ConnectionSettings,
         *,
-        isolation_level: str = "read_uncommitted",
         client_rack: str = "",
     ) -> None:
         """Remember how to connect and read.
 
         Args:
             settings: Where the cluster is.
-            isolation_level: ``read_uncommitted``, or ``read_committed`` to read
-                transactions only once they are committed.
             client_rack: Rack of this process, to fetch from a near replica.
-
-        Raises:
-            ConfigurationError: The isolation level is neither.
         """
-        if isolation_level not in ISOLATION_LEVELS:
-            raise ConfigurationError(
-                f"isolation_level is {isolation_level!r}; it must be one of "
-                f"{', '.join(ISOLATION_LEVELS)}.",
-                setting="isolation_level",
-            )
         self._settings = settings
-        self._isolation_level = isolation_level
         self._client_rack = client_rack
         self._lookups = Lookups(settings)
 
@@ -95,13 +87,13 @@ class KafkaDataLog(DataLog):
         )
 
     def ranges(
-        self, partitions: Sequence[TopicPartition], timeout_ms: int
+        self,
+        partitions: Sequence[TopicPartition],
+        timeout_ms: int,
+        *,
+        isolation_level: str = READ_UNCOMMITTED,
     ) -> Mapping[TopicPartition, LogRange]:
-        """Return log-start and log-end offsets of each partition.
-
-        The end is the next offset to be written, also under ``read_committed``:
-        it bounds what a position may be, and not what can be read already.
-        """
+        """Return log-start and log-end offsets; see ``ports.DataLog``."""
         if not partitions:
             return {}
         places = [KafkaTopicPartition(*each) for each in partitions]
@@ -109,7 +101,9 @@ class KafkaDataLog(DataLog):
         def ask(admin: Untyped) -> dict[TopicPartition, LogRange]:
             # The end first: a start read later is never above it by retention.
             ends = admin.list_partition_offsets(
-                dict.fromkeys(places, OffsetSpec.LATEST), timeout_ms=timeout_ms
+                dict.fromkeys(places, OffsetSpec.LATEST),
+                isolation_level=LEVELS[isolation_level],
+                timeout_ms=timeout_ms,
             )
             starts = admin.list_partition_offsets(
                 dict.fromkeys(places, OffsetSpec.EARLIEST), timeout_ms=timeout_ms
@@ -185,11 +179,11 @@ class KafkaDataLog(DataLog):
             timeout_ms=timeout_ms,
         )
 
-    def reader(self) -> DataReader:
+    def reader(self, *, isolation_level: str = READ_UNCOMMITTED) -> DataReader:
         """Return a new reader with nothing assigned; it connects when polled."""
         return KafkaDataReader(
             self._settings,
-            isolation_level=self._isolation_level,
+            isolation_level=isolation_level,
             client_rack=self._client_rack,
         )
 

@@ -10,11 +10,12 @@ from kafka_marshal.kafka_io.faults import Access, needed
 from kafka_marshal.kafka_io.lookups import Lookups
 from kafka_marshal.kafka_io.settings import ConnectionSettings
 from kafka_marshal.kafka_io.untyped import Untyped
+from kafka_marshal.ports import READ_COMMITTED, READ_UNCOMMITTED
 from kafka_marshal.protocol.types import TopicPartition
 
-_LEVELS = {
-    "read_uncommitted": IsolationLevel.READ_UNCOMMITTED,
-    "read_committed": IsolationLevel.READ_COMMITTED,
+LEVELS = {
+    READ_UNCOMMITTED: IsolationLevel.READ_UNCOMMITTED,
+    READ_COMMITTED: IsolationLevel.READ_COMMITTED,
 }
 
 
@@ -22,7 +23,7 @@ class KafkaOffsets:
     """Asks where logs start, end and reach a time. Thread-safe, blocking."""
 
     def __init__(
-        self, settings: ConnectionSettings, *, isolation_level: str = "read_uncommitted"
+        self, settings: ConnectionSettings, *, isolation_level: str = READ_UNCOMMITTED
     ) -> None:
         """Remember how to connect; the first question does.
 
@@ -32,7 +33,7 @@ class KafkaOffsets:
                 transaction begins: no reader gets further.
         """
         self._lookups = Lookups(settings)
-        self._level = _LEVELS[isolation_level]
+        self._level = LEVELS[isolation_level]
 
     def starts(
         self, partitions: Sequence[TopicPartition], timeout_ms: int

@@ -19,7 +19,7 @@ from kafka_marshal.kafka_io.records import Records, kafka_records
 from kafka_marshal.kafka_io.settings import ConnectionSettings
 from kafka_marshal.kafka_io.translate import Access, translated
 from kafka_marshal.kafka_io.untyped import Untyped
-from kafka_marshal.ports import DataReader, Record
+from kafka_marshal.ports import READ_UNCOMMITTED, DataReader, Record
 from kafka_marshal.protocol.types import Token, TopicPartition
 
 # New partitions wait for the fetch under way: a broker answers one by one.
@@ -94,7 +94,7 @@ class KafkaDataReader(DataReader):
         self,
         settings: ConnectionSettings,
         *,
-        isolation_level: str = "read_uncommitted",
+        isolation_level: str = READ_UNCOMMITTED,
         client_rack: str = "",
     ) -> None:
         """Remember how to connect; the first poll does.
@@ -180,6 +180,20 @@ class KafkaDataReader(DataReader):
             found[partition] = Records(
                 records, token=self._places.tokens[partition], make=kafka_records
             )
+        return found
+
+    def positions(self) -> Mapping[TopicPartition, int]:
+        """Return where each partition goes on; see ``ports.DataReader``."""
+        self._require_usable()
+        found = {each: at for each, at in self._places.next.items() if at is not None}
+        if self._consumer is None:
+            return found
+        # Its method would ask the cluster, too.
+        states = self._consumer._subscription.assignment  # noqa: SLF001
+        for place, ours in self._ours.items():
+            position = states[place].position if place in states else None
+            if ours in found and position is not None:
+                found[ours] = max(found[ours], position.offset)
         return found
 
     def ends(self) -> Mapping[TopicPartition, int]:

@@ -117,27 +117,19 @@ def open_coordination_log(
     )
 
 
-def open_data_log(
-    settings: ConnectionSettings,
-    *,
-    isolation_level: str = "read_uncommitted",
-    client_rack: str = "",
-) -> DataLog:
+def open_data_log(settings: ConnectionSettings, *, client_rack: str = "") -> DataLog:
     """Return look-ups and readers over the transport that is chosen.
 
     Args:
         settings: Where the cluster is, and the transport.
-        isolation_level: ``read_uncommitted``, or ``read_committed`` to read
-            transactions only once they are committed.
         client_rack: Rack of this process, to fetch from a near replica.
 
     Raises:
-        ConfigurationError: The isolation level is neither, or the transport that
-            is asked for cannot be used.
+        ConfigurationError: The transport that is asked for cannot be used.
     """
     kind: type[KafkaDataLog] = KafkaDataLog
     if choose(settings).name == FAST:
         from kafka_marshal.kafka_io.fast.data import FastDataLog
 
         kind = FastDataLog
-    return kind(settings, isolation_level=isolation_level, client_rack=client_rack)
+    return kind(settings, client_rack=client_rack)

@@ -26,7 +26,15 @@ class AtLeastOnce:
             of order.
     """
 
-    __slots__ = ("_done", "_done_count", "_last", "_runs", "position", "tracked_count")
+    __slots__ = (
+        "_done",
+        "_done_count",
+        "_empty_below",
+        "_last",
+        "_runs",
+        "position",
+        "tracked_count",
+    )
 
     def __init__(self, start: int | None) -> None:
         self.position = start
@@ -38,6 +46,8 @@ class AtLeastOnce:
         self._done: list[tuple[int, int]] = []
         self._done_count = 0
         self._last = -1
+        # No record lies between the last one in hand and this offset.
+        self._empty_below = 0
 
     @property
     def in_hand_count(self) -> int:
@@ -91,7 +101,7 @@ class AtLeastOnce:
     def commit_all(self) -> None:
         """Note that everything handed out so far is processed."""
         if self._runs:
-            self.position = self._last + 1
+            self.position = max(self._last + 1, self._empty_below)
             self._runs.clear()
             self._done.clear()
             self.tracked_count = self._done_count = 0
@@ -107,6 +117,18 @@ class AtLeastOnce:
         if self.position is None or self.position < end:
             self.position = end
         self._last = max(self._last, end - 1)
+
+    def skip(self, first: int, last: int) -> None:
+        """Note that no records exist from ``first`` to ``last``.
+
+        The position passes them once everything before is committed (PROTOCOL 6.1).
+        A range that does not follow what is known so far changes nothing.
+        """
+        if self._runs:
+            if first <= max(self._last + 1, self._empty_below):
+                self._empty_below = max(self._empty_below, last + 1)
+        elif self.position is not None and first <= self.position:
+            self.position = max(self.position, last + 1)
 
     def jump(self, position: int) -> None:
         """Move to a later position because the log begins there (PROTOCOL 5.6)."""
@@ -146,5 +168,7 @@ class AtLeastOnce:
         self.position = last + 1
         if last == head[1]:
             self._runs.popleft()
+            if not self._runs:
+                self.position = max(self.position, self._empty_below)
         else:
             head[0] = last + 1

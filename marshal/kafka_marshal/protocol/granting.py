@@ -321,9 +321,15 @@ class AtMostOnce:
         self._use_up(offset)
 
     def skip_through(self, offset: int) -> None:
-        """Drop granted offsets up to ``offset``: no records exist there."""
+        """Drop granted offsets up to ``offset``: no records exist there.
+
+        They are done with once everything before them is.
+        """
+        is_done = self.done == self._handed
         while self._grants and self._grants[0].first <= offset:
             self._use_up(min(offset, self._grants[0].last))
+        if is_done:
+            self.done = self._handed
 
     def _use_up(self, offset: int) -> None:
         grant = self._grants.popleft()

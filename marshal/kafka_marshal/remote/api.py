@@ -174,6 +174,7 @@ class Wants(Message, frozen=True, kw_only=True):
     policy: Word = "fair"
     claims_max: PartitionNumber = 0
     auto_offset_reset: Word = "earliest"
+    isolation_level: Word = "read_uncommitted"
     metadata_refresh_ms: Milliseconds = 30_000
     release_behind: bool = True
     starts: Annotated[tuple[Start, ...], msgspec.Meta(max_length=STANDINGS_MAX)] = ()

@@ -91,6 +91,7 @@ def settings_of(wants: Wants) -> Settings:
         policy=wants.policy,
         claims_max=wants.claims_max,
         auto_offset_reset=wants.auto_offset_reset,
+        isolation_level=wants.isolation_level,
         metadata_refresh_ms=wants.metadata_refresh_ms,
         max_handling_ms=0,
         release_behind=wants.release_behind,
@@ -103,7 +104,11 @@ def start_rule_of(wants: Wants) -> StartRule:
     offsets = {
         TopicPartition(each.topic, each.partition): each.offset for each in wants.starts
     }
-    return StartRule(offset_reset=wants.auto_offset_reset, offsets=offsets)
+    return StartRule(
+        offset_reset=wants.auto_offset_reset,
+        offsets=offsets,
+        isolation_level=wants.isolation_level,
+    )
 
 
 @attrs.define(eq=False)

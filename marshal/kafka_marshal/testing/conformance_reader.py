@@ -8,7 +8,7 @@ from contextlib import suppress
 from copy import copy
 
 from kafka_marshal.errors import InvalidTransition, PositionError
-from kafka_marshal.ports import DataReader, Record
+from kafka_marshal.ports import DataReader, LogRange, Record
 from kafka_marshal.protocol.types import TimestampType, Token, TopicPartition
 from kafka_marshal.testing.rig import (
     LATE_S,
@@ -121,6 +121,64 @@ def ends_come_with_fetches(rig: Rig) -> None:
     reader.assign([b])
     assert reader.ends() == {b: 3}
     reader.close(TIMEOUT_MS)
+
+
+def _passes(reader: DataReader, place: TopicPartition, wanted: int) -> bool:
+    """Poll once, which finds nothing; return whether it stands at an offset."""
+    assert not reader.poll(POLL_MS, 10)
+    return reader.positions() == {place: wanted}
+
+
+def control_records_are_passed(rig: Rig) -> None:
+    """The position stands behind a transaction's end, and only once it was read."""
+    (place,) = filled(rig, [1])
+    reader = rig.data_log().reader()
+    reader.assign([place])
+    assert reader.positions() == {}
+    reader.seek(place, 0)
+    assert reader.positions() == {place: 0}
+    assert len(read_records(reader, 1)) == 1
+    assert reader.positions() == {place: 1}
+    rig.begin_transaction(place, [b"a", b"b"])(is_committed=True)
+    (first,) = read_records(reader, 1, at_once=1)
+    assert (first.value, reader.positions()) == (b"a", {place: 2})
+    reader.pause([place])
+    assert not reader.poll(POLL_MS, 10)
+    assert reader.positions() == {place: 2}, "what is held back is not passed"
+    reader.resume([place])
+    assert [record.value for record in read_records(reader, 1)] == [b"b"]
+    until(lambda: _passes(reader, place, 4), "the end of the transaction passed")
+    reader.seek(place, 1)
+    assert reader.positions() == {place: 1}
+    assert [record.offset for record in read_records(reader, 2)] == [1, 2]
+    reader.close(TIMEOUT_MS)
+
+
+def aborted_records_are_hidden_from_who_reads_committed(rig: Rig) -> None:
+    """They are passed; an open transaction holds reader and log end up."""
+    (place,) = filled(rig, [1])
+    rig.begin_transaction(place, [b"aborted"] * 3)(is_committed=False)
+    end = rig.begin_transaction(place, [b"open", b"open"])
+    data = rig.data_log()
+    levels = {"read_uncommitted": 7, "read_committed": 5}
+    for level, log_end in levels.items():
+        found = data.ranges([place], TIMEOUT_MS, isolation_level=level)
+        assert found == {place: LogRange(0, log_end)}
+    readers = {level: data.reader(isolation_level=level) for level in levels}
+    for reader in readers.values():
+        reader.assign([place])
+        reader.seek(place, 0)
+    all_values = [b"0", *[b"aborted"] * 3, b"open", b"open"]
+    found_all = read_records(readers["read_uncommitted"], 6)
+    assert [record.value for record in found_all] == all_values
+    committed = readers["read_committed"]
+    assert [record.value for record in read_records(committed, 1)] == [b"0"]
+    until(lambda: _passes(committed, place, 5), "what was aborted passed")
+    end(is_committed=True)
+    assert [record.offset for record in read_records(committed, 2)] == [5, 6]
+    until(lambda: _passes(committed, place, 8), "the end of the transaction passed")
+    for reader in readers.values():
+        reader.close(TIMEOUT_MS)
 
 
 def polls_are_bounded(rig: Rig) -> None:
@@ -282,6 +340,8 @@ READER_CHECKS: tuple[Check, ...] = (
     records_are_values,
     records_carry_the_token_of_their_seek,
     ends_come_with_fetches,
+    control_records_are_passed,
+    aborted_records_are_hidden_from_who_reads_committed,
     polls_are_bounded,
     assignment_is_exact,
     a_seek_drops_what_was_buffered,

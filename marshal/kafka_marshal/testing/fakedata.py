@@ -4,7 +4,15 @@ import time
 from collections.abc import Mapping, Sequence
 
 from kafka_marshal.errors import CoordinationError, InvalidTransition, PositionError
-from kafka_marshal.ports import DataLog, DataReader, LogRange, Record, TopicInfo
+from kafka_marshal.ports import (
+    READ_COMMITTED,
+    READ_UNCOMMITTED,
+    DataLog,
+    DataReader,
+    LogRange,
+    Record,
+    TopicInfo,
+)
 from kafka_marshal.protocol.types import Token, TopicPartition
 from kafka_marshal.testing.fakelog import FakeKafka
 
@@ -45,12 +53,20 @@ class FakeDataLog(DataLog):
             return self._cluster.topic_names()
 
     def ranges(
-        self, partitions: Sequence[TopicPartition], timeout_ms: int
+        self,
+        partitions: Sequence[TopicPartition],
+        timeout_ms: int,
+        *,
+        isolation_level: str = READ_UNCOMMITTED,
     ) -> Mapping[TopicPartition, LogRange]:
-        """Return log-start and log-end offsets of each partition."""
-        with self._cluster.lock:
+        """Return log-start and log-end offsets; see ``ports.DataLog``."""
+        cluster = self._cluster
+        with cluster.lock:
             self._require_answer(timeout_ms)
-            return {each: self._cluster.range(each) for each in partitions}
+            return {
+                each: cluster.range(each, isolation_level=isolation_level)
+                for each in partitions
+            }
 
     def committed(
         self, group_id: str, partitions: Sequence[TopicPartition], *, timeout_ms: int
@@ -74,9 +90,9 @@ class FakeDataLog(DataLog):
                 )
             self._cluster.groups.setdefault(group_id, {}).update(offsets)
 
-    def reader(self) -> "FakeDataReader":
+    def reader(self, *, isolation_level: str = READ_UNCOMMITTED) -> "FakeDataReader":
         """Return a new reader with nothing assigned."""
-        return FakeDataReader(self, self._cluster)
+        return FakeDataReader(self, self._cluster, isolation_level=isolation_level)
 
     def close(self, timeout_ms: int) -> None:
         """Let go. Idempotent; readers live on."""
@@ -94,8 +110,11 @@ class FakeDataLog(DataLog):
 class FakeDataReader(DataReader):
     """Fetches records of data partitions of a ``FakeKafka``."""
 
-    def __init__(self, session: FakeDataLog, cluster: FakeKafka) -> None:
+    def __init__(
+        self, session: FakeDataLog, cluster: FakeKafka, *, isolation_level: str
+    ) -> None:
         """Start with nothing assigned."""
+        self._isolation_level = isolation_level
         self._session = session
         self._cluster = cluster
         self._places: dict[TopicPartition, int | None] = {}
@@ -151,6 +170,11 @@ class FakeDataReader(DataReader):
                 if found or not self._cluster.wait(deadline):
                     return found
 
+    def positions(self) -> Mapping[TopicPartition, int]:
+        """Return where each partition goes on; see ``ports.DataReader``."""
+        self._require_open()
+        return {each: at for each, at in self._places.items() if at is not None}
+
     def ends(self) -> Mapping[TopicPartition, int]:
         """Return the log ends at the last fetches; see ``ports.DataReader``."""
         self._require_open()
@@ -202,9 +226,15 @@ class FakeDataReader(DataReader):
                 log_start=log.start,
                 log_end=log.end,
             )
-        stored = log.read(place, room)
+        end = log.end_for(self._isolation_level)
+        hidden = log.aborted if self._isolation_level == READ_COMMITTED else ()
+        stored = [
+            each
+            for each in log.read(place, room + len(hidden))
+            if each.offset < end and each.offset not in hidden
+        ][:room]
         if not stored:
-            self._places[partition] = log.end
+            self._places[partition] = max(place, end)
             return []
         self._places[partition] = stored[-1].offset + 1
         token = self._tokens.get(partition)

@@ -15,13 +15,14 @@ import heapq
 import itertools
 import threading
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from kafka_marshal.errors import (
     CoordinationError,
     TopicMisconfigured,
 )
-from kafka_marshal.ports import Clock, LogRange
+from kafka_marshal.ports import READ_UNCOMMITTED, Clock, LogRange
 from kafka_marshal.protocol.types import TimestampType, TopicPartition
 from kafka_marshal.testing.brokerclocks import BrokerClocks
 from kafka_marshal.testing.clock import VirtualClock
@@ -153,10 +154,12 @@ class FakeKafka:
             raise CoordinationError(f"There is no partition {place}; add it first.")
         return partitions[number]
 
-    def range(self, place: TopicPartition) -> LogRange:
-        """Return the offsets that exist in a partition."""
+    def range(
+        self, place: TopicPartition, *, isolation_level: str = READ_UNCOMMITTED
+    ) -> LogRange:
+        """Return the offsets that exist in a partition, for readers of a level."""
         log = self.log(place)
-        return LogRange(log.start, log.end)
+        return LogRange(log.start, log.end_for(isolation_level))
 
     # What happens in the world.
 
@@ -226,6 +229,32 @@ class FakeKafka:
             self.settle()
             self.log(place).end += count
             self.changed.notify_all()
+
+    def produce_transaction(
+        self, place: TopicPartition, values: Sequence[bytes], *, is_committed: bool
+    ) -> None:
+        """Write records in a transaction, and end it."""
+        self.begin_transaction(place, values)
+        self.end_transaction(place, is_committed=is_committed)
+
+    def begin_transaction(self, place: TopicPartition, values: Sequence[bytes]) -> None:
+        """Write the records of a transaction and leave it open; one at a time."""
+        with self.lock:
+            log = self.log(place)
+            assert log.open_from is None
+            log.open_from = log.end
+            for value in values:
+                self.produce(place, value)
+
+    def end_transaction(self, place: TopicPartition, *, is_committed: bool) -> None:
+        """End the open transaction of a partition by a control record."""
+        with self.lock:
+            log = self.log(place)
+            assert log.open_from is not None
+            if not is_committed:
+                log.aborted.update(range(log.open_from, log.end))
+            log.open_from = None
+            self.skip_offsets(place)
 
     def produce(
         self,

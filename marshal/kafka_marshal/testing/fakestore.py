@@ -6,7 +6,7 @@ from typing import Protocol
 
 import attrs
 
-from kafka_marshal.ports import PlainRecord, Record
+from kafka_marshal.ports import READ_COMMITTED, PlainRecord, Record
 from kafka_marshal.protocol.types import LogEntry, Token, TopicPartition
 
 
@@ -107,6 +107,15 @@ class Partition:
     records: list[Stored] = attrs.field(factory=list)
     # First offset of each leader epoch, oldest first; see KIP-101.
     epochs: list[tuple[int, int]] = attrs.field(factory=lambda: [(0, 0)])
+    # First offset of the open transaction, and offsets of aborted ones.
+    open_from: int | None = None
+    aborted: set[int] = attrs.field(factory=set)
+
+    def end_for(self, isolation_level: str) -> int:
+        """Return the log's end; under ``read_committed`` the last stable offset."""
+        if isolation_level == READ_COMMITTED and self.open_from is not None:
+            return self.open_from
+        return self.end
 
     def epoch_end(self, leader_epoch: int) -> int:
         """Return where an epoch ends in this log (OffsetForLeaderEpoch)."""

@@ -22,7 +22,7 @@ from kafka_marshal.engine import (
 from kafka_marshal.engine.handout import ConsumerOptions
 from kafka_marshal.engine.restoring import KeptStates
 from kafka_marshal.policies import Policy, find_policy
-from kafka_marshal.ports import Event, TopicInfo
+from kafka_marshal.ports import READ_UNCOMMITTED, Event, TopicInfo
 from kafka_marshal.protocol.claiming import Claimant, PreviousLife
 from kafka_marshal.protocol.codec import encode
 from kafka_marshal.protocol.records import (
@@ -58,6 +58,7 @@ class Wish:
     policy: str | Policy = "fair"
     claims_max: int = 0
     offset_reset: str = "earliest"
+    isolation_level: str = READ_UNCOMMITTED
     refresh_ms: int = 30_000
     matches: Callable[[str], bool] | None = None
     max_handling_ms: int | None = 0
@@ -176,7 +177,9 @@ class Node:
             infos,
             find_policy(wish.policy),
             wish.delivery,
-            StartRule(offset_reset=wish.offset_reset),
+            StartRule(
+                offset_reset=wish.offset_reset, isolation_level=wish.isolation_level
+            ),
             wish.claims_max,
             wish.refresh_ms,
             wish.matches,
@@ -188,7 +191,7 @@ class Node:
             self.engine,
             self.session,
             subscription=subscription,
-            reader=self.data.reader(),
+            reader=self.data.reader(isolation_level=wish.isolation_level),
             options=wish.options,
         )
         return self.consumer

@@ -61,6 +61,20 @@ class Rig(Protocol):
         """Write a record as a client of no protocol at all; return its offset."""
         ...
 
+    def begin_transaction(
+        self, place: TopicPartition, values: Sequence[bytes]
+    ) -> "EndTransaction":
+        """Write records in a transaction; return what ends it."""
+        ...
+
+
+class EndTransaction(Protocol):
+    """Commits or aborts an open transaction."""
+
+    def __call__(self, *, is_committed: bool) -> None:
+        """End it."""
+        ...
+
 
 Check = Callable[[Rig], None]
 Entries = list[tuple[int, LogEntry]]

@@ -208,7 +208,7 @@ def test_missing_figures_change_nothing():
     assert len(a.node.held) == 1
 
 
-def cut(_partitions, _timeout_ms):
+def cut(_partitions, _timeout_ms, **_rest):
     raise TimeoutError("no answer")
 
 

@@ -60,9 +60,9 @@ def test_one_call_is_outstanding_and_many_partitions_are_asked_in_parts(
     node = cluster.node("a", wish=wish())
     plain = node.data.ranges
 
-    def ranges(partitions, timeout_ms):
+    def ranges(partitions, timeout_ms, **rest):
         asked.append(len(partitions))
-        return plain(partitions, timeout_ms)
+        return plain(partitions, timeout_ms, **rest)
 
     node.data.ranges = ranges
     cluster.run_until(held_by(node, 5), H)

@@ -278,3 +278,52 @@ def test_a_run_must_not_go_back():
     it.hand_out(0, 4)
     with pytest.raises(InvalidTransition, match="twice"):
         it.hand_out(4, 8)
+
+
+# --- offsets without records ---
+
+
+def test_a_gap_at_the_end_is_passed_once_everything_before_is_committed():
+    it = alo(0, 0, 1)
+    it.skip(2, 4)
+    assert it.position == 0
+    commit(it, 1)
+    assert (it.position, it.in_hand_count) == (0, 1)
+    commit(it, 0)
+    assert it.position == 5
+
+
+def test_a_gap_is_passed_at_once_with_empty_hands():
+    it = alo(3)
+    it.skip(3, 3)
+    assert it.position == 4
+    it.skip(4, 3)
+    assert it.position == 4, "an empty range"
+    it.hand_out(4, 4)
+    it.skip(5, 5)
+    it.skip(6, 6)
+    it.commit_all()
+    assert it.position == 7
+
+
+def test_a_gap_before_records_in_hand_is_no_end():
+    it = alo(0, 0)
+    it.skip(1, 1)
+    it.hand_out(2, 2)
+    commit(it, 0)
+    assert it.position in {1, 2}
+    commit(it, 2)
+    assert it.position == 3
+
+
+def test_a_gap_that_does_not_follow_is_not_passed():
+    it = alo(0)
+    it.skip(5, 6)
+    assert it.position == 0
+    it.hand_out(0, 0)
+    it.skip(3, 4)
+    commit(it, 0)
+    assert it.position == 1
+    unknown = AtLeastOnce(None)
+    unknown.skip(0, 4)
+    assert unknown.position is None

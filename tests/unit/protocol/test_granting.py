@@ -398,6 +398,17 @@ def test_what_was_handed_out_is_done_with_once_more_is_asked_for(bench):
     assert bench.it.done == 8
 
 
+def test_offsets_without_records_are_done_with_once_all_before_them_is(bench):
+    bench.granted(9)
+    bench.it.skip_through(1)
+    assert bench.it.done == 2
+    bench.it.hand_out(2)
+    bench.it.skip_through(4)
+    assert bench.it.done == 2, "what was handed out is still in hand"
+    bench.it.take_back()
+    assert bench.it.done == 5
+
+
 def test_where_to_go_on_is_the_first_that_is_not_handed_out(bench):
     assert bench.it.resume_at == 0
     first = bench.request(4)

@@ -2,6 +2,7 @@
 
 import inspect
 import itertools
+from functools import partial
 
 import pytest
 
@@ -45,6 +46,10 @@ class FakeRig:
         return self.cluster.produce(
             place, value, key=key, headers=headers, timestamp_ms=timestamp_ms
         )
+
+    def begin_transaction(self, place, values):
+        self.cluster.begin_transaction(place, values)
+        return partial(self.cluster.end_transaction, place)
 
 
 @pytest.fixture(params=["virtual", "real"])

@@ -30,7 +30,7 @@ from kafka_marshal.kafka_io.places import Places
 from kafka_marshal.kafka_io.reader import FETCH_WAIT_MS, REQUEST_TIMEOUT_MS
 from kafka_marshal.kafka_io.settings import ConnectionSettings
 from kafka_marshal.kafka_io.untyped import Untyped
-from kafka_marshal.ports import DataReader, Record
+from kafka_marshal.ports import READ_UNCOMMITTED, DataReader, Record
 from kafka_marshal.protocol.types import Token, TopicPartition
 
 # What librdkafka may hold: one of these two is reached, and then what is under way
@@ -66,11 +66,14 @@ FETCHING = {
     "queued.min.messages": QUEUE_RECORDS,
     "fetch.queue.backoff.ms": QUEUE_BACKOFF_MS,
     "socket.timeout.ms": REQUEST_TIMEOUT_MS,
+    # Tells of places beyond control records, which are not handed out.
+    "enable.partition.eof": True,
 }
 
 # We are in no group, so we need not be allowed to see one.
 _NO_GROUP = KafkaError.GROUP_AUTHORIZATION_FAILED
 _CUT_OFF = KafkaError._LOG_TRUNCATION  # noqa: SLF001 - its public name
+_EOF = KafkaError._PARTITION_EOF  # noqa: SLF001
 _OUT_OF_PLACE = (
     _CUT_OFF,
     KafkaError._AUTO_OFFSET_RESET,  # noqa: SLF001
@@ -91,7 +94,7 @@ class FastDataReader(DataReader):
         self,
         settings: ConnectionSettings,
         *,
-        isolation_level: str = "read_uncommitted",
+        isolation_level: str = READ_UNCOMMITTED,
         client_rack: str = "",
     ) -> None:
         """Remember how to connect.
@@ -181,6 +184,14 @@ class FastDataReader(DataReader):
             return self._next(deadline, max(1, max_records))
         except (KafkaException, RuntimeError) as error:
             raise self._told(error) from error
+
+    def positions(self) -> Mapping[TopicPartition, int]:
+        """Return where each partition goes on; see ``ports.DataReader``."""
+        self._require_usable()
+        found = {each: at for each, at in self._places.next.items() if at is not None}
+        for partition, kept in self._kept.items():
+            found[partition] = kept[0].offset()
+        return found
 
     def ends(self) -> Mapping[TopicPartition, int]:
         """Return the log ends that fetches told of; see ``ports.DataReader``."""
@@ -351,8 +362,9 @@ class FastDataReader(DataReader):
         self, messages: list[Any], found: dict[TopicPartition, list[Record]]
     ) -> None:
         """Add messages to what was found: the hot path, so single calls do it all."""
+        ends: dict[TopicPartition, int] = {}
         if self._reported or any(map(Message.error, messages)):
-            messages = self._without_errors(messages)
+            messages = self._without_errors(messages, ends)
         for topic, number, run in self._runs(messages):
             partition = TopicPartition(topic, number)
             place = self._places.next.get(partition)
@@ -369,6 +381,10 @@ class FastDataReader(DataReader):
                 found[partition] += self._records(partition, run)
             else:
                 found[partition] = self._records(partition, run)
+        for partition, end in ends.items():
+            place = self._places.next.get(partition)
+            if place is not None:
+                self._places.next[partition] = max(place, end)
 
     def _records(self, partition: TopicPartition, messages: list[Any]) -> list[Record]:
         return list(fast_records(messages, self._places.tokens[partition]))
@@ -392,12 +408,18 @@ class FastDataReader(DataReader):
 
     # --- faults
 
-    def _without_errors(self, messages: list[Any]) -> list[Any]:
+    def _without_errors(
+        self, messages: list[Any], ends: dict[TopicPartition, int]
+    ) -> list[Any]:
         """Note errors, and drop what follows one in its partition.
 
         librdkafka passes over what it cannot read and goes on behind it, or even
         somewhere else. We do not: the partition is put back, and the error comes
         again.
+
+        Args:
+            messages: What librdkafka returned.
+            ends: Gets the offset of each partition that was read to its end.
         """
         sound = []
         for message in messages:
@@ -406,6 +428,9 @@ class FastDataReader(DataReader):
             if error is None:
                 if partition not in self._reported:
                     sound.append(message)
+            elif error.code() == _EOF:
+                if partition not in self._reported:
+                    ends[partition] = message.offset()
             elif partition in self._places.next:
                 self._reported.setdefault(partition, error)
             elif topic is None and error.code() != _NO_GROUP:

@@ -299,7 +299,9 @@ class Hosted:
             infos,
             find_policy(wish.policy),
             wish.delivery,
-            StartRule(offset_reset=wish.offset_reset),
+            StartRule(
+                offset_reset=wish.offset_reset, isolation_level=wish.isolation_level
+            ),
             wish.claims_max,
             max_handling_ms=wish.max_handling_ms,
         )
@@ -309,6 +311,7 @@ class Hosted:
             policy=str(wish.policy),
             claims_max=wish.claims_max,
             auto_offset_reset=wish.offset_reset,
+            isolation_level=wish.isolation_level,
             release_behind=wish.releases_behind,
         )
         self.session.subscribe(NAME, subscription)
@@ -316,7 +319,7 @@ class Hosted:
             self.engine,
             self.session,
             subscription=subscription,
-            reader=self.data.reader(),
+            reader=self.data.reader(isolation_level=wish.isolation_level),
             options=wish.options,
         )
 

@@ -23,6 +23,7 @@ A, B, C = TopicPartition("t", 0), TopicPartition("t", 1), TopicPartition("u", 0)
 TOKEN = Token(1, 0, 5)
 BAD = KafkaError(KafkaError._BAD_MSG, "CRC mismatch")
 OUT = KafkaError(KafkaError._AUTO_OFFSET_RESET, "out of range")
+END = KafkaError(KafkaError._PARTITION_EOF, "end")
 CUT = KafkaError(KafkaError._LOG_TRUNCATION, "truncated")
 
 
@@ -501,3 +502,41 @@ def test_a_large_poll_takes_all_that_is_there_in_parts(reader, handle, monkeypat
     handle.made(*of(A, *range(6, 20)))
     assert offsets(reader.poll(0, 10)[A]) == [*range(6, 16)]
     assert offsets(reader.poll(0, 10)[A]) == [*range(16, 20)]
+
+
+# --- positions
+
+
+def test_the_end_of_a_partition_is_passed(reader, handle):
+    handle.made(*of(A, 0, 1), error(A, END, 3), *of(B, 0), error(B, END, 7))
+    assert polled(reader) == {A: [0, 1], B: [0]}
+    assert reader.positions() == {A: 3, B: 7}
+    handle.made(*of(A, 3))
+    assert polled(reader) == {A: [3]}
+    assert reader.positions() == {A: 4, B: 7}
+    reader.seek(A, 1)
+    assert reader.positions() == {A: 1, B: 7}
+    reader.assign([B])
+    handle.made(error(A, END, 9))
+    assert polled(reader) == {}
+    assert reader.positions() == {B: 7}
+
+
+def test_what_is_held_back_is_not_passed(reader, handle):
+    reader.pause([A])
+    handle.made(*of(A, 0, 1), error(A, END, 3))
+    assert polled(reader) == {}
+    assert reader.positions() == {A: 0, B: 0}
+    reader.resume([A])
+    assert polled(reader, 1) == {A: [0]}
+    assert reader.positions() == {A: 1, B: 0}
+    assert polled(reader) == {A: [1]}
+    assert reader.positions() == {A: 3, B: 0}
+
+
+def test_an_end_behind_what_cannot_be_read_is_not_passed(reader, handle):
+    handle.made(*of(A, 0), error(A, BAD), error(A, END, 9))
+    assert polled(reader) == {A: [0]}
+    assert reader.positions()[A] == 1
+    fails(reader, MarshalError)
+    assert reader.positions()[A] == 1

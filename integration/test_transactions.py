@@ -1,0 +1,80 @@
+"""Behind a transactional producer: what is handed out, and lag that reaches 0."""
+
+import pytest
+from domain import opened
+from kafka import KafkaProducer
+from waiting import eventually
+
+from kafka_marshal import Delivery, TopicPartition
+
+COMMITTED, ABORTED, EACH = 12, 3, 5
+WAYS = {
+    "fast": {"transport": "fast"},
+    "kafka-python": {"transport": "kafka-python"},
+    "sidecar": {"transport": "fast", "via": "sidecar"},
+}
+
+
+@pytest.fixture(scope="module", params=WAYS)
+def domain(request, broker, unique):
+    with opened(broker, unique, **WAYS[request.param]) as domain:
+        yield domain
+
+
+@pytest.fixture(scope="module")
+def place(domain):
+    """A partition that ends with a transaction that was aborted."""
+    place = TopicPartition(domain.data_topic(1), 0)
+    writer = KafkaProducer(
+        bootstrap_servers=domain.servers,
+        transactional_id=domain.unique("transaction"),
+    )
+    writer.init_transactions()
+    for number in range(COMMITTED + ABORTED):
+        writer.begin_transaction()
+        is_aborted = number % 5 == 4
+        for _ in range(EACH):
+            value = b"aborted" if is_aborted else b"committed"
+            writer.send(place.topic, value, partition=0)
+        # What was not sent yet is not written where it is aborted.
+        writer.flush(timeout=60)
+        if is_aborted:
+            writer.abort_transaction()
+        else:
+            writer.commit_transaction()
+    writer.close(timeout=5)
+    return place
+
+
+@pytest.mark.parametrize("delivery", list(Delivery))
+@pytest.mark.parametrize("level", ["read_uncommitted", "read_committed"])
+def test_every_record_comes_once_and_the_position_reaches_the_end(
+    domain, place, level, delivery
+):
+    group = domain.unique("readers")
+    end = (COMMITTED + ABORTED) * (EACH + 1)
+    values = []
+    with (
+        domain.marshal(group, "a") as marshal,
+        marshal.consumer(
+            place.topic, delivery=delivery, isolation_level=level
+        ) as consumer,
+    ):
+
+        def has_no_lag():
+            for records in consumer.poll(100).values():
+                values.extend(record.value for record in records)
+                consumer.commit(records)
+            return consumer.position(place) == end and consumer.lag() == {place: 0}
+
+        eventually(has_no_lag, "the consumer has no lag", 60_000)
+        eventually(
+            lambda: domain.committed(group, place.topic) == {place: end},
+            "other tools see no lag",
+            60_000,
+        )
+    assert values.count(b"committed") == COMMITTED * EACH
+    aborted = ABORTED * EACH if level == "read_uncommitted" else 0
+    assert values.count(b"aborted") == aborted
+    (state,) = domain.states(group).values()
+    assert state.next_unclaimed() == end
