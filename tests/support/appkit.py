@@ -47,7 +47,8 @@ class Wire:
             await self.app(scope, receive, send)
 
         transport = httpx.ASGITransport(with_connection, raise_app_exceptions=False)
-        return httpx.AsyncClient(transport=transport, base_url="http://sidecar")
+        base = "http://sidecar" if connection.is_local else "http://127.0.0.1:7070"
+        return httpx.AsyncClient(transport=transport, base_url=base)
 
     def ask(self, method, path, *, connection=None, **options):
         async def main():

@@ -44,7 +44,7 @@ class Address:
             raise _wrong(text, "it has neither form")
         host, port = found[1].strip("[]"), int(found[2])
         # A lease is a time of this machine's clock: nobody else can tell one.
-        if not _is_loopback(host):
+        if not is_loopback(host):
             raise _wrong(text, f"{host!r} is not this machine")
         if not 1 <= port <= 65_535:  # noqa: PLR2004 - what TCP has
             raise _wrong(text, f"{port} is no port")
@@ -81,8 +81,9 @@ class Address:
         return text
 
 
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
+def is_loopback(host: str) -> bool:
+    """Return whether a host of a URL, without brackets, is this machine."""
+    if host.lower() == "localhost":
         return True
     try:
         return ipaddress.ip_address(host).is_loopback

@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route as Place
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kafka_marshal.errors import MarshalError
 from kafka_marshal.observability.logs import LOGGER_NAME
@@ -33,6 +33,8 @@ from kafka_marshal.sidecar.asking import (
     checked_queries,
     client_process,
     connection_of,
+    declares_body,
+    require_loopback_host,
     require_one_client,
 )
 from kafka_marshal.sidecar.config import CONNECTIONS_MAX
@@ -73,6 +75,7 @@ class Serving:
         counts: What is counted on the way.
         explain: Says what the daemon is doing, where there is no hub.
         token: What TCP connections have to show, None where there is no TCP.
+        socket_gid: Group whose members may use the Unix socket, too.
         keep_alive_s: Longest silence of a stream.
     """
 
@@ -82,6 +85,7 @@ class Serving:
     counts: Counts = attrs.field(factory=Counts)
     explain: Callable[[], str] = lambda: "it is starting"
     token: bytes | None = None
+    socket_gid: int | None = None
     keep_alive_s: float = KEEP_ALIVE_S
 
     def require_hub(self) -> HubFace:
@@ -115,8 +119,30 @@ class App:
         self._asgi: ASGIApp = self._starlette()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request as ASGI has it."""
-        await self._asgi(scope, receive, send)
+        """Serve one request as ASGI has it.
+
+        The connection ends with the response where the body was not read to its end,
+        because nothing bounds how long the rest may take, and where it is not
+        admitted.
+        """
+        connection = connection_of(Request(scope))
+        is_unread = declares_body(scope)
+
+        async def receive_body() -> Message:
+            nonlocal is_unread
+            message = await receive()
+            if message["type"] == "http.request" and not message.get("more_body"):
+                is_unread = False
+            return message
+
+        async def send_closing(message: Message) -> None:
+            is_last = is_unread or not connection.is_admitted
+            if message["type"] == "http.response.start" and is_last:
+                headers = [*message.get("headers", ()), (b"connection", b"close")]
+                message = {**message, "headers": headers}
+            await send(message)
+
+        await self._asgi(scope, receive_body, send_closing)
 
     @property
     def stream_count(self) -> int:
@@ -213,26 +239,35 @@ class App:
     ) -> None:
         """Let in our own user over the Unix socket, and the token over TCP."""
         if connection.is_local:
-            if not may_use(connection.peer):
+            if not may_use(connection.peer, self._serving.socket_gid):
                 raise refusal(
                     403,
-                    "this sidecar serves the user that runs it; run your process as "
-                    f"that user (yours is {connection.peer.uid})",
+                    "this sidecar serves the user that runs it, and its socket-group; "
+                    "run your process as that user (yours is "
+                    f"{connection.peer.uid}), or see: marshal sidecar run --help",
                     setting="sidecar",
                 )
-            return
-        if route.is_open:
-            return
+        else:
+            require_loopback_host(request)
+            if not self._shows_token(request):
+                if route.is_open:
+                    return
+                raise refusal(
+                    401,
+                    "over TCP the sidecar asks for its token; send Authorization: "
+                    "Bearer with what its token file holds",
+                    setting="token",
+                )
+        if not connection.admit() and not route.is_open:
+            raise not_ready(
+                "as many connections stand already as may; close one, or try again soon"
+            )
+
+    def _shows_token(self, request: Request) -> bool:
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
         is_bearer = scheme.lower() == "bearer"
         token = self._serving.token
-        if token is None or not is_bearer or not is_same(given.encode(), token):
-            raise refusal(
-                401,
-                "over TCP the sidecar asks for its token; send Authorization: Bearer "
-                "with what its token file holds",
-                setting="token",
-            )
+        return token is not None and is_bearer and is_same(given.encode(), token)
 
     async def _no_such_place(self, request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500
@@ -418,9 +453,6 @@ def _response(route: Route, content: bytes | None) -> Response:
 def failed(found: Answered) -> Response:
     """Return the response of an answer that is no success."""
     headers = {}
-    if found.status in {408, 413}:
-        # The rest of the body is not read: nothing can follow it.
-        headers["connection"] = "close"
     if found.status == 503:  # noqa: PLR2004 - of HTTP
         headers["retry-after"] = str(RETRY_AFTER_S)
     if found.status == 401:  # noqa: PLR2004 - of HTTP

@@ -5,16 +5,18 @@ What is wrong with one is told in a sentence; nothing is kept that grows.
 
 import asyncio
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import attrs
 import msgspec
 from starlette.requests import Request
+from starlette.types import Scope
 
 from kafka_marshal.errors import IdentityConflict, MarshalError
 from kafka_marshal.protocol.codec import is_identifier, is_topic
 from kafka_marshal.remote import api
+from kafka_marshal.remote.address import is_loopback
 from kafka_marshal.sidecar.face import HubFace
 from kafka_marshal.sidecar.failures import Answered, answered, refusal
 from kafka_marshal.sidecar.peers import NOBODY, Caller, Peer, stood_for
@@ -26,6 +28,7 @@ TIMEOUT_MS_DEFAULT = 10_000
 CONNECTION = "connection"
 _HEX = re.compile(r"[0-9a-f]{32}")
 _NUMBER = re.compile(r"[0-9]{1,10}")
+_HOST = re.compile(r"(\[[^\[\]]*\]|[^:\[\]]*)(:[0-9]*)?")
 _PARTITION_MAX = 2**31 - 1
 _FLAGS = {"true": True, "1": True, "": True, "false": False, "0": False}
 
@@ -38,11 +41,25 @@ class Connection:
         peer: Who is at the other end.
         is_local: Whether it is of the Unix socket, where the kernel tells that.
         client: Which client uses it, once one did (row FC13).
+        is_admitted: Whether it has shown that it may use the sidecar, and has a
+            place among those that do.
     """
 
     peer: Peer = NOBODY
     is_local: bool = False
     client: Caller | None = None
+    _find_place: Callable[[], bool] | None = None
+    is_admitted: bool = attrs.field(init=False)
+
+    @is_admitted.default
+    def _admitted_at_first(self) -> bool:
+        return self._find_place is None
+
+    def admit(self) -> bool:
+        """Return whether there is a place for it, now that it may have one."""
+        if not self.is_admitted and self._find_place is not None:
+            self.is_admitted = self._find_place()
+        return self.is_admitted
 
 
 @attrs.frozen
@@ -83,6 +100,36 @@ def connection_of(request: Request) -> Connection:
     """Return the connection of a request; of one that nobody knows, a stranger's."""
     found = request.scope.get("state", {}).get(CONNECTION)
     return found if isinstance(found, Connection) else Connection()
+
+
+def require_loopback_host(request: Request) -> None:
+    """Refuse a request over TCP that names another host than this machine.
+
+    A web page whose name resolves to a loopback address (DNS rebinding) reaches the
+    socket with its own name in the header.
+
+    Raises:
+        Answered: The Host header is not a loopback address or ``localhost``.
+    """
+    given = request.headers.get("host")
+    if given is None:
+        return  # HTTP/1.0, which no browser speaks
+    found = _HOST.fullmatch(given)
+    if found is None or not is_loopback(found[1].strip("[]")):
+        raise refusal(
+            403,
+            f"the Host header is {given[:200]!r}, which is not this machine; use the "
+            "address that the sidecar listens on, such as 127.0.0.1",
+            setting="host",
+        )
+
+
+def declares_body(scope: Scope) -> bool:
+    """Return whether a request declares a body."""
+    headers = dict(scope["headers"])
+    return headers.get(b"content-length", b"0").strip(b"0 ") != b"" or (
+        b"transfer-encoding" in headers
+    )
 
 
 def checked_parts(given: Mapping[str, str]) -> dict[str, str]:

@@ -16,7 +16,9 @@ VERSION = "3.1.0"
 _TEMPLATE = "#/components/schemas/{name}"
 _ABOUT = """\
 Holds claims of Kafka partitions for the processes of one host. Served over a Unix \
-socket to the user that runs it; over loopback TCP with a token, where that is on. \
+socket to the user that runs it; over loopback TCP with a token, where that is on: \
+there the `Host` must be a loopback address or `localhost`, and a connection that has \
+not shown the token gets one answer. \
 Each answer that is no success is a `Failure`. Events come as server-sent events: \
 `id` is what to show as `Last-Event-ID`, `event` the tag of the body, `data` the body \
 (schema `EventBody`); unknown events are to be passed over. An event may come twice."""

@@ -15,6 +15,9 @@ from pathlib import Path
 import attrs
 
 _UCRED = struct.Struct("3i")
+# Of Linux; the module socket does not name it.
+_SO_PEERGROUPS = 59
+_GROUPS_MAX = 256
 _START_FIELD = 19  # the 22nd of proc(5), counted behind the command's name
 
 
@@ -27,11 +30,13 @@ class Peer:
         uid: Its user, None where nobody tells.
         started: When it started, in clock ticks since the boot; with it a ``pid``
             that was used again is another process. None where it is gone.
+        gids: Its groups.
     """
 
     pid: int | None
     uid: int | None
     started: int | None
+    gids: frozenset[int] = attrs.field(default=frozenset(), eq=False)
 
 
 @attrs.frozen
@@ -73,9 +78,20 @@ def peer_of(connection: socket.socket) -> Peer:
         )
     except OSError:
         return NOBODY
-    pid, uid, _ = _UCRED.unpack(found)
+    pid, uid, gid = _UCRED.unpack(found)
+    gids = _groups_of(connection) | {gid}
     # The kernel says 0 of a process that this one's namespace cannot see.
-    return Peer(pid or None, uid, started(pid) if pid else None)
+    return Peer(pid or None, uid, started(pid) if pid else None, gids)
+
+
+def _groups_of(connection: socket.socket) -> frozenset[int]:
+    """Return the supplementary groups of a peer; none where the kernel names none."""
+    size = _GROUPS_MAX * 4
+    try:
+        found = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, size)
+    except OSError:  # not Linux, or more groups than that
+        return frozenset()
+    return frozenset(gid for (gid,) in struct.iter_unpack("I", found))
 
 
 def stood_for(peer: Peer, pid: int) -> Peer | None:
@@ -94,12 +110,16 @@ def stood_for(peer: Peer, pid: int) -> Peer | None:
     return Peer(pid, uid, found_at)
 
 
-def may_use(peer: Peer) -> bool:
+def may_use(peer: Peer, gid: int | None = None) -> bool:
     """Return whether a peer of the Unix socket may use this sidecar.
 
     Its user must be ours, or the superuser, who could do anything anyhow.
+
+    Args:
+        peer: The peer.
+        gid: Group whose members may use it as well.
     """
-    return peer.uid in {os.geteuid(), 0}
+    return peer.uid in {os.geteuid(), 0} or gid in peer.gids
 
 
 def is_same(given: bytes, secret: bytes) -> bool:

@@ -179,24 +179,145 @@ def test_another_user_is_turned_away_however_open_the_socket_is(served):
     assert opened.stdout == "403\n", opened.stderr
 
 
-def test_too_many_connections_are_turned_away_with_a_reason(tmp_path):
+def ask(port, path, *headers, body=b"", length=None):
+    """Return a connection over TCP that has sent a request with part of its body."""
+    lines = [b"PUT " if body else b"GET ", path.encode(), b" HTTP/1.1\r\n"]
+    lines += [header + b"\r\n" for header in (b"host: 127.0.0.1", *headers)]
+    if body:
+        lines.append(b"content-length: %d\r\n" % (length or len(body)))
+    found = socket.create_connection(("127.0.0.1", port), 30)
+    found.sendall(b"".join([*lines, b"\r\n", body]))
+    return found
+
+
+SHOWN = b"authorization: Bearer " + TOKEN
+
+
+def test_too_many_connections_are_turned_away_and_probes_are_answered(tmp_path):
     served = Served(tmp_path / "own" / "s.sock", connections_max=3)
     try:
         standing = [served.connect() for _ in range(3)]
         eventually(lambda: served.connection_count == 3)
         with served.connect() as one_more:
+            one_more.sendall(b"GET /v1/info HTTP/1.1\r\nhost: x\r\n\r\n")
             response = read(one_more)
         assert response.startswith(b"HTTP/1.1 503 ")
         assert b"retry-after: 1\r\n" in response
-        assert "3 connections stand already" in failure_of(response).message
+        assert "connections stand already" in failure_of(response).message
+        with served.connect() as one_more:
+            one_more.sendall(REQUEST)
+            assert read(one_more).startswith(b"HTTP/1.1 200 ")
         standing.pop().close()
         eventually(lambda: served.connection_count == 2)
         with served.client() as client:
-            assert client.get(paths.LIVEZ).is_success
+            assert client.get(paths.INFO).is_success
         for connection in standing:
             connection.close()
     finally:
         served.close()
+
+
+def test_connections_over_tcp_leave_places_for_the_unix_socket(tmp_path):
+    served = Served(tmp_path / "own" / "s.sock", connections_max=8)
+    try:
+        standing = []
+        for _ in range(7):
+            standing.append(ask(served.port, paths.INFO, SHOWN))
+            assert standing[-1].recv(65_536).startswith(b"HTTP/1.1 200 ")
+        with ask(served.port, paths.INFO, SHOWN) as one_more:
+            assert read(one_more).startswith(b"HTTP/1.1 503 ")
+        with ask(served.port, paths.LIVEZ) as probe:
+            assert read(probe).startswith(b"HTTP/1.1 200 ")
+        with served.client() as client:
+            assert client.get(paths.INFO).is_success
+        for connection in standing:
+            connection.close()
+    finally:
+        served.close()
+
+
+def test_strangers_keep_nobody_out(tmp_path):
+    served = Served(tmp_path / "own" / "s.sock", connections_max=64)
+    strangers = [
+        socket.create_connection(("127.0.0.1", served.port), 30) for _ in range(100)
+    ]
+    try:
+        # The oldest are ended; a busy one is not older than those behind it.
+        eventually(lambda: 0 < served.connection_count <= 16)
+        for _ in range(3):
+            with ask(served.port, paths.INFO, SHOWN) as client:
+                assert client.recv(65_536).startswith(b"HTTP/1.1 200 ")
+            with ask(served.port, paths.LIVEZ) as probe:
+                assert read(probe).startswith(b"HTTP/1.1 200 ")
+            with served.client() as client:
+                assert client.get(paths.INFO).is_success
+    finally:
+        for each in strangers:
+            each.close()
+        served.close()
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "status"),
+    [
+        (CLIENT, (), b"401"),
+        (paths.LIVEZ, (), b"405"),
+        (CLIENT, (SHOWN, b"marshal-instance: " + INSTANCE.encode()), b"413"),
+        (CLIENT + "/beat%20", (SHOWN,), b"404"),
+        (CLIENT + "/claims/t/x", (SHOWN,), b"400"),
+    ],
+)
+def test_a_body_that_was_not_read_ends_its_connection(served, path, headers, status):
+    length = 10**9 if status == b"413" else 1_000
+    with ask(served.port, path, *headers, body=b"{", length=length) as connection:
+        response = read(connection)
+    assert response.startswith(b"HTTP/1.1 " + status), response
+    assert b"connection: close\r\n" in response
+    eventually(lambda: served.connection_count == 0)
+
+
+def test_a_guest_has_one_answer_and_not_for_ever(served, monkeypatch):
+    with ask(served.port, paths.INFO) as connection:
+        assert read(connection).startswith(b"HTTP/1.1 401 ")
+    with ask(served.port, paths.LIVEZ) as connection:
+        assert b"connection: close\r\n" in read(connection)
+    monkeypatch.setattr(connections, "GUEST_S_MAX", 0.2)
+    # It never reads its answer, and what it asks for fills every buffer.
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1_024)
+        connection.connect(("127.0.0.1", served.port))
+        connection.sendall(b"GET /openapi.json HTTP/1.1\r\nhost: [::1]\r\n\r\n")
+        eventually(lambda: served.connection_count == 0)
+
+
+def test_an_admitted_connection_goes_on(served):
+    eventually(lambda: served.connection_count == 0)
+    base = f"http://127.0.0.1:{served.port}"
+    headers = {"authorization": f"Bearer {TOKEN.decode()}"}
+    with httpx.Client(base_url=base, timeout=30) as client:
+        assert client.get(paths.INFO, headers=headers).is_success
+        (one,) = served.server.server_state.connections
+        assert one._guest_timer is None
+        assert client.get(paths.LIVEZ).is_success
+        assert served.server.server_state.connections == {one}
+
+
+@pytest.mark.parametrize(
+    ("host", "is_ours"),
+    [
+        *((b"127.0.0.1", True), (b"127.0.0.1:7070", True), (b"[::1]:7070", True)),
+        *((b"localhost", True), (b"LOCALHOST:1", True), (b"evil.example", False)),
+        *((b"127.0.0.1.evil.example", False), (b"10.0.0.1", False), (b"", False)),
+        *((b"[::1", False), (b"evil.example:7070", False)),
+    ],
+)
+def test_a_page_of_another_name_is_refused_over_tcp(served, host, is_ours):
+    with socket.create_connection(("127.0.0.1", served.port), 30) as connection:
+        connection.sendall(b"GET /livez HTTP/1.1\r\nhost: " + host + b"\r\n\r\n")
+        response = read(connection)
+    assert response.startswith(b"HTTP/1.1 200 " if is_ours else b"HTTP/1.1 403 ")
+    if not is_ours:
+        assert failure_of(response).setting == "host"
 
 
 @pytest.mark.parametrize("begun", [b"", b"GET /livez HT", REQUEST + b"GET /li"])
