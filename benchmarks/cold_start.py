@@ -1,11 +1,13 @@
-"""How soon a process is ready on a long log, with a kept state and without.
+"""How soon a process is ready on a long log: by kept states, by checkpoints, without.
 
 A log is written through the product's codec to a real broker: Configs, the claims of a
 fleet, then full Heartbeats round and round. Timed, in turns, each in a process of its
 own: a client's engine from connecting to ready, with the states that an earlier life
 has kept in the host's state directory; the same without any; and the transport alone,
 which reads the same log and folds nothing. The admin's view of the world is timed with
-a kept state as well. Digests of all of them are compared.
+a kept state as well. Then checkpoints are written to the end of the log, and a start
+from them alone, as on a host without kept states, is timed in turns with one from kept
+states. Digests of all of them are compared.
 """
 
 import argparse
@@ -35,11 +37,14 @@ from support import (
 from kafka_marshal import World
 from kafka_marshal.kafka_io import ConnectionSettings, open_coordination_log
 from kafka_marshal.observability import LoggingObserver
+from kafka_marshal.ports import Event, Observer
 from kafka_marshal.protocol.snapshot import digest
 from kafka_marshal.runtime import Runtime
 
 TIMEOUT_S = 3_600
 SIDES = ("snapshot", "start", "transport", "view")
+AFTERWARDS = ("checkpoint", "snapshot")
+CHECKPOINT_MS = 1_000
 
 
 def run_one(options: argparse.Namespace) -> None:
@@ -101,6 +106,38 @@ def transport(settings: ConnectionSettings, home: Path | None) -> dict[str, Any]
     return {"took_s": took_s, "cpu_s": cpu_s, "entries": count}
 
 
+class Written(Observer):
+    """Notes the partitions that have a checkpoint."""
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self.partitions: set[object] = set()
+
+    def observe(self, event: Event) -> None:
+        """Note a checkpoint that was written to its end."""
+        if event.name == "checkpoint_written":
+            self.partitions.add(event.fields["partition"])
+
+
+def write_checkpoints(settings: ConnectionSettings, home: Path, count: int) -> None:
+    """Have one process write a checkpoint of each coordinating partition."""
+    written = Written()
+    runtime = Runtime.open(
+        settings,
+        LoggingObserver(),
+        timeout_ms=60_000,
+        read_ms=TIMEOUT_S * 1_000,
+        state_home=home,
+        checkpoint_interval_ms=CHECKPOINT_MS,
+        on_connected=lambda engine: engine.context.ports.observer.add(written),
+    )
+    deadline = time.monotonic() + TIMEOUT_S
+    while len(written.partitions) < count:
+        assert time.monotonic() < deadline, "checkpoints were not written in time"
+        time.sleep(0.1)
+    runtime.stop()
+
+
 class Side:
     """One way to become ready, in a process of its own each time."""
 
@@ -123,6 +160,25 @@ class Side:
         return float(self.told["took_s"])
 
 
+LABELS = {
+    "snapshot": "ready, with kept states",
+    "start": "ready, from the log's start",
+    "transport": "the transport alone",
+    "view": "the world for an admin, with kept states",
+    "checkpoint": "ready, from checkpoints alone",
+}
+
+
+def in_turns(
+    sides: dict[str, Side], digests: list[str], *, rounds: int
+) -> dict[str, list[float]]:
+    """Run sides in turns; their digests must be those given. Return the seconds."""
+    took = alternate(sides, rounds)
+    for name, side in sides.items():
+        assert side.told.get("digests", digests) == digests, name
+    return took
+
+
 def measure(
     servers: str, options: argparse.Namespace, *, records: int, rounds: int
 ) -> dict[str, Any]:
@@ -131,50 +187,57 @@ def measure(
     each = options.keys // options.partitions
     write(servers, topic, records=records, count=options.partitions, each=each)
     with tempfile.TemporaryDirectory() as home:
+        homes = {"snapshot": home, "view": home}
+
+        def side(name: str) -> Side:
+            return Side(servers, topic, side=name, home=homes.get(name, ""))
+
         # An earlier life, which ends in order and keeps what it has read.
-        first = Side(servers, topic, side="snapshot", home=home)
+        first = side("snapshot")
         first()
         kept_bytes = sum(path.stat().st_size for path in Path(home).rglob("*.snapshot"))
-        homes = {"snapshot": home, "view": home, "start": "", "transport": ""}
-        sides = {
-            name: Side(servers, topic, side=name, home=homes[name]) for name in SIDES
-        }
-        took = alternate(sides, rounds)
-    for name in ("snapshot", "start", "view"):
-        assert sides[name].told["digests"] == first.told["digests"], name
+        sides = {name: side(name) for name in SIDES}
+        took = in_turns(sides, first.told["digests"], rounds=rounds)
+        settings = ConnectionSettings(servers, topic)
+        write_checkpoints(settings, Path(home), options.partitions)
+        # The log has grown by the checkpoints; keep the states behind them.
+        first()
+        afterwards = {name: side(name) for name in AFTERWARDS}
+        took_afterwards = in_turns(afterwards, first.told["digests"], rounds=rounds)
     assert sides["transport"].told["entries"] >= records
     assert kept_bytes or options.quick, "no state was kept"
-    labels = {
-        "snapshot": "ready, with kept states",
-        "start": "ready, from the log's start",
-        "transport": "the transport alone",
-        "view": "the world for an admin, with kept states",
+    beside = {
+        "from checkpoints alone beside with kept states": (
+            ratios(took_afterwards["checkpoint"], took_afterwards["snapshot"]),
+            None,
+        ),
+        "from the start beside with kept states": (
+            ratios(took["start"], took["snapshot"]),
+            at_least(10),
+        ),
+        "from the start beside the transport alone": (
+            ratios(took["start"], took["transport"]),
+            at_most(1.0),
+        ),
     }
+    took["checkpoint"] = took_afterwards["checkpoint"]
+    sides["checkpoint"] = afterwards["checkpoint"]
     targets = {} if options.quick else {"snapshot": at_most(3.0)}
     figures = [
-        figure(labels[name], "s", took[name], target=targets.get(name))
-        for name in SIDES
+        *(
+            figure(LABELS[name], "s", took[name], target=targets.get(name))
+            for name in sides
+        ),
+        *(
+            figure(f"{LABELS[name]}: processor", "s", side.cpu_s)
+            for name, side in sides.items()
+        ),
+        *(
+            figure(what, "ratio", found, target=None if options.quick else target)
+            for what, (found, target) in beside.items()
+        ),
     ]
-    figures += [
-        figure(f"{labels[name]}: processor", "s", sides[name].cpu_s) for name in SIDES
-    ]
-    figures.append(
-        figure(
-            "from the start beside with kept states",
-            "ratio",
-            ratios(took["start"], took["snapshot"]),
-            target=None if options.quick else at_least(10),
-        )
-    )
-    figures.append(
-        figure(
-            "from the start beside the transport alone",
-            "ratio",
-            ratios(took["start"], took["transport"]),
-            target=None if options.quick else at_most(1.0),
-        )
-    )
-    settings = {
+    conditions = {
         "records": records,
         "coordinating_partitions": options.partitions,
         "keys": each * options.partitions,
@@ -182,7 +245,7 @@ def measure(
     }
     more = {"digests_equal": True, "kept_bytes": kept_bytes}
     return document(
-        "cold_start", figures, settings=settings, is_quick=options.quick, more=more
+        "cold_start", figures, settings=conditions, is_quick=options.quick, more=more
     )
 
 
@@ -193,7 +256,7 @@ def main() -> None:
     parser.add_argument("--records", type=int, help="length of the log")
     parser.add_argument("--keys", type=int, help="number of keys")
     parser.add_argument("--partitions", type=int, default=8, help="K")
-    parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
+    parser.add_argument("--side", choices=(*SIDES, *AFTERWARDS), help=argparse.SUPPRESS)
     parser.add_argument("--topic", help=argparse.SUPPRESS)
     parser.add_argument("--home", help=argparse.SUPPRESS)
     options = parser.parse_args()
