@@ -27,6 +27,7 @@ from kafka_marshal.engine.meters import Histogram
 from kafka_marshal.observability.metrics import Kind, Scrape, described
 from kafka_marshal.sidecar.config import SOCKET_BYTES_MAX, Settings
 from kafka_marshal.sidecar.meters import FAMILIES
+from kafka_marshal.sidecar.probe import PLACES, TIMEOUT_S
 from kafka_marshal.sidecar.server import CLOSE_MS, END_S_MAX
 from kafka_marshal_cli.assembly import app
 from kafka_marshal_cli.profiles import KEYS
@@ -458,11 +459,11 @@ def test_each_probe_asks_its_own_question():
         ("livenessProbe", "live"),
     ):
         probe = sidecar()[name]
-        program, *words = probe["exec"]["command"]
-        assert program == "marshal"
-        assert words[-2:] == ["--check", question]
-        check_command(words)
-        assert probe["timeoutSeconds"] >= 5, "a Python starts for each"
+        assert probe["exec"]["command"] == ["marshal-probe", question]
+        assert question in PLACES
+        assert probe["timeoutSeconds"] > TIMEOUT_S, "it says why by itself"
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    assert scripts["marshal-probe"] == "kafka_marshal.sidecar.probe:main"
 
 
 def test_the_sidecar_starts_a_command_with_settings_that_exist(tmp_path):

@@ -1,9 +1,9 @@
 """Kafka-only coordination of consumers: claims, delivery guarantees and pauses."""
 
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING
 
+# Type checkers take it for typing's own, whose import doubles the start of a probe.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from kafka_marshal.admin import Admin
     from kafka_marshal.aio import AsyncConsumer, AsyncMarshal
@@ -39,10 +39,7 @@ if TYPE_CHECKING:
     from kafka_marshal.views import Losses, World
     from kafka_marshal.watch import WorldWatch
 
-try:
-    __version__ = version("kafka-marshal")
-except PackageNotFoundError:  # a source tree that was not installed
-    __version__ = "0+unknown"
+    __version__: str
 
 # Names are imported when they are first used: the pure core must be importable
 # without any Kafka client.
@@ -90,10 +87,24 @@ _HOMES = {
 
 def __getattr__(name: str) -> object:
     """Import a public name from where it lives."""
+    if name == "__version__":
+        return _version()
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'kafka_marshal' has no attribute {name!r}")
     return getattr(import_module(home), name)
+
+
+def _version() -> str:
+    """Return the version that is installed; to look it up takes 30 ms."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        found = version("kafka-marshal")
+    except PackageNotFoundError:  # a source tree that was not installed
+        found = "0+unknown"
+    globals()["__version__"] = found
+    return found
 
 
 def __dir__() -> list[str]:

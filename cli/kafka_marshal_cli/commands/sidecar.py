@@ -289,9 +289,9 @@ def ask(path: Path, place: str, *, timeout_ms: int) -> tuple[int, Any]:
 
 
 def _place(given: Path | None) -> Path:
-    from kafka_marshal.sidecar.config import default_socket
+    from kafka_marshal.sidecar.probe import default_socket
 
-    return default_socket() if given is None else given.expanduser()
+    return Path(default_socket()) if given is None else given.expanduser()
 
 
 VERDICTS = (

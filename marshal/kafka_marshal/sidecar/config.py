@@ -19,10 +19,9 @@ from kafka_marshal.identity import state_home
 from kafka_marshal.kafka_io import ConnectionSettings
 from kafka_marshal.protocol.codec import is_identifier
 from kafka_marshal.remote.address import TOKEN_BYTES_MAX
+from kafka_marshal.sidecar.probe import default_socket
 
 LOG_FORMATS = ("text", "json")
-SOCKET_NAME = "sidecar.sock"
-FOLDER_NAME = "kafka-marshal"
 DRAIN_MS = 20_000
 OPEN_MS = 30_000
 CONNECTIONS_MIN, CONNECTIONS_MAX = 64, 8_192
@@ -31,15 +30,6 @@ TOKEN_BYTES_MIN = 16
 # The kernel's limit of an address is 108 bytes, one of them the end of the text.
 SOCKET_BYTES_MAX = 107
 _HOST = re.compile(r"\[([0-9a-fA-F:]+)\]|([^:\[\]]+)")
-
-
-def default_socket() -> Path:
-    """Return where a sidecar listens unless told otherwise.
-
-    In the user's runtime directory, which is theirs alone; without one, in /run.
-    """
-    base = os.environ.get("XDG_RUNTIME_DIR") or "/run"
-    return Path(base) / FOLDER_NAME / SOCKET_NAME
 
 
 def default_connections() -> int:
@@ -88,7 +78,7 @@ class Settings:
     transport: str = "auto"
     client_id: str = attrs.field(factory=default_client_id)
     state_dir: str | Path | None = None
-    socket: Path = attrs.field(factory=default_socket)
+    socket: Path = attrs.field(factory=lambda: Path(default_socket()))
     tcp: str | None = None
     token_file: Path | None = None
     open_ms: int = OPEN_MS

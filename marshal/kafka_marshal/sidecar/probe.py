@@ -1,0 +1,93 @@
+"""Asks a sidecar of this host how it is: ``marshal-probe live|ready|started``.
+
+For probes that run as a command every few seconds. It imports the standard library
+alone, and little of that: the command ``marshal`` takes a second of CPU to start.
+"""
+
+import os
+import socket
+import sys
+import time
+
+PLACES = {"live": b"/livez", "ready": b"/readyz", "started": b"/startupz"}
+FOLDER_NAME = "kafka-marshal"
+SOCKET_NAME = "sidecar.sock"
+# Less than a Kubernetes probe waits, so that it says itself what is wrong.
+TIMEOUT_S = 4.0
+ANSWER_BYTES_MAX = 64 * 1024
+# Those of the command (docs/cli.md).
+OK, USAGE, REFUSED, NO_ANSWER = 0, 2, 3, 5
+_STATUS_OK = 200
+_USAGE = """\
+usage: marshal-probe live|ready|started [SOCKET]
+
+Exits with 0 where it is so, 3 where it is not, 5 where no sidecar answers within 4 s.
+SOCKET is the sidecar's Unix socket; by default $MARSHAL_SIDECAR_SOCKET, else
+kafka-marshal/sidecar.sock in $XDG_RUNTIME_DIR or /run. Profiles are not read.
+"""
+
+
+def default_socket() -> str:
+    """Return where a sidecar listens where no setting names another path.
+
+    In the user's runtime directory, which is theirs alone; without one, in /run.
+    """
+    base = os.environ.get("XDG_RUNTIME_DIR") or "/run"
+    return os.path.join(base, FOLDER_NAME, SOCKET_NAME)  # noqa: PTH118 - no pathlib
+
+
+def ask(path: str, place: bytes, *, timeout_s: float = TIMEOUT_S) -> tuple[int, bytes]:
+    """Return status and body of a ``GET``.
+
+    Args:
+        path: The sidecar's Unix socket.
+        place: Path of the request.
+        timeout_s: Limit of the whole exchange, in seconds.
+
+    Raises:
+        OSError: Nobody answers in time.
+        ValueError: What answers is no HTTP server.
+    """
+    deadline = time.monotonic() + timeout_s
+    found = bytearray()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(timeout_s)
+        connection.connect(path)
+        connection.sendall(
+            b"GET %b HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n" % place
+        )
+        while len(found) < ANSWER_BYTES_MAX:
+            connection.settimeout(max(0.001, deadline - time.monotonic()))
+            piece = connection.recv(ANSWER_BYTES_MAX)
+            if not piece:
+                break
+            found += piece
+    head, _, body = bytes(found).partition(b"\r\n\r\n")
+    protocol, _, rest = head.partition(b" ")
+    if not protocol.startswith(b"HTTP/1."):
+        raise ValueError("the answer is no HTTP")
+    return int(rest[:3]), body
+
+
+def main() -> None:
+    """Ask, print the answer, and exit with what it means."""
+    arguments = sys.argv[1:]
+    if not 1 <= len(arguments) <= 2 or arguments[0] not in PLACES:  # noqa: PLR2004
+        sys.stderr.write(_USAGE)
+        sys.exit(USAGE)
+    named = os.environ.get("MARSHAL_SIDECAR_SOCKET") or default_socket()
+    path = os.path.expanduser((*arguments[1:], named)[0])  # noqa: PTH111 - no pathlib
+    try:
+        status, body = ask(path, PLACES[arguments[0]])
+    except (OSError, ValueError) as error:
+        sys.stderr.write(
+            f"marshal-probe: no sidecar answers on {path!r}: {error}; start one with: "
+            "marshal sidecar run, or name its socket\n"
+        )
+        sys.exit(NO_ANSWER)
+    sys.stdout.write(body.decode("utf-8", "backslashreplace") + "\n")
+    sys.exit(OK if status == _STATUS_OK else REFUSED)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+"""The probe: one question over the Unix socket, by the standard library alone."""
+
+import os
+import resource
+import socket
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from kafka_marshal.sidecar import probe
+from kafka_marshal.sidecar.config import Settings
+
+SLOW = {"typing", "re", "json", "http.client", "importlib.metadata", "pathlib"}
+
+
+@pytest.fixture
+def answering(tmp_path):
+    """Start a server of one answer; return its path and what it was asked."""
+    path, asked, threads = str(tmp_path / "s.sock"), [], []
+
+    def start(answer):
+        listening = socket.socket(socket.AF_UNIX)
+        listening.bind(path)
+        listening.listen()
+
+        def serve():
+            with listening, listening.accept()[0] as connection:
+                connection.settimeout(30)
+                asked.append(connection.recv(65_536))
+                if answer is None:
+                    connection.recv(1)  # until the other end has enough
+                else:
+                    connection.sendall(answer)
+
+        threads.append(threading.Thread(target=serve))
+        threads[-1].start()
+        return path
+
+    start.asked = asked
+    yield start
+    for each in threads:
+        each.join(30)
+        assert not each.is_alive()
+
+
+def run(monkeypatch, *arguments, socket_setting=None):
+    monkeypatch.setattr(sys, "argv", ["marshal-probe", *arguments])
+    monkeypatch.delenv("MARSHAL_SIDECAR_SOCKET", raising=False)
+    if socket_setting is not None:
+        monkeypatch.setenv("MARSHAL_SIDECAR_SOCKET", socket_setting)
+    with pytest.raises(SystemExit) as ended:
+        probe.main()
+    return ended.value.code
+
+
+YES = b'HTTP/1.1 200 OK\r\ncontent-length: 11\r\n\r\n{"ok":true}'
+NO = b'HTTP/1.1 503 Service Unavailable\r\n\r\n{"ok":false}'
+
+
+@pytest.mark.parametrize(
+    ("check", "place"),
+    [("live", b"/livez"), ("ready", b"/readyz"), ("started", b"/startupz")],
+)
+def test_each_check_asks_its_own_question(answering, monkeypatch, capsys, check, place):
+    path = answering(YES)
+    assert run(monkeypatch, check, socket_setting=path) == 0
+    assert answering.asked[0].startswith(b"GET " + place + b" HTTP/1.1\r\n")
+    assert capsys.readouterr().out == '{"ok":true}\n'
+
+
+def test_no_has_a_code_and_the_reasons(answering, monkeypatch, capsys):
+    assert run(monkeypatch, "ready", answering(NO)) == 3
+    assert capsys.readouterr().out == '{"ok":false}\n'
+
+
+@pytest.mark.parametrize("answer", [b"", b"nonsense", b"HTTP/1.1 x\r\n\r\n", None])
+def test_what_does_not_answer_is_said(answering, monkeypatch, capsys, answer):
+    monkeypatch.setattr(probe.ask, "__kwdefaults__", {"timeout_s": 0.2})
+    path = answering(answer)
+    assert run(monkeypatch, "live", path) == 5
+    told = capsys.readouterr().err
+    assert f"no sidecar answers on {path!r}" in told
+    assert "marshal sidecar run" in told
+
+
+def test_where_none_listens_it_is_said(monkeypatch, capsys, tmp_path):
+    assert run(monkeypatch, "live", str(tmp_path / "none")) == 5
+    assert run(monkeypatch, "live", "/" + "x" * 200) == 5
+    assert "no sidecar answers" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [(), ("well",), ("live", "a", "b")])
+def test_what_is_no_question_is_answered_with_the_usage(monkeypatch, capsys, arguments):
+    assert run(monkeypatch, *arguments) == 2
+    assert capsys.readouterr().err.startswith("usage: marshal-probe")
+
+
+def test_it_looks_where_a_sidecar_listens_by_default(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    assert probe.default_socket() == str(Settings().socket)
+
+
+def test_it_imports_little():
+    program = (
+        "import sys\n"
+        "before = set(sys.modules)\n"
+        "import kafka_marshal.sidecar.probe\n"
+        "print(*sorted(set(sys.modules) - before))\n"
+    )
+    # Without site, whose .pth files import what they like.
+    found = subprocess.run(
+        [sys.executable, "-S", "-c", program],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=True,
+    )
+    names = set(found.stdout.split())
+    ours = {name for name in names if name.startswith("kafka_marshal")}
+    assert ours == {
+        *("kafka_marshal", "kafka_marshal.sidecar", "kafka_marshal.sidecar.probe")
+    }
+    assert {name.split(".")[0] for name in names - ours} <= sys.stdlib_module_names
+    assert not names & SLOW
+
+
+def test_it_costs_little_beside_a_bare_interpreter(tmp_path):
+    def cpu_s(*arguments):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run(
+            [sys.executable, *arguments], timeout=180, check=False, capture_output=True
+        )
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+    place = str(tmp_path / "none")
+    asked = ("-m", "kafka_marshal.sidecar.probe", "live", place)
+    # CPU time, the best of a few: what else runs here hardly counts. The command
+    # takes forty times as long as an interpreter that does nothing.
+    bare = min(cpu_s("-c", "") for _ in range(5))
+    assert min(cpu_s(*asked) for _ in range(5)) < 8 * bare
