@@ -12,6 +12,7 @@ import typer
 from kafka_marshal import MarshalError, World, __version__
 from kafka_marshal.admin import UNCLEAN, remedy, set_command
 from kafka_marshal.identity import state_home
+from kafka_marshal.protocol.hashing import RESERVED_TOPICS
 from kafka_marshal_cli import assumptions, columns, facts
 from kafka_marshal_cli.assumptions import ClockReading
 from kafka_marshal_cli.checks import Check, Result
@@ -234,7 +235,8 @@ class Patient:
         """Neither guarantee covers records that Kafka itself loses."""
         assert self.world is not None
         keys = {key for state in self.world.partitions for key in state.keys}
-        topics = sorted({key.topic for key in keys})
+        # What the protocol claims for itself is no topic that a broker could know.
+        topics = sorted({key.topic for key in keys} - RESERVED_TOPICS)
         with self._call.admin() as admin:
             found = {topic: admin.risk_of(topic) for topic in topics[:TOPICS_MAX]}
         risks = [f"{topic} ({risk})" for topic, risk in found.items() if risk]

@@ -56,6 +56,8 @@ class Cluster:
         return self.report
 
     def risk_of(self, topic):
+        if topic.startswith("/"):  # as a broker: no topic can have such a name
+            raise CoordinationError(f"{topic} is no valid topic name")
         return self.risks.get(topic)
 
     def latest_ends(self):
@@ -204,6 +206,12 @@ def test_topics_that_may_lose_records_are_named(cluster):
     )
     cluster.risks = {"orders": "partition 1 has no leader"}
     assert examined()["data topics"]["run"] == "bring back the brokers that have them"
+
+
+def test_a_checkpoint_is_no_data_topic(cluster):
+    cluster.log.claimed(key=Key("marshal", "/checkpoint", 0))
+    cluster.log.claimed(key=Key("g", "sound", 0))
+    assert examined()["data topics"]["found"] == "1 looked at"
 
 
 def test_a_clock_that_runs_wrong_is_a_failure(cluster, monkeypatch):
