@@ -6,10 +6,13 @@ from domain import Recorder, opened
 from kafka import TopicPartition as Place
 from waiting import WAIT_MS, eventually
 
-from kafka_marshal import ClaimRejected, LogUnreadable
+from kafka_marshal import ClaimRejected, LogUnreadable, World
+from kafka_marshal.engine import rebuilding
 from kafka_marshal.protocol.checkpoints import checkpoint_key
 from kafka_marshal.protocol.codec import encode
+from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.snapshot import digest
+from kafka_marshal.views import LogScan
 
 INTERVAL_MS = 1_000
 # Each test reads by both: on another transport a client has an engine of its own.
@@ -141,6 +144,65 @@ def test_without_a_checkpoint_nothing_is_claimed_until_there_is_one(domain):
             assert len(one.consumer.assignment()) == 2
     finally:
         one.close()
+
+
+def test_retention_that_is_set_under_members_is_told_and_survived(domain, monkeypatch):
+    monkeypatch.setattr(rebuilding, "TOPIC_CHECK_MS", 500)
+    topic = domain.data_topic(2, 5)
+    one = Client(domain, "one", topic, checkpoint_interval_ms=60_000)
+    try:
+        context = one.marshal.engine.context
+        eventually(lambda: one.poll() or len(one.offsets) == 10, "all is consumed")
+        domain.alter_coordination_topic("retention.ms", "1000")
+        told = one.seen.named
+        eventually(lambda: told("topic_misconfigured"), "the setting is told")
+        (event,) = told("topic_misconfigured")
+        assert event.fields["setting"] == "retention.ms"
+        assert event.fields["command"].endswith(
+            f"--entity-name {domain.topic} --add-config retention.ms=-1"
+        )
+        domain.alter_coordination_topic("retention.ms", "-1")
+        eventually(lambda: not context.wrong_settings, "it is mended")
+        before = one.written()
+        ends = {t: one.world(t).next_offset for t in TS}
+        delete(domain, ends)
+
+        def is_written():
+            one.poll()
+            return all(one.written().get(t, -1) >= ends[t] for t in TS)
+
+        eventually(is_written, f"new checkpoints, after {before}")
+        rest(one)
+        keys = {h.key for h in one.marshal.session.holdings.values()}
+        assert len(keys) == 2, "nothing was lost by it"
+        with domain.marshal("g", "next", transport=OTHER, checkpoint_interval_ms=0):
+            pass
+        _look_back(domain, one, ends)
+    finally:
+        one.close()
+
+
+def _look_back(domain, one, ends):
+    """See that the past is known from the checkpoints on, and not before."""
+    where = {"coordination_topic": domain.topic}
+    for transport in (TRANSPORT, OTHER):
+        with LogScan(domain.servers, **where, transport=transport) as scan:
+            worlds = {t: found.world for t, found in scan.restore().items()}
+            begins = {t: world.next_offset for t, world in worlds.items()}
+            for t, entry in scan:
+                apply(worlds[t], entry)
+        assert all(begins[t] > ends[t] for t in TS)
+        live = World.at(
+            domain.servers,
+            **where,
+            offset={t: world.next_offset - 1 for t, world in worlds.items()},
+            transport=transport,
+        )
+        assert [digest(w) for w in live.partitions] == [digest(worlds[t]) for t in TS]
+        early = World.at(
+            domain.servers, **where, offset=dict.fromkeys(TS, 0), transport=transport
+        )
+        assert early.amnesiac == tuple(TS)
 
 
 def _due_now():

@@ -43,6 +43,7 @@ from kafka_marshal.kafka_io import (
     is_retention_finite,
     open_coordination_log,
     problems,
+    set_command,
 )
 from kafka_marshal.overriding import (
     ResetPlan,
@@ -487,21 +488,6 @@ class Admin(Closing):
         self._topics.close()
 
 
-def set_command(topic: str, servers: str, *, setting: str, value: str) -> str:
-    """Return the command of Kafka's own tools that sets one setting of a topic.
-
-    Args:
-        topic: The topic.
-        servers: Addresses of the cluster, with commas between.
-        setting: Name of the setting.
-        value: What it is to be.
-    """
-    return (
-        f"kafka-configs --bootstrap-server {servers} --alter --entity-type topics "
-        f"--entity-name {topic} --add-config {setting}={value}"
-    )
-
-
 def remedy(problem: Problem, topic: str, *, servers: str) -> str:
     """Return what to run, or to do, against a problem of a topic."""
     if problem.setting is None:
@@ -535,4 +521,5 @@ __all__ = [
     "PauseResult",
     "TopicReport",
     "World",
+    "set_command",
 ]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
 from kafka_marshal.engine import Holding, Subscription
-from kafka_marshal.engine.faces import EngineFace, SessionFace
+from kafka_marshal.engine.faces import ContextFace, EngineFace, SessionFace
 from kafka_marshal.engine.meters import Histogram, Tally
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.observability import metrics as known
@@ -410,6 +410,7 @@ def read_engine(engine: EngineFace, scrape: known.Scrape, *, ends: "Ends") -> No
         next_offsets = {world.partition: world.next_offset for world in worlds}
         read_backs, rounds = meters.read_backs.copy(), meters.rounds.copy()
         failed_appends = meters.failed_appends
+        upkeep = list(_upkeep(engine.context, ends.topic))
     # Over a sidecar that folds the log, and tells what it holds.
     for name, count in _added_up(counters).items() if counters else ():
         if name == "undecodable":
@@ -419,11 +420,29 @@ def read_engine(engine: EngineFace, scrape: known.Scrape, *, ends: "Ends") -> No
     for place, found in ends.look().items():
         behind = found.end - next_offsets.get(place.partition, 0)
         scrape.add(known.REPLAY_LAG, place, value=max(0, behind))
+    for family, labels, value in upkeep:
+        scrape.add(family, labels, value=value)
     for event, count in meters.events().items():
         scrape.add(known.EVENTS, (event,), value=count)
     scrape.add(known.APPEND_FAILURES, (), value=failed_appends)
     scrape.add_durations(known.READ_BACK, (), durations=read_backs)
     scrape.add_durations(known.STEP, (), durations=rounds)
+
+
+def _upkeep(
+    context: ContextFace, topic: str
+) -> Iterator[tuple[known.Family, tuple[str, ...], float]]:
+    """Yield figures of checkpoints and of the topic's settings, for each partition."""
+    if not context.replicas:
+        return  # a sidecar reads the log, and has metrics of its own
+    wall_ms = context.ports.clock.wall_ms()
+    for t, replica in context.replicas.items():
+        place, last_ms = (topic, str(t)), replica.checkpoints.last_ms
+        if last_ms is not None:
+            yield known.CHECKPOINT_AGE, place, max(0, wall_ms - last_ms) / 1000
+        if replica.compared is not None:
+            yield known.DIVERGED, place, float(not replica.compared.is_equal)
+    yield known.WRONG_SETTINGS, (topic,), len(context.wrong_settings)
 
 
 def _added_up(counters: Iterable[Mapping[str, int]]) -> dict[str, int]:
@@ -449,7 +468,7 @@ class Ends:
     def __init__(self, engine: EngineFace, topic: str) -> None:
         # Whoever keeps it by its engine does not keep the engine with it.
         self._context = engine.context
-        self._topic = topic
+        self.topic = topic
         self._lock = threading.Lock()  # scrapes may come at the same time
         self._call: Pending[Mapping[TopicPartition, LogRange]] | None = None
         self._known: Mapping[TopicPartition, LogRange] = {}
@@ -465,7 +484,7 @@ class Ends:
             is_due = context.replicas and now_ms >= self._due_ms
             if self._call is None and is_due:
                 self._due_ms = now_ms + LOOK_EVERY_MS
-                places = [TopicPartition(self._topic, t) for t in context.replicas]
+                places = [TopicPartition(self.topic, t) for t in context.replicas]
                 ask = partial(context.ports.data.ranges, places, LOOK_MS_MAX)
                 self._call = context.ports.background.submit(ask)
                 self._take()

@@ -132,6 +132,20 @@ class TopicInfo(NamedTuple):
     topic_id: bytes | None
 
 
+class WrongSetting(NamedTuple):
+    """A setting of the coordination topic that breaks PROTOCOL 2.1.
+
+    Attributes:
+        setting: Its name in Kafka.
+        problem: What it is, what it must be, and why.
+        command: The command of Kafka's tools that mends it.
+    """
+
+    setting: str
+    problem: str
+    command: str
+
+
 class LogRange(NamedTuple):
     """The offsets that exist: ``start <= offset < end``."""
 
@@ -313,6 +327,23 @@ class DataLog(Protocol):
         self, topics: Sequence[str], timeout_ms: int
     ) -> Mapping[str, TopicInfo]:
         """Return what is known of each topic; a topic that does not exist is absent."""
+        ...
+
+    def wrong_settings(
+        self, topic: str, *, has_checkpoints: bool, timeout_ms: int
+    ) -> Sequence[WrongSetting]:
+        """Return which settings of a coordination topic break PROTOCOL 2.1.
+
+        Args:
+            topic: The coordination topic.
+            has_checkpoints: Whether each partition has a checkpoint, so that
+                retention may be a week or more.
+            timeout_ms: When to give up.
+
+        Raises:
+            LogUnreadable: This principal may not see the settings.
+            CoordinationError: The cluster did not answer.
+        """
         ...
 
     def topics(self, timeout_ms: int) -> Sequence[str]:

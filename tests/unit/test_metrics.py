@@ -10,6 +10,7 @@ from enginekit import (
     KEY,
     H,
     Stepping,
+    checkpointed,
     claim_of,
     fold,
     held_by,
@@ -30,6 +31,7 @@ from kafka_marshal.engine.meters import Tally
 from kafka_marshal.errors import ConfigurationError, CoordinationError
 from kafka_marshal.metrics import EFFECTS, KEYS_PER_HOLD, MarshalCollector
 from kafka_marshal.observability import metrics as known
+from kafka_marshal.ports import WrongSetting
 from kafka_marshal.protocol.claiming import Claimant
 from kafka_marshal.protocol.records import ClaimingPartition, Member
 from kafka_marshal.protocol.types import Key, Owner
@@ -242,6 +244,27 @@ def test_whole_topics_are_given_to_one_client_each(registry, scrape):
 
 
 # --- The log ---
+
+
+def test_checkpoints_and_settings_of_the_log(cluster, registry, scrape):
+    node = owning(cluster)
+    exported(node, registry)
+    place = {"topic": "__marshal", "partition": "0"}
+    found = scrape()
+    assert found("marshal_checkpoint_age_seconds", place) is None
+    assert found("marshal_replica_diverged", place) is None
+    assert found("marshal_topic_wrong_settings", topic="__marshal") == 0
+    checkpointed(cluster, node)
+    cluster.run(5_000)
+    wrong = WrongSetting("retention.ms", "retention.ms is 1000", "kafka-configs ...")
+    node.engine.context.wrong_settings = (wrong,)
+    found = scrape()
+    assert found("marshal_checkpoint_age_seconds", place) >= 5
+    assert found("marshal_replica_diverged", place) == 0
+    assert found("marshal_topic_wrong_settings", topic="__marshal") == 1
+    replica = node.engine.context.replicas[0]
+    replica.compared = replica.compared._replace(theirs="else")
+    assert scrape()("marshal_replica_diverged", place) == 1
 
 
 def test_what_the_fold_refuses_and_cannot_read(cluster, registry, scrape):

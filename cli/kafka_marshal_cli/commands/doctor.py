@@ -183,7 +183,10 @@ class Patient:
         lost = list(self.world.amnesiac)
         if lost:
             found = f"partitions {lost} begin above offset 0, without a checkpoint"
-            run = "set retention.ms=-1, then format a new coordination topic"
+            run = (
+                "set retention.ms=-1 and keep any member running: it writes a "
+                "checkpoint; if none runs, see README, Troubleshooting"
+            )
             yield Check("log", Result.FAILED, found, run)
             return
         if gone:

@@ -163,6 +163,10 @@ class Checkpointer:
         watch = replica.checkpoints
         if watch.last_offset != turn.last_offset:
             turn.last_offset, turn.since_ms = watch.last_offset, now_ms
+        last = replica.began_at - 1 if turn.last_offset is None else turn.last_offset
+        log_start = self._context.log_starts.get(turn.partition, 0)
+        if log_start > 0 and last < log_start:
+            return True  # retention took the last one: nobody could start
         elapsed_ms = now_ms - turn.since_ms
         # How old the last one is, whoever has just started does not know.
         is_known = turn.last_offset is not None and elapsed_ms < IDLE_MS

@@ -13,6 +13,7 @@ from kafka_marshal.ports import (
     Entropy,
     Event,
     Observer,
+    WrongSetting,
 )
 from kafka_marshal.protocol.claiming import Claimant
 from kafka_marshal.protocol.hashing import (
@@ -51,6 +52,9 @@ class Context:
         rebuilding: Partitions that are being folded up to where their logs ended
             when that began; nothing of theirs is decided or sent.
         meters: What is counted on the way.
+        wrong_settings: Settings of the coordination topic that break PROTOCOL 2.1,
+            as of the last look.
+        log_starts: First offset of each coordinating partition, as of that look.
     """
 
     ports: Ports
@@ -58,6 +62,8 @@ class Context:
     config: Config | None = None
     rebuilding: set[int] = attrs.field(factory=set)
     meters: EngineMeters = attrs.field(factory=EngineMeters)
+    wrong_settings: tuple[WrongSetting, ...] = ()
+    log_starts: dict[int, int] = attrs.field(factory=dict)
     _placement: dict[Key, int] = attrs.field(factory=dict)
 
     @property

@@ -6,12 +6,12 @@ leases alike, whoever renews these.
 """
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from kafka_marshal.errors import MarshalError
-from kafka_marshal.ports import Background, Clock, DataLog
+from kafka_marshal.ports import Background, Clock, DataLog, WrongSetting
 from kafka_marshal.protocol.claiming import Claimant
 from kafka_marshal.protocol.types import Key
 
@@ -51,6 +51,11 @@ class ContextFace(Protocol):
     @property
     def replicas(self) -> Mapping[int, Replica]:
         """The log as folded here; empty where another process does that."""
+        ...
+
+    @property
+    def wrong_settings(self) -> Sequence[WrongSetting]:
+        """Settings of the coordination topic that break PROTOCOL 2.1."""
         ...
 
     @property

@@ -5,6 +5,8 @@ the lock, what changes a replica under it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import NamedTuple
 
 import attrs
@@ -12,12 +14,13 @@ import attrs
 from kafka_marshal.errors import (
     CoordinationError,
     LogUnreadable,
+    MarshalError,
     TopicMisconfigured,
 )
-from kafka_marshal.ports import Pending, TopicInfo
+from kafka_marshal.ports import Pending, TopicInfo, WrongSetting
 from kafka_marshal.protocol.state import WorldState
 from kafka_marshal.protocol.transition import Transition
-from kafka_marshal.protocol.types import Key, LogEntry, Owner
+from kafka_marshal.protocol.types import Key, LogEntry, Owner, TopicPartition
 
 from .context import Context
 from .restoring import ASK_MS_MAX, KeptState, KeptStates, Restored, restore
@@ -353,16 +356,31 @@ class Rebuilder:
             self._context.observe("amo_exposed", fields)
 
 
-class TopicWatch:
-    """Asks now and then whether the coordination topic is the one that was opened.
+class _Look(NamedTuple):
+    """What the cluster says of the coordination topic.
 
-    One that was deleted and made anew under its name has another id, and knows
-    nothing of who owns what: PROTOCOL 7.5.
+    Attributes:
+        info: The topic, None where there is none.
+        starts: First offset of each partition; empty where unknown.
+        wrong: Settings that break PROTOCOL 2.1; None where unknown.
+    """
+
+    info: TopicInfo | None
+    starts: Mapping[int, int]
+    wrong: tuple[WrongSetting, ...] | None
+
+
+class TopicWatch:
+    """Asks every 30 s whether the coordination topic is still fit for use.
+
+    A topic that was deleted and created again has another id, and knows nothing of
+    who owns what: PROTOCOL 7.5. Settings that break 2.1 may be changed under running
+    members; each is reported once (``topic_misconfigured``) and counted.
     """
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._lookup: Pending[TopicInfo | None] | None = None
+        self._lookup: Pending[_Look] | None = None
         self._due_ms = context.now_ms + TOPIC_CHECK_MS
 
     def drive(self, now_ms: int) -> None:
@@ -375,10 +393,13 @@ class TopicWatch:
         if lookup is not None and lookup.done():
             self._lookup = None
             if lookup.exception() is None:
-                self._compare(lookup.result(0))
+                self._take(lookup.result(0))
         elif lookup is None and now_ms >= self._due_ms:
             self._due_ms = now_ms + TOPIC_CHECK_MS
-            self._lookup = self._context.ports.background.submit(self._ask)
+            replicas = self._context.replicas.values()
+            has_all = all(each.checkpoints.last_offset is not None for each in replicas)
+            look = partial(self._look, has_checkpoints=has_all)
+            self._lookup = self._context.ports.background.submit(look)
 
     def require_same(self) -> None:
         """Ask now; needs no lock.
@@ -398,6 +419,37 @@ class TopicWatch:
     def _ask(self) -> TopicInfo | None:
         name = self._context.ports.log.topic
         return self._context.ports.data.describe([name], ASK_MS_MAX).get(name)
+
+    def _look(self, *, has_checkpoints: bool) -> _Look:
+        """Ask for everything; called in the background."""
+        info, name = self._ask(), self._context.ports.log.topic
+        starts: dict[int, int] = {}
+        wrong = None
+        data = self._context.ports.data
+        with suppress(MarshalError):
+            places = [TopicPartition(name, t) for t in self._context.replicas]
+            ranges = data.ranges(places, ASK_MS_MAX)
+            starts = {place.partition: span.start for place, span in ranges.items()}
+        with suppress(MarshalError):  # settings need a right that members may lack
+            wrong = tuple(
+                data.wrong_settings(
+                    name, has_checkpoints=has_checkpoints, timeout_ms=ASK_MS_MAX
+                )
+            )
+        return _Look(info, starts, wrong)
+
+    def _take(self, look: _Look) -> None:
+        self._compare(look.info)
+        context = self._context
+        context.log_starts.update(look.starts)
+        if look.wrong is None:
+            return
+        known = set(context.wrong_settings)
+        context.wrong_settings = look.wrong
+        for each in look.wrong:
+            if each not in known:
+                fields = {"topic": context.ports.log.topic, **each._asdict()}
+                context.observe("topic_misconfigured", fields)
 
     def _compare(self, info: TopicInfo | None) -> None:
         log = self._context.ports.log

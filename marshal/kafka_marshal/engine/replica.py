@@ -54,12 +54,20 @@ class Replica:
 
     Attributes:
         world: The fold so far.
+        began_at: Offset from which on it has folded: that of the state it began at.
         folded_at_ms: Local time at which the last entry was folded.
         checkpoints: What it sees of checkpoints.
         compared: The last checkpoint that was compared with our own state.
     """
 
-    __slots__ = ("_is_news", "checkpoints", "compared", "folded_at_ms", "world")
+    __slots__ = (
+        "_is_news",
+        "began_at",
+        "checkpoints",
+        "compared",
+        "folded_at_ms",
+        "world",
+    )
 
     def __init__(self, partition: int, *, now_ms: int) -> None:
         self.begin(WorldState(partition), now_ms)
@@ -67,6 +75,7 @@ class Replica:
     def begin(self, world: WorldState, now_ms: int) -> None:
         """Go on from another state, whatever was known before."""
         self.world = world
+        self.began_at = world.next_offset
         self.folded_at_ms = now_ms
         self.checkpoints = Watch()
         self.compared: Comparison | None = None

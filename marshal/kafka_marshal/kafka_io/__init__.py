@@ -12,6 +12,7 @@ from kafka_marshal.kafka_io.topics import (
     dangers,
     is_retention_finite,
     problems,
+    set_command,
 )
 from kafka_marshal.kafka_io.transport import (
     Choice,
@@ -37,4 +38,5 @@ __all__ = [
     "open_coordination_log",
     "open_data_log",
     "problems",
+    "set_command",
 ]

@@ -12,7 +12,12 @@ from kafka_marshal.kafka_io.lookups import Lookups
 from kafka_marshal.kafka_io.offsets import LEVELS
 from kafka_marshal.kafka_io.reader import KafkaDataReader
 from kafka_marshal.kafka_io.settings import ConnectionSettings
-from kafka_marshal.kafka_io.topics import described
+from kafka_marshal.kafka_io.topics import (
+    describe_topic,
+    described,
+    problems,
+    set_command,
+)
 from kafka_marshal.kafka_io.untyped import Untyped
 from kafka_marshal.ports import (
     READ_UNCOMMITTED,
@@ -20,6 +25,7 @@ from kafka_marshal.ports import (
     DataReader,
     LogRange,
     TopicInfo,
+    WrongSetting,
 )
 from kafka_marshal.protocol.types import TopicPartition
 
@@ -72,6 +78,26 @@ class KafkaDataLog(DataLog):
             needs=needed(Access.READ, *names),
             timeout_ms=timeout_ms,
         )
+
+    def wrong_settings(
+        self, topic: str, *, has_checkpoints: bool, timeout_ms: int
+    ) -> Sequence[WrongSetting]:
+        """Return which settings of a coordination topic break PROTOCOL 2.1."""
+        found = describe_topic(self._lookups, topic, timeout_ms=timeout_ms)
+        if not found.exists:
+            return ()
+        servers = self._settings.addresses
+        # How many copies there can be, a member does not ask; an admin does.
+        wrong = problems(found, broker_count=1, has_checkpoints=has_checkpoints)
+        return [
+            WrongSetting(
+                each.setting,
+                each.text,
+                set_command(topic, servers, setting=each.setting, value=each.value),
+            )
+            for each in wrong
+            if each.setting is not None
+        ]
 
     def topics(self, timeout_ms: int) -> Sequence[str]:
         """Return the names of all topics that may be seen, internal ones included."""

@@ -262,6 +262,21 @@ def problems(
     return tuple(found)
 
 
+def set_command(topic: str, servers: str, *, setting: str, value: str) -> str:
+    """Return the command of Kafka's own tools that sets one setting of a topic.
+
+    Args:
+        topic: The topic.
+        servers: Addresses of the cluster, with commas between.
+        setting: Name of the setting.
+        value: What it is to be.
+    """
+    return (
+        f"kafka-configs --bootstrap-server {servers} --alter --entity-type topics "
+        f"--entity-name {topic} --add-config {setting}={value}"
+    )
+
+
 def _topic_id(raw: object) -> bytes | None:
     """Return a topic id as 16 bytes; None where the broker has none (all zeros)."""
     if raw is None:
@@ -300,6 +315,46 @@ def described(row: Mapping[str, Any]) -> TopicDescription:
         ),
         leaders={p["partition_index"]: p["leader_id"] for p in partitions},
         topic_id=_topic_id(row.get("topic_id")),
+    )
+
+
+def describe_topic(
+    lookups: Lookups, topic: str, *, timeout_ms: int
+) -> TopicDescription:
+    """Return what a cluster says of a topic; see ``KafkaTopicAdmin.describe``."""
+    deadline = time.monotonic() + timeout_ms / 1000
+    found = _describe_bare(lookups, topic, timeout_ms=timeout_ms)
+    if not found.exists:
+        return found
+
+    def ask(admin: Untyped) -> dict[str, str]:
+        resource = ConfigResource(ConfigResourceType.TOPIC, topic)
+        raw = admin.describe_configs([resource], config_filter="all")
+        rows = raw["topic"][topic]
+        if not rows:
+            # kafka-python drops the response's error, and its rows with it.
+            raise kafka_errors.TopicAuthorizationFailedError(topic)
+        return {name: str(rows[name]["value"]) for name in CONFIGS_READ if name in rows}
+
+    configs = lookups.call(
+        ask,
+        doing=f"Describing the settings of topic {topic}",
+        access=Access.READ,
+        needs=f"DESCRIBE_CONFIGS on topic {topic}",
+        timeout_ms=max(0, int((deadline - time.monotonic()) * 1000)),
+    )
+    return attrs.evolve(found, configs=configs)
+
+
+def _describe_bare(
+    lookups: Lookups, topic: str, *, timeout_ms: int
+) -> TopicDescription:
+    return lookups.call(
+        lambda admin: described(admin.describe_topics([topic])[0]),
+        doing=f"Describing topic {topic}",
+        access=Access.READ,
+        needs=f"DESCRIBE on topic {topic}",
+        timeout_ms=timeout_ms,
     )
 
 
@@ -350,30 +405,7 @@ class KafkaTopicAdmin(Closing):
             LogUnreadable: This principal may not describe the topic.
             CoordinationError: There was no answer.
         """
-        deadline = time.monotonic() + timeout_ms / 1000
-        found = self.describe_bare(topic, timeout_ms=timeout_ms)
-        if not found.exists:
-            return found
-
-        def ask(admin: Untyped) -> dict[str, str]:
-            resource = ConfigResource(ConfigResourceType.TOPIC, topic)
-            raw = admin.describe_configs([resource], config_filter="all")
-            rows = raw["topic"][topic]
-            if not rows:
-                # kafka-python drops the response's error, and its rows with it.
-                raise kafka_errors.TopicAuthorizationFailedError(topic)
-            return {
-                name: str(rows[name]["value"]) for name in CONFIGS_READ if name in rows
-            }
-
-        configs = self._lookups.call(
-            ask,
-            doing=f"Describing the settings of topic {topic}",
-            access=Access.READ,
-            needs=f"DESCRIBE_CONFIGS on topic {topic}",
-            timeout_ms=max(0, int((deadline - time.monotonic()) * 1000)),
-        )
-        return attrs.evolve(found, configs=configs)
+        return describe_topic(self._lookups, topic, timeout_ms=timeout_ms)
 
     def describe_bare(
         self, topic: str, *, timeout_ms: int = TIMEOUT_MS
@@ -386,13 +418,7 @@ class KafkaTopicAdmin(Closing):
             LogUnreadable: This principal may not describe the topic.
             CoordinationError: There was no answer.
         """
-        return self._lookups.call(
-            lambda admin: described(admin.describe_topics([topic])[0]),
-            doing=f"Describing topic {topic}",
-            access=Access.READ,
-            needs=f"DESCRIBE on topic {topic}",
-            timeout_ms=timeout_ms,
-        )
+        return _describe_bare(self._lookups, topic, timeout_ms=timeout_ms)
 
     def create(
         self,

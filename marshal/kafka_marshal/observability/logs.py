@@ -51,6 +51,7 @@ _ERRORS = frozenset(
         "position_out_of_range",
         "replica_diverged",
         "session_failed",
+        "topic_misconfigured",
     }
 )
 

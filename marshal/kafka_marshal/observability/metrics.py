@@ -193,6 +193,27 @@ REPLAY_LAG = Family(
     "Entries of a coordinating partition that are yet to be folded.",
     is_ours=False,
 )
+CHECKPOINT_AGE = Family(
+    "marshal_checkpoint_age_seconds",
+    Kind.GAUGE,
+    ("topic", "partition"),
+    "Time since the newest checkpoint of a coordinating partition.",
+    is_ours=False,
+)
+DIVERGED = Family(
+    "marshal_replica_diverged",
+    Kind.GAUGE,
+    ("topic", "partition"),
+    "1 where the last checkpoint has another digest than our own state, else 0.",
+    is_ours=False,
+)
+WRONG_SETTINGS = Family(
+    "marshal_topic_wrong_settings",
+    Kind.GAUGE,
+    ("topic",),
+    "Settings of the coordination topic that endanger claims.",
+    is_ours=False,
+)
 READ_BACK = Family(
     "marshal_read_back_duration_seconds",
     Kind.HISTOGRAM,
@@ -225,7 +246,8 @@ EVENTS = Family(
 FAMILIES = (
     *(BUILD, UP, INTERVAL, MEMBERS, PAUSED, DESIRED, STATE, FENCE, AGE, LEASE),
     *(LAG, GROUP_LAG, UNCONFIRMED, HANDED, COMMITTED, WON, LOST, RELEASED),
-    *(TAKEOVER, IGNORED, UNDECODABLE, REPLAY_LAG, READ_BACK, APPEND_FAILURES),
+    *(TAKEOVER, IGNORED, UNDECODABLE, REPLAY_LAG, CHECKPOINT_AGE, DIVERGED),
+    *(WRONG_SETTINGS, READ_BACK, APPEND_FAILURES),
     *(STEP, EVENTS),
 )
 

@@ -80,22 +80,34 @@ class Comparison(NamedTuple):
         return self.ours == self.theirs
 
 
+class _Seen(NamedTuple):
+    """A Begin whose End is yet to come, with our state at it."""
+
+    begin: CheckpointBegin
+    offset: int
+    digest: str
+    news_count: int
+    append_ms: int
+
+
 class Watch:
     """What one reader sees of the checkpoints of one T as it folds.
 
     Attributes:
         last_offset: Offset of the Begin of the last complete one, or None.
         last_id: Its id.
+        last_ms: M at that Begin: time of the newest record in it, epoch ms.
         news_count: Entries of others since, which a next one would bring in.
     """
 
-    __slots__ = ("_open", "last_id", "last_offset", "news_count")
+    __slots__ = ("_open", "last_id", "last_ms", "last_offset", "news_count")
 
     def __init__(self) -> None:
         self.last_offset: int | None = None
         self.last_id: bytes | None = None
+        self.last_ms: int | None = None
         self.news_count = 0
-        self._open: dict[bytes, tuple[CheckpointBegin, int, str, int]] = {}
+        self._open: dict[bytes, _Seen] = {}
 
     def on_entry(
         self, world: WorldState, transitions: tuple[Transition, ...]
@@ -109,8 +121,13 @@ class Watch:
             return None
         record = first.record
         if isinstance(record, CheckpointBegin) and is_writer(world, record):
-            seen = (record, first.offset, digest(world), self.news_count)
-            self._open[record.checkpoint_id] = seen
+            self._open[record.checkpoint_id] = _Seen(
+                record,
+                first.offset,
+                digest(world),
+                self.news_count,
+                world.append_time_ms,
+            )
             if len(self._open) > OPEN_MAX:
                 del self._open[next(iter(self._open))]
         elif isinstance(record, CheckpointEnd):
@@ -125,12 +142,13 @@ class Watch:
         seen = self._open.pop(end.checkpoint_id, None)
         if seen is None:
             return None
-        begin, offset, ours, news_count = seen
+        begin, offset, ours, news_count, append_ms = seen
         if (begin.incarnation, begin.epoch) != (end.incarnation, end.epoch):
             return None
         if offset != end.begin_offset:
             return None
         self.last_offset, self.last_id = offset, end.checkpoint_id
+        self.last_ms = append_ms
         self.news_count -= news_count
         theirs = end.digest.hex()
         return Comparison(end.checkpoint_id, offset, end.client_id, ours, theirs)

@@ -10,7 +10,15 @@ from kafka_marshal.engine import Holding
 from kafka_marshal.engine.meters import EngineMeters
 from kafka_marshal.engine.replica import Glance, Replica
 from kafka_marshal.errors import MarshalError  # noqa: TC001 - of a plain class
-from kafka_marshal.ports import Background, Clock, DataLog, Entropy, Event, Observer
+from kafka_marshal.ports import (
+    Background,
+    Clock,
+    DataLog,
+    Entropy,
+    Event,
+    Observer,
+    WrongSetting,
+)
 from kafka_marshal.protocol.types import Key
 
 
@@ -37,6 +45,7 @@ class RemoteContext:
         heads: At most once: next offset that nobody was granted, as last heard.
         follows: Epoch of the claim before the one that is held, where it was told.
         replicas: Empty: the sidecar folds the log.
+        wrong_settings: Empty: the sidecar looks at the topic.
         meters: What is counted on the way.
         pause: Whether the group is paused, as last heard.
     """
@@ -48,6 +57,7 @@ class RemoteContext:
     heads: dict[Key, int] = attrs.field(factory=dict)
     follows: dict[Key, int | None] = attrs.field(factory=dict)
     replicas: Mapping[int, Replica] = attrs.field(factory=dict)
+    wrong_settings: tuple[WrongSetting, ...] = ()
     meters: EngineMeters = attrs.field(factory=EngineMeters)
     pause: bool = False
 

@@ -12,6 +12,7 @@ from kafka_marshal.ports import (
     LogRange,
     Record,
     TopicInfo,
+    WrongSetting,
 )
 from kafka_marshal.protocol.types import Token, TopicPartition
 from kafka_marshal.testing.fakelog import FakeKafka
@@ -23,7 +24,11 @@ class FakeDataLog(DataLog):
     Attributes:
         cut: Whether the network between this client and the cluster is cut;
             its readers share it.
+        wrong: What is wrong with the settings of coordination topics; a test sets
+            it, for all clients at once or for one.
     """
+
+    wrong: Sequence[WrongSetting] = ()
 
     def __init__(self, cluster: FakeKafka) -> None:
         """Open a session; nothing can fail yet."""
@@ -45,6 +50,15 @@ class FakeDataLog(DataLog):
                 )
                 for name in found
             }
+
+    def wrong_settings(
+        self, topic: str, *, has_checkpoints: bool, timeout_ms: int
+    ) -> Sequence[WrongSetting]:
+        """Return what a test says is wrong with the settings of the topic."""
+        del topic, has_checkpoints
+        with self._cluster.lock:
+            self._require_answer(timeout_ms)
+            return self.wrong
 
     def topics(self, timeout_ms: int) -> Sequence[str]:
         """Return the names of all topics."""

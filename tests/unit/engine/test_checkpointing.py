@@ -317,3 +317,19 @@ def test_what_is_found_survives_what_retention_deletes():
     assert digest(fresh.engine.context.replicas[0].world) == digest(before)
     cluster.kafka.delete_records(place, before=kept.offset)
     assert find(cluster) == {}
+
+
+def test_one_is_due_at_once_where_retention_took_the_last_one():
+    cluster = world()
+    rule = CheckpointRule(interval_ms=40 * H, entries=10_000)
+    node = writing(cluster, rule=rule)
+    cluster.run(H)
+    assert not written(cluster)
+    log = cluster.kafka.log(cluster.place(0))
+    cluster.kafka.delete_records(cluster.place(0), before=log.end)
+    cluster.run_until(checkpointed(cluster), 39 * H)
+    found = find(cluster)[0]
+    assert found.offset > log.start
+    assert node.held
+    cluster.run(35_000, step_ms=100)
+    assert len(written(cluster)) == 1, "the one that remains is enough"

@@ -15,7 +15,8 @@ from enginekit import (
 )
 from keptkit import Shelf, kept
 
-from kafka_marshal.errors import ClaimLost, TopicMisconfigured
+from kafka_marshal.errors import ClaimLost, LogUnreadable, TopicMisconfigured
+from kafka_marshal.ports import WrongSetting
 from kafka_marshal.protocol.records import ClaimingMessages, ReleasingPartition
 from kafka_marshal.protocol.types import Key
 from kafka_marshal.testing.fakestore import AppendFate
@@ -289,6 +290,41 @@ def test_a_topic_made_anew_that_is_longer_is_noticed_in_time(cluster):
         cluster.kafka.produce(cluster.place(0), value)
     cluster.run(32_000, step_ms=100)
     assert isinstance(node.engine.failure, TopicMisconfigured)
+
+
+WRONG = WrongSetting("retention.ms", "retention.ms is 1000", "kafka-configs ...")
+
+
+def test_a_setting_changed_under_us_is_reported_once(cluster):
+    node = owning(cluster)
+    node.data.wrong = [WRONG]
+    told = node.observer.named
+    cluster.run_until(lambda: told("topic_misconfigured"), 32_000)
+    (event,) = told("topic_misconfigured")
+    assert event.fields == {"topic": "__marshal", **WRONG._asdict()}
+    cluster.run(32_000, step_ms=100)
+    assert len(told("topic_misconfigured")) == 1
+    assert node.engine.context.wrong_settings == (WRONG,)
+    node.data.wrong = []
+    cluster.run(32_000, step_ms=100)
+    assert node.engine.context.wrong_settings == ()
+    node.data.wrong = [WRONG]
+    cluster.run_until(lambda: len(told("topic_misconfigured")) == 2, 32_000)
+    assert node.held
+
+
+def test_settings_that_may_not_be_seen_are_no_fault(cluster, monkeypatch):
+    node = owning(cluster)
+
+    def deny(*_, **__):
+        raise LogUnreadable("denied")
+
+    node.data.wrong = [WRONG]
+    cluster.run(32_000, step_ms=100)
+    monkeypatch.setattr(node.data, "wrong_settings", deny)
+    cluster.run(32_000, step_ms=100)
+    assert node.engine.context.wrong_settings == (WRONG,)
+    assert node.held
 
 
 def test_a_topic_that_is_gone_for_now_is_asked_for_again(cluster):
