@@ -73,6 +73,7 @@ class Side:
             *place,
             each.epoch,
             str(each.token),
+            each.secret,
         )
         if self.is_granted:
             granted = self.office.spend(ref, first, end - 1, timeout_ms=ASK_MS)

@@ -10,6 +10,7 @@ from domain import opened
 from waiting import eventually
 
 from kafka_marshal.errors import MarshalError, TopicMisconfigured
+from kafka_marshal.protocol.claiming import grant_secret
 from kafka_marshal.protocol.records import ClaimingMessages
 from kafka_marshal.protocol.types import Key
 from kafka_marshal.tickets import ClaimRef, close_offices, open_office
@@ -70,6 +71,7 @@ def ref_to(domain, key):
         key.partition,
         known.epoch,
         "",
+        grant_secret(known.resume_hash, key, epoch=known.epoch).hex(),
     )
 
 

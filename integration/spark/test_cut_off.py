@@ -45,7 +45,7 @@ with Marshal(
     ranges.begin(place, held.token, first=0, end=int(end))
     owner = held.owner
     print(json.dumps([owner.client_id, owner.incarnation.hex(), held.epoch,
-                      str(held.token)]), flush=True)
+                      str(held.token), held.secret]), flush=True)
     sys.stdin.readline()
     try:
         ranges.commit(place, held.token, end=int(end))
@@ -85,9 +85,9 @@ class Driver:
             stdout=subprocess.PIPE,
             text=True,
         )
-        client_id, incarnation, epoch, token = self._line()
+        client_id, incarnation, epoch, *rest = self._line()
         self.claim = ClaimRef(
-            group, client_id, bytes.fromhex(incarnation), topic, 0, epoch, token
+            group, client_id, bytes.fromhex(incarnation), topic, 0, epoch, *rest
         )
 
     def _line(self):

@@ -44,6 +44,7 @@ class HeldRange:
         follows: Epoch of the claim before this one, None where it is not known. The
             same client may rely on its own notes where they are of that claim:
             nobody else had the partition in between.
+        secret: Shown to a sidecar with requests for offsets under this claim, in hex.
     """
 
     token: Token
@@ -53,6 +54,7 @@ class HeldRange:
     in_hand: int
     start_until_ms: int
     follows: int | None
+    secret: str = attrs.field(repr=False)
 
     def may_start(self, now_ms: int) -> bool:
         """Return whether work may start at this local time (PROTOCOL 5.2)."""
@@ -134,6 +136,17 @@ class RangeConsumer(Closing):
                 holding.key.topic_partition: holding.claim.token
                 for holding in self._mine()
                 if holding.claim.token is not None and holding.claim.is_valid(now_ms)
+            }
+
+    def secrets(self) -> dict[TopicPartition, str]:
+        """Return the secret of every claim that stands; see ``HeldRange``."""
+        self._require_usable()
+        with self._engine.changed:
+            now_ms = self._clock.now_ms()
+            return {
+                holding.key.topic_partition: holding.claim.secret.hex()
+                for holding in self._mine()
+                if holding.claim.is_valid(now_ms)
             }
 
     def pending(self) -> set[TopicPartition]:
@@ -334,6 +347,7 @@ class RangeConsumer(Closing):
             holding.in_hand_count,
             claim.lease.soft_until_ms,
             self._follows(holding.key, claim.epoch),
+            claim.secret.hex(),
         )
 
     def _granted_up_to(self, key: Key, start: int | None) -> int | None:

@@ -21,6 +21,7 @@ from sidecarkit import BEAT_MS, Local, Machine
 
 from kafka_marshal.errors import (
     ClaimLost,
+    ClaimRejected,
     CoordinationError,
     IdentityConflict,
     LogUnwritable,
@@ -156,6 +157,44 @@ class Sidecars(RuleBasedStateMachine):
             with contextlib.suppress(*LOST):
                 client.give_back(min(client.held))
         self.pass_time(after_ms, NAMES)
+
+    @rule(name=WHO, other=WHO, is_own=st.booleans(), after_ms=AFTER)
+    def one_asks_for_offsets(self, name, other, is_own, after_ms):
+        """Only whoever shows the secret of a claim moves what was granted of it."""
+        client, holder = self.clients.get(name), self.clients.get(other)
+        is_there = client is not None and holder is not None
+        if self.is_up and is_there and holder.held:
+            key = min(holder.held)
+            secrets = (client if is_own else holder).secrets
+            self.ask_for(key, holder, secret=secrets.get(key, "00" * 16))
+        self.pass_time(after_ms, NAMES)
+
+    def ask_for(self, key, holder, *, secret):
+        owner = self.machine.hub.hosts[0].session.claimant.owner
+        ask = api.GrantAsk(
+            client_id=owner.client_id,
+            incarnation=owner.incarnation.hex(),
+            topic=key.topic,
+            partition=key.partition,
+            epoch=holder.held[key][0],
+            grantee="7a" * 16,
+            secret=secret,
+            first=0,
+            last=2,
+            timeout_ms=0,
+        )
+        try:
+            self.machine.hub.begin_grant("g", ask)
+        except ClaimRejected:
+            assert secret != holder.secrets[key]
+        except LOST:
+            pass
+        except CoordinationError:
+            pass  # the log is not read up to the claim
+        else:
+            known = self.machine.node.engine.context.replica_of(key).world.keys[key]
+            is_current = known.epoch == ask.epoch and known.owner == owner
+            assert not is_current or secret == holder.secrets[key]
 
     @rule(name=WHO, dead_ms=AFTER, after_ms=AFTER)
     def one_dies_and_is_started_again(self, name, dead_ms, after_ms):

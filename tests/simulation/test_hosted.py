@@ -8,6 +8,7 @@ import os
 
 import pytest
 
+from kafka_marshal.engine import Delivery
 from kafka_marshal.protocol.lease import Lease
 from kafka_marshal.remote import session as remote_session
 from kafka_marshal.sidecar.books import Books
@@ -51,6 +52,12 @@ def test_a_seed_repeats_byte_for_byte():
     first, second = (simulate_hosted(5, rounds=60) for _ in range(2))
     assert first == second
     assert len(first.transcript) > 100
+
+
+def test_at_most_once_goes_on_within_a_small_span():
+    """In the end everything is handed out: a refusal of each request would show."""
+    report = simulate_hosted(5, rounds=60, delivery=Delivery.AT_MOST_ONCE, span=2)
+    assert report.handed > 0
 
 
 def test_every_fault_is_drawn(tmp_path):

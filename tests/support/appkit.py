@@ -71,6 +71,7 @@ GRANT = {
     "partition": 3,
     "epoch": 17,
     "grantee": "ef" * 16,
+    "secret": "5e" * 16,
     "first": 5,
     "last": 9,
     "timeout_ms": 100,

@@ -24,6 +24,7 @@ def assigned(partition: int = 0) -> api.Assigned:
         token="0.2.17",
         client_id="host-a",
         incarnation=INCARNATION,
+        secret="5e" * 16,
         position=None,
         is_anchored=False,
         soft_until_ms=5_000,

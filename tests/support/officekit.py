@@ -88,5 +88,6 @@ def ref_of(node, key=KEY, **changes):
         "partition": key.partition,
         "epoch": claim.epoch,
         "token": str(claim.token),
+        "secret": claim.secret.hex(),
     }
     return ClaimRef(**fields | changes)

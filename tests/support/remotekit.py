@@ -17,6 +17,7 @@ from kafka_marshal.testing.node import Recorder
 
 INCARNATION = "ab" * 16
 GRANTEE = b"g" * 16
+SECRET = "5e" * 16
 NOT_PAUSED = api.Paused(is_paused=False)
 
 
@@ -146,6 +147,7 @@ class RemoteRig:
             "token": f"1.0.{epoch}",
             "client_id": "host-a",
             "incarnation": INCARNATION,
+            "secret": SECRET,
             "position": position,
             "is_anchored": True,
             "soft_until_ms": self.now_ms + H,

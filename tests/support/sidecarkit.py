@@ -142,6 +142,7 @@ class Local:
         self.told = []
         self.positions = {}
         self.tokens = {}
+        self.secrets = {}
         self.feed = None
         self.after = None
         self.failure = None
@@ -226,6 +227,7 @@ class Local:
             return
         self.held[key] = (said.epoch, said.hard_until_ms)
         self.tokens[key] = said.token
+        self.secrets[key] = said.secret
         if said.epoch != epoch:
             self.positions[key] = said.position
             self.leaving.pop(key, None)

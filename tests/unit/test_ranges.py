@@ -27,6 +27,7 @@ from kafka_marshal.errors import (
     LogTruncated,
 )
 from kafka_marshal.ports import LogRange
+from kafka_marshal.protocol.claiming import grant_secret
 from kafka_marshal.protocol.records import ClaimingMessages
 from kafka_marshal.protocol.types import TopicPartition
 from kafka_marshal.ranges import RangeConsumer
@@ -67,6 +68,10 @@ def test_what_is_held_may_be_begun_and_confirmed(cluster):
     held = ranges.held()[T0]
     assert (held.position, held.in_hand, held.follows) == (0, 0, None)
     assert (held.owner, held.epoch) == (node.owner, token.offset)
+    known = fold(cluster).keys[KEY]
+    secret = grant_secret(known.resume_hash, KEY, epoch=known.epoch).hex()
+    assert (held.secret, ranges.secrets()) == (secret, {T0: secret})
+    assert secret not in repr(held)
     assert held.may_start(node.clock.now_ms())
     assert not held.may_start(held.start_until_ms)
     assert ranges.ends() == {T0: LogRange(0, 10)}

@@ -10,7 +10,7 @@ from functools import partial
 
 import attrs
 
-from kafka_marshal.errors import CoordinationError, LogUnwritable
+from kafka_marshal.errors import CoordinationError, LogUnwritable, MarshalError
 from kafka_marshal.ports import Append
 from kafka_marshal.protocol.codec import encode
 from kafka_marshal.protocol.granting import last_within
@@ -60,14 +60,15 @@ class Verdict:
         reason: Why not.
         granted: First and last offset granted, None where none is.
         head: Next offset that nobody was granted, as of the request.
-        offset: Log offset of the request.
+        offset: Log offset of the request; None where none was appended, because the
+            claim had ended before.
     """
 
     outcome: str
     reason: str | None
     granted: tuple[int, int] | None
     head: int | None
-    offset: int
+    offset: int | None
 
 
 @attrs.define(eq=False)
@@ -77,7 +78,8 @@ class Ticket:
     Attributes:
         wish: What it asks for.
         sent_ms: Local time of sending.
-        append: Tells whether the log takes records of ours at all.
+        append: Tells whether the log takes records of ours at all; None where none
+            was appended.
         on_granted: Called with what is granted.
         verdict: The fold's, None before.
         waiting_count: How many wait for it; kept by those who do.
@@ -85,7 +87,7 @@ class Ticket:
 
     wish: Wish
     sent_ms: int
-    append: Append
+    append: Append | None
     on_granted: OnGranted | None = None
     verdict: Verdict | None = None
     waiting_count: int = 0
@@ -96,9 +98,13 @@ class Ticket:
         Raises:
             LogUnwritable: Nobody will ever answer.
         """
-        error = self.append.error()
-        if isinstance(error, LogUnwritable):
-            raise error
+        if isinstance(self.error, LogUnwritable):
+            raise self.error
+
+    @property
+    def error(self) -> MarshalError | None:
+        """Why the log did not take the request, as far as is known (PROTOCOL 1.4)."""
+        return None if self.append is None else self.append.error()
 
 
 class Tickets:

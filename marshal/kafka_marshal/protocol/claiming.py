@@ -71,6 +71,21 @@ def key_secret(master: bytes, key: Key) -> bytes:
     return blake2b(name, key=master, digest_size=16).digest()
 
 
+def grant_secret(resume_hash: bytes, key: Key, *, epoch: int) -> bytes:
+    """Return the 16-byte secret of one claim, for requests for offsets at a sidecar.
+
+    It derives from what the log has of the claim, so that the sidecar of any host can
+    check it; a process that does not read the log has to be told it (PROTOCOL 12).
+
+    Args:
+        resume_hash: Of the record of the claim.
+        key: What is claimed.
+        epoch: Epoch of the claim.
+    """
+    name = f"{key.group_id}\0{key.topic}\0{key.partition}\0{epoch}".encode()
+    return blake2b(name, key=resume_hash, digest_size=16, person=b"grant").digest()
+
+
 @attrs.frozen
 class PreviousLife:
     """An earlier process of the same client_id, from its identity directory."""
@@ -164,6 +179,7 @@ class Claim:
         phase: Where the claim stands.
         epoch: Offset of the winning record, None before.
         token: Fencing token, None before it is won.
+        secret: Shown to a sidecar with requests for offsets; empty before it is won.
         lease: Local deadlines; of no use before it is won.
         start_position: Where to begin, None while unknown.
         ending: Why it ended, None before.
@@ -184,6 +200,7 @@ class Claim:
         "phase",
         "refusal",
         "retry_at_ms",
+        "secret",
         "start_position",
         "token",
     )
@@ -194,6 +211,7 @@ class Claim:
         self.phase = Phase.WAITING
         self.epoch: int | None = None
         self.token: Token | None = None
+        self.secret = b""
         self.lease = NO_LEASE
         self.start_position: int | None = None
         self.ending: Ending | None = None
@@ -278,10 +296,13 @@ class Claim:
             self.key.topic,
             self.key.partition,
             topic_id,
-            sha256(key_secret(self.claimant.master, self.key)).digest(),
+            self._resume_hash(),
             expected_epoch,
             resume,
         )
+
+    def _resume_hash(self) -> bytes:
+        return sha256(key_secret(self.claimant.master, self.key)).digest()
 
     def claim_sent(self, seq: int, now_ms: int) -> None:
         """Note that a claiming record is on its way."""
@@ -319,6 +340,7 @@ class Claim:
         self.phase = Phase.STARTING
         self.epoch = transition.offset
         self.token = token
+        self.secret = grant_secret(self._resume_hash(), self.key, epoch=self.epoch)
         self.lease = lease
         self._base_ms = sent_ms
         self.heartbeat_interval_ms = heartbeat_interval_ms

@@ -301,8 +301,9 @@ class Release(Message, frozen=True, kw_only=True):
 class GrantAsk(Message, frozen=True, kw_only=True):
     """``POST /v1/groups/{group}/grants``: ask for offsets at most once (PROTOCOL 6.2).
 
-    Any process of the host may ask, under any claim of the group that stands: a
-    task of Spark asks under the claim of its query's driver, on another host.
+    Any process of the host may ask, under any claim of the group that stands and
+    whose secret it shows: a task of Spark asks under the claim of its query's driver,
+    on another host.
 
     Attributes:
         client_id: Owner of the claim, as in the log.
@@ -311,8 +312,9 @@ class GrantAsk(Message, frozen=True, kw_only=True):
         partition: Data partition.
         epoch: Claim.
         grantee: 16 random bytes in hex, of whoever will process what is granted.
+        secret: Secret of the claim, in hex.
         first: First offset wanted.
-        last: Last offset wanted.
+        last: Last offset wanted; not beyond the end of the partition's log.
         done: As in ``Standing``; for the tags.
         timeout_ms: How long to wait for the verdict.
         request: Number of the request among those of the grantee. One that comes again
@@ -327,6 +329,7 @@ class GrantAsk(Message, frozen=True, kw_only=True):
     partition: PartitionNumber
     epoch: Number
     grantee: Hex16
+    secret: Hex16
     first: Number
     last: Number
     timeout_ms: WaitMs
@@ -343,7 +346,7 @@ class Granted(Message, frozen=True, kw_only=True):
         first: First offset granted, None where none is.
         last: Last offset granted.
         head: Next offset that nobody was granted, after it.
-        offset: Log offset of the request.
+        offset: Log offset of the request; None where the claim had ended before.
     """
 
     outcome: str
@@ -351,7 +354,7 @@ class Granted(Message, frozen=True, kw_only=True):
     first: int | None
     last: int | None
     head: int | None
-    offset: int
+    offset: int | None
 
 
 class Children(Message, frozen=True, kw_only=True):
@@ -399,6 +402,8 @@ class Assigned(Message, frozen=True, kw_only=True, tag="assigned"):
         token: Fencing token, dotted.
         client_id: Owner in the log: the sidecar.
         incarnation: Its process start.
+        secret: Shown with requests for offsets at most once under this claim, in hex;
+            for this client and those who work for it.
         position: Where to begin, None = nobody knows (claims without consumption).
         is_anchored: Whether the log has this position, so that grants are safe.
         soft_until_ms: As in ``Deadline``.
@@ -415,6 +420,7 @@ class Assigned(Message, frozen=True, kw_only=True, tag="assigned"):
     token: str
     client_id: str
     incarnation: str
+    secret: str
     position: int | None
     is_anchored: bool
     soft_until_ms: int

@@ -127,6 +127,7 @@ class RemoteGrants:
             partition=record.partition,
             epoch=record.epoch,
             grantee=record.grantee.hex(),
+            secret=asked.holding.claim.secret.hex(),
             first=record.first,
             last=record.proposed_last_offset,
             timeout_ms=min(half_ms, VERDICT_MS_MAX),
@@ -218,7 +219,7 @@ def _transition(key: Key, record: ClaimingMessages, granted: Granted) -> Transit
     if is_granted and granted.first is not None and granted.last is not None:
         detail = {"first": granted.first, "last": granted.last}
     return Transition(
-        granted.offset,
+        record.epoch if granted.offset is None else granted.offset,
         granted.outcome,
         "granted" if is_granted else None,
         granted.reason,

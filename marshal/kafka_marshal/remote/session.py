@@ -299,6 +299,7 @@ class RemoteSession:
         claim.claimant = Claimant(owner, key.group_id, master=b"")
         claim.epoch = said.epoch
         claim.token = Token.parse(said.token)
+        claim.secret = bytes.fromhex(said.secret)
         claim.lease = Lease(said.soft_until_ms, said.hard_until_ms)
         claim.heartbeat_interval_ms = self._context.heartbeat_interval_ms
         holding.why = said.why

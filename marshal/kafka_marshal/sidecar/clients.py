@@ -270,6 +270,7 @@ def assigned(
         token=str(claim.token),
         client_id=owner.client_id,
         incarnation=owner.incarnation.hex(),
+        secret=claim.secret.hex(),
         position=position,
         is_anchored=head is not None,
         soft_until_ms=until.soft_until_ms,

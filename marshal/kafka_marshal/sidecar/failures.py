@@ -24,6 +24,8 @@ GONE = "gone"
 """Reason of a ``ClaimLost``: this process was registered and is no more."""
 UNKNOWN = "unknown"
 """Reason of a ``ClaimLost``: nobody of that name is registered."""
+WRONG_SECRET = "wrong_secret"  # noqa: S105 - a reason
+"""Reason of a ``ClaimRejected``: the request does not show the claim's secret."""
 
 # From special to general: the first that fits counts.
 _STATUS: tuple[tuple[type[MarshalError], int], ...] = (
@@ -37,7 +39,7 @@ _STATUS: tuple[tuple[type[MarshalError], int], ...] = (
     (PositionError, 409),
     (DeadlineExceeded, 504),
 )
-_OF_REASON = {GONE: 410, UNKNOWN: 404}
+_OF_REASON = {GONE: 410, UNKNOWN: 404, WRONG_SECRET: 403}
 
 
 @attrs.frozen
@@ -116,7 +118,7 @@ def status_of(error: MarshalError) -> int:
     What Kafka did not do is 503 where it may do it later, else 502: the sidecar
     itself is well, and nothing that a client says would change it.
     """
-    if isinstance(error, ClaimLost) and error.reason in _OF_REASON:
+    if isinstance(error, ClaimLost | ClaimRejected) and error.reason in _OF_REASON:
         return _OF_REASON[error.reason]
     for kind, status in _STATUS:
         if isinstance(error, kind):

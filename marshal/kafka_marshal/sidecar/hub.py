@@ -1,11 +1,12 @@
 """The hub: what a sidecar's requests are answered from, the only part they call."""
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from kafka_marshal.engine.awaiting import await_news
-from kafka_marshal.engine.tickets import Ticket, Verdict, Wish
+from kafka_marshal.engine.tickets import Ticket, Verdict
 from kafka_marshal.errors import (
     ClaimLost,
     ConfigurationError,
@@ -13,7 +14,7 @@ from kafka_marshal.errors import (
     DeadlineExceeded,
 )
 from kafka_marshal.protocol.codec import is_identifier, is_topic
-from kafka_marshal.protocol.types import Key, Owner
+from kafka_marshal.protocol.types import Key
 from kafka_marshal.protocol.world import world_to_object
 from kafka_marshal.remote import api
 from kafka_marshal.remote.looking import LocalClient
@@ -24,14 +25,15 @@ from kafka_marshal.sidecar.deathwatch import DeathWatch
 from kafka_marshal.sidecar.face import HubFace
 from kafka_marshal.sidecar.failures import UNKNOWN
 from kafka_marshal.sidecar.feed import Feed
+from kafka_marshal.sidecar.grants import Grants
 from kafka_marshal.sidecar.host import LEFT, Host
 from kafka_marshal.sidecar.lobby import Lobby
 from kafka_marshal.sidecar.peers import Caller, Peer
 from kafka_marshal.sidecar.promises import boot_id
-from kafka_marshal.sidecar.repeats import Repeats
 from kafka_marshal.sidecar.states import State, States
 
 LOOKUP_MS_MAX = 10_000
+CLAIM_MS_MAX = 1_000
 WAIT_SLICE_MS = 50
 BEATS_PER_H = 6
 BEAT_MS_MAX = 1_000
@@ -84,7 +86,8 @@ class Hub(HubFace):
             watch=watch,
             boot_id=self._boot_id,
         )
-        self._repeats = Repeats(runtime.engine.tickets)
+        engine = runtime.engine
+        self._grants = Grants(engine.context, engine.tickets, data=runtime.ports.data)
         self._is_draining = False
         self._is_closed = False
 
@@ -466,37 +469,52 @@ class Hub(HubFace):
         """Ask the log for offsets at most once, and wait for the fold's verdict.
 
         Raises:
-            ConfigurationError: It asks for nothing.
+            ConfigurationError: It asks for nothing, or for what is not written yet.
+            ClaimRejected: It does not show the secret of the claim.
+            CoordinationError: The claim is not read yet, or the cluster did not say
+                where the data log ends.
             DeadlineExceeded: There was none in time; it may come later, and what is
                 granted then is reported as lost.
         """
+        key = _key_asked(group_id, ask)
+        until_ms = self._context.now_ms + ask.timeout_ms
+        with self._engine.changed:
+            self._await_claim(key, ask)
+            is_over = self._grants.is_over(key, ask)
+            if not is_over:
+                self._grants.require_secret(key, ask)
+        if not is_over:
+            left_ms = max(0, until_ms - self._context.now_ms)
+            self._grants.require_end(key, ask, timeout_ms=left_ms)
         with self._engine.changed:
             ticket = self.begin_grant(group_id, ask)
-            return granted_now(self._await_verdict(ticket, ask.timeout_ms))
+            left_ms = max(0, until_ms - self._context.now_ms)
+            return granted_now(self._await_verdict(ticket, left_ms))
 
     def begin_grant(self, group_id: str, ask: api.GrantAsk) -> Ticket:
-        """Ask the log for offsets, and wait for nothing; raises as ``grant``."""
-        _require_name("group_id", group_id)
-        if ask.last < ask.first:
-            raise ConfigurationError(
-                f"offsets {ask.first} to {ask.last} are none", setting="last"
-            )
-        key = Key(group_id, ask.topic, ask.partition)
-        owner = Owner(ask.client_id, bytes.fromhex(ask.incarnation))
-        wish = Wish(
-            *(key, owner, ask.epoch, bytes.fromhex(ask.grantee)),
-            *(ask.first, ask.last, ask.done),
-        )
+        """Ask the log for offsets, and wait for nothing; raises as ``grant``.
+
+        Where the data log ends is not asked: that waits.
+        """
+        key = _key_asked(group_id, ask)
 
         def note(first: int, last: int) -> None:
             host = self._lobby.hosts.get(group_id)
-            if host is not None and host.session.claimant.owner == owner:
+            if host is not None:
                 host.note_grant(key, ask.epoch, first=first, last=last)
 
         with self._engine.changed:
             if self._engine.failure is not None:
                 raise self._engine.failure
-            return self._repeats.ticket(ask, wish, note=note)
+            return self._grants.ticket(key, ask, note=note)
+
+    def _await_claim(self, key: Key, ask: api.GrantAsk) -> None:
+        """Wait a moment for a claim of another host that is not read yet."""
+        timeout_ms = min(ask.timeout_ms, CLAIM_MS_MAX)
+        with suppress(DeadlineExceeded):
+            self._await(
+                lambda: self._grants.has_read(key, ask), timeout_ms, what="claim"
+            )
 
     def _await_verdict(self, ticket: Ticket, timeout_ms: int) -> Verdict:
         def is_answered() -> bool:
@@ -571,6 +589,20 @@ def _is_over(pending: tuple[Host, list[int]]) -> bool:
     host, seqs = pending
     session = host.session
     return not session.leaving_count and not session.is_pending(seqs, late=False)
+
+
+def _key_asked(group_id: str, ask: api.GrantAsk) -> Key:
+    """Return the key that offsets of are asked for.
+
+    Raises:
+        ConfigurationError: The request asks for nothing, or of no group.
+    """
+    _require_name("group_id", group_id)
+    if ask.last < ask.first:
+        raise ConfigurationError(
+            f"offsets {ask.first} to {ask.last} are none", setting="last"
+        )
+    return Key(group_id, ask.topic, ask.partition)
 
 
 def _key(who: Caller, said: api.Standing) -> Key:

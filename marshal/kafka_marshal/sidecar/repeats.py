@@ -18,7 +18,8 @@ from kafka_marshal.remote.api import GrantAsk
 GRANTEES_MAX = 1_000
 REQUESTS_MAX = 64
 
-Asker = tuple[str, str]
+Asker = tuple[str, str, str]
+"""Group, grantee, and the secret that was shown."""
 
 
 @attrs.define(eq=False)
@@ -39,7 +40,7 @@ class _Asked:
     def is_failed(self) -> bool:
         """Whether the log did not take it, as far as is known (PROTOCOL 1.4)."""
         ticket = self.ticket
-        return ticket.verdict is None and ticket.append.error() is not None
+        return ticket.verdict is None and ticket.error is not None
 
     def take(self, first: int, last: int) -> None:
         """Note what is granted, once."""
@@ -87,16 +88,10 @@ class Repeats:
         """
         if ask.request is None:
             return self._tickets.ask(wish, on_granted=note)
-        requests = self._requests_of((wish.key.group_id, ask.grantee))
-        before = requests.get(ask.request)
-        if before is not None and not _is_same(before.ticket.wish, wish):
-            raise ConfigurationError(
-                f"request {ask.request} of this grantee asked for something else "
-                "before; number requests one by one",
-                setting="request",
-            )
-        if before is not None and not before.is_failed:
-            return before.revive()
+        before = self.find(ask, wish)
+        if before is not None:
+            return before
+        requests = self._requests_of(_asker(ask, wish))
         # What did not land may yet: then its range is lost, as without numbers.
         asked = _Asked(self._tickets.ask(wish), note)
         asked.ticket.on_granted = asked.take
@@ -105,12 +100,39 @@ class Repeats:
             requests.popitem(last=False)
         return asked.ticket
 
+    def find(self, ask: GrantAsk, wish: Wish) -> Ticket | None:
+        """Return the ticket of a request that was appended, None where none was.
+
+        Raises:
+            ConfigurationError: Something else was asked under its number.
+        """
+        requests = self._grantees.get(_asker(ask, wish))
+        if requests is None or ask.request is None:
+            return None
+        before = requests.get(ask.request)
+        if before is None:
+            return None
+        if not _is_same(before.ticket.wish, wish):
+            raise ConfigurationError(
+                f"request {ask.request} of this grantee asked for something else "
+                "before; number requests one by one",
+                setting="request",
+            )
+        if before.is_failed:
+            return None
+        self._grantees.move_to_end(_asker(ask, wish))
+        return before.revive()
+
     def _requests_of(self, asker: Asker) -> OrderedDict[int, _Asked]:
         requests = self._grantees.setdefault(asker, OrderedDict())
         self._grantees.move_to_end(asker)
         while len(self._grantees) > GRANTEES_MAX:
             self._grantees.popitem(last=False)
         return requests
+
+
+def _asker(ask: GrantAsk, wish: Wish) -> Asker:
+    return wish.key.group_id, ask.grantee, ask.secret
 
 
 def _is_same(one: Wish, other: Wish) -> bool:

@@ -59,6 +59,10 @@ class Ranges(Protocol):
         """Return the token of every claim that stands."""
         ...
 
+    def secrets(self) -> dict[TopicPartition, str]:
+        """Return the secret of every claim that stands."""
+        ...
+
     def partitions(self) -> list[TopicPartition]:
         """Return everything that is wanted."""
         ...
@@ -154,6 +158,7 @@ class Part:
 
     stretch: Stretch
     owner: Owner
+    secret: str = attrs.field(repr=False)
 
 
 @attrs.define(eq=False)
@@ -512,7 +517,9 @@ class Claims:
         return found
 
     def _decide(self, undecided: Iterable[Stretch], found: list[Part]) -> list[Stretch]:
-        tokens, held = self.ranges.tokens(), self.ranges.held()
+        # Secrets after tokens: one of a later claim is of no use under this one.
+        tokens, secrets = self.ranges.tokens(), self.ranges.secrets()
+        held = self.ranges.held()
         left = []
         for each in undecided:
             now = held.get(each.partition)
@@ -522,10 +529,12 @@ class Claims:
                 if now is not None:
                     self._owner = now.owner
                 assert self._owner is not None
-                found.append(Part(each._replace(token=token), self._owner))
+                secret = secrets.get(each.partition, "")
+                found.append(Part(each._replace(token=token), self._owner, secret))
             elif now is not None and _follows(now, _token(each)):
                 if self._inherit(each, now):
-                    found.append(Part(each._replace(token=now.token), now.owner))
+                    part = each._replace(token=now.token)
+                    found.append(Part(part, now.owner, now.secret))
                 else:
                     left.append(each)
             elif now is None:

@@ -115,13 +115,14 @@ class MarshalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         options = self._options
         query = self._opened()
         parts = query.claims.parts(to_marks(start), to_marks(end))
-        owners = {part.stretch.partition: part.owner for part in parts}
+        of = {part.stretch.partition: part for part in parts}
         ranges = [part.stretch for part in parts]
         if options.delivery == "alo":
             ranges = cut(ranges, options.min_partitions)
         tasks = []
         for each in ranges:
-            owner = owners[each.partition]
+            part = of[each.partition]
+            owner = part.owner
             assert each.token is not None
             claim = ClaimRef(
                 query.marshal.group_id,
@@ -131,6 +132,7 @@ class MarshalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 each.partition.partition,
                 each.token.offset,
                 str(each.token),
+                part.secret,
             )
             span = (each.first, each.end)
             tasks.append(Task(each.partition, *span, claim, each.topic_id))

@@ -255,6 +255,7 @@ def simulate_hosted(
     delivery: Delivery | None = None,
     faults: Sequence[str] | None = None,
     rounds: int = 200,
+    span: int | None = None,
 ) -> Report:
     """Run one seed.
 
@@ -263,6 +264,7 @@ def simulate_hosted(
         delivery: The guarantee asked for; drawn without it.
         faults: What may go wrong, of ``FAULTS``; drawn without it.
         rounds: How long things are broken.
+        span: Limit of the Config; the default without it.
 
     Returns:
         What happened, where every invariant held.
@@ -271,5 +273,7 @@ def simulate_hosted(
         RunFailed: One did not; the message repeats it.
     """
     with tempfile.TemporaryDirectory(prefix="marshal-hosted-") as folder:
-        world = HostedWorld(seed, folder=Path(folder), delivery=delivery, faults=faults)
+        world = HostedWorld(
+            seed, folder=Path(folder), delivery=delivery, faults=faults, span=span
+        )
         return HostedSimulation(world).run(rounds=rounds)

@@ -27,6 +27,7 @@ class ClaimRef:
         partition: Data partition.
         epoch: Epoch of the claim.
         token: Its fencing token, dotted.
+        secret: Shown to a sidecar with each request, in hex.
     """
 
     group_id: str
@@ -36,6 +37,7 @@ class ClaimRef:
     partition: int
     epoch: int
     token: str
+    secret: str = attrs.field(repr=False)
 
     @property
     def key(self) -> Key:

@@ -44,6 +44,7 @@ class SidecarOffice(TicketOffice):
             partition=ref.partition,
             epoch=ref.epoch,
             grantee=os.urandom(GRANTEE_BYTES).hex(),
+            secret=ref.secret,
             first=first,
             last=last,
             timeout_ms=timeout_ms,

@@ -30,6 +30,7 @@ from kafka_marshal.protocol.claiming import (
     Phase,
     PreviousLife,
     estimate,
+    grant_secret,
     key_secret,
     resumable,
 )
@@ -385,6 +386,23 @@ def test_secrets_differ_by_key_and_by_life():
     secrets.add(key_secret(b"n" * 32, KEY))
     assert len(secrets) == 5
     assert {len(secret) for secret in secrets} == {16}
+
+
+def test_each_claim_has_a_secret_for_its_grants():
+    """What the log has of a claim leads to what its holder shows."""
+    it = new_claim()
+    assert it.secret == b""
+    record = it.claim_record(4, 2)
+    it.claim_sent(0, 0)
+    assert judge(it, WON, seq=0)
+    assert it.secret == grant_secret(record.resume_hash, KEY, epoch=it.epoch)
+    others = [KEY._replace(group_id="h"), KEY._replace(topic="u"), Key("g", "t", 1)]
+    found = {grant_secret(record.resume_hash, key, epoch=5) for key in [KEY, *others]}
+    found.add(grant_secret(record.resume_hash, KEY, epoch=6))
+    found.add(grant_secret(b"h" * 32, KEY, epoch=5))
+    found.add(key_secret(MASTER, KEY))
+    assert len(found) == 7
+    assert {len(secret) for secret in found} == {16}
 
 
 def test_sequence_numbers_grow():

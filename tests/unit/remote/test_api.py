@@ -14,6 +14,7 @@ EVENTS = [
         token="0.2.17",
         client_id="host-a",
         incarnation="ab" * 16,
+        secret="5e" * 16,
         position=None,
         is_anchored=False,
         soft_until_ms=5_000,

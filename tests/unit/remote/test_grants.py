@@ -2,7 +2,7 @@
 
 import pytest
 from enginekit import AMO, T0, H, values
-from remotekit import GRANTEE, RemoteRig, granted, key, lost
+from remotekit import GRANTEE, SECRET, RemoteRig, granted, key, lost
 
 from kafka_marshal.errors import (
     ClaimLost,
@@ -43,6 +43,7 @@ def test_a_request_names_claim_and_process(rig, consumer):
     (ask,) = rig.asked
     assert (ask.client_id, ask.epoch, ask.grantee) == ("host-a", 5, GRANTEE.hex())
     assert (ask.first, ask.last, ask.done) == (0, 3, 0)
+    assert ask.secret == SECRET, "as it was assigned"
     assert values(consumer.poll()) == {0: [0, 1, 2, 3]}
 
 
@@ -194,11 +195,15 @@ def test_what_is_granted_and_unused_is_reported_with_the_end(rig, consumer):
     assert [each["ranges"] for each in rig.events("granted_unprocessed")] == [[(0, 3)]]
 
 
-def test_a_request_that_the_log_ignored_ends_the_claim(rig, consumer):
+@pytest.mark.parametrize("offset", [60, None])
+def test_a_request_that_the_log_ignored_ends_the_claim(rig, consumer, offset):
+    """Without an offset the claim had ended before, and nothing was appended."""
     consumer.poll()
-    rig.answer(granted(None, None, outcome="ignored", reason="old_epoch", offset=60))
+    ignored = granted(None, None, outcome="ignored", reason="old_epoch", offset=offset)
+    rig.answer(ignored)
     (ended,) = rig.events("claim_ended")
-    assert (ended["ending"].reason, ended["ending"].at_offset) == ("grant_ignored", 60)
+    ending = ended["ending"]
+    assert (ending.reason, ending.at_offset) == ("grant_ignored", offset)
     assert rig.session.holdings == {}
 
 

@@ -83,6 +83,7 @@ class Linked:
             token=f"1.0.{epoch}",
             client_id="host-a",
             incarnation=self.sidecar.incarnation,
+            secret="5e" * 16,
             position=position,
             is_anchored=True,
             soft_until_ms=now_ms + lasts_ms,

@@ -64,6 +64,12 @@ def test_values_of_an_error_are_told():
     assert answered(errors.GroupPaused("x", until_ms=1, by="me")).failure.holder == "me"
 
 
+def test_whoever_does_not_show_a_claims_secret_is_forbidden():
+    wrong = errors.ClaimRejected("x", reason=failures.WRONG_SECRET)
+    assert answered(wrong).status == 403
+    assert answered(errors.ClaimRejected("x")).status == 409
+
+
 def test_what_nobody_foresaw_tells_nothing_of_the_inside():
     found = answered(RuntimeError("password=hunter2"))
     assert found.status == 500

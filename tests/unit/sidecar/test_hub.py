@@ -105,6 +105,7 @@ def granted(machine, client, key, first, last, **rest):
         partition=key.partition,
         epoch=client.held[key][0],
         grantee=rest.pop("grantee", client.instance),
+        secret=rest.pop("secret", client.secrets[key]),
         first=first,
         last=last,
         timeout_ms=rest.pop("timeout_ms", 1_000),
@@ -150,19 +151,20 @@ def test_a_grant_is_as_long_as_the_configs_span_from_the_head():
 
 def test_under_an_old_claim_nothing_is_granted(single):
     a = having(single, count=1, delivery="amo")
-    a.held[KEY] = (a.held[KEY][0] + 1, 0)
+    a.held[KEY] = (a.held[KEY][0] - 1, 0)
     assert granted(single, a, KEY, 0, 4).reason == "old_epoch"
 
 
 def test_a_verdict_that_does_not_come_is_not_waited_for_for_ever(single):
     a = having(single, count=1, delivery="amo")
+    granted(single, a, KEY, 0, 4)
     single.node.cut(is_cut=True)
     with pytest.raises(DeadlineExceeded, match="verdict"):
-        granted(single, a, KEY, 0, 4, timeout_ms=200)
+        granted(single, a, KEY, 5, 9, timeout_ms=200)
     single.node.cut(is_cut=False)
     single.cluster.run(200)
     (event,) = single.events.named("granted_unprocessed")
-    assert event.fields["ranges"] == [(0, 4)]
+    assert event.fields["ranges"] == [(5, 9)]
 
 
 def test_a_request_that_comes_again_is_granted_nothing_more(single):
@@ -179,12 +181,13 @@ def test_a_request_that_comes_again_is_granted_nothing_more(single):
 
 def test_a_request_in_time_is_not_reported_though_one_before_gave_up(single):
     a = having(single, count=1, delivery="amo")
+    granted(single, a, KEY, 0, 4)
     single.node.cut(is_cut=True)
     with pytest.raises(DeadlineExceeded):
-        granted(single, a, KEY, 0, 4, timeout_ms=200, request=1)
+        granted(single, a, KEY, 5, 9, timeout_ms=200, request=1)
     single.node.cut(is_cut=False)
-    got = granted(single, a, KEY, 0, 4, request=1)
-    assert (got.first, got.last) == (0, 4)
+    got = granted(single, a, KEY, 5, 9, request=1)
+    assert (got.first, got.last) == (5, 9)
     assert not single.events.named("granted_unprocessed")
 
 

@@ -32,11 +32,11 @@ class Bench:
         self.repeats = Repeats(self.appended)
         self.noted = []
 
-    def ask(self, number=1, *, first=0, grantee=1, group="g", mark=None):
+    def ask(self, number=1, *, first=0, grantee=1, group="g", mark=None, secret="5e"):
         key = Key(group, "t", 0)
         grantee = bytes([grantee % 256, grantee // 256])
         wish = Wish(key, OWNER, 5, grantee, first, first + 9, mark)
-        ask = SimpleNamespace(request=number, grantee=grantee.hex())
+        ask = SimpleNamespace(request=number, grantee=grantee.hex(), secret=secret)
         return self.repeats.ticket(ask, wish, note=lambda *run: self.noted.append(run))
 
     def grant(self, ticket):
@@ -73,7 +73,9 @@ def test_what_was_given_up_is_noted_for_whoever_asks_again(bench):
 
 
 @pytest.mark.parametrize(
-    "other", [{"number": 2}, {"grantee": 2}, {"group": "h"}], ids=str
+    "other",
+    [{"number": 2}, {"grantee": 2}, {"group": "h"}, {"secret": "6f"}],
+    ids=str,
 )
 def test_another_request_is_appended(bench, other):
     assert bench.ask() is not bench.ask(**other)

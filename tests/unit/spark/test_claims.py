@@ -375,6 +375,10 @@ def test_what_goes_to_another_is_finished_first():
     two = cluster.node("two", wish=wish())
     cluster.run_until(query.ranges.leaving, 4 * H)
     assert set(query.read()) == {0, 1}, "it was begun, so it is read"
+    holdings = query.node.session.holdings.values()
+    secrets = {holding.claim.secret.hex() for holding in holdings}
+    parts = query.claims.parts({}, query.checkpoint[-1])
+    assert {part.secret for part in parts} == secrets, "also of what is leaving"
     assert not two.held
     assert len(query.batch(Limit(most=1))) == 1
     cluster.run_until(lambda: len(two.held) == 1, 2 * H)

@@ -15,7 +15,7 @@ from kafka_marshal.testing.clock import VirtualClock
 from kafka_marshal.tickets import ClaimRef
 
 T0 = TopicPartition("t", 0)
-CLAIM = ClaimRef("g", "c", b"i" * 16, "t", 0, 5, "1.0.5")
+CLAIM = ClaimRef("g", "c", b"i" * 16, "t", 0, 5, "1.0.5", "5e" * 16)
 BASE = {"kafka.bootstrap.servers": "b:1", "subscribe": "t", "group": "g"}
 
 

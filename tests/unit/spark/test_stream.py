@@ -21,6 +21,7 @@ BASE = {"kafka.bootstrap.servers": "b:1", "subscribe": "t", "group": "g"}
 T0 = TopicPartition("t", 0)
 TOKEN = Token(1, 0, 55)
 OWNER = Owner("me", b"i" * 16)
+SECRET = "5e" * 16
 END = {T0: Mark(TOKEN, 0, 10)}
 
 
@@ -37,7 +38,7 @@ class Claims:
 
     def parts(self, start, end):
         self.calls.append(("parts", start, end))
-        return [Part(Stretch(T0, TOKEN, 0, 10), OWNER)]
+        return [Part(Stretch(T0, TOKEN, 0, 10), OWNER, SECRET)]
 
     def confirm(self, marks):
         self.calls.append(("confirm", marks))
@@ -127,7 +128,7 @@ def test_tasks_carry_their_range_and_claim(reader):
     claim = tasks[0].claim
     assert (claim.group_id, claim.topic, claim.partition) == ("g", "t", 0)
     assert (claim.client_id, claim.incarnation) == ("me", OWNER.incarnation)
-    assert (claim.epoch, claim.token) == (55, "1.0.55")
+    assert (claim.epoch, claim.token, claim.secret) == (55, "1.0.55", SECRET)
     assert pickle.loads(pickle.dumps(tasks)) == tasks
     one = reader(minPartitions="2", delivery="amo")
     (task,) = [each.task for each in one.partitions({}, to_offset(END))]

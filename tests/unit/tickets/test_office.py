@@ -7,13 +7,17 @@ from officekit import Office, ref_of
 
 from kafka_marshal.tickets import ClaimRef, Standing
 
-REF = ClaimRef("g", "a", b"i" * 16, "t", 0, 7, "1.0.7")
+REF = ClaimRef("g", "a", b"i" * 16, "t", 0, 7, "1.0.7", "5e" * 16)
 
 
 def test_a_claim_travels():
     assert pickle.loads(pickle.dumps(REF)) == REF
     assert REF.key == KEY
     assert REF.owner == ("a", b"i" * 16)
+
+
+def test_a_secret_is_not_shown():
+    assert REF.secret not in repr(REF)
 
 
 def test_the_newest_claim_is_told_with_its_token():

@@ -6,7 +6,7 @@ import httpx
 import msgspec
 import pytest
 
-from kafka_marshal.errors import CoordinationError, DeadlineExceeded
+from kafka_marshal.errors import ClaimRejected, CoordinationError, DeadlineExceeded
 from kafka_marshal.protocol.types import Owner
 from kafka_marshal.remote.address import Address
 from kafka_marshal.remote.api import Failure, Granted
@@ -15,7 +15,7 @@ from kafka_marshal.remote.looking import AsOf, FenceNow
 from kafka_marshal.tickets import ClaimRef, Standing, TicketOffice, Verdict
 from kafka_marshal.tickets.sidecar import SidecarOffice
 
-REF = ClaimRef("g", "a", b"i" * 16, "t", 3, 7, "1.0.7")
+REF = ClaimRef("g", "a", b"i" * 16, "t", 3, 7, "1.0.7", "5e" * 16)
 ELSEWHERE = Verdict((0, 1), None, 99)
 STANDING = Standing("1.0.7", 7, REF.owner)
 
@@ -82,6 +82,7 @@ def test_what_is_granted_is_what_the_sidecar_says():
     assert said["incarnation"] == (b"i" * 16).hex()
     assert (said["topic"], said["partition"], said["epoch"]) == ("t", 3, 7)
     assert (said["first"], said["last"], said["timeout_ms"]) == (0, 9, 1_000)
+    assert said["secret"] == REF.secret
 
 
 def test_each_request_has_a_grantee_of_its_own():
@@ -152,6 +153,15 @@ def test_what_may_have_been_granted_is_not_asked_elsewhere(answer):
     with pytest.raises(CoordinationError):
         asker.ask(REF, (0, 1), timeout_ms=1_000)
     assert len(asked) == 2
+    assert asker._otherwise.asked == 0
+
+
+def test_a_wrong_secret_is_an_error_and_not_a_reason_to_ask_elsewhere():
+    said = Failure(error="ClaimRejected", message="no", reason="wrong_secret")
+    asker, _ = office((403, said))
+    with pytest.raises(ClaimRejected) as caught:
+        asker.spend(REF, 0, 1, timeout_ms=1_000)
+    assert caught.value.reason == "wrong_secret"
     assert asker._otherwise.asked == 0
 
 

@@ -45,6 +45,7 @@ FAULTS = (
     "unwatched",
 )
 """What may go wrong; a seed draws which of these exist in its world."""
+OF_APPENDS = frozenset({"delay", "late", "loss", "copies"})
 
 
 @attrs.define(eq=False)
@@ -132,6 +133,8 @@ class Fates:
 class HostedWorld:
     """Who is there, and what they do."""
 
+    is_broken: bool = True
+
     def __init__(
         self,
         seed: int,
@@ -139,6 +142,7 @@ class HostedWorld:
         folder: Path,
         delivery: Delivery | None = None,
         faults: Sequence[str] | None = None,
+        span: int | None = None,
     ) -> None:
         """Draw a world.
 
@@ -147,6 +151,7 @@ class HostedWorld:
             folder: Where sidecars keep identities and promises; empty.
             delivery: The guarantee asked for; drawn without it.
             faults: What may go wrong, of ``FAULTS``; drawn without it.
+            span: Limit of the Config; the default without it.
         """
         self.seed = seed
         rng = self.rng = random.Random(seed)  # noqa: S311 - repeatable on purpose
@@ -158,13 +163,13 @@ class HostedWorld:
         lot = [name for name in FAULTS if rng.random() < 0.5]  # noqa: PLR2004
         self.faults = frozenset(lot if faults is None else faults)
         self.fates = Fates(random.Random(seed + 1), self.h)  # noqa: S311
-        appends = self.faults & {"delay", "late", "loss", "copies"}
-        self.fates.faults = tuple(sorted(appends))
+        self.fates.faults = tuple(sorted(self.faults & OF_APPENDS))
         self.fates.hardness = rng.choice([0.05, 0.2, 0.4])
         self.cluster = Cluster(
             heartbeat_interval_ms=self.h,
             partitions=rng.randint(1, 2),
             policy=self.fates,
+            limits={} if span is None else {"span": span},
         )
         self.places = self.cluster.fill(TOPIC, [0] * rng.randint(1, 4))
         self.cluster.fill(CLAIMED_TOPIC, [0])
@@ -189,7 +194,6 @@ class HostedWorld:
         self.processes: list[Process] = []
         self._users: dict[tuple[Key, Token], Process] = {}
         self._names = self._pids = self._starts = 0
-        self.is_broken = True
         self.restarts: list[tuple[int, Process]] = []
         self.hosts = [
             Place(self._host(f"host-{number}", folder))

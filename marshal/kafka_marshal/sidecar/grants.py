@@ -1,0 +1,151 @@
+"""Requests for offsets at most once at a sidecar: who may make them, and how far.
+
+PROTOCOL 12: a peer touches only what it claimed. So each request shows the secret of
+the claim that it is made under, and reaches no further than the data partition's log.
+"""
+
+import threading
+from collections import OrderedDict
+
+from kafka_marshal.engine import Context
+from kafka_marshal.engine.tickets import OnGranted, Ticket, Tickets, Verdict, Wish
+from kafka_marshal.errors import ClaimRejected, ConfigurationError, CoordinationError
+from kafka_marshal.ports import DataLog
+from kafka_marshal.protocol.claiming import grant_secret
+from kafka_marshal.protocol.granting import why_over
+from kafka_marshal.protocol.state import KeyState
+from kafka_marshal.protocol.transition import IGNORED
+from kafka_marshal.protocol.types import Key, Owner, TopicPartition
+from kafka_marshal.remote.api import GrantAsk
+from kafka_marshal.sidecar.failures import WRONG_SECRET
+from kafka_marshal.sidecar.peers import is_same
+from kafka_marshal.sidecar.repeats import Repeats
+
+ENDS_MAX = 10_000
+
+
+class Grants:
+    """Checks requests for offsets, and appends those that are allowed.
+
+    Args:
+        context: What is known of the log.
+        tickets: Appends requests.
+        data: Tells where the logs of data partitions end.
+    """
+
+    def __init__(self, context: Context, tickets: Tickets, *, data: DataLog) -> None:
+        self._context = context
+        self._data = data
+        self._repeats = Repeats(tickets)
+        self._lock = threading.Lock()
+        self._ends: OrderedDict[TopicPartition, int] = OrderedDict()
+
+    def has_read(self, key: Key, ask: GrantAsk) -> bool:
+        """Return whether the log is read up to the claim. Under the engine's lock."""
+        known = self._known(key)
+        return known is not None and known.epoch >= ask.epoch
+
+    def is_over(self, key: Key, ask: GrantAsk) -> bool:
+        """Return whether the claim has ended. Under the engine's lock."""
+        return self._why_over(key, ask) is not None
+
+    def ticket(self, key: Key, ask: GrantAsk, *, note: OnGranted) -> Ticket:
+        """Append a request, or find the ticket of an earlier one.
+
+        Called under the engine's lock. A request under a claim that has ended is
+        answered at once, and the log hears nothing of it.
+
+        Args:
+            key: The key.
+            ask: The request.
+            note: Takes what is granted.
+
+        Raises:
+            ClaimRejected: It does not show the secret of the claim.
+            ConfigurationError: Another request was made under its number.
+            CoordinationError: The claim is not read yet; or too many requests have
+                no verdict.
+        """
+        wish = Wish(
+            *(key, _owner(ask), ask.epoch, bytes.fromhex(ask.grantee)),
+            *(ask.first, ask.last, ask.done),
+        )
+        reason = self._why_over(key, ask)
+        if reason is None:
+            self.require_secret(key, ask)
+            return self._repeats.ticket(ask, wish, note=note)
+        before = self._repeats.find(ask, wish)
+        if before is not None:
+            return before
+        known = self._known(key)
+        head = None if known is None else known.next_unclaimed()
+        verdict = Verdict(IGNORED, reason, None, head, None)
+        return Ticket(wish, self._context.now_ms, None, verdict=verdict)
+
+    def require_secret(self, key: Key, ask: GrantAsk) -> None:
+        """Require that a request shows the secret of its claim, which stands.
+
+        Called under the engine's lock.
+
+        Raises:
+            ClaimRejected: It does not.
+            CoordinationError: The claim is not read yet.
+        """
+        known = self._known(key)
+        if known is None or known.epoch < ask.epoch:
+            raise CoordinationError(
+                f"this sidecar has not read the claim of {key.topic_partition} at log "
+                f"offset {ask.epoch} yet; ask again in a moment"
+            )
+        given = bytes.fromhex(ask.secret)
+        known_hash = known.resume_hash
+        if known_hash is None or not is_same(
+            given, grant_secret(known_hash, key, epoch=ask.epoch)
+        ):
+            raise ClaimRejected(
+                f"the request does not show the secret of the claim of "
+                f"{key.topic_partition} that {ask.client_id!r} holds; take it from the "
+                "event 'assigned', or from the ticket of the claim's holder",
+                holder=ask.client_id,
+                at_offset=ask.epoch,
+                reason=WRONG_SECRET,
+            )
+
+    def require_end(self, key: Key, ask: GrantAsk, *, timeout_ms: int) -> None:
+        """Require that a request does not reach beyond the end of the data log.
+
+        The cluster is asked only where the request reaches beyond the end that is
+        known: an end only grows. Blocks; called without the engine's lock.
+
+        Raises:
+            ConfigurationError: It reaches beyond.
+            CoordinationError: The cluster did not say where the log ends.
+        """
+        place = key.topic_partition
+        with self._lock:
+            if ask.last < self._ends.get(place, 0):
+                return
+        found = self._data.ranges([place], timeout_ms).get(place)
+        end = 0 if found is None else found.end
+        with self._lock:
+            self._ends[place] = end
+            self._ends.move_to_end(place)
+            while len(self._ends) > ENDS_MAX:
+                self._ends.popitem(last=False)
+        if ask.last >= end:
+            raise ConfigurationError(
+                f"offsets up to {ask.last} of {place} are asked for, and its log ends "
+                f"at {end}: whoever is granted what is not written yet loses it for "
+                "the group; ask for what was fetched",
+                setting="last",
+            )
+
+    def _known(self, key: Key) -> KeyState | None:
+        return self._context.replica_of(key).world.keys.get(key)
+
+    def _why_over(self, key: Key, ask: GrantAsk) -> str | None:
+        return why_over(self._known(key), _owner(ask), epoch=ask.epoch)
+
+
+def _owner(ask: GrantAsk) -> Owner:
+    return Owner(ask.client_id, bytes.fromhex(ask.incarnation))

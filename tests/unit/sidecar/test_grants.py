@@ -1,0 +1,233 @@
+"""Who may ask a sidecar for offsets at most once, and how far a request may reach."""
+
+import msgspec
+import pytest
+from enginekit import KEY, H, fold, of, owning, world
+from sidecarkit import Machine, having
+
+from kafka_marshal.errors import (
+    ClaimRejected,
+    ConfigurationError,
+    CoordinationError,
+)
+from kafka_marshal.protocol.claiming import grant_secret
+from kafka_marshal.protocol.records import ClaimingMessages
+from kafka_marshal.protocol.types import TopicPartition
+from kafka_marshal.remote import api
+from kafka_marshal.sidecar import grants as grants_module
+from kafka_marshal.sidecar.failures import WRONG_SECRET
+
+TASK = "7a" * 16
+WRONG = "00" * 16
+
+
+@pytest.fixture
+def single():
+    return Machine(world(records=(20,)))
+
+
+def asking(machine, client, **changes):
+    """Return a request of a client, with changes."""
+    owner = machine.hub.hosts[0].session.claimant.owner
+    plain = api.GrantAsk(
+        client_id=owner.client_id,
+        incarnation=owner.incarnation.hex(),
+        topic=KEY.topic,
+        partition=KEY.partition,
+        epoch=client.held[KEY][0],
+        grantee=TASK,
+        secret=client.secrets[KEY],
+        first=0,
+        last=4,
+        timeout_ms=1_000,
+    )
+    return msgspec.structs.replace(plain, **changes)
+
+
+def requests(machine, client_id="host-1"):
+    return of(machine.cluster, client_id, ClaimingMessages)
+
+
+# --- secrets
+
+
+def test_the_holder_is_told_the_secret_of_its_claim(single):
+    a = having(single, count=1, delivery="amo")
+    known = fold(single.cluster).keys[KEY]
+    assert known.resume_hash is not None
+    secret = grant_secret(known.resume_hash, KEY, epoch=known.epoch)
+    assert a.secrets == {KEY: secret.hex()}
+    assert single.hub.grant("g", asking(single, a)).outcome == "accepted"
+
+
+def test_a_stranger_moves_nothing():
+    """Whoever knows a claim by the log could move an empty topic to the far end."""
+    machine = Machine(world(records=(0,)))
+    a = having(machine, count=1, delivery="amo")
+    far = asking(machine, a, last=100_000)
+    for ask in (
+        msgspec.structs.replace(far, secret=WRONG),
+        msgspec.structs.replace(far, secret=WRONG, request=1),
+    ):
+        with pytest.raises(ClaimRejected, match="secret of the claim") as caught:
+            machine.hub.grant("g", ask)
+        assert (caught.value.reason, caught.value.holder) == (WRONG_SECRET, "host-1")
+        with pytest.raises(ClaimRejected):
+            machine.hub.begin_grant("g", ask)
+    assert not requests(machine)
+    assert fold(machine.cluster).keys[KEY].granted is None
+
+
+def test_each_claim_has_a_secret_of_its_own(single):
+    a = having(single, count=1, delivery="amo")
+    before, ask = a.secrets[KEY], asking(single, a)
+    a.give_back(KEY, timeout_ms=1_000)
+    a = having(single, "b", count=1, delivery="amo")
+    assert a.secrets[KEY] != before
+    assert single.hub.grant("g", ask).reason == "old_epoch"
+    with pytest.raises(ClaimRejected):
+        single.hub.grant("g", asking(single, a, secret=before))
+
+
+def test_a_claim_of_another_host_is_spent_with_its_secret(single):
+    """A task of Spark asks here under the claim of a driver elsewhere."""
+    node = owning(single.cluster, "driver")
+    claim = node.session.holdings[KEY].claim
+    ask = api.GrantAsk(
+        client_id="driver",
+        incarnation=node.owner.incarnation.hex(),
+        topic=KEY.topic,
+        partition=KEY.partition,
+        epoch=claim.epoch,
+        grantee=TASK,
+        secret=claim.secret.hex(),
+        first=0,
+        last=4,
+        timeout_ms=1_000,
+    )
+    assert single.hub.grant("g", ask).last == 4
+    with pytest.raises(ClaimRejected):
+        single.hub.grant("g", msgspec.structs.replace(ask, secret=WRONG))
+
+
+def test_a_claim_that_is_read_in_a_moment_is_waited_for(single):
+    single.cluster.nodes.remove(single.node)
+    node = owning(single.cluster, "driver")
+    single.cluster.nodes.append(single.node)
+    claim = node.session.holdings[KEY].claim
+    ask = api.GrantAsk(
+        client_id="driver",
+        incarnation=node.owner.incarnation.hex(),
+        topic=KEY.topic,
+        partition=KEY.partition,
+        epoch=claim.epoch,
+        grantee=TASK,
+        secret=claim.secret.hex(),
+        first=0,
+        last=4,
+        timeout_ms=1_000,
+    )
+    with pytest.raises(CoordinationError, match="not read the claim"):
+        single.hub.begin_grant("g", ask)
+    assert single.hub.grant("g", ask).last == 4
+
+
+def test_a_claim_that_nobody_made_is_asked_for_later(single):
+    a = having(single, count=1, delivery="amo")
+    ask = asking(single, a, epoch=a.held[KEY][0] + 1_000)
+    with pytest.raises(CoordinationError, match="ask again in a moment"):
+        single.hub.grant("g", ask)
+    assert not requests(single)
+
+
+def test_a_claim_that_shows_no_hash_can_be_spent_by_nobody(single):
+    a = having(single, count=1, delivery="amo")
+    context = single.node.engine.context
+    context.replica_of(KEY).world.keys[KEY].resume_hash = None
+    with pytest.raises(ClaimRejected):
+        single.hub.grant("g", asking(single, a))
+
+
+# --- claims that are over
+
+
+def test_under_a_claim_that_is_over_the_log_is_not_asked(single):
+    a = having(single, count=1, delivery="amo")
+    ask = asking(single, a)
+    a.give_back(KEY, timeout_ms=1_000)
+    single.cluster.run(H)
+    for secret in (ask.secret, WRONG):
+        late = msgspec.structs.replace(ask, secret=secret)
+        got = single.hub.grant("g", late)
+        assert (got.outcome, got.first, got.offset) == ("ignored", None, None)
+        assert got.reason in {"old_epoch", "not_owner"}
+    assert not requests(single)
+
+
+def test_an_answer_that_was_lost_is_told_after_the_claim_as_well(single):
+    a = having(single, count=1, delivery="amo")
+    ask = asking(single, a, request=1)
+    first = single.hub.grant("g", ask)
+    a.give_back(KEY, timeout_ms=1_000, done=5)
+    assert single.hub.grant("g", ask) == first
+    stranger = msgspec.structs.replace(ask, secret=WRONG)
+    assert single.hub.grant("g", stranger).first is None
+    assert len(requests(single)) == 1
+
+
+def test_a_repeat_shows_the_secret_as_well(single):
+    a = having(single, count=1, delivery="amo")
+    ask = asking(single, a, request=1)
+    single.hub.grant("g", ask)
+    with pytest.raises(ClaimRejected):
+        single.hub.grant("g", msgspec.structs.replace(ask, secret=WRONG))
+
+
+# --- the end of the log
+
+
+def test_what_is_not_written_yet_is_not_granted(single):
+    a = having(single, count=1, delivery="amo")
+    with pytest.raises(ConfigurationError, match="its log ends at 20") as caught:
+        single.hub.grant("g", asking(single, a, last=20))
+    assert caught.value.setting == "last"
+    assert not requests(single)
+    assert single.hub.grant("g", asking(single, a, last=19)).last == 19
+
+
+def test_the_cluster_is_asked_once_for_what_lies_below_the_known_end(
+    single, monkeypatch
+):
+    a = having(single, count=1, delivery="amo")
+    asked, place = [], TopicPartition("t", 0)
+    data = single.node.engine.context.ports.data
+    plain = data.ranges
+    monkeypatch.setattr(
+        data, "ranges", lambda *given: asked.append(given) or plain(*given)
+    )
+    for last in (4, 9, 19):
+        assert single.hub.grant("g", asking(single, a, last=last)).last == last
+    assert [partitions for partitions, _ in asked] == [[place]]
+    for number in range(20, 25):
+        single.cluster.kafka.produce(place, b"%d" % number)
+    assert single.hub.grant("g", asking(single, a, last=24)).last == 24
+    assert len(asked) == 2
+
+
+def test_where_the_cluster_does_not_answer_nothing_is_asked_of_the_log(single):
+    a = having(single, count=1, delivery="amo")
+    single.node.engine.context.ports.data.cut = True
+    with pytest.raises(CoordinationError):
+        single.hub.grant("g", asking(single, a))
+    assert not requests(single)
+
+
+def test_only_so_many_ends_are_remembered(single, monkeypatch):
+    monkeypatch.setattr(grants_module, "ENDS_MAX", 2)
+    a = having(single, count=1, delivery="amo")
+    grants = single.hub._grants
+    for number in range(4):
+        single.cluster.fill(f"other{number}", (5,))
+        key = KEY._replace(topic=f"other{number}")
+        grants.require_end(key, asking(single, a), timeout_ms=100)
+    assert list(grants._ends) == [("other2", 0), ("other3", 0)]
