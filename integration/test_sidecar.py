@@ -178,6 +178,7 @@ def test_grants_are_the_log_s_to_give(domain, sidecar, client, group):
     (event,) = worker.has.values()
     ask = {
         **{name: event[name] for name in ("client_id", "incarnation", "epoch")},
+        "secret": event["secret"],
         "topic": topic,
         "partition": 0,
         "first": 0,
@@ -191,6 +192,10 @@ def test_grants_are_the_log_s_to_give(domain, sidecar, client, group):
     # Nobody is given the same again, not under any name.
     again = worker.http.post(grants, json={**ask, "grantee": "ef" * 16}).json()
     assert again["first"] is None or again["first"] > 3
+    stranger = worker.http.post(grants, json={**ask, "last": 9, "secret": "00" * 16})
+    assert (stranger.status_code, stranger.json()["reason"]) == (403, "wrong_secret")
+    beyond = worker.http.post(grants, json={**ask, "last": 100_000})
+    assert (beyond.status_code, beyond.json()["setting"]) == (400, "last")
     stale = worker.http.post(grants, json={**ask, "epoch": event["epoch"] + 1_000})
     assert stale.json().get("outcome") != "accepted"
 

@@ -233,6 +233,18 @@ def test_two_clients_share_a_topic_and_none_starves(domain, unique, delivery):
         assert set(domain.owners(group).values()) == {"w1", "w2"}
 
 
+def test_at_most_once_goes_on_within_a_small_span(broker, unique):
+    """What is fetched at once is more than one request may ask for."""
+    with opened(
+        broker, unique, via="sidecar", transport="fast", limits={"span": 50}
+    ) as domain:
+        topic = domain.data_topic(1, records_each=400)
+        with domain.marshal(unique("span"), "w1") as marshal:
+            consumer = marshal.consumer(topic, delivery=Delivery.AT_MOST_ONCE)
+            records = poll_all(consumer, 400)
+    assert [record.offset for record in records] == list(range(400))
+
+
 def test_a_pause_waits_for_what_is_in_hand(domain, unique):
     topic, group = domain.data_topic(1, records_each=10), unique("pause")
     place = TopicPartition(topic, 0)

@@ -1,6 +1,6 @@
 """A coordination topic of its own, with data topics, for one test or module."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 
 from history import History
@@ -60,6 +60,7 @@ class Domain:
         transport: str = "auto",
         via: str = "direct",
         replication: int = 1,
+        limits: Mapping[str, int] | None = None,
     ) -> None:
         self.via = via
         self.replication = replication
@@ -78,7 +79,11 @@ class Domain:
         if is_formatted:
             with self.admin() as admin:
                 admin.format_topic(
-                    Format(partition_count=partitions, heartbeat_interval_ms=h_ms)
+                    Format(
+                        partition_count=partitions,
+                        heartbeat_interval_ms=h_ms,
+                        limits=limits or {},
+                    )
                 )
 
     def make_coordination_topic(self, partitions: int, **configs: str) -> None:
