@@ -24,14 +24,25 @@ def register(spark: "SparkSession") -> None:
     """Make ``format("marshal")`` known to a Spark session.
 
     Raises:
-        ConfigurationError: The extra ``spark`` is missing, or too old.
+        ConfigurationError: The extra ``spark`` is missing, or too old, or the workers'
+            Python cannot load the data source.
     """
-    from kafka_marshal.spark.needs import require_spark
+    from kafka_marshal.spark.needs import require_spark, require_worker_python
 
     require_spark()
+    python = _worker_python(spark)
+    if python is not None:
+        require_worker_python(python)
     spark.dataSource.register(
         import_module(_HOMES["MarshalDataSource"]).MarshalDataSource
     )
+
+
+def _worker_python(spark: "SparkSession") -> str | None:
+    """Return the Python of the workers; None where a server starts them elsewhere."""
+    from pyspark.sql.utils import is_remote
+
+    return None if is_remote() else str(spark.sparkContext.pythonExec)
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401

@@ -10,7 +10,7 @@ from kafka_marshal.errors import PositionError
 from . import fetch
 from .fetch import Task
 from .offsets import Stretch
-from .options import EARLIEST, Bound, Options
+from .options import EARLIEST, LATEST, Bound, Options
 from .planning import cut
 from .starting import Cluster
 
@@ -45,7 +45,8 @@ class MarshalBatchReader(DataSourceReader):
             ids = cluster.topic_ids({place.topic for place in places})
             start = options.start or Bound(EARLIEST)
             firsts = cluster.resolve(start, places, name="startingOffsets")
-            ends = cluster.resolve(options.end, places, name="endingOffsets")
+            end = options.end or Bound(LATEST)
+            ends = cluster.resolve(end, places, name="endingOffsets")
             starts = cluster.starts(places)
         finally:
             cluster.close()
@@ -58,7 +59,7 @@ class MarshalBatchReader(DataSourceReader):
             for place in places
         ]
         stretches = [each for each in stretches if each.first < each.end]
-        parts = cut(stretches, options.min_partitions)
+        parts = cut(stretches, options.min_partitions, most=options.max_task_offsets)
         tasks = [
             Task(each.partition, each.first, each.end, topic_id=each.topic_id)
             for each in parts

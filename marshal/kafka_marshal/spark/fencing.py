@@ -20,6 +20,7 @@ from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.protocol.types import Key
 from kafka_marshal.tickets import TicketOffice, open_office
 
+from .java import pythonic
 from .options import parse
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ class Fence:
 
     def office(self) -> TicketOffice:
         """Return this process's office."""
-        return open_office(self.connection, sidecar=self.sidecar)
+        return open_office(pythonic(self.connection), sidecar=self.sidecar)
 
 
 def fenced(

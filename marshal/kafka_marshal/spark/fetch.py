@@ -18,6 +18,7 @@ from kafka_marshal.kafka_io.slices import Slices, TopicReplaced
 from kafka_marshal.protocol.types import TopicPartition
 from kafka_marshal.tickets import ClaimRef, TicketOffice, open_office
 
+from .java import pythonic
 from .options import Options
 from .rows import arrow_schema, batch_maker
 
@@ -109,7 +110,7 @@ def spans(task: Task, options: Options) -> list[tuple[int, int]]:
     if task.claim is None:
         return [wanted]
     if options.delivery == "amo":
-        office = open_office(options.connection, sidecar=options.sidecar)
+        office = open_office(pythonic(options.connection), sidecar=options.sidecar)
         return _granted(office, task.claim, wanted)
     _require_current(task, options)
     return [wanted]
@@ -120,7 +121,7 @@ def _require_current(task: Task, options: Options) -> None:
     claim = task.claim
     if claim is None:
         return
-    office = open_office(options.connection, sidecar=options.sidecar)
+    office = open_office(pythonic(options.connection), sidecar=options.sidecar)
     if not office.is_current(claim, timeout_ms=OFFICE_MS_MAX):
         raise ClaimLost(
             f"{task.partition} is no longer held under token {claim.token}, and the "

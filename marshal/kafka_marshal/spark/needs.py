@@ -2,6 +2,8 @@
 
 import os
 import shutil
+import subprocess
+import sys
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -9,6 +11,14 @@ from pathlib import Path
 from kafka_marshal.errors import ConfigurationError
 
 PYSPARK_MIN = (4, 2)
+PACKAGES = ("kafka_marshal", "pyarrow", "pandas")
+ASK_S = 60
+_ASK = f"""
+import sys
+from importlib.util import find_spec
+missing = [name for name in {PACKAGES!r} if find_spec(name) is None]
+print("%d.%d" % sys.version_info[:2], ",".join(missing) or "-")
+"""
 INSTALL = "pip install 'kafka-marshal[spark]'"
 
 
@@ -37,6 +47,57 @@ def require_spark() -> None:
             f"came with {wanted}; upgrade: {INSTALL}",
             setting="spark",
         )
+
+
+def require_worker_python(python: str) -> None:
+    """Raise unless Spark's workers on this host can load the data source.
+
+    Spark starts them on the driver as well, to plan; other hosts are not asked.
+
+    Args:
+        python: Name or path of their Python, as ``PYSPARK_PYTHON`` has it.
+
+    Raises:
+        ConfigurationError: There is no such Python, it has another minor version than
+            this one, or a package is missing there.
+    """
+    found = shutil.which(python)
+    # By name: environments link to one interpreter, and have packages of their own.
+    if found is not None and Path(found).absolute() == Path(sys.executable).absolute():
+        return
+    here = f"{sys.version_info.major}.{sys.version_info.minor}"
+    remedy = (
+        f"set PYSPARK_PYTHON to a Python {here} that has the package, such as "
+        f"{sys.executable}, before the session is created"
+    )
+    if found is None:
+        raise _wrong_python(f"there is no program {python} on this host; {remedy}")
+    try:
+        said = subprocess.run(
+            [found, "-c", _ASK],
+            capture_output=True,
+            text=True,
+            timeout=ASK_S,
+            check=True,
+        ).stdout.split()
+    except (OSError, subprocess.SubprocessError) as error:
+        raise _wrong_python(f"{found} cannot be run ({error}); {remedy}") from error
+    there, missing = said
+    if there != here:
+        raise _wrong_python(
+            f"{found} is Python {there}, and the driver's is {here}; {remedy}"
+        )
+    if missing != "-":
+        raise _wrong_python(
+            f"{found} has no package {missing}; run there: {INSTALL}, or {remedy}"
+        )
+
+
+def _wrong_python(why: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"the Python of Spark's workers (PYSPARK_PYTHON): {why}",
+        setting="PYSPARK_PYTHON",
+    )
 
 
 def require_java() -> Path:

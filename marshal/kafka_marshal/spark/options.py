@@ -6,6 +6,7 @@ everywhere in Spark.
 
 import difflib
 import json
+import logging
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -19,6 +20,12 @@ from kafka_marshal.protocol.codec import is_identifier, is_topic
 from kafka_marshal.protocol.types import TopicPartition
 from kafka_marshal.remote.address import UNIX, Address
 from kafka_marshal.subscribing import topic_pattern
+
+from .java import settings_of
+from .switching import IGNORED, REFUSED, fate_of
+
+LOGGER = logging.getLogger("kafka_marshal")
+
 
 EARLIEST, LATEST = -2, -1
 OFFSET_MAX = 2**63 - 1
@@ -50,6 +57,7 @@ EITHER = (
     "includeHeaders",
     "includeToken",
     "kafkaConsumer.pollTimeoutMs",
+    "maxRecordsPerPartition",
     "minPartitions",
     "startingOffsetsByTimestampStrategy",
     "transport",
@@ -57,15 +65,6 @@ EITHER = (
     *TOPICS,
 )
 NAMES = tuple(sorted({*BATCH_ONLY, *STREAM_ONLY, *EITHER}, key=str.lower))
-# Options of Spark's own source that mean nothing here, and why.
-MEANINGLESS = {
-    "groupIdPrefix": "claims need no group of Kafka's; name the group by option group",
-    "kafka.group.id": "claims need no group of Kafka's; name the group by option group",
-    "kafka.auto.offset.reset": "use startingOffsets",
-    "kafka.enable.auto.commit": "positions follow the batches that are committed",
-    "kafka.key.deserializer": "keys are bytes; cast the column",
-    "kafka.value.deserializer": "values are bytes; cast the column",
-}
 _BY_LOWER = {name.lower(): name for name in NAMES}
 _UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000}
 _DURATION = re.compile(r"(\d{1,12})\s*([a-z]*)")
@@ -105,13 +104,14 @@ class Options:
 
     Attributes:
         settings: Where the cluster is.
-        connection: The same as text, for whoever connects elsewhere.
+        connection: The same as text, for whoever connects elsewhere; Java's settings
+            of security stand in it as they were given (``java.pythonic``).
         topics: Topics by name; empty with a pattern or an assignment.
         pattern: Or a regular expression in RE2's syntax for their names.
         assigned: Or partitions, read without a group only.
         start: Where a new query starts, or a batch read; None = as Spark's own: a
             batch at the earliest offsets, a stream at the latest.
-        end: Where a batch read ends.
+        end: Where a batch read ends; None = at the latest offsets.
         group: The group that shares the topics; None for a batch read.
         client_id: Name in the group; None to draw one.
         delivery: ``alo`` or ``amo``.
@@ -124,6 +124,7 @@ class Options:
         min_offsets: Fewest offsets that are worth one.
         max_delay_ms: How long to wait for them.
         min_partitions: Fewest tasks of a batch, 0 = one a partition.
+        max_task_offsets: Most offsets of a task, 0 = no limit.
         fails_on_data_loss: Whether offsets that are gone end the query.
         has_headers: Whether there is a column of headers.
         has_token: Whether there is a column with the fencing token.
@@ -138,7 +139,7 @@ class Options:
     pattern: str | None
     assigned: tuple[TopicPartition, ...]
     start: Bound | None
-    end: Bound
+    end: Bound | None
     group: str | None
     client_id: str | None
     delivery: str
@@ -151,6 +152,7 @@ class Options:
     min_offsets: int | None
     max_delay_ms: int
     min_partitions: int
+    max_task_offsets: int
     fails_on_data_loss: bool
     has_headers: bool
     has_token: bool
@@ -175,6 +177,12 @@ class Options:
                 "group",
                 "a stream shares its topics with others of its group by claims; name "
                 "the group",
+            )
+        if self.end is not None:
+            raise _wrong(
+                "endingOffsets",
+                "a stream has no end; use spark.read with it, or readStream with "
+                "trigger(availableNow=True) to end where the logs end now",
             )
         if self.assigned:
             raise _wrong(
@@ -201,9 +209,14 @@ class _Reader:
         self._kafka: dict[str, str] = {}
         for name, value in given.items():
             low = name.lower()
-            if low in _LOW_MEANINGLESS:
-                raise _wrong(name, _LOW_MEANINGLESS[low])
-            if low.startswith(KAFKA_PREFIX):
+            fate = fate_of(low)
+            if fate is not None and fate.kind == REFUSED:
+                raise _wrong(name, fate.note)
+            if fate is not None and fate.kind == IGNORED:
+                LOGGER.warning(
+                    "option_ignored %s of format marshal: %s", name, fate.note
+                )
+            elif low.startswith(KAFKA_PREFIX):
                 self._kafka[low] = value
             elif low in _BY_LOWER:
                 self._given[_BY_LOWER[low]] = value
@@ -221,16 +234,19 @@ class _Reader:
         if isolation not in {"read_uncommitted", "read_committed"}:
             raise _wrong(ISOLATION, "it is read_uncommitted or read_committed")
         rack = self._kafka.pop(RACK, "")
-        settings = self._settings()
+        connection = self._connection()
+        settings = settings_of(connection)
         is_placed = any(name in self._given for name in STARTS)
+        has_end = any(name in self._given for name in ENDINGS)
+        self._take("startingOffsetsByTimestampStrategy", _strategy, default=True)
         return Options(
             settings=settings,
-            connection=self._connection(settings),
+            connection=connection,
             topics=self._take("subscribe", _topics, ()),
             pattern=self._take("subscribePattern", _pattern, None),
             assigned=self._take("assign", _assigned, ()),
             start=self._bound("starting", everywhere=EARLIEST) if is_placed else None,
-            end=self._bound("ending", everywhere=LATEST),
+            end=self._bound("ending", everywhere=LATEST) if has_end else None,
             **self._claims(),
             **self._limits(),
             fails_on_data_loss=self._take("failOnDataLoss", _flag, default=True),
@@ -241,23 +257,15 @@ class _Reader:
             poll_timeout_ms=self._take("kafkaConsumer.pollTimeoutMs", _whole, 120_000),
         )
 
-    def _settings(self) -> ConnectionSettings:
+    def _connection(self) -> dict[str, str]:
         servers = self._kafka.pop(SERVERS, None)
         if not servers:
             raise _wrong(SERVERS, "name at least one broker, such as broker-1:9092")
-        return ConnectionSettings(
-            servers,
-            self._given.get("coordinationTopic", "__marshal"),
-            {name.removeprefix(KAFKA_PREFIX): v for name, v in self._kafka.items()},
-            transport=self._given.get("transport", "auto"),
-        )
-
-    def _connection(self, settings: ConnectionSettings) -> dict[str, str]:
         return {
             **{name.removeprefix(KAFKA_PREFIX): v for name, v in self._kafka.items()},
-            "bootstrap_servers": ",".join(settings.bootstrap_servers),
-            "coordination_topic": settings.coordination_topic,
-            "transport": settings.transport,
+            "bootstrap_servers": servers,
+            "coordination_topic": self._given.get("coordinationTopic", "__marshal"),
+            "transport": self._given.get("transport", "auto"),
             **self._token_file(),
         }
 
@@ -306,6 +314,7 @@ class _Reader:
             "min_offsets": least,
             "max_delay_ms": self._take("maxTriggerDelay", _duration_ms, 900_000),
             "min_partitions": self._take("minPartitions", _whole, 0),
+            "max_task_offsets": self._take("maxRecordsPerPartition", _whole, 0),
         }
 
     def _take(
@@ -343,9 +352,6 @@ class _Reader:
             times = _by_partition(name, text, least=0)
             return Bound(everywhere, times_ms=times, is_strict=is_strict)
         return Bound(everywhere)
-
-
-_LOW_MEANINGLESS = {name.lower(): why for name, why in MEANINGLESS.items()}
 
 
 def _wrong(name: str, why: str) -> ConfigurationError:

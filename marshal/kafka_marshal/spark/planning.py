@@ -37,21 +37,30 @@ def within(
     return ends
 
 
-def cut(stretches: Sequence[Stretch], least: int) -> list[Stretch]:
+def cut(stretches: Sequence[Stretch], least: int, *, most: int = 0) -> list[Stretch]:
     """Cut stretches so that there are at least ``least`` of them, where they can be.
 
     Larger ones are cut into more parts. Parts are as long as each other, but for one
-    offset.
+    offset, and have ``most`` offsets at most; 0 is no limit.
     """
+    if most:
+        stretches = [
+            part
+            for each in stretches
+            for part in _parts(each, math.ceil((each.end - each.first) / most))
+        ]
     if not stretches or len(stretches) >= least:
         return list(stretches)
     total = sum(each.end - each.first for each in stretches)
     found: list[Stretch] = []
     for each in stretches:
         size = each.end - each.first
-        parts = min(size, max(1, round(size / total * least)))
-        edges = [each.first + size * at // parts for at in range(parts + 1)]
-        found.extend(
-            each._replace(first=first, end=end) for first, end in pairwise(edges)
-        )
+        found += _parts(each, min(size, max(1, round(size / total * least))))
     return found
+
+
+def _parts(stretch: Stretch, count: int) -> list[Stretch]:
+    """Cut a stretch into some parts that are as long as each other."""
+    size = stretch.end - stretch.first
+    edges = [stretch.first + size * at // count for at in range(count + 1)]
+    return [stretch._replace(first=first, end=end) for first, end in pairwise(edges)]

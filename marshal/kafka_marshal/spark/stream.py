@@ -118,7 +118,8 @@ class MarshalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         of = {part.stretch.partition: part for part in parts}
         ranges = [part.stretch for part in parts]
         if options.delivery == "alo":
-            ranges = cut(ranges, options.min_partitions)
+            most = options.max_task_offsets
+            ranges = cut(ranges, options.min_partitions, most=most)
         tasks = []
         for each in ranges:
             part = of[each.partition]
@@ -215,10 +216,12 @@ class _Query:
             patience_ms=2 * marshal.engine.context.heartbeat_interval_ms + PATIENCE_MS,
             claims_max=options.claims_max,
         )
-        if options.delivery == "amo" and options.min_partitions:
+        if options.delivery == "amo" and (
+            options.min_partitions or options.max_task_offsets
+        ):
             LOGGER.warning(
-                "minPartitions is ignored at most once: a range is granted as a whole, "
-                "to one task"
+                "minPartitions and maxRecordsPerPartition are ignored at most once: a "
+                "range is granted as a whole, to one task"
             )
         claims = Claims(ranges, cluster, rules)
         return cls(marshal, cluster, claims)

@@ -40,7 +40,7 @@ def test_what_is_left_out_is_as_in_sparks_own_source():
     found = parsed()
     assert found.settings.bootstrap_servers == ("one:9092", "two:9092")
     assert found.topics == ("t",)
-    assert (found.start, found.end) == (None, Bound(LATEST))
+    assert (found.start, found.end) == (None, None)
     assert found.fails_on_data_loss
     assert (found.max_offsets, found.min_offsets, found.min_partitions) == (
         None,
@@ -255,6 +255,19 @@ def test_a_batch_holds_no_claims_and_a_stream_needs_them():
         parsed().require_stream()
     with pytest.raises(ConfigurationError, match="decided by claims"):
         parse(BASE | {"assign": '{"t": [0]}', "group": "g"}).require_stream()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("endingOffsets", "latest"),
+        ("endingTimestamp", "5"),
+        ("endingOffsetsByTimestamp", '{"t": {"0": 5}}'),
+    ],
+)
+def test_a_stream_has_no_end(name, value):
+    with pytest.raises(ConfigurationError, match="a stream has no end"):
+        parsed(group="g", **{name: value}).require_stream()
 
 
 def test_names_are_in_order_and_once():

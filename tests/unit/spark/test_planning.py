@@ -57,3 +57,11 @@ def test_larger_ones_are_cut_into_more_parts():
     assert [part.partition.partition for part in parts].count(0) == 9
     assert cut(whole, 2) == whole
     assert cut([], 5) == []
+
+
+@given(st.integers(1, 1_000), st.integers(1, 300), st.integers(0, 20))
+def test_no_part_is_larger_than_may_be(size, most, least):
+    parts = cut([Stretch(T[0], TOKEN, 7, 7 + size)], least, most=most)
+    assert (parts[0].first, parts[-1].end) == (7, 7 + size)
+    assert all(one.end == other.first for one, other in pairwise(parts))
+    assert all(0 < part.end - part.first <= most for part in parts)

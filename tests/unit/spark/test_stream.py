@@ -130,7 +130,10 @@ def test_tasks_carry_their_range_and_claim(reader):
     assert (claim.client_id, claim.incarnation) == ("me", OWNER.incarnation)
     assert (claim.epoch, claim.token, claim.secret) == (55, "1.0.55", SECRET)
     assert pickle.loads(pickle.dumps(tasks)) == tasks
-    one = reader(minPartitions="2", delivery="amo")
+    one = reader(maxRecordsPerPartition="4")
+    tasks = [each.task for each in one.partitions({}, to_offset(END))]
+    assert [(task.first, task.end) for task in tasks] == [(0, 3), (3, 6), (6, 10)]
+    one = reader(minPartitions="2", maxRecordsPerPartition="4", delivery="amo")
     (task,) = [each.task for each in one.partitions({}, to_offset(END))]
     assert (task.first, task.end) == (0, 10), "a range is granted as a whole"
 

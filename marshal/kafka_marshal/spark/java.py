@@ -1,0 +1,317 @@
+"""Java's settings of security, as Spark's own Kafka source takes them, for Python.
+
+Python's clients know no JAAS and no keystores. A login of JAAS becomes the options that
+mean the same. Keystores of PKCS12, and PEM that stands in an option, become PEM files
+that only this user may read, on each host that connects, until its process ends.
+"""
+
+import atexit
+import hashlib
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from kafka_marshal.errors import ConfigurationError
+from kafka_marshal.kafka_io import ConnectionSettings
+
+JAAS = "sasl.jaas.config"
+STORES = (
+    "ssl.keystore.certificate.chain",
+    "ssl.keystore.key",
+    "ssl.keystore.location",
+    "ssl.keystore.password",
+    "ssl.keystore.type",
+    "ssl.truststore.certificates",
+    "ssl.truststore.location",
+    "ssl.truststore.password",
+    "ssl.truststore.type",
+)
+NAMES = (JAAS, *STORES)
+RENAMED = {
+    "receive.buffer.bytes": "socket.receive.buffer.bytes",
+    "send.buffer.bytes": "socket.send.buffer.bytes",
+}
+_LOGIN = re.compile(
+    r"\s*([\w.$]+)\s+(?:required|requisite|sufficient|optional)\b(.*)", re.DOTALL
+)
+_PAIR = re.compile(
+    r"""\s*([\w.]+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|'([^']*)'|([^\s;"']+))"""
+)
+_STORE_BYTES_MAX = 10_000_000
+_JKS = (b"\xfe\xed\xfe\xed", b"\xce\xce\xce\xce")
+
+
+def pythonic(connection: Mapping[str, str]) -> dict[str, str]:
+    """Return connection options by the names of Python's clients.
+
+    Files are read here: on whichever host connects.
+
+    Raises:
+        ConfigurationError: A login or a keystore cannot be used; no secret is shown.
+    """
+    found = {
+        RENAMED.get(name, name): value
+        for name, value in connection.items()
+        if name not in NAMES
+    }
+    given = {name: connection[name] for name in NAMES if name in connection}
+    if not given:
+        return found
+    more: dict[str, str] = {}
+    if JAAS in given:
+        more |= _login(given[JAAS], found.get("sasl.mechanism", "GSSAPI"))
+    more |= _trusted(given) | _own(given, found.get("ssl.key.password"))
+    for name in more.keys() & found.keys():
+        if name != "ssl.key.password":
+            raise _wrong(name, "a login or keystore of Java says the same; keep one")
+    return found | more
+
+
+def settings_of(connection: Mapping[str, str]) -> ConnectionSettings:
+    """Return settings for this host; unpickled elsewhere, they are made anew there.
+
+    Raises:
+        ConfigurationError: An option is wrong.
+    """
+    options = pythonic(connection)
+    options.pop("sidecar_token_file", None)
+    servers = options.pop("bootstrap_servers")
+    topic, transport = options.pop("coordination_topic"), options.pop("transport")
+    return _HostSettings(
+        servers, topic, options, transport=transport, given=dict(connection)
+    )
+
+
+@attrs.frozen
+class _HostSettings(ConnectionSettings):
+    """Settings that name files of this host.
+
+    Attributes:
+        given: What they were made of.
+    """
+
+    given: Mapping[str, str] = attrs.field(kw_only=True, repr=False, eq=False)
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return settings_of, (dict(self.given),)
+
+
+def _wrong(name: str, why: str) -> ConfigurationError:
+    return ConfigurationError(f"option kafka.{name}: {why}", setting=f"kafka.{name}")
+
+
+# --- logins
+
+
+def _login(text: str, mechanism: str) -> dict[str, str]:
+    """Return the options that mean what a login of JAAS means."""
+    found = _LOGIN.fullmatch(text)
+    if found is None:
+        raise _wrong(
+            JAAS,
+            "it is no login such as org.apache.kafka.common.security.plain."
+            'PlainLoginModule required username="NAME" password="SECRET";',
+        )
+    module = found[1].rpartition(".")[2]
+    pairs = {}
+    for name, quoted, single, bare in _PAIR.findall(found[2]):
+        pairs[name] = re.sub(r"\\(.)", r"\1", quoted) or single or bare
+    if module in {"PlainLoginModule", "ScramLoginModule"}:
+        return _by_password(module, mechanism, pairs)
+    if module == "Krb5LoginModule":
+        return _by_ticket(pairs)
+    if module == "IAMLoginModule":
+        return {}  # the mechanism AWS_MSK_IAM says it all
+    raise _wrong(
+        JAAS,
+        f"{module} has no counterpart here; PlainLoginModule, ScramLoginModule, "
+        "Krb5LoginModule and IAMLoginModule have. Use one of them, or mutual TLS "
+        "(kafka.ssl.keystore.location)",
+    )
+
+
+def _by_password(
+    module: str, mechanism: str, pairs: Mapping[str, str]
+) -> dict[str, str]:
+    prefix = "PLAIN" if module.startswith("Plain") else "SCRAM"
+    if not mechanism.upper().startswith(prefix):
+        raise _wrong(
+            JAAS,
+            f"{module} is for kafka.sasl.mechanism {prefix}, which is {mechanism}; set "
+            + ("it to PLAIN" if prefix == "PLAIN" else "it to SCRAM-SHA-256 or -512"),
+        )
+    if pairs.get("tokenauth", "false").lower() == "true":
+        raise _wrong(JAAS, "delegation tokens are not supported; use a password")
+    for name in ("username", "password"):
+        if not pairs.get(name):
+            raise _wrong(JAAS, f"{module} has no {name}")
+    return {"sasl.username": pairs["username"], "sasl.password": pairs["password"]}
+
+
+def _by_ticket(pairs: Mapping[str, str]) -> dict[str, str]:
+    if "keyTab" in pairs or pairs.get("useKeyTab", "false").lower() == "true":
+        raise _wrong(
+            JAAS,
+            "a keytab is used by kinit here, on the driver and on each executor: run "
+            f"kinit -kt {pairs.get('keyTab', 'KEYTAB')} "
+            f"{pairs.get('principal', 'PRINCIPAL')} before the job (and again before "
+            "the ticket ends), and give kafka.sasl.kerberos.service.name",
+        )
+    name = pairs.get("serviceName")
+    return {"sasl.kerberos.service.name": name} if name else {}
+
+
+# --- keystores
+
+
+def _trusted(given: Mapping[str, str]) -> dict[str, str]:
+    """Return where the certificates stand that are trusted."""
+    text = given.get("ssl.truststore.certificates")
+    name = "ssl.truststore.location"
+    path = given.get(name)
+    if text is not None and path is not None:
+        raise _wrong(name, "kafka.ssl.truststore.certificates is given, too; keep one")
+    if text is not None:
+        return {"ssl.ca.location": _kept(text.encode())}
+    if path is None:
+        return {}
+    data = _read(name, path)
+    if not _is_pkcs12(name, path, data=data):
+        return {"ssl.ca.location": path}
+    _, _, chain = _opened(name, data, given.get("ssl.truststore.password"))
+    if not chain:
+        raise _wrong(name, f"{path} has no certificate")
+    return {"ssl.ca.location": _kept(b"".join(chain))}
+
+
+def _own(given: Mapping[str, str], key_password: str | None) -> dict[str, str]:
+    """Return where our own certificate and key stand."""
+    chain, key = (
+        given.get(f"ssl.keystore.{part}") for part in ("certificate.chain", "key")
+    )
+    name = "ssl.keystore.location"
+    path = given.get(name)
+    if (chain is None) != (key is None):
+        raise _wrong(
+            "ssl.keystore.key", "it goes with kafka.ssl.keystore.certificate.chain"
+        )
+    if chain is not None and key is not None:
+        if path is not None:
+            raise _wrong(name, "kafka.ssl.keystore.key is given, too; keep one")
+        return {
+            "ssl.certificate.location": _kept(chain.encode()),
+            "ssl.key.location": _kept(key.encode()),
+        }
+    if path is None:
+        return {}
+    data = _read(name, path)
+    if not _is_pkcs12(name, path, data=data):
+        return {"ssl.certificate.location": path, "ssl.key.location": path}
+    password = given.get("ssl.keystore.password")
+    own_key, own, others = _opened(name, data, password)
+    if own_key is None or own is None:
+        raise _wrong(name, f"{path} has no key with its certificate")
+    found = {
+        "ssl.certificate.location": _kept(own + b"".join(others)),
+        "ssl.key.location": _kept(own_key),
+    }
+    # The key was written under the password of its store.
+    secret = password or key_password
+    return found | ({"ssl.key.password": secret} if secret else {})
+
+
+def _read(name: str, path: str) -> bytes:
+    try:
+        with Path(path).open("rb") as file:
+            data = file.read(_STORE_BYTES_MAX)
+    except OSError as error:
+        raise _wrong(
+            name,
+            f"{path} cannot be read on this host ({error.strerror}); it must be there "
+            "on the driver and on each executor",
+        ) from error
+    return data
+
+
+def _is_pkcs12(name: str, path: str, *, data: bytes) -> bool:
+    """Return whether a store is PKCS12 and not PEM, by what is in it.
+
+    Java reads PKCS12 where its default type, JKS, is named.
+    """
+    if data.startswith(_JKS):
+        raise _wrong(
+            name,
+            f"{path} is a keystore of type JKS, which only Java can read; convert it: "
+            f"keytool -importkeystore -srckeystore {path} -destkeystore "
+            f"{Path(path).with_suffix('.p12')} -deststoretype PKCS12, and name the new "
+            "file",
+        )
+    if b"-----BEGIN " in data:
+        return False
+    if data[:1] == b"\x30":
+        return True
+    raise _wrong(name, f"{path} is neither PEM nor PKCS12")
+
+
+# A key is hidden anew each time, and tasks ask again and again.
+@lru_cache(maxsize=8)
+def _opened(
+    name: str, data: bytes, password: str | None
+) -> tuple[bytes | None, bytes | None, tuple[bytes, ...]]:
+    """Return key, certificate and further certificates of a PKCS12 store, as PEM."""
+    try:
+        from cryptography.hazmat.primitives import serialization as form
+        from cryptography.hazmat.primitives.serialization import pkcs12
+    except ImportError as error:
+        raise _wrong(
+            name,
+            "PKCS12 needs the package cryptography; run: pip install "
+            "'kafka-marshal[spark]', on the executors as well, or convert the store: "
+            "openssl pkcs12 -in STORE -out STORE.pem",
+        ) from error
+    secret = password.encode() if password else None
+    try:
+        store = pkcs12.load_pkcs12(data, secret)
+    except ValueError as error:
+        raise _wrong(
+            name, "the store cannot be opened; is its password right?"
+        ) from error
+    pem = form.Encoding.PEM
+    key = None
+    if store.key is not None:
+        hidden = form.BestAvailableEncryption(secret) if secret else form.NoEncryption()
+        key = store.key.private_bytes(pem, form.PrivateFormat.PKCS8, hidden)
+    others = tuple(
+        each.certificate.public_bytes(pem) for each in store.additional_certs
+    )
+    own = None if store.cert is None else store.cert.certificate.public_bytes(pem)
+    return key, own, others
+
+
+def _kept(data: bytes) -> str:
+    """Return the path of a file of this process that has these bytes."""
+    path = Path(_folder(os.getpid())) / f"{hashlib.sha256(data).hexdigest()}.pem"
+    if not path.exists():
+        number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(number, "wb") as file:
+            file.write(data)
+    return str(path)
+
+
+@lru_cache(maxsize=1)
+def _folder(pid: int) -> str:
+    folder = tempfile.mkdtemp(prefix="kafka-marshal-tls-")
+    atexit.register(_remove, folder, pid)
+    return folder
+
+
+def _remove(folder: str, pid: int) -> None:
+    if os.getpid() == pid:
+        shutil.rmtree(folder, ignore_errors=True)

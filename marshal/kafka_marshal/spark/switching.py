@@ -1,0 +1,219 @@
+"""Every option of Spark's own Kafka source, and what becomes of it here.
+
+``docs/SPARK.md`` has the same table, which a test holds to this one.
+"""
+
+import attrs
+
+SAME, MAPPED, IGNORED, REFUSED = "same", "mapped", "ignored", "refused"
+
+
+@attrs.frozen
+class Fate:
+    """What becomes of an option.
+
+    Attributes:
+        kind: ``same``; ``mapped`` to what means the same here; ``ignored``, with a
+            warning; ``refused``, with an error.
+        note: What it is here, or what to give instead, and why.
+    """
+
+    kind: str
+    note: str
+
+
+def _all(kind: str, note: str, *names: str) -> dict[str, Fate]:
+    return dict.fromkeys(names, Fate(kind, note))
+
+
+OWN = {
+    **_all(SAME, "a stream takes subscribe or subscribePattern only", "assign"),
+    **_all(SAME, "topics with commas", "subscribe"),
+    **_all(SAME, "of the syntax of re2, for whole names", "subscribePattern"),
+    **_all(SAME, "addresses of the cluster", "kafka.bootstrap.servers"),
+    **_all(
+        SAME,
+        "where the group has no position; a stream goes on where its group is",
+        "startingOffsets",
+        "startingOffsetsByTimestamp",
+        "startingTimestamp",
+    ),
+    **_all(SAME, "as there", "startingOffsetsByTimestampStrategy"),
+    **_all(
+        SAME,
+        "of a batch; a stream is refused that has one",
+        "endingOffsets",
+        "endingOffsetsByTimestamp",
+        "endingTimestamp",
+    ),
+    **_all(SAME, "see What is gone", "failOnDataLoss"),
+    **_all(SAME, "120000 unless given", "kafkaConsumer.pollTimeoutMs"),
+    **_all(SAME, "as there", "maxOffsetsPerTrigger"),
+    **_all(SAME, "as there", "minOffsetsPerTrigger", "maxTriggerDelay"),
+    **_all(
+        SAME,
+        "ignored at most once: a range is granted as a whole",
+        "minPartitions",
+        "maxRecordsPerPartition",
+    ),
+    **_all(SAME, "as there", "includeHeaders"),
+    **_all(
+        IGNORED,
+        "offsets are asked for again by itself, for 15 s; leave it out",
+        "fetchOffset.numRetries",
+        "fetchOffset.retryIntervalMs",
+    ),
+    **_all(
+        REFUSED,
+        "claims need no group of Kafka's; name the group by option group",
+        "groupIdPrefix",
+        "kafka.group.id",
+    ),
+    **_all(REFUSED, "use startingOffsets", "kafka.auto.offset.reset"),
+    **_all(
+        REFUSED,
+        "positions follow the batches that are committed",
+        "kafka.enable.auto.commit",
+    ),
+    **_all(
+        REFUSED,
+        "it would have to run in Java; transform the columns",
+        "kafka.interceptor.classes",
+    ),
+    **_all(REFUSED, "keys are bytes; cast the column", "kafka.key.deserializer"),
+    **_all(REFUSED, "values are bytes; cast the column", "kafka.value.deserializer"),
+    **_all(
+        REFUSED,
+        "a token of OAuth needs an object of Python, which no option can carry; use "
+        "another mechanism or mutual TLS",
+        "kafka.sasl.oauthbearer.token.endpoint.url",
+    ),
+    **_all(
+        SAME,
+        "as there",
+        "kafka.client.dns.lookup",
+        "kafka.client.id",
+        "kafka.client.rack",
+        "kafka.connections.max.idle.ms",
+        "kafka.isolation.level",
+        "kafka.metadata.max.age.ms",
+        "kafka.reconnect.backoff.max.ms",
+        "kafka.reconnect.backoff.ms",
+        "kafka.sasl.kerberos.service.name",
+        "kafka.sasl.mechanism",
+        "kafka.security.protocol",
+        "kafka.ssl.endpoint.identification.algorithm",
+        "kafka.ssl.key.password",
+    ),
+    **_all(
+        MAPPED,
+        "socket.receive.buffer.bytes and socket.send.buffer.bytes",
+        "kafka.receive.buffer.bytes",
+        "kafka.send.buffer.bytes",
+    ),
+    **_all(
+        MAPPED,
+        "PlainLoginModule and ScramLoginModule to sasl.username and sasl.password; "
+        "Krb5LoginModule to the service name, with a ticket of kinit; IAMLoginModule",
+        "kafka.sasl.jaas.config",
+    ),
+    **_all(
+        MAPPED,
+        "PEM and PKCS12, by what is in the file; JKS is refused with the command that "
+        "converts it",
+        "kafka.ssl.truststore.location",
+        "kafka.ssl.truststore.password",
+        "kafka.ssl.truststore.type",
+        "kafka.ssl.keystore.location",
+        "kafka.ssl.keystore.password",
+        "kafka.ssl.keystore.type",
+    ),
+    **_all(
+        MAPPED,
+        "PEM",
+        "kafka.ssl.truststore.certificates",
+        "kafka.ssl.keystore.certificate.chain",
+        "kafka.ssl.keystore.key",
+    ),
+    **_all(
+        IGNORED,
+        "a task reads all of its range; limit a micro-batch by maxOffsetsPerTrigger, a "
+        "task by maxRecordsPerPartition",
+        "kafka.max.poll.records",
+    ),
+    **_all(
+        IGNORED,
+        "fetches are as large as what is left of the range; limit that by "
+        "maxOffsetsPerTrigger",
+        "kafka.fetch.max.bytes",
+        "kafka.fetch.max.wait.ms",
+        "kafka.fetch.min.bytes",
+        "kafka.max.partition.fetch.bytes",
+    ),
+    **_all(
+        IGNORED,
+        "how long a task waits is kafkaConsumer.pollTimeoutMs",
+        "kafka.default.api.timeout.ms",
+        "kafka.request.timeout.ms",
+        "kafka.retry.backoff.max.ms",
+        "kafka.retry.backoff.ms",
+        "kafka.socket.connection.setup.timeout.max.ms",
+        "kafka.socket.connection.setup.timeout.ms",
+    ),
+    **_all(
+        IGNORED,
+        "claims decide who reads what; see policy, claimsMax and clientId",
+        "kafka.group.instance.id",
+        "kafka.group.protocol",
+        "kafka.heartbeat.interval.ms",
+        "kafka.max.poll.interval.ms",
+        "kafka.partition.assignment.strategy",
+        "kafka.session.timeout.ms",
+    ),
+    **_all(
+        IGNORED,
+        "positions follow the batches that are committed",
+        "kafka.auto.commit.interval.ms",
+    ),
+    **_all(IGNORED, "checksums are always compared", "kafka.check.crcs"),
+    **_all(
+        IGNORED,
+        "topics are not created, and those of Kafka's own not read by a pattern",
+        "kafka.allow.auto.create.topics",
+        "kafka.exclude.internal.topics",
+    ),
+    **_all(
+        IGNORED,
+        "see the metrics of the query in Spark",
+        "kafka.metric.reporters",
+        "kafka.metrics.num.samples",
+        "kafka.metrics.recording.level",
+        "kafka.metrics.sample.window.ms",
+    ),
+    **_all(
+        IGNORED,
+        "the host's OpenSSL decides; set it there",
+        "kafka.ssl.cipher.suites",
+        "kafka.ssl.enabled.protocols",
+        "kafka.ssl.keymanager.algorithm",
+        "kafka.ssl.protocol",
+        "kafka.ssl.provider",
+        "kafka.ssl.secure.random.implementation",
+        "kafka.ssl.trustmanager.algorithm",
+    ),
+    **_all(
+        IGNORED,
+        "the login of Python's client does without; for Kerberos, run kinit",
+        "kafka.sasl.client.callback.handler.class",
+        "kafka.sasl.kerberos.kinit.cmd",
+        "kafka.sasl.kerberos.min.time.before.relogin",
+        "kafka.sasl.login.callback.handler.class",
+        "kafka.sasl.login.class",
+    ),
+}
+_BY_LOWER = {name.lower(): fate for name, fate in OWN.items()}
+
+
+def fate_of(name: str) -> Fate | None:
+    """Return what becomes of an option in any case; None for no option of Spark's."""
+    return _BY_LOWER.get(name.lower())

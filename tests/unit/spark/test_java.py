@@ -1,0 +1,256 @@
+"""What Java's settings of security become, and that no secret is shown."""
+
+import datetime as dt
+import pickle
+import ssl
+import stat
+import subprocess
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import pkcs12
+from cryptography.x509.oid import NameOID
+
+from kafka_marshal.errors import ConfigurationError
+from kafka_marshal.spark.java import pythonic, settings_of
+from kafka_marshal.spark.options import parse
+
+PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule"
+SCRAM = "org.apache.kafka.common.security.scram.ScramLoginModule"
+KERBEROS = "com.sun.security.auth.module.Krb5LoginModule"
+HUSH = "hush-hush"
+DAY = dt.timedelta(days=1)
+
+
+def login(text, mechanism="PLAIN"):
+    return pythonic({"sasl.jaas.config": text, "sasl.mechanism": mechanism})
+
+
+@pytest.mark.parametrize(
+    ("module", "mechanism"), [(PLAIN, "PLAIN"), (SCRAM, "SCRAM-SHA-512")]
+)
+def test_a_login_by_password_is_a_name_and_a_password(module, mechanism):
+    text = f'{module} required\n  username="al ice" password="a\\"b;=c";'
+    assert login(text, mechanism) == {
+        "sasl.mechanism": mechanism,
+        "sasl.username": "al ice",
+        "sasl.password": 'a"b;=c',
+    }
+    shaded = f"kafkashaded.{module} required username='u' password=p;"
+    assert login(shaded, mechanism)["sasl.password"] == "p"
+
+
+def test_a_login_by_kerberos_needs_a_ticket():
+    text = f'{KERBEROS} required useTicketCache=true serviceName="kafka";'
+    assert login(text, "GSSAPI")["sasl.kerberos.service.name"] == "kafka"
+    keytab = f'{KERBEROS} required useKeyTab=true keyTab="/k" principal="p@R";'
+    with pytest.raises(ConfigurationError, match="kinit -kt /k p@R"):
+        login(keytab, "GSSAPI")
+
+
+def test_a_login_by_iam_is_said_by_its_mechanism():
+    text = "software.amazon.msk.auth.iam.IAMLoginModule required;"
+    assert login(text, "AWS_MSK_IAM") == {"sasl.mechanism": "AWS_MSK_IAM"}
+
+
+@pytest.mark.parametrize(
+    ("text", "mechanism", "told"),
+    [
+        ("nonsense", "PLAIN", "it is no login such as"),
+        (
+            f'{PLAIN} required username="u" password="{HUSH}";',
+            "GSSAPI",
+            "set it to PLAIN",
+        ),
+        (f'{SCRAM} required username="u" password="{HUSH}";', "PLAIN", "SCRAM-SHA-256"),
+        (f'{PLAIN} required password="{HUSH}";', "PLAIN", "has no username"),
+        (
+            f'{SCRAM} required username="u" password="{HUSH}" tokenauth="true";',
+            "SCRAM-SHA-256",
+            "delegation tokens are not supported",
+        ),
+        ("a.OAuthBearerLoginModule required;", "OAUTHBEARER", "no counterpart"),
+    ],
+)
+def test_a_login_that_cannot_be_is_told_without_its_secret(text, mechanism, told):
+    with pytest.raises(ConfigurationError, match=told) as caught:
+        login(text, mechanism)
+    assert HUSH not in str(caught.value)
+    assert caught.value.setting == "kafka.sasl.jaas.config"
+
+
+def test_what_is_said_twice_is_told():
+    text = f'{PLAIN} required username="u" password="{HUSH}";'
+    given = {"sasl.jaas.config": text, "sasl.mechanism": "PLAIN", "sasl.username": "v"}
+    with pytest.raises(ConfigurationError, match="keep one"):
+        pythonic(given)
+
+
+# --- keystores
+
+
+@pytest.fixture(scope="module")
+def own():
+    """A key and a certificate that it signs itself."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "me")])
+    now = dt.datetime.now(dt.UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - DAY)
+        .not_valid_after(now + DAY)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    return key, certificate
+
+
+def as_pem(certificate):
+    return certificate.public_bytes(serialization.Encoding.PEM)
+
+
+@pytest.fixture
+def keystore(own, tmp_path):
+    hidden = serialization.BestAvailableEncryption(HUSH.encode())
+    path = tmp_path / "own.p12"
+    path.write_bytes(pkcs12.serialize_key_and_certificates(b"me", *own, None, hidden))
+    return str(path)
+
+
+def is_private(path):
+    folder = Path(path).parent.stat().st_mode
+    return [stat.S_IMODE(mode) for mode in (Path(path).stat().st_mode, folder)] == [
+        0o600,
+        0o700,
+    ]
+
+
+def test_a_keystore_of_pkcs12_becomes_files_that_python_loads(keystore):
+    found = pythonic(
+        {
+            "ssl.keystore.location": keystore,
+            "ssl.keystore.password": HUSH,
+            "ssl.keystore.type": "PKCS12",
+        }
+    )
+    chain, key = found["ssl.certificate.location"], found["ssl.key.location"]
+    assert is_private(chain)
+    assert is_private(key)
+    assert b"ENCRYPTED" in Path(key).read_bytes()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_cert_chain(chain, key, found["ssl.key.password"])
+
+
+def test_a_truststore_as_keytool_makes_it_becomes_certificates(own, tmp_path):
+    """Java writes PKCS12, and takes it for its default type as well."""
+    (tmp_path / "ca.pem").write_bytes(as_pem(own[1]))
+    store = tmp_path / "trust.p12"
+    subprocess.run(
+        [
+            *("keytool", "-importcert", "-noprompt", "-alias", "ca"),
+            *("-file", tmp_path / "ca.pem", "-keystore", store),
+            *("-storetype", "PKCS12", "-storepass", HUSH),
+        ],
+        check=True,
+        capture_output=True,
+        timeout=120,
+    )
+    given = {"ssl.truststore.location": str(store), "ssl.truststore.type": "JKS"}
+    found = pythonic(given | {"ssl.truststore.password": HUSH})
+    context = ssl.create_default_context(cafile=found["ssl.ca.location"])
+    assert context.cert_store_stats()["x509_ca"] == 1
+    with pytest.raises(ConfigurationError, match="is its password right") as caught:
+        pythonic(given | {"ssl.truststore.password": "other-secret"})
+    assert "other-secret" not in str(caught.value)
+
+
+def test_pem_is_named_as_it_is(own, tmp_path):
+    path = tmp_path / "all.pem"
+    path.write_bytes(as_pem(own[1]))
+    place = str(path)
+    given = {"ssl.truststore.location": place, "ssl.keystore.location": place}
+    assert pythonic(given | {"ssl.key.password": "k"}) == {
+        "ssl.ca.location": place,
+        "ssl.certificate.location": place,
+        "ssl.key.location": place,
+        "ssl.key.password": "k",
+    }
+
+
+def test_pem_that_stands_in_options_becomes_private_files():
+    given = {
+        "ssl.truststore.certificates": "CA",
+        "ssl.keystore.certificate.chain": "CHAIN",
+        "ssl.keystore.key": "KEY",
+    }
+    found = pythonic(given)
+    assert [Path(path).read_text() for path in found.values()] == ["CA", "CHAIN", "KEY"]
+    assert all(is_private(path) for path in found.values())
+    assert pythonic(given) == found, "and the same file the next time"
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"\xfe\xed\xfe\xed rest", "keytool -importkeystore -srckeystore .*own.jks"),
+        (b"nothing", "neither PEM nor PKCS12"),
+        (None, "cannot be read on this host"),
+    ],
+)
+def test_a_store_that_cannot_be_used_is_told(tmp_path, content, told):
+    path = tmp_path / "own.jks"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ConfigurationError, match=told):
+        pythonic({"ssl.truststore.location": str(path)})
+    with pytest.raises(ConfigurationError, match=told):
+        pythonic({"ssl.keystore.location": str(path)})
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"ssl.truststore.location": "x", "ssl.truststore.certificates": "y"},
+        {"ssl.keystore.key": "x"},
+        {
+            "ssl.keystore.key": "x",
+            "ssl.keystore.certificate.chain": "y",
+            "ssl.keystore.location": "z",
+        },
+    ],
+)
+def test_stores_that_contradict_each_other_are_told(given):
+    with pytest.raises(ConfigurationError, match=r"keep one|it goes with"):
+        pythonic(given)
+
+
+def test_each_host_reads_its_own_files(own, tmp_path, keystore):
+    """Settings that travel are made anew where they arrive."""
+    options = {
+        "kafka.bootstrap.servers": "b:1",
+        "subscribe": "t",
+        "kafka.security.protocol": "SSL",
+        "kafka.ssl.keystore.location": keystore,
+        "kafka.ssl.keystore.password": HUSH,
+        "kafka.receive.buffer.bytes": "70000",
+    }
+    found = parse(options)
+    assert found.settings.options["receive_buffer_bytes"] == 70_000
+    assert HUSH not in repr(found)
+    sent = pickle.dumps(found)
+    assert found.settings.options["ssl_keyfile"].encode() not in sent
+    assert pickle.loads(sent) == found
+    Path(keystore).unlink()
+    with pytest.raises(ConfigurationError, match="on the driver and on each executor"):
+        pickle.loads(sent)
+    assert settings_of(parse(BARE).connection).options == {}
+
+
+BARE = {"kafka.bootstrap.servers": "b:1", "subscribe": "t"}

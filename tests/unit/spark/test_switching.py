@@ -1,0 +1,112 @@
+"""Options of Spark's own source: each does what the documents say becomes of it."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from kafka_marshal.errors import ConfigurationError
+from kafka_marshal.spark import java
+from kafka_marshal.spark.options import (
+    ISOLATION,
+    KAFKA_PREFIX,
+    NAMES,
+    RACK,
+    SERVERS,
+    parse,
+)
+from kafka_marshal.spark.switching import IGNORED, MAPPED, OWN, REFUSED, SAME
+
+BASE = {SERVERS: "b:1", "subscribe": "t"}
+PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule"
+SASL = {"kafka.security.protocol": "SASL_SSL", "kafka.sasl.mechanism": "PLAIN"}
+LOGIN = {"kafka.sasl.jaas.config": f'{PLAIN} required username="u" password="p";'}
+TLS = {"kafka.security.protocol": "SSL"}
+# What an option needs beside it, and a value that it takes.
+WITH = {
+    "assign": {"assign": '{"t": [0]}', "subscribe": None},
+    "subscribePattern": {"subscribePattern": "t.*", "subscribe": None},
+    SERVERS: {SERVERS: "b:1"},
+    "subscribe": {"subscribe": "t"},
+    "startingOffsets": {"startingOffsets": "latest"},
+    "startingOffsetsByTimestamp": {"startingOffsetsByTimestamp": '{"t": {"0": 5}}'},
+    "startingOffsetsByTimestampStrategy": {
+        "startingOffsetsByTimestampStrategy": "latest"
+    },
+    "endingOffsets": {"endingOffsets": "latest"},
+    "endingOffsetsByTimestamp": {"endingOffsetsByTimestamp": '{"t": {"0": 5}}'},
+    "failOnDataLoss": {"failOnDataLoss": "false"},
+    "includeHeaders": {"includeHeaders": "true"},
+    "maxTriggerDelay": {"maxTriggerDelay": "5m", "minOffsetsPerTrigger": "1"},
+    ISOLATION: {ISOLATION: "read_committed"},
+    RACK: {RACK: "r"},
+    "kafka.client.dns.lookup": {"kafka.client.dns.lookup": "use_all_dns_ips"},
+    "kafka.sasl.kerberos.service.name": {
+        "kafka.security.protocol": "SASL_SSL",
+        "kafka.sasl.mechanism": "GSSAPI",
+        "kafka.sasl.kerberos.service.name": "kafka",
+    },
+    "kafka.sasl.mechanism": {**SASL, **LOGIN},
+    "kafka.sasl.jaas.config": {**SASL, **LOGIN},
+    "kafka.security.protocol": TLS,
+    "kafka.ssl.endpoint.identification.algorithm": {
+        **TLS,
+        "kafka.ssl.endpoint.identification.algorithm": "https",
+    },
+    **{
+        name: TLS | {name: "some text"}
+        for name in OWN
+        if name.startswith("kafka.ssl.") and not name.endswith("algorithm")
+    },
+    "kafka.ssl.keystore.key": {
+        **TLS,
+        "kafka.ssl.keystore.key": "KEY",
+        "kafka.ssl.keystore.certificate.chain": "CHAIN",
+    },
+    "kafka.ssl.keystore.certificate.chain": {
+        **TLS,
+        "kafka.ssl.keystore.key": "KEY",
+        "kafka.ssl.keystore.certificate.chain": "CHAIN",
+    },
+}
+
+
+def documented():
+    """Return the rows of the table in the documents."""
+    root = next(p for p in Path(__file__).parents if (p / "docs").is_dir())
+    page = (root / "docs" / "SPARK.md").read_text()
+    rows = page.split("<!-- table: own options -->")[1].split("\n\n")[0]
+    return re.findall(r"^\| `([^`]+)` \| (\w+) \| (.+) \|$", rows, re.MULTILINE)
+
+
+def test_the_documents_tell_of_every_option_of_sparks_own_source():
+    assert documented() == [(n, fate.kind, fate.note) for n, fate in OWN.items()]
+
+
+def given(name, tmp_path):
+    found = {**BASE, **WITH.get(name, {name: "5"})}
+    if name.endswith("store.location"):
+        (tmp_path / "store.pem").write_text("-----BEGIN CERTIFICATE-----")
+        found[name] = str(tmp_path / "store.pem")
+    return {key: value for key, value in found.items() if value is not None}
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_each_option_has_the_fate_that_is_told(name, tmp_path, caplog):
+    fate = OWN[name]
+    options = given(name, tmp_path)
+    if fate.kind == REFUSED:
+        with pytest.raises(ConfigurationError, match=re.escape(fate.note)):
+            parse(options)
+        return
+    found = parse(options)
+    dotted = name.removeprefix(KAFKA_PREFIX)
+    if fate.kind == IGNORED:
+        assert f"option_ignored {name}" in caplog.text
+        assert fate.note in caplog.text
+        assert dotted not in found.connection
+        return
+    assert caplog.text == ""
+    assert (dotted in {*java.NAMES, *java.RENAMED}) == (fate.kind == MAPPED)
+    if fate.kind == SAME and name == dotted:
+        assert name in NAMES
