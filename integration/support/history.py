@@ -293,7 +293,7 @@ class History:
         return dict(found)
 
     def _token(self, step: Step) -> str:
-        era = self.worlds[step.t].config.era
+        era = self.worlds[step.t].era_at(step.offset)
         return f"{era}.{step.leader_epoch}.{step.offset}"
 
     def members(self, group_id: str) -> list[Member]:

@@ -183,9 +183,10 @@ def _change(folded: Folded, what: str, group_id: str) -> Change:
 
 
 def _token(world: WorldState, entry: LogEntry) -> Token | None:
-    if world.config is None or entry.leader_epoch is None:
+    era = world.era_at(entry.offset)
+    if era is None or entry.leader_epoch is None:
         return None
-    return Token(world.config.era, entry.leader_epoch, entry.offset)
+    return Token(era, entry.leader_epoch, entry.offset)
 
 
 def _position(world: WorldState, key: Key) -> int | None:

@@ -14,6 +14,7 @@ from search import search
 
 pytestmark = [pytest.mark.model, pytest.mark.slow]
 
+ALTERED = (1_000, 2_000)
 LEASES = {
     "crashes": {},
     "twins": {"twins": True, "gives_up": False},
@@ -27,6 +28,7 @@ GRANTS = {
 }
 LARGER_LEASES = {
     "failovers": {"failovers": True},
+    "intervals": {"intervals": ALTERED, "crashes": False, "gives_up": False},
     "half-ticks": {"ticks_per_h": 2, "crashes": False},
     "pauses": {"pauses": True},
     "resumes": {"resumes": True},
@@ -72,6 +74,18 @@ BROKEN_LEASES = [
     ),
     pytest.param(
         None, {"acknowledged": True, "pauses": True} | CALM, "S4", id="on-ack"
+    ),
+    pytest.param(
+        variants.renew_to_an_earlier_end,
+        {"intervals": ALTERED} | CALM,
+        "S4",
+        id="renewal-shortens",
+    ),
+    pytest.param(
+        None,
+        {"by_newest_h": True, "intervals": ALTERED} | CALM,
+        "S4",
+        id="lease-by-newest-H",
     ),
     pytest.param(None, {"from_read_back": True}, "S4", id="lease-from-read-back"),
     pytest.param(

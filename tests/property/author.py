@@ -279,7 +279,7 @@ class Author:
             "format_id": ("bb" if bad == "format_id" else "ff") * 16,
             "era": era + (0 if bad == "era" else self.pick((1, 1, 7))),
             "cluster_id": "cluster",
-            "heartbeat_interval_ms": self.pick((H, H, H, H // 2)),
+            "heartbeat_interval_ms": self.pick((H, H, H // 2, 2 * H)),
             "K": self.k + (bad == "K" and old is not None),
             "feature_level": level,
             "limits": self.limits,

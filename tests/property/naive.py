@@ -290,7 +290,8 @@ class Naive:
     def install(self, entry, data, state):
         state["owner"] = (data["client_id"], data["incarnation"])
         state["epoch"] = entry["offset"]
-        state["token"] = (entry["leader_epoch"], entry["offset"])
+        # 4.10: the era of the epoch, whatever Config comes later.
+        state["token"] = (self.config["era"], entry["leader_epoch"], entry["offset"])
         state["renewed"] = state["active"] = self.c
         state["h"] = self.config["heartbeat_interval_ms"]
         state["resume_hash"] = data["resume_hash"]
@@ -319,8 +320,9 @@ class Naive:
         state["active"] = self.c
         if self.is_paused(key):
             return "position_only"
-        state["renewed"] = self.c
-        state["h"] = self.config["heartbeat_interval_ms"]
+        h = self.config["heartbeat_interval_ms"]
+        if self.c + 2 * h >= state["renewed"] + 2 * state["h"]:
+            state["renewed"], state["h"] = self.c, h
         return "renewed"
 
     def Heartbeat(self, _entry, data, key):  # noqa: N802
@@ -459,14 +461,13 @@ class Naive:
             freshness = "fresh" if age < state["h"] else "unknown"
             freshness = "stale" if self.is_stale(state) else freshness
             owner = dict(zip(("client_id", "incarnation"), state["owner"], strict=True))
-        leader_epoch, offset = state["token"]
         return {
             "group_id": key[0],
             "topic": key[1],
             "partition": key[2],
             "owner": owner,
             "epoch": state["epoch"],
-            "token": f"{self.config['era']}.{leader_epoch}.{offset}",
+            "token": ".".join(map(str, state["token"])),
             "position": state["position"],
             "granted": state["granted"],
             "freshness": freshness,

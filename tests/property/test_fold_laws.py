@@ -17,7 +17,7 @@ from kafka_marshal.protocol.fold_beats import fold_beats
 from kafka_marshal.protocol.rationalizer import apply, replay
 from kafka_marshal.protocol.records import Member
 from kafka_marshal.protocol.snapshot import digest, from_bytes, to_bytes
-from kafka_marshal.protocol.state import RING_ENTRIES_MAX, WorldState
+from kafka_marshal.protocol.state import ERAS, ERAS_MAX, RING_ENTRIES_MAX, WorldState
 from kafka_marshal.protocol.text import object_to_entry
 from kafka_marshal.protocol.types import LogEntry
 
@@ -169,11 +169,30 @@ def test_epochs_and_tokens_grow_and_positions_do_not_fall(logs):
                 old_epoch, old_token, old_position = last[key]
                 assert epoch >= old_epoch
                 assert token >= old_token
-                assert (epoch == old_epoch) or bytes(token) > bytes(old_token)
+                # A claim keeps its token, whatever Config comes.
+                assert (epoch == old_epoch) == (bytes(token) == bytes(old_token))
                 if epoch == old_epoch and key not in rewound:
                     assert (position or 0) >= (old_position or 0)
             # A forgotten key starts anew, but never below an epoch it had.
             last = {**last, **now}
+
+
+def test_no_renewal_ends_a_lease_earlier(logs):
+    for entries in logs:
+        state = WorldState(0)
+        ends = {}
+        for entry in entries:
+            apply(state, entry)
+            before, ends = (
+                ends,
+                {
+                    (key, known.epoch): known.renewed_ms
+                    + 2 * known.heartbeat_interval_ms
+                    for key, known in state.keys.items()
+                },
+            )
+            for claim, end_ms in ends.items():
+                assert end_ms >= before.get(claim, end_ms)
 
 
 def test_epochs_are_the_offsets_of_accepted_claims(logs):
@@ -274,7 +293,8 @@ def test_no_log_grows_a_world_beyond_its_limits(logs):
             assert len(state.groups) <= limit("groups")
             assert len(state.over) <= limit("operations")
             assert len(state.forgettable) == len(state.awaiting) <= len(state.keys)
-            assert set(state.dirty) <= {*state.keys, *state.groups}
+            assert set(state.dirty) <= {*state.keys, *state.groups, ERAS}
+            assert len(state.eras) <= ERAS_MAX
             for group in state.groups.values():
                 assert len(group.over) <= 64
                 pause = group.pause

@@ -56,6 +56,7 @@ class Fold(RuleBasedStateMachine):
         self.log = Log(configured=False)
         self.naive = Naive(0)
         self.granted = {}
+        self.promised = {}
         self.era = 1
         self.say(
             config(h=H, span=4, operations=2, max_pause_ms=4 * H, forget_ms=forget)
@@ -166,7 +167,7 @@ class Fold(RuleBasedStateMachine):
         m = self.log.state.append_time_ms
         self.say(pause(max(0, m + until), op=op, seq=seq, inc=ident(inc)), after=after)
 
-    @rule(h=st.sampled_from([H, H // 2]), after=waits)
+    @rule(h=st.sampled_from([H, H // 2, 2 * H]), after=waits)
     def configure(self, h, after):
         settled = self.log.state.config
         self.era += 1
@@ -197,6 +198,21 @@ class Fold(RuleBasedStateMachine):
             assert known.epoch < state.next_offset
             assert state.epochs[known.epoch] == key
             assert known.renewed_ms <= known.active_ms <= state.now_ms
+
+    @invariant()
+    def no_claim_loses_its_token_or_what_its_lease_was_promised(self):
+        state, before = self.log.state, self.promised
+        self.promised = {
+            (key, known.epoch): (
+                state.token(key),
+                known.renewed_ms + 2 * known.heartbeat_interval_ms,
+            )
+            for key, known in state.keys.items()
+        }
+        for claim_, (token, until_ms) in self.promised.items():
+            token_before, until_before_ms = before.get(claim_, (token, until_ms))
+            assert token == token_before
+            assert until_ms >= until_before_ms
 
 
 def _with_limits(record, settled):

@@ -86,6 +86,22 @@ def revive_an_operation_that_is_over(monkeypatch):
     monkeypatch.setattr(fold_groups, "OPS_REMEMBERED_MAX", 0)
 
 
+def renew_to_an_earlier_end(monkeypatch):
+    def renew(known, now_ms, heartbeat_interval_ms):
+        known.renewed_ms = now_ms
+        known.heartbeat_interval_ms = heartbeat_interval_ms
+
+    monkeypatch.setattr(KeyState, "renew", renew)
+
+
+def show_the_era_in_force(monkeypatch):
+    def era_at(state, offset):
+        del offset
+        return None if state.config is None else state.config.era
+
+    monkeypatch.setattr(WorldState, "era_at", era_at)
+
+
 MUTANTS = [
     no_epoch_check,
     renew_while_paused,
@@ -93,6 +109,8 @@ MUTANTS = [
     restart_by_a_bare_heartbeat,
     stale_at_2h,
     revive_an_operation_that_is_over,
+    renew_to_an_earlier_end,
+    show_the_era_in_force,
 ]
 
 

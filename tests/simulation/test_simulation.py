@@ -125,6 +125,13 @@ VARIANTS = [
         id="renew-while-paused",
     ),
     pytest.param(
+        variants.renew_to_an_earlier_end,
+        11,
+        {"faults": ("level", "stop", "late")},
+        {"S4"},
+        id="renewal-shortens",
+    ),
+    pytest.param(
         variants.renew_on_ack,
         0,
         {"faults": ("pause", "deaf", "stop")},

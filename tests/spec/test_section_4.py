@@ -28,7 +28,7 @@ from logkit import (
 )
 
 from kafka_marshal.errors import LogTruncated, LogUnreadable
-from kafka_marshal.protocol.snapshot import digest, to_bytes
+from kafka_marshal.protocol.snapshot import digest, from_bytes, to_bytes
 from kafka_marshal.protocol.text import object_to_entry
 from kafka_marshal.protocol.types import Key, LogEntry, Token
 
@@ -291,6 +291,22 @@ def test_4_5_a_beat_after_expiry_still_renews():
     assert log.say(claim("c2"), after=2 * H) == "held"
 
 
+@pytest.mark.parametrize("write", [beat, lambda epoch: batch((epoch, None))])
+def test_4_5_a_renewal_never_makes_a_key_stale_earlier(write):
+    log = Log(h=60)
+    log.claimed()
+    log.append(config(2, era=2, h=10), after=10)
+    # Ends at 120 as promised, not at 30.
+    assert log.say(write(1)) == "renewed"
+    assert log.say(claim("c2", generation=2), after=21) == "held"
+    # From 100 on a renewal by the new H is no loss.
+    assert log.say(write(1), after=68) == "renewed"
+    assert log.one(claim("c2", generation=2)).detail == {"remaining_ms": 22}
+    assert log.say(write(1), after=1) == "renewed"
+    assert log.say(claim("c2", generation=2), after=20) == "held"
+    assert log.say(claim("c2", generation=2), after=1) == "claimed"
+
+
 # --- 4.6 Release ---
 
 
@@ -425,7 +441,43 @@ def test_4_10_a_token_is_ordered_and_sixteen_bytes():
     assert second == Token(3, 2, 3)
     assert bytes(first) < bytes(second)
     log.append(config(2, era=4))
-    assert log.state.token(KEY) > second
+    third = log.claimed("c2", generation=2, key=KEY._replace(partition=1))
+    assert log.state.token(KEY._replace(partition=1)) == Token(4, 2, third)
+
+
+def test_4_10_a_config_leaves_the_tokens_of_standing_claims():
+    log = Log(era=3)
+    log.claimed()
+    standing = log.state.token(KEY)
+    assert log.say(config(2, era=4)) == "configured"
+    assert log.state.token(KEY) == standing == Token(3, 0, 1)
+    # The state says so itself, and so do its bytes.
+    back = from_bytes(to_bytes(log.state))
+    assert back.token(KEY) == standing
+    assert back.eras == log.state.eras == ((2, 3),)
+    log.append(release(1))
+    log.claimed("c2", generation=2)
+    assert log.state.token(KEY) == Token(4, 0, 4)
+
+
+def test_4_10_the_eras_of_64_configs_are_remembered():
+    log = Log()
+    log.claimed()
+    for generation in range(2, 67):
+        assert log.state.token(KEY) == Token(1, 0, 1)
+        log.append(config(generation, era=generation))
+    # The first of 65 is dropped: from then on it counts as the second.
+    assert len(log.state.eras) == 64
+    assert log.state.token(KEY) == Token(2, 0, 1)
+
+
+def test_4_one_config_leaves_no_eras_in_digest_and_bytes():
+    log = Log()
+    plain = to_bytes(log.state)
+    assert plain.endswith(b"\x90")  # no operations
+    log.append(config(2, era=2))
+    assert digest(from_bytes(to_bytes(log.state))) == digest(log.state)
+    assert to_bytes(log.state).endswith(b"\x91\x92\xa4eras\x91\x92\x01\x01")
 
 
 def test_4_11_an_idle_log_never_turns_an_owner_stale():

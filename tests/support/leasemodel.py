@@ -13,7 +13,7 @@ from itertools import count
 from typing import NamedTuple
 
 import msgspec
-from logkit import FORMAT_ID, KEY, NO_LIMITS, OP, ident
+from logkit import KEY, OP, config, ident
 from search import Broken
 
 from kafka_marshal.protocol.claiming import (
@@ -29,7 +29,6 @@ from kafka_marshal.protocol.codec import encode
 from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.records import (
     ClaimingPartition,
-    Config,
     Heartbeat,
     ReleaseGroup,
     ReleasingPartition,
@@ -44,6 +43,7 @@ NOW_MS = 10**9
 NEXT_OFFSET = 1_000
 MASTER = b"m" * 32
 TOKEN = Token(1, 0, 0)
+CONFIG = config(h=H_MS)
 NOBODY = -1
 RELEASED_EPOCH = 500  # no record names it, so any will do
 CLAIM, BEAT, RELEASE, RESUME, FOREIGN = "claim", "beat", "release", "resume", "foreign"
@@ -68,6 +68,7 @@ class Heard(NamedTuple):
     age: int
     is_known: bool
     reason: str | None = None
+    h: int = 0  # H in force at the record
 
 
 class Fold(NamedTuple):
@@ -79,6 +80,8 @@ class Fold(NamedTuple):
     gap: int | None  # ticks since the last entry; None in a new leader epoch
     is_paused: bool
     is_known: bool  # whether the key was ever claimed
+    h: int  # H of the Config in force
+    renewal_h: int  # H of the last renewal
 
 
 class Client(NamedTuple):
@@ -86,6 +89,7 @@ class Client(NamedTuple):
     phase: Phase
     epoch: int
     age: int  # ticks since the renewal that the lease counts from
+    h: int  # H of that renewal
     sent: tuple[Sent, ...]
     heard: tuple[Heard, ...]
     before: tuple[int, int]  # life and epoch that a restart may resume
@@ -117,10 +121,12 @@ class LeaseModel:
         pauses=False,
         twins=False,
         gives_up=True,
+        intervals=(H_MS,),
         acknowledged=False,
         judged_by_sender=False,
         bare_restart=False,
         from_read_back=False,
+        by_newest_h=False,
     ):
         self.tick_ms = H_MS // ticks_per_h
         self.in_flight, self.unread = in_flight, unread
@@ -131,8 +137,10 @@ class LeaseModel:
         self.judged_by_sender = judged_by_sender
         self.bare_restart = bare_restart
         self.from_read_back = from_read_back
-        self.stale = 2 * ticks_per_h + 1  # log ages from here on are alike
-        self.void = 2 * ticks_per_h  # and local ones from here on
+        self.by_newest_h = by_newest_h
+        self.intervals = intervals  # every H that a Config may have; first the first
+        self.void = 2 * max(intervals) // self.tick_ms  # local ages from here on
+        self.stale = self.void + 1  # are alike, and log ages from here on
         self.append = cache(self._append)
         self.is_valid = cache(self._is_valid)
         self.claimant = cache(self._claimant)
@@ -153,9 +161,9 @@ class LeaseModel:
         it.phase = client.phase
         if it.is_owned:
             it.epoch = client.epoch
-            it.heartbeat_interval_ms = H_MS
+            it.heartbeat_interval_ms = client.h
             it._base_ms = NOW_MS - client.age * self.tick_ms
-            it.lease = Lease.since(it._base_ms, H_MS)
+            it.lease = Lease.since(it._base_ms, client.h)
         if waits is not None and waits.is_known:
             it._sent_ms[1] = NOW_MS - waits.age * self.tick_ms
         return it
@@ -170,30 +178,30 @@ class LeaseModel:
             unheard = [h._replace(is_known=False) for h in client.heard]
             rest.setdefault("sent", tuple(forgotten))
             rest.setdefault("heard", tuple(unheard))
-            return client._replace(
-                phase=Phase.WAITING, epoch=NOBODY, age=self.void, **rest
-            )
+            rest.setdefault("phase", Phase.WAITING)
         if not it.is_owned:
-            return client._replace(phase=it.phase, epoch=NOBODY, age=self.void, **rest)
-        age = min(self.void, (NOW_MS - it._base_ms) // self.tick_ms)
-        return client._replace(phase=it.phase, epoch=it.epoch, age=age, **rest)
+            rest.setdefault("phase", it.phase)
+            return client._replace(epoch=NOBODY, age=0, h=0, **rest)
+        h = it.heartbeat_interval_ms
+        age = min(2 * h // self.tick_ms, (NOW_MS - it._base_ms) // self.tick_ms)
+        return client._replace(phase=it.phase, epoch=it.epoch, age=age, h=h, **rest)
 
     # --- the world
 
     def start(self):
-        fold = Fold(NOBODY, NOBODY, 0, 0, False, False)
+        fold = Fold(NOBODY, NOBODY, 0, 0, False, False, self.intervals[0], 0)
         clients = tuple(
-            Client(n, Phase.WAITING, NOBODY, self.void, (), (), (NOBODY, NOBODY))
+            Client(n, Phase.WAITING, NOBODY, 0, 0, (), (), (NOBODY, NOBODY))
             for n in range(2)
         )
         return World(fold, clients, 0)
 
     def broken(self, world):
-        holders = sum(self.is_valid(c.phase, c.age) for c in world.clients)
+        holders = sum(self.is_valid(c.phase, c.age, c.h) for c in world.clients)
         return "S4: two hold the key at one instant" if holders > 1 else None
 
-    def _is_valid(self, phase, age):
-        client = Client(0, phase, NOBODY, age, (), (), (NOBODY, NOBODY))
+    def _is_valid(self, phase, age, h):
+        client = Client(0, phase, NOBODY, age, h, (), (), (NOBODY, NOBODY))
         return self.claim(client).is_valid(NOW_MS)
 
     def steps(self, world):
@@ -214,6 +222,10 @@ class LeaseModel:
             after, _ = self.append(fold, None, world.skew)
             name = "the pause ends" if fold.is_paused else "the group is paused"
             yield name, world._replace(fold=after)
+        for interval in self.intervals:
+            if interval != fold.h:
+                after, _ = self.append(fold, interval, world.skew)
+                yield f"a Config says H = {interval}", world._replace(fold=after)
         for index, client in enumerate(world.clients):
             yield from self._acts(world, index, client)
             yield from self._lands(world, index, client)
@@ -225,7 +237,7 @@ class LeaseModel:
         gap = None if fold.gap is None else min(self.stale, fold.gap + 1)
         older = tuple(
             c._replace(
-                age=min(self.void, c.age + 1),
+                age=min(2 * c.h // self.tick_ms, c.age + 1),
                 sent=tuple(s._replace(age=min(self.void, s.age + 1)) for s in c.sent),
                 heard=tuple(h._replace(age=min(self.void, h.age + 1)) for h in c.heard),
             )
@@ -305,7 +317,7 @@ class LeaseModel:
         before = (NOBODY, NOBODY)
         if self.resumes and client.phase is Phase.HELD:
             before = (client.life, client.epoch)
-        reborn = Client(life, Phase.WAITING, NOBODY, self.void, ghosts, (), before)
+        reborn = Client(life, Phase.WAITING, NOBODY, 0, 0, ghosts, (), before)
         return self._put(world, index, reborn)
 
     def _lives(self, world):
@@ -340,7 +352,8 @@ class LeaseModel:
         if sent.life == mine.life and sent.kind != RELEASE:
             kind = BEAT if sent.kind == BEAT else CLAIM
             at = sent.epoch if sent.kind == BEAT else epoch
-            heard = Heard(kind, effect, at, sent.age, sent.is_known, reason)
+            h = world.fold.h if effect else 0
+            heard = Heard(kind, effect, at, sent.age, sent.is_known, reason, h)
             clients[index] = mine._replace(heard=(*mine.heard, heard))
             if self.acknowledged and sent.kind == BEAT:
                 clients[index] = self._acknowledge(clients[index], sent)
@@ -364,6 +377,8 @@ class LeaseModel:
 
     def _reads(self, world, index, client):
         heard = client.heard[0]
+        if self.by_newest_h:
+            heard = heard._replace(h=world.fold.h)
         client = client._replace(heard=client.heard[1:])
         it = self.claim(client, heard)
         owner = self.owner(client.life)
@@ -407,7 +422,7 @@ class LeaseModel:
         if self.from_read_back and heard.is_known:
             it._sent_ms[1] = NOW_MS
         won = it.on_claim_verdict(
-            transition, seq=1, now_ms=NOW_MS, heartbeat_interval_ms=H_MS, token=TOKEN
+            transition, seq=1, now_ms=NOW_MS, heartbeat_interval_ms=heard.h, token=TOKEN
         )
         after = self.after(client, it)
         if heard.effect and not won and len(after.sent) < self.in_flight:
@@ -422,9 +437,12 @@ class LeaseModel:
             sent_ms = NOW_MS
         if self.bare_restart and heard.effect == "renewed" and not it.is_owned:
             it.phase, it.epoch, it._base_ms = Phase.HELD, heard.epoch, sent_ms
+            it.heartbeat_interval_ms = heard.h
             return self.after(client, it)
         if it.epoch == heard.epoch:
-            it.on_beat_verdict(transition, sent_ms=sent_ms, heartbeat_interval_ms=H_MS)
+            it.on_beat_verdict(
+                transition, sent_ms=sent_ms, heartbeat_interval_ms=heard.h
+            )
         return self.after(client, it)
 
     # --- the fold
@@ -435,19 +453,29 @@ class LeaseModel:
         now_ms = NOW_MS + skew * H_MS
         known = state.keys.get(KEY)
         was = None if known is None else known.epoch
-        record = self._pause(fold) if what is None else self._record(*what)
+        if what is None:
+            record = self._pause(fold)
+        elif isinstance(what, int):
+            record = config(2, era=2, h=what)
+        else:
+            record = self._record(*what)
         entry = LogEntry(NEXT_OFFSET, 7, now_ms, 1, encode(record))
         (transition,) = apply(state, entry)
         after = state.keys.get(KEY)
         pause = state.active_pause("g")
-        owner, age, epoch = NOBODY, 0, NOBODY
+        owner, age, epoch, h = NOBODY, 0, NOBODY, 0
         if after is not None and after.owner is not None:
+            h = after.heartbeat_interval_ms
             owner = int(after.owner.incarnation.decode().strip(".").split()[1])
-            age = min(self.stale, after.age_ms(state.now_ms) // self.tick_ms)
+            age = after.age_ms(state.now_ms) // self.tick_ms
+            age = min(2 * h // self.tick_ms + 1, age)
             epoch = after.epoch
             if was is not None and epoch < was:
                 raise Broken("S1, S7: epochs and tokens grow")
-        folded = Fold(owner, epoch, age, 0, pause is not None, after is not None)
+        folded = Fold(
+            *(owner, epoch, age, 0, pause is not None, after is not None),
+            *(state.config.heartbeat_interval_ms, h),
+        )
         return folded, (transition.effect, transition.reason, epoch)
 
     def _state(self, fold, skew):
@@ -461,7 +489,7 @@ class LeaseModel:
             epoch_time_ms=None if fold.gap is None else now_ms - since_ms,
             log_time_ms=NOW_MS,
             append_time_ms=NOW_MS,
-            config=CONFIG,
+            config=config(h=fold.h),
         )
         group = GroupState(key_count=int(fold.is_known))
         if fold.is_paused:
@@ -474,7 +502,7 @@ class LeaseModel:
             owner = None if fold.owner == NOBODY else self.owner(fold.owner)
             renewed_ms = NOW_MS - fold.age * self.tick_ms
             epoch = RELEASED_EPOCH if owner is None else fold.epoch
-            known = KeyState(owner, epoch, 0, renewed_ms, H_MS, renewed_ms)
+            known = KeyState(owner, epoch, 0, renewed_ms, fold.renewal_h, renewed_ms)
             if owner is not None:
                 known.resume_hash = sha256(key_secret(MASTER, KEY)).digest()
             state.keys[KEY] = known
@@ -525,13 +553,14 @@ class LeaseModel:
                 self._phase(c),
                 epoch(c.epoch),
                 c.age,
+                c.h,
                 tuple(
                     Sent(s.kind, life(s.life), epoch(s.epoch), s.age, s.is_known)
                     for s in c.sent
                 ),
                 tuple(
-                    Heard(h.kind, h.effect, epoch(h.epoch), h.age, h.is_known, h.reason)
-                    for h in self._unread(c)
+                    heard._replace(epoch=epoch(heard.epoch))
+                    for heard in self._unread(c)
                 ),
                 (life(c.before[0]), epoch(c.before[1])),
             )
@@ -562,9 +591,6 @@ class LeaseModel:
         if heard.kind == FOREIGN:
             return is_held
         return heard.effect is not None or client.phase is Phase.CLAIMING
-
-
-CONFIG = Config(1, FORMAT_ID, 1, "cluster", H_MS, 1, 1, NO_LIMITS)
 
 
 def _of(transition, owner):

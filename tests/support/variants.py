@@ -60,6 +60,16 @@ def renew_while_paused(patch):
     patch.setattr(Claim, "on_beat_verdict", on_beat_verdict)
 
 
+def renew_to_an_earlier_end(patch):
+    """A renewal counts from its own time and H, although more was promised."""
+
+    def renew(self, now_ms, heartbeat_interval_ms):
+        self.renewed_ms = now_ms
+        self.heartbeat_interval_ms = heartbeat_interval_ms
+
+    patch.setattr(fold_keys.KeyState, "renew", renew)
+
+
 def renew_in_the_fold(patch):
     """The fold lets beats renew while their group is paused."""
 

@@ -27,7 +27,7 @@ _LOG_APPEND_TIME = int(TimestampType.LOG_APPEND_TIME)
 def fold_beats(state: WorldState, entries: Sequence[LogEntry], *, start: int) -> int:
     """Fold the ordinary beats that come next, in place.
 
-    Ordinary is a beat that renews, in the leader epoch of the entry before, and not of
+    Ordinary is a beat that renews by the same H, in the same leader epoch, and not of
     a ``/checkpoint`` key: who counts what is no checkpoint's need not look at each.
 
     Args:
@@ -72,7 +72,8 @@ def fold_beats(state: WorldState, entries: Sequence[LogEntry], *, start: int) ->
         ):
             break
         known = keys[key]
-        if known.owner != (record.client_id, record.incarnation):
+        sender = (record.client_id, record.incarnation)
+        if known.owner != sender or known.heartbeat_interval_ms != interval_ms:
             break
         if at_ms > before_ms:
             then_ms = now_ms + at_ms - before_ms
@@ -84,7 +85,6 @@ def fold_beats(state: WorldState, entries: Sequence[LogEntry], *, start: int) ->
         if position is not None and (old is None or position > old):
             known.position = position
         known.active_ms = known.renewed_ms = now_ms
-        known.heartbeat_interval_ms = interval_ms
         dirty[key] = None
     else:
         stop = len(entries)

@@ -15,6 +15,8 @@ from kafka_marshal.protocol.records import (
     ReleaseGroup,
 )
 from kafka_marshal.protocol.state import (
+    ERAS,
+    ERAS_MAX,
     GroupState,
     Halt,
     MemberState,
@@ -113,6 +115,11 @@ def _config(step: Step, record: Config) -> Transitions:
         # PROTOCOL 3.3: we cannot know what this level changes, so we stop here.
         state.halted = Halt(step.entry.offset, record.feature_level)
         return (step.halted(),)
+    if now is not None:
+        # PROTOCOL 4.10: standing claims keep the era that they were won in.
+        eras = (*state.eras, (step.entry.offset, now.era))
+        state.eras = eras[-ERAS_MAX:]
+        state.dirty[ERAS] = None
     state.config = record
     return (step.accepted("configured"),)
 

@@ -167,8 +167,7 @@ def _beat(
     known.active_ms = now_ms
     if interval_ms is None:
         return "position_only"
-    known.renewed_ms = now_ms
-    known.heartbeat_interval_ms = interval_ms
+    known.renew(now_ms, interval_ms)
     return "renewed"
 
 
@@ -210,9 +209,10 @@ def _batch_heartbeat(step: Step, record: BatchHeartbeat) -> Transitions:
         if position is not None and (old is None or position > old):
             known.position = position
         known.active_ms = now_ms
-        if renewal is not None:
+        if renewal == known.heartbeat_interval_ms:
             known.renewed_ms = now_ms
-            known.heartbeat_interval_ms = renewal
+        elif renewal is not None:
+            known.renew(now_ms, renewal)
         dirty[key] = None
         tell(Transition(offset, accepted, effect, None, key, epoch, None, record))
     count(state, "position_only", times=held)

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from functools import lru_cache
 from hashlib import blake2b
-from itertools import chain, islice
+from itertools import chain, islice, pairwise
 from operator import attrgetter, itemgetter
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -23,6 +23,7 @@ from msgspec import Meta
 from kafka_marshal.errors import MalformedRecord
 from kafka_marshal.protocol.codec import decode, encode, is_identifier, is_key_topic
 from kafka_marshal.protocol.records import (
+    U32,
     Config,
     Data,
     Fields,
@@ -33,6 +34,7 @@ from kafka_marshal.protocol.records import (
     Partition,
 )
 from kafka_marshal.protocol.state import (
+    ERAS_MAX,
     OPERATIONS,
     GroupState,
     KeyState,
@@ -121,12 +123,16 @@ class _Staging(Fields, frozen=True, tag="reset"):
     parts: tuple[Data, ...]
 
 
+class _Eras(Fields, frozen=True, tag="eras"):
+    eras: Annotated[tuple[tuple[Offset, U32], ...], Meta(max_length=ERAS_MAX)]
+
+
 class _World(Fields, frozen=True):
     version: Literal[1]
     header: _Header
     keys: tuple[_Key, ...]
     groups: tuple[_Group, ...]
-    operations: tuple[_Quiet | _Staging, ...]
+    operations: tuple[_Quiet | _Staging | _Eras, ...]
 
 
 _decode = msgspec.msgpack.Decoder(_World).decode
@@ -166,6 +172,7 @@ class Frozen(NamedTuple):
     groups: list[list[Any]]
     quiet_until_ms: int | None
     staging: Staging | None
+    eras: tuple[tuple[int, int], ...]
 
     def pieces(self) -> Iterator[bytes]:
         """Yield the canonical bytes, some of them at a time."""
@@ -199,7 +206,14 @@ def freeze(state: WorldState) -> Frozen:
     for (group_id, topic, partition), known in state.keys.items():
         keys[group_id, topic].append((partition, *_fields_of(known)))
     groups = [_group(name, group) for name, group in state.groups.items()]
-    return Frozen(_header(state), keys, groups, state.quiet_until_ms, state.staging)
+    return Frozen(
+        _header(state),
+        keys,
+        groups,
+        state.quiet_until_ms,
+        state.staging,
+        state.eras,
+    )
 
 
 def to_bytes(state: WorldState) -> bytes:
@@ -233,14 +247,17 @@ def _read(world: _World) -> WorldState:
     for row in world.operations:
         if isinstance(row, _Quiet):
             state.quiet_until_ms = row.until_ms
-        else:
+        elif isinstance(row, _Staging):
             state.staging = _read_staging(row)
+        else:
+            state.eras = row.eras
     state.rebuild_derived()
     over_count = sum(len(group.over) for group in state.groups.values())
     is_of_a_log = (
         len(state.epochs) == len(state.keys)
         and len(state.over) == over_count
         and all(epoch < state.next_offset for epoch in state.epochs)
+        and _are_of_a_log(state)
     )
     if not is_of_a_log:
         raise ValueError("offsets that no log has")
@@ -248,6 +265,14 @@ def _read(world: _World) -> WorldState:
     if state.config is None and (state.keys or state.groups):
         raise ValueError("claims or pauses without a Config")
     return state
+
+
+def _are_of_a_log(state: WorldState) -> bool:
+    """Return whether each Config came later, and with a higher era (PROTOCOL 4.12)."""
+    if state.config is None:
+        return not state.eras
+    ends = [*state.eras, (state.next_offset, state.config.era)]
+    return all(a < c and b < d for (a, b), (c, d) in pairwise(ends))
 
 
 def _hash(item: list[Any]) -> int:
@@ -269,7 +294,8 @@ def _item(state: WorldState, name: Key | str) -> list[Any] | None:
 
 def _operations(state: WorldState | Frozen) -> list[list[Any]]:
     quiet, staging = state.quiet_until_ms, state.staging
-    rows: list[list[Any]] = [] if quiet is None else [["quiet", quiet]]
+    rows: list[list[Any]] = [["eras", state.eras]] if state.eras else []
+    rows += [] if quiet is None else [["quiet", quiet]]
     return rows if staging is None else [*rows, ["reset", *staging[:-1]]]
 
 

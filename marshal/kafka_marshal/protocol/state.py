@@ -18,8 +18,9 @@ from kafka_marshal.protocol.types import Key, Owner, Token
 RING_ENTRIES_MAX = 32
 RING_VALUE_BYTES = 64
 RETIRED_TOPIC_IDS_MAX = 4
-QUIET, STAGING = "/quiet", "/reset"
-OPERATIONS = (QUIET, STAGING)
+ERAS_MAX = 64
+QUIET, STAGING, ERAS = "/quiet", "/reset", "/eras"
+OPERATIONS = (QUIET, STAGING, ERAS)
 """Items of the digest that are neither key nor group; no group has such a name."""
 
 
@@ -71,6 +72,13 @@ class KeyState:
         """Return the log time left until the owner is stale."""
         age_ms = log_time_ms - self.renewed_ms
         return remaining_ms(age_ms, self.heartbeat_interval_ms)
+
+    def renew(self, now_ms: int, heartbeat_interval_ms: int) -> None:
+        """Renew the lease, unless that would end it earlier (PROTOCOL 4.5)."""
+        ends_ms = self.renewed_ms + 2 * self.heartbeat_interval_ms
+        if now_ms + 2 * heartbeat_interval_ms >= ends_ms:
+            self.renewed_ms = now_ms
+            self.heartbeat_interval_ms = heartbeat_interval_ms
 
     def next_unclaimed(self) -> int | None:
         """Return the first offset that at most once may still grant, if known."""
@@ -214,6 +222,8 @@ class WorldState:
         log_time_ms: C, the log time that freshness is judged by.
         append_time_ms: M, the largest LogAppendTime ever.
         config: The Config in force, or None.
+        eras: Eras of earlier Configs, oldest first, at most ``ERAS_MAX``: offset of
+            the Config that ended each, and the era.
         keys: Every key that was ever claimed and not forgotten.
         groups: Every group with keys, a pause or remembered operations.
         staging: A Reset that is under way, or None.
@@ -239,6 +249,7 @@ class WorldState:
     log_time_ms: int | None = None
     append_time_ms: int = 0
     config: Config | None = None
+    eras: tuple[tuple[int, int], ...] = ()
     keys: dict[Key, KeyState] = attrs.field(factory=dict)
     groups: dict[str, GroupState] = attrs.field(factory=dict)
     staging: Staging | None = None
@@ -273,9 +284,24 @@ class WorldState:
     def token(self, key: Key) -> Token | None:
         """Return the fencing token of a key's current epoch (PROTOCOL 4.10)."""
         state = self.keys.get(key)
-        if state is None or self.config is None:
+        era = None if state is None else self.era_at(state.epoch)
+        if state is None or era is None:
             return None
-        return Token(self.config.era, state.epoch_leader_epoch, state.epoch)
+        return Token(era, state.epoch_leader_epoch, state.epoch)
+
+    def era_at(self, offset: int) -> int | None:
+        """Return the era in force at an offset, None without a Config.
+
+        At offsets before the eras that are remembered, it is the oldest of these.
+        """
+        if self.config is None:
+            return None
+        era = self.config.era
+        for end_offset, earlier in reversed(self.eras):
+            if offset >= end_offset:
+                break
+            era = earlier
+        return era
 
     def live_members(self, group_id: str) -> list[MemberState]:
         """Return the group's members that are not gone, by client and incarnation.
@@ -343,6 +369,8 @@ class WorldState:
             self.dirty[QUIET] = None
         if self.staging is not None:
             self.dirty[STAGING] = None
+        if self.eras:
+            self.dirty[ERAS] = None
         self.note_next_end()
 
     def note_next_end(self) -> None:

@@ -13,6 +13,7 @@ from enginekit import (
     world,
     write,
 )
+from msgspec import structs
 
 from kafka_marshal.engine.beats import FAR_MS, _Lead
 from kafka_marshal.protocol.claiming import Phase
@@ -77,6 +78,27 @@ def test_a_beat_that_lands_late_renews_from_its_sending(cluster):
     base_ms = claim_of(node).lease.soft_until_ms - H
     assert node.clock.now_ms() - base_ms >= 500
     assert node.held
+
+
+@pytest.mark.parametrize("h", [H // 2, 2 * H])
+def test_a_lease_uses_the_interval_in_force_at_its_beat(cluster, h):
+    node = owning(cluster)
+    claim, before = claim_of(node), claim_of(node).lease
+    # The beat and the Config behind it are read in one go.
+    node.log.read_lag_ms = 10 * H
+    beats = len(of(cluster, "a", Heartbeat))
+    cluster.run_until(lambda: len(of(cluster, "a", Heartbeat)) > beats, H)
+    write(
+        cluster,
+        structs.replace(cluster.config, generation=2, era=2, heartbeat_interval_ms=h),
+    )
+    node.log.read_lag_ms = 0
+    cluster.run(20)
+    assert node.engine.context.settled.generation == 2
+    assert claim.lease.hard_until_ms > before.hard_until_ms
+    assert claim.lease.hard_until_ms - claim.lease.soft_until_ms == HARD_MS - H
+    cluster.run(H)
+    assert claim.heartbeat_interval_ms == h
 
 
 def test_an_ignored_beat_stops_at_once(cluster):

@@ -13,6 +13,7 @@ from logkit import (
     batch,
     beat,
     claim,
+    config,
     pause,
     release,
 )
@@ -99,6 +100,16 @@ def test_time_that_stands_still_moves_nothing_of_the_clock():
     assert fold_beats(odd, log.entries, start=BEGUN + 1) == BEGUN + 2
     apply(plain, log.entries[-1])
     assert odd == plain
+
+
+@pytest.mark.parametrize("h", [H // 2, 2 * H])
+def test_a_beat_by_another_interval_than_before_is_left(h):
+    log = owned()
+    log.one(config(2, era=2, h=h))
+    log.one(beat(1, 7), after=H)
+    assert both(log, begun=BEGUN + 1)[1] == 0
+    log.one(beat(1, 8), after=1)
+    assert both(log, begun=BEGUN + 2)[1] == 1
 
 
 LEFT = {

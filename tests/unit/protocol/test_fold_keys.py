@@ -115,9 +115,20 @@ def test_a_key_keeps_the_interval_of_its_claim(owned):
     owned.append(config(2, era=2, h=10))
     assert owned.key().heartbeat_interval_ms == H
     assert owned.say(claim("c2", generation=2), after=2 * H) == "held"
-    owned.append(beat(1))
+    assert owned.say(beat(1)) == "renewed"
     assert owned.key().heartbeat_interval_ms == 10
     assert owned.say(claim("c2", generation=2), after=21) == "claimed"
+
+
+@pytest.mark.parametrize("write", [beat, lambda epoch: batch((epoch, None))])
+def test_a_lower_interval_ends_no_lease_earlier(owned, write):
+    owned.append(config(2, era=2, h=10))
+    known = owned.key()
+    assert owned.append(write(1), after=1)[0].effect == "renewed"
+    assert (known.renewed_ms, known.heartbeat_interval_ms) == (START_MS, H)
+    assert known.active_ms == START_MS + 1
+    assert owned.append(write(1), after=2 * H - 21)[0].effect == "renewed"
+    assert (known.renewed_ms, known.heartbeat_interval_ms) == (owned.now_ms, 10)
 
 
 # --- Topic ids ---

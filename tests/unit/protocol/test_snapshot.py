@@ -374,12 +374,43 @@ def respelled(change):
         pytest.param(
             lambda rows: rows[4].extend([["quiet", 1], ["quiet", 1]]), id="twice"
         ),
+        pytest.param(lambda rows: rows[4].append(["eras", []]), id="no eras"),
+        pytest.param(lambda rows: rows[4].append(["eras", [[1, 1]]]), id="same era"),
+        pytest.param(
+            lambda rows: rows[4].append(["eras", [[99, 0]]]), id="an era ahead"
+        ),
+        pytest.param(
+            lambda rows: rows[4].append(["eras", [[n, n - 70] for n in range(65)]]),
+            id="era of a number below zero",
+        ),
     ],
 )
 def test_what_no_fold_gives_is_no_snapshot(change):
     assert from_bytes(respelled(lambda _: None)) == story().state
     with pytest.raises(MalformedRecord):
         from_bytes(respelled(change))
+
+
+def test_eras_without_a_config_are_no_snapshot():
+    rows = unpack(to_bytes(WorldState(0)))
+    rows[4].append(["eras", [[0, 0]]])
+    with pytest.raises(MalformedRecord):
+        from_bytes(pack(rows))
+
+
+def test_eras_of_earlier_configs_are_part_of_it():
+    log = Log()
+    for generation in (2, 3):
+        before = digest(log.state)
+        log.append(config(generation, era=generation))
+        assert digest(log.state) != before
+    assert unpack(to_bytes(log.state))[4] == [["eras", [[1, 1], [2, 2]]]]
+    back = from_bytes(to_bytes(log.state))
+    assert (back, digest(back)) == (log.state, digest(log.state))
+    # More than a fold keeps is no state that a fold gives.
+    log.state.eras = tuple((n, n) for n in range(-63, 2))
+    with pytest.raises(MalformedRecord):
+        from_bytes(to_bytes(log.state))
 
 
 def test_a_reset_under_way_and_the_quiet_behind_one_are_part_of_it():

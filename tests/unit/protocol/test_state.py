@@ -139,6 +139,32 @@ def test_a_token_is_era_leader_epoch_and_offset_of_the_claim():
     assert log.state.token(KEY._replace(partition=2)) is None
 
 
+def test_a_token_keeps_the_era_of_its_epoch():
+    log = Log(era=7)
+    assert WorldState(0).era_at(0) is None
+    epoch = log.claimed()
+    log.append(config(2, era=8))
+    later = log.claimed("c2", key=KEY._replace(partition=1), generation=2)
+    log.append(config(3, era=20))
+    assert log.state.token(KEY) == Token(7, 0, epoch)
+    assert log.state.token(KEY._replace(partition=1)) == Token(8, 0, later)
+    eras = [log.state.era_at(offset) for offset in range(6)]
+    assert eras == [7, 7, 8, 8, 20, 20]
+    before = digest(log.state)
+    log.state.rebuild_derived()
+    assert digest(log.state) == before
+
+
+def test_a_renewal_never_ends_a_lease_earlier():
+    known = KeyState(None, 0, 0, 100, 50, 100)
+    known.renew(149, 25)
+    assert (known.renewed_ms, known.heartbeat_interval_ms) == (100, 50)
+    known.renew(150, 25)
+    assert (known.renewed_ms, known.heartbeat_interval_ms) == (150, 25)
+    known.renew(150, 50)
+    assert (known.renewed_ms, known.heartbeat_interval_ms) == (150, 50)
+
+
 def test_members_live_for_2h_of_log_time():
     log = Log()
     log.append(member("c2"))

@@ -17,6 +17,8 @@ BELOW = 1
 ABOVE = SUPPORTED_LEVEL + 1
 PERCENT = 100
 FAR = 10**6
+H_DIVISORS = (1, 1, 2, 4)
+"""What H of the plan is divided by: it is the longest, which bounds all waits."""
 OTHER_FORMAT = b"another format.."
 
 
@@ -64,20 +66,32 @@ class Configs:
 
     def _change(self, level: int, fault: Fault, *, numbers: Sequence[int]) -> None:
         world, before = self._world, self._last
-        config = self._last = replace(
-            before,
-            generation=before.generation + 1,
-            era=before.era + 1,
-            feature_level=level,
-        )
+        draw = chance(world.plan.seed, f"interval/{fault.number}")
+        h_ms = world.plan.h_ms // draw.choice(H_DIVISORS)
+        config = self._last = _next(before, level=level, h_ms=h_ms)
         world.levels.wrote(config)
-        world.say(f"an admin raises or lowers the level to {level}")
+        world.say(
+            f"an admin writes level {level} and H = {config.heartbeat_interval_ms} ms"
+        )
         rng = chance(world.plan.seed, f"config/{fault.number}")
         longest_ms = rng.choice([world.plan.h_ms // 8, 2 * world.plan.h_ms])
         for number in numbers:
             self._wanted[number].append(config)
             late_ms = rng.randint(0, longest_ms)
             world.loop.at(world.now_ms + late_ms, partial(self._drive, number))
+
+    def heal(self) -> None:
+        """Write a Config with the H of the plan, where another is in force."""
+        world, last = self._world, self._last
+        if self.is_over or last.heartbeat_interval_ms == world.plan.h_ms:
+            return
+        h_ms = world.plan.h_ms
+        self._last = _next(last, level=last.feature_level, h_ms=h_ms)
+        world.levels.wrote(self._last)
+        world.say(f"an admin writes H = {h_ms} ms again")
+        for number, wanted in self._wanted.items():
+            wanted.append(self._last)
+            world.loop.at(world.now_ms, partial(self._drive, number))
 
     def _drive(self, number: int) -> None:
         """Write what is to come next, until all of it counts."""
@@ -116,3 +130,13 @@ class Configs:
         place = world.cluster.place(number)
         offset = world.cluster.kafka.produce(place, encode(misfit))
         world.say(f"a Config that counts nowhere is written at {number}/{offset}")
+
+
+def _next(before: Config, *, level: int, h_ms: int) -> Config:
+    return replace(
+        before,
+        generation=before.generation + 1,
+        era=before.era + 1,
+        feature_level=level,
+        heartbeat_interval_ms=h_ms,
+    )

@@ -66,6 +66,7 @@ SITUATIONS: Mapping[str, str] = {
     "above_in_pause": "one of them came while the group was paused",
     "known_above_level": "a known record came while a level below its own was in force",
     "level_changed": "a Config of another level was accepted, that all can follow",
+    "interval_changed": "a Config of another H was accepted",
     "config_refused": "a Config above everybody's level was refused: nobody halted",
     "halted": "a reader halted at a Config above its level",
     "behind_a_halt": "a record came behind such a Config, and changed nothing",

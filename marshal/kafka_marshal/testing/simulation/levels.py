@@ -17,7 +17,7 @@ from kafka_marshal.protocol.codec import encode
 from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.records import SUPPORTED_LEVEL, Config
 from kafka_marshal.protocol.snapshot import digest
-from kafka_marshal.protocol.state import Halt, WorldState
+from kafka_marshal.protocol.state import ERAS_MAX, Halt, WorldState
 from kafka_marshal.protocol.transition import Transitions
 from kafka_marshal.protocol.types import Owner
 from kafka_marshal.testing.checkers import LogWatcher, Violation
@@ -147,8 +147,11 @@ class Levels:
 
     def state_behind(self, number: int) -> WorldState:
         """Return the state that a program of the new level has at a stop."""
-        state = deepcopy(self._twins[number])
-        state.halted, state.config = None, self.stops[number].config
+        state, stop = deepcopy(self._twins[number]), self.stops[number]
+        before = state.config
+        assert before is not None
+        state.eras = (*state.eras, (stop.offset, before.era))[-ERAS_MAX:]
+        state.halted, state.config = None, stop.config
         return state
 
     # --- the log
@@ -177,10 +180,12 @@ class Levels:
             entry = msgspec.structs.replace(entry, value=None)
         apply(twin, entry)
         if config is not None:
-            is_change = self.config(number) is not None and not halts
+            before = None if halts else self.config(number)
             self._books[number].append(config)
-            if is_change:
+            if before is not None:
                 self._note("level_changed")
+                if before.heartbeat_interval_ms != config.heartbeat_interval_ms:
+                    self._note("interval_changed")
         if config is not None and halts:
             twin.next_offset = stored.offset
             twin.halted = Halt(stored.offset, config.feature_level)

@@ -83,6 +83,7 @@ class Strikes:
                 self._fleet.wake(app)
             self._mend(app, app.cut_until_ms)
         self.end_pauses()
+        self._configs.heal()
 
     def pause(self, for_ms: int) -> None:
         """Pause the group."""
