@@ -8,7 +8,7 @@ import attrs
 import msgspec
 
 from kafka_marshal import snapshots
-from kafka_marshal.engine import engine, outbox, replica, restoring, session
+from kafka_marshal.engine import engine, outbox, replica, restoring, session, tickets
 from kafka_marshal.errors import MalformedRecord
 from kafka_marshal.protocol import (
     fold_groups,
@@ -17,7 +17,7 @@ from kafka_marshal.protocol import (
     judging,
     rationalizer,
 )
-from kafka_marshal.protocol.claiming import Claim, Lease
+from kafka_marshal.protocol.claiming import Claim, Lease, Phase
 from kafka_marshal.protocol.codec import decode, uvarint
 from kafka_marshal.protocol.granting import AtMostOnce, Grant
 from kafka_marshal.protocol.records import (
@@ -28,7 +28,8 @@ from kafka_marshal.protocol.records import (
 )
 from kafka_marshal.protocol.state import Halt
 from kafka_marshal.protocol.transition import ACCEPTED
-from kafka_marshal.protocol.types import Owner
+from kafka_marshal.protocol.types import Key, Owner
+from kafka_marshal.sidecar import host
 
 
 def any_beat_owns(patch):
@@ -228,6 +229,55 @@ def pipeline_without_anchor(patch):
         return len(self._requests) < depth
 
     patch.setattr(AtMostOnce, "may_request", may_request)
+
+
+def hand_out_after_the_soft_stop(patch):
+    """Whoever holds a claim hands out until the lease ends, or beyond."""
+
+    def may_hand_out(self, now_ms):
+        return self.phase is Phase.HELD
+
+    patch.setattr(Claim, "may_hand_out", may_hand_out)
+
+
+def ask_beyond_the_span(patch):
+    """A request asks for all that was fetched, however much the log may grant."""
+    patch.setattr(AtMostOnce, "last_within", lambda self, last, span: last)
+
+
+def answer_tickets_by_number(patch):
+    """A request for somebody else is answered by any record of its number."""
+    _answer_tickets(patch, lambda grantee, seq, record: seq == record.seq)
+
+
+def answer_tickets_by_grantee(patch):
+    """A request for somebody else is answered by any record of its grantee."""
+    _answer_tickets(patch, lambda grantee, seq, record: grantee == record.grantee)
+
+
+def _answer_tickets(patch, fits):
+    plain = tickets.Tickets.on_record
+
+    def on_record(self, record, transition):
+        for grantee, seq in self._open:
+            if fits(grantee, seq, record):
+                record = msgspec.structs.replace(record, grantee=grantee, seq=seq)
+                break
+        plain(self, record, transition)
+
+    patch.setattr(tickets.Tickets, "on_record", on_record)
+
+
+def take_any_position(patch):
+    """A sidecar takes what a client says of a key, under whatever claim."""
+
+    def take_position(self, client, said):
+        loan = client.loans.get(Key(self.group_id, said.topic, said.partition))
+        if loan is not None:
+            loan.take(said)
+        return loan
+
+    patch.setattr(host.Host, "take_position", take_position)
 
 
 def mark_what_is_handed_out(patch):

@@ -1,6 +1,7 @@
 """At most once (PROTOCOL 6.2), over a whole log."""
 
 import pytest
+import variants
 from enginekit import (
     AMO,
     KEY,
@@ -60,6 +61,35 @@ def test_nothing_is_handed_out_before_its_grant_is_read_back(cluster):
     assert node.consumer.poll(0) == {}
     cluster.run(20)
     assert values(node.consumer.poll(0)) == {0: [0, 1, 2]}
+
+
+def handed_out_within_the_lease(cluster):
+    """Let the lease come to its soft stop with granted records at hand."""
+    node = owning(cluster, delivery=AMO, most=3)
+    assert node.consumer.poll(0) == {}
+    cluster.run(20)
+    claim = claim_of(node)
+    progress = node.session.holdings[KEY].progress
+    node.log.cut = True
+    soft_ms = claim.lease.soft_until_ms
+    cluster.run_until(lambda: node.clock.now_ms() >= soft_ms, 2 * H)
+    assert claim.is_owned
+    assert progress.unused_count == 3
+    assert node.consumer.poll(0) == {}
+    node.log.cut = False
+    cluster.run_until(lambda: claim.lease.soft_until_ms > soft_ms, H)
+    assert values(node.consumer.poll(0)) == {0: [0, 1, 2]}
+
+
+def test_what_is_granted_is_handed_out_within_the_lease_only(cluster):
+    """PROTOCOL 5.2: a grant does not renew the claim that it was made under."""
+    handed_out_within_the_lease(cluster)
+
+
+def test_a_hand_out_after_the_soft_stop_is_caught(cluster, monkeypatch):
+    variants.hand_out_after_the_soft_stop(monkeypatch)
+    with pytest.raises(AssertionError):
+        handed_out_within_the_lease(cluster)
 
 
 def test_an_owner_that_was_replaced_processes_no_more_grants(cluster):

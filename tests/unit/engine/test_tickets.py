@@ -1,7 +1,20 @@
 """Asking for offsets on behalf of others (PROTOCOL 6.2), over a whole log."""
 
 import pytest
-from enginekit import AMO, KEY, H, claim_of, of, owning, values, wish, world
+import variants
+from enginekit import (
+    AMO,
+    KEY,
+    H,
+    claim_of,
+    fold,
+    of,
+    owning,
+    values,
+    wish,
+    world,
+    write,
+)
 
 from kafka_marshal.engine import tickets as tickets_module
 from kafka_marshal.engine.tickets import SEQ_FIRST, Wish
@@ -74,6 +87,52 @@ def test_under_an_old_claim_nothing_is_granted(cluster, owner, office):
     cluster.run(40)
     assert ticket.verdict.granted is None
     assert (ticket.verdict.outcome, ticket.verdict.reason) == ("ignored", "old_epoch")
+
+
+def foreign(owner, *, grantee, seq):
+    """Return a request of another process under the same claim."""
+    claim = claim_of(owner)
+    return ClaimingMessages(
+        *(owner.owner.client_id, "g", owner.owner.incarnation, seq, "t", 0),
+        *(claim.epoch, grantee, 0, 4),
+    )
+
+
+def answered_by_a_foreign_record(cluster, owner, office, *, is_same_number):
+    """Ask, and let a record land first that is like the request, but not the same."""
+    cluster.nodes[-1].entropy.random_bytes = bytes
+    cluster.fates["office"] = AppendFate(delay_ms=200)
+    ticket = office.ask(wanted(owner, 0, 9))
+    if is_same_number:
+        other = foreign(owner, grantee=b"other".ljust(16, b"."), seq=SEQ_FIRST)
+    else:
+        other = foreign(owner, grantee=TASK, seq=SEQ_FIRST + 1)
+    write(cluster, other)
+    cluster.run(40)
+    assert fold(cluster).keys[KEY].granted == 5
+    assert ticket.verdict is None
+    cluster.run(400)
+    assert ticket.verdict.granted == (5, 9)
+
+
+@pytest.mark.parametrize("is_same_number", [True, False])
+def test_a_request_is_answered_by_its_own_record_only(
+    cluster, owner, office, is_same_number
+):
+    """PROTOCOL 6.2: numbers are drawn, and drawn twice one day."""
+    answered_by_a_foreign_record(cluster, owner, office, is_same_number=is_same_number)
+
+
+def test_an_answer_by_number_alone_is_caught(cluster, owner, office, monkeypatch):
+    variants.answer_tickets_by_number(monkeypatch)
+    with pytest.raises(AssertionError):
+        answered_by_a_foreign_record(cluster, owner, office, is_same_number=True)
+
+
+def test_an_answer_by_grantee_alone_is_caught(cluster, owner, office, monkeypatch):
+    variants.answer_tickets_by_grantee(monkeypatch)
+    with pytest.raises(AssertionError):
+        answered_by_a_foreign_record(cluster, owner, office, is_same_number=False)
 
 
 def test_the_owners_own_requests_are_its_own(cluster, owner, office):

@@ -1,6 +1,7 @@
 """Ranges asked for by a sidecar: what is granted is what the fold says."""
 
 import pytest
+import variants
 from enginekit import AMO, T0, H, values
 from remotekit import GRANTEE, SECRET, RemoteRig, granted, key, lost
 
@@ -68,8 +69,8 @@ def test_answers_are_taken_in_the_order_of_asking(rig, consumer):
     assert values(consumer.poll(0, 8)) == {0: [0, 1, 2, 3, 4, 5, 6, 7]}
 
 
-def test_no_request_asks_for_more_than_the_span_that_the_sidecar_told(consumer, rig):
-    """The log refuses a wider one: nothing would ever be granted."""
+def asked_within_the_span(rig, consumer):
+    """Fetch more than one request may ask for, and ask for all of it."""
     rig.context.span = 3
     assert consumer.poll() == {}
     rig.session.grants.request(rig.session.holdings[key()], 7)
@@ -79,6 +80,17 @@ def test_no_request_asks_for_more_than_the_span_that_the_sidecar_told(consumer, 
     assert consumer.poll() == {}
     rig.answer(granted(3, 5))
     assert [(ask.first, ask.last) for ask in rig.asked] == [(0, 2), (3, 5)]
+
+
+def test_no_request_asks_for_more_than_the_span_that_the_sidecar_told(rig, consumer):
+    """The log refuses a wider one: nothing would ever be granted."""
+    asked_within_the_span(rig, consumer)
+
+
+def test_a_request_beyond_the_span_is_caught(rig, consumer, monkeypatch):
+    variants.ask_beyond_the_span(monkeypatch)
+    with pytest.raises(AssertionError):
+        asked_within_the_span(rig, consumer)
 
 
 def test_what_the_sidecar_cut_off_is_asked_for_again(rig, consumer):

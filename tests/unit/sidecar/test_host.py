@@ -1,6 +1,8 @@
 """Deaths, silences and farewells of clients, over a whole log."""
 
+import msgspec
 import pytest
+import variants
 from enginekit import (
     H,
     wish,
@@ -26,6 +28,39 @@ from kafka_marshal.remote import api
 from kafka_marshal.sidecar.peers import Peer
 
 LONG_H = 60_000
+
+
+# --- What clients say ---
+
+
+def told_late(machine):
+    """Let a client say of a claim that is over what it had not said in time."""
+    a = having(machine)
+    key = min(a.held)
+    stale = a.returned(key, reason="closed")
+    a.give_back(key, reason="closed")
+    run_until(machine.cluster, [a], lambda: key in a.valid, 3 * H)
+    epoch, _ = a.held[key]
+    assert epoch > stale.epoch
+    late = msgspec.structs.replace(stale, position=7)
+    machine.hub.release(a.who, api.Release(returned=(late,)))
+    leaving = api.Leaving(returned=(late,), release=False, reason="restart")
+    (host,) = machine.hub.hosts
+    assert key in host.books.loans, "it goes on under the later claim"
+    machine.hub.leave(a.who, leaving)
+    machine.cluster.run(H)
+    assert keys(machine.cluster)[key].position != 7
+
+
+def test_what_is_said_of_a_claim_that_is_over_changes_nothing(machine):
+    """Acceptance FR02: the key may be that client's again, under another claim."""
+    told_late(machine)
+
+
+def test_a_position_under_any_claim_is_caught(machine, monkeypatch):
+    variants.take_any_position(monkeypatch)
+    with pytest.raises(AssertionError):
+        told_late(machine)
 
 
 # --- Death, silence ---
