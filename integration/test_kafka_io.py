@@ -1,11 +1,15 @@
 """The Kafka side: opening, groups, processes, odd records."""
 
 import os
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
 import attrs
 import pytest
+from domain import opened
 from kafka import KafkaProducer
 from kafka import TopicPartition as KafkaPartition
 from kafka.admin import KafkaAdminClient
@@ -25,6 +29,8 @@ from kafka_marshal.kafka_io.transport import open_coordination_log, open_data_lo
 from kafka_marshal.kafka_io.writer import writer_timeouts
 from kafka_marshal.protocol.types import TopicPartition
 from kafka_marshal.testing.broker import free_ports
+
+UNTOUCHED = Path(__file__).parents[1] / "tests" / "support" / "untouched.py"
 
 
 class BadText(str):
@@ -302,6 +308,21 @@ def test_read_committed_hides_what_was_aborted(
         until(has_all)
         assert found == wanted
         reader.close(TIMEOUT_MS)
+
+
+def test_opening_clients_changes_nothing_in_kafka_python(broker, unique):
+    """Where the application uses the library as well, it finds what it knows."""
+    with opened(broker, unique) as domain:
+        topic = domain.data_topic(1, records_each=1)
+        names = (domain.servers, topic, domain.topic)
+        done = subprocess.run(
+            [sys.executable, UNTOUCHED, *names],
+            check=True,
+            stdout=subprocess.PIPE,
+            text=True,
+            timeout=120,
+        )
+    assert done.stdout == ""
 
 
 # --- Groups, processes ---------------------------------------------------------------

@@ -3,7 +3,6 @@
 from kafka_marshal.kafka_io.coordination import KafkaCoordinationLog
 from kafka_marshal.kafka_io.data import KafkaDataLog
 from kafka_marshal.kafka_io.settings import ConnectionSettings
-from kafka_marshal.kafka_io.tolerant import install
 from kafka_marshal.kafka_io.topics import (
     ClusterInfo,
     KafkaTopicAdmin,
@@ -20,8 +19,6 @@ from kafka_marshal.kafka_io.transport import (
     open_coordination_log,
     open_data_log,
 )
-
-install()
 
 __all__ = [
     "Choice",

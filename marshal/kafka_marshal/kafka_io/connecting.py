@@ -16,6 +16,7 @@ from typing import Self
 from kafka import KafkaConsumer
 from kafka import errors as kafka_errors
 
+from kafka_marshal.kafka_io.tolerant import change_transports, hear_last_words
 from kafka_marshal.kafka_io.untyped import Untyped
 
 _LOGGER = "kafka.net.manager"
@@ -54,6 +55,7 @@ def connected(
     def make(**options: Untyped) -> Untyped:
         made = KafkaConsumer.DEFAULT_CONFIG["kafka_client"](**options)
         network.append(made)
+        change_transports(made, hear_last_words)
         if watch is not None:
             watch.own(made)
         if topic is not None:

@@ -19,6 +19,7 @@ from kafka_marshal.kafka_io.connecting import connected
 from kafka_marshal.kafka_io.faults import needed
 from kafka_marshal.kafka_io.offsets import KafkaOffsets
 from kafka_marshal.kafka_io.sending import kafka_outlets
+from kafka_marshal.kafka_io.tolerant import read_any_header
 from kafka_marshal.kafka_io.topiclog import (
     ENTRIES_PER_POLL,
     FETCH_WAIT_MS,
@@ -61,6 +62,7 @@ class KafkaCoordinationLog(TopicLog):
             "bootstrap_timeout_ms": left_ms(deadline),
         }
         self._consumer = connected(KafkaConsumer, settings, topic=self._topic)
+        read_any_header(self._consumer)
 
     def _start(self) -> None:
         self._asker = KafkaOffsets(self._settings)

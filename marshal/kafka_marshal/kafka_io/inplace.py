@@ -12,6 +12,7 @@ from typing import Any
 
 from kafka.protocol.frame import KafkaBytes
 
+from kafka_marshal.kafka_io.tolerant import change_transports
 from kafka_marshal.kafka_io.untyped import Untyped
 
 # Below this a copy costs less than seeing to it.
@@ -25,19 +26,41 @@ _NOT_YET = (
 )
 
 
-class Answer(KafkaBytes):  # type: ignore[misc]  # kafka-python has no types
-    """The buffer of an answer, which is decoded where it lies."""
+class Answer:
+    """Stands in for the buffer of an answer, which is decoded where it lies."""
+
+    __slots__ = ("buffer",)
+
+    def __init__(self, buffer: Untyped) -> None:
+        """Go on with kafka-python's buffer, and with what it has received."""
+        self.buffer = buffer
+
+    def __len__(self) -> int:
+        return len(self.buffer)
+
+    def tell(self) -> int:
+        """Return the place of the next byte."""
+        at: int = self.buffer.tell()
+        return at
+
+    def seek(self, at: int) -> None:
+        """Go to a place."""
+        self.buffer.seek(at)
+
+    def write(self, data: bytes) -> None:
+        """Take what comes next."""
+        self.buffer.write(data)
 
     def read(self, nbytes: int | None = None) -> "bytes | memoryview":
         """Return what comes next; as a view of it, where it is large."""
         start = self.tell()
         count = len(self) - start if nbytes is None else nbytes
         if count < LARGE:
-            found: bytes = super().read(count)
+            found: bytes = self.buffer.read(count)
             return found
         end = min(start + count, len(self))
         self.seek(end)
-        return memoryview(self)[start:end]
+        return memoryview(self.buffer)[start:end]
 
 
 def read_in_place(consumer: Untyped) -> None:
@@ -45,22 +68,12 @@ def read_in_place(consumer: Untyped) -> None:
 
     Without the inner parts of kafka-python that this counts on, nothing changes.
     """
-    manager = getattr(getattr(consumer, "_client", None), "_manager", None)
-    build = getattr(manager, "_build_transport", None)
-    if manager is None or build is None:
-        return
+    change_transports(getattr(consumer, "_client", None), _change)
 
-    async def built(*args: object, **settings: object) -> Untyped:
-        transport = await build(*args, **settings)
-        if hasattr(transport, "_sock_recv"):
-            transport._sock_recv = partial(  # noqa: SLF001 - there is no other way in
-                receive,
-                transport,
-                transport._sock_recv,  # noqa: SLF001
-            )
-        return transport
 
-    manager._build_transport = built  # noqa: SLF001 - there is no other way in
+def _change(transport: Untyped) -> None:
+    ordinary = transport._sock_recv  # noqa: SLF001 - there is no other way in
+    transport._sock_recv = partial(receive, transport, ordinary)  # noqa: SLF001
 
 
 def receive(
@@ -103,15 +116,14 @@ def _under_way(parser: Untyped) -> "Answer | None":
         return None
     buffer = parser._rbuffer  # noqa: SLF001 - there is no other way in
     if type(buffer) is KafkaBytes and len(buffer) - buffer.tell() > LARGE:
-        # Of the same layout; what has come stays where it is.
-        buffer.__class__ = Answer
+        buffer = parser._rbuffer = Answer(buffer)  # noqa: SLF001
     return buffer if isinstance(buffer, Answer) else None
 
 
 def _fill(sock: Untyped, answer: Answer) -> None:
     """Read all but the last byte; raise where no more has come yet."""
     at, last = answer.tell(), len(answer) - 1
-    with memoryview(answer) as whole:
+    with memoryview(answer.buffer) as whole:
         try:
             while at < last:
                 count = sock.recv_into(whole[at:last])

@@ -12,6 +12,7 @@ from kafka.errors import KafkaError
 
 from kafka_marshal.closing import Closing
 from kafka_marshal.errors import DeadlineExceeded, MarshalError
+from kafka_marshal.kafka_io.connecting import connected
 from kafka_marshal.kafka_io.settings import ConnectionSettings
 from kafka_marshal.kafka_io.translate import Access, translated
 
@@ -52,7 +53,7 @@ class KafkaRecordWriter(Closing):
             "linger_ms": LINGER_MS,
         }
         try:
-            self._producer: Any = KafkaProducer(**config)
+            self._producer: Any = connected(KafkaProducer, config)
         except Exception as error:
             raise self._told(error, "Connecting a producer") from error
 

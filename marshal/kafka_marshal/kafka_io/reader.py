@@ -17,6 +17,7 @@ from kafka_marshal.kafka_io.lookups import forked
 from kafka_marshal.kafka_io.places import Places
 from kafka_marshal.kafka_io.records import Records, kafka_records
 from kafka_marshal.kafka_io.settings import ConnectionSettings
+from kafka_marshal.kafka_io.tolerant import read_any_header
 from kafka_marshal.kafka_io.translate import Access, translated
 from kafka_marshal.kafka_io.untyped import Untyped
 from kafka_marshal.ports import READ_UNCOMMITTED, DataReader, Record
@@ -258,7 +259,9 @@ class KafkaDataReader(DataReader):
             "metrics_enabled": False,
             "bootstrap_timeout_ms": REQUEST_TIMEOUT_MS,
         }
-        return connected(KafkaConsumer, settings)
+        consumer = connected(KafkaConsumer, settings)
+        read_any_header(consumer)
+        return consumer
 
     def _take_up_again(self) -> None:
         """Let kafka-python go on with what it had fetched before a pause.

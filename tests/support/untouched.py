@@ -1,0 +1,136 @@
+"""Tells what importing and using kafka_marshal changes in the library ``kafka``.
+
+A program of its own, so that nothing is imported before it looks. Without an address
+it imports every module of kafka_marshal; with one, it opens clients there as well.
+Prints a line for each attribute of a module or class that is another object, or has
+other contents, than before.
+"""
+
+import importlib
+import pkgutil
+import sys
+from contextlib import closing, suppress
+
+import kafka
+
+WAIT_MS = 60_000
+# Optional parts, whose libraries need not be installed.
+EXTRAS = (ImportError,)
+# What the library fills by itself when a request is first made.
+CACHES = {"_VERSIONS", "_response_class_registry"}
+PYTHONS_OWN = {"__builtins__", "__warningregistry__"}
+
+
+def import_all(package):
+    for each in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+        if not each.name.endswith("__main__"):
+            with suppress(*EXTRAS):
+                importlib.import_module(each.name)
+
+
+def contents(value):
+    """Return what a plain container holds, by identity; None for anything else."""
+    if type(value) is dict:
+        return {repr(key): id(item) for key, item in value.items()}
+    if type(value) in {list, set, tuple}:
+        return sorted(map(id, value))
+    return None
+
+
+def snapshot():
+    """Return every attribute of the library's modules and classes, kept alive."""
+    found, classes = {}, set()
+
+    def look(where, owner):
+        for name, value in list(vars(owner).items()):
+            if name in PYTHONS_OWN:
+                continue
+            held = None if name in CACHES else contents(value)
+            found[where, name] = (value, held)
+            is_ours = isinstance(value, type) and value.__module__.startswith("kafka.")
+            if is_ours and value not in classes:
+                classes.add(value)
+                look(f"{value.__module__}.{value.__qualname__}", value)
+
+    for name, module in list(sys.modules.items()):
+        if name == "kafka" or name.startswith("kafka."):
+            look(name, module)
+    return found
+
+
+def differences(before, after):
+    for key in sorted(before.keys() | after.keys()):
+        old, new = before.get(key, (None, None)), after.get(key, (None, None))
+        if old[0] is not new[0] or old[1] != new[1]:
+            yield ".".join(key)
+
+
+def use_plainly(servers, topic):
+    """Use the library by itself, so that what it keeps for later is there."""
+    from kafka.admin import KafkaAdminClient
+
+    producer = kafka.KafkaProducer(bootstrap_servers=servers)
+    producer.send(topic, b"x" * 200_000, partition=0).get(60)
+    producer.close(timeout=60)
+    consumer = kafka.KafkaConsumer(bootstrap_servers=servers, group_id=None)
+    place = kafka.TopicPartition(topic, 0)
+    consumer.assign([place])
+    consumer.seek(place, 0)
+    while not consumer.poll(200):
+        pass
+    consumer.close()
+    admin = KafkaAdminClient(bootstrap_servers=servers)
+    admin.describe_topics([topic])
+    admin.close()
+
+
+def use_ours(servers, topic, coordination_topic):
+    from kafka_marshal import Marshal, TopicPartition
+    from kafka_marshal.kafka_io import ConnectionSettings
+    from kafka_marshal.kafka_io.slices import SliceReader
+
+    with (
+        Marshal(
+            servers,
+            group_id="untouched",
+            client_id="a",
+            coordination_topic=coordination_topic,
+            transport="kafka-python",
+            state_dir="",
+        ) as marshal,
+        marshal.consumer(topic) as consumer,
+    ):
+        assert consumer.poll(WAIT_MS), "no record came"
+        consumer.commit()
+        consumer.flush()
+    reader = SliceReader(
+        ConnectionSettings(servers), isolation_level="read_committed", client_rack=""
+    )
+    with closing(reader):
+        rows = list(
+            reader.read(
+                TopicPartition(topic, 0),
+                (0, 1),
+                timeout_ms=WAIT_MS,
+                with_headers=True,
+            )
+        )
+    assert rows, "no row came"
+
+
+def main(servers=None, topic=None, coordination_topic=None):
+    import_all(kafka)
+    if servers is not None:
+        use_plainly(servers, topic)
+    before = snapshot()
+    import kafka_marshal
+
+    import_all(kafka_marshal)
+    if servers is not None:
+        use_ours(servers, topic, coordination_topic)
+    found = list(differences(before, snapshot()))
+    sys.stdout.writelines(f"{each}\n" for each in found)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
