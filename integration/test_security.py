@@ -41,8 +41,14 @@ STORE_PASSWORD = "changeit"
 FOR_EVER_MS = 3_600_000
 
 
-def keystore(home: Path) -> tuple[Path, Path]:
-    """A self-made certificate for localhost: the broker's store, and what to trust."""
+def keystore(home: Path, names: str) -> tuple[Path, Path]:
+    """A self-made certificate: the broker's store, and what to trust.
+
+    Args:
+        home: Where both files go.
+        names: Subject alternative names, such as ``dns:localhost,ip:127.0.0.1``.
+    """
+    home.mkdir()
     keytool = find_java().home / "bin" / "keytool"
     if not keytool.exists():
         # A skip would look like a pass.
@@ -50,7 +56,7 @@ def keystore(home: Path) -> tuple[Path, Path]:
     store, certificate = home / "broker.p12", home / "ca.pem"
     common = ["-keystore", str(store), "-storepass", STORE_PASSWORD, "-alias", "b"]
     make = ["-genkeypair", "-keyalg", "RSA", "-storetype", "PKCS12", "-validity", "2"]
-    name = ["-dname", "CN=localhost", "-ext", "SAN=dns:localhost,ip:127.0.0.1"]
+    name = ["-dname", "CN=broker", "-ext", f"SAN={names}"]
     for command in (
         [*make, *common, *name],
         ["-exportcert", "-rfc", *common, "-file", str(certificate)],
@@ -65,28 +71,30 @@ def keystore(home: Path) -> tuple[Path, Path]:
 def listeners(tmp_path_factory):
     """A broker with SASL and TLS listeners and an authorizer."""
     home = tmp_path_factory.mktemp("tls")
-    store, certificate = keystore(home)
-    plain, sasl, tls, controller = free_ports(4)
+    store, certificate = keystore(home / "right", "dns:localhost,ip:127.0.0.1")
+    other_store, other_certificate = keystore(home / "wrong", "dns:elsewhere.test")
+    plain, sasl, tls, other, controller = free_ports(5)
     users = " ".join(f'user_{name}="{word}"' for name, word in PASSWORDS.items())
     module = "org.apache.kafka.common.security.plain.PlainLoginModule required"
     addresses = (
         f"PLAINTEXT://127.0.0.1:{plain},SASL_PLAINTEXT://127.0.0.1:{sasl},"
-        f"SSL://127.0.0.1:{tls}"
+        f"SSL://127.0.0.1:{tls},OTHER://127.0.0.1:{other}"
     )
     properties = {
         "listeners": f"{addresses},CONTROLLER://127.0.0.1:{controller}",
         "advertised.listeners": addresses.replace(
             f"SSL://127.0.0.1:{tls}", f"SSL://localhost:{tls}"
-        ),
+        ).replace("OTHER://127.0.0.1", "OTHER://localhost"),
         "controller.quorum.voters": f"1@127.0.0.1:{controller}",
         "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,"
-        "SASL_PLAINTEXT:SASL_PLAINTEXT,SSL:SSL",
+        "SASL_PLAINTEXT:SASL_PLAINTEXT,SSL:SSL,OTHER:SSL",
         "sasl.enabled.mechanisms": "PLAIN",
         "listener.name.sasl_plaintext.plain.sasl.jaas.config": f"{module} {users};",
         "ssl.keystore.type": "PKCS12",
         "ssl.keystore.location": str(store),
         "ssl.keystore.password": STORE_PASSWORD,
         "ssl.key.password": STORE_PASSWORD,
+        "listener.name.other.ssl.keystore.location": str(other_store),
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer."
         "StandardAuthorizer",
         "super.users": "User:ANONYMOUS;User:alice",
@@ -97,6 +105,8 @@ def listeners(tmp_path_factory):
             sasl=f"127.0.0.1:{sasl}",
             tls=f"localhost:{tls}",
             certificate=certificate,
+            other=f"localhost:{other}",
+            other_certificate=other_certificate,
         )
 
 
@@ -253,6 +263,21 @@ def test_a_certificate_that_nobody_vouches_for_is_told(guarded, transport):
         open_with(
             guarded, guarded.tls, options, transport=transport, timeout_ms=FOR_EVER_MS
         )
+
+
+def test_a_certificate_of_another_host_is_refused(guarded, transport):
+    """Though its issuer is trusted; and it is the name alone that is refused."""
+    options = {
+        "security.protocol": "SSL",
+        "ssl.ca.location": str(guarded.other_certificate),
+    }
+    with pytest.raises(CoordinationError, match="is a name in the certificate"):
+        open_with(
+            guarded, guarded.other, options, transport=transport, timeout_ms=FOR_EVER_MS
+        )
+    unchecked = options | {"ssl.endpoint.identification.algorithm": "none"}
+    with open_with(guarded, guarded.other, unchecked, transport=transport) as marshal:
+        assert marshal.transport == transport
 
 
 def test_clients_with_one_password_share_an_engine(guarded, unique):
