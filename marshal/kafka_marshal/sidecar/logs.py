@@ -5,12 +5,17 @@ is stuck: lines pass through a queue, and what does not fit there is counted ins
 """
 
 import atexit
+import copy
 import logging
 import queue
 import sys
+import threading
+import time
 from collections.abc import Callable
 from logging.handlers import QueueHandler, QueueListener
 from typing import TYPE_CHECKING, Any, Literal, TextIO
+
+import attrs
 
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.observability import LoggingObserver
@@ -30,6 +35,66 @@ _LEVELS = {
     "asyncio": logging.WARNING,
 }
 _TEXT = "%(asctime)s %(levelname)s %(message)s"
+# The loggers of Kafka's clients, which log every attempt to connect.
+CLIENTS = ("kafka", "kafka_marshal.librdkafka")
+PAUSE_S_MIN, PAUSE_S_MAX = 60.0, 3_600.0
+
+
+@attrs.define
+class _Pause:
+    """When a client's next line is due, by the monotonic clock in seconds."""
+
+    pause_s: float = 0.0
+    due_s: float = 0.0
+    last_s: float = 0.0
+    skipped_count: int = 0
+
+
+class Repeats:
+    """Thins out the lines of Kafka's clients. Thread-safe.
+
+    While brokers are away a client logs every attempt to connect, several a second.
+    Of each client the first line passes, then one after 60 s, 120 s and so on, up to an
+    hour, with the number of those that were left out; after 60 s without a line the
+    next one passes at once. Tracebacks of these lines are left out.
+
+    Args:
+        now_s: The clock, in seconds.
+    """
+
+    def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._now_s = now_s
+        self._lock = threading.Lock()
+        self._pauses: dict[str, _Pause] = {}
+
+    def passed(self, record: logging.LogRecord) -> logging.LogRecord | None:
+        """Return the line to write, None to leave it out."""
+        name = record.name
+        client = next(
+            (c for c in CLIENTS if name == c or name.startswith(c + ".")), None
+        )
+        if client is None:
+            return record
+        now_s = self._now_s()
+        with self._lock:
+            pause = self._pauses.get(client)
+            if pause is None or now_s - pause.last_s >= PAUSE_S_MIN:
+                pause = self._pauses[client] = _Pause(last_s=now_s)
+            pause.last_s = now_s
+            if now_s < pause.due_s:
+                pause.skipped_count += 1
+                return None
+            count, waited_s = pause.skipped_count, pause.pause_s
+            longer_s = max(PAUSE_S_MIN, 2 * pause.pause_s)
+            pause.pause_s = min(longer_s, PAUSE_S_MAX)
+            pause.due_s, pause.skipped_count = now_s + pause.pause_s, 0
+        # A copy: other handlers of the logger have the same record.
+        found = copy.copy(record)
+        found.exc_info = found.exc_text = None
+        if count:
+            more = f"{count} more lines of this client in {waited_s:.0f} s"
+            found.msg, found.args = f"{record.getMessage()} ({more})", None
+        return found
 
 
 class _Dropping(QueueHandler):
@@ -38,6 +103,12 @@ class _Dropping(QueueHandler):
     def __init__(self, lines: "queue.Queue[logging.LogRecord]") -> None:
         super().__init__(lines)
         self.dropped_count = 0
+        self._repeats = Repeats()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        passed = self._repeats.passed(record)
+        if passed is not None:
+            super().emit(passed)
 
     def enqueue(self, record: logging.LogRecord) -> None:
         try:

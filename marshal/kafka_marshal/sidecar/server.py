@@ -31,7 +31,7 @@ from kafka_marshal.remote.looking import LocalClient
 from kafka_marshal.runtime import Runtime
 from kafka_marshal.sidecar.config import Settings, tcp_address, token_of
 from kafka_marshal.sidecar.deathwatch import DeathWatch
-from kafka_marshal.sidecar.health import Health, View
+from kafka_marshal.sidecar.health import Health, View, readyz
 from kafka_marshal.sidecar.host import DIED
 from kafka_marshal.sidecar.hub import Hub
 from kafka_marshal.sidecar.meters import Counts, Exposition, SidecarCollector
@@ -204,6 +204,7 @@ class Daemon:
         self._app: App = App(self._serving)
         self._stop = asyncio.Event()
         self._why = "it was to end"
+        self._is_ready = True
         self.states.on_change(_log_change)
         self.states.on_change(self._notifier.on_change)
 
@@ -324,7 +325,9 @@ class Daemon:
         """Tell whoever supervises us how we are; find out when it is over."""
         while True:
             try:
-                self._notifier.look(await asyncio.to_thread(self._inside.look))
+                view = await asyncio.to_thread(self._inside.look)
+                self._notifier.look(view)
+                self._log_readiness(view)
             except Exception:  # noqa: BLE001 - a look must not end the daemon
                 # It is told to nobody then, and the watchdog has the last word.
                 _log.exception("looking at the sidecar failed")
@@ -334,6 +337,18 @@ class Daemon:
                 self._why = "the engine can go no further"
                 self._stop.set()
             await asyncio.sleep(LOOK_S)
+
+    def _log_readiness(self, view: View) -> None:
+        """Log when the answer of ``/readyz`` changes while it serves."""
+        if view.state is not State.RUNNING:
+            return
+        verdict = readyz(view)
+        if verdict.ok != self._is_ready:
+            self._is_ready = verdict.ok
+            if verdict.ok:
+                _log.info("ready again")
+            else:
+                _log.warning("not ready: %s", "; ".join(verdict.reasons))
 
     # --- ending
 

@@ -58,6 +58,57 @@ def test_json_has_events_and_plain_lines_alike():
     assert "ValueError" in failure["exception"]
 
 
+def line(name, message="Connection refused", **rest):
+    return logging.makeLogRecord({"name": name, "msg": message, **rest})
+
+
+@pytest.mark.parametrize("name", ["kafka.net.manager", "kafka_marshal.librdkafka"])
+def test_an_outage_is_a_line_and_ever_fewer_after_it(name):
+    now_s = 1_000.0
+    repeats = logs.Repeats(lambda: now_s)
+    written = []
+    for _ in range(20 * 3_600):
+        passed = repeats.passed(line(name, "try %d", args=(7,)))
+        if passed is not None:
+            written.append((now_s - 1_000, passed.getMessage()))
+        now_s += 0.5
+    assert [round(at_s) for at_s, _ in written] == [
+        *(0, 60, 180, 420, 900, 1_860, 3_780, 7_380),
+        *(10_980, 14_580, 18_180, 21_780, 25_380, 28_980, 32_580),
+    ]
+    assert written[0][1] == "try 7"
+    assert "lines of this client in 60 s" in written[1][1]
+    # The brokers come back, and go away again.
+    now_s += logs.PAUSE_S_MIN
+    assert repeats.passed(line(name)).getMessage() == "Connection refused"
+    assert repeats.passed(line(name)) is None
+
+
+def test_other_lines_and_the_record_itself_stay_as_they_are():
+    repeats = logs.Repeats(lambda: 0.0)
+    for _ in range(3):
+        ours = line(LOGGER_NAME)
+        assert repeats.passed(ours) is ours
+        assert repeats.passed(line("kafkaesque")) is not None
+    failed = line("kafka.net", exc_info=(ValueError, ValueError(), None))
+    assert repeats.passed(failed).exc_info is None
+    assert failed.exc_info is not None
+    # Each client of Kafka has its own first line.
+    assert repeats.passed(line("kafka_marshal.librdkafka")) is not None
+
+
+def test_the_daemon_s_log_has_few_lines_of_an_outage():
+    stream = io.StringIO()
+    _, stop = logs.start_logging("text", stream)
+    for number in range(500):
+        logging.getLogger("kafka.net.manager").error("failed: %d", number)
+        logging.getLogger("kafka_marshal.librdkafka").error("FAIL %d", number)
+    logging.getLogger(LOGGER_NAME).info("last")
+    stop()
+    lines = stream.getvalue().splitlines()
+    assert [text.split(" ", 3)[3] for text in lines] == ["failed: 0", "FAIL 0", "last"]
+
+
 def test_a_stuck_reader_costs_lines_and_no_time(monkeypatch):
     monkeypatch.setattr(logs, "LINES_MAX", 10)
     entered, hold = threading.Event(), threading.Event()

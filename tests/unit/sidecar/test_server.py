@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 
+import attrs
 import httpx
 import pytest
 from daemonkit import INSTANCE, World, eventually, run_undrained
@@ -27,6 +28,8 @@ from kafka_marshal.remote import api, paths
 from kafka_marshal.sidecar import connections, server
 from kafka_marshal.sidecar.config import Settings
 from kafka_marshal.sidecar.connections import make_server
+from kafka_marshal.sidecar.health import View
+from kafka_marshal.sidecar.states import State
 
 
 @pytest.fixture
@@ -320,3 +323,22 @@ def test_what_a_thread_does_comes_back():
         await asyncio.sleep(0.01)
 
     asyncio.run(main())
+
+
+def test_readiness_is_logged_when_it_changes(tmp_path, caplog):
+    daemon = server.Daemon(Settings(socket=tmp_path / "s"), NullObserver())
+    ready = View(
+        now_ms=1_000,
+        state=State.RUNNING,
+        reason="serving",
+        since_ms=0,
+        is_replayed=True,
+    )
+    away = attrs.evolve(ready, held_count=1, overdue=("t-0 of group g",))
+    stopping = attrs.evolve(away, state=State.SHUTTING_DOWN)
+    with caplog.at_level(logging.INFO, logger=LOGGER_NAME):
+        for view in (ready, ready, away, away, stopping, away, ready, ready):
+            daemon._log_readiness(view)
+    first, second = (record.getMessage() for record in caplog.records)
+    assert first.startswith("not ready: 1 of 1 claims were not renewed in time")
+    assert second == "ready again"
