@@ -181,6 +181,13 @@ VARIANTS = [
         id="grant-by-number",
     ),
     pytest.param(
+        variants.hand_out_after_the_soft_stop,
+        0,
+        {"faults": ("cut", "stop"), "delivery": AMO},
+        {"S4"},
+        id="hand-out-after-the-soft-stop",
+    ),
+    pytest.param(
         variants.mark_what_is_handed_out,
         11,
         {"faults": ("crash",), "delivery": AMO},
