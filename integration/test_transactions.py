@@ -1,6 +1,9 @@
 """Behind a transactional producer: what is handed out, and lag that reaches 0."""
 
+import json
+
 import pytest
+from clikit import Cli
 from domain import opened
 from kafka import KafkaProducer
 from waiting import eventually
@@ -78,3 +81,16 @@ def test_every_record_comes_once_and_the_position_reaches_the_end(
     assert values.count(b"aborted") == aborted
     (state,) = domain.states(group).values()
     assert state.next_unclaimed() == end
+
+
+def test_the_command_reads_committed_records_where_it_is_told_to(
+    domain, place, tmp_path
+):
+    options = ("--group", domain.unique("readers"), "--client-id", "c")
+    found = Cli(domain, tmp_path).run(
+        *("consume", place.topic, *options),
+        *("--isolation-level", "read_committed"),
+        *("--max-records", str(COMMITTED * EACH)),
+    )
+    values = [json.loads(line)["value"] for line in found.stdout.splitlines()]
+    assert values == ["committed"] * COMMITTED * EACH

@@ -8,10 +8,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import attrs
+
 from kafka_marshal.claims import HeldClaim
 from kafka_marshal.closing import Closing
 from kafka_marshal.consumer import Consumer
-from kafka_marshal.engine import Delivery, StartRule, Subscription
+from kafka_marshal.engine import Delivery, Subscription
 from kafka_marshal.engine.checkpointing import INTERVAL_MS_DEFAULT, checked_interval_ms
 from kafka_marshal.engine.faces import EngineFace, SessionFace
 from kafka_marshal.engine.handout import ConsumerOptions, OnClaimed, OnLost
@@ -274,6 +276,7 @@ class Marshal(Closing):
         claims_max: int = 0,
         auto_offset_reset: str = "earliest",
         starts: Mapping[TopicPartition, int] | None = None,
+        isolation_level: str = READ_UNCOMMITTED,
         metadata_refresh_ms: int = 30_000,
         max_handling_ms: int | None = 0,
         timeout_ms: int = OPEN_MS_MAX,
@@ -291,6 +294,7 @@ class Marshal(Closing):
             claims_max: Most of them; 0 = no limit.
             auto_offset_reset: Where to start what the group has no position of.
             starts: Where to start instead, by partition.
+            isolation_level: How the work reads; lag counts to the end as it sees it.
             metadata_refresh_ms: Time between two looks at metadata.
             max_handling_ms: How long nothing may be asked for or committed; 0 = no
                 limit, None = H.
@@ -313,9 +317,10 @@ class Marshal(Closing):
             max_handling_ms,
             release_behind=False,
             has_on_topics=False,
+            isolation_level=isolation_level,
         )
         subscription = self._subscription(settings, timeout_ms)
-        rule = StartRule(offset_reset=auto_offset_reset, offsets=dict(starts or {}))
+        rule = attrs.evolve(subscription.start_rule, offsets=dict(starts or {}))
         subscription.start_rule = rule
         self._link.subscribe(subscription, partial(settings.wants, starts=starts))
         ranges = RangeConsumer(

@@ -260,3 +260,13 @@ def test_ranges_are_held_as_a_consumer_holds_partitions(cluster, tmp_path):
             marshal.consumer("t")
     assert ranges.is_closed
     assert fold(cluster).keys[KEY].position == 7
+
+
+def test_lag_of_ranges_counts_to_the_end_that_their_work_sees(cluster, tmp_path):
+    cluster.kafka.begin_transaction(T0, [b"open"])
+    with opened(tmp_path) as marshal:
+        ranges = marshal.ranges("t", isolation_level="read_committed")
+        cluster.run_until(lambda: T0 in ranges.held(), 4 * H)
+        cluster.run_until(lambda: marshal.session.lag_of(KEY) == 10, 2 * H)
+        with pytest.raises(ConfigurationError, match="isolation_level"):
+            marshal.ranges("u", isolation_level="dirty")

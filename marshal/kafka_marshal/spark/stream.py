@@ -204,6 +204,7 @@ class _Query:
                 policy=options.policy,
                 claims_max=options.claims_max,
                 starts=starts,
+                isolation_level=options.isolation_level,
             )
         except BaseException:
             for each in reversed(opened):
