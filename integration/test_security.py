@@ -257,6 +257,17 @@ def test_a_wrong_password_is_told(guarded, transport):
     )
 
 
+def test_a_login_at_a_port_that_takes_none_is_told(guarded, transport):
+    with pytest.raises(LogUnreadable, match="takes no login"):
+        open_with(
+            guarded,
+            guarded.domain.servers,
+            login("alice"),
+            transport=transport,
+            timeout_ms=FOR_EVER_MS,
+        )
+
+
 def test_a_certificate_that_nobody_vouches_for_is_told(guarded, transport):
     options = {"security.protocol": "SSL"}
     with pytest.raises(CoordinationError, match="do not trust the certificate"):

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import typer
+from rich.text import Text
 
 from kafka_marshal_cli.assembly import ENVIRONMENT, app
 from kafka_marshal_cli.exits import MEANINGS
@@ -83,7 +84,7 @@ def _sections(command: Node, path: str, shared: dict[str, Node]) -> Iterator[str
         yield _section(command, path, shared)
         return
     if path != "marshal":
-        yield f"## `{path}`\n\n{command.help}\n"
+        yield f"## `{path}`\n\n{_prose(command.help)}\n"
     for name in sorted(children, key=lambda name: (path == "marshal", name)):
         child = children[name]
         if path == "marshal" and not getattr(child, "commands", None):
@@ -114,13 +115,14 @@ def _section(command: Node, path: str, shared: dict[str, Node]) -> str:
     if taken:
         text += f"\nAlso: {', '.join(taken)}.\n"
     if command.epilog:
-        example = command.epilog.removeprefix("Example: ")
+        example = _prose(command.epilog).removeprefix("Example: ")
         text += f"\n```sh\n{example}\n```\n"
     return text
 
 
 def _prose(text: str | None) -> str:
-    return inspect.cleandoc(text or "")
+    """Return a help text as a terminal shows it: typer reads it as rich's markup."""
+    return Text.from_markup(inspect.cleandoc(text or "")).plain
 
 
 def _argument(param: Node) -> str:
@@ -141,12 +143,12 @@ def _metavar(param: Node) -> str:
 
 def _row(param: Node) -> str:
     if param.param_type_name == "argument":
-        return f"| `{_argument(param)}` | {_cell(param.help)} |"
+        return f"| `{_argument(param)}` | {_cell(_prose(param.help))} |"
     names = ", ".join(f"`{name}`" for name in [*param.opts, *param.secondary_opts])
     metavar = _metavar(param)
     if metavar:
         names += f" `{_cell(metavar)}`"
-    told = [param.help or ""]
+    told = [_prose(param.help)]
     if param.required:
         told.append("Required.")
     is_flag = getattr(param, "is_flag", False)

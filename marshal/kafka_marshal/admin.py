@@ -214,6 +214,16 @@ class Admin(Closing):
         unclean = found.configs.get(UNCLEAN, "false")
         return None if unclean == "false" else UNCLEAN
 
+    def partition_count(self, topic: str) -> int | None:
+        """Return how many partitions a data topic has; None if it does not exist.
+
+        Raises:
+            LogUnreadable: This principal may not describe the topic.
+            CoordinationError: There was no answer.
+        """
+        found = self._topics.describe_bare(topic, timeout_ms=self._timeout_ms)
+        return found.partition_count if found.exists else None
+
     def format_topic(
         self, wanted: Format | None = None, *, ignore_formatted: bool = False
     ) -> Config:

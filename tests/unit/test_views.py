@@ -135,6 +135,15 @@ def test_a_topic_that_is_not_in_order(world, kind, message):
     assert caught.value.problems
 
 
+def test_a_topic_of_another_use_is_not_to_be_formatted():
+    data = Log(configured=False)
+    data.append(b"an order")
+    with pytest.raises(TopicMisconfigured, match="1 of its records are not") as caught:
+        World([data.state], {}).config()
+    assert "check the name" in str(caught.value)
+    assert "topic format" not in str(caught.value)
+
+
 def test_a_topic_that_is_in_order():
     spare = Log(1, configured=False)  # PROTOCOL 2.5: added in Kafka, changes nothing
     world = World([Log().state, spare.state], {}, cluster_id="cluster")

@@ -4,7 +4,8 @@ from typing import Annotated
 
 import typer
 
-from kafka_marshal import ConfigurationError, Key
+from kafka_marshal import ConfigurationError, CoordinationError, Key
+from kafka_marshal.protocol.hashing import RESERVED_TOPICS
 from kafka_marshal_cli import columns, facts, parsing
 from kafka_marshal_cli.commands import claims_watch
 from kafka_marshal_cli.render import Answer, Section, duration, instant
@@ -33,6 +34,35 @@ def list_claims(
     rows = facts.claim_rows(world, group_id=group, topic=topic)
     section = Section("claims", rows, columns.CLAIMS_WITH_WHY)
     call.answer(Answer(facts.as_of(world), {}, (section,)))
+
+
+def _require_exists(call: Call, key: Key) -> None:
+    """Refuse a key that nobody claimed where its data partition does not exist.
+
+    Without the right to see the topic, or an answer, there is nothing to refuse.
+
+    Raises:
+        ConfigurationError: There is no such partition.
+    """
+    if key.topic in RESERVED_TOPICS:
+        return
+    try:
+        with call.admin() as admin:
+            count = admin.partition_count(key.topic)
+    except CoordinationError:
+        return
+    if count is None:
+        raise ConfigurationError(
+            f"topic {key.topic!r} does not exist, and nobody claimed it; see: marshal "
+            f"claims list --group {key.group_id}",
+            setting="TOPIC",
+        )
+    if key.partition >= count:
+        raise ConfigurationError(
+            f"topic {key.topic!r} has {count} partitions, 0 to {count - 1}, and no "
+            f"partition {key.partition}",
+            setting="PARTITION",
+        )
 
 
 @app.command(
@@ -64,6 +94,8 @@ def who(
     """
     key = Key(group, topic, partition)
     world = call.world()
+    if not any(key in state.keys for state in world.partitions):
+        _require_exists(call, key)
     place = facts.partition_of(key, world.config().partition_count)
     if at is not None:
         offset, time_ms = parsing.moment("--at", at, now_ms=wall_ms())

@@ -91,10 +91,10 @@ def show(
         bool, typer.Option("--origin", help="Tell where each came from.")
     ] = False,
 ) -> None:
-    """Print every setting that counts, as a command given the same would see it.
+    r"""Print every setting that counts, as a command given the same would see it.
 
     An option wins over the environment, that over the profile, that over the
-    file's [default], that over what is built in. Passwords are never printed.
+    file's \[default], that over what is built in. Passwords are never printed.
     """
     del others
     chosen: Chosen = context.params["profile"]

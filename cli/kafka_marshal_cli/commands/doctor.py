@@ -152,7 +152,7 @@ class Patient:
         topic = self._call.coordination_topic
         if not report.topic.exists:
             found = f"{topic} does not exist"
-            yield Check("topic", Result.FAILED, found, "marshal topic format")
+            yield Check("topic", Result.FAILED, found, _MENDING["format"])
             return
         count = report.topic.partition_count
         found = f"{topic}, {count} partitions, {report.topic.replication} replicas"
@@ -260,7 +260,7 @@ class Patient:
 _MENDING = {
     "broker": "check the address, the network, and that the brokers run",
     "log": "check the brokers and their log",
-    "format": "marshal topic format",
+    "format": "check --coordination-topic; for a new topic: marshal topic format",
     "clock": "check this machine's clock",
     "data topics": "grant DESCRIBE on the topics that groups consume",
 }

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 LOOK_S = 1.0
 
 app = typer.Typer(
-    help="Jobs on Spark (pip install 'kafka-marshal[spark]').", no_args_is_help=True
+    help=r"Jobs on Spark (pip install 'kafka-marshal\[spark]').", no_args_is_help=True
 )
 
 
 @app.callback()
 def spark() -> None:
-    """Jobs on Spark (pip install 'kafka-marshal[spark]')."""
+    r"""Jobs on Spark (pip install 'kafka-marshal\[spark]')."""
 
 
 PARTITIONS = (

@@ -151,7 +151,8 @@ def info(call: Call) -> None:
     if not report.topic.exists:
         raise TopicMisconfigured(
             f"topic {call.coordination_topic} does not exist on cluster "
-            f"{report.cluster.cluster_id}; run: marshal topic format",
+            f"{report.cluster.cluster_id}; check --coordination-topic, or for a new "
+            "topic run: marshal topic format",
             problems=report.problems,
         )
     world = call.world()
@@ -171,7 +172,7 @@ def info(call: Call) -> None:
 
 def _remedy(world: World) -> str:
     if world.partitions[0].config is None:
-        return "next: marshal topic format"
+        return "next: check --coordination-topic; for a new one: marshal topic format"
     return "next: marshal doctor for settings, marshal topic format for torn_format"
 
 

@@ -1,6 +1,6 @@
 """What all coordinating partitions must agree on before anybody acts."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from kafka_marshal.errors import TopicMisconfigured, WrongCluster
 from kafka_marshal.protocol.records import Config
@@ -22,10 +22,7 @@ def agreed_config(
     """
     config = worlds[0].config
     if config is None:
-        raise TopicMisconfigured(
-            "the coordination topic is not formatted; run: marshal topic format",
-            problems=("not formatted: partition 0 carries no Config",),
-        )
+        raise unformatted(worlds.values())
     require_cluster(config, cluster_id)
     if config.partition_count > len(worlds):
         problem = (
@@ -49,6 +46,27 @@ def agreed_config(
             ),
         )
     return config
+
+
+def unformatted(worlds: Iterable[WorldState]) -> TopicMisconfigured:
+    """Return the error for a topic without a Config.
+
+    Records that are not of the protocol show that the topic has another use. It must
+    not be formatted then.
+    """
+    problem = "not formatted: partition 0 carries no Config"
+    count = sum(world.soft.counters.get("undecodable", 0) for world in worlds)
+    if count:
+        return TopicMisconfigured(
+            f"this is not a coordination topic: it has no Config, and {count} of its "
+            "records are not of the protocol; check the name of the coordination topic",
+            problems=(problem,),
+        )
+    return TopicMisconfigured(
+        "the coordination topic is not formatted; check its name, then run: "
+        "marshal topic format",
+        problems=(problem,),
+    )
 
 
 def require_cluster(config: Config, cluster_id: str | None) -> None:

@@ -64,6 +64,12 @@ NOT_AUTHENTICATED = _fault(
     why="the broker did not accept who we say we are",
     next_step="Check security_protocol, sasl_mechanism, user name and password.",
 )
+NO_LOGIN = _fault(
+    (LogUnreadable, LogUnwritable),
+    why="the port at {addresses} takes no login (SASL)",
+    next_step="Use the port of a SASL listener; where the cluster has none, set "
+    "security_protocol to PLAINTEXT or SSL and leave out the sasl options.",
+)
 NOT_TRUSTED = _fault(
     CoordinationError,  # one that has run out is renewed some day
     why="we do not trust the certificate of the broker",

@@ -2,8 +2,32 @@
 
 from collections.abc import Iterable
 
-from kafka_marshal.errors import InvalidTransition
+from kafka_marshal.errors import InvalidTransition, PositionError
 from kafka_marshal.protocol.types import Token, TopicPartition
+
+
+def outside(
+    partition: TopicPartition, requested: int, *, what: str, start: int, end: int
+) -> PositionError:
+    """Return the error for a position that the log of its partition does not have.
+
+    Args:
+        partition: The data partition.
+        requested: The position.
+        what: What is wrong, such as "is outside its log".
+        start: First offset that exists, or -1 where it is not known.
+        end: Next offset that will be written, or -1 the same way.
+    """
+    known = "" if start < 0 else f", which has offsets {start} to {end}"
+    return PositionError(
+        f"Position {requested} of {partition} {what}{known}. Was the topic created "
+        "again, or cut off? Look at the group's positions with: marshal claims list "
+        f"--topic {partition.topic}; a new group_id starts without any.",
+        partition=partition,
+        requested=requested,
+        log_start=start,
+        log_end=end,
+    )
 
 
 class Places:

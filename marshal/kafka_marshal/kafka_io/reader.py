@@ -14,7 +14,7 @@ from kafka_marshal.errors import InvalidTransition, PositionError
 from kafka_marshal.kafka_io.connecting import connected
 from kafka_marshal.kafka_io.faults import needed
 from kafka_marshal.kafka_io.lookups import forked
-from kafka_marshal.kafka_io.places import Places
+from kafka_marshal.kafka_io.places import Places, outside
 from kafka_marshal.kafka_io.records import Records, kafka_records
 from kafka_marshal.kafka_io.settings import ConnectionSettings
 from kafka_marshal.kafka_io.tolerant import read_any_header
@@ -312,14 +312,7 @@ class KafkaDataReader(DataReader):
             # What went wrong is told all the same, without the range.
             pass
         partition = TopicPartition(*place)
-        return PositionError(
-            f"Position {requested} of {partition} {what}, which has offsets {start} to "
-            f"{end}. Seek to an offset within it.",
-            partition=partition,
-            requested=requested,
-            log_start=start,
-            log_end=end,
-        )
+        return outside(partition, requested, what=what, start=start, end=end)
 
     def _drop_consumer(self, timeout_ms: int) -> None:
         consumer, self._consumer = self._consumer, None

@@ -141,9 +141,10 @@ def _addresses(value: str | Iterable[str]) -> tuple[str, ...]:
 def _unknown(name: str) -> ConfigurationError:
     """Say that an option does not exist, and which one may have been meant."""
     names = [*OPTIONS, *DOTTED_OPTIONS]
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.0)[0]
+    near = difflib.get_close_matches(name, names, n=1)
+    hint = f"; the nearest is {near[0]!r}" if near else ""
     return ConfigurationError(
-        f"Unknown connection option {name!r}; the nearest is {near!r}. Connection "
+        f"Unknown connection option {name!r}{hint}. Connection "
         "options are about reaching and securing the cluster; timeouts and delivery "
         "settings follow from the heartbeat interval.",
         setting=name,

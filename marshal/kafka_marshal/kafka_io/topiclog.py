@@ -353,7 +353,8 @@ class TopicLog(CoordinationLog):
         if not found.exists:
             raise TopicMisconfigured(
                 f"There is no coordination topic {self._topic} on "
-                f"{self._settings.addresses}. Make it with `marshal topic format`.",
+                f"{self._settings.addresses}. Check its name; for a new one, run: "
+                f"marshal topic format --coordination-topic {self._topic}",
                 problems=(f"topic {self._topic} does not exist",),
             )
         self._partition_count = found.partition_count

@@ -24,9 +24,12 @@ _TABLE = (
         (
             kafka_errors.SaslAuthenticationFailedError,
             kafka_errors.UnsupportedSaslMechanismError,
-            kafka_errors.IllegalSaslStateError,
             kafka_errors.SecurityDisabledError,
         ),
+    ),
+    (
+        faults.NO_LOGIN,
+        (kafka_errors.IllegalSaslStateError,),
     ),
     (
         faults.NOT_TRUSTED,

@@ -360,8 +360,13 @@ def _wrong(name: str, why: str) -> ConfigurationError:
 
 def _unknown(name: str) -> ConfigurationError:
     known = {low: own for own in (*NAMES, SERVERS) for low in (own.lower(),)}
-    near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.0)[0]
-    return _wrong(name, f"there is none of that name; the nearest is {known[near]}")
+    near = difflib.get_close_matches(name.lower(), known, n=1)
+    hint = f"the nearest is {known[near[0]]}" if near else f"there are {_listed(known)}"
+    return _wrong(name, f"there is none of that name; {hint}")
+
+
+def _listed(known: Mapping[str, str]) -> str:
+    return ", ".join(sorted(known.values()))
 
 
 def _offsets(name: str, text: str, *, everywhere: int) -> Bound:

@@ -234,7 +234,7 @@ class FakeDataReader(DataReader):
         if not log.start <= place <= log.end:
             raise PositionError(
                 f"Position {place} of {partition} is outside its log, which has "
-                f"offsets {log.start} to {log.end}. Seek to an offset within it.",
+                f"offsets {log.start} to {log.end}.",
                 partition=partition,
                 requested=place,
                 log_start=log.start,

@@ -310,8 +310,8 @@ class FakeKafka:
         with self.lock:
             if not self.has_topic(topic):
                 raise TopicMisconfigured(
-                    f"There is no coordination topic {topic}. Make it with `marshal "
-                    "topic format`.",
+                    f"There is no coordination topic {topic}. Check its name; for a "
+                    f"new one, run: marshal topic format --coordination-topic {topic}",
                     problems=(f"topic {topic} does not exist",),
                 )
             from kafka_marshal.testing.fakesession import FakeCoordinationLog

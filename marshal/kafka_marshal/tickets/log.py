@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from kafka_marshal.clock import SystemClock, SystemEntropy
-from kafka_marshal.engine.agreement import require_cluster
+from kafka_marshal.engine.agreement import require_cluster, unformatted
 from kafka_marshal.engine.finding import LogCheckpoints
 from kafka_marshal.engine.follower import Follower
 from kafka_marshal.engine.replica import Replica, check_halt
@@ -14,7 +14,6 @@ from kafka_marshal.errors import (
     CoordinationError,
     DeadlineExceeded,
     LogUnreadable,
-    TopicMisconfigured,
 )
 from kafka_marshal.ports import Append, Clock, CoordinationLog, Entropy
 from kafka_marshal.protocol.codec import encode
@@ -181,10 +180,7 @@ class LogOffice(TicketOffice):
         (t,) = guess(count)
         config = self._config_of(t, left) or self._config_of(0, left)
         if config is None:
-            raise TopicMisconfigured(
-                "the coordination topic is not formatted; run: marshal topic format",
-                problems=("not formatted: partition 0 carries no Config",),
-            )
+            raise unformatted(follower.worlds)
         require_cluster(config, self._log.cluster_id)
         self._log.configure(config.heartbeat_interval_ms, timeout_ms=left.ms())
         (t,) = guess(config.partition_count)

@@ -2,6 +2,11 @@
 
 from pathlib import Path
 
+import typer
+from rich.text import Text
+from typer.testing import CliRunner
+
+from kafka_marshal_cli.assembly import app
 from kafka_marshal_cli.reference import reference
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "cli.md"
@@ -19,6 +24,25 @@ def test_commands_options_defaults_and_environment_are_told():
     assert "Environment: `MARSHAL_BOOTSTRAP_SERVER`." in text
     assert "| 6 | the coordination topic was formatted for another cluster |" in text
     assert "--debug" not in text
+
+
+def helps(command):
+    """Yield every help text of a command and of those below it."""
+    yield command.help
+    yield command.epilog
+    for param in command.params:
+        yield getattr(param, "help", None)
+    for child in getattr(command, "commands", {}).values():
+        yield from helps(child)
+
+
+def test_no_help_text_loses_words_to_markup():
+    found = [text for text in helps(typer.main.get_command(app)) if text]
+    assert found
+    assert [text for text in found if Text.from_markup(text).spans] == []
+    told = CliRunner().invoke(app, ["spark", "--help"]).stdout
+    assert "'kafka-marshal[spark]'" in told
+    assert "'kafka-marshal[spark]'" in reference()
 
 
 def test_no_line_ends_in_blanks():

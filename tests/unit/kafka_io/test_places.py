@@ -3,11 +3,26 @@
 import pytest
 
 from kafka_marshal.errors import InvalidTransition
-from kafka_marshal.kafka_io.places import Places
+from kafka_marshal.kafka_io.places import Places, outside
 from kafka_marshal.protocol.types import Token, TopicPartition
 
 A, B, C = TopicPartition("t", 0), TopicPartition("t", 1), TopicPartition("u", 0)
 TOKEN = Token(1, 0, 5)
+
+
+@pytest.mark.parametrize(
+    ("span", "told"),
+    [((3, 9), "outside its log, which has offsets 3 to 9."), ((-1, -1), "its log.")],
+)
+def test_a_position_outside_names_the_log_and_what_to_run(span, told):
+    start, end = span
+    error = outside(A, 12, what="is outside its log", start=start, end=end)
+    assert f"Position 12 of {A}" in str(error)
+    assert told in str(error)
+    assert f"marshal claims list --topic {A.topic};" in str(error)
+    assert "eek" not in str(error), "there is no seek"
+    assert (error.requested, error.log_start, error.log_end) == (12, *span)
+    assert error.partition == A
 
 
 @pytest.fixture

@@ -213,3 +213,22 @@ def test_settings_travel_to_other_processes():
     again = pickle.loads(pickle.dumps(settings))
     assert again == settings
     assert "hush" not in repr(again)
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("sasl.mechanis", "'sasl.mechanism'"),
+        ("sasl_plain_user", "'sasl_plain_username'"),
+        ("max.poll.records", None),
+        ("zzz", None),
+    ],
+)
+def test_an_unknown_option_names_one_that_resembles_it(name, near):
+    with pytest.raises(ConfigurationError, match=f"option '{name}'") as caught:
+        ConnectionSettings("a:1", options={name: "x"})
+    assert caught.value.setting == name
+    if near is None:
+        assert "nearest" not in str(caught.value)
+    else:
+        assert f"the nearest is {near}" in str(caught.value)

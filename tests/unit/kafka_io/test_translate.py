@@ -103,3 +103,10 @@ def test_every_error_is_told(access):
         # What we call passing, kafka-python must not call final for good reason.
         if getattr(error, "retriable", False):
             assert made.retriable, kind
+
+
+def test_a_port_that_takes_no_login_is_told_apart_from_a_wrong_password():
+    made = told(kafka_errors.IllegalSaslStateError())
+    assert type(made) is LogUnreadable
+    assert "the port at a:1, b:2 takes no login" in str(made)
+    assert "security_protocol" in str(made)

@@ -155,6 +155,10 @@ def test_an_unknown_option_names_the_nearest(name, near):
     )
 
 
+def test_what_resembles_no_option_is_refused_without_a_guess():
+    refused("there are .*, subscribe, ", BASE | {"subscribe": "t", "zzzz": "x"})
+
+
 def test_an_unknown_connection_option_names_the_nearest():
     refused("the nearest is", BASE | {"subscribe": "t", "kafka.sasl.mechanis": "x"})
 

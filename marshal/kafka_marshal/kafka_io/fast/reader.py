@@ -19,14 +19,13 @@ from confluent_kafka import TopicPartition as FastPartition
 from kafka_marshal.errors import (
     CoordinationError,
     InvalidTransition,
-    PositionError,
 )
 from kafka_marshal.kafka_io.fast.clients import Client, close_consumer, new_consumer
 from kafka_marshal.kafka_io.fast.records import fast_records
 from kafka_marshal.kafka_io.fast.translate import Access, translated
 from kafka_marshal.kafka_io.faults import needed
 from kafka_marshal.kafka_io.lookups import forked
-from kafka_marshal.kafka_io.places import Places
+from kafka_marshal.kafka_io.places import Places, outside
 from kafka_marshal.kafka_io.reader import FETCH_WAIT_MS, REQUEST_TIMEOUT_MS
 from kafka_marshal.kafka_io.settings import ConnectionSettings
 from kafka_marshal.kafka_io.untyped import Untyped
@@ -474,14 +473,7 @@ class FastDataReader(DataReader):
                 f"(offsets {start} to {end}). Poll again."
             )
         what = "was cut off by a truncation" if is_cut_off else "is outside its log"
-        raise PositionError(
-            f"Position {requested} of {partition} {what}, which has offsets {start} to "
-            f"{end}. Seek to an offset within it.",
-            partition=partition,
-            requested=requested,
-            log_start=start,
-            log_end=end,
-        )
+        raise outside(partition, requested, what=what, start=start, end=end)
 
     def _told(self, error: Exception) -> Exception:
         return translated(

@@ -27,11 +27,14 @@ _ROWS: tuple[tuple[Fault, tuple[int, ...]], ...] = (
         (
             KafkaError._AUTHENTICATION,  # noqa: SLF001 - its public names
             KafkaError._SSL,  # noqa: SLF001
-            KafkaError.ILLEGAL_SASL_STATE,
             KafkaError.SASL_AUTHENTICATION_FAILED,
             KafkaError.SECURITY_DISABLED,
             KafkaError.UNSUPPORTED_SASL_MECHANISM,
         ),
+    ),
+    (
+        faults.NO_LOGIN,
+        (KafkaError.ILLEGAL_SASL_STATE,),
     ),
     (
         faults.GONE,

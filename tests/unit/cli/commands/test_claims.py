@@ -1,12 +1,13 @@
 """`marshal claims`, over a world of our own."""
 
 import json
+from typing import ClassVar
 
 import pytest
 from logkit import KEY, Log, beat, release
 from typer.testing import CliRunner
 
-from kafka_marshal import Key, World
+from kafka_marshal import Key, LogUnreadable, World
 from kafka_marshal_cli.assembly import app
 from kafka_marshal_cli.shared import Call
 
@@ -30,7 +31,25 @@ def asked(monkeypatch):
         return world
 
     monkeypatch.setattr(Call, "world", read)
+    monkeypatch.setattr(Call, "admin", lambda _: Cluster())
     return asked
+
+
+class Cluster:
+    """An admin of a cluster with the topics of COUNTS."""
+
+    COUNTS: ClassVar = {"t": 2, "u": 6}
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def partition_count(self, topic):
+        if topic == "secret":
+            raise LogUnreadable("may not be seen")
+        return self.COUNTS.get(topic)
 
 
 def test_list(asked):
@@ -57,6 +76,25 @@ def test_who_of_a_key_that_nobody_claimed(asked):
     outcome = invoke("claims", "who", "g", "u", "0")
     assert outcome.exit_code == 0
     assert "nobody, it was not claimed then" in outcome.stdout
+
+
+@pytest.mark.parametrize(
+    ("topic", "partition", "told"),
+    [
+        pytest.param("u", 6, "has 6 partitions, 0 to 5", id="partition"),
+        pytest.param("v", 0, "'v' does not exist", id="topic"),
+    ],
+)
+def test_who_of_what_does_not_exist_is_refused(asked, topic, partition, told):
+    outcome = invoke("claims", "who", "g", topic, str(partition))
+    assert (outcome.exit_code, outcome.stdout) == (2, "")
+    assert told in outcome.stderr
+
+
+def test_who_of_what_may_not_be_seen(asked):
+    outcome = invoke("claims", "who", "g", "secret", "0")
+    assert outcome.exit_code == 0
+    assert "nobody" in outcome.stdout
 
 
 @pytest.mark.parametrize(

@@ -119,7 +119,8 @@ def test_no_topic(cluster):
     cluster.report = cluster.reported("gone", exists=False)
     checks = examined(1)
     assert results(checks, "topic", "log") == ["failed", "skipped"]
-    assert checks["topic"]["run"] == "marshal topic format"
+    assert "check --coordination-topic" in checks["topic"]["run"]
+    assert "marshal topic format" in checks["topic"]["run"]
 
 
 @pytest.mark.parametrize(

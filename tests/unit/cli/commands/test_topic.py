@@ -108,7 +108,8 @@ def test_info_of_a_topic_that_is_not_there(monkeypatch):
 def test_info_of_an_unformatted_topic_names_the_command(monkeypatch):
     outcome = info(monkeypatch, report(), world(Log(configured=False)))
     assert outcome.exit_code == 3
-    assert "next: marshal topic format" in outcome.stderr
+    assert "marshal topic format" in outcome.stderr
+    assert "check --coordination-topic" in outcome.stderr
     assert "is formatted:     no" in outcome.stdout
 
 

@@ -112,3 +112,10 @@ def test_every_error_is_told(access):
         assert isinstance(made, MarshalError)
         if error.retriable():
             assert made.retriable, name
+
+
+def test_a_port_that_takes_no_login_is_told_apart_from_a_wrong_password():
+    made = told(KafkaException(KafkaError(CODES["ILLEGAL_SASL_STATE"], "why")))
+    assert type(made) is LogUnreadable
+    assert "the port at a:1, b:2 takes no login" in str(made)
+    assert "security_protocol" in str(made)
