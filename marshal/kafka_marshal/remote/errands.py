@@ -22,7 +22,7 @@ class Errands:
         self._queue: queue.Queue[Callable[[], None] | None] = queue.Queue(CALLS_MAX)
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
-        self._idle = 0
+        self._unfinished = 0
         self._is_closed = False
 
     def submit(self, call: Callable[[], None]) -> bool:
@@ -37,7 +37,10 @@ class Errands:
                 self._queue.put_nowait(call)
             except queue.Full:
                 return False
-            if self._queue.qsize() > self._idle and len(self._threads) < self._most:
+            self._unfinished += 1
+            # Counted until they end: the length of the queue would count a thread that
+            # has just taken a call as one that is free for the next.
+            if len(self._threads) < min(self._unfinished, self._most):
                 thread = threading.Thread(
                     target=self._run, name=self._name, daemon=True
                 )
@@ -63,16 +66,15 @@ class Errands:
 
     def _run(self) -> None:
         while True:
-            with self._lock:
-                self._idle += 1
             try:
                 # The deadline only bounds one wait; a daemon thread may idle.
                 call = self._queue.get(timeout=IDLE_S)
             except queue.Empty:
                 continue
-            finally:
-                with self._lock:
-                    self._idle -= 1
             if call is None:
                 return
-            call()
+            try:
+                call()
+            finally:
+                with self._lock:
+                    self._unfinished -= 1

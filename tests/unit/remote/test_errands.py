@@ -53,3 +53,28 @@ def test_what_is_full_or_closed_takes_nothing():
     errands.close(WAIT_S * 1_000)
     assert not errands.submit(lambda: None)
     assert made == []
+
+
+def test_a_call_does_not_wait_for_a_thread_that_has_just_taken_another(monkeypatch):
+    errands = Errands("test", threads=2)
+    taken, submitted = threading.Event(), threading.Event()
+    second, made = threading.Event(), threading.Event()
+    plain = errands._queue.get
+
+    def get(timeout):
+        call = plain(timeout=timeout)
+        taken.set()
+        assert submitted.wait(WAIT_S)
+        return call
+
+    def first():
+        if second.wait(WAIT_S / 2):
+            made.set()
+
+    monkeypatch.setattr(errands._queue, "get", get)
+    assert errands.submit(first)
+    assert taken.wait(WAIT_S)
+    assert errands.submit(second.set)
+    submitted.set()
+    assert made.wait(WAIT_S)
+    errands.close(WAIT_S * 1_000)
