@@ -5,7 +5,6 @@ group.
 """
 
 import os
-import secrets
 import socket
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,13 +15,11 @@ from kafka_marshal.clock import SystemClock
 from kafka_marshal.closing import Closing
 from kafka_marshal.engine.agreement import agreed_config
 from kafka_marshal.engine.finding import has_checkpoints, kept_in
-from kafka_marshal.engine.follower import Awaited, Follower
+from kafka_marshal.engine.follower import Follower
 from kafka_marshal.errors import (
     ClaimRejected,
     ConfigurationError,
-    GroupPaused,
     LogUnreadable,
-    LogUnwritable,
     TopicMisconfigured,
 )
 from kafka_marshal.formatting import (
@@ -56,13 +53,18 @@ from kafka_marshal.overriding import (
     write_reset,
     write_upgrade,
 )
+from kafka_marshal.pausing import (
+    ENDED,
+    PauseOperation,
+    Sender,
+    in_order,
+    refusal,
+)
 from kafka_marshal.protocol.codec import is_identifier
 from kafka_marshal.protocol.freshness import Freshness
-from kafka_marshal.protocol.records import (
-    Config,
-    ReleaseGroup,
-)
-from kafka_marshal.protocol.state import Pause, WorldState
+from kafka_marshal.protocol.hashing import home_partition
+from kafka_marshal.protocol.records import Config
+from kafka_marshal.protocol.state import Pause
 from kafka_marshal.protocol.transition import ACCEPTED
 from kafka_marshal.protocol.types import Key
 from kafka_marshal.snapshots import open_store
@@ -136,14 +138,13 @@ class Admin(Closing):
         self._settings = ConnectionSettings(
             bootstrap_servers, coordination_topic, options or {}, transport=transport
         )
-        self._client_id = client_id or _default_client_id()
-        if not is_identifier(self._client_id):
+        name = client_id or _default_client_id()
+        if not is_identifier(name):
             raise ConfigurationError(
-                f"client_id {self._client_id!r} is no valid name", setting="client_id"
+                f"client_id {name!r} is no valid name", setting="client_id"
             )
+        self._sender = Sender(name)
         self._timeout_ms = timeout_ms
-        self._incarnation = secrets.token_bytes(16)
-        self._seq = 0
         self._clock = SystemClock()
         self._topics = KafkaTopicAdmin(self._settings)
         self._follower: Follower | None = None
@@ -326,7 +327,9 @@ class Admin(Closing):
             require_harmless(
                 plan, allow_held=allow_held, allow_reprocess=allow_reprocess
             )
-            write_reset(follower, kept, client_id=self._client_id, timeout_ms=limit_ms)
+            write_reset(
+                follower, kept, client_id=self._sender.client_id, timeout_ms=limit_ms
+            )
         return plan
 
     # --- pausing a group
@@ -343,40 +346,40 @@ class Admin(Closing):
 
         Args:
             group_id: The group.
-            for_ms: How long, from the later of wall time and log time on.
+            for_ms: How long, from the later of wall time and log time on. The pause
+                is renewed until this returns, each third of that time.
             reason: Stored in the log, for people.
             wait_ms: How long to wait until nobody owns anything any more.
 
         Raises:
             GroupPaused: Another operation holds the group.
+            ClaimRejected: The pause was ended by somebody else meanwhile.
             ConfigurationError: Longer than the log's limit allows.
         """
         _require_group(group_id)
-        config, worlds = self._worlds()
+        config = self._settled()
         longest_ms = config.limit("max_pause_ms")
         if not 0 < for_ms <= longest_ms:
             raise ConfigurationError(
                 f"a pause must last 1 to {longest_ms} ms, not {for_ms}",
                 setting="for_ms",
             )
-        op_id = secrets.token_bytes(16)
-        wall_ms = self._clock.wall_ms()
-        expiries = {
-            world.partition: max(wall_ms, world.append_time_ms) + for_ms
-            for world in worlds
-        }
-        sent = self._write(group_id, expiries, op_id=op_id, reason=reason)
-        refused = [a for a in sent if _outcome(a) != ACCEPTED]
-        if refused:
-            accepted = [a.partition for a in sent if _outcome(a) == ACCEPTED]
-            self._write(group_id, dict.fromkeys(accepted, 0), op_id=op_id, reason=None)
-            raise self._refused(group_id, refused[0])
-        # Read off now: a pause may run out while we wait.
-        pauses = self._pauses(group_id).values()
-        until_ms = max((p.until_ms for p in pauses), default=max(expiries.values()))
+        follower = self._follow()
+        operation = PauseOperation(
+            follower,
+            self._clock,
+            self._sender,
+            group_id=group_id,
+            partition_count=config.partition_count,
+            for_ms=for_ms,
+            reason=reason,
+        )
+        operation.begin(self._timeout_ms)
         if wait_ms:
-            self._follow().follow_until(lambda: not self.held(group_id), wait_ms)
-        return PauseResult(op_id.hex(), until_ms, self.held(group_id))
+            operation.hold_until(lambda: not self.held(group_id), wait_ms)
+        pauses = self._pauses(group_id).values()
+        until_ms = max((p.until_ms for p in pauses), default=self._clock.wall_ms())
+        return PauseResult(operation.op_id.hex(), until_ms, self.held(group_id))
 
     def resume_group(self, group_id: str, *, reason: str | None = None) -> int:
         """End a group's pause; return the number of partitions it was ended in.
@@ -385,20 +388,26 @@ class Admin(Closing):
             ClaimRejected: The group is not paused.
         """
         _require_group(group_id)
-        self._worlds()
+        config = self._settled()
         pauses = self._pauses(group_id)
         if not pauses:
             raise ClaimRejected(
                 f"group {group_id!r} is not paused; see: marshal groups list",
                 reason="not_paused",
             )
-        for partition, pause in pauses.items():
-            expiries = {partition: 0}
-            sent = self._write(group_id, expiries, op_id=pause.op_id, reason=reason)
-            verdict = sent[0].transition
-            over = verdict is not None and verdict.reason == "op_over"
-            if _outcome(sent[0]) != ACCEPTED and not over:
-                raise self._refused(group_id, sent[0])
+        follower = self._follow()
+        home = home_partition(group_id, partition_count=config.partition_count)
+        for partition in in_order(pauses, home=home):
+            op_id = pauses[partition].op_id
+            record = self._sender.record(
+                group_id, op_id, expire_ms=ENDED, reason=reason
+            )
+            sent = follower.append(partition, record)
+            follower.await_all([sent], self._timeout_ms)
+            verdict = sent.transition
+            assert verdict is not None  # or it would not have come in time
+            if verdict.outcome != ACCEPTED and verdict.reason != "op_over":
+                raise refusal(follower, sent, group_id=group_id)
         return len(pauses)
 
     def held(self, group_id: str) -> tuple[Key, ...]:
@@ -433,13 +442,12 @@ class Admin(Closing):
             self._follower = Follower(log, self._clock, sources=kept_in(store))
         return self._follower
 
-    def _worlds(self) -> tuple[Config, list[WorldState]]:
-        """Read to the log's end; return the agreed Config and the K worlds."""
+    def _settled(self) -> Config:
+        """Read to the log's end; return the agreed Config."""
         follower = self._follow()
         follower.catch_up(self._timeout_ms)
         worlds = {world.partition: world for world in follower.worlds}
-        config = agreed_config(worlds, cluster_id=self._cluster_id)
-        return config, [worlds[t] for t in range(config.partition_count)]
+        return agreed_config(worlds, cluster_id=self._cluster_id)
 
     def _pauses(self, group_id: str) -> dict[int, Pause]:
         return {
@@ -447,48 +455,6 @@ class Admin(Closing):
             for world in self._follow().worlds
             if (pause := world.active_pause(group_id)) is not None
         }
-
-    def _write(
-        self,
-        group_id: str,
-        expiries: Mapping[int, int],
-        *,
-        op_id: bytes,
-        reason: str | None,
-    ) -> list[Awaited]:
-        follower = self._follow()
-        sent = []
-        for partition, expire_ms in sorted(expiries.items()):
-            self._seq += 1
-            record = ReleaseGroup(
-                self._client_id,
-                group_id,
-                self._incarnation,
-                self._seq,
-                op_id,
-                expire_ms,
-                reason,
-            )
-            sent.append(follower.append(partition, record))
-        follower.await_all(sent, self._timeout_ms)
-        return sent
-
-    def _refused(self, group_id: str, awaited: Awaited) -> GroupPaused | LogUnwritable:
-        verdict = awaited.transition
-        reason = "unknown" if verdict is None else verdict.reason
-        pause = self._pauses(group_id).get(awaited.partition)
-        if pause is None:
-            return LogUnwritable(
-                f"coordinating partition {awaited.partition} refused the operation "
-                f"on group {group_id!r} ({reason}); see: marshal topic info"
-            )
-        return GroupPaused(
-            f"group {group_id!r} is held by another operation of "
-            f"{pause.client_id!r} ({reason}); end that one first with: marshal "
-            f"groups resume {group_id}",
-            until_ms=pause.until_ms,
-            by=pause.client_id,
-        )
 
     def close(self) -> None:
         """Let go of every connection. Idempotent."""
@@ -504,10 +470,6 @@ def remedy(problem: Problem, topic: str, *, servers: str) -> str:
         return "kafka-topics --describe, then bring back or add brokers"
     change = {"setting": problem.setting, "value": problem.value}
     return set_command(topic, servers, **change)
-
-
-def _outcome(awaited: Awaited) -> str | None:
-    return None if awaited.transition is None else awaited.transition.outcome
 
 
 def _require_group(group_id: str) -> None:

@@ -164,10 +164,17 @@ def plan_reset(replica: Replica, kept: KeptState, *, now_ms: int) -> ResetPlan:
 def _change(key: Key, now: KeyState | None, then: KeyState | None) -> KeyChange | None:
     before = (None, None) if now is None else (now.position, now.granted)
     after = (None, None) if then is None else (then.position, then.granted)
+    if now is not None and then is not None and _is_of_earlier_topic(now, then):
+        after = (None, None)
     if now is not None and then is not None and before == after:
         return None
     change = "back" if now is None else "gone" if then is None else "moved"
     return KeyChange(key, change, *before, *after)
+
+
+def _is_of_earlier_topic(now: KeyState, then: KeyState) -> bool:
+    """Return whether the next claim drops a position of then (PROTOCOL 4.3)."""
+    return None not in {now.topic_id, then.topic_id} and now.topic_id != then.topic_id
 
 
 def require_harmless(

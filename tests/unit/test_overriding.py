@@ -108,6 +108,20 @@ def test_each_kind_of_change_is_told():
     require_harmless(plan, allow_held=False, allow_reprocess=True)
 
 
+def test_a_position_of_an_earlier_topic_is_none():
+    """The next claim names the topic that is there, and would begin anew."""
+    cluster, _ = story()
+    replica = follower(cluster).replicas[0]
+    known = replica.world.keys[KEY]
+    assert known.topic_id is not None
+    known.position, known.topic_id = 1, b"made again".ljust(16, b".")
+    plan = plan_reset(replica, find(cluster), now_ms=cluster.clock.now_ms() + 5 * H)
+    (change,) = plan.changes
+    assert (change.position, change.position_then, change.repeats) == (1, None, True)
+    with pytest.raises(ClaimRejected, match="--allow-reprocess"):
+        require_harmless(plan, allow_held=False, allow_reprocess=False)
+
+
 def test_what_is_held_is_not_taken_by_the_way():
     cluster, _ = story()
     plan = plan_of(cluster)

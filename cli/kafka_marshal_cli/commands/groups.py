@@ -70,7 +70,8 @@ def release(
         typer.Option(
             "--for",
             metavar="DURATION",
-            help="How long, like 10m; it ends by itself then.",
+            help="How long, like 10m; it ends by itself then. Renewed as long as "
+            "this command works or waits.",
         ),
     ],
     reason: Reason = None,

@@ -149,6 +149,19 @@ class Follower:
             awaited=awaited,
         )
 
+    def require_folding(self, awaited: Iterable[Awaited]) -> None:
+        """Raise where a record will have no verdict, however long one waits.
+
+        Raises:
+            LogUnwritable: The broker refuses to append one of them, as it does again.
+            LogUnreadable: A partition needs a newer release from some offset on.
+        """
+        for item in awaited:
+            check_halt(self.replicas[item.partition])
+            refusal = item.append.error()
+            if item.transition is None and isinstance(refusal, LogUnwritable):
+                raise refusal
+
     def follow_until(self, is_done: Callable[[], bool], timeout_ms: int) -> bool:
         """Follow the log until ``is_done``; return whether it came in time."""
         deadline_ms = self._clock.now_ms() + timeout_ms
@@ -217,11 +230,7 @@ class Follower:
         awaited: list[Awaited] | None = None,
     ) -> None:
         while not is_done():
-            for item in awaited or ():
-                check_halt(self.replicas[item.partition])
-                refusal = item.append.error()
-                if item.transition is None and isinstance(refusal, LogUnwritable):
-                    raise refusal
+            self.require_folding(awaited or ())
             left_ms = deadline_ms - self._clock.now_ms()
             if left_ms <= 0:
                 raise DeadlineExceeded(
