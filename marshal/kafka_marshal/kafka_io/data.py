@@ -149,6 +149,28 @@ class KafkaDataLog(DataLog):
             timeout_ms=timeout_ms,
         )
 
+    def ends(
+        self, partitions: Sequence[TopicPartition], timeout_ms: int
+    ) -> Mapping[TopicPartition, int]:
+        """Return the next offset to be written of each partition."""
+        if not partitions:
+            return {}
+        places = [KafkaTopicPartition(*each) for each in partitions]
+
+        def ask(admin: Untyped) -> dict[TopicPartition, int]:
+            found = admin.list_partition_offsets(
+                dict.fromkeys(places, OffsetSpec.LATEST), timeout_ms=timeout_ms
+            )
+            return {TopicPartition(*place): found[place].offset for place in places}
+
+        return self._lookups.call(
+            ask,
+            doing="Asking for the ends of data partitions",
+            access=Access.READ,
+            needs=needed(Access.READ, *{place.topic for place in partitions}),
+            timeout_ms=timeout_ms,
+        )
+
     def committed(
         self, group_id: str, partitions: Sequence[TopicPartition], *, timeout_ms: int
     ) -> Mapping[TopicPartition, int | None]:

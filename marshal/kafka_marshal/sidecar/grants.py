@@ -125,8 +125,7 @@ class Grants:
         with self._lock:
             if ask.last < self._ends.get(place, 0):
                 return
-        found = self._data.ranges([place], timeout_ms).get(place)
-        end = 0 if found is None else found.end
+        end = self._data.ends([place], timeout_ms).get(place, 0)
         with self._lock:
             self._ends[place] = end
             self._ends.move_to_end(place)

@@ -393,6 +393,8 @@ def ranges_follow_the_log(rig: Rig) -> None:
     rig.delete_records(places[0], before=2)
     assert data.ranges(places[:1], TIMEOUT_MS) == {places[0]: LogRange(2, 5)}
     assert data.ranges([], TIMEOUT_MS) == {}
+    assert data.ends(places, TIMEOUT_MS) == {places[0]: 5, places[1]: 0}
+    assert data.ends([], TIMEOUT_MS) == {}
     data.close(TIMEOUT_MS)
 
 

@@ -82,6 +82,15 @@ class FakeDataLog(DataLog):
                 for each in partitions
             }
 
+    def ends(
+        self, partitions: Sequence[TopicPartition], timeout_ms: int
+    ) -> Mapping[TopicPartition, int]:
+        """Return the next offset to be written of each partition."""
+        return {
+            place: found.end
+            for place, found in self.ranges(partitions, timeout_ms).items()
+        }
+
     def committed(
         self, group_id: str, partitions: Sequence[TopicPartition], *, timeout_ms: int
     ) -> Mapping[TopicPartition, int | None]:

@@ -201,9 +201,9 @@ def test_the_cluster_is_asked_once_for_what_lies_below_the_known_end(
     a = having(single, count=1, delivery="amo")
     asked, place = [], TopicPartition("t", 0)
     data = single.node.engine.context.ports.data
-    plain = data.ranges
+    plain = data.ends
     monkeypatch.setattr(
-        data, "ranges", lambda *given: asked.append(given) or plain(*given)
+        data, "ends", lambda *given: asked.append(given) or plain(*given)
     )
     for last in (4, 9, 19):
         assert single.hub.grant("g", asking(single, a, last=last)).last == last
