@@ -61,8 +61,8 @@ def test_a_call_does_not_wait_for_a_thread_that_has_just_taken_another(monkeypat
     second, made = threading.Event(), threading.Event()
     plain = errands._queue.get
 
-    def get(timeout):
-        call = plain(timeout=timeout)
+    def get(*, block=True, timeout=None):
+        call = plain(block=block, timeout=timeout)
         taken.set()
         assert submitted.wait(WAIT_S)
         return call
