@@ -3,6 +3,7 @@
 import pytest
 from kafka import KafkaProducer, TopicPartition
 from kafka.admin import KafkaAdminClient
+from recreating import recreate_topic
 
 from kafka_marshal.kafka_io.settings import ConnectionSettings
 from kafka_marshal.kafka_io.topics import KafkaTopicAdmin
@@ -45,6 +46,10 @@ class KafkaRig:
         there = self._cluster.topics.describe_bare(topic).partition_count
         self._cluster.admin.create_partitions({topic: there + count})
         self._cluster.admin.wait_for_topics([topic])
+        self._cluster.renew_producer()
+
+    def recreate_topic(self, topic, partitions):
+        recreate_topic(self._cluster.topics, self._cluster.admin, topic, partitions)
         self._cluster.renew_producer()
 
     def delete_records(self, place, *, before):

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         PositionError,
         ProtocolError,
         TopicMisconfigured,
+        UnknownTopicId,
         WrongCluster,
     )
     from kafka_marshal.handed import Batch, CommitToken
@@ -68,6 +69,7 @@ _HOMES = {
     "PositionError": "kafka_marshal.errors",
     "ProtocolError": "kafka_marshal.errors",
     "TopicMisconfigured": "kafka_marshal.errors",
+    "UnknownTopicId": "kafka_marshal.errors",
     "WrongCluster": "kafka_marshal.errors",
     "Batch": "kafka_marshal.handed",
     "CommitToken": "kafka_marshal.handed",
@@ -148,6 +150,7 @@ __all__ = [
     "Token",
     "TopicMisconfigured",
     "TopicPartition",
+    "UnknownTopicId",
     "World",
     "WorldWatch",
     "WrongCluster",

@@ -15,6 +15,7 @@
     ├─ PositionError                    an offset outside the log
     ├─ DeadlineExceeded (TimeoutError)  a wait reached its deadline
     └─ CoordinationError                retriable = True
+       ├─ UnknownTopicId                a data topic of this id is not there
        ├─ LogUnreadable                 retriable = False
        ├─ LogUnwritable                 retriable = False
        ├─ TopicMisconfigured            retriable = False
@@ -182,6 +183,20 @@ class CoordinationError(MarshalError):
     """Kafka did not do what was asked; the cause is chained."""
 
     retriable: ClassVar[bool] = True
+
+
+class UnknownTopicId(CoordinationError):
+    """A data topic of this id cannot be fetched: there is another one of its name.
+
+    Or none, or the broker that was asked does not know the topic yet.
+
+    Attributes:
+        partition: Topic and partition that were fetched.
+    """
+
+    def __init__(self, message: str, *, partition: tuple[str, int]) -> None:
+        super().__init__(message)
+        self.partition = partition
 
 
 class LogUnreadable(CoordinationError):

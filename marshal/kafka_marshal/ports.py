@@ -267,11 +267,21 @@ class DataReader(Protocol):
         ...
 
     def seek(
-        self, partition: TopicPartition, offset: int, *, token: Token | None = None
+        self,
+        partition: TopicPartition,
+        offset: int,
+        *,
+        token: Token | None = None,
+        topic_id: bytes | None = None,
     ) -> None:
         """Continue at ``offset``; what was buffered of the partition is dropped.
 
-        Records of the partition carry ``token`` from here on.
+        Args:
+            partition: An assigned partition.
+            offset: First offset to return.
+            token: What records of the partition carry from here on.
+            topic_id: Kafka's id of the topic to read. Records of another topic of
+                this name are never returned. None reads any topic of the name.
         """
         ...
 
@@ -292,6 +302,8 @@ class DataReader(Protocol):
             PositionError: A partition's position is outside its log; the error
                 has an attribute ``partition`` (TopicPartition). Other
                 partitions are unaffected; seek before polling again.
+            UnknownTopicId: No broker that was asked has the topic of the id that
+                was given to ``seek``. Other partitions are unaffected; poll again.
             CoordinationError: A fault that passes; poll again.
         """
         ...
@@ -362,6 +374,8 @@ class DataLog(Protocol):
         The end is the next offset to be written, which bounds what a position may
         be; under ``read_committed`` it is the last stable offset: a reader gets no
         further before the first open transaction ends.
+
+        A partition that does not exist is absent.
         """
         ...
 

@@ -249,8 +249,7 @@ def _read(
     if store is not None:
         for world in follower.worlds:
             count = world.next_offset - follower.began_at.get(world.partition, 0)
-            beside = (*follower.amnesiac, *follower.unfit)
-            is_whole = world.halted is None and world.partition not in beside
+            is_whole = world.halted is None and world.partition not in follower.amnesiac
             if count >= KEEP_ENTRIES_MIN and is_whole:
                 with suppress(OSError):  # the next look reads as much again
                     store.save(capture(world, source="this process"))

@@ -260,6 +260,7 @@ def _read_original(
                 _values(reader, place, ranges[place], timeout_ms=timeout_ms), group_id
             )
             for place in places
+            if place in ranges
         )
     finally:
         reader.close(1_000)

@@ -16,6 +16,7 @@ from kafka_marshal.errors import (
     CoordinationError,
     MarshalError,
     PositionError,
+    UnknownTopicId,
 )
 from kafka_marshal.ports import DataReader, Record
 from kafka_marshal.protocol.claiming import Ending, Phase
@@ -391,6 +392,11 @@ class HandOut:
         except PositionError as error:
             self._on_out_of_range(error)
             return False
+        except UnknownTopicId as error:
+            with self._engine.changed:
+                self._subscription.doubt(error.partition[0])
+            self._wait(min(timeout_ms, WAIT_SLICE_MS))
+            return False
         except CoordinationError as error:
             if not error.retriable:
                 raise
@@ -521,6 +527,10 @@ class HandOut:
             self._observe("range_unknown", fields)
             self._read_at(place, error.requested)
             return
+        if self._is_in_doubt(place):
+            self._read_at(place, error.requested)
+            self._wait(WAIT_SLICE_MS)
+            return
         if error.requested < error.log_start:
             # PROTOCOL 5.6: retention took what lies below; go on at log start.
             self._observe("position_jumped", fields)
@@ -535,6 +545,21 @@ class HandOut:
             self._subscription.shun(place.holding.key)
             self._session.release(place.holding, reason="position_out_of_range")
         raise error
+
+    def _is_in_doubt(self, place: Place) -> bool:
+        """Return whether the topic is to be looked up before its range counts.
+
+        The range may be of a topic that was created again under the name. Whether it
+        is ends the claim; otherwise the position is refused again.
+        """
+        topic = place.partition.topic
+        with self._engine.changed:
+            if not place.is_in_doubt and place.holding.topic_id is not None:
+                self._subscription.doubt(topic)
+                place.is_in_doubt = True
+            else:
+                place.is_in_doubt = self._subscription.is_doubted(topic)
+            return place.is_in_doubt
 
     def _read_at(self, place: Place, offset: int) -> None:
         if self._is_at_most_once:

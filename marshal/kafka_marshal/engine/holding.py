@@ -90,6 +90,7 @@ class Holding:
         "progress",
         "start_rule",
         "told_mark",
+        "topic_id",
         "vacancy",
         "why",
     )
@@ -114,6 +115,8 @@ class Holding:
         self.vacancy: Vacancy | None = None
         # Who owned it when it was claimed.
         self.predecessor: Owner | None = None
+        # Kafka's id of the topic that the claim is of, as the log has it.
+        self.topic_id: bytes | None = None
         # Why it is contended for, for people.
         self.why = ""
 

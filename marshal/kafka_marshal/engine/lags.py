@@ -48,6 +48,7 @@ class LagWatch:
         "_due_ms",
         "_ends",
         "_levels",
+        "_missing",
         "_todo",
         "_told",
     )
@@ -63,6 +64,7 @@ class LagWatch:
         self._due_ms = 0
         self._told = False
         self._answer_count = 0
+        self._missing: set[str] = set()
 
     @property
     def answer_count(self) -> int:
@@ -123,8 +125,15 @@ class LagWatch:
         found = call.result(0)
         for key in self._asked:
             log_range = found.get(key.topic_partition)
-            if log_range is not None:
+            if log_range is None:
+                self._missing.add(key.topic)
+            else:
                 self._ends[key] = LogEnd(log_range.end, self._asked_ms)
+
+    def take_missing(self) -> set[str]:
+        """Return the topics of which a partition did not exist, each once."""
+        missing, self._missing = self._missing, set()
+        return missing
 
     def end_of(self, key: Key) -> LogEnd | None:
         """Return where a held partition's log ended when it was last asked."""

@@ -16,6 +16,7 @@ class Place:
         "fetched",
         "has_warned",
         "holding",
+        "is_in_doubt",
         "is_ready",
         "next_offset",
         "partition",
@@ -28,6 +29,8 @@ class Place:
         self.fetched: list[Record] = []
         self.at = 0
         self.has_warned = False
+        # Whether its topic is looked up because a position is outside the log.
+        self.is_in_doubt = False
         # Whether it stands in the row of those that have something fetched.
         self.is_ready = False
 
@@ -68,7 +71,13 @@ class Place:
 
     def read_on(self, reader: DataReader, offset: int) -> None:
         """Fetch from ``offset`` on, behind what was fetched."""
-        reader.seek(self.partition, offset, token=self.holding.claim.token)
+        holding = self.holding
+        reader.seek(
+            self.partition,
+            offset,
+            token=holding.claim.token,
+            topic_id=holding.topic_id,
+        )
 
     def put_back(self, reader: DataReader) -> None:
         """Forget what was fetched and not handed out; it can be fetched again."""

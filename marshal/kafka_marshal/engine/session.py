@@ -48,6 +48,7 @@ from .starting import Starter
 from .subscription import Subscription
 from .wishes import Wishes
 
+TOPIC_GONE = "topic_gone"
 EXPECTED = ORDERLY | {"surplus", "given_up"}
 
 
@@ -182,6 +183,7 @@ class Session:
             self._mirror.drive(now_ms)
         if not self._is_closing:
             self._lags.drive(self.holdings.values(), now_ms)
+            self._wishes.doubt(self._lags.take_missing())
             if self._keeper.is_due(now_ms):
                 self._judge(now_ms)
             if self._announcer.is_due(now_ms):
@@ -244,19 +246,22 @@ class Session:
     def _refresh_topics(self, now_ms: int) -> None:
         for sub in self._wishes.subs:
             taken = self._wishes.taken_beside(sub) if sub.matches is not None else set()
-            changed, gone = sub.look_again(self._context, now_ms, taken=taken)
-            for topic in gone:
+            look = sub.look_again(self._context, now_ms, taken=taken)
+            for topic in look.ended:
                 self._give_topic_up(sub, topic)
-            if changed or gone:
+            if look.has_changed or look.ended:
                 self._policy_at_ms = 0
                 self._announcer.announce_soon()
 
     def _give_topic_up(self, sub: Subscription, topic: str) -> None:
-        """Let go of a topic that was deleted."""
-        self._context.observe("topic_gone", {"topic": topic})
+        """End the claims of a topic that was deleted, or deleted and created again."""
+        is_gone = sub.is_gone(topic)
+        if is_gone:
+            self._context.observe("topic_gone", {"topic": topic})
         for holding in [h for h in self.holdings.values() if h.key.topic == topic]:
-            self.release(holding, reason="topic_gone")
-        sub.drop_topic(topic)
+            self.release(holding, reason=TOPIC_GONE)
+        if is_gone:
+            sub.drop_topic(topic)
 
     # --- keeping up
 
@@ -378,6 +383,7 @@ class Session:
     ) -> None:
         key = Key(record.group_id, record.topic, record.partition)
         holding = self.holdings.get(key)
+        sub = self._wishes.sub_of(key)
         replica = self._context.replica_of(key)
         is_won = holding is not None and holding.claim.on_claim_verdict(
             transition,
@@ -393,8 +399,12 @@ class Session:
             if self._mirror is not None:
                 self._mirror.follow(holding)
             self._observe_claim(transition, holding)
+            holding.topic_id = replica.world.keys[key].topic_id
             self._starter.begin(holding, replica.world.keys[key])
             self._wishes.bump(key)
+            if sub is not None and sub.is_over(holding):
+                # An earlier life claimed it; a resume keeps what that was of.
+                self.release(holding, reason=TOPIC_GONE)
         elif transition.outcome == ACCEPTED:
             at = transition.offset
             if holding is not None and holding.claim.is_owned:

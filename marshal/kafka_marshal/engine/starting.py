@@ -1,6 +1,6 @@
 """Finds where a claim just won starts, and sends its first beat (PROTOCOL 5.6)."""
 
-from kafka_marshal.errors import PositionError
+from kafka_marshal.errors import CoordinationError, PositionError
 from kafka_marshal.ports import LogRange
 from kafka_marshal.protocol.claiming import Claimant, Phase
 from kafka_marshal.protocol.state import KeyState
@@ -85,7 +85,9 @@ class Starter:
         def find() -> Lookup:
             log_range = data.ranges(
                 [partition], LOOKUP_MS_MAX, isolation_level=rule.isolation_level
-            )[partition]
+            ).get(partition)
+            if log_range is None:
+                raise CoordinationError(f"{partition} does not exist.")
             committed = None
             if may_use_commit:
                 offsets = data.committed(

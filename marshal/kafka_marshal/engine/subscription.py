@@ -1,6 +1,7 @@
 """What one consumer wants: topics, a policy, and the view the policy decides on."""
 
 from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
 import attrs
 
@@ -16,7 +17,10 @@ from .advice import Advice
 from .context import Context
 from .cooling import Cooldowns
 from .holding import Delivery, Holding, StartRule
-from .topics import Matches, TopicWatch
+from .topics import Look, Matches, TopicWatch
+
+if TYPE_CHECKING:
+    from .faces import ContextFace
 
 POLICY_MS_MAX = 500
 POLICY_MS_MIN = 20
@@ -97,6 +101,11 @@ class Subscription:
         )
 
     @property
+    def has_doubts(self) -> bool:
+        """Whether a topic is yet to be looked up after it was doubted."""
+        return bool(self._watch.doubted)
+
+    @property
     def counts_topics(self) -> bool:
         """Whether the policy deals in whole topics, and limits count these."""
         own = self.policy is whole_topics
@@ -129,22 +138,47 @@ class Subscription:
             self._keys = [
                 key
                 for topic, info in self.topics.items()
+                if topic not in self._watch.doubted
                 for number in range(info.partition_count)
                 if (key := Key(self.group_id, topic, number)) not in self._shunned
             ]
         return self._keys
 
     def look_again(
-        self, context: Context, now_ms: int, *, taken: set[str]
-    ) -> tuple[bool, list[str]]:
+        self, context: "ContextFace", now_ms: int, *, taken: set[str]
+    ) -> Look:
         """Look the topics up where that is due; see ``TopicWatch.look_again``."""
-        changed, gone = self._watch.look_again(context, now_ms, taken=taken)
-        if changed:
+        look = self._watch.look_again(context, now_ms, taken=taken)
+        if look.has_changed:
             self._keys = None
-        return changed, gone
+        return look
+
+    def doubt(self, topic: str) -> None:
+        """Look a topic up at once, and claim nothing of it before the answer."""
+        if self._watch.doubt(topic):
+            self._keys = None
+
+    def is_doubted(self, topic: str) -> bool:
+        """Return whether a topic is yet to be looked up after it was doubted."""
+        return topic in self._watch.doubted
+
+    def is_gone(self, topic: str) -> bool:
+        """Return whether the topic does not exist as of the last look."""
+        return self._watch.is_gone(topic)
+
+    def is_over(self, holding: Holding) -> bool:
+        """Return whether the topic that a claim is of is known to exist no more."""
+        info = self.topics.get(holding.key.topic)
+        if info is None or self.is_gone(holding.key.topic):
+            return True
+        ids = {info.topic_id, holding.topic_id}
+        return None not in ids and len(ids) > 1
 
     def drop_topic(self, topic: str) -> None:
-        """Want a topic no more: it is gone, or consumed otherwise."""
+        """Want a topic no more: it is gone, or consumed otherwise.
+
+        One that was named is wanted again once it exists.
+        """
         self._watch.drop(topic)
         self._keys = None
         self.version += 1

@@ -2,16 +2,32 @@
 
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
 
 from kafka_marshal.ports import DataLog, Pending, TopicInfo
 
-from .context import Context
+if TYPE_CHECKING:
+    from .faces import ContextFace
 
 LOOK_MS_MAX = 10_000
 TOPICS_MAX = 1_000
 LOOKS_UNTIL_GONE = 2
+# A topic that is missing, or in doubt, is looked up again this soon.
+LOOK_AGAIN_MS = 500
 
 Matches = Callable[[str], bool]
+
+
+class Look(NamedTuple):
+    """What one look at the topics found.
+
+    Attributes:
+        has_changed: Whether a topic is new, has changed, or is in doubt no more.
+        ended: Topics whose claims end: deleted, or deleted and created again.
+    """
+
+    has_changed: bool
+    ended: list[str]
 
 
 class TopicWatch:
@@ -19,7 +35,10 @@ class TopicWatch:
 
     Attributes:
         topics: What is known of each topic; grows and shrinks where they are
-            chosen by a pattern.
+            chosen by a pattern. One that was named and is deleted stays, without
+            partitions.
+        doubted: Topics that a fetch could not find by their id. They are looked up
+            at once, and nothing of them is claimed before.
     """
 
     __slots__ = (
@@ -27,8 +46,12 @@ class TopicWatch:
         "_call",
         "_due_ms",
         "_has_told_limit",
+        "_in_doubt",
+        "_looked_ms",
         "_matches",
         "_refresh_ms",
+        "_retired",
+        "doubted",
         "topics",
     )
 
@@ -40,16 +63,36 @@ class TopicWatch:
         matches: Matches | None = None,
     ) -> None:
         self.topics = topics
+        self.doubted: set[str] = set()
         self._matches = matches
         self._refresh_ms = refresh_ms
         self._call: Pending[Mapping[str, TopicInfo]] | None = None
+        # Doubts that are older than the look under way, which therefore settles them.
+        self._in_doubt: set[str] = set()
         self._due_ms: int | None = None
+        self._looked_ms = 0
         self._absent: dict[str, int] = {}
+        # Earlier ids of each topic: a broker that lags behind may still tell them.
+        self._retired: dict[str, set[bytes]] = {}
         self._has_told_limit = False
 
+    def doubt(self, topic: str) -> bool:
+        """Look a topic up soon: it could not be found by its id, or its partitions.
+
+        Returns:
+            Whether that is news.
+        """
+        known = self.topics.get(topic)
+        if known is None or not known.partition_count or topic in self.doubted:
+            return False
+        self.doubted.add(topic)
+        soon_ms = self._looked_ms + LOOK_AGAIN_MS
+        self._due_ms = soon_ms if self._due_ms is None else min(soon_ms, self._due_ms)
+        return True
+
     def look_again(
-        self, context: Context, now_ms: int, *, taken: Collection[str]
-    ) -> tuple[bool, list[str]]:
+        self, context: "ContextFace", now_ms: int, *, taken: Collection[str]
+    ) -> Look:
         """Look the topics up where that is due.
 
         Args:
@@ -58,43 +101,71 @@ class TopicWatch:
             taken: Topics that this process consumes otherwise.
 
         Returns:
-            Whether any topic is new or has changed, and those that are gone:
-            the caller gives them up and then calls ``drop``.
+            What has changed. The caller ends the claims of the topics named there
+            and then calls ``drop`` for those that ``is_gone``.
         """
-        changed = False
-        gone: list[str] = []
+        look = Look(has_changed=False, ended=[])
         call = self._call
         if call is not None and call.done():
             self._call = None
             if call.exception(0) is None:
-                found = call.result(0)
-                changed = self._adopt(context, found, taken)
-                gone = self._find_gone(found)
+                look = self._take(context, call.result(0), taken)
+            if self.doubted or self._absent:
+                soon_ms = min(LOOK_AGAIN_MS, self._refresh_ms)
+                self._due_ms = min(self._due_ms or 0, self._looked_ms + soon_ms)
         if self._due_ms is None:
             self._due_ms = now_ms + self._refresh_ms
         elif self._call is None and now_ms >= self._due_ms:
             self._due_ms = now_ms + self._refresh_ms
             data = context.ports.data
-            look = partial(data.describe, [*self.topics], LOOK_MS_MAX)
+            ask = partial(data.describe, [*self.topics], LOOK_MS_MAX)
             if self._matches is not None:
-                look = partial(
+                ask = partial(
                     matching_topics, data, self._matches, timeout_ms=LOOK_MS_MAX
                 )
-            self._call = context.ports.background.submit(look)
-        return changed, gone
+            self._looked_ms = now_ms
+            self._in_doubt = set(self.doubted)
+            self._call = context.ports.background.submit(ask)
+        return look
+
+    def is_gone(self, topic: str) -> bool:
+        """Return whether the topic does not exist as of the last look."""
+        return topic in self._absent
 
     def drop(self, topic: str) -> None:
-        """Forget a topic that is gone."""
-        self.topics.pop(topic, None)
+        """Forget a topic that is gone; one that was named is waited for."""
+        known = self.topics.pop(topic, None)
+        if known is not None and self._matches is None:
+            self.topics[topic] = TopicInfo(0, known.topic_id)
         self._absent.pop(topic, None)
+        self.doubted.discard(topic)
+
+    def _take(
+        self,
+        context: "ContextFace",
+        found: Mapping[str, TopicInfo],
+        taken: Collection[str],
+    ) -> Look:
+        settled = self._in_doubt & self.doubted & found.keys()
+        has_changed, replaced = self._adopt(context, found, taken)
+        gone = self._find_gone(found)
+        self.doubted -= settled
+        return Look(has_changed or bool(settled), [*replaced, *gone])
 
     def _adopt(
-        self, context: Context, found: Mapping[str, TopicInfo], taken: Collection[str]
-    ) -> bool:
+        self,
+        context: "ContextFace",
+        found: Mapping[str, TopicInfo],
+        taken: Collection[str],
+    ) -> tuple[bool, list[str]]:
+        """Take what was found; return whether that is news, and what was replaced."""
         changed = False
+        replaced = []
         for topic, info in found.items():
             known = self.topics.get(topic)
             if known == info or topic in taken or info.partition_count < 1:
+                continue
+            if info.topic_id in self._retired.get(topic, ()):
                 continue
             if known is None and len(self.topics) >= TOPICS_MAX:
                 if not self._has_told_limit:
@@ -103,22 +174,27 @@ class TopicWatch:
                 self._has_told_limit = True
                 continue
             fields = {"topic": topic, "partition_count": info.partition_count}
-            context.observe("topic_changed", fields)
+            earlier_id = None if known is None else known.topic_id
+            if earlier_id is not None and info.topic_id != earlier_id:
+                self._retired.setdefault(topic, set()).add(earlier_id)
+                replaced.append(topic)
+                context.observe("topic_recreated", fields)
+            else:
+                context.observe("topic_changed", fields)
             self.topics[topic] = info
             changed = True
-        return changed
+        return changed, replaced
 
     def _find_gone(self, found: Mapping[str, TopicInfo]) -> list[str]:
-        """Return the topics of a pattern that were missing in two looks in a row.
+        """Return the topics that were missing in two looks in a row.
 
         Once is no evidence: a broker that has just started may not know them yet.
+        Once is enough where a fetch did not find the topic either.
         """
-        if self._matches is None:
-            return []
         self._absent = {
-            topic: self._absent.get(topic, 0) + 1
-            for topic in self.topics
-            if topic not in found
+            topic: self._absent.get(topic, 0) + 1 + (topic in self._in_doubt)
+            for topic, info in self.topics.items()
+            if topic not in found and info.partition_count > 0
         }
         return [t for t, looks in self._absent.items() if looks >= LOOKS_UNTIL_GONE]
 

@@ -1,5 +1,7 @@
 """What a session wants: its consumers' topics, and keys asked for one by one."""
 
+from collections.abc import Iterable
+
 import attrs
 
 from kafka_marshal.errors import InvalidTransition
@@ -86,6 +88,12 @@ class Wishes:
         """Let every consumer look at what it holds."""
         for sub in self.subs:
             sub.version += 1
+
+    def doubt(self, topics: Iterable[str]) -> None:
+        """Have topics looked up at once, by whichever consumer wants them."""
+        for sub in self.subs:
+            for topic in topics:
+                sub.doubt(topic)
 
     def hold_back(self, key: Key, *, until_ms: int) -> None:
         """Take nothing from others for the consumer of a key, until then."""

@@ -122,9 +122,20 @@ class KafkaDataLog(DataLog):
         """Return log-start and log-end offsets; see ``ports.DataLog``."""
         if not partitions:
             return {}
-        places = [KafkaTopicPartition(*each) for each in partitions]
+        wanted = [KafkaTopicPartition(*each) for each in partitions]
 
         def ask(admin: Untyped) -> dict[TopicPartition, LogRange]:
+            try:
+                return ask_of(admin, wanted)
+            except kafka_errors.UnknownTopicOrPartitionError:
+                places = _existing(admin, wanted)
+                if len(places) == len(wanted):
+                    raise
+                return ask_of(admin, places) if places else {}
+
+        def ask_of(
+            admin: Untyped, places: list[Untyped]
+        ) -> dict[TopicPartition, LogRange]:
             # The end first: a start read later is never above it by retention.
             ends = admin.list_partition_offsets(
                 dict.fromkeys(places, OffsetSpec.LATEST),
@@ -238,3 +249,11 @@ class KafkaDataLog(DataLog):
     def close(self, timeout_ms: int) -> None:
         """Let go of the connection; readers live on. Idempotent."""
         self._lookups.close(timeout_ms=timeout_ms)
+
+
+def _existing(admin: Untyped, places: Sequence[Untyped]) -> list[Untyped]:
+    """Return those of some partitions that exist."""
+    names = sorted({place.topic for place in places})
+    rows = [described(row) for row in admin.describe_topics(names)]
+    counts = {row.name: row.partition_count for row in rows if row.exists}
+    return [place for place in places if place.partition < counts.get(place.topic, 0)]

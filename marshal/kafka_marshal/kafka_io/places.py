@@ -37,14 +37,16 @@ class Places:
         next: The next offset of every assigned partition; None until the first
             seek.
         tokens: What records of each carry.
+        topic_ids: Id of the topic that each is read of; None = any of its name.
         paused: Which of them are not to be handed out.
     """
 
-    __slots__ = ("next", "paused", "tokens")
+    __slots__ = ("next", "paused", "tokens", "topic_ids")
 
     def __init__(self) -> None:
         self.next: dict[TopicPartition, int | None] = {}
         self.tokens: dict[TopicPartition, Token | None] = {}
+        self.topic_ids: dict[TopicPartition, bytes | None] = {}
         self.paused: set[TopicPartition] = set()
 
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
@@ -52,12 +54,18 @@ class Places:
         wanted = dict.fromkeys(partitions)
         self.next = {each: self.next.get(each) for each in wanted}
         self.tokens = {each: self.tokens.get(each) for each in wanted}
+        self.topic_ids = {each: self.topic_ids.get(each) for each in wanted}
         self.paused &= wanted.keys()
 
     def seek(
-        self, partition: TopicPartition, offset: int, *, token: Token | None
+        self,
+        partition: TopicPartition,
+        offset: int,
+        *,
+        token: Token | None,
+        topic_id: bytes | None = None,
     ) -> None:
-        """Go on at an offset, under a claim.
+        """Go on at an offset, under a claim, in the topic of an id.
 
         Raises:
             InvalidTransition: It is not assigned, or no offset.
@@ -70,6 +78,7 @@ class Places:
             raise InvalidTransition(f"Cannot seek to {offset} in {partition}.")
         self.next[partition] = offset
         self.tokens[partition] = token
+        self.topic_ids[partition] = topic_id
 
     def pause(self, partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
         """Note a pause; return what of these is assigned."""

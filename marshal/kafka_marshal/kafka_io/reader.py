@@ -18,6 +18,7 @@ from kafka_marshal.kafka_io.places import Places, outside
 from kafka_marshal.kafka_io.records import Records, kafka_records
 from kafka_marshal.kafka_io.settings import ConnectionSettings
 from kafka_marshal.kafka_io.tolerant import read_any_header
+from kafka_marshal.kafka_io.topicids import TopicIds, fetch_by_id
 from kafka_marshal.kafka_io.translate import Access, translated
 from kafka_marshal.kafka_io.untyped import Untyped
 from kafka_marshal.ports import READ_UNCOMMITTED, DataReader, Record
@@ -116,6 +117,7 @@ class KafkaDataReader(DataReader):
         # Every assigned partition in kafka-python's type, with our own.
         self._ours: dict[Any, TopicPartition] = {}
         self._places = Places()
+        self._topic_ids = TopicIds()
 
     def assign(self, partitions: Sequence[TopicPartition]) -> None:
         """Make this the exact set of partitions; see ``ports.DataReader``."""
@@ -128,11 +130,19 @@ class KafkaDataReader(DataReader):
             self._consumer.assign(list(self._ours))
 
     def seek(
-        self, partition: TopicPartition, offset: int, *, token: Token | None = None
+        self,
+        partition: TopicPartition,
+        offset: int,
+        *,
+        token: Token | None = None,
+        topic_id: bytes | None = None,
     ) -> None:
         """Continue at ``offset``; see ``ports.DataReader``."""
         self._require_usable()
-        self._places.seek(partition, offset, token=token)
+        self._places.seek(partition, offset, token=token, topic_id=topic_id)
+        if self._topic_ids.want(partition, topic_id):
+            # What it knows of the earlier topic must not count for this one.
+            self._drop_consumer(0)
         if self._consumer is not None:
             self._consumer.seek(KafkaTopicPartition(*partition), offset)
 
@@ -174,6 +184,8 @@ class KafkaDataReader(DataReader):
         if self._hurries_until and (batches or time.monotonic() > self._hurries_until):
             self._hurries_until = 0.0
             self._back_off(BACKOFF_MS)
+        if not batches:
+            self._topic_ids.raise_refused(self._places.next)
         found: dict[TopicPartition, Sequence[Record]] = {}
         for place, records in batches.items():
             partition = self._ours[place]
@@ -228,6 +240,7 @@ class KafkaDataReader(DataReader):
             return False
         connecting, self._connecting = self._connecting, None
         consumer = connecting.outcome()
+        fetch_by_id(consumer, self._topic_ids)
         consumer.assign(list(self._ours))
         for place, ours in self._ours.items():
             consumer.seek(place, self._places.next[ours])

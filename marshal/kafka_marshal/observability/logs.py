@@ -35,6 +35,7 @@ _WARNINGS = frozenset(
         "state_reset",
         "state_unfit",
         "topic_gone",
+        "topic_recreated",
         "topic_unchecked",
         "topics_limit",
         "uncommitted_backlog",

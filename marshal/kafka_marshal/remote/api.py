@@ -411,6 +411,8 @@ class Assigned(Message, frozen=True, kw_only=True, tag="assigned"):
         why: Why it was claimed.
         stuck: How many owners in a row were wedged at this very position.
         follows: Epoch of the claim before this one, None = not known.
+        topic_id: Kafka's id of the topic that the claim is of, hex. Only records of
+            that topic may be processed under it. None = not known.
     """
 
     subscription: str
@@ -428,6 +430,7 @@ class Assigned(Message, frozen=True, kw_only=True, tag="assigned"):
     why: str = ""
     stuck: int = 0
     follows: int | None = None
+    topic_id: str | None = None
 
 
 class Releasing(Message, frozen=True, kw_only=True, tag="release"):

@@ -13,6 +13,7 @@ from kafka_marshal.engine import Delivery, Holding, StartRule, Subscription
 from kafka_marshal.engine.holding import Drain
 from kafka_marshal.engine.lags import LagWatch
 from kafka_marshal.engine.meters import SessionMeters
+from kafka_marshal.engine.session import TOPIC_GONE
 from kafka_marshal.engine.wishes import Wishes
 from kafka_marshal.errors import InvalidTransition, MarshalError
 from kafka_marshal.ports import TopicInfo
@@ -303,6 +304,8 @@ class RemoteSession:
         claim.lease = Lease(said.soft_until_ms, said.hard_until_ms)
         claim.heartbeat_interval_ms = self._context.heartbeat_interval_ms
         holding.why = said.why
+        topic_id = said.topic_id
+        holding.topic_id = None if topic_id is None else bytes.fromhex(topic_id)
         self._givers[key] = self.claimant.owner
 
     def _begin(self, holding: Holding, said: api.Assigned) -> None:
@@ -439,7 +442,23 @@ class RemoteSession:
                 self._wishes.bump(holding.key)
         self._patience.end_round(now_ms)
         self._lags.drive(self.holdings.values(), now_ms)
+        self._wishes.doubt(self._lags.take_missing())
+        for sub in self._wishes.subs:
+            if sub.has_doubts:
+                self._look_at_topics(sub, now_ms)
         return any(holding.drain is not None for holding in self.holdings.values())
+
+    def _look_at_topics(self, sub: Subscription, now_ms: int) -> None:
+        """Give back what is of a topic that was deleted, or created again."""
+        look = sub.look_again(self._context, now_ms, taken=set())
+        if not (look.has_changed or look.ended):
+            return
+        for holding in [h for h in self.holdings.values() if h.key.topic in sub.topics]:
+            if holding.claim.is_owned and sub.is_over(holding):
+                self.release(holding, reason=TOPIC_GONE)
+        for topic in look.ended:
+            if sub.is_gone(topic):
+                sub.drop_topic(topic)
 
     def _drive(self, holding: Holding, now_ms: int) -> None:
         self.grants.expire(holding, now_ms)

@@ -278,4 +278,5 @@ def assigned(
         why=holding.why,
         stuck=stuck,
         follows=follows,
+        topic_id=None if holding.topic_id is None else holding.topic_id.hex(),
     )

@@ -7,6 +7,7 @@ deadline that is still to come (PROTOCOL 5.2, 12).
 
 from kafka_marshal.engine import Context, Holding, Subscription
 from kafka_marshal.engine.keeping import best_taker
+from kafka_marshal.engine.session import TOPIC_GONE
 from kafka_marshal.errors import (
     ClaimLost,
     InvalidTransition,
@@ -42,7 +43,7 @@ OUT_OF_RANGE = "position_out_of_range"
 # What a client says that means no more than that it was not heard of in time.
 _SILENCES = frozenset({"lease_expired", "taken_over", "identity_conflict", "fenced"})
 # What a client says that has done with something, and may want it again.
-_ORDERLY = frozenset({CLOSED, RELEASED})
+_ORDERLY = frozenset({CLOSED, RELEASED, TOPIC_GONE})
 
 
 class Host:
@@ -284,6 +285,8 @@ class Host:
             shun_ms = min(interval_ms, SHUN_MS_MAX)
             self.books.shuns[loan.key, client.client_id] = now_ms + shun_ms
         pool = self.books.pool_at(loan.key)
+        if said.reason == TOPIC_GONE and pool is not None:
+            pool.subscription.doubt(loan.key.topic)
         if said.reason == WEDGED:
             client.rests_until_ms = now_ms + interval_ms
         if said.reason == OUT_OF_RANGE and pool is not None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from copy import copy
 
-from kafka_marshal.errors import InvalidTransition, PositionError
+from kafka_marshal.errors import InvalidTransition, PositionError, UnknownTopicId
 from kafka_marshal.ports import DataReader, LogRange, Record
 from kafka_marshal.protocol.types import TimestampType, Token, TopicPartition
 from kafka_marshal.testing.rig import (
@@ -320,6 +320,74 @@ def positions_outside_the_log_are_errors(rig: Rig) -> None:
     reader.close(TIMEOUT_MS)
 
 
+def a_recreated_topic_is_not_read_as_the_old_one(rig: Rig) -> None:
+    """Records of a topic with another id never come, wherever the reader stands."""
+    (old,), (other,) = filled(rig, [20]), filled(rig, [1])
+    data = rig.data_log()
+
+    def id_of(place: TopicPartition) -> bytes | None:
+        return data.describe([place.topic], TIMEOUT_MS)[place.topic].topic_id
+
+    before = id_of(old)
+    reader = data.reader()
+    reader.assign([old, other])
+    reader.seek(old, 0, topic_id=before)
+    reader.seek(other, 0, topic_id=id_of(other))
+    read_records(reader, 21)
+    # Longer than the old one by the time that the reader looks again.
+    rig.recreate_topic(old.topic, 1)
+    for number in range(60):
+        rig.write(old, b"new %d" % number)
+    refused: list[UnknownTopicId] = []
+    seen: list[Record] = []
+
+    def is_refused() -> bool:
+        try:
+            for records in reader.poll(POLL_MS, 100).values():
+                seen.extend(records)
+        except UnknownTopicId as error:
+            refused.append(error)
+        return len(refused) >= 3
+
+    until(is_refused, "the old topic refused three times")
+    assert not seen
+    assert {error.partition for error in refused} == {old}
+    rig.write(other, b"still read")
+
+    def is_read() -> bool:
+        is_refused()
+        return bool(seen)
+
+    until(is_read, "the other topic read")
+    assert [record.value for record in seen] == [b"still read"]
+
+    def has_new_id() -> bool:
+        return id_of(old) not in (None, before)
+
+    until(has_new_id, "the new topic's id described")
+    reader.assign([other])
+    reader.assign([old, other])
+    reader.seek(old, 0, topic_id=id_of(old))
+    found = _read_through(reader, 60)
+    assert [record.value for record in found] == [b"new %d" % n for n in range(60)]
+    reader.close(TIMEOUT_MS)
+    data.close(TIMEOUT_MS)
+
+
+def _read_through(reader: DataReader, count: int) -> list[Record]:
+    """Read so many records, however often a broker has yet to learn of the topic."""
+    found: list[Record] = []
+
+    def has_all() -> bool:
+        with suppress(UnknownTopicId):
+            for records in reader.poll(POLL_MS, 100).values():
+                found.extend(records)
+        return len(found) >= count
+
+    until(has_all, f"{count} records read")
+    return found
+
+
 def a_closed_reader_stays_closed(rig: Rig) -> None:
     """Close is idempotent, also before the first poll."""
     (place,) = filled(rig, [1])
@@ -347,5 +415,6 @@ READER_CHECKS: tuple[Check, ...] = (
     a_seek_drops_what_was_buffered,
     paused_partitions_rest,
     positions_outside_the_log_are_errors,
+    a_recreated_topic_is_not_read_as_the_old_one,
     a_closed_reader_stays_closed,
 )

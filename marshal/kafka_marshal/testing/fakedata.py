@@ -3,7 +3,12 @@
 import time
 from collections.abc import Mapping, Sequence
 
-from kafka_marshal.errors import CoordinationError, InvalidTransition, PositionError
+from kafka_marshal.errors import (
+    CoordinationError,
+    InvalidTransition,
+    PositionError,
+    UnknownTopicId,
+)
 from kafka_marshal.ports import (
     READ_COMMITTED,
     READ_UNCOMMITTED,
@@ -80,6 +85,7 @@ class FakeDataLog(DataLog):
             return {
                 each: cluster.range(each, isolation_level=isolation_level)
                 for each in partitions
+                if cluster.has_partition(each)
             }
 
     def ends(
@@ -142,6 +148,7 @@ class FakeDataReader(DataReader):
         self._cluster = cluster
         self._places: dict[TopicPartition, int | None] = {}
         self._tokens: dict[TopicPartition, Token | None] = {}
+        self._topic_ids: dict[TopicPartition, bytes | None] = {}
         self._paused: set[TopicPartition] = set()
         self._ends: dict[TopicPartition, int] = {}
         self._is_closed = False
@@ -156,7 +163,12 @@ class FakeDataReader(DataReader):
         self._ends = {each: end for each, end in self._ends.items() if each in wanted}
 
     def seek(
-        self, partition: TopicPartition, offset: int, *, token: Token | None = None
+        self,
+        partition: TopicPartition,
+        offset: int,
+        *,
+        token: Token | None = None,
+        topic_id: bytes | None = None,
     ) -> None:
         """Continue at ``offset``; see ``ports.DataReader``."""
         self._require_open()
@@ -164,6 +176,7 @@ class FakeDataReader(DataReader):
             raise InvalidTransition(f"Cannot seek to {offset} in {partition}.")
         self._places[partition] = offset
         self._tokens[partition] = token
+        self._topic_ids[partition] = topic_id
 
     def pause(self, partitions: Sequence[TopicPartition]) -> None:
         """Stop fetching these until resumed."""
@@ -214,26 +227,37 @@ class FakeDataReader(DataReader):
 
     def _read(self, room: int) -> dict[TopicPartition, Sequence[Record]]:
         found: dict[TopicPartition, Sequence[Record]] = {}
+        refused: list[TopicPartition] = []
         for partition in list(self._places):
             if partition in self._paused or room == 0:
                 continue
-            if not self._has_log(partition):
+            if self._is_foreign(partition):
+                refused.append(partition)
                 continue
+            if not self._cluster.has_partition(partition):
+                continue  # what does not exist is waited for
             records = self._read_one(partition, room)
             if records:
                 found[partition] = records
                 room -= len(records)
                 # Whoever was served goes to the end, so that none starves.
                 self._places[partition] = self._places.pop(partition)
+        if refused and not found:
+            raise UnknownTopicId(
+                f"{refused[0]} was not read: there is no topic of the id that it is "
+                "claimed under.",
+                partition=refused[0],
+            )
         return found
 
-    def _has_log(self, partition: TopicPartition) -> bool:
-        """Tell whether the partition exists; what does not is waited for."""
-        try:
-            self._cluster.log(partition)
-        except CoordinationError:
+    def _is_foreign(self, partition: TopicPartition) -> bool:
+        """Return whether there is no topic of the id that is to be read."""
+        wanted = self._topic_ids.get(partition)
+        if wanted is None:
             return False
-        return True
+        name = partition.topic
+        has_topic = self._cluster.has_topic(name)
+        return not has_topic or self._cluster.topic(name).topic_id != wanted
 
     def _read_one(self, partition: TopicPartition, room: int) -> list[Record]:
         place = self._places[partition]

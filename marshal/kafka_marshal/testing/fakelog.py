@@ -117,6 +117,12 @@ class FakeKafka:
             del self._topics[name]
             self.changed.notify_all()
 
+    def recreate_topic(self, name: str, partitions: int) -> None:
+        """Delete a data topic and create it again, empty, with another topic id."""
+        with self.lock:
+            self.delete_topic(name)
+            self.create_topic(name, partitions)
+
     def add_partitions(self, name: str, count: int) -> None:
         """Add ``count`` partitions to a topic."""
         with self.lock:
@@ -141,6 +147,11 @@ class FakeKafka:
     def has_topic(self, name: str) -> bool:
         """Return whether there is such a topic."""
         return name in self._topics
+
+    def has_partition(self, place: TopicPartition) -> bool:
+        """Return whether there is such a partition."""
+        topic = self._topics.get(place.topic)
+        return topic is not None and 0 <= place.partition < len(topic.partitions)
 
     def log(self, place: TopicPartition) -> Partition:
         """Return the log of a partition.

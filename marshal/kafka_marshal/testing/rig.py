@@ -45,6 +45,10 @@ class Rig(Protocol):
         """Add ``count`` partitions to a topic."""
         ...
 
+    def recreate_topic(self, topic: str, partitions: int) -> None:
+        """Delete a data topic and create it again, empty, with another topic id."""
+        ...
+
     def delete_records(self, place: TopicPartition, *, before: int) -> None:
         """Delete the records of a partition below an offset."""
         ...

@@ -3,12 +3,12 @@
 import re
 
 import pytest
-from enginekit import H, held_by, of, wish, world
+from enginekit import ALO, AMO, KEY, T0, H, held_by, of, wish, world
 
 from kafka_marshal.engine import topics
 from kafka_marshal.engine.topics import matching_topics
-from kafka_marshal.errors import CoordinationError
-from kafka_marshal.protocol.records import Member
+from kafka_marshal.errors import CoordinationError, PositionError
+from kafka_marshal.protocol.records import ClaimingPartition, Member
 from kafka_marshal.protocol.types import Key
 
 REFRESH_MS = 1_000
@@ -140,11 +140,184 @@ def test_matching_topics_asks_about_matches_only():
     assert matching_topics(data, lambda _name: False, timeout_ms=100) == {}
 
 
-@pytest.mark.parametrize("count", [1, 3])
-def test_named_topics_never_leave_by_absence(count):
-    cluster = world(records=[1] * count)
+def test_a_named_topic_that_is_deleted_is_reported_once_and_waited_for():
+    cluster = world(records=[1, 1])
     node = cluster.node("a", wish=wish(refresh_ms=REFRESH_MS))
-    cluster.run_until(held_by(node, count), H)
-    node.data.describe = lambda _topics, _ms: {}
-    cluster.run(6 * H)
-    assert len(node.held) == count
+    cluster.run_until(held_by(node, 2), H)
+    cluster.kafka.delete_topic("t")
+    cluster.run_until(lambda: not node.held, 4 * REFRESH_MS)
+    cluster.run(4 * H)
+    assert not node.session.holdings
+    (event,) = node.observer.named("topic_gone")
+    assert event.fields == {"topic": "t"}
+    endings = [e.fields["ending"] for e in node.observer.named("claim_ended")]
+    assert {(each.reason, each.was_lost) for each in endings} == {("topic_gone", False)}
+    assert node.observer.named("lag_unknown") == []
+    cluster.fill("t", [1, 1, 1])
+    cluster.run_until(held_by(node, 3), 4 * REFRESH_MS)
+    assert len(node.observer.named("topic_recreated")) == 1
+
+
+def test_a_deleted_topic_is_found_by_its_lag_long_before_the_next_look():
+    cluster = world(records=[1])
+    node = cluster.node("a", wish=wish(refresh_ms=100 * H))
+    cluster.run_until(held_by(node, 1), H)
+    cluster.kafka.delete_topic("t")
+    cluster.run_until(lambda: not node.held, H)
+    assert node.observer.named("lag_unknown") == []
+    assert len(node.observer.named("topic_gone")) == 1
+
+
+def test_a_topic_that_was_only_out_of_sight_goes_on_where_it_was():
+    cluster = world(records=[5])
+    node = cluster.node("a", wish=wish(refresh_ms=REFRESH_MS))
+    cluster.run_until(held_by(node, 1), H)
+    assert taken(cluster, node, 5) == [b"0", b"1", b"2", b"3", b"4"]
+    node.consumer.commit()
+    describe, node.data.describe = node.data.describe, lambda _topics, _ms: {}
+    cluster.run_until(lambda: not node.held, 4 * REFRESH_MS)
+    node.data.describe = describe
+    cluster.run_until(held_by(node, 1), 4 * REFRESH_MS)
+    assert node.observer.named("topic_recreated") == []
+    cluster.kafka.produce(T0, b"5")
+    assert taken(cluster, node, 1) == [b"5"]
+
+
+# --- topics that are deleted and created again ---
+
+
+def taken(cluster, node, count, *, until=None):
+    """Poll until so many values were handed out, or a condition holds."""
+    found = []
+
+    def is_there():
+        for records in node.consumer.poll(0).values():
+            found.extend(record.value for record in records)
+        return len(found) >= count if until is None else until()
+
+    cluster.run_until(is_there, 6 * H)
+    return found
+
+
+def recreate(cluster, count):
+    """Delete the topic and create it again with more records than it had."""
+    cluster.kafka.recreate_topic("t", 1)
+    for number in range(count):
+        cluster.kafka.produce(T0, b"new %d" % number)
+
+
+NEW = [b"new %d" % number for number in range(60)]
+
+
+@pytest.mark.parametrize("refresh_ms", [REFRESH_MS, 100 * H])
+@pytest.mark.parametrize("delivery", [ALO, AMO])
+def test_a_recreated_topic_is_consumed_from_its_beginning(delivery, refresh_ms):
+    cluster = world(records=[20])
+    node = cluster.node("a", wish=wish(delivery=delivery, refresh_ms=refresh_ms))
+    assert len(taken(cluster, node, 20)) == 20
+    node.consumer.poll(0)
+    first = node.held[KEY].claim.token
+    recreate(cluster, 60)
+    got = taken(cluster, node, 60)
+    assert got == NEW
+    assert node.held[KEY].claim.token > first
+    cluster.run(2 * H)
+    assert node.consumer.poll(0) == {}
+    (event,) = node.observer.named("topic_recreated")
+    assert event.fields == {"topic": "t", "partition_count": 1}
+    assert node.observer.named("position_jumped") == []
+    claims = of(cluster, "a", ClaimingPartition)
+    assert claims[-1].record.expected_epoch == claims[0].offset
+    assert claims[-1].record.topic_id == cluster.kafka.topic("t").topic_id
+
+
+def test_what_was_granted_of_a_deleted_topic_is_reported_and_never_handed_out():
+    cluster = world(records=[20])
+    node = cluster.node("a", wish=wish(delivery=AMO, most=5, refresh_ms=REFRESH_MS))
+    got = taken(cluster, node, 5)
+    cluster.run_until(lambda: node.held[KEY].progress.granted is not None, H)
+    recreate(cluster, 60)
+    cluster.run_until(lambda: node.observer.named("topic_recreated"), 4 * REFRESH_MS)
+    (event,) = node.observer.named("granted_unprocessed")
+    assert event.fields["ranges"] == [(5, 9)]
+    got += taken(cluster, node, 60)
+    assert got == [b"0", b"1", b"2", b"3", b"4", *NEW]
+
+
+def test_a_position_beyond_a_recreated_topic_is_no_error():
+    """The id is compared first: the range is that of another topic."""
+    cluster = world(records=[20])
+    node = cluster.node("a", wish=wish(refresh_ms=100 * H))
+    taken(cluster, node, 20)
+    node.consumer.commit()
+    cluster.run(H)
+    cluster.crash(node)
+    cluster.kafka.recreate_topic("t", 1)
+    cluster.kafka.produce(T0, b"new")
+    life = cluster.node("a", wish=wish(refresh_ms=100 * H), lives=node.lives)
+    assert taken(cluster, life, 1) == [b"new"]
+    assert life.observer.named("position_out_of_range") == []
+    effects = [line.transition.effect for line in of(cluster, "a", ClaimingPartition)]
+    assert effects == ["claimed", "resumed", "claimed"]
+
+
+def test_a_range_of_the_new_topic_does_not_judge_a_position_in_the_old_one():
+    cluster = world(records=[20])
+    node = cluster.node("a", wish=wish(refresh_ms=100 * H))
+    taken(cluster, node, 20)
+    reader = node.consumer._hands._reader
+    poll, refused = reader.poll, []
+
+    def outside(timeout_ms, most):
+        if refused:
+            return poll(timeout_ms, most)
+        refused.append(True)
+        raise PositionError(
+            "outside", requested=20, log_start=0, log_end=1, partition=T0
+        )
+
+    reader.poll = outside
+    recreate(cluster, 60)
+    assert taken(cluster, node, 60) == NEW
+    assert refused
+    assert node.observer.named("position_out_of_range") == []
+
+
+def test_a_broker_that_lags_behind_does_not_bring_an_earlier_topic_back():
+    cluster = world(records=[20])
+    node = cluster.node("a", wish=wish(refresh_ms=REFRESH_MS))
+    taken(cluster, node, 20)
+    data = cluster.kafka.data_log()
+    earlier = data.describe(["t"], 10)
+    recreate(cluster, 60)
+    assert taken(cluster, node, 60) == NEW
+    token = node.held[KEY].claim.token
+    describe = node.data.describe
+    answers = iter([earlier, earlier, {}, earlier])
+    node.data.describe = lambda topics, ms: next(answers, None) or describe(topics, ms)
+    cluster.run(6 * REFRESH_MS)
+    assert node.held[KEY].claim.token == token
+    assert len(node.observer.named("topic_recreated")) == 1
+
+
+def test_a_topic_in_doubt_that_is_the_same_goes_on():
+    cluster = world(records=[1])
+    node = cluster.node("a", wish=wish(refresh_ms=100 * H))
+    cluster.run_until(held_by(node, 1), H)
+    token = node.held[KEY].claim.token
+    (sub,) = node.session.subscriptions
+    sub.doubt("t")
+    assert sub.all_keys() == []
+    assert sub.has_doubts
+    cluster.run_until(lambda: not sub.has_doubts, H)
+    assert sub.all_keys() == [KEY]
+    cluster.run(H)
+    assert node.held[KEY].claim.token == token
+
+
+def test_doubts_about_unknown_topics_are_none():
+    cluster = world(records=[1])
+    node = cluster.node("a", wish=wish())
+    (sub,) = node.session.subscriptions
+    sub.doubt("other")
+    assert not sub.has_doubts

@@ -33,11 +33,12 @@ def places():
 
 
 def test_what_stays_assigned_keeps_its_place(places):
-    places.seek(A, 7, token=TOKEN)
+    places.seek(A, 7, token=TOKEN, topic_id=b"id")
     places.pause([A, B])
     places.assign([C, A])
     assert places.next == {C: None, A: 7}
     assert places.tokens == {C: None, A: TOKEN}
+    assert places.topic_ids == {C: None, A: b"id"}
     assert places.paused == {A}
     places.assign([])
     assert (places.next, places.tokens, places.paused) == ({}, {}, set())

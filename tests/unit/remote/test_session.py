@@ -93,6 +93,51 @@ def test_what_nobody_can_use_is_given_back(rig, told):
     assert consumer.assignment() == set()
 
 
+# --- Topics that are deleted, or created again ---
+
+
+def of_topic(rig):
+    """Assign partition 0 under the id that its topic has now."""
+    topic_id = rig.cluster.kafka.topic("t").topic_id.hex()
+    rig.say(rig.snapshot(rig.assigned(topic_id=topic_id)))
+
+
+def settle(rig, consumer):
+    """Let the topic be looked up as often as it takes; return what came meanwhile."""
+    found = []
+    for _ in range(20):
+        found += [r.value for each in consumer.poll().values() for r in each]
+        rig.tick(100)
+    return found
+
+
+def test_what_is_of_a_recreated_topic_is_given_back(rig):
+    consumer = rig.consumer()
+    of_topic(rig)
+    assert values(consumer.poll()) == {0: list(range(10))}
+    consumer.commit()
+    rig.cluster.kafka.recreate_topic("t", 1)
+    for _ in range(20):
+        rig.cluster.kafka.produce(T0, b"new")
+    assert settle(rig, consumer) == []
+    (returned,) = rig.desk.returned
+    assert (returned.reason, returned.epoch, returned.position) == ("topic_gone", 5, 10)
+    assert endings(rig) == ["topic_gone"]
+    topic_id = rig.cluster.kafka.topic("t").topic_id.hex()
+    rig.say(rig.assigned(epoch=9, topic_id=topic_id))
+    assert settle(rig, consumer) == [b"new"] * 20
+
+
+def test_what_is_of_a_deleted_topic_is_given_back(rig):
+    consumer = rig.consumer()
+    of_topic(rig)
+    consumer.poll()
+    rig.cluster.kafka.delete_topic("t")
+    settle(rig, consumer)
+    assert [each.reason for each in rig.desk.returned] == ["topic_gone"]
+    assert consumer.assignment() == set()
+
+
 # --- Deadlines ---
 
 

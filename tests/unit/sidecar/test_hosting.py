@@ -58,6 +58,32 @@ def test_what_lies_beyond_its_log_is_wanted_no_more(cluster, machine):
     assert sizes(a) == [7]
 
 
+def topic_ids(client):
+    """Return the topic id under which a client was last told of each partition."""
+    found = {}
+    for body in client.told:
+        every = body.assigned if isinstance(body, api.Snapshot) else [body]
+        for said in every:
+            if isinstance(said, api.Assigned):
+                found[said.partition] = said.topic_id
+    return found
+
+
+def test_a_recreated_topic_that_one_client_finds_is_claimed_anew_for_all(
+    cluster, machine
+):
+    a = having(machine)
+    earlier = cluster.kafka.topic("t").topic_id.hex()
+    assert topic_ids(a) == dict.fromkeys(range(8), earlier)
+    cluster.kafka.recreate_topic("t", 8)
+    now = cluster.kafka.topic("t").topic_id.hex()
+    a.give_back(KEY, reason="topic_gone")
+    wanted = dict.fromkeys(range(8), now)
+    run_until(cluster, [a], lambda: topic_ids(a) == wanted and sizes(a) == [8], H)
+    assert {each.reason for each in a.named(api.Releasing)} == {"topic_gone"}
+    assert {release.reason for release in releases(cluster)} == {"topic_gone"}
+
+
 def with_commits(cluster, *partitions):
     """Have the group begin in these partitions by what it committed to Kafka."""
     offsets = {TopicPartition("t", number): 1 for number in partitions}

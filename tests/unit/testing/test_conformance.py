@@ -39,6 +39,9 @@ class FakeRig:
     def add_partitions(self, topic, count):
         self.cluster.add_partitions(topic, count)
 
+    def recreate_topic(self, topic, partitions):
+        self.cluster.recreate_topic(topic, partitions)
+
     def delete_records(self, place, *, before):
         self.cluster.delete_records(place, before=before)
 

@@ -8,7 +8,9 @@ for them for ever: there every handle is kept, untouched, to the end.
 import ctypes
 import logging
 import os
+import re
 import threading
+from base64 import b64decode
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -30,6 +32,12 @@ LOGGER = "kafka_marshal.librdkafka"
 _LOGGER = logging.getLogger(LOGGER)
 # Parts of debug lines. Were they worded otherwise, opening would wait longer.
 _LOOKING, _NUMBERED = "Coordinator not up", "Acquired PID"
+# The line about a topic's id, the first one included. Its words have been the same
+# from release 2.6 on; a reader takes no records of a topic whose id it was not told.
+_TOPIC_ID = re.compile(r"Topic (\S+) changed id from \S* to ([A-Za-z0-9+/]{22})\b")
+# Debug lines that are needed for that: one or two for each partition and request for
+# metadata, none for records.
+TOPIC_IDS = {"debug": "topic"}
 # librdkafka wants a group even where partitions are assigned and nothing is
 # committed. It only looks for the group's coordinator.
 GROUP_ID = "kafka-marshal-assigned"
@@ -73,6 +81,10 @@ class Client:
             numbers its records.
         is_numbered: Whether it has been given numbers.
         leaders: Asks for new leaders after a loss, by whoever polls.
+        topic_ids: Id of each topic that is read, where ``TOPIC_IDS`` are asked for.
+            A line about one comes before all records of the topic of that id, because
+            it goes through the same queue, and before the first fetch by that id.
+        is_outdated: Whether a topic has got another id since the client was made.
     """
 
     handle: Untyped = None
@@ -80,6 +92,14 @@ class Client:
     is_looking: threading.Event = attrs.field(factory=threading.Event)
     is_numbered: threading.Event = attrs.field(factory=threading.Event)
     leaders: LeaderSearch = attrs.field(factory=LeaderSearch)
+    topic_ids: dict[str, bytes] = attrs.field(factory=dict)
+    is_outdated: bool = False
+
+    def note_topic_id(self, topic: str, topic_id: bytes) -> None:
+        """Take the id by which a topic is fetched from now on."""
+        if self.topic_ids.setdefault(topic, topic_id) != topic_id:
+            self.topic_ids[topic] = topic_id
+            self.is_outdated = True
 
     def note(self, error: Untyped) -> None:
         """Take a report of librdkafka, which comes while the client is polled."""
@@ -105,8 +125,12 @@ class _Log:
 
     def log(self, level: int, text: str, *values: object) -> None:
         """Take a line, while the client is polled."""
-        if not self._client.is_numbered.is_set():
-            line = text % values
+        line = text % values
+        renamed = _TOPIC_ID.search(line)
+        if renamed is not None:
+            topic, topic_id = renamed.groups()
+            self._client.note_topic_id(topic, b64decode(topic_id + "=="))
+        elif not self._client.is_numbered.is_set():
             if _LOOKING in line or _NUMBERED in line:
                 self._client.is_looking.set()
             if _NUMBERED in line:

@@ -13,14 +13,20 @@ from contextlib import suppress
 from itertools import groupby
 from typing import Any
 
-from confluent_kafka import KafkaError, KafkaException, Message
+from confluent_kafka import KafkaError, KafkaException, Message, libversion
 from confluent_kafka import TopicPartition as FastPartition
 
 from kafka_marshal.errors import (
+    ConfigurationError,
     CoordinationError,
     InvalidTransition,
 )
-from kafka_marshal.kafka_io.fast.clients import Client, close_consumer, new_consumer
+from kafka_marshal.kafka_io.fast.clients import (
+    TOPIC_IDS,
+    Client,
+    close_consumer,
+    new_consumer,
+)
 from kafka_marshal.kafka_io.fast.records import fast_records
 from kafka_marshal.kafka_io.fast.translate import Access, translated
 from kafka_marshal.kafka_io.faults import needed
@@ -28,6 +34,7 @@ from kafka_marshal.kafka_io.lookups import forked
 from kafka_marshal.kafka_io.places import Places, outside
 from kafka_marshal.kafka_io.reader import FETCH_WAIT_MS, REQUEST_TIMEOUT_MS
 from kafka_marshal.kafka_io.settings import ConnectionSettings
+from kafka_marshal.kafka_io.topicids import unknown_topic_id
 from kafka_marshal.kafka_io.untyped import Untyped
 from kafka_marshal.ports import READ_UNCOMMITTED, DataReader, Record
 from kafka_marshal.protocol.types import Token, TopicPartition
@@ -55,7 +62,15 @@ SIZED_EACH = 64
 # The answer waits for the fetch under way.
 _RANGE_TIMEOUT_S = 0.5 + FETCH_WAIT_MS / 1000
 _UNKNOWN = -1
+# What it says of a topic, or partition, that brokers have no more.
+_GONE = (
+    KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001 - its public name
+    KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError.UNKNOWN_TOPIC_ID,
+)
 FETCHING = {
+    **TOPIC_IDS,
     # As kafka-python and Java do; librdkafka's own default trusts every disk.
     "check.crcs": True,
     "fetch.wait.max.ms": FETCH_WAIT_MS,
@@ -148,11 +163,16 @@ class FastDataReader(DataReader):
             del self._reported[unheard]
 
     def seek(
-        self, partition: TopicPartition, offset: int, *, token: Token | None = None
+        self,
+        partition: TopicPartition,
+        offset: int,
+        *,
+        token: Token | None = None,
+        topic_id: bytes | None = None,
     ) -> None:
         """Continue at ``offset``; see ``ports.DataReader``."""
         self._require_usable()
-        self._places.seek(partition, offset, token=token)
+        self._places.seek(partition, offset, token=token, topic_id=topic_id)
         self._moved.add(partition)
         self._kept.pop(partition, None)
         self._reported.pop(partition, None)
@@ -238,6 +258,9 @@ class FastDataReader(DataReader):
         self._refused.clear()
         self._moved = set(self._places.next)
 
+    def _has_started_over(self) -> bool:
+        return self._client is None
+
     def _tell(self) -> None:
         if gone := self._active - self._places.next.keys():
             self._withdraw(gone)
@@ -296,6 +319,8 @@ class FastDataReader(DataReader):
         while not found:
             leaders.go_on(handle, self._topics)
             is_taken = self._take(most, found)
+            if self._has_started_over():
+                break
             left_s = deadline - time.monotonic()
             if not is_taken and left_s > 0:
                 # A batch would wait until it is full; so one, and what came with it.
@@ -304,9 +329,13 @@ class FastDataReader(DataReader):
                     self._taken.clear()
                 else:
                     self._sort_out([first], found)
-                    self._take(most - 1, found)
+                    if not self._has_started_over():
+                        self._take(most - 1, found)
+            if self._has_started_over():
+                break
             if not found:
                 self._raise_reported()
+                self._raise_foreign()
                 if left_s <= 0:
                     break
         return found
@@ -320,6 +349,8 @@ class FastDataReader(DataReader):
             asked = min(left, AT_ONCE)
             messages: list[Any] = handle.consume(asked, 0)
             self._sort_out(messages, found)
+            if self._has_started_over():
+                break
             self._let_go(messages)
             left -= len(messages)
             if len(messages) < asked:
@@ -360,7 +391,16 @@ class FastDataReader(DataReader):
     def _sort_out(
         self, messages: list[Any], found: dict[TopicPartition, list[Record]]
     ) -> None:
-        """Add messages to what was found: the hot path, so single calls do it all."""
+        """Add messages to what was found: the hot path, so single calls do it all.
+
+        Where a topic has got another id meanwhile, messages of both lie together:
+        none is taken, and a new client fetches them again. It drops what was fetched
+        by the old id for certain.
+        """
+        assert self._client is not None
+        if self._client.is_outdated:
+            self._start_over()
+            return
         ends: dict[TopicPartition, int] = {}
         if self._reported or any(map(Message.error, messages)):
             messages = self._without_errors(messages, ends)
@@ -368,6 +408,10 @@ class FastDataReader(DataReader):
             partition = TopicPartition(topic, number)
             place = self._places.next.get(partition)
             if place is None:
+                continue
+            if self._is_foreign(partition):
+                self._require_told(partition)
+                self._moved.add(partition)
                 continue
             if run[0].offset() < place:
                 run = [each for each in run if each.offset() >= place]  # noqa: PLW2901
@@ -382,7 +426,7 @@ class FastDataReader(DataReader):
                 found[partition] = self._records(partition, run)
         for partition, end in ends.items():
             place = self._places.next.get(partition)
-            if place is not None:
+            if place is not None and not self._is_foreign(partition):
                 self._places.next[partition] = max(place, end)
 
     def _records(self, partition: TopicPartition, messages: list[Any]) -> list[Record]:
@@ -445,10 +489,53 @@ class FastDataReader(DataReader):
             error = self._reported.pop(partition)
             if partition is None:
                 raise KafkaException(error)
+            is_gone = error.code() in _GONE
+            if self._is_foreign(partition) or (is_gone and self._is_by_id(partition)):
+                self._moved.add(partition)
+                raise unknown_topic_id(partition)
             if error.code() in _OUT_OF_PLACE:
                 self._raise_outside(partition, is_cut_off=error.code() == _CUT_OFF)
             self._moved.add(partition)
             raise KafkaException(error)
+
+    def _is_by_id(self, partition: TopicPartition) -> bool:
+        return self._places.topic_ids[partition] is not None
+
+    def _is_foreign(self, partition: TopicPartition) -> bool:
+        """Return whether what is fetched is of another topic than the one wanted."""
+        wanted = self._places.topic_ids[partition]
+        assert self._client is not None
+        return wanted is not None and wanted != self._client.topic_ids.get(
+            partition.topic
+        )
+
+    def _require_told(self, partition: TopicPartition) -> None:
+        """Refuse records of a topic whose id librdkafka has not told.
+
+        Raises:
+            ConfigurationError: It has not, though it fetches the topic.
+        """
+        assert self._client is not None
+        if partition.topic not in self._client.topic_ids:
+            raise ConfigurationError(
+                f"librdkafka {libversion()[0]} does not tell which topic it reads as "
+                f"{partition.topic!r}, so records of an earlier topic of this name "
+                "could be taken for its own. Use transport='kafka-python', or a "
+                "release of confluent-kafka that kafka-marshal is tested with.",
+                setting="transport",
+            )
+
+    def _raise_foreign(self) -> None:
+        """Report a partition whose topic has another id than the one wanted.
+
+        Raises:
+            UnknownTopicId: There is one.
+        """
+        assert self._client is not None
+        for partition in self._places.next.keys() - self._places.paused:
+            is_told = partition.topic in self._client.topic_ids
+            if is_told and self._is_foreign(partition):
+                raise unknown_topic_id(partition)
 
     def _raise_outside(self, partition: TopicPartition, *, is_cut_off: bool) -> None:
         """Raise the error for a position outside its log, with the log's range."""

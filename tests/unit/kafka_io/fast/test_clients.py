@@ -91,6 +91,24 @@ def test_debug_lines_tell_when_records_can_be_numbered(caplog):
     made.forget()
 
 
+def test_debug_lines_tell_the_id_by_which_a_topic_is_read():
+    client = Client()
+    log = clients._Log(client)
+
+    def say(line):
+        log.log(logging.DEBUG, "%s [%s]: %s", "METADATA", "main", line)
+
+    say("Topic t changed id from AAAAAAAAAAAAAAAAAAAAAA to AAAAAAAAAAAAAAAAAAAAAQ")
+    assert client.topic_ids == {"t": bytes(15) + b"\x01"}
+    say("Topic t changed id from AAAAAAAAAAAAAAAAAAAAAQ to AAAAAAAAAAAAAAAAAAAAAQ")
+    say("Topic u.v-1 changed id from AAAAAAAAAAAAAAAAAAAAAA to +/AAAAAAAAAAAAAAAAAAAA")
+    assert not client.is_outdated
+    say("Topic t changed id from AAAAAAAAAAAAAAAAAAAAAQ to AAAAAAAAAAAAAAAAAAAAAg")
+    assert client.is_outdated
+    assert client.topic_ids["t"] == bytes(15) + b"\x02"
+    assert client.topic_ids["u.v-1"] == b"\xfb\xf0" + bytes(14)
+
+
 def test_refusals_are_noted():
     client = Client()
     client.note(KafkaError(KafkaError._TRANSPORT))

@@ -8,11 +8,13 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, Message
 
 from kafka_marshal.errors import (
+    ConfigurationError,
     CoordinationError,
     InvalidTransition,
     LogUnreadable,
     MarshalError,
     PositionError,
+    UnknownTopicId,
 )
 from kafka_marshal.kafka_io.fast import reader as module
 from kafka_marshal.kafka_io.fast.clients import Client
@@ -21,6 +23,7 @@ from kafka_marshal.protocol.types import Token, TopicPartition
 
 A, B, C = TopicPartition("t", 0), TopicPartition("t", 1), TopicPartition("u", 0)
 TOKEN = Token(1, 0, 5)
+OLD, NEW = bytes(15) + b"1", bytes(15) + b"2"
 BAD = KafkaError(KafkaError._BAD_MSG, "CRC mismatch")
 OUT = KafkaError(KafkaError._AUTO_OFFSET_RESET, "out of range")
 END = KafkaError(KafkaError._PARTITION_EOF, "end")
@@ -108,6 +111,81 @@ def handle(monkeypatch):
     made = Handle()
     monkeypatch.setattr(module, "new_consumer", lambda *_: Client(made))
     return made
+
+
+@pytest.fixture
+def by_id(handle, monkeypatch):
+    """A reader of A, by id, and of B; and the clients that it makes, oldest first."""
+    made = []
+
+    def make(*_):
+        made.append(Client(handle))
+        made[-1].note_topic_id("t", OLD)
+        return made[-1]
+
+    monkeypatch.setattr(module, "new_consumer", make)
+    monkeypatch.setattr(module, "close_consumer", lambda _: handle.assigned.clear())
+    reader = module.FastDataReader(ConnectionSettings("nobody:1"))
+    reader.assign([A, B])
+    reader.seek(A, 0, topic_id=OLD)
+    reader.seek(B, 0)
+    return reader, made
+
+
+def test_records_of_the_topic_of_an_id_are_taken(by_id, handle):
+    reader, _ = by_id
+    handle.made(*of(A, 0, 1))
+    assert polled(reader) == {A: [0, 1]}
+
+
+def test_a_topic_that_gets_another_id_is_fetched_again_by_a_new_client(by_id, handle):
+    reader, made = by_id
+    handle.made(*of(A, 0, 1), *of(B, 0))
+    assert polled(reader) == {A: [0, 1], B: [0]}
+    # What came before and after the change cannot be told apart.
+    made[0].note_topic_id("t", NEW)
+    handle.made(*of(A, 2, 3), *of(B, 1))
+    assert polled(reader) == {}
+    handle.made(*of(B, 1), *of(A, 2))
+    assert polled(reader) == {A: [2], B: [1]}
+    assert len(made) == 2
+
+
+def test_records_of_a_topic_with_another_id_are_never_taken(by_id, handle):
+    reader, _ = by_id
+    reader.seek(A, 5, topic_id=NEW)
+    handle.made(*of(A, 5, 6), *of(B, 0))
+    assert polled(reader) == {B: [0]}
+    handle.made(*of(A, 5))
+    for kind in (None, OUT, CUT):
+        if kind is not None:
+            handle.made(error(A, kind))
+        assert fails(reader, UnknownTopicId).partition == A
+    assert ("seek", ("t", 0, 5)) in handle.calls
+    reader.pause([A])
+    assert polled(reader) == {}
+    # Where the log of that other topic ends says nothing of this one.
+    handle.made(error(A, KafkaError(KafkaError._PARTITION_EOF), 9))
+    assert polled(reader) == {}
+    assert reader.positions()[A] == 5
+
+
+def test_a_topic_that_is_gone_is_reported_by_its_id(by_id, handle):
+    reader, _ = by_id
+    polled(reader)
+    handle.made(error(A, KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)))
+    assert fails(reader, UnknownTopicId).partition == A
+    handle.made(error(B, KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)))
+    assert not isinstance(fails(reader, CoordinationError), UnknownTopicId)
+
+
+def test_a_topic_whose_id_is_not_told_is_not_read(by_id, handle):
+    reader, made = by_id
+    polled(reader)
+    made[0].topic_ids.clear()
+    assert polled(reader) == {}
+    handle.made(*of(A, 0))
+    assert "does not tell which topic" in str(fails(reader, ConfigurationError))
 
 
 @pytest.fixture
