@@ -20,7 +20,11 @@ from kafka_marshal import ConfigurationError
 
 FILE_BYTES_MAX = 1_000_000
 _TOP = ("profile", "default", "profiles")
-_SECRET_WORDS = ("password", "secret", "passphrase", "jaas", "key.pem", "key_pem")
+_SECRET_WORDS = (
+    *("password", "secret", "passphrase", "jaas", "key.pem", "key_pem"),
+    # It may have a user and a password in it.
+    *("proxy_url", "proxy.url"),
+)
 OTHERS_MAY_READ = stat.S_IRGRP | stat.S_IROTH
 
 

@@ -475,7 +475,8 @@ def remedy(problem: Problem, topic: str, *, servers: str) -> str:
 def _require_group(group_id: str) -> None:
     if not is_identifier(group_id):
         raise ConfigurationError(
-            f"{group_id!r} is no valid group: 1 to 200 of A-Z a-z 0-9 . _ : -",
+            f"{group_id!r} is no valid group: "
+            "1 to 200 of A-Z a-z 0-9 . _ : -, not . or ..",
             setting="group_id",
         )
 

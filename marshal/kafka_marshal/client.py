@@ -468,6 +468,7 @@ def _require_mirror(mirror_offsets: object) -> None:
 def _require_name(setting: str, value: str) -> None:
     if not is_identifier(value):
         raise ConfigurationError(
-            f"{setting} {value!r} is no valid name: 1 to 200 of A-Z a-z 0-9 . _ : -",
+            f"{setting} {value!r} is no valid name: "
+            "1 to 200 of A-Z a-z 0-9 . _ : -, not . or ..",
             setting=setting,
         )

@@ -7,6 +7,7 @@ exclusive lock on a directory that both lives share.
 
 import fcntl
 import os
+import stat
 import tempfile
 from pathlib import Path
 
@@ -53,6 +54,55 @@ def home_of(state_dir: str | Path | None) -> Path | None:
     return Path(state_dir) if str(state_dir) else None
 
 
+def make_private(path: Path, mode: int = 0o700) -> None:
+    """Make a directory and the parents that are missing, for their owner alone.
+
+    Args:
+        path: The directory.
+        mode: Mode of what is made, less the umask.
+
+    Raises:
+        OSError: It cannot be made, or something else is there.
+    """
+    missing = []
+    for folder in (path, *path.parents):
+        if folder.is_dir():
+            break
+        missing.append(folder)
+    for folder in reversed(missing):
+        folder.mkdir(mode=mode, exist_ok=True)
+
+
+def require_private(path: Path) -> None:
+    """Check that nobody else can change what is in a directory.
+
+    Raises:
+        OSError: It is a symbolic link or no directory, it belongs to another user, or
+            its group or others may write to it.
+    """
+    if path.is_symlink():
+        raise PermissionError(
+            f"{str(path)!r} is a symbolic link; name the directory itself"
+        )
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    opened = os.open(path, flags)
+    try:
+        found = os.fstat(opened)
+    finally:
+        os.close(opened)
+    if found.st_uid != os.geteuid():
+        raise PermissionError(
+            f"{str(path)!r} belongs to another user ({found.st_uid}); name a directory "
+            "of your own, which may be a new one below it"
+        )
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise PermissionError(
+            f"{str(path)!r} may be written by others "
+            f"({stat.filemode(found.st_mode)}); run: chmod 700 {path}, or name a new "
+            "directory below it"
+        )
+
+
 _held: set[int] = set()
 
 
@@ -96,12 +146,15 @@ class Identity:
 
         Raises:
             IdentityConflict: Another live process on this machine holds it.
-            OSError: The directory cannot be used.
+            OSError: The directory cannot be used, or others can change it.
         """
         # The prefixes keep names such as ``..`` inside the directory.
         path = home / domain / f"g={group_id}" / f"c={client_id}"
-        path.mkdir(parents=True, exist_ok=True, mode=0o700)
-        lock = os.open(path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        make_private(path)
+        require_private(home)
+        require_private(path)
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        lock = os.open(path / LOCK_NAME, flags, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:

@@ -19,6 +19,7 @@ import msgspec
 from kafka_marshal.engine.restoring import KeptState, world_of
 from kafka_marshal.engine.saving import StateStore, capture
 from kafka_marshal.errors import MalformedRecord
+from kafka_marshal.identity import make_private
 from kafka_marshal.ports import CoordinationLog, LogRange
 from kafka_marshal.protocol.state import WorldState
 
@@ -236,9 +237,7 @@ class SnapshotFolder(StateStore):
         known = self._read(state.partition)
         if known is not None and _age(known) >= _age(state):
             return
-        # parents=True makes parents with the user's default mode.
-        for folder in (self.path.parent.parent, self.path.parent, self.path):
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_private(self.path)
         self._sweep()
         section = Snapshot(self._cluster_id, self._topic_id, state)
         write_file(

@@ -127,6 +127,10 @@ def test_3_3_a_record_above_the_level_in_force_is_ignored(monkeypatch):
         ("", False),
         ("a\n", False),
         ("a/b", False),
+        (".", False),
+        ("..", False),
+        ("...", True),
+        (".a", True),
     ],
 )
 def test_3_5_client_and_group_names(name, is_valid):

@@ -55,6 +55,48 @@ def test_identities_do_not_meet(tmp_path, other):
     assert take(tmp_path, **other).lives == ()
 
 
+def test_what_is_made_on_the_way_is_the_owner_s_alone(tmp_path):
+    before = os.umask(0)
+    try:
+        take(tmp_path / "parent" / "home").close()
+    finally:
+        os.umask(before)
+    made = [path for path in tmp_path.rglob("*") if path.is_dir()]
+    assert len(made) == 5
+    assert {stat.S_IMODE(path.stat().st_mode) for path in made} == {0o700}
+
+
+@pytest.mark.parametrize("part", ["", "d/g=g/c=c"])
+def test_a_directory_that_others_can_change_is_refused(tmp_path, part):
+    home = tmp_path / "home"
+    take(home).close()
+    (home / part).chmod(0o770)
+    with pytest.raises(PermissionError, match="chmod 700"):
+        take(home)
+    (home / part).chmod(0o755)
+    take(home).close()
+
+
+@pytest.mark.parametrize("part", ["", "d/g=g/c=c", "d/g=g/c=c/lock"])
+def test_a_symbolic_link_is_refused(tmp_path, part):
+    home = tmp_path / "home"
+    take(home).close()
+    (home / part).rename(tmp_path / "elsewhere")
+    (home / part).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError, match=str(home / part)):
+        take(home)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only the superuser gives files away")
+@pytest.mark.parametrize("part", ["", "d/g=g/c=c"])
+def test_a_directory_of_another_user_is_refused(tmp_path, part):
+    home = tmp_path / "home"
+    take(home).close()
+    os.chown(home / part, 65_534, 65_534)
+    with pytest.raises(PermissionError, match="another user"):
+        take(home)
+
+
 @pytest.mark.parametrize("name", ["..", ".", "a:b"])
 def test_no_name_leads_out_of_the_directory(tmp_path, name):
     home = tmp_path / "home"

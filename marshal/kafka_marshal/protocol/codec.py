@@ -24,7 +24,7 @@ _UVARINT_BYTES_MAX = 5
 _MORE = 0x80  # LEB128: another byte follows
 
 # PROTOCOL 3.4: full match; a bare ``$`` would let a newline pass.
-_ID = re.compile(r"[A-Za-z0-9._:-]{1,200}\Z")
+_ID = re.compile(r"(?!\.\.?\Z)[A-Za-z0-9._:-]{1,200}\Z")
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}\Z")
 
 

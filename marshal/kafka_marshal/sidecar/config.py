@@ -98,7 +98,7 @@ class Settings:
         if not is_identifier(self.client_id):
             raise ConfigurationError(
                 f"client-id {self.client_id!r} is no valid name: 1 to 200 of "
-                "A-Z a-z 0-9 . _ : -",
+                "A-Z a-z 0-9 . _ : -, not . or ..",
                 setting="client-id",
             )
         if not self.socket.is_absolute():

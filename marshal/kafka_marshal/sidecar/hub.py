@@ -626,6 +626,7 @@ def _line(host: Host, client: Client, now_ms: int) -> LocalClient:
 def _require_name(setting: str, name: str) -> None:
     if not is_identifier(name):
         raise ConfigurationError(
-            f"{setting} {name!r} is no valid name: 1 to 200 of A-Z a-z 0-9 . _ : -",
+            f"{setting} {name!r} is no valid name: "
+            "1 to 200 of A-Z a-z 0-9 . _ : -, not . or ..",
             setting=setting,
         )

@@ -23,7 +23,7 @@ Each answer that is no success is a `Failure`. Events come as server-sent events
 `id` is what to show as `Last-Event-ID`, `event` the tag of the body, `data` the body \
 (schema `EventBody`); unknown events are to be passed over. An event may come twice."""
 _NAMES = {
-    "group": "Group: 1 to 200 of A-Z a-z 0-9 . _ : -",
+    "group": "Group: 1 to 200 of A-Z a-z 0-9 . _ : -, not . or ..",
     "client": "Name of the client, unique in the group at this sidecar.",
     "name": "Name of the subscription, chosen by the client.",
     "topic": "Data topic.",

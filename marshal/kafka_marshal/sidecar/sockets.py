@@ -15,6 +15,7 @@ from pathlib import Path
 import attrs
 
 from kafka_marshal.errors import ConfigurationError
+from kafka_marshal.identity import make_private
 
 BACKLOG = 128
 FOLDER_MODE = 0o700
@@ -56,7 +57,7 @@ def open_unix(path: Path) -> UnixPlace:
             the path cannot be used.
     """
     try:
-        path.parent.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+        make_private(path.parent, FOLDER_MODE)
         _require_ours(path.parent)
         lock = _locked(path)
     except OSError as error:

@@ -455,7 +455,10 @@ def _as_is(_: str, text: str) -> str:
 
 def _identifier(name: str, text: str) -> str:
     if not is_identifier(text):
-        raise _wrong(name, f"{text!r} is no name: 1 to 200 of A-Z a-z 0-9 . _ : -")
+        raise _wrong(
+            name,
+            f"{text!r} is no name: 1 to 200 of A-Z a-z 0-9 . _ : -, not . or ..",
+        )
     return text
 
 

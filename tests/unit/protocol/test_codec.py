@@ -299,7 +299,10 @@ IDENTIFIERS = [
     pytest.param("ä", False, id="more than ASCII"),
     pytest.param("a\0", False, id="NUL"),
     pytest.param("٣", False, id="a digit of another script"),
-    pytest.param("..", True, id="dots are fine here"),
+    pytest.param(".", False, id="dot"),
+    pytest.param("..", False, id="two dots"),
+    pytest.param("...", True, id="three dots"),
+    pytest.param("..a", True, id="dots and a letter"),
 ]
 TOPICS = [
     pytest.param("", False, id="empty"),

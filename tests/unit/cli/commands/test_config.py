@@ -64,11 +64,13 @@ def test_every_setting_with_its_origin(path):
 
 def test_secrets_are_never_shown(path):
     outcome = show(
-        path, "--profile", "prod", "--origin", "-C", "x.secret=s3", KEY_WORD="k3y"
+        *(path, "--profile", "prod", "--origin", "-C", "x.secret=s3"),
+        *("-C", "proxy_url=http://user:pr0xy@host:3128"),
+        KEY_WORD="k3y",
     )
-    for secret in ("hunter2", "s3", "k3y"):
+    for secret in ("hunter2", "s3", "k3y", "pr0xy"):
         assert secret not in outcome.output.replace("x.secret", "")
-    assert outcome.stdout.count(MASK) == 3
+    assert outcome.stdout.count(MASK) == 4
     assert "variable KEY_WORD" in outcome.stdout
     assert "\x1b" not in outcome.output
     assert outcome.stderr.count("chmod 600") == 1
