@@ -20,6 +20,11 @@ SETTINGS = {
     "spark.sql.shuffle.partitions": "2",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
+    # On a busy machine, a query's process takes long to load what it needs.
+    "spark.python.authenticate.socketTimeout": "120s",
+    # A module's session lives for minutes: what Java's second compiler would save in
+    # them is less than it costs.
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     # A stage that is to be tried again: the tests of delivery force it.
     "spark.task.maxFailures": "4",
     "spark.stage.maxConsecutiveAttempts": "4",

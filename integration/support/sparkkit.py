@@ -7,7 +7,14 @@ import sys
 import threading
 from pathlib import Path
 
+from waiting import eventually
+
 RUN_S = 180
+# Spark waits 10 s for a query's process, whatever is set. On a busy machine it is
+# started again, as an operator would.
+STARTS_MAX = 5
+INITIALIZING = ("Initializing StreamExecution", "Initializing sources")
+LATE = "failed to connect back"
 
 
 class Kit:
@@ -38,7 +45,14 @@ class Kit:
         """Start a query whose sink is a function of a frame and a batch's number."""
         writer = frame.writeStream.foreachBatch(sink)
         writer = writer.option("checkpointLocation", self.checkpoint(name))
-        return (writer.trigger(**trigger) if trigger else writer).start()
+        if trigger:
+            writer = writer.trigger(**trigger)
+        for _ in range(STARTS_MAX):
+            query = writer.start()
+            eventually(lambda each=query: has_begun(each), "the process", RUN_S * 1_000)
+            if LATE not in str(query.exception()):
+                break
+        return query
 
     def ended(self, frame, sink, *, name="checkpoint", **trigger):
         """Run a query to its end, which is that of what there is."""
@@ -55,6 +69,11 @@ class Kit:
         found = []
         self.ended(frame, keeping(found), name=name, **trigger)
         return found
+
+
+def has_begun(query):
+    """Return whether a query has its process, or has failed."""
+    return not query.isActive or query.status["message"] not in INITIALIZING
 
 
 class Far:

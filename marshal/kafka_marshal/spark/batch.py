@@ -7,26 +7,16 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from kafka_marshal.errors import PositionError
 
-from . import fetch
-from .fetch import Task
 from .offsets import Stretch
 from .options import EARLIEST, LATEST, Bound, Options
 from .planning import cut
-from .starting import Cluster
+from .task import Task, TaskPartition
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
     from kafka_marshal.protocol.types import TopicPartition
-
-
-class TaskPartition(InputPartition):
-    """A task, as Spark carries it; None for a read of nothing."""
-
-    def __init__(self, task: Task | None) -> None:
-        super().__init__(None)
-        self.task = task
 
 
 class MarshalBatchReader(DataSourceReader):
@@ -38,6 +28,8 @@ class MarshalBatchReader(DataSourceReader):
 
     def partitions(self) -> Sequence[TaskPartition]:
         """Return what each task reads; the cluster is asked once, here."""
+        from .starting import Cluster
+
         options = self._options
         cluster = Cluster(options)
         try:
@@ -71,6 +63,8 @@ class MarshalBatchReader(DataSourceReader):
         """Read one range, in a worker."""
         if not isinstance(partition, TaskPartition) or partition.task is None:
             return iter(())
+        from . import fetch
+
         return fetch.read(partition.task, self._options, schema=self._schema)
 
     def _from(

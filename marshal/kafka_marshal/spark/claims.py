@@ -31,7 +31,7 @@ from kafka_marshal.protocol.types import Owner, Token, TopicPartition
 from kafka_marshal.ranges import HeldRange
 
 from .offsets import Mark, Marks, Stretch, stretches
-from .planning import within
+from .planning import Limit, within
 
 LOGGER = logging.getLogger("kafka_marshal")
 WAIT_MS = 100
@@ -137,19 +137,6 @@ class Rules:
     max_delay_ms: int
     patience_ms: int
     claims_max: int = 0
-
-
-@attrs.frozen
-class Limit:
-    """How much one batch takes.
-
-    Attributes:
-        most: Most offsets, None = no limit.
-        least: Fewest that are worth a batch, None = any.
-    """
-
-    most: int | None = None
-    least: int | None = None
 
 
 @attrs.frozen

@@ -10,21 +10,20 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-import attrs
-
 from kafka_marshal.clock import SystemClock
 from kafka_marshal.errors import ClaimLost, PositionError
 from kafka_marshal.kafka_io.slices import Slices, TopicReplaced
-from kafka_marshal.protocol.types import TopicPartition
-from kafka_marshal.tickets import ClaimRef, TicketOffice, open_office
 
 from .java import pythonic
 from .options import Options
 from .rows import arrow_schema, batch_maker
+from .task import Task
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
+
+    from kafka_marshal.tickets import ClaimRef, TicketOffice
 
 LOGGER = logging.getLogger("kafka_marshal")
 OFFICE_MS_MAX = 30_000
@@ -36,25 +35,6 @@ _slices = Slices()
 _settled: set[int] = set()
 # It goes on while the machine sleeps, as leases do.
 _clock = SystemClock()
-
-
-@attrs.frozen
-class Task:
-    """What one task reads; it travels to the executor.
-
-    Attributes:
-        partition: Data partition.
-        first: First offset.
-        end: Where it ends; not read.
-        claim: Claim that it is read under; None for a batch read.
-        topic_id: Kafka's id of the topic in hex; empty where it is not known.
-    """
-
-    partition: TopicPartition
-    first: int
-    end: int
-    claim: ClaimRef | None = None
-    topic_id: str = ""
 
 
 def read(
@@ -110,7 +90,7 @@ def spans(task: Task, options: Options) -> list[tuple[int, int]]:
     if task.claim is None:
         return [wanted]
     if options.delivery == "amo":
-        office = open_office(pythonic(options.connection), sidecar=options.sidecar)
+        office = _office(options)
         return _granted(office, task.claim, wanted)
     _require_current(task, options)
     return [wanted]
@@ -121,7 +101,7 @@ def _require_current(task: Task, options: Options) -> None:
     claim = task.claim
     if claim is None:
         return
-    office = open_office(pythonic(options.connection), sidecar=options.sidecar)
+    office = _office(options)
     if not office.is_current(claim, timeout_ms=OFFICE_MS_MAX):
         raise ClaimLost(
             f"{task.partition} is no longer held under token {claim.token}, and the "
@@ -132,8 +112,15 @@ def _require_current(task: Task, options: Options) -> None:
         )
 
 
+def _office(options: Options) -> "TicketOffice":
+    """Return this process's office; a read without a claim loads nothing of it."""
+    from kafka_marshal.tickets import open_office
+
+    return open_office(pythonic(options.connection), sidecar=options.sidecar)
+
+
 def _granted(
-    office: TicketOffice, claim: ClaimRef, wanted: tuple[int, int]
+    office: "TicketOffice", claim: "ClaimRef", wanted: tuple[int, int]
 ) -> list[tuple[int, int]]:
     found: list[tuple[int, int]] = []
     first, last = wanted

@@ -19,7 +19,7 @@ from typing import Any
 import attrs
 
 from kafka_marshal.errors import ConfigurationError
-from kafka_marshal.kafka_io import ConnectionSettings
+from kafka_marshal.kafka_io.settings import ConnectionSettings
 
 JAAS = "sasl.jaas.config"
 STORES = (

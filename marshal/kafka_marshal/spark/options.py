@@ -14,12 +14,10 @@ from typing import Any
 import attrs
 
 from kafka_marshal.errors import ConfigurationError
-from kafka_marshal.kafka_io import ConnectionSettings
-from kafka_marshal.policies import find_policy
+from kafka_marshal.kafka_io.settings import ConnectionSettings
 from kafka_marshal.protocol.codec import is_identifier, is_topic
 from kafka_marshal.protocol.types import TopicPartition
 from kafka_marshal.remote.address import UNIX, Address
-from kafka_marshal.subscribing import topic_pattern
 
 from .java import settings_of
 from .switching import IGNORED, REFUSED, fate_of
@@ -413,6 +411,8 @@ def _topics(name: str, text: str) -> tuple[str, ...]:
 
 
 def _pattern(name: str, text: str) -> str:
+    from kafka_marshal.subscribing import topic_pattern
+
     try:
         topic_pattern(text)
     except ConfigurationError as error:
@@ -469,6 +469,8 @@ def _delivery(name: str, text: str) -> str:
 
 
 def _policy(_: str, text: str) -> str:
+    from kafka_marshal.policies import find_policy
+
     find_policy(text)
     return text
 

@@ -7,11 +7,26 @@ import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
+import attrs
+
 from kafka_marshal.protocol.types import TopicPartition
 
 from .offsets import Stretch
 
 Span = tuple[int, int]
+
+
+@attrs.frozen
+class Limit:
+    """How much one batch takes.
+
+    Attributes:
+        most: Most offsets, None = no limit.
+        least: Fewest that are worth a batch, None = any.
+    """
+
+    most: int | None = None
+    least: int | None = None
 
 
 def within(

@@ -4,12 +4,13 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from kafka_marshal.kafka_io.columns import Headers, Slice
 from kafka_marshal.protocol.types import TopicPartition
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
+
+    from kafka_marshal.kafka_io.columns import Headers, Slice
 
 
 def columns(*, has_headers: bool, has_token: bool) -> "StructType":
@@ -41,7 +42,7 @@ def arrow_schema(schema: "StructType") -> "pa.Schema":
 
 def batch_maker(
     schema: "pa.Schema", partition: TopicPartition, *, token: str | None
-) -> Callable[[Slice], "pa.RecordBatch"]:
+) -> Callable[["Slice"], "pa.RecordBatch"]:
     """Return what makes record batches of the slices of one partition.
 
     Args:
@@ -58,7 +59,7 @@ def batch_maker(
     def same(name: str, value: object, count: int) -> Any:  # noqa: ANN401
         return pa.repeat(pa.scalar(value, types[name]), count)
 
-    def make(rows: Slice) -> "pa.RecordBatch":
+    def make(rows: "Slice") -> "pa.RecordBatch":
         count = len(rows.offsets)
         times = pa.array(rows.times_ms, pa.timestamp("ms", "UTC"))
         columns: dict[str, Any] = {
@@ -88,7 +89,7 @@ def _column(values: Any, kind: Any) -> Any:  # noqa: ANN401 - Arrow's
     return values if isinstance(values, pa.Array) else pa.array(values, kind)
 
 
-def _headers(headers: Sequence[Headers], kind: Any) -> Any:  # noqa: ANN401
+def _headers(headers: Sequence["Headers"], kind: Any) -> Any:  # noqa: ANN401
     import pyarrow as pa
 
     # Spark's own source has null where a record has none.

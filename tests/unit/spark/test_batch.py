@@ -7,10 +7,10 @@ from pyspark.sql.datasource import InputPartition
 
 from kafka_marshal.errors import PositionError
 from kafka_marshal.protocol.types import TopicPartition
-from kafka_marshal.spark import batch, fetch
-from kafka_marshal.spark.batch import MarshalBatchReader, TaskPartition
-from kafka_marshal.spark.fetch import Task
+from kafka_marshal.spark import fetch, starting
+from kafka_marshal.spark.batch import MarshalBatchReader
 from kafka_marshal.spark.options import EARLIEST, LATEST, parse
+from kafka_marshal.spark.task import Task, TaskPartition
 
 BASE = {"kafka.bootstrap.servers": "b:1", "subscribe": "t"}
 T = [TopicPartition("t", number) for number in range(2)]
@@ -43,7 +43,7 @@ class Logs:
 
 @pytest.fixture
 def planned(monkeypatch):
-    monkeypatch.setattr(batch, "Cluster", Logs)
+    monkeypatch.setattr(starting, "Cluster", Logs)
 
     def plan(**more):
         reader = MarshalBatchReader(parse(BASE | more), None)

@@ -12,7 +12,8 @@ from kafka_marshal.errors import ClaimLost, CoordinationError, PositionError
 from kafka_marshal.protocol.records import ClaimingMessages
 from kafka_marshal.protocol.types import Key, TopicPartition
 from kafka_marshal.ranges import RangeConsumer
-from kafka_marshal.spark.claims import Claims, Limit, Rules
+from kafka_marshal.spark.claims import Claims, Rules
+from kafka_marshal.spark.planning import Limit
 
 ANY = Limit()
 T = [TopicPartition("t", number) for number in range(4)]

@@ -8,9 +8,9 @@ from kafka_marshal.kafka_io.columns import Slice
 from kafka_marshal.kafka_io.slices import TopicReplaced
 from kafka_marshal.protocol.types import TopicPartition
 from kafka_marshal.spark import fetch
-from kafka_marshal.spark.fetch import Task
 from kafka_marshal.spark.options import parse
 from kafka_marshal.spark.rows import columns
+from kafka_marshal.spark.task import Task
 from kafka_marshal.testing.clock import VirtualClock
 from kafka_marshal.tickets import ClaimRef
 
@@ -87,7 +87,7 @@ def world(monkeypatch):
     dropped = []
 
     def meet(office=None, reader=None):
-        monkeypatch.setattr(fetch, "open_office", lambda *_, **__: office)
+        monkeypatch.setattr(fetch, "_office", lambda _: office)
         monkeypatch.setattr(
             fetch._slices, "reader", lambda *_, **__: reader or Reader()
         )

@@ -1,6 +1,8 @@
 """The data source: names, columns, and what it refuses; no session."""
 
 import pickle
+import subprocess
+import sys
 
 import pytest
 from pyspark.sql.types import StringType, StructType
@@ -54,3 +56,30 @@ def test_another_schema_is_refused():
     source = MarshalDataSource(BASE)
     with pytest.raises(ConfigurationError, match=r"leave schema\(\) out"):
         source.reader(StructType().add("value", StringType()))
+
+
+PLANNERS = ("kafka_marshal.spark.source", "kafka_marshal.spark.stream")
+READERS = ("kafka_marshal.spark.fetch", "kafka_marshal.tickets")
+
+
+@pytest.mark.parametrize(
+    ("modules", "unwanted"),
+    [
+        ((*PLANNERS, "kafka_marshal.spark.batch"), ["kafka", "kafka_marshal.engine"]),
+        (READERS, ["kafka_marshal.client", "kafka_marshal.engine.engine"]),
+    ],
+)
+def test_a_worker_loads_only_what_it_uses(modules, unwanted):
+    """Spark starts processes that only plan; each pays for all that it loads."""
+    program = (
+        f"import sys, {', '.join(modules)}\n"
+        f"print(*(name for name in {unwanted!r} if name in sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.stdout.strip() == ""

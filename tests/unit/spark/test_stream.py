@@ -11,10 +11,11 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from kafka_marshal.protocol.types import Owner, Token, TopicPartition
-from kafka_marshal.spark import stream
-from kafka_marshal.spark.claims import Limit, Part
+from kafka_marshal.spark import query as module
+from kafka_marshal.spark.claims import Part
 from kafka_marshal.spark.offsets import Mark, Stretch, to_offset
 from kafka_marshal.spark.options import EARLIEST, LATEST, parse
+from kafka_marshal.spark.planning import Limit
 from kafka_marshal.spark.stream import MarshalStreamReader
 
 BASE = {"kafka.bootstrap.servers": "b:1", "subscribe": "t", "group": "g"}
@@ -69,7 +70,7 @@ def reader(monkeypatch):
         made.append((Query(), is_new))
         return made[-1][0]
 
-    monkeypatch.setattr(stream._Query, "open", open_query)
+    monkeypatch.setattr(module.Query, "open", open_query)
 
     def read(**more):
         reader = MarshalStreamReader(parse(BASE | more), None)
@@ -152,12 +153,12 @@ def test_what_is_committed_is_confirmed_and_stopping_closes(reader):
 def test_being_asked_to_end_does_not_cut_the_end_short(reader, monkeypatch):
     """Spark sends SIGTERM again and again, and closes the connection."""
     ours = signal.getsignal(signal.SIGTERM)
-    stream._end_in_order()
+    module._end_in_order()
     try:
         with pytest.raises(SystemExit):
             signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGTERM)
-        stream._end_in_order()
+        module._end_in_order()
         one = reader()
         one.latestOffset({}, ReadAllAvailable())
         query, _ = one.made[0]
@@ -201,12 +202,12 @@ class Logs:
     ],
 )
 def test_starts_are_asked_for_where_they_count(more, is_new, wanted):
-    found = stream._starts(parse(BASE | more), Logs(), is_new=is_new)
+    found = module._starts(parse(BASE | more), Logs(), is_new=is_new)
     assert found == wanted
 
 
 def test_a_drawn_name_is_a_name_and_nobody_elses(monkeypatch):
-    monkeypatch.setattr(stream.socket, "gethostname", lambda: "my host!")
-    one, other = stream._drawn_name(), stream._drawn_name()
+    monkeypatch.setattr(module.socket, "gethostname", lambda: "my host!")
+    one, other = module._drawn_name(), module._drawn_name()
     assert one.startswith("spark-my-host--")
     assert one != other
