@@ -84,3 +84,18 @@ def test_a_log_that_was_cut_off(kit, domain, own_broker, files, unique):
     finally:
         query.stop()
     assert cells(found) == every(25)
+
+
+def test_a_batch_that_was_planned_before_its_topic_was_recreated(kit, domain):
+    """A worker that is used again has read the old topic by the same connection."""
+    topic = domain.data_topic(1, records_each=20)
+    whole = kit.batch(subscribe=topic, failOnDataLoss="false")
+    assert whole.count() == 20
+    strict = kit.batch(subscribe=topic)
+    lenient = kit.batch(subscribe=topic, failOnDataLoss="false")
+    assert strict.rdd.getNumPartitions() == lenient.rdd.getNumPartitions() == 1
+    recreate(domain, topic, 60)
+    with pytest.raises(Exception, match="deleted and created again"):
+        strict.collect()
+    assert lenient.collect() == []
+    assert kit.batch(subscribe=topic).count() == 60

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from kafka import TopicPartition as KafkaTopicPartition
 
 from kafka_marshal.collecting import uncollected
-from kafka_marshal.errors import DeadlineExceeded, PositionError
+from kafka_marshal.errors import DeadlineExceeded, PositionError, UnknownTopicId
 from kafka_marshal.kafka_io.columns import Slice
 from kafka_marshal.kafka_io.fetched import (
     CHUNK_RECORDS,
@@ -167,15 +167,21 @@ class _Reader(KafkaDataReader):
         """Read this range next."""
         self._topic_id = topic_id
         self.assign([partition])
-        self.seek(partition, span[0])
+        wanted = bytes.fromhex(topic_id) or None
+        self.seek(partition, span[0], topic_id=wanted)
         self._aim.take(span)
 
     def take(self, timeout_ms: int) -> Sequence[Fetched]:
         """Return what one fetch brought, if there is one."""
         most = 1 if self._hands_on_fetches else CHUNK_RECORDS
-        for partition, records in self.poll(timeout_ms, most).items():
+        try:
+            found = self.poll(timeout_ms, most)
+        except UnknownTopicId as error:
+            # It may be that this broker does not know the topic yet.
+            self._require_topic(TopicPartition(*error.partition))
+            return ()
+        for records in found.values():
             assert isinstance(records, Records)
-            self._require_topic(partition)
             sources = records.sources
             return sources if self._hands_on_fetches else [from_records(sources)]
         return ()

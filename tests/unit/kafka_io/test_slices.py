@@ -8,7 +8,7 @@ import pytest
 from kafka import TopicPartition as Place
 from kafka.errors import LogTruncationError
 
-from kafka_marshal.errors import DeadlineExceeded, PositionError
+from kafka_marshal.errors import DeadlineExceeded, PositionError, UnknownTopicId
 from kafka_marshal.kafka_io import slices as module
 from kafka_marshal.kafka_io.columns import Slice
 from kafka_marshal.kafka_io.fetched import Fetched
@@ -164,9 +164,16 @@ def test_the_topic_of_a_range_is_the_one_that_was_planned():
     reader = beneath(Consumer(topic_id=other), topic_id=one.hex)
     with pytest.raises(TopicReplaced, match="created again"):
         reader.require_reach(T0, (3, 9))
-    reader.poll = lambda *_: {T0: Records([], token=None, make=None)}
+
+    def refused(*_):
+        raise UnknownTopicId("?", partition=T0)
+
+    reader.poll = refused
     with pytest.raises(TopicReplaced, match="created again"):
         reader.take(1)
+    reader = beneath(Consumer(topic_id=one), topic_id=one.hex)
+    reader.poll = refused
+    assert reader.take(1) == (), "the broker may not know it yet"
 
 
 def test_the_reader_beneath_aims_before_it_reads(monkeypatch):
