@@ -56,6 +56,7 @@ SETTINGS = (
     Setting("sidecar", "MARSHAL_SIDECAR"),
     # Those of `marshal sidecar`.
     Setting("socket", "MARSHAL_SIDECAR_SOCKET"),
+    Setting("socket-group", "MARSHAL_SIDECAR_SOCKET_GROUP"),
     Setting("tcp", "MARSHAL_SIDECAR_TCP"),
     Setting("token-file", "MARSHAL_SIDECAR_TOKEN_FILE"),
     Setting("drain-timeout", "MARSHAL_SIDECAR_DRAIN_TIMEOUT", "20s"),

@@ -57,6 +57,19 @@ PROBES = {Check.LIVE: "livez", Check.READY: "readyz", Check.STARTED: "startupz"}
 # The daemon's own settings: what `config show` shows as well.
 OPTIONS: dict[str, tuple[Any, Any]] = {
     "socket": (Socket, None),
+    "socket_group": (
+        Annotated[
+            str | None,
+            typer.Option(
+                "--socket-group",
+                metavar="GROUP",
+                envvar="MARSHAL_SIDECAR_SOCKET_GROUP",
+                help="Group of the system whose members may use the socket as well.",
+                rich_help_panel=PANEL,
+            ),
+        ],
+        None,
+    ),
     "tcp": (
         Annotated[
             str | None,
@@ -141,6 +154,7 @@ class Asked:
     """The daemon's own settings, as they were asked for."""
 
     socket: Path | None
+    socket_group: str | None
     tcp: str | None
     token_file: Path | None
     drain_timeout: str
@@ -205,6 +219,7 @@ def run(
             options=call.options,
             transport=call.transport,
             state_dir=_state_dir(state_dir),
+            socket_group=asked.socket_group,
             tcp=asked.tcp,
             open_ms=parsing.duration_ms("--open-timeout", open_timeout),
             drain_ms=parsing.duration_ms("--drain-timeout", asked.drain_timeout),

@@ -1,5 +1,6 @@
 """The settings of a sidecar: what each may be, and what it is by default."""
 
+import grp
 import ipaddress
 import os
 import re
@@ -62,6 +63,8 @@ class Settings:
         state_dir: Where identities and promises are kept, None for the user's state
             directory, ``""`` to go without.
         socket: Path of the Unix socket.
+        socket_group: Group of the system, by name or number, whose members may use
+            the Unix socket as well; None for nobody else.
         tcp: Loopback address to listen on as well, None for none.
         token_file: Where the token of TCP stands; made where it is not there.
         open_ms: When to give up connecting.
@@ -79,6 +82,7 @@ class Settings:
     client_id: str = attrs.field(factory=default_client_id)
     state_dir: str | Path | None = None
     socket: Path = attrs.field(factory=lambda: Path(default_socket()))
+    socket_group: str | None = None
     tcp: str | None = None
     token_file: Path | None = None
     open_ms: int = OPEN_MS
@@ -112,6 +116,7 @@ class Settings:
                 "bytes that a Unix socket's path may have; name a shorter one",
                 setting="socket",
             )
+        _ = self.socket_gid
         if self.log_format not in LOG_FORMATS:
             raise ConfigurationError(
                 f"log-format is {self.log_format!r}; write {' or '.join(LOG_FORMATS)}",
@@ -125,6 +130,25 @@ class Settings:
             )
         if self.tcp is not None:
             tcp_address(self.tcp)
+
+    @property
+    def socket_gid(self) -> int | None:
+        """Number of ``socket_group``, None where there is none.
+
+        Raises:
+            ConfigurationError: This system has no such group.
+        """
+        name = self.socket_group
+        if name is None:
+            return None
+        try:
+            is_number = name.isascii() and name.isdecimal()
+            return int(name) if is_number else grp.getgrnam(name).gr_gid
+        except (KeyError, ValueError) as error:
+            raise ConfigurationError(
+                f"socket-group {name!r} is no group of this system; see: getent group",
+                setting="socket-group",
+            ) from error
 
     @property
     def state_path(self) -> Path | None:

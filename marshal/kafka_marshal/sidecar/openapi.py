@@ -16,7 +16,8 @@ VERSION = "3.1.0"
 _TEMPLATE = "#/components/schemas/{name}"
 _ABOUT = """\
 Holds claims of Kafka partitions for the processes of one host. Served over a Unix \
-socket to the user that runs it; over loopback TCP with a token, where that is on: \
+socket to the user that runs it, and to its socket-group; over loopback \
+TCP with a token, where that is on: \
 there the `Host` must be a loopback address or `localhost`, and a connection that has \
 not shown the token gets one answer. \
 Each answer that is no success is a `Failure`. Events come as server-sent events: \

@@ -105,7 +105,7 @@ def _opened(
 ) -> Iterator[tuple[UnixPlace, "list[socket.socket]", bytes | None]]:
     """Open the sockets, and close them at the end."""
     token = None if settings.token_file is None else token_of(settings.token_file)
-    place = open_unix(settings.socket)
+    place = open_unix(settings.socket, gid=settings.socket_gid)
     sockets = [place.listening]
     try:
         if settings.tcp is not None:
@@ -200,6 +200,7 @@ class Daemon:
             counts=counts,
             explain=lambda: f"{self.states.state.value}, {self.states.reason}",
             token=token,
+            socket_gid=settings.socket_gid,
         )
         self._app: App = App(self._serving)
         self._stop = asyncio.Event()
@@ -216,7 +217,11 @@ class Daemon:
         self.states.move(
             State.STARTING, reason=f"connecting to {self._settings.bootstrap_servers}"
         )
-        server = make_server(self._app, connections_max=self._settings.connections_max)
+        server = make_server(
+            self._app,
+            connections_max=self._settings.connections_max,
+            socket_gid=self._settings.socket_gid,
+        )
         serving = asyncio.create_task(server.serve(sockets=list(sockets)))
         looking = asyncio.create_task(self._look_on())
         try:

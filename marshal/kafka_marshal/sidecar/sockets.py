@@ -1,8 +1,8 @@
 """The sidecar's sockets: who may reach them, and only one sidecar on each.
 
-A Unix socket stands in a folder that nobody else may enter, so that no other user
-gets as far as connecting. A lock beside it tells a living sidecar from a socket that
-a dead one left.
+A Unix socket stands in a folder that nobody else may enter, but for the members of a
+group that is named, so that no other user gets as far as connecting. A lock beside it
+tells a living sidecar from a socket that a dead one left.
 """
 
 import errno
@@ -20,6 +20,11 @@ from kafka_marshal.identity import make_private
 BACKLOG = 128
 FOLDER_MODE = 0o700
 SOCKET_MODE = 0o600
+# The same where the members of a group may use the socket, too.
+GROUP_FOLDER_MODE = 0o750
+GROUP_SOCKET_MODE = 0o660
+# Of parents that are made on the way to such a folder.
+GROUP_PARENT_MODE = 0o755
 CONNECT_S = 1.0
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
@@ -47,18 +52,22 @@ class UnixPlace:
         self._lock = -1
 
 
-def open_unix(path: Path) -> UnixPlace:
+def open_unix(path: Path, *, gid: int | None = None) -> UnixPlace:
     """Return a Unix socket at a path, of mode 0600 in a folder of mode 0700.
 
     A socket that nobody answers on is replaced.
+
+    Args:
+        path: The path.
+        gid: Group whose members may use it as well: modes are 0660 and 0750 then.
 
     Raises:
         ConfigurationError: Somebody answers there, others may enter the folder, or
             the path cannot be used.
     """
     try:
-        make_private(path.parent, FOLDER_MODE)
-        _require_ours(path.parent)
+        _make_folder(path.parent, gid)
+        _require_ours(path.parent, gid)
         lock = _locked(path)
     except OSError as error:
         raise _unusable(path, error) from error
@@ -68,7 +77,11 @@ def open_unix(path: Path) -> UnixPlace:
         # Before it has a name: nobody can come in between with another mode.
         os.fchmod(listening.fileno(), SOCKET_MODE)
         listening.bind(str(path))
-        path.chmod(SOCKET_MODE)
+        if gid is None:
+            path.chmod(SOCKET_MODE)
+        else:
+            os.chown(path, -1, gid)
+            path.chmod(GROUP_SOCKET_MODE)
     except BaseException as error:
         listening.close()
         os.close(lock)
@@ -102,7 +115,17 @@ def open_tcp(host: str, port: int) -> socket.socket:
     return listening
 
 
-def _require_ours(folder: Path) -> None:
+def _make_folder(folder: Path, gid: int | None) -> None:
+    if gid is None:
+        make_private(folder, FOLDER_MODE)
+    elif not folder.is_dir():
+        make_private(folder.parent, GROUP_PARENT_MODE)
+        folder.mkdir(mode=FOLDER_MODE)
+        os.chown(folder, -1, gid)
+        folder.chmod(GROUP_FOLDER_MODE)
+
+
+def _require_ours(folder: Path, gid: int | None) -> None:
     found = folder.stat()
     if found.st_uid != os.geteuid():
         raise ConfigurationError(
@@ -110,11 +133,27 @@ def _require_ours(folder: Path) -> None:
             f"({found.st_uid}); name a socket in a folder of your own",
             setting="socket",
         )
-    if found.st_mode & _OTHERS:
+    if gid is not None:
+        _require_group(folder, found, gid=gid)
+    elif found.st_mode & _OTHERS:
         raise ConfigurationError(
             f"the socket's folder {str(folder)!r} may be entered by others "
             f"({stat.filemode(found.st_mode)}); run: chmod 700 {folder}, or name a "
             "socket in a folder of its own, which is then made",
+            setting="socket",
+        )
+
+
+def _require_group(folder: Path, found: os.stat_result, *, gid: int) -> None:
+    """Check that a group may enter a folder, and nobody but its owner change it."""
+    mode = stat.S_IMODE(found.st_mode)
+    is_open = mode & (stat.S_IRWXO | stat.S_IWGRP)
+    if is_open or not mode & stat.S_IXGRP or found.st_gid != gid:
+        raise ConfigurationError(
+            f"the socket's folder {str(folder)!r} is {stat.filemode(found.st_mode)} of "
+            f"group {found.st_gid}; with socket-group its members, and no others, must "
+            f"be able to enter it, and none to change it; run: chgrp {gid} {folder} && "
+            f"chmod 750 {folder}",
             setting="socket",
         )
 

@@ -1,5 +1,7 @@
 """Settings: what is impossible is told before anything is opened."""
 
+import grp
+import os
 import resource
 import socket
 from pathlib import Path
@@ -53,6 +55,8 @@ def test_the_name_is_that_of_the_host(monkeypatch, host, name):
         ({"socket": Path("/" + "x" * 107)}, "socket", "longer than the 107 bytes"),
         ({"log_format": "xml"}, "log-format", "text or json"),
         ({"checkpoint_interval_ms": 10}, "checkpoint-interval", "at least 1000 ms"),
+        ({"socket_group": "no such group"}, "socket-group", "no group of this"),
+        ({"socket_group": ""}, "socket-group", "no group of this"),
         ({"tcp": "127.0.0.1:1"}, "token-file", "go together"),
         ({"token_file": Path("/t")}, "tcp", "go together"),
         ({"tcp": "x", "token_file": Path("/t")}, "tcp", "like 127.0.0.1:7070"),
@@ -89,6 +93,13 @@ def test_addresses_that_others_reach_or_nobody(text):
     with pytest.raises(ConfigurationError) as found:
         tcp_address(text)
     assert found.value.setting == "tcp"
+
+
+def test_a_group_has_a_name_or_a_number():
+    assert Settings().socket_gid is None
+    assert Settings(socket_group="4711").socket_gid == 4711
+    name = grp.getgrgid(os.getgid()).gr_name
+    assert Settings(socket_group=name).socket_gid == os.getgid()
 
 
 def test_state_may_be_gone_without(monkeypatch, tmp_path):

@@ -42,15 +42,24 @@ class Healthy:
 class Served:
     """A server in a thread, over a Unix socket and over TCP."""
 
-    def __init__(self, path, connections_max=64):
+    def __init__(self, path, connections_max=64, gid=None):
         self.hub = FakeHub()
         self.hub.instances["g", "c"] = INSTANCE
         self.path = path
-        self._place = open_unix(path)
+        self._place = open_unix(path, gid=gid)
         self._tcp = open_tcp("127.0.0.1", 0)
         self.port = self._tcp.getsockname()[1]
-        self.app = App(Serving(Healthy(), hub=self.hub, token=TOKEN, keep_alive_s=0.05))
-        self.server = make_server(self.app, connections_max=connections_max)
+        self.app = App(
+            Serving(
+                *(Healthy(), self.hub),
+                token=TOKEN,
+                socket_gid=gid,
+                keep_alive_s=0.05,
+            )
+        )
+        self.server = make_server(
+            self.app, connections_max=connections_max, socket_gid=gid
+        )
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
         eventually(lambda: self.server.started)
@@ -177,6 +186,41 @@ def test_another_user_is_turned_away_however_open_the_socket_is(served):
         for path, mode in modes.items():
             path.chmod(mode)
     assert opened.stdout == "403\n", opened.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only the superuser becomes another")
+def test_a_member_of_the_socket_s_group_comes_in_and_nobody_else(tmp_path):
+    gid = 4711
+    program = (
+        "import http.client, os, socket, sys\n"
+        "os.setgroups([int(x) for x in sys.argv[2:]])\n"
+        "os.setgid(65534); os.setuid(65534)\n"
+        "c = http.client.HTTPConnection('x')\n"
+        "c.sock = socket.socket(socket.AF_UNIX)\n"
+        "c.sock.connect(sys.argv[1])\n"
+        "c.request('GET', '/v1/info')\n"
+        "print(c.getresponse().status)\n"
+    )
+
+    def run(*groups):
+        command = [sys.executable, "-c", program, str(served.path), *groups]
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=180, check=False
+        )
+
+    served = Served(tmp_path / "own" / "s.sock", gid=gid)
+    upwards = tmp_path.parents[:-2]
+    modes = {path: path.stat().st_mode for path in (tmp_path, *upwards)}
+    try:
+        for path in modes:
+            path.chmod(0o755)
+        assert run(str(gid)).stdout == "200\n"
+        assert "PermissionError" in run().stderr
+        assert "PermissionError" in run(str(gid + 1)).stderr
+    finally:
+        for path, before in modes.items():
+            path.chmod(before)
+        served.close()
 
 
 def ask(port, path, *headers, body=b"", length=None):

@@ -61,6 +61,16 @@ def test_only_our_user_and_the_superuser_may(uid, may):
     assert peers.may_use(Peer(1, uid, 1)) is may
 
 
+def test_the_members_of_a_named_group_may_too(pair):
+    other = os.geteuid() + 4711
+    member = Peer(1, other, 1, frozenset({7, 8}))
+    assert [peers.may_use(member, gid) for gid in (7, 9, None)] == [True, False, False]
+    assert not peers.may_use(NOBODY, 7)
+    assert not peers.may_use(NOBODY)
+    # Supplementary groups count.
+    assert peers.peer_of(pair[0]).gids == {os.getgid(), *os.getgroups()}
+
+
 @pytest.mark.parametrize(
     ("given", "same"), [(b"abc", True), (b"abd", False), (b"", False), (b"\xff", False)]
 )

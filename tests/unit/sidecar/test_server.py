@@ -166,8 +166,8 @@ def test_an_engine_that_can_go_no_further_ends_it(world, caplog):
 
 
 def test_a_server_that_ends_by_itself_is_not_left_alone(world, monkeypatch):
-    def broken(app, *, connections_max):
-        made = make_server(app, connections_max=connections_max)
+    def broken(app, *, connections_max, socket_gid):
+        made = make_server(app, connections_max=connections_max, socket_gid=socket_gid)
         monkeypatch.setattr(made, "serve", fail)
         return made
 

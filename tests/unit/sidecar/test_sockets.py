@@ -43,6 +43,30 @@ def test_the_mode_does_not_depend_on_the_umask(path):
     place.close()
 
 
+def test_the_members_of_a_group_may_enter(path):
+    gid = os.getgid()
+    below = path.parent / "own" / path.name
+    open_unix(below, gid=gid).close()
+    # What was made stays, and fits the next time.
+    place = open_unix(below, gid=gid)
+    assert (mode(below), below.stat().st_gid) == (0o660, gid)
+    assert (mode(below.parent), below.parent.stat().st_gid) == (0o750, gid)
+    assert mode(below.with_name(below.name + ".lock")) == 0o600
+    place.close()
+
+
+@pytest.mark.parametrize("wrong", [0o700, 0o770, 0o755, 0o751])
+def test_a_folder_of_a_group_is_for_its_members_to_enter_alone(path, wrong):
+    path.parent.mkdir()
+    path.parent.chmod(wrong)
+    with pytest.raises(ConfigurationError, match=f"chmod 750 {path.parent}"):
+        open_unix(path, gid=os.getgid())
+    path.parent.chmod(0o750)
+    with pytest.raises(ConfigurationError, match=f"chgrp {os.getgid() + 1} "):
+        open_unix(path, gid=os.getgid() + 1)
+    open_unix(path, gid=os.getgid()).close()
+
+
 def test_a_folder_that_others_enter_is_refused(path):
     path.parent.mkdir()
     path.parent.chmod(0o755)
