@@ -45,6 +45,8 @@ class HeldRange:
             same client may rely on its own notes where they are of that claim:
             nobody else had the partition in between.
         secret: Shown to a sidecar with requests for offsets under this claim, in hex.
+        topic_id: Kafka's id of the topic that the claim is of, in hex; empty where it
+            is not known. Only ranges of that topic may be worked on.
     """
 
     token: Token
@@ -55,6 +57,11 @@ class HeldRange:
     start_until_ms: int
     follows: int | None
     secret: str = attrs.field(repr=False)
+    topic_id: str = ""
+
+    def is_of_another(self, topic_id: str) -> bool:
+        """Return whether the claim is of another topic than that of an id, in hex."""
+        return bool(self.topic_id and topic_id) and self.topic_id != topic_id
 
     def may_start(self, now_ms: int) -> bool:
         """Return whether work may start at this local time (PROTOCOL 5.2)."""
@@ -348,6 +355,7 @@ class RangeConsumer(Closing):
             claim.lease.soft_until_ms,
             self._follows(holding.key, claim.epoch),
             claim.secret.hex(),
+            "" if holding.topic_id is None else holding.topic_id.hex(),
         )
 
     def _granted_up_to(self, key: Key, start: int | None) -> int | None:

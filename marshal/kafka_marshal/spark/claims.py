@@ -274,6 +274,8 @@ class Claims:
                 continue
             if each.position is None:
                 continue  # its start is not known yet
+            if each.is_of_another(topic_id):
+                continue  # the topic was recreated, which ends this claim
             position, restarts = each.position, 0
             if mark is not None:
                 restarts = mark.restarts

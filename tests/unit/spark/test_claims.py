@@ -605,6 +605,24 @@ def test_a_running_query_notices_a_recreated_topic(is_strict):
     assert found == list(range(60))
 
 
+@pytest.mark.parametrize("is_amo", [False, True])
+def test_nothing_of_a_recreated_topic_is_planned_under_the_claim_of_the_old(is_amo):
+    """It would be granted at most once, and again under the new topic's claim."""
+    cluster = world(records=(20,))
+    query = Query(cluster, [], is_amo=is_amo)
+    cluster.run_until(query.ranges.held, 4 * H)
+    earlier = query.ranges.held()[T[0]]
+    assert earlier.topic_id == cluster.kafka.topic("t").topic_id.hex()
+    recreate(cluster, 60)
+    until_ms = cluster.clock.now_ms() + 40 * H
+    while not (planned := query.batch()) and cluster.clock.now_ms() < until_ms:
+        assert query.checkpoint == []
+    assert planned == {0: list(range(60))}
+    mark = query.checkpoint[-1][T[0]]
+    assert mark.token > earlier.token
+    assert mark.topic_id == query.ranges.held()[T[0]].topic_id
+
+
 def test_a_claim_that_goes_while_it_is_planned_is_left_out(monkeypatch):
     query = Query(world(), [])
 
