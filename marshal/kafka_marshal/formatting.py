@@ -1,7 +1,6 @@
 """Writes the Configs of a coordination topic: its format (PROTOCOL 2.2)."""
 
 import secrets
-import time
 from collections.abc import Mapping, Sequence
 
 import attrs
@@ -86,7 +85,7 @@ def format_log(
             f"{wanted.partition_count} are wanted; name fewer, or create it anew"
         )
     if worlds[0].config is None:
-        first = _new_config(wanted, cluster_id)
+        first = _new_config(wanted, cluster_id, era=follower.wall_s)
         follower.await_all([follower.append(0, first)], timeout_ms)
         was_formatted = worlds[0].config != first
     else:
@@ -94,7 +93,8 @@ def format_log(
     config = worlds[0].config
     if config is None:
         raise LogUnreadable(
-            "T0 did not take the Config; see: marshal log dump --partition 0"
+            "T0 did not take the Config: is the clock of this machine more than a day "
+            "ahead of the brokers'? See: marshal log dump --partition 0"
         )
     require_cluster(config, cluster_id)
     lacking = [t for t in range(config.partition_count) if not _agrees(worlds, t)]
@@ -118,11 +118,11 @@ def _agrees(worlds: Sequence[WorldState], partition: int) -> bool:
     return partition < len(worlds) and worlds[partition].config == worlds[0].config
 
 
-def _new_config(wanted: Format, cluster_id: str) -> Config:
+def _new_config(wanted: Format, cluster_id: str, *, era: int) -> Config:
     return Config(
         generation=1,
         format_id=secrets.token_bytes(16),
-        era=int(time.time()),
+        era=era,
         cluster_id=cluster_id,
         heartbeat_interval_ms=wanted.heartbeat_interval_ms,
         partition_count=wanted.partition_count,

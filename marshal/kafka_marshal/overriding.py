@@ -5,7 +5,6 @@ Both are planned first, as plain values that can be shown, and then written
 """
 
 import secrets
-import time
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -21,7 +20,7 @@ from kafka_marshal.ports import CoordinationLog, LogRange
 from kafka_marshal.protocol.checkpoints import checkpoint_key, split
 from kafka_marshal.protocol.freshness import Freshness
 from kafka_marshal.protocol.records import SUPPORTED_LEVEL, Config, Reset
-from kafka_marshal.protocol.snapshot import from_bytes
+from kafka_marshal.protocol.snapshot import digest, from_bytes, to_bytes
 from kafka_marshal.protocol.state import KeyState, WorldState
 from kafka_marshal.protocol.transition import ACCEPTED
 from kafka_marshal.protocol.types import Key
@@ -212,7 +211,12 @@ def write_reset(
         DeadlineExceeded: No verdict in time; what was sent may still land, and
             has no effect without its last part.
     """
-    parts = split(kept.state)
+    state = from_bytes(kept.state)
+    # PROTOCOL 7.6: what another Reset had sent by then does not come back.
+    state.staging = None
+    state.rebuild_derived()
+    value, told = to_bytes(state), bytes.fromhex(digest(state))
+    parts = split(value)
     incarnation, op_id = secrets.token_bytes(16), secrets.token_bytes(16)
     offset = 0
     for first in range(0, len(parts), UNDER_WAY_MAX):
@@ -221,7 +225,7 @@ def write_reset(
                 kept.partition,
                 Reset(
                     *(client_id, "marshal", incarnation, number, op_id, number),
-                    *(len(parts), len(kept.state), bytes.fromhex(kept.digest)),
+                    *(len(parts), len(value), told),
                     parts[number],
                 ),
             )
@@ -322,7 +326,7 @@ def write_upgrade(follower: Follower, plan: UpgradePlan, *, timeout_ms: int) -> 
         config = msgspec.structs.replace(
             config,
             generation=plan.generation_then,
-            era=max(config.era + 1, int(time.time())),
+            era=max(config.era + 1, follower.wall_s),
             feature_level=plan.level_then,
         )
     for t in plan.partitions:  # in order: T0 decides what the others get

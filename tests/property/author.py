@@ -272,12 +272,15 @@ class Author:
     def config(self):
         old = self.naive.config
         generation, era = (0, 0) if old is None else (old["generation"], old["era"])
-        bad = self.pick((None,) * 6 + ("K", "generation", "era", "format_id"))
+        bad = self.pick((None,) * 6 + ("K", "generation", "era", "format_id", "far"))
+        far = self.naive.m // 1000 + 86_400 + self.pick((0, 1))
         level = self.pick((1,) * 9 + (3,)) if self.may_halt else 1
         data = {
             "generation": generation + (2 if bad == "generation" else 1),
             "format_id": ("bb" if bad == "format_id" else "ff") * 16,
-            "era": era + (0 if bad == "era" else self.pick((1, 1, 7))),
+            "era": far
+            if bad == "far"
+            else era + (0 if bad == "era" else self.pick((1, 1, 7))),
             "cluster_id": "cluster",
             "heartbeat_interval_ms": self.pick((H, H, H // 2, 2 * H)),
             "K": self.k + (bad == "K" and old is not None),

@@ -427,6 +427,8 @@ class Naive:
                 raise Refused("config")
             if not data["era"] > old["era"]:
                 raise Refused("config")
+        if data["era"] > self.m // 1000 + 24 * 60 * 60:
+            raise Refused("config")
         if data["feature_level"] > 2:
             self.halted = True
             return "halted", None

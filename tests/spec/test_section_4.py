@@ -497,6 +497,7 @@ def test_4_12_who_may_follow_a_config():
         config(2, era=2, format_id=ident("x")),
         config(2, era=2, k=2),
         config(2, era=1),
+        config(2, era=START_MS // 1_000 + 86_401),
     ):
         transition = log.one(bad)
         assert (transition.outcome, transition.reason) == ("refused", "config")

@@ -19,8 +19,10 @@ from kafka_marshal.overriding import (
 )
 from kafka_marshal.ports import LogRange
 from kafka_marshal.protocol.codec import encode
-from kafka_marshal.protocol.records import SUPPORTED_LEVEL, Member
-from kafka_marshal.protocol.types import Key
+from kafka_marshal.protocol.rationalizer import apply
+from kafka_marshal.protocol.records import SUPPORTED_LEVEL, Member, Reset
+from kafka_marshal.protocol.snapshot import digest, from_bytes, to_bytes
+from kafka_marshal.protocol.types import Key, LogEntry
 
 RULE = CheckpointRule(interval_ms=H, entries=10_000)
 
@@ -128,6 +130,21 @@ def test_what_is_held_is_not_taken_by_the_way():
     with pytest.raises(ClaimRejected, match="--force"):
         require_harmless(plan, allow_held=False, allow_reprocess=True)
     require_harmless(plan, allow_held=True, allow_reprocess=False)
+
+
+def test_what_another_reset_had_sent_by_then_does_not_come_back():
+    cluster, _ = story()
+    kept = find(cluster)
+    state = from_bytes(kept.state)
+    part = Reset("other", "marshal", b"i" * 16, 1, b"o" * 16, 0, 2, 9, b"d" * 16, b"?")
+    entry = LogEntry(state.next_offset, state.leader_epoch, 0, 1, encode(part))
+    (staged,) = apply(state, entry)
+    assert staged.effect == "reset_staged"
+    state.next_offset = entry.offset
+    kept = attrs.evolve(kept, state=to_bytes(state), digest=digest(state))
+    write_reset(follower(cluster), kept, client_id="admin", timeout_ms=100)
+    assert fold(cluster).soft.counters["reset"] == 1
+    assert fold(cluster).staging is None
 
 
 def test_a_reset_is_written_and_read_back():
@@ -242,7 +259,8 @@ def test_a_partition_with_another_config_is_told():
     cluster = lowered()
     found = follower(cluster)
     plan = plan_upgrade(worlds(found))
-    other = msgspec.structs.replace(cluster.config, generation=2, era=2**32 - 1)
+    era = found.wall_s + 1_000
+    other = msgspec.structs.replace(cluster.config, generation=2, era=era)
     write(cluster, other, 1)
     with pytest.raises(LogUnwritable, match="partition 1 has another"):
         write_upgrade(found, plan, timeout_ms=100)

@@ -72,6 +72,11 @@ class Follower:
         """The state of every coordinating partition, in order."""
         return [replica.world for replica in self.replicas.values()]
 
+    @property
+    def wall_s(self) -> int:
+        """Wall time in seconds, for eras."""
+        return self._clock.wall_ms() // 1_000
+
     def step(
         self,
         timeout_ms: int,

@@ -27,6 +27,9 @@ from kafka_marshal.protocol.transition import Step, Transitions
 
 OPS_REMEMBERED_MAX = 64
 GONE_MEMBERS_PER_ENTRY_MAX = 8
+ERA_AHEAD_S_MAX = 24 * 3_600
+"""By how much an era may be ahead of the largest append time: a day."""
+MS_PER_S = 1_000
 
 
 def _release_group(step: Step, record: ReleaseGroup) -> Transitions:
@@ -110,6 +113,9 @@ def _config(step: Step, record: Config) -> Transitions:
         or record.partition_count != now.partition_count
         or record.era <= now.era
     ):
+        return (step.refused("config"),)
+    if record.era > state.append_time_ms // MS_PER_S + ERA_AHEAD_S_MAX:
+        # PROTOCOL 4.12: one far era would leave no higher one for those to come.
         return (step.refused("config"),)
     if record.feature_level > SUPPORTED_LEVEL:
         # PROTOCOL 3.3: we cannot know what this level changes, so we stop here.

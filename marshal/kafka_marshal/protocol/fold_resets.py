@@ -15,10 +15,9 @@ from kafka_marshal.protocol.records import (
     CheckpointBegin,
     CheckpointChunk,
     CheckpointEnd,
-    Config,
     Reset,
 )
-from kafka_marshal.protocol.snapshot import chained, digest, from_bytes
+from kafka_marshal.protocol.snapshot import bytes_max, chained, from_bytes, outline
 from kafka_marshal.protocol.state import (
     OPERATIONS,
     STAGING,
@@ -45,7 +44,7 @@ def _reset(step: Step, record: Reset) -> Transitions:
     if record.number == 0:
         # Also where another operation is under way: a dead admin blocks nobody.
         _stage(state, None)
-    reason = _misfit(state.staging, record)
+    reason = _misfit(state, record)
     if reason is not None:
         return (step.refused(reason),)
     staging = _with_part(state, record)
@@ -60,14 +59,16 @@ def _reset(step: Step, record: Reset) -> Transitions:
     return (step.accepted("reset"),)
 
 
-def _misfit(staging: Staging | None, record: Reset) -> str | None:
+def _misfit(state: WorldState, record: Reset) -> str | None:
     """Return why a part does not follow those before it, or None."""
-    if record.part_count > PARTS_MAX:
+    assert state.config is not None  # or its level would not be in force
+    most, staging = bytes_max(state.config), state.staging
+    if record.part_count > min(PARTS_MAX, 1 + most // CHUNK_BYTES_MAX):
         return "limits"
-    if record.size_bytes > record.part_count * CHUNK_BYTES_MAX:
+    if record.size_bytes > min(record.part_count * CHUNK_BYTES_MAX, most):
         return "limits"
     if record.number == 0:
-        return None
+        return None if len(record.data) <= record.size_bytes else "reset_damaged"
     if staging is None or len(staging.parts) != record.number:
         return "reset_order"
     is_same = staging[:6] == (
@@ -78,7 +79,10 @@ def _misfit(staging: Staging | None, record: Reset) -> str | None:
         record.size_bytes,
         record.digest,
     )
-    return None if is_same else "reset_order"
+    if not is_same:
+        return "reset_order"
+    size = sum(map(len, staging.parts)) + len(record.data)
+    return None if size <= record.size_bytes else "reset_damaged"
 
 
 def _with_part(state: WorldState, record: Reset) -> Staging:
@@ -108,30 +112,30 @@ def _carried(state: WorldState, staging: Staging) -> WorldState | str:
     value = b"".join(staging.parts)
     if len(value) != staging.size_bytes:
         return "reset_damaged"
-    try:
-        carried = from_bytes(value)
-    except MalformedRecord:
-        return "reset_damaged"
-    if bytes.fromhex(digest(carried)) != staging.digest:
-        return "reset_damaged"
     config = state.config
     assert config is not None  # or its level would not be in force
+    try:
+        known = outline(value)
+    except MalformedRecord:
+        return "reset_damaged"
     is_of_this_log = (
-        carried.partition == state.partition
-        and carried.config == config
-        and carried.next_offset <= state.next_offset
+        known.header.partition == state.partition
+        and known.header.config == config
+        and known.header.next_offset <= state.next_offset
     )
     if not is_of_this_log:
         return "reset_foreign"
-    return "limits" if _is_too_large(carried, config) else carried
-
-
-def _is_too_large(carried: WorldState, config: Config) -> bool:
-    return (
-        len(carried.keys) > config.limit("keys")
-        or len(carried.groups) > config.limit("groups")
-        or len(carried.over) > config.limit("operations")
-    )
+    # All of this costs little, and most of what is no state ends here.
+    is_too_large = known.key_count > config.limit("keys")
+    if is_too_large or known.group_count > config.limit("groups"):
+        return "limits"
+    try:
+        if bytes.fromhex(known.digest()) != staging.digest:
+            return "reset_damaged"
+        carried = from_bytes(value)
+    except MalformedRecord:
+        return "reset_damaged"
+    return "limits" if len(carried.over) > config.limit("operations") else carried
 
 
 def _install(

@@ -36,6 +36,7 @@ from kafka_marshal.protocol.records import (
 from kafka_marshal.protocol.state import (
     ERAS_MAX,
     OPERATIONS,
+    RETIRED_TOPIC_IDS_MAX,
     GroupState,
     KeyState,
     Pause,
@@ -48,6 +49,13 @@ FORMAT_VERSION = 1
 _DIGEST_BYTES = 16
 _MODULUS = 1 << 128
 _CONFIGS_MAX = 64
+
+_KEY_BYTES_MAX = 1_200
+_GROUP_BYTES_MAX = 800
+_OVER_BYTES_MAX = 32
+_REST_BYTES_MAX = 8_192
+"""Bytes of a state's parts at most: of each key, of each group without what is over,
+of each operation that is over, and of all the rest (not of the parts of a Reset)."""
 
 KEYS_PER_PIECE = 1_000
 
@@ -85,7 +93,7 @@ class _Key(Fields, frozen=True):
     position: Next | None
     granted: Next | None
     topic_id: Id | None
-    retired_topic_ids: tuple[Id, ...]
+    retired_topic_ids: Annotated[tuple[Id, ...], Meta(max_length=RETIRED_TOPIC_IDS_MAX)]
     resume_hash: Hash | None
     lock: Id | None
     previous: tuple[Next | None, Next | None] | None
@@ -135,7 +143,19 @@ class _World(Fields, frozen=True):
     operations: tuple[_Quiet | _Staging | _Eras, ...]
 
 
+class _Parts(Fields, frozen=True):
+    version: Literal[1]
+    header: msgspec.Raw
+    keys: msgspec.Raw
+    groups: msgspec.Raw
+    operations: msgspec.Raw
+
+
 _decode = msgspec.msgpack.Decoder(_World).decode
+_decode_parts = msgspec.msgpack.Decoder(_Parts).decode
+_decode_header = msgspec.msgpack.Decoder(_Header).decode
+_decode_rows = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
+_decode_quiet_and_eras = msgspec.msgpack.Decoder(list[_Quiet | _Eras]).decode
 
 
 def digest(state: WorldState) -> str:
@@ -237,6 +257,73 @@ def from_bytes(value: bytes) -> WorldState:
     return state
 
 
+def bytes_max(config: Config) -> int:
+    """Return how many bytes a state within the limits of a Config has at most.
+
+    Without the parts of a Reset under way.
+    """
+    return (
+        _REST_BYTES_MAX
+        + config.limit("keys") * _KEY_BYTES_MAX
+        + config.limit("groups") * _GROUP_BYTES_MAX
+        + config.limit("operations") * _OVER_BYTES_MAX
+    )
+
+
+class Outline(NamedTuple):
+    """What canonical bytes say of themselves before their rows are read.
+
+    Attributes:
+        header: The state without keys, groups and operations.
+        key_count: Number of keys.
+        group_count: Number of groups.
+        parts: Header, keys, groups and operations, as they stand there.
+    """
+
+    header: WorldState
+    key_count: int
+    group_count: int
+    parts: tuple[msgspec.Raw, ...]
+
+    def digest(self) -> str:
+        """Return the digest of the state, if the bytes are canonical.
+
+        Costs a small part of what reading the state costs.
+        """
+        header, *lists = self.parts
+        rows = chain.from_iterable(map(_decode_rows, lists))
+        return _told(sum(map(_hash_bytes, chain([header], rows))))
+
+
+def outline(value: bytes) -> Outline:
+    """Read of canonical bytes what is cheap to read, without making a state of them.
+
+    Raises:
+        MalformedRecord: They are no canonical bytes, or of a state with a Reset under
+            way. Without it they may still be none.
+    """
+    try:
+        parts = _decode_parts(value)
+        header = _read_header(_decode_header(parts.header))
+        _decode_quiet_and_eras(parts.operations)
+        lists = (parts.keys, parts.groups)
+        key_count, group_count = map(_count_of_list, map(bytes, lists))
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise MalformedRecord(f"not a snapshot: {error}") from error
+    raw = (parts.header, *lists, parts.operations)
+    return Outline(header, key_count, group_count, raw)
+
+
+def _count_of_list(value: bytes) -> int:
+    """Return how many items a MessagePack list says that it has."""
+    head = value[0]
+    if head & 0xF0 == 0x90:  # noqa: PLR2004 - MessagePack's fixarray
+        return head & 0x0F
+    if head not in {0xDC, 0xDD}:
+        raise ValueError("no list")
+    return int.from_bytes(value[1 : 3 if head == 0xDC else 5], "big")  # noqa: PLR2004
+
+
 def _read(world: _World) -> WorldState:
     state = _read_header(world.header)
     state.groups = {row.group_id: _read_group(row) for row in world.groups}
@@ -276,9 +363,11 @@ def _are_of_a_log(state: WorldState) -> bool:
 
 
 def _hash(item: list[Any]) -> int:
-    return int.from_bytes(
-        blake2b(_encode(item), digest_size=_DIGEST_BYTES).digest(), "big"
-    )
+    return _hash_bytes(_encode(item))
+
+
+def _hash_bytes(value: bytes | msgspec.Raw) -> int:
+    return int.from_bytes(blake2b(value, digest_size=_DIGEST_BYTES).digest(), "big")
 
 
 def _item(state: WorldState, name: Key | str) -> list[Any] | None:

@@ -1,5 +1,6 @@
 import pytest
 from logkit import (
+    CREATE_TIME,
     OP,
     START_MS,
     H,
@@ -215,6 +216,8 @@ def test_a_pause_that_was_ended_does_not_lapse_again(log):
 
 # --- Config ---
 
+LATEST = START_MS // 1_000 + 24 * 3_600
+
 
 @pytest.mark.parametrize(
     ("change", "accepted"),
@@ -230,6 +233,9 @@ def test_a_pause_that_was_ended_does_not_lapse_again(log):
         pytest.param({"era": 1}, False, id="the same era"),
         pytest.param({"era": 0}, False, id="a lower era"),
         pytest.param({"level": 3, "era": 1}, False, id="refused before its level"),
+        pytest.param({"era": LATEST}, True, id="an era a day ahead"),
+        pytest.param({"era": LATEST + 1}, False, id="an era further ahead"),
+        pytest.param({"era": LATEST + 1, "level": 3}, False, id="ahead, and above us"),
     ],
 )
 def test_who_may_follow_a_config(log, change, accepted):
@@ -247,6 +253,18 @@ def test_who_may_follow_a_config(log, change, accepted):
 def test_the_first_config_may_be_of_any_generation():
     log = Log(generation=5, era=0)
     assert log.state.config.generation == 5
+
+
+@pytest.mark.parametrize(("after", "said"), [(999, "config"), (1_000, "configured")])
+def test_the_first_era_may_be_a_day_ahead_of_its_own_entry(after, said):
+    log = Log(configured=False)
+    assert log.say(config(era=LATEST + 1), after=after) == said
+
+
+def test_a_config_without_any_append_time_is_a_day_from_the_epoch_at_most():
+    log = Log(configured=False)
+    assert log.say(config(era=24 * 3_600 + 1), kind=CREATE_TIME) == "config"
+    assert log.say(config(era=24 * 3_600), kind=CREATE_TIME) == "configured"
 
 
 def test_a_config_beyond_us_halts(log):

@@ -23,14 +23,25 @@ from logkit import (
 )
 from msgspec.structs import replace
 
+from kafka_marshal.protocol import fold_resets
 from kafka_marshal.protocol.claiming import estimate
 from kafka_marshal.protocol.fold_resets import FOLDS, PARTS_MAX, PATIENCE_MS
 from kafka_marshal.protocol.rationalizer import apply
-from kafka_marshal.protocol.records import KINDS
-from kafka_marshal.protocol.snapshot import digest, from_bytes, to_bytes
+from kafka_marshal.protocol.records import CHUNK_BYTES_MAX, KINDS
+from kafka_marshal.protocol.snapshot import (
+    bytes_max,
+    digest,
+    from_bytes,
+    outline,
+    to_bytes,
+)
+from kafka_marshal.protocol.state import GroupState
 from kafka_marshal.protocol.types import Key, Owner
 
 OTHER = Key("g", "t", 1)
+FEW = {"keys": 100, "groups": 10, "operations": 10}
+MOST = bytes_max(config(level=2, **FEW))
+MOST_PARTS = 1 + MOST // CHUNK_BYTES_MAX
 YEAR_MS = 365 * 24 * 3_600_000
 
 
@@ -241,6 +252,34 @@ def test_what_may_be_kept_is_bounded(change):
     assert log.state.staging is None
 
 
+@pytest.mark.parametrize(
+    ("part_count", "size_bytes", "expected"),
+    [
+        pytest.param(MOST_PARTS, MOST, "reset_staged", id="at the bounds"),
+        pytest.param(MOST_PARTS + 1, MOST, "limits", id="a part more"),
+        pytest.param(MOST_PARTS, MOST + 1, "limits", id="a byte more"),
+    ],
+)
+def test_the_limits_bound_the_parts_from_the_first_on(part_count, size_bytes, expected):
+    log = Log(level=2, **FEW)
+    (record,) = resets(b"state", "00" * 16)
+    record = replace(record, part_count=part_count, size_bytes=size_bytes)
+    assert log.say(record) == expected
+    assert (log.state.staging is None) == (expected == "limits")
+
+
+def test_parts_never_hold_more_than_was_said():
+    log, records = story()
+    first, second, *_ = records
+    assert log.say(replace(first, size_bytes=len(first.data) - 1)) == "reset_damaged"
+    assert log.state.staging is None
+    for size, said in ((-1, "reset_damaged"), (0, "reset_staged")):
+        size_bytes = len(first.data) + len(second.data) + size
+        log.append(replace(first, size_bytes=size_bytes))
+        assert log.say(replace(second, size_bytes=size_bytes)) == said
+        assert len(log.state.staging.parts) == (1 if said == "reset_damaged" else 2)
+
+
 def as_one(log, value, told, **change):
     """Return the verdict on a Reset of one part."""
     (record,) = resets(value, told, bytes_max=10**6)
@@ -298,6 +337,40 @@ def test_a_state_beyond_the_limits_is_refused(bounds, spoil):
     while log.state.next_offset < rich.state.next_offset:
         log.append(b"")
     assert as_one(log, to_bytes(rich.state), digest(rich.state)) == "limits"
+
+
+@pytest.mark.parametrize("spoiled", ["keys", "groups", "digest", "foreign"])
+def test_a_state_is_made_of_nothing_that_can_be_refused_before(monkeypatch, spoiled):
+    log, _ = story()
+    value, told = to_bytes(log.state), digest(log.state)
+    if spoiled == "digest":
+        told = "00" * 16
+    elif spoiled == "foreign":
+        log.append(config(2, era=2, level=2))
+    else:
+        bounds = {spoiled: 1}
+        rich = from_bytes(value)
+        rich.config = log.state.config = config(level=2, **bounds)
+        rich.keys[KEY._replace(group_id="h")] = rich.keys.pop(OTHER)
+        rich.groups["h"] = GroupState()
+        rich.rebuild_derived()
+        value, told = to_bytes(rich), digest(rich)
+    monkeypatch.setattr(fold_resets, "from_bytes", None)
+    expected = {"digest": "reset_damaged", "foreign": "reset_foreign"}
+    assert as_one(log, value, told) == expected.get(spoiled, "limits")
+
+
+def test_a_row_that_no_fold_gives_is_refused_though_its_digest_is_right():
+    log, _ = story()
+    value = to_bytes(log.state).replace(b"\xa1g", b"\xa1/")
+    assert as_one(log, value, outline(value).digest()) == "reset_damaged"
+
+
+def test_a_state_with_a_reset_under_way_is_refused():
+    log, records = story()
+    log.append(records[0])
+    value, told = to_bytes(log.state), digest(log.state)
+    assert as_one(log, value, told) == "reset_damaged"
 
 
 def test_hostile_resets_never_raise_and_leave_little():

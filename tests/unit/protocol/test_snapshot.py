@@ -27,14 +27,22 @@ from kafka_marshal.protocol import snapshot
 from kafka_marshal.protocol.codec import encode
 from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.snapshot import (
+    bytes_max,
     chained,
     digest,
     freeze,
     from_bytes,
+    outline,
     to_bytes,
 )
-from kafka_marshal.protocol.state import QUIET, WorldState
-from kafka_marshal.protocol.types import Key
+from kafka_marshal.protocol.state import (
+    QUIET,
+    GroupState,
+    KeyState,
+    Pause,
+    WorldState,
+)
+from kafka_marshal.protocol.types import Key, Owner
 
 pack, unpack = msgspec.msgpack.encode, msgspec.msgpack.decode
 SECOND = Key("g", "t", 1)
@@ -446,3 +454,106 @@ def test_a_reset_under_way_and_the_quiet_behind_one_are_part_of_it():
         for each in (item, quiet)
     ]
     assert (int(digest(without), 16) + sum(sums)) % 2**128 == int(told, 16)
+
+
+# --- What is read before the rows are ---
+
+
+def test_an_outline_says_what_the_state_says():
+    state = story().state
+    known = outline(to_bytes(state))
+    assert (known.key_count, known.group_count) == (len(state.keys), len(state.groups))
+    assert known.header.config == state.config
+    assert known.header.next_offset == state.next_offset
+    assert known.digest() == digest(state)
+
+
+def test_an_outline_covers_eras_and_quiet():
+    log = Log(level=2)
+    log.append(config(2, era=2, level=2))
+    for record in resets(to_bytes(log.state), digest(log.state)):
+        log.append(record)
+    assert log.state.quiet_until_ms is not None
+    assert outline(to_bytes(log.state)).digest() == digest(log.state)
+
+
+@pytest.mark.parametrize("count", [0, 15, 16, 2**16 - 1, 2**16])
+def test_rows_are_counted_before_they_are_read(count):
+    rows = unpack(to_bytes(Log().state))
+    rows[2] = [None] * count
+    assert outline(pack(rows)).key_count == count
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(put(0, 2), id="unknown version"),
+        pytest.param(put(1, 0, "head"), id="no header"),
+        pytest.param(put(1, 7, b"?"), id="no Config"),
+        pytest.param(put(2, 5), id="keys that are a number"),
+        pytest.param(put(3, None), id="groups that are nil"),
+        pytest.param(put(4, [1]), id="unknown operations"),
+        pytest.param(put(4, [["reset"]]), id="a Reset under way"),
+    ],
+)
+def test_what_has_no_outline(change):
+    with pytest.raises(MalformedRecord, match="not a snapshot"):
+        outline(changed(change))
+
+
+@pytest.mark.parametrize("value", [b"", b"\xc1", b"\x91" * 5_000])
+def test_what_is_no_list_has_no_outline(value):
+    with pytest.raises(MalformedRecord):
+        outline(value)
+
+
+def test_no_state_within_the_limits_has_more_bytes():
+    far, name, topic = 2**63 - 1, "n" * 199, "t" * 249
+    long_ago = -(2**63)
+    settled = config(keys=3, groups=2, operations=128, era=2**32 - 1)
+    settled = msgspec.structs.replace(
+        settled,
+        format_id=INC,
+        cluster_id="\U0001f600" * 255,
+        heartbeat_interval_ms=2**31 - 1,
+        partition_count=2**31 - 1,
+        generation=2**31 - 1,
+        tags=b"t" * 1_024,
+    )
+    state = WorldState(
+        2**31 - 1, 2**63, 2**31 - 1, long_ago, long_ago, far, config=settled
+    )
+    state.eras = tuple((far - 64 + n, 2**32 - 65 + n) for n in range(64))
+    state.quiet_until_ms = long_ago
+    for group in "ab":
+        state.groups[group + name] = GroupState(
+            Pause(OP, "a" + name, INC, far, (INC,) * 16, far),
+            tuple((far - n, OP) for n in range(64, 0, -1)),
+        )
+    for number in range(3):
+        key = Key("a" + name, topic, 2**31 - 1 - number)
+        state.keys[key] = KeyState(
+            Owner("o" + name, INC),
+            far - number - 1,
+            2**31 - 1,
+            long_ago,
+            far,
+            long_ago,
+            2**63,
+            2**63,
+            OP,
+            (OP,) * 4,
+            hashed(OP),
+            OP,
+            (2**63, 2**63),
+            ("s" + name, long_ago),
+        )
+    value = to_bytes(state)
+    assert from_bytes(value).keys == state.keys
+    row = len(pack(unpack(value)[2][0]))
+    assert row <= snapshot._KEY_BYTES_MAX
+    group = len(pack(unpack(value)[3][0])) - 64 * snapshot._OVER_BYTES_MAX
+    assert group <= snapshot._GROUP_BYTES_MAX
+    rest = len(value) - 3 * row - 2 * len(pack(unpack(value)[3][0]))
+    assert rest <= snapshot._REST_BYTES_MAX
+    assert len(value) <= bytes_max(settled)

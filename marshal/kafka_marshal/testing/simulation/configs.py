@@ -121,6 +121,7 @@ class Configs:
             replace(fit, generation=last.generation + FAR),
             replace(fit, generation=1),
             replace(fit, era=last.era),
+            replace(fit, era=2**32 - 1),
             replace(fit, format_id=OTHER_FORMAT),
             replace(fit, cluster_id="another"),
             replace(fit, partition_count=last.partition_count + 1),
