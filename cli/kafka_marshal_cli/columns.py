@@ -34,7 +34,9 @@ CLAIMS = (
     column("STATE", "freshness_estimate"),
     column("AGE", "age_ms", as_text=duration),
     Column("AGE NOW", _age, is_number=True),
-    column("POSITION", "position"),
+    column("CURRENT-OFFSET", "position"),
+    column("LOG-END-OFFSET", "log_end_offset"),
+    column("LAG", "lag"),
     column("GRANTED", "granted"),
     column("TOKEN", "token"),
 )

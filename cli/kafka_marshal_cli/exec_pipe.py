@@ -145,6 +145,7 @@ class ExecLoop:
         # Handed out with others and waiting for room.
         self._backlog: deque[Job] = deque()
         self._taken_count = 0
+        self._done_count = 0
         # Nothing came after we were asked to stop: nothing will.
         self._is_dry = False
         self._end_s: float | None = None
@@ -166,6 +167,11 @@ class ExecLoop:
                 self._wait()
         finally:
             self._end_in_time()
+
+    @property
+    def done_count(self) -> int:
+        """Number of records that were processed or skipped, and committed."""
+        return self._done_count
 
     def kill(self) -> None:
         """Kill every process. For a signal handler, before we die ourselves."""
@@ -303,6 +309,8 @@ class ExecLoop:
             self._consumer.commit(job.records)
         except ClaimLost as lost:
             tell(f"lost: {lost}")
+        else:
+            self._done_count += len(job.records)
 
     def _drop_lost(self, job: Job) -> None:
         tell(f"lost: {job.name}; its next owner decides")

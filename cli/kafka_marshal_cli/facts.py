@@ -1,9 +1,9 @@
 """Rows and facts out of a world: what the commands show. Pure functions."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from kafka_marshal import Key, World
+from kafka_marshal import Key, TopicPartition, World
 from kafka_marshal.adoption import AdoptionPlan
 from kafka_marshal.protocol.freshness import Freshness
 from kafka_marshal.protocol.hashing import RESERVED_TOPICS, coordinating_partition
@@ -66,6 +66,32 @@ def claim_rows(
         if is_wanted(key, group_id=group_id, topic=topic)
     ]
     return [row for _, row in sorted(rows, key=lambda pair: pair[0])]
+
+
+def data_partitions(rows: Iterable[Row]) -> set[TopicPartition]:
+    """Return the data partitions that claims are of."""
+    return {
+        TopicPartition(row["topic"], row["partition"])
+        for row in rows
+        if row["topic"] not in RESERVED_TOPICS
+    }
+
+
+def with_lag(rows: Iterable[Row], ends: Mapping[TopicPartition, int]) -> list[Row]:
+    """Return claims with the end of their log, and how far it is ahead.
+
+    Args:
+        rows: Claims.
+        ends: Next offset to be written, by partition; None is said where it is absent.
+    """
+    found = []
+    for row in rows:
+        end = ends.get(TopicPartition(row["topic"], row["partition"]))
+        position = row["position"]
+        is_known = end is not None and position is not None
+        lag = max(0, end - position) if is_known else None
+        found.append({**row, "log_end_offset": end, "lag": lag})
+    return found
 
 
 def is_wanted(key: Key, *, group_id: str | None, topic: str | None) -> bool:

@@ -13,9 +13,8 @@ def record_object(record: Record, handed_out_ms: int) -> dict[str, Any]:
         "partition": record.partition,
         "offset": record.offset,
         "token": None if record.token is None else str(record.token),
-        "timestamp": handed_out_ms,
+        "timestamp": record.timestamp_ms,
         "handed_out_ms": handed_out_ms,
-        "record_timestamp_ms": record.timestamp_ms,
         **_text("key", record.key),
         **_text("value", record.value),
     }

@@ -112,7 +112,7 @@ class Answer:
     shown: Mapping[str, str] = attrs.field(factory=dict)
 
 
-_NUMBERS = ("_ms", "_count", "offset", "position", "granted", "generation")
+_NUMBERS = ("_ms", "_count", "offset", "position", "granted", "generation", "lag")
 
 
 def column(

@@ -10,7 +10,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from enum import StrEnum
 from functools import wraps
@@ -23,7 +23,7 @@ import typer
 from kafka_marshal import Admin, ConfigurationError, World, WorldWatch
 from kafka_marshal.ports import LogRange
 from kafka_marshal.views import LogScan
-from kafka_marshal_cli import names, parsing, profiles, render
+from kafka_marshal_cli import facts, names, parsing, profiles, render
 from kafka_marshal_cli.chosen import Chosen, Config, ProfileName
 from kafka_marshal_cli.exits import ExitCode, exit_code, message
 
@@ -199,6 +199,16 @@ class Call:
             transport=self.transport,
             timeout_ms=self.timeout_ms,
         )
+
+    def with_lag(self, claims: Iterable[facts.Row]) -> list[facts.Row]:
+        """Return claims with their lag; the cluster is asked where their logs end."""
+        rows = list(claims)
+        wanted = facts.data_partitions(rows)
+        ends = {}
+        if wanted:
+            with self.admin() as admin:
+                ends = admin.log_ends(wanted)
+        return facts.with_lag(rows, ends)
 
     def answer(self, answer: render.Answer) -> None:
         """Write an answer to stdout in the form that was asked for."""

@@ -1,10 +1,10 @@
 """How a command that runs for long tells of itself: metrics, and its events."""
 
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from enum import StrEnum
-from logging import getLevelName
 from typing import Annotated, Any
 
 import attrs
@@ -37,11 +37,20 @@ class Telling:
         metrics_port: Where to serve metrics, None for nowhere; 0 for a free port.
         metrics_host: Address to serve them at.
         log_format: How events are written.
+        is_verbose: Whether claims that come and go, and events without consequence,
+            are written as text too; as JSON they always are.
     """
 
     metrics_port: int | None = None
     metrics_host: str = HOST_DEFAULT
     log_format: LogFormat = LogFormat.TEXT
+    is_verbose: bool = False
+
+    def wants(self, event: Event) -> bool:
+        """Return whether an event is written."""
+        return (
+            self.is_json or self.is_verbose or level_of(event.name) >= logging.WARNING
+        )
 
     @property
     def is_json(self) -> bool:
@@ -55,7 +64,7 @@ class Telling:
         at = datetime.fromtimestamp(wall_ms / 1000, UTC)
         head = {
             "timestamp": at.isoformat(timespec="milliseconds"),
-            "level": getLevelName(level_of(event.name)).lower(),
+            "level": logging.getLevelName(level_of(event.name)).lower(),
             "event": event.name,
         }
         return to_json(head | flat(event.fields))
@@ -119,6 +128,18 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
             ),
         ],
         LogFormat.TEXT,
+    ),
+    "is_verbose": (
+        Annotated[
+            bool,
+            typer.Option(
+                "-v",
+                "--verbose",
+                help="Tell of claims that come and go, and of every event.",
+                rich_help_panel=PANEL,
+            ),
+        ],
+        False,
     ),
 }
 

@@ -6,7 +6,7 @@ group.
 
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -19,6 +19,7 @@ from kafka_marshal.engine.follower import Follower
 from kafka_marshal.errors import (
     ClaimRejected,
     ConfigurationError,
+    CoordinationError,
     LogUnreadable,
     TopicMisconfigured,
 )
@@ -42,6 +43,7 @@ from kafka_marshal.kafka_io import (
     problems,
     set_command,
 )
+from kafka_marshal.kafka_io.offsets import KafkaOffsets
 from kafka_marshal.overriding import (
     ResetPlan,
     UpgradePlan,
@@ -66,11 +68,13 @@ from kafka_marshal.protocol.hashing import home_partition
 from kafka_marshal.protocol.records import Config
 from kafka_marshal.protocol.state import Pause
 from kafka_marshal.protocol.transition import ACCEPTED
-from kafka_marshal.protocol.types import Key
+from kafka_marshal.protocol.types import Key, TopicPartition
 from kafka_marshal.snapshots import open_store
 from kafka_marshal.views import World
 
 TIMEOUT_MS = 30_000
+LOG_ENDS_MS_MAX = 5_000
+CLOSE_MS_MAX = 1_000
 UNCLEAN = "unclean.leader.election.enable"
 
 
@@ -147,6 +151,7 @@ class Admin(Closing):
         self._timeout_ms = timeout_ms
         self._clock = SystemClock()
         self._topics = KafkaTopicAdmin(self._settings)
+        self._offsets = KafkaOffsets(self._settings)
         self._follower: Follower | None = None
         self._cluster_id: str | None = None
 
@@ -224,6 +229,21 @@ class Admin(Closing):
         """
         found = self._topics.describe_bare(topic, timeout_ms=self._timeout_ms)
         return found.partition_count if found.exists else None
+
+    def log_ends(
+        self, partitions: Collection[TopicPartition]
+    ) -> dict[TopicPartition, int]:
+        """Return where the logs of data partitions end; absent is what is not known.
+
+        One look-up, of at most ``LOG_ENDS_MS_MAX``; a partition that does not exist,
+        has no leader or may not be seen is absent, and so is every one where there is
+        no answer in time.
+        """
+        timeout_ms = min(self._timeout_ms, LOG_ENDS_MS_MAX)
+        try:
+            return self._offsets.known_ends(partitions, timeout_ms)
+        except CoordinationError:
+            return {}
 
     def format_topic(
         self, wanted: Format | None = None, *, ignore_formatted: bool = False
@@ -462,6 +482,7 @@ class Admin(Closing):
             self._follower.close()
             self._follower = None
         self._topics.close()
+        self._offsets.close(CLOSE_MS_MAX)
 
 
 def remedy(problem: Problem, topic: str, *, servers: str) -> str:

@@ -44,6 +44,16 @@ class HeldClaim:
         self._clock = engine.context.ports.clock
         self._pid = os.getpid()
 
+    def __repr__(self) -> str:
+        """Return the partition, group, client and state; never waits."""
+        claim = self._holding.claim
+        ending = claim.ending
+        state = claim.phase.value if ending is None else f"ended: {ending.reason}"
+        return (
+            f"<HeldClaim {self.partition} group_id={self._holding.key.group_id!r} "
+            f"client_id={claim.claimant.owner.client_id!r} token={claim.token} {state}>"
+        )
+
     @property
     def partition(self) -> TopicPartition:
         """What is held."""

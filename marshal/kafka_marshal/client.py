@@ -197,6 +197,15 @@ class Marshal(Closing):
         """The group."""
         return self._group_id
 
+    def __repr__(self) -> str:
+        """Return group, client and state; never waits."""
+        failure = self.engine.failure or self.session.failure
+        state = "open" if failure is None else f"failed: {failure}"
+        return (
+            f"<Marshal group_id={self._group_id!r} client_id={self._client_id!r} "
+            f"{'closed' if self._is_closed else state}>"
+        )
+
     def consumer(
         self,
         *topics: str,

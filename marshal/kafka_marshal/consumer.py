@@ -93,6 +93,16 @@ class Consumer(Closing):
         self.is_close_confirmed = True
         self._pid = _Process.pid
 
+    def __repr__(self) -> str:
+        """Return group, client, topics and state; never waits."""
+        state = "stopped" if self._is_stopped else "open"
+        return (
+            f"<Consumer group_id={self._subscription.group_id!r} "
+            f"client_id={self._session.claimant.owner.client_id!r} "
+            f"topics={sorted(self._subscription.topics)} "
+            f"{'closed' if self._is_closed else state}>"
+        )
+
     # --- reading
 
     def poll(

@@ -10,6 +10,7 @@ from kafka_marshal import runtime as runtimes
 from kafka_marshal.client import Marshal
 from kafka_marshal.errors import (
     ConfigurationError,
+    CoordinationError,
     IdentityConflict,
     InvalidTransition,
     LogUnreadable,
@@ -270,3 +271,28 @@ def test_lag_of_ranges_counts_to_the_end_that_their_work_sees(cluster, tmp_path)
         cluster.run_until(lambda: marshal.session.lag_of(KEY) == 10, 2 * H)
         with pytest.raises(ConfigurationError, match="isolation_level"):
             marshal.ranges("u", isolation_level="dirty")
+
+
+def test_a_repr_says_group_client_and_state(cluster, tmp_path):
+    with opened(tmp_path) as marshal:
+        assert repr(marshal) == "<Marshal group_id='g' client_id='a' open>"
+        with consuming(marshal, cluster) as consumer:
+            told = "<Consumer group_id='g' client_id='a' topics=['t'] {}>"
+            assert repr(consumer) == told.format("open")
+            consumer.stop()
+            assert repr(consumer) == told.format("stopped")
+        assert repr(consumer) == told.format("closed")
+    assert repr(marshal) == "<Marshal group_id='g' client_id='a' closed>"
+
+
+def test_a_repr_of_a_claim_says_how_it_stands(cluster, tmp_path):
+    with opened(tmp_path) as marshal:
+        claim = marshal.claim("t", 0)
+        told = f"<HeldClaim t-0 group_id='g' client_id='a' token={claim.token} {{}}>"
+        assert repr(claim) == told.format("held")
+        claim.release()
+        assert repr(claim).startswith(told.format("ended: ")[:-1])
+    with opened(tmp_path) as marshal:
+        marshal.engine.failure = CoordinationError("gone")
+        assert repr(marshal).endswith("failed: gone>")
+        marshal.engine.failure = None

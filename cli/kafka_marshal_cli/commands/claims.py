@@ -29,9 +29,12 @@ def list_claims(
         str | None, typer.Option(metavar="TOPIC", help="Of this topic only.")
     ] = None,
 ) -> None:
-    """List every claim with its owner, age, position, token, and why it is there."""
+    """List every claim with its owner, age, position, lag, token, and why it is there.
+
+    LOG-END-OFFSET and LAG are asked of the cluster, and `-` where that cannot tell.
+    """
     world = call.formatted_world()
-    rows = facts.claim_rows(world, group_id=group, topic=topic)
+    rows = call.with_lag(facts.claim_rows(world, group_id=group, topic=topic))
     section = Section("claims", rows, columns.CLAIMS_WITH_WHY)
     call.answer(Answer(facts.as_of(world), {}, (section,)))
 

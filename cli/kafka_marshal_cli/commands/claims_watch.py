@@ -3,7 +3,7 @@
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Annotated, Any, Protocol
 
@@ -12,7 +12,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from kafka_marshal import CoordinationError, World, WorldWatch
+from kafka_marshal import CoordinationError, TopicPartition, World, WorldWatch
 from kafka_marshal.watch import Change
 from kafka_marshal_cli import columns, facts, parsing
 from kafka_marshal_cli.live import Idle, Outages, check_reader, ending_in_order
@@ -33,6 +33,14 @@ from kafka_marshal_cli.shared import Call, Output, command, data, terminal
 DRAWN_EVERY_S_MIN = 0.25
 DRAWN_EVERY_S_MAX = 1.0
 CHANGES_SHOWN = 5
+LOG_ENDS_EVERY_S = 5.0
+
+
+AskLogEnds = Callable[[set[TopicPartition]], Mapping[TopicPartition, int]]
+
+
+def _unknown_ends(_: set[TopicPartition]) -> Mapping[TopicPartition, int]:
+    return {}
 
 
 class Show(Protocol):
@@ -57,15 +65,36 @@ class Wanted:
     Args:
         group_id: Of this group only.
         topic: Of this topic only; pauses of groups are told all the same.
+        log_ends: Returns where logs end, of the partitions that can be asked.
+        now_s: Returns the time in seconds.
     """
 
-    def __init__(self, group_id: str | None, topic: str | None) -> None:
+    def __init__(
+        self,
+        group_id: str | None,
+        topic: str | None,
+        *,
+        log_ends: AskLogEnds = _unknown_ends,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.group_id = group_id
         self.topic = topic
+        self._log_ends = log_ends
+        self._now_s = now_s
+        self._ends: Mapping[TopicPartition, int] = {}
+        self._asked_s = float("-inf")
 
-    def rows(self, world: World) -> list[dict[str, Any]]:
-        """Return the claims of a world that are watched."""
-        return facts.claim_rows(world, group_id=self.group_id, topic=self.topic)
+    def rows(self, world: World, *, is_away: bool = False) -> list[dict[str, Any]]:
+        """Return the claims of a world that are watched, with their lag.
+
+        Log ends are asked for at most every ``LOG_ENDS_EVERY_S``, and not while the
+        brokers are away.
+        """
+        rows = facts.claim_rows(world, group_id=self.group_id, topic=self.topic)
+        if not is_away and self._now_s() - self._asked_s >= LOG_ENDS_EVERY_S:
+            self._ends = self._log_ends(facts.data_partitions(rows))
+            self._asked_s = self._now_s()
+        return facts.with_lag(rows, self._ends)
 
     def __contains__(self, change: Change) -> bool:
         """Whether a change is of interest."""
@@ -159,7 +188,7 @@ class Board:
         self._live.update(self._drawn(world, outage), refresh=True)
 
     def _drawn(self, world: World, outage: CoordinationError | None) -> Group:
-        rows = self._wanted.rows(world)
+        rows = self._wanted.rows(world, is_away=outage is not None)
         head = f"{len(rows)} claims at {instant(world.read_at_ms)}"
         if outage is not None:
             head += f"; THE BROKERS DO NOT ANSWER: {escape(str(outage))}"
@@ -187,6 +216,7 @@ def held_text(row: Row, read_at_ms: int) -> str:
         f"{instant(read_at_ms)} held     {row['group_id']} {row['topic']}-"
         f"{row['partition']} by {row['owner']['client_id']}, token {row['token']}"
         + ("" if row["position"] is None else f", position {row['position']}")
+        + ("" if row["lag"] is None else f", lag {row['lag']}")
     )
 
 
@@ -290,7 +320,8 @@ def watch(
 ) -> None:
     """Show claims live: a table on a terminal, else a line for each change.
 
-    The table tells ages by estimate (AGE NOW), as `claims list` does. Lines
+    The table tells ages by estimate (AGE NOW), as `claims list` does, and asks
+    for log ends every 5 s. Lines
     begin with the claims that are held (`-o jsonl`: kind `claims`), then tell
     each change (kind `change`): claimed, resumed, released, lost (taken over
     from an owner that did not let go), paused, unpaused, with the offset and
@@ -299,8 +330,9 @@ def watch(
     """
     idle_ms = None if timeout is None else parsing.duration_ms("--timeout", timeout)
     open_ms = parsing.duration_ms("--open-timeout", open_timeout)
-    wanted = Wanted(group, topic)
     with ending_in_order(), ExitStack() as stack:
+        admin = stack.enter_context(call.admin())
+        wanted = Wanted(group, topic, log_ends=admin.log_ends)
         watch = stack.enter_context(
             call.watch(timeout_ms=open_ms, first=lambda span: span.end)
         )

@@ -5,8 +5,9 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Annotated
@@ -20,6 +21,7 @@ from kafka_marshal import (
     Delivery,
     Event,
     Marshal,
+    MarshalError,
     Observer,
     Token,
     TopicPartition,
@@ -28,6 +30,7 @@ from kafka_marshal.ports import READ_COMMITTED, READ_UNCOMMITTED
 from kafka_marshal.protocol.claiming import Ending
 from kafka_marshal.protocol.granting import DEPTH_MAX_DEFAULT
 from kafka_marshal_cli import parsing
+from kafka_marshal_cli.assumptions import shown
 from kafka_marshal_cli.commands.consume_exec import EXEC, Asked
 from kafka_marshal_cli.exec_pipe import ExecFailed, ExecLoop, ExecMode, ExecOptions
 from kafka_marshal_cli.exits import ExitCode
@@ -55,11 +58,12 @@ EPILOG = (
 HELP = """\
 Consume topics in a group and print one JSON object a record.
 
-Fields: topic, partition, offset, token, timestamp and handed_out_ms (both
-the time of hand-out, epoch ms), record_timestamp_ms, key and value as
-text, or key_base64 and value_base64 where they are not UTF-8. A record is
-committed after its line was flushed. SIGTERM and SIGINT end it in order:
-what is in hand is finished, positions are written, claims released.
+Fields: topic, partition, offset, token, timestamp (the record's, epoch ms),
+handed_out_ms (the time of hand-out), key and value as text, or key_base64
+and value_base64 where they are not UTF-8. A record is committed after its
+line was flushed. SIGTERM and SIGINT end it in order: what is in hand is
+finished, positions are written, claims released. At its end it says how
+many records it consumed and what it released.
 
 With --exec nothing is printed: a process is run for each record instead.
 Its environment has MARSHAL_TOPIC, MARSHAL_PARTITION, MARSHAL_OFFSET (also
@@ -114,7 +118,8 @@ class Events(Observer):
 
     def observe(self, event: Event) -> None:
         """Take one event."""
-        if self._telling.is_json or event.name not in _TOLD_ELSEWHERE:
+        is_told = self._telling.is_json or event.name not in _TOLD_ELSEWHERE
+        if is_told and self._telling.wants(event):
             self._waiting.append((event, wall_ms()))
 
     def tell(self) -> None:
@@ -183,6 +188,51 @@ class Ends:
     stopper: Stopper
     events: Events
     idle_ms: int | None
+
+
+@attrs.define
+class Summary:
+    """What a run came to: told once everything is closed.
+
+    Attributes:
+        count: Returns how many records were consumed.
+        consumer: What consumed them; None before it is there.
+        held: Partitions that it held when its work ended.
+    """
+
+    count: Callable[[], int] = attrs.field(default=lambda: 0)
+    consumer: Consumer | None = None
+    held: list[TopicPartition] = attrs.field(factory=list)
+
+    @contextmanager
+    def taken(self, events: Events) -> Iterator[None]:
+        """Tell the last events after the block, and note what is held then."""
+        try:
+            yield
+        finally:
+            events.tell()
+            with suppress(MarshalError):
+                if self.consumer is not None:
+                    self.held = sorted(self.consumer.assignment())
+
+    @contextmanager
+    def told(self) -> Iterator[None]:
+        """Tell after the block, where a consumer was there."""
+        try:
+            yield
+        finally:
+            if self.consumer is not None:
+                tell(self.text(is_confirmed=self.consumer.is_close_confirmed))
+
+    def text(self, *, is_confirmed: bool) -> str:
+        """Return the line."""
+        released = f"released {shown(self.held)}" if self.held else "held nothing"
+        if self.held and not is_confirmed:
+            released = (
+                f"the log did not confirm the release of {shown(self.held)}, which "
+                "others take over after 2H"
+            )
+        return f"consumed {self.count()} records, {released}"
 
 
 Topics = Annotated[list[str], typer.Argument(metavar="TOPIC", help="Data topics.")]
@@ -301,9 +351,10 @@ def consume(
     processes = _processes(
         asked, group=group, is_amo=is_amo, batch_max=batch_max, records_max=max_records
     )
-    stopper, events = Stopper(), Events(telling)
+    stopper, events, summary = Stopper(), Events(telling), Summary()
     with (
         stopper.installed(),
+        summary.told(),
         Marshal(
             via.servers(call),
             group_id=group,
@@ -329,28 +380,31 @@ def consume(
             max_poll_records=batch_max,
             max_granted_batches=_depth(max_records, processes),
             max_handling_ms=_handling_ms(processes),
-            on_claimed=_untold if telling.is_json else _on_claimed,
-            on_lost=_untold if telling.is_json else _on_lost,
+            on_claimed=partial(_on_claimed, telling),
+            on_lost=partial(_on_lost, telling),
             timeout_ms=open_ms,
         ) as consumer,
     ):
-        stopper.consumer = consumer
-        ends = Ends(stopper, events, idle_ms)
-        printer = Printer(consumer, max_records)
-        _work(consumer, processes or printer, ends=ends, is_amo=is_amo)
+        stopper.consumer = summary.consumer = consumer
+        how = processes or Printer(consumer, max_records)
+        with summary.taken(events):
+            _work(how, Ends(stopper, events, idle_ms), summary=summary, is_amo=is_amo)
 
 
 def _work(
-    consumer: Consumer, how: "ExecOptions | Printer", *, ends: Ends, is_amo: bool
+    how: "ExecOptions | Printer", ends: Ends, *, summary: Summary, is_amo: bool
 ) -> None:
-    try:
-        if isinstance(how, ExecOptions):
-            run_processes(consumer, how, ends=ends)
-        else:
-            print_all(how, ends, is_amo=is_amo)
-        consumer.flush()
-    finally:
-        ends.events.tell()
+    """Print records, or run processes, until the end; then wait for the positions."""
+    consumer = summary.consumer
+    assert consumer is not None
+    if isinstance(how, ExecOptions):
+        loop = exec_loop(consumer, how, ends=ends)
+        summary.count = lambda: loop.done_count
+        run_processes(loop, ends)
+    else:
+        summary.count = lambda: how.count
+        print_all(how, ends, is_amo=is_amo)
+    consumer.flush()
 
 
 def _processes(
@@ -391,18 +445,22 @@ def _batch_max(asked: Asked | None, *, is_amo: bool) -> int:
     return 1 if is_amo and is_single else POLL_RECORDS_DEFAULT
 
 
-def run_processes(consumer: Consumer, options: ExecOptions, *, ends: Ends) -> None:
-    """Run processes until stopped, done, or idle for too long.
-
-    Raises:
-        Exit: With 1, where a process failed and that ends it.
-    """
-    loop = ExecLoop(
+def exec_loop(consumer: Consumer, options: ExecOptions, *, ends: Ends) -> ExecLoop:
+    """Return what runs the processes."""
+    return ExecLoop(
         consumer,
         options,
         is_stopped=lambda: ends.stopper.is_stopped,
         each_round=ends.events.tell,
     )
+
+
+def run_processes(loop: ExecLoop, ends: Ends) -> None:
+    """Run processes until stopped, done, or idle for too long.
+
+    Raises:
+        Exit: With 1, where a process failed and that ends it.
+    """
     ends.stopper.on_kill = loop.kill
     try:
         loop.run(Idle(ends.idle_ms))
@@ -493,15 +551,14 @@ def drain(printer: Printer) -> None:
         pass
 
 
-def _untold(*_: object) -> None:
-    """Leave it to the events, which say the same."""
+def _on_claimed(telling: Telling, partition: TopicPartition, token: Token) -> None:
+    if telling.is_verbose and not telling.is_json:  # as JSON an event says the same
+        tell(f"claimed: {partition} token {token}")
 
 
-def _on_claimed(partition: TopicPartition, token: Token) -> None:
-    tell(f"claimed: {partition} token {token}")
-
-
-def _on_lost(partition: TopicPartition, ending: Ending) -> None:
+def _on_lost(telling: Telling, partition: TopicPartition, ending: Ending) -> None:
+    if telling.is_json or not (telling.is_verbose or ending.was_lost):
+        return
     how = "lost" if ending.was_lost else "released"
     by = f" to {ending.winner}" if ending.winner else ""
     tell(f"{how}: {partition} ({ending.reason}){by}")

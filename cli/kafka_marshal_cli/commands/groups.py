@@ -38,6 +38,7 @@ def describe(call: Call, group: Group) -> None:
     AGE is by log time, which stands still while nothing is appended; AGE NOW
     adds the time since. A member is active, leaving, fenced (silent for more
     than 2H) or unregistered (it owns without having announced itself).
+    LOG-END-OFFSET and LAG are asked of the cluster, and `-` where that cannot tell.
     """
     world = call.formatted_world()
     pauses = facts.pause_rows(world, group_id=group)
@@ -51,7 +52,7 @@ def describe(call: Call, group: Group) -> None:
     sections = (
         Section("pauses", pauses, columns.PAUSES),
         Section("members", members, columns.MEMBERS),
-        Section("claims", claims, columns.CLAIMS_OF_A_GROUP),
+        Section("claims", call.with_lag(claims), columns.CLAIMS_OF_A_GROUP),
     )
     call.answer(Answer(facts.as_of(world), {"group_id": group}, sections))
 

@@ -1,6 +1,6 @@
 """Offsets of data partitions: what can be read now, and where a time begins."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from kafka import TopicPartition as KafkaTopicPartition
 from kafka.admin import OffsetSpec
@@ -48,6 +48,46 @@ class KafkaOffsets:
         """Return the next offset that a reader cannot have yet, by partition."""
         spec = {each: int(OffsetSpec.LATEST) for each in partitions}
         return {p: o or 0 for p, o in self._ask(spec, timeout_ms).items()}
+
+    def known_ends(
+        self, partitions: Collection[TopicPartition], timeout_ms: int
+    ) -> dict[TopicPartition, int]:
+        """Return where logs end, of the partitions that can be asked at all.
+
+        One without a topic, a leader or the right to see it is absent; none of them
+        spoils the answer for the others.
+
+        Raises:
+            CoordinationError: There was no answer in time.
+        """
+        topics = sorted({each.topic for each in partitions})
+        if not topics:
+            return {}
+
+        def ask(admin: Untyped) -> dict[TopicPartition, int]:
+            led = {
+                TopicPartition(row["name"], found["partition_index"])
+                for row in admin.describe_topics(topics)
+                for found in row["partitions"]
+                if found["leader_id"] >= 0
+            }
+            places = [KafkaTopicPartition(*each) for each in partitions if each in led]
+            if not places:
+                return {}
+            ends = admin.list_partition_offsets(
+                dict.fromkeys(places, OffsetSpec.LATEST),
+                isolation_level=self._level,
+                timeout_ms=timeout_ms,
+            )
+            return {TopicPartition(*place): row.offset for place, row in ends.items()}
+
+        return self._lookups.call(
+            ask,
+            doing="Asking where logs end",
+            access=Access.READ,
+            needs=needed(Access.READ, *topics),
+            timeout_ms=timeout_ms,
+        )
 
     def at_times(
         self, times_ms: Mapping[TopicPartition, int], timeout_ms: int

@@ -60,6 +60,22 @@ def test_a_released_claim_has_no_age():
     assert (row["freshness_estimate"], row["position"]) == (None, 5)
 
 
+def test_lag_is_told_where_both_ends_are_known():
+    log = Log()
+    epoch = log.claimed("c1")
+    log.append(beat(epoch, 5))
+    log.claimed("c2", key=Key("g", "t", 1))
+    rows = facts.claim_rows(world_of(log))
+    t0, t1 = sorted(facts.data_partitions(rows))
+
+    def told(ends):
+        found = facts.with_lag(rows, ends)
+        return [(row["log_end_offset"], row["lag"]) for row in found]
+
+    assert told({t0: 12, t1: 9}) == [(12, 7), (9, None)], "one has no position yet"
+    assert told({t0: 3}) == [(3, 0), (None, None)], "no look back, none unknown"
+
+
 def test_a_claim_tells_why_it_is_where_it_is():
     log = Log()
     why = why_to_tags("fair: share 1 of 2; free")
@@ -71,18 +87,18 @@ def test_a_claim_tells_why_it_is_where_it_is():
         "offset": 1,
         "reason": "fair: share 1 of 2; free",
     }
-    (*_, cell) = [c.cell(row) for c in columns.CLAIMS_WITH_WHY]
+    (*_, cell) = [c.cell(row) for c in columns.CLAIMS_WITH_WHY[-1:]]
     assert cell == "fair: share 1 of 2; free"
     log.append(msgspec.structs.replace(release(1), reason="behind: lag 9"))
     (row,) = facts.claim_rows(world_of(log))
-    (*_, cell) = [c.cell(row) for c in columns.CLAIMS_WITH_WHY]
+    (*_, cell) = [c.cell(row) for c in columns.CLAIMS_WITH_WHY[-1:]]
     assert (row["why"]["change"], cell) == (
         "released",
         "behind: lag 9 (released by c1)",
     )
     log.state.soft.notes.clear()
     (row,) = facts.claim_rows(world_of(log))
-    (*_, cell) = [c.cell(row) for c in columns.CLAIMS_WITH_WHY]
+    (*_, cell) = [c.cell(row) for c in columns.CLAIMS_WITH_WHY[-1:]]
     assert (row["why"], cell) == (None, "-")
 
 

@@ -16,9 +16,8 @@ def test_a_record_as_json():
         "partition": 3,
         "offset": 7,
         "token": "1.0.5",
-        "timestamp": 1234,
+        "timestamp": 99,
         "handed_out_ms": 1234,
-        "record_timestamp_ms": 99,
         "key": None,
         "value": "日\x1b",
     }

@@ -24,6 +24,19 @@ class Admin:
     def __init__(self, rows):
         self.rows = rows
         self.asked = []
+        self.leaders = {}
+
+    def describe_topics(self, topics):
+        return [
+            {
+                "name": name,
+                "partitions": [
+                    {"partition_index": number, "leader_id": leader}
+                    for number, leader in enumerate(self.leaders[name])
+                ],
+            }
+            for name in topics
+        ]
 
     def list_partition_offsets(self, specs, *, isolation_level, timeout_ms):
         self.asked.append((dict(specs), isolation_level.name))
@@ -47,6 +60,16 @@ def test_starts_and_ends(asking):
     assert offsets.ends([A], 100) == {A: 3}
     earliest, latest = {KafkaPlace(*A): -2, KafkaPlace(*B): -2}, {KafkaPlace(*A): -1}
     assert admin.asked == [(earliest, "READ_COMMITTED"), (latest, "READ_COMMITTED")]
+
+
+def test_ends_are_known_of_what_can_be_asked(asking):
+    offsets, admin = asking([Row(3, -1), Row(4, -1)])
+    gone = TopicPartition("gone", 0)
+    admin.leaders = {"t": [1, -1], "gone": []}
+    assert offsets.known_ends([A, B, gone], 100) == {A: 3}
+    assert admin.asked == [({KafkaPlace(*A): -1}, "READ_UNCOMMITTED")]
+    assert offsets.known_ends([gone], 100) == offsets.known_ends([], 100) == {}
+    assert len(admin.asked) == 1
 
 
 def test_times_that_no_record_has_reached(asking):

@@ -46,6 +46,9 @@ class Cluster:
     def __exit__(self, *_):
         pass
 
+    def log_ends(self, wanted):
+        return {each: 9 for each in wanted if each.partition == 0}
+
     def partition_count(self, topic):
         if topic == "secret":
             raise LogUnreadable("may not be seen")
@@ -55,12 +58,21 @@ class Cluster:
 def test_list(asked):
     told = invoke("claims", "list").stdout.splitlines()
     assert [" ".join(line.split()) for line in told] == [
-        "GROUP TOPIC PARTITION OWNER STATE AGE AGE NOW POSITION GRANTED TOKEN WHY",
-        "g t 0 c1 fresh 0ms ~0ms 7 - 1.0.1 -",
-        "h t 1 - - - - 3 - 1.0.3 - (released by c2)",
+        (
+            "GROUP TOPIC PARTITION OWNER STATE AGE AGE NOW CURRENT-OFFSET "
+            "LOG-END-OFFSET LAG GRANTED TOKEN WHY"
+        ),
+        "g t 0 c1 fresh 0ms ~0ms 7 9 2 - 1.0.1 -",
+        "h t 1 - - - - 3 - - - 1.0.3 - (released by c2)",
     ]
     assert len(invoke("claims", "list", "--group", "g").stdout.splitlines()) == 2
     assert invoke("claims", "list", "--topic", "u").stdout == "no claims\n"
+
+
+def test_list_as_json_tells_log_ends_and_lag(asked):
+    claims = json.loads(invoke("claims", "list", "-o", "json").stdout)["claims"]
+    found = [(c["position"], c["log_end_offset"], c["lag"]) for c in claims]
+    assert found == [(7, 9, 2), (3, None, None)]
 
 
 def test_who(asked):

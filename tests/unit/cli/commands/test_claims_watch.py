@@ -1,7 +1,9 @@
 """`marshal claims watch`, over a log in memory: lines, JSON, and the table."""
 
 import json
+from contextlib import nullcontext
 from io import StringIO
+from types import SimpleNamespace
 
 import pytest
 from logkit import OP, H, beat, claim, pause, release
@@ -10,13 +12,14 @@ from rich.live import Live
 from typer.testing import CliRunner
 from watchkit import Story
 
-from kafka_marshal import CoordinationError, Key
+from kafka_marshal import CoordinationError, Key, TopicPartition
 from kafka_marshal.protocol.records import ReleaseGroup
 from kafka_marshal.watch import Change
 from kafka_marshal_cli.assembly import app
 from kafka_marshal_cli.commands.claims_watch import (
     DRAWN_EVERY_S_MAX,
     DRAWN_EVERY_S_MIN,
+    LOG_ENDS_EVERY_S,
     Board,
     Wanted,
     change_row,
@@ -25,6 +28,7 @@ from kafka_marshal_cli.commands.claims_watch import (
 from kafka_marshal_cli.shared import Call
 
 OTHER = Key("h", "u", 1)
+T0 = TopicPartition("t", 0)
 
 
 @pytest.fixture
@@ -48,6 +52,8 @@ def watching(story, monkeypatch):
 
         monkeypatch.setattr(watch, "changes", next_changes)
         monkeypatch.setattr(Call, "watch", lambda call, **_: watch)
+        admin = nullcontext(SimpleNamespace(log_ends=lambda _: {T0: 9}))
+        monkeypatch.setattr(Call, "admin", lambda call: admin)
         return CliRunner().invoke(app, ["claims", "watch", *arguments])
 
     return run
@@ -70,7 +76,7 @@ def test_lines_begin_with_what_is_held_and_go_on_with_changes(story, watching):
     assert outcome.exit_code == 0, outcome.stderr
     era = story.watch().world().config().era
     assert words(outcome) == [
-        f"held     g t-0 by c1, token {era}.0.1, position 7",
+        f"held     g t-0 by c1, token {era}.0.1, position 7, lag 2",
         "released g t-0 by c1, position 9, at T0 offset 3",
         f"claimed  g t-0 by c2, token {era}.0.4, position 9, at T0 offset 4",
     ]
@@ -94,6 +100,7 @@ def test_json_lines(story, watching):
     )
     held, released = map(json.loads, outcome.stdout.splitlines())
     assert (held["kind"], held["owner"]["client_id"]) == ("claims", "c1")
+    assert (held["log_end_offset"], held["lag"]) == (9, None)
     assert released["kind"] == "change"
     assert released["schema"] == held["schema"] == 1
     assert released["as_of"]["offsets"] == {"0": 3}
@@ -104,6 +111,25 @@ def test_json_lines(story, watching):
         "position": 9,
         "offset": 2,
     }
+
+
+def test_log_ends_are_asked_for_now_and_then(story):
+    story.write(claim("c1"))
+    world, now_s, asked = story.watch().world(), [0.0], []
+
+    def ask(wanted):
+        asked.append(wanted)
+        return {T0: len(asked)}
+
+    wanted = Wanted(None, None, log_ends=ask, now_s=lambda: now_s[0])
+
+    def end(**away):
+        return wanted.rows(world, **away)[0]["log_end_offset"]
+
+    assert [end(), end()] == [1, 1]
+    now_s[0] = LOG_ENDS_EVERY_S
+    assert [end(is_away=True), end()] == [1, 2], "nobody is asked during an outage"
+    assert asked == [{T0}, {T0}]
 
 
 def test_only_what_is_asked_for(story, watching):

@@ -158,19 +158,60 @@ def test_events_are_told_later_and_bounded(capsys):
 def test_events_as_json_tell_of_claims_too(capsys):
     events = Events(Telling(log_format=LogFormat.JSON))
     events.observe(Event("claimed", {"epoch": 5}))
-    consume._untold(TopicPartition("t", 3), Token(1, 0, 5))
+    telling = Telling(log_format=LogFormat.JSON)
+    consume._on_claimed(telling, TopicPartition("t", 3), Token(1, 0, 5))
     events.tell()
     (line,) = capsys.readouterr().err.splitlines()
     told = json.loads(line)
     assert (told["event"], told["level"], told["epoch"]) == ("claimed", "info", 5)
 
 
+def test_events_without_consequence_are_told_on_request(capsys):
+    for is_verbose in (False, True):
+        events = Events(Telling(is_verbose=is_verbose))
+        events.observe(Event("member_joined", {}))
+        events.tell()
+        assert ("member_joined" in capsys.readouterr().err) == is_verbose
+
+
+@pytest.mark.parametrize(
+    ("held", "is_confirmed", "line"),
+    [
+        (range(2), True, "consumed 3 records, released t-0, t-1\n"),
+        ((), True, "consumed 3 records, held nothing\n"),
+        (range(1), False, "consumed 3 records, the log did not confirm the release of"),
+    ],
+)
+def test_the_end_says_how_many_and_what_was_released(capsys, held, is_confirmed, line):
+    consumer = FakeConsumer(3)
+    consumer.is_close_confirmed = True
+    consumer.assignment = lambda: {TopicPartition("t", n) for n in held}
+    summary = consume.Summary(lambda: 3)
+    with summary.told():
+        summary.consumer = consumer
+        with summary.taken(Events()):
+            pass
+        consumer.is_close_confirmed = is_confirmed
+    assert capsys.readouterr().err.startswith(line)
+
+
+def test_what_never_began_has_no_end_to_tell(capsys):
+    with consume.Summary().told():
+        pass
+    assert capsys.readouterr().err == ""
+
+
 def test_claims_that_come_and_go(capsys):
     place = TopicPartition("t", 3)
-    consume._on_claimed(place, Token(1, 0, 5))
-    consume._on_lost(place, Ending("taken_over", winner="c2"))
-    consume._on_lost(place, Ending("closed", was_lost=False))
-    assert capsys.readouterr().err.splitlines() == [
+
+    def come_and_go(telling):
+        consume._on_claimed(telling, place, Token(1, 0, 5))
+        consume._on_lost(telling, place, Ending("taken_over", winner="c2"))
+        consume._on_lost(telling, place, Ending("closed", was_lost=False))
+        return capsys.readouterr().err.splitlines()
+
+    assert come_and_go(Telling()) == ["lost: t-3 (taken_over) to c2"]
+    assert come_and_go(Telling(is_verbose=True)) == [
         "claimed: t-3 token 1.0.5",
         "lost: t-3 (taken_over) to c2",
         "released: t-3 (closed)",

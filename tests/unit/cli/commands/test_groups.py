@@ -1,17 +1,20 @@
 """`marshal groups`, over a world of our own: golden tables and JSON."""
 
 import json
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 from logkit import OP, H, Log, beat, ident, member, pause
 from typer.testing import CliRunner
 
-from kafka_marshal import Key, World
+from kafka_marshal import Key, TopicPartition, World
 from kafka_marshal.admin import PauseResult
 from kafka_marshal_cli.assembly import app
 from kafka_marshal_cli.shared import Call
 
 UNTIL = 1_600_000
+LOG_ENDS = {TopicPartition("t", 0): 10}
 HOSTILE = "[red]\x1b[31m\nmarshal: fine"
 SHOWN = r"[red]\x1b[31m\nmarshal: fine"
 
@@ -36,6 +39,8 @@ def world(monkeypatch):
         reasons={("g", OP): HOSTILE},
     )
     monkeypatch.setattr(Call, "world", lambda self, **_: made)
+    admin = nullcontext(SimpleNamespace(log_ends=lambda wanted: LOG_ENDS))
+    monkeypatch.setattr(Call, "admin", lambda self: admin)
     return made
 
 
@@ -67,8 +72,14 @@ def test_describe(world):
         f"c1      active  host       1     ~1s  {ident('c1').hex()[:8]}     t",
         "",
         "CLAIMS",
-        "TOPIC  PARTITION  OWNER  STATE     AGE  AGE NOW  POSITION  GRANTED  TOKEN",
-        "t              0  c1     unknown  10ms      ~1s         7        -  1.0.2",
+        (
+            "TOPIC  PARTITION  OWNER  STATE     AGE  AGE NOW  CURRENT-OFFSET  "
+            "LOG-END-OFFSET  LAG  GRANTED  TOKEN"
+        ),
+        (
+            "t              0  c1     unknown  10ms      ~1s               7  "
+            "            10    3        -  1.0.2"
+        ),
     ]
 
 
