@@ -249,7 +249,8 @@ def _read(
     if store is not None:
         for world in follower.worlds:
             count = world.next_offset - follower.began_at.get(world.partition, 0)
-            is_whole = world.halted is None and world.partition not in follower.amnesiac
+            beside = (*follower.amnesiac, *follower.unfit)
+            is_whole = world.halted is None and world.partition not in beside
             if count >= KEEP_ENTRIES_MIN and is_whole:
                 with suppress(OSError):  # the next look reads as much again
                     store.save(capture(world, source="this process"))

@@ -437,6 +437,7 @@ class Engine:
             self.context.config = self._agreed_config()
             fields = {"partition_count": self.context.config.partition_count}
             self.context.observe("ready", fields)
+            self.rebuilder.repay_all(self._sessions.values())
 
     def _agreed_config(self) -> Config:
         worlds = {t: r.world for t, r in self.context.replicas.items()}

@@ -43,6 +43,8 @@ class Follower:
         amnesiac: Partitions whose logs begin above 0 though no kept state leads up
             to them, if states were asked for: what is folded of them is not the
             world, and must never be kept as one (PROTOCOL 7.3).
+        unfit: Partitions of which a state is kept that does not fit the log. It is
+            left where it is: it may know of grants that the log has lost (7.5).
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class Follower:
         self.began_at: dict[int, int] = {}
         self.began_paused = False
         self.amnesiac: list[int] = []
+        self.unfit: list[int] = []
         self._log = log
         self._clock = clock
         self._awaited: list[tuple[Record, Awaited]] = []
@@ -204,8 +207,9 @@ class Follower:
                 self._log,
                 partitions,
                 sources=sources,
-                on_unfit=lambda *_: None,
+                on_unfit=lambda kept, _: self.unfit.append(kept.partition),
                 aside=aside,
+                discards=False,
             )
         finally:
             now_ms = self._clock.now_ms()

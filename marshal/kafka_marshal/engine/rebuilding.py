@@ -14,16 +14,19 @@ import attrs
 from kafka_marshal.errors import (
     CoordinationError,
     LogUnreadable,
+    MalformedRecord,
     MarshalError,
     TopicMisconfigured,
 )
 from kafka_marshal.ports import Pending, TopicInfo, WrongSetting
+from kafka_marshal.protocol.freshness import Freshness
+from kafka_marshal.protocol.snapshot import digest, from_bytes
 from kafka_marshal.protocol.state import WorldState
 from kafka_marshal.protocol.transition import Transition
 from kafka_marshal.protocol.types import Key, LogEntry, Owner, TopicPartition
 
 from .context import Context
-from .restoring import ASK_MS_MAX, KeptState, KeptStates, Restored, restore
+from .restoring import ASK_MS_MAX, KeptState, KeptStates, Restored, WentBack, restore
 from .session import Session
 from .tickets import Ticket, Tickets, Wish
 
@@ -56,6 +59,23 @@ class _Owed:
     ticket: Ticket | None = None
 
 
+@attrs.define(eq=False)
+class _Doubt:
+    """Grants of another member that the log has lost, and that a kept state knows.
+
+    Attributes:
+        key: The key.
+        owner: Whose it is by the log, and was.
+        granted: Next offset that nobody had been granted.
+        reached: How far the log knew of it while it was that owner's.
+    """
+
+    key: Key
+    owner: Owner
+    granted: int
+    reached: int
+
+
 class _Granted(NamedTuple):
     """What a log that went back knew to be granted.
 
@@ -74,11 +94,14 @@ class _Gone:
 
     Attributes:
         leader_epoch: The log's when it went back; what is new has a higher one.
+        is_kept: Whether a kept state says so, and not our own memory: then it is of
+            all members of the log, and those that have ended report nothing.
         keys: What each key's owner had been granted.
         taken: Where others began since, by key: the lowest offset.
     """
 
     leader_epoch: int
+    is_kept: bool = False
     keys: dict[Key, _Granted] = attrs.field(factory=dict)
     taken: dict[Key, int] = attrs.field(factory=dict)
 
@@ -116,6 +139,7 @@ class Rebuilder:
         self._barriers: dict[int, int] = {}
         self._gone: dict[int, _Gone] = {}
         self._owed: list[_Owed] = []
+        self._doubts: list[_Doubt] = []
         self._aside: list[tuple[int, LogEntry]] = []
         self._retry_at_ms = 0
         # The last state of each T that was told of as unfit.
@@ -194,6 +218,22 @@ class Rebuilder:
         self._told[kept.partition] = told
         fields = {"partition": kept.partition, "source": kept.source, "why": why}
         self._context.observe("state_unfit", fields)
+        if isinstance(why, WentBack) and kept.partition not in self._gone:
+            self._remember(kept)
+
+    def _remember(self, kept: KeptState) -> None:
+        """Note what a kept state says was granted by entries that the log has lost."""
+        try:
+            world = from_bytes(kept.state)
+        except MalformedRecord:
+            return
+        if digest(world) != kept.digest:
+            return
+        gone = _Gone(kept.leader_epoch, is_kept=True)
+        for key, known in world.keys.items():
+            if known.granted is not None:
+                gone.remember(key, known.owner, known.granted)
+        self._gone[kept.partition] = gone
 
     def settle(self, positions: Mapping[int, int]) -> list[int]:
         """Return the partitions that have just reached their barrier."""
@@ -287,13 +327,22 @@ class Rebuilder:
                 session.release_ghost(key, known.epoch)
         for key, (owner, granted) in gone.keys.items():
             now = world.keys.get(key)
-            if owner not in ours:
+            if owner not in ours and not gone.is_kept:
                 continue
             if key in gone.taken:
                 self._expose(key, gone.taken[key], granted)
             elif now is None or now.owner not in ours:
                 head = None if now is None else now.next_unclaimed()
-                self._expose(key, head, granted)
+                if owner is not None and now is not None and now.owner == owner:
+                    # It tells the log again by itself, if it lives.
+                    self._doubts.append(_Doubt(key, owner, granted, head or 0))
+                else:
+                    self._expose(key, head, granted)
+
+    def repay_all(self, sessions: Iterable[Session]) -> None:
+        """Compare what was begun with what kept states say that the log has lost."""
+        for partition in list(self._gone):
+            self.repay(partition, sessions)
 
     def drive(self, now_ms: int) -> None:
         """Have the log know again of what was granted, and process none of it.
@@ -302,6 +351,9 @@ class Rebuilder:
             TopicMisconfigured: The coordination topic is another one now.
         """
         self._topic.drive(now_ms)
+        for doubt in list(self._doubts):
+            if self._is_settled(doubt, now_ms):
+                self._doubts.remove(doubt)
         if not self._owed:
             return
         half_ms = self._context.heartbeat_interval_ms // 2
@@ -311,6 +363,21 @@ class Rebuilder:
                 self._close(owed, ticket)
             elif ticket is None or now_ms - ticket.sent_ms > half_ms:
                 self._ask(owed)
+
+    def _is_settled(self, doubt: _Doubt, now_ms: int) -> bool:
+        """Return whether an owner has told the log again, or never will: say so."""
+        if self._context.partition_of(doubt.key) in self._context.rebuilding:
+            return False
+        replica = self._context.replica_of(doubt.key)
+        known = replica.world.keys.get(doubt.key)
+        if known is not None and known.owner == doubt.owner:
+            doubt.reached = max(doubt.reached, known.next_unclaimed() or 0)
+            log_ms = replica.world.now_ms + replica.elapsed_ms(now_ms)
+            is_there = known.freshness(log_ms) is not Freshness.STALE
+            if is_there and doubt.reached < doubt.granted:
+                return False
+        self._expose(doubt.key, doubt.reached, doubt.granted)
+        return True
 
     def _ask(self, owed: _Owed) -> None:
         first = self._reach(owed)

@@ -102,16 +102,23 @@ class Restored:
         return self.source is None and self.log_start > 0
 
 
+class WentBack(str):
+    """Why a state does not fit: the log has lost entries that it was taken after."""
+
+    __slots__ = ()
+
+
 def world_of(kept: KeptState, log_range: LogRange) -> WorldState | str:
     """Return the state, or why it does not fit a log that has these offsets.
 
     Everything is asked that can be known without reading the log.
     """
     if not log_range.start <= kept.offset <= log_range.end:
-        return (
+        why = (
             f"it ends at offset {kept.offset}, and the log has {log_range.start} "
             f"to {log_range.end}"
         )
+        return WentBack(why) if kept.offset > log_range.end else why
     if not kept.is_in_log and kept.offset <= log_range.start:
         return f"the entry before its offset {kept.offset} is gone: it proves nothing"
     try:
@@ -138,6 +145,7 @@ def restore(
     places: Mapping[int, int] | None = None,
     on_unfit: Callable[[KeptState, str], None],
     aside: list[tuple[int, LogEntry]] | None = None,
+    discards: bool = True,
     timeout_ms: int = ASK_MS_MAX,
 ) -> dict[int, Restored]:
     """Choose where each T begins, and have the log read on there.
@@ -150,9 +158,12 @@ def restore(
         partitions: Which.
         sources: Where kept states may be, in the order in which to ask.
         places: Where to read on what has no kept state, instead of its start.
-        on_unfit: Told of each state that was found and does not fit, and why.
+        on_unfit: Told of each state that was found and does not fit, and why
+            (``WentBack`` where the log has lost entries).
         aside: Gets the entries of other partitions that come meanwhile, which the
             log will not return again: whatever this call comes to.
+        discards: Whether sources remove what does not fit. Readers that only look
+            leave it: it is evidence for the next member that starts (7.5).
         timeout_ms: When each question is given up.
 
     Returns:
@@ -174,7 +185,7 @@ def restore(
         for t, (state, world) in kept.items():
             if isinstance(world, str):
                 on_unfit(state, world)
-                if isinstance(source, Discards):
+                if discards and isinstance(source, Discards):
                     source.discard(state)
             else:
                 found[t] = Restored(world, state.source, starts[t])
@@ -234,7 +245,7 @@ def _unproven(
                     f"it follows offset {state.offset - 1} of leader epoch "
                     f"{state.leader_epoch}, and the log has {at[0]} of {at[1]}"
                 )
-                unproven.append((t, why))
+                unproven.append((t, WentBack(why)))
         if not awaited:
             return unproven
     raise CoordinationError(

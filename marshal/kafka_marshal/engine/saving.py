@@ -58,6 +58,17 @@ def captured(world: WorldState, *, source: str) -> Callable[[], KeptState]:
     return encoded
 
 
+def _is_worth(world: WorldState, count: int) -> bool:
+    """Return whether to keep a state that so many entries were folded into.
+
+    Much saves the next start time. Where offsets were granted at most once, a kept
+    state also says so after a log that went back (PROTOCOL 7.5).
+    """
+    if count >= ENTRIES_MIN or not count:
+        return count > 0
+    return any(known.granted is not None for known in world.keys.values())
+
+
 def _keep(store: StateStore, make: Callable[[], KeptState]) -> None:
     store.save(make())
 
@@ -92,7 +103,8 @@ class Saver:
             offset, kept_ms = self._kept.get(t, (0, 0))
             count = replica.world.next_offset - offset
             is_old = now_ms - kept_ms >= PERIOD_MS
-            if count >= ENTRIES_MAX or (is_old and count >= ENTRIES_MIN):
+            is_due = is_old and _is_worth(replica.world, count)
+            if count >= ENTRIES_MAX or is_due:
                 if self._may_keep(replica.world):
                     self._save(store, replica.world)
                     return
@@ -100,12 +112,12 @@ class Saver:
                 self.note(t, offset)  # look again after another period
 
     def save_all(self) -> None:
-        """Keep now, on this thread, what much was folded of since it was kept."""
+        """Keep now, on this thread, what is worth it."""
         if self._store is None:
             return
         for t, replica in self._context.replicas.items():
             offset = self._kept.get(t, (0, 0))[0]
-            if replica.world.next_offset - offset < ENTRIES_MIN:
+            if not _is_worth(replica.world, replica.world.next_offset - offset):
                 continue
             if self._may_keep(replica.world):
                 try:

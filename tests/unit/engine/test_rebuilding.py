@@ -344,3 +344,72 @@ def test_truncation_below_the_config_leaves_nothing_to_claim(cluster):
     cluster.run(H)
     assert not node.held
     assert Key("g", "t", 0) not in fold(cluster).keys
+
+
+# --- what the host has kept, and the log has lost
+
+
+def started_anew(cluster, state):
+    """Start a process on a host that has kept a state."""
+    cluster.crash(cluster.nodes[0])
+    return cluster.node("b", wish=wish(delivery=AMO), sources=(Shelf(kept(state)),))
+
+
+def granted_and_kept(cluster):
+    """Return where the log ended before the grants, and the state after them."""
+    node = owning(cluster, delivery=AMO, most=5, batches=1)
+    polled(node, cluster)
+    state = fold(cluster)
+    assert state.keys[KEY].granted
+    return offset_of(cluster, "a", ClaimingMessages, "granted"), state
+
+
+@pytest.mark.parametrize("is_claim_lost", [False, True])
+def test_grants_that_a_kept_state_knows_are_reported(cluster, is_claim_lost):
+    at, state = granted_and_kept(cluster)
+    truncate(cluster, end=1 if is_claim_lost else at)
+    node = started_anew(cluster, state)
+    told = node.observer.named
+    cluster.run_until(lambda: told("amo_exposed"), 4 * H)
+    (event,) = told("amo_exposed")
+    granted = state.keys[KEY].granted
+    assert event.fields == {"key": KEY, "first": 0, "last": granted - 1}
+
+
+def test_what_others_were_granted_since_is_reported(cluster):
+    _, state = granted_and_kept(cluster)
+    truncate(cluster, end=1)
+    cluster.crash(cluster.nodes[0])
+    other = cluster.node("c", wish=wish(delivery=AMO))
+    cluster.run_until(held_by(other, 1), 4 * H)
+    polled(other, cluster)
+    assert fold(cluster).keys[KEY].granted
+    node = started_anew(cluster, state)
+    cluster.run(H)
+    (event,) = node.observer.named("amo_exposed")
+    assert (event.fields["first"], event.fields["last"]) == (
+        0,
+        state.keys[KEY].granted - 1,
+    )
+
+
+def test_an_owner_that_lives_tells_the_log_itself(cluster):
+    at, state = granted_and_kept(cluster)
+    truncate(cluster, end=at)
+    node = cluster.node("b", sources=(Shelf(kept(state)),))
+    cluster.run(3 * H)
+    assert fold(cluster).keys[KEY].granted >= state.keys[KEY].granted
+    assert node.observer.named("state_unfit")
+    assert not node.observer.named("amo_exposed")
+
+
+@pytest.mark.parametrize("changes", [{"digest": "00" * 16}, {"state": b"?"}])
+def test_a_damaged_state_is_no_evidence(cluster, changes):
+    _, state = granted_and_kept(cluster)
+    truncate(cluster, end=1)
+    cluster.crash(cluster.nodes[0])
+    shelf = Shelf(kept(state, **changes))
+    node = cluster.node("b", wish=wish(delivery=AMO), sources=(shelf,))
+    cluster.run(4 * H)
+    assert node.observer.named("state_unfit")
+    assert not node.observer.named("amo_exposed")

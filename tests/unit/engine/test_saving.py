@@ -3,6 +3,7 @@
 import pytest
 from enginekit import fold, owning, world, write
 from keptkit import Shelf
+from logkit import H
 
 from kafka_marshal.engine.saving import (
     ENTRIES_MAX,
@@ -13,6 +14,8 @@ from kafka_marshal.engine.saving import (
 )
 from kafka_marshal.engine.soft import soft_to_bytes
 from kafka_marshal.protocol.snapshot import Frozen, digest, from_bytes
+from kafka_marshal.protocol.state import KeyState
+from kafka_marshal.protocol.types import Key
 
 
 class Store(Shelf):
@@ -71,6 +74,17 @@ def test_little_is_never_worth_it(cluster, node, store):
     cluster.run(3 * PERIOD_MS, step_ms=5_000)
     node.engine.saver.save_all()
     assert store.saved == []
+
+
+def test_grants_at_most_once_are_always_worth_it(cluster, node, store):
+    for t in range(2):
+        fill(cluster, 1, t)
+    node.step()
+    replica = node.engine.context.replicas[1]
+    known = KeyState(None, 1, 0, 0, H, 0, granted=7)
+    replica.world.keys[Key("g", "t", 9)] = known
+    node.engine.saver.save_all()
+    assert [each.partition for each in store.saved] == [1]
 
 
 def test_much_is_kept_after_a_while(cluster, node, store):
