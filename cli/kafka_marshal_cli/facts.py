@@ -129,7 +129,8 @@ def member_rows(world: World, *, group_id: str | None = None) -> list[Row]:
     """Return every client that the log knows, with its state.
 
     ``active`` has announced itself within 2H; ``leaving`` has announced its
-    end; ``fenced`` announced itself once and is silent for longer;
+    end, and ``left`` did so longer ago; ``fenced`` announced itself once and is
+    silent for longer without a word;
     ``unregistered`` owns something without ever having announced itself.
     """
     held: dict[tuple[str, str, str], int] = {}
@@ -157,12 +158,12 @@ def _member_row(world: World, state: WorldState, member: MemberState) -> Row:
     silent_ms = state.now_ms - member.seen_ms + world.elapsed_ms(state.partition)
     config = state.config
     limit_ms = 0 if config is None else 2 * config.heartbeat_interval_ms
-    told = "leaving" if record.draining else "active"
+    told, gone = ("leaving", "left") if record.draining else ("active", "fenced")
     return {
         "group_id": record.group_id,
         "client_id": record.client_id,
         "incarnation": record.incarnation.hex(),
-        "state": told if silent_ms <= limit_ms else "fenced",
+        "state": told if silent_ms <= limit_ms else gone,
         "host": record.host,
         "topics": list(record.topics),
         "silent_estimate_ms": silent_ms,

@@ -7,6 +7,7 @@ exclusive lock on a directory that both lives share.
 
 import fcntl
 import os
+import shutil
 import stat
 import tempfile
 from pathlib import Path
@@ -196,6 +197,34 @@ class Identity:
         if self._lock in _held:
             _held.discard(self._lock)
             os.close(self._lock)
+
+
+def forget_client(home: Path, *, domain: str, group_id: str, client_id: str) -> bool:
+    """Remove what this host keeps of a client; return whether there was anything.
+
+    Its next start resumes nothing: it claims what is free, or stale.
+
+    Args:
+        home: Directory of all identities.
+        domain: Names the coordination topic's format, in hex.
+        group_id: Group.
+        client_id: Client.
+
+    Raises:
+        IdentityConflict: A live process on this machine uses it.
+        OSError: The directory cannot be removed.
+    """
+    path = home / domain / f"g={group_id}" / f"c={client_id}"
+    if not path.is_dir():
+        return False
+    identity = Identity.take(
+        home, domain=domain, group_id=group_id, client_id=client_id
+    )
+    try:
+        shutil.rmtree(path)
+    finally:
+        identity.close()
+    return True
 
 
 def _read(path: Path) -> tuple[PreviousLife, ...]:

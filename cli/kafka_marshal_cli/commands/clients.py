@@ -1,9 +1,13 @@
 """``marshal clients``: the processes that the log knows."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from kafka_marshal import ClaimRejected, ConfigurationError
+from kafka_marshal.identity import forget_client, state_home
+from kafka_marshal.protocol.codec import is_identifier
 from kafka_marshal_cli import columns, facts
 from kafka_marshal_cli.render import Answer, Section
 from kafka_marshal_cli.shared import Call, command
@@ -20,8 +24,55 @@ def list_clients(
         str | None, typer.Option(metavar="GROUP", help="Of this group only.")
     ] = None,
 ) -> None:
-    """List every client: active, leaving, fenced or unregistered."""
+    """List every client: active, leaving, left, fenced or unregistered.
+
+    The log forgets those that have left or are fenced when others of their group
+    announce themselves.
+    """
     world = call.formatted_world()
     rows = facts.member_rows(world, group_id=group)
     section = Section("clients", rows, columns.CLIENTS)
     call.answer(Answer(facts.as_of(world), {}, (section,)))
+
+
+@app.command("forget", epilog="Example: marshal clients forget billing worker-7")
+@command()
+def forget(
+    call: Call,
+    *,
+    group: Annotated[str, typer.Argument(metavar="GROUP", help="The group.")],
+    client: Annotated[str, typer.Argument(metavar="CLIENT", help="The client_id.")],
+    state_dir: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Where identities are kept; by default the user's."
+        ),
+    ] = None,
+) -> None:
+    """Remove what this host keeps of a client that will not come back.
+
+    That is its identity directory: the secrets by which a restart resumes its claims.
+    Writes nothing to the log, which forgets members by itself; claims of a client that
+    is gone are stale 2H after its last beat. Refused while the client runs here.
+    """
+    for setting, name in (("GROUP", group), ("CLIENT", client)):
+        if not is_identifier(name):
+            raise ConfigurationError(f"{name!r} is no valid name", setting=setting)
+    world = call.formatted_world()
+    home = state_home() if state_dir is None else state_dir
+    domain = world.config().format_id.hex()
+    try:
+        is_there = forget_client(home, domain=domain, group_id=group, client_id=client)
+    except OSError as error:
+        raise ConfigurationError(
+            f"{home} cannot be changed: {error}; run this as the user of the client",
+            setting="--state-dir",
+        ) from error
+    if not is_there:
+        raise ClaimRejected(
+            f"this host keeps nothing of client {client!r} of group {group!r} in "
+            f"{home}; see: marshal clients list",
+            reason="unknown_client",
+        )
+    found = {"group_id": group, "client_id": client, "state_dir": str(home)}
+    call.answer(Answer(facts.as_of(world), found))

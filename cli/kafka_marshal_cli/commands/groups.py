@@ -36,7 +36,7 @@ def describe(call: Call, group: Group) -> None:
     """Show a group's pause, members and claims.
 
     AGE is by log time, which stands still while nothing is appended; AGE NOW
-    adds the time since. A member is active, leaving, fenced (silent for more
+    adds the time since. A member is active, leaving, left, fenced (silent for more
     than 2H) or unregistered (it owns without having announced itself).
     LOG-END-OFFSET and LAG are asked of the cluster, and `-` where that cannot tell.
     """

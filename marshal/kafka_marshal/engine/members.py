@@ -280,9 +280,16 @@ def _within(topics: Iterable[str]) -> tuple[str, ...]:
 
 
 def identity_conflict(
-    claimant: Claimant, offset: int, *, host: str
+    claimant: Claimant, offset: int, *, host: str, age_ms: int
 ) -> IdentityConflict:
-    """Return the error that tells of another live process with our client_id."""
+    """Return the error that tells of another live process with our client_id.
+
+    Args:
+        claimant: Who we are.
+        offset: Offset of the record that shows it.
+        host: Where the other process runs, empty where that is unknown.
+        age_ms: Age of that record.
+    """
     client_id = claimant.owner.client_id
     where = f" on host {host!r}" if host else ""
     return IdentityConflict(
@@ -291,5 +298,5 @@ def identity_conflict(
         "process or start this one with another client_id",
         holder=client_id,
         host=host,
-        age_ms=0,
+        age_ms=age_ms,
     )

@@ -446,7 +446,7 @@ class Session:
             if holding.claim.ending is not None:
                 self._after_end(holding)
         if self._announcer.is_succeeded(transition):
-            self.fail(identity_conflict(self.claimant, transition.offset, host=""))
+            self._fail_as_twin(transition, self._context.partition_of(key), host="")
 
     def on_member(self, transition: Transition, now_ms: int) -> None:
         """Take the announcement of another member of the group."""
@@ -454,7 +454,18 @@ class Session:
             self._plan_soon(now_ms)
         other = self._announcer.older_twin(transition)
         if other is not None and self.failure is None:
-            self.fail(identity_conflict(self.claimant, transition.offset, host=other))
+            home = self._context.home_of(self.claimant.group_id)
+            self._fail_as_twin(transition, home, host=other)
+
+    def _fail_as_twin(
+        self, transition: Transition, partition: int, *, host: str
+    ) -> None:
+        """Fail because of a record of another process with our client_id."""
+        # The record is the newest that was folded there; by the wall clock.
+        written_ms = self._context.replicas[partition].world.append_time_ms
+        age_ms = max(0, self._context.ports.clock.wall_ms() - written_ms)
+        offset = transition.offset
+        self.fail(identity_conflict(self.claimant, offset, host=host, age_ms=age_ms))
 
     # --- endings
 

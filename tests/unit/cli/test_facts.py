@@ -138,6 +138,16 @@ def test_a_member_is_active_for_2h(silent_ms, state):
     assert (row["host"], row["topics"], row["claims_count"]) == ("host", ["t"], 0)
 
 
+@pytest.mark.parametrize(
+    ("silent_ms", "state"), [(2 * H, "leaving"), (2 * H + 1, "left")]
+)
+def test_a_member_that_said_goodbye_has_left(silent_ms, state):
+    log = Log()
+    log.append(msgspec.structs.replace(member(), draining=True))
+    (row,) = facts.member_rows(world_of(log, elapsed_ms=silent_ms))
+    assert row["state"] == state
+
+
 def test_an_owner_that_never_announced_itself_is_unregistered():
     log = Log()
     log.append(member("c1"))

@@ -169,6 +169,17 @@ def test_whoever_is_resumed_by_another_stops(cluster):
     assert len(resumed) == 1
 
 
+def test_the_age_of_what_shows_a_twin_is_told(cluster):
+    old = owning(cluster)
+    old.cut(is_cut=True)
+    successor = cluster.node("a", wish=wish())
+    cluster.run_until(held_by(successor, 1), 3 * H)
+    cluster.run(2 * H)
+    old.cut(is_cut=False)
+    cluster.run(H)
+    assert 2 * H <= old.session.failure.age_ms <= 3 * H
+
+
 def test_a_late_announcement_of_a_dead_process_is_no_conflict(cluster):
     """One record may still be on its way; only a second one shows life."""
     a = owning(cluster)
