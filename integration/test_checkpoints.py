@@ -205,6 +205,34 @@ def _look_back(domain, one, ends):
         assert early.amnesiac == tuple(TS)
 
 
+def test_claims_of_a_deleted_topic_are_forgotten(domain):
+    topic, other = domain.data_topic(2, 3), domain.data_topic(1, 3)
+    for name in (topic, other):
+        with domain.marshal("forgetful", "one") as marshal:
+            taken = []
+            with marshal.consumer(name, delivery="amo") as consumer:
+
+                def is_done(consumer=consumer, taken=taken, name=name):
+                    for records in consumer.poll(50).values():
+                        taken.extend(records)
+                    return len(taken) == sum(domain.of(name).values())
+
+                eventually(is_done, "all is processed")
+    domain.kafka.delete_topics([topic])
+    with domain.admin() as admin:
+
+        def is_gone():
+            return admin.forget_keys("forgetful").existing == (other,)
+
+        eventually(is_gone, "the topic is deleted")
+        plan = admin.forget_keys("forgetful", execute=True)
+        assert {key.topic for key, _ in plan.keys} == {topic}
+        assert len(plan.keys) == 2
+        assert admin.forget_keys("forgetful").keys == ()
+    world = World.open(domain.servers, coordination_topic=domain.topic)
+    assert {key.topic for key, _ in world.claims("forgetful")} == {other}
+
+
 def _due_now():
     from kafka_marshal.engine.checkpointing import CheckpointRule
 

@@ -372,7 +372,7 @@ def test_record_kinds_are_listed_with_their_fields():
     assert all(kind.record.__struct_fields__[-1] == "tags" for kind in KINDS)
     assert {kind.version for kind in KINDS} == {0}
     level_2 = [kind.number for kind in KINDS if kind.level == 2]
-    assert level_2 == [14, 130, 131, 132]
+    assert level_2 == [14, 18, 130, 131, 132]
     assert all(kind.level == 1 for kind in KINDS if kind.number not in level_2)
 
 

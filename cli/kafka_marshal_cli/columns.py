@@ -91,6 +91,12 @@ RESET = (
     column("THEN", "granted_then"),
     column("REPEATS", "repeats"),
 )
+FORGOTTEN = (
+    column("GROUP", "group_id"),
+    column("TOPIC", "topic"),
+    column("PARTITION", "partition"),
+    column("EPOCH", "epoch"),
+)
 KEPT = (PARTITIONS[0], PARTITIONS[1], PARTITIONS[3], PARTITIONS[4])
 
 DIFFERENCES = (

@@ -123,7 +123,9 @@ class Verifier:
         if transitions and transitions[0].effect == "reset":
             self._begin_anew()
         for transition in transitions:
-            if transition.outcome == ACCEPTED and transition.key is not None:
+            if transition.effect == "forgotten" and transition.key is not None:
+                self._seen.pop(transition.key, None)  # it may begin anew
+            elif transition.outcome == ACCEPTED and transition.key is not None:
                 self._check(transition, transition.key)
         if self.snapshot_offset is None and entry.offset >= self.split:
             self._restore()

@@ -45,13 +45,17 @@ from kafka_marshal.kafka_io import (
 )
 from kafka_marshal.kafka_io.offsets import KafkaOffsets
 from kafka_marshal.overriding import (
+    ForgetPlan,
     ResetPlan,
     UpgradePlan,
     find_checkpoint,
+    plan_forgetting,
     plan_reset,
     plan_upgrade,
     require_harmless,
     require_members,
+    topics_of,
+    write_forgetting,
     write_reset,
     write_upgrade,
 )
@@ -350,6 +354,62 @@ class Admin(Closing):
             write_reset(
                 follower, kept, client_id=self._sender.client_id, timeout_ms=limit_ms
             )
+        return plan
+
+    def forget_keys(
+        self,
+        group_id: str,
+        *,
+        topic: str | None = None,
+        execute: bool = False,
+        allow_existing: bool = False,
+    ) -> ForgetPlan:
+        """Drop keys of a group that nobody owns, with their positions and grants.
+
+        Args:
+            group_id: The group.
+            topic: Of this data topic only.
+            execute: Whether to do it; else it is only planned.
+            allow_existing: Whether to drop keys of topics that the cluster has, too:
+                the group starts there as if it had never read them, and records are
+                processed again, also at most once.
+
+        Returns:
+            What would be dropped, or was.
+
+        Raises:
+            ConfigurationError: The topic is of a feature level below 2.
+            ClaimRejected: The log has no such keys.
+        """
+        _require_group(group_id)
+        self._settled()
+        topics = topics_of(self._follow().worlds, group_id, topic=topic)
+        if not topics:
+            raise ClaimRejected(
+                f"group {group_id!r} has no such keys in the log; see: marshal claims "
+                f"list --group {group_id}",
+                reason="unknown_key",
+            )
+        existing = []
+        if not allow_existing:
+            existing = [t for t in topics if self.partition_count(t) is not None]
+        follower, now_ms = self._follow(), self._clock.now_ms()
+        plan = plan_forgetting(
+            follower.replicas.values(),
+            group_id,
+            topics=topics,
+            existing=existing,
+            now_ms=now_ms,
+        )
+        if execute:
+            done = write_forgetting(
+                follower,
+                plan,
+                client_id=self._sender.client_id,
+                timeout_ms=self._timeout_ms,
+            )
+            keys = tuple(each for each in plan.keys if each[0] in done)
+            plan = attrs.evolve(plan, keys=keys)
         return plan
 
     # --- pausing a group

@@ -39,7 +39,7 @@ LOOK_EVERY_MS = 1_000
 EFFECTS = frozenset(
     {
         *("claimed", "resumed", "renewed", "position_only", "released", "granted"),
-        *("unpaused", "configured", "member"),
+        *("unpaused", "configured", "member", "reset_staged", "reset", "forgotten"),
     }
 )
 

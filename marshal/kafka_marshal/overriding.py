@@ -5,7 +5,7 @@ Both are planned first, as plain values that can be shown, and then written
 """
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 import attrs
@@ -19,7 +19,14 @@ from kafka_marshal.errors import ClaimRejected, ConfigurationError, LogUnwritabl
 from kafka_marshal.ports import CoordinationLog, LogRange
 from kafka_marshal.protocol.checkpoints import checkpoint_key, split
 from kafka_marshal.protocol.freshness import Freshness
-from kafka_marshal.protocol.records import SUPPORTED_LEVEL, Config, Reset
+from kafka_marshal.protocol.hashing import RESERVED_TOPICS, coordinating_partition
+from kafka_marshal.protocol.records import (
+    CHECKPOINT_LEVEL,
+    SUPPORTED_LEVEL,
+    Config,
+    ForgettingPartition,
+    Reset,
+)
 from kafka_marshal.protocol.snapshot import digest, from_bytes, to_bytes
 from kafka_marshal.protocol.state import KeyState, WorldState
 from kafka_marshal.protocol.transition import ACCEPTED
@@ -27,6 +34,8 @@ from kafka_marshal.protocol.types import Key
 
 # Parts of a Reset under way at once.
 UNDER_WAY_MAX = 8
+# Records that drop keys, which are small.
+FORGOTTEN_UNDER_WAY_MAX = 100
 
 
 # --- replacing a state
@@ -242,6 +251,105 @@ def write_reset(
                 )
             offset = verdict.offset
     return offset
+
+
+# --- forgetting keys
+
+
+@attrs.frozen
+class ForgetPlan:
+    """Which keys of a group would be dropped.
+
+    Attributes:
+        keys: Those that would be, with their epochs.
+        held: Those that are owned and not stale: they stay.
+        existing: Topics that the cluster has: their keys stay unless that is allowed.
+    """
+
+    keys: tuple[tuple[Key, int], ...]
+    held: tuple[Key, ...]
+    existing: tuple[str, ...]
+
+
+def topics_of(
+    worlds: Iterable[WorldState], group_id: str, *, topic: str | None
+) -> list[str]:
+    """Return the data topics that a group has keys of, in order."""
+    every = {key.topic for world in worlds for key in world.keys if key[0] == group_id}
+    wanted = every if topic is None else every & {topic}
+    return sorted(wanted - RESERVED_TOPICS)
+
+
+def plan_forgetting(
+    replicas: Iterable[Replica],
+    group_id: str,
+    *,
+    topics: Collection[str],
+    existing: Collection[str],
+    now_ms: int,
+) -> ForgetPlan:
+    """Return which keys of a group can be dropped.
+
+    Args:
+        replicas: The log, folded to its end.
+        group_id: The group.
+        topics: Of these topics only.
+        existing: Those of them whose keys stay.
+        now_ms: Local time, by which it is estimated who is stale.
+    """
+    keys: list[tuple[Key, int]] = []
+    held: list[Key] = []
+    for replica in replicas:
+        log_ms = replica.world.now_ms + replica.elapsed_ms(now_ms)
+        for key, known in replica.world.keys.items():
+            if key.group_id != group_id or key.topic not in topics:
+                continue
+            is_stale = known.freshness(log_ms) is Freshness.STALE
+            if known.owner is not None and not is_stale:
+                held.append(key)
+            elif key.topic not in existing:
+                keys.append((key, known.epoch))
+    return ForgetPlan(tuple(sorted(keys)), tuple(sorted(held)), tuple(sorted(existing)))
+
+
+def write_forgetting(
+    follower: Follower, plan: ForgetPlan, *, client_id: str, timeout_ms: int
+) -> tuple[Key, ...]:
+    """Drop the keys of a plan; return those that were, without what changed meanwhile.
+
+    Raises:
+        ConfigurationError: The topic is of a feature level below 2.
+        DeadlineExceeded: No verdict in time; what was sent may still land.
+    """
+    worlds = {world.partition: world for world in follower.worlds}
+    config = _config(worlds, 0)
+    if config.feature_level < CHECKPOINT_LEVEL:
+        raise ConfigurationError(
+            f"the coordination topic is of feature level {config.feature_level}, and "
+            f"keys can be forgotten from {CHECKPOINT_LEVEL} on; run: marshal topic "
+            "upgrade",
+            setting="coordination_topic",
+        )
+    incarnation = secrets.token_bytes(16)
+    dropped: list[Key] = []
+    for first in range(0, len(plan.keys), FORGOTTEN_UNDER_WAY_MAX):
+        some = plan.keys[first : first + FORGOTTEN_UNDER_WAY_MAX]
+        awaited = []
+        for seq, (key, epoch) in enumerate(some, first):
+            group_id, topic, number = key
+            record = ForgettingPartition(
+                client_id, group_id, incarnation, seq, topic, number, epoch
+            )
+            t = coordinating_partition(
+                topic, number, partition_count=config.partition_count
+            )
+            awaited.append(follower.append(t, record))
+        follower.await_all(awaited, timeout_ms)
+        for (key, _), item in zip(some, awaited, strict=True):
+            verdict = item.transition
+            if verdict is not None and verdict.outcome == ACCEPTED:
+                dropped.append(key)
+    return tuple(dropped)
 
 
 # --- raising the feature level

@@ -19,6 +19,7 @@ from kafka_marshal.kafka_io import ConnectionSettings, open_coordination_log
 from kafka_marshal.ports import Clock, CoordinationLog, LogRange
 from kafka_marshal.protocol.records import (
     ClaimingPartition,
+    ForgettingPartition,
     ReleaseGroup,
     ReleasingPartition,
 )
@@ -154,6 +155,16 @@ class Changes:
                 token=_token(worlds[folded.partition], folded.entry),
                 position=_position(worlds[folded.partition], key),
             )
+        elif key is not None and isinstance(record, ForgettingPartition):
+            before = self._owners.pop(key, None)
+            if before is not None:
+                yield attrs.evolve(
+                    _change(folded, "lost", key.group_id),
+                    key=key,
+                    client_id=before.client_id,
+                    incarnation=before.incarnation,
+                    by=record.client_id,
+                )
         elif key is not None and isinstance(record, ReleasingPartition):
             self._owners.pop(key, None)
             yield attrs.evolve(

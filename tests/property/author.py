@@ -47,7 +47,7 @@ MOVES = (
     *["messages"] * 4,
     *["resume"] * 3,
     *["pause"] * 3,
-    *["config", "garbage", "member", "nobody"],
+    *["config", "garbage", "member", "nobody", "drop"],
 )
 OWNERS_MOVES = frozenset({"beat", "batch", "release", "messages", "resume"})
 Pick = Callable[[Sequence[Any]], Any]
@@ -245,6 +245,11 @@ class Author:
         names = ("topic", "partition", "epoch", "position", "successor", "reason")
         return self.payload("ReleasingPartition", said, *names)
 
+    def drop(self):
+        said = self.owner()
+        said["client_id"] = "admin"
+        return self.payload("ForgettingPartition", said, "topic", "partition", "epoch")
+
     def messages(self):
         said = self.owner() | {"grantee": "9a" * 16}
         key = (said["group_id"], said["topic"], said["partition"])
@@ -274,7 +279,8 @@ class Author:
         generation, era = (0, 0) if old is None else (old["generation"], old["era"])
         bad = self.pick((None,) * 6 + ("K", "generation", "era", "format_id", "far"))
         far = self.naive.m // 1000 + 86_400 + self.pick((0, 1))
-        level = self.pick((1,) * 9 + (3,)) if self.may_halt else 1
+        levels = (2,) * 6 + (1,) * 3 + (3,) if self.may_halt else (2, 2, 1)
+        level = self.pick(levels)
         data = {
             "generation": generation + (2 if bad == "generation" else 1),
             "format_id": ("bb" if bad == "format_id" else "ff") * 16,

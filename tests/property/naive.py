@@ -98,6 +98,9 @@ class Naive:
 
     def single(self, entry, kind, data, named):
         key = None
+        level = 1 if self.config is None else self.config["feature_level"]
+        if kind == "ForgettingPartition" and level < 2:  # 3.3
+            return self.tell(entry, "ignored", reason="level")
         if "topic" in data:
             key = (data["group_id"], data["topic"], data["partition"])
             named.append(key)
@@ -363,6 +366,22 @@ class Naive:
             deadline = self.c + self.config["heartbeat_interval_ms"] // 2
             state["handoff"] = (data["successor"], deadline)
         return "released", None
+
+    def ForgettingPartition(self, _entry, data, key):  # noqa: N802 - 4.9
+        if self.is_misplaced(key):
+            raise Refused("wrong_partition")
+        state = self.keys.get(key)
+        if state is None:
+            raise Refused("cas")
+        if state["lock"] is not None:
+            raise Refused("locked")
+        if state["owner"] is not None and not self.is_stale(state):
+            left = 2 * state["h"] - self.age(state) + 1
+            raise Refused("held", {"remaining_ms": left})
+        if state["epoch"] != data["epoch"]:
+            raise Refused("cas")
+        del self.keys[key]
+        return "forgotten", None
 
     def ClaimingMessages(self, _entry, data, key):  # noqa: N802
         state = self.owned(data, key)  # 4.7

@@ -19,6 +19,7 @@ from logkit import (
     claim,
     config,
     fold,
+    forgetting,
     hashed,
     ident,
     messages,
@@ -425,6 +426,21 @@ def test_4_9_what_is_held_is_kept(held_by):
         log.append(release(1))
     log.append(b"", after=H)
     assert KEY in log.state.keys
+
+
+def test_4_9_a_record_drops_a_key_that_nobody_owns():
+    log = Log(level=2)
+    assert log.say(forgetting(0)) == "cas"
+    epoch = log.claimed()
+    log.append(messages(epoch, 0, 5))
+    assert log.say(forgetting(epoch)) == "held"
+    log.append(release(epoch))
+    assert log.say(forgetting(epoch + 1)) == "cas"
+    assert log.say(forgetting(epoch)) == "forgotten"
+    assert (log.state.keys, log.state.groups) == ({}, {})
+    assert log.claimed() > epoch
+    assert log.say(forgetting(log.key().epoch), after=2 * H) == "held"
+    assert log.say(forgetting(log.key().epoch), after=1) == "forgotten"
 
 
 # --- 4.10 to 4.12 ---

@@ -17,6 +17,7 @@ from kafka_marshal.protocol.records import (
     ClaimingMessages,
     ClaimingPartition,
     Config,
+    ForgettingPartition,
     Heartbeat,
     Limits,
     Member,
@@ -144,6 +145,12 @@ def release(
         successor,
         None,
     )
+
+
+def forgetting(epoch, *, client="admin", key=KEY):
+    inc = ident(client)
+    group, topic, partition = key
+    return ForgettingPartition(client, group, inc, 0, topic, partition, epoch)
 
 
 def messages(epoch, first, last, *, client="c1", key=KEY, inc=None, seq=0):
@@ -299,6 +306,7 @@ def all_records() -> list[Record]:
         batch((7, 8), (9, None)),
         config(span=10, forget_ms=5),
         *resets(b"state", ident("digest").hex()),
+        forgetting(7),
         member(plan_generation=3),
         begin(),
         chunk(b"state"),

@@ -8,19 +8,30 @@ from kafka_marshal.engine.finding import LogCheckpoints
 from kafka_marshal.engine.follower import Follower
 from kafka_marshal.errors import ClaimRejected, ConfigurationError, LogUnwritable
 from kafka_marshal.overriding import (
+    ForgetPlan,
     KeyChange,
     find_checkpoint,
+    plan_forgetting,
     plan_reset,
     plan_upgrade,
     require_harmless,
     require_members,
+    topics_of,
+    write_forgetting,
     write_reset,
     write_upgrade,
 )
 from kafka_marshal.ports import LogRange
 from kafka_marshal.protocol.codec import encode
 from kafka_marshal.protocol.rationalizer import apply
-from kafka_marshal.protocol.records import SUPPORTED_LEVEL, Member, Reset
+from kafka_marshal.protocol.records import (
+    SUPPORTED_LEVEL,
+    ClaimingMessages,
+    ClaimingPartition,
+    Member,
+    ReleasingPartition,
+    Reset,
+)
 from kafka_marshal.protocol.snapshot import digest, from_bytes, to_bytes
 from kafka_marshal.protocol.types import Key, LogEntry
 
@@ -282,3 +293,69 @@ def test_a_topic_without_format_is_told():
     cluster.kafka.log(place).records.clear()
     with pytest.raises(ConfigurationError, match="not formatted"):
         plan_upgrade(worlds(follower(cluster)))
+
+
+# --- forgetting keys
+
+
+GONE = Key("g", "gone", 0)
+
+
+def owning_what_is_gone():
+    """Return a cluster with a held key, and one released at most once."""
+    cluster = world()
+    node = owning(cluster)
+    owner = ("z", bytes(16))
+    write(cluster, ClaimingPartition("z", "g", owner[1], 1, 1, *GONE[1:], *[None] * 4))
+    epoch = fold(cluster).keys[GONE].epoch
+    who = ("z", "g", owner[1])
+    write(cluster, ClaimingMessages(*who, 2, *GONE[1:], epoch, bytes(16), 0, 9))
+    write(cluster, ReleasingPartition(*who, 3, *GONE[1:], epoch, None, None, None))
+    assert fold(cluster).keys[GONE].granted == 10
+    return cluster, node, epoch
+
+
+def plan_for(cluster, found, *, existing=("t",)):
+    worlds = [replica.world for replica in found.replicas.values()]
+    topics = topics_of(worlds, "g", topic=None)
+    return plan_forgetting(
+        found.replicas.values(),
+        "g",
+        topics=topics,
+        existing=existing,
+        now_ms=cluster.clock.now_ms(),
+    )
+
+
+def test_keys_of_topics_that_are_gone_are_dropped():
+    cluster, node, epoch = owning_what_is_gone()
+    found = follower(cluster)
+    plan = plan_for(cluster, found)
+    assert plan == ForgetPlan(((GONE, epoch),), (KEY,), ("t",))
+    assert write_forgetting(found, plan, client_id="admin", timeout_ms=100) == (GONE,)
+    assert fold(cluster).keys.keys() == {KEY}
+    cluster.run(H)
+    assert node.held
+    assert write_forgetting(found, plan, client_id="admin", timeout_ms=100) == ()
+
+
+def test_keys_of_topics_that_exist_stay_unless_that_is_allowed():
+    cluster, _, epoch = owning_what_is_gone()
+    found = follower(cluster)
+    assert plan_for(cluster, found, existing=("gone", "t")).keys == ()
+    worlds = [replica.world for replica in found.replicas.values()]
+    assert topics_of(worlds, "g", topic="gone") == ["gone"]
+    assert topics_of(worlds, "h", topic=None) == []
+    assert plan_for(cluster, found, existing=()).keys == ((GONE, epoch),)
+
+
+def test_a_topic_of_level_1_is_to_be_upgraded_first():
+    cluster = world()
+    config = fold(cluster).config
+    lowered = msgspec.structs.replace(
+        config, generation=2, era=config.era + 1, feature_level=1
+    )
+    write(cluster, lowered)
+    plan = ForgetPlan(((GONE, 1),), (), ())
+    with pytest.raises(ConfigurationError, match="marshal topic upgrade"):
+        write_forgetting(follower(cluster), plan, client_id="admin", timeout_ms=100)

@@ -9,7 +9,7 @@ from kafka_marshal.protocol.hashing import RESERVED_TOPICS
 from kafka_marshal_cli import columns, facts, parsing
 from kafka_marshal_cli.commands import claims_watch
 from kafka_marshal_cli.render import Answer, Section, duration, instant
-from kafka_marshal_cli.shared import Call, command, wall_ms
+from kafka_marshal_cli.shared import Call, command, tell, wall_ms
 
 app = typer.Typer(help="Claims: who holds what.", no_args_is_help=True)
 app.command("watch", epilog="Example: marshal claims watch --group billing")(
@@ -135,3 +135,54 @@ def who(
         found["owner"] = None
         shown["owner"] = "nobody, it was not claimed then"
     call.answer(Answer(facts.as_of(world), found, (), shown))
+
+
+@app.command(
+    "forget", epilog="Example: marshal claims forget billing --topic gone --execute"
+)
+@command()
+def forget(
+    call: Call,
+    *,
+    group: Annotated[str, typer.Argument(metavar="GROUP", help="The group.")],
+    topic: Annotated[
+        str | None, typer.Option(metavar="TOPIC", help="Of this data topic only.")
+    ] = None,
+    execute: Annotated[
+        bool,
+        typer.Option("--execute/--dry-run", help="Do it, or only say what would be."),
+    ] = False,
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force", help="Also of topics that exist: their records come again."
+        ),
+    ] = False,
+) -> None:
+    """Drop claims of a group that nobody owns, with positions and granted offsets.
+
+    For topics that were deleted: what was granted at most once is never forgotten
+    otherwise. Claims that are held stay. Without --execute nothing is written.
+    """
+    with call.admin() as admin:
+        plan = admin.forget_keys(
+            group, topic=topic, execute=execute, allow_existing=force
+        )
+    rows = [{**key._asdict(), "epoch": epoch} for key, epoch in plan.keys]
+    found = {
+        "group_id": group,
+        "is_executed": execute,
+        "held_count": len(plan.held),
+        "existing_topics": list(plan.existing),
+    }
+    shown = {"existing_topics": ", ".join(plan.existing) or "none"}
+    as_of = {"time_ms": wall_ms(), "offsets": {}}
+    sections = (Section("forgotten", rows, columns.FORGOTTEN),)
+    call.answer(Answer(as_of, found, sections, shown))
+    if plan.existing:
+        tell(
+            f"marshal: kept claims of topics that exist: {', '.join(plan.existing)}; "
+            "--force drops these, too, and their records come again"
+        )
+    if not execute:
+        tell("nothing was written; --execute drops them")

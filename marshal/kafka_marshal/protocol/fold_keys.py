@@ -15,6 +15,7 @@ from kafka_marshal.protocol.records import (
     BatchHeartbeat,
     ClaimingMessages,
     ClaimingPartition,
+    ForgettingPartition,
     Heartbeat,
     ReleasingPartition,
 )
@@ -267,6 +268,17 @@ def _claim_messages(step: Step, record: ClaimingMessages) -> Transitions:
     return (step.accepted("granted", key, detail=detail),)
 
 
+def _forget_key(step: Step, record: ForgettingPartition) -> Transitions:
+    state = step.state
+    key = Key(record.group_id, record.topic, record.partition)
+    reason = judging.judge_forgetting(state, record, key=key)
+    if reason is not None:
+        known = state.keys.get(key)
+        return (step.refused(reason, key, detail=_time_left(state, known, reason)),)
+    _drop_key(state, key, state.keys[key])
+    return (step.accepted("forgotten", key),)
+
+
 def forget(state: WorldState, transitions: Transitions) -> None:
     """Drop keys that have been silent for too long (PROTOCOL 4.9)."""
     assert state.config is not None
@@ -279,7 +291,9 @@ def forget(state: WorldState, transitions: Transitions) -> None:
     dropped = 0
     while heap and heap[0][0] < latest_ms and dropped < FORGOTTEN_PER_ENTRY_MAX:
         active_ms, key = heappop(heap)
-        known = state.keys[key]
+        known = state.keys.get(key)
+        if known is None:
+            continue  # a record has dropped it before
         if not is_forgettable(known):
             state.awaiting.discard(key)
         elif known.active_ms != active_ms:
@@ -309,5 +323,6 @@ FOLDS: dict[type, Callable[[Step, Any], Transitions]] = {
     ReleasingPartition: _release,
     ClaimingMessages: _claim_messages,
     BatchHeartbeat: _batch_heartbeat,
+    ForgettingPartition: _forget_key,
 }
 """How each record about keys is folded."""

@@ -12,6 +12,7 @@ import msgspec
 
 from kafka_marshal.errors import MalformedRecord
 from kafka_marshal.protocol.history_rows import (
+    FORGOTTEN,
     GRANTED,
     OPEN,
     RELEASED,
@@ -34,6 +35,7 @@ from kafka_marshal.protocol.records import (
     BatchHeartbeat,
     ClaimingMessages,
     ClaimingPartition,
+    ForgettingPartition,
     Heartbeat,
     ReleaseGroup,
     ReleasingPartition,
@@ -79,7 +81,7 @@ class Historian(msgspec.Struct, gc=False):
             twentieths of H, the last one for all above.
         entries_count: Entries seen.
         first_offset: Offset of the first of them, or after the state it began at.
-        resets_count: Resets that came into force.
+        resets_count: Resets that came into force, and keys that were forgotten.
     """
 
     sample_ms: int = SAMPLE_MS_DEFAULT
@@ -248,6 +250,8 @@ class Historian(msgspec.Struct, gc=False):
                 yield from self._reset(world, record, at=at)
         elif isinstance(record, ClaimingPartition):
             yield from self._won(world, transition, at=at)
+        elif isinstance(record, ForgettingPartition):
+            yield from self._forgotten(key, record, at=at)
         else:
             track = self.tracks[key]
             note_stray(track.interval, transition)
@@ -336,6 +340,18 @@ class Historian(msgspec.Struct, gc=False):
         track.kept_ms = at.log_ms if kept is None else kept[1]
         track.waiting = []
         return interval
+
+    def _forgotten(
+        self, key: Key, record: ForgettingPartition, *, at: Moment
+    ) -> Iterator[Interval]:
+        # As a Reset does, it takes back the key's position and grants.
+        self.resets_count += 1
+        track = self.tracks.pop(key, None)
+        if track is not None and track.interval.ending == OPEN:
+            interval = track.interval
+            interval.ending, interval.ended_by = RELEASED, record.client_id
+            interval.reason, interval.end = FORGOTTEN, at
+            yield interval
 
     def _sample(self, world: WorldState, track: Track, *, at: Moment) -> PositionRow:
         track.sample_due_ms = at.log_ms + self.sample_ms

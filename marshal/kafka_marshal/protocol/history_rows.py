@@ -20,6 +20,7 @@ RAN_OUT = "ran_out"
 RESET = "reset"
 WON = "won"
 GRANTED = "granted"
+FORGOTTEN = "forgotten"
 
 
 class Moment(NamedTuple):

@@ -16,6 +16,7 @@ from kafka_marshal.protocol.records import (
     ClaimingMessages,
     ClaimingPartition,
     Config,
+    ForgettingPartition,
     Heartbeat,
     ReleaseGroup,
     ReleasingPartition,
@@ -137,6 +138,24 @@ def _is_full(state: WorldState, config: Config, key: Key) -> bool:
 def _lacks_room_for_group(state: WorldState, config: Config, group_id: str) -> bool:
     is_new = group_id not in state.groups
     return is_new and len(state.groups) >= config.limit("groups")
+
+
+def judge_forgetting(
+    state: WorldState, record: ForgettingPartition, *, key: Key
+) -> str | None:
+    """Return why a key is not dropped, in the order of PROTOCOL 4.9, or None."""
+    assert state.config is not None  # or its level would not be in force
+    if _is_misplaced(state, state.config, key):
+        return "wrong_partition"
+    known = state.keys.get(key)
+    if known is None:
+        return "cas"
+    if known.lock is not None:
+        return "locked"
+    is_stale = known.freshness(state.now_ms) is Freshness.STALE
+    if known.owner is not None and not is_stale:
+        return "held"
+    return None if known.epoch == record.epoch else "cas"
 
 
 def mismatch(

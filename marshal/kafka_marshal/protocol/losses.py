@@ -19,6 +19,7 @@ from kafka_marshal.protocol.records import (
     BatchHeartbeat,
     ClaimingMessages,
     ClaimingPartition,
+    ForgettingPartition,
     Heartbeat,
     Record,
     ReleasingPartition,
@@ -39,6 +40,7 @@ MARKS_PER_BATCH_MAX = 84
 LIVE = "live"
 STALE = "stale"
 RELEASED = "released"
+FORGOTTEN = "forgotten"
 RESUMED = "resumed"
 TAKEN_OVER = "taken_over"
 
@@ -251,6 +253,11 @@ class LossBook:
         elif isinstance(record, Heartbeat | BatchHeartbeat):
             number = index if isinstance(record, BatchHeartbeat) else 0
             tenure.mark(record.incarnation, marks_of(record).get(number))
+        elif isinstance(record, ForgettingPartition):
+            if transition.outcome != ACCEPTED:
+                return []
+            del self._tenures[key]
+            return self._loss(key, tenure, ending=RELEASED, at=at, reason=FORGOTTEN)
         elif isinstance(record, ReleasingPartition):
             tenure.mark(record.incarnation, marks_of(record).get(0))
             del self._tenures[key]

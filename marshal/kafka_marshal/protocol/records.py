@@ -141,6 +141,19 @@ class ClaimingMessages(Fields, frozen=True):
     tags: Tags | UnsetType = UNSET
 
 
+class ForgettingPartition(Fields, frozen=True):
+    """Drops a key that nobody owns, granted offsets included (PROTOCOL 4.9)."""
+
+    client_id: Name
+    group_id: Name
+    incarnation: Id
+    seq: Sequence
+    topic: Name
+    partition: Partition
+    epoch: Offset
+    tags: Tags | UnsetType = UNSET
+
+
 class ReleaseGroup(Fields, frozen=True):
     """Pauses a group until a log time, or ends the pause (PROTOCOL 4.8)."""
 
@@ -266,6 +279,7 @@ Record = (
     | ClaimingPartition
     | ReleasingPartition
     | ClaimingMessages
+    | ForgettingPartition
     | ReleaseGroup
     | BatchHeartbeat
     | Config
@@ -296,6 +310,7 @@ KINDS = (
     Kind(6, 0, "BatchHeartbeat", BatchHeartbeat, 1),
     Kind(13, 0, "Config", Config, 1),
     Kind(14, 0, "Reset", Reset, 2),
+    Kind(18, 0, "ForgettingPartition", ForgettingPartition, 2),
     Kind(128, 0, "Member", Member, 1),
     Kind(130, 0, "CheckpointBegin", CheckpointBegin, 2),
     Kind(131, 0, "CheckpointChunk", CheckpointChunk, 2),
@@ -304,7 +319,7 @@ KINDS = (
 """Every kind this release reads, with the feature level that introduced it."""
 
 CHECKPOINT_LEVEL = 2
-"""The feature level that brought checkpoints and Reset."""
+"""The feature level that brought checkpoints, Reset and ForgettingPartition."""
 
 SUPPORTED_LEVEL = 2
 """The highest feature level that this release can follow (PROTOCOL 3.3)."""

@@ -234,8 +234,9 @@ class WorldState:
         over: Operations that are over, of all groups (derived).
         ends_ms: C at which staging or quiet time is over; None without (derived).
         lapses_ms: No pause ends before M reaches this; None without one (derived).
-        forgettable: Heap of (last activity then, key): one entry for each key that
-            may be forgotten, perhaps entries of keys that no longer may (derived).
+        forgettable: Heap of (last activity then, key): an entry for each key that
+            may be forgotten, perhaps entries of keys that no longer may, or that
+            are gone (derived).
         awaiting: The keys in that heap (derived).
         dirty: Keys and groups changed since the last digest (derived).
         item_hashes: Hashes of keys and groups as of the last digest (derived).

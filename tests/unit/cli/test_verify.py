@@ -10,6 +10,7 @@ from logkit import (
     beat,
     claim,
     config,
+    forgetting,
     ident,
     messages,
     release,
@@ -202,3 +203,13 @@ def test_findings_are_bounded(monkeypatch):
     for last in range(FINDINGS_MAX + 5):
         log.append(messages(epoch, last, last))
     assert len(verified(log)["findings"]) == FINDINGS_MAX
+
+
+def test_a_key_that_was_forgotten_may_be_granted_again():
+    log = Log(level=2)
+    epoch = log.claimed()
+    log.append(messages(epoch, 0, 9))
+    log.append(release(epoch))
+    log.append(forgetting(epoch))
+    log.append(messages(log.claimed("c2"), 0, 9, client="c2"))
+    assert verified(log)["findings"] == []

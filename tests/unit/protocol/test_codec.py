@@ -420,7 +420,7 @@ def test_nothing_is_encoded_that_is_too_deep():
 
 def test_kind_of_names_the_wire_type():
     assert [kind_of(record).number for record in all_records()] == [
-        *(1, 2, 3, 4, 5, 6, 13, 14, 128, 130, 131, 132)
+        *(1, 2, 3, 4, 5, 6, 13, 14, 18, 128, 130, 131, 132)
     ]
 
 

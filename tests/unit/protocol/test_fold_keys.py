@@ -12,6 +12,7 @@ from logkit import (
     beat,
     claim,
     config,
+    forgetting,
     hashed,
     ident,
     messages,
@@ -48,7 +49,14 @@ def owned():
 
 
 def test_every_record_about_keys_has_its_fold():
-    assert {kind.number for kind in KINDS if kind.record in FOLDS} == {1, 2, 3, 4, 6}
+    assert {kind.number for kind in KINDS if kind.record in FOLDS} == {
+        1,
+        2,
+        3,
+        4,
+        6,
+        18,
+    }
 
 
 # --- Claims ---
@@ -602,3 +610,93 @@ def test_a_refusal_in_the_quiet_behind_a_reset_says_how_long_it_lasts():
         log.append(record)
     refused = log.one(claim())
     assert (refused.reason, refused.detail) == ("quiet", {"remaining_ms": 2 * H + 1})
+
+
+# --- a record that drops a key (4.9)
+
+
+def at_level_2(**settings):
+    return Log(level=2, **settings)
+
+
+def test_a_key_at_most_once_is_dropped_by_a_record():
+    log = at_level_2()
+    epoch = log.claimed()
+    log.append(messages(epoch, 0, 9))
+    log.append(release(epoch))
+    (told,) = log.append(forgetting(epoch))
+    assert (told.outcome, told.effect, told.key, told.epoch) == (
+        *("accepted", "forgotten"),
+        *(KEY, None),
+    )
+    assert (log.state.keys, log.state.groups) == ({}, {})
+    again = log.claimed("c2")
+    known = log.key()
+    assert (known.epoch, known.position, known.granted) == (again, None, None)
+    assert again > epoch
+
+
+def test_a_stale_owner_does_not_keep_a_key():
+    log = at_level_2()
+    epoch = log.claimed()
+    (told,) = log.append(forgetting(epoch), after=2 * H)
+    assert (told.reason, told.detail) == ("held", {"remaining_ms": 1})
+    (told,) = log.append(forgetting(epoch), after=1)
+    assert told.effect == "forgotten"
+    (told,) = log.append(beat(epoch))
+    assert told.reason == "not_owner"
+
+
+@pytest.mark.parametrize(
+    ("key", "epoch", "reason"),
+    [
+        pytest.param(KEY, 1, "held", id="owned"),
+        pytest.param(Key("g", "t", 1), 3, "cas", id="other-epoch"),
+        pytest.param(Key("g", "t", 9), 9, "cas", id="unknown"),
+        pytest.param(Key("g", "/planner", 1), 1, "wrong_partition", id="elsewhere"),
+    ],
+)
+def test_what_a_record_does_not_drop(key, epoch, reason):
+    log = at_level_2()
+    other = Key("g", "t", 1)
+    assert log.claimed() == 1
+    assert log.claimed("c2", key=other) == 2
+    log.append(release(2, client="c2", key=other))
+    (told,) = log.append(forgetting(epoch, key=key))
+    assert (told.outcome, told.reason) == ("refused", reason)
+    assert log.state.keys.keys() == {KEY, other}
+
+
+def test_a_locked_key_is_not_dropped():
+    log = at_level_2()
+    epoch = log.claimed()
+    log.append(release(epoch))
+    log.key().lock = OP
+    (told,) = log.append(forgetting(epoch))
+    assert told.reason == "locked"
+
+
+def test_a_level_below_2_does_not_know_it():
+    log = Log()
+    epoch = log.claimed()
+    log.append(release(epoch))
+    (told,) = log.append(forgetting(epoch))
+    assert (told.outcome, told.reason, told.key) == ("ignored", "level", None)
+
+
+def test_a_key_that_waited_to_be_forgotten_may_be_dropped_and_come_back():
+    log = at_level_2(forget_ms=100)
+    epoch = log.claimed()
+    log.append(release(epoch))
+    log.append(forgetting(epoch))
+    epoch = log.claimed()
+    log.append(release(epoch), after=50)
+    log.append(b"", after=90)
+    assert KEY in log.state.keys
+    log.append(b"", after=20)
+    assert log.state.keys == {}
+    epoch = log.claimed()
+    log.append(release(epoch))
+    log.append(forgetting(epoch))
+    log.append(b"", after=200)
+    assert log.state.forgettable == []

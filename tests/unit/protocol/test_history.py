@@ -11,6 +11,7 @@ from logkit import (
     begin,
     claim,
     config,
+    forgetting,
     hashed,
     ident,
     member,
@@ -481,4 +482,21 @@ def test_what_stands_in_a_state_begins_there():
     bench.say(release(epoch, 9))
     assert bench.one(Interval).ending == "released"
     assert bench.one(PauseRow).ending == "unpaused"
+    assert not bench.of(Handoff)
+
+
+def test_a_key_that_is_forgotten_ends_its_claim_and_begins_anew():
+    bench = Bench(level=2)
+    epoch = bench.say(claim())
+    bench.say(messages(epoch, 0, 9))
+    bench.say(forgetting(epoch), after=2 * H + 1)
+    row = bench.one(Interval)
+    assert (row.ending, row.ended_by, row.reason) == ("released", "admin", "forgotten")
+    assert bench.historian.tracks == {}
+    epoch = bench.say(claim("c2"))
+    assert bench.interval.resets_count == 1
+    bench.say(release(epoch, client="c2"))
+    count = len(bench.of(Interval))
+    bench.say(forgetting(epoch))
+    assert len(bench.of(Interval)) == count
     assert not bench.of(Handoff)

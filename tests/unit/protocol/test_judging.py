@@ -17,6 +17,7 @@ from logkit import (
     beat,
     claim,
     config,
+    forgetting,
     hashed,
     ident,
     messages,
@@ -30,6 +31,7 @@ from kafka_marshal.protocol.judging import (
     OP_INCARNATIONS_MAX,
     is_paused,
     judge_claim,
+    judge_forgetting,
     judge_release_group,
     judge_resume,
     mismatch,
@@ -380,3 +382,25 @@ def test_room_is_not_asked_of_a_group_that_exists():
     assert (
         judge_release_group(state, pause(M + 1), config=config(k=K, groups=1)) is None
     )
+
+
+@pytest.mark.parametrize("age", [0, 2 * H, 2 * H + 1])
+def test_order_of_refusals_of_forgetting(age):
+    for place, known, lock, owner, epoch in product(
+        (HOME, 1 - HOME), (True, False), (OP, None), (SELF, None), (EPOCH, EPOCH + 1)
+    ):
+        state = key_state(owner, age, lock=lock) if known else None
+        expected = first(
+            (
+                (place != HOME, "wrong_partition"),
+                (not known, "cas"),
+                (lock is not None, "locked"),
+                (owner is not None and age <= 2 * H, "held"),
+            )
+        )
+        if expected is None and epoch != EPOCH:
+            expected = "cas"
+        found = judge_forgetting(
+            world(place=place, known=state), forgetting(epoch), key=KEY
+        )
+        assert found == expected

@@ -7,6 +7,7 @@ from logkit import (
     batch,
     beat,
     claim,
+    forgetting,
     hashed,
     ident,
     messages,
@@ -35,8 +36,8 @@ H_GROUP = Key("h", "t", 0)
 class Bench:
     """A log with a book that follows it, and the losses that it found."""
 
-    def __init__(self, **wanted):
-        self.log = Log()
+    def __init__(self, *, level=1, **wanted):
+        self.log = Log(level=level)
         self.book = LossBook(3, **wanted)
         self.found = []
         self.epochs = {}
@@ -323,3 +324,18 @@ def test_a_book_that_begins_at_a_state_lists_what_is_granted_from_there_on():
         LossBook(3, group_id="h", begun=first.log.state).open_ones(first.log.state)
         == []
     )
+
+
+def test_what_a_stale_owner_was_granted_is_lost_with_its_key():
+    bench = Bench(level=2)
+    bench.claim()
+    bench.grant(0, 9)
+    bench.say(forgetting(bench.epochs[KEY]))  # held: not stale yet
+    assert bench.found == []
+    bench.say(forgetting(bench.epochs[KEY]), after=3 * H)
+    (loss,) = bench.found
+    assert (loss.ranges, loss.ending, loss.reason) == (
+        *(((0, 9),), "released"),
+        "forgotten",
+    )
+    assert bench.open_ones() == []

@@ -25,6 +25,8 @@ FIELDS = {
     "partition_count feature_level limits tags",
     "Reset": "client_id group_id incarnation seq op_id number part_count size_bytes "
     "digest data tags",
+    "ForgettingPartition": "client_id group_id incarnation seq topic partition epoch "
+    "tags",
     "Member": "client_id group_id incarnation seq topics host capacity load labels "
     "draining feature_level_max plan_generation tags",
     "CheckpointBegin": "client_id group_id incarnation seq epoch checkpoint_id tags",
@@ -42,6 +44,7 @@ NUMBERS = {
     "BatchHeartbeat": 6,
     "Config": 13,
     "Reset": 14,
+    "ForgettingPartition": 18,
     "Member": 128,
     "CheckpointBegin": 130,
     "CheckpointChunk": 131,

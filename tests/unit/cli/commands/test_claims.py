@@ -8,6 +8,7 @@ from logkit import KEY, Log, beat, release
 from typer.testing import CliRunner
 
 from kafka_marshal import Key, LogUnreadable, World
+from kafka_marshal.overriding import ForgetPlan
 from kafka_marshal_cli.assembly import app
 from kafka_marshal_cli.shared import Call
 
@@ -125,3 +126,35 @@ def test_an_offset_that_is_not_written_yet_is_refused(asked):
     outcome = invoke("claims", "who", *map(str, KEY), "--at", "5")
     assert outcome.exit_code == 2
     assert "ends at 5" in outcome.stderr
+
+
+class FakeAdmin:
+    def __init__(self):
+        self.asked = []
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def forget_keys(self, group_id, **asked):
+        self.asked.append((group_id, asked))
+        return ForgetPlan(((Key("g", "gone", 1), 7),), (Key("g", "t", 0),), ("t",))
+
+
+@pytest.mark.parametrize("is_executed", [False, True])
+def test_forget_says_what_it_drops(monkeypatch, is_executed):
+    admin = FakeAdmin()
+    monkeypatch.setattr(Call, "admin", lambda self: admin)
+    words = ("claims", "forget", "g", "--topic", "gone", "-o", "json")
+    outcome = invoke(*words, *(["--execute"] if is_executed else []))
+    assert outcome.exit_code == 0, outcome.stderr
+    asked = {"topic": "gone", "execute": is_executed, "allow_existing": False}
+    assert admin.asked == [("g", asked)]
+    found = json.loads(outcome.stdout)
+    assert (found["held_count"], found["existing_topics"]) == (1, ["t"])
+    row = {"group_id": "g", "topic": "gone", "partition": 1, "epoch": 7}
+    assert found["forgotten"] == [row]
+    assert ("nothing was written" in outcome.stderr) is not is_executed
+    assert "kept claims of topics that exist: t" in outcome.stderr
