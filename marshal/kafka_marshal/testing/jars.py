@@ -1,11 +1,16 @@
 """The jars of Apache Kafka: resolved once from Maven Central, then kept.
 
+Which files they are is locked, with the SHA-256 of each, in ``kafka-VERSION.sha256``
+beside this module. Hashes are compared when the jars arrive and once a boot; in between
+sizes are, because brokers start often.
+
 jgo resolves them (extra ``broker``). It runs in a process of its own, so that
 its settings, its logging and a stuck download stay out of ours, and under a
 file lock, because tests start brokers from several processes at once.
 """
 
 import fcntl
+import hashlib
 import os
 import shutil
 import subprocess
@@ -29,6 +34,8 @@ RESOLVE_TIMEOUT_S = 600
 _LOCK_INTERVAL_S = 0.05
 # Kafka logs through slf4j and brings no binding: without one it logs nothing.
 _ENDPOINT = "org.apache.kafka:kafka_2.13:{version}+org.slf4j:slf4j-simple:1.7.36"
+_LOCKED = Path(__file__).with_name(f"kafka-{KAFKA_VERSION}.sha256")
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _RESOLVE = """
 import pathlib, sys
 import jgo
@@ -100,6 +107,63 @@ def _write_list(listing: Path, jars: Sequence[Path]) -> None:
     partial.replace(listing)
 
 
+def _locked() -> dict[str, str]:
+    """Return the SHA-256 of every jar, by its name."""
+    lines = _LOCKED.read_text().splitlines()
+    return {name: digest for digest, name in (line.split() for line in lines)}
+
+
+def _unlike_locked(jars: Sequence[Path]) -> list[str]:
+    """Return the names of jars that are missing, not locked, or of another content."""
+    locked = _locked()
+    found = {}
+    for jar in jars:
+        with jar.open("rb") as file:
+            found[jar.name] = hashlib.file_digest(file, "sha256").hexdigest()
+    names = sorted(locked.keys() | found.keys())
+    return [name for name in names if locked.get(name) != found.get(name)]
+
+
+def _this_check(listing: Path) -> str | None:
+    """Return what identifies a check of these jars in this boot; None if unknown."""
+    try:
+        boot_id = _BOOT_ID.read_text().strip()
+    except OSError:
+        return None  # no boot id here: hashes are compared at every start
+    known = listing.read_bytes() + _LOCKED.read_bytes()
+    return f"{boot_id} {hashlib.sha256(known).hexdigest()}"
+
+
+def _kept(listing: Path) -> list[Path] | None:
+    """Return the jars of an earlier resolution if they are still the locked ones."""
+    jars = _read_list(listing)
+    if jars is None:
+        return None
+    checked = listing.with_suffix(".checked")
+    check = _this_check(listing)
+    if check is not None and checked.is_file() and checked.read_text() == check:
+        return jars
+    if _unlike_locked(jars):
+        return None
+    _note_check(listing)
+    return jars
+
+
+def _note_check(listing: Path) -> None:
+    """Remember for this boot that the hashes were compared."""
+    check = _this_check(listing)
+    if check is not None:
+        partial = listing.with_suffix(".checked.part")
+        partial.write_text(check)
+        partial.replace(listing.with_suffix(".checked"))
+
+
+def _discard(root: Path) -> None:
+    """Remove what jgo has made, so that nothing of it is taken for whole again."""
+    for name in ("jgo", "m2"):
+        shutil.rmtree(root / name, ignore_errors=True)
+
+
 def _missing_jgo() -> ConfigurationError:
     return ConfigurationError(
         f"The jars of Apache Kafka {KAFKA_VERSION} are not in {cache_dir()}, and jgo, "
@@ -118,9 +182,7 @@ def _unresolved(why: str) -> CoordinationError:
 
 
 def _resolve(java: Java, root: Path) -> list[Path]:
-    """Let jgo fetch the jars into ``root`` and return them."""
-    if find_spec("jgo") is None:
-        raise _missing_jgo()
+    """Let jgo fetch the jars into ``root`` and return them, checked."""
     # jgo looks for Java when it builds, and would download one.
     environment = dict(os.environ, JAVA_HOME=str(java.home), M2_REPO=str(root / "m2"))
     endpoint = _ENDPOINT.format(version=KAFKA_VERSION)
@@ -146,14 +208,16 @@ def _resolve(java: Java, root: Path) -> list[Path]:
                 place.glob("modules/*.jar")
             )
             broken = [jar.name for jar in jars if not zipfile.is_zipfile(jar)]
-            if jars and not broken:
+            if not jars or broken:
+                why = f"damaged files: {', '.join(broken) or 'none arrived'}"
+            elif unlike := _unlike_locked(jars):
+                why = f"these are not the files that are locked: {', '.join(unlike)}"
+            else:
                 return jars
-            why = f"damaged files: {', '.join(broken) or 'none arrived'}"
         else:
             why = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
     # A half-written download would be taken for a whole one the next time.
-    for name in ("jgo", "m2"):
-        shutil.rmtree(root / name, ignore_errors=True)
+    _discard(root)
     raise _unresolved(why)
 
 
@@ -175,8 +239,13 @@ def kafka_jars(java: Java) -> list[Path]:
     root.mkdir(parents=True, exist_ok=True)
     listing = root / f"kafka-{KAFKA_VERSION}.list"
     with file_lock(root / "lock", timeout_s=RESOLVE_TIMEOUT_S):
-        jars = _read_list(listing)
+        jars = _kept(listing)
         if jars is None:
+            if find_spec("jgo") is None:
+                raise _missing_jgo()
+            if listing.exists():  # what it lists is damaged
+                _discard(root)
             jars = _resolve(java, root)
             _write_list(listing, jars)
+            _note_check(listing)
     return jars

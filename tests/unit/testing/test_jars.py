@@ -1,9 +1,12 @@
 """The cache of jars: found again, checked, shared, and honest when offline."""
 
+import hashlib
+import re
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,7 +21,9 @@ from kafka_marshal.testing.java import Java
 JAVA = Java(executable=Path("/bin/java"), home=Path("/opt/java"), version=17)
 
 # Stands in for jgo: makes an environment of one jar and counts its calls.
-JGO = """
+CONTENT = "of Kafka"
+JGO = f"""
+CONTENT = {CONTENT!r}
 import pathlib, zipfile
 class Environment:
     def __init__(self, path): self.path = path
@@ -26,7 +31,7 @@ def build(endpoint, cache_dir):
     place = cache_dir / "envs"
     (place / "jars").mkdir(parents=True, exist_ok=True)
     with zipfile.ZipFile(place / "jars" / "kafka.jar", "w") as jar:
-        jar.writestr("x", endpoint)
+        jar.writestr(zipfile.ZipInfo("x"), CONTENT)
     with (cache_dir.parent / "calls").open("a") as calls:
         calls.write("call\\n")
     return Environment(place)
@@ -51,6 +56,21 @@ def jgo(monkeypatch, tmp_path):
     return install
 
 
+@pytest.fixture(autouse=True)
+def locked(monkeypatch, tmp_path):
+    """A locked list with the one jar that the stand-in makes, and a boot of our own."""
+    jar = tmp_path / "expected.jar"
+    with zipfile.ZipFile(jar, "w") as file:
+        file.writestr(zipfile.ZipInfo("x"), CONTENT)
+    listing = tmp_path / "kafka.sha256"
+    listing.write_text(f"{hashlib.sha256(jar.read_bytes()).hexdigest()}  kafka.jar\n")
+    boot = tmp_path / "boot_id"
+    boot.write_text("1\n")
+    monkeypatch.setattr(jars, "_LOCKED", listing)
+    monkeypatch.setattr(jars, "_BOOT_ID", boot)
+    return SimpleNamespace(listing=listing, boot=boot)
+
+
 def calls(cache: Path) -> int:
     return len((cache / "calls").read_text().splitlines())
 
@@ -71,6 +91,65 @@ def test_damaged_jar_is_fetched_again(cache, jgo, damage):
     (again,) = jars.kafka_jars(JAVA)
     assert zipfile.is_zipfile(again)
     assert calls(cache) == 2
+
+
+def changed(jar):
+    """Change the content of a jar and keep its size."""
+    content = bytearray(jar.read_bytes())
+    content[len(content) // 2] ^= 1
+    jar.write_bytes(content)
+
+
+def test_what_is_not_locked_is_refused_and_not_kept(cache, jgo):
+    jgo(JGO.replace(CONTENT, "of whoever"))
+    with pytest.raises(CoordinationError, match=r"not the files .* locked: kafka\.jar"):
+        jars.kafka_jars(JAVA)
+    assert not (cache / "jgo").exists()
+
+
+@pytest.mark.parametrize("line", ["", f"{'0' * 64}  kafka.jar\n{'0' * 64}  more.jar\n"])
+def test_one_file_too_many_or_too_few_is_refused(cache, jgo, locked, line):
+    locked.listing.write_text(line)
+    jgo(JGO)
+    with pytest.raises(CoordinationError, match=r"kafka\.jar"):
+        jars.kafka_jars(JAVA)
+
+
+def test_hashes_are_compared_once_a_boot(cache, jgo, locked):
+    jgo(JGO)
+    (jar,) = jars.kafka_jars(JAVA)
+    changed(jar)
+    assert jars.kafka_jars(JAVA) == [jar], "the size is what it was"
+    locked.boot.write_text("2\n")
+    (again,) = jars.kafka_jars(JAVA)
+    assert calls(cache) == 2
+    assert jars.kafka_jars(JAVA) == [again]
+    assert calls(cache) == 2
+
+
+def test_without_a_boot_id_they_are_compared_each_time(cache, jgo, locked):
+    locked.boot.unlink()
+    jgo(JGO)
+    (jar,) = jars.kafka_jars(JAVA)
+    changed(jar)
+    jars.kafka_jars(JAVA)
+    assert calls(cache) == 2
+
+
+def test_another_locked_list_is_compared_at_once(cache, jgo, locked):
+    jgo(JGO)
+    jars.kafka_jars(JAVA)
+    locked.listing.write_text(f"{'0' * 64}  kafka.jar\n")
+    with pytest.raises(CoordinationError, match="locked"):
+        jars.kafka_jars(JAVA)
+
+
+def test_the_list_of_the_package_is_one_of_hashes(monkeypatch):
+    monkeypatch.undo()
+    listed = jars._locked()
+    assert f"kafka_2.13-{jars.KAFKA_VERSION}.jar" in listed
+    for name, digest in listed.items():
+        assert re.fullmatch("[0-9a-f]{64}", digest), name
 
 
 def test_offline_says_what_is_missing_and_leaves_nothing(cache, jgo):
