@@ -252,7 +252,7 @@ def test_a_signal_ends_in_order(cli, unique, signum, delivery):
         assert [r["offset"] for r in printed] == list(range(claim["position"] or 0))
         assert claim["owner"] is None
     states = {c["state"] for c in cli.json("clients", "list")["clients"]}
-    assert states <= {"leaving", "fenced"}
+    assert states <= {"leaving", "left", "fenced"}
 
 
 def test_a_second_process_with_one_client_id_is_told(cli, unique, tmp_path):
