@@ -89,6 +89,8 @@ def by_claim(marshal: Marshal, topic: str, start: float) -> float:
 
 def by_kafka_python(consumer: KafkaConsumer, topic: str, start: float) -> float:
     """Join a group with kafka-python; return the time to the first record."""
+    # Else, as its group's leader, it assigns nothing, and does not look again.
+    wait_until(lambda: bool(consumer.partitions_for_topic(topic)), topic, start)
     consumer.subscribe([topic])
     took_ms = milliseconds_until(lambda: bool(consumer.poll(timeout_ms=POLL_MS)), start)
     consumer.close(autocommit=False)
