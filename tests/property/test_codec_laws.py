@@ -24,7 +24,9 @@ edges = st.sampled_from([0, 1, 127, 128, 255, 256, 2**16, 2**31 - 1, 2**32, OFFS
 offsets = edges | st.integers(0, OFFSET_MAX)
 partitions = st.sampled_from([0, 1, PARTITION_MAX]) | st.integers(0, PARTITION_MAX)
 counts = st.integers(1, PARTITION_MAX)
-names = st.from_regex(r"[A-Za-z0-9._:-]{1,30}", fullmatch=True) | st.just("a" * 200)
+names = st.just("a" * 200) | st.from_regex(
+    r"[A-Za-z0-9._:-]{1,30}", fullmatch=True
+).filter(lambda name: name not in {".", ".."})
 topics = st.from_regex(r"[A-Za-z0-9_-]{1,30}", fullmatch=True)
 ids = st.binary(min_size=16, max_size=16)
 texts = st.text(max_size=40).filter(lambda text: text.isprintable())

@@ -276,6 +276,7 @@ def _forget_key(step: Step, record: ForgettingPartition) -> Transitions:
         known = state.keys.get(key)
         return (step.refused(reason, key, detail=_time_left(state, known, reason)),)
     _drop_key(state, key, state.keys[key])
+    state.note_forgotten(key)
     return (step.accepted("forgotten", key),)
 
 
@@ -292,9 +293,9 @@ def forget(state: WorldState, transitions: Transitions) -> None:
     while heap and heap[0][0] < latest_ms and dropped < FORGOTTEN_PER_ENTRY_MAX:
         active_ms, key = heappop(heap)
         known = state.keys.get(key)
-        if known is None:
-            continue  # a record has dropped it before
-        if not is_forgettable(known):
+        if known is None or key not in state.awaiting:
+            state.stale_count -= 1  # a record has dropped it before
+        elif not is_forgettable(known):
             state.awaiting.discard(key)
         elif known.active_ms != active_ms:
             heappush(heap, (known.active_ms, key))
@@ -302,16 +303,17 @@ def forget(state: WorldState, transitions: Transitions) -> None:
             kept.append((active_ms, key))
         else:
             _drop_key(state, key, known)
+            state.awaiting.discard(key)
             dropped += 1
     for item in kept:
         heappush(heap, item)
+    state.bound_forgettable()
 
 
 def _drop_key(state: WorldState, key: Key, known: KeyState) -> None:
     del state.keys[key]
     del state.epochs[known.epoch]
     state.soft.notes.pop(key, None)
-    state.awaiting.discard(key)
     state.note_gone(key)
     state.groups[key.group_id].key_count -= 1
     drop_if_empty(state, key.group_id)

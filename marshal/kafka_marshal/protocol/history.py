@@ -220,8 +220,10 @@ class Historian(msgspec.Struct, gc=False):
                 interval.beats_count += 1
                 if age_ms > interval.gap_ms_max:  # noqa: PLR1730 - a call less
                     interval.gap_ms_max = age_ms
-                interval.renewed_offset, interval.renewed_ms = offset, now_ms
-                interval.heartbeat_interval_ms = known.heartbeat_interval_ms
+                # PROTOCOL 4.5: one that would end the lease earlier leaves it as it is.
+                if known.renewed_ms == now_ms:
+                    interval.renewed_offset, interval.renewed_ms = offset, now_ms
+                    interval.heartbeat_interval_ms = known.heartbeat_interval_ms
                 if track.waiting:
                     track.waiting = []
             if now_ms >= track.sample_due_ms and known.position is not None:

@@ -238,6 +238,7 @@ class WorldState:
             may be forgotten, perhaps entries of keys that no longer may, or that
             are gone (derived).
         awaiting: The keys in that heap (derived).
+        stale_count: Entries of that heap beyond one for each of these (derived).
         dirty: Keys and groups changed since the last digest (derived).
         item_hashes: Hashes of keys and groups as of the last digest (derived).
         item_sum: Their sum (derived).
@@ -263,6 +264,7 @@ class WorldState:
     lapses_ms: int | None = attrs.field(default=None, eq=False)
     forgettable: list[tuple[int, Key]] = attrs.field(factory=list, eq=False)
     awaiting: set[Key] = attrs.field(factory=set, eq=False)
+    stale_count: int = attrs.field(default=0, eq=False)
     dirty: dict[Key | str, None] = attrs.field(factory=dict, eq=False)
     item_hashes: dict[Key | str, int] = attrs.field(factory=dict, eq=False)
     item_sum: int = attrs.field(default=0, eq=False)
@@ -353,13 +355,7 @@ class WorldState:
             for offset, op_id in group.over
         }
         self.note_next_lapse()
-        self.forgettable = [
-            (state.active_ms, key)
-            for key, state in self.keys.items()
-            if is_forgettable(state)
-        ]
-        heapify(self.forgettable)
-        self.awaiting = {key for _, key in self.forgettable}
+        self.index_forgettable()
         self.item_hashes = {}
         self.item_sum = 0
         self.dirty = {
@@ -385,6 +381,33 @@ class WorldState:
         pauses = (group.pause for group in self.groups.values())
         ends_ms = [pause.until_ms for pause in pauses if pause is not None]
         self.lapses_ms = min(ends_ms, default=None)
+
+    def index_forgettable(self) -> None:
+        """Recompute which keys may be dropped once they have been silent."""
+        self.forgettable = [
+            (state.active_ms, key)
+            for key, state in self.keys.items()
+            if is_forgettable(state)
+        ]
+        heapify(self.forgettable)
+        self.awaiting = {key for _, key in self.forgettable}
+        self.stale_count = 0
+
+    def note_forgotten(self, key: Key) -> None:
+        """Remember that a record dropped a key, whose entry stays in the heap."""
+        if key in self.awaiting:
+            self.awaiting.discard(key)
+            self.stale_count += 1
+        self.bound_forgettable()
+
+    def bound_forgettable(self) -> None:
+        """Remove entries of keys that records dropped, once they exceed the keys.
+
+        One by one, each would cost a look at all entries; left there, a flood of keys
+        that are claimed and dropped would make the heap grow beyond any limit.
+        """
+        if self.stale_count > len(self.keys):
+            self.index_forgettable()
 
     def note_forgettable(self, key: Key, state: KeyState) -> None:
         """Remember that a key may be dropped once it has been silent long enough."""

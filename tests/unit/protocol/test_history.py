@@ -175,6 +175,19 @@ def test_batches_renew_each_of_their_keys(bench):
     assert found[OTHER].stray_count == 0
 
 
+def test_a_renewal_that_would_shorten_the_lease_is_not_the_last_one(bench):
+    """PROTOCOL 4.5: the interval has the renewal by which the key goes stale."""
+    epoch = bench.say(claim())
+    begun_ms = bench.interval.renewed_ms
+    bench.say(config(2, era=2, h=H // 10))
+    bench.say(beat(epoch, 3), after=H // 2)
+    assert (bench.interval.renewed_ms, bench.interval.beats_count) == (begun_ms, 1)
+    assert bench.interval.heartbeat_interval_ms == H
+    bench.say(claim("c2", generation=2), after=2 * H)
+    handoff = bench.one(Handoff)
+    assert (handoff.gap_ms, handoff.heartbeat_interval_ms) == (2 * H + H // 2, H)
+
+
 def test_ages_at_renewal_are_counted(bench):
     epoch = bench.say(claim())
     bench.say(beat(epoch), after=H // 2)

@@ -267,6 +267,23 @@ def test_a_key_waits_once_however_often_it_is_released():
     assert state.forgettable == [(5_000, KEY)]
 
 
+def test_entries_of_dropped_keys_are_never_more_than_the_keys():
+    keys = [Key("g", "t", number) for number in range(6)]
+    state = WorldState(0, keys={key: key_state(owner=None) for key in keys})
+    for key, known in state.keys.items():
+        state.note_forgettable(key, known)
+    counts = []
+    for key in keys[:4]:
+        del state.keys[key]
+        state.note_forgotten(key)
+        counts.append((len(state.forgettable), state.stale_count))
+    assert counts == [(6, 1), (6, 2), (6, 3), (2, 0)]
+    assert state.awaiting == set(keys[4:])
+    # One that had no entry leaves none.
+    state.note_forgotten(keys[0])
+    assert state.stale_count == 0
+
+
 def test_what_the_digest_never_saw_leaves_no_trace():
     state = WorldState(0, dirty={KEY: None})
     state.note_gone(KEY)
