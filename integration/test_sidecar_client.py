@@ -253,6 +253,9 @@ def test_a_pause_waits_for_what_is_in_hand(domain, unique):
         records = poll_all(consumer, 4)
         admin.release_group(group, for_ms=60_000)
         eventually(lambda: marshal.engine.context.is_paused(group), "the pause is told")
+        # The home partition is paused first; the key's own follows at once.
+        (held,) = marshal.session.holdings.values()
+        eventually(lambda: held.drain is not None, "the key is asked for")
         assert consumer.poll() == {}
         consumer.commit(records)
         eventually(

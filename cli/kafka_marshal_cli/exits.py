@@ -21,6 +21,7 @@ from kafka_marshal.errors import (
     PositionError,
     ProtocolError,
     TopicMisconfigured,
+    UnknownTopicId,
     WrongCluster,
 )
 
@@ -73,6 +74,7 @@ _TABLE: tuple[tuple[type[MarshalError], ExitCode, str], ...] = (
     (LogUnreadable, ExitCode.FAILED, "marshal doctor"),
     (LogUnwritable, ExitCode.FAILED, "marshal doctor"),
     (LogTruncated, ExitCode.FAILED, "marshal log verify"),
+    (UnknownTopicId, ExitCode.TIMEOUT, "marshal doctor"),
     (CoordinationError, ExitCode.TIMEOUT, "marshal doctor"),
     (MarshalError, ExitCode.FAILED, "marshal doctor"),
 )

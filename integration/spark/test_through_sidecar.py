@@ -262,7 +262,6 @@ def test_claims_that_are_not_told_yet_are_waited_for(domain, sidecar):
     rules = Rules(
         is_at_most_once=False,
         fails_on_data_loss=True,
-        can_wait_for_end=False,
         max_delay_ms=0,
         patience_ms=2 * H_MS,
     )

@@ -18,6 +18,8 @@ WAIT_MS = 60_000
 EXTRAS = (ImportError,)
 # What the library fills by itself when a request is first made.
 CACHES = {"_VERSIONS", "_response_class_registry"}
+# What each producer replaces by itself when it is collected, closed or not.
+REPLACED = {("kafka.producer.kafka", "log")}
 PYTHONS_OWN = {"__builtins__", "__warningregistry__"}
 
 
@@ -43,7 +45,7 @@ def snapshot():
 
     def look(where, owner):
         for name, value in list(vars(owner).items()):
-            if name in PYTHONS_OWN:
+            if name in PYTHONS_OWN or (where, name) in REPLACED:
                 continue
             held = None if name in CACHES else contents(value)
             found[where, name] = (value, held)

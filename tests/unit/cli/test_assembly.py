@@ -14,9 +14,11 @@ from kafka_marshal_cli.exits import ExitCode
 COMMANDS = {
     "amo losses",
     "broker run",
+    "claims forget",
     "claims list",
     "claims watch",
     "claims who",
+    "clients forget",
     "clients list",
     "cluster id",
     "completion show",

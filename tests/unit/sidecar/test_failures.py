@@ -20,6 +20,7 @@ MADE = {
     errors.DeadlineExceeded: (errors.DeadlineExceeded("x"), 504),
     errors.InvalidTransition: (errors.InvalidTransition("x"), 409),
     errors.CoordinationError: (errors.CoordinationError("x"), 503),
+    errors.UnknownTopicId: (errors.UnknownTopicId("x", partition=("t", 0)), 503),
     errors.LogUnreadable: (errors.LogUnreadable("x"), 502),
     errors.LogUnwritable: (errors.LogUnwritable("x"), 502),
     errors.TopicMisconfigured: (errors.TopicMisconfigured("x"), 502),
