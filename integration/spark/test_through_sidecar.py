@@ -282,6 +282,10 @@ def test_claims_that_are_not_told_yet_are_waited_for(domain, sidecar):
                     each: found.end
                     for each, found in data.ranges(list(partitions), WAIT_MS).items()
                 },
+                topic_ids=lambda topics: {
+                    topic: found.topic_id.hex()
+                    for topic, found in data.describe(list(topics), WAIT_MS).items()
+                },
             )
             claims = Claims(marshal.ranges(topic), logs, rules)
             claims.aim()
