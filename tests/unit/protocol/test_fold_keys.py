@@ -707,11 +707,12 @@ def test_keys_that_are_claimed_and_dropped_over_and_over_leave_nothing():
     log = at_level_2(forget_ms=100_000)
     other = KEY._replace(partition=1)
     log.append(release(log.claimed(key=other), key=other))
-    for _ in range(20):
+    for _ in range(21):
         epoch = log.claimed()
         log.append(release(epoch))
         log.append(forgetting(epoch))
         assert len(log.state.forgettable) <= 2
+    assert log.state.stale_count == 1
     log.append(b"", after=100_001)
     assert (log.state.keys, log.state.forgettable) == ({}, [])
     assert (log.state.awaiting, log.state.stale_count) == (set(), 0)
