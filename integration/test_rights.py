@@ -13,14 +13,6 @@ from typing import NamedTuple
 import attrs
 import pytest
 from domain import Domain, Recorder, opened
-from kafka.admin import (
-    ACL,
-    ACLOperation,
-    ACLPermissionType,
-    KafkaAdminClient,
-    ResourcePattern,
-    ResourceType,
-)
 from waiting import eventually
 
 from kafka_marshal import Admin, CoordinationError, LogUnwritable, Marshal, World
@@ -109,26 +101,6 @@ def domain(listener, unique, transport):
     broker, _ = listener
     with opened(broker, unique, h_ms=H_MS, transport=transport) as domain:
         yield domain
-
-
-def grant(domain: Domain, user: str, right: Right) -> None:
-    admin = KafkaAdminClient(bootstrap_servers=domain.servers)
-    try:
-        admin.create_acls(
-            [
-                ACL(
-                    principal=f"User:{user}",
-                    host="*",
-                    operation=ACLOperation[right.operation],
-                    permission_type=ACLPermissionType.ALLOW,
-                    resource_pattern=ResourcePattern(
-                        ResourceType[right.kind.upper()], right.name
-                    ),
-                )
-            ]
-        )
-    finally:
-        admin.close()
 
 
 # --- What each role does. It returns what it was told that it may not. ---------------
@@ -258,7 +230,9 @@ def test_messages_lead_to_the_rights_of_the_table(listener, domain, unique, name
         missing = try_it()
         # Brokers hear of a right a little after it was granted.
         if missing is not None and missing not in granted:
-            grant(domain, role.user, missing)
+            domain.grant(
+                role.user, missing.operation, kind=missing.kind, name=missing.name
+            )
             granted.add(missing)
         return missing is None
 

@@ -10,16 +10,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from domain import Domain, opened
+from domain import opened
 from kafka import KafkaProducer
-from kafka.admin import (
-    ACL,
-    ACLOperation,
-    ACLPermissionType,
-    KafkaAdminClient,
-    ResourcePattern,
-    ResourceType,
-)
 from waiting import WAIT_MS, eventually, read_out
 
 from kafka_marshal import (
@@ -124,24 +116,6 @@ def login(user: str, password: str | None = None) -> dict[str, str]:
         "sasl.username": user,
         "sasl.password": PASSWORDS[user] if password is None else password,
     }
-
-
-def allow(domain: Domain, user: str, operation: ACLOperation, topic: str) -> None:
-    admin = KafkaAdminClient(bootstrap_servers=domain.servers)
-    try:
-        admin.create_acls(
-            [
-                ACL(
-                    principal=f"User:{user}",
-                    host="*",
-                    operation=operation,
-                    permission_type=ACLPermissionType.ALLOW,
-                    resource_pattern=ResourcePattern(ResourceType.TOPIC, topic),
-                )
-            ]
-        )
-    finally:
-        admin.close()
 
 
 def consume_all(guarded, servers, options, *, group, transport) -> list[int]:
@@ -320,8 +294,8 @@ def test_who_may_only_read_sees_the_world(guarded, unique, transport):
             transport=transport,
             timeout_ms=30_000,
         )
-    for operation in (ACLOperation.READ, ACLOperation.DESCRIBE):
-        allow(domain, "reader", operation, domain.topic)
+    for operation in ("READ", "DESCRIBE"):
+        domain.grant("reader", operation, kind="topic", name=domain.topic)
 
     def look():
         try:
@@ -343,8 +317,8 @@ def test_who_may_not_write_is_told(guarded, unique, transport):
     domain = guarded.domain
     topic = domain.data_topic(1)
     for name in (domain.topic, topic):
-        for operation in (ACLOperation.READ, ACLOperation.DESCRIBE):
-            allow(domain, "reader", operation, name)
+        for operation in ("READ", "DESCRIBE"):
+            domain.grant("reader", operation, kind="topic", name=name)
 
     def try_it():
         with Marshal(

@@ -6,7 +6,16 @@ from contextlib import ExitStack, contextmanager
 from history import History
 from kafka import KafkaConsumer, KafkaProducer
 from kafka import TopicPartition as Place
-from kafka.admin import ConfigResource, ConfigResourceType, KafkaAdminClient
+from kafka.admin import (
+    ACL,
+    ACLOperation,
+    ACLPermissionType,
+    ConfigResource,
+    ConfigResourceType,
+    KafkaAdminClient,
+    ResourcePattern,
+    ResourceType,
+)
 from sidecars import Sidecar, start_sidecar
 from waiting import eventually
 
@@ -101,6 +110,17 @@ class Domain:
             ConfigResourceType.TOPIC, self.topic, configs={name: value}
         )
         self.kafka.alter_configs([resource])
+
+    def grant(self, user: str, operation: str, *, kind: str, name: str) -> None:
+        """Give a user a right, by Kafka's words, as somebody who may."""
+        acl = ACL(
+            principal=f"User:{user}",
+            host="*",
+            operation=ACLOperation[operation],
+            permission_type=ACLPermissionType.ALLOW,
+            resource_pattern=ResourcePattern(ResourceType[kind.upper()], name),
+        )
+        self.kafka.create_acls([acl])
 
     # --- data
 
