@@ -64,15 +64,13 @@ class LogCheckpoints:
                 for t, end in below.items()
             }
             ends = _ends(log, windows, self._only)
+            newest_first = {t: each[::-1] for t, each in ends.items()}
+            found |= _first_whole(log, newest_first, wanted)
             for t, window in windows.items():
-                newest_first = reversed(ends[t])
-                kept = _first_whole(log, t, newest_first, start=wanted[t].start)
-                if kept is not None:
-                    found[t] = kept
                 is_all = window.start == wanted[t].start
                 searched = wanted[t].end - window.start
                 gives_up = not wanted[t].start and searched >= SEARCHED_MAX
-                if kept is not None or is_all or gives_up:
+                if t in found or is_all or gives_up:
                     del below[t]
                 else:
                     below[t] = window.start
@@ -126,12 +124,12 @@ class RetainedCheckpoints:
             }
             past: set[int] = set()
             ends = _ends(log, windows, None, is_past=self._is_past, past=past)
+            step = -1 if self._newest else 1
+            ordered = {t: each[::step] for t, each in ends.items()}
+            whole = _first_whole(log, ordered, wanted)
+            found |= whole
             for t, window in windows.items():
-                ordered = reversed(ends[t]) if self._newest else iter(ends[t])
-                kept = _first_whole(log, t, ordered, start=wanted[t].start)
-                if kept is not None:
-                    found[t] = kept
-                is_enough = kept is not None and not self._newest
+                is_enough = t in whole and not self._newest
                 if is_enough or t in past or window.end == wanted[t].end:
                     del above[t]
                 else:
@@ -161,8 +159,8 @@ def _ends(
     *,
     is_past: Callable[[int, LogEntry], bool] | None = None,
     past: set[int] | None = None,
-) -> dict[int, list[CheckpointEnd]]:
-    """Return the Ends in these windows, in their order.
+) -> dict[int, list[tuple[int, CheckpointEnd]]]:
+    """Return the Ends in these windows with their offsets, in the log's order.
 
     Args:
         log: The log.
@@ -171,7 +169,7 @@ def _ends(
         is_past: Whether an entry is beyond what counts.
         past: Gets the partitions that had such an entry.
     """
-    ends: dict[int, list[CheckpointEnd]] = {t: [] for t in windows}
+    ends: dict[int, list[tuple[int, CheckpointEnd]]] = {t: [] for t in windows}
     beyond = set() if past is None else past
     for t, entry in _read(log, windows):
         if t in beyond:
@@ -186,47 +184,57 @@ def _ends(
                 continue
             is_wanted = only is None or record.checkpoint_id == only
             if is_wanted and record.begin_offset < entry.offset:
-                ends[t].append(record)
+                ends[t].append((entry.offset, record))
     return ends
 
 
 def _first_whole(
-    log: CoordinationLog, partition: int, ends: Iterable[CheckpointEnd], *, start: int
-) -> KeptState | None:
-    """Return the first of these that is complete."""
-    for end in ends:
-        if end.begin_offset < start:
-            continue
-        assembly = Assembly(end)
-        # Its chunks are not more than it says, other records between them may be;
-        # where the End itself comes, all has been read.
-        for _, entry in _read_to(log, partition, end):
-            assembly.take(entry)
-        value = assembly.state(partition)
-        if isinstance(value, bytes):
-            return KeptState(
-                partition,
-                end.begin_offset + 1,
-                end.begin_leader_epoch,
-                end.digest.hex(),
-                value,
-                f"checkpoint {end.checkpoint_id.hex()}",
-                is_in_log=True,
+    log: CoordinationLog,
+    ends: Mapping[int, Iterable[tuple[int, CheckpointEnd]]],
+    wanted: Mapping[int, LogRange],
+) -> dict[int, KeptState]:
+    """Return the first complete checkpoint of each partition, of those that end here.
+
+    The partitions are read together: each change of place in the log may wait for a
+    fetch that is under way.
+
+    Args:
+        log: The log.
+        ends: Ends with their offsets, in the order in which to try them.
+        wanted: Offsets that the log has.
+    """
+    untried = {t: iter(each) for t, each in ends.items()}
+    found: dict[int, KeptState] = {}
+    while True:
+        windows: dict[int, LogRange] = {}
+        assemblies: dict[int, Assembly] = {}
+        for t, each in untried.items():
+            readable = (
+                (offset, end)
+                for offset, end in each
+                if t not in found and end.begin_offset >= wanted[t].start
             )
-    return None
-
-
-def _read_to(
-    log: CoordinationLog, partition: int, end: CheckpointEnd
-) -> Iterator[tuple[int, LogEntry]]:
-    """Yield a checkpoint's entries, and what lies between them."""
-    ends = log.end_offsets(POLL_MS * POLLS_MAX)
-    for t, entry in _read(
-        log, {partition: LogRange(end.begin_offset, ends[partition])}
-    ):
-        if decode(entry.value) == end:
-            return
-        yield t, entry
+            offset, end = next(readable, (0, None))
+            if end is not None:
+                windows[t] = LogRange(end.begin_offset, offset)
+                assemblies[t] = Assembly(end)
+        if not windows:
+            return found
+        # Its chunks are not more than it says; other records between them may be.
+        for t, entry in _read(log, windows):
+            assemblies[t].take(entry)
+        for t, assembly in assemblies.items():
+            value, end = assembly.state(t), assembly.end
+            if isinstance(value, bytes):
+                found[t] = KeptState(
+                    t,
+                    end.begin_offset + 1,
+                    end.begin_leader_epoch,
+                    end.digest.hex(),
+                    value,
+                    f"checkpoint {end.checkpoint_id.hex()}",
+                    is_in_log=True,
+                )
 
 
 def _read(

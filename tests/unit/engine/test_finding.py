@@ -44,6 +44,34 @@ def test_it_is_found_however_far_back(small, behind):
     }
 
 
+def test_the_checkpoints_of_all_partitions_are_read_in_one_pass():
+    """A change of place waits for the fetch under way: not once a partition."""
+    cluster = world(8)
+    node = owning(cluster)
+    checkpointed(cluster, node, 8)
+    log = cluster.kafka.coordination_log()
+    places = []
+    read_from = log.read_from
+    log.read_from = lambda offsets: places.append(set(offsets)) or read_from(offsets)
+    starts, ends = log.start_offsets(1), log.end_offsets(1)
+    wanted = {t: LogRange(starts[t], ends[t]) for t in starts}
+    found = LogCheckpoints().find(wanted, log=log, timeout_ms=1)
+    assert found.keys() == wanted.keys()
+    assert places == [set(wanted), set(wanted)]
+
+
+def test_a_partition_whose_newest_is_not_whole_is_read_on_alone(small):
+    cluster = world(2)
+    node = owning(cluster)
+    checkpointed(cluster, node, 2)
+    whole = find(cluster)
+    checkpointed(cluster, node, 2)
+    newest = find(cluster)
+    broken = of(cluster, CheckpointBegin, 1)[-1]
+    cluster.kafka.log(cluster.place(1)).records.remove(broken)
+    assert find(cluster) == {0: newest[0], 1: whole[1]}
+
+
 def test_one_that_is_not_whole_is_passed_over(small):
     cluster = world()
     node = owning(cluster)
