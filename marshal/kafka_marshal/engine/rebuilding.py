@@ -168,6 +168,7 @@ class Rebuilder:
 
         Raises:
             CoordinationError: The log did not answer; try again.
+            LogTruncated: Another partition went back meanwhile; see ``lose``.
         """
         log = self._context.ports.log
         if self._context.config is not None:

@@ -171,6 +171,8 @@ def restore(
 
     Raises:
         CoordinationError: The log did not answer; nothing is decided.
+        LogTruncated: A partition that is not restored went back, or the log names
+            none; nothing is decided.
     """
     starts = log.start_offsets(timeout_ms)
     ends = log.end_offsets(timeout_ms)
@@ -285,12 +287,16 @@ class Aside(CoordinationLog):
         """Return new entries of the partitions that are restored.
 
         Raises:
-            CoordinationError: As the log, and where it went back: the question
-                where it begins and ends is to be asked anew.
+            CoordinationError: As the log, and where a partition that is restored
+                went back: where it begins and ends is to be asked again.
+            LogTruncated: Another partition went back. The log repeats this until
+                that one is restored, so its reader must learn of it.
         """
         try:
             entries = self._log.poll(timeout_ms)
         except LogTruncated as error:
+            if error.partition not in self._partitions:
+                raise
             raise CoordinationError(f"while it was looked at, {error}") from error
         mine = [each for each in entries if each[0] in self._partitions]
         self.entries += [each for each in entries if each[0] not in self._partitions]

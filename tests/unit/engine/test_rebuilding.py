@@ -15,6 +15,7 @@ from enginekit import (
 )
 from keptkit import Shelf, kept
 
+from kafka_marshal.engine.finding import LogCheckpoints
 from kafka_marshal.errors import ClaimLost, LogUnreadable, TopicMisconfigured
 from kafka_marshal.ports import WrongSetting
 from kafka_marshal.protocol.records import ClaimingMessages, ReleasingPartition
@@ -91,6 +92,20 @@ def test_other_partitions_go_on():
     assert node.held == theirs
     cluster.run_until(held_by(node, 8), 3 * H)
     assert {k: node.held[k] for k in theirs} == theirs
+
+
+def test_a_log_that_goes_back_while_another_is_sought_is_folded_anew():
+    cluster = world(partitions=2, records=(10,) * 8)
+    node = cluster.node("a", wish=wish())
+    cluster.run_until(held_by(node, 8), 3 * H)
+    node.engine.rebuilder.sources = (LogCheckpoints(),)
+    truncate(cluster, end=1, partition=0)
+    node.step()  # finds that 0 went back
+    truncate(cluster, end=1, partition=1)
+    cluster.run_until(held_by(node, 8), 3 * H)
+    told = node.observer.named("log_truncated")
+    assert [event.fields["partition"] for event in told] == [0, 1]
+    assert node.observer.named("log_poll_failed") == []
 
 
 def test_it_is_folded_anew_from_a_state_that_fits():

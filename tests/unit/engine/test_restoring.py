@@ -5,7 +5,7 @@ from enginekit import fold, owning, world, write
 from keptkit import Shelf, kept
 
 from kafka_marshal.engine.restoring import Aside, restore, world_of
-from kafka_marshal.errors import CoordinationError
+from kafka_marshal.errors import CoordinationError, LogTruncated
 from kafka_marshal.ports import LogRange
 from kafka_marshal.protocol.snapshot import digest
 
@@ -164,6 +164,27 @@ def test_a_log_that_goes_back_meanwhile_is_asked_again(cluster):
     with pytest.raises(CoordinationError) as caught:
         Aside(log, [0], []).poll(0)
     assert caught.value.retriable
+
+
+def test_a_truncation_of_another_partition_passes_an_aside(cluster):
+    """Nobody but its reader can begin that one anew, and the log repeats the error."""
+    log = cluster.kafka.coordination_log()
+    log.poll(0)
+    cluster.kafka.truncate(cluster.place(1), end=1, leader=1)
+    with pytest.raises(LogTruncated) as caught:
+        Aside(log, [0], []).poll(0)
+    assert caught.value.partition == 1
+
+
+def test_a_truncation_that_names_no_partition_passes_an_aside(cluster):
+    log = cluster.kafka.coordination_log()
+
+    def poll(timeout_ms):
+        raise LogTruncated("somewhere")
+
+    log.poll = poll
+    with pytest.raises(LogTruncated):
+        Aside(log, [0], []).poll(0)
 
 
 def test_an_aside_is_the_log_but_for_its_end(cluster):
