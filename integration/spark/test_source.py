@@ -15,6 +15,8 @@ from waiting import eventually, wall_ms
 from kafka_marshal import TopicPartition
 
 H_MS = 2_000
+# A task's range takes several requests for offsets.
+SPAN, RECORDS = 50, 330
 BLOCK = r"^<!-- run: (spark_(?:stream|batch)) -->\n```python\n(.*?)^```$"
 
 
@@ -283,6 +285,29 @@ def test_a_stream_at_latest_reads_what_comes_later(kit, domain, group):
         assert cells(found) == [(1, 5), (1, 6)]
     finally:
         query.stop()
+
+
+@pytest.mark.timeout(500)
+def test_at_most_once_a_batch_beyond_the_span_is_read_once(
+    spark, broker, unique, tmp_path, via
+):
+    """One micro-batch of one task, granted in pieces: each record comes once."""
+    with opened(broker, unique, h_ms=H_MS, via=via, limits={"span": SPAN}) as domain:
+        topic = domain.data_topic(1, records_each=RECORDS)
+        group = unique("span")
+        through = {} if via == "direct" else {"sidecar": domain.sidecar_address}
+        kit = Kit(spark, domain, tmp_path)
+        frame = kit.stream(group, subscribe=topic, delivery="amo", **through)
+        found = kit.drained(frame)
+        assert cells(found) == every(RECORDS)
+        assert {batch for batch, _, _ in found} == {0}, "there was more than one batch"
+        history = domain.history()
+        (grants,) = history.grants(group).values()
+        wanted = [(n, min(n + SPAN, RECORDS) - 1) for n in range(0, RECORDS, SPAN)]
+        assert [(each.first, each.last) for each in grants] == wanted
+        assert history.reasons() == [], "nothing that was asked for was refused"
+        if via == "sidecar":
+            assert domain.sidecar.answered("grant") == len(grants)
 
 
 def test_the_documented_examples_do_what_they_say(kit, domain, unique):

@@ -13,14 +13,12 @@ from types import SimpleNamespace
 
 import pytest
 from domain import opened
-from prometheus_client.parser import text_string_to_metric_families
 from sidecars import start_sidecar
 from sparkkit import RUN_S, Far, Kit, cells, every, failing
 from waiting import WAIT_MS
 from waiting import eventually as soon
 
 from kafka_marshal import ClaimLost, Delivery, Marshal
-from kafka_marshal.remote import paths
 from kafka_marshal.spark.claims import Claims, Limit, Rules
 
 H_MS = 60_000
@@ -137,18 +135,6 @@ def owners(domain, group):
     return sorted(str(owner) for owner in domain.owners(group).values())
 
 
-def answered(sidecar, route):
-    """Return how many requests of a kind the sidecar has answered."""
-    text = sidecar.get(paths.METRICS).text
-    return sum(
-        sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-        if sample.name == "marshal_sidecar_requests_total"
-        and (sample.labels["route"], sample.labels["status"]) == (route, "200")
-    )
-
-
 def judge_log(history, sidecar, groups):
     """The driver's claims were given up for its death; tasks asked the sidecar."""
 
@@ -161,8 +147,8 @@ def judge_log(history, sidecar, groups):
         assert {step.record.reason for step in freed} == {"client_died"}, kind
     # Tasks asked the sidecar, both kinds, and not the log itself.
     granted = of_the_sidecar("granted", groups["amo"])
-    assert answered(sidecar, "grant") >= len(granted) > 0
-    assert answered(sidecar, "fence") > 0
+    assert sidecar.answered("grant") >= len(granted) > 0
+    assert sidecar.answered("fence") > 0
 
 
 def end_all(far, plains):
@@ -321,7 +307,7 @@ def test_over_tcp_the_token_is_read_where_it_is_shown(kit, domain, tmp_path, cap
         with pytest.raises(Exception, match="token cannot be read from"):
             drained(tmp_path / "missing", "missing")
         assert cells(drained(token, "right")) == every(10)
-        assert answered(host, "grant") > 0
+        assert host.answered("grant") > 0
         told = "".join(capfd.readouterr()) + host.log
     secret = token.read_text().strip()
     assert len(secret) >= 32

@@ -16,6 +16,7 @@ from pathlib import Path
 import httpx
 import msgspec
 from clikit import MARSHAL
+from prometheus_client.parser import text_string_to_metric_families
 from waiting import eventually
 
 from kafka_marshal import TopicPartition
@@ -122,6 +123,17 @@ class Sidecar:
             if each["group"] == group_id
             for topic, _, number in (p.rpartition("-") for p in each["assigned"])
         }
+
+    def answered(self, route: str) -> float:
+        """Return how many requests of a kind it has answered."""
+        text = self.get(paths.METRICS).text
+        return sum(
+            sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+            if sample.name == "marshal_sidecar_requests_total"
+            and (sample.labels["route"], sample.labels["status"]) == (route, "200")
+        )
 
     def kill(self) -> None:
         """End it without a word."""
