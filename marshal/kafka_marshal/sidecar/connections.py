@@ -1,7 +1,8 @@
 """Connections as uvicorn serves them, with a peer, limits, and answers of ours.
 
-Uvicorn leaves three things open: who is at the other end, how many connections may
-stand, and how long a request may take to arrive.
+Uvicorn leaves four things open: who is at the other end, how many connections may
+stand, how long a request may take to arrive, and how long its answer may take to be
+read.
 """
 
 import asyncio
@@ -26,6 +27,8 @@ from kafka_marshal.sidecar.sockets import BACKLOG
 
 HEAD_S_MAX = 10.0
 HEAD_BYTES_MAX = 16_384
+# A reader on this host takes megabytes in less; one that was stopped connects again.
+WRITE_S_MAX = 30.0
 # A connection that is not admitted has one request: head, body and answer.
 GUEST_S_MAX = HEAD_S_MAX + BODY_S_MAX + PROBE_S_MAX
 # As many as the loop accepts in one go, twice: whoever sends its token at once is
@@ -128,6 +131,7 @@ class GuardedProtocol(H11Protocol):
 
     _head_timer: asyncio.TimerHandle | None = None
     _guest_timer: asyncio.TimerHandle | None = None
+    _write_timer: asyncio.TimerHandle | None = None
 
     def connection_made(  # type: ignore[override]
         self, transport: asyncio.Transport
@@ -142,6 +146,8 @@ class GuardedProtocol(H11Protocol):
         )
         self.app_state = {**self.app_state, CONNECTION: connection}
         self._guest_timer = self.loop.call_later(GUEST_S_MAX, self.abort)
+        # Writing is paused whenever anything waits to be sent, and not above 64 KiB.
+        transport.set_write_buffer_limits(high=0)
         self.places.enter(self, is_local=is_local)
         if is_local and may_use(connection.peer, self.socket_gid):
             connection.admit()
@@ -152,8 +158,25 @@ class GuardedProtocol(H11Protocol):
         """Forget the connection."""
         self._forget_head()
         self._forget_guest()
+        self._forget_write()
         self.places.leave(self)
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """Stop writing; what waits to be sent then has a deadline."""
+        super().pause_writing()
+        if self._write_timer is None:
+            self._write_timer = self.loop.call_later(WRITE_S_MAX, self.abort)
+
+    def resume_writing(self) -> None:
+        """Go on writing: everything was sent."""
+        self._forget_write()
+        super().resume_writing()
+
+    def _forget_write(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
 
     def abort(self) -> None:
         """End the connection at once, whatever was not sent yet."""

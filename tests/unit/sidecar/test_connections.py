@@ -489,6 +489,70 @@ def test_a_reader_that_stops_costs_its_buffer_and_catches_up(served):
     eventually(lambda: feed.is_closed and served.app.stream_count == 0)
 
 
+OPENAPI = b"GET /openapi.json HTTP/1.1\r\nhost: x\r\n\r\n"
+EVENTS = f"GET {CLIENT}/events HTTP/1.1\r\nhost: x\r\n{api.INSTANCE_HEADER}: {INSTANCE}"
+
+
+def fill(served, connection, sent):
+    """Ask for so much that answers wait to be sent; return the server's end of it."""
+    eventually(lambda: served.connection_count == 1)
+    (one,) = served.server.server_state.connections
+
+    def is_waiting():
+        if one.transport.get_write_buffer_size():
+            return True
+        connection.sendall(sent)
+        return False
+
+    eventually(is_waiting)
+    return one
+
+
+@pytest.mark.parametrize("sent", [REQUEST * 100, OPENAPI, b"nonsense\r\n\r\n"])
+def test_an_answer_that_nobody_reads_is_not_kept_for_ever(served, monkeypatch, sent):
+    """The connection is admitted: only the deadline of its answers ends it."""
+    eventually(lambda: served.connection_count == 0)
+    monkeypatch.setattr(connections, "WRITE_S_MAX", 0.5)
+    with served.connect() as connection:
+        filled = REQUEST * 100 if sent.startswith(b"nonsense") else sent
+        one = fill(served, connection, filled)
+        if filled != sent:
+            with contextlib.suppress(OSError):
+                connection.sendall(sent)  # its answer is the last one
+        eventually(lambda: served.connection_count == 0)
+        assert one.transport.get_write_buffer_size() == 0
+
+
+def test_a_stream_that_nobody_reads_ends(served, monkeypatch):
+    eventually(lambda: served.connection_count == 0)
+    monkeypatch.setattr(connections, "WRITE_S_MAX", 0.5)
+    count = len(served.hub.feeds)
+    with served.connect() as connection:
+        connection.sendall(EVENTS.encode() + b"\r\n\r\n")
+        eventually(lambda: len(served.hub.feeds) > count)
+        feed = served.hub.feeds[-1]
+
+        def is_closed():
+            feed.push(assigned())
+            return feed.is_closed
+
+        eventually(is_closed)
+    eventually(lambda: served.connection_count == served.app.stream_count == 0)
+
+
+def test_an_answer_that_is_read_in_time_is_whole(served):
+    eventually(lambda: served.connection_count == 0)
+    with served.connect() as connection:
+        one = fill(served, connection, OPENAPI)
+        eventually(lambda: one._write_timer is not None)
+        connection.sendall(b"GET /last HTTP/1.1\r\nhost: x\r\n\r\n")
+        text = bytearray()
+        while b"HTTP/1.1 404 " not in text:
+            text += connection.recv(65_536)
+        eventually(lambda: one._write_timer is None)
+        assert served.server.server_state.connections == {one}
+
+
 def test_silence_on_a_stream_is_broken(served):
     with (
         served.client() as client,
