@@ -23,6 +23,7 @@ from kafka_marshal.protocol.records import (
     Heartbeat,
     Record,
     ReleasingPartition,
+    Reset,
 )
 from kafka_marshal.protocol.state import WorldState
 from kafka_marshal.protocol.transition import (
@@ -41,6 +42,7 @@ LIVE = "live"
 STALE = "stale"
 RELEASED = "released"
 FORGOTTEN = "forgotten"
+RESET = "reset"
 RESUMED = "resumed"
 TAKEN_OVER = "taken_over"
 
@@ -107,7 +109,9 @@ class Loss:
             said so.
         ending: ``taken_over``, ``resumed``, ``released``, ``stale`` (silent for
             more than 2H and not taken over yet) or ``live`` (at risk only).
-        reason: What the release says, None elsewhere.
+        reason: What the release says; ``reset`` or ``forgotten`` where an admin
+            replaced the state or dropped the key, and what was granted may be granted
+            again; None elsewhere.
         winner: client_id that owns the key since, None where nobody took it.
         partition: Coordinating partition.
         at_offset: Offset there of the record that ended the claim; of the last
@@ -203,7 +207,9 @@ class LossBook:
         """Take one entry; return the losses of the claims that it ended."""
         losses: list[Loss] = []
         for index, transition in enumerate(transitions):
-            if transition.outcome in {ACCEPTED, REFUSED} and self._wants(
+            if isinstance(transition.record, Reset) and transition.effect == RESET:
+                losses += self._reset(entry)
+            elif transition.outcome in {ACCEPTED, REFUSED} and self._wants(
                 transition.key
             ):
                 losses += self._take(entry, index, transition)
@@ -222,6 +228,16 @@ class LossBook:
             ending = STALE if freshness is Freshness.STALE else LIVE
             losses += self._loss(key, tenure, ending=ending, at=tenure.at)
         return losses
+
+    def _reset(self, entry: LogEntry) -> list[Loss]:
+        """Return the losses of all claims: a Reset ends every one (PROTOCOL 7.6)."""
+        tenures, self._tenures = sorted(self._tenures.items()), {}
+        at = (entry.offset, entry.timestamp_ms)
+        return [
+            loss
+            for key, tenure in tenures
+            for loss in self._loss(key, tenure, ending=RELEASED, at=at, reason=RESET)
+        ]
 
     def _wants(self, key: Key | None) -> bool:
         return (

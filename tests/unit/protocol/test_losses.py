@@ -13,6 +13,7 @@ from logkit import (
     messages,
     pause,
     release,
+    resets,
 )
 from logkit import resume as resume_record
 from msgspec import UNSET
@@ -26,6 +27,7 @@ from kafka_marshal.protocol.losses import (
     marks_of,
     marks_to_tags,
 )
+from kafka_marshal.protocol.snapshot import digest, to_bytes
 from kafka_marshal.protocol.types import OFFSET_MAX, Key, Owner
 
 ME = ident("c1")
@@ -339,3 +341,41 @@ def test_what_a_stale_owner_was_granted_is_lost_with_its_key():
         "forgotten",
     )
     assert bench.open_ones() == []
+
+
+@pytest.mark.parametrize("is_key_gone", [False, True])
+def test_a_reset_ends_every_claim(is_key_gone):
+    """The state that it carries has no owner, and may not have the key."""
+    bench = Bench(level=2)
+    if not is_key_gone:
+        bench.claim()
+    carried = bench.log.state
+    value, told_digest = to_bytes(carried), digest(carried)
+    bench.claim("c2")
+    bench.grant(0, 9, mark=4, client="c2")
+    for record in resets(value, told_digest, bytes_max=len(value) // 2):
+        bench.say(record)
+    (loss,) = bench.found
+    assert (loss.ranges, loss.ending, loss.reason) == (
+        *(((4, 9),), "released"),
+        "reset",
+    )
+    assert (loss.owner, loss.winner) == (Owner("c2", ident("c2")), None)
+    assert loss.at_offset == bench.log.state.next_offset - 1
+    assert (KEY in bench.log.state.keys) is not is_key_gone
+    assert bench.open_ones() == []
+    bench.log.append(None)  # log time counts from the first entry behind the Reset
+    bench.claim("c3")
+    bench.grant(0, 9, client="c3")
+    assert ranges(bench.found) == [((4, 9),)]
+    assert ranges(bench.open_ones()) == [((0, 9),)]
+
+
+def test_a_reset_that_is_not_complete_ends_nothing():
+    bench = Bench(level=2)
+    bench.claim()
+    bench.grant(0, 9)
+    value = to_bytes(bench.log.state)
+    bench.say(resets(value, digest(bench.log.state), bytes_max=len(value) // 2)[0])
+    assert bench.found == []
+    assert ranges(bench.open_ones()) == [((0, 9),)]
