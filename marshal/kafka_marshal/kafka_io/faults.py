@@ -61,7 +61,7 @@ FORBIDDEN = _fault(
 )
 NOT_AUTHENTICATED = _fault(
     (LogUnreadable, LogUnwritable),
-    why="the broker did not accept who we say we are",
+    why="the broker refused the login",
     next_step="Check security_protocol, sasl_mechanism, user name and password.",
 )
 NO_LOGIN = _fault(
@@ -72,7 +72,7 @@ NO_LOGIN = _fault(
 )
 NOT_TRUSTED = _fault(
     CoordinationError,  # one that has run out is renewed some day
-    why="we do not trust the certificate of the broker",
+    why="the certificate of the broker is not trusted",
     next_step="Check ssl_cafile, and that the address is a name in the certificate.",
 )
 GONE = _fault(

@@ -176,14 +176,14 @@ IGNORED = Family(
     "marshal_records_ignored_total",
     Kind.COUNTER,
     ("reason",),
-    "Records of the coordination log that were refused or ignored, since offset 0.",
+    "Records of the coordination log that this host read and the fold did not accept.",
     is_ours=False,
 )
 UNDECODABLE = Family(
     "marshal_records_undecodable_total",
     Kind.COUNTER,
     (),
-    "Values of the coordination log that are no record, since offset 0.",
+    "Values of the coordination log that this host read and that are no record.",
     is_ours=False,
 )
 REPLAY_LAG = Family(

@@ -1,5 +1,7 @@
 """Which of our errors stands for which of kafka-python's."""
 
+import re
+
 import pytest
 from kafka import errors as kafka_errors
 
@@ -13,6 +15,7 @@ from kafka_marshal.errors import (
     MarshalError,
     TopicMisconfigured,
 )
+from kafka_marshal.kafka_io import faults
 from kafka_marshal.kafka_io.translate import Access, translated
 
 BOTH = (Access.READ, Access.WRITE)
@@ -110,3 +113,17 @@ def test_a_port_that_takes_no_login_is_told_apart_from_a_wrong_password():
     assert type(made) is LogUnreadable
     assert "the port at a:1, b:2 takes no login" in str(made)
     assert "security_protocol" in str(made)
+
+
+def test_a_refused_login_says_so_and_what_to_check():
+    made = told(kafka_errors.SaslAuthenticationFailedError("x"))
+    assert type(made) is LogUnreadable
+    assert "failed: the broker refused the login (" in str(made)
+    assert "password" in str(made)
+
+
+def test_faults_speak_of_brokers_and_clients_and_not_of_us():
+    known = [each for each in vars(faults).values() if isinstance(each, faults.Fault)]
+    assert len(known) > 10
+    for fault in known:
+        assert not re.search(r"\b(we|us|our)\b", f"{fault.why} {fault.next_step}")
