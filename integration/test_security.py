@@ -3,15 +3,14 @@
 import os
 import socket
 import ssl
-import subprocess
 import threading
 from contextlib import closing
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from domain import opened
 from kafka import KafkaProducer
+from tls import STORE_PASSWORD, keystore
 from waiting import WAIT_MS, eventually, read_out
 
 from kafka_marshal import (
@@ -25,38 +24,10 @@ from kafka_marshal import (
 from kafka_marshal.kafka_io import ConnectionSettings, inplace
 from kafka_marshal.kafka_io.slices import SliceReader
 from kafka_marshal.testing.broker import EmbeddedBroker, free_ports
-from kafka_marshal.testing.java import find_java
 
 PASSWORDS = {"alice": "wonderland", "reader": "only-reads"}
-STORE_PASSWORD = "changeit"
 # Longer than a test may take: who is refused must not try until the end.
 FOR_EVER_MS = 3_600_000
-
-
-def keystore(home: Path, names: str) -> tuple[Path, Path]:
-    """A self-made certificate: the broker's store, and what to trust.
-
-    Args:
-        home: Where both files go.
-        names: Subject alternative names, such as ``dns:localhost,ip:127.0.0.1``.
-    """
-    home.mkdir()
-    keytool = find_java().home / "bin" / "keytool"
-    if not keytool.exists():
-        # A skip would look like a pass.
-        pytest.fail(f"{keytool} is missing; install a JDK with keytool")
-    store, certificate = home / "broker.p12", home / "ca.pem"
-    common = ["-keystore", str(store), "-storepass", STORE_PASSWORD, "-alias", "b"]
-    make = ["-genkeypair", "-keyalg", "RSA", "-storetype", "PKCS12", "-validity", "2"]
-    name = ["-dname", "CN=broker", "-ext", f"SAN={names}"]
-    for command in (
-        [*make, *common, *name],
-        ["-exportcert", "-rfc", *common, "-file", str(certificate)],
-    ):
-        subprocess.run(
-            [str(keytool), *command], check=True, capture_output=True, timeout=120
-        )
-    return store, certificate
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,8 @@
 
 Python's clients know no JAAS and no keystores. A login of JAAS becomes the options that
 mean the same. Keystores of PKCS12, and PEM that stands in an option, become PEM files
-that only this user may read, on each host that connects, until its process ends.
+that only this user may read, on each host that connects, until its process ends. Spark
+kills its workers, so these files are kept in memory where the system can do that.
 """
 
 import atexit
@@ -45,6 +46,8 @@ _PAIR = re.compile(
     r"""\s*([\w.]+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|'([^']*)'|([^\s;"']+))"""
 )
 _STORE_BYTES_MAX = 10_000_000
+# Of one process: a certificate, a key and what is trusted, of a few clusters.
+FILES_MAX = 64
 _JKS = (b"\xfe\xed\xfe\xed", b"\xce\xce\xce\xce")
 
 
@@ -297,6 +300,31 @@ def _opened(
 
 def _kept(data: bytes) -> str:
     """Return the path of a file of this process that has these bytes."""
+    return _in_memory(data) or _in_folder(data)
+
+
+@lru_cache(maxsize=FILES_MAX)
+def _in_memory(data: bytes) -> str | None:
+    """Return the path of a file without a name, None where there are none.
+
+    It ends with this process, and with those that are forked from it, however they end.
+    """
+    make = getattr(os, "memfd_create", None)
+    if make is None:
+        return None
+    number = make("kafka-marshal-tls")
+    os.fchmod(number, 0o600)
+    with os.fdopen(number, "wb", closefd=False) as file:
+        file.write(data)
+    path = f"/proc/self/fd/{number}"
+    if os.access(path, os.R_OK):
+        return path
+    os.close(number)
+    return None
+
+
+def _in_folder(data: bytes) -> str:
+    """Return the path of a temporary file, which an orderly end removes."""
     path = Path(_folder(os.getpid())) / f"{hashlib.sha256(data).hexdigest()}.pem"
     if not path.exists():
         number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

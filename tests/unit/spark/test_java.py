@@ -1,10 +1,13 @@
 """What Java's settings of security become, and that no secret is shown."""
 
 import datetime as dt
+import os
 import pickle
+import signal
 import ssl
 import stat
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +18,7 @@ from cryptography.hazmat.primitives.serialization import pkcs12
 from cryptography.x509.oid import NameOID
 
 from kafka_marshal.errors import ConfigurationError
+from kafka_marshal.spark import java
 from kafka_marshal.spark.java import pythonic, settings_of
 from kafka_marshal.spark.options import parse
 
@@ -124,14 +128,24 @@ def keystore(own, tmp_path):
     return str(path)
 
 
+@pytest.fixture(params=["memory", "folder", "no /proc"])
+def kept(request, monkeypatch):
+    """Each place that PEM is written to: some systems know no files in memory."""
+    java._in_memory.cache_clear()
+    if request.param == "folder":
+        monkeypatch.delattr(os, "memfd_create", raising=False)
+    elif request.param == "no /proc":
+        monkeypatch.setattr(os, "access", lambda *_: False)
+    yield
+    java._in_memory.cache_clear()
+
+
 def is_private(path):
-    folder = Path(path).parent.stat().st_mode
-    return [stat.S_IMODE(mode) for mode in (Path(path).stat().st_mode, folder)] == [
-        0o600,
-        0o700,
-    ]
+    modes = (Path(path).stat().st_mode, Path(path).parent.stat().st_mode)
+    return not any(mode & (stat.S_IRWXG | stat.S_IRWXO) for mode in modes)
 
 
+@pytest.mark.usefixtures("kept")
 def test_a_keystore_of_pkcs12_becomes_files_that_python_loads(keystore):
     found = pythonic(
         {
@@ -184,6 +198,7 @@ def test_pem_is_named_as_it_is(own, tmp_path):
     }
 
 
+@pytest.mark.usefixtures("kept")
 def test_pem_that_stands_in_options_becomes_private_files():
     given = {
         "ssl.truststore.certificates": "CA",
@@ -194,6 +209,36 @@ def test_pem_that_stands_in_options_becomes_private_files():
     assert [Path(path).read_text() for path in found.values()] == ["CA", "CHAIN", "KEY"]
     assert all(is_private(path) for path in found.values())
     assert pythonic(given) == found, "and the same file the next time"
+
+
+# A worker of Spark ends so; one that is forked has what its parent has.
+ENDING = """
+import os, signal
+from pathlib import Path
+from kafka_marshal.spark import java
+from kafka_marshal.spark.java import pythonic
+
+path = pythonic({"ssl.truststore.certificates": "CA"})["ssl.ca.location"]
+if os.fork() == 0:
+    print(Path(path).read_text(), flush=True)
+else:
+    os.wait()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_process_that_is_killed_leaves_no_file(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", ENDING],
+        env=os.environ | {"TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.stdout, done.stderr) == ("CA\n", "")
+    assert done.returncode == -signal.SIGKILL
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

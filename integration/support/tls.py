@@ -1,0 +1,43 @@
+"""Certificates and keystores, as Java's keytool makes them."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from kafka_marshal.testing.java import find_java
+
+STORE_PASSWORD = "changeit"
+
+
+def keytool(*arguments: str | Path) -> None:
+    """Run keytool; the run fails where there is none."""
+    program = find_java().home / "bin" / "keytool"
+    if not program.exists():
+        # A skip would look like a pass.
+        pytest.fail(f"{program} is missing; install a JDK with keytool")
+    subprocess.run([program, *arguments], check=True, capture_output=True, timeout=120)
+
+
+def keystore(home: Path, names: str) -> tuple[Path, Path]:
+    """A self-made certificate: the store of its owner, and what to trust.
+
+    Args:
+        home: Where both files go.
+        names: Subject alternative names, such as ``dns:localhost,ip:127.0.0.1``.
+    """
+    home.mkdir()
+    store, certificate = home / "own.p12", home / "ca.pem"
+    common = ("-keystore", store, "-storepass", STORE_PASSWORD, "-alias", "own")
+    make = ("-genkeypair", "-keyalg", "RSA", "-storetype", "PKCS12", "-validity", "2")
+    keytool(*make, *common, "-dname", "CN=own", "-ext", f"SAN={names}")
+    keytool("-exportcert", "-rfc", *common, "-file", certificate)
+    return store, certificate
+
+
+def truststore(path: Path, certificate: Path, *, kind: str = "PKCS12") -> Path:
+    """A store that trusts one certificate."""
+    common = ("-keystore", path, "-storepass", STORE_PASSWORD, "-storetype", kind)
+    trust = ("-importcert", "-noprompt", "-alias", "ca", "-file", certificate)
+    keytool(*trust, *common)
+    return path
