@@ -11,13 +11,14 @@ itself closes that gap: see ``sinks_table``, ``sinks_files`` and ``sinks_kafka``
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from functools import wraps
+from functools import partial, wraps
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from kafka_marshal.errors import ConfigurationError
-from kafka_marshal.protocol.types import Key
+from kafka_marshal.protocol.types import Key, TopicPartition
 from kafka_marshal.tickets import TicketOffice, open_office
 
 from .java import pythonic
@@ -25,7 +26,7 @@ from .options import parse
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, Row
 
 LOOK_MS_MAX = 30_000
 COLUMNS = ("topic", "partition", "offset", "token")
@@ -33,6 +34,9 @@ COLUMNS = ("topic", "partition", "offset", "token")
 _LOGGER = logging.getLogger("kafka_marshal")
 
 WriteBatch = Callable[["DataFrame", int], None]
+
+WriteClaim = Callable[..., object]
+"""Writes rows of one claim: ``write(place, token=TOKEN, rows=ROWS)``."""
 
 
 @attrs.frozen
@@ -138,6 +142,25 @@ def require_columns(df: "DataFrame") -> None:
             f"keep the columns {', '.join(COLUMNS)}",
             setting="includeToken",
         )
+
+
+def write_by_claim(df: "DataFrame", write: WriteClaim) -> None:
+    """Write the rows of each topic partition in one task, in offset order.
+
+    Each claim's rows are written by a call of their own. ``write`` travels to the
+    executors.
+    """
+    place = ("topic", "partition")
+    ordered = df.repartition(*place).sortWithinPartitions(*place, "offset")
+    ordered.foreachPartition(partial(_write_task, write))
+
+
+def _write_task(write: WriteClaim, rows: "Iterator[Row]") -> None:
+    """Write what one task has; it runs in Spark's Python workers."""
+    for place, of_place in groupby(rows, lambda row: (row.topic, row.partition)):
+        # Rows of a claim that came later follow in offset order.
+        for token, of_claim in groupby(of_place, lambda row: row.token):
+            write(TopicPartition(*place), token=token, rows=of_claim)
 
 
 @attrs.frozen

@@ -9,9 +9,7 @@ Consumers of the topic read with ``isolation.level = read_committed``.
 
 import logging
 from collections.abc import Iterator, Mapping
-from functools import partial
 from importlib.util import find_spec
-from itertools import groupby
 from typing import TYPE_CHECKING
 
 import attrs
@@ -21,7 +19,7 @@ from kafka_marshal.kafka_io import ConnectionSettings
 from kafka_marshal.protocol.codec import is_topic
 from kafka_marshal.protocol.types import TopicPartition
 
-from .fencing import Fence, require_columns
+from .fencing import Fence, require_columns, write_by_claim
 from .options import parse
 
 if TYPE_CHECKING:
@@ -88,11 +86,8 @@ class KafkaSink:
                 "the batch has no column value, which is what is written",
                 setting="value",
             )
-        place = ("topic", "partition")
         # A topic partition has one producer, so its rows have to be in one task.
-        df.repartition(*place).sortWithinPartitions(*place, "offset").foreachPartition(
-            partial(_write_task, self)
-        )
+        write_by_claim(df, self.write)
 
     def write(self, place: TopicPartition, *, token: str, rows: "Iterator[Row]") -> int:
         """Write rows of one topic partition and claim, in offset order.
@@ -130,13 +125,6 @@ class KafkaSink:
                     position=new[-1].offset + 1,
                 )
             return len(new)
-
-
-def _write_task(sink: KafkaSink, rows: "Iterator[Row]") -> None:
-    """Write what one task has; it runs in Spark's Python workers."""
-    for name, of_place in groupby(rows, lambda r: (r.topic, r.partition)):
-        for token, of_claim in groupby(of_place, lambda row: row.token):
-            sink.write(TopicPartition(*name), token=token, rows=of_claim)
 
 
 def _outgoing(row: "Row") -> "Outgoing":

@@ -8,16 +8,15 @@ the log comes between. Rows below the position are not written again.
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
-from itertools import groupby, islice
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from kafka_marshal.errors import ConfigurationError
-from kafka_marshal.protocol.types import Token
+from kafka_marshal.protocol.types import Token, TopicPartition
 
-from .fencing import require_columns
+from .fencing import require_columns, write_by_claim
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row
@@ -92,27 +91,21 @@ class TableSink:
             ConfigurationError: A column is missing.
         """
         require_columns(df)
-        place = ("topic", "partition")
         # One transaction a topic partition needs its rows in one task, in order.
-        df.repartition(*place).sortWithinPartitions(*place, "offset").foreachPartition(
-            partial(_write_task, self)
-        )
+        write_by_claim(df, self._write)
+
+    def _write(
+        self, place: TopicPartition, *, token: str, rows: "Iterator[Row]"
+    ) -> None:
+        with _transaction(self.connect) as cursor:
+            key = (self.group, *place)
+            write_rows(self, cursor, place=key, token=token, rows=rows)
 
     def positions(self) -> dict[tuple[str, int], int]:
         """Return how far each topic partition of the group is written."""
         with _transaction(self.connect) as cursor:
             cursor.execute(_POSITIONS.format(table=self.table), (self.group,))
             return {(topic, part): next_ for topic, part, next_ in cursor.fetchall()}
-
-
-def _write_task(sink: TableSink, rows: "Iterator[Row]") -> None:
-    """Write what one task has; it runs in Spark's Python workers."""
-    for (topic, part), of_place in groupby(rows, lambda r: (r.topic, r.partition)):
-        # Rows of a claim that came later follow in offset order.
-        for text, of_claim in groupby(of_place, lambda row: row.token):
-            with _transaction(sink.connect) as cursor:
-                place = (sink.group, topic, part)
-                write_rows(sink, cursor, place=place, token=text, rows=of_claim)
 
 
 def write_rows(

@@ -3,12 +3,13 @@
 from types import SimpleNamespace
 
 import pytest
+from sinkkit import Frame
 
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.kafka_io.fast import transactions
 from kafka_marshal.protocol.types import TopicPartition
 from kafka_marshal.spark import fencing, sinks_kafka
-from kafka_marshal.spark.sinks_kafka import KafkaSink, _bytes, _write_task
+from kafka_marshal.spark.sinks_kafka import KafkaSink, _bytes
 
 OPTIONS = {
     "kafka.bootstrap.servers": "localhost:1",
@@ -93,8 +94,12 @@ def test_a_claim_that_is_over_writes_nothing(sink, broker, caplog):
 
 
 def test_each_topic_partition_has_an_id_of_its_own(sink, broker):
-    _write_task(sink, iter([*rows(0, 1), *rows(0, partition=1)]))
+    sink(Frame([*rows(1), *rows(0, partition=1), *rows(0)]), 0)
     assert [made.name[0] for made in broker.made] == ["g.out/g/t/0", "g.out/g/t/1"]
+    assert [[rows for _, rows, *_ in made.written] for made in broker.made] == [
+        [[b"0", b"1"]],
+        [[b"0"]],
+    ]
 
 
 @pytest.mark.parametrize(
@@ -117,9 +122,8 @@ def test_the_topic_has_a_valid_name():
 
 
 def test_a_batch_needs_a_value(sink):
-    df = SimpleNamespace(columns=list(fencing.COLUMNS))
     with pytest.raises(ConfigurationError, match="no column value"):
-        sink(df, 0)
+        sink(Frame([], fencing.COLUMNS), 0)
 
 
 def test_a_missing_extra_is_told(monkeypatch):

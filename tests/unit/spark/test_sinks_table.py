@@ -4,12 +4,12 @@ import sqlite3
 from types import SimpleNamespace
 
 import pytest
+from sinkkit import Frame
 
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.spark.sinks_table import (
     _CREATE,
     TableSink,
-    _write_task,
     write_rows,
 )
 
@@ -159,8 +159,9 @@ def test_each_topic_partition_is_one_transaction():
         tables.append(Table())
         return tables[-1]
 
-    some = [*rows(0, 1), *rows(0, 1, partition=1), *rows(2, token="1.0.9", partition=1)]
-    _write_task(TableSink(connect, write, "g"), iter(some))
+    later = rows(2, token="1.0.9", partition=1)
+    some = [*later, *rows(0, 1), *rows(1, partition=1), *rows(0, partition=1)]
+    TableSink(connect, write, "g")(Frame(some), 0)
     assert [table.written for table in tables] == [[[0, 1]], [[0, 1]], [[2]]]
     assert all(table.is_committed and table.is_closed for table in tables)
 
@@ -172,7 +173,7 @@ def test_what_fails_is_undone():
         raise ValueError("no such column")
 
     with pytest.raises(ValueError, match="no such column"):
-        _write_task(TableSink(lambda: table, fail, "g"), iter(rows(0)))
+        TableSink(lambda: table, fail, "g")(Frame(rows(0)), 0)
     assert table.is_committed is False
     assert table.is_closed
     # The token that was written is undone with the rows.

@@ -1,0 +1,28 @@
+"""A frame of rows that a sink is given, without Spark."""
+
+from operator import attrgetter
+
+from kafka_marshal.spark.fencing import COLUMNS
+
+
+class Frame:
+    """The part of a DataFrame that sinks use; one task has all of its rows.
+
+    Attributes:
+        rows: Its rows.
+        columns: Names of their columns.
+    """
+
+    def __init__(self, rows, columns=(*COLUMNS, "key", "value")):
+        self.rows = list(rows)
+        self.columns = list(columns)
+
+    def repartition(self, *names):
+        assert names == ("topic", "partition")
+        return self
+
+    def sortWithinPartitions(self, *names):  # noqa: N802 - Spark's name
+        return Frame(sorted(self.rows, key=attrgetter(*names)), self.columns)
+
+    def foreachPartition(self, write):  # noqa: N802 - Spark's name
+        write(iter(self.rows))
