@@ -56,7 +56,8 @@ class Contender:
 
         Few at first, and more with each that is won: by the first answers it is
         known who else is there, and a fleet that starts on thousands of free keys
-        does not claim each of them once for every member.
+        does not claim each of them once for every member. A topic that the log knows
+        to be an earlier one of its name is looked up first: its claims are refused.
         """
         if not roster.contending:
             return
@@ -67,8 +68,16 @@ class Contender:
         for holding in list(roster.contending.values()):
             if under_way < self._window or holding.claim.is_under_way:
                 topic_id = wishes.topic_id(holding.key)
+                if self._is_retired(holding.key, topic_id):
+                    wishes.doubt([holding.key.topic])
+                    continue
                 self._drive(holding, now_ms, topic_id=topic_id)
                 under_way += holding.claim.is_under_way
+
+    def _is_retired(self, key: Key, topic_id: bytes | None) -> bool:
+        """Return whether somebody has claimed a key for a later topic of its name."""
+        known = self._context.replica_of(key).world.keys.get(key)
+        return known is not None and topic_id in known.retired_topic_ids
 
     def _drive(self, holding: Holding, now_ms: int, *, topic_id: bytes | None) -> None:
         claim = holding.claim

@@ -300,6 +300,54 @@ def test_a_broker_that_lags_behind_does_not_bring_an_earlier_topic_back():
     assert len(node.observer.named("topic_recreated")) == 1
 
 
+def left_behind(cluster):
+    """Return a member that knows an earlier topic, whose successor nobody owns."""
+    nodes = [cluster.node(name, wish=wish(refresh_ms=100 * H)) for name in "ab"]
+    cluster.run_until(lambda: any(node.held for node in nodes), 3 * H)
+    late, owner = sorted(nodes, key=lambda node: len(node.held))
+    cluster.run(H)
+    recreate(cluster, 5)
+    assert taken(cluster, owner, 5) == NEW[:5]
+    owner.leave()
+    cluster.run_until(lambda: owner.has_left, H)
+    cluster.crash(owner)
+    return late
+
+
+def refusals(cluster, client_id):
+    lines = of(cluster, client_id, ClaimingPartition)
+    return [each.transition.reason for each in lines if each.transition.reason]
+
+
+def test_a_member_that_missed_a_recreation_looks_before_it_claims():
+    """The log knows that its topic is an earlier one: a claim would be refused."""
+    cluster = world(records=[1])
+    late = left_behind(cluster)
+    cluster.run_until(held_by(late, 1), H)
+    assert refusals(cluster, late.owner.client_id) == []
+    assert len(taken(cluster, late, 5)) == 5
+
+
+def test_a_member_whose_broker_lags_behind_claims_nothing_meanwhile():
+    cluster = world(records=[1])
+    earlier = cluster.kafka.data_log().describe(["t"], 10)
+    late = left_behind(cluster)
+    describe, asked = late.data.describe, []
+
+    def lagging(topics, timeout_ms):
+        asked.append(cluster.clock.now_ms())
+        return earlier
+
+    late.data.describe = lagging
+    cluster.run(2 * H)
+    assert not late.held
+    assert refusals(cluster, late.owner.client_id) == []
+    looks = 2 * H // topics.LOOK_AGAIN_MS
+    assert looks - 2 <= len(asked) <= looks + 1
+    late.data.describe = describe
+    cluster.run_until(held_by(late, 1), H)
+
+
 def test_a_topic_in_doubt_that_is_the_same_goes_on():
     cluster = world(records=[1])
     node = cluster.node("a", wish=wish(refresh_ms=100 * H))
