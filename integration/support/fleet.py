@@ -42,6 +42,8 @@ class Worker:
             "commit": True,
             "release": True,
             "notes": "",
+            "keep_ms": 0,
+            "mirror_offsets": True,
         } | settings
         # What it says of itself to the checker of histories, where that is asked.
         self.notes_path = self.journal_path.with_suffix(".notes")

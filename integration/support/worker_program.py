@@ -15,6 +15,7 @@ import time
 from worker_notes import Noting
 
 from kafka_marshal import ClaimLost, Delivery, Marshal, MarshalError, runtime
+from kafka_marshal.engine import saving
 from kafka_marshal.ports import Observer
 
 PLAIN = (str, int, float, bool, type(None))
@@ -97,6 +98,8 @@ def main() -> int:
 def run(settings: dict, pen: Pen) -> None:
     """Open everything, consume, close."""
     noting = Noting(settings["notes"], runtime) if settings["notes"] else None
+    if settings["keep_ms"]:
+        saving.PERIOD_MS = settings["keep_ms"]
 
     def place_of(partition) -> dict:
         return {"topic": partition.topic, "partition": partition.partition}
@@ -110,6 +113,7 @@ def run(settings: dict, pen: Pen) -> None:
         state_dir=settings["state_dir"],
         observer=PenObserver(pen),
         sidecar=settings["sidecar"],
+        mirror_offsets=settings["mirror_offsets"],
     ) as marshal:
         signal.signal(signal.SIGTERM, lambda *_: marshal.stop())
         consumer = marshal.consumer(

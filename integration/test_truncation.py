@@ -1,0 +1,162 @@
+"""The coordination log loses its end while nobody runs; kept states know better.
+
+At most once: a process that starts on a host tells of every offset that the log has
+forgotten to be granted, as far as the state that the host kept knows of it (PROTOCOL
+7.5). The log is cut on the disk of a real broker.
+"""
+
+from typing import NamedTuple
+
+import pytest
+from cutting import cut_log, kept_files
+from domain import opened
+from fleet import Fleet
+from waiting import WAIT_MS, eventually
+
+from kafka_marshal.protocol.records import ClaimingMessages, ClaimingPartition
+from kafka_marshal.protocol.snapshot import from_bytes
+from kafka_marshal.protocol.types import Key
+from kafka_marshal.snapshots import read_file
+from kafka_marshal.testing.broker import EmbeddedBroker
+
+BATCH = 20
+RECORDS = 20_000
+KEEP_MS = 500
+PYTHON = "kafka-python"
+
+
+class Case(NamedTuple):
+    """How a process ended, from which record on the log is cut, and who starts next."""
+
+    transport: str
+    is_killed: bool
+    lost: type
+    name: str
+
+
+@pytest.fixture(scope="module")
+def own_broker():
+    with EmbeddedBroker() as broker:
+        yield broker
+
+
+@pytest.fixture
+def domain(own_broker, unique):
+    with opened(own_broker, unique, partitions=1) as domain:
+        yield domain
+
+
+def fleet_of(domain, home, group, topic):
+    return Fleet(
+        domain,
+        home,
+        group_id=group,
+        topics=[topic],
+        delivery="amo",
+        reads="batches",
+        max_poll_records=BATCH,
+        handle_ms=20,
+        release=False,
+        keep_ms=KEEP_MS,
+        # Or who comes next begins at the offsets that Kafka has of the group.
+        mirror_offsets=False,
+    )
+
+
+def kept_granted(home, key):
+    """Return how far the host knows that a key was granted; None where it does not."""
+    for path in kept_files(home):
+        for section in read_file(path):
+            known = from_bytes(section.state.state).keys.get(key)
+            if known is not None:
+                return known.granted
+    return None
+
+
+def first_offset(domain, kind):
+    """Return where the first accepted record of a kind stands."""
+    return next(
+        step.offset
+        for step in domain.history().steps
+        if isinstance(step.record, kind) and step.transition.outcome == "accepted"
+    )
+
+
+def exposed(worker, key, *, timeout_ms=WAIT_MS):
+    """Return the offsets of a key that a worker reports, once it reports some."""
+
+    def look():
+        found = set()
+        for line in worker.journal.of("observed", name="amo_exposed"):
+            fields = line["fields"]
+            assert fields["key"] == list(key)
+            found |= set(range(fields["first"], fields["last"] + 1))
+        return found
+
+    return eventually(look, f"{worker.client_id} reports what is exposed", timeout_ms)
+
+
+def offsets_of(worker):
+    return [each.offset for each in worker.journal.handled]
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(
+            Case("fast", True, ClaimingMessages, "w1"), id="killed-grants-same"
+        ),
+        pytest.param(
+            Case("fast", False, ClaimingPartition, "w1"), id="stopped-claim-same"
+        ),
+        pytest.param(
+            Case(PYTHON, True, ClaimingPartition, "w2"), id="killed-claim-other"
+        ),
+        pytest.param(
+            Case(PYTHON, False, ClaimingMessages, "w2"), id="stopped-grants-other"
+        ),
+    ],
+)
+def test_a_start_reports_what_the_host_knows_to_be_granted(
+    own_broker, domain, unique, tmp_path, case
+):
+    domain.transport = case.transport
+    topic, group = domain.data_topic(1, records_each=RECORDS), unique("cut")
+    key = Key(group, topic, 0)
+    with fleet_of(domain, tmp_path, group, topic) as fleet:
+        first = fleet.start("w1")
+        eventually(lambda: len(offsets_of(first)) > 3 * BATCH, "it works")
+        if case.is_killed:
+            eventually(lambda: kept_granted(tmp_path, key), "its host keeps a state")
+            first.kill()
+        else:
+            first.ask_to_end()
+        known = kept_granted(tmp_path, key)
+        at = first_offset(domain, case.lost)
+        domain.forget_history()
+        assert cut_log(own_broker, domain.topic, 0, at=at) <= at
+        before = domain.states(group).get(key)
+        assert before is None or not before.granted, "the log knows of grants"
+
+        second = fleet.start(case.name)
+        told = exposed(second, key, timeout_ms=WAIT_MS + 4 * domain.h_ms)
+        assert told == set(range(known))
+        # It is true: what was processed there is handed out again, and nothing says no.
+        eventually(lambda: known - 1 in offsets_of(second), "it is processed again")
+        twice = set(offsets_of(first)) & set(offsets_of(second))
+        assert twice
+        # A state that was kept at an orderly end knows of all; a kill may come later.
+        assert {each for each in twice if not case.is_killed or each < known} <= told
+
+
+def test_a_start_reports_nothing_where_nothing_is_lost(domain, unique, tmp_path):
+    topic, group = domain.data_topic(1, records_each=RECORDS), unique("whole")
+    key = Key(group, topic, 0)
+    with fleet_of(domain, tmp_path, group, topic) as fleet:
+        first = fleet.start("w1")
+        eventually(lambda: kept_granted(tmp_path, key), "its host keeps a state")
+        first.kill()
+        second = fleet.start("w2")
+        eventually(lambda: offsets_of(second), "it works")
+        assert second.journal.of("observed", name="amo_exposed") == []
+        assert fleet.journal.duplicated() == {}
