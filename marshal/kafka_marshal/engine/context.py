@@ -55,6 +55,8 @@ class Context:
         wrong_settings: Settings of the coordination topic that break PROTOCOL 2.1,
             as of the last look.
         log_starts: First offset of each coordinating partition, as of that look.
+        unreported: Partitions whose kept state knows of grants that the log has lost,
+            and that are yet to be reported; it is not replaced until then.
     """
 
     ports: Ports
@@ -64,6 +66,7 @@ class Context:
     meters: EngineMeters = attrs.field(factory=EngineMeters)
     wrong_settings: tuple[WrongSetting, ...] = ()
     log_starts: dict[int, int] = attrs.field(factory=dict)
+    unreported: set[int] = attrs.field(factory=set)
     _placement: dict[Key, int] = attrs.field(factory=dict)
 
     @property

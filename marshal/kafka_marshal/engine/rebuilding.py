@@ -26,7 +26,15 @@ from kafka_marshal.protocol.transition import Transition
 from kafka_marshal.protocol.types import Key, LogEntry, Owner, TopicPartition
 
 from .context import Context
-from .restoring import ASK_MS_MAX, KeptState, KeptStates, Restored, WentBack, restore
+from .restoring import (
+    ASK_MS_MAX,
+    Discards,
+    KeptState,
+    KeptStates,
+    Restored,
+    WentBack,
+    restore,
+)
 from .session import Session
 from .tickets import Ticket, Tickets, Wish
 
@@ -140,6 +148,8 @@ class Rebuilder:
         self._gone: dict[int, _Gone] = {}
         self._owed: list[_Owed] = []
         self._doubts: list[_Doubt] = []
+        # Kept states that the log went back behind, until all of it is reported.
+        self._evidence: dict[int, KeptState] = {}
         self._aside: list[tuple[int, LogEntry]] = []
         self._retry_at_ms = 0
         # The last state of each T that was told of as unfit.
@@ -219,8 +229,11 @@ class Rebuilder:
         self._told[kept.partition] = told
         fields = {"partition": kept.partition, "source": kept.source, "why": why}
         self._context.observe("state_unfit", fields)
-        if isinstance(why, WentBack) and kept.partition not in self._gone:
-            self._remember(kept)
+        if isinstance(why, WentBack):
+            self._evidence[kept.partition] = kept
+            self._context.unreported.add(kept.partition)
+            if kept.partition not in self._gone:
+                self._remember(kept)
 
     def _remember(self, kept: KeptState) -> None:
         """Note what a kept state says was granted by entries that the log has lost."""
@@ -352,6 +365,8 @@ class Rebuilder:
             TopicMisconfigured: The coordination topic is another one now.
         """
         self._topic.drive(now_ms)
+        if self._evidence:
+            self._discard_evidence()
         for doubt in list(self._doubts):
             if self._is_settled(doubt, now_ms):
                 self._doubts.remove(doubt)
@@ -364,6 +379,22 @@ class Rebuilder:
                 self._close(owed, ticket)
             elif ticket is None or now_ms - ticket.sent_ms > half_ms:
                 self._ask(owed)
+
+    def _discard_evidence(self) -> None:
+        """Remove kept states whose losses have been reported, in the background."""
+        keys = [doubt.key for doubt in self._doubts]
+        keys += [owed.key for owed in self._owed]
+        awaited = {self._context.partition_of(key) for key in keys}
+        awaited |= self._gone.keys() | self._context.rebuilding
+        for partition in self._evidence.keys() - awaited:
+            kept = self._evidence.pop(partition)
+            self._context.unreported.discard(partition)
+            self._context.ports.background.submit(partial(self._discard, kept))
+
+    def _discard(self, kept: KeptState) -> None:
+        for source in self.sources:
+            if isinstance(source, Discards):
+                source.discard(kept)
 
     def _is_settled(self, doubt: _Doubt, now_ms: int) -> bool:
         """Return whether an owner has told the log again, or never will: say so."""

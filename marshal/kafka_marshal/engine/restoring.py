@@ -163,7 +163,8 @@ def restore(
         aside: Gets the entries of other partitions that come meanwhile, which the
             log will not return again: whatever this call comes to.
         discards: Whether sources remove what does not fit. Readers that only look
-            leave it: it is evidence for the next member that starts (7.5).
+            leave it. What the log went back behind stays in any case: it is evidence
+            until somebody has reported what is lost (7.5).
         timeout_ms: When each question is given up.
 
     Returns:
@@ -187,7 +188,8 @@ def restore(
         for t, (state, world) in kept.items():
             if isinstance(world, str):
                 on_unfit(state, world)
-                if discards and isinstance(source, Discards):
+                is_evidence = isinstance(world, WentBack)
+                if discards and not is_evidence and isinstance(source, Discards):
                     source.discard(state)
             else:
                 found[t] = Restored(world, state.source, starts[t])

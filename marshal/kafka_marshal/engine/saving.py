@@ -127,7 +127,10 @@ class Saver:
                     return
 
     def _may_keep(self, world: WorldState) -> bool:
-        is_whole = world.partition not in self._context.rebuilding
+        context = self._context
+        if world.partition in context.unreported:
+            return False  # it would replace the evidence
+        is_whole = world.partition not in context.rebuilding
         return is_whole and world.halted is None and world.leader_epoch is not None
 
     def _save(self, store: StateStore, world: WorldState) -> None:

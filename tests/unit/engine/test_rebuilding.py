@@ -428,3 +428,43 @@ def test_a_damaged_state_is_no_evidence(cluster, changes):
     cluster.run(4 * H)
     assert node.observer.named("state_unfit")
     assert not node.observer.named("amo_exposed")
+
+
+def test_what_is_not_reported_yet_is_kept_for_the_next_start(cluster):
+    """Whether an owner tells the log again shows after 2H: starts in between count."""
+    at, state = granted_and_kept(cluster)
+    truncate(cluster, end=at)
+    cluster.crash(cluster.nodes[0])
+    shelf = Shelf(kept(state))
+    early = cluster.node("b", wish=wish(delivery=AMO), sources=(shelf,))
+    cluster.run(H)
+    assert early.observer.named("state_unfit")
+    assert not early.observer.named("amo_exposed")
+    assert shelf.discarded == []
+    cluster.crash(early)
+    node = cluster.node("c", wish=wish(delivery=AMO), sources=(shelf,))
+    cluster.run_until(lambda: node.observer.named("amo_exposed"), 4 * H)
+    cluster.run_until(lambda: shelf.discarded == [0], H)
+
+
+@pytest.mark.parametrize("is_claim_lost", [False, True])
+def test_what_was_reported_is_removed(cluster, is_claim_lost):
+    at, state = granted_and_kept(cluster)
+    truncate(cluster, end=1 if is_claim_lost else at)
+    cluster.crash(cluster.nodes[0])
+    shelf = Shelf(kept(state))
+    node = cluster.node("b", wish=wish(delivery=AMO), sources=(shelf,))
+    cluster.run_until(lambda: node.observer.named("amo_exposed"), 4 * H)
+    cluster.run(H)
+    assert shelf.discarded == [0]
+    assert len(node.observer.named("amo_exposed")) == 1
+
+
+def test_a_state_that_is_no_evidence_is_removed_at_once(cluster):
+    _, state = granted_and_kept(cluster)
+    truncate(cluster, end=1)
+    cluster.crash(cluster.nodes[0])
+    shelf = Shelf(kept(state, digest="00" * 16))
+    cluster.node("b", wish=wish(delivery=AMO), sources=(shelf,))
+    cluster.run(H)
+    assert shelf.discarded == [0]

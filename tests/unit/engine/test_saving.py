@@ -175,6 +175,20 @@ def test_what_is_not_folded_up_is_not_kept(cluster, node, store):
     assert {each.partition for each in store.saved} == {1}
 
 
+def test_what_is_kept_is_not_replaced_before_its_losses_are_reported(
+    cluster, node, store
+):
+    fill(cluster, ENTRIES_MAX // 2)
+    fill(cluster, ENTRIES_MAX // 2, 1)
+    node.engine.context.unreported.add(0)
+    cluster.run(2 * PERIOD_MS, step_ms=5_000)
+    node.engine.saver.save_all()
+    assert {state.partition for state in store.saved} == {1}
+    node.engine.context.unreported.clear()
+    node.engine.saver.save_all()
+    assert {state.partition for state in store.saved} == {0, 1}
+
+
 def test_without_a_store_nothing_is_kept(node):
     saver = Saver(node.engine.context, None)
     saver.drive(10**9)
