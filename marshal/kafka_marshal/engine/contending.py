@@ -32,9 +32,11 @@ class Contender:
 
     __slots__ = (
         "_claimant",
+        "_claimed_ms",
         "_context",
         "_lives",
         "_outbox",
+        "_since_ms",
         "_unresumable",
         "_window",
         "_won_count",
@@ -48,6 +50,9 @@ class Contender:
         self._outbox = outbox
         self._lives = lives
         self._unresumable: set[Key] = set()
+        # When claims were read as accepted; those before that, by when we began.
+        self._claimed_ms: dict[Key, int] = {}
+        self._since_ms: int | None = None
         self._window = UNDER_WAY_MIN
         self._won_count = 0
 
@@ -56,11 +61,13 @@ class Contender:
 
         Few at first, and more with each that is won: by the first answers it is
         known who else is there, and a fleet that starts on thousands of free keys
-        does not claim each of them once for every member. A topic that the log knows
-        to be an earlier one of its name is looked up first: its claims are refused.
+        does not claim each of them once for every member. A topic that may be an
+        earlier one of its name is looked up first.
         """
         if not roster.contending:
             return
+        if self._since_ms is None:
+            self._since_ms = now_ms
         won = roster.won_count - self._won_count
         self._won_count = roster.won_count
         self._window = min(self._window + won, UNDER_WAY_MAX)
@@ -68,16 +75,33 @@ class Contender:
         for holding in list(roster.contending.values()):
             if under_way < self._window or holding.claim.is_under_way:
                 topic_id = wishes.topic_id(holding.key)
-                if self._is_retired(holding.key, topic_id):
+                seen_ms = wishes.seen_ms(holding.key)
+                if self._may_be_earlier(holding.key, topic_id, seen_ms=seen_ms):
                     wishes.doubt([holding.key.topic])
                     continue
                 self._drive(holding, now_ms, topic_id=topic_id)
                 under_way += holding.claim.is_under_way
 
-    def _is_retired(self, key: Key, topic_id: bytes | None) -> bool:
-        """Return whether somebody has claimed a key for a later topic of its name."""
+    def note_claim(self, key: Key, now_ms: int) -> None:
+        """Note that a claim was accepted: the topic that it names existed by then."""
+        self._claimed_ms[key] = now_ms
+
+    def _may_be_earlier(
+        self, key: Key, topic_id: bytes | None, *, seen_ms: int
+    ) -> bool:
+        """Return whether a topic may be an earlier one than that of the last claim.
+
+        Its claims are refused where somebody has claimed it before. Otherwise they
+        are accepted, and the later topic is an earlier one from then on: nobody can
+        claim that again.
+        """
         known = self._context.replica_of(key).world.keys.get(key)
-        return known is not None and topic_id in known.retired_topic_ids
+        if known is None or None in {topic_id, known.topic_id}:
+            return False
+        if topic_id in known.retired_topic_ids:
+            return True
+        claimed_ms = self._claimed_ms.get(key, self._since_ms or 0)
+        return topic_id != known.topic_id and seen_ms < claimed_ms
 
     def _drive(self, holding: Holding, now_ms: int, *, topic_id: bytes | None) -> None:
         claim = holding.claim

@@ -382,6 +382,8 @@ class Session:
         self, record: ClaimingPartition, transition: Transition, now_ms: int
     ) -> None:
         key = Key(record.group_id, record.topic, record.partition)
+        if transition.outcome == ACCEPTED:
+            self._contender.note_claim(key, now_ms)
         holding = self.holdings.get(key)
         sub = self._wishes.sub_of(key)
         replica = self._context.replica_of(key)
@@ -438,6 +440,7 @@ class Session:
             return
         if transition.effect in {"claimed", "resumed"}:
             self._leaver.on_taken(key)
+            self._contender.note_claim(key, self._context.now_ms)
         if self._cooldowns.ends_by(transition):
             self._plan_soon(self._context.now_ms)
         holding = self.holdings.get(key)

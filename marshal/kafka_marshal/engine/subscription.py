@@ -158,6 +158,10 @@ class Subscription:
         if self._watch.doubt(topic):
             self._keys = None
 
+    def seen_ms(self, topic: str) -> int:
+        """Return when the last look began that found a topic as it is known."""
+        return self._watch.seen_ms(topic)
+
     def is_doubted(self, topic: str) -> bool:
         """Return whether a topic is yet to be looked up after it was doubted."""
         return topic in self._watch.doubted

@@ -51,6 +51,7 @@ class TopicWatch:
         "_matches",
         "_refresh_ms",
         "_retired",
+        "_seen_ms",
         "doubted",
         "topics",
     )
@@ -75,6 +76,12 @@ class TopicWatch:
         # Earlier ids of each topic: a broker that lags behind may still tell them.
         self._retired: dict[str, set[bytes]] = {}
         self._has_told_limit = False
+        # When the last look began that found a topic as it is known.
+        self._seen_ms: dict[str, int] = {}
+
+    def seen_ms(self, topic: str) -> int:
+        """Return when a look began that confirms what is known; 0 before the first."""
+        return self._seen_ms.get(topic, 0)
 
     def doubt(self, topic: str) -> bool:
         """Look a topic up soon: it could not be found by its id, or its partitions.
@@ -138,6 +145,7 @@ class TopicWatch:
         if known is not None and self._matches is None:
             self.topics[topic] = TopicInfo(0, known.topic_id)
         self._absent.pop(topic, None)
+        self._seen_ms.pop(topic, None)
         self.doubted.discard(topic)
 
     def _take(
@@ -148,6 +156,9 @@ class TopicWatch:
     ) -> Look:
         settled = self._in_doubt & self.doubted & found.keys()
         has_changed, replaced = self._adopt(context, found, taken)
+        for topic, info in found.items():
+            if self.topics.get(topic) == info:
+                self._seen_ms[topic] = self._looked_ms
         gone = self._find_gone(found)
         self.doubted -= settled
         return Look(has_changed or bool(settled), [*replaced, *gone])

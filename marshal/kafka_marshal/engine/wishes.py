@@ -78,6 +78,11 @@ class Wishes:
         sub = self.sub_of(key)
         return None if sub is None else sub.topics[key.topic].topic_id
 
+    def seen_ms(self, key: Key) -> int:
+        """Return when the last look began that found a key's topic as it is known."""
+        sub = self.sub_of(key)
+        return 0 if sub is None else sub.seen_ms(key.topic)
+
     def bump(self, key: Key) -> None:
         """Let the consumer of a key look at what it holds."""
         sub = self.sub_of(key)

@@ -348,6 +348,41 @@ def test_a_member_whose_broker_lags_behind_claims_nothing_meanwhile():
     cluster.run_until(held_by(late, 1), H)
 
 
+def test_an_earlier_topic_is_not_claimed_though_nobody_ever_claimed_it():
+    """Its claim would be accepted, and no other of the new topic ever again."""
+    cluster = world(records=[1])
+    late = cluster.node("late", wish=wish(refresh_ms=100 * H))
+    late.cut(is_cut=True)
+    recreate(cluster, 5)
+    owner = cluster.node("owner", wish=wish(refresh_ms=100 * H))
+    assert taken(cluster, owner, 5) == NEW[:5]
+    owner.leave()
+    cluster.run_until(lambda: owner.has_left, H)
+    cluster.crash(owner)
+    late.cut(is_cut=False)
+    assert taken(cluster, late, 5) == NEW[:5]
+    (claimed,) = of(cluster, "late", ClaimingPartition)
+    assert claimed.record.topic_id == cluster.kafka.topic("t").topic_id
+
+
+def test_an_id_that_was_seen_since_the_last_claim_is_claimed_at_once():
+    """Whoever ends its claims of an earlier topic has just looked."""
+    cluster = world(records=[1])
+    node = cluster.node("a", wish=wish(refresh_ms=100 * H))
+    cluster.run_until(held_by(node, 1), H)
+    cluster.run(H)
+    describe, asked = node.data.describe, []
+
+    def counted(names, timeout_ms):
+        asked.append(names)
+        return describe(names, timeout_ms)
+
+    node.data.describe = counted
+    recreate(cluster, 5)
+    assert taken(cluster, node, 5) == NEW[:5]
+    assert len([names for names in asked if names == ["t"]]) == 1
+
+
 def test_a_topic_in_doubt_that_is_the_same_goes_on():
     cluster = world(records=[1])
     node = cluster.node("a", wish=wish(refresh_ms=100 * H))
