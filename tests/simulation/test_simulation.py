@@ -5,17 +5,19 @@ Look for trouble with other seeds by: SIMULATION_SEEDS=1000:1200 pytest tests/si
 
 import gc
 import os
+from collections import Counter
 
 import pytest
 import variants
 
 from kafka_marshal.engine import Delivery
 from kafka_marshal.testing.simulation.campaign import Wish, run_seeds, shrunk
-from kafka_marshal.testing.simulation.coverage import TRUNCATED
+from kafka_marshal.testing.simulation.coverage import RECREATED, TRUNCATED
 from kafka_marshal.testing.simulation.plan import CONDITIONS, MINUTE_MS, draw
 from kafka_marshal.testing.simulation.world import World
 from kafka_marshal.testing.simulator import (
     FAULTS,
+    RECREATE,
     TRUNCATE,
     SimulationFailed,
     run_plan,
@@ -29,6 +31,19 @@ AMO = Delivery.AT_MOST_ONCE
 # Logs that lose what was read, and what makes that hurt.
 LOSING = (TRUNCATE, "crash", "stop", "late", "slow", "cut", "churn", "failover")
 LOSING_SEEDS = range(1000, 1008)
+# Topics that are deleted and created again, and what makes that hurt.
+RECREATING = (
+    RECREATE,
+    "crash",
+    "stop",
+    "late",
+    "slow",
+    "cut",
+    "deaf",
+    "churn",
+    "pause",
+)
+RECREATING_SEEDS = range(3000, 3012)
 # Levels that change under a fleet, and what makes that hurt.
 HALTING = ("above", "level", "halt", "checkpoint", "crash", "failover", "slow", "deaf")
 HALTED = ("halted", "behind_a_halt", "started_beside_halt", "checkpoint_above")
@@ -47,6 +62,8 @@ REGRESSIONS = [
     (1455, {}),
     # A log went back while a state of another was sought, and was never folded again.
     (104, {"faults": (TRUNCATE, "keep", "crash", "checkpoint")}),
+    # An earlier topic was claimed after the later one, which nobody could claim again.
+    (3012, {"faults": RECREATING, "delivery": AMO}),
 ]
 
 
@@ -68,6 +85,18 @@ def test_logs_that_lose_what_was_read():
     summary = run_seeds(LOSING_SEEDS, Wish(faults=LOSING), jobs=JOBS)
     assert summary.broken == []
     assert all(summary.seen[name] for name in TRUNCATED)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("delivery", [Delivery.AT_LEAST_ONCE, AMO])
+def test_topics_that_are_deleted_and_created_again(delivery):
+    plans = [
+        draw(seed, delivery=delivery, faults=RECREATING) for seed in RECREATING_SEEDS
+    ]
+    seen = Counter()
+    for plan in plans:
+        seen.update(run_plan(plan).seen)
+    assert all(seen[name] for name in RECREATED)
 
 
 def test_a_halt_ends_a_fleet_in_any_world():
@@ -273,6 +302,27 @@ VARIANTS = [
         {"7.1"},
         id="forget-whose-file",
     ),
+    pytest.param(
+        variants.keep_claims_of_a_deleted_topic,
+        0,
+        {"faults": (RECREATE, "crash")},
+        {"liveness"},
+        id="keep-claims-of-a-deleted-topic",
+    ),
+    pytest.param(
+        variants.fetch_by_name,
+        0,
+        {"faults": (RECREATE, "crash")},
+        {"5.6"},
+        id="fetch-by-name",
+    ),
+    pytest.param(
+        variants.keep_the_position_in_an_earlier_topic,
+        0,
+        {"faults": (RECREATE, "crash")},
+        {"4.3"},
+        id="keep-the-position-in-an-earlier-topic",
+    ),
 ]
 
 
@@ -363,6 +413,20 @@ TOLD = [
         {"faults": ("crash",), "delivery": AMO},
         "6.3",
         id="mark-what-is-handed-out",
+    ),
+    pytest.param(
+        variants.fetch_by_name,
+        0,
+        {"faults": (RECREATE, "crash")},
+        "5.6",
+        id="fetch-by-name",
+    ),
+    pytest.param(
+        variants.keep_the_position_in_an_earlier_topic,
+        3,
+        {"faults": (RECREATE, "crash")},
+        "6.1",
+        id="keep-the-position-in-an-earlier-topic",
     ),
 ]
 

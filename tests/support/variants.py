@@ -8,7 +8,15 @@ import attrs
 import msgspec
 
 from kafka_marshal import snapshots
-from kafka_marshal.engine import engine, outbox, replica, restoring, session, tickets
+from kafka_marshal.engine import (
+    engine,
+    outbox,
+    place,
+    replica,
+    restoring,
+    session,
+    tickets,
+)
 from kafka_marshal.errors import MalformedRecord
 from kafka_marshal.protocol import (
     fold_groups,
@@ -409,3 +417,29 @@ def _read_first(self, partition):
         return snapshots.read_file(self.file_of(partition))[0].state
     except (OSError, IndexError, MalformedRecord):
         return None
+
+
+def keep_claims_of_a_deleted_topic(patch):
+    """A claim goes on although its topic was deleted, and another has its name."""
+    patch.setattr(session.Session, "_give_topic_up", lambda *_: None)
+
+
+def fetch_by_name(patch):
+    """Records are fetched from whichever topic has the name now."""
+
+    def read_on(self, reader, offset):
+        reader.seek(self.partition, offset, token=self.holding.claim.token)
+
+    patch.setattr(place.Place, "read_on", read_on)
+
+
+def keep_the_position_in_an_earlier_topic(patch):
+    """The fold takes a position along from one topic to the next of its name."""
+    plain = fold_keys._install_owner
+
+    def install_owner(step, record, known):
+        position = known.position
+        plain(step, record, known)
+        known.position = position
+
+    patch.setattr(fold_keys, "_install_owner", install_owner)

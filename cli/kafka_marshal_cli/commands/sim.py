@@ -16,8 +16,8 @@ from kafka_marshal.testing.simulation.campaign import (
 )
 from kafka_marshal.testing.simulation.coverage import SITUATIONS
 from kafka_marshal.testing.simulator import (
+    ASKED_FOR,
     FAULTS,
-    TRUNCATE,
     SimulationFailed,
     run_plan,
 )
@@ -41,7 +41,7 @@ Faults = Annotated[
         "--faults",
         metavar="NAME,...",
         help="What may go wrong; by default each seed draws it. "
-        f"Of: {', '.join((*FAULTS, TRUNCATE))}.",
+        f"Of: {', '.join((*FAULTS, *ASKED_FOR))}.",
     ),
 ]
 Only = Annotated[
@@ -119,11 +119,11 @@ def _faults_of(text: str) -> tuple[str, ...] | None:
     if not text:
         return None
     names = tuple(text.split(","))
-    unknown = [name for name in names if name not in {*FAULTS, TRUNCATE}]
+    unknown = [name for name in names if name not in {*FAULTS, *ASKED_FOR}]
     if unknown:
         raise ConfigurationError(
             f"--faults does not know {', '.join(unknown)}; it knows "
-            f"{', '.join((*FAULTS, TRUNCATE))}",
+            f"{', '.join((*FAULTS, *ASKED_FOR))}",
             setting="--faults",
         )
     return names

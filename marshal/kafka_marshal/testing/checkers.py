@@ -62,6 +62,10 @@ def _before(world: WorldState, key: Key, *, known: KeyState) -> _Before:
     )
 
 
+Place = tuple[Key, bytes | None]
+"""What offsets belong to: a key, and the id of its topic. A topic that is created again
+under its name has another id."""
+
 PositionCheck = Callable[[Key, int | None, int], None]
 """Told of every position that moved: key, old position, new position."""
 
@@ -96,10 +100,11 @@ class LogWatcher:
         worlds: The fold so far, one per coordinating partition.
         starts: Position of a key when it was won under a token; keys of two T may
             have equal tokens.
+        topic_ids: Id of the topic that a claim is of, by key and token.
         claims: Number of accepted claims and resumes so far, but for checkpoints.
         losses: What ended claims were granted and did not say they were done with.
-        taken_back: Offsets whose grants a Reset took back, by key: they may be
-            granted, and handed out, again.
+        taken_back: Offsets whose grants a Reset took back: they may be granted, and
+            handed out, again.
         is_strict: Whether what it finds is raised; without, it only goes on.
         on_entry: Told of each record, once it is folded and checked.
     """
@@ -124,11 +129,12 @@ class LogWatcher:
         """
         self.worlds = [WorldState(number) for number in range(partitions)]
         self.starts: dict[tuple[Key, Token], int | None] = {}
+        self.topic_ids: dict[tuple[Key, Token], bytes | None] = {}
         self.claims = 0
         self.losses: list[Loss] = []
         self.is_strict = True
         self.on_entry: EntryCheck | None = None
-        self.taken_back: dict[Key, set[int]] = {}
+        self.taken_back: dict[Place, set[int]] = {}
         self._books = [LossBook(number) for number in range(partitions)]
         self._kafka = kafka
         places = [TopicPartition(COORDINATION_TOPIC, t) for t in range(partitions)]
@@ -138,7 +144,7 @@ class LogWatcher:
         self._on_position = on_position
         self._note = note
         self._on_fold = on_fold
-        self._granted: dict[Key, int] = {}
+        self._granted: dict[Place, int] = {}
         self._tokens: dict[Key, Token] = {}
         # What each key was before the record that is being folded.
         self._before: list[dict[Key, _Before]] = [{} for _ in range(partitions)]
@@ -194,12 +200,16 @@ class LogWatcher:
 
     def _take_reset(self, number: int, world: WorldState) -> None:
         """Take that a T's state was replaced: an admin meant it (PROTOCOL 7.6)."""
-        for key, was in self._before[number].items():
-            known = world.keys.get(key)
-            head = (None if known is None else known.next_unclaimed()) or 0
-            taken = range(head, was.granted or 0)
-            self.taken_back.setdefault(key, set()).update(taken)
-            self._granted[key] = head
+        keys = self._before[number]
+        for place, granted in self._granted.items():
+            key, topic_id = place
+            if key not in keys:
+                continue
+            known, head = world.keys.get(key), 0
+            if known is not None and known.topic_id == topic_id:
+                head = known.next_unclaimed() or 0
+            self.taken_back.setdefault(place, set()).update(range(head, granted))
+            self._granted[place] = head
         self._before[number] = {
             key: _before(world, key, known=known) for key, known in world.keys.items()
         }
@@ -210,8 +220,8 @@ class LogWatcher:
         Positions, grants and owners go back with it; tokens do not (PROTOCOL
         4.10).
         """
-        for key in self._before[partition]:
-            self._granted.pop(key, None)
+        gone = self._before[partition]
+        self._granted = {p: to for p, to in self._granted.items() if p[0] not in gone}
         self._before[partition] = {}
         self._books[partition] = LossBook(partition)
         self._next[partition] = 0
@@ -224,6 +234,11 @@ class LogWatcher:
         self._note, self._on_fold = note, on_fold
         for key, token in tokens.items():
             self._tokens[key] = max(token, self._tokens.get(key, token))
+
+    def topic_id(self, key: Key) -> bytes | None:
+        """Return the id of the topic that the log has a key of now, None for none."""
+        found = (world.keys[key] for world in self.worlds if key in world.keys)
+        return next((known.topic_id for known in found), None)
 
     def unconfirmed(self) -> list[Loss]:
         """Return what is lost, or at risk now, by what the log says."""
@@ -286,7 +301,7 @@ class LogWatcher:
         else:
             self._check_sender(world, transition, was)
         if transition.effect == "granted":
-            self._check_grant(key, transition)
+            self._check_grant((key, known.topic_id), transition)
         self._check_position(key, transition, was, known.position)
 
     def _check_claim(self, world: WorldState, key: Key, was: _Before | None) -> None:
@@ -294,11 +309,17 @@ class LogWatcher:
         known, token = world.keys[key], world.token(key)
         if was is not None and known.epoch <= was.epoch:
             raise Violation("S1", f"{key}: epoch {known.epoch} after {was.epoch}")
+        earlier_id = None if was is None else was.topic_id
+        is_changed = earlier_id is not None and known.topic_id != earlier_id
+        if is_changed and known.next_unclaimed() is not None:
+            told = f"{known.next_unclaimed()} of an earlier topic"
+            raise Violation("4.3", f"{key}: the position is still {told}")
         latest = self._tokens.get(key)
         if token is None or (latest is not None and token <= latest):
             raise Violation("S7", f"{key}: token {token} after {latest}")
         self._tokens[key] = token
         self.starts[key, token] = known.next_unclaimed()
+        self.topic_ids[key, token] = known.topic_id
 
     def _check_sender(
         self, world: WorldState, transition: Transition, was: _Before
@@ -314,12 +335,12 @@ class LogWatcher:
         if is_renewed and world.active_pause(key.group_id) is not None:
             raise Violation("8.1", f"{key}: renewed while its group is paused")
 
-    def _check_grant(self, key: Key, transition: Transition) -> None:
+    def _check_grant(self, place: Place, transition: Transition) -> None:
         detail = transition.detail or {}
         first, last = detail["first"], detail["last"]
-        if first < self._granted.get(key, 0) or last < first:
-            raise Violation("S3", f"{key}: {first} to {last} granted again")
-        self._granted[key] = last + 1
+        if first < self._granted.get(place, 0) or last < first:
+            raise Violation("S3", f"{place[0]}: {first} to {last} granted again")
+        self._granted[place] = last + 1
 
     def _check_position(
         self, key: Key, transition: Transition, was: _Before | None, now: int | None
@@ -366,20 +387,22 @@ def check_leases(
 class HandOuts:
     """Judges what applications were handed, and what they processed.
 
+    Offsets are judged by the topic of the claim that they were handed out under.
+
     Attributes:
-        processed: Offsets that an application has done, by key.
+        processed: Offsets that an application has done.
         count: Number of records handed out.
         duplicate_count: How many of them had been handed out before.
     """
 
     def __init__(self, watcher: LogWatcher, *, is_at_most_once: bool) -> None:
         """Judge by what the watcher knows of the log."""
-        self.processed: dict[Key, set[int]] = {}
+        self.processed: dict[Place, set[int]] = {}
         self.count = 0
         self.duplicate_count = 0
         self._watcher = watcher
         self._is_at_most_once = is_at_most_once
-        self._handed: dict[Key, set[int]] = {}
+        self._handed: dict[Place, set[int]] = {}
         self._last: dict[tuple[Key, Token], int] = {}
         self._tokens: dict[Key, Token] = {}
 
@@ -398,19 +421,21 @@ class HandOuts:
         if start is not None and offset < start:
             # What is repeated lies at or beyond the last accepted position.
             raise Violation("6.1", f"{key}: {offset} handed out below {start}")
-        handed = self._handed.setdefault(key, set())
+        place = key, self._watcher.topic_ids.get((key, token))
+        handed = self._handed.setdefault(place, set())
         self.count += 1
         if offset in handed:
             self.duplicate_count += 1
-            is_back = offset in self._watcher.taken_back.get(key, ())
+            is_back = offset in self._watcher.taken_back.get(place, ())
             if self._is_at_most_once and not is_back:
                 raise Violation("S3", f"{key}: {offset} handed out twice")
         handed.add(offset)
 
     def handed_elsewhere(self, key: Key, *, first: int, last: int) -> None:
         """Take that another process was granted offsets, and has processed them."""
-        handed = self._handed.setdefault(key, set())
-        back = self._watcher.taken_back.get(key, set())
+        place = key, self._watcher.topic_id(key)
+        handed = self._handed.setdefault(place, set())
+        back = self._watcher.taken_back.get(place, set())
         again = (handed & set(range(first, last + 1))) - back
         if again:
             raise Violation("S3", f"{key}: {sorted(again)} handed out twice")
@@ -422,29 +447,36 @@ class HandOuts:
         Args:
             most: Offsets that one claim may have at risk.
         """
-        listed: dict[Key, set[int]] = {}
+        listed: dict[Place, set[int]] = {}
+        claimed = self._watcher.topic_ids.items()
+        topics = {(key, token.offset): topic_id for (key, token), topic_id in claimed}
         for loss in self._watcher.unconfirmed():
             if loss.count > most:
                 raise Violation("6.3", f"{loss.key}: {loss.ranges} at risk, not {most}")
+            place = loss.key, topics.get((loss.key, loss.epoch))
             for first, last in loss.ranges:
-                listed.setdefault(loss.key, set()).update(range(first, last + 1))
+                listed.setdefault(place, set()).update(range(first, last + 1))
         for world in self._watcher.worlds:
             for key, known in world.keys.items():
-                granted = set(range(known.granted or 0))
-                missed = granted - self._handed.get(key, set()) - listed.get(key, set())
+                place, granted = (key, known.topic_id), set(range(known.granted or 0))
+                handed = self._handed.get(place, set())
+                missed = granted - handed - listed.get(place, set())
                 if missed:
                     raise Violation(
                         "6.3", f"{key}: {sorted(missed)} not listed as lost"
                     )
 
-    def done(self, key: Key, offset: int) -> None:
+    def done(self, key: Key, token: Token | None, *, offset: int) -> None:
         """Take that an application has processed a record."""
-        self.processed.setdefault(key, set()).add(offset)
+        assert token is not None
+        place = key, self._watcher.topic_ids.get((key, token))
+        self.processed.setdefault(place, set()).add(offset)
 
     def check_moved(self, key: Key, old: int | None, *, new: int) -> None:
         """At least once, a position moves over nothing that nobody processed."""
         if self._is_at_most_once:
             return
-        missed = set(range(old or 0, new)) - self.processed.get(key, set())
+        place = key, self._watcher.topic_id(key)
+        missed = set(range(old or 0, new)) - self.processed.get(place, set())
         if missed:
             raise Violation("6.1", f"{key}: position {new} skips {sorted(missed)}")

@@ -49,6 +49,9 @@ class Operation(msgspec.Struct, frozen=True):
             None where nobody numbers them.
         done: Of a beat at most once: everything granted below is done with.
         renews: Whether a beat renewed the lease, as its process was told.
+        topic_id: Of a claim that was won, id of the topic that it is of; of a
+            hand-out, of the topic of its records, where these tell. Offsets of
+            topics with different ids have nothing to do with each other.
     """
 
     kind: str
@@ -62,6 +65,7 @@ class Operation(msgspec.Struct, frozen=True):
     number: int | None = None
     done: int | None = None
     renews: bool = False
+    topic_id: bytes | None = None
 
     @property
     def offsets(self) -> range:
@@ -105,6 +109,20 @@ class Verdict:
 
 
 @attrs.define
+class _TopicHistory:
+    """What is known of the offsets of one key, in one topic of its name."""
+
+    begun: dict[int, tuple[str, Token | None]] = attrs.field(factory=dict)
+    position: int | None = None
+    handed: set[int] = attrs.field(factory=set)
+    lent: set[tuple[str, Token | None, int]] = attrs.field(factory=set)
+    granted: dict[int, tuple[str, Token | None]] = attrs.field(factory=dict)
+    processed: set[int] = attrs.field(factory=set)
+    again: dict[Token | None, int] = attrs.field(factory=lambda: defaultdict(int))
+    count: int = 0
+
+
+@attrs.define
 class _KeyHistory:
     """What is known of one key so far."""
 
@@ -113,17 +131,23 @@ class _KeyHistory:
     is_paused: bool = False
     sent: dict[tuple[str, str, int], int] = attrs.field(factory=dict)
     bases: dict[tuple[str, Token], int] = attrs.field(factory=dict)
-    begun: dict[int, tuple[str, Token | None]] = attrs.field(factory=dict)
-    position: int | None = None
     starts: dict[Token, int | None] = attrs.field(factory=dict)
+    topic_ids: dict[Token, bytes | None] = attrs.field(factory=dict)
+    topics: dict[bytes | None, _TopicHistory] = attrs.field(
+        factory=lambda: defaultdict(_TopicHistory)
+    )
     handing: Token | None = None
     last: dict[tuple[str, Token], int] = attrs.field(factory=dict)
-    handed: set[int] = attrs.field(factory=set)
-    lent: set[tuple[str, Token | None, int]] = attrs.field(factory=set)
-    granted: dict[int, tuple[str, Token | None]] = attrs.field(factory=dict)
-    processed: set[int] = attrs.field(factory=set)
-    again: dict[Token | None, int] = attrs.field(factory=lambda: defaultdict(int))
-    count: int = 0
+
+    def topic(self, token: Token | None = None) -> _TopicHistory:
+        """Return the history of the topic that a claim is of.
+
+        Without a token, and for a claim whose end is yet to be told, it is the topic of
+        the last claim: a new topic has no position, so nothing is judged by it.
+        """
+        if token is None or token not in self.topic_ids:
+            token = self.tokens[-1] if self.tokens else None
+        return self.topics[None if token is None else self.topic_ids.get(token)]
 
 
 class _Judge:
@@ -189,7 +213,8 @@ class _Judge:
             self.find("S7", operation.key, f"token {token} after {known.tokens[-1]}")
         known.tokens.append(token)
         known.owner = operation.process
-        known.starts[token] = known.position
+        known.topic_ids[token] = operation.topic_id
+        known.starts[token] = known.topic(token).position
         self._renew(known, operation)
 
     def _beat(self, known: _KeyHistory, operation: Operation) -> None:
@@ -211,10 +236,11 @@ class _Judge:
     def _told(self, known: _KeyHistory, operation: Operation) -> None:
         """What a process says that it is done with, it must be done with."""
         who, done = (operation.process, operation.token), operation.done
+        topic = known.topic(operation.token)
         early = [
             offset
-            for offset in (known.handed - known.processed if done is not None else ())
-            if offset < (done or 0) and (*who, offset) in known.lent
+            for offset in (topic.handed - topic.processed if done is not None else ())
+            if offset < (done or 0) and (*who, offset) in topic.lent
         ]
         if early:
             told = sorted(early)[:NAMED_MAX]
@@ -226,13 +252,15 @@ class _Judge:
     def _move(self, known: _KeyHistory, operation: Operation, position: int) -> None:
         if not self._is_amo:
             self._check_skipped(known, operation, position)
-        known.position = max(known.position or 0, position)
+        topic = known.topic(operation.token)
+        topic.position = max(topic.position or 0, position)
 
     def _check_skipped(
         self, known: _KeyHistory, operation: Operation, position: int
     ) -> None:
         """Every offset below a position must be done with, by whomever."""
-        skipped = set(range(known.position or 0, position)) - known.processed
+        topic = known.topic(operation.token)
+        skipped = set(range(topic.position or 0, position)) - topic.processed
         if skipped:
             told = sorted(skipped)[:NAMED_MAX]
             self.find("6.1", operation.key, f"position {position} skips {told}")
@@ -243,10 +271,11 @@ class _Judge:
         token = operation.token
         if known.tokens and token != known.tokens[-1]:
             self.find("S1", operation.key, f"granted under {token}, which is over")
+        granted = known.topic(token).granted
         for offset in operation.offsets:
-            if offset in known.granted:
+            if offset in granted:
                 self.find("S3", operation.key, f"{offset} granted twice")
-            known.granted[offset] = (operation.process, token)
+            granted[offset] = (operation.process, token)
 
     def _hand_out(self, known: _KeyHistory, operation: Operation) -> None:
         key, token = operation.key, operation.token
@@ -263,38 +292,47 @@ class _Judge:
             over_ms = operation.at_ms - base_ms - self._lease_ms
             if over_ms > 0:
                 self.find("S4", key, f"handed out under {token}, {over_ms} ms late")
-        start = known.starts.get(token)
+        topic_ids = {operation.topic_id, known.topic_ids.get(token)}
+        if None not in topic_ids and len(topic_ids) > 1:
+            self.find("5.6", key, f"handed out under {token}, of another topic")
+        self._hand(known, operation, token)
+
+    def _hand(self, known: _KeyHistory, operation: Operation, token: Token) -> None:
+        """Take the offsets of a hand-out."""
+        key, who = operation.key, (operation.process, token)
+        start, topic = known.starts.get(token), known.topic(token)
         for offset in operation.offsets:
-            known.count += 1
+            topic.count += 1
             if offset <= known.last.get(who, -1):
                 self.find("S3", key, f"{offset} handed out twice under {token}")
             known.last[who] = offset
             if start is not None and offset < start:
                 self.find("6.1", key, f"{offset} handed out below {start}")
-            if offset in known.handed:
-                known.again[token] += 1
+            if offset in topic.handed:
+                topic.again[token] += 1
                 if self._is_amo:
                     self.find("S3", key, f"{offset} handed out twice")
-            known.handed.add(offset)
-            known.lent.add((operation.process, token, offset))
-            if self._is_amo and known.granted.get(offset) != (operation.process, token):
+            topic.handed.add(offset)
+            topic.lent.add((*who, offset))
+            if self._is_amo and topic.granted.get(offset) != who:
                 self.find("6.2", key, f"{offset} handed out without its grant")
 
     def _process(self, known: _KeyHistory, operation: Operation) -> None:
         if operation.outcome == FAIL:
             return
         key, who = operation.key, (operation.process, operation.token)
+        topic = known.topic(operation.token)
         for offset in operation.offsets:
-            if (*who, offset) not in known.lent:
+            if (*who, offset) not in topic.lent:
                 self.find("6.2", key, f"{offset} processed, not handed out")
             # What was begun may have been done, whatever came of it.
-            if self._is_amo and known.begun.setdefault(offset, who) != who:
-                other = known.begun[offset][0]
+            if self._is_amo and topic.begun.setdefault(offset, who) != who:
+                other = topic.begun[offset][0]
                 self.find("S3", key, f"{offset} begun by {other}, and then {who[0]}")
             if operation.outcome == OK:
-                if self._is_amo and offset in known.processed:
+                if self._is_amo and offset in topic.processed:
                     self.find("S3", key, f"{offset} processed twice")
-                known.processed.add(offset)
+                topic.processed.add(offset)
 
 
 def check(
@@ -314,8 +352,9 @@ def check(
     Args:
         history: All operations, in order.
         delivery: The guarantee that was asked for.
-        ends: First and next offset of every key that all work is done of; at least
-            once, each record between them must have been processed.
+        ends: First and next offset of every key that all work is done of, in the
+            topic of its last claim; at least once, each record between them must
+            have been processed.
         h_ms: H. With it, hand-outs are held to the leases that their process's own
             claims and beats gave, which are numbered then (PROTOCOL 5.2).
         late_ms: How much later than its lease was looked at a hand-out may have been
@@ -328,16 +367,17 @@ def check(
         assert operation.outcome in OUTCOMES, operation.outcome
         judge.take(operation)
     for key, (start, end) in ({} if is_amo or ends is None else ends).items():
-        missed = set(range(start, end)) - judge.keys[key].processed
+        missed = set(range(start, end)) - judge.keys[key].topic().processed
         if missed:
             told = sorted(missed)[:NAMED_MAX]
             judge.find("6.1", key, f"{len(missed)} records never processed: {told}")
     keys = judge.keys.values()
-    again = [count for known in keys for count in known.again.values()]
+    topics = [topic for known in keys for topic in known.topics.values()]
+    again = [count for topic in topics for count in topic.again.values()]
     return Verdict(
         tuple(judge.findings),
-        sum(known.count for known in keys),
-        sum(len(known.processed) for known in keys),
+        sum(topic.count for topic in topics),
+        sum(len(topic.processed) for topic in topics),
         sum(again),
         sum(max(0, len(known.tokens) - 1) for known in keys),
         max(again, default=0),

@@ -19,8 +19,10 @@ from kafka_marshal.testing.simulation.fleet import Fleet
 from kafka_marshal.testing.simulation.healing import Healing, judge_history
 from kafka_marshal.testing.simulation.outcome import Report, RunFailed
 from kafka_marshal.testing.simulation.plan import (
+    ASKED_FOR,
     FAULTS,
     MINUTE_MS,
+    RECREATE,
     TRUNCATE,
     Plan,
     chance,
@@ -29,7 +31,16 @@ from kafka_marshal.testing.simulation.plan import (
 from kafka_marshal.testing.simulation.strikes import Strikes
 from kafka_marshal.testing.simulation.world import World
 
-__all__ = ["FAULTS", "TRUNCATE", "Report", "SimulationFailed", "run_plan", "simulate"]
+__all__ = [
+    "ASKED_FOR",
+    "FAULTS",
+    "RECREATE",
+    "TRUNCATE",
+    "Report",
+    "SimulationFailed",
+    "run_plan",
+    "simulate",
+]
 
 DURATION_MS = 10 * MINUTE_MS
 PRODUCE_EVERY_MS = (500, 20_000)
@@ -136,7 +147,7 @@ def simulate(
     Args:
         seed: Decides everything.
         delivery: The guarantee asked for; drawn without it.
-        faults: What may go wrong, of ``FAULTS`` and ``TRUNCATE``; drawn without it.
+        faults: What may go wrong, of ``FAULTS`` and ``ASKED_FOR``; drawn without it.
         duration_ms: How long things go wrong, on virtual time.
         only: Numbers of the faults that strike; all of them without it.
         by_history: Judge only by the history; see ``run_plan``.

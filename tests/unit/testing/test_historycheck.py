@@ -195,6 +195,47 @@ def test_at_most_once_what_was_begun_may_have_been_done():
     assert invariants([*history, *again], AMO) == ["S3", "6.2", "S3"]
 
 
+def of_topics(*more, first=b"one", second=b"two"):
+    """A history of two topics of one name, the later with fewer records."""
+    return [
+        op("claim", "a", ONE, topic_id=first),
+        op("grant", "a", ONE, 0, 4),
+        op("hand_out", "a", ONE, 0, 4, topic_id=first),
+        op("process", "a", ONE, 0, 4),
+        op("beat", "a", ONE, 5),
+        op("claim", "b", TWO, topic_id=second),
+        op("grant", "b", TWO, 0, 1),
+        op("hand_out", "b", TWO, 0, 1, topic_id=second),
+        op("process", "b", TWO, 0, 1),
+        *more,
+    ]
+
+
+@pytest.mark.parametrize("delivery", [ALO, AMO])
+def test_offsets_of_another_topic_are_others(delivery):
+    late = op("process", "a", ONE, 4, 4, outcome="unknown")
+    history = of_topics(late)
+    verdict = check(history, delivery=delivery, ends={KEY: (0, 2)})
+    assert verdict.findings == ()
+    assert (verdict.handed, verdict.processed, verdict.duplicates) == (7, 7, 0)
+    assert set(invariants(of_topics(second=b"one"), delivery)) == {"S3", "6.1"}
+
+
+def test_only_the_last_topic_is_to_be_done():
+    assert invariants(of_topics(), ends={KEY: (0, 3)}) == ["6.1"]
+    skips = op("beat", "b", TWO, 5, outcome="invoke")
+    assert invariants(of_topics(skips)) == ["6.1"]
+
+
+def test_a_claim_is_of_one_topic():
+    early = op("beat", "b", TWO, 5, outcome="invoke")
+    history = of_topics(op("hand_out", "b", TWO, 2, 2, topic_id=b"one"))
+    assert invariants(history) == ["5.6"]
+    # It may beat before its claim is told of.
+    history.insert(5, early)
+    assert invariants(history) == ["5.6"]
+
+
 def test_what_is_never_processed_is_lost():
     history = [op("claim", "a", ONE), *handled("a", ONE, 0, 4)]
     verdict = check(history, delivery=ALO, ends={KEY: (0, 7)})

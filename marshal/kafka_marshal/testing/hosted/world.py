@@ -340,7 +340,7 @@ class HostedWorld:
         for _ in range(min(count, len(process.hand))):
             record = process.hand.pop(self.rng.randrange(len(process.hand)))
             key = Key(GROUP, record.topic, record.partition)
-            self.hand_outs.done(key, record.offset)
+            self.hand_outs.done(key, record.token, offset=record.offset)
             try:
                 consumer.commit(record)
             except ClaimLost:

@@ -183,6 +183,7 @@ class Chronicle:
                 token=token,
                 span=(position if is_ok else None, None),
                 number=record.seq,
+                topic_id=known.topic_id if is_ok and known is not None else None,
             )
         elif isinstance(record, ClaimingMessages):
             if is_ok:
@@ -245,11 +246,18 @@ class Chronicle:
 
     # --- what applications do
 
-    def on_handed(self, name: str, key: Key, *, records: Sequence[Record]) -> None:
+    def on_handed(
+        self,
+        name: str,
+        key: Key,
+        *,
+        records: Sequence[Record],
+        topic_id: bytes | None = None,
+    ) -> None:
         """Take that an application was handed records, and begins with them."""
-        token = records[0].token
+        token, of = records[0].token, (name, key)
         span = records[0].offset, records[-1].offset
-        self._end(HAND_OUT, OK, of=(name, key), token=token, span=span)
+        self._end(HAND_OUT, OK, of=of, token=token, span=span, topic_id=topic_id)
         for record in records:
             at = record.offset, record.offset
             begun = self._operation(
@@ -282,12 +290,13 @@ class Chronicle:
         span: Span = NOWHERE,
         number: int | None = None,
         renews: bool = False,
+        topic_id: bytes | None = None,
     ) -> None:
         told = self._operation(
             kind, outcome, of=of, token=token, span=span, number=number
         )
-        if renews:
-            told = msgspec.structs.replace(told, renews=True)
+        if renews or topic_id is not None:
+            told = msgspec.structs.replace(told, renews=renews, topic_id=topic_id)
         self.operations.append(told)
 
     def _operation(

@@ -76,6 +76,8 @@ SITUATIONS: Mapping[str, str] = {
 SELDOM: Mapping[str, str] = {
     "halted_in_hand": "a reader halted with records in hand",
     "refused_torn": "a process started before a Config had reached all, and refused",
+    "old_topic": "a claim for an earlier topic of the name was refused",
+    "topic_missing": "a process started while its topic was deleted, and refused",
 }
 """Counted, but not asked of a suite: a few hundred seeds may do without."""
 TRUNCATED: Mapping[str, str] = {
@@ -85,12 +87,19 @@ TRUNCATED: Mapping[str, str] = {
     "exposed": "an engine told that offsets may be handed out twice",
     "exposed_untold": "whoever had offsets that were lost ended before it could tell",
 }
+RECREATED: Mapping[str, str] = {
+    "recreated": "the data topic was deleted, to be created again",
+    "recreated_in_hand": "somebody had records of it in hand then",
+    "topic_ended": "a claim ended because its topic was gone",
+    "topic_changed": "a key was claimed for a topic of another id",
+}
 GRANTS = {
     "granted": "granted",
     "paused": "pause_during_grant",
     "not_owner": "grant_ignored",
     "old_epoch": "grant_ignored",
 }
+ENDINGS = {"lease_expired": "lease_expired", "topic_gone": "topic_ended"}
 BEATS = (Heartbeat, BatchHeartbeat)
 
 
@@ -110,7 +119,8 @@ class Coverage:
 
     def note(self, name: str) -> None:
         """Count a situation."""
-        assert name in SITUATIONS or name in TRUNCATED or name in SELDOM, name
+        known = (SITUATIONS, TRUNCATED, RECREATED, SELDOM)
+        assert any(name in each for each in known), name
         self.counts[name] += 1
 
     def observe(self, event: Event) -> None:
@@ -130,8 +140,9 @@ class Coverage:
             self._on_ended(event.fields)
 
     def _on_ended(self, fields: Mapping[str, Any]) -> None:
-        if fields["ending"].reason == "lease_expired":
-            self.note("lease_expired")
+        name = ENDINGS.get(fields["ending"].reason)
+        if name is not None:
+            self.note(name)
 
     def on_fold(self, folded: Folded) -> None:
         """Take one transition."""
@@ -177,6 +188,8 @@ class Coverage:
             self.note(str(transition.effect))
             if folded.stored.is_ghost:
                 self.note("ghost_claim_won")
+            if transition.effect == "claimed" and record.expected_epoch is not None:
+                self.note("topic_changed")
             if transition.effect == "claimed" and folded.owner is not None:
                 self.note("taken_over")
                 if age_ms == 2 * self._h_ms + 1:
@@ -185,6 +198,8 @@ class Coverage:
             self.note("resume_refused")
         elif transition.reason == "paused":
             self.note("claim_during_pause")
+        elif transition.reason == "old_topic":
+            self.note("old_topic")
         elif transition.reason == "held" and age_ms == 2 * self._h_ms:
             self.note("refused_at_2h")
 

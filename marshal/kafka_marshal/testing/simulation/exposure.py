@@ -11,7 +11,7 @@ from collections import defaultdict
 import attrs
 
 from kafka_marshal.protocol.types import Key
-from kafka_marshal.testing.checkers import Violation
+from kafka_marshal.testing.checkers import Place, Violation
 from kafka_marshal.testing.node import Node
 
 
@@ -32,7 +32,7 @@ class _HandOut:
 class _Twice:
     """One offset that was handed out twice, first by what the log knew before."""
 
-    key: Key
+    place: Place
     offset: int
     before: _HandOut
     after: _HandOut
@@ -48,26 +48,26 @@ class Exposures:
     def __init__(self) -> None:
         """Start with nothing lost."""
         self.excused_count = 0
-        self._handed: dict[tuple[Key, int], _HandOut] = {}
+        self._handed: dict[tuple[Place, int], _HandOut] = {}
         self._twice: list[_Twice] = []
         self._told: dict[Key, set[int]] = defaultdict(set)
         self._ended: dict[tuple[str, Key], int] = {}
 
-    def on_handed(self, name: str, key: Key, *, offset: int, cuts: int) -> None:
+    def on_handed(self, name: str, place: Place, *, offset: int, cuts: int) -> None:
         """Take one record that a process may work on, knowing of so many cuts.
 
         Raises:
             Violation: Another one had it before, by the very same log.
         """
         this = _HandOut(name, cuts)
-        other = self._handed.setdefault((key, offset), this)
+        other = self._handed.setdefault((place, offset), this)
         if other is this:
             return
         if other.cuts == cuts:
-            raise Violation("S3", f"{key}: {offset} handed out twice by one log")
+            raise Violation("S3", f"{place[0]}: {offset} handed out twice by one log")
         before, after = sorted((this, other), key=lambda each: each.cuts)
-        self._twice.append(_Twice(key, offset, before, after))
-        self._handed[key, offset] = after
+        self._twice.append(_Twice(place, offset, before, after))
+        self._handed[place, offset] = after
 
     def on_told(self, key: Key, *, first: int, last: int) -> None:
         """Take that an engine told of a range."""
@@ -84,7 +84,7 @@ class Exposures:
             Violation: Offsets were handed out twice, and nobody said so.
         """
         for twice in self._twice:
-            key, name = twice.key, twice.before.name
+            (key, _), name = twice.place, twice.before.name
             settled = self._ended.get((name, key))
             if twice.offset in self._told[key]:
                 continue

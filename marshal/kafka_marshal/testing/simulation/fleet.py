@@ -101,18 +101,33 @@ class Fleet:
         )
         self._is_amo = plan.delivery is Delivery.AT_MOST_ONCE
 
+    @property
+    def refresh_ms(self) -> int:
+        """How often processes look at the topics, where nothing hurries them."""
+        return self._wish.refresh_ms
+
     # --- coming and going
 
-    def admit(self) -> App:
+    def admit(self) -> App | None:
         """Start a process of a new client."""
         self._names += 1
         # Names and incarnations in no order: none may count.
         return self.start(f"{self._ids.choice('abcdefgh')}{self._names}", ())
 
-    def start(self, client_id: str, lives: tuple[PreviousLife, ...]) -> App:
-        """Start a process of a client, with the lives that it remembers."""
+    def start(self, client_id: str, lives: tuple[PreviousLife, ...]) -> App | None:
+        """Start a process of a client, with the lives that it remembers.
+
+        Returns:
+            The process; None where its topic does not exist. It ends at once then,
+            and is started again.
+        """
         world, rng = self._world, self._ids
         self._starts += 1
+        if world.topic_id is None:
+            world.say(f"{client_id} starts and finds no topic")
+            world.coverage.note("topic_missing")
+            self._plan_restart(f"{client_id}#{self._starts}", client_id, lives)
+            return None
         drift_ppm = world.plan.drift_ppm
         clock = world.cluster.clock.view(
             drift_ppm=rng.randint(-drift_ppm, drift_ppm),
@@ -172,8 +187,21 @@ class Fleet:
     def start_later(self, app: App, after_ms: int, *, is_resuming: bool) -> None:
         """Start the client of a process again; it may remember its lives."""
         lives = app.node.lives if is_resuming else ()
-        self._restarts[app.name] = (app.node.owner.client_id, lives)
-        start = partial(self._restart, app.name)
+        client_id = app.node.owner.client_id
+        self._plan_restart(app.name, client_id, lives, after_ms=after_ms)
+
+    def _plan_restart(
+        self,
+        name: str,
+        client_id: str,
+        lives: tuple[PreviousLife, ...],
+        *,
+        after_ms: int | None = None,
+    ) -> None:
+        if after_ms is None:
+            after_ms = self._world.plan.h_ms // 2
+        self._restarts[name] = (client_id, lives)
+        start = partial(self._restart, name)
         self._world.loop.at(self._world.now_ms + after_ms, start)
 
     def restart_all(self) -> None:

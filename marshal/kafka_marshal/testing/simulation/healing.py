@@ -9,7 +9,7 @@ from kafka_marshal.testing.checkers import Violation
 from kafka_marshal.testing.historycheck import check
 from kafka_marshal.testing.node import COORDINATION_TOPIC
 from kafka_marshal.testing.simulation.fleet import Fleet
-from kafka_marshal.testing.simulation.plan import RESET
+from kafka_marshal.testing.simulation.plan import RECREATE, RESET
 from kafka_marshal.testing.simulation.strikes import Strikes
 from kafka_marshal.testing.simulation.world import GROUP, World
 
@@ -69,6 +69,9 @@ class Healing:
             raise Violation("L6", "a leader's clock never came back")
         # What was on its way still lands; who started is heard of.
         world.run(3 * self._h_ms)
+        if RECREATE in world.plan.kinds:
+            # What members found to be deleted they look for as seldom as for news.
+            world.run(self._fleet.refresh_ms)
         self._end_twins()
         if not self._gets(BACKOFF_HS_MAX * self._h_ms, self._is_calm):
             raise Violation("L6", "somebody never takes anything again")
@@ -87,6 +90,7 @@ class Healing:
         self._all_done()
         self._check_losses()
         self._check_exposures()
+        self._check_processed()
         self._check_history()
 
     def _all_halt(self) -> None:
@@ -168,17 +172,22 @@ class Healing:
             self._world.hand_outs.check_losses(most=plan.depth_max * plan.poll_max)
 
     def _check_exposures(self) -> None:
-        """What the log lost is processed all the same, or told of."""
+        """What the log lost, and was handed out twice, was told of."""
         world = self._world
         if not world.is_truncating:
             return
         world.exposures.judge()
         if world.exposures.excused_count:
             world.coverage.note("exposed_untold")
+
+    def _check_processed(self) -> None:
+        """At least once, each record of the topic that there is now was processed."""
+        world = self._world
         if world.plan.delivery is Delivery.AT_MOST_ONCE:
             return
         for key, (start, end) in self._ends().items():
-            missed = set(range(start, end)) - world.hand_outs.processed.get(key, set())
+            done = world.hand_outs.processed.get((key, world.topic_id), set())
+            missed = set(range(start, end)) - done
             if missed:
                 raise Violation("6.1", f"{key}: never processed: {sorted(missed)}")
 

@@ -58,6 +58,9 @@ FAULTS = (*_FAULTS, *KEPT, *LEVELS, DAMAGE)
 """What may go wrong; a seed draws which of these exist in its world."""
 TRUNCATE = "truncate"
 """Goes wrong only when asked for: it takes back what rules rest on."""
+RECREATE = "recreate"
+"""Goes wrong only when asked for: it ends all work on what was written before."""
+ASKED_FOR = (TRUNCATE, RECREATE)
 CONDITIONS = frozenset({"drift", CHECKPOINT})
 """What is so all the time, rather than something that happens."""
 
@@ -70,7 +73,7 @@ class Fault:
         number: Names it, in its run.
         at_ms: When it strikes, since the start; beyond the duration: once everything
             has healed.
-        kind: One of ``FAULTS``.
+        kind: One of ``FAULTS`` or ``ASKED_FOR``.
         for_ms: How long it lasts, where it lasts.
         who: Who or what is hit: an index, modulo those who are there.
         size: What else there is to know, 0 to 99: a chance, a direction.
@@ -159,7 +162,7 @@ def draw(
     Args:
         seed: Decides everything.
         delivery: The guarantee asked for; drawn without it.
-        faults: What may go wrong, of ``FAULTS`` and ``TRUNCATE``; drawn without it.
+        faults: What may go wrong, of ``FAULTS`` and ``ASKED_FOR``; drawn without it.
         duration_ms: How long things go wrong.
     """
     rng = chance(seed, "world")

@@ -21,9 +21,11 @@ from kafka_marshal.testing.simulation.plan import (
     DAMAGE,
     HALT,
     LEVEL,
+    RECREATE,
     Fault,
     chance,
 )
+from kafka_marshal.testing.simulation.recreating import Recreations
 from kafka_marshal.testing.simulation.world import GROUP, World
 
 DEAF_MS = 10**9
@@ -40,6 +42,7 @@ class Strikes:
         self._fleet = fleet
         self._pauses = Pauses(world.cluster, world.watcher, group_id=GROUP)
         self._configs, self._newer = Configs(world), Newer(world)
+        self._recreations = Recreations(world, fleet)
         world.on_folded = self._newer.on_fold
         self._actions: dict[str, Callable[[Fault], None]] = {
             "cut": self._cut,
@@ -58,6 +61,7 @@ class Strikes:
             "keep": self._keep,
             "tear": self._tear,
             "reset": self._reset,
+            RECREATE: self._recreations.strike,
             DAMAGE: self._damage,
             ABOVE: self._newer.strike,
             LEVEL: self._configs.strike,
@@ -84,6 +88,7 @@ class Strikes:
             self._mend(app, app.cut_until_ms)
         self.end_pauses()
         self._configs.heal()
+        self._recreations.heal()
 
     def pause(self, for_ms: int) -> None:
         """Pause the group."""
@@ -348,6 +353,8 @@ class Strikes:
         key = held[fault.size % len(held)]
         number, owner = world.place_of(key), app.node.owner
         known = world.watcher.worlds[number].keys[key]
+        if known.topic_id != world.topic_id:
+            return  # it reads by the id of the claim, and finds nothing
         first = known.next_unclaimed() or 0
         end = world.cluster.kafka.log(key.topic_partition).end
         if first >= end:

@@ -171,10 +171,21 @@ class World:
 
     # --- data
 
+    @property
+    def topic_id(self) -> bytes | None:
+        """Id of the data topic, None while there is none."""
+        kafka = self.cluster.kafka
+        return kafka.topic(TOPIC).topic_id if kafka.has_topic(TOPIC) else None
+
     def produce(self, count: int) -> None:
-        """Write so many records to the topic."""
-        for _ in range(count):
-            self.cluster.kafka.produce(self._producing.choice(self.places), b"x")
+        """Write so many records to the topic, if it is there.
+
+        Each holds the id of the topic that it is written to.
+        """
+        topic_id = self.topic_id
+        for _ in range(count if topic_id else 0):
+            place = self._producing.choice(self.places)
+            self.cluster.kafka.produce(place, topic_id)
 
     def left(self) -> dict[str, tuple[int, int]]:
         """Return position and end of every partition that is not done."""
@@ -183,7 +194,9 @@ class World:
             key = Key(GROUP, *place)
             end = self.cluster.kafka.log(place).end
             known = self.watcher.worlds[self.place_of(key)].keys.get(key)
-            position = (None if known is None else known.next_unclaimed()) or 0
+            position = 0
+            if known is not None and known.topic_id == self.topic_id:
+                position = known.next_unclaimed() or 0
             if position < end:
                 found[f"{place.topic}-{place.partition}"] = (position, end)
         return found
@@ -265,13 +278,16 @@ class World:
     def on_handed(self, node: Node, key: Key, *, records: Sequence[Record]) -> None:
         """Check records that an application was handed just now."""
         name = self.name_of(node.owner.incarnation)
+        with self._judging():
+            self._check_topics(key, records)
         if self.is_truncating:
             self.hand_outs.count += len(records)
-            self._expose(node, key, [record.offset for record in records])
+            self._expose(node, key, records)
             return
         before = self.hand_outs.duplicate_count
         is_excused = self.place_of(key) in self.excused
-        self.chronicle.on_handed(name, key, records=records)
+        topic_id = records[0].value
+        self.chronicle.on_handed(name, key, records=records, topic_id=topic_id)
         with self._judging():
             number, h_ms = self.place_of(key), self.plan.h_ms
             self.levels.check_use(node.owner, number, h_ms=h_ms)
@@ -283,6 +299,15 @@ class World:
                 )
         if self.hand_outs.duplicate_count > before:
             self.coverage.note("duplicates")
+
+    def _check_topics(self, key: Key, records: Sequence[Record]) -> None:
+        """5.6: under a claim there are records of the topic that it names alone."""
+        for record in records:
+            token = record.token
+            assert token is not None
+            if record.value != self.watcher.topic_ids.get((key, token)):
+                told = f"{record.offset} of another topic handed out under {token}"
+                raise Violation("5.6", f"{key}: {told}")
 
     def on_attempt(self, folded: Folded) -> None:
         """Take a grant to a process that is none of the fleet's."""
@@ -298,18 +323,19 @@ class World:
 
     def on_processed(self, name: str, key: Key, *, record: Record) -> None:
         """Take that an application has processed a record."""
-        self.hand_outs.done(key, record.offset)
+        self.hand_outs.done(key, record.token, offset=record.offset)
         if not self.is_truncating:
             self.chronicle.on_processed(name, key, record=record)
 
-    def _expose(self, node: Node, key: Key, offsets: Sequence[int]) -> None:
+    def _expose(self, node: Node, key: Key, records: Sequence[Record]) -> None:
         """Take what is handed out in a world whose log may lose it."""
         if self.plan.delivery is not Delivery.AT_MOST_ONCE:
             return
         name = self.name_of(node.owner.incarnation)
         cuts = self.cuts.known_to(node, self.place_of(key))
-        for offset in offsets:
-            self.exposures.on_handed(name, key, offset=offset, cuts=cuts)
+        for record in records:
+            place = key, record.value
+            self.exposures.on_handed(name, place, offset=record.offset, cuts=cuts)
 
     def on_started(self, node: Node) -> None:
         """Take that a process starts: it reads the logs as they are."""

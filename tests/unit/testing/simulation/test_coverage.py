@@ -12,6 +12,7 @@ from kafka_marshal.protocol.types import Owner
 from kafka_marshal.testing.checkers import Folded
 from kafka_marshal.testing.fakestore import Stored
 from kafka_marshal.testing.simulation.coverage import (
+    RECREATED,
     SELDOM,
     SITUATIONS,
     TRUNCATED,
@@ -91,6 +92,19 @@ def test_beats_and_grants():
     assert counted(folded(gone, transition=log.one(gone))) == {}
 
 
+def test_claims_for_another_topic():
+    log = Log()
+    one, two = ident("topic 1"), ident("topic 2")
+    epoch = log.one(claim("c1", topic_id=one)).offset
+    log.one(release(epoch))
+    changed = claim("c1", topic_id=two, expected=epoch)
+    told = folded(changed, transition=log.one(changed), owner=None)
+    assert counted(told) == {"claimed": 1, "topic_changed": 1}
+    log.one(release(log.state.next_offset - 1))
+    late = claim("c1", topic_id=one)
+    assert counted(folded(late, transition=log.one(late))) == {"old_topic": 1}
+
+
 def test_clocks_of_leaders():
     steps = [
         folded(claim("c1"), owner=None, timestamp_ms=5_000),
@@ -109,6 +123,7 @@ def test_what_engines_tell():
     coverage.observe(Event("clock_step", {}))
     coverage.observe(Event("claim_ended", {"ending": Ending("lease_expired")}))
     coverage.observe(Event("claim_ended", {"ending": Ending("released")}))
+    coverage.observe(Event("claim_ended", {"ending": Ending("topic_gone")}))
     coverage.observe(Event("ready", {}))
     coverage.observe(Event("restored", {"source": "checkpoint 00"}))
     coverage.observe(Event("restored", {"source": "its host"}))
@@ -119,6 +134,7 @@ def test_what_engines_tell():
     assert coverage.counts == {
         "clock_step_detected": 1,
         "lease_expired": 1,
+        "topic_ended": 1,
         "began_from_checkpoint": 1,
         "began_from_kept": 1,
         "checkpoint_written": 1,
@@ -140,5 +156,5 @@ def test_only_what_is_listed_can_be_counted():
     coverage = Coverage(H_MS)
     with pytest.raises(AssertionError):
         coverage.note("nonsense")
-    for name in (*SITUATIONS, *TRUNCATED, *SELDOM):
+    for name in (*SITUATIONS, *TRUNCATED, *RECREATED, *SELDOM):
         coverage.note(name)

@@ -8,6 +8,7 @@ from kafka_marshal.testing.node import Cluster
 from kafka_marshal.testing.simulation.exposure import Cuts, Exposures
 
 KEY = Key("g", "t", 0)
+PLACE = KEY, b"id"
 
 
 def handed_twice(*, late=False):
@@ -15,23 +16,23 @@ def handed_twice(*, late=False):
     exposures = Exposures()
     hands = [("a", 0), ("b", 1)]
     for name, cuts in reversed(hands) if late else hands:
-        exposures.on_handed(name, KEY, offset=4, cuts=cuts)
+        exposures.on_handed(name, PLACE, offset=4, cuts=cuts)
     return exposures
 
 
 def test_what_is_handed_out_once_needs_no_word():
     exposures = Exposures()
     for offset in range(3):
-        exposures.on_handed("a", KEY, offset=offset, cuts=0)
+        exposures.on_handed("a", PLACE, offset=offset, cuts=0)
     exposures.judge()
     assert exposures.excused_count == 0
 
 
 def test_twice_by_one_log_is_never_right():
     exposures = Exposures()
-    exposures.on_handed("a", KEY, offset=4, cuts=1)
+    exposures.on_handed("a", PLACE, offset=4, cuts=1)
     with pytest.raises(Violation, match="S3"):
-        exposures.on_handed("b", KEY, offset=4, cuts=1)
+        exposures.on_handed("b", PLACE, offset=4, cuts=1)
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["before", "after"])
