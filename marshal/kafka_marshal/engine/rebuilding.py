@@ -495,8 +495,12 @@ class TopicWatch:
                 self._take(lookup.result(0))
         elif lookup is None and now_ms >= self._due_ms:
             self._due_ms = now_ms + TOPIC_CHECK_MS
-            replicas = self._context.replicas.values()
-            has_all = all(each.checkpoints.last_offset is not None for each in replicas)
+            # Who began at a state that its host keeps has not read the last checkpoint
+            # before it; where there is none, it writes one within its interval.
+            has_all = all(
+                replica.checkpoints.last_offset is not None or replica.began_at > 0
+                for replica in self._context.replicas.values()
+            )
             look = partial(self._look, has_checkpoints=has_all)
             self._lookup = self._context.ports.background.submit(look)
 

@@ -328,6 +328,23 @@ def test_a_setting_changed_under_us_is_reported_once(cluster):
     assert node.held
 
 
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_who_begins_behind_a_checkpoint_does_not_miss_it(cluster, is_kept):
+    """With checkpoints a retention of a week is right: the last one was not read."""
+    owning(cluster)
+    asked = []
+
+    def wrong_settings(topic, *, has_checkpoints, timeout_ms):
+        asked.append((topic, has_checkpoints, timeout_ms > 0))
+        return ()
+
+    shelf = Shelf(kept(fold(cluster))) if is_kept else Shelf()
+    node = cluster.node("b", sources=(shelf,))
+    node.data.wrong_settings = wrong_settings
+    cluster.run_until(lambda: asked, 32_000)
+    assert asked[0] == ("__marshal", is_kept, True)
+
+
 def test_settings_that_may_not_be_seen_are_no_fault(cluster, monkeypatch):
     node = owning(cluster)
 
