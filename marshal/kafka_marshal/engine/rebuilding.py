@@ -57,6 +57,7 @@ class _Owed:
         granted: Next offset that nobody had been granted.
         reached: How far the log knew of it while it was ours.
         ticket: The request that makes the log know of it again.
+        topic_id: Id of the topic that the claim is of.
     """
 
     session: Session
@@ -65,6 +66,7 @@ class _Owed:
     granted: int
     reached: int = 0
     ticket: Ticket | None = None
+    topic_id: bytes | None = None
 
 
 @attrs.define(eq=False)
@@ -82,6 +84,9 @@ class _Doubt:
     owner: Owner
     granted: int
     reached: int
+
+
+_Place = tuple[Key, bytes | None]
 
 
 class _Granted(NamedTuple):
@@ -104,27 +109,30 @@ class _Gone:
         leader_epoch: The log's when it went back; what is new has a higher one.
         is_kept: Whether a kept state says so, and not our own memory: then it is of
             all members of the log, and those that have ended report nothing.
-        keys: What each key's owner had been granted.
-        taken: Where others began since, by key: the lowest offset.
+        keys: What each key's owner had been granted, by topic id: offsets of a topic
+            say nothing of another one of its name.
+        taken: Where others began since in the same topic: the lowest offset.
     """
 
     leader_epoch: int
     is_kept: bool = False
-    keys: dict[Key, _Granted] = attrs.field(factory=dict)
-    taken: dict[Key, int] = attrs.field(factory=dict)
+    keys: dict[_Place, _Granted] = attrs.field(factory=dict)
+    taken: dict[_Place, int] = attrs.field(factory=dict)
 
-    def remember(self, key: Key, owner: Owner | None, granted: int) -> None:
+    def remember(self, place: _Place, owner: Owner | None, granted: int) -> None:
         """Take what was granted; the first owner told of and the highest count."""
-        before = self.keys.get(key, _Granted(owner, 0))
-        self.keys[key] = _Granted(before.owner, max(before.granted, granted))
+        before = self.keys.get(place, _Granted(owner, 0))
+        self.keys[place] = _Granted(before.owner, max(before.granted, granted))
 
     def skip_to(self, world: WorldState) -> None:
         """Go on from a state; where others began in what it skips, nobody can say."""
         if (world.leader_epoch or 0) > self.leader_epoch:
-            for key, before in self.keys.items():
+            for (key, topic_id), before in self.keys.items():
                 known = world.keys.get(key)
-                if known is not None and known.owner != before.owner:
-                    self.taken[key] = 0
+                if known is None or known.topic_id != topic_id:
+                    continue
+                if known.owner != before.owner:
+                    self.taken[key, topic_id] = 0
 
 
 class Rebuilder:
@@ -246,7 +254,7 @@ class Rebuilder:
         gone = _Gone(kept.leader_epoch, is_kept=True)
         for key, known in world.keys.items():
             if known.granted is not None:
-                gone.remember(key, known.owner, known.granted)
+                gone.remember((key, known.topic_id), known.owner, known.granted)
         self._gone[kept.partition] = gone
 
     def settle(self, positions: Mapping[int, int]) -> list[int]:
@@ -290,11 +298,12 @@ class Rebuilder:
             gone = self._gone[partition] = _Gone(-1 if epoch is None else epoch)
         for key, known in replica.world.keys.items():
             if known.granted is not None:
-                gone.remember(key, known.owner, known.granted)
+                gone.remember((key, known.topic_id), known.owner, known.granted)
         for owed in list(self._owed):
             if self._context.partition_of(owed.key) == partition:
                 # What the log was not told yet is owed still.
-                gone.remember(owed.key, owed.session.claimant.owner, owed.granted)
+                place, owner = (owed.key, owed.topic_id), owed.session.claimant.owner
+                gone.remember(place, owner, owed.granted)
                 self._owed.remove(owed)
         self._context.rebuilding.add(partition)
         self._barriers.pop(partition, None)
@@ -318,10 +327,14 @@ class Rebuilder:
             key = transition.key
             if key is None or transition.effect not in BEGINNINGS:
                 continue
-            known, before = keys.get(key), gone.keys.get(key)
-            if known is not None and before is not None and known.owner != before.owner:
+            known = keys.get(key)
+            if known is None:
+                continue
+            place = key, known.topic_id
+            before = gone.keys.get(place)
+            if before is not None and known.owner != before.owner:
                 begun = known.next_unclaimed() or 0
-                gone.taken[key] = min(gone.taken.get(key, begun), begun)
+                gone.taken[place] = min(gone.taken.get(place, begun), begun)
 
     def repay(self, partition: int, sessions: Iterable[Session]) -> None:
         """Compare a T that was folded anew with what it said before (PROTOCOL 7.5)."""
@@ -332,19 +345,26 @@ class Rebuilder:
             session = None if known.owner is None else ours.get(known.owner)
             if session is None or session.claimant.group_id != key.group_id:
                 continue
-            granted = gone.keys[key].granted if key in gone.keys else 0
+            place = key, known.topic_id
+            granted = gone.keys[place].granted if place in gone.keys else 0
             reached = known.next_unclaimed() or 0
             if granted > reached:
                 owed = _Owed(session, key, known.epoch, granted, reached)
+                owed.topic_id = known.topic_id
                 self._owed.append(owed)
             else:
                 session.release_ghost(key, known.epoch)
-        for key, (owner, granted) in gone.keys.items():
+        for place, (owner, granted) in gone.keys.items():
+            key, topic_id = place
             now = world.keys.get(key)
             if owner not in ours and not gone.is_kept:
                 continue
-            if key in gone.taken:
-                self._expose(key, gone.taken[key], granted)
+            if place in gone.taken:
+                self._expose(key, gone.taken[place], granted)
+            elif now is not None and now.topic_id != topic_id:
+                # The log knows another topic, and of an earlier one no claim counts.
+                if topic_id not in now.retired_topic_ids:
+                    self._expose(key, None, granted)
             elif now is None or now.owner not in ours:
                 head = None if now is None else now.next_unclaimed()
                 if owner is not None and now is not None and now.owner == owner:

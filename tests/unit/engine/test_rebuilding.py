@@ -4,6 +4,7 @@ import pytest
 from enginekit import (
     AMO,
     KEY,
+    T0,
     H,
     fold,
     held_by,
@@ -378,6 +379,31 @@ def test_truncation_below_the_config_leaves_nothing_to_claim(cluster):
     assert Key("g", "t", 0) not in fold(cluster).keys
 
 
+def recreated(cluster, node):
+    """Create the topic again and have all of it handed out; return its offsets."""
+    cluster.kafka.recreate_topic("t", 1)
+    for _ in range(3):
+        cluster.kafka.produce(T0, b"x")
+    seen = []
+    cluster.run_until(held_by(node, 0), 3 * H)
+    while len(seen) < 3:
+        seen += polled(node, cluster)[0]
+    return seen
+
+
+def test_grants_of_a_topic_that_the_log_has_forgotten_are_exposed(cluster):
+    """More was granted of the earlier topic, which says nothing of the later one."""
+    node = owning(cluster, delivery=AMO, most=5, batches=1, refresh_ms=500)
+    drain_to(cluster, node, 9)
+    end = fold(cluster).next_offset
+    assert recreated(cluster, node) == [0, 1, 2]
+    truncate(cluster, end=end)
+    cluster.run(3 * H)
+    assert fold(cluster).keys[KEY].granted in {None, 3}
+    (told,) = node.observer.named("amo_exposed")
+    assert told.fields == {"key": KEY, "first": 0, "last": 2}
+
+
 # --- what the host has kept, and the log has lost
 
 
@@ -423,6 +449,22 @@ def test_what_others_were_granted_since_is_reported(cluster):
         0,
         state.keys[KEY].granted - 1,
     )
+
+
+def test_lost_grants_of_an_earlier_topic_are_none_to_report(cluster):
+    """Nobody can be granted them again: the log knows that its topic is over."""
+    at, state = granted_and_kept(cluster)
+    truncate(cluster, end=at)
+    cluster.crash(cluster.nodes[0])
+    cluster.kafka.recreate_topic("t", 1)
+    other = cluster.node("c", wish=wish(delivery=AMO))
+    cluster.run_until(held_by(other, 1), 4 * H)
+    assert fold(cluster).keys[KEY].retired_topic_ids == (state.keys[KEY].topic_id,)
+    cluster.crash(other)
+    node = cluster.node("b", wish=wish(delivery=AMO), sources=(Shelf(kept(state)),))
+    cluster.run(4 * H)
+    assert node.observer.named("state_unfit")
+    assert node.observer.named("amo_exposed") == []
 
 
 def test_an_owner_that_lives_tells_the_log_itself(cluster):
