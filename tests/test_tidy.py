@@ -269,6 +269,35 @@ def check_deadlines(source: Source) -> Iterator[Finding]:
             yield node.lineno, f"{ast.unparse(node)} waits without a deadline"
 
 
+# --- Ownership ---------------------------------------------------------------------
+
+CLAIM_MODULE = "marshal/kafka_marshal/protocol/claiming.py"
+
+
+def _targets(node: ast.AST) -> Iterator[ast.expr]:
+    match node:
+        case ast.Assign(targets=targets):
+            found = targets
+        case ast.AugAssign(target=target) | ast.AnnAssign(target=target):
+            found = [target]
+        case _:
+            return
+    for each in found:
+        yield from each.elts if isinstance(each, ast.Tuple | ast.List) else [each]
+
+
+def check_claims_are_set_by_themselves(source: Source) -> Iterator[Finding]:
+    """Find assignments to a claim's attributes: only its transitions make them."""
+    if not source.is_product or source.path == CLAIM_MODULE:
+        return
+    for node in ast.walk(source.tree):
+        for target in _targets(node):
+            if not isinstance(target, ast.Attribute):
+                continue
+            if _dotted(target.value).rpartition(".")[2] == "claim":
+                yield node.lineno, f"{ast.unparse(target)} is set from outside"
+
+
 # --- Words -------------------------------------------------------------------------
 
 # In pieces, so that this file does not find itself.
@@ -291,6 +320,7 @@ PYTHON_RULES: tuple[Rule, ...] = (
     check_no_kwargs,
     check_keyword_only,
     check_deadlines,
+    check_claims_are_set_by_themselves,
     check_unfinished,
 )
 TEXT_RULES: tuple[Rule, ...] = (check_unfinished,)
@@ -381,6 +411,9 @@ LONG_FUNCTION = "def f():\n" + "    x = 1\n" * FUNCTION_LINES_MAX
             "3 positional",
             id="class-method",
         ),
+        pytest.param("claim.phase = x", "claim.phase is set", id="claim"),
+        pytest.param("h.claim.epoch, y = x", "h.claim.epoch is set", id="claims"),
+        pytest.param("h.claim.lease: L = x", "h.claim.lease is set", id="claim-typed"),
         pytest.param("x = 1  # TO" + "DO: more", "TO" + "DO", id="to-do"),
         pytest.param("x = 1  # FIX" + "ME", "FIX" + "ME", id="fix-me"),
         pytest.param("# Enough for" + " now.", "for" + " now", id="later"),
@@ -423,6 +456,7 @@ def test_bad_source_is_caught(text, message):
             "@frozen\nclass A:\n    a: int\n    b: int\n    c: int", id="attrs"
         ),
         pytest.param("for now_ms in range(9): ...", id="word-boundary"),
+        pytest.param("holding.claim = claim", id="a-claim-as-a-whole"),
     ],
 )
 def test_sound_source_passes(text):

@@ -171,8 +171,31 @@ def resumable(
     return None
 
 
+@attrs.frozen(kw_only=True)
+class Sublease:
+    """A claim that another process won and renews, for the use of this one.
+
+    Attributes:
+        claimant: Who won it, as the log names it; its master secret is not known.
+        epoch: Offset of the winning record.
+        token: Fencing token.
+        secret: Shown with requests for offsets.
+        lease: Local deadlines.
+        heartbeat_interval_ms: H of the log.
+    """
+
+    claimant: Claimant
+    epoch: int
+    token: Token
+    secret: bytes
+    lease: Lease
+    heartbeat_interval_ms: int
+
+
 class Claim:
     """One key that a claimant wants, holds or has lost.
+
+    Its attributes are read everywhere and set by its own methods alone.
 
     Attributes:
         key: What is claimed.
@@ -356,6 +379,53 @@ class Claim:
         self.phase = Phase.WAITING
         detail = transition.detail or {}
         self.retry_at_ms = now_ms + detail.get("remaining_ms", 0)
+
+    # --- by another process
+
+    def assign(self, sublease: Sublease) -> None:
+        """Take a claim that another process won for this one.
+
+        Raises:
+            InvalidTransition: This claim contends by itself, or was won or has ended.
+        """
+        if self.phase is not Phase.WAITING:
+            raise InvalidTransition(f"{self.key} assigned while {self.phase}")
+        self.phase = Phase.STARTING
+        self._take(sublease)
+
+    def reassign(self, sublease: Sublease) -> None:
+        """Go on under a later claim of the same process.
+
+        Raises:
+            InvalidTransition: Nothing is held, or under a claim that is as late.
+        """
+        if not self.is_owned or sublease.epoch <= (self.epoch or 0):
+            raise InvalidTransition(
+                f"{self.key} reassigned to epoch {sublease.epoch} while {self.phase} "
+                f"at epoch {self.epoch}"
+            )
+        self._take(sublease)
+
+    def _take(self, sublease: Sublease) -> None:
+        self.claimant = sublease.claimant
+        self.epoch = sublease.epoch
+        self.token = sublease.token
+        self.secret = sublease.secret
+        self.lease = sublease.lease
+        self.heartbeat_interval_ms = sublease.heartbeat_interval_ms
+
+    def renew_until(self, lease: Lease) -> None:
+        """Set the deadlines that the process with the claim has sent last."""
+        if self.is_owned:
+            self.lease = lease
+
+    def limit(self, lease: Lease) -> None:
+        """Bring the deadlines forward to these where they are later (PROTOCOL S4)."""
+        if self.is_owned:
+            self.lease = Lease(
+                min(self.lease.soft_until_ms, lease.soft_until_ms),
+                min(self.lease.hard_until_ms, lease.hard_until_ms),
+            )
 
     # --- holding
 

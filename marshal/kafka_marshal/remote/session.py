@@ -17,7 +17,7 @@ from kafka_marshal.engine.session import TOPIC_GONE
 from kafka_marshal.engine.wishes import Wishes
 from kafka_marshal.errors import InvalidTransition, MarshalError
 from kafka_marshal.ports import TopicInfo
-from kafka_marshal.protocol.claiming import Claim, Claimant, Ending, Phase
+from kafka_marshal.protocol.claiming import Claim, Claimant, Ending, Sublease
 from kafka_marshal.protocol.delivery import AtLeastOnce
 from kafka_marshal.protocol.granting import AtMostOnce
 from kafka_marshal.protocol.lease import Lease
@@ -242,8 +242,8 @@ class RemoteSession:
         holding = self.holdings.get(key)
         if holding is not None and holding.claim.is_owned:
             if holding.claim.epoch == said.epoch:
-                # Said anew where less is promised than before (PROTOCOL S4).
-                _shorten(holding.claim, said)
+                # Sent again where a deadline has come forward (PROTOCOL S4).
+                holding.claim.limit(_lease_of(said))
                 return
             if said.epoch < (holding.claim.epoch or 0):
                 return  # a later claim has ended that one
@@ -287,31 +287,35 @@ class RemoteSession:
 
     def _go_on(self, holding: Holding, said: api.Assigned) -> None:
         self._note_over(holding.key, holding.claim.epoch or 0)
-        self._set(holding, said)
+        holding.claim.reassign(self._sublease(said))
+        self._note_terms(holding, said)
         progress = holding.progress
         if isinstance(progress, AtLeastOnce) and said.position is not None:
             progress.position = max(said.position, progress.position or 0)
         self._told.pop(holding.key, None)
         self._observe_claim(holding, effect="resumed")
 
-    def _set(self, holding: Holding, said: api.Assigned) -> None:
-        key, claim = holding.key, holding.claim
+    def _sublease(self, said: api.Assigned) -> Sublease:
         owner = Owner(said.client_id, bytes.fromhex(said.incarnation))
-        claim.claimant = Claimant(owner, key.group_id, master=b"")
-        claim.epoch = said.epoch
-        claim.token = Token.parse(said.token)
-        claim.secret = bytes.fromhex(said.secret)
-        claim.lease = Lease(said.soft_until_ms, said.hard_until_ms)
-        claim.heartbeat_interval_ms = self._context.heartbeat_interval_ms
+        return Sublease(
+            claimant=Claimant(owner, self.claimant.group_id, master=b""),
+            epoch=said.epoch,
+            token=Token.parse(said.token),
+            secret=bytes.fromhex(said.secret),
+            lease=_lease_of(said),
+            heartbeat_interval_ms=self._context.heartbeat_interval_ms,
+        )
+
+    def _note_terms(self, holding: Holding, said: api.Assigned) -> None:
         holding.why = said.why
         topic_id = said.topic_id
         holding.topic_id = None if topic_id is None else bytes.fromhex(topic_id)
-        self._givers[key] = self.claimant.owner
+        self._givers[holding.key] = self.claimant.owner
 
     def _begin(self, holding: Holding, said: api.Assigned) -> None:
         key = holding.key
-        self._set(holding, said)
-        holding.claim.phase = Phase.STARTING
+        holding.claim.assign(self._sublease(said))
+        self._note_terms(holding, said)
         holding.begin(said.position, grantee=self._grantee)
         if isinstance(holding.progress, AtMostOnce):
             holding.progress.is_anchored = said.is_anchored
@@ -379,8 +383,7 @@ class RemoteSession:
         for deadline in said.deadlines:
             holding = self._held(deadline, deadline.epoch)
             if holding is not None:
-                lease = Lease(deadline.soft_until_ms, deadline.hard_until_ms)
-                holding.claim.lease = lease
+                holding.claim.renew_until(_lease_of(deadline))
 
     def on_flushed(self, said: api.Beaten, *, told: Iterable[api.Standing]) -> None:
         """Take the answer to a flush: what it does not list is not ours any more."""
@@ -584,11 +587,8 @@ class _OfPartition(Protocol):
     def partition(self) -> int: ...
 
 
-def _shorten(claim: Claim, said: api.Assigned) -> None:
-    claim.lease = Lease(
-        min(claim.lease.soft_until_ms, said.soft_until_ms),
-        min(claim.lease.hard_until_ms, said.hard_until_ms),
-    )
+def _lease_of(said: api.Assigned | api.Deadline) -> Lease:
+    return Lease(said.soft_until_ms, said.hard_until_ms)
 
 
 def _returned(holding: Holding, reason: str, detail: str = "") -> api.Returned:

@@ -29,6 +29,7 @@ from kafka_marshal.protocol.claiming import (
     Lease,
     Phase,
     PreviousLife,
+    Sublease,
     estimate,
     grant_secret,
     key_secret,
@@ -96,6 +97,21 @@ def at(phase):
     return it
 
 
+LATER = Lease(50_000, 60_000)
+SIDECAR = Claimant(Owner("host", b"s" * 16), "g", master=b"")
+
+
+def sublease(epoch=EPOCH, lease=LATER):
+    return Sublease(
+        claimant=SIDECAR,
+        epoch=epoch,
+        token=Token(1, 0, epoch),
+        secret=b"secret",
+        lease=lease,
+        heartbeat_interval_ms=H,
+    )
+
+
 # --- Every input in every phase ---
 
 W, C, S, D, E = Phase  # waiting, claiming, starting, held (D), ended
@@ -122,6 +138,11 @@ INPUTS = {
     "lease over": lambda it: it.check_lease(HARD_MS),
     "clock stepped": lambda it: it.shorten(1),
     "ended": lambda it: it.end(Ending("fenced")),
+    "assigned": lambda it: it.assign(sublease()),
+    "reassigned": lambda it: it.reassign(sublease(EPOCH + 1)),
+    "reassigned, not later": lambda it: it.reassign(sublease(EPOCH)),
+    "renewed elsewhere": lambda it: it.renew_until(LATER),
+    "limited": lambda it: it.limit(LATER),
 }
 BAD = InvalidTransition
 AFTER = {
@@ -147,6 +168,11 @@ AFTER = {
     "lease over": (W, C, E, E, E),
     "clock stepped": (W, C, S, D, E),
     "ended": (E, E, E, E, E),
+    "assigned": (S, BAD, BAD, BAD, BAD),
+    "reassigned": (BAD, BAD, S, D, BAD),
+    "reassigned, not later": (BAD, BAD, BAD, BAD, BAD),
+    "renewed elsewhere": (W, C, S, D, E),
+    "limited": (W, C, S, D, E),
 }
 
 
@@ -180,6 +206,41 @@ def test_every_input_in_every_phase(phase, name):
         assert it.lease == NO_LEASE
         assert not it.is_valid(-1)
         assert not it.may_hand_out(-1)
+
+
+# --- Claims of another process ---
+
+
+def test_a_sublease_is_used_as_it_was_sent():
+    it = new_claim()
+    it.assign(sublease(5))
+    assert (it.epoch, it.token, it.secret) == (5, Token(1, 0, 5), b"secret")
+    assert (it.lease, it.claimant) == (LATER, SIDECAR)
+    assert it.heartbeat_interval_ms == H
+    assert not it.may_hand_out(0)
+    it.start(3)
+    assert it.may_hand_out(LATER.soft_until_ms - 1)
+    assert not it.may_hand_out(LATER.soft_until_ms)
+
+
+def test_a_later_sublease_takes_the_place_of_one_in_use():
+    it = new_claim()
+    it.assign(sublease(5))
+    it.start(3)
+    it.reassign(sublease(6, Lease(70_000, 80_000)))
+    assert (it.phase, it.epoch, it.token) == (Phase.HELD, 6, Token(1, 0, 6))
+    assert it.lease == Lease(70_000, 80_000)
+
+
+def test_deadlines_of_another_process_move_both_ways_and_limits_only_forward():
+    it = new_claim()
+    it.assign(sublease())
+    it.renew_until(Lease(10, 20))
+    assert it.lease == Lease(10, 20)
+    it.limit(Lease(5, 30))
+    assert it.lease == Lease(5, 20)
+    it.renew_until(LATER)
+    assert it.lease == LATER
 
 
 # --- Leases ---
