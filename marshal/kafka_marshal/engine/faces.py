@@ -125,6 +125,14 @@ class GrantsFace(Protocol):
         """Ask for every offset up to ``last``."""
         ...
 
+    def expire(self, holding: Holding, now_ms: int) -> None:
+        """Forget requests that got no verdict for too long, to repeat them."""
+        ...
+
+    def report_unused(self, holding: Holding) -> None:
+        """Report granted offsets that nobody will ever process (PROTOCOL 6.2)."""
+        ...
+
 
 class SessionFace(Protocol):
     """One client of a group. Every method is called under the engine's lock."""

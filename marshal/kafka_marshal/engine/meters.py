@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 from kafka_marshal.protocol.claiming import Ending
 from kafka_marshal.protocol.state import KeyState
-from kafka_marshal.protocol.transition import Transition
 from kafka_marshal.protocol.types import Key
 
 ROUND_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000)
@@ -137,10 +136,10 @@ class SessionMeters:
         self.tallies: dict[Key, Tally] = {}
 
     def claim_won(
-        self, key: Key, verdict: Transition, *, before: Vacancy | None, log_ms: int
+        self, key: Key, effect: str | None, *, before: Vacancy | None, log_ms: int
     ) -> None:
         """Count a claim that was won, at a log time."""
-        _count(self.won, key.topic, verdict.effect or OTHER)
+        _count(self.won, key.topic, effect or OTHER)
         if before is not None:
             place = (key.topic, before.after)
             found = self.takeovers.setdefault(place, Histogram(TAKEOVER_MS))

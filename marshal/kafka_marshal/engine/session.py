@@ -5,7 +5,6 @@ from collections.abc import Collection, Iterable
 import attrs
 
 from kafka_marshal.errors import (
-    InvalidTransition,
     MarshalError,
     PositionError,
 )
@@ -16,7 +15,6 @@ from kafka_marshal.protocol.claiming import (
     PreviousLife,
 )
 from kafka_marshal.protocol.delivery import AtLeastOnce
-from kafka_marshal.protocol.notes import WEDGED
 from kafka_marshal.protocol.planner import Plan, Release
 from kafka_marshal.protocol.records import (
     BatchHeartbeat,
@@ -36,8 +34,8 @@ from .context import Context
 from .cooling import ORDERLY, Cooldowns
 from .grants import Granter
 from .holding import Delivery, Drain, Holding, StartRule
+from .holdings import Holdings
 from .keeping import Keeper
-from .lags import LagWatch
 from .leaving import Leaver
 from .members import Announcer, identity_conflict
 from .meters import SessionMeters
@@ -61,8 +59,6 @@ class Session:
         claimant: Identity and secret of this process.
         holdings: What it contends for or holds, by key.
         grants: Asks for ranges of offsets at most once.
-        failure: Set once the session can go no further; consumers raise it.
-        meters: What is counted on the way.
     """
 
     def __init__(
@@ -75,11 +71,17 @@ class Session:
         mirrors_offsets: bool = True,
     ) -> None:
         self.claimant = claimant
-        self.failure: MarshalError | None = None
-        self.meters = SessionMeters()
         self._context = context
         self._roster = Roster()
+        self._wishes = Wishes()
         self.holdings = self._roster.all
+        self._held = Holdings(
+            context,
+            self,
+            client_id=claimant.owner.client_id,
+            by_key=self.holdings,
+            wishes=self._wishes,
+        )
         self._lives = lives
         self._outbox = Outbox(context, claimant)
         self.grants = Granter(context, self._outbox)
@@ -88,11 +90,9 @@ class Session:
         self._announcer = Announcer(context, self._outbox, host=host)
         self._starter = Starter(context, self._beater, claimant)
         self._mirror = Mirror(context, claimant) if mirrors_offsets else None
-        self._lags = LagWatch(context)
-        self._keeper = Keeper(context, self._lags)
+        self._keeper = Keeper(context, self._held.lags)
         self._contender = Contender(context, self._outbox, lives=lives)
         self._cooldowns = Cooldowns()
-        self._wishes = Wishes()
         self._policy_at_ms = 0
         self._is_closing = False
         self._is_mute = False
@@ -129,7 +129,7 @@ class Session:
         seqs = self._outbox.pending_of({holding.key for holding in mine})
         for holding in mine:
             if not holding.claim.is_owned:
-                self._finish(holding, Ending("given_up", was_lost=False))
+                self._held.end(holding, Ending("given_up", was_lost=False))
             elif release:
                 self.release(holding, reason="closed")
             elif isinstance(holding.progress, AtLeastOnce):
@@ -143,13 +143,7 @@ class Session:
         Raises:
             InvalidTransition: The key is wanted in this session already.
         """
-        if key in self.holdings or any(
-            key.topic in s.topics for s in self._wishes.subs
-        ):
-            raise InvalidTransition(
-                f"{key.topic_partition} is already claimed by client "
-                f"{self.claimant.owner.client_id!r} in this process"
-            )
+        self._held.require_unclaimed(key)
         self._wishes.explicit[key] = None
         anywhere = StartRule(is_needed=False)
         return self._contend_for(
@@ -162,14 +156,14 @@ class Session:
         if holding.claim.is_owned:
             self.release(holding, reason="released")
         elif self.holdings.get(holding.key) is holding:
-            self._finish(holding, Ending("given_up", was_lost=False))
+            self._held.end(holding, Ending("given_up", was_lost=False))
 
     # --- the round
 
     def tick(self, now_ms: int) -> None:
         """Do everything that is due at this local time."""
         for holding in self._roster.expired(now_ms):
-            self.check_lease(holding, now_ms)
+            self._held.check_lease(holding, now_ms)
         self._leaver.send_due(now_ms)
         refusal = self._outbox.refusal()
         if refusal is not None and self.failure is None:
@@ -182,8 +176,7 @@ class Session:
         if self._mirror is not None:
             self._mirror.drive(now_ms)
         if not self._is_closing:
-            self._lags.drive(self.holdings.values(), now_ms)
-            self._wishes.doubt(self._lags.take_missing())
+            self._held.look_at_ends(now_ms)
             if self._keeper.is_due(now_ms):
                 self._judge(now_ms)
             if self._announcer.is_due(now_ms):
@@ -224,24 +217,7 @@ class Session:
         except PositionError as error:
             self.fail(error)
             return
-        self.grants.expire(holding, now_ms)
-        drain = holding.drain
-        if drain is None:
-            return
-        is_due = drain.is_due(now_ms) and not holding.is_asking
-        if is_due or holding.in_hand_count == 0:
-            self._release_drained(holding, drain)
-
-    def _release_drained(self, holding: Holding, drain: Drain) -> None:
-        # Who is in its handler still has to learn that others may do its work again.
-        was_lost = drain.reason == WEDGED and holding.in_hand_count > 0
-        self.release(
-            holding,
-            reason=drain.reason,
-            successor=drain.successor,
-            detail=drain.detail,
-            was_lost=was_lost,
-        )
+        self._held.drive(holding, now_ms)
 
     def _refresh_topics(self, now_ms: int) -> None:
         for sub in self._wishes.subs:
@@ -329,7 +305,7 @@ class Session:
             if key in wanted or key.topic not in sub.topics:
                 continue
             if not holding.claim.is_under_way:
-                self._finish(holding, Ending("given_up", was_lost=False))
+                self._held.end(holding, Ending("given_up", was_lost=False))
 
     def _contend_for(
         self, key: Key, delivery: Delivery, rule: StartRule, *, why: str
@@ -366,7 +342,7 @@ class Session:
                 record, transitions[0], holdings=self.holdings
             )
             if ended is not None:
-                self._after_end(ended)
+                self._held.after_end(ended)
         elif isinstance(record, Member):
             self._announcer.on_own(transitions[0])
             self._plan_soon(now_ms)
@@ -400,7 +376,7 @@ class Session:
             self._beater.note_lead(replica.world.partition, holding.claim.base_ms)
             if self._mirror is not None:
                 self._mirror.follow(holding)
-            self._observe_claim(transition, holding)
+            self._note_won(holding, transition.effect)
             holding.topic_id = replica.world.keys[key].topic_id
             self._starter.begin(holding, replica.world.keys[key])
             self._wishes.bump(key)
@@ -411,27 +387,22 @@ class Session:
             at = transition.offset
             if holding is not None and holding.claim.is_owned:
                 # An earlier one of ours is in use, and was stale by the log's clock.
-                self._finish(holding, Ending("taken_over", record.client_id, at))
+                self._held.end(holding, Ending("taken_over", record.client_id, at))
             self._leaver.release_ghost(key, at)
         else:
             self._contender.on_refused(key, record)
 
-    def _observe_claim(self, transition: Transition, holding: Holding) -> None:
-        key, client_id = holding.key, self.claimant.owner.client_id
-        world = self._context.replica_of(key).world
-        fields: dict[str, object] = {"key": key, "client": client_id}
-        fields |= {"epoch": transition.offset, "effect": transition.effect}
-        fields |= {"token": holding.claim.token, "why": world.soft.notes[key].reason}
-        self._context.observe("claimed", fields)
-        log_ms = world.now_ms
-        self.meters.claim_won(key, transition, before=holding.vacancy, log_ms=log_ms)
+    def _note_won(self, holding: Holding, effect: str | None) -> None:
+        world = self._context.replica_of(holding.key).world
+        why, log_ms = world.soft.notes[holding.key].reason, world.now_ms
+        self._held.note_won(holding, effect=effect, why=why, log_ms=log_ms)
 
     def _on_beats(
         self, sent: Sent | None, beats: Iterable[tuple[int, Transition]]
     ) -> None:
         if sent is not None:
             for ended in self._beater.on_verdicts(sent, beats, roster=self._roster):
-                self._after_end(ended)
+                self._held.after_end(ended)
 
     def on_foreign(self, transition: Transition) -> None:
         """Take an accepted record of somebody else about a key of this group."""
@@ -447,7 +418,7 @@ class Session:
         if holding is not None:
             holding.claim.on_foreign(transition)
             if holding.claim.ending is not None:
-                self._after_end(holding)
+                self._held.after_end(holding)
         if self._announcer.is_succeeded(transition):
             self._fail_as_twin(transition, self._context.partition_of(key), host="")
 
@@ -490,23 +461,50 @@ class Session:
             detail: Why, in figures.
             was_lost: Whether the application has to be told that it lost work.
         """
-        if holding.claim.is_owned:
-            self._leaver.release(
-                holding, reason=reason, successor=successor, detail=detail
-            )
-            cool_ms = self._context.now_ms + self._context.heartbeat_interval_ms
-            self._cooldowns.begin(holding.key, reason, until_ms=cool_ms)
-            if reason not in EXPECTED:
-                # Others must know that what was given up is not kept for us.
-                self._wishes.hold_back(holding.key, until_ms=cool_ms)
-                self._announcer.announce_soon()
-        self._finish(holding, Ending(reason, was_lost=was_lost))
+        drain = Drain(reason, successor, None, detail)
+        self._held.release(holding, drain, was_lost=was_lost)
+
+    def delays_release(self, holding: Holding, drain: Drain) -> bool:
+        """Return False: no other process uses what this one holds."""
+        del holding, drain
+        return False
+
+    def send_release(self, holding: Holding, drain: Drain) -> None:
+        """Write a release, again and again until it is read back."""
+        self._leaver.release(
+            holding,
+            reason=drain.reason,
+            successor=drain.successor,
+            detail=drain.detail,
+        )
+
+    def on_release(self, key: Key, reason: str) -> None:
+        """Let what is given up cool down before it is claimed again."""
+        cool_ms = self._context.now_ms + self._context.heartbeat_interval_ms
+        self._cooldowns.begin(key, reason, until_ms=cool_ms)
+        if reason not in EXPECTED:
+            # Others must know that what was given up is not kept for us.
+            self._wishes.hold_back(key, until_ms=cool_ms)
+            self._announcer.announce_soon()
+
+    def remove(self, holding: Holding) -> bool:
+        """Forget a holding that has ended; return whether it was there."""
+        key = holding.key
+        self._announcer.note_end(holding)
+        if not self._roster.remove(holding, self._context.partition_of(key)):
+            return False
+        self._keeper.forget(key)
+        return True
+
+    def on_end(self, holding: Holding, ending: Ending) -> None:
+        """Ask the policies again, and let them know of a loss."""
+        if ending.reason not in EXPECTED | {"topic"}:
+            self._wishes.note_loss(holding.key)
+        self._plan_soon(self._context.now_ms)
 
     def check_lease(self, holding: Holding, now_ms: int) -> None:
         """End a claim whose hard stop has come, and release what the log has of it."""
-        if holding.claim.check_lease(now_ms):
-            self._leaver.release(holding, reason="lease_expired")
-            self._after_end(holding)
+        self._held.check_lease(holding, now_ms)
 
     def check_clock(self, partitions: Collection[int], now_ms: int) -> None:
         """Shorten leases where a leader's clock stepped forward (PROTOCOL S4)."""
@@ -514,41 +512,25 @@ class Session:
         if self._beater.check_clock(held, partitions, now_ms=now_ms):
             self._roster.look_at_leases()
 
-    def _finish(self, holding: Holding, ending: Ending) -> None:
-        holding.claim.end(ending)
-        self._after_end(holding)
+    @property
+    def failure(self) -> MarshalError | None:
+        """Set once the session can go no further; consumers raise it."""
+        return self._held.failure
 
-    def _after_end(self, holding: Holding) -> None:
-        key = holding.key
-        self._announcer.note_end(holding)
-        if self._roster.remove(holding, self._context.partition_of(key)):
-            self._wishes.bump(key)
-            self._keeper.forget(key)
-        self.grants.report_unused(holding)
-        ending = holding.claim.ending
-        if ending is not None and holding.claim.epoch is not None:
-            if ending.reason not in EXPECTED | {"topic"}:
-                self._wishes.note_loss(key)
-            client_id, epoch = self.claimant.owner.client_id, holding.claim.epoch
-            fields = {"key": key, "client": client_id, "epoch": epoch, "ending": ending}
-            self._context.observe("claim_ended", fields)
-            self.meters.claim_ended(key, ending, tally=holding.tally)
-            self._plan_soon(self._context.now_ms)
+    @property
+    def meters(self) -> SessionMeters:
+        """What is counted on the way."""
+        return self._held.meters
 
     def fail(self, failure: MarshalError) -> None:
         """End everything for good; consumers raise ``failure``."""
-        if self.failure is None:
-            self.failure = failure
-            self._context.observe("session_failed", {"error": failure})
-        for holding in list(self.holdings.values()):
-            self.release(holding, reason="failed")
-        self._wishes.bump_all()
+        self._held.fail(failure)
 
     def forget(self, partition: int) -> None:
         """End what a T judges whose log went back; say nothing to it (PROTOCOL 7.5)."""
         for holding in list(self.holdings.values()):
             if self._context.partition_of(holding.key) == partition:
-                self._finish(holding, Ending("fenced"))
+                self._held.end(holding, Ending("fenced"))
         self._leaver.forget(partition)
         self._beater.forget(partition)
         self._announcer.forget(partition)
@@ -559,10 +541,8 @@ class Session:
 
     def fence(self, failure: MarshalError) -> None:
         """End everything without a word to the log, which cannot be trusted now."""
-        self.failure = self.failure or failure
         self._is_mute = True
-        for holding in list(self.holdings.values()):
-            self._finish(holding, Ending("fenced"))
+        self._held.fence(failure)
 
     # --- requests of the consumer's thread
 
@@ -588,7 +568,7 @@ class Session:
         seqs += self._outbox.pending_of(self.holdings)
         for holding in list(self.holdings.values()):
             if not holding.claim.is_owned:
-                self._finish(holding, Ending("given_up", was_lost=False))
+                self._held.end(holding, Ending("given_up", was_lost=False))
             elif release:
                 self.release(holding, reason="closed")
             else:
@@ -600,18 +580,16 @@ class Session:
 
         None where it is not held, or not known.
         """
-        holding = self.holdings.get(key)
-        return None if holding is None else self._lags.lag_of(holding)
+        return self._held.lag_of(key)
 
     def end_of(self, key: Key) -> int | None:
         """Return where the log of a held key ended, None if not known."""
-        end = self._lags.end_of(key)
-        return None if end is None else end.offset
+        return self._held.end_of(key)
 
     @property
     def subscriptions(self) -> tuple[Subscription, ...]:
         """What is pursued now."""
-        return tuple(self._wishes.subs)
+        return self._held.subscriptions
 
     @property
     def is_mirror_behind(self) -> bool:

@@ -11,18 +11,17 @@ from typing import Protocol
 
 from kafka_marshal.engine import Delivery, Holding, StartRule, Subscription
 from kafka_marshal.engine.holding import Drain
-from kafka_marshal.engine.lags import LagWatch
+from kafka_marshal.engine.holdings import Holdings
 from kafka_marshal.engine.meters import SessionMeters
 from kafka_marshal.engine.session import TOPIC_GONE
 from kafka_marshal.engine.wishes import Wishes
-from kafka_marshal.errors import InvalidTransition, MarshalError
+from kafka_marshal.errors import MarshalError
 from kafka_marshal.ports import TopicInfo
 from kafka_marshal.protocol.claiming import Claim, Claimant, Ending, Sublease
 from kafka_marshal.protocol.delivery import AtLeastOnce
 from kafka_marshal.protocol.granting import AtMostOnce
 from kafka_marshal.protocol.lease import Lease
 from kafka_marshal.protocol.notes import WEDGED
-from kafka_marshal.protocol.transition import ACCEPTED, Transition
 from kafka_marshal.protocol.types import Key, Owner, Token
 from kafka_marshal.remote import api
 from kafka_marshal.remote.engine import RemoteContext
@@ -72,8 +71,6 @@ class RemoteSession:
         client_id: The client's own name.
         holdings: What it contends for or holds, by key.
         grants: Asks for ranges of offsets at most once.
-        failure: Set once the session can go no further.
-        meters: What is counted on the way.
         desk: Carries what is said.
     """
 
@@ -91,23 +88,27 @@ class RemoteSession:
         self.claimant = claimant
         self.client_id = client_id
         self.holdings = context.holdings
-        self.failure: MarshalError | None = None
-        self.meters = SessionMeters()
         self._context = context
         self._grantee = grantee
         self._wishes = Wishes()
+        self._held = Holdings(
+            context,
+            self,
+            client_id=client_id,
+            by_key=self.holdings,
+            wishes=self._wishes,
+        )
         self._names: dict[str, Subscription] = {}
         # Every name that was ever used here, and what came for others: an earlier
         # process that this one goes on for had them, and will have them again.
         self._had: set[str] = set()
         self._early: dict[Key, api.Assigned] = {}
-        self._lags = LagWatch(context)
         # Which life of the sidecar has told of each claim.
         self._givers: dict[Key, Owner] = {}
         # Newest claim of each key that ended here: what is told of it comes late.
         self._over: dict[Key, int] = {}
         self._told: dict[Key, api.Standing] = {}
-        self._patience = Patience(context, self._lags)
+        self._patience = Patience(context, self._held.lags)
         self._deadlines_ms = 0
 
     # --- wishes
@@ -115,7 +116,17 @@ class RemoteSession:
     @property
     def subscriptions(self) -> tuple[Subscription, ...]:
         """What is pursued now."""
-        return tuple(self._wishes.subs)
+        return self._held.subscriptions
+
+    @property
+    def failure(self) -> MarshalError | None:
+        """Set once the session can go no further."""
+        return self._held.failure
+
+    @property
+    def meters(self) -> SessionMeters:
+        """What is counted on the way."""
+        return self._held.meters
 
     @property
     def names(self) -> dict[str, Subscription]:
@@ -160,7 +171,7 @@ class RemoteSession:
         for holding in mine:
             if release:
                 returned.append(_returned(holding, "closed"))
-                self._finish(holding, Ending("closed", was_lost=False))
+                self._held.end(holding, Ending("closed", was_lost=False))
             elif isinstance(holding.progress, AtLeastOnce):
                 # What is in hand was this consumer's; the next starts below it.
                 holding.forget_hands(holding.progress)
@@ -173,12 +184,7 @@ class RemoteSession:
         Raises:
             InvalidTransition: The key is wanted in this session already.
         """
-        is_taken = any(key.topic in s.topics for s in self._wishes.subs)
-        if key in self.holdings or is_taken:
-            raise InvalidTransition(
-                f"{key.topic_partition} is already claimed by client "
-                f"{self.client_id!r} in this process"
-            )
+        self._held.require_unclaimed(key)
         self._wishes.explicit[key] = None
         rule = StartRule(is_needed=False)
         holding = Holding(Claim(self.claimant, key), Delivery.AT_LEAST_ONCE, rule)
@@ -191,7 +197,7 @@ class RemoteSession:
         if holding.claim.is_owned:
             self.release(holding, reason="released")
         elif self.holdings.get(holding.key) is holding:
-            self._finish(holding, Ending("given_up", was_lost=False))
+            self._held.end(holding, Ending("given_up", was_lost=False))
 
     # --- what the sidecar says
 
@@ -219,7 +225,7 @@ class RemoteSession:
                 continue
             is_same = self._givers.get(key) == self.claimant.owner
             if is_same or not self._may_go_on(holding):
-                self._finish(holding, Ending(REASSIGNED if is_same else RESTARTED))
+                self._held.end(holding, Ending(REASSIGNED if is_same else RESTARTED))
         self._early.clear()
         for each in said.assigned:
             self._on_assigned(each)
@@ -250,7 +256,7 @@ class RemoteSession:
             if not said.subscription and self._may_go_on(holding):
                 self._go_on(holding, said)
                 return
-            self._finish(holding, Ending(REASSIGNED))
+            self._held.end(holding, Ending(REASSIGNED))
             holding = None
         if said.subscription and said.subscription not in self._had:
             self._early[key] = said
@@ -293,7 +299,7 @@ class RemoteSession:
         if isinstance(progress, AtLeastOnce) and said.position is not None:
             progress.position = max(said.position, progress.position or 0)
         self._told.pop(holding.key, None)
-        self._observe_claim(holding, effect="resumed")
+        self._held.note_won(holding, effect="resumed", why=holding.why, log_ms=0)
 
     def _sublease(self, said: api.Assigned) -> Sublease:
         owner = Owner(said.client_id, bytes.fromhex(said.incarnation))
@@ -322,30 +328,15 @@ class RemoteSession:
         self.holdings[key] = holding
         self._context.follows[key] = said.follows
         self._patience.begin(key, self._context.now_ms, stuck=said.stuck)
-        self._observe_claim(holding, effect="claimed")
+        self._held.note_won(holding, effect="claimed", why=holding.why, log_ms=0)
         self._wishes.bump(key)
-
-    def _observe_claim(self, holding: Holding, *, effect: str) -> None:
-        key, claim = holding.key, holding.claim
-        fields = {
-            "key": key,
-            "client": self.client_id,
-            "epoch": claim.epoch,
-            "effect": effect,
-            "token": claim.token,
-            "why": holding.why,
-        }
-        self._context.observe("claimed", fields)
-        epoch = claim.epoch or 0
-        verdict = Transition(epoch, ACCEPTED, effect, None, key, epoch, None, None)
-        self.meters.claim_won(key, verdict, before=None, log_ms=0)
 
     def _on_releasing(self, said: api.Releasing) -> None:
         early = self._early.pop(self._key(said), None)
         if early is not None:
             self._over[self._key(said)] = early.epoch
             self.desk.give_back([_unused(early)])
-        holding = self._held(said, said.epoch)
+        holding = self._find(said, said.epoch)
         if holding is None:
             return
         old = holding.drain
@@ -360,12 +351,12 @@ class RemoteSession:
         key = self._key(said)
         self._note_over(key, said.epoch)
         self._early.pop(key, None)
-        holding = self._held(said, said.epoch)
+        holding = self._find(said, said.epoch)
         if holding is not None:
             ending = Ending(
                 said.reason, said.winner, said.at_offset, was_lost=said.was_lost
             )
-            self._finish(holding, ending)
+            self._held.end(holding, ending)
 
     def on_deadlines(self, said: api.Beaten, *, told: Iterable[api.Standing]) -> None:
         """Take the answer to a beat.
@@ -381,7 +372,7 @@ class RemoteSession:
         for each in told:
             self._told[self._key(each)] = each
         for deadline in said.deadlines:
-            holding = self._held(deadline, deadline.epoch)
+            holding = self._find(deadline, deadline.epoch)
             if holding is not None:
                 holding.claim.renew_until(_lease_of(deadline))
 
@@ -389,10 +380,10 @@ class RemoteSession:
         """Take the answer to a flush: what it does not list is not ours any more."""
         listed = {(self._key(each), each.epoch) for each in said.deadlines}
         for each in told:
-            holding = self._held(each, each.epoch)
+            holding = self._find(each, each.epoch)
             is_gone = (self._key(each), each.epoch) not in listed
             if holding is not None and is_gone and holding.drain is None:
-                self._finish(holding, Ending("beat_ignored"))
+                self._held.end(holding, Ending("beat_ignored"))
         self.on_deadlines(said, told=told)
 
     # --- what is told
@@ -436,16 +427,15 @@ class RemoteSession:
         """Do everything that is due; return whether more is to come in a moment."""
         for holding in list(self.holdings.values()):
             if holding.claim.is_owned:
-                self.check_lease(holding, now_ms)
+                self._held.check_lease(holding, now_ms)
             if holding.claim.is_owned:
-                self._drive(holding, now_ms)
+                self._held.drive(holding, now_ms)
         for sub in self._wishes.subs:
             mine = [h for h in self.holdings.values() if h.key.topic in sub.topics]
             for holding in self._patience.judge(sub, mine, now_ms=now_ms):
                 self._wishes.bump(holding.key)
         self._patience.end_round(now_ms)
-        self._lags.drive(self.holdings.values(), now_ms)
-        self._wishes.doubt(self._lags.take_missing())
+        self._held.look_at_ends(now_ms)
         for sub in self._wishes.subs:
             if sub.has_doubts:
                 self._look_at_topics(sub, now_ms)
@@ -463,69 +453,51 @@ class RemoteSession:
             if sub.is_gone(topic):
                 sub.drop_topic(topic)
 
-    def _drive(self, holding: Holding, now_ms: int) -> None:
-        self.grants.expire(holding, now_ms)
-        drain = holding.drain
-        if drain is None:
-            return
-        is_due = drain.is_due(now_ms) and not holding.is_asking
-        if is_due or holding.in_hand_count == 0:
-            # Who is in its handler still has to learn that others may do its work.
-            was_lost = drain.reason == WEDGED and holding.in_hand_count > 0
-            self._give_up(
-                holding, Ending(drain.reason, was_lost=was_lost), detail=drain.detail
-            )
-
     # --- endings
 
     def release(self, holding: Holding, *, reason: str) -> None:
         """Give a held key up at its position."""
-        self._give_up(holding, Ending(reason, was_lost=False))
+        self._held.release(holding, Drain(reason, None, None))
 
-    def check_lease(self, holding: Holding, now_ms: int) -> None:
-        """End a claim whose hard stop has come, and tell that it is not used."""
-        returned = _returned(holding, "lease_expired")
-        if holding.claim.check_lease(now_ms):
-            self.desk.give_back([returned])
-            self._after_end(holding)
+    def delays_release(self, holding: Holding, drain: Drain) -> bool:
+        """Return False: no other process uses what this one holds."""
+        del holding, drain
+        return False
 
-    def _give_up(self, holding: Holding, ending: Ending, *, detail: str = "") -> None:
-        if holding.claim.is_owned:
-            self.desk.give_back([_returned(holding, ending.reason, detail)])
-        self._finish(holding, ending)
+    def send_release(self, holding: Holding, drain: Drain) -> None:
+        """Return a claim to the sidecar."""
+        self.desk.give_back([_returned(holding, drain.reason, drain.detail)])
 
-    def _finish(self, holding: Holding, ending: Ending) -> None:
-        holding.claim.end(ending)
-        self._after_end(holding)
+    def on_release(self, key: Key, reason: str) -> None:
+        """Do nothing: the sidecar lets it cool down."""
 
-    def after_verdict(self, holding: Holding) -> None:
-        """Take that a verdict on a request has ended a claim."""
-        self._after_end(holding)
-
-    def _after_end(self, holding: Holding) -> None:
-        key, claim = holding.key, holding.claim
-        if self.holdings.get(key) is holding:
+    def remove(self, holding: Holding) -> bool:
+        """Forget a holding that has ended; return whether it was there."""
+        key = holding.key
+        was_there = self.holdings.get(key) is holding
+        if was_there:
             del self.holdings[key]
             self._patience.forget(key)
             self._told.pop(key, None)
             self._givers.pop(key, None)
             self._context.heads.pop(key, None)
             self._context.follows.pop(key, None)
-            self._wishes.bump(key)
         if self._wishes.explicit.pop(key, 0) is None:
             self.desk.unclaim(key)
-        self.grants.report_unused(holding)
-        if claim.ending is None or claim.epoch is None:
-            return
-        self._note_over(key, claim.epoch)
-        fields = {
-            "key": key,
-            "client": self.client_id,
-            "epoch": claim.epoch,
-            "ending": claim.ending,
-        }
-        self._context.observe("claim_ended", fields)
-        self.meters.claim_ended(key, claim.ending, tally=holding.tally)
+        return was_there
+
+    def on_end(self, holding: Holding, ending: Ending) -> None:
+        """Refuse what is sent of this claim from here on."""
+        del ending
+        self._note_over(holding.key, holding.claim.epoch or 0)
+
+    def check_lease(self, holding: Holding, now_ms: int) -> None:
+        """End a claim whose hard stop has come, and return it."""
+        self._held.check_lease(holding, now_ms)
+
+    def after_verdict(self, holding: Holding) -> None:
+        """Take that a verdict on a request has ended a claim."""
+        self._held.after_end(holding)
 
     def _note_over(self, key: Key, epoch: int) -> None:
         over = self._over
@@ -535,12 +507,7 @@ class RemoteSession:
 
     def fail(self, failure: MarshalError) -> None:
         """End everything for good; consumers raise ``failure``."""
-        if self.failure is None:
-            self.failure = failure
-            self._context.observe("session_failed", {"error": failure})
-        for holding in list(self.holdings.values()):
-            self.release(holding, reason="failed")
-        self._wishes.bump_all()
+        self._held.fail(failure)
 
     def begin_close(self, *, release: bool) -> tuple[api.Returned, ...]:
         """Stop wanting anything; return what is left, with its final positions."""
@@ -549,27 +516,25 @@ class RemoteSession:
         returned = tuple(_returned(holding, reason) for holding in left)
         self._wishes.explicit.clear()
         for holding in list(self.holdings.values()):
-            self._finish(holding, Ending("closed", was_lost=False))
+            self._held.end(holding, Ending("closed", was_lost=False))
         return returned
 
     # --- for metrics
 
     def lag_of(self, key: Key) -> int | None:
         """Return how far a held key is behind the end of its log, None if unknown."""
-        holding = self.holdings.get(key)
-        return None if holding is None else self._lags.lag_of(holding)
+        return self._held.lag_of(key)
 
     def end_of(self, key: Key) -> int | None:
         """Return where the log of a held key ended, None if not known."""
-        end = self._lags.end_of(key)
-        return None if end is None else end.offset
+        return self._held.end_of(key)
 
     # --- looking
 
     def _key(self, said: "_OfPartition") -> Key:
         return Key(self.claimant.group_id, said.topic, said.partition)
 
-    def _held(self, said: "_OfPartition", epoch: int) -> Holding | None:
+    def _find(self, said: "_OfPartition", epoch: int) -> Holding | None:
         """Return what is held under just that claim."""
         holding = self.holdings.get(self._key(said))
         if holding is None or not holding.claim.is_owned:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 from kafka_marshal.engine import Context, Delivery, Holding, Session, StartRule
 from kafka_marshal.engine.holding import Drain
+from kafka_marshal.engine.holdings import LEASE_EXPIRED
 from kafka_marshal.engine.leaving import Leaver
 from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.errors import MarshalError, PositionError
@@ -91,26 +92,22 @@ class HostSession(Session):
 
     # --- what is lent
 
-    def release(
-        self,
-        holding: Holding,
-        *,
-        reason: str,
-        successor: str | None = None,
-        detail: str = "",
-        was_lost: bool = False,
-    ) -> None:
-        """Give a held key up, once whoever may use it has stopped to."""
-        if self._is_in_use(holding) and holding.claim.is_owned:
-            self.drain(holding, reason=reason, successor=successor, detail=detail)
-            return
-        super().release(
-            holding,
-            reason=reason,
-            successor=successor,
-            detail=detail,
-            was_lost=was_lost,
-        )
+    def delays_release(self, holding: Holding, drain: Drain) -> bool:
+        """Have a key given back first by whoever may use it; return whether any may."""
+        if not self._is_in_use(holding):
+            return False
+        if holding.drain is None:
+            self._drain(holding, drain)
+        return True
+
+    def send_release(self, holding: Holding, drain: Drain) -> None:
+        """Write a release, unless a lease has ended that a client may count longer.
+
+        A client that was told of a longer deadline, before a clock stepped, may not
+        know yet: the log finds the claim stale.
+        """
+        if drain.reason != LEASE_EXPIRED or not self._is_in_use(holding):
+            super().send_release(holding, drain)
 
     def _may_be_used(self, key: Key) -> bool:
         return self.is_reserved(key)
@@ -152,18 +149,7 @@ class HostSession(Session):
 
     def abandon(self, holding: Holding, *, reason: str) -> None:
         """End a claim here and leave the log to find it stale."""
-        self._finish(holding, Ending(reason))
-
-    def check_lease(self, holding: Holding, now_ms: int) -> None:
-        """End a claim whose hard stop has come.
-
-        What is lent is not released: a client that was told of a longer deadline,
-        before a clock stepped, may not know yet. The log finds it stale.
-        """
-        if not self._is_in_use(holding):
-            super().check_lease(holding, now_ms)
-        elif holding.claim.check_lease(now_ms):
-            self._after_end(holding)
+        self._held.end(holding, Ending(reason))
 
     def check_clock(self, partitions: Collection[int], now_ms: int) -> None:
         """Shorten leases where a leader's clock stepped, and have that told."""

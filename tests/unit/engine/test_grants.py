@@ -189,7 +189,7 @@ def test_a_grant_that_comes_after_the_end_is_reported_and_never_handed_out(clust
     with node.engine.changed:
         # Ended here by itself, and the log does not know it yet.
         node.session.holdings[KEY].claim.end(Ending("lease_expired"))
-        node.session._after_end(node.session.holdings[KEY])
+        node.session._held.after_end(node.session.holdings[KEY])
     cluster.run(H // 2)
     assert reported(node) == [(0, 2)]
     assert of(cluster, "a", ClaimingMessages)[0].transition.epoch == claim.epoch

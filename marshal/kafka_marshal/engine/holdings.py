@@ -1,0 +1,225 @@
+"""What the application of one client holds, and how it ends.
+
+A ``ClaimSource`` wins, renews and releases claims: a session of an engine in this
+process, or the connection to a sidecar. ``Holdings`` is the other side of that seam: it
+ends claims whose leases have ended, releases what is drained, and reports what was won
+and what is over. Both are called under the engine's lock.
+"""
+
+from typing import Protocol
+
+from kafka_marshal.errors import InvalidTransition, MarshalError
+from kafka_marshal.protocol.claiming import Ending
+from kafka_marshal.protocol.notes import WEDGED
+from kafka_marshal.protocol.types import Key
+
+from .faces import ContextFace, GrantsFace
+from .holding import Drain, Holding
+from .lags import LagWatch
+from .meters import SessionMeters
+from .subscription import Subscription
+from .wishes import Wishes
+
+LEASE_EXPIRED = "lease_expired"
+
+
+class ClaimSource(Protocol):
+    """Who wins, renews and releases the claims of one client."""
+
+    @property
+    def grants(self) -> GrantsFace:
+        """Asks for ranges of offsets at most once."""
+        ...
+
+    def delays_release(self, holding: Holding, drain: Drain) -> bool:
+        """Drain an owned key that another process may use; return whether one may."""
+        ...
+
+    def send_release(self, holding: Holding, drain: Drain) -> None:
+        """Release a claim, again and again until that is confirmed."""
+        ...
+
+    def on_release(self, key: Key, reason: str) -> None:
+        """Note that an owned key is given up, before it ends."""
+        ...
+
+    def remove(self, holding: Holding) -> bool:
+        """Forget a holding that has ended; return whether it was there."""
+        ...
+
+    def on_end(self, holding: Holding, ending: Ending) -> None:
+        """Note why a claim that was won is over."""
+        ...
+
+
+class Holdings:
+    """The keys that one client wants or holds.
+
+    Attributes:
+        by_key: Every holding; its source adds them.
+        failure: Set once nothing more can be held; consumers raise it.
+        lags: Where the logs of held partitions end.
+        meters: Counts of claims won, lost and released.
+    """
+
+    def __init__(
+        self,
+        context: ContextFace,
+        source: ClaimSource,
+        *,
+        client_id: str,
+        by_key: dict[Key, Holding],
+        wishes: Wishes,
+    ) -> None:
+        """Begin without holdings.
+
+        Args:
+            context: What is shared by all that is used of one engine.
+            source: Who wins and releases the claims.
+            client_id: The client's name.
+            by_key: Where its holdings are kept.
+            wishes: What it wants.
+        """
+        self.by_key = by_key
+        self.failure: MarshalError | None = None
+        self.lags = LagWatch(context)
+        self.meters = SessionMeters()
+        self._context = context
+        self._source = source
+        self._client_id = client_id
+        self._wishes = wishes
+
+    @property
+    def subscriptions(self) -> tuple[Subscription, ...]:
+        """The subscriptions of the client's open consumers."""
+        return tuple(self._wishes.subs)
+
+    def require_unclaimed(self, key: Key) -> None:
+        """Check that a key may be claimed without a consumer.
+
+        Raises:
+            InvalidTransition: It is claimed or consumed in this process already.
+        """
+        if key in self.by_key or self._wishes.sub_of(key) is not None:
+            raise InvalidTransition(
+                f"{key.topic_partition} is already claimed by client "
+                f"{self._client_id!r} in this process"
+            )
+
+    def note_won(
+        self, holding: Holding, *, effect: str | None, why: str | None, log_ms: int
+    ) -> None:
+        """Report a claim that was won.
+
+        Args:
+            holding: Its holding.
+            effect: ``claimed`` or ``resumed``.
+            why: Why it was claimed.
+            log_ms: Log time of the claim.
+        """
+        key, claim = holding.key, holding.claim
+        fields = {
+            "key": key,
+            "client": self._client_id,
+            "epoch": claim.epoch,
+            "effect": effect,
+            "token": claim.token,
+            "why": why,
+        }
+        self._context.observe("claimed", fields)
+        self.meters.claim_won(key, effect, before=holding.vacancy, log_ms=log_ms)
+
+    # --- the round
+
+    def drive(self, holding: Holding, now_ms: int) -> None:
+        """Repeat requests without a verdict; release what is drained."""
+        self._source.grants.expire(holding, now_ms)
+        drain = holding.drain
+        if drain is None:
+            return
+        is_due = drain.is_due(now_ms) and not holding.is_asking
+        if is_due or holding.in_hand_count == 0:
+            # An application that is stuck in its handler has to learn that others
+            # may repeat its work.
+            was_lost = drain.reason == WEDGED and holding.in_hand_count > 0
+            self.release(holding, drain, was_lost=was_lost)
+
+    def look_at_ends(self, now_ms: int) -> None:
+        """Look up where logs end; doubt the topics whose partitions are missing."""
+        self.lags.drive(self.by_key.values(), now_ms)
+        self._wishes.doubt(self.lags.take_missing())
+
+    # --- endings
+
+    def release(
+        self, holding: Holding, drain: Drain, *, was_lost: bool = False
+    ) -> None:
+        """Give a key up at its position, or drain it while another process uses it.
+
+        Args:
+            holding: Its holding.
+            drain: Why, and for whom.
+            was_lost: Whether to report it to the application as lost work.
+        """
+        if holding.claim.is_owned:
+            if self._source.delays_release(holding, drain):
+                return
+            self._source.send_release(holding, drain)
+            self._source.on_release(holding.key, drain.reason)
+        self.end(holding, Ending(drain.reason, was_lost=was_lost))
+
+    def check_lease(self, holding: Holding, now_ms: int) -> None:
+        """End a claim whose hard stop has come, and release what the log has of it."""
+        if holding.claim.check_lease(now_ms):
+            self._source.send_release(holding, Drain(LEASE_EXPIRED, None, None))
+            self.after_end(holding)
+
+    def end(self, holding: Holding, ending: Ending) -> None:
+        """End a claim without a word to its source."""
+        holding.claim.end(ending)
+        self.after_end(holding)
+
+    def after_end(self, holding: Holding) -> None:
+        """Forget a holding whose claim has ended, and report that."""
+        key, claim = holding.key, holding.claim
+        if self._source.remove(holding):
+            self._wishes.bump(key)
+        self._source.grants.report_unused(holding)
+        if claim.ending is None or claim.epoch is None:
+            return
+        self._source.on_end(holding, claim.ending)
+        fields = {
+            "key": key,
+            "client": self._client_id,
+            "epoch": claim.epoch,
+            "ending": claim.ending,
+        }
+        self._context.observe("claim_ended", fields)
+        self.meters.claim_ended(key, claim.ending, tally=holding.tally)
+
+    def fail(self, failure: MarshalError) -> None:
+        """Release everything for good; consumers raise ``failure``."""
+        if self.failure is None:
+            self.failure = failure
+            self._context.observe("session_failed", {"error": failure})
+        for holding in list(self.by_key.values()):
+            self.release(holding, Drain("failed", None, None))
+        self._wishes.bump_all()
+
+    def fence(self, failure: MarshalError) -> None:
+        """End everything for good without a word to the source."""
+        self.failure = self.failure or failure
+        for holding in list(self.by_key.values()):
+            self.end(holding, Ending("fenced"))
+
+    # --- for metrics
+
+    def lag_of(self, key: Key) -> int | None:
+        """Return how far a held key is behind the end of its log, None if unknown."""
+        holding = self.by_key.get(key)
+        return None if holding is None else self.lags.lag_of(holding)
+
+    def end_of(self, key: Key) -> int | None:
+        """Return where the log of a held key ended, None if not known."""
+        end = self.lags.end_of(key)
+        return None if end is None else end.offset
