@@ -243,7 +243,10 @@ class PlainClient:
         if response.is_success:
             # What it confirmed itself is not told once more.
             for each in returned:
-                self.has.pop(place(each), None)
+                had = self.has.get(place(each))
+                # A later claim of it may have been assigned meanwhile.
+                if had is not None and had["epoch"] == each["epoch"]:
+                    self.has.pop(place(each), None)
         return response
 
     def leave(self, **said) -> httpx.Response:

@@ -105,7 +105,7 @@ def confirm_before_it_has_stopped(patch):
     plain = remote_session.RemoteSession._on_releasing
 
     def on_releasing(self, said):
-        holding = self._held(said, said.epoch)
+        holding = self._find(said, said.epoch)
         plain(self, said)
         if holding is not None:
             self.desk.give_back([remote_session._returned(holding, "surplus")])
