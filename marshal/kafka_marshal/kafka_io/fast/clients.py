@@ -20,7 +20,6 @@ from confluent_kafka import (
     KafkaError,
     KafkaException,
     Producer,
-    libversion,
 )
 
 from kafka_marshal.kafka_io.fast.leaders import LOSSES, LeaderSearch
@@ -44,17 +43,6 @@ GROUP_ID = "kafka-marshal-assigned"
 _REFUSALS = (
     KafkaError._AUTHENTICATION,  # noqa: SLF001 - its public name
     KafkaError.SASL_AUTHENTICATION_FAILED,
-)
-
-# Since 2.11 librdkafka starts over from the bootstrap addresses as soon as no broker is
-# connected, and forgets its backoff each time: with one broker it connects every 13 ms
-# for as long as that is away. Without this it tries all known addresses, the bootstrap
-# addresses among them, with pauses that grow up to reconnect.backoff.max.ms.
-_SINCE_REBOOTSTRAP = 0x020B00FF
-_RECOVERY = (
-    {"metadata.recovery.strategy": "none"}
-    if libversion()[1] >= _SINCE_REBOOTSTRAP
-    else {}
 )
 
 _live: dict[int, Untyped] = {}
@@ -149,7 +137,6 @@ def _made(
         "error_cb": client.note,
         # Half of this, at least 11 ms, it waits before it connects to a leader.
         "reconnect.backoff.ms": 20,
-        **_RECOVERY,
         **fast_config(settings),
         **config,
     }

@@ -2,13 +2,10 @@
 
 import logging
 import os
-import socket
 import sys
-import threading
-import time
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka import KafkaError, KafkaException
 
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.kafka_io.fast import clients
@@ -40,42 +37,6 @@ def test_log_lines_go_to_the_logger(consumer, caplog, capfd):
     assert "127.0.0.1:1" in caplog.text
     assert consumer.refusal is None
     assert capfd.readouterr().err == ""
-
-
-@pytest.mark.parametrize("make", [new_consumer, new_producer])
-def test_connecting_pauses_ever_longer_while_brokers_are_away(make, caplog):
-    """One broker, which ends every connection at once."""
-    caplog.set_level(logging.CRITICAL, logger=clients.LOGGER)
-    tries = []
-    with socket.create_server(("127.0.0.1", 0)) as broker:
-        broker.settimeout(30)
-
-        def turn_away():
-            while len(tries) < 500:
-                try:
-                    connection, _ = broker.accept()
-                except OSError:
-                    return  # closed, or none for 30 s
-                tries.append(time.monotonic())
-                connection.close()
-
-        thread = threading.Thread(target=turn_away, daemon=True)
-        thread.start()
-        made = make(ConnectionSettings(f"127.0.0.1:{broker.getsockname()[1]}"), {})
-        if make is new_consumer:
-            made.handle.assign([TopicPartition("t", 0, 0)])
-        end_s = time.monotonic() + 5
-        while time.monotonic() < end_s:
-            made.handle.poll(0.1)
-        # At most 1 s, with a jitter of a quarter less; without pauses it would be 80
-        # a second.
-        assert 2 <= len(tries) <= 20
-        broker.shutdown(socket.SHUT_RDWR)
-    thread.join(30)
-    if make is new_consumer:
-        close_consumer(made).join(timeout=30)
-    else:
-        made.forget()
 
 
 def test_debug_lines_tell_when_records_can_be_numbered(caplog):
