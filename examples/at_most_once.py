@@ -7,7 +7,7 @@ A range of offsets is granted to this process by the log *before* any of its
 records is handed out, and never to anybody else. That grant is the commit, so
 there is nothing to commit afterwards. A crash loses what was granted and not yet
 processed: of each partition at most ``max_granted_batches`` batches of
-``max_poll_records`` records. ``marshal amo losses`` lists the offsets.
+``max_poll_records`` records. ``marshal grants losses`` lists the offsets.
 """
 
 import argparse

@@ -113,7 +113,7 @@ def test_what_lies_below_the_mark_was_processed_by_the_dead_worker(killed):
 
 def test_the_command_lists_the_same(killed, domain):
     group, topic, _, found = killed
-    command = [sys.executable, "-m", "kafka_marshal_cli", "amo", "losses"]
+    command = [sys.executable, "-m", "kafka_marshal_cli", "grants", "losses"]
     where = ["-b", domain.servers, "--coordination-topic", domain.topic]
     named = ["--group", group, "--topic", topic, "-o", "json"]
     ran = subprocess.run(

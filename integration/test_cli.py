@@ -87,7 +87,7 @@ def test_a_topic_that_is_missing_names_the_command(bare):
         ("claims", "who", "g", "t", "0"),
         ("log", "dump"),
         ("log", "verify"),
-        ("groups", "release", "g", "--for", "1m"),
+        ("groups", "pause", "g", "--for", "1m"),
         consuming("t", "g"),
     ):
         done = bare.run(*arguments, code=3)
@@ -127,7 +127,7 @@ def test_another_cluster_has_an_exit_code_of_its_own(bare):
         ("topic", "info"),
         ("topic", "format", "--ignore-formatted"),
         ("groups", "list"),
-        ("groups", "release", "g", "--for", "1m"),
+        ("groups", "pause", "g", "--for", "1m"),
         consuming("t", "g"),
     ):
         assert "another" in bare.run(*arguments, code=6).stderr
@@ -313,7 +313,7 @@ def test_a_pause_is_visible_and_ends(cli, unique):
     with cli.started(*consuming(topic, group)) as consumer:
         consumer.wait_lines(10)
         paused = cli.json(
-            *("groups", "release", group, "--for", "10m", "--reason", HOSTILE, "--wait")
+            *("groups", "pause", group, "--for", "10m", "--reason", HOSTILE, "--wait")
         )
         assert (paused["held"], paused["reason"]) == ([], HOSTILE)
         (row,) = (
@@ -330,7 +330,7 @@ def test_a_pause_is_visible_and_ends(cli, unique):
         described = cli.json("groups", "describe", group)
         assert described["pauses"][0]["partitions_count"] == 4
         assert [m["state"] for m in described["members"]] == ["active"]
-        busy = cli.run("groups", "release", group, "--for", "1m", code=3)
+        busy = cli.run("groups", "pause", group, "--for", "1m", code=3)
         assert f"marshal groups resume {group}" in busy.stderr
         cli.domain.produce(topic, 1)
         cli.run("groups", "resume", group, "--reason", "done")
@@ -347,7 +347,7 @@ def test_a_group_that_does_not_let_go_in_time_is_5(broker, unique, tmp_path):
         with cli.started(*consuming(topic, group)) as consumer:
             consumer.wait_lines(1)
             consumer.process.send_signal(signal.SIGSTOP)
-            wanted = ("groups", "release", group, "--for", "10m", "--wait")
+            wanted = ("groups", "pause", group, "--for", "10m", "--wait")
             done = cli.run(*wanted, "--timeout", "6s", code=5)
             assert f"{topic}-0 was not let go" in done.stderr
 

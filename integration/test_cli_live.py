@@ -61,7 +61,7 @@ def test_each_change_is_a_line(cli, unique):
     watching = ("claims", "watch", "--group", group, "-o", "jsonl")
     with read_to_the_end(cli, group, *watching) as watch:
         cli.run(*consuming(topic, group), "--max-records", "3")
-        cli.run("groups", "release", group, "--for", "1m", "--reason", "deploy")
+        cli.run("groups", "pause", group, "--for", "1m", "--reason", "deploy")
         cli.run("groups", "resume", group)
         watch.wait_lines(6)
         assert watch.end(signal.SIGINT) == 130, watch.stderr

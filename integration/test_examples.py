@@ -191,7 +191,7 @@ def test_watch_world_shows_who_holds_what_and_who_rests(run, topic, unique, serv
         f"{group} {topic}-{number} w1 at {each}" for number in range(PARTITIONS)
     ]
     with Admin(server, client_id="tester") as admin:
-        admin.release_group(group, for_ms=60_000, wait_ms=PATIENCE_S * 1000)
+        admin.pause_group(group, for_ms=60_000, wait_ms=PATIENCE_S * 1000)
         lines = watch()
         admin.resume_group(group)
     assert f"{group} {topic}-0 nobody at {each}" in lines

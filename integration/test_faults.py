@@ -492,7 +492,7 @@ def test_a_forked_child_inherits_nothing(domain, unique, tmp_path):
             "owners": lambda: marshal.owners(topic),
             "check": claim.check,
             "set_position": lambda: claim.set_position(3),
-            "pause_group": lambda: admin.release_group(group, for_ms=1_000),
+            "pause_group": lambda: admin.pause_group(group, for_ms=1_000),
         }
 
         def child():

@@ -68,7 +68,7 @@ def test_a_pause_and_its_end(domain, unique, admin, delivery):
         for each in (pump, bystander):
             eventually(lambda p=each: len(p.handed) == 160, "the backlog is handled")
 
-        result = admin.release_group(paused, for_ms=PAUSE_MS, wait_ms=WAIT_MS)
+        result = admin.pause_group(paused, for_ms=PAUSE_MS, wait_ms=WAIT_MS)
         assert result.held == ()
         paused_ms = wall_ms()
         domain.produce(topic, 5)
@@ -102,7 +102,7 @@ def test_owners_finish_what_is_in_hand(domain, unique, admin):
             return records
 
         eventually(look, "the first batch")
-        admin.release_group(group, for_ms=PAUSE_MS)
+        admin.pause_group(group, for_ms=PAUSE_MS)
         place = TopicPartition(topic, 0)
         replicas = marshal.engine.context.replicas.values()
         eventually(
@@ -127,7 +127,7 @@ def test_a_pause_ends_by_itself_on_an_idle_log(domain, unique, admin):
     with domain.marshal(group, "w1") as marshal:
         pump = Pump(marshal.consumer(topic))
         eventually(lambda: len(pump.handed) == 20, "the backlog is handled")
-        result = admin.release_group(group, for_ms=1_500, wait_ms=WAIT_MS)
+        result = admin.pause_group(group, for_ms=1_500, wait_ms=WAIT_MS)
         domain.produce(topic, 1)
         eventually(lambda: len(pump.handed) == 24, "it goes on")
         pump.stop()
@@ -159,7 +159,7 @@ def test_a_short_pause_is_renewed_until_its_owners_have_let_go(domain, unique, a
         eventually(look, "the record")
         with ThreadPoolExecutor(1) as pool:
             asked = {"for_ms": 2_000, "wait_ms": WAIT_MS}
-            result = pool.submit(admin.release_group, group, **asked)
+            result = pool.submit(admin.pause_group, group, **asked)
 
             def renewed():
                 steps = domain.history().of("paused", group_id=group)
@@ -178,15 +178,15 @@ def test_a_short_pause_is_renewed_until_its_owners_have_let_go(domain, unique, a
 
 def test_a_second_admin_is_told_who_is_at_work(domain, unique, admin):
     group = unique("busy")
-    first = admin.release_group(group, for_ms=PAUSE_MS, reason="maintenance")
+    first = admin.pause_group(group, for_ms=PAUSE_MS, reason="maintenance")
     with domain.admin(client_id="operator-2") as second:
         with pytest.raises(GroupPaused, match="operator-1") as raised:
-            second.release_group(group, for_ms=PAUSE_MS)
+            second.pause_group(group, for_ms=PAUSE_MS)
         assert raised.value.by == "operator-1"
         # That of its home, which was written first.
         assert 0 <= first.until_ms - raised.value.until_ms < SLACK_MS
         assert second.resume_group(group) == 4
-    again = admin.release_group(group, for_ms=PAUSE_MS)
+    again = admin.pause_group(group, for_ms=PAUSE_MS)
     assert again.op_id != first.op_id
     admin.resume_group(group)
     reasons = domain.history().reasons(client_id="operator-2")
@@ -201,7 +201,7 @@ def test_the_end_of_a_pause_that_is_not(domain, unique, admin):
 @pytest.mark.parametrize("for_ms", [0, -1, 24 * 3_600_000 + 1])
 def test_how_long_a_pause_may_be(admin, unique, for_ms):
     with pytest.raises(ConfigurationError) as raised:
-        admin.release_group(unique("long"), for_ms=for_ms)
+        admin.pause_group(unique("long"), for_ms=for_ms)
     assert raised.value.setting == "for_ms"
 
 
@@ -220,7 +220,7 @@ def test_a_pause_shows_within_one_fetch_wait(
         def seen():
             return all(r.world.active_pause(group) for r in replicas.values())
 
-        admin.release_group(group, for_ms=PAUSE_MS)
+        admin.pause_group(group, for_ms=PAUSE_MS)
         eventually(seen, "every T shows it", IDLE_H_MS // 3)
         seen_ms = wall_ms()
         steps = domain.history().of("paused", group_id=group)
@@ -233,7 +233,7 @@ def test_a_pause_shows_within_one_fetch_wait(
 def test_claims_are_refused_while_paused(domain, unique, admin):
     group = unique("refused")
     topic = domain.data_topic(1)
-    admin.release_group(group, for_ms=PAUSE_MS)
+    admin.pause_group(group, for_ms=PAUSE_MS)
     with domain.marshal(group, "w1") as marshal:
         with pytest.raises(ClaimRejected, match="paused") as raised:
             marshal.claim(topic, 0, timeout_ms=800)

@@ -159,7 +159,7 @@ def view(role: Role, *_: str) -> list[str]:
 
 def pause(role: Role, _: str, group: str) -> list[str]:
     with Admin(role.servers, **role.common) as admin:
-        admin.release_group(group, for_ms=60_000)
+        admin.pause_group(group, for_ms=60_000)
         admin.resume_group(group)
     return []
 

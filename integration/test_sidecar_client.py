@@ -251,7 +251,7 @@ def test_a_pause_waits_for_what_is_in_hand(domain, unique):
     with domain.marshal(group, "w1") as marshal, domain.admin() as admin:
         consumer = marshal.consumer(topic, max_poll_records=4)
         records = poll_all(consumer, 4)
-        admin.release_group(group, for_ms=60_000)
+        admin.pause_group(group, for_ms=60_000)
         eventually(lambda: marshal.engine.context.is_paused(group), "the pause is told")
         # The home partition is paused first; the key's own follows at once.
         (held,) = marshal.session.holdings.values()

@@ -7,7 +7,6 @@ import typer
 from kafka_marshal import __version__
 from kafka_marshal_cli.chosen import RootConfig, RootProfile
 from kafka_marshal_cli.commands import (
-    amo,
     broker,
     claims,
     clients,
@@ -17,6 +16,7 @@ from kafka_marshal_cli.commands import (
     consume,
     demo,
     doctor,
+    grants,
     groups,
     log,
     sidecar,
@@ -79,7 +79,7 @@ for name, noun in {
     "groups": groups,
     "claims": claims,
     "clients": clients,
-    "amo": amo,
+    "grants": grants,
     "cluster": cluster,
     "config": config,
     "completion": completion,

@@ -414,7 +414,7 @@ class Admin(Closing):
 
     # --- pausing a group
 
-    def release_group(
+    def pause_group(
         self,
         group_id: str,
         *,

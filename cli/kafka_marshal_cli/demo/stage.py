@@ -218,7 +218,7 @@ class Stage(Closing):
         self._title = "Pausing the group"
         admin = self._open.enter_context(Admin(self._servers, client_id="demo-admin"))
         asked_at_ms = journal.monotonic_ms()
-        admin.release_group(plan.group_id, for_ms=PAUSE_MS, reason="demo")
+        admin.pause_group(plan.group_id, for_ms=PAUSE_MS, reason="demo")
         self._wait(
             lambda: not self._held(),
             plan.stale_s + RELEASE_S,

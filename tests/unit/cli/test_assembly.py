@@ -12,7 +12,6 @@ from kafka_marshal_cli.assembly import app
 from kafka_marshal_cli.exits import ExitCode
 
 COMMANDS = {
-    "amo losses",
     "broker run",
     "claims forget",
     "claims list",
@@ -27,10 +26,11 @@ COMMANDS = {
     "consume",
     "demo",
     "doctor",
+    "grants losses",
     "groups adopt",
     "groups describe",
     "groups list",
-    "groups release",
+    "groups pause",
     "groups resume",
     "log diff",
     "log dump",
@@ -59,7 +59,8 @@ def invoke(*arguments):
 def leaves(command, path=()):
     children = getattr(command, "commands", None)
     if children is None:
-        yield " ".join(path)
+        if not command.hidden:
+            yield " ".join(path)
         return
     for name, child in children.items():
         yield from leaves(child, (*path, name))

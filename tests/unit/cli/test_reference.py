@@ -18,7 +18,7 @@ def test_the_document_is_up_to_date():
 
 def test_commands_options_defaults_and_environment_are_told():
     text = reference()
-    assert "### `marshal groups release GROUP --for DURATION`" in text
+    assert "### `marshal groups pause GROUP --for DURATION`" in text
     delivery = "| `--delivery` `alo\\|amo` | At least once, or at most once."
     assert f"{delivery} Default: `alo`. |" in text
     assert "Environment: `MARSHAL_BOOTSTRAP_SERVER`." in text

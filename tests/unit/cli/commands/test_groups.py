@@ -102,7 +102,7 @@ class FakeAdmin:
     def __exit__(self, *_):
         pass
 
-    def release_group(self, group, **wanted):
+    def pause_group(self, group, **wanted):
         self.asked.append((group, wanted))
         return PauseResult("ab", UNTIL, self._held)
 
@@ -111,6 +111,7 @@ class FakeAdmin:
         return 4
 
 
+@pytest.mark.parametrize("verb", ["pause", "release"])
 @pytest.mark.parametrize(
     ("held", "arguments", "code", "wait_ms", "told"),
     [
@@ -120,11 +121,11 @@ class FakeAdmin:
         ((Key("g", "t", 1),), ["--wait", "--timeout", "5s"], 5, 5_000, "t-1"),
     ],
 )
-def test_release(world, monkeypatch, *, held, arguments, code, wait_ms, told):
+def test_pause(world, monkeypatch, *, verb, held, arguments, code, wait_ms, told):
     admin = FakeAdmin(held)
     monkeypatch.setattr(Call, "admin", lambda self: admin)
     outcome = invoke(
-        *("groups", "release", "g", "--for", "10m", "--reason", "why"), *arguments
+        *("groups", verb, "g", "--for", "10m", "--reason", "why"), *arguments
     )
     assert outcome.exit_code == code
     assert told in outcome.stderr

@@ -1,4 +1,4 @@
-"""``marshal amo``: what at most once cost."""
+"""``marshal grants``: offsets that were granted at most once."""
 
 from typing import Annotated
 
@@ -11,11 +11,11 @@ from kafka_marshal_cli.render import Answer, Section
 from kafka_marshal_cli.shared import Call, command, tell, wall_ms
 
 app = typer.Typer(
-    help="At most once: what was lost, what is at risk.", no_args_is_help=True
+    help="At most once: offsets that were lost, or are at risk.", no_args_is_help=True
 )
 
 
-@app.command("losses", epilog="Example: marshal amo losses --group alerts -o json")
+@app.command("losses", epilog="Example: marshal grants losses --group alerts -o json")
 @command()
 def losses(
     call: Call,

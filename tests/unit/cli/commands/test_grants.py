@@ -1,4 +1,4 @@
-"""`marshal amo losses`, over a log of our own."""
+"""`marshal grants losses`, over a log of our own."""
 
 import json
 
@@ -19,7 +19,7 @@ OTHER = Key("g", "u", 0)
 
 
 def invoke(*arguments):
-    return CliRunner().invoke(app, ["amo", "losses", *arguments])
+    return CliRunner().invoke(app, ["grants", "losses", *arguments])
 
 
 def granted(log, epoch, first, last, *, mark, key=KEY, client="c1"):
