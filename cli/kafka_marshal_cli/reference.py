@@ -87,6 +87,8 @@ def _sections(command: Node, path: str, shared: dict[str, Node]) -> Iterator[str
         yield f"## `{path}`\n\n{_prose(command.help)}\n"
     for name in sorted(children, key=lambda name: (path == "marshal", name)):
         child = children[name]
+        if child.hidden:
+            continue
         if path == "marshal" and not getattr(child, "commands", None):
             yield f"## `marshal {name}`\n"
         yield from _sections(child, f"{path} {name}", shared)

@@ -19,6 +19,7 @@ def test_the_document_is_up_to_date():
 def test_commands_options_defaults_and_environment_are_told():
     text = reference()
     assert "### `marshal groups pause GROUP --for DURATION`" in text
+    assert "### `marshal groups release" not in text  # an alias, hidden
     delivery = "| `--delivery` `alo\\|amo` | At least once, or at most once."
     assert f"{delivery} Default: `alo`. |" in text
     assert "Environment: `MARSHAL_BOOTSTRAP_SERVER`." in text
