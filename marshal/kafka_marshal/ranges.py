@@ -129,7 +129,8 @@ class RangeConsumer(Closing):
         """Return every partition that is wanted, whoever holds it, in order."""
         self._require_usable()
         with self._engine.changed:
-            return sorted(key.topic_partition for key in self._subscription.all_keys())
+            wanted = self._subscription.wanted_keys()
+            return sorted(key.topic_partition for key in wanted)
 
     def tokens(self) -> dict[TopicPartition, Token]:
         """Return the token of every claim that stands, also of those on their way out.

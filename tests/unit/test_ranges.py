@@ -63,6 +63,16 @@ def position_of(ranges):
     return ranges.held()[T0].position
 
 
+def test_partitions_of_a_topic_in_doubt_are_wanted_all_the_same(cluster):
+    """Who plans waits for them: without them there would be nothing to do."""
+    node, ranges = planning(cluster)
+    (subscription,) = node.session.subscriptions
+    with node.engine.lock:
+        subscription.doubt("t")
+        assert subscription.all_keys() == []
+    assert ranges.partitions() == [T0]
+
+
 def test_what_is_held_may_be_begun_and_confirmed(cluster):
     node, ranges, token = winning(cluster)
     held = ranges.held()[T0]

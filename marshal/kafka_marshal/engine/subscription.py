@@ -133,16 +133,20 @@ class Subscription:
     # --- topics
 
     def all_keys(self) -> list[Key]:
-        """Return every wanted key of the topics, in order."""
+        """Return every wanted key of topics that are not in doubt, in order."""
         if self._keys is None:
-            self._keys = [
-                key
-                for topic, info in self.topics.items()
-                if topic not in self._watch.doubted
-                for number in range(info.partition_count)
-                if (key := Key(self.group_id, topic, number)) not in self._shunned
-            ]
+            doubted = self._watch.doubted
+            self._keys = [k for k in self.wanted_keys() if k.topic not in doubted]
         return self._keys
+
+    def wanted_keys(self) -> list[Key]:
+        """Return every wanted key, also of topics that are being looked up again."""
+        return [
+            key
+            for topic, info in self.topics.items()
+            for number in range(info.partition_count)
+            if (key := Key(self.group_id, topic, number)) not in self._shunned
+        ]
 
     def look_again(
         self, context: "ContextFace", now_ms: int, *, taken: set[str]
