@@ -25,6 +25,7 @@ JITTER_FREE_MS_MAX = 50
 JITTER_TAKEOVER_MS_MAX = 1_000
 UNDER_WAY_MIN = 8
 UNDER_WAY_MAX = 256
+CLAIMS_NOTED_MAX = 100_000
 
 
 class Contender:
@@ -84,6 +85,10 @@ class Contender:
 
     def note_claim(self, key: Key, now_ms: int) -> None:
         """Note that a claim was accepted: the topic that it names existed by then."""
+        if len(self._claimed_ms) >= CLAIMS_NOTED_MAX:
+            # Those that are forgotten count as claimed now: one look settles them.
+            self._claimed_ms.clear()
+            self._since_ms = now_ms
         self._claimed_ms[key] = now_ms
 
     def _may_be_earlier(

@@ -1,0 +1,24 @@
+from enginekit import KEY, owning, world
+
+from kafka_marshal.engine import contending
+from kafka_marshal.protocol.types import Key
+
+OTHER = Key("g", "t", 9)
+NEWER = b"n" * 16
+
+
+def may_be_earlier(contender, *, seen_ms):
+    return contender._may_be_earlier(KEY, NEWER, seen_ms=seen_ms)
+
+
+def test_claims_that_are_noted_no_longer_count_as_the_newest(monkeypatch):
+    """Their number is bounded, and a topic is rather looked up once too often."""
+    monkeypatch.setattr(contending, "CLAIMS_NOTED_MAX", 1)
+    node = owning(world())
+    contender, now_ms = node.session._contender, node.clock.now_ms()
+    contender.note_claim(KEY, now_ms)
+    assert not may_be_earlier(contender, seen_ms=now_ms)
+    contender.note_claim(OTHER, now_ms + 5)
+    assert len(contender._claimed_ms) == 1
+    assert may_be_earlier(contender, seen_ms=now_ms + 4)
+    assert not may_be_earlier(contender, seen_ms=now_ms + 5)
