@@ -223,3 +223,45 @@ class Holdings:
         """Return where the log of a held key ended, None if not known."""
         end = self.lags.end_of(key)
         return None if end is None else end.offset
+
+
+class Holder:
+    """A claim source with holdings: answers for both what consumers ask of one."""
+
+    _held: Holdings
+
+    @property
+    def failure(self) -> MarshalError | None:
+        """Set once nothing more can be held; consumers raise it."""
+        return self._held.failure
+
+    @property
+    def meters(self) -> SessionMeters:
+        """Counts of claims won, lost and released."""
+        return self._held.meters
+
+    @property
+    def subscriptions(self) -> tuple[Subscription, ...]:
+        """The subscriptions of the client's open consumers."""
+        return self._held.subscriptions
+
+    def delays_release(self, holding: Holding, drain: Drain) -> bool:
+        """Return False: no other process uses what this one holds."""
+        del holding, drain
+        return False
+
+    def check_lease(self, holding: Holding, now_ms: int) -> None:
+        """End a claim whose hard stop has come, and release what the log has of it."""
+        self._held.check_lease(holding, now_ms)
+
+    def fail(self, failure: MarshalError) -> None:
+        """Release everything for good; consumers raise ``failure``."""
+        self._held.fail(failure)
+
+    def lag_of(self, key: Key) -> int | None:
+        """Return how far a held key is behind the end of its log, None if unknown."""
+        return self._held.lag_of(key)
+
+    def end_of(self, key: Key) -> int | None:
+        """Return where the log of a held key ended, None if not known."""
+        return self._held.end_of(key)

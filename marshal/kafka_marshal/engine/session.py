@@ -34,11 +34,10 @@ from .context import Context
 from .cooling import ORDERLY, Cooldowns
 from .grants import Granter
 from .holding import Delivery, Drain, Holding, StartRule
-from .holdings import Holdings
+from .holdings import Holder, Holdings
 from .keeping import Keeper
 from .leaving import Leaver
 from .members import Announcer, identity_conflict
-from .meters import SessionMeters
 from .mirror import Mirror
 from .outbox import Outbox, Sent, grantee_of
 from .roster import Roster
@@ -50,7 +49,7 @@ TOPIC_GONE = "topic_gone"
 EXPECTED = ORDERLY | {"surplus", "given_up"}
 
 
-class Session:
+class Session(Holder):
     """A client_id in a group, for the life of this process.
 
     Every method is called under the engine's lock.
@@ -464,11 +463,6 @@ class Session:
         drain = Drain(reason, successor, None, detail)
         self._held.release(holding, drain, was_lost=was_lost)
 
-    def delays_release(self, holding: Holding, drain: Drain) -> bool:
-        """Return False: no other process uses what this one holds."""
-        del holding, drain
-        return False
-
     def send_release(self, holding: Holding, drain: Drain) -> None:
         """Write a release, again and again until it is read back."""
         self._leaver.release(
@@ -502,29 +496,11 @@ class Session:
             self._wishes.note_loss(holding.key)
         self._plan_soon(self._context.now_ms)
 
-    def check_lease(self, holding: Holding, now_ms: int) -> None:
-        """End a claim whose hard stop has come, and release what the log has of it."""
-        self._held.check_lease(holding, now_ms)
-
     def check_clock(self, partitions: Collection[int], now_ms: int) -> None:
         """Shorten leases where a leader's clock stepped forward (PROTOCOL S4)."""
         held = self.holdings.values()
         if self._beater.check_clock(held, partitions, now_ms=now_ms):
             self._roster.look_at_leases()
-
-    @property
-    def failure(self) -> MarshalError | None:
-        """Set once the session can go no further; consumers raise it."""
-        return self._held.failure
-
-    @property
-    def meters(self) -> SessionMeters:
-        """What is counted on the way."""
-        return self._held.meters
-
-    def fail(self, failure: MarshalError) -> None:
-        """End everything for good; consumers raise ``failure``."""
-        self._held.fail(failure)
 
     def forget(self, partition: int) -> None:
         """End what a T judges whose log went back; say nothing to it (PROTOCOL 7.5)."""
@@ -574,22 +550,6 @@ class Session:
             else:
                 self.grants.report_unused(holding)
         return seqs if release else [*seqs, *self.beat_now()]
-
-    def lag_of(self, key: Key) -> int | None:
-        """Return how far a held key is behind the end of its log, as last asked.
-
-        None where it is not held, or not known.
-        """
-        return self._held.lag_of(key)
-
-    def end_of(self, key: Key) -> int | None:
-        """Return where the log of a held key ended, None if not known."""
-        return self._held.end_of(key)
-
-    @property
-    def subscriptions(self) -> tuple[Subscription, ...]:
-        """What is pursued now."""
-        return self._held.subscriptions
 
     @property
     def is_mirror_behind(self) -> bool:

@@ -11,11 +11,9 @@ from typing import Protocol
 
 from kafka_marshal.engine import Delivery, Holding, StartRule, Subscription
 from kafka_marshal.engine.holding import Drain
-from kafka_marshal.engine.holdings import Holdings
-from kafka_marshal.engine.meters import SessionMeters
+from kafka_marshal.engine.holdings import Holder, Holdings
 from kafka_marshal.engine.session import TOPIC_GONE
 from kafka_marshal.engine.wishes import Wishes
-from kafka_marshal.errors import MarshalError
 from kafka_marshal.ports import TopicInfo
 from kafka_marshal.protocol.claiming import Claim, Claimant, Ending, Sublease
 from kafka_marshal.protocol.delivery import AtLeastOnce
@@ -63,7 +61,7 @@ class Desk(Protocol):
         ...
 
 
-class RemoteSession:
+class RemoteSession(Holder):
     """A client of a group, by a sidecar. Called under the engine's lock.
 
     Attributes:
@@ -112,21 +110,6 @@ class RemoteSession:
         self._deadlines_ms = 0
 
     # --- wishes
-
-    @property
-    def subscriptions(self) -> tuple[Subscription, ...]:
-        """What is pursued now."""
-        return self._held.subscriptions
-
-    @property
-    def failure(self) -> MarshalError | None:
-        """Set once the session can go no further."""
-        return self._held.failure
-
-    @property
-    def meters(self) -> SessionMeters:
-        """What is counted on the way."""
-        return self._held.meters
 
     @property
     def names(self) -> dict[str, Subscription]:
@@ -459,11 +442,6 @@ class RemoteSession:
         """Give a held key up at its position."""
         self._held.release(holding, Drain(reason, None, None))
 
-    def delays_release(self, holding: Holding, drain: Drain) -> bool:
-        """Return False: no other process uses what this one holds."""
-        del holding, drain
-        return False
-
     def send_release(self, holding: Holding, drain: Drain) -> None:
         """Return a claim to the sidecar."""
         self.desk.give_back([_returned(holding, drain.reason, drain.detail)])
@@ -491,10 +469,6 @@ class RemoteSession:
         del ending
         self._note_over(holding.key, holding.claim.epoch or 0)
 
-    def check_lease(self, holding: Holding, now_ms: int) -> None:
-        """End a claim whose hard stop has come, and return it."""
-        self._held.check_lease(holding, now_ms)
-
     def after_verdict(self, holding: Holding) -> None:
         """Take that a verdict on a request has ended a claim."""
         self._held.after_end(holding)
@@ -505,10 +479,6 @@ class RemoteSession:
         if len(over) > OVER_MAX:
             del over[next(iter(over))]
 
-    def fail(self, failure: MarshalError) -> None:
-        """End everything for good; consumers raise ``failure``."""
-        self._held.fail(failure)
-
     def begin_close(self, *, release: bool) -> tuple[api.Returned, ...]:
         """Stop wanting anything; return what is left, with its final positions."""
         left = [h for h in self.holdings.values() if h.claim.is_owned]
@@ -518,16 +488,6 @@ class RemoteSession:
         for holding in list(self.holdings.values()):
             self._held.end(holding, Ending("closed", was_lost=False))
         return returned
-
-    # --- for metrics
-
-    def lag_of(self, key: Key) -> int | None:
-        """Return how far a held key is behind the end of its log, None if unknown."""
-        return self._held.lag_of(key)
-
-    def end_of(self, key: Key) -> int | None:
-        """Return where the log of a held key ended, None if not known."""
-        return self._held.end_of(key)
 
     # --- looking
 
