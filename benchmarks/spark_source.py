@@ -43,7 +43,7 @@ from support import (
 from kafka_marshal import Admin
 from kafka_marshal.admin import Format
 from kafka_marshal.kafka_io.columns import Slice
-from kafka_marshal.kafka_io.fetched import CHUNK_BYTES
+from kafka_marshal.kafka_io.slices import CHUNK_BYTES
 from kafka_marshal.protocol.types import TopicPartition
 from kafka_marshal.spark import register
 from kafka_marshal.spark.needs import require_java, require_spark

@@ -21,7 +21,7 @@ from kafka_marshal import (
     TopicPartition,
     World,
 )
-from kafka_marshal.kafka_io import ConnectionSettings, inplace
+from kafka_marshal.kafka_io import ConnectionSettings, patches
 from kafka_marshal.kafka_io.slices import SliceReader
 from kafka_marshal.testing.broker import EmbeddedBroker, free_ports
 
@@ -150,8 +150,8 @@ def test_ranges_are_read_as_columns(guarded, unique, listener, monkeypatch):
         filled.append(type(sock))
         fill(sock, answer)
 
-    fill = inplace._fill
-    monkeypatch.setattr(inplace, "_fill", filling)
+    fill = patches._fill
+    monkeypatch.setattr(patches, "_fill", filling)
     options = {
         "tls": {
             "security.protocol": "SSL",

@@ -8,7 +8,7 @@ from waiting import eventually
 
 from kafka_marshal.errors import ConfigurationError, DeadlineExceeded, InvalidTransition
 from kafka_marshal.kafka_io import ConnectionSettings, KafkaTopicAdmin
-from kafka_marshal.kafka_io.replicas import KafkaReplicas
+from kafka_marshal.kafka_io.topics import KafkaReplicas
 from kafka_marshal.testing import cluster as module
 from kafka_marshal.testing.broker import PortTaken
 from kafka_marshal.testing.cluster import EmbeddedCluster

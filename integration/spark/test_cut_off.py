@@ -17,7 +17,7 @@ from sidecars import start_sidecar
 from waiting import poll_all
 
 from kafka_marshal import ClaimLost, Delivery, TopicPartition
-from kafka_marshal.kafka_io.fetched import CHUNK_RECORDS
+from kafka_marshal.kafka_io.slices import CHUNK_RECORDS
 from kafka_marshal.spark import fetch
 from kafka_marshal.spark.fencing import Fence
 from kafka_marshal.spark.options import parse

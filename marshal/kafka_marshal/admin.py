@@ -43,7 +43,7 @@ from kafka_marshal.kafka_io import (
     problems,
     set_command,
 )
-from kafka_marshal.kafka_io.offsets import KafkaOffsets
+from kafka_marshal.kafka_io.data import KafkaOffsets
 from kafka_marshal.overriding import (
     ForgetPlan,
     ResetPlan,

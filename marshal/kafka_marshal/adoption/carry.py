@@ -16,7 +16,7 @@ from kafka_marshal.errors import (
     LogUnreadable,
 )
 from kafka_marshal.kafka_io import ConnectionSettings, KafkaDataLog
-from kafka_marshal.kafka_io.groups import GroupOffsets, KafkaGroups
+from kafka_marshal.kafka_io.data import GroupOffsets, KafkaGroups
 from kafka_marshal.ports import DataReader, LogRange
 from kafka_marshal.protocol.codec import is_identifier
 from kafka_marshal.protocol.freshness import Freshness

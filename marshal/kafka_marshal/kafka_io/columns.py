@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
 
-    from kafka_marshal.kafka_io.untyped import Untyped
 
 Headers = Sequence[tuple[str, bytes | None]]
 
@@ -70,7 +69,7 @@ class Batch(NamedTuple):
     data: Any
 
 
-def inflated(codec: int, data: "Untyped") -> "Untyped":
+def inflated(codec: int, data: Any) -> Any:
     """Return the records of a batch as they were before compression.
 
     Arrow brings what it takes, so that no further package is needed.
@@ -175,7 +174,7 @@ def columns_of(
     )
 
 
-def _begins(batches: Sequence[Batch], data: "Untyped") -> list[int]:
+def _begins(batches: Sequence[Batch], data: Any) -> list[int]:
     """Return where each record begins; the one loop that goes over all of them."""
     found: list[int] = []
     add = found.append
@@ -243,7 +242,7 @@ def _parts(
     return (sizes, begins, ends), ends
 
 
-def _copied(data: "Untyped", places: "_Places") -> "pa.Array":
+def _copied(data: Any, places: "_Places") -> "pa.Array":
     """Return a column of bytes.
 
     To Arrow, the whole buffer is a column already: of the parts that are wanted, and
@@ -267,7 +266,7 @@ def _copied(data: "Untyped", places: "_Places") -> "pa.Array":
     return whole.take(pa.array(wanted, mask=is_none if is_none.any() else None))
 
 
-def _headers(data: "Untyped", at: int) -> Headers:
+def _headers(data: Any, at: int) -> Headers:
     count, at = _varint(data, at)
     found = []
     for _ in range(count):
@@ -278,7 +277,7 @@ def _headers(data: "Untyped", at: int) -> Headers:
     return found
 
 
-def _bytes(data: "Untyped", at: int) -> tuple[bytes | None, int]:
+def _bytes(data: Any, at: int) -> tuple[bytes | None, int]:
     size, at = _varint(data, at)
     if size < 0:
         return None, at
@@ -287,7 +286,7 @@ def _bytes(data: "Untyped", at: int) -> tuple[bytes | None, int]:
     return bytes(data[at : at + size]), at + size
 
 
-def _varint(data: "Untyped", at: int) -> tuple[int, int]:
+def _varint(data: Any, at: int) -> tuple[int, int]:
     found = shift = 0
     while True:
         byte = data[at]

@@ -1,15 +1,17 @@
-"""Data topics and group offsets on a real cluster: ``ports.DataLog``."""
+"""Offsets of data partitions, consumer groups, and ``ports.DataLog`` over them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
+import attrs
 from kafka import TopicPartition as KafkaTopicPartition
 from kafka import errors as kafka_errors
 from kafka.admin import OffsetSpec
+from kafka.protocol.consumer import IsolationLevel
 from kafka.structs import OffsetAndMetadata
 
+from kafka_marshal.kafka_io.clients import Lookups
 from kafka_marshal.kafka_io.faults import Access, needed
-from kafka_marshal.kafka_io.lookups import Lookups
-from kafka_marshal.kafka_io.offsets import LEVELS
 from kafka_marshal.kafka_io.reader import KafkaDataReader
 from kafka_marshal.kafka_io.settings import ConnectionSettings
 from kafka_marshal.kafka_io.topics import (
@@ -18,8 +20,8 @@ from kafka_marshal.kafka_io.topics import (
     problems,
     set_command,
 )
-from kafka_marshal.kafka_io.untyped import Untyped
 from kafka_marshal.ports import (
+    READ_COMMITTED,
     READ_UNCOMMITTED,
     DataLog,
     DataReader,
@@ -29,8 +31,188 @@ from kafka_marshal.ports import (
 )
 from kafka_marshal.protocol.types import TopicPartition
 
+LEVELS = {
+    READ_UNCOMMITTED: IsolationLevel.READ_UNCOMMITTED,
+    READ_COMMITTED: IsolationLevel.READ_COMMITTED,
+}
+TIMEOUT_MS = 30_000
+CLOSE_MS = 2_000
+# States in which a group has no members (KIP-848 uses the same two words).
+_IDLE_STATES = ("EMPTY", "DEAD")
+_ABSENT = "ABSENT"
 # Told apart from other writers of group offsets by whoever looks (PROTOCOL 5.7).
 COMMIT_METADATA = "kafka-marshal"
+
+
+class KafkaOffsets:
+    """Asks where logs start, end and reach a time. Thread-safe, blocking."""
+
+    def __init__(
+        self, settings: ConnectionSettings, *, isolation_level: str = READ_UNCOMMITTED
+    ) -> None:
+        """Remember how to connect; the first question does.
+
+        Args:
+            settings: Where the cluster is.
+            isolation_level: With ``read_committed`` a log ends where its first open
+                transaction begins: no reader gets further.
+        """
+        self._lookups = Lookups(settings)
+        self._level = LEVELS[isolation_level]
+
+    def starts(
+        self, partitions: Sequence[TopicPartition], timeout_ms: int
+    ) -> dict[TopicPartition, int]:
+        """Return the first offset that exists, by partition."""
+        spec = {each: int(OffsetSpec.EARLIEST) for each in partitions}
+        return {p: o or 0 for p, o in self._ask(spec, timeout_ms).items()}
+
+    def ends(
+        self, partitions: Sequence[TopicPartition], timeout_ms: int
+    ) -> dict[TopicPartition, int]:
+        """Return the next offset that a reader cannot have yet, by partition."""
+        spec = {each: int(OffsetSpec.LATEST) for each in partitions}
+        return {p: o or 0 for p, o in self._ask(spec, timeout_ms).items()}
+
+    def known_ends(
+        self, partitions: Collection[TopicPartition], timeout_ms: int
+    ) -> dict[TopicPartition, int]:
+        """Return where logs end, of the partitions that can be asked at all.
+
+        One without a topic, a leader or the right to see it is absent; none of them
+        spoils the answer for the others.
+
+        Raises:
+            CoordinationError: There was no answer in time.
+        """
+        topics = sorted({each.topic for each in partitions})
+        if not topics:
+            return {}
+
+        def ask(admin: Any) -> dict[TopicPartition, int]:
+            led = {
+                TopicPartition(row["name"], found["partition_index"])
+                for row in admin.describe_topics(topics)
+                for found in row["partitions"]
+                if found["leader_id"] >= 0
+            }
+            places = [KafkaTopicPartition(*each) for each in partitions if each in led]
+            if not places:
+                return {}
+            ends = admin.list_partition_offsets(
+                dict.fromkeys(places, OffsetSpec.LATEST),
+                isolation_level=self._level,
+                timeout_ms=timeout_ms,
+            )
+            return {TopicPartition(*place): row.offset for place, row in ends.items()}
+
+        return self._lookups.call(
+            ask,
+            doing="Asking where logs end",
+            access=Access.READ,
+            needs=needed(Access.READ, *topics),
+            timeout_ms=timeout_ms,
+        )
+
+    def at_times(
+        self, times_ms: Mapping[TopicPartition, int], timeout_ms: int
+    ) -> dict[TopicPartition, int | None]:
+        """Return the first offset that is not older; None where all are."""
+        return self._ask(times_ms, timeout_ms)
+
+    def close(self, timeout_ms: int) -> None:
+        """Let go of the connection. Idempotent."""
+        self._lookups.close(timeout_ms=timeout_ms)
+
+    def _ask(
+        self, specs: Mapping[TopicPartition, int], timeout_ms: int
+    ) -> dict[TopicPartition, int | None]:
+        if not specs:
+            return {}
+        places = {KafkaTopicPartition(*each): spec for each, spec in specs.items()}
+
+        def ask(admin: Any) -> dict[TopicPartition, int | None]:
+            found = admin.list_partition_offsets(
+                places, isolation_level=self._level, timeout_ms=timeout_ms
+            )
+            return {
+                TopicPartition(*place): (
+                    row.offset if row is not None and row.offset >= 0 else None
+                )
+                for place, row in found.items()
+            }
+
+        return self._lookups.call(
+            ask,
+            doing="Asking for offsets of data partitions",
+            access=Access.READ,
+            needs=needed(Access.READ, *{place.topic for place in specs}),
+            timeout_ms=timeout_ms,
+        )
+
+
+@attrs.frozen
+class GroupOffsets:
+    """What Kafka knows of one consumer group.
+
+    Attributes:
+        group_id: The group.
+        state: Kafka's word for its state in capitals; ABSENT where it lists none.
+        offsets: Committed offset of each partition that has one.
+    """
+
+    group_id: str
+    state: str
+    offsets: Mapping[TopicPartition, int]
+
+    @property
+    def is_active(self) -> bool:
+        """Whether it has members, or is about to."""
+        return self.state not in (*_IDLE_STATES, _ABSENT)
+
+
+class KafkaGroups:
+    """Reads consumer groups. Thread-safe, blocking; connects when first asked."""
+
+    def __init__(self, settings: ConnectionSettings) -> None:
+        """Remember how to connect."""
+        self._lookups = Lookups(settings)
+
+    def read(self, group_id: str, *, timeout_ms: int = TIMEOUT_MS) -> GroupOffsets:
+        """Return state and committed offsets; a group that is absent has none.
+
+        Raises:
+            LogUnreadable: DESCRIBE on the group is missing.
+            CoordinationError: The cluster did not answer.
+        """
+
+        def ask(admin: Any) -> GroupOffsets:
+            # The state first: a group that starts to work later shows in offsets
+            # that differ when they are read again.
+            listed = admin.list_groups()
+            states = {row["group_id"]: str(row["group_state"]) for row in listed}
+            found = admin.list_group_offsets({group_id: None})[group_id]
+            return GroupOffsets(
+                group_id,
+                states.get(group_id, _ABSENT).upper(),
+                {
+                    TopicPartition(*place): entry.offset
+                    for place, entry in sorted(found.items())
+                    if entry.offset >= 0
+                },
+            )
+
+        return self._lookups.call(
+            ask,
+            doing=f"Asking for the committed offsets of group {group_id}",
+            access=Access.READ,
+            needs=f"DESCRIBE on group {group_id}",
+            timeout_ms=timeout_ms,
+        )
+
+    def close(self) -> None:
+        """Let go of the connection. Idempotent."""
+        self._lookups.close(timeout_ms=CLOSE_MS)
 
 
 class KafkaDataLog(DataLog):
@@ -63,7 +245,7 @@ class KafkaDataLog(DataLog):
             return {}
         names = sorted(set(topics))
 
-        def ask(admin: Untyped) -> dict[str, TopicInfo]:
+        def ask(admin: Any) -> dict[str, TopicInfo]:
             rows = [described(row) for row in admin.describe_topics(names)]
             return {
                 row.name: TopicInfo(row.partition_count, row.topic_id)
@@ -102,7 +284,7 @@ class KafkaDataLog(DataLog):
     def topics(self, timeout_ms: int) -> Sequence[str]:
         """Return the names of all topics that may be seen, internal ones included."""
 
-        def ask(admin: Untyped) -> list[str]:
+        def ask(admin: Any) -> list[str]:
             return sorted(str(name) for name in admin.list_topics())
 
         return self._lookups.call(
@@ -124,7 +306,7 @@ class KafkaDataLog(DataLog):
             return {}
         wanted = [KafkaTopicPartition(*each) for each in partitions]
 
-        def ask(admin: Untyped) -> dict[TopicPartition, LogRange]:
+        def ask(admin: Any) -> dict[TopicPartition, LogRange]:
             try:
                 return ask_of(admin, wanted)
             except kafka_errors.UnknownTopicOrPartitionError:
@@ -133,9 +315,7 @@ class KafkaDataLog(DataLog):
                     raise
                 return ask_of(admin, places) if places else {}
 
-        def ask_of(
-            admin: Untyped, places: list[Untyped]
-        ) -> dict[TopicPartition, LogRange]:
+        def ask_of(admin: Any, places: list[Any]) -> dict[TopicPartition, LogRange]:
             # The end first: a start read later is never above it by retention.
             ends = admin.list_partition_offsets(
                 dict.fromkeys(places, OffsetSpec.LATEST),
@@ -168,7 +348,7 @@ class KafkaDataLog(DataLog):
             return {}
         places = [KafkaTopicPartition(*each) for each in partitions]
 
-        def ask(admin: Untyped) -> dict[TopicPartition, int]:
+        def ask(admin: Any) -> dict[TopicPartition, int]:
             found = admin.list_partition_offsets(
                 dict.fromkeys(places, OffsetSpec.LATEST), timeout_ms=timeout_ms
             )
@@ -190,7 +370,7 @@ class KafkaDataLog(DataLog):
             return {}
         places = [KafkaTopicPartition(*each) for each in partitions]
 
-        def ask(admin: Untyped) -> dict[TopicPartition, int | None]:
+        def ask(admin: Any) -> dict[TopicPartition, int | None]:
             found = admin.list_group_offsets({group_id: places})[group_id]
             offsets: dict[TopicPartition, int | None] = {}
             for place in places:
@@ -224,7 +404,7 @@ class KafkaDataLog(DataLog):
             for place, offset in offsets.items()
         }
 
-        def ask(admin: Untyped) -> None:
+        def ask(admin: Any) -> None:
             results = admin.alter_group_offsets(group_id, wanted)
             for place, kind in results.items():
                 if kind is not kafka_errors.NoError:
@@ -251,7 +431,7 @@ class KafkaDataLog(DataLog):
         self._lookups.close(timeout_ms=timeout_ms)
 
 
-def _existing(admin: Untyped, places: Sequence[Untyped]) -> list[Untyped]:
+def _existing(admin: Any, places: Sequence[Any]) -> list[Any]:
     """Return those of some partitions that exist."""
     names = sorted({place.topic for place in places})
     rows = [described(row) for row in admin.describe_topics(names)]

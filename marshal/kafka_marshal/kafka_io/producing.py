@@ -12,7 +12,7 @@ from kafka.errors import KafkaError
 
 from kafka_marshal.closing import Closing
 from kafka_marshal.errors import DeadlineExceeded, MarshalError
-from kafka_marshal.kafka_io.connecting import connected
+from kafka_marshal.kafka_io.clients import connected
 from kafka_marshal.kafka_io.settings import ConnectionSettings
 from kafka_marshal.kafka_io.translate import Access, translated
 
@@ -137,7 +137,7 @@ class KafkaRecordWriter(Closing):
     def _on_written(
         self,
         sent_at: float,
-        metadata: Any,  # noqa: ANN401 - untyped library
+        metadata: Any,
     ) -> None:
         now = time.monotonic()
         with self._lock:

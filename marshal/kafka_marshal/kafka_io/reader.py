@@ -1,29 +1,32 @@
-"""Fetching records of data partitions: ``ports.DataReader`` over kafka-python."""
+"""Data partitions over kafka-python: ``ports.DataReader``, and its records."""
 
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import repeat
+from operator import attrgetter
+from typing import Any, overload
 
+import msgspec
 from kafka import KafkaConsumer
 from kafka import TopicPartition as KafkaTopicPartition
 from kafka import errors as kafka_errors
 
 from kafka_marshal.errors import InvalidTransition, PositionError
-from kafka_marshal.kafka_io.connecting import connected
+from kafka_marshal.kafka_io.clients import connected, forked
 from kafka_marshal.kafka_io.faults import needed
-from kafka_marshal.kafka_io.lookups import forked
-from kafka_marshal.kafka_io.places import Places, outside
-from kafka_marshal.kafka_io.records import Records, kafka_records
+from kafka_marshal.kafka_io.patches import TopicIds, fetch_by_id, read_any_header
+from kafka_marshal.kafka_io.positions import Places, outside
 from kafka_marshal.kafka_io.settings import ConnectionSettings
-from kafka_marshal.kafka_io.tolerant import read_any_header
-from kafka_marshal.kafka_io.topicids import TopicIds, fetch_by_id
 from kafka_marshal.kafka_io.translate import Access, translated
-from kafka_marshal.kafka_io.untyped import Untyped
 from kafka_marshal.ports import READ_UNCOMMITTED, DataReader, Record
 from kafka_marshal.protocol.types import Token, TopicPartition
 
+Make = Callable[[Sequence[Any], Token | None], Iterator[Record]]
+
+_offset = attrgetter("offset")
+_value = attrgetter("value")
 # New partitions wait for the fetch under way: a broker answers one by one.
 FETCH_WAIT_MS = 100
 REQUEST_TIMEOUT_MS = 10_000
@@ -35,6 +38,117 @@ _HURRY_S_MAX = 1.0
 # The broker has just answered, so it will again; asked only after a fault.
 _RANGE_TIMEOUT_MS = 500
 _UNKNOWN = -1
+
+
+class Records(Sequence[Record]):
+    """Records of one partition, in offset order; each is made when looked at.
+
+    So two looks at one place give two objects, which are equal. A slice shares
+    what it is cut from; a record keeps nothing alive but itself.
+    """
+
+    __slots__ = ("_make", "_sources", "_token")
+
+    def __init__(
+        self, sources: Sequence[Any], *, token: Token | None, make: Make
+    ) -> None:
+        """Hold what a client returned.
+
+        Args:
+            sources: The client's own records.
+            token: What the records carry.
+            make: Makes records of ours from some of these.
+        """
+        self._sources = sources
+        self._token = token
+        self._make = make
+
+    @property
+    def sources(self) -> Sequence[Any]:
+        """What the client returned, for whoever takes columns of it."""
+        return self._sources
+
+    def __len__(self) -> int:
+        return len(self._sources)
+
+    def __iter__(self) -> Iterator[Record]:
+        return self._make(self._sources, self._token)
+
+    @overload
+    def __getitem__(self, at: int) -> Record: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> "Records": ...
+
+    def __getitem__(self, at: int | slice) -> "Record | Records":
+        if isinstance(at, slice):
+            return Records(self._sources[at], token=self._token, make=self._make)
+        return next(self._make((self._sources[at],), self._token))
+
+    def __repr__(self) -> str:
+        return f"Records({list(self)!r})"
+
+
+class KafkaRecord(Record, msgspec.Struct, frozen=True, gc=False):
+    """A record that kafka-python fetched."""
+
+    offset: int
+    value: bytes | None
+    token: Token | None
+    _source: Any
+
+    @property
+    def topic(self) -> str:
+        """Data topic."""
+        name: str = self._source.topic
+        return name
+
+    @property
+    def partition(self) -> int:
+        """Data partition."""
+        number: int = self._source.partition
+        return number
+
+    @property
+    def timestamp_ms(self) -> int:
+        """Timestamp in epoch milliseconds."""
+        time_ms: int = self._source.timestamp
+        return time_ms
+
+    @property
+    def timestamp_type(self) -> int:
+        """A ``TimestampType`` value."""
+        kind: int = self._source.timestamp_type
+        return kind
+
+    @property
+    def key(self) -> bytes | None:
+        """Key bytes or None."""
+        key: bytes | None = self._source.key
+        return key
+
+    @property
+    def headers(self) -> tuple[tuple[str, bytes], ...]:
+        """Pairs of name and value."""
+        return tuple(self._source.headers or ())
+
+    @property
+    def leader_epoch(self) -> int | None:
+        """Leader epoch of the batch, or None."""
+        epoch: int = self._source.leader_epoch
+        return epoch if epoch >= 0 else None
+
+
+def kafka_records(sources: Sequence[Any], token: Token | None) -> Iterator[Record]:
+    """Make records from those of kafka-python."""
+    # No Python frame per record: all that is called here is in C.
+    return map(
+        KafkaRecord,
+        map(_offset, sources),
+        map(_value, sources),
+        repeat(token),
+        sources,
+    )
 
 
 class _Connecting:
@@ -68,7 +182,7 @@ class _Connecting:
         self._thread.join(timeout=timeout_ms / 1000)
         return not self._thread.is_alive()
 
-    def outcome(self) -> Untyped:
+    def outcome(self) -> Any:
         """Return the consumer, or raise what prevented it."""
         if self._error is not None:
             raise self._error
@@ -256,7 +370,7 @@ class KafkaDataReader(DataReader):
         for each in (self._consumer, self._consumer._cluster):  # noqa: SLF001
             each.config["retry_backoff_ms"] = backoff_ms
 
-    def _new_consumer(self) -> Untyped:
+    def _new_consumer(self) -> Any:
         settings = {
             **self._settings.client_config(),
             "group_id": None,
@@ -314,7 +428,7 @@ class KafkaDataReader(DataReader):
             addresses=self._settings.addresses,
         )
 
-    def _outside(self, place: Untyped, requested: int, what: str) -> PositionError:
+    def _outside(self, place: Any, requested: int, what: str) -> PositionError:
         """Return the error for a position outside its log, with the log's range."""
         start = end = _UNKNOWN
         try:

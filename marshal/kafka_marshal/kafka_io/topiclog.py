@@ -18,10 +18,10 @@ from kafka_marshal.errors import (
     MarshalError,
     TopicMisconfigured,
 )
-from kafka_marshal.kafka_io.asking import SharedQuestion
+from kafka_marshal.kafka_io.clients import forked
 from kafka_marshal.kafka_io.faults import Access
-from kafka_marshal.kafka_io.lookups import forked
 from kafka_marshal.kafka_io.settings import ConnectionSettings
+from kafka_marshal.kafka_io.single_flight import SingleFlight
 from kafka_marshal.kafka_io.topics import KafkaTopicAdmin
 from kafka_marshal.kafka_io.writer import Connect, FailedAppend, Writer, left_ms
 from kafka_marshal.ports import Append, CoordinationLog
@@ -88,7 +88,7 @@ class TopicLog(CoordinationLog):
         # Partitions that went back, until they are read from elsewhere.
         self._torn: dict[int, LogTruncated] = {}
         self._is_closed = False
-        self._ends_asked: SharedQuestion[Mapping[int, int]] = SharedQuestion()
+        self._end_flight: SingleFlight[Mapping[int, int]] = SingleFlight()
         self._has_kept = False
         self.writer: Writer | None = None
         try:
@@ -192,7 +192,7 @@ class TopicLog(CoordinationLog):
         """Return the next offset to be written, per partition (a barrier)."""
         self._require_process("Reading")
         self._require_open()
-        offsets = self._ends_asked.ask(
+        offsets = self._end_flight.call(
             lambda left_ms: self._offsets(left_ms, is_end=True), max(1, timeout_ms)
         )
         for number, offset in offsets.items():

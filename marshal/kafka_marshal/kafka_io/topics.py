@@ -1,4 +1,4 @@
-"""Topics: what the cluster says of them, what is wrong with them, making them."""
+"""Topics: description, settings that break PROTOCOL 2.1, creation, replicas."""
 
 import time
 from collections.abc import Iterable, Mapping
@@ -11,10 +11,9 @@ from kafka.admin import ConfigResource, ConfigResourceType
 
 from kafka_marshal.closing import Closing
 from kafka_marshal.errors import TopicMisconfigured
-from kafka_marshal.kafka_io.lookups import Lookups
+from kafka_marshal.kafka_io.clients import Lookups
 from kafka_marshal.kafka_io.settings import ConnectionSettings
 from kafka_marshal.kafka_io.translate import Access
-from kafka_marshal.kafka_io.untyped import Untyped
 from kafka_marshal.protocol.types import PARTITION_MAX
 
 TIMEOUT_MS = 15_000
@@ -52,6 +51,7 @@ _DANGEROUS = (
     "message.timestamp.type",
     "unclean.leader.election.enable",
 )
+TIMEOUT_MS = 15_000
 
 
 @attrs.frozen
@@ -327,7 +327,7 @@ def describe_topic(
     if not found.exists:
         return found
 
-    def ask(admin: Untyped) -> dict[str, str]:
+    def ask(admin: Any) -> dict[str, str]:
         resource = ConfigResource(ConfigResourceType.TOPIC, topic)
         raw = admin.describe_configs([resource], config_filter="all")
         rows = raw["topic"][topic]
@@ -453,7 +453,7 @@ class KafkaTopicAdmin(Closing):
 
         attempts: list[int] = []
 
-        def ask(admin: Untyped) -> None:
+        def ask(admin: Any) -> None:
             attempts.append(1)
             raw = admin.create_topics(
                 {topic: spec}, timeout_ms=timeout_ms, raise_errors=False
@@ -506,4 +506,93 @@ class KafkaTopicAdmin(Closing):
 
     def close(self, *, timeout_ms: int = 2_000) -> None:
         """Let go of the connection. Idempotent."""
+        self._lookups.close(timeout_ms=timeout_ms)
+
+
+@attrs.frozen
+class Replicas:
+    """Where the copies of one partition are, as the brokers tell it.
+
+    Attributes:
+        partition: Its number.
+        leader: Node id of the broker that leads it, or None.
+        nodes: Node ids of all brokers that have a copy, the preferred one first.
+        in_sync: Those whose copy is complete.
+    """
+
+    partition: int
+    leader: int | None
+    nodes: tuple[int, ...]
+    in_sync: frozenset[int]
+
+
+class KafkaReplicas(Closing):
+    """Looks at copies and at the controllers. Thread-safe, blocking."""
+
+    def __init__(self, settings: ConnectionSettings) -> None:
+        """Remember how to connect; the first question opens the connection."""
+        self._lookups = Lookups(settings)
+
+    def of(self, topic: str, *, timeout_ms: int = TIMEOUT_MS) -> tuple[Replicas, ...]:
+        """Return where each partition of a topic has its copies.
+
+        Args:
+            topic: Name of the topic.
+            timeout_ms: When to give up.
+
+        Returns:
+            Its partitions by number; none where there is no such topic.
+
+        Raises:
+            CoordinationError: There was no answer.
+        """
+
+        def ask(admin: Any) -> tuple[Replicas, ...]:
+            row = admin.describe_topics([topic])[0]
+            kind = kafka_errors.for_code(row["error_code"])
+            if kind is kafka_errors.UnknownTopicOrPartitionError:
+                return ()
+            if kind is not kafka_errors.NoError:
+                raise kind(f"topic {topic}")
+            found = [
+                Replicas(
+                    each["partition_index"],
+                    each["leader_id"] if each["leader_id"] >= 0 else None,
+                    tuple(each["replica_nodes"]),
+                    frozenset(each["isr_nodes"]),
+                )
+                for each in row["partitions"]
+            ]
+            return tuple(sorted(found, key=lambda each: each.partition))
+
+        return self._lookups.call(
+            ask,
+            doing=f"Looking at the copies of topic {topic}",
+            access=Access.READ,
+            needs=f"DESCRIBE on topic {topic}",
+            timeout_ms=timeout_ms,
+        )
+
+    def controller(self, *, timeout_ms: int = TIMEOUT_MS) -> int | None:
+        """Return the node id of the controller that leads the others, if any.
+
+        Raises:
+            CoordinationError: There was no answer.
+        """
+
+        def ask(admin: Any) -> int | None:
+            raw = admin.describe_metadata_quorum()
+            leader: int = raw["topics"][0]["partitions"][0]["leader_id"]
+            return leader if leader >= 0 else None
+
+        return self._lookups.call(
+            ask,
+            doing="Looking for the active controller",
+            access=Access.READ,
+            needs="DESCRIBE on the cluster",
+            timeout_ms=timeout_ms,
+        )
+
+    def close(self, *, timeout_ms: int = TIMEOUT_MS) -> None:
+        """Close the connection. Idempotent."""
         self._lookups.close(timeout_ms=timeout_ms)

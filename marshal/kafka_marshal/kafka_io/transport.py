@@ -129,7 +129,7 @@ def open_data_log(settings: ConnectionSettings, *, client_rack: str = "") -> Dat
     """
     kind: type[KafkaDataLog] = KafkaDataLog
     if choose(settings).name == FAST:
-        from kafka_marshal.kafka_io.fast.data import FastDataLog
+        from kafka_marshal.kafka_io.fast.reader import FastDataLog
 
         kind = FastDataLog
     return kind(settings, client_rack=client_rack)

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from kafka_marshal.errors import ConfigurationError, LogUnreadable
 from kafka_marshal.kafka_io import KafkaDataLog
-from kafka_marshal.kafka_io.offsets import KafkaOffsets
+from kafka_marshal.kafka_io.data import KafkaOffsets
 from kafka_marshal.ports import LogRange
 from kafka_marshal.protocol.types import TopicPartition
 from kafka_marshal.subscribing import topic_pattern

@@ -22,8 +22,8 @@ from kafka_marshal.errors import (
     DeadlineExceeded,
     InvalidTransition,
 )
-from kafka_marshal.kafka_io.replicas import KafkaReplicas
 from kafka_marshal.kafka_io.settings import ConnectionSettings
+from kafka_marshal.kafka_io.topics import KafkaReplicas
 from kafka_marshal.testing.broker import (
     EmbeddedBroker,
     PortTaken,

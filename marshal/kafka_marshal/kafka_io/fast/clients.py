@@ -1,8 +1,15 @@
-"""Making librdkafka's clients: what all of them need, and how they are let go.
+"""librdkafka's clients: making them, closing them, and finding new leaders.
 
-Its log lines go to the logger ``kafka_marshal.librdkafka`` and never to stderr.
-Its threads do not survive a fork, and destroying a handle in a child would wait
-for them for ever: there every handle is kept, untouched, to the end.
+Log lines go to the logger ``kafka_marshal.librdkafka``, never to stderr. The threads of
+librdkafka do not survive a fork, and destroying a handle in a child would wait for them
+for ever: a child keeps every handle, untouched, to its end.
+
+After the loss of a broker librdkafka asks once a second who leads its partitions.
+While it removes a broker that a response no longer names, it often takes the partitions
+away from their new leader as well, and notices at the next request, a second later
+(seen with 2.16). So the thread that polls a client asks more often for a while after a
+loss. The number of requests is bounded for each loss and client; then librdkafka's own
+second applies again. Where no broker can be reached, nothing is sent.
 """
 
 import ctypes
@@ -10,8 +17,11 @@ import logging
 import os
 import re
 import threading
+import time
 from base64 import b64decode
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from itertools import islice
 from typing import Any
 
 import attrs
@@ -22,11 +32,22 @@ from confluent_kafka import (
     Producer,
 )
 
-from kafka_marshal.kafka_io.fast.leaders import LOSSES, LeaderSearch
 from kafka_marshal.kafka_io.fast.settings import fast_config
 from kafka_marshal.kafka_io.settings import ConnectionSettings
-from kafka_marshal.kafka_io.untyped import Untyped
 
+ASK_INTERVAL_S = 0.25
+# Longer than the death of a broker and of the leading controller usually takes:
+# brokers' sessions last 9 s by default.
+ASKED_FOR_S = 20.0
+# One request each: of more topics, some are asked about each time.
+TOPICS_AT_ONCE = 8
+# The question is sent in this time; the answer is taken whenever it comes.
+_SENT_S = 0.001
+LOSSES = (
+    KafkaError._ALL_BROKERS_DOWN,  # noqa: SLF001 - its public names
+    KafkaError._TIMED_OUT,  # noqa: SLF001
+    KafkaError._TRANSPORT,  # noqa: SLF001
+)
 LOGGER = "kafka_marshal.librdkafka"
 _LOGGER = logging.getLogger(LOGGER)
 # Parts of debug lines. Were they worded otherwise, opening would wait longer.
@@ -45,7 +66,61 @@ _REFUSALS = (
     KafkaError.SASL_AUTHENTICATION_FAILED,
 )
 
-_live: dict[int, Untyped] = {}
+_live: dict[int, Any] = {}
+
+
+class LeaderSearch:
+    """When to ask for leaders, of one client. To be used by whoever polls it.
+
+    A consumer can be asked by nobody else: its binding lets only one call go on at
+    a time, and those of a thread that polls all the time come first.
+    """
+
+    __slots__ = ("_ask_at_s", "_clock_s", "_first", "_until_s")
+
+    def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
+        """Begin without a loss.
+
+        Args:
+            clock_s: What time it is, in seconds.
+        """
+        self._clock_s = clock_s
+        self._until_s = 0.0
+        self._ask_at_s = 0.0
+        self._first = 0
+
+    def begin(self) -> None:
+        """Take that a broker was lost."""
+        self._until_s = self._clock_s() + ASKED_FOR_S
+
+    def patience_s(self, wait_s: float) -> float:
+        """Return how long to wait for records at most, so that asking goes on."""
+        return min(wait_s, ASK_INTERVAL_S) if self._until_s else wait_s
+
+    def go_on(self, handle: Any, topics: Collection[str]) -> None:
+        """Ask who leads partitions of these topics, where that is due.
+
+        It does not wait for answers, and costs next to nothing where no broker
+        was lost of late.
+
+        Args:
+            handle: confluent-kafka's object.
+            topics: The topics; few of very many are asked about each time.
+        """
+        if not self._until_s:
+            return
+        now_s = self._clock_s()
+        if now_s < self._ask_at_s:
+            return
+        self._ask_at_s = now_s + ASK_INTERVAL_S
+        if now_s >= self._until_s:
+            self._until_s = 0.0
+            return
+        first = self._first if self._first < len(topics) else 0
+        for topic in islice(topics, first, first + TOPICS_AT_ONCE):
+            with suppress(KafkaException):  # late, as it has to be
+                handle.list_topics(topic, timeout=_SENT_S)
+        self._first = first + TOPICS_AT_ONCE
 
 
 def _keep_for_ever() -> None:
@@ -75,7 +150,7 @@ class Client:
         is_outdated: Whether a topic has got another id since the client was made.
     """
 
-    handle: Untyped = None
+    handle: Any = None
     refusal: Exception | None = None
     is_looking: threading.Event = attrs.field(factory=threading.Event)
     is_numbered: threading.Event = attrs.field(factory=threading.Event)
@@ -89,7 +164,7 @@ class Client:
             self.topic_ids[topic] = topic_id
             self.is_outdated = True
 
-    def note(self, error: Untyped) -> None:
+    def note(self, error: Any) -> None:
         """Take a report of librdkafka, which comes while the client is polled."""
         if error.code() in _REFUSALS:
             self.refusal = KafkaException(error)
@@ -127,7 +202,7 @@ class _Log:
 
 
 def _made(
-    kind: Callable[..., Untyped],
+    kind: Callable[..., Any],
     settings: ConnectionSettings,
     config: Mapping[str, Any],
 ) -> Client:

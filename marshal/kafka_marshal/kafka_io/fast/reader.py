@@ -1,18 +1,19 @@
-"""Fetching records of data partitions: ``ports.DataReader`` over librdkafka.
+"""Data partitions over librdkafka: ``ports.DataReader``, its records, and the data log.
 
-librdkafka fetches ahead on its own threads, into one queue for all partitions. It
-may still hold records there of a place that was left; it drops them by itself
-where it is told of the new place by a seek, which is why every change of place
-begins with one.
+librdkafka fetches ahead on its own threads, into one queue for all partitions. The
+queue may still hold records of an earlier position; a seek makes librdkafka drop them,
+so every change of position begins with one.
 """
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import groupby
+from itertools import groupby, repeat
+from operator import methodcaller
 from typing import Any
 
+import msgspec
 from confluent_kafka import KafkaError, KafkaException, Message, libversion
 from confluent_kafka import TopicPartition as FastPartition
 
@@ -21,24 +22,28 @@ from kafka_marshal.errors import (
     CoordinationError,
     InvalidTransition,
 )
+from kafka_marshal.kafka_io.clients import forked
+from kafka_marshal.kafka_io.data import KafkaDataLog
 from kafka_marshal.kafka_io.fast.clients import (
     TOPIC_IDS,
     Client,
     close_consumer,
     new_consumer,
 )
-from kafka_marshal.kafka_io.fast.records import fast_records
 from kafka_marshal.kafka_io.fast.translate import Access, translated
 from kafka_marshal.kafka_io.faults import needed
-from kafka_marshal.kafka_io.lookups import forked
-from kafka_marshal.kafka_io.places import Places, outside
+from kafka_marshal.kafka_io.positions import Places, outside, unknown_topic_id
 from kafka_marshal.kafka_io.reader import FETCH_WAIT_MS, REQUEST_TIMEOUT_MS
 from kafka_marshal.kafka_io.settings import ConnectionSettings
-from kafka_marshal.kafka_io.topicids import unknown_topic_id
-from kafka_marshal.kafka_io.untyped import Untyped
 from kafka_marshal.ports import READ_UNCOMMITTED, DataReader, Record
 from kafka_marshal.protocol.types import Token, TopicPartition
 
+# It may be None for messages that are no records.
+_offset: Callable[[Any], int] = Message.offset  # type: ignore[assignment]
+# Not called as a method: once a call of one is hot, Python looks no longer for an
+# exception beside a result, which is how this one fails.
+_headers = methodcaller("headers")
+_NO_TEXT = "\ufffd"
 # What librdkafka may hold: one of these two is reached, and then what is under way
 # still comes. Several fetches hide all latency that can be hidden, since a broker is
 # asked for one at a time. More of them are read from memory and not from the
@@ -93,6 +98,93 @@ _OUT_OF_PLACE = (
     KafkaError._AUTO_OFFSET_RESET,  # noqa: SLF001
     KafkaError.OFFSET_OUT_OF_RANGE,
 )
+
+
+class FastRecord(Record, msgspec.Struct, frozen=True, gc=False):
+    """A record that librdkafka fetched."""
+
+    offset: int
+    value: bytes | None
+    token: Token | None
+    _source: Any
+
+    @property
+    def topic(self) -> str:
+        """Data topic."""
+        name: str = self._source.topic()
+        return name
+
+    @property
+    def partition(self) -> int:
+        """Data partition."""
+        number: int = self._source.partition()
+        return number
+
+    @property
+    def timestamp_ms(self) -> int:
+        """Timestamp in epoch milliseconds."""
+        time_ms: int = self._source.timestamp()[1]
+        return time_ms
+
+    @property
+    def timestamp_type(self) -> int:
+        """A ``TimestampType`` value."""
+        # PROTOCOL 2.1: librdkafka's numbers are the wire's and one.
+        kind: int = self._source.timestamp()[0] - 1
+        return kind
+
+    @property
+    def key(self) -> bytes | None:
+        """Key bytes or None."""
+        key: bytes | None = self._source.key()
+        return key
+
+    @property
+    def headers(self) -> tuple[tuple[str, bytes], ...]:
+        """Pairs of name and value."""
+        return headers_of(self._source)
+
+    @property
+    def leader_epoch(self) -> int | None:
+        """Leader epoch of the batch, or None."""
+        epoch: int | None = self._source.leader_epoch()
+        return epoch
+
+
+def headers_of(message: Any) -> tuple[tuple[str, bytes], ...]:
+    """Return a message's headers, whatever bytes their names are.
+
+    confluent-kafka fails where a name is not UTF-8, the first time only. After
+    that it returns pairs with nothing in the place of such a name: these may be
+    printed, and their second half taken, but the first must not be touched. So
+    they are replaced in the message itself, before anybody else asks.
+    """
+    try:
+        return tuple(_headers(message) or ())
+    except (SystemError, UnicodeDecodeError):
+        pairs = _headers(message) or ()
+    sound = [
+        (_NO_TEXT, pair[1]) if repr(pair).startswith("(<NULL>") else pair
+        for pair in pairs
+    ]
+    message.set_headers(sound)
+    return tuple(sound)
+
+
+def fast_records(messages: Sequence[Any], token: Token | None) -> Iterator[Record]:
+    """Make records from messages of one partition."""
+    if not messages:
+        return iter(())
+    first, last = messages[0].offset(), messages[-1].offset()
+    is_whole = last - first == len(messages) - 1
+    offsets: Iterable[int] = (
+        # Offsets of one partition grow, so none between these two is missing.
+        range(first, last + 1) if is_whole else map(_offset, messages)
+    )
+    # No Python frame per record: all that is called here is in C.
+    return map(
+        FastRecord, offsets, map(Message.value, messages), repeat(token), messages
+    )
 
 
 class FastDataReader(DataReader):
@@ -235,7 +327,7 @@ class FastDataReader(DataReader):
 
     # --- bringing librdkafka in line
 
-    def _handle(self) -> Untyped:
+    def _handle(self) -> Any:
         if self._client is None:
             self._client = new_consumer(self._settings, self._config)
         return self._client.handle
@@ -593,3 +685,15 @@ def _runs(
         end = start + len(list(group))
         yield mark, messages[start:end]
         start = end
+
+
+class FastDataLog(KafkaDataLog):
+    """``ports.DataLog`` whose readers fetch by librdkafka."""
+
+    def reader(self, *, isolation_level: str = READ_UNCOMMITTED) -> DataReader:
+        """Return a new reader with nothing assigned; it connects when polled."""
+        return FastDataReader(
+            self._settings,
+            isolation_level=isolation_level,
+            client_rack=self._client_rack,
+        )

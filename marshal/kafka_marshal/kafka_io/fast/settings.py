@@ -15,7 +15,6 @@ from typing import Any
 
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.kafka_io.settings import DOTTED_OPTIONS, ConnectionSettings
-from kafka_marshal.kafka_io.untyped import Untyped
 
 _NAMES = {ours: dotted for dotted, ours in DOTTED_OPTIONS.items()} | {
     # What librdkafka calls metadata.max.age.ms only bounds a cache.
@@ -63,7 +62,7 @@ def _expiry(token: str) -> float:
         return unknown
 
 
-def _token_callback(provider: Untyped) -> Callable[[object], Untyped]:
+def _token_callback(provider: Any) -> Callable[[object], Any]:
     """Make librdkafka's callback of a token provider of kafka-python's kind."""
 
     def answer(_: object) -> tuple[str, float, str, dict[str, str]]:

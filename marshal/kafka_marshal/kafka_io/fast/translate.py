@@ -1,13 +1,13 @@
 """What confluent-kafka raises or reports, told in our own errors. One table."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException
 
 from kafka_marshal.errors import MarshalError
 from kafka_marshal.kafka_io import faults
 from kafka_marshal.kafka_io.faults import Access, Failure, Fault
-from kafka_marshal.kafka_io.untyped import Untyped
 
 __all__ = ["Access", "translated"]
 
@@ -145,7 +145,7 @@ _ROWS: tuple[tuple[Fault, tuple[int, ...]], ...] = (
 _FAULTS: Mapping[int, Fault] = {code: fault for fault, codes in _ROWS for code in codes}
 
 
-def cause_of(error: Exception) -> Untyped:
+def cause_of(error: Exception) -> Any:
     """Return the ``KafkaError`` inside an exception, or None."""
     if isinstance(error, KafkaException) and error.args:
         inner = error.args[0]

@@ -1,9 +1,9 @@
-"""A reader's own account: what is assigned, where it goes on, what is paused."""
+"""Assignment, positions and pauses of a data reader."""
 
 import pytest
 
 from kafka_marshal.errors import InvalidTransition
-from kafka_marshal.kafka_io.places import Places, outside
+from kafka_marshal.kafka_io.positions import Places, outside
 from kafka_marshal.protocol.types import Token, TopicPartition
 
 A, B, C = TopicPartition("t", 0), TopicPartition("t", 1), TopicPartition("u", 0)

@@ -1,26 +1,41 @@
-"""Questions to the cluster, each with a deadline that holds.
+"""kafka-python's clients: making them, and questions to the cluster with a deadline.
 
-kafka-python's admin client blocks for as many request timeouts as a question
-has round trips, and offers no deadline for the whole. Each question therefore
-runs on a thread of its own, which is left behind when the deadline passes; the
-request timeout ends it soon after.
+kafka-python retries the bootstrap addresses until its time is up, whatever the
+reason, and then raises a timeout without one: a wrong password looks like a network
+that is down. The reason is only in its log, as an exception among the arguments. A
+failed client also leaves its thread and sockets open; ``connected`` closes them.
+
+The admin client blocks for as many request timeouts as a question has round trips and
+has no deadline for the whole. ``Lookups`` runs each question on a thread of its own
+and abandons the thread at the deadline; the request timeout ends it soon after.
 """
 
+import logging
 import os
+import ssl
 import threading
 import time
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Self, TypeVar
 
+from kafka import KafkaConsumer
 from kafka import errors as kafka_errors
 from kafka.admin import KafkaAdminClient
 
 from kafka_marshal.errors import CoordinationError, InvalidTransition, MarshalError
-from kafka_marshal.kafka_io.connecting import ConnectionWatch, connected
+from kafka_marshal.kafka_io.patches import change_transports, hear_last_words
 from kafka_marshal.kafka_io.settings import ConnectionSettings
 from kafka_marshal.kafka_io.translate import Access, translated
-from kafka_marshal.kafka_io.untyped import Untyped
 
+_LOGGER = "kafka.net.manager"
+# A refusal that no further attempt will change.
+REFUSALS = (
+    kafka_errors.SaslAuthenticationFailedError,
+    kafka_errors.UnsupportedSaslMechanismError,
+    kafka_errors.IllegalSaslStateError,
+)
 T = TypeVar("T")
 
 _REQUEST_TIMEOUT_MS = 5_000
@@ -31,6 +46,128 @@ _LOOK_S = 0.1
 _REFUSED_PATIENCE_S = 2.0
 # Questions under way at once, abandoned ones included: bounds the threads.
 _CALLS_MAX = 16
+
+
+def connected(
+    kind: Any,
+    config: Mapping[str, Any],
+    *,
+    topic: str | None = None,
+    watch: "ConnectionWatch | None" = None,
+) -> Any:
+    """Make a client of kafka-python; leave nothing behind where that fails.
+
+    Args:
+        kind: ``KafkaConsumer``, ``KafkaProducer`` or ``KafkaAdminClient``.
+        config: What it is made with.
+        topic: Asked for with the first metadata; for a topic that is named later
+            it would wait 100 ms before it asks again.
+        watch: Told whose refusals are of this client.
+
+    Returns:
+        The client, connected.
+
+    Raises:
+        KafkaError: No connection could be made.
+    """
+    network: list[Any] = []
+
+    def make(**options: Any) -> Any:
+        made = KafkaConsumer.DEFAULT_CONFIG["kafka_client"](**options)
+        network.append(made)
+        change_transports(made, hear_last_words)
+        if watch is not None:
+            watch.own(made)
+        if topic is not None:
+            made.cluster.add_topic(topic)
+        return made
+
+    try:
+        return kind(**config, kafka_client=make)
+    except BaseException:
+        # The object that has a close() was never handed out.
+        for each in network:
+            each.close()
+        raise
+
+
+class ConnectionWatch(logging.Handler):
+    """Notes the reasons that kafka-python logs, while it is entered.
+
+    A logger that the application has turned off tells nothing; messages are then
+    less helpful and later, and nothing else changes.
+
+    Attributes:
+        refused: Why a client of ours was refused, as it would be again, where it has
+            not been let in since.
+        refusal: Why any client was refused.
+        last: What any client was told last.
+        is_ended: Whether ours are not to try again.
+    """
+
+    def __init__(self) -> None:
+        """Listen for warnings and worse."""
+        super().__init__(logging.WARNING)
+        self.refused: Exception | None = None
+        self.refusal: Exception | None = None
+        self.last: Exception | None = None
+        self.is_ended = False
+        self._networks: list[Any] = []
+
+    def own(self, network: Any) -> None:
+        """Take that what the thread of this network says is about us."""
+        self._networks.append(network)
+
+    def end(self) -> None:
+        """Have our clients stop trying; return at once.
+
+        Each is told on its own thread, so that whoever makes it fails and closes it.
+        """
+        self.is_ended = True
+        for each in self._networks:
+            with suppress(Exception):  # it is over already
+                each._net.call_soon_threadsafe(each._manager.close)  # noqa: SLF001
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Note the exception that a log record is about."""
+        arguments = record.args if isinstance(record.args, tuple) else ()
+        for argument in arguments:
+            if isinstance(argument, Exception):
+                self.last = argument
+            if isinstance(argument, REFUSALS):
+                self.refusal = argument
+            why = _final(argument)
+            if why is not None and self._is_ours(record):
+                self.refused = why
+
+    def _is_ours(self, record: logging.LogRecord) -> bool:
+        threads = [each._net._io_thread for each in self._networks]  # noqa: SLF001
+        return record.thread in {each.ident for each in threads if each is not None}
+
+    def reason(self) -> str:
+        """Return the last reason as words to put into a message, or nothing."""
+        return f" The last attempt ended with: {self.last}." if self.last else ""
+
+    def __enter__(self) -> Self:
+        logging.getLogger(_LOGGER).addHandler(self)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        logging.getLogger(_LOGGER).removeHandler(self)
+
+
+def _final(error: object) -> Exception | None:
+    """Return why another attempt would end like this one, where it would."""
+    while isinstance(error, Exception):
+        if isinstance(error, (*REFUSALS, ssl.SSLCertVerificationError)):
+            return error
+        error = error.__cause__ or error.__context__
+    return None
 
 
 class Lookups:
@@ -134,7 +271,7 @@ class Lookups:
         finally:
             self._places.release()
 
-    def _connected(self, deadline: float, watch: ConnectionWatch) -> Untyped:
+    def _connected(self, deadline: float, watch: ConnectionWatch) -> Any:
         """Return the client, connecting it first where there is none."""
         with self._lock:
             if self._is_closed:

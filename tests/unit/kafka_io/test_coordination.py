@@ -1,4 +1,4 @@
-"""What kafka-python's producer is made with, and how it reports."""
+"""kafka-python's producer: configuration and reports."""
 
 from typing import ClassVar
 
@@ -6,8 +6,8 @@ import pytest
 from kafka import errors as kafka_errors
 from kafka.future import Future
 
-from kafka_marshal.kafka_io import sending as module
-from kafka_marshal.kafka_io.sending import kafka_outlets
+from kafka_marshal.kafka_io import coordination as module
+from kafka_marshal.kafka_io.coordination import kafka_outlets
 from kafka_marshal.kafka_io.settings import ConnectionSettings
 from kafka_marshal.kafka_io.writer import writer_timeouts
 

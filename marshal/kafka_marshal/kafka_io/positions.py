@@ -1,8 +1,8 @@
-"""What a reader of data partitions is to read: its own account beside a client's."""
+"""Assignment, positions and pauses of a data reader, apart from its client."""
 
 from collections.abc import Iterable
 
-from kafka_marshal.errors import InvalidTransition, PositionError
+from kafka_marshal.errors import InvalidTransition, PositionError, UnknownTopicId
 from kafka_marshal.protocol.types import Token, TopicPartition
 
 
@@ -27,6 +27,16 @@ def outside(
         requested=requested,
         log_start=start,
         log_end=end,
+    )
+
+
+def unknown_topic_id(partition: TopicPartition) -> UnknownTopicId:
+    """Return the error for a partition whose topic id no broker has."""
+    return UnknownTopicId(
+        f"{partition} was not read: its brokers have no topic of the id that it is "
+        "claimed under. The topic was deleted, or deleted and created again, or a "
+        "broker has yet to learn of it.",
+        partition=partition,
     )
 
 

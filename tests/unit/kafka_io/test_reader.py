@@ -1,11 +1,11 @@
-"""Records over what a client returned: sequences, and what kafka-python's say."""
+"""Records over kafka-python's own: sequences and fields."""
 
 import pickle
 
 import pytest
 from kafka.consumer.fetcher import ConsumerRecord
 
-from kafka_marshal.kafka_io.records import KafkaRecord, Records, kafka_records
+from kafka_marshal.kafka_io.reader import KafkaRecord, Records, kafka_records
 from kafka_marshal.ports import PlainRecord, Record
 from kafka_marshal.protocol.types import Token
 

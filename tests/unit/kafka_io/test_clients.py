@@ -1,4 +1,4 @@
-"""Why kafka-python could not connect, as its log has it."""
+"""Why kafka-python could not connect, from its log."""
 
 import logging
 import ssl
@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from kafka import errors
 
-from kafka_marshal.kafka_io.connecting import ConnectionWatch
+from kafka_marshal.kafka_io.clients import ConnectionWatch
 
 LOGGER = logging.getLogger("kafka.net.manager")
 WRONG_PASSWORD = errors.SaslAuthenticationFailedError("who?")

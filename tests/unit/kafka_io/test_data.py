@@ -1,11 +1,11 @@
-"""Questions about offsets, and what becomes of the answers."""
+"""Questions about offsets, and their answers."""
 
 from typing import NamedTuple
 
 import pytest
 from kafka import TopicPartition as KafkaPlace
 
-from kafka_marshal.kafka_io.offsets import KafkaOffsets
+from kafka_marshal.kafka_io.data import KafkaOffsets
 from kafka_marshal.kafka_io.settings import ConnectionSettings
 from kafka_marshal.protocol.types import TopicPartition
 

@@ -1,0 +1,396 @@
+"""Changes to single objects of kafka-python, for faults that no setting avoids.
+
+All of them replace methods or attributes of one client. Classes and modules of
+kafka-python stay as they are, because the application may use them as well.
+
+* Header names that are not UTF-8. Brokers accept them; kafka-python 3.0 raises, and its
+  reader never gets past the record. One such record in the coordination topic would
+  stop every reader for good (PROTOCOL 1.5).
+* The last data before a close. kafka-python drops it if data and close arrive together,
+  so a wrong password looks like a network that is down.
+* Large responses. kafka-python reads 4 KiB at a time and copies a response three times,
+  which takes longer than decoding the records of fetches of several megabytes.
+* Fetches by topic id. A broker answers a fetch by name from whichever topic has the
+  name. From Fetch version 13 on (Kafka 3.1) a request names topics by id, and a broker
+  that has no topic of that id refuses it.
+"""
+
+import ssl
+import uuid
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, SupportsIndex, overload
+
+import attrs
+from kafka.consumer.fetcher import Fetcher
+from kafka.errors import InconsistentTopicIdError, UnknownTopicIdError
+from kafka.protocol.frame import KafkaBytes
+from kafka.record.default_records import DefaultRecordBatch
+from kafka.record.memory_records import MemoryRecords
+
+from kafka_marshal.errors import ConfigurationError
+from kafka_marshal.kafka_io.positions import unknown_topic_id
+from kafka_marshal.protocol.types import TopicPartition
+
+# The number of the current format; what is older has no headers.
+_MAGIC = 2
+# Below this a copy costs less than seeing to it.
+LARGE = 65_536
+_PIECE = 4_096
+_NOT_YET = (
+    BlockingIOError,
+    InterruptedError,
+    ssl.SSLWantReadError,
+    ssl.SSLWantWriteError,
+)
+FETCH_VERSION = 13
+_NONE = uuid.UUID(int=0)
+_UNKNOWN = frozenset({UnknownTopicIdError.errno, InconsistentTopicIdError.errno})
+
+
+class _Text(bytes):
+    """A slice that decodes to text whatever it holds."""
+
+    __slots__ = ()
+
+    def decode(self, encoding: str = "utf-8", errors: str = "replace") -> str:
+        """Return text, with U+FFFD where the bytes are none."""
+        return super().decode(encoding, errors)
+
+
+class _Buffer(bytes):
+    """Bytes whose slices decode leniently; single bytes stay integers."""
+
+    __slots__ = ()
+
+    @overload
+    def __getitem__(self, at: SupportsIndex) -> int: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> bytes: ...
+
+    def __getitem__(self, at: SupportsIndex | slice) -> int | bytes:
+        item = super().__getitem__(at)
+        return item if isinstance(item, int) else _Text(item)
+
+
+class TolerantBatch(DefaultRecordBatch):  # type: ignore[misc] # untyped library
+    """A batch that replaces what is not UTF-8 in a header name by U+FFFD."""
+
+    def _read_msg(self) -> Any:
+        at: int = self._pos  # type: ignore[has-type] # untyped library
+        try:
+            return super()._read_msg()
+        except UnicodeDecodeError:
+            # The rest of the batch is read leniently too: one copy is enough.
+            self._buffer = _Buffer(self._buffer)  # type: ignore[has-type]
+            self._pos = at
+            return super()._read_msg()
+
+
+class TolerantBatches(MemoryRecords):  # type: ignore[misc] # untyped library
+    """Batches of one fetch, whose current format is parsed by ``TolerantBatch``."""
+
+    __slots__ = ()
+
+    def next_batch(self) -> Any:
+        """Return the next batch, None after the last one."""
+        found = self._next_slice
+        is_whole = found is not None and len(found) >= self.MIN_SLICE
+        if not is_whole or found[self.MAGIC_OFFSET] < _MAGIC:
+            return super().next_batch()
+        self._cache_next()
+        return TolerantBatch(found)
+
+
+class TolerantRecords(Fetcher.PartitionRecords):  # type: ignore[misc] # untyped
+    """Records of one fetch of a partition, from ``TolerantBatches``."""
+
+    def _unpack_records(
+        self, place: object, records: Any, *rest: object
+    ) -> Iterator[Any]:
+        batches = TolerantBatches(records._buffer)  # noqa: SLF001 - no other way in
+        found: Iterator[Any] = super()._unpack_records(place, batches, *rest)
+        return found
+
+
+def read_any_header(consumer: Any) -> None:
+    """Have a consumer read records whose header names are not UTF-8."""
+    fetcher = consumer._fetcher  # noqa: SLF001 - there is no other way in
+    fetcher.PartitionRecords = TolerantRecords
+
+
+def change_transports(network: Any, change: Callable[[Any], None]) -> None:
+    """Have a function called with each transport that a client opens from now on.
+
+    Without the inner parts of kafka-python that this counts on, nothing changes.
+
+    Args:
+        network: The client's network, of kafka-python.
+        change: Called once a transport is connected, before anything is read.
+    """
+    manager = getattr(network, "_manager", None)
+    build = getattr(manager, "_build_transport", None)
+    if manager is None or build is None:
+        return
+
+    async def built(*args: object, **settings: object) -> Any:
+        transport = await build(*args, **settings)
+        if hasattr(transport, "_sock_recv"):
+            change(transport)
+        return transport
+
+    manager._build_transport = built  # noqa: SLF001 - there is no other way in
+
+
+def hear_last_words(transport: Any) -> None:
+    """Have a transport return what came, and an error where nothing did.
+
+    Where both are there, the error comes again with the next look.
+    """
+    received = transport._sock_recv  # noqa: SLF001 - there is no other way in
+    transport._sock_recv = partial(_received, received)  # noqa: SLF001
+
+
+def _received(
+    original: Callable[[], tuple[bytes, Exception | None]],
+) -> tuple[bytes, Exception | None]:
+    data, error = original()
+    return data, None if data else error
+
+
+class Answer:
+    """Stands in for the buffer of an answer, which is decoded where it lies."""
+
+    __slots__ = ("buffer",)
+
+    def __init__(self, buffer: Any) -> None:
+        """Go on with kafka-python's buffer, and with what it has received."""
+        self.buffer = buffer
+
+    def __len__(self) -> int:
+        return len(self.buffer)
+
+    def tell(self) -> int:
+        """Return the place of the next byte."""
+        at: int = self.buffer.tell()
+        return at
+
+    def seek(self, at: int) -> None:
+        """Go to a place."""
+        self.buffer.seek(at)
+
+    def write(self, data: bytes) -> None:
+        """Take what comes next."""
+        self.buffer.write(data)
+
+    def read(self, nbytes: int | None = None) -> "bytes | memoryview":
+        """Return what comes next; as a view of it, where it is large."""
+        start = self.tell()
+        count = len(self) - start if nbytes is None else nbytes
+        if count < LARGE:
+            found: bytes = self.buffer.read(count)
+            return found
+        end = min(start + count, len(self))
+        self.seek(end)
+        return memoryview(self.buffer)[start:end]
+
+
+def read_in_place(consumer: Any) -> None:
+    """Have the connections that a consumer opens from now on read in place.
+
+    Without the inner parts of kafka-python that this counts on, nothing changes.
+    """
+    change_transports(getattr(consumer, "_client", None), _change)
+
+
+def _change(transport: Any) -> None:
+    ordinary = transport._sock_recv  # noqa: SLF001 - there is no other way in
+    transport._sock_recv = partial(receive, transport, ordinary)  # noqa: SLF001
+
+
+def receive(
+    transport: Any,
+    ordinary: Callable[[], tuple[bytes, Exception | None]],
+) -> tuple[bytes, Exception | None]:
+    """Read what has come: into the answer under way, as far as it is a large one.
+
+    All but its last byte is read so. That one goes the ordinary way, by which
+    kafka-python learns that the answer is whole; and so does whatever goes wrong.
+
+    Returns:
+        What is for kafka-python to put where it belongs, and what went wrong.
+    """
+    sock = transport._sock  # noqa: SLF001 - there is no other way in
+    parser = getattr(transport.get_protocol(), "parser", None)
+    if sock is None or parser is None:
+        return ordinary()
+    try:
+        answer = _under_way(parser)
+        if answer is not None:
+            _fill(sock, answer)
+        elif not isinstance(sock, ssl.SSLSocket):
+            # Only the beginning, so that the rest is read in place. (What TLS has
+            # deciphered, nobody would be woken for.)
+            piece = sock.recv(_PIECE)
+            if piece:
+                return piece, None
+    except _NOT_YET:
+        return b"", None
+    except (OSError, EOFError):
+        # It is met again at once.
+        pass
+    return ordinary()
+
+
+def _under_way(parser: Any) -> "Answer | None":
+    """Return the buffer of the large answer that is being read, if there is one."""
+    if not getattr(parser, "_receiving", False):
+        return None
+    buffer = parser._rbuffer  # noqa: SLF001 - there is no other way in
+    if type(buffer) is KafkaBytes and len(buffer) - buffer.tell() > LARGE:
+        buffer = parser._rbuffer = Answer(buffer)  # noqa: SLF001
+    return buffer if isinstance(buffer, Answer) else None
+
+
+def _fill(sock: Any, answer: Answer) -> None:
+    """Read all but the last byte; raise where no more has come yet."""
+    at, last = answer.tell(), len(answer) - 1
+    with memoryview(answer.buffer) as whole:
+        try:
+            while at < last:
+                count = sock.recv_into(whole[at:last])
+                if not count:
+                    raise EOFError
+                at += count
+        finally:
+            answer.seek(at)
+
+
+@attrs.define(eq=False)
+class TopicIds:
+    """The topic ids that a reader's partitions are fetched by.
+
+    The reader's thread changes ``wanted``; requests are made, and answers taken, on
+    kafka-python's thread.
+
+    Attributes:
+        wanted: Id of the topic to fetch of each partition. That of a partition stays
+            for the life of a consumer, because fetch sessions know it by its name.
+        refused: Partitions whose last fetch found no topic of their id.
+    """
+
+    wanted: dict[TopicPartition, uuid.UUID] = attrs.field(factory=dict)
+    refused: set[TopicPartition] = attrs.field(factory=set)
+
+    def want(self, partition: TopicPartition, topic_id: bytes | None) -> bool:
+        """Set the id of a partition; return whether it had another one before."""
+        before = self.wanted.get(partition)
+        wanted = None if topic_id is None else uuid.UUID(bytes=topic_id)
+        if wanted is None:
+            self.wanted.pop(partition, None)
+        else:
+            self.wanted[partition] = wanted
+        self.refused.discard(partition)
+        return before is not None and before != wanted
+
+    def raise_refused(self, partitions: Collection[TopicPartition]) -> None:
+        """Report one partition whose last fetch found no topic of its id.
+
+        Raises:
+            UnknownTopicId: There is one.
+        """
+        for partition in list(self.refused):
+            self.refused.discard(partition)
+            if partition in partitions:
+                raise unknown_topic_id(partition)
+
+    def _split(self, topics: Sequence[Any], known: Any) -> list[Any]:
+        """Return one entry of a request for each topic id."""
+        found: dict[tuple[str, uuid.UUID], Any] = {}
+        for topic in topics:
+            other = known.topic_id(topic.topic) or _NONE
+            for each in topic.partitions:
+                # Of what is to be forgotten there is the bare number.
+                number = getattr(each, "partition", each)
+                partition = TopicPartition(topic.topic, number)
+                topic_id = self.wanted.get(partition, other)
+                named = (topic.topic, topic_id)
+                if named not in found:
+                    found[named] = type(topic)(
+                        topic=topic.topic, topic_id=topic_id, partitions=[]
+                    )
+                found[named].partitions.append(each)
+        return list(found.values())
+
+    def request(self, request: Any, known: Any) -> dict[uuid.UUID, str]:
+        """Have a fetch request name its topics by id if any of them has one.
+
+        Args:
+            request: kafka-python's request.
+            known: kafka-python's metadata, for partitions without an id of their own.
+
+        Returns:
+            The name of each topic in it, by id; empty where it names them itself.
+        """
+        names = {each.topic for each in self.wanted}
+        if not any(topic.topic in names for topic in request.topics):
+            return {}
+        request.topics = self._split(request.topics, known)
+        if request.forgotten_topics_data:
+            request.forgotten_topics_data = self._split(
+                request.forgotten_topics_data, known
+            )
+        request._max_version = FETCH_VERSION  # noqa: SLF001 - there is no other way in
+        return {topic.topic_id: topic.topic for topic in request.topics}
+
+    def answer(self, response: Any, names: Mapping[uuid.UUID, str]) -> None:
+        """Give the topics of an answer the names that kafka-python knows them by.
+
+        Args:
+            response: kafka-python's response.
+            names: Name of each topic that was asked for, by id.
+        """
+        for topic in response.responses:
+            if response.API_VERSION >= FETCH_VERSION:
+                topic.topic = names.get(topic.topic_id, "")
+            for each in topic.partitions:
+                partition = TopicPartition(topic.topic, each.partition_index)
+                if each.error_code in _UNKNOWN:
+                    self.refused.add(partition)
+                else:
+                    self.refused.discard(partition)
+
+
+def fetch_by_id(consumer: Any, ids: TopicIds) -> None:
+    """Have one consumer fetch the topics of these ids.
+
+    Raises:
+        ConfigurationError: This release of kafka-python makes its requests in
+            another way.
+    """
+    fetcher = consumer._fetcher  # noqa: SLF001 - there is no other way in
+    try:
+        make = fetcher._create_fetch_requests  # noqa: SLF001
+        take = fetcher._handle_fetch_response  # noqa: SLF001
+    except AttributeError as error:
+        raise ConfigurationError(
+            "This release of kafka-python cannot be made to fetch by topic id; "
+            "install one that kafka-marshal is tested with: kafka-python 3.0.",
+            setting="transport",
+        ) from error
+    # Requests of a fetch session leave out what has not changed.
+    names: dict[uuid.UUID, str] = {}
+
+    def make_by_id() -> Any:
+        requests = make()
+        for request, _ in requests.values():
+            names.update(ids.request(request, consumer._cluster))  # noqa: SLF001
+        return requests
+
+    def take_by_id(node: Any, offsets: Any, sent: Any, response: Any) -> Any:
+        ids.answer(response, names)
+        return take(node, offsets, sent, response)
+
+    fetcher._create_fetch_requests = make_by_id  # noqa: SLF001
+    fetcher._handle_fetch_response = take_by_id  # noqa: SLF001

@@ -1,0 +1,67 @@
+"""Single flight: one request at a time, whose answer all waiting callers share.
+
+A caller gets the answer of a request that began after its call, so no answer is older
+than its question. Callers that arrive during a request share the next one. Apart from
+``topiclog``, its only user, because it knows nothing of Kafka.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from kafka_marshal.errors import CoordinationError
+
+T = TypeVar("T")
+
+
+class SingleFlight(Generic[T]):
+    """Thread-safe. Any number of concurrent callers cost at most two requests."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._started = 0
+        self._answer: tuple[int, T] | None = None
+        self._is_running = False
+
+    def call(self, request: Callable[[int], T], timeout_ms: int) -> T:
+        """Return the answer of a request that starts after this call.
+
+        Args:
+            request: Gets the remaining milliseconds; runs on the thread of one of the
+                callers. Its error is raised to that caller; the others retry.
+            timeout_ms: Limit for this caller, the wait for an earlier request included.
+
+        Raises:
+            CoordinationError: An earlier request did not end in time.
+        """
+        deadline = time.monotonic() + timeout_ms / 1000
+        with self._changed:
+            mine = self._started + 1
+            if not self._changed.wait_for(
+                lambda: not self._is_running or self._since(mine) is not None,
+                timeout=timeout_ms / 1000,
+            ):
+                raise CoordinationError(
+                    f"No answer within {timeout_ms} ms: an earlier request is still "
+                    "without one. Check the brokers with: marshal doctor"
+                )
+            found = self._since(mine)
+            if found is not None:
+                return found[1]
+            self._started = number = self._started + 1
+            self._is_running = True
+        try:
+            answer = request(max(1, round((deadline - time.monotonic()) * 1000)))
+            with self._changed:
+                self._answer = number, answer
+            return answer
+        finally:
+            with self._changed:
+                self._is_running = False
+                self._changed.notify_all()
+
+    def _since(self, number: int) -> tuple[int, T] | None:
+        """Return the last answer if its request is at least this recent."""
+        answer = self._answer
+        return answer if answer is not None and answer[0] >= number else None

@@ -1,0 +1,448 @@
+"""Patches of kafka-python: header names, last data, large responses, topic ids."""
+
+import asyncio
+import socket
+import struct
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import untouched
+from batchkit import BadText, new_batch
+from kafka import TopicPartition as KafkaTopicPartition
+from kafka.consumer.fetcher import Fetcher
+from kafka.errors import CorruptRecordError
+from kafka.net.manager import KafkaConnectionManager
+from kafka.net.transport import KafkaTCPTransport
+from kafka.protocol.consumer import FetchRequest, FetchResponse
+from kafka.protocol.frame import KafkaBytes
+from kafka.record import MemoryRecords
+from kafka.record.default_records import DefaultRecordBatch
+from kafka.record.legacy_records import LegacyRecordBatchBuilder
+
+from kafka_marshal.errors import ConfigurationError, UnknownTopicId
+from kafka_marshal.kafka_io import patches as module
+from kafka_marshal.kafka_io.patches import (
+    FETCH_VERSION,
+    LARGE,
+    Answer,
+    TolerantBatch,
+    TolerantBatches,
+    TopicIds,
+    change_transports,
+    fetch_by_id,
+    hear_last_words,
+    read_any_header,
+    read_in_place,
+    receive,
+)
+from kafka_marshal.protocol.types import TopicPartition
+
+UNTOUCHED = Path(untouched.__file__)
+A, B, C = TopicPartition("t", 0), TopicPartition("t", 1), TopicPartition("u", 0)
+OLD, NEW, OTHER = (uuid.UUID(int=number) for number in (1, 2, 3))
+UNKNOWN_TOPIC_ID, INCONSISTENT_TOPIC_ID = 100, 103
+
+
+def batch(*headers) -> bytes:
+    builder = new_batch()
+    for offset, pairs in enumerate(headers):
+        builder.append(
+            offset, timestamp=1, key=b"k", value=b"%d" % offset, headers=pairs
+        )
+    return bytes(builder.build())
+
+
+def test_the_original_raises_and_ours_reads_on():
+    raw = batch([("good", b"1")], [(BadText("b"), b"2")], [("last", None)])
+    with pytest.raises(CorruptRecordError):
+        list(DefaultRecordBatch(bytearray(raw)))
+    records = list(TolerantBatch(bytearray(raw)))
+    assert [record.value for record in records] == [b"0", b"1", b"2"]
+    assert [record.headers for record in records] == [
+        [("good", b"1")],
+        [("a\ufffd", b"2")],
+        [("last", None)],
+    ]
+
+
+def test_sound_batches_are_read_alike():
+    raw = batch([], [("h", b"v")], [("\u65e5", b"")])
+    ours = list(TolerantBatch(bytearray(raw)))
+    theirs = list(DefaultRecordBatch(bytearray(raw)))
+    assert [(r.offset, r.key, r.value, r.headers) for r in ours] == [
+        (r.offset, r.key, r.value, r.headers) for r in theirs
+    ]
+
+
+def records_of(raw, kind):
+    place = KafkaTopicPartition("t", 0)
+    records = kind(0, place, MemoryRecords(raw))
+    return [(each.offset, each.value, each.headers) for each in records.take()]
+
+
+def test_a_consumer_of_ours_reads_them_and_another_one_does_not():
+    raw = batch([(BadText("b"), b"2")]) + batch([("good", b"1")])
+    ours = SimpleNamespace(_fetcher=SimpleNamespace(PartitionRecords=None))
+    read_any_header(ours)
+    assert records_of(raw, ours._fetcher.PartitionRecords) == [
+        (0, b"0", [("a\ufffd", b"2")]),
+        (0, b"0", [("good", b"1")]),
+    ]
+    with pytest.raises(CorruptRecordError):
+        records_of(raw, Fetcher.PartitionRecords)
+
+
+def test_batches_of_old_formats_and_their_faults_are_left_to_kafka_python():
+    old = LegacyRecordBatchBuilder(1, 0, 10_000)
+    old.append(0, timestamp=1, key=None, value=b"old")
+    batches = TolerantBatches(bytes(old.build()) + batch([]))
+    first, second = batches.next_batch(), batches.next_batch()
+    assert [record.value for record in first] == [b"old"]
+    assert type(second) is TolerantBatch
+    assert batches.next_batch() is None
+    with pytest.raises(CorruptRecordError):
+        TolerantBatches(bytes(20)).next_batch()
+
+
+def test_what_was_said_before_closing_is_heard():
+    """A refusal and the end of the connection come at once; the refusal counts."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.setblocking(False)
+        transport = KafkaTCPTransport(None, ours, "broker")
+        hear_last_words(transport)
+        theirs.sendall(b"no")
+        theirs.close()
+        assert transport._sock_recv() == (b"no", None)
+        data, error = transport._sock_recv()
+        assert data == b""
+        assert "disconnected" in str(error)
+
+
+def test_transports_that_are_opened_from_now_on_are_changed():
+    made = SimpleNamespace(_sock_recv=lambda: (b"", None))
+    changed = []
+
+    async def build(node, *, timeout_at):
+        assert (node, timeout_at) == ("node", 5)
+        return made
+
+    manager = SimpleNamespace(_build_transport=build)
+    change_transports(SimpleNamespace(_manager=manager), changed.append)
+    assert asyncio.run(manager._build_transport("node", timeout_at=5)) is made
+    assert changed == [made]
+
+
+def test_what_kafka_python_does_not_have_is_left_alone():
+    change_transports(None, pytest.fail)
+    change_transports(SimpleNamespace(_manager=object()), pytest.fail)
+
+
+def test_kafka_python_has_the_parts_that_this_counts_on():
+    assert asyncio.iscoroutinefunction(KafkaConnectionManager._build_transport)
+    assert hasattr(KafkaTCPTransport, "_sock_recv")
+
+
+def test_importing_changes_nothing_in_kafka_python():
+    done = subprocess.run(
+        [sys.executable, UNTOUCHED], check=True, capture_output=True, text=True
+    )
+    assert done.stdout == ""
+
+
+class Parser:
+    """kafka-python's, as far as it receives; it keeps what came whole."""
+
+    def __init__(self):
+        self._receiving = False
+        self._rbuffer = None
+        self._head = b""
+        self.whole = []
+        self.pieces = []
+
+    def take(self, data):
+        self.pieces.append(len(data))
+        while data:
+            if not self._receiving:
+                missing = 4 - len(self._head)
+                self._head, data = self._head + data[:missing], data[missing:]
+                if len(self._head) == 4:
+                    (size,) = struct.unpack(">i", self._head)
+                    self._head, self._receiving = b"", True
+                    self._rbuffer = KafkaBytes(size)
+                continue
+            missing = len(self._rbuffer) - self._rbuffer.tell()
+            self._rbuffer.write(data[:missing])
+            data = data[missing:]
+            if self._rbuffer.tell() == len(self._rbuffer):
+                self._rbuffer.seek(0)
+                self.whole.append(self._rbuffer)
+                self._receiving = False
+
+
+@pytest.fixture
+def line():
+    """A transport of kafka-python's, its parser, and the broker's end."""
+    near, far = socket.socketpair()
+    near.setblocking(False)
+    far.settimeout(10)
+    parser = Parser()
+    transport = KafkaTCPTransport(None, near)
+    transport.set_protocol(SimpleNamespace(parser=parser))
+    yield transport, parser, far
+    near.close()
+    far.close()
+
+
+def framed(body):
+    return struct.pack(">i", len(body)) + body
+
+
+def pump(line, data):
+    """Send data, and have it received meanwhile."""
+    transport, parser, far = line
+    ordinary = transport._sock_recv
+    far.setblocking(False)
+    left = memoryview(data)
+    while True:
+        sent = 0
+        if left:
+            try:
+                sent = far.send(left)
+            except BlockingIOError:
+                sent = 0
+            left = left[sent:]
+        got, error = receive(transport, ordinary)
+        assert error is None
+        if got:
+            parser.take(got)
+        elif not left and not sent:
+            return
+
+
+def test_answers_of_any_size_come_as_they_were_sent(line):
+    bodies = [
+        bytes([at]) * size
+        for at, size in enumerate((1, 50, 3 * LARGE, LARGE, 1_000_000, 10, 4 * LARGE))
+    ]
+    pump(line, b"".join(map(framed, bodies)))
+    parser = line[1]
+    assert [bytes(each.read()) for each in parser.whole] == bodies
+    large = [isinstance(each, Answer) for each in parser.whole]
+    assert large == [False, False, True, False, True, False, True]
+    assert sum(parser.pieces) < len(b"".join(bodies)) / 2, "the rest came in place"
+
+
+def test_a_large_answer_is_decoded_where_it_lies():
+    buffer = KafkaBytes(2 * LARGE)
+    buffer[:] = bytes(range(256)) * (2 * LARGE // 256)
+    answer = Answer(buffer)
+    assert answer.read(4) == bytes(range(4))
+    rest = answer.read()
+    assert isinstance(rest, memoryview)
+    assert rest[:2] == bytes([4, 5])
+    assert (len(rest), answer.tell()) == (2 * LARGE - 4, 2 * LARGE)
+    assert answer.read() == b""
+
+
+def test_an_end_within_an_answer_is_told_the_ordinary_way(line):
+    transport, parser, far = line
+    pump(line, framed(bytes(10 * LARGE))[: 5 * LARGE])
+    assert isinstance(parser._rbuffer, Answer)
+    place = parser._rbuffer.tell()
+    far.close()
+    assert receive(transport, lambda: (b"", EOFError()))[1].__class__ is EOFError
+    assert parser._rbuffer.tell() == place
+
+
+def test_a_fault_of_the_socket_is_left_to_the_ordinary_way(line):
+    transport, _, far = line
+    far.close()
+    transport._sock.close()
+    assert receive(transport, lambda: (b"", "told")) == (b"", "told")
+
+
+@pytest.mark.parametrize(
+    ("sock", "protocol"),
+    [(object(), None), (None, SimpleNamespace(parser=Parser()))],
+    ids=["before anybody listens", "once it is closed"],
+)
+def test_without_an_end_all_goes_the_ordinary_way(sock, protocol):
+    transport = SimpleNamespace(_sock=sock, get_protocol=lambda: protocol)
+    assert receive(transport, lambda: (b"x", None)) == (b"x", None)
+
+
+def test_tls_begins_the_ordinary_way(line, monkeypatch):
+    """What it has deciphered and nobody has taken, no selector tells of."""
+    transport, _, far = line
+    monkeypatch.setattr(module.ssl, "SSLSocket", socket.socket)
+    far.send(b"abc")
+    assert receive(transport, lambda: (b"ordinary", None)) == (b"ordinary", None)
+
+
+def test_connections_that_are_opened_from_now_on_read_in_place():
+    made = SimpleNamespace(_sock_recv=lambda: (b"", None))
+
+    async def build():
+        return made
+
+    manager = SimpleNamespace(_build_transport=build)
+    read_in_place(SimpleNamespace(_client=SimpleNamespace(_manager=manager)))
+    assert asyncio.run(manager._build_transport()) is made
+    assert made._sock_recv.func is receive
+
+
+class Requester:
+    """kafka-python's fetcher, as far as it is used."""
+
+    def __init__(self):
+        self.taken = []
+        self.wanted = [A, B]
+        self.forgotten = []
+
+    def _create_fetch_requests(self):
+        topics = {}
+        for name, number in self.wanted:
+            part = FetchRequest.FetchTopic.FetchPartition(
+                partition=number, fetch_offset=7, partition_max_bytes=1
+            )
+            topics.setdefault(name, []).append(part)
+        request = FetchRequest(
+            topics=[
+                FetchRequest.FetchTopic(topic=name, partitions=parts)
+                for name, parts in topics.items()
+            ],
+            forgotten_topics_data=[
+                FetchRequest.ForgottenTopic(topic=name, partitions=[number])
+                for name, number in self.forgotten
+            ],
+            min_version=4,
+            max_version=12,
+        )
+        return {1: (request, {})}
+
+    def _handle_fetch_response(self, node, offsets, sent, response):
+        self.taken.append(response)
+
+
+class Known:
+    """What the cluster says the ids are."""
+
+    def topic_id(self, name):
+        return {"u": OTHER}.get(name)
+
+
+@pytest.fixture
+def ids():
+    return TopicIds()
+
+
+@pytest.fixture
+def fetcher(ids):
+    made = Requester()
+    fetch_by_id(SimpleNamespace(_fetcher=made, _cluster=Known()), ids)
+    return made
+
+
+def asked(fetcher):
+    ((request, _),) = fetcher._create_fetch_requests().values()
+    return request
+
+
+def named(topics):
+    return [
+        (topic.topic, topic.topic_id, [getattr(p, "partition", p) for p in each])
+        for topic in topics
+        for each in [topic.partitions]
+    ]
+
+
+def answer(version, *topics):
+    """Return a response; each topic is name or id, partition and error."""
+    kind = FetchResponse.FetchableTopicResponse
+    found = []
+    for name, number, code in topics:
+        part = kind.PartitionData(partition_index=number, error_code=code)
+        how = {"topic": name} if isinstance(name, str) else {"topic_id": name}
+        found.append(kind(partitions=[part], **how))
+    return SimpleNamespace(API_VERSION=version, responses=found)
+
+
+def test_without_ids_requests_stay_as_they_are(ids, fetcher):
+    ids.want(A, None)
+    request = asked(fetcher)
+    assert request._max_version == 12
+    assert named(request.topics) == [("t", None, [0, 1])]
+
+
+def test_partitions_are_asked_for_by_the_id_of_their_claim(ids, fetcher):
+    fetcher.wanted = [A, B, C]
+    fetcher.forgotten = [TopicPartition("u", 4)]
+    ids.want(A, OLD.bytes)
+    ids.want(B, NEW.bytes)
+    request = asked(fetcher)
+    assert request._max_version == FETCH_VERSION
+    # Of what has no id of its own, the cluster says it.
+    assert named(request.topics) == [
+        ("t", OLD, [0]),
+        ("t", NEW, [1]),
+        ("u", OTHER, [0]),
+    ]
+    assert named(request.forgotten_topics_data) == [("u", OTHER, [4])]
+
+
+def test_answers_get_the_names_that_were_asked_for(ids, fetcher):
+    ids.want(A, OLD.bytes)
+    ids.want(B, NEW.bytes)
+    asked(fetcher)
+    # Later requests of a session leave out what has not changed.
+    fetcher.wanted = []
+    asked(fetcher)
+    response = answer(FETCH_VERSION, (OLD, 0, 0), (NEW, 1, 0), (OTHER, 9, 0))
+    fetcher._handle_fetch_response(1, {}, 0, response)
+    assert [topic.topic for topic in fetcher.taken[0].responses] == ["t", "t", ""]
+    ids.raise_refused([A, B])
+
+
+@pytest.mark.parametrize("code", [UNKNOWN_TOPIC_ID, INCONSISTENT_TOPIC_ID])
+def test_a_partition_without_a_topic_of_its_id_is_reported_once(ids, fetcher, code):
+    ids.want(A, OLD.bytes)
+    asked(fetcher)
+    for _ in range(2):
+        response = answer(FETCH_VERSION, (OLD, 0, code))
+        fetcher._handle_fetch_response(1, {}, 0, response)
+        ids.raise_refused([B])
+        fetcher._handle_fetch_response(1, {}, 0, response)
+        with pytest.raises(UnknownTopicId) as caught:
+            ids.raise_refused([A, B])
+        assert caught.value.partition == A
+        assert caught.value.retriable
+        ids.raise_refused([A, B])
+    fetcher._handle_fetch_response(1, {}, 0, answer(FETCH_VERSION, (OLD, 0, code)))
+    fetcher._handle_fetch_response(1, {}, 0, answer(FETCH_VERSION, (OLD, 0, 0)))
+    ids.raise_refused([A, B])
+
+
+def test_brokers_that_know_no_ids_in_fetches_are_answered_by_name(ids, fetcher):
+    ids.want(A, OLD.bytes)
+    asked(fetcher)
+    fetcher._handle_fetch_response(1, {}, 0, answer(12, ("t", 0, 0)))
+    assert [topic.topic for topic in fetcher.taken[0].responses] == ["t"]
+
+
+def test_another_id_of_a_partition_is_told(ids):
+    assert not ids.want(A, None)
+    assert not ids.want(A, OLD.bytes)
+    assert not ids.want(A, OLD.bytes)
+    assert ids.want(A, NEW.bytes)
+    assert ids.want(A, None)
+    assert ids.wanted == {}
+
+
+def test_a_kafka_python_of_another_make_is_refused(ids):
+    with pytest.raises(ConfigurationError, match=r"kafka-python 3\.0"):
+        fetch_by_id(SimpleNamespace(_fetcher=object(), _cluster=Known()), ids)

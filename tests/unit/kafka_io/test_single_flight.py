@@ -1,0 +1,100 @@
+"""Concurrent callers of one flight: who gets which answer."""
+
+import threading
+
+import pytest
+
+from kafka_marshal.errors import CoordinationError
+from kafka_marshal.kafka_io.single_flight import SingleFlight
+from kafka_marshal.testing.rig import WAIT_S, until
+
+LONG_MS = int(WAIT_S * 1000)
+
+
+class Broker:
+    """Answers with the number of the request, one for each release."""
+
+    def __init__(self):
+        self.requests = 0
+        self.may_answer = threading.Semaphore(0)
+        self.fails = set()
+
+    def __call__(self, timeout_ms):
+        assert timeout_ms > 0
+        self.requests += 1
+        number = self.requests
+        assert self.may_answer.acquire(timeout=WAIT_S)
+        if number in self.fails:
+            raise CoordinationError(f"request {number}")
+        return number
+
+
+class Callers:
+    """Threads that call once each."""
+
+    def __init__(self):
+        self.broker = Broker()
+        self.flight = SingleFlight()
+        self.answers = []
+        self.threads = []
+
+    def start_one(self):
+        thread = threading.Thread(target=self._call)
+        self.threads.append(thread)
+        thread.start()
+
+    def _call(self):
+        try:
+            self.answers.append(self.flight.call(self.broker, LONG_MS))
+        except CoordinationError as error:
+            self.answers.append(str(error))
+
+    def all_wait(self):
+        """Whether all but the first wait for another request."""
+        return len(self.flight._changed._waiters) == len(self.threads) - 1
+
+    def join(self):
+        for thread in self.threads:
+            thread.join(WAIT_S)
+            assert not thread.is_alive()
+
+
+@pytest.fixture
+def callers():
+    """One request is under way, and four more callers wait."""
+    made = Callers()
+    made.start_one()
+    until(lambda: made.broker.requests == 1, "the first request starts")
+    for _ in range(4):
+        made.start_one()
+    until(made.all_wait, "the others wait")
+    yield made
+    made.broker.may_answer.release(9)
+    made.join()
+
+
+def test_consecutive_calls_make_a_request_each():
+    flight, broker = SingleFlight(), Broker()
+    broker.may_answer.release(2)
+    assert [flight.call(broker, LONG_MS) for _ in range(2)] == [1, 2]
+
+
+def test_callers_during_a_request_share_the_next_one(callers):
+    """The request under way may be older than what they know."""
+    callers.broker.may_answer.release(9)
+    callers.join()
+    assert sorted(callers.answers) == [1, 2, 2, 2, 2]
+    assert callers.broker.requests == 2
+
+
+def test_a_failed_request_is_repeated_for_the_other_callers(callers):
+    callers.broker.fails = {2}
+    callers.broker.may_answer.release(9)
+    callers.join()
+    assert sorted(map(str, callers.answers)) == ["1", "3", "3", "3", "request 2"]
+
+
+def test_a_caller_without_time_left_gets_an_error(callers):
+    with pytest.raises(CoordinationError, match="within 10 ms: an earlier request"):
+        callers.flight.call(callers.broker, 10)
+    assert callers.answers == []
