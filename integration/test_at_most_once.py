@@ -156,7 +156,7 @@ def test_an_orderly_end_makes_the_list_exact(domain, unique):
     assert told.at_risk == ()
     assert len(unused) <= DEPTH * BATCH
     reported = set()
-    for event in recorder.named("granted_unprocessed"):
+    for event in recorder.named("grant_lost"):
         for first, last in event.fields["ranges"]:
             reported |= set(range(first, last + 1))
     assert reported == unused

@@ -202,7 +202,7 @@ def _look_back(domain, one, ends):
         early = World.at(
             domain.servers, **where, offset=dict.fromkeys(TS, 0), transport=transport
         )
-        assert early.amnesiac == tuple(TS)
+        assert early.log_start_missing == tuple(TS)
 
 
 def test_claims_of_a_deleted_topic_are_forgotten(domain):

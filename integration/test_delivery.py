@@ -298,7 +298,7 @@ def test_a_zombie_tells_what_it_was_granted_and_did_not_process(frozen):
     """The ranges that it reports are the ones that are lost."""
     outcome = frozen["amo"]
     told = set()
-    for line in outcome.journal.of("observed", name="granted_unprocessed"):
+    for line in outcome.journal.of("observed", name="grant_lost"):
         for first, last in line["fields"]["ranges"]:
             told |= set(range(first, last + 1))
     lost = {

@@ -136,7 +136,7 @@ def test_a_slow_owner_gives_up_and_the_lag_falls(domain, unique):
         finally:
             arrivals.ends.set()
             arrivals.join(60)
-        (event,) = slow.observer.named("behind")
+        (event,) = slow.observer.named("lagging")
         listed = _claims_listed(domain, group)[place.partition]
         told = _cli(domain, "claims", "who", group, topic, str(place.partition))
     assert step.client_id == "slow"
@@ -192,7 +192,7 @@ def test_a_blocked_handler_loses_its_partition(domain, unique, delivery):
         assert handled[0] == 0, "what was in hand is handed out again"
     else:
         assert handled[0] >= 2, "never twice"
-        lost = [e.fields["ranges"] for e in observer.named("granted_unprocessed")]
+        lost = [e.fields["ranges"] for e in observer.named("grant_lost")]
         missing = set(range(2, 50)) - set(handled)
         assert missing == {o for rs in lost for f, t in rs for o in range(f, t + 1)}
 

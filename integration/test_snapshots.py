@@ -67,7 +67,7 @@ def test_a_host_goes_on_from_what_it_kept(domain, tmp_path, monkeypatch):
     # What is folded without its beginning is never kept as a state.
     monkeypatch.setattr(views, "KEEP_ENTRIES_MIN", 1)
     bare = tmp_path / "bare"
-    assert domain.world(state_dir=bare).amnesiac == tuple(TS)
+    assert domain.world(state_dir=bare).log_start_missing == tuple(TS)
     assert list(bare.rglob("*.snapshot")) == []
     domain.world(state_dir=home)
     assert len(list(home.rglob("*.snapshot"))) == len(TS)

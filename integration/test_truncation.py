@@ -87,7 +87,7 @@ def exposed(worker, key, *, timeout_ms=WAIT_MS):
 
     def look():
         found = set()
-        for line in worker.journal.of("observed", name="amo_exposed"):
+        for line in worker.journal.of("observed", name="grant_exposed"):
             fields = line["fields"]
             assert fields["key"] == list(key)
             found |= set(range(fields["first"], fields["last"] + 1))
@@ -163,5 +163,5 @@ def test_a_start_reports_nothing_where_nothing_is_lost(domain, unique, tmp_path)
         first.kill()
         second = fleet.start("w2")
         eventually(lambda: offsets_of(second), "it works")
-        assert second.journal.of("observed", name="amo_exposed") == []
+        assert second.journal.of("observed", name="grant_exposed") == []
         assert fleet.journal.duplicated() == {}

@@ -387,7 +387,7 @@ class Ordeal:
                 self.finding.duplicates += sum(map(len, doubled.values()))
                 continue
             exposed = [
-                line["fields"] for line in journal.of("observed", name="amo_exposed")
+                line["fields"] for line in journal.of("observed", name="grant_exposed")
             ]
             unalarmed = Counter(
                 place

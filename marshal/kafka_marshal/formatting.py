@@ -72,11 +72,11 @@ def format_log(
 ) -> Config:
     """Write the Configs of a coordination log; see ``Admin.format_topic``."""
     follower.catch_up(timeout_ms)
-    if follower.amnesiac:
+    if follower.log_start_missing:
         raise LogUnreadable(
-            f"the log of coordinating partitions {follower.amnesiac} begins above "
-            "offset 0, and no checkpoint leads up to it: whether they are formatted "
-            "cannot be known; delete the topic and format it anew"
+            f"the log of coordinating partitions {follower.log_start_missing} begins "
+            "above offset 0, and no checkpoint leads up to it: whether they are "
+            "formatted cannot be known; delete the topic and format it anew"
         )
     worlds = follower.worlds
     if len(worlds) < wanted.partition_count and worlds[0].config is None:

@@ -50,7 +50,7 @@ class World:
         read_at_ms: Wall time at which the log had been read.
         reasons: Why groups were paused, by group and op_id; the fold keeps
             states only, so this is what the log said while it was read.
-        amnesiac: Partitions whose logs begin above offset 0, and that have no
+        log_start_missing: Partitions whose logs begin above offset 0, and that have no
             complete checkpoint before the moment of this view: their state at that
             moment is unknown, and what ``partitions`` says of them is not the
             whole.
@@ -64,13 +64,13 @@ class World:
         cluster_id: str | None = None,
         read_at_ms: int = 0,
         reasons: Mapping[tuple[str, bytes], str] | None = None,
-        amnesiac: Sequence[int] = (),
+        log_start_missing: Sequence[int] = (),
     ) -> None:
         self.partitions = tuple(partitions)
         self.cluster_id = cluster_id
         self.read_at_ms = read_at_ms
         self.reasons = dict(reasons or {})
-        self.amnesiac = tuple(amnesiac)
+        self.log_start_missing = tuple(log_start_missing)
         self._elapsed = elapsed
 
     @classmethod
@@ -111,7 +111,7 @@ class World:
 
         Where the start of a log is gone, the fold of that partition begins at the
         newest checkpoint that is complete before the moment asked for. Where there
-        is none, the partition is among ``amnesiac``.
+        is none, the partition is among ``log_start_missing``.
 
         Args:
             bootstrap_servers: Addresses of the cluster.
@@ -157,11 +157,13 @@ class World:
             cluster_id=log.cluster_id,
             read_at_ms=wall_ms,
             reasons=prefix.reasons,
-            amnesiac=[t for t in follower.amnesiac if prefix.is_asked(t)],
+            log_start_missing=[
+                t for t in follower.log_start_missing if prefix.is_asked(t)
+            ],
         )
 
     def require_known(self, partitions: Iterable[int] | None = None) -> None:
-        """Refuse to answer for partitions whose state is unknown (``amnesiac``).
+        """Refuse to answer for partitions whose ``log_start_missing``.
 
         Args:
             partitions: Coordinating partitions that are asked about; None for all.
@@ -169,8 +171,8 @@ class World:
         Raises:
             LogUnreadable: The state of one of them is unknown.
         """
-        wanted = self.amnesiac if partitions is None else partitions
-        unknown = sorted(set(self.amnesiac).intersection(wanted))
+        wanted = self.log_start_missing if partitions is None else partitions
+        unknown = sorted(set(self.log_start_missing).intersection(wanted))
         if unknown:
             raise LogUnreadable(unknown_text(unknown))
 
@@ -180,7 +182,7 @@ class World:
         Raises:
             WrongCluster: The topic was formatted for another cluster.
             TopicMisconfigured: It is unformatted or torn.
-            LogUnreadable: The state of a partition is unknown (``amnesiac``).
+            LogUnreadable: The state of a partition is unknown (``log_start_missing``).
         """
         self.require_known()
         worlds = {world.partition: world for world in self.partitions}
@@ -249,7 +251,7 @@ def _read(
     if store is not None:
         for world in follower.worlds:
             count = world.next_offset - follower.began_at.get(world.partition, 0)
-            beside = (*follower.amnesiac, *follower.unfit)
+            beside = (*follower.log_start_missing, *follower.unfit)
             is_whole = world.halted is None and world.partition not in beside
             if count >= KEEP_ENTRIES_MIN and is_whole:
                 with suppress(OSError):  # the next look reads as much again
@@ -377,8 +379,8 @@ class LogScan(Closing):
                 count only if they end before the first such entry.
 
         Returns:
-            Where each coordinating partition begins. Those that are ``is_amnesiac``
-            have lost their start and have no checkpoint.
+            Where each coordinating partition begins. One whose ``is_log_start_missing``
+            has lost its start and has no checkpoint.
 
         Raises:
             CoordinationError: The cluster did not answer.
@@ -525,7 +527,7 @@ class Losses:
         """
         prefix = Prefix(None, time_ms)
         restored = dict(sorted(scan.restore(is_past=prefix.is_past).items()))
-        unknown = [number for number, at in restored.items() if at.is_amnesiac]
+        unknown = [number for number, at in restored.items() if at.is_log_start_missing]
         if unknown:
             raise LogUnreadable(unknown_text(unknown))
         worlds = {number: at.world for number, at in restored.items()}

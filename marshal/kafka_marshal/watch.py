@@ -410,7 +410,7 @@ class WorldWatch(Closing):
             cluster_id=getattr(self._log, "cluster_id", None),
             read_at_ms=wall_ms,
             reasons=self._prefix.reasons,
-            amnesiac=self._follower.amnesiac,
+            log_start_missing=self._follower.log_start_missing,
         )
 
     def _has_begun(self) -> bool:

@@ -25,7 +25,7 @@ def exposed(nodes):
     """Return which offsets were reported as exposed, by partition."""
     found = {}
     for node in nodes:
-        for event in node.observer.named("amo_exposed"):
+        for event in node.observer.named("grant_exposed"):
             span = range(event.fields["first"], event.fields["last"] + 1)
             found.setdefault(event.fields["key"].partition, set()).update(span)
     return found

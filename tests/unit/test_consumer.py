@@ -670,7 +670,7 @@ def test_what_was_granted_is_finished_after_a_stop(cluster):
     assert [record.offset for record in node.consumer] == [1, 2, 3]
     node.leave()
     cluster.run(200)
-    assert not node.observer.named("granted_unprocessed")
+    assert not node.observer.named("grant_lost")
     assert fold(cluster).keys[KEY].granted == 4
 
 

@@ -179,7 +179,7 @@ def test_the_past_begins_at_the_newest_checkpoint_before_it(past):
     past.delete(past.begins[0])
     for at in range(past.ends[0], past.end):
         view = World.at(offset={0: at})
-        assert view.amnesiac == ()
+        assert view.log_start_missing == ()
         assert digest(view.partitions[0]) == digest(expected[at])
         assert view.partitions[0].keys[OWNED].owner.client_id == "a"
 
@@ -188,7 +188,7 @@ def test_what_lies_before_every_checkpoint_is_unknown(past):
     past.delete(past.begins[0])
     for at in (0, past.begins[0], past.ends[0] - 1):
         view = World.at(offset={0: at})
-        assert view.amnesiac == (0,)
+        assert view.log_start_missing == (0,)
         with pytest.raises(LogUnreadable, match=r"partitions \[0\] begins above"):
             view.require_known([0])
         with pytest.raises(LogUnreadable):
@@ -198,7 +198,7 @@ def test_what_lies_before_every_checkpoint_is_unknown(past):
 
 def test_a_partition_that_is_not_asked_about_is_not_unknown(past):
     past.delete(past.begins[0])
-    assert World.at(offset={}).amnesiac == ()
+    assert World.at(offset={}).log_start_missing == ()
 
 
 def test_a_time_of_the_past_begins_at_a_checkpoint_before_it(past):
@@ -208,12 +208,12 @@ def test_a_time_of_the_past_begins_at_a_checkpoint_before_it(past):
     past.delete(past.begins[0])
     view = World.at(time_ms=at_ms)
     assert digest(view.partitions[0]) == digest(expected)
-    assert World.at(time_ms=times[past.begins[0]] - 1).amnesiac == (0,)
+    assert World.at(time_ms=times[past.begins[0]] - 1).log_start_missing == (0,)
 
 
 def test_a_log_that_is_whole_is_folded_from_its_start(past):
     view = World.at(offset={0: 3})
-    assert view.amnesiac == ()
+    assert view.log_start_missing == ()
     assert digest(view.partitions[0]) == digest(whole(past, 3))
 
 
@@ -228,7 +228,7 @@ def test_a_scan_begins_at_the_first_checkpoint_that_remains(past):
     assert digest(restored.world) == expected
     past.delete(past.begins[1] + 1)
     with LogScan() as scan:
-        assert scan.restore()[0].is_amnesiac
+        assert scan.restore()[0].is_log_start_missing
 
 
 def test_losses_begin_there_too(past):
@@ -251,4 +251,4 @@ def test_a_watch_of_the_whole_log_begins_there_too(past, monkeypatch):
     past.delete(past.begins[1] + 1)
     with WorldWatch.open() as watching:
         watching.catch_up(30_000)
-        assert watching.world().amnesiac == (0,)
+        assert watching.world().log_start_missing == (0,)

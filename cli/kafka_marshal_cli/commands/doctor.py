@@ -180,7 +180,7 @@ class Patient:
         gone = sorted(t for t, offset in starts.items() if offset > 0)
         began = time.monotonic()
         self.world = self._call.world()
-        lost = list(self.world.amnesiac)
+        lost = list(self.world.log_start_missing)
         if lost:
             found = f"partitions {lost} begin above offset 0, without a checkpoint"
             run = (

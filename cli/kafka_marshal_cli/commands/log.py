@@ -245,7 +245,7 @@ def _verified(scan: LogScan, kept: Mapping[int, KeptLike]) -> list[dict[str, Any
     verifiers, unknown = {}, {}
     for number, restored in scan.restore().items():
         start, end = scan.starts[number], scan.ends[number]
-        if restored.is_amnesiac:
+        if restored.is_log_start_missing:
             unknown[number] = _unknown_row(number, start, end)
             tell(f"marshal: {unknown_text([number])}")
             continue

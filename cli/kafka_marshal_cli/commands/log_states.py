@@ -118,7 +118,7 @@ def diff(
 def _live(call: Call) -> tuple[Mapping[int, WorldState], str, bytes]:
     with call.scan() as scan:
         restored = scan.restore()
-        unknown = sorted(t for t, each in restored.items() if each.is_amnesiac)
+        unknown = sorted(t for t, each in restored.items() if each.is_log_start_missing)
         if unknown:
             raise LogUnreadable(unknown_text(unknown))
         worlds = {number: each.world for number, each in restored.items()}

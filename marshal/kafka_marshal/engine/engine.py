@@ -97,12 +97,12 @@ class Engine:
         return self.context.config is not None and self.failure is None
 
     @property
-    def amnesiac(self) -> tuple[int, ...]:
+    def log_start_missing(self) -> tuple[int, ...]:
         """Coordinating partitions that have forgotten who owns what (PROTOCOL 7.3).
 
         They are observed, and nothing of theirs is claimed.
         """
-        return tuple(sorted(self.rebuilder.amnesiac))
+        return tuple(sorted(self.rebuilder.log_start_missing))
 
     @property
     def diverged(self) -> tuple[int, ...]:

@@ -40,9 +40,9 @@ class Follower:
         replicas: One per coordinating partition.
         began_at: Offset of the kept state that each was gone on from, if any.
         began_paused: Whether a group was paused in one of them.
-        amnesiac: Partitions whose logs begin above 0 though no kept state leads up
-            to them, if states were asked for: what is folded of them is not the
-            world, and must never be kept as one (PROTOCOL 7.3).
+        log_start_missing: Partitions whose logs begin above 0 though no kept state
+            leads up to them, if states were asked for: what is folded of them is
+            not the world, and must never be kept as one (PROTOCOL 7.3).
         unfit: Partitions of which a state is kept that does not fit the log. It is
             left where it is: it may know of grants that the log has lost (7.5).
     """
@@ -60,7 +60,7 @@ class Follower:
         self._sources = sources
         self.began_at: dict[int, int] = {}
         self.began_paused = False
-        self.amnesiac: list[int] = []
+        self.log_start_missing: list[int] = []
         self.unfit: list[int] = []
         self._log = log
         self._clock = clock
@@ -223,8 +223,8 @@ class Follower:
                 groups = restored.world.groups.values()
                 if any(group.pause is not None for group in groups):
                     self.began_paused = True
-            elif restored.is_amnesiac:
-                self.amnesiac.append(t)
+            elif restored.is_log_start_missing:
+                self.log_start_missing.append(t)
 
     def _step_until(
         self,

@@ -133,4 +133,4 @@ def report_unprocessed(
     """Tell of granted offsets that nobody will ever process, if there are any."""
     ranges = [(grant.first, grant.last) for grant in grants]
     if ranges:
-        context.observe("granted_unprocessed", {"key": key, "ranges": ranges})
+        context.observe("grant_lost", {"key": key, "ranges": ranges})

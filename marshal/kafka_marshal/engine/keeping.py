@@ -248,7 +248,7 @@ class Keeper:
             taker = best_taker(members, holding.key.topic, me=me, may_be_behind=True)
             absence = Absence(holding.key, quiet_ms, limit_ms, hand, lag)
             if _is_news(watch, WEDGED, taker=taker):
-                self._context.observe("wedged", absence.fields(taker))
+                self._context.observe("stuck", absence.fields(taker))
             if taker is not None:
                 verdicts.append(Verdict(holding, WEDGED, absence.detail, taker))
         return verdicts
@@ -289,7 +289,7 @@ class Keeper:
                 "cycles": watch.health.bad_cycles,
                 "successor": taker,
             }
-            self._context.observe("behind", fields)
+            self._context.observe("lagging", fields)
         if taker is None:
             return []
         return [Verdict(holding, BEHIND, _figures(pace), taker)]

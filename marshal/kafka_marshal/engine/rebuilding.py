@@ -139,7 +139,7 @@ class Rebuilder:
     """What is begun, how far it is, and what is owed to the log then.
 
     Attributes:
-        amnesiac: Partitions whose logs begin above 0 without a kept state that
+        log_start_missing: Partitions whose logs begin above 0 without a kept state that
             fits, with the first offset that they have.
         sources: Where kept states may be, in the order in which to ask.
     """
@@ -147,7 +147,7 @@ class Rebuilder:
     def __init__(
         self, context: Context, tickets: Tickets, *, sources: Sequence[KeptStates]
     ) -> None:
-        self.amnesiac: dict[int, int] = {}
+        self.log_start_missing: dict[int, int] = {}
         self.sources = tuple(sources)
         self._context = context
         self._tickets = tickets
@@ -174,7 +174,7 @@ class Rebuilder:
     def is_due(self, now_ms: int) -> bool:
         """Return whether the log is to be asked where a partition begins."""
         return bool(self._unplaced) or (
-            bool(self.amnesiac) and now_ms >= self._retry_at_ms
+            bool(self.log_start_missing) and now_ms >= self._retry_at_ms
         )
 
     def look(self) -> tuple[dict[int, Restored], dict[int, int]]:
@@ -194,9 +194,9 @@ class Rebuilder:
         positions = log.positions()
         found = restore(
             log,
-            self._unplaced | self.amnesiac.keys(),
+            self._unplaced | self.log_start_missing.keys(),
             sources=self.sources,
-            places={t: positions[t] for t in self.amnesiac},
+            places={t: positions[t] for t in self.log_start_missing},
             on_unfit=self._on_unfit,
             aside=self._aside,
         )
@@ -213,14 +213,14 @@ class Rebuilder:
     ) -> None:
         """Take where partitions begin."""
         for t, restored in found.items():
-            was_amnesiac = self.amnesiac.pop(t, None) is not None
-            if restored.is_amnesiac:
-                self.amnesiac[t] = restored.log_start
+            was_log_start_missing = self.log_start_missing.pop(t, None) is not None
+            if restored.is_log_start_missing:
+                self.log_start_missing[t] = restored.log_start
                 self._retry_at_ms = now_ms + AMNESIAC_RETRY_MS
-                if was_amnesiac:
+                if was_log_start_missing:
                     continue  # it goes on observing where it is
                 fields = {"partition": t, "log_start": restored.log_start}
-                self._context.observe("amnesiac", fields)
+                self._context.observe("log_start_missing", fields)
             elif restored.source is not None:
                 at = {"partition": t, "offset": restored.world.next_offset}
                 self._context.observe("restored", at | {"source": restored.source})
@@ -264,7 +264,7 @@ class Rebuilder:
         done = [
             t
             for t, end in self._barriers.items()
-            if t not in self.amnesiac and positions.get(t, 0) >= end
+            if t not in self.log_start_missing and positions.get(t, 0) >= end
         ]
         for t in done:
             del self._barriers[t]
@@ -278,12 +278,12 @@ class Rebuilder:
             LogUnreadable: PROTOCOL 7.3: whoever cannot see the winning claims
                 claims nothing.
         """
-        if self.amnesiac:
+        if self.log_start_missing:
             raise LogUnreadable(
-                f"the log of coordinating partitions {sorted(self.amnesiac)} begins "
-                "above offset 0, and no checkpoint or snapshot leads up to it: "
-                "records that decide who owns what may be gone, so nothing is "
-                "claimed; see: marshal doctor"
+                "the log of coordinating partitions "
+                f"{sorted(self.log_start_missing)} begins above offset 0, and no "
+                "checkpoint or snapshot leads up to it: records that decide who owns "
+                "what may be gone, so nothing is claimed; see: marshal doctor"
             )
 
     # --- going back
@@ -472,7 +472,7 @@ class Rebuilder:
         if granted > (head or 0):
             # Whoever has it now may be granted again what was processed already.
             fields = {"key": key, "first": head or 0, "last": granted - 1}
-            self._context.observe("amo_exposed", fields)
+            self._context.observe("grant_exposed", fields)
 
 
 class _Look(NamedTuple):

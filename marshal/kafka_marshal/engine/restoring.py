@@ -97,7 +97,7 @@ class Restored:
     log_start: int
 
     @property
-    def is_amnesiac(self) -> bool:
+    def is_log_start_missing(self) -> bool:
         """Whether entries are gone that no kept state makes up for (PROTOCOL 7.3)."""
         return self.source is None and self.log_start > 0
 

@@ -194,7 +194,7 @@ class Tickets:
 
     def _report(self, key: Key, first: int, last: int) -> None:
         fields = {"key": key, "ranges": [(first, last)]}
-        self._context.observe("granted_unprocessed", fields)
+        self._context.observe("grant_lost", fields)
 
     def _forget_old(self) -> None:
         """Forget what is older than 2H: sending was given up after H/2."""

@@ -114,5 +114,5 @@ class Patience:
         has_taker = holding.key.topic in self.takers
         if has_taker or not watch.is_told:
             watch.is_told = True
-            self._context.observe("wedged", absence.fields(None))
+            self._context.observe("stuck", absence.fields(None))
         return absence.detail if has_taker else None

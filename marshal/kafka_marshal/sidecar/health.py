@@ -51,7 +51,7 @@ class View:
         beat_at_ms: When the newest beat that the log confirmed was sent, None where
             nothing is held.
         heartbeat_interval_ms: H, None until the log is read.
-        amnesiac: Coordinating partitions that have forgotten who owns what.
+        log_start_missing: Coordinating partitions that have forgotten who owns what.
         rebuilding: Those that are being read anew.
         diverged: Those whose last checkpoint had another digest than ours.
     """
@@ -70,7 +70,7 @@ class View:
     failed: tuple[tuple[str, str], ...] = ()
     beat_at_ms: int | None = None
     heartbeat_interval_ms: int | None = None
-    amnesiac: tuple[int, ...] = ()
+    log_start_missing: tuple[int, ...] = ()
     rebuilding: tuple[int, ...] = ()
     diverged: tuple[int, ...] = ()
 
@@ -170,10 +170,10 @@ def _unready_reasons(view: View) -> Iterator[str]:
 
 def _state_reasons(view: View) -> Iterator[str]:
     """Say what is wrong with what it knows of the log (PROTOCOL 7)."""
-    if view.amnesiac:
+    if view.log_start_missing:
         yield (
-            f"the log of partitions {list(view.amnesiac)} begins above offset 0, and "
-            "no checkpoint leads up to it: nothing of them is claimed"
+            f"the log of partitions {list(view.log_start_missing)} begins above "
+            "offset 0, and no checkpoint leads up to it: nothing of them is claimed"
         )
     if view.rebuilding:
         yield f"the log of partitions {list(view.rebuilding)} went back: read anew"
@@ -237,14 +237,14 @@ def _look_inside(view: View, engine: Engine) -> View:
         ),
         beat_at_ms=max((each.claim.base_ms for each, _ in held), default=None),
         heartbeat_interval_ms=None if config is None else config.heartbeat_interval_ms,
-        amnesiac=engine.amnesiac,
+        log_start_missing=engine.log_start_missing,
         rebuilding=() if config is None else _rebuilding(engine),
         diverged=engine.diverged,
     )
 
 
 def _rebuilding(engine: Engine) -> tuple[int, ...]:
-    return tuple(sorted(engine.context.rebuilding - set(engine.amnesiac)))
+    return tuple(sorted(engine.context.rebuilding - set(engine.log_start_missing)))
 
 
 def _name(key: Key) -> str:

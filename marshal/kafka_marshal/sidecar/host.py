@@ -494,7 +494,7 @@ class Host:
     def _file(self) -> bool:
         error = self.books.file()
         if error is not None and not self._is_unfiled:
-            self._context.observe("promises_unwritable", {"error": error})
+            self._context.observe("lease_journal_unwritable", {"error": error})
         self._is_unfiled = error is not None
         return error is None
 

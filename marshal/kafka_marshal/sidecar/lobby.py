@@ -94,7 +94,8 @@ class Lobby:
         except MarshalError as error:
             # It says so itself once it is back; until then nothing is resumed.
             self._context.observe(
-                "wants_not_restored", {"client": client.client_id, "error": error}
+                "subscription_not_restored",
+                {"client": client.client_id, "error": error},
             )
             with self._engine.changed:
                 client.wants.pop(name, None)
@@ -123,7 +124,7 @@ class Lobby:
         promised = promises.load()
         if promises.is_damaged:
             # Who cannot know what was promised resumes nothing (PROTOCOL 12).
-            self._context.observe("promises_damaged", {"group": group_id})
+            self._context.observe("lease_journal_damaged", {"group": group_id})
             identity = None if identity is None else identity.forget()
         entropy = self._runtime.ports.entropy
         owner = Owner(self._client_id, entropy.random_bytes(16))

@@ -200,7 +200,7 @@ class LogOffice(TicketOffice):
             self._catch_up(left)
         elif replica.world.config is None:
             self._catch_up(left)
-        if t in self._follower.amnesiac:
+        if t in self._follower.log_start_missing:
             # PROTOCOL 7.3: whoever cannot see the winning claims asks nothing.
             raise LogUnreadable(
                 f"the log of coordinating partition {t} begins above offset 0, and no "

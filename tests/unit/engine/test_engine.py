@@ -113,19 +113,19 @@ def test_partitions_added_in_kafka_change_nothing():
     assert cluster.kafka.log(cluster.place(1)).end == 0
 
 
-def test_an_amnesiac_reader_claims_nothing(cluster):
+def test_a_reader_without_the_log_start_claims_nothing(cluster):
     """PROTOCOL 7.3: the winning claims may have been deleted."""
     write(cluster, b"x")
     cluster.kafka.delete_records(cluster.place(0), before=1)
     node = cluster.node("a", wish=wish())
     cluster.run(H)
     assert node.engine.failure is None
-    assert node.engine.amnesiac == (0,)
+    assert node.engine.log_start_missing == (0,)
     assert not node.engine.is_ready
     assert not node.session.holdings
     with pytest.raises(LogUnreadable, match="begins above offset 0"):
         node.engine.wait_ready(H)
-    assert len(node.observer.named("amnesiac")) == 1
+    assert len(node.observer.named("log_start_missing")) == 1
 
 
 def test_a_log_that_does_not_answer_at_first_is_asked_again(cluster):

@@ -64,7 +64,7 @@ def handed(node, cluster):
 def reported(node):
     return [
         each
-        for event in node.observer.named("granted_unprocessed")
+        for event in node.observer.named("grant_lost")
         for each in event.fields["ranges"]
     ]
 

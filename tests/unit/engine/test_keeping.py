@@ -108,7 +108,7 @@ def test_a_slow_owner_hands_over_and_the_lag_falls():
     assert reason.endswith("/s arrive, 3 cycles")
     assert lag > consumed * 2 * H // 1_000
     assert consumed < produced
-    (event,) = a.node.observer.named("behind")
+    (event,) = a.node.observer.named("lagging")
     assert event.fields["successor"] == "b"
     assert event.fields["cycles"] == 3
     live(
@@ -158,7 +158,7 @@ def test_alone_nothing_is_given_up():
     cluster.run_until(held_by(a.node, 1), H)
     live(cluster, [a, load], 12 * H)
     assert releases(cluster) == []
-    (event,) = a.node.observer.named("behind")
+    (event,) = a.node.observer.named("lagging")
     assert event.fields["successor"] is None, "told, once, and kept"
 
 
@@ -289,11 +289,11 @@ def test_alone_a_blocked_handler_keeps_its_claim_until_somebody_comes():
     a, taken = blocked(cluster)
     cluster.run(5 * H)
     assert KEY in a.node.held
-    (event,) = a.node.observer.named("wedged")
+    (event,) = a.node.observer.named("stuck")
     assert event.fields["successor"] is None
     b = start(cluster, "b", 100)
     live(cluster, [b], H, until=lambda: KEY in b.node.held)
-    assert len(a.node.observer.named("wedged")) == 2
+    assert len(a.node.observer.named("stuck")) == 2
     del taken
 
 
@@ -339,7 +339,7 @@ def test_nothing_to_do_is_not_wedged():
     start(cluster, "b", 100)
     cluster.run(5 * H)
     assert KEY in a.node.held
-    assert a.node.observer.named("wedged") == []
+    assert a.node.observer.named("stuck") == []
 
 
 def test_an_idle_consumer_that_does_not_poll_loses_what_has_records():
@@ -397,7 +397,7 @@ def test_at_most_once_what_was_not_handed_out_is_reported():
             handed += [record.offset for record in records]
     b = start(cluster, "b", 100, delivery=AMO)
     live(cluster, [b], 2 * H, until=lambda: KEY in b.node.held)
-    (lost,) = a.node.observer.named("granted_unprocessed")
+    (lost,) = a.node.observer.named("grant_lost")
     assert lost.fields["ranges"][0][0] == handed[-1] + 1
 
 

@@ -245,7 +245,7 @@ def test_a_pause_that_is_over_at_once_loses_nothing(eager):
     write(cluster, pause_record(cluster, until_ms - 20 * H, seq=2))
     got += consumed(node, cluster, 200)
     assert got == list(range(30))
-    assert not node.observer.named("granted_unprocessed")
+    assert not node.observer.named("grant_lost")
 
 
 def test_a_drain_hands_out_all_that_was_granted(eager):
@@ -257,7 +257,7 @@ def test_a_drain_hands_out_all_that_was_granted(eager):
     known = fold(cluster).keys[KEY]
     assert known.owner is None
     assert got == list(range(known.granted))
-    assert not node.observer.named("granted_unprocessed")
+    assert not node.observer.named("grant_lost")
 
 
 # --- endings
@@ -302,7 +302,7 @@ def test_a_later_consumer_of_the_process_hands_out_what_was_granted_before(eager
     node.consume(wish(delivery=AMO, most=3))
     got += consumed(node, cluster)
     assert got == list(range(40))
-    assert not node.observer.named("granted_unprocessed")
+    assert not node.observer.named("grant_lost")
 
 
 def test_a_lease_that_lapses_keeps_what_was_granted(eager):
@@ -335,7 +335,7 @@ def test_losing_what_is_granted_raises(eager):
     cluster.run(3 * H)
     with pytest.raises(ClaimLost):
         node.consumer.poll(0)
-    (event,) = node.observer.named("granted_unprocessed")
+    (event,) = node.observer.named("grant_lost")
     assert event.fields["key"] == KEY
 
 
@@ -350,4 +350,4 @@ def test_a_stop_asks_for_nothing_new_and_hands_out_the_rest(eager):
     assert got == list(range(before[-1][1] + 1))
     node.leave()
     cluster.run(100)
-    assert not node.observer.named("granted_unprocessed")
+    assert not node.observer.named("grant_lost")

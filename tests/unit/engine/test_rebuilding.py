@@ -158,7 +158,7 @@ def test_at_most_once_the_log_is_told_again_what_was_granted(cluster):
     seen = first + [o for os in polled(node, cluster).values() for o in os]
     assert len(set(seen)) == len(seen)
     assert min(seen[len(first) :]) >= granted
-    assert node.observer.named("amo_exposed") == []
+    assert node.observer.named("grant_exposed") == []
 
 
 def test_a_range_wider_than_span_is_told_in_parts():
@@ -183,7 +183,7 @@ def test_at_most_once_a_key_that_is_not_ours_any_more_is_exposed(cluster):
     granted = fold(cluster).keys[KEY].granted
     truncate(cluster, end=1)
     cluster.run(3 * H)
-    (told,) = node.observer.named("amo_exposed")
+    (told,) = node.observer.named("grant_exposed")
     assert told.fields == {"key": KEY, "first": 0, "last": granted - 1}
     assert set(done) <= set(range(granted))
 
@@ -209,7 +209,7 @@ def test_what_the_next_owner_was_granted_by_now_is_exposed_too(cluster):
     assert set(done) <= set(again)
     node.cut(is_cut=False)
     cluster.run(H)
-    (told,) = node.observer.named("amo_exposed")
+    (told,) = node.observer.named("grant_exposed")
     assert told.fields == {"key": KEY, "first": 0, "last": granted - 1}
 
 
@@ -225,7 +225,7 @@ def test_one_that_began_in_a_state_that_was_skipped_is_exposed_from_0(cluster):
     node.cut(is_cut=False)
     cluster.run(H)
     assert node.observer.named("restored")
-    (told,) = node.observer.named("amo_exposed")
+    (told,) = node.observer.named("grant_exposed")
     assert told.fields == {"key": KEY, "first": 0, "last": granted - 1}
 
 
@@ -241,7 +241,7 @@ def test_one_that_is_taken_over_before_its_request_is_exposed(cluster):
     assert set(done) <= set(again)
     cluster.fates.clear()
     cluster.run(3 * H)
-    (told,) = node.observer.named("amo_exposed")
+    (told,) = node.observer.named("grant_exposed")
     assert told.fields == {"key": KEY, "first": 0, "last": granted - 1}
 
 
@@ -268,7 +268,7 @@ def test_a_second_truncation_remembers_the_first(cluster):
     truncate(cluster, end=at - 1)
     cluster.run_until(held_by(node, 1), 5 * H)
     assert fold(cluster).keys[KEY].granted >= granted
-    exposed = node.observer.named("amo_exposed")
+    exposed = node.observer.named("grant_exposed")
     assert len(exposed) + len(of(cluster, "a", ClaimingMessages)) >= 1
 
 
@@ -400,7 +400,7 @@ def test_grants_of_a_topic_that_the_log_has_forgotten_are_exposed(cluster):
     truncate(cluster, end=end)
     cluster.run(3 * H)
     assert fold(cluster).keys[KEY].granted in {None, 3}
-    (told,) = node.observer.named("amo_exposed")
+    (told,) = node.observer.named("grant_exposed")
     assert told.fields == {"key": KEY, "first": 0, "last": 2}
 
 
@@ -428,8 +428,8 @@ def test_grants_that_a_kept_state_knows_are_reported(cluster, is_claim_lost):
     truncate(cluster, end=1 if is_claim_lost else at)
     node = started_anew(cluster, state)
     told = node.observer.named
-    cluster.run_until(lambda: told("amo_exposed"), 4 * H)
-    (event,) = told("amo_exposed")
+    cluster.run_until(lambda: told("grant_exposed"), 4 * H)
+    (event,) = told("grant_exposed")
     granted = state.keys[KEY].granted
     assert event.fields == {"key": KEY, "first": 0, "last": granted - 1}
 
@@ -444,7 +444,7 @@ def test_what_others_were_granted_since_is_reported(cluster):
     assert fold(cluster).keys[KEY].granted
     node = started_anew(cluster, state)
     cluster.run(H)
-    (event,) = node.observer.named("amo_exposed")
+    (event,) = node.observer.named("grant_exposed")
     assert (event.fields["first"], event.fields["last"]) == (
         0,
         state.keys[KEY].granted - 1,
@@ -464,7 +464,7 @@ def test_lost_grants_of_an_earlier_topic_are_none_to_report(cluster):
     node = cluster.node("b", wish=wish(delivery=AMO), sources=(Shelf(kept(state)),))
     cluster.run(4 * H)
     assert node.observer.named("state_unfit")
-    assert node.observer.named("amo_exposed") == []
+    assert node.observer.named("grant_exposed") == []
 
 
 def test_an_owner_that_lives_tells_the_log_itself(cluster):
@@ -474,7 +474,7 @@ def test_an_owner_that_lives_tells_the_log_itself(cluster):
     cluster.run(3 * H)
     assert fold(cluster).keys[KEY].granted >= state.keys[KEY].granted
     assert node.observer.named("state_unfit")
-    assert not node.observer.named("amo_exposed")
+    assert not node.observer.named("grant_exposed")
 
 
 @pytest.mark.parametrize("changes", [{"digest": "00" * 16}, {"state": b"?"}])
@@ -486,7 +486,7 @@ def test_a_damaged_state_is_no_evidence(cluster, changes):
     node = cluster.node("b", wish=wish(delivery=AMO), sources=(shelf,))
     cluster.run(4 * H)
     assert node.observer.named("state_unfit")
-    assert not node.observer.named("amo_exposed")
+    assert not node.observer.named("grant_exposed")
 
 
 def test_what_is_not_reported_yet_is_kept_for_the_next_start(cluster):
@@ -498,11 +498,11 @@ def test_what_is_not_reported_yet_is_kept_for_the_next_start(cluster):
     early = cluster.node("b", wish=wish(delivery=AMO), sources=(shelf,))
     cluster.run(H)
     assert early.observer.named("state_unfit")
-    assert not early.observer.named("amo_exposed")
+    assert not early.observer.named("grant_exposed")
     assert shelf.discarded == []
     cluster.crash(early)
     node = cluster.node("c", wish=wish(delivery=AMO), sources=(shelf,))
-    cluster.run_until(lambda: node.observer.named("amo_exposed"), 4 * H)
+    cluster.run_until(lambda: node.observer.named("grant_exposed"), 4 * H)
     cluster.run_until(lambda: shelf.discarded == [0], H)
 
 
@@ -513,10 +513,10 @@ def test_what_was_reported_is_removed(cluster, is_claim_lost):
     cluster.crash(cluster.nodes[0])
     shelf = Shelf(kept(state))
     node = cluster.node("b", wish=wish(delivery=AMO), sources=(shelf,))
-    cluster.run_until(lambda: node.observer.named("amo_exposed"), 4 * H)
+    cluster.run_until(lambda: node.observer.named("grant_exposed"), 4 * H)
     cluster.run(H)
     assert shelf.discarded == [0]
-    assert len(node.observer.named("amo_exposed")) == 1
+    assert len(node.observer.named("grant_exposed")) == 1
 
 
 def test_a_state_that_is_no_evidence_is_removed_at_once(cluster):

@@ -39,7 +39,7 @@ def begun(cluster, *sources, partitions=(0, 1)):
 def test_without_a_state_the_log_is_read_from_its_start(cluster):
     log, found, unfit, aside = begun(cluster)
     assert {t: each.source for t, each in found.items()} == {0: None, 1: None}
-    assert not any(each.is_amnesiac for each in found.values())
+    assert not any(each.is_log_start_missing for each in found.values())
     assert (unfit, aside) == ([], [])
     assert log.poll(0)[0][1].offset == 0
 
@@ -108,11 +108,11 @@ def test_a_state_before_a_truncation_is_gone_on_from(cluster):
     assert (found[0].source, unfit) == ("a test", [])
 
 
-def test_a_log_that_begins_later_is_amnesiac_without_a_state(cluster):
+def test_the_log_start_is_missing_where_no_state_reaches_it(cluster):
     cluster.kafka.delete_records(cluster.place(0), before=2)
     _, found, _, _ = begun(cluster)
-    assert found[0].is_amnesiac
-    assert not found[1].is_amnesiac
+    assert found[0].is_log_start_missing
+    assert not found[1].is_log_start_missing
 
 
 def test_a_state_makes_up_for_what_was_deleted(cluster):
@@ -120,7 +120,7 @@ def test_a_state_makes_up_for_what_was_deleted(cluster):
     before = state.next_offset - 1
     cluster.kafka.delete_records(cluster.place(0), before=before)
     _, found, _, _ = begun(cluster, Shelf(kept(state)))
-    assert not found[0].is_amnesiac
+    assert not found[0].is_log_start_missing
 
 
 def test_what_the_log_itself_holds_needs_no_entry_before_it(cluster):
@@ -128,7 +128,7 @@ def test_what_the_log_itself_holds_needs_no_entry_before_it(cluster):
     write(cluster, b"a checkpoint", 0)
     cluster.kafka.delete_records(cluster.place(0), before=state.next_offset)
     _, found, _, _ = begun(cluster, Shelf(kept(state)))
-    assert found[0].is_amnesiac
+    assert found[0].is_log_start_missing
     _, found, _, _ = begun(cluster, Shelf(kept(state, is_in_log=True)))
     assert found[0].source == "a test"
 
@@ -219,18 +219,18 @@ def test_an_engine_tells_of_a_state_that_does_not_fit_once(cluster):
     node.engine.rebuilder.sources = (Shelf(kept(fold(cluster, 1), digest="0")),)
     cluster.run(60_000, step_ms=500)
     assert len(node.observer.named("state_unfit")) == 1
-    assert node.engine.amnesiac == (0,)
+    assert node.engine.log_start_missing == (0,)
 
 
-def test_an_amnesiac_engine_is_healed_by_a_state_that_turns_up(cluster):
+def test_a_state_that_turns_up_replaces_the_missing_log_start(cluster):
     state = fold(cluster, 0)
     cluster.kafka.delete_records(cluster.place(0), before=2)
     node = cluster.node("b")
     cluster.run(100)
-    assert node.engine.amnesiac == (0,)
+    assert node.engine.log_start_missing == (0,)
     node.engine.rebuilder.sources = (Shelf(kept(state)),)
     cluster.run(20_000, step_ms=500)
-    assert node.engine.amnesiac == ()
+    assert node.engine.log_start_missing == ()
     assert node.engine.is_ready
 
 

@@ -158,7 +158,7 @@ def test_what_is_granted_when_nobody_waits_any_more_is_reported(cluster, owner, 
     office.give_up(ticket)
     cluster.run(40)
     assert not granted
-    (event,) = observer.named("granted_unprocessed")
+    (event,) = observer.named("grant_lost")
     assert event.fields == {"key": KEY, "ranges": [(0, 4)]}
 
 
@@ -166,7 +166,7 @@ def test_what_was_answered_can_be_given_up(cluster, owner, office):
     ticket = office.ask(wanted(owner, 0, 4))
     cluster.run(40)
     office.give_up(ticket)
-    assert not cluster.nodes[-1].observer.named("granted_unprocessed")
+    assert not cluster.nodes[-1].observer.named("grant_lost")
 
 
 def test_there_are_only_so_many_at_a_time(cluster, owner, office, monkeypatch):

@@ -238,7 +238,7 @@ def test_what_was_granted_of_a_deleted_topic_is_reported_and_never_handed_out():
     cluster.run_until(lambda: node.held[KEY].progress.granted is not None, H)
     recreate(cluster, 60)
     cluster.run_until(lambda: node.observer.named("topic_recreated"), 4 * REFRESH_MS)
-    (event,) = node.observer.named("granted_unprocessed")
+    (event,) = node.observer.named("grant_lost")
     assert event.fields["ranges"] == [(5, 9)]
     got += taken(cluster, node, 60)
     assert got == [b"0", b"1", b"2", b"3", b"4", *NEW]

@@ -93,7 +93,7 @@ def test_errors_have_their_type(lines):
 def test_a_partition_and_ranges(lines):
     line = told(
         lines,
-        "granted_unprocessed",
+        "grant_lost",
         partition=TopicPartition("t", 1),
         ranges=[(1, 4), (7, 9)],
     )

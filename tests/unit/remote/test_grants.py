@@ -195,7 +195,7 @@ def test_a_grant_after_the_claim_is_reported_and_not_used(rig, consumer):
     rig.say(lost())
     rig.answer(granted(0, 3))
     assert consumer.poll() == {}
-    assert [each["ranges"] for each in rig.events("granted_unprocessed")] == [[(0, 3)]]
+    assert [each["ranges"] for each in rig.events("grant_lost")] == [[(0, 3)]]
 
 
 def test_what_is_granted_and_unused_is_reported_with_the_end(rig, consumer):
@@ -204,7 +204,7 @@ def test_what_is_granted_and_unused_is_reported_with_the_end(rig, consumer):
     rig.say(lost())
     with pytest.raises(ClaimLost, match="taken_over"):
         consumer.poll()
-    assert [each["ranges"] for each in rig.events("granted_unprocessed")] == [[(0, 3)]]
+    assert [each["ranges"] for each in rig.events("grant_lost")] == [[(0, 3)]]
 
 
 @pytest.mark.parametrize("offset", [60, None])

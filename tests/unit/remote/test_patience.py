@@ -43,11 +43,11 @@ def test_what_nobody_else_can_take_stays(rig, slow):
     rig.session.on_deadlines(rig.beaten(takers=("u",)), told=())
     pass_time(rig, 1_000)
     assert rig.desk.returned == []
-    assert len(rig.events("wedged")) == 1
+    assert len(rig.events("stuck")) == 1
     slow.commit()
     assert slow.poll() != {}
     pass_time(rig, 700)
-    assert len(rig.events("wedged")) == 2
+    assert len(rig.events("stuck")) == 2
 
 
 def test_whoever_is_stuck_where_others_were_is_given_more_time(rig):

@@ -47,7 +47,7 @@ def test_a_sidecar_that_is_well_says_so_three_times():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"amnesiac": (1, 3)}, "partitions [1, 3] begins above offset 0"),
+        ({"log_start_missing": (1, 3)}, "partitions [1, 3] begins above offset 0"),
         ({"rebuilding": (2,)}, "partitions [2] went back"),
         ({"diverged": (0,)}, "partitions [0] say another digest"),
     ],
@@ -65,7 +65,7 @@ def test_what_an_engine_does_not_know_is_seen():
     node = owning(cluster)
     states = States(cluster.clock.view())
     view = health.look(node.engine, states, clock=cluster.clock.view())
-    assert (view.amnesiac, view.rebuilding, view.diverged) == ((), (), ())
+    assert (view.log_start_missing, view.rebuilding, view.diverged) == ((), (), ())
     replica = node.engine.context.replicas[1]
     replica.compared = Comparison(b"id", 7, "other", "aa", "bb")
     node.engine.context.rebuilding.add(0)

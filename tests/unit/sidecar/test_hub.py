@@ -163,7 +163,7 @@ def test_a_verdict_that_does_not_come_is_not_waited_for_for_ever(single):
         granted(single, a, KEY, 5, 9, timeout_ms=200)
     single.node.cut(is_cut=False)
     single.cluster.run(200)
-    (event,) = single.events.named("granted_unprocessed")
+    (event,) = single.events.named("grant_lost")
     assert event.fields["ranges"] == [(5, 9)]
 
 
@@ -175,7 +175,7 @@ def test_a_request_that_comes_again_is_granted_nothing_more(single):
     assert (got[0].first, got[0].last) == (0, 4)
     assert len(of(single.cluster, "host-1", ClaimingMessages)) == 1
     single.watch.kill(1)
-    (event,) = single.events.named("granted_unprocessed")
+    (event,) = single.events.named("grant_lost")
     assert event.fields["ranges"] == [(0, 4)], "it is counted once"
 
 
@@ -188,7 +188,7 @@ def test_a_request_in_time_is_not_reported_though_one_before_gave_up(single):
     single.node.cut(is_cut=False)
     got = granted(single, a, KEY, 5, 9, request=1)
     assert (got.first, got.last) == (5, 9)
-    assert not single.events.named("granted_unprocessed")
+    assert not single.events.named("grant_lost")
 
 
 def test_what_a_dead_client_was_granted_is_reported(single):
@@ -198,7 +198,7 @@ def test_what_a_dead_client_was_granted_is_reported(single):
     standing = api.Standing(topic="t", partition=0, epoch=epoch, position=None, done=4)
     single.hub.beat(a.who, api.Beat(standings=(standing,)))
     single.watch.kill(1)
-    (event,) = single.events.named("granted_unprocessed")
+    (event,) = single.events.named("grant_lost")
     assert event.fields == {"key": KEY, "ranges": [(4, 9)]}
     single.cluster.run(100)
     (release,) = (x.record for x in of(single.cluster, "host-1", ReleasingPartition))
@@ -215,7 +215,7 @@ def test_a_client_that_gives_back_has_its_own_account(single):
     granted(single, a, KEY, 0, 9)
     a.give_back(KEY, done=4)
     single.cluster.run(100)
-    assert not single.events.named("granted_unprocessed")
+    assert not single.events.named("grant_lost")
 
 
 def test_beats_tell_how_far_a_client_is_done(single):

@@ -12,7 +12,7 @@ from kafka_marshal.ports import Event
 from kafka_marshal.protocol.types import TopicPartition
 from kafka_marshal.sidecar import logs
 
-EVENT = Event("behind", {"partition": TopicPartition("orders", 3), "lag": 5})
+EVENT = Event("lagging", {"partition": TopicPartition("orders", 3), "lag": 5})
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +33,7 @@ def test_lines_for_people():
     logging.getLogger("uvicorn.error").info("not for people")
     stop()
     first, second = stream.getvalue().splitlines()
-    assert first.endswith("WARNING behind partition=orders-3 lag=5")
+    assert first.endswith("WARNING lagging partition=orders-3 lag=5")
     assert second.endswith("INFO listens on /run/x")
 
 
@@ -48,7 +48,7 @@ def test_json_has_events_and_plain_lines_alike():
     stop()
     event, failure = map(json.loads, stream.getvalue().splitlines())
     assert (event["event"], event["topic"], event["partition"]) == (
-        "behind",
+        "lagging",
         "orders",
         3,
     )

@@ -134,7 +134,7 @@ def test_what_cannot_be_written_is_not_told(cluster, machine, monkeypatch):
     run(cluster, [a, b], H)
     assert max(until for _, until in a.held.values()) <= last_ms
     assert not b.valid
-    assert len(machine.events.named("promises_unwritable")) == 1
+    assert len(machine.events.named("lease_journal_unwritable")) == 1
     monkeypatch.undo()
     run(cluster, [a, b], H)
     assert sum(sizes(a, b)) == 8
@@ -369,7 +369,7 @@ def test_a_topic_that_is_gone_is_not_waited_for(cluster, machine, monkeypatch):
 
     monkeypatch.setattr(lobby.Lobby, "enroll", gone)
     machine.start()
-    assert len(machine.events.named("wants_not_restored")) == 1
+    assert len(machine.events.named("subscription_not_restored")) == 1
     monkeypatch.undo()
     cluster.run(3 * H)
     assert not machine.hub.clients()
@@ -387,7 +387,7 @@ def test_a_kept_pattern_is_checked_like_a_new_one(cluster, machine):
             client["wants"]["s"] |= {"topics": [], "pattern": pattern}
         path.write_bytes(msgspec.json.encode(kept))
         machine.start()
-        assert len(machine.events.named("wants_not_restored")) == told
+        assert len(machine.events.named("subscription_not_restored")) == told
         machine.crash()
 
 

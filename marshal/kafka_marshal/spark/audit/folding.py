@@ -180,7 +180,7 @@ def begin(source: Source, work: Work, *, bounds: Bounds) -> WorldState:
         )[number]
     finally:
         log.close(0)
-    if restored.is_amnesiac:
+    if restored.is_log_start_missing:
         raise LogUnreadable(unknown_text([number]))
     return restored.world
 

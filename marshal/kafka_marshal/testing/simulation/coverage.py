@@ -134,7 +134,7 @@ class Coverage:
             self.note("began_from_checkpoint" if is_log else "began_from_kept")
         elif event.name == "state_unfit" and "feature level" in event.fields["why"]:
             self.note("checkpoint_above")
-        elif event.name == "amo_exposed":
+        elif event.name == "grant_exposed":
             self.note("exposed")
         elif event.name == "claim_ended":
             self._on_ended(event.fields)

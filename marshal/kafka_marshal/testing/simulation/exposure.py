@@ -2,7 +2,7 @@
 
 Whoever lost a claim or a grant with the log's end cannot know it yet, so offsets may
 be handed out twice, at most once or not. What is demanded is that it does not go
-unsaid: some engine tells of the range (``amo_exposed``), unless the process that had
+unsaid: some engine tells of the range (``grant_exposed``), unless the process that had
 it ended before it could.
 """
 

@@ -369,7 +369,7 @@ class World:
             raise Violation("S2", f"{node.owner.client_id}: {dict(fields)}")
         if event.name == "log_truncated":
             self.cuts.on_noticed(node, fields["partition"])
-        elif event.name == "amo_exposed":
+        elif event.name == "grant_exposed":
             key, first, last = fields["key"], fields["first"], fields["last"]
             self.say(f"{node.owner.client_id} tells: {key} is exposed: {first}, {last}")
             self.exposures.on_told(key, first=first, last=last)

@@ -29,7 +29,7 @@ class Cluster:
         self.report = self.reported()
         self.error = None
         self.starts = {0: 0}
-        self.amnesiac = ()
+        self.log_start_missing = ()
         self.risks = {}
         self.questions = 0
         self.log = Log(cluster_id="cluster")
@@ -74,7 +74,7 @@ class Cluster:
             {},
             cluster_id="cluster",
             read_at_ms=self.read_at_ms,
-            amnesiac=self.amnesiac,
+            log_start_missing=self.log_start_missing,
         )
 
 
@@ -154,7 +154,7 @@ def test_settings_that_may_not_be_seen_are_no_failure(cluster):
 
 
 def test_a_log_that_lost_its_beginning(cluster):
-    cluster.starts, cluster.amnesiac = {0: 3}, (0,)
+    cluster.starts, cluster.log_start_missing = {0: 3}, (0,)
     checks = examined(1)
     assert results(checks, "log", "format") == ["failed", "skipped"]
 

@@ -128,7 +128,7 @@ def test_what_engines_tell():
     coverage.observe(Event("restored", {"source": "checkpoint 00"}))
     coverage.observe(Event("restored", {"source": "its host"}))
     coverage.observe(Event("checkpoint_written", {}))
-    coverage.observe(Event("amo_exposed", {}))
+    coverage.observe(Event("grant_exposed", {}))
     coverage.observe(Event("state_unfit", {"why": "it is of feature level 3"}))
     coverage.observe(Event("state_unfit", {"why": "its digest is another"}))
     assert coverage.counts == {
