@@ -1,7 +1,7 @@
-"""The way out of README where the coordination topic has lost its start for good.
+"""The way out of docs/reference.md where the coordination topic has lost its start.
 
 Retention of a real broker deletes the log while no member runs, so every process that
-starts is refused. Then the commands of README are run as they stand there, but for
+starts is refused. Then the documented commands are run as they stand there, but for
 addresses and names; those of Kafka that the broker's jars lack are done by an admin
 client. Positions must be kept.
 """
@@ -31,7 +31,7 @@ from kafka_marshal.testing.broker import EmbeddedBroker
 from kafka_marshal.testing.jars import kafka_jars
 from kafka_marshal.testing.java import find_java
 
-README = Path(__file__).resolve().parent.parent / "README.md"
+REFERENCE = Path(__file__).resolve().parent.parent / "docs" / "reference.md"
 HEADING = "### The log of `__marshal` has lost its start\n"
 BLOCK = re.compile(r"```sh\n(.*?)```", re.DOTALL)
 RETENTION_MS = 300
@@ -48,7 +48,7 @@ SHIFT = 10_000
 
 def documented():
     """Return the commands of the section, block by block."""
-    section = README.read_text().partition(HEADING)[2].partition("\n## ")[0]
+    section = REFERENCE.read_text().partition(HEADING)[2].partition("\n## ")[0]
     blocks = BLOCK.findall(section.replace("\\\n", " "))
     return [
         [shlex.split(line) for line in each.splitlines() if line.strip()]

@@ -25,6 +25,7 @@ from kafka_marshal.kafka_io import ConnectionSettings
 from kafka_marshal.kafka_io.topics import coordination_configs
 from kafka_marshal.observability import logs
 from kafka_marshal.protocol import transition as outcomes
+from kafka_marshal.protocol.claiming import Phase
 from kafka_marshal.protocol.codec import FRAME_BYTES_MAX, decode, encode, kind_of
 from kafka_marshal.protocol.hashing import coordinating_partition
 from kafka_marshal.protocol.rationalizer import apply
@@ -42,6 +43,7 @@ DOCUMENTS = sorted(
 )
 PROTOCOL = (ROOT / "docs" / "PROTOCOL.md").read_text()
 README = (ROOT / "README.md").read_text()
+REFERENCE = (ROOT / "docs" / "reference.md").read_text()
 ARCHITECTURE = (ROOT / "docs" / "ARCHITECTURE.md").read_text()
 
 BLOCK = re.compile(
@@ -101,7 +103,9 @@ def test_documents_are_there():
     assert found >= {
         "README.md",
         "SECURITY.md",
+        "CONTRIBUTING.md",
         "CHANGELOG.md",
+        "docs/reference.md",
         "docs/ARCHITECTURE.md",
         "docs/PROTOCOL.md",
         "docs/TESTING.md",
@@ -116,6 +120,14 @@ def test_python_compiles(block):
 def test_every_python_block_is_run():
     unmarked = [b.place for b in PYTHON_BLOCKS if not b.mark.startswith("run: ")]
     assert unmarked == []
+
+
+def test_a_mark_names_one_block_wherever_it_is_shown():
+    """A block that two documents show is run once, since both are the same."""
+    code: dict[str, str] = {}
+    for block in ALL_BLOCKS:
+        if block.mark:
+            assert code.setdefault(block.mark, block.code) == block.code, block.place
 
 
 def test_json_lines_are_json():
@@ -170,7 +182,7 @@ def test_a_seed_repeats():
 
 
 def test_security_options_are_accepted():
-    (block,) = [b for b in PYTHON_BLOCKS if b.mark == "run: readme_security"]
+    (block,) = [b for b in PYTHON_BLOCKS if b.mark == "run: security"]
     scope = {}
     exec(compile(block.code, block.place, "exec"), scope)
     ConnectionSettings("broker-1:9092", options=scope["options"])
@@ -296,7 +308,20 @@ def test_make_targets_exist():
     assert used <= targets
 
 
-# --- README.md -----------------------------------------------------------------------
+# --- README.md, docs/reference.md ----------------------------------------------------
+
+README_LINES_MAX = 250
+
+
+def test_the_readme_is_short():
+    assert len(README.splitlines()) <= README_LINES_MAX
+
+
+def test_the_readme_names_the_command_that_ci_runs():
+    (last,) = (ROOT / ".ci" / "run").read_text().splitlines()[-1:]
+    commands = [line.partition("#")[0].strip() for line in README.splitlines()]
+    assert last == "make test"
+    assert last in commands
 
 
 def signature(function) -> dict[str, str]:
@@ -323,14 +348,14 @@ def signature(function) -> dict[str, str]:
 def test_settings_are_listed_with_their_defaults(mark, function):
     listed = {
         name: cells[1].strip("`")
-        for cells in rows(README, f"table: {mark}")
+        for cells in rows(REFERENCE, f"table: {mark}")
         for name in names(cells[0])
     }
     assert listed == signature(function)
 
 
 def test_every_error_that_is_raised_is_in_troubleshooting():
-    listed = {names(row[0])[0] for row in rows(README, "table: troubleshooting")}
+    listed = {names(row[0])[0] for row in rows(REFERENCE, "table: troubleshooting")}
     bases = {"MarshalError", "ProtocolError", "ClaimError"}
     raised = {
         name
@@ -343,7 +368,7 @@ def test_every_error_that_is_raised_is_in_troubleshooting():
 def test_exit_codes_are_those_of_the_command():
     from kafka_marshal_cli.exits import MEANINGS
 
-    listed = [int(row[0]) for row in rows(README, "table: exit codes")]
+    listed = [int(row[0]) for row in rows(REFERENCE, "table: exit codes")]
     assert listed == [code.value for code in MEANINGS]
 
 
@@ -586,20 +611,86 @@ def test_endings_are_listed():
     assert listed >= strings_given("Ending") | strings_given("Drain")
 
 
-def test_modules_are_those_of_the_tree():
-    listed = set()
-    folders: list[str] = []
-    for line in marked(ARCHITECTURE, "modules: kafka_marshal").splitlines()[1:]:
-        depth = (len(line) - len(line.lstrip())) // 2
-        name = line.split()[0]
-        folders = folders[: depth - 1]
-        if name.endswith("/"):
-            folders.append(name)
-        else:
-            listed.add("".join(folders) + name)
-    real = {
-        str(path.relative_to(PACKAGE))
-        for path in PACKAGE.rglob("*.py")
-        if path.name != "__init__.py"
-    }
-    assert listed == real, "name each module in docs/ARCHITECTURE.md, section Layers"
+# --- INTERNALS.md, CONTRIBUTING.md ---------------------------------------------------
+
+INTERNALS = (ROOT / "docs" / "INTERNALS.md").read_text()
+INTERNALS_WORDS_MAX = 1_800
+FILE = re.compile(r"`([\w/]+\.py)`")
+QUESTIONS = {
+    "Where is a stale owner judged?": "_judge_known",
+    "What stops a zombie?": "Lease",
+    "Where would a new refusal go?": "judge_claim",
+    "Who writes checkpoints?": "CheckpointBegin",
+    "How does a Spark task get offsets at most once?": "ClaimRef",
+}
+
+
+def file_of(name: str) -> Path:
+    """Return a file that INTERNALS names, below the package or the root."""
+    (found,) = [path for path in (PACKAGE / name, ROOT / name) if path.is_file()]
+    return found
+
+
+def internals(heading: str) -> str:
+    _, found, rest = INTERNALS.partition(f"## {heading}\n")
+    assert found, heading
+    return rest.partition("\n## ")[0]
+
+
+def test_internals_are_short_and_drawn():
+    assert len(INTERNALS.split()) <= INTERNALS_WORDS_MAX
+    drawn = [b for b in ALL_BLOCKS if b.place.startswith("docs/INTERNALS.md")]
+    assert len([b for b in drawn if b.language in {"", "mermaid"}]) == 3
+
+
+def test_internals_name_files_that_are_there():
+    named = FILE.findall(INTERNALS)
+    assert len(named) > len(QUESTIONS)
+    for name in named:
+        assert file_of(name)
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_a_question_is_answered_within_one_hop(question):
+    """A file that the answer names has what somebody who asks looks for."""
+    rows = [
+        line for line in INTERNALS.splitlines() if line.startswith(f"| {question} |")
+    ]
+    (row,) = rows
+    files = [file_of(name) for name in FILE.findall(row)]
+    assert any(QUESTIONS[question] in path.read_text() for path in files)
+
+
+def test_the_map_has_every_package_and_a_file_of_each():
+    mapped = {}
+    for line in internals("The map").splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if len(cells) == 3 and FILE.search(cells[2]):
+            mapped[cells[0].strip("`")] = file_of(FILE.findall(cells[2])[0])
+    real = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    assert set(mapped) - {"top level", "cli/kafka_marshal_cli"} == real
+    for name in real:
+        assert (PACKAGE / name) in mapped[name].parents
+
+
+def test_the_life_of_a_claim_has_the_phases_of_the_code():
+    drawing = internals("The life of a claim").partition("```")[2].partition("```")[0]
+    assert set(re.findall(r"\b[A-Z]{4,}\b", drawing)) == {each.name for each in Phase}
+
+
+def test_methods_that_internals_name_are_there():
+    named = re.findall(r"`(Claim|Engine)\.(\w+)`", INTERNALS)
+    assert len(named) >= 4
+    for owner, name in named:
+        text = (PACKAGE / "protocol" / "claiming.py").read_text()
+        if owner == "Engine":
+            text = (PACKAGE / "engine" / "engine.py").read_text()
+        assert re.search(rf"def {name}\b|self\.{name} =", text), name
+
+
+def test_paths_of_slices_are_there():
+    """Tests that a document runs by path; the paths come after `-m pytest`."""
+    slices = [w for w in commands("python") if w[:2] == ["-m", "pytest"]]
+    paths = [word for words in slices for word in words if word.startswith("tests/")]
+    assert len(paths) >= 4
+    assert [path for path in paths if not (ROOT / path).exists()] == []

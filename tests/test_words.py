@@ -1,0 +1,309 @@
+"""The lint of words: the repository passes it, and it finds what it must."""
+
+import json
+import subprocess
+
+import lint_words
+import pytest
+from lint_words import (
+    ALLOWED,
+    ROOT,
+    SUBJECT_LENGTH_MAX,
+    UPDATE,
+    Finding,
+    commits,
+    counted,
+    excess,
+    group_of,
+    in_markdown,
+    in_python,
+    in_repository,
+    in_subject,
+    lowered,
+    main,
+    read_words,
+)
+
+PAGE = (ROOT / "CONTRIBUTING.md").read_text()
+WORDS = read_words(PAGE)
+MODULE = "marshal/kafka_marshal/engine/sample.py"
+
+
+def messages(findings):
+    return [(each.line, each.message.partition(";")[0]) for each in findings]
+
+
+# --- The repository ----------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def counts():
+    return counted(in_repository(WORDS))
+
+
+def test_the_repository_has_no_more_than_it_may(counts):
+    wrong = excess(counts, json.loads(ALLOWED.read_text()))
+    assert not wrong, "\n".join(
+        [*wrong, "list them: tools/lint_words.py --show PATH", f"moved files: {UPDATE}"]
+    )
+
+
+def test_the_list_has_words_of_each_kind():
+    assert {"told", "whoever", "gone on from"} <= set(WORDS.prose)
+    assert set(WORDS.letters) == set("TKCMWH")
+    assert {"hub", "lobby", "wishes"} <= set(WORDS.names)
+    plain = {*WORDS.prose.values(), *WORDS.letters.values(), *WORDS.names.values()}
+    assert all(plain)
+
+
+def test_no_word_is_its_own_replacement():
+    for table in (WORDS.prose, WORDS.names):
+        for word, plain in table.items():
+            assert list(WORDS.in_prose(plain)) == [], word
+
+
+def test_the_page_names_the_command():
+    assert UPDATE in PAGE
+
+
+# --- Bad samples -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        pytest.param("It is told.", (1, "'told'"), id="word"),
+        pytest.param("# Told anywhere\n", (1, "'Told'"), id="heading"),
+        pytest.param(
+            "a\n\nIt is gone on\nfrom there.", (3, "'gone on from'"), id="wrap"
+        ),
+        pytest.param("| a | whoever asks |", (1, "'whoever'"), id="table"),
+        pytest.param("```sh\nx\n```\nfolded anew", (4, "'anew'"), id="after-code"),
+        pytest.param("[told](a.md)", (1, "'told'"), id="link-text"),
+        pytest.param("after 2H at most", (1, "'2H'"), id="letter-with-number"),
+        pytest.param("each H/3.", (1, "'H'"), id="letter-divided"),
+        pytest.param("every T has one", (1, "'T'"), id="letter"),
+    ],
+)
+def test_a_bad_document_is_found(text, found):
+    assert messages(in_markdown(WORDS, "docs/PAGE.md", text)) == [found]
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        pytest.param('"""Tell it."""', (1, "'Tell'"), id="docstring"),
+        pytest.param(
+            'def f():\n    """A.\n\n    Said so.\n    """', (4, "'Said'"), id="in"
+        ),
+        pytest.param("x = 1  # folded anew", (1, "'anew'"), id="comment"),
+        pytest.param(
+            "# is gone on\n# from there\n", (1, "'gone on from'"), id="wrapped"
+        ),
+        pytest.param('raise E("nobody was told")', (1, "'told'"), id="message"),
+        pytest.param('E(f"{name} was told")', (1, "'told'"), id="f-string"),
+        pytest.param('Option(help="Whoever asks.")', (1, "'Whoever'"), id="help"),
+        pytest.param(
+            "class SidecarHub:\n    pass",
+            (1, "'Hub' in the name SidecarHub"),
+            id="class",
+        ),
+        pytest.param(
+            "def tell_all(): ...", (1, "'tell' in the name tell_all"), id="function"
+        ),
+        pytest.param("# Of each T\n", (1, "'T'"), id="letter"),
+    ],
+)
+def test_bad_code_is_found(text, found):
+    assert messages(in_python(WORDS, MODULE, text)) == [found]
+
+
+def test_a_bad_name_of_a_module_is_found():
+    (found,) = in_python(WORDS, "marshal/kafka_marshal/sidecar/lobby.py", "")
+    assert (found.line, found.message.partition(";")[0]) == (
+        0,
+        "'lobby' in the name lobby",
+    )
+
+
+def test_a_bad_name_of_a_test_is_found():
+    (found,) = in_python(WORDS, "tests/test_a.py", "def test_whoever_asks(): ...")
+    assert found.message.startswith("'whoever' in the name test_whoever_asks")
+
+
+@pytest.mark.parametrize(
+    ("subject", "message"),
+    [
+        ("engine: tell others", "'tell'"),
+        ("Fix things", "is not `component: verb object`"),
+        ("engine: Split it", "is not `component: verb object`"),
+        ("engine: split it.", "is not `component: verb object`"),
+        (f"engine: {'x' * SUBJECT_LENGTH_MAX}", "more than"),
+    ],
+)
+def test_a_bad_subject_is_found(subject, message):
+    (found,) = in_subject(WORDS, "abc", subject)
+    assert message in found.message
+
+
+# --- Good samples ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "The process reports the end.",
+        "The event `wedged` and ``told`` are names.",
+        "```\ntold anew\n```",
+        "  ```sh\n  told\n  ```",
+        "<!-- told -->",
+        "[a](told.md#anew)",
+        "Ctrl-C ends it; a T-shirt; UTF-8; v2; 4 KiB; HTTP.",
+        "It retold a foretold story.",
+    ],
+)
+def test_a_good_document_passes(text):
+    assert list(in_markdown(WORDS, "docs/PAGE.md", text)) == []
+
+
+def test_letters_may_stand_in_the_protocol():
+    assert list(in_markdown(WORDS, "docs/PROTOCOL.md", "C moves by 2H.")) == []
+    assert list(in_markdown(WORDS, "docs/PROTOCOL.md", "It is told."))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '"""Report it."""',
+        'name = "told"',
+        '"""The event `told`."""',
+        "told = tell = 1",
+        "class Hubris: ...",
+        "def stellar(): ...",
+    ],
+)
+def test_good_code_passes(text):
+    assert list(in_python(WORDS, MODULE, text)) == []
+
+
+def test_texts_of_tests_are_their_own():
+    assert list(in_python(WORDS, "tests/test_a.py", 'x = "was told it"')) == []
+
+
+@pytest.mark.parametrize(
+    "subject",
+    [
+        "engine: split Session into Claimant and Holdings",
+        "cli, admin: call a pause a pause",
+        "README: align a comment",
+        "docs: explain `told`",
+        "tests/unit: rename a test",
+    ],
+)
+def test_a_good_subject_passes(subject):
+    assert list(in_subject(WORDS, "abc", subject)) == []
+
+
+# --- Numbers that only fall --------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "group"),
+    [
+        ("docs/A.md", "docs/A.md"),
+        ("README.md", "README.md"),
+        ("marshal/kafka_marshal/client.py", "marshal/kafka_marshal"),
+        ("marshal/kafka_marshal/engine/a.py", "marshal/kafka_marshal/engine"),
+        ("marshal/kafka_marshal/spark/audit/a.py", "marshal/kafka_marshal/spark"),
+        ("tests/unit/engine/test_a.py", "tests/unit"),
+        ("tests/test_a.py", "tests"),
+        ("tools/a.py", "tools"),
+        ("4f2a91c", "commits"),
+    ],
+)
+def test_findings_count_for_their_package(path, group):
+    assert group_of(path) == group
+
+
+def test_more_than_allowed_is_an_error():
+    (wrong,) = excess({"a": 3, "b": 1}, {"a": 2, "b": 1})
+    assert wrong == "a: 3 words to avoid, at most 2"
+
+
+def test_fewer_than_allowed_is_none():
+    assert excess({"a": 1}, {"a": 2, "b": 1}) == []
+
+
+def test_a_new_directory_may_have_what_moved_there():
+    assert excess({"a": 1, "new": 2}, {"a": 3}) == []
+    assert excess({"a": 1, "new": 3}, {"a": 3}) == ["new: 3 words to avoid"]
+
+
+def test_a_new_document_and_commits_have_none():
+    assert excess({"docs/NEW.md": 1}, {"a": 3}) == ["docs/NEW.md: 1 words to avoid"]
+    assert excess({"commits": 1}, {"a": 3}) == ["commits: 1 words to avoid"]
+
+
+def test_numbers_are_lowered_never_raised():
+    assert lowered({"a": 1, "new": 2}, {"a": 3}) == {"a": 1, "new": 2}
+    with pytest.raises(ValueError, match="4 words to avoid in all, at most 3"):
+        lowered({"a": 4}, {"a": 3})
+
+
+@pytest.fixture
+def planted(monkeypatch, tmp_path):
+    """A repository with two findings, and a file that allows one."""
+    allowed = tmp_path / "allowed.json"
+    found = [Finding("tools/a.py", 1, "'told'"), Finding("tools/b.py", 2, "'anew'")]
+    monkeypatch.setattr(lint_words, "ALLOWED", allowed)
+    monkeypatch.setattr(lint_words, "in_repository", lambda _: iter(found))
+    allowed.write_text('{"tools": 1}')
+    return allowed
+
+
+def test_the_command_fails_where_there_are_more(planted, capsys):
+    assert main([]) == 1
+    assert "tools: 2 words to avoid, at most 1" in capsys.readouterr().err
+
+
+def test_the_command_lists_findings(planted, capsys):
+    main(["--show", "tools/b"])
+    assert capsys.readouterr().out == "tools/b.py:2: 'anew'\n"
+
+
+def test_the_command_does_not_raise_numbers(planted, capsys):
+    assert main(["--update"]) == 1
+    assert json.loads(planted.read_text()) == {"tools": 1}
+
+
+def test_the_command_hints_at_fewer_and_lowers(planted, capsys):
+    planted.write_text('{"tools": 5}')
+    assert main([]) == 0
+    assert f"3 fewer than allowed; run: {UPDATE}" in capsys.readouterr().out
+    assert main(["--update"]) == 0
+    assert json.loads(planted.read_text()) == {"tools": 2}
+
+
+# --- Commits -----------------------------------------------------------------------
+
+
+def test_only_commits_since_the_lint_are_read(tmp_path):
+    def git(*arguments):
+        names = ("-c", "user.name=a", "-c", "user.email=a@b.invalid")
+        command = ["git", "-C", str(tmp_path), *names, *arguments]
+        subprocess.run(command, check=True, capture_output=True, timeout=60)
+
+    git("init", "-q")
+    git("commit", "-q", "--allow-empty", "-m", "engine: tell others")
+    assert commits(tmp_path) == []
+    (tmp_path / "tools").mkdir()
+    (tmp_path / "tools" / "lint_words.py").write_text("")
+    git("add", ".")
+    git("commit", "-q", "-m", "tools: tell of words")
+    git("commit", "-q", "--allow-empty", "-m", "engine: publish to all")
+    ((_, subject),) = commits(tmp_path)
+    assert subject == "engine: publish to all"
+
+
+def test_a_distribution_without_history_has_no_commits(tmp_path):
+    assert commits(tmp_path) == []

@@ -1,0 +1,337 @@
+"""Reports words that CONTRIBUTING.md asks to avoid.
+
+    python tools/lint_words.py [--update] [--show PATH]
+
+Reads the word tables of CONTRIBUTING.md and searches documents, docstrings, comments,
+messages, help texts, names, and the subjects of commits made since this tool exists.
+`tools/words_allowed.json` has the number of findings that each directory or document
+may still have. More is an error; fewer is a hint to run `--update`, which lowers the
+numbers. `--update` raises a number only if the total does not rise, as when a file
+moves to another directory.
+"""
+
+import argparse
+import ast
+import io
+import json
+import re
+import subprocess
+import sys
+import tokenize
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+ALLOWED = ROOT / "tools" / "words_allowed.json"
+UPDATE = ".venv/bin/python tools/lint_words.py --update"
+PRODUCT = ("marshal", "cli")
+FOLDERS = (*PRODUCT, *("tests", "integration", "benchmarks", "examples", "tools"))
+# These have more code than one number can cover.
+PACKAGES = ("marshal/kafka_marshal", "cli/kafka_marshal_cli", "tests", "integration")
+# Generated from help texts, which are searched in the code.
+GENERATED = ("docs/cli.md",)
+# Its formulas have the letters.
+FORMULAS = ("docs/PROTOCOL.md",)
+COMMITS = "commits"
+
+FENCE = re.compile(r"^( *)```.*?^\1```$", re.MULTILINE | re.DOTALL)
+SPAN = re.compile(r"(`{1,2})[^`\n]+(?:\n[^`\n]+)*\1")
+LINK_TARGET = re.compile(r"\]\([^)\s]+\)")
+COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
+WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+SUBJECT = re.compile(
+    r"[\w.,/ -]+: [^ A-Z].*[^.]|[A-Z][\w./-]+: .*[^.]|Merge .*|Revert .*"
+)
+SUBJECT_LENGTH_MAX = 72
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A word to avoid.
+
+    Attributes:
+        path: File from the root, or the id of a commit.
+        line: Its line; 0 for a module's name and for commits.
+        message: The word, and its replacement.
+    """
+
+    path: str
+    line: int
+    message: str
+
+    def __str__(self) -> str:
+        """Return it as compilers do."""
+        return f"{self.path}:{self.line}: {self.message}"
+
+
+@dataclass(frozen=True)
+class Words:
+    """The word tables: from a word or phrase to its replacement."""
+
+    prose: dict[str, str]
+    letters: dict[str, str]
+    names: dict[str, str]
+
+    @cached_property
+    def _phrase(self) -> re.Pattern[str]:
+        spaced = (r"\s+".join(map(re.escape, each.split())) for each in self.prose)
+        longest_first = sorted(spaced, key=len, reverse=True)
+        return re.compile(rf"\b(?:{'|'.join(longest_first)})\b", re.IGNORECASE)
+
+    @cached_property
+    def _letter(self) -> re.Pattern[str]:
+        # 2H and H/3 are letters, too; Ctrl-C, C++, T-SQL and H. are not.
+        return re.compile(rf"(?<![\w'/.+-])\d*([{''.join(self.letters)}])(?![\w'+-])")
+
+    def in_prose(self, text: str, *, has_formulas: bool = False) -> Iterator[Finding]:
+        """Find words in prose; lines count from 1."""
+        for found in self._phrase.finditer(text):
+            word = " ".join(found[0].split())
+            yield _at(text, found, word, self.prose[word.lower()])
+        if not has_formulas:
+            for found in self._letter.finditer(text):
+                yield _at(text, found, found[0], self.letters[found[1]])
+
+    def in_name(self, name: str) -> Iterator[str]:
+        """Return messages on the words of a name."""
+        for word in WORD.findall(name):
+            if (plain := self.names.get(word.lower())) is not None:
+                yield f"{word!r} in the name {name}; use {plain}"
+
+
+def _at(text: str, found: re.Match[str], word: str, plain: str) -> Finding:
+    return Finding("", text.count("\n", 0, found.start()) + 1, f"{word!r}; use {plain}")
+
+
+def read_words(page: str) -> Words:
+    """Read the tables of CONTRIBUTING.md."""
+    return Words(*(_table(page, name) for name in ("prose", "letters", "names")))
+
+
+def _table(page: str, name: str) -> dict[str, str]:
+    _, found, rest = page.partition(f"<!-- table: {name} -->\n")
+    assert found, f"CONTRIBUTING.md has no table {name}"
+    words = {}
+    for row in rest.partition("\n\n")[0].splitlines()[2:]:
+        avoid, plain = (cell.strip() for cell in row.strip("|").split("|"))
+        for word in re.findall(r"`([^`]+)`", avoid):
+            assert word not in words, f"{word} is listed twice"
+            words[word] = plain
+    return words
+
+
+# --- Texts -------------------------------------------------------------------------
+
+
+def _blank(found: re.Match[str]) -> str:
+    """Return what keeps the lines counted, and separates words."""
+    return "\n" * found[0].count("\n") or " | "
+
+
+def plain_prose(markdown: str) -> str:
+    """Return the prose of a document: without code, comments and link targets."""
+    for pattern in (FENCE, COMMENT, LINK_TARGET, SPAN):
+        markdown = pattern.sub(_blank, markdown)
+    return markdown
+
+
+def in_markdown(words: Words, path: str, text: str) -> Iterator[Finding]:
+    """Find words in a document."""
+    has_formulas = path in FORMULAS
+    for each in words.in_prose(plain_prose(text), has_formulas=has_formulas):
+        yield Finding(path, each.line, each.message)
+
+
+def in_python(words: Words, path: str, text: str) -> Iterator[Finding]:
+    """Find words in a module: its name, prose and names."""
+    stem = path.rpartition("/")[2].removesuffix(".py")
+    yield from (Finding(path, 0, message) for message in words.in_name(stem))
+    tree = ast.parse(text)
+    for line, prose in (*_strings(tree, path), *_comments(text)):
+        for each in words.in_prose(SPAN.sub(_blank, prose)):
+            yield Finding(path, line + each.line - 1, each.message)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            for message in words.in_name(node.name):
+                yield Finding(path, node.lineno, message)
+
+
+def _strings(tree: ast.Module, path: str) -> Iterator[tuple[int, str]]:
+    """Yield docstrings, and of the product all strings that are prose."""
+    is_product = path.startswith(PRODUCT)
+    docstrings = set()
+    for node in ast.walk(tree):
+        if isinstance(
+            node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+        ):
+            first = node.body[0] if node.body else None
+            if isinstance(first, ast.Expr):
+                docstrings.add(id(first.value))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            is_prose = is_product and " " in node.value.strip()
+            if is_prose or id(node) in docstrings:
+                yield node.lineno, node.value
+
+
+def _comments(text: str) -> Iterator[tuple[int, str]]:
+    """Yield comments; lines that follow each other are one, since phrases wrap."""
+    block: list[str] = []
+    first = last = 0
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type != tokenize.COMMENT:
+            continue
+        line, comment = token.start[0], token.string.lstrip("# ")
+        if block and line != last + 1:
+            yield first, "\n".join(block)
+            block = []
+        if not block:
+            first = line
+        block.append(comment)
+        last = line
+    if block:
+        yield first, "\n".join(block)
+
+
+def in_subject(words: Words, commit: str, subject: str) -> Iterator[Finding]:
+    """Find words and a wrong form in the subject of a commit."""
+    for each in words.in_prose(SPAN.sub(_blank, subject)):
+        yield Finding(commit, 0, each.message)
+    if SUBJECT.fullmatch(subject) is None:
+        yield Finding(commit, 0, f"{subject!r} is not `component: verb object`")
+    elif len(subject) > SUBJECT_LENGTH_MAX:
+        yield Finding(commit, 0, f"more than {SUBJECT_LENGTH_MAX} characters")
+
+
+# --- The repository ----------------------------------------------------------------
+
+
+def documents(root: Path) -> list[Path]:
+    """Return the documents that people write."""
+    found = [*root.glob("*.md"), *root.glob("docs/*.md")]
+    return sorted(p for p in found if str(p.relative_to(root)) not in GENERATED)
+
+
+def in_repository(words: Words, root: Path = ROOT) -> Iterator[Finding]:
+    """Find words in all documents, modules and subjects of commits."""
+    for path in documents(root):
+        yield from in_markdown(words, str(path.relative_to(root)), path.read_text())
+    for folder in FOLDERS:
+        for path in sorted((root / folder).rglob("*.py")):
+            yield from in_python(words, str(path.relative_to(root)), path.read_text())
+    for commit, subject in commits(root):
+        yield from in_subject(words, commit, subject)
+
+
+def commits(root: Path) -> list[tuple[str, str]]:
+    """Return id and subject of the commits since this tool was added.
+
+    A source distribution has no history, and thus none.
+    """
+    if not (root / ".git").exists():
+        return []
+    added = ("--diff-filter=A", "--format=%H", "--", "tools/lint_words.py")
+    first = _git(root, "log", *added).split()
+    if not first:
+        return []
+    lines = _git(root, "log", "--format=%h%x09%s", f"{first[-1]}..HEAD").splitlines()
+    return [(line.partition("\t")[0], line.partition("\t")[2]) for line in lines]
+
+
+def _git(root: Path, *arguments: str) -> str:
+    command = ["git", "-C", str(root), *arguments]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=60
+    )
+    return done.stdout if done.returncode == 0 else ""
+
+
+def group_of(path: str) -> str:
+    """Return what a path counts for: its package, its directory, or the document."""
+    if "/" not in path and not path.endswith(".md"):
+        return COMMITS
+    if path.endswith(".md"):
+        return path
+    parts = path.split("/")
+    for package in PACKAGES:
+        depth = package.count("/") + 1
+        if path.startswith(f"{package}/") and len(parts) > depth + 1:
+            return "/".join(parts[: depth + 1])
+    return "/".join(parts[:-1])
+
+
+def counted(findings: Iterable[Finding]) -> dict[str, int]:
+    """Return the number of findings of each group."""
+    return dict(sorted(Counter(group_of(each.path) for each in findings).items()))
+
+
+def excess(counts: dict[str, int], allowed: dict[str, int]) -> list[str]:
+    """Return a message for each group with more findings than it may have.
+
+    A directory that is not listed may have as many as others have fewer: files moved.
+    """
+    known = [
+        f"{group}: {count} words to avoid, at most {allowed[group]}"
+        for group, count in counts.items()
+        if group in allowed and count > allowed[group]
+    ]
+    new = {g: n for g, n in counts.items() if g not in allowed}
+    spare = sum(max(0, n - counts.get(g, 0)) for g, n in allowed.items())
+    is_prose = {g for g in new if g.endswith(".md") or g == COMMITS}
+    if sum(new.values()) > spare or is_prose:
+        known += [f"{group}: {count} words to avoid" for group, count in new.items()]
+    return known
+
+
+def lowered(counts: dict[str, int], allowed: dict[str, int]) -> dict[str, int]:
+    """Return the numbers to allow from now on.
+
+    Raises:
+        ValueError: The total has risen.
+    """
+    total, limit = sum(counts.values()), sum(allowed.values())
+    if total > limit:
+        raise ValueError(f"{total} words to avoid in all, at most {limit}")
+    return counts
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Report, or lower the numbers; return 1 where something has more than it may."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--update", action="store_true", help="lower the numbers")
+    parser.add_argument(
+        "--show", metavar="PATH", help="list the findings whose path begins with this"
+    )
+    given = parser.parse_args(arguments)
+    words = read_words((ROOT / "CONTRIBUTING.md").read_text())
+    findings = list(in_repository(words))
+    counts = counted(findings)
+    allowed: dict[str, int] = json.loads(ALLOWED.read_text())
+    if given.show is not None:
+        for each in findings:
+            if each.path.startswith(given.show):
+                print(each)
+    if given.update:
+        try:
+            kept = lowered(counts, allowed)
+        except ValueError as error:
+            print(error, file=sys.stderr)
+            return 1
+        ALLOWED.write_text(json.dumps(kept, indent=2) + "\n")
+        return 0
+    if wrong := excess(counts, allowed):
+        print("\n".join(wrong), file=sys.stderr)
+        for group in (line.partition(":")[0] for line in wrong):
+            print(f"list them: tools/lint_words.py --show {group}", file=sys.stderr)
+        return 1
+    fewer = sum(allowed.values()) - sum(counts.values())
+    if fewer:
+        print(f"{fewer} fewer than allowed; run: {UPDATE}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
