@@ -22,7 +22,7 @@ from waiting import eventually
 
 from kafka_marshal import TopicPartition
 from kafka_marshal.remote import api, paths
-from kafka_marshal.sidecar import openapi
+from kafka_marshal.sidecar import routes
 from kafka_marshal.sidecar.routes import ROUTES
 from kafka_marshal_cli.exits import ExitCode
 
@@ -282,7 +282,7 @@ def test_a_crash_moves_nothing_and_a_shutdown_hands_over(domain, client, group):
 
 # --- anything that fits the description
 
-DESCRIPTION = openapi.document()
+DESCRIPTION = routes.document()
 
 
 def fitting(schema, name=""):

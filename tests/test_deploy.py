@@ -26,7 +26,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from kafka_marshal.engine.meters import Histogram
 from kafka_marshal.observability.metrics import Kind, Scrape, described
 from kafka_marshal.sidecar.config import SOCKET_BYTES_MAX, Settings
-from kafka_marshal.sidecar.meters import FAMILIES
+from kafka_marshal.sidecar.metrics import FAMILIES
 from kafka_marshal.sidecar.probe import PLACES, TIMEOUT_S
 from kafka_marshal.sidecar.server import CLOSE_MS, END_S_MAX
 from kafka_marshal_cli.assembly import app

@@ -170,7 +170,7 @@ class Sidecars(RuleBasedStateMachine):
         self.pass_time(after_ms, NAMES)
 
     def ask_for(self, key, holder, *, secret):
-        owner = self.machine.hub.hosts[0].session.claimant.owner
+        owner = self.machine.service.hosts[0].session.claimant.owner
         ask = api.GrantAsk(
             client_id=owner.client_id,
             incarnation=owner.incarnation.hex(),
@@ -184,7 +184,7 @@ class Sidecars(RuleBasedStateMachine):
             timeout_ms=0,
         )
         try:
-            self.machine.hub.begin_grant("g", ask)
+            self.machine.service.begin_grant("g", ask)
         except ClaimRejected:
             assert secret != holder.secrets[key]
         except LOST:
@@ -221,7 +221,7 @@ class Sidecars(RuleBasedStateMachine):
             returned=returned, release=reason != "restart", reason=reason
         )
         with contextlib.suppress(*LOST):
-            self.machine.hub.leave(client.who, said)
+            self.machine.service.leave(client.who, said)
         if reason == "restart":
             del self.clients[name]
             self.pass_time(after_ms, NAMES)
@@ -234,7 +234,9 @@ class Sidecars(RuleBasedStateMachine):
         if self.is_up and client is not None:
             none = api.Release(returned=())
             with contextlib.suppress(*LOST):
-                self.machine.hub.unsubscribe(client.who, "s", release=none, keep=keep)
+                self.machine.service.unsubscribe(
+                    client.who, "s", release=none, keep=keep
+                )
                 self.pass_time(after_ms, NAMES)
                 self.subscribe(name)
         self.pass_time(after_ms, NAMES)
@@ -269,7 +271,7 @@ class Sidecars(RuleBasedStateMachine):
 
     @rule(after_ms=AFTER)
     def the_session_fails(self, after_ms):
-        for host in self.machine.hub.hosts:
+        for host in self.machine.service.hosts:
             if host.session.failure is None:
                 host.session.fail(LogUnwritable("a test"))
         self.pass_time(after_ms, NAMES)

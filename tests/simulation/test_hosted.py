@@ -11,9 +11,9 @@ import pytest
 from kafka_marshal.engine import Delivery
 from kafka_marshal.protocol.lease import Lease
 from kafka_marshal.remote import session as remote_session
-from kafka_marshal.sidecar.books import Books
-from kafka_marshal.sidecar.host import Host
-from kafka_marshal.sidecar.lobby import Lobby
+from kafka_marshal.sidecar.assignment import LeaseTable
+from kafka_marshal.sidecar.group import LocalGroup
+from kafka_marshal.sidecar.registry import ClientRegistry
 from kafka_marshal.testing.hosted.world import FAULTS, HostedWorld
 from kafka_marshal.testing.simulation.outcome import RunFailed
 from kafka_marshal.testing.simulator_hosted import simulate_hosted
@@ -72,13 +72,13 @@ def test_every_fault_is_drawn(tmp_path):
 
 def lend_before_the_deadline(patch):
     """What somebody was promised is given to the next at once."""
-    patch.setattr(Books, "may_have", lambda self, key, client: True)
-    patch.setattr(Books, "reserve", lambda self, loan, now_ms: None)
+    patch.setattr(LeaseTable, "may_have", lambda self, key, client: True)
+    patch.setattr(LeaseTable, "reserve", lambda self, loan, now_ms: None)
 
 
 def release_on_a_lost_connection(patch):
     """Whoever was not heard of for a while is taken for dead."""
-    plain = Host._expire
+    plain = LocalGroup._expire
 
     def expire(self, now_ms):
         for loan in self.books.loans.values():
@@ -86,7 +86,7 @@ def release_on_a_lost_connection(patch):
                 loan.told_ms = now_ms
         plain(self, now_ms)
 
-    patch.setattr(Host, "_expire", expire)
+    patch.setattr(LocalGroup, "_expire", expire)
 
 
 def no_deadline(patch):
@@ -97,7 +97,7 @@ def no_deadline(patch):
 
 def no_promises(patch):
     """A restarted sidecar resumes, and does not know what it had promised."""
-    patch.setattr(Lobby, "_keep", lambda self, host, promised: None)
+    patch.setattr(ClientRegistry, "_keep", lambda self, host, promised: None)
 
 
 def confirm_before_it_has_stopped(patch):

@@ -1,18 +1,18 @@
-"""An application of the sidecar in front of a fake hub, without any socket."""
+"""An application of the sidecar in front of a fake service, without any socket."""
 
 import asyncio
 import os
 
 import httpx
 import msgspec
-from fakehub import INCARNATION
+from fakeservice import INCARNATION
 
 from kafka_marshal.remote import api, paths
-from kafka_marshal.sidecar import asking
-from kafka_marshal.sidecar.app import App, Serving
-from kafka_marshal.sidecar.asking import Connection
+from kafka_marshal.sidecar import requests
 from kafka_marshal.sidecar.health import Verdict
-from kafka_marshal.sidecar.peers import Caller, Peer
+from kafka_marshal.sidecar.http_app import App, AppContext
+from kafka_marshal.sidecar.process_monitor import Caller, Peer
+from kafka_marshal.sidecar.requests import Connection
 
 OURS = Peer(77, os.geteuid(), 5)
 INSTANCE = "cd" * 16
@@ -34,16 +34,16 @@ class Healthy:
 class Wire:
     """An application, and requests to it over connections of one's choice."""
 
-    def __init__(self, hub, **serving):
-        self.hub = hub
-        self.serving = Serving(Healthy(), hub=hub, **serving)
+    def __init__(self, service, **serving):
+        self.service = service
+        self.serving = AppContext(Healthy(), service=service, **serving)
         self.app = App(self.serving)
 
     def connect(self, connection=None):
         connection = connection or Connection(OURS, is_local=True)
 
         async def with_connection(scope, receive, send):
-            scope["state"] = {asking.CONNECTION: connection}
+            scope["state"] = {requests.CONNECTION: connection}
             await self.app(scope, receive, send)
 
         transport = httpx.ASGITransport(with_connection, raise_app_exceptions=False)
@@ -76,7 +76,7 @@ GRANT = {
     "last": 9,
     "timeout_ms": 100,
 }
-# Name of the route: method, path, body, what the hub is told.
+# Name of the route: method, path, body, what the service is told.
 ASKS = {
     "info": ("GET", paths.INFO, None, ("info",)),
     "register": (
@@ -135,7 +135,7 @@ ASKS = {
         ("grant", "billing", api.GrantAsk(**GRANT)),
     ),
     "world": ("GET", paths.WORLD + "?timeout_ms=7", None, ("world", 7)),
-    "groups": ("GET", paths.GROUPS, None, ("world", asking.TIMEOUT_MS_DEFAULT)),
+    "groups": ("GET", paths.GROUPS, None, ("world", requests.TIMEOUT_MS_DEFAULT)),
     "group": ("GET", "/v1/groups/billing?timeout_ms=7", None, ("world", 7)),
     "owners": (
         "GET",

@@ -1,4 +1,4 @@
-"""A daemon of the sidecar around a fake hub: real sockets, threads and signals."""
+"""A daemon of the sidecar around a fake service: real sockets, threads and signals."""
 
 import os
 import signal
@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import httpx
-from fakehub import FakeHub
+from fakeservice import FakeService
 
 from kafka_marshal.observability import NullObserver
 from kafka_marshal.remote import paths
@@ -27,10 +27,10 @@ def eventually(condition, what):
 
 
 class World:
-    """A daemon's surroundings: a runtime without a cluster, and a fake hub.
+    """A daemon's surroundings: a runtime without a cluster, and a fake service.
 
     Attributes:
-        hub: The hub that it gets.
+        service: The service that it gets.
         hold: Connecting waits for it, where it is set.
         reading: Reading the log waits for it, where it is set.
         fault: Raised by opening, where it is set.
@@ -39,8 +39,8 @@ class World:
 
     def __init__(self, path):
         self.path = path
-        self.hub = FakeHub()
-        self.hub.instances["g", "c"] = INSTANCE
+        self.service = FakeService()
+        self.service.instances["g", "c"] = INSTANCE
         self.hold = None
         self.reading = None
         self.fault = None
@@ -78,9 +78,9 @@ class World:
         if self.topic_fault is not None:
             raise self.topic_fault
 
-    def make_hub(self, runtime, **given):
+    def make_service(self, runtime, **given):
         self.given = given
-        return self.hub
+        return self.service
 
     def client(self):
         transport = httpx.HTTPTransport(uds=str(self.path))
@@ -111,6 +111,6 @@ class World:
 def run_undrained(path):
     """Run a daemon in this process whose clients never let go."""
     world = World(path)
-    world.hub.is_drained = False
-    server.Runtime, server.Hub = world, world.make_hub
+    world.service.is_drained = False
+    server.Runtime, server.Hub = world, world.make_service
     server.run(world.settings, NullObserver())

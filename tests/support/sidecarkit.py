@@ -1,4 +1,4 @@
-"""Sidecars in memory: the production hub over a fake cluster, and clients by hand."""
+"""Sidecars in memory over a fake cluster, and clients driven by hand."""
 
 import contextlib
 
@@ -11,9 +11,9 @@ from kafka_marshal.protocol.records import ReleasingPartition
 from kafka_marshal.protocol.types import Key
 from kafka_marshal.remote import api
 from kafka_marshal.runtime import Runtime
-from kafka_marshal.sidecar.hub import Hub
-from kafka_marshal.sidecar.peers import Caller, Peer
-from kafka_marshal.sidecar.states import State, States
+from kafka_marshal.sidecar.health import Lifecycle, State
+from kafka_marshal.sidecar.process_monitor import Caller, Peer
+from kafka_marshal.sidecar.service import SidecarService
 
 BEAT_MS = 400
 
@@ -65,7 +65,7 @@ class Machine:
     """A host with a sidecar that can crash and come back.
 
     Attributes:
-        hub: The sidecar's hub, of its present life.
+        service: The sidecar's service, of its present life.
         node: Its engine, with a session of a group of its own that does nothing.
         watch: Its death watch.
     """
@@ -84,13 +84,13 @@ class Machine:
         self.node.engine.remove_session(self.node.session)
         self.node.engine.changed = Stepping(cluster)
         cluster.run_until(lambda: self.node.engine.is_ready, H)
-        self.states = States(self.clock)
+        self.states = Lifecycle(self.clock)
         for state in (State.STARTING, State.RECOVERY, State.RUNNING):
             self.states.move(state, reason="a test")
         ports = self.node.engine.context.ports
         description = TopicDescription("__marshal", exists=True, partition_count=1)
         observers = FanOut()
-        self.hub = Hub(
+        self.service = SidecarService(
             Runtime(self.node.engine, ports, description, observers, "fake"),
             client_id=self.name,
             state_dir=self.state_dir,
@@ -98,14 +98,14 @@ class Machine:
             states=self.states,
             watch=self.watch,
         )
-        self.expected = self.hub.recover(timeout_ms=1_000)
+        self.expected = self.service.recover(timeout_ms=1_000)
         self.watch.tell()
         return self
 
     def crash(self):
         """End the sidecar without a word; its clients live on."""
         self.cluster.crash(self.node)
-        for host in self.hub.hosts:
+        for host in self.service.hosts:
             if host.identity is not None:
                 host.identity.close()
         for watched in self.watch.watched:
@@ -150,8 +150,8 @@ class Local:
         self.register()
 
     @property
-    def hub(self):
-        return self.machine.hub
+    def service(self):
+        return self.machine.service
 
     @property
     def who(self):
@@ -162,24 +162,26 @@ class Local:
         return self.machine.clock.now_ms()
 
     def register(self):
-        beat_ms = min(BEAT_MS, self.hub.info().client_beat_ms_max)
+        beat_ms = min(BEAT_MS, self.service.info().client_beat_ms_max)
         said = api.Registration(instance=self.instance, beat_ms=beat_ms)
         peer = Peer(self.pid, 0, None if self.pid is None else 1)
-        self.registered = self.hub.register(self.group, self.name, said=said, peer=peer)
+        self.registered = self.service.register(
+            self.group, self.name, said=said, peer=peer
+        )
         self.failure = None
         self.follow()
         return self
 
     def follow(self):
-        self.feed = self.hub.feed(self.who, self.after)
+        self.feed = self.service.feed(self.who, self.after)
         return self.feed
 
     def subscribe(self, *topics, name="s", **rest):
         wants = api.Wants(topics=topics or ("t",), **rest)
-        return self.hub.subscribe(self.who, name, wants=wants)
+        return self.service.subscribe(self.who, name, wants=wants)
 
     def claim(self, partition, topic="t"):
-        self.hub.claim(self.who, topic, partition=partition)
+        self.service.claim(self.who, topic, partition=partition)
         return Key(self.group, topic, partition)
 
     def key(self, said):
@@ -254,7 +256,7 @@ class Local:
         )
 
     def beat(self, **rest):
-        said = self.hub.beat(self.who, api.Beat(standings=self.standings(), **rest))
+        said = self.service.beat(self.who, api.Beat(standings=self.standings(), **rest))
         for each in said.deadlines:
             key = self.key(each)
             if self.held.get(key, (None,))[0] == each.epoch:
@@ -276,7 +278,7 @@ class Local:
         returned = tuple(self.returned(key, **rest) for key in keys)
         for key in keys:
             self.drop(key)
-        self.hub.release(
+        self.service.release(
             self.who, api.Release(returned=returned, timeout_ms=timeout_ms)
         )
         return returned
@@ -321,7 +323,7 @@ def sizes(*clients):
 
 def find(machine, client):
     """Return a client as its sidecar knows it."""
-    return machine.hub.hosts[0].find(client.name, client.instance)
+    return machine.service.hosts[0].find(client.name, client.instance)
 
 
 def records(cluster, kind, name="host-1"):
@@ -351,6 +353,6 @@ def having(machine, name="a", *topics, count=8, pid=1, **rest):
 def leaving(client, **rest):
     returned = tuple(client.returned(key) for key in sorted(client.held))
     client.held.clear()
-    return client.hub.leave(
+    return client.service.leave(
         client.who, api.Leaving(returned=returned, timeout_ms=1_000, **rest)
     )

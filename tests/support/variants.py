@@ -37,7 +37,7 @@ from kafka_marshal.protocol.records import (
 from kafka_marshal.protocol.state import Halt
 from kafka_marshal.protocol.transition import ACCEPTED
 from kafka_marshal.protocol.types import Key, Owner
-from kafka_marshal.sidecar import host
+from kafka_marshal.sidecar import group
 
 
 def any_beat_owns(patch):
@@ -285,7 +285,7 @@ def take_any_position(patch):
             loan.take(said)
         return loan
 
-    patch.setattr(host.Host, "take_position", take_position)
+    patch.setattr(group.LocalGroup, "take_position", take_position)
 
 
 def mark_what_is_handed_out(patch):

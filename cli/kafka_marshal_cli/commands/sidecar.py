@@ -371,7 +371,7 @@ def clients(call: Call, *, path: Path) -> None:
 @command(connects=False, waits=False, answers=False)
 def openapi(call: Call) -> None:
     """Print the description of the sidecar's API, as OpenAPI 3.1 in JSON."""
-    from kafka_marshal.sidecar.openapi import text
+    from kafka_marshal.sidecar.routes import openapi_text
 
     del call
-    data(text().decode())
+    data(openapi_text().decode())

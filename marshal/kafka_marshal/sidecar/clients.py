@@ -4,23 +4,22 @@ from collections.abc import Mapping, Sequence
 
 import attrs
 
-from kafka_marshal.engine import Delivery, Holding
+from kafka_marshal.engine import Holding
 from kafka_marshal.protocol.delivery import AtLeastOnce
 from kafka_marshal.protocol.granting import AtMostOnce, Grant
 from kafka_marshal.protocol.types import Key
 from kafka_marshal.remote import api
-from kafka_marshal.sidecar.deathwatch import Watched
-from kafka_marshal.sidecar.feed import Ring
-from kafka_marshal.sidecar.peers import Peer
-from kafka_marshal.sidecar.promises import PromisedClient, PromisedKey
+from kafka_marshal.sidecar.events import EventBuffer
+from kafka_marshal.sidecar.lease_journal import JournaledClient, JournaledLease
+from kafka_marshal.sidecar.process_monitor import Peer, Watched
 
 AWAY_BEATS = 3
 AWAY_MS_MIN = 1_000
 GRACE_MS_MAX = 30_000
-WISHES_MAX = 10_000
+CLAIM_REQUESTS_MAX = 10_000
 
 
-class Entrusted(AtMostOnce):
+class DelegatedGrants(AtMostOnce):
     """At most once, as far as the sidecar knows: what its client was granted.
 
     The client asks and processes; this counts what it has not said to be done with.
@@ -44,7 +43,7 @@ class Entrusted(AtMostOnce):
 
 
 @attrs.define(eq=False)
-class Loan:
+class ClientLease:
     """One partition that a client has.
 
     Attributes:
@@ -85,13 +84,13 @@ class Loan:
 
     def note_grant(self, first: int, last: int) -> None:
         """Take that offsets were granted under this claim."""
-        if isinstance(self.holding.progress, Entrusted):
+        if isinstance(self.holding.progress, DelegatedGrants):
             self.holding.progress.note_grant(first, last)
 
     def take(self, said: api.Standing | api.Returned) -> None:
         """Take what the client says of how far it is."""
         progress = self.holding.progress
-        if isinstance(progress, Entrusted):
+        if isinstance(progress, DelegatedGrants):
             progress.note_done(said.done)
         elif isinstance(progress, AtLeastOnce) and said.position is not None:
             progress.position = max(said.position, progress.position or 0)
@@ -101,17 +100,17 @@ class Loan:
                 progress.tracked_count = said.in_hand
 
 
-def lend(holding: Holding) -> None:
+def mark_lent(holding: Holding) -> None:
     """Take that a claim is used by a client from now on: it is not ours to end."""
     progress = holding.progress
-    if isinstance(progress, AtMostOnce) and not isinstance(progress, Entrusted):
-        account = Entrusted(progress.next_first, grantee=progress.grantee)
+    if isinstance(progress, AtMostOnce) and not isinstance(progress, DelegatedGrants):
+        account = DelegatedGrants(progress.next_first, grantee=progress.grantee)
         account.is_anchored = progress.is_anchored
         holding.progress = account
     holding.is_lent = True
 
 
-def take_back(holding: Holding, *, is_settled: bool) -> None:
+def reclaim(holding: Holding, *, is_settled: bool) -> None:
     """Take that a client has stopped to use a claim, or will be stopped.
 
     Args:
@@ -121,7 +120,7 @@ def take_back(holding: Holding, *, is_settled: bool) -> None:
     """
     holding.is_lent = False
     progress = holding.progress
-    if isinstance(progress, Entrusted) and is_settled:
+    if isinstance(progress, DelegatedGrants) and is_settled:
         progress.settle()
     elif isinstance(progress, AtLeastOnce):
         progress.tracked_count = 0
@@ -155,11 +154,11 @@ class Client:
     instance: str
     beat_ms: int
     peer: Peer
-    ring: Ring
+    ring: EventBuffer
     seen_ms: int
     beat_at_ms: int | None = None
     wants: dict[str, api.Wants] = attrs.field(factory=dict)
-    loans: dict[Key, Loan] = attrs.field(factory=dict)
+    loans: dict[Key, ClientLease] = attrs.field(factory=dict)
     watched: Watched | None = None
     children: tuple[int, ...] = ()
     is_leaving: bool = False
@@ -187,7 +186,7 @@ class Client:
             return False
         self.wishes.pop(key, None)
         self.wishes[key] = said
-        if len(self.wishes) > WISHES_MAX:
+        if len(self.wishes) > CLAIM_REQUESTS_MAX:
             del self.wishes[next(iter(self.wishes))]
         return True
 
@@ -220,8 +219,8 @@ class Client:
         return "silent" if self.is_away(now_ms) else "ready"
 
     def promised(
-        self, kept: Mapping[Key, PromisedKey], claims: Sequence[Key]
-    ) -> PromisedClient:
+        self, kept: Mapping[Key, JournaledLease], claims: Sequence[Key]
+    ) -> JournaledClient:
         """Return what the file has to say of it.
 
         Args:
@@ -231,8 +230,8 @@ class Client:
         keys = dict(kept)
         for key, loan in self.loans.items():
             until_ms = max(loan.told_ms, loan.holding.claim.lease.hard_until_ms)
-            keys[key] = PromisedKey(key.topic, key.partition, loan.epoch, until_ms)
-        return PromisedClient(
+            keys[key] = JournaledLease(key.topic, key.partition, loan.epoch, until_ms)
+        return JournaledClient(
             self.client_id,
             self.instance,
             self.beat_ms,
@@ -243,40 +242,3 @@ class Client:
             tuple(keys.values()),
             tuple((key.topic, key.partition) for key in claims),
         )
-
-
-def assigned(
-    loan: Loan, *, head: int | None, stuck: int = 0, follows: int | None = None
-) -> api.Assigned:
-    """Return the event that tells a client of what it has.
-
-    Args:
-        loan: What it has.
-        head: By the log, the next offset that nobody was granted or processed.
-        stuck: By the log, how many owners in a row were wedged there.
-        follows: By the log, the epoch of the claim before this one.
-    """
-    holding, claim = loan.holding, loan.holding.claim
-    position = holding.position
-    if holding.delivery is Delivery.AT_MOST_ONCE and position is None:
-        position = claim.start_position if head is None else head
-    until = loan.deadline()
-    owner = claim.claimant.owner
-    return api.Assigned(
-        subscription=loan.name,
-        topic=loan.key.topic,
-        partition=loan.key.partition,
-        epoch=loan.epoch,
-        token=str(claim.token),
-        client_id=owner.client_id,
-        incarnation=owner.incarnation.hex(),
-        secret=claim.secret.hex(),
-        position=position,
-        is_anchored=head is not None,
-        soft_until_ms=until.soft_until_ms,
-        hard_until_ms=until.hard_until_ms,
-        why=holding.why,
-        stuck=stuck,
-        follows=follows,
-        topic_id=None if holding.topic_id is None else holding.topic_id.hex(),
-    )

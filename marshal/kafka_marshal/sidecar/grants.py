@@ -4,6 +4,7 @@ PROTOCOL 12: a peer touches only what it claimed. So each request shows the secr
 the claim that it is made under, and reaches no further than the data partition's log.
 """
 
+import hmac
 import threading
 from collections import OrderedDict
 
@@ -17,9 +18,8 @@ from kafka_marshal.protocol.state import KeyState
 from kafka_marshal.protocol.transition import IGNORED
 from kafka_marshal.protocol.types import Key, Owner, TopicPartition
 from kafka_marshal.remote.api import GrantAsk
-from kafka_marshal.sidecar.failures import WRONG_SECRET
-from kafka_marshal.sidecar.peers import is_same
-from kafka_marshal.sidecar.repeats import Repeats
+from kafka_marshal.sidecar.http_errors import WRONG_SECRET
+from kafka_marshal.sidecar.idempotency import IdempotencyCache
 
 ENDS_MAX = 10_000
 
@@ -36,7 +36,7 @@ class Grants:
     def __init__(self, context: Context, tickets: Tickets, *, data: DataLog) -> None:
         self._context = context
         self._data = data
-        self._repeats = Repeats(tickets)
+        self._repeats = IdempotencyCache(tickets)
         self._lock = threading.Lock()
         self._ends: OrderedDict[TopicPartition, int] = OrderedDict()
 
@@ -99,7 +99,7 @@ class Grants:
             )
         given = bytes.fromhex(ask.secret)
         known_hash = known.resume_hash
-        if known_hash is None or not is_same(
+        if known_hash is None or not hmac.compare_digest(
             given, grant_secret(known_hash, key, epoch=ask.epoch)
         ):
             raise ClaimRejected(

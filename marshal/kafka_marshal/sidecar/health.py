@@ -1,4 +1,18 @@
-"""Whether a sidecar is well: what probes ask, answered with reasons.
+"""What a sidecar is doing, in the words of Kafka's own brokers.
+
+::
+
+    NOT_RUNNING -> STARTING -> RECOVERY -> RUNNING
+                      |           |      /    |
+                      |           |     /     v
+                      |           |    /  PENDING_CONTROLLED_SHUTDOWN
+                      v           v   v       |
+    NOT_RUNNING <---- SHUTTING_DOWN <---------+
+
+A state is left only along these lines; anything else is a bug of the caller, raises,
+and changes nothing. Each change has a reason, which people get to see.
+
+Whether a sidecar is well: what probes ask, answered with reasons.
 
 Three questions, as Kubernetes asks them. Is it alive: a restart would not help. Is it
 ready: clients should use it. Has it started: from now on, ask the other two. Each is
@@ -6,18 +20,211 @@ a pure function of a view; ``look`` takes the view.
 
 A coordination log that cannot be reached makes no probe fail by itself. What is held
 is served until its lease says otherwise, and a restart would only lose it sooner.
+
+Tells systemd how the sidecar is (sd_notify(3)): ready, status, alive, stopping.
+
+A few datagrams to the socket that ``NOTIFY_SOCKET`` names; without it, nothing. The
+watchdog is not fed by a timer, which would go on beside an engine that hangs, but by
+what the sidecar is for: a heartbeat that the log confirmed, or, while nothing is
+held, a round of the engine.
 """
 
-from collections.abc import Iterator
+import logging
+import os
+import select
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from enum import Enum
+from functools import partial
 
 import attrs
 import msgspec
 
 from kafka_marshal.engine import Engine
+from kafka_marshal.errors import InvalidTransition
+from kafka_marshal.observability.logs import LOGGER_NAME
 from kafka_marshal.observability.text import escaped
 from kafka_marshal.ports import Clock
 from kafka_marshal.protocol.types import Key
-from kafka_marshal.sidecar.states import State, States
+
+# --- Lifecycle -------------------------------------------------------------------
+
+
+CHANGES_MAX = 32
+
+
+class State(Enum):
+    """What a sidecar is doing; the value is what people and clients read.
+
+    Attributes:
+        NOT_RUNNING: Not yet started, or stopped.
+        STARTING: Reading its settings, connecting.
+        RECOVERY: Reading the log to its end, and old promises (PROTOCOL 12).
+        RUNNING: Serving.
+        PENDING_CONTROLLED_SHUTDOWN: Every client was asked to give back what it has.
+        SHUTTING_DOWN: Releasing what is left, closing.
+    """
+
+    NOT_RUNNING = "NOT_RUNNING"
+    STARTING = "STARTING"
+    RECOVERY = "RECOVERY"
+    RUNNING = "RUNNING"
+    PENDING_CONTROLLED_SHUTDOWN = "PENDING_CONTROLLED_SHUTDOWN"
+    SHUTTING_DOWN = "SHUTTING_DOWN"
+
+
+# What is asked to drain before it serves has nothing to drain: it shuts down.
+NEXT: dict[State, frozenset[State]] = {
+    State.NOT_RUNNING: frozenset({State.STARTING}),
+    State.STARTING: frozenset({State.RECOVERY, State.SHUTTING_DOWN}),
+    State.RECOVERY: frozenset({State.RUNNING, State.SHUTTING_DOWN}),
+    State.RUNNING: frozenset({State.PENDING_CONTROLLED_SHUTDOWN, State.SHUTTING_DOWN}),
+    State.PENDING_CONTROLLED_SHUTDOWN: frozenset({State.SHUTTING_DOWN}),
+    State.SHUTTING_DOWN: frozenset({State.NOT_RUNNING}),
+}
+
+
+@attrs.frozen
+class StateChange:
+    """One change of state.
+
+    Attributes:
+        before: State that was left.
+        after: State from then on.
+        reason: Why, for people.
+        at_ms: Local time.
+    """
+
+    before: State
+    after: State
+    reason: str
+    at_ms: int
+
+
+OnStateChange = Callable[[StateChange], None]
+
+
+class Lifecycle:
+    """The state of one sidecar, and who is told of its changes. Thread-safe.
+
+    Observers are called in the order of the changes, one at a time and without the
+    lock, on the thread of whoever made a change; they must not block. An observer
+    may itself change the state: the others hear of that afterwards.
+
+    Args:
+        clock: Local time of the changes.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._state = State.NOT_RUNNING
+        self._reason = "not started"
+        self._since_ms = clock.now_ms()
+        self._observers: tuple[OnStateChange, ...] = ()
+        self._untold: deque[StateChange] = deque()
+        self._is_telling = False
+        self._history: deque[StateChange] = deque(maxlen=CHANGES_MAX)
+
+    @property
+    def state(self) -> State:
+        """Return the state of this moment."""
+        return self._state
+
+    @property
+    def reason(self) -> str:
+        """Return why it is in this state, or what it waits for there."""
+        return self._reason
+
+    @property
+    def since_ms(self) -> int:
+        """Return since when, in local time."""
+        return self._since_ms
+
+    @property
+    def history(self) -> tuple[StateChange, ...]:
+        """Return the latest changes, oldest first, at most ``CHANGES_MAX``."""
+        with self._changed:
+            return tuple(self._history)
+
+    def move(self, to: State, *, reason: str) -> StateChange:
+        """Change the state.
+
+        Raises:
+            InvalidTransition: No line leads there; the state is kept.
+        """
+        with self._changed:
+            before = self._state
+            if to not in NEXT[before]:
+                legal = " or ".join(sorted(state.value for state in NEXT[before]))
+                raise InvalidTransition(
+                    f"a sidecar in {before.value} cannot become {to.value} "
+                    f"({reason}); only {legal} follows it"
+                )
+            now_ms = self._clock.now_ms()
+            change = StateChange(before, to, reason, now_ms)
+            self._state, self._reason, self._since_ms = to, reason, now_ms
+            self._history.append(change)
+            self._untold.append(change)
+            self._changed.notify_all()
+        self._tell()
+        return change
+
+    def explain(self, reason: str) -> None:
+        """Say anew why it is in this state: such as how far it has read."""
+        with self._changed:
+            self._reason = reason
+
+    def on_change(self, observer: OnStateChange) -> Callable[[], None]:
+        """Have a function told of every change; returns what ends that."""
+        with self._changed:
+            self._observers = (*self._observers, observer)
+        return partial(self._remove, observer)
+
+    def wait_for(self, *wanted: State, timeout_ms: int) -> bool:
+        """Wait until it is in one of these states; False if it took too long."""
+        with self._changed:
+            return self._changed.wait_for(
+                lambda: self._state in wanted, timeout_ms / 1000
+            )
+
+    def _remove(self, observer: OnStateChange) -> None:
+        with self._changed:
+            kept = list(self._observers)
+            if observer in kept:
+                kept.remove(observer)
+            self._observers = tuple(kept)
+
+    def _tell(self) -> None:
+        """Tell what is untold, unless somebody is at it: they will tell this too."""
+        while True:
+            with self._changed:
+                if self._is_telling or not self._untold:
+                    return
+                self._is_telling = True
+                change, observers = self._untold.popleft(), self._observers
+            try:
+                for observer in observers:
+                    _call(observer, change)
+            finally:
+                with self._changed:
+                    self._is_telling = False
+
+
+def _call(observer: OnStateChange, change: StateChange) -> None:
+    """Call one observer; one that raises does not stop the others, or the sidecar."""
+    try:
+        observer(change)
+    except Exception:
+        logging.getLogger(LOGGER_NAME).exception(
+            "an observer of the change to %s failed", change.after.value
+        )
+
+
+# --- Probes ----------------------------------------------------------------------
+
 
 # A round may look three things up in the cluster, ten seconds each.
 ROUND_MS_MAX = 45_000
@@ -184,7 +391,7 @@ def _state_reasons(view: View) -> Iterator[str]:
         )
 
 
-def look(engine: Engine | None, states: States, *, clock: Clock) -> View:
+def look(engine: Engine | None, states: Lifecycle, *, clock: Clock) -> View:
     """Take a view; waits for the engine's lock, for a second at most.
 
     Args:
@@ -258,7 +465,7 @@ class Health:
         engine: Its engine, as soon as there is one.
     """
 
-    def __init__(self, states: States, clock: Clock) -> None:
+    def __init__(self, states: Lifecycle, clock: Clock) -> None:
         self.engine: Engine | None = None
         self._states = states
         self._clock = clock
@@ -278,3 +485,150 @@ class Health:
     def started(self) -> Verdict:
         """Return whether it has come up."""
         return startupz(self.look())
+
+
+# --- systemd ---------------------------------------------------------------------
+
+
+# What is held without a confirmed beat is over after 2H, and then rounds feed: one
+# more interval, and an outage of the brokers alone never ends in a restart.
+WATCHDOG_INTERVALS = 3
+# Reading a long log, or waiting for clients to let go, may outlast the unit's limits.
+EXTEND_MS = 30_000
+WAIT_S_MAX = 1
+US_PER_MS = 1_000
+
+_ENDING = frozenset({State.PENDING_CONTROLLED_SHUTDOWN, State.SHUTTING_DOWN})
+_SLOW = frozenset({State.RECOVERY, State.PENDING_CONTROLLED_SHUTDOWN})
+
+
+class SystemdNotifier:
+    """Tells whoever started this process how it is. Thread-safe.
+
+    A change of state waits for a manager that is busy, for a second at most, because
+    it is told once; everything else does not wait.
+
+    ``on_change`` is for ``States.on_change``; ``look`` is to be called about once a
+    second, on any one thread.
+
+    Args:
+        environ: Where ``NOTIFY_SOCKET``, ``WATCHDOG_USEC`` and ``WATCHDOG_PID``
+            stand; the environment of the process where None.
+
+    Attributes:
+        watchdog_ms: How long systemd waits between two signs of life, None where it
+            does not watch.
+    """
+
+    def __init__(self, environ: Mapping[str, str] | None = None) -> None:
+        found = os.environ if environ is None else environ
+        self.watchdog_ms = _watchdog_ms(found)
+        self._socket = _connected(found.get("NOTIFY_SOCKET", ""))
+        self._fed_for: tuple[str, int] | None = None
+        self._status = ""
+
+    @property
+    def is_active(self) -> bool:
+        """Return whether there is anybody to tell."""
+        return self._socket is not None
+
+    def on_change(self, change: StateChange) -> None:
+        """Tell a change of state."""
+        lines = [self._status_line(change.after, change.reason)]
+        if change.after is State.RUNNING:
+            lines.append("READY=1")
+        elif change.after in _ENDING:
+            lines.append("STOPPING=1")
+        if self._socket is not None:
+            select.select([], [self._socket], [], WAIT_S_MAX)
+        self._send(lines)
+
+    def look(self, view: View) -> None:
+        """Tell what changed: the reason of a state, and a sign of life where due."""
+        lines = []
+        status = self._status_line(view.state, view.reason, view)
+        if status != self._status:
+            lines.append(status)
+            self._status = status
+        if view.state in _SLOW:
+            lines.append(f"EXTEND_TIMEOUT_USEC={EXTEND_MS * US_PER_MS}")
+        lines += self._feed(view)
+        self._send(lines)
+
+    def close(self) -> None:
+        """Close the socket. Idempotent."""
+        found, self._socket = self._socket, None
+        if found is not None:
+            found.close()
+
+    def _feed(self, view: View) -> list[str]:
+        if self.watchdog_ms is None:
+            return []
+        lines = self._stretch(view)
+        sign = _sign_of_life(view)
+        if sign is not None and sign != self._fed_for:
+            self._fed_for = sign
+            lines.append("WATCHDOG=1")
+        return lines
+
+    def _stretch(self, view: View) -> list[str]:
+        """Ask for more time where H is longer than the unit's author thought."""
+        interval_ms = view.heartbeat_interval_ms
+        least_ms = WATCHDOG_INTERVALS * (interval_ms or 0)
+        if self.watchdog_ms is None or self.watchdog_ms >= least_ms:
+            return []
+        self.watchdog_ms = least_ms
+        return [f"WATCHDOG_USEC={least_ms * US_PER_MS}"]
+
+    def _status_line(self, state: State, reason: str, view: View | None = None) -> str:
+        count = 0 if view is None else view.held_count
+        held = f"; {count} held" if count else ""
+        return f"STATUS={state.value}: {escaped(reason)}{held}"
+
+    def _send(self, lines: list[str]) -> None:
+        found = self._socket
+        if found is None or not lines:
+            return
+        try:
+            found.send("\n".join(lines).encode())
+        except OSError:
+            return  # a service manager that is gone, or busy, is no reason to stop
+
+
+def _sign_of_life(view: View) -> tuple[str, int] | None:
+    """Return what shows that the sidecar does its work; the same = nothing new."""
+    if not view.has_engine or view.state is State.SHUTTING_DOWN:
+        # No engine yet, or none any more: how long that may last is the unit's to
+        # say, by its limits of starting and stopping.
+        return ("state", view.now_ms)
+    if view.failure is not None or view.is_busy:
+        return None
+    if view.beat_at_ms is not None:
+        return ("beat", view.beat_at_ms)
+    return None if view.round_at_ms is None else ("round", view.round_at_ms)
+
+
+def _watchdog_ms(environ: Mapping[str, str]) -> int | None:
+    """Return the watchdog's limit, None where there is none, or it is not ours."""
+    if environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
+        return None
+    try:
+        found_us = int(environ["WATCHDOG_USEC"])
+    except (KeyError, ValueError):
+        return None
+    return max(1, found_us // US_PER_MS) if found_us > 0 else None
+
+
+def _connected(address: str) -> socket.socket | None:
+    """Return a socket to a path, or to an abstract name (``@...``)."""
+    if address[:1] not in {"/", "@"}:
+        return None
+    place = "\0" + address[1:] if address[0] == "@" else address
+    found = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+    found.settimeout(0)
+    try:
+        found.connect(place)
+    except OSError:
+        found.close()
+        return None
+    return found

@@ -50,7 +50,7 @@ class _Pause:
     skipped_count: int = 0
 
 
-class Repeats:
+class RepeatFilter:
     """Thins out the lines of Kafka's clients. Thread-safe.
 
     While brokers are away a client logs every attempt to connect, several a second.
@@ -103,7 +103,7 @@ class _Dropping(QueueHandler):
     def __init__(self, lines: "queue.Queue[logging.LogRecord]") -> None:
         super().__init__(lines)
         self.dropped_count = 0
-        self._repeats = Repeats()
+        self._repeats = RepeatFilter()
 
     def emit(self, record: logging.LogRecord) -> None:
         passed = self._repeats.passed(record)

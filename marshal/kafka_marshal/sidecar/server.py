@@ -30,14 +30,20 @@ from kafka_marshal.ports import Event, Observer
 from kafka_marshal.remote.looking import LocalClient
 from kafka_marshal.runtime import Runtime
 from kafka_marshal.sidecar.config import Settings, tcp_address, token_of
-from kafka_marshal.sidecar.deathwatch import DeathWatch
-from kafka_marshal.sidecar.health import Health, View, readyz
-from kafka_marshal.sidecar.host import DIED
-from kafka_marshal.sidecar.hub import Hub
-from kafka_marshal.sidecar.meters import Counts, Exposition, SidecarCollector
-from kafka_marshal.sidecar.notify import Notifier
+from kafka_marshal.sidecar.group import DIED
+from kafka_marshal.sidecar.health import (
+    Health,
+    Lifecycle,
+    State,
+    StateChange,
+    SystemdNotifier,
+    View,
+    readyz,
+)
+from kafka_marshal.sidecar.metrics import Counts, Exposition, SidecarCollector
+from kafka_marshal.sidecar.process_monitor import DeathWatch
+from kafka_marshal.sidecar.service import SidecarService
 from kafka_marshal.sidecar.sockets import UnixPlace, open_tcp, open_unix
-from kafka_marshal.sidecar.states import Change, State, States
 
 if TYPE_CHECKING:
     import socket
@@ -120,20 +126,20 @@ def _opened(
 
 
 @attrs.define(eq=False)
-class Inside:
+class Components:
     """What there is of the inside; it grows while the daemon starts.
 
     Attributes:
         health: Takes views of it.
         watch: Knows of deaths.
         runtime: The engine with its connections, as soon as there is one.
-        hub: Holds the claims, as soon as there is one.
+        service: Holds the claims, as soon as there is one.
     """
 
     health: Health
     watch: DeathWatch
     runtime: Runtime | None = None
-    hub: Hub | None = None
+    service: SidecarService | None = None
 
     def look(self) -> View:
         """Return the view that probes rest on."""
@@ -151,7 +157,7 @@ class Inside:
 
     def clients(self) -> Sequence[LocalClient]:
         """Return who is registered."""
-        return [] if self.hub is None else self.hub.clients()
+        return [] if self.service is None else self.service.clients()
 
 
 class _Deaths(Observer):
@@ -181,20 +187,20 @@ class Daemon:
     def __init__(
         self, settings: Settings, observer: Observer, *, token: bytes | None = None
     ) -> None:
-        from kafka_marshal.sidecar.app import App, Serving
+        from kafka_marshal.sidecar.http_app import App, AppContext
 
         self.failure: MarshalError | None = None
         clock = SystemClock()
-        self.states = States(clock)
+        self.states = Lifecycle(clock)
         self._settings = settings
         self._observer = observer
-        self._notifier = Notifier()
+        self._notifier = SystemdNotifier()
         counts = Counts()
-        self._inside = Inside(Health(self.states, clock), DeathWatch())
+        self._inside = Components(Health(self.states, clock), DeathWatch())
         collector = SidecarCollector(
             self._inside, counts, coordination_topic=settings.coordination_topic
         )
-        self._serving = Serving(
+        self._serving = AppContext(
             self._inside.health,
             metrics=Exposition(collector),
             counts=counts,
@@ -211,7 +217,7 @@ class Daemon:
 
     async def main(self, sockets: "Sequence[socket.socket]") -> None:
         """Serve until asked to end; whatever happens, end in order."""
-        from kafka_marshal.sidecar.connections import make_server
+        from kafka_marshal.sidecar.requests import make_server
 
         self._listen_to_signals()
         self.states.move(
@@ -228,7 +234,7 @@ class Daemon:
             await self._work(serving)
             await self._give_up_claims()
         finally:
-            self._serving.hub = None
+            self._serving.service = None
             self._app.end_streams()
             server.should_exit = True
             await asyncio.wait({serving}, timeout=END_S_MAX)
@@ -284,7 +290,7 @@ class Daemon:
             if loop.time() >= deadline:
                 raise DeadlineExceeded(f"not started within {limit_s:.0f} s")
         await opening
-        self._serving.hub = self._inside.hub
+        self._serving.service = self._inside.service
         self.states.move(State.RUNNING, reason="serving")
         return True
 
@@ -306,7 +312,7 @@ class Daemon:
         self._inside.runtime = runtime
         runtime.require_safe_topic()
         self.states.explain("taking up what an earlier life had promised")
-        hub = Hub(
+        service = SidecarService(
             runtime,
             client_id=settings.client_id,
             state_dir=settings.state_path,
@@ -315,8 +321,8 @@ class Daemon:
             watch=self._inside.watch,
             bootstrap_servers=connection.bootstrap_servers,
         )
-        self._inside.hub = hub
-        count = hub.recover(timeout_ms=settings.open_ms)
+        self._inside.service = service
+        count = service.recover(timeout_ms=settings.open_ms)
         if count:
             _log.info("%d clients of an earlier life are expected back", count)
 
@@ -359,29 +365,29 @@ class Daemon:
 
     async def _drain(self) -> None:
         """Have every client give back what it has, and wait for it, for a while."""
-        hub = self._inside.hub
-        if hub is None or self.failure is not None:
+        service = self._inside.service
+        if service is None or self.failure is not None:
             return
         self.states.move(
             State.PENDING_CONTROLLED_SHUTDOWN,
             reason=f"{self._why}; clients have {self._settings.drain_ms} ms to let go",
         )
-        await asyncio.to_thread(hub.start_drain)
+        await asyncio.to_thread(service.start_drain)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._settings.drain_ms / 1000
         while loop.time() < deadline and self.failure is None:
-            if await asyncio.to_thread(lambda: hub.is_drained):
+            if await asyncio.to_thread(lambda: service.is_drained):
                 return
             await asyncio.sleep(LOOK_AGAIN_S)
         _log.warning("not everything was given back in time; it runs out by itself")
 
     async def _give_up_claims(self) -> None:
         self.states.move(State.SHUTTING_DOWN, reason=self._why)
-        hub = self._inside.hub
-        if hub is None:
+        service = self._inside.service
+        if service is None:
             return
         try:
-            await asyncio.to_thread(partial(hub.close, timeout_ms=CLOSE_MS))
+            await asyncio.to_thread(partial(service.close, timeout_ms=CLOSE_MS))
         except MarshalError as error:
             _log.warning("what was held could not be released: %s", error)
 
@@ -428,7 +434,7 @@ def _require_served(serving: "asyncio.Task[None]") -> None:
         ) from why
 
 
-def _log_change(change: Change) -> None:
+def _log_change(change: StateChange) -> None:
     _log.info("%s: %s", change.after.value, change.reason)
 
 

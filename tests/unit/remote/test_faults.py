@@ -6,7 +6,7 @@ from kafka_marshal import errors
 from kafka_marshal.errors import CoordinationError, MarshalError
 from kafka_marshal.remote.api import Failure
 from kafka_marshal.remote.faults import error_of
-from kafka_marshal.sidecar.failures import answered
+from kafka_marshal.sidecar.http_errors import to_http_error
 
 REAL = [
     pytest.param(each, id=type(each).__name__)
@@ -33,7 +33,7 @@ REAL = [
 
 @pytest.mark.parametrize("error", REAL)
 def test_an_error_survives_the_way(error):
-    found = error_of(answered(error).failure)
+    found = error_of(to_http_error(error).failure)
     assert type(found) is type(error)
     assert (str(found), vars(found)) == (str(error), vars(error))
 

@@ -1,4 +1,4 @@
-"""The world that most tests of the hub run in."""
+"""The world that most tests of the service run in."""
 
 import pytest
 from enginekit import world
@@ -13,5 +13,5 @@ def cluster():
 
 @pytest.fixture
 def machine(cluster):
-    """A host of that cluster, with its hub."""
+    """A host of that cluster, with its service."""
     return Machine(cluster)

@@ -11,13 +11,13 @@ from kafka_marshal.sidecar.clients import (
     AWAY_MS_MIN,
     GRACE_MS_MAX,
     Client,
-    Entrusted,
-    Loan,
-    lend,
-    take_back,
+    ClientLease,
+    DelegatedGrants,
+    mark_lent,
+    reclaim,
 )
-from kafka_marshal.sidecar.feed import Ring
-from kafka_marshal.sidecar.peers import NOBODY
+from kafka_marshal.sidecar.events import EventBuffer
+from kafka_marshal.sidecar.process_monitor import UNKNOWN_PEER
 
 KEY = Key("g", "t", 0)
 
@@ -31,12 +31,14 @@ def holding(delivery=Delivery.AT_LEAST_ONCE, start=0):
 
 
 def client(beat_ms=100):
-    return Client("a", "00" * 16, beat_ms, NOBODY, Ring("0" * 32, snapshot=None), 0)
+    return Client(
+        "a", "00" * 16, beat_ms, UNKNOWN_PEER, EventBuffer("0" * 32, snapshot=None), 0
+    )
 
 
 def loan(held):
-    lend(held)
-    return Loan(KEY, client(), held, 5, "s", filed_ms=9_999)
+    mark_lent(held)
+    return ClientLease(KEY, client(), held, 5, "s", filed_ms=9_999)
 
 
 def standing(position=None, **rest):
@@ -56,7 +58,7 @@ def test_what_is_lent_is_in_hand_until_it_is_back():
     assert (held.position, held.handed_count) == (3, 10), "nothing goes back"
     given.take(standing(None))
     assert held.position == 3
-    take_back(held, is_settled=True)
+    reclaim(held, is_settled=True)
     assert held.in_hand_count == 0
 
 
@@ -75,7 +77,7 @@ def test_deadlines_are_no_longer_than_lease_and_file():
 def test_what_was_granted_and_is_not_done_with_is_accounted_for():
     held = holding(Delivery.AT_MOST_ONCE, start=4)
     given = loan(held)
-    assert isinstance(held.progress, Entrusted)
+    assert isinstance(held.progress, DelegatedGrants)
     assert (held.position, held.mark) == (None, 4)
     given.note_grant(4, 9)
     given.note_grant(10, 12)
@@ -84,7 +86,7 @@ def test_what_was_granted_and_is_not_done_with_is_accounted_for():
     given.take(standing())
     assert held.mark == 7
     assert held.in_hand_count == 6
-    take_back(held, is_settled=False)
+    reclaim(held, is_settled=False)
     assert [(g.first, g.last) for g in held.progress.discard()] == [(7, 9), (10, 12)]
 
 
@@ -92,7 +94,7 @@ def test_whoever_gives_back_in_order_has_its_own_account():
     held = holding(Delivery.AT_MOST_ONCE)
     given = loan(held)
     given.note_grant(0, 9)
-    take_back(held, is_settled=True)
+    reclaim(held, is_settled=True)
     assert held.in_hand_count == 0
     assert held.progress.discard() == ()
 
@@ -101,7 +103,7 @@ def test_what_comes_back_is_lent_again_with_its_account():
     held = holding(Delivery.AT_MOST_ONCE)
     loan(held).note_grant(0, 9)
     before = held.progress
-    lend(held)
+    mark_lent(held)
     assert held.progress is before
 
 

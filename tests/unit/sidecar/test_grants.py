@@ -15,7 +15,7 @@ from kafka_marshal.protocol.records import ClaimingMessages
 from kafka_marshal.protocol.types import TopicPartition
 from kafka_marshal.remote import api
 from kafka_marshal.sidecar import grants as grants_module
-from kafka_marshal.sidecar.failures import WRONG_SECRET
+from kafka_marshal.sidecar.http_errors import WRONG_SECRET
 
 TASK = "7a" * 16
 WRONG = "00" * 16
@@ -28,7 +28,7 @@ def single():
 
 def asking(machine, client, **changes):
     """Return a request of a client, with changes."""
-    owner = machine.hub.hosts[0].session.claimant.owner
+    owner = machine.service.hosts[0].session.claimant.owner
     plain = api.GrantAsk(
         client_id=owner.client_id,
         incarnation=owner.incarnation.hex(),
@@ -57,7 +57,7 @@ def test_the_holder_is_told_the_secret_of_its_claim(single):
     assert known.resume_hash is not None
     secret = grant_secret(known.resume_hash, KEY, epoch=known.epoch)
     assert a.secrets == {KEY: secret.hex()}
-    assert single.hub.grant("g", asking(single, a)).outcome == "accepted"
+    assert single.service.grant("g", asking(single, a)).outcome == "accepted"
 
 
 def test_a_stranger_moves_nothing():
@@ -70,10 +70,10 @@ def test_a_stranger_moves_nothing():
         msgspec.structs.replace(far, secret=WRONG, request=1),
     ):
         with pytest.raises(ClaimRejected, match="secret of the claim") as caught:
-            machine.hub.grant("g", ask)
+            machine.service.grant("g", ask)
         assert (caught.value.reason, caught.value.holder) == (WRONG_SECRET, "host-1")
         with pytest.raises(ClaimRejected):
-            machine.hub.begin_grant("g", ask)
+            machine.service.begin_grant("g", ask)
     assert not requests(machine)
     assert fold(machine.cluster).keys[KEY].granted is None
 
@@ -84,9 +84,9 @@ def test_each_claim_has_a_secret_of_its_own(single):
     a.give_back(KEY, timeout_ms=1_000)
     a = having(single, "b", count=1, delivery="amo")
     assert a.secrets[KEY] != before
-    assert single.hub.grant("g", ask).reason == "old_epoch"
+    assert single.service.grant("g", ask).reason == "old_epoch"
     with pytest.raises(ClaimRejected):
-        single.hub.grant("g", asking(single, a, secret=before))
+        single.service.grant("g", asking(single, a, secret=before))
 
 
 def test_a_claim_of_another_host_is_spent_with_its_secret(single):
@@ -105,9 +105,9 @@ def test_a_claim_of_another_host_is_spent_with_its_secret(single):
         last=4,
         timeout_ms=1_000,
     )
-    assert single.hub.grant("g", ask).last == 4
+    assert single.service.grant("g", ask).last == 4
     with pytest.raises(ClaimRejected):
-        single.hub.grant("g", msgspec.structs.replace(ask, secret=WRONG))
+        single.service.grant("g", msgspec.structs.replace(ask, secret=WRONG))
 
 
 def test_a_claim_that_is_read_in_a_moment_is_waited_for(single):
@@ -128,15 +128,15 @@ def test_a_claim_that_is_read_in_a_moment_is_waited_for(single):
         timeout_ms=1_000,
     )
     with pytest.raises(CoordinationError, match="not read the claim"):
-        single.hub.begin_grant("g", ask)
-    assert single.hub.grant("g", ask).last == 4
+        single.service.begin_grant("g", ask)
+    assert single.service.grant("g", ask).last == 4
 
 
 def test_a_claim_that_nobody_made_is_asked_for_later(single):
     a = having(single, count=1, delivery="amo")
     ask = asking(single, a, epoch=a.held[KEY][0] + 1_000)
     with pytest.raises(CoordinationError, match="ask again in a moment"):
-        single.hub.grant("g", ask)
+        single.service.grant("g", ask)
     assert not requests(single)
 
 
@@ -145,7 +145,7 @@ def test_a_claim_that_shows_no_hash_can_be_spent_by_nobody(single):
     context = single.node.engine.context
     context.replica_of(KEY).world.keys[KEY].resume_hash = None
     with pytest.raises(ClaimRejected):
-        single.hub.grant("g", asking(single, a))
+        single.service.grant("g", asking(single, a))
 
 
 # --- claims that are over
@@ -158,7 +158,7 @@ def test_under_a_claim_that_is_over_the_log_is_not_asked(single):
     single.cluster.run(H)
     for secret in (ask.secret, WRONG):
         late = msgspec.structs.replace(ask, secret=secret)
-        got = single.hub.grant("g", late)
+        got = single.service.grant("g", late)
         assert (got.outcome, got.first, got.offset) == ("ignored", None, None)
         assert got.reason in {"old_epoch", "not_owner"}
     assert not requests(single)
@@ -167,20 +167,20 @@ def test_under_a_claim_that_is_over_the_log_is_not_asked(single):
 def test_an_answer_that_was_lost_is_told_after_the_claim_as_well(single):
     a = having(single, count=1, delivery="amo")
     ask = asking(single, a, request=1)
-    first = single.hub.grant("g", ask)
+    first = single.service.grant("g", ask)
     a.give_back(KEY, timeout_ms=1_000, done=5)
-    assert single.hub.grant("g", ask) == first
+    assert single.service.grant("g", ask) == first
     stranger = msgspec.structs.replace(ask, secret=WRONG)
-    assert single.hub.grant("g", stranger).first is None
+    assert single.service.grant("g", stranger).first is None
     assert len(requests(single)) == 1
 
 
 def test_a_repeat_shows_the_secret_as_well(single):
     a = having(single, count=1, delivery="amo")
     ask = asking(single, a, request=1)
-    single.hub.grant("g", ask)
+    single.service.grant("g", ask)
     with pytest.raises(ClaimRejected):
-        single.hub.grant("g", msgspec.structs.replace(ask, secret=WRONG))
+        single.service.grant("g", msgspec.structs.replace(ask, secret=WRONG))
 
 
 # --- the end of the log
@@ -189,10 +189,10 @@ def test_a_repeat_shows_the_secret_as_well(single):
 def test_what_is_not_written_yet_is_not_granted(single):
     a = having(single, count=1, delivery="amo")
     with pytest.raises(ConfigurationError, match="its log ends at 20") as caught:
-        single.hub.grant("g", asking(single, a, last=20))
+        single.service.grant("g", asking(single, a, last=20))
     assert caught.value.setting == "last"
     assert not requests(single)
-    assert single.hub.grant("g", asking(single, a, last=19)).last == 19
+    assert single.service.grant("g", asking(single, a, last=19)).last == 19
 
 
 def test_the_cluster_is_asked_once_for_what_lies_below_the_known_end(
@@ -206,11 +206,11 @@ def test_the_cluster_is_asked_once_for_what_lies_below_the_known_end(
         data, "ends", lambda *given: asked.append(given) or plain(*given)
     )
     for last in (4, 9, 19):
-        assert single.hub.grant("g", asking(single, a, last=last)).last == last
+        assert single.service.grant("g", asking(single, a, last=last)).last == last
     assert [partitions for partitions, _ in asked] == [[place]]
     for number in range(20, 25):
         single.cluster.kafka.produce(place, b"%d" % number)
-    assert single.hub.grant("g", asking(single, a, last=24)).last == 24
+    assert single.service.grant("g", asking(single, a, last=24)).last == 24
     assert len(asked) == 2
 
 
@@ -218,14 +218,14 @@ def test_where_the_cluster_does_not_answer_nothing_is_asked_of_the_log(single):
     a = having(single, count=1, delivery="amo")
     single.node.engine.context.ports.data.cut = True
     with pytest.raises(CoordinationError):
-        single.hub.grant("g", asking(single, a))
+        single.service.grant("g", asking(single, a))
     assert not requests(single)
 
 
 def test_only_so_many_ends_are_remembered(single, monkeypatch):
     monkeypatch.setattr(grants_module, "ENDS_MAX", 2)
     a = having(single, count=1, delivery="amo")
-    grants = single.hub._grants
+    grants = single.service._grants
     for number in range(4):
         single.cluster.fill(f"other{number}", (5,))
         key = KEY._replace(topic=f"other{number}")

@@ -1,25 +1,197 @@
+import itertools
 import json
+import logging
+import os
+import select
+import socket
 import threading
 
 import attrs
 import pytest
 from enginekit import H, owning, world
 
-from kafka_marshal.errors import CoordinationError, LogUnreadable
+from kafka_marshal.errors import CoordinationError, InvalidTransition, LogUnreadable
 from kafka_marshal.protocol.checkpoints import Comparison
 from kafka_marshal.sidecar import health
 from kafka_marshal.sidecar.health import (
+    CHANGES_MAX,
+    EXTEND_MS,
     NAMED_MAX,
+    NEXT,
     ROUND_MS_MAX,
     Health,
+    Lifecycle,
+    State,
+    StateChange,
+    SystemdNotifier,
     View,
     livez,
     readyz,
     startupz,
 )
-from kafka_marshal.sidecar.states import State, States
+from kafka_marshal.testing.clock import VirtualClock
+
+# --- Lifecycle ---
+
 
 S = State
+# Written out once more, on purpose: the table of the code is what is tested.
+LEGAL = {
+    (S.NOT_RUNNING, S.STARTING),
+    (S.STARTING, S.RECOVERY),
+    (S.STARTING, S.SHUTTING_DOWN),
+    (S.RECOVERY, S.RUNNING),
+    (S.RECOVERY, S.SHUTTING_DOWN),
+    (S.RUNNING, S.PENDING_CONTROLLED_SHUTDOWN),
+    (S.RUNNING, S.SHUTTING_DOWN),
+    (S.PENDING_CONTROLLED_SHUTDOWN, S.SHUTTING_DOWN),
+    (S.SHUTTING_DOWN, S.NOT_RUNNING),
+}
+PATHS = {
+    S.NOT_RUNNING: (),
+    S.STARTING: (S.STARTING,),
+    S.RECOVERY: (S.STARTING, S.RECOVERY),
+    S.RUNNING: (S.STARTING, S.RECOVERY, S.RUNNING),
+    S.PENDING_CONTROLLED_SHUTDOWN: (
+        *(S.STARTING, S.RECOVERY, S.RUNNING),
+        S.PENDING_CONTROLLED_SHUTDOWN,
+    ),
+    S.SHUTTING_DOWN: (S.STARTING, S.SHUTTING_DOWN),
+}
+
+
+@pytest.fixture
+def clock():
+    return VirtualClock()
+
+
+def states_in(state, clock):
+    states = Lifecycle(clock)
+    for step in PATHS[state]:
+        states.move(step, reason="on the way")
+    assert states.state is state
+    return states
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    list(itertools.product(State, State)),
+    ids=lambda state: state.value,
+)
+def test_every_state_with_every_input(before, after, clock):
+    states = states_in(before, clock)
+    told = []
+    states.on_change(told.append)
+    reason, since_ms = states.reason, states.since_ms
+    clock.advance(7)
+    if (before, after) in LEGAL:
+        change = states.move(after, reason="asked to")
+        assert change == StateChange(before, after, "asked to", clock.now_ms())
+        assert (states.state, states.reason) == (after, "asked to")
+        assert states.since_ms == clock.now_ms()
+        assert told == [change]
+    else:
+        with pytest.raises(InvalidTransition) as failed:
+            states.move(after, reason="asked to")
+        assert before.value in str(failed.value)
+        assert after.value in str(failed.value)
+        assert "asked to" in str(failed.value)
+        assert (states.state, states.reason) == (before, reason)
+        assert states.since_ms == since_ms
+        assert told == []
+
+
+def test_the_names_are_those_of_kafka():
+    assert [state.value for state in State] == [
+        "NOT_RUNNING",
+        "STARTING",
+        "RECOVERY",
+        "RUNNING",
+        "PENDING_CONTROLLED_SHUTDOWN",
+        "SHUTTING_DOWN",
+    ]
+    assert {(a, b) for a, after in NEXT.items() for b in after} == LEGAL
+
+
+def test_a_reason_can_be_renewed_without_a_change(clock):
+    states = states_in(S.RECOVERY, clock)
+    told = []
+    states.on_change(told.append)
+    states.explain("9 of 10 partitions read")
+    assert states.reason == "9 of 10 partitions read"
+    assert told == []
+
+
+def test_observers_hear_every_change_in_order_until_removed(clock):
+    states, first, second = Lifecycle(clock), [], []
+    remove = states.on_change(lambda change: first.append(change.after))
+    states.on_change(lambda change: second.append(change.after))
+    states.move(S.STARTING, reason="-")
+    remove()
+    remove()
+    states.move(S.RECOVERY, reason="-")
+    assert first == [S.STARTING]
+    assert second == [S.STARTING, S.RECOVERY]
+
+
+def test_an_observer_may_change_the_state_and_order_is_kept(clock):
+    states, told = Lifecycle(clock), []
+
+    def go_on(change):
+        if change.after is S.STARTING:
+            states.move(S.RECOVERY, reason="from an observer")
+
+    states.on_change(go_on)
+    states.on_change(lambda change: told.append(change.after))
+    states.move(S.STARTING, reason="-")
+    assert told == [S.STARTING, S.RECOVERY]
+
+
+def test_an_observer_that_raises_stops_nobody(clock, caplog):
+    states, told = Lifecycle(clock), []
+
+    def fail(change):
+        raise OSError("no room")
+
+    states.on_change(fail)
+    states.on_change(told.append)
+    with caplog.at_level(logging.ERROR):
+        states.move(S.STARTING, reason="-")
+        states.move(S.RECOVERY, reason="-")
+    assert [change.after for change in told] == [S.STARTING, S.RECOVERY]
+    assert "no room" in caplog.text
+
+
+def test_history_is_bounded_and_ordered(clock):
+    states = Lifecycle(clock)
+    for _ in range(CHANGES_MAX):
+        for step in (S.STARTING, S.SHUTTING_DOWN, S.NOT_RUNNING):
+            states.move(step, reason="again")
+    assert len(states.history) == CHANGES_MAX
+    assert states.history[-1].after is S.NOT_RUNNING
+    for earlier, later in itertools.pairwise(states.history):
+        assert earlier.after is later.before
+
+
+def test_waiting_ends_with_the_state_or_the_deadline(clock):
+    states = Lifecycle(clock)
+    assert states.wait_for(S.NOT_RUNNING, timeout_ms=0)
+    assert not states.wait_for(S.RUNNING, S.SHUTTING_DOWN, timeout_ms=1)
+    found = []
+    waiter = threading.Thread(
+        target=lambda: found.append(
+            states.wait_for(S.RUNNING, S.STARTING, timeout_ms=60_000)
+        )
+    )
+    waiter.start()
+    states.move(S.STARTING, reason="-")
+    waiter.join(60)
+    assert found == [True]
+
+
+# --- Probes ---
+
+
 WELL = View(
     now_ms=1_000_000,
     state=S.RUNNING,
@@ -63,7 +235,7 @@ def test_who_does_not_know_the_log_is_alive_and_not_ready(change, words):
 def test_what_an_engine_does_not_know_is_seen():
     cluster = world(2)
     node = owning(cluster)
-    states = States(cluster.clock.view())
+    states = Lifecycle(cluster.clock.view())
     view = health.look(node.engine, states, clock=cluster.clock.view())
     assert (view.log_start_missing, view.rebuilding, view.diverged) == ((), (), ())
     replica = node.engine.context.replicas[1]
@@ -173,7 +345,7 @@ def cluster():
 
 
 def well(node):
-    states = States(node.engine.context.ports.clock)
+    states = Lifecycle(node.engine.context.ports.clock)
     for step in (S.STARTING, S.RECOVERY, S.RUNNING):
         states.move(step, reason="serving")
     found = Health(states, node.engine.context.ports.clock)
@@ -184,7 +356,7 @@ def well(node):
 def test_before_there_is_an_engine(cluster):
     node = cluster.node("a")
     found = Health(
-        States(node.engine.context.ports.clock), node.engine.context.ports.clock
+        Lifecycle(node.engine.context.ports.clock), node.engine.context.ports.clock
     )
     assert found.live().ok
     assert not found.ready().ok
@@ -272,3 +444,237 @@ def test_a_lock_that_cannot_be_had_is_told_and_not_waited_for(cluster, monkeypat
     go.set()
     holder.join(60)
     assert found.ready().ok
+
+
+# --- systemd ---
+
+
+BEATING = View(
+    now_ms=1_000,
+    state=S.RUNNING,
+    reason="serving",
+    since_ms=0,
+    has_engine=True,
+    round_at_ms=900,
+    is_replayed=True,
+    heartbeat_interval_ms=3_000,
+)
+
+
+class Manager:
+    """What systemd is to a service: a socket for datagrams."""
+
+    def __init__(self, address):
+        self.address = address
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.socket.bind("\0" + address[1:] if address[0] == "@" else address)
+        self.socket.setblocking(False)
+
+    def heard(self):
+        """Return the lines of every datagram that has come."""
+        found = []
+        while True:
+            try:
+                found.append(self.socket.recv(4096).decode().split("\n"))
+            except BlockingIOError:
+                return found
+
+    def fed(self):
+        return sum(lines.count("WATCHDOG=1") for lines in self.heard())
+
+    def environ(self, **more):
+        return {"NOTIFY_SOCKET": self.address} | more
+
+
+@pytest.fixture(params=["path", "abstract"])
+def manager(request, tmp_path):
+    name = f"@marshal-{os.getpid()}-{tmp_path.name}"
+    found = Manager(str(tmp_path / "n") if request.param == "path" else name)
+    yield found
+    found.socket.close()
+
+
+@pytest.fixture
+def watched(manager):
+    found = SystemdNotifier(manager.environ(WATCHDOG_USEC="60000000"))
+    yield found
+    found.close()
+
+
+def test_a_whole_life(manager):
+    notifier, states = SystemdNotifier(manager.environ()), Lifecycle(VirtualClock())
+    assert notifier.is_active
+    states.on_change(notifier.on_change)
+    for state, reason in (
+        (S.STARTING, "connecting"),
+        (S.RECOVERY, "reading"),
+        (S.RUNNING, "serving"),
+        (S.PENDING_CONTROLLED_SHUTDOWN, "SIGTERM"),
+        (S.SHUTTING_DOWN, "drained"),
+        (S.NOT_RUNNING, "closed"),
+    ):
+        states.move(state, reason=reason)
+    assert manager.heard() == [
+        ["STATUS=STARTING: connecting"],
+        ["STATUS=RECOVERY: reading"],
+        ["STATUS=RUNNING: serving", "READY=1"],
+        ["STATUS=PENDING_CONTROLLED_SHUTDOWN: SIGTERM", "STOPPING=1"],
+        ["STATUS=SHUTTING_DOWN: drained", "STOPPING=1"],
+        ["STATUS=NOT_RUNNING: closed"],
+    ]
+    notifier.close()
+
+
+def test_a_status_is_told_once_and_anew_when_it_changes(manager):
+    notifier = SystemdNotifier(manager.environ())
+    for view in (
+        BEATING,
+        BEATING,
+        attrs.evolve(BEATING, held_count=3),
+        attrs.evolve(BEATING, held_count=3),
+    ):
+        notifier.look(view)
+    assert manager.heard() == [
+        ["STATUS=RUNNING: serving"],
+        ["STATUS=RUNNING: serving; 3 held"],
+    ]
+    notifier.close()
+
+
+def test_a_reason_cannot_forge_a_line(manager):
+    notifier = SystemdNotifier(manager.environ())
+    notifier.look(attrs.evolve(BEATING, reason="x\nREADY=1\nMAINPID=1"))
+    ((line,),) = manager.heard()
+    assert line.startswith("STATUS=")
+    notifier.close()
+
+
+@pytest.mark.parametrize("state", [S.RECOVERY, S.PENDING_CONTROLLED_SHUTDOWN])
+def test_what_takes_long_asks_for_time(manager, state):
+    notifier = SystemdNotifier(manager.environ())
+    notifier.look(attrs.evolve(BEATING, state=state))
+    ((_, line),) = manager.heard()
+    assert line == f"EXTEND_TIMEOUT_USEC={EXTEND_MS * 1000}"
+    notifier.close()
+
+
+def test_beats_feed_the_watchdog_and_time_does_not(manager, watched):
+    held = attrs.evolve(BEATING, held_count=1, beat_at_ms=100)
+    watched.look(held)
+    assert manager.fed() == 1
+    for now_ms in range(1_000, 60_000, 1_000):
+        # The loop turns, but nothing that it sends is confirmed.
+        watched.look(attrs.evolve(held, now_ms=now_ms, round_at_ms=now_ms))
+    assert manager.fed() == 0
+    watched.look(attrs.evolve(held, beat_at_ms=200))
+    watched.look(attrs.evolve(held, beat_at_ms=200))
+    assert manager.fed() == 1
+
+
+def test_rounds_feed_it_while_nothing_is_held(manager, watched):
+    watched.look(attrs.evolve(BEATING, round_at_ms=1))
+    watched.look(attrs.evolve(BEATING, round_at_ms=2))
+    watched.look(attrs.evolve(BEATING, round_at_ms=2))
+    assert manager.fed() == 2
+    watched.look(attrs.evolve(BEATING, round_at_ms=None))
+    assert manager.fed() == 0
+
+
+@pytest.mark.parametrize(
+    "sick", [{"failure": "gone"}, {"is_busy": True}], ids=["failed", "hangs"]
+)
+def test_an_engine_that_fails_or_hangs_feeds_nothing(manager, watched, sick):
+    for now_ms in range(3):
+        watched.look(attrs.evolve(BEATING, now_ms=now_ms, round_at_ms=now_ms, **sick))
+    assert manager.fed() == 0
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        attrs.evolve(BEATING, state=S.STARTING, has_engine=False, round_at_ms=None),
+        attrs.evolve(BEATING, state=S.SHUTTING_DOWN, failure="closed"),
+        attrs.evolve(BEATING, state=S.SHUTTING_DOWN, beat_at_ms=7),
+    ],
+    ids=["no-engine-yet", "no-engine-any-more", "engine-at-rest"],
+)
+def test_without_an_engine_the_other_limits_count(manager, watched, view):
+    watched.look(view)
+    watched.look(attrs.evolve(view, now_ms=view.now_ms + 1))
+    assert manager.fed() == 2
+
+
+def test_it_asks_for_three_intervals_where_the_limit_is_shorter(manager):
+    notifier = SystemdNotifier(manager.environ(WATCHDOG_USEC="10000000"))
+    assert notifier.watchdog_ms == 10_000
+    notifier.look(attrs.evolve(BEATING, heartbeat_interval_ms=None))
+    notifier.look(BEATING)
+    assert not any("WATCHDOG_USEC" in line for each in manager.heard() for line in each)
+    notifier.look(attrs.evolve(BEATING, heartbeat_interval_ms=60_000))
+    notifier.look(attrs.evolve(BEATING, heartbeat_interval_ms=60_000))
+    lines = [line for each in manager.heard() for line in each]
+    assert lines.count("WATCHDOG_USEC=180000000") == 1
+    assert notifier.watchdog_ms == 180_000
+    notifier.close()
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, None),
+        ({"WATCHDOG_USEC": "soon"}, None),
+        ({"WATCHDOG_USEC": "0"}, None),
+        ({"WATCHDOG_USEC": "-1"}, None),
+        ({"WATCHDOG_USEC": "10"}, 1),
+        ({"WATCHDOG_USEC": "5000000"}, 5_000),
+        ({"WATCHDOG_USEC": "5000000", "WATCHDOG_PID": str(os.getpid())}, 5_000),
+        ({"WATCHDOG_USEC": "5000000", "WATCHDOG_PID": "1"}, None),
+    ],
+)
+def test_the_limit_is_that_of_the_environment(environ, expected):
+    assert SystemdNotifier(environ).watchdog_ms == expected
+
+
+@pytest.mark.parametrize(
+    "address", ["", "relative", "vsock:2:99", "/nowhere/at/all", "@nobody-is-here"]
+)
+def test_where_nobody_listens_nothing_happens(address):
+    notifier = SystemdNotifier({"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "5000000"})
+    assert not notifier.is_active
+    notifier.look(BEATING)
+    notifier.close()
+    notifier.close()
+
+
+def test_a_manager_that_goes_or_does_not_read_stops_nothing(manager):
+    notifier = SystemdNotifier(manager.environ(WATCHDOG_USEC="60000000"))
+    for number in range(1_000):  # more than a socket's queue takes
+        notifier.look(attrs.evolve(BEATING, round_at_ms=number))
+    assert manager.heard()
+    manager.socket.close()
+    notifier.look(attrs.evolve(BEATING, round_at_ms=-1))
+    notifier.close()
+
+
+def test_a_change_of_state_waits_for_a_busy_manager(manager):
+    notifier = SystemdNotifier(manager.environ())
+    number = 0
+    while select.select([], [notifier._socket], [], 0)[1]:
+        notifier.look(attrs.evolve(BEATING, reason=f"{number}"))
+        number += 1
+    heard = []
+    reader = threading.Timer(0, lambda: heard.extend(manager.heard()))
+    reader.start()
+    notifier.on_change(StateChange(S.RECOVERY, S.RUNNING, "serving", 0))
+    reader.join(60)
+    heard += manager.heard()
+    assert heard[-1] == ["STATUS=RUNNING: serving", "READY=1"]
+    notifier.close()
+
+
+def test_the_environment_is_that_of_the_process(manager, monkeypatch):
+    monkeypatch.setenv("NOTIFY_SOCKET", manager.address)
+    notifier = SystemdNotifier()
+    notifier.look(BEATING)
+    assert manager.heard() == [["STATUS=RUNNING: serving"]]
+    notifier.close()

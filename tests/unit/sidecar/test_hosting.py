@@ -124,8 +124,8 @@ def test_the_only_client_without_a_position_fails(cluster, machine):
     a.subscribe(auto_offset_reset="none")
     run_until(cluster, [a], lambda: a.failure is not None, H)
     cluster.run(H)
-    assert machine.hub.clients() == []
-    assert machine.hub.hosts[0].failure is None
+    assert machine.service.clients() == []
+    assert machine.service.hosts[0].failure is None
     assert {r.reason for r in releases(cluster)} == {"failed"}
 
 
@@ -193,7 +193,7 @@ def test_whoever_says_that_it_has_stopped_is_not_waited_for(cluster, machine):
     b.subscribe()
     run(cluster, [b], 200)
     assert not b.valid
-    machine.hub.release(a.who, api.Release(returned=returned))
+    machine.service.release(a.who, api.Release(returned=returned))
     run_until(cluster, [a, b], lambda: len(a.valid | b.valid) == 8, H)
     assert cluster.clock.now_ms() < until_ms
 

@@ -65,7 +65,7 @@ def line(name, message="Connection refused", **rest):
 @pytest.mark.parametrize("name", ["kafka.net.manager", "kafka_marshal.librdkafka"])
 def test_an_outage_is_a_line_and_ever_fewer_after_it(name):
     now_s = 1_000.0
-    repeats = logs.Repeats(lambda: now_s)
+    repeats = logs.RepeatFilter(lambda: now_s)
     written = []
     for _ in range(20 * 3_600):
         passed = repeats.passed(line(name, "try %d", args=(7,)))
@@ -85,7 +85,7 @@ def test_an_outage_is_a_line_and_ever_fewer_after_it(name):
 
 
 def test_other_lines_and_the_record_itself_stay_as_they_are():
-    repeats = logs.Repeats(lambda: 0.0)
+    repeats = logs.RepeatFilter(lambda: 0.0)
     for _ in range(3):
         ours = line(LOGGER_NAME)
         assert repeats.passed(ours) is ours

@@ -1,7 +1,24 @@
-"""The table of endpoints: one line each, by the paths that both ends name."""
+"""The table of endpoints: one line each, by the paths that both ends name.
 
-from kafka_marshal.remote import paths
+The published description: valid, complete, and true of what is served.
+"""
+
+import json
+import re
+
+import msgspec
+import pytest
+from fakeservice import SNAPSHOT, assigned
+from jsonschema import Draft202012Validator
+from openapi_spec_validator import validate
+from starlette.routing import Route as Place
+
+from kafka_marshal.remote import api, paths
+from kafka_marshal.sidecar import routes
+from kafka_marshal.sidecar.http_app import App, AppContext
 from kafka_marshal.sidecar.routes import ROUTES
+
+# --- Routes ---
 
 
 def test_each_path_is_used_and_each_name_once():
@@ -27,3 +44,121 @@ def test_probes_need_nothing():
 def test_what_may_change_something_is_no_get():
     for route in ROUTES:
         assert route.takes is None or route.method != "GET", route.name
+
+
+# --- OpenAPI ---
+
+
+DOCUMENT = routes.openapi_document()
+
+
+def test_it_is_valid():
+    validate(DOCUMENT)
+    assert json.loads(routes.openapi_text()) == DOCUMENT
+
+
+def test_what_is_served_is_described_and_nothing_else():
+    app = App(AppContext(None))
+    served = {
+        (method, place.path)
+        for place in app._asgi.routes
+        if isinstance(place, Place)
+        for method in place.methods
+    }
+    app.close()
+    described = {
+        (method.upper(), path)
+        for path, operations in DOCUMENT["paths"].items()
+        for method in operations
+    }
+    assert served == described
+    assert len(served) == len(ROUTES)
+
+
+def operations():
+    for path, methods in DOCUMENT["paths"].items():
+        for operation in methods.values():
+            yield path, operation
+
+
+def test_operations_have_names_of_their_own():
+    names = [operation["operationId"] for _, operation in operations()]
+    assert sorted(names) == sorted(route.name for route in ROUTES)
+
+
+def test_each_part_of_a_path_is_a_parameter():
+    for path, operation in operations():
+        named = {
+            each["name"] for each in operation["parameters"] if each["in"] == "path"
+        }
+        assert named == set(re.findall(r"{(\w+)}", path))
+
+
+def test_who_asks_as_a_client_shows_its_instance():
+    needing = {
+        operation["operationId"]
+        for _, operation in operations()
+        if any(each["name"] == api.INSTANCE_HEADER for each in operation["parameters"])
+    }
+    assert needing >= {"beat", "leave", "events", "subscribe", "claim"}
+    assert needing.isdisjoint({"register", "grant", "info", "world"})
+
+
+def test_what_may_go_wrong_is_a_failure():
+    for _, operation in operations():
+        if operation.get("security") != []:
+            found = operation["responses"]["default"]["content"]["application/json"]
+            assert found["schema"] == {"$ref": "#/components/schemas/Failure"}
+
+
+def test_every_field_says_what_it_is():
+    for name, schema in DOCUMENT["components"]["schemas"].items():
+        if name in {"EventBody", "Wants", "Subscribed"}:
+            continue  # one is a choice, the others tell it in their own words
+        fields = schema["properties"]
+        mute = [
+            field
+            for field, found in fields.items()
+            if "description" not in found and field != "type"
+        ]
+        # Where there is a list of attributes, it is a whole one.
+        assert mute in ([], [field for field in fields if field != "type"]), name
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        SNAPSHOT,
+        assigned(),
+        api.Releasing(topic="orders", partition=3, epoch=17, reason="surplus"),
+        api.Lost(topic="orders", partition=3, epoch=17, reason="taken_over"),
+        api.Paused(is_paused=True, until_wall_ms=1, reason="deploy"),
+        api.Failed(failure=api.Failure(error="LogUnreadable", message="gone")),
+    ],
+    ids=lambda body: type(body).__name__,
+)
+def test_events_are_as_described(body):
+    schema = {"$ref": "#/components/schemas/EventBody", **DOCUMENT}
+    validator = Draft202012Validator(schema)
+    validator.validate(msgspec.json.decode(msgspec.json.encode(body)))
+    assert not validator.is_valid({"type": "warm"})
+
+
+@pytest.mark.parametrize(
+    ("kind", "good", "bad"),
+    [
+        ("Registration", {"instance": "ab" * 16, "beat_ms": 1}, {"beat_ms": 1}),
+        ("Children", {"pids": [1]}, {"pids": [0]}),
+        ("Wants", {"topics": ["a"]}, {"topics": ["a/b"]}),
+        ("Beat", {}, {"timeout_ms": api.WAIT_MS_MAX + 1}),
+    ],
+)
+def test_bounds_are_described_as_they_are_checked(kind, good, bad):
+    schema = {"$ref": f"#/components/schemas/{kind}", **DOCUMENT}
+    validator = Draft202012Validator(schema)
+    assert validator.is_valid(good)
+    assert not validator.is_valid(bad)
+    known = getattr(api, kind)
+    msgspec.convert(good, known)
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert(bad, known)

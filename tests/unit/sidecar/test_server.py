@@ -13,7 +13,7 @@ import attrs
 import httpx
 import pytest
 from daemonkit import INSTANCE, World, eventually, run_undrained
-from fakehub import assigned
+from fakeservice import assigned
 
 from kafka_marshal.errors import (
     ConfigurationError,
@@ -25,18 +25,17 @@ from kafka_marshal.observability import NullObserver
 from kafka_marshal.observability.logs import LOGGER_NAME
 from kafka_marshal.ports import Event
 from kafka_marshal.remote import api, paths
-from kafka_marshal.sidecar import connections, server
+from kafka_marshal.sidecar import requests, server
 from kafka_marshal.sidecar.config import Settings
-from kafka_marshal.sidecar.connections import make_server
-from kafka_marshal.sidecar.health import View
-from kafka_marshal.sidecar.states import State
+from kafka_marshal.sidecar.health import State, View
+from kafka_marshal.sidecar.requests import make_server
 
 
 @pytest.fixture
 def world(tmp_path, monkeypatch):
     found = World(tmp_path / "own" / "sidecar.sock")
     monkeypatch.setattr(server, "Runtime", found)
-    monkeypatch.setattr(server, "Hub", found.make_hub)
+    monkeypatch.setattr(server, "Hub", found.make_service)
     monkeypatch.setattr(server, "LOOK_S", 0.02)
     return found
 
@@ -60,7 +59,7 @@ def test_it_starts_serves_drains_and_ends(world, caplog):
         "SHUTTING_DOWN",
         "NOT_RUNNING",
     ]
-    said = [each[0] for each in world.hub.said]
+    said = [each[0] for each in world.service.said]
     assert said[0] == "recover"
     assert said[-2:] == ["start_drain", "close"]
     assert world.done == [("open", 30_000), "stop"]
@@ -125,7 +124,7 @@ def test_a_signal_while_it_connects_ends_it_at_once(world, caplog):
     world.hold = threading.Event()
     world.run(lambda: eventually(lambda: world.get(paths.LIVEZ), "it listens"))
     assert states(caplog) == ["STARTING", "SHUTTING_DOWN", "NOT_RUNNING"]
-    assert world.hub.said == []
+    assert world.service.said == []
     world.hold.set()
 
 
@@ -142,7 +141,7 @@ def test_a_topic_that_is_wrong_is_raised_and_closed(world):
     with pytest.raises(TopicMisconfigured):
         server.run(world.settings, NullObserver())
     assert world.done[-1] == "stop"
-    assert world.hub.said == []
+    assert world.service.said == []
 
 
 def test_an_engine_that_can_go_no_further_ends_it(world, caplog):
@@ -161,7 +160,7 @@ def test_an_engine_that_can_go_no_further_ends_it(world, caplog):
     thread.join(30)
     # Nothing can be given back in order: nobody is asked to.
     assert "PENDING_CONTROLLED_SHUTDOWN" not in states(caplog)
-    assert ("start_drain",) not in world.hub.said
+    assert ("start_drain",) not in world.service.said
     assert world.done[-1] == "stop"
 
 
@@ -174,7 +173,7 @@ def test_a_server_that_ends_by_itself_is_not_left_alone(world, monkeypatch):
     async def fail(sockets):
         raise OSError("out of files")
 
-    monkeypatch.setattr(connections, "make_server", broken)
+    monkeypatch.setattr(requests, "make_server", broken)
     with pytest.raises(CoordinationError, match=r"ended by itself .out of files"):
         server.run(world.settings, NullObserver())
     assert world.done[-1] == "stop"
@@ -192,13 +191,13 @@ def test_a_look_that_fails_is_told_and_tried_again(world, monkeypatch, caplog):
         for _ in range(3):
             assert looked.acquire(timeout=30)
 
-    monkeypatch.setattr(server.Inside, "look", look)
+    monkeypatch.setattr(server.Components, "look", look)
     world.run(script)
     assert "looking at the sidecar failed" in caplog.text
 
 
 def test_a_drain_waits_for_clients_and_tells_them(world):
-    world.hub.is_drained = False
+    world.service.is_drained = False
     heard = []
 
     def script():
@@ -207,12 +206,12 @@ def test_a_drain_waits_for_clients_and_tells_them(world):
         thread.start()
         eventually(lambda: "snapshot" in heard, "the stream stands")
         os.kill(os.getpid(), signal.SIGTERM)
-        eventually(lambda: ("start_drain",) in world.hub.said, "it drains")
+        eventually(lambda: ("start_drain",) in world.service.said, "it drains")
         assert world.get(paths.READYZ).status_code == 503
         assert "PENDING_CONTROLLED_SHUTDOWN" in world.get(paths.READYZ).text
-        world.hub.feeds[-1].push(assigned())
+        world.service.feeds[-1].push(assigned())
         eventually(lambda: "assigned" in heard, "streams go on")
-        world.hub.is_drained = True
+        world.service.is_drained = True
         thread.join(30)
         assert not thread.is_alive()
 
@@ -238,11 +237,11 @@ def test_a_drain_waits_for_clients_and_tells_them(world):
 
 
 def test_a_drain_has_an_end(world, caplog):
-    world.hub.is_drained = False
+    world.service.is_drained = False
     world.settings = Settings(socket=world.path, drain_ms=60, state_dir="")
     world.run(world.wait_ready)
     assert "not everything was given back in time" in caplog.text
-    assert world.hub.said[-1] == ("close", server.CLOSE_MS)
+    assert world.service.said[-1] == ("close", server.CLOSE_MS)
 
 
 def test_a_second_signal_ends_it_at_once(world):

@@ -33,10 +33,9 @@ from kafka_marshal.remote.engine import RemoteContext, RemoteEngine, RemotePorts
 from kafka_marshal.remote.faults import NotRegistered, error_of
 from kafka_marshal.remote.grants import RemoteGrants
 from kafka_marshal.remote.session import RemoteSession
-from kafka_marshal.sidecar.answers import granted_now
-from kafka_marshal.sidecar.failures import GONE, UNKNOWN, answered
-from kafka_marshal.sidecar.hub import Hub
-from kafka_marshal.sidecar.peers import Caller, Peer
+from kafka_marshal.sidecar.http_errors import GONE, UNKNOWN, to_http_error
+from kafka_marshal.sidecar.process_monitor import Caller, Peer
+from kafka_marshal.sidecar.service import SidecarService, granted_now
 from kafka_marshal.testing.clock import InlineBackground, SeededEntropy
 from kafka_marshal.testing.hosted.host import SEED_BITS, Host
 from kafka_marshal.testing.node import Cluster, Recorder, Wish
@@ -46,7 +45,7 @@ if TYPE_CHECKING:
 
     from kafka_marshal.remote.connection import Connection
     from kafka_marshal.remote.errands import Errands
-    from kafka_marshal.sidecar.feed import Feed
+    from kafka_marshal.sidecar.events import EventCursor
 
 T = TypeVar("T")
 
@@ -111,7 +110,7 @@ class _Asking:
     """
 
     call: Callable[[], None]
-    hub: Hub | None = None
+    hub: SidecarService | None = None
     ticket: Ticket | None = None
     until_ms: int = 0
     answer: api.Granted | MarshalError | None = None
@@ -133,7 +132,7 @@ class Line:
         self.loses: Callable[[], bool] = lambda: False
         self._named: dict[str, tuple[str, Mapping[str, object]]] = {}
 
-    def call(self, do: Callable[[Hub], T]) -> T:
+    def call(self, do: Callable[[SidecarService], T]) -> T:
         """Make a request.
 
         Raises:
@@ -199,7 +198,7 @@ def _as_told(error: MarshalError) -> MarshalError:
     """Return an error of the sidecar as its client gets it."""
     if isinstance(error, ClaimLost) and error.reason in {GONE, UNKNOWN}:
         return NotRegistered(str(error))
-    return error_of(answered(error).failure)
+    return error_of(to_http_error(error).failure)
 
 
 class Hosted:
@@ -262,8 +261,8 @@ class Hosted:
         self._leaving: api.Leaving | None = None
         self._info: api.Info | None = None
         self._is_known = False
-        self._feed: Feed | None = None
-        self._heard_of: Hub | None = None
+        self._feed: EventCursor | None = None
+        self._heard_of: SidecarService | None = None
         self._inbox: list[api.Frame] = []
         self._after: str | None = None
         self._beat_at_ms = 0

@@ -14,13 +14,13 @@ from kafka_marshal.kafka_io.topics import TopicDescription
 from kafka_marshal.observability import FanOut
 from kafka_marshal.protocol.types import Owner
 from kafka_marshal.runtime import Runtime
-from kafka_marshal.sidecar.hub import Hub
-from kafka_marshal.sidecar.states import State, States
+from kafka_marshal.sidecar.health import Lifecycle, State
+from kafka_marshal.sidecar.service import SidecarService
 from kafka_marshal.testing.clock import ClockView
 from kafka_marshal.testing.node import COORDINATION_TOPIC, Cluster, Node
 
 if TYPE_CHECKING:
-    from kafka_marshal.sidecar.deathwatch import DeathWatch
+    from kafka_marshal.sidecar.process_monitor import DeathWatch
 
 SEED_BITS = 32
 
@@ -110,13 +110,13 @@ class Host:
         self.clock = clock
         self.deaths = Deaths()
         self.node: Node | None = None
-        self.hub: Hub | None = None
+        self.hub: SidecarService | None = None
         self.rng = rng
         self.is_hung = False
-        self.backlog: list[Callable[[Hub], object]] = []
+        self.backlog: list[Callable[[SidecarService], object]] = []
         self._cluster = cluster
         self._folder = folder
-        self._states = States(clock)
+        self._states = Lifecycle(clock)
 
     @property
     def is_up(self) -> bool:
@@ -148,7 +148,7 @@ class Host:
         self.deaths.look()
 
     def _serve(self, node: Node) -> None:
-        self._states = States(self.clock)
+        self._states = Lifecycle(self.clock)
         for state in (State.STARTING, State.RECOVERY):
             self._states.move(state, reason="simulated")
         ports = node.engine.context.ports
@@ -156,7 +156,7 @@ class Host:
         description = TopicDescription(
             COORDINATION_TOPIC, exists=True, partition_count=count
         )
-        hub = Hub(
+        hub = SidecarService(
             Runtime(node.engine, ports, description, FanOut(), "simulated"),
             client_id=self.name,
             state_dir=self._folder,

@@ -1,0 +1,630 @@
+"""Which client has which partition: a pure function, sticky and balanced.
+
+What clients want together: one subscription of the session serves them all.
+
+Who is there, who has what and what was promised, in one group: plain state.
+
+Gives out what a group's session holds, and asks for what should be elsewhere.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from heapq import heapify, heappop, heappush
+
+import attrs
+import msgspec
+
+from kafka_marshal.engine import Context, Holding, StartRule, Subscription
+from kafka_marshal.errors import ConfigurationError
+from kafka_marshal.policies import Policy, find_policy
+from kafka_marshal.protocol.claiming import Phase
+from kafka_marshal.protocol.planner import targets
+from kafka_marshal.protocol.types import Key, TopicPartition
+from kafka_marshal.remote.api import Wants
+from kafka_marshal.sidecar.clients import Client, ClientLease, mark_lent
+from kafka_marshal.sidecar.hosting import HostSession
+from kafka_marshal.sidecar.lease_journal import (
+    JournaledClient,
+    JournaledLease,
+    LeaseJournal,
+)
+from kafka_marshal.subscribing import Settings, to_delivery
+
+# --- The assignment --------------------------------------------------------------
+
+
+@attrs.frozen
+class Member:
+    """One client that wants the partitions of a subscription.
+
+    Attributes:
+        name: The client.
+        most: Most partitions, or whole topics, that it takes; None = no limit.
+    """
+
+    name: str
+    most: int | None = None
+
+
+def assign(
+    keys: Iterable[Key],
+    seats: Sequence[Member],
+    *,
+    present: Mapping[Key, str],
+    whole_topics: bool = False,
+) -> dict[Key, str]:
+    """Return who should have which key; what nobody has room for is left out.
+
+    Everybody gets an equal share within its limit. Who has something keeps it up
+    to that share, the first by name; what is free goes to whoever has least.
+
+    Args:
+        keys: What is to be had.
+        seats: Who wants it, each name once.
+        present: Who has, or had, what; names that are no seats do not count.
+        whole_topics: Whether all partitions of a topic go to one client.
+    """
+    units: dict[object, list[Key]] = {}
+    for key in sorted(keys):
+        units.setdefault(key.topic if whole_topics else key, []).append(key)
+    names = {seat.name for seat in seats}
+    had = {unit: _holder(parts, present, names) for unit, parts in units.items()}
+    counts = dict.fromkeys(sorted(names), 0)
+    for name in had.values():
+        if name is not None:
+            counts[name] += 1
+    caps = {seat.name: seat.most for seat in seats if seat.most is not None}
+    share = targets(sorted(names), counts, count=len(units), caps=caps)
+    given = dict.fromkeys(sorted(names), 0)
+    placed: dict[object, str] = {}
+    for unit, name in had.items():
+        if name is not None and given[name] < share[name]:
+            placed[unit] = name
+            given[name] += 1
+    room = [(given[name], name) for name in given if given[name] < share[name]]
+    heapify(room)
+    for unit in units:
+        if unit in placed or not room:
+            continue
+        count, name = heappop(room)
+        placed[unit] = name
+        if count + 1 < share[name]:
+            heappush(room, (count + 1, name))
+    return {key: placed[unit] for unit in placed for key in units[unit]}
+
+
+def _holder(
+    parts: Sequence[Key], present: Mapping[Key, str], names: Collection[str]
+) -> str | None:
+    """Return who has a partition, or of a topic the first one that is had."""
+    for key in parts:
+        name = present.get(key)
+        if name in names:
+            return name
+    return None
+
+
+# --- Shared subscriptions --------------------------------------------------------
+
+
+# What every client may have of its own.
+OWN = frozenset({"claims_max"})
+
+
+@attrs.define
+class Subscriber:
+    """One client of a pool.
+
+    Attributes:
+        name: What it calls its subscription.
+        claims_max: Most partitions, or whole topics, that it takes; 0 = no limit.
+        is_parked: Whether it has ended that and keeps what it has for its next.
+    """
+
+    name: str
+    claims_max: int
+    is_parked: bool = False
+
+
+@attrs.frozen
+class Transfer:
+    """A partition on its way to another client.
+
+    Attributes:
+        to: The client.
+        until_ms: Local time after which it is nobody's any more.
+    """
+
+    to: str
+    until_ms: int
+
+
+def counts_topics(policy: Policy) -> bool:
+    """Return whether a policy deals in whole topics, and limits count these."""
+    return policy is find_policy("topic") or bool(
+        getattr(policy, "counts_topics", False)
+    )
+
+
+def settings_of(wants: Wants) -> Settings:
+    """Return what a client asks for as the settings of a consumer, checked.
+
+    The client judges by itself whether its application comes back: it sees it.
+
+    Raises:
+        ConfigurationError: A setting is impossible.
+    """
+    return Settings(
+        topics=wants.topics,
+        pattern=wants.pattern,
+        delivery=to_delivery(wants.delivery),
+        policy=wants.policy,
+        claims_max=wants.claims_max,
+        auto_offset_reset=wants.auto_offset_reset,
+        isolation_level=wants.isolation_level,
+        metadata_refresh_ms=wants.metadata_refresh_ms,
+        max_handling_ms=0,
+        release_behind=wants.release_behind,
+        has_on_topics=False,
+    )
+
+
+def start_rule_of(wants: Wants) -> StartRule:
+    """Return where to start what the group has no position of."""
+    offsets = {
+        TopicPartition(each.topic, each.partition): each.offset for each in wants.starts
+    }
+    return StartRule(
+        offset_reset=wants.auto_offset_reset,
+        offsets=offsets,
+        isolation_level=wants.isolation_level,
+    )
+
+
+@attrs.define(eq=False)
+class SharedSubscription:
+    """Clients that want the same on the same terms.
+
+    Attributes:
+        wants: What they want; limits are each one's own.
+        subscription: What the session pursues for them.
+        members: The clients, by name.
+        moving: What is on its way between two of them.
+        seen_version: Version of the subscription when it was last looked at.
+        is_untold: Whether a key has no position to begin at, and nobody was there
+            to be told so.
+    """
+
+    wants: Wants
+    subscription: Subscription
+    members: dict[str, Subscriber] = attrs.field(factory=dict)
+    moving: dict[Key, Transfer] = attrs.field(factory=dict)
+    seen_version: int = -1
+    is_untold: bool = False
+
+    def is_for(self, wants: Wants) -> bool:
+        """Return whether somebody who wants that belongs here.
+
+        Raises:
+            ConfigurationError: It wants some of these topics on other terms.
+        """
+        if self.wants.pattern is not None or wants.pattern is not None:
+            is_same = self.wants.pattern == wants.pattern
+        else:
+            is_same = set(self.wants.topics) == set(wants.topics)
+        shared = sorted(set(wants.topics) & set(self.subscription.topics))
+        if not (is_same or shared):
+            return False
+        for field in msgspec.structs.fields(Wants):
+            ours, theirs = getattr(wants, field.name), getattr(self.wants, field.name)
+            if field.name == "topics":
+                ours, theirs = sorted(ours), sorted(theirs)
+            if field.name not in OWN and ours != theirs:
+                raise self._differs(field.name, ours, theirs)
+        return True
+
+    def _differs(
+        self, setting: str, ours: object, theirs: object
+    ) -> ConfigurationError:
+        names = ", ".join(sorted(self.members)[:3])
+        return ConfigurationError(
+            f"{setting} is {ours!r} here and {theirs!r} for the clients of this "
+            f"sidecar that consume the same topics already ({names}); one "
+            "subscription serves them all: give the same settings, or use another "
+            "group",
+            setting=setting,
+        )
+
+    def admit(self, client: Client, name: str, *, claims_max: int) -> None:
+        """Take a client in, or take it in anew; it tries what others could not."""
+        self.subscription.want_all()
+        self.members[client.client_id] = Subscriber(name, claims_max)
+
+    def try_untold(self) -> None:
+        """Try what nobody could be told of: somebody has come since."""
+        if self.is_untold:
+            self.is_untold = False
+            self.subscription.want_all()
+
+    def is_wanted(self, clients: Mapping[str, Client]) -> bool:
+        """Return whether anybody is left who wants it."""
+        here = (clients.get(name) for name in self.members)
+        return any(client is not None and not client.is_leaving for client in here)
+
+    def settle(self, clients: Mapping[str, Client]) -> bool:
+        """Have the session want what the members want; return whether that changed."""
+        there = [
+            member
+            for client_id, member in self.members.items()
+            if client_id in clients and not clients[client_id].is_leaving
+        ]
+        limits = [member.claims_max for member in there]
+        claims_max = 0 if 0 in limits else sum(limits)
+        sub = self.subscription
+        before = (sub.claims_max, sub.weight)
+        sub.claims_max, sub.weight = claims_max, max(1, len(there))
+        return before != (sub.claims_max, sub.weight)
+
+    @property
+    def counts_topics(self) -> bool:
+        """Whether whole topics are dealt in."""
+        return self.subscription.counts_topics
+
+    def seats(
+        self,
+        clients: Mapping[str, Client],
+        *,
+        present: Mapping[Key, str],
+        now_ms: int,
+    ) -> list[Member]:
+        """Return who is to have a share, and how much of it.
+
+        Who is silent keeps what it has and is given nothing.
+        """
+        seats = []
+        for client_id, member in self.members.items():
+            client = clients.get(client_id)
+            if client is None or client.is_leaving:
+                continue
+            most = member.claims_max or None
+            if not self.is_taking(client, now_ms):
+                had = self._count(
+                    key for key, who in present.items() if who == client_id
+                )
+                most = had if most is None else min(most, had)
+            seats.append(Member(client_id, most))
+        return seats
+
+    def is_taking(self, client: Client, now_ms: int) -> bool:
+        """Return whether a member can be given something now."""
+        member = self.members.get(client.client_id)
+        is_here = member is not None and not member.is_parked
+        is_well = not client.is_away(now_ms) and now_ms >= client.rests_until_ms
+        return is_here and is_well and not client.is_leaving
+
+    def has_room_beside(
+        self, client: Client, clients: Mapping[str, Client], *, now_ms: int
+    ) -> bool:
+        """Return whether another member here could be given something now."""
+        for name, member in self.members.items():
+            other = clients.get(name)
+            if other is None or other is client or not self.is_taking(other, now_ms):
+                continue
+            has = self._count(
+                k for k in other.loans if k.topic in self.subscription.topics
+            )
+            if not member.claims_max or has < member.claims_max:
+                return True
+        return False
+
+    def _count(self, keys: Iterable[Key]) -> int:
+        return len({key.topic for key in keys} if self.counts_topics else set(keys))
+
+    def forget_moving(
+        self, is_settled: Callable[[Key, str], bool], now_ms: int
+    ) -> None:
+        """Forget what should have arrived by now, or has."""
+        self.moving = {
+            key: each
+            for key, each in self.moving.items()
+            if now_ms < each.until_ms and not is_settled(key, each.to)
+        }
+
+
+# --- The lease table -------------------------------------------------------------
+
+
+@attrs.frozen
+class UnexpiredLease:
+    """A key that somebody was promised and may still be using.
+
+    Attributes:
+        client_id: Who.
+        instance: Which process of that name.
+        epoch: Claim that it had it under.
+        until_ms: Largest deadline that it was told.
+    """
+
+    client_id: str
+    instance: str
+    epoch: int
+    until_ms: int
+
+
+@attrs.define(eq=False)
+class LeaseTable:
+    """The state of one group. Called under the engine's lock.
+
+    Attributes:
+        promises: The file of what was promised.
+        clients: Who is registered, by name.
+        pools: What they consume.
+        explicit: Keys that are claimed one by one, and by whom: the first has it.
+        loans: Who has what.
+        reserves: What nobody else may be given yet.
+        shuns: What a client is not given again yet, having just returned it.
+        is_dirty: Whether something is to be looked at in the next round.
+        is_filed: Whether the file says no more and no less than it should.
+    """
+
+    promises: LeaseJournal
+    clients: dict[str, Client] = attrs.field(factory=dict)
+    pools: list[SharedSubscription] = attrs.field(factory=list)
+    explicit: dict[Key, list[str]] = attrs.field(factory=dict)
+    loans: dict[Key, ClientLease] = attrs.field(factory=dict)
+    reserves: dict[Key, UnexpiredLease] = attrs.field(factory=dict)
+    shuns: dict[tuple[Key, str], int] = attrs.field(factory=dict)
+    is_dirty: bool = True
+    is_filed: bool = True
+
+    def pool_at(self, key: Key) -> SharedSubscription | None:
+        """Return which clients consume a key."""
+        for pool in self.pools:
+            if key.topic in pool.subscription.topics:
+                return pool
+        return None
+
+    def pool_of(self, client: Client, name: str) -> SharedSubscription | None:
+        """Return where a subscription of a client belongs."""
+        for pool in self.pools:
+            member = pool.members.get(client.client_id)
+            if member is not None and member.name == name:
+                return pool
+        return None
+
+    # --- loans
+
+    def begin_loan(self, loan: ClientLease) -> None:
+        """Note that a client has a key from now on."""
+        self.loans[loan.key] = loan.client.loans[loan.key] = loan
+        self.reserves.pop(loan.key, None)
+        self.is_filed = False
+
+    def end_loan(self, loan: ClientLease) -> None:
+        """Note that a client has a key no more."""
+        self.loans.pop(loan.key, None)
+        loan.client.loans.pop(loan.key, None)
+        self.is_filed = False
+        self.is_dirty = True
+
+    def may_have(self, key: Key, client: Client) -> bool:
+        """Return whether nobody else may still be using a key, by what was told."""
+        reserve = self.reserves.get(key)
+        is_free = reserve is None or reserve.instance == client.instance
+        return is_free and (key, client.client_id) not in self.shuns
+
+    # --- promises
+
+    def reserve(self, loan: ClientLease, now_ms: int) -> None:
+        """Keep a key from others until whoever lost it has certainly stopped."""
+        if now_ms < loan.told_ms:
+            client = loan.client
+            self.reserves[loan.key] = UnexpiredLease(
+                client.client_id, client.instance, loan.epoch, loan.told_ms
+            )
+            self.is_filed = False
+
+    def is_promised(self, client: Client) -> bool:
+        """Return whether a process may still be using what it has lost."""
+        return any(x.instance == client.instance for x in self.reserves.values())
+
+    def forget_promises(self, client: Client) -> None:
+        """Take that a process uses nothing any more."""
+        for key, reserve in list(self.reserves.items()):
+            if reserve.instance == client.instance:
+                del self.reserves[key]
+        self.is_filed = False
+
+    def forget_past(self, now_ms: int) -> None:
+        """Forget what is over."""
+        past = [key for key, each in self.reserves.items() if now_ms >= each.until_ms]
+        for key in past:
+            del self.reserves[key]
+        names = [name for name, until_ms in self.shuns.items() if now_ms >= until_ms]
+        for name in names:
+            del self.shuns[name]
+        self.is_dirty = self.is_dirty or bool(past or names)
+
+    def file(self) -> OSError | None:
+        """Write down what may be told from now on; return why it could not be."""
+        error = self.promises.save(self._promised())
+        if error is None:
+            self.is_filed = True
+            for loan in self.loans.values():
+                until_ms = loan.holding.claim.lease.hard_until_ms
+                loan.filed_ms = max(loan.filed_ms, loan.told_ms, until_ms)
+        return error
+
+    def _promised(self) -> list[JournaledClient]:
+        """Return what the file has to say, also of those who are gone."""
+        kept: dict[tuple[str, str], dict[Key, JournaledLease]] = {}
+        for key, each in self.reserves.items():
+            kept.setdefault((each.client_id, each.instance), {})[key] = JournaledLease(
+                key.topic, key.partition, each.epoch, each.until_ms
+            )
+        claims: dict[str, list[Key]] = {}
+        for key, names in self.explicit.items():
+            for name in names:
+                claims.setdefault(name, []).append(key)
+        said = []
+        for client in self.clients.values():
+            mine = kept.pop((client.client_id, client.instance), {})
+            if client.kept_until_ms is None:
+                asked = claims.get(client.client_id, [])
+                said.append(client.promised(mine, asked))
+        for (client_id, instance), left in kept.items():
+            keys = tuple(left.values())
+            said.append(
+                JournaledClient(client_id, instance, 1, None, None, (), {}, keys)
+            )
+        return said
+
+
+# --- The assignor ----------------------------------------------------------------
+
+
+MOVED = "moved"
+SURPLUS = "surplus"
+
+
+class Assignor:
+    """Follows the plan of who should have what. Called under the engine's lock."""
+
+    __slots__ = ("_books", "_context", "_session")
+
+    def __init__(
+        self, context: Context, session: HostSession, books: LeaseTable
+    ) -> None:
+        self._context = context
+        self._session = session
+        self._books = books
+
+    def give(self, now_ms: int) -> list[ClientLease]:
+        """Lend what can be lent, ask for what should be elsewhere.
+
+        Returns:
+            What was lent just now; nobody was told yet.
+        """
+        books = self._books
+        lent: list[ClientLease] = []
+        held: dict[int, list[Holding]] = {}
+        # Giving up what nobody has room for changes what is held.
+        for holding in list(self._session.holdings.values()):
+            if holding.claim.phase is not Phase.HELD:
+                continue
+            if holding.drain is not None and holding.drain.reason != MOVED:
+                continue
+            pool = books.pool_at(holding.key)
+            if pool is not None:
+                held.setdefault(id(pool), []).append(holding)
+            elif holding.key in books.explicit and holding.key not in books.loans:
+                lent += self._lend_explicit(holding, now_ms)
+        for pool in books.pools:
+            lent += self._give_pool(pool, held.get(id(pool), []), now_ms)
+        return lent
+
+    def _lend_explicit(self, holding: Holding, now_ms: int) -> list[ClientLease]:
+        books = self._books
+        for name in books.explicit[holding.key]:
+            client = books.clients.get(name)
+            # Who is silent is given it when it is back, if it is soon enough.
+            if client is None or client.is_leaving or client.is_away(now_ms):
+                continue
+            if books.may_have(holding.key, client):
+                return [self._lend(holding, client, name="")]
+        return []
+
+    def _give_pool(
+        self, pool: SharedSubscription, held: list[Holding], now_ms: int
+    ) -> Iterator[ClientLease]:
+        books = self._books
+        pool.forget_moving(self._is_settled, now_ms)
+        present = self._present(pool, [holding.key for holding in held])
+        seats = pool.seats(books.clients, present=present, now_ms=now_ms)
+        wanted = assign(
+            {*present, *(holding.key for holding in held)},
+            seats,
+            present=present,
+            whole_topics=pool.counts_topics,
+        )
+        taking = {
+            seat.name: client
+            for seat in seats
+            if pool.is_taking(client := books.clients[seat.name], now_ms)
+        }
+        for holding in sorted(held, key=lambda each: each.key):
+            key = holding.key
+            name, loan = wanted.get(key), books.loans.get(key)
+            if holding.drain is not None:
+                continue
+            if loan is not None:
+                if name != loan.client.client_id:
+                    self._move(pool, loan, to=name, now_ms=now_ms)
+            elif name is None:
+                # Who is silent may have room for it when it is back.
+                if len(taking) == len(seats) and key not in books.reserves:
+                    self._session.release(holding, reason=SURPLUS)
+            elif name in taking and books.may_have(key, taking[name]):
+                member = pool.members[name]
+                yield self._lend(holding, taking[name], name=member.name)
+
+    def _is_settled(self, key: Key, to: str) -> bool:
+        """Return whether a key has come to a client, or went to another host."""
+        loan = self._books.loans.get(key)
+        known = self._context.replica_of(key).world.keys.get(key)
+        owner = None if known is None else known.owner
+        is_elsewhere = owner not in {None, self._session.claimant.owner}
+        return is_elsewhere or (loan is not None and loan.client.client_id == to)
+
+    def _present(self, pool: SharedSubscription, keys: Iterable[Key]) -> dict[Key, str]:
+        """Return who has what, or will have it."""
+        books = self._books
+        present = {}
+        for key in keys:
+            loan, reserve = books.loans.get(key), books.reserves.get(key)
+            if loan is not None:
+                present[key] = loan.client.client_id
+            elif reserve is not None:
+                present[key] = reserve.client_id
+        return present | {key: each.to for key, each in pool.moving.items()}
+
+    def _move(
+        self,
+        pool: SharedSubscription,
+        loan: ClientLease,
+        *,
+        to: str | None,
+        now_ms: int,
+    ) -> None:
+        """Ask a client for what another should have, or what is too much."""
+        if to is None:
+            self._session.drain(loan.holding, reason=SURPLUS)
+            return
+        until_ms = now_ms + 2 * self._context.heartbeat_interval_ms
+        pool.moving[loan.key] = Transfer(to, until_ms)
+        own_name = self._session.claimant.owner.client_id
+        self._session.drain(loan.holding, reason=MOVED, successor=own_name)
+
+    def _lend(self, holding: Holding, client: Client, *, name: str) -> ClientLease:
+        epoch = holding.claim.epoch
+        assert epoch is not None
+        loan = ClientLease(holding.key, client, holding, epoch, name)
+        mark_lent(holding)
+        self._books.begin_loan(loan)
+        return loan
+
+    def foresee(self, sub: Subscription, keys: Iterable[Key]) -> Mapping[Key, str]:
+        """Return who will probably have what is about to be claimed: for people."""
+        books = self._books
+        pool = next((p for p in books.pools if p.subscription is sub), None)
+        if pool is None:
+            return {}
+        ours = [key for key in books.loans if key.topic in sub.topics]
+        present = self._present(pool, [*keys, *ours])
+        now_ms = self._context.now_ms
+        seats = pool.seats(books.clients, present=present, now_ms=now_ms)
+        return assign(
+            {*keys, *present},
+            seats,
+            present=present,
+            whole_topics=pool.counts_topics,
+        )

@@ -1,0 +1,269 @@
+"""The events of one client: a bounded ring, and whoever reads along.
+
+A reader that fell behind the ring, or comes from an earlier life of the sidecar, is
+told everything anew by a snapshot. Nothing is kept for a reader but its place, so a
+slow one costs nothing and still converges.
+
+A client's events as server-sent events.
+
+Nothing is kept here: what has not been sent stands in the service's ring, which is
+bounded and answers a reader that fell behind with a new snapshot. So a slow reader
+costs what its connection's buffer holds, and one lot of events taken from the ring.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+
+import msgspec
+
+from kafka_marshal.remote.api import EventBody, Failed, Frame, Snapshot, frame_id
+from kafka_marshal.sidecar.requests import EventReader
+
+# --- Buffer and cursor -----------------------------------------------------------
+
+
+EVENTS_MAX = 1_024
+DIGITS_MAX = 20
+
+LogPosition = tuple[int, int]
+"""A coordinating partition, and an offset of it."""
+
+
+class EventBuffer:
+    """The last events of one client. Called under the engine's lock.
+
+    Attributes:
+        number: Number of the last event. It begins above those of any earlier
+            ring of the client: an id of that must not be taken for one of this.
+        end: That it is all over, once it is: told behind every snapshot.
+    """
+
+    __slots__ = ("_feed", "_frames", "_incarnation", "_snapshot", "end", "number")
+
+    def __init__(
+        self,
+        incarnation: str,
+        *,
+        snapshot: Callable[[], tuple[Snapshot, LogPosition]],
+        begin: int = 0,
+    ) -> None:
+        self.number = begin
+        self.end: Frame | None = None
+        self._incarnation = incarnation
+        self._snapshot = snapshot
+        self._frames: deque[Frame] = deque(maxlen=EVENTS_MAX)
+        self._feed: EventCursor | None = None
+
+    def push(self, body: EventBody, at: LogPosition) -> None:
+        """Add an event that follows from an entry of the log, and tell the reader."""
+        self.number += 1
+        frame = Frame(self._id(self.number, at), body)
+        self._frames.append(frame)
+        if isinstance(body, Failed):
+            self.end = frame
+        if self._feed is not None:
+            self._feed.ring_up()
+
+    def snapshot(self) -> Frame:
+        """Return everything as of the last event."""
+        body, at = self._snapshot()
+        return Frame(self._id(self.number, at), body)
+
+    def since(self, number: int) -> list[Frame] | None:
+        """Return the events behind a number; None where some are gone."""
+        missing = self.number - number
+        if missing > len(self._frames):
+            return None
+        first = len(self._frames) - missing
+        return [frame for index, frame in enumerate(self._frames) if index >= first]
+
+    def place_of(self, event_id: str | None) -> int | None:
+        """Return the number that an id names, None where it is not of this ring."""
+        name, _, rest = (event_id or "").partition(Frame.SEPARATOR)
+        text, _, _ = rest.partition(Frame.SEPARATOR)
+        if name != self._incarnation[:8] or not (text.isascii() and text.isdigit()):
+            return None
+        number = int(text[:DIGITS_MAX])
+        return number if number <= self.number else None
+
+    def open(
+        self, lock: AbstractContextManager[object], *, after: str | None
+    ) -> "EventCursor":
+        """Return a reader from behind an event on; the one before it ends."""
+        if self._feed is not None:
+            self._feed.close()
+        self._feed = EventCursor(self, lock, self.place_of(after))
+        return self._feed
+
+    def close(self) -> None:
+        """End the reader: nothing more will come."""
+        if self._feed is not None:
+            self._feed.close()
+
+    def _id(self, number: int, at: LogPosition) -> str:
+        return frame_id(self._incarnation, number, t=at[0], offset=at[1])
+
+
+class EventCursor:
+    """The events of one client, from where it was. Thread-safe.
+
+    Attributes:
+        on_news: Called on any thread, perhaps under the engine's lock, when there
+            is something to take or it has ended: it must not block.
+        is_closed: Whether it has ended: closed, replaced by a newer one, or its
+            client gone. What came before can still be taken.
+    """
+
+    def __init__(
+        self,
+        ring: EventBuffer,
+        lock: AbstractContextManager[object],
+        number: int | None,
+    ) -> None:
+        self.on_news: Callable[[], None] | None = None
+        self.is_closed = False
+        self._ring = ring
+        self._lock = lock
+        self._number = number
+
+    def take(self) -> list[Frame]:
+        """Return what has come since, oldest first, without waiting.
+
+        Starts with a snapshot where what was missed cannot be told one by one.
+        """
+        with self._lock:
+            missed = None if self._number is None else self._ring.since(self._number)
+            if missed is None:
+                frame = self._ring.snapshot()
+                self._number = self._ring.number
+                end = self._ring.end
+                return [frame] if end is None else [frame, end]
+            self._number = self._ring.number
+            return missed
+
+    def ring_up(self) -> None:
+        """Tell the reader that there is news."""
+        if self.on_news is not None:
+            self.on_news()
+
+    def close(self) -> None:
+        """End it. Idempotent."""
+        if not self.is_closed:
+            self.is_closed = True
+            self.ring_up()
+
+
+# --- Server-sent events ----------------------------------------------------------
+
+
+CHUNK_BYTES = 16_384
+RETRY_MS = 200
+KEEP_ALIVE = b": keep-alive\n\n"
+HELLO = b"retry: %d\n\n" % RETRY_MS
+
+Take = Callable[[Callable[[], list[Frame]]], Awaitable[list[Frame]]]
+
+
+def encode_event(frame: Frame) -> bytes:
+    """Return one event as it goes over the wire."""
+    kind = str(frame.body.__struct_config__.tag)
+    data = msgspec.json.encode(frame.body)
+    return b"id: %b\nevent: %b\ndata: %b\n\n" % (
+        frame.id.encode(),
+        kind.encode(),
+        data,
+    )
+
+
+def chunks(frames: Sequence[Frame]) -> Iterator[bytes]:
+    """Return events in pieces of a bounded size, or of one event that is larger."""
+    waiting = bytearray()
+    for frame in frames:
+        waiting += encode_event(frame)
+        if len(waiting) >= CHUNK_BYTES:
+            yield bytes(waiting)
+            waiting.clear()
+    if waiting:
+        yield bytes(waiting)
+
+
+class EventStream:
+    """One open stream of one client.
+
+    Args:
+        feed: The client's events; closed with the stream.
+        take: Calls a function that may block, elsewhere.
+        keep_alive_s: Longest silence.
+        on_sent: Told how many events were sent, and how many of them were snapshots
+            in the middle of a stream: the client had fallen behind.
+    """
+
+    def __init__(
+        self,
+        feed: EventReader,
+        *,
+        take: Take,
+        keep_alive_s: float,
+        on_sent: Callable[[int, int], None] = lambda _, __: None,
+    ) -> None:
+        self._feed = feed
+        self._take = take
+        self._keep_alive_s = keep_alive_s
+        self._on_sent = on_sent
+        self._sent_count = 0
+        self._loop = asyncio.get_running_loop()
+        self._news = asyncio.Event()
+        self._news.set()
+        self._is_ended = False
+        self._is_closed = False
+        feed.on_news = self._on_news
+
+    def end(self) -> None:
+        """End it after what it is sending. On the event loop only."""
+        self._is_ended = True
+        self._news.set()
+
+    def _on_news(self) -> None:
+        """Look for events; on whichever thread they came."""
+        try:
+            self._loop.call_soon_threadsafe(self._news.set)
+        except RuntimeError:
+            # The loop is closed: nobody reads any more.
+            self._is_ended = True
+
+    async def body(self) -> AsyncIterator[bytes]:
+        """Yield the stream; asking for the next piece waits until one was sent."""
+        try:
+            yield HELLO
+            while not (self._is_ended or self._feed.is_closed):
+                try:
+                    await asyncio.wait_for(self._news.wait(), self._keep_alive_s)
+                except TimeoutError:
+                    yield KEEP_ALIVE
+                    continue
+                self._news.clear()
+                async for chunk in self._next():
+                    yield chunk
+            # What was told last, such as the end of a drain, still goes out.
+            if not self._is_closed:
+                async for chunk in self._next():
+                    yield chunk
+        finally:
+            self.close()
+
+    async def _next(self) -> AsyncIterator[bytes]:
+        frames = await self._take(self._feed.take)
+        for chunk in chunks(frames):
+            yield chunk
+        anew = sum(isinstance(frame.body, Snapshot) for frame in frames)
+        is_first = self._sent_count == 0 and bool(frames)
+        self._sent_count += len(frames)
+        self._on_sent(len(frames), anew - (is_first and anew > 0))
+
+    def close(self) -> None:
+        """Let go of the feed; nothing more goes out. Idempotent, on the event loop."""
+        self._is_closed = True
+        self.end()
+        self._feed.close()

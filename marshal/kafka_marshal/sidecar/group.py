@@ -1,0 +1,688 @@
+"""What clients are told: each event names the entry of the log that it follows from.
+
+One group at a sidecar: its session, its clients, and who has what.
+
+Safety in one sentence: a key is given to a client only under a claim of its own, and
+only after whoever had it here before has confirmed, is known dead, or was told of no
+deadline that is still to come (PROTOCOL 5.2, 12).
+"""
+
+from collections.abc import Iterable
+
+from kafka_marshal.engine import Context, Delivery, Holding, Subscription
+from kafka_marshal.engine.keeping import best_taker
+from kafka_marshal.engine.session import TOPIC_GONE
+from kafka_marshal.errors import (
+    ClaimLost,
+    InvalidTransition,
+    MarshalError,
+    PositionError,
+)
+from kafka_marshal.identity import Identity
+from kafka_marshal.protocol.claiming import Ending
+from kafka_marshal.protocol.notes import stuck_count
+from kafka_marshal.protocol.types import Key
+from kafka_marshal.remote import api
+from kafka_marshal.sidecar.assignment import (
+    MOVED,
+    Assignor,
+    LeaseTable,
+    SharedSubscription,
+    Transfer,
+)
+from kafka_marshal.sidecar.clients import Client, ClientLease, reclaim
+from kafka_marshal.sidecar.events import LogPosition
+from kafka_marshal.sidecar.hosting import HostSession
+from kafka_marshal.sidecar.http_errors import GONE, UNKNOWN, to_http_error
+from kafka_marshal.sidecar.lease_journal import LeaseJournal
+
+# --- Events ----------------------------------------------------------------------
+
+
+class EventPublisher:
+    """Tells the clients of one group. Called under the engine's lock."""
+
+    __slots__ = ("_context", "_group_id", "_is_paused")
+
+    def __init__(self, context: Context, group_id: str) -> None:
+        self._context = context
+        self._group_id = group_id
+        self._is_paused = False
+
+    def assigned(self, loan: ClientLease) -> None:
+        """Tell a client of what it has, and until when."""
+        loan.client.ring.push(self._assigned(loan), self._at(loan.key, loan.epoch))
+
+    def drains(self, loans: Iterable[ClientLease]) -> None:
+        """Ask for what is to be given back, each once."""
+        for loan in loans:
+            drain = loan.holding.drain
+            if drain is None or loan.releasing is not None:
+                continue
+            loan.releasing = api.Releasing(
+                topic=loan.key.topic,
+                partition=loan.key.partition,
+                epoch=loan.epoch,
+                reason=drain.reason,
+                successor=drain.successor,
+                until_ms=drain.until_ms,
+            )
+            loan.client.ring.push(loan.releasing, self._at(loan.key))
+
+    def lost(self, loan: ClientLease, ending: Ending) -> None:
+        """Tell a client of what it has no more."""
+        said = api.Lost(
+            topic=loan.key.topic,
+            partition=loan.key.partition,
+            epoch=loan.epoch,
+            reason=ending.reason,
+            winner=ending.winner,
+            at_offset=ending.at_offset,
+            was_lost=ending.was_lost,
+        )
+        loan.client.ring.push(said, self._at(loan.key, ending.at_offset))
+
+    def pause(self, clients: Iterable[Client]) -> None:
+        """Tell of a pause, once it begins and once it ends."""
+        said = self._pause()
+        if said.is_paused != self._is_paused:
+            self._is_paused = said.is_paused
+            for client in clients:
+                client.ring.push(said, self._home())
+
+    def failed(self, clients: Iterable[Client], failure: MarshalError) -> None:
+        """Tell that it is all over."""
+        said = api.Failed(failure=to_http_error(failure).failure)
+        for client in clients:
+            client.ring.push(said, self._home())
+
+    def snapshot(self, client: Client) -> tuple[api.Snapshot, LogPosition]:
+        """Return everything that a client has (row FR01)."""
+        loans = client.loans.values()
+        said = api.Snapshot(
+            assigned=tuple(self._assigned(loan) for loan in loans),
+            releasing=tuple(x.releasing for x in loans if x.releasing is not None),
+            paused=self._pause(),
+            subscriptions=tuple(sorted(client.wants)),
+        )
+        return said, self._home()
+
+    def _assigned(self, loan: ClientLease) -> api.Assigned:
+        known = self._context.replica_of(loan.key).world.keys.get(loan.key)
+        if known is None:
+            return assigned_event(loan, head=None)
+        note = self._context.replica_of(loan.key).world.soft.notes.get(loan.key)
+        stuck = stuck_count(note, known)
+        is_noted = note is not None and note.offset == loan.epoch
+        follows = note.follows if note is not None and is_noted else None
+        head = known.next_unclaimed()
+        return assigned_event(loan, head=head, stuck=stuck, follows=follows)
+
+    def _pause(self) -> api.Paused:
+        pauses = [
+            pause
+            for replica in self._context.replicas.values()
+            if (pause := replica.world.active_pause(self._group_id)) is not None
+        ]
+        if not pauses:
+            return api.Paused(is_paused=False)
+        last = max(pauses, key=lambda pause: pause.until_ms)
+        return api.Paused(
+            is_paused=True,
+            until_wall_ms=last.until_ms,
+            reason=f"paused by {last.client_id}",
+        )
+
+    def _at(self, key: Key, offset: int | None = None) -> LogPosition:
+        world = self._context.replica_of(key).world
+        last = max(0, world.next_offset - 1)
+        return world.partition, last if offset is None else offset
+
+    def _home(self) -> LogPosition:
+        world = self._context.replicas[self._context.home_of(self._group_id)].world
+        return world.partition, max(0, world.next_offset - 1)
+
+
+# --- The group -------------------------------------------------------------------
+
+
+LOOK_MS = 100
+SHUN_MS_MAX = 5_000
+GONE_MAX = 10_000
+
+SHUTDOWN = "shutdown"
+DIED = "client_died"
+SILENT = "client_silent"
+LEFT = "client_left"
+CLOSED = "closed"
+RELEASED = "released"
+WEDGED = "wedged"
+OUT_OF_RANGE = "position_out_of_range"
+# What a client says that means no more than that it was not heard of in time.
+_SILENCES = frozenset({"lease_expired", "taken_over", "identity_conflict", "fenced"})
+# What a client says that has done with something, and may want it again.
+_ORDERLY = frozenset({CLOSED, RELEASED, TOPIC_GONE})
+
+
+class LocalGroup:
+    """One group. Every method is called under the engine's lock.
+
+    Attributes:
+        session: Claims for all of its clients.
+        books: Who is there, and who has what.
+        failure: Set once the group can go no further here.
+        identity: Proof that no other sidecar of this name is on this machine.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        session: HostSession,
+        *,
+        promises: LeaseJournal,
+        identity: Identity | None,
+    ) -> None:
+        self.session = session
+        self.books = LeaseTable(promises)
+        self.failure: MarshalError | None = None
+        self.identity = identity
+        self._context = context
+        self._teller = EventPublisher(context, session.claimant.group_id)
+        self._giver = Assignor(context, session, self.books)
+        self._gone: dict[str, None] = {}
+        self._taking: frozenset[str] = frozenset()
+        self._is_draining = False
+        self._is_unfiled = False
+        self._look_at_ms = 0
+        self._idle_since_ms: int | None = None
+        session.on_round = self.drive
+        session.on_no_position = self._on_no_position
+        session.is_reserved = self.books.reserves.__contains__
+        session.foresee = self._giver.foresee
+
+    @property
+    def group_id(self) -> str:
+        """The group."""
+        return self.session.claimant.group_id
+
+    # --- clients
+
+    def find(self, client_id: str, instance: str) -> Client:
+        """Return who calls.
+
+        Raises:
+            ClaimLost: Nobody of that name is registered, or another process is.
+        """
+        if self.failure is not None:
+            raise self.failure
+        client = self.books.clients.get(client_id)
+        if client is None or client.instance != instance:
+            is_known = client is not None or instance in self._gone
+            raise ClaimLost(
+                f"client {client_id!r} of group {self.group_id!r} is not registered "
+                "at this sidecar as this process: register again; what it had is gone",
+                reason=GONE if is_known else UNKNOWN,
+            )
+        return client
+
+    def add(self, client: Client) -> None:
+        """Take a client in."""
+        self.books.clients[client.client_id] = client
+        self._changed()
+
+    def bury(self, client: Client, *, reason: str) -> None:
+        """Take that a process uses nothing any more; what it had is free at once."""
+        for loan in list(client.loans.values()):
+            self.books.end_loan(loan)
+            reclaim(loan.holding, is_settled=False)
+            self._let_go(loan.holding, reason=reason)
+        self.books.forget_promises(client)
+        self._forget(client, reason=reason)
+
+    def _forget(self, client: Client, *, reason: str = "") -> None:
+        books = self.books
+        books.clients.pop(client.client_id, None)
+        self._gone[client.instance] = None
+        if len(self._gone) > GONE_MAX:
+            del self._gone[next(iter(self._gone))]
+        for name in list(client.wants):
+            self.leave_pool(client, name, reason=reason)
+        for key, names in list(books.explicit.items()):
+            if client.client_id in names:
+                self.drop_explicit(key, client, reason=reason)
+        client.close()
+        self._changed()
+
+    def _changed(self) -> None:
+        self.books.is_filed = False
+        self.books.is_dirty = True
+
+    # --- what they consume
+
+    def add_pool(
+        self, wants: api.Wants, subscription: Subscription
+    ) -> SharedSubscription:
+        """Begin to pursue what nobody has wanted before.
+
+        Raises:
+            InvalidTransition: A topic is pursued otherwise.
+        """
+        self.session.subscribe(subscription)
+        pool = SharedSubscription(wants, subscription)
+        self.books.pools.append(pool)
+        return pool
+
+    def join_pool(
+        self, pool: SharedSubscription, client: Client, *, name: str, wants: api.Wants
+    ) -> None:
+        """Have a client take part in what is pursued.
+
+        Raises:
+            InvalidTransition: It does already, under another name.
+        """
+        member = pool.members.get(client.client_id)
+        if member is not None and member.name != name:
+            if not member.is_parked:
+                raise InvalidTransition(
+                    f"client {client.client_id!r} consumes these topics already, as "
+                    f"{member.name!r}; end that first or use another client_id"
+                )
+            client.wants.pop(member.name, None)
+            for loan in client.loans.values():
+                if loan.name == member.name:
+                    loan.name = name
+        client.wants[name] = wants
+        pool.admit(client, name, claims_max=wants.claims_max)
+        self.settle(pool)
+
+    def leave_pool(self, client: Client, name: str, *, reason: str = "") -> None:
+        """Have a client take part no longer; it is asked for what it still has."""
+        pool = self.books.pool_of(client, name)
+        client.wants.pop(name, None)
+        if pool is not None:
+            del pool.members[client.client_id]
+            self.settle(pool, reason=reason)
+        self._changed()
+
+    def park(self, client: Client, name: str) -> None:
+        """Have a client keep what it has for its next subscription."""
+        pool = self.books.pool_of(client, name)
+        if pool is not None:
+            pool.members[client.client_id].is_parked = True
+        self._changed()
+
+    def settle(self, pool: SharedSubscription, *, reason: str = "") -> None:
+        """Have the session want what a pool's clients want now.
+
+        Args:
+            pool: The clients.
+            reason: Why what nobody wants any more is given up.
+        """
+        if not pool.is_wanted(self.books.clients):
+            if pool in self.books.pools:
+                self.books.pools.remove(pool)
+                self.session.drop(pool.subscription, reason=reason or CLOSED)
+        elif pool.settle(self.books.clients):
+            self.session.reconsider()
+        self._changed()
+
+    def want(self, client: Client, key: Key) -> None:
+        """Pursue one key for a client; who asked first has it first.
+
+        Raises:
+            InvalidTransition: It is consumed by clients of this sidecar.
+        """
+        names = self.books.explicit.get(key)
+        if names is None:
+            is_going = key in self.session.holdings
+            if self.books.pool_at(key) is not None or not is_going:
+                self.session.want(key)
+            names = self.books.explicit[key] = []
+        if client.client_id not in names:
+            names.append(client.client_id)
+        self._changed()
+
+    def drop_explicit(self, key: Key, client: Client, *, reason: str = "") -> None:
+        """Pursue a key for a client no longer."""
+        names = self.books.explicit.get(key, [])
+        if client.client_id in names:
+            names.remove(client.client_id)
+        if not names and self.books.explicit.pop(key, None) is not None:
+            holding = self.session.holdings.get(key)
+            if holding is not None:
+                self.session.drop_want(holding, reason=reason or RELEASED)
+            self.session.forget_want(key)
+        self._changed()
+
+    def _on_no_position(self, key: Key, error: PositionError) -> None:
+        """Fail the client that a key would have been for; the others go on.
+
+        Nobody else here is given the key before a client joins anew: it would fail
+        all of them, one after the other.
+        """
+        pool = self.books.pool_at(key)
+        if pool is None:
+            return
+        name = self._giver.foresee(pool.subscription, [key]).get(key)
+        pool.subscription.shun(key)
+        client = None if name is None else self.books.clients.get(name)
+        if client is None:
+            pool.is_untold = True
+        else:
+            self._fail_client(client, error)
+
+    def _fail_client(self, client: Client, failure: MarshalError) -> None:
+        self._teller.failed([client], failure)
+        client.is_leaving = True
+        for name in list(client.wants):
+            self.leave_pool(client, name, reason="failed")
+
+    # --- what they say
+
+    def take_position(self, client: Client, said: api.Returned) -> ClientLease | None:
+        """Take how far a client is with a key; return that, unless it is stale."""
+        loan = client.loans.get(Key(self.group_id, said.topic, said.partition))
+        if loan is None or loan.epoch != said.epoch:
+            return None
+        loan.take(said)
+        return loan
+
+    def take_returned(
+        self, client: Client, said: api.Returned, *, reason: str = ""
+    ) -> None:
+        """Take that a client has stopped to use a key; repeats change nothing."""
+        loan = self.take_position(client, said)
+        if loan is None:
+            self._take_stopped(client, said)
+            return
+        self.books.end_loan(loan)
+        reclaim(loan.holding, is_settled=True)
+        if loan.holding.drain is not None:
+            return  # the session releases what nobody has in hand
+        now_ms = self._context.now_ms
+        interval_ms = self._context.heartbeat_interval_ms
+        if not reason and said.reason not in _ORDERLY:
+            shun_ms = min(interval_ms, SHUN_MS_MAX)
+            self.books.shuns[loan.key, client.client_id] = now_ms + shun_ms
+        pool = self.books.pool_at(loan.key)
+        if said.reason == TOPIC_GONE and pool is not None:
+            pool.subscription.doubt(loan.key.topic)
+        if said.reason == WEDGED:
+            client.rests_until_ms = now_ms + interval_ms
+        if said.reason == OUT_OF_RANGE and pool is not None:
+            pool.subscription.shun(loan.key)
+        why = reason or (SILENT if said.reason in _SILENCES else said.reason)
+        self._let_go(loan.holding, reason=why, detail=said.detail)
+
+    def _take_stopped(self, client: Client, said: api.Returned) -> None:
+        """Take that a client has stopped to use what it had lost already."""
+        key = Key(self.group_id, said.topic, said.partition)
+        reserve = self.books.reserves.get(key)
+        named = (client.instance, said.epoch)
+        if reserve is not None and (reserve.instance, reserve.epoch) == named:
+            del self.books.reserves[key]
+            self._changed()
+
+    def keep_for_restart(self, client: Client, *, until_ms: int) -> None:
+        """Keep the place of a client that has stopped and means to come back.
+
+        What it had is claimed anew for it: the next process of its name is another,
+        and a token is only ever used by one.
+        """
+        client.kept_until_ms = until_ms
+        own_name = self.session.claimant.owner.client_id
+        for loan in list(client.loans.values()):
+            self.books.end_loan(loan)
+            reclaim(loan.holding, is_settled=True)
+            pool = self.books.pool_at(loan.key)
+            if pool is None:
+                self._let_go(loan.holding, reason=LEFT)
+                continue
+            pool.moving[loan.key] = Transfer(client.client_id, until_ms)
+            self.session.release(loan.holding, reason=MOVED, successor=own_name)
+        self._changed()
+
+    def deadlines(self, client: Client) -> tuple[api.Deadline, ...]:
+        """Return until when a client may use what it has."""
+        now_ms = self._context.now_ms
+        loans = [loan for loan in client.loans.values() if loan.holding.claim.is_owned]
+        if any(x.filed_ms < x.holding.claim.lease.hard_until_ms for x in loans):
+            self._file()
+        found = [loan.deadline() for loan in loans]
+        return tuple(each for each in found if now_ms < each.hard_until_ms)
+
+    def takers(self, client: Client) -> tuple[str, ...]:
+        """Return the topics of a client that somebody else could take, too."""
+        own_name, now_ms = self.session.claimant.owner.client_id, self._context.now_ms
+        found: set[str] = set()
+        for pool in self.books.pools:
+            if client.client_id not in pool.members:
+                continue
+            has_peer = pool.has_room_beside(client, self.books.clients, now_ms=now_ms)
+            found.update(
+                topic
+                for topic in pool.subscription.topics
+                if has_peer
+                or best_taker(
+                    pool.subscription.members, topic, me=own_name, may_be_behind=True
+                )
+            )
+        return tuple(sorted(found))
+
+    def snapshot(self, client: Client) -> tuple[api.Snapshot, LogPosition]:
+        """Return everything that a client has."""
+        self.deadlines(client)
+        return self._teller.snapshot(client)
+
+    def note_grant(self, key: Key, epoch: int, *, first: int, last: int) -> None:
+        """Take that offsets were granted under a claim, which may be lent."""
+        loan = self.books.loans.get(key)
+        if loan is not None and loan.epoch == epoch:
+            loan.note_grant(first, last)
+
+    # --- the round
+
+    def drive(self, now_ms: int) -> None:
+        """Let clients know of what has changed, and give out what is to be had."""
+        if self.session.failure is not None:
+            self._fail(self.session.failure)
+            return
+        clients = self.books.clients.values()
+        if now_ms >= self._look_at_ms:
+            self._look_at_ms = now_ms + LOOK_MS
+            self._expire(now_ms)
+            self._part(now_ms)
+            self._teller.pause(clients)
+        if self._has_news(now_ms):
+            self._end_what_ended(now_ms)
+            if not self._is_draining:
+                self._want_again()
+                self._give(now_ms)
+            self._teller.drains(self.books.loans.values())
+            self._teller.pause(clients)
+        if not self.books.is_filed:
+            self._file()
+
+    def _has_news(self, now_ms: int) -> bool:
+        """Return whether anything is to be looked at, and take note of it."""
+        books = self.books
+        taking = frozenset(
+            name
+            for name, client in books.clients.items()
+            if not client.is_away(now_ms) and now_ms >= client.rests_until_ms
+        )
+        has_news = books.is_dirty or taking != self._taking or bool(books.explicit)
+        has_more = bool(taking - self._taking)
+        self._taking, books.is_dirty = taking, False
+        for pool in books.pools:
+            if has_more:
+                pool.try_untold()
+            has_news = has_news or pool.seen_version != pool.subscription.version
+            pool.seen_version = pool.subscription.version
+        return has_news
+
+    def _fail(self, failure: MarshalError) -> None:
+        if self.failure is not None:
+            return
+        self.failure = failure
+        for loan in list(self.books.loans.values()):
+            self.books.end_loan(loan)
+            loan.holding.is_lent = False
+            if loan.holding.claim.is_owned:
+                # Its client may use it until its deadline: the log is to find it
+                # stale, not free. The file goes on saying so.
+                self.session.abandon(loan.holding, reason="failed")
+            self._teller.lost(loan, loan.holding.claim.ending or Ending("failed"))
+        self._teller.failed(self.books.clients.values(), failure)
+        for client in self.books.clients.values():
+            client.close()
+
+    def _end_what_ended(self, now_ms: int) -> None:
+        """Take notice of claims that ended while they were lent."""
+        for loan in list(self.books.loans.values()):
+            claim = loan.holding.claim
+            if claim.ending is not None:
+                self.books.end_loan(loan)
+                reclaim(loan.holding, is_settled=True)
+                self.books.reserve(loan, now_ms)
+                self._tell_lost(loan, claim.ending)
+            elif claim.lease.hard_until_ms < loan.last_ms:
+                # A clock stepped: what was told is too long (PROTOCOL S4).
+                self._teller.assigned(loan)
+
+    def _expire(self, now_ms: int) -> None:
+        """Take back what a silent client cannot use any more (PROTOCOL 12)."""
+        for loan in [x for x in self.books.loans.values() if now_ms >= x.told_ms]:
+            self.books.end_loan(loan)
+            reclaim(loan.holding, is_settled=False)
+            self._tell_lost(loan, Ending(SILENT))
+            self._let_go(loan.holding, reason=SILENT)
+        self.books.forget_past(now_ms)
+
+    def _tell_lost(self, loan: ClientLease, ending: Ending) -> None:
+        self._teller.lost(loan, ending)
+        names = self.books.explicit.get(loan.key, [])
+        if loan.client.client_id in names:
+            # A claim without consumption is not claimed again by itself.
+            names.remove(loan.client.client_id)
+
+    def _part(self, now_ms: int) -> None:
+        """Take leave of clients that are done, or will not come back."""
+        grace_ms = self._context.heartbeat_interval_ms
+        for client in list(self.books.clients.values()):
+            is_done = client.is_leaving and not client.loans
+            is_over = is_done or client.is_gone(now_ms, grace_ms=grace_ms)
+            if is_over and not self.books.is_promised(client):
+                self._forget(client)
+
+    def _want_again(self) -> None:
+        """Pursue anew what others have asked for since somebody let go of it."""
+        for key, names in list(self.books.explicit.items()):
+            if key in self.session.holdings or self.session.is_leaving([key]):
+                continue
+            self.session.forget_want(key)
+            if names:
+                self.session.want(key)
+            else:
+                del self.books.explicit[key]
+
+    def _give(self, now_ms: int) -> None:
+        lent = self._giver.give(now_ms)
+        if lent and not self._file():
+            for loan in lent:  # nobody was told: try again in a moment
+                self.books.end_loan(loan)
+                reclaim(loan.holding, is_settled=True)
+            return
+        for loan in lent:
+            self._teller.assigned(loan)
+
+    def _let_go(self, holding: Holding, *, reason: str, detail: str = "") -> None:
+        """Release what nobody uses; for the reason that it was asked for, if it was."""
+        if not holding.claim.is_owned:
+            return
+        drain = holding.drain
+        if drain is None:
+            self.session.release(holding, reason=reason, detail=detail)
+            return
+        self.session.release(
+            holding,
+            reason=drain.reason,
+            successor=drain.successor,
+            detail=drain.detail,
+        )
+
+    def _file(self) -> bool:
+        error = self.books.file()
+        if error is not None and not self._is_unfiled:
+            self._context.observe("lease_journal_unwritable", {"error": error})
+        self._is_unfiled = error is not None
+        return error is None
+
+    # --- the end
+
+    def drain_all(self) -> None:
+        """Ask for everything back; release at once what nobody has. Idempotent."""
+        self._is_draining = True
+        for loan in self.books.loans.values():
+            self.session.drain(loan.holding, reason=SHUTDOWN)
+        for pool in self.books.pools:
+            self.session.unsubscribe(pool.subscription, release=True)
+        self.books.pools.clear()
+        for key in list(self.books.explicit):
+            holding = self.session.holdings.get(key)
+            if holding is not None:
+                self.session.unwant(holding)
+        self.books.explicit.clear()
+        self._changed()
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether nothing is in use, and the log shows it."""
+        return not self.books.loans and not self.session.leaving_count
+
+    def is_idle(self, now_ms: int) -> bool:
+        """Return whether nobody has been here for an H, and nothing is left."""
+        if self.books.clients or self.books.reserves or self.session.holdings:
+            self._idle_since_ms = None
+        elif self._idle_since_ms is None:
+            self._idle_since_ms = now_ms
+        since_ms = self._idle_since_ms
+        limit_ms = self._context.heartbeat_interval_ms
+        return since_ms is not None and now_ms - since_ms >= limit_ms
+
+
+def assigned_event(
+    loan: ClientLease, *, head: int | None, stuck: int = 0, follows: int | None = None
+) -> api.Assigned:
+    """Return the event that tells a client of what it has.
+
+    Args:
+        loan: What it has.
+        head: By the log, the next offset that nobody was granted or processed.
+        stuck: By the log, how many owners in a row were wedged there.
+        follows: By the log, the epoch of the claim before this one.
+    """
+    holding, claim = loan.holding, loan.holding.claim
+    position = holding.position
+    if holding.delivery is Delivery.AT_MOST_ONCE and position is None:
+        position = claim.start_position if head is None else head
+    until = loan.deadline()
+    owner = claim.claimant.owner
+    return api.Assigned(
+        subscription=loan.name,
+        topic=loan.key.topic,
+        partition=loan.key.partition,
+        epoch=loan.epoch,
+        token=str(claim.token),
+        client_id=owner.client_id,
+        incarnation=owner.incarnation.hex(),
+        secret=claim.secret.hex(),
+        position=position,
+        is_anchored=head is not None,
+        soft_until_ms=until.soft_until_ms,
+        hard_until_ms=until.hard_until_ms,
+        why=holding.why,
+        stuck=stuck,
+        follows=follows,
+        topic_id=None if holding.topic_id is None else holding.topic_id.hex(),
+    )

@@ -1,0 +1,140 @@
+"""Requests for offsets that come again, because their answer was lost.
+
+A request that is appended twice is granted twice: the range of the answer that was
+lost would be nobody's. So whoever asks may number its requests, and one that comes
+again under its number is answered from the record that was appended for it. The
+number counts for one grantee, so that no two processes are ever told of one grant
+(PROTOCOL 6.2).
+"""
+
+from collections import OrderedDict
+
+import attrs
+
+from kafka_marshal.engine.tickets import OnGranted, Ticket, Tickets, Wish
+from kafka_marshal.errors import ConfigurationError
+from kafka_marshal.remote.api import GrantAsk
+
+GRANTEES_MAX = 1_000
+REQUESTS_MAX = 64
+
+Asker = tuple[str, str, str]
+"""Group, grantee, and the secret that was shown."""
+
+
+@attrs.define(eq=False)
+class _Asked:
+    """A request that was appended.
+
+    Attributes:
+        ticket: Its ticket, which tells what was asked for.
+        note: Takes what is granted.
+        is_noted: Whether it did.
+    """
+
+    ticket: Ticket
+    note: OnGranted
+    is_noted: bool = False
+
+    @property
+    def is_failed(self) -> bool:
+        """Whether the log did not take it, as far as is known (PROTOCOL 1.4)."""
+        ticket = self.ticket
+        return ticket.verdict is None and ticket.error is not None
+
+    def take(self, first: int, last: int) -> None:
+        """Note what is granted, once."""
+        if not self.is_noted:
+            self.is_noted = True
+            self.note(first, last)
+
+    def revive(self) -> Ticket:
+        """Return the ticket for somebody who waits for it again."""
+        verdict = self.ticket.verdict
+        if verdict is None:
+            self.ticket.on_granted = self.take
+        elif verdict.granted is not None:
+            self.take(*verdict.granted)
+        return self.ticket
+
+
+class IdempotencyCache:
+    """The last numbered requests of each grantee. Called under the engine's lock.
+
+    What falls out of it is asked anew: that costs the range of the lost answer, and
+    never hands anything out twice.
+    """
+
+    def __init__(self, tickets: Tickets) -> None:
+        """Start with nothing asked.
+
+        Args:
+            tickets: What appends requests.
+        """
+        self._tickets = tickets
+        self._grantees: OrderedDict[Asker, OrderedDict[int, _Asked]] = OrderedDict()
+
+    def ticket(self, ask: GrantAsk, wish: Wish, *, note: OnGranted) -> Ticket:
+        """Return the ticket of a request, which is appended unless it was.
+
+        Args:
+            ask: The request, for its number.
+            wish: What it asks for.
+            note: Takes what is granted.
+
+        Raises:
+            ConfigurationError: Something else was asked under its number.
+            CoordinationError: As ``Tickets.ask``.
+        """
+        if ask.request is None:
+            return self._tickets.ask(wish, on_granted=note)
+        before = self.find(ask, wish)
+        if before is not None:
+            return before
+        requests = self._requests_of(_asker(ask, wish))
+        # What did not land may yet: then its range is lost, as without numbers.
+        asked = _Asked(self._tickets.ask(wish), note)
+        asked.ticket.on_granted = asked.take
+        requests[ask.request] = asked
+        while len(requests) > REQUESTS_MAX:
+            requests.popitem(last=False)
+        return asked.ticket
+
+    def find(self, ask: GrantAsk, wish: Wish) -> Ticket | None:
+        """Return the ticket of a request that was appended, None where none was.
+
+        Raises:
+            ConfigurationError: Something else was asked under its number.
+        """
+        requests = self._grantees.get(_asker(ask, wish))
+        if requests is None or ask.request is None:
+            return None
+        before = requests.get(ask.request)
+        if before is None:
+            return None
+        if not _is_same(before.ticket.wish, wish):
+            raise ConfigurationError(
+                f"request {ask.request} of this grantee asked for something else "
+                "before; number requests one by one",
+                setting="request",
+            )
+        if before.is_failed:
+            return None
+        self._grantees.move_to_end(_asker(ask, wish))
+        return before.revive()
+
+    def _requests_of(self, asker: Asker) -> OrderedDict[int, _Asked]:
+        requests = self._grantees.setdefault(asker, OrderedDict())
+        self._grantees.move_to_end(asker)
+        while len(self._grantees) > GRANTEES_MAX:
+            self._grantees.popitem(last=False)
+        return requests
+
+
+def _asker(ask: GrantAsk, wish: Wish) -> Asker:
+    return wish.key.group_id, ask.grantee, ask.secret
+
+
+def _is_same(one: Wish, other: Wish) -> bool:
+    """Return whether two ask for the same, whatever their marks."""
+    return attrs.evolve(one, mark=None) == attrs.evolve(other, mark=None)

@@ -1,0 +1,336 @@
+"""What a sidecar tells Prometheus: of itself, and of every claim that it holds.
+
+The library's own metrics are those of the sidecar's sessions, one per group, so that
+dashboards and alerts written for a consumer fit a sidecar. Totals are counted where
+things happen (``Counts``); everything else is read off when it is asked for.
+"""
+
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import attrs
+
+from kafka_marshal import metrics as library
+from kafka_marshal.engine import Engine, Session
+from kafka_marshal.observability import metrics as known
+from kafka_marshal.observability.metrics import Family, Kind
+from kafka_marshal.remote.looking import LocalClient
+from kafka_marshal.sidecar.health import State, View, readyz
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric
+
+# Groups are named by clients; a client that invents one a minute must not fill
+# whoever stores these figures.
+GROUPS_MAX = 200
+ROUTES_MAX = 1_000
+OTHER = "other"
+# What every Prometheus reads; our names need nothing newer.
+MEDIA = "text/plain; version=0.0.4; charset=utf-8"
+
+STATE = Family(
+    "marshal_sidecar_state",
+    Kind.GAUGE,
+    ("state",),
+    "1 in the state that the sidecar is in, 0 in the others.",
+    is_ours=False,
+)
+READY = Family(
+    "marshal_sidecar_ready",
+    Kind.GAUGE,
+    (),
+    "1 while clients should use the sidecar, as /readyz says, else 0.",
+    is_ours=False,
+)
+CLIENTS = Family(
+    "marshal_sidecar_clients",
+    Kind.GAUGE,
+    ("group", "state"),
+    "Clients that are registered, by what the sidecar makes of them.",
+    is_ours=False,
+)
+ASSIGNED = Family(
+    "marshal_sidecar_assigned_partitions",
+    Kind.GAUGE,
+    ("group",),
+    "Partitions that clients have now.",
+    is_ours=False,
+)
+PROMISED = Family(
+    "marshal_sidecar_promised_clients",
+    Kind.GAUGE,
+    ("group",),
+    "Clients that were told a deadline that is yet to come.",
+    is_ours=False,
+)
+PROMISE = Family(
+    "marshal_sidecar_promise_remaining_seconds",
+    Kind.GAUGE,
+    ("group",),
+    "Time until the last of those deadlines: nothing is given to others before.",
+    is_ours=False,
+)
+BEAT_AGE = Family(
+    "marshal_sidecar_client_beat_age_seconds",
+    Kind.GAUGE,
+    ("group",),
+    "Time since the last beat of the client that is silent for longest.",
+    is_ours=False,
+)
+WATCHED = Family(
+    "marshal_sidecar_watched_processes",
+    Kind.GAUGE,
+    (),
+    "Living processes whose death would be known at once.",
+    is_ours=False,
+)
+DEATHS = Family(
+    "marshal_sidecar_client_deaths_total",
+    Kind.COUNTER,
+    (),
+    "Clients that were known dead, with all processes that worked for them.",
+    is_ours=False,
+)
+STREAMS = Family(
+    "marshal_sidecar_event_streams",
+    Kind.GAUGE,
+    (),
+    "Streams of events that are open.",
+    is_ours=False,
+)
+EVENTS = Family(
+    "marshal_sidecar_events_sent_total",
+    Kind.COUNTER,
+    (),
+    "Events that were sent to clients.",
+    is_ours=False,
+)
+OVERRUNS = Family(
+    "marshal_sidecar_feed_overruns_total",
+    Kind.COUNTER,
+    (),
+    "Clients that fell so far behind that they were sent everything anew.",
+    is_ours=False,
+)
+REQUESTS = Family(
+    "marshal_sidecar_requests_total",
+    Kind.COUNTER,
+    ("route", "status"),
+    "Requests that were answered, by the name of the operation and the status.",
+    is_ours=False,
+)
+
+OWN_FAMILIES = (
+    *(STATE, READY, CLIENTS, ASSIGNED, PROMISED, PROMISE, BEAT_AGE, WATCHED),
+    *(DEATHS, STREAMS, EVENTS, OVERRUNS, REQUESTS),
+)
+FAMILIES = (*known.FAMILIES, *OWN_FAMILIES)
+
+
+class Counts:
+    """What a sidecar counts as it goes. Thread-safe; never blocks for long.
+
+    Attributes:
+        death_count: Clients that were known dead.
+        event_count: Events that were sent to clients.
+        overrun_count: Clients that fell too far behind to be told event by event.
+        stream_count: Streams that are open now.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._requests: dict[tuple[str, int], int] = {}
+        self.death_count = 0
+        self.event_count = 0
+        self.overrun_count = 0
+        self.stream_count = 0
+
+    def death(self) -> None:
+        """Count a client that is known dead."""
+        with self._lock:
+            self.death_count += 1
+
+    def events(self, count: int) -> None:
+        """Count events that were sent."""
+        with self._lock:
+            self.event_count += count
+
+    def overrun(self) -> None:
+        """Count a client that is sent everything anew, because it fell behind."""
+        with self._lock:
+            self.overrun_count += 1
+
+    def stream(self, change: int) -> None:
+        """Count a stream that was opened (1) or has ended (-1)."""
+        with self._lock:
+            self.stream_count += change
+
+    def request(self, route: str, status: int) -> None:
+        """Count a request that was answered.
+
+        Args:
+            route: Name of the operation, never what a client wrote.
+            status: Status of the answer.
+        """
+        with self._lock:
+            place = (route, status)
+            if place not in self._requests and len(self._requests) >= ROUTES_MAX:
+                place = (OTHER, status)
+            self._requests[place] = self._requests.get(place, 0) + 1
+
+    def requests(self) -> dict[tuple[str, int], int]:
+        """Return how often each operation was answered with each status."""
+        with self._lock:
+            return dict(self._requests)
+
+
+class Source(Protocol):
+    """Where the figures come from: the daemon, at whatever stage it is."""
+
+    def look(self) -> View:
+        """Return the view that probes rest on."""
+        ...
+
+    @property
+    def engine(self) -> Engine | None:
+        """The engine, as soon as there is one."""
+        ...
+
+    @property
+    def process_count(self) -> int:
+        """How many living processes are watched."""
+        ...
+
+    def clients(self) -> Sequence[LocalClient]:
+        """Return who is registered."""
+        ...
+
+
+@attrs.frozen
+class _Claims:
+    """The claims of one group, as the library's metrics look at them."""
+
+    engine: Engine
+    session: Session
+
+    @property
+    def group_id(self) -> str:
+        return self.session.claimant.group_id
+
+    @property
+    def client_id(self) -> str:
+        return self.session.claimant.owner.client_id
+
+
+class SidecarCollector:
+    """Collects the figures of one sidecar, for a registry of ``prometheus_client``.
+
+    Args:
+        source: Where they come from.
+        counts: What was counted.
+        coordination_topic: Name of the coordination topic.
+    """
+
+    def __init__(
+        self, source: Source, counts: Counts, *, coordination_topic: str
+    ) -> None:
+        self._source = source
+        self._counts = counts
+        self._topic = coordination_topic
+        self._ends: library.Ends | None = None
+
+    def describe(self) -> Iterator["Metric"]:
+        """Return every metric without figures."""
+        return known.described(FAMILIES)
+
+    def collect(self) -> Iterator["Metric"]:
+        """Return every metric as it is now."""
+        scrape = known.Scrape(families=FAMILIES)
+        library.add_build(scrape)
+        engine = self._source.engine
+        if engine is not None:
+            self._add_engine(engine, scrape)
+        view = self._source.look()
+        _add_state(view, scrape)
+        _add_clients(self._source.clients(), scrape, now_ms=view.now_ms)
+        _add_counts(self._counts, scrape)
+        scrape.add(WATCHED, (), value=self._source.process_count)
+        return scrape.families()
+
+    def _add_engine(self, engine: Engine, scrape: known.Scrape) -> None:
+        if self._ends is None:
+            self._ends = library.Ends(engine, self._topic)
+        # Before the log is read there is nothing that a group could have.
+        sessions = engine.sessions if engine.context.config is not None else ()
+        for session in sessions:
+            each = _Claims(engine, session)
+            try:
+                library.read_client(each, scrape)
+            except TimeoutError:
+                library.add_silent(each, scrape)
+        try:
+            library.read_engine(engine, scrape, ends=self._ends)
+        except TimeoutError:
+            return  # `marshal_up` and `marshal_sidecar_ready` say so
+
+
+class Exposition:
+    """A registry of its own, written as text: what ``/metrics`` answers.
+
+    Args:
+        collector: The sidecar's figures; those of its process go with them.
+
+    Raises:
+        ConfigurationError: The extra is not installed.
+    """
+
+    def __init__(self, collector: SidecarCollector) -> None:
+        prometheus = known.prometheus()
+        self._registry = prometheus.CollectorRegistry()
+        self._registry.register(collector)
+        prometheus.ProcessCollector(registry=self._registry)
+        self._write = prometheus.generate_latest
+
+    def __call__(self) -> tuple[bytes, str]:
+        """Return the text and its media type."""
+        return self._write(self._registry), MEDIA
+
+
+def _add_state(view: View, scrape: known.Scrape) -> None:
+    for state in State:
+        scrape.add(STATE, (state.value,), value=view.state is state)
+    scrape.add(READY, (), value=readyz(view).ok)
+
+
+def _add_clients(
+    clients: Iterable[LocalClient], scrape: known.Scrape, *, now_ms: int
+) -> None:
+    groups: dict[str, list[LocalClient]] = {}
+    for client in clients:
+        is_known = client.group in groups or len(groups) < GROUPS_MAX
+        groups.setdefault(client.group if is_known else OTHER, []).append(client)
+    for group, found in groups.items():
+        for client in found:
+            scrape.add(CLIENTS, (group, client.state), value=1)
+            scrape.add(ASSIGNED, (group,), value=len(client.assigned))
+        promises = [client.promised_until_ms or 0 for client in found]
+        promised = [until_ms for until_ms in promises if until_ms > now_ms]
+        scrape.add(PROMISED, (group,), value=len(promised))
+        left_ms = max(promised, default=now_ms) - now_ms
+        scrape.add(PROMISE, (group,), value=left_ms / 1000)
+        ages = [c.beat_age_ms for c in found if c.beat_age_ms is not None]
+        if ages:
+            scrape.add(BEAT_AGE, (group,), value=max(ages) / 1000)
+
+
+def _add_counts(counts: Counts, scrape: known.Scrape) -> None:
+    for family, value in (
+        (DEATHS, counts.death_count),
+        (EVENTS, counts.event_count),
+        (OVERRUNS, counts.overrun_count),
+        (STREAMS, counts.stream_count),
+    ):
+        scrape.add(family, (), value=value)
+    for (route, status), count in counts.requests().items():
+        scrape.add(REQUESTS, (route, status), value=count)

@@ -1,0 +1,681 @@
+"""What the daemon's outside needs of its inside, as Protocols.
+
+The service satisfies these, and so does the fake of the tests; nothing else of it may
+be called from a request.
+
+Requests, checked and bounded before anybody is asked.
+
+What is wrong with one is told in a sentence; nothing is kept that grows.
+
+Connections as uvicorn serves them, with a peer, limits, and answers of ours.
+
+Uvicorn leaves four things open: who is at the other end, how many connections may
+stand, how long a request may take to arrive, and how long its answer may take to be
+read.
+"""
+
+import asyncio
+import contextlib
+import re
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any, Protocol, cast
+
+import attrs
+import h11
+import msgspec
+import uvicorn
+from starlette.requests import Request
+from starlette.types import ASGIApp, Scope
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
+
+from kafka_marshal.errors import IdentityConflict, MarshalError
+from kafka_marshal.protocol.codec import is_identifier, is_topic
+from kafka_marshal.remote import api
+from kafka_marshal.remote.address import is_loopback
+from kafka_marshal.remote.looking import LocalClient
+from kafka_marshal.sidecar.config import CONNECTIONS_MAX
+from kafka_marshal.sidecar.health import Verdict
+from kafka_marshal.sidecar.http_errors import HttpError, http_error, to_http_error
+from kafka_marshal.sidecar.process_monitor import (
+    UNKNOWN_PEER,
+    Caller,
+    Peer,
+    may_use,
+    peer_of,
+    represented_process,
+)
+from kafka_marshal.sidecar.routes import Route
+from kafka_marshal.sidecar.sockets import BACKLOG
+
+# --- Interfaces ------------------------------------------------------------------
+
+
+class EventReader(Protocol):
+    """The events of one client, as they come.
+
+    Attributes:
+        on_news: Called on any thread when there is something to take.
+    """
+
+    on_news: Callable[[], None] | None
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it has ended: closed, replaced by a newer one, its client gone."""
+        ...
+
+    def take(self) -> list[api.Frame]:
+        """Return what has come since, oldest first, without waiting."""
+        ...
+
+    def close(self) -> None:
+        """End it. Idempotent."""
+        ...
+
+
+class Service(Protocol):
+    """What requests are answered from. Thread-safe; each wait has an end."""
+
+    def info(self) -> api.Info:
+        """Return what a client has to know before it registers."""
+        ...
+
+    def register(
+        self, group_id: str, client_id: str, *, said: api.Registration, peer: Peer
+    ) -> api.Registered:
+        """Take a process in, or take it in again."""
+        ...
+
+    def subscribe(self, who: Caller, name: str, *, wants: api.Wants) -> api.Subscribed:
+        """Pursue topics for a client. Idempotent."""
+        ...
+
+    def unsubscribe(
+        self, who: Caller, name: str, *, release: api.Release, keep: bool
+    ) -> None:
+        """Pursue them no longer."""
+        ...
+
+    def claim(
+        self, who: Caller, topic: str, *, partition: int, wish: int | None = None
+    ) -> None:
+        """Pursue one partition without consuming it. Idempotent."""
+        ...
+
+    def unclaim(
+        self, who: Caller, topic: str, *, partition: int, wish: int | None = None
+    ) -> None:
+        """Pursue it no longer."""
+        ...
+
+    def beat(self, who: Caller, beat: api.Beat) -> api.Beaten:
+        """Take a sign of life."""
+        ...
+
+    def release(self, who: Caller, said: api.Release) -> None:
+        """Take back what a client has stopped to use."""
+        ...
+
+    def children(self, who: Caller, said: api.Children) -> None:
+        """Note processes that work for a client."""
+        ...
+
+    def leave(self, who: Caller, said: api.Leaving) -> api.Left:
+        """Let a client go."""
+        ...
+
+    def feed(self, who: Caller, after: str | None) -> EventReader:
+        """Return the events of a client, from where it was."""
+        ...
+
+    def grant(self, group_id: str, ask: api.GrantAsk) -> api.Granted:
+        """Ask the log for offsets at most once."""
+        ...
+
+    def world(self, *, timeout_ms: int) -> dict[str, Any]:
+        """Return the world document as of now."""
+        ...
+
+    def clients(self) -> list[LocalClient]:
+        """Return who is registered here."""
+        ...
+
+
+class HealthChecks(Protocol):
+    """Whether the daemon is well: a verdict for each question of a probe."""
+
+    def live(self) -> Verdict:
+        """Return whether it should go on running."""
+        ...
+
+    def ready(self) -> Verdict:
+        """Return whether clients should use it."""
+        ...
+
+    def started(self) -> Verdict:
+        """Return whether it has come up."""
+        ...
+
+
+# --- Requests --------------------------------------------------------------------
+
+
+BODY_BYTES_MAX = 4 * 1024 * 1024
+BODY_S_MAX = 10.0
+TIMEOUT_MS_DEFAULT = 10_000
+CONNECTION = "connection"
+_HEX = re.compile(r"[0-9a-f]{32}")
+_NUMBER = re.compile(r"[0-9]{1,10}")
+_HOST = re.compile(r"(\[[^\[\]]*\]|[^:\[\]]*)(:[0-9]*)?")
+_PARTITION_MAX = 2**31 - 1
+_FLAGS = {"true": True, "1": True, "": True, "false": False, "0": False}
+
+
+@attrs.define(eq=False)
+class Connection:
+    """One connection, for as long as it stands.
+
+    Attributes:
+        peer: Who is at the other end.
+        is_local: Whether it is of the Unix socket, where the kernel tells that.
+        client: Which client uses it, once one did (row FC13).
+        is_admitted: Whether it has shown that it may use the sidecar, and has a
+            place among those that do.
+    """
+
+    peer: Peer = UNKNOWN_PEER
+    is_local: bool = False
+    client: Caller | None = None
+    _find_place: Callable[[], bool] | None = None
+    is_admitted: bool = attrs.field(init=False)
+
+    @is_admitted.default
+    def _admitted_at_first(self) -> bool:
+        return self._find_place is None
+
+    def admit(self) -> bool:
+        """Return whether there is a place for it, now that it may have one."""
+        if not self.is_admitted and self._find_place is not None:
+            self.is_admitted = self._find_place()
+        return self.is_admitted
+
+
+@attrs.frozen
+class ApiRequest:
+    """One request, checked.
+
+    Attributes:
+        route: What is asked.
+        service: Who is asked.
+        parts: Parts of the path.
+        queries: What stands behind the question mark, known names only.
+        caller: Which client asks, where one does.
+        peer: Which process asks.
+        body: What it says, None where nothing is said.
+    """
+
+    route: Route
+    service: Service
+    parts: Mapping[str, str]
+    queries: Mapping[str, int | bool]
+    caller: Caller
+    peer: Peer
+    body: Any = None
+
+    @property
+    def timeout_ms(self) -> int:
+        """How long it may take."""
+        return int(self.queries.get("timeout_ms", TIMEOUT_MS_DEFAULT))
+
+    @property
+    def waits(self) -> bool:
+        """Whether it may wait, so that it must not keep those that do not."""
+        # A body that has a timeout says itself whether it waits.
+        return self.route.waits and getattr(self.body, "timeout_ms", 1) > 0
+
+
+def connection_of(request: Request) -> Connection:
+    """Return the connection of a request; of one that nobody knows, a stranger's."""
+    found = request.scope.get("state", {}).get(CONNECTION)
+    return found if isinstance(found, Connection) else Connection()
+
+
+def require_loopback_host(request: Request) -> None:
+    """Refuse a request over TCP that names another host than this machine.
+
+    A web page whose name resolves to a loopback address (DNS rebinding) reaches the
+    socket with its own name in the header.
+
+    Raises:
+        Answered: The Host header is not a loopback address or ``localhost``.
+    """
+    given = request.headers.get("host")
+    if given is None:
+        return  # HTTP/1.0, which no browser speaks
+    found = _HOST.fullmatch(given)
+    if found is None or not is_loopback(found[1].strip("[]")):
+        raise http_error(
+            403,
+            f"the Host header is {given[:200]!r}, which is not this machine; use the "
+            "address that the sidecar listens on, such as 127.0.0.1",
+            setting="host",
+        )
+
+
+def declares_body(scope: Scope) -> bool:
+    """Return whether a request declares a body."""
+    headers = dict(scope["headers"])
+    return headers.get(b"content-length", b"0").strip(b"0 ") != b"" or (
+        b"transfer-encoding" in headers
+    )
+
+
+def parse_path(given: Mapping[str, str]) -> dict[str, str]:
+    """Return the parts of a path.
+
+    Raises:
+        Answered: One of them is no name, topic or number.
+    """
+    parts = dict(given)
+    for name, value in parts.items():
+        if name == "partition":
+            is_good = _NUMBER.fullmatch(value) and int(value) <= _PARTITION_MAX
+        else:
+            is_good = (is_topic if name == "topic" else is_identifier)(value)
+        if not is_good:
+            raise http_error(
+                400, f"{value[:200]!r} is no valid {name} in the path", setting=name
+            )
+    return parts
+
+
+def parse_queries(route: Route, request: Request) -> dict[str, int | bool]:
+    """Return what stands behind the question mark; unknown names are passed over.
+
+    Raises:
+        Answered: A value is no number, or neither true nor false.
+    """
+    found: dict[str, int | bool] = {}
+    for query in route.queries:
+        value = request.query_params.get(query.name)
+        if value is None:
+            continue
+        if query.kind == "boolean":
+            if value.lower() not in _FLAGS:
+                raise http_error(
+                    400,
+                    f"{query.name} is {value[:50]!r}; write true or false",
+                    setting=query.name,
+                )
+            found[query.name] = _FLAGS[value.lower()]
+        elif not _NUMBER.fullmatch(value) or int(value) > query.most:
+            raise http_error(
+                400,
+                f"{query.name} is {value[:50]!r}; write 0 to {query.most}",
+                setting=query.name,
+            )
+        else:
+            found[query.name] = int(value)
+    return found
+
+
+def caller_of(route: Route, request: Request, *, parts: Mapping[str, str]) -> Caller:
+    """Return which client asks; one without a name where none does."""
+    if "client" not in parts:
+        return Caller("", "", "")
+    instance = request.headers.get(api.INSTANCE_HEADER, "")
+    if route.is_of_client and not _HEX.fullmatch(instance):
+        raise http_error(
+            400,
+            f"the header {api.INSTANCE_HEADER} must have the instance that was "
+            "registered: 16 bytes in lower-case hex",
+            setting=api.INSTANCE_HEADER,
+        )
+    return Caller(parts["group"], parts["client"], instance)
+
+
+def client_process(peer: Peer, said: api.Registration) -> Peer:
+    """Return whose life is the client's: the peer's, or the one that it names.
+
+    Raises:
+        Answered: There is no such process, or it is another user's.
+    """
+    if said.pid is None or peer.pid is None:
+        return peer
+    found = represented_process(peer, said.pid)
+    if found is None:
+        raise http_error(
+            400,
+            f"there is no process {said.pid} of your user to stand for the client; "
+            "leave pid out to have the one that connects watched",
+            setting="pid",
+        )
+    return found
+
+
+def require_one_client(connection: Connection, caller: Caller) -> None:
+    """Keep a connection to the client that used it first (row FC13)."""
+    known = connection.client
+    if caller.client_id and known is not None and known != caller:
+        raise to_http_error(
+            IdentityConflict(
+                f"this connection is that of client {known.client_id!r} of group "
+                f"{known.group_id!r}; open another one for {caller.client_id!r}",
+                holder=known.client_id,
+            )
+        )
+
+
+async def read_body(route: Route, request: Request) -> msgspec.Struct | None:
+    """Return what a request says, read and checked within bounds.
+
+    Raises:
+        Answered: It is too long, comes too slowly, or is not what is taken here.
+    """
+    data = await _read(request)
+    if route.takes is None:
+        return None
+    if not data and route.name == "leave":
+        return api.Leaving()
+    try:
+        found: msgspec.Struct = msgspec.json.decode(data, type=route.takes)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise http_error(
+            400, f"the body is no {route.takes.__name__}: {error}", setting="body"
+        ) from error
+    return found
+
+
+async def _read(request: Request) -> bytes:
+    length = request.headers.get("content-length", "0")
+    if length.isdecimal() and int(length[:20]) > BODY_BYTES_MAX:
+        raise _too_long()
+    data = bytearray()
+    try:
+        async with asyncio.timeout(BODY_S_MAX):
+            async for chunk in request.stream():
+                data += chunk
+                if len(data) > BODY_BYTES_MAX:
+                    raise _too_long()
+    except TimeoutError:
+        raise http_error(
+            408, f"the body did not come within {BODY_S_MAX:.0f} s", error=MarshalError
+        ) from None
+    return bytes(data)
+
+
+def _too_long() -> HttpError:
+    return http_error(
+        413,
+        f"a body is at most {BODY_BYTES_MAX} bytes; say it in several requests",
+        setting="body",
+    )
+
+
+# --- Connections -----------------------------------------------------------------
+
+
+HEAD_S_MAX = 10.0
+PROBE_S_MAX = 10.0
+HEAD_BYTES_MAX = 16_384
+# A reader on this host takes megabytes in less; one that was stopped connects again.
+WRITE_S_MAX = 30.0
+# A connection that is not admitted has one request: head, body and answer.
+GUEST_S_MAX = HEAD_S_MAX + BODY_S_MAX + PROBE_S_MAX
+# As many as the loop accepts in one go, twice: whoever sends its token at once is
+# admitted before others could push it out.
+GUESTS_MAX = 2 * BACKLOG
+# Of all places, this part is for the Unix socket alone.
+LOCAL_PART = 8
+# Longer than clients keep an idle connection, so that none is used as it ends.
+IDLE_S = 75
+# What streams that nobody reads are waited for at the end.
+GRACE_S = 2
+_PHRASES = {400: b"Bad Request", 408: b"Request Timeout"}
+
+
+def response_bytes(found: HttpError) -> bytes:
+    """Return a whole response that ends its connection."""
+    body = msgspec.json.encode(found.failure)
+    return b"".join(
+        (
+            b"HTTP/1.1 %d %b\r\n" % (found.status, _PHRASES[found.status]),
+            b"content-type: application/json\r\n",
+            b"content-length: %d\r\n" % len(body),
+            b"connection: close\r\n\r\n",
+            body,
+        )
+    )
+
+
+@attrs.define(eq=False)
+class ConnectionLimits:
+    """Bounds connections: those that may use the sidecar, and guests beside them.
+
+    A connection is a guest until it has shown that it may use the sidecar: over the
+    Unix socket by its peer, at once; over TCP by a request with the token. Guests
+    take no place of the others: where they are too many, the one that has stood
+    longest is ended, so that probes and clients always get in. Those of the Unix
+    socket and those of TCP are counted apart.
+
+    Attributes:
+        connections_max: Most connections that may use the sidecar.
+    """
+
+    connections_max: int = CONNECTIONS_MAX
+    _admitted: dict[bool, set["GuardedProtocol"]] = attrs.field(
+        factory=lambda: {True: set(), False: set()}
+    )
+    _guests: dict[bool, dict["GuardedProtocol", None]] = attrs.field(
+        factory=lambda: {True: {}, False: {}}
+    )
+
+    @property
+    def guests_max(self) -> int:
+        """Most guests of the Unix socket, and as many of TCP."""
+        return max(1, min(GUESTS_MAX, self.connections_max // 4))
+
+    def enter(self, protocol: "GuardedProtocol", *, is_local: bool) -> None:
+        """Count a connection as a guest."""
+        self._guests[is_local][protocol] = None
+
+    def admit(self, protocol: "GuardedProtocol", *, is_local: bool) -> bool:
+        """Move a guest to those that may use the sidecar, if there is a place."""
+        guests = self._guests[is_local]
+        if protocol not in guests:
+            return False  # it has been ended
+        of_tcp = len(self._admitted[False])
+        if of_tcp + len(self._admitted[True]) >= self.connections_max:
+            return False
+        kept = max(1, self.connections_max // LOCAL_PART)
+        if not is_local and of_tcp >= self.connections_max - kept:
+            return False
+        del guests[protocol]
+        self._admitted[is_local].add(protocol)
+        return True
+
+    def end_oldest(self, *, is_local: bool) -> None:
+        """End the guest that has stood longest, where there are too many."""
+        guests = self._guests[is_local]
+        if len(guests) > self.guests_max:
+            oldest = next(iter(guests))
+            del guests[oldest]
+            oldest.abort()
+
+    def leave(self, protocol: "GuardedProtocol") -> None:
+        """Forget a connection that is over."""
+        for is_local in (True, False):
+            self._admitted[is_local].discard(protocol)
+            self._guests[is_local].pop(protocol, None)
+
+
+class GuardedProtocol(H11Protocol):
+    """One connection of the sidecar.
+
+    Attributes:
+        places: Bounds the connections of this server; set once, before serving.
+        socket_gid: Group whose members may use the Unix socket; set once.
+    """
+
+    places = ConnectionLimits()
+    socket_gid: int | None = None
+
+    _head_timer: asyncio.TimerHandle | None = None
+    _guest_timer: asyncio.TimerHandle | None = None
+    _write_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(  # type: ignore[override]
+        self, transport: asyncio.Transport
+    ) -> None:
+        """Learn who connected, and whether it may use the sidecar."""
+        super().connection_made(transport)
+        # What asyncio hands out has all that is asked of it, and is no socket.
+        found = cast("socket.socket", transport.get_extra_info("socket"))
+        is_local = found.family == socket.AF_UNIX
+        connection = Connection(
+            peer_of(found), is_local, find_place=partial(self._admit, is_local=is_local)
+        )
+        self.app_state = {**self.app_state, CONNECTION: connection}
+        self._guest_timer = self.loop.call_later(GUEST_S_MAX, self.abort)
+        # Writing is paused whenever anything waits to be sent, and not above 64 KiB.
+        transport.set_write_buffer_limits(high=0)
+        self.places.enter(self, is_local=is_local)
+        if is_local and may_use(connection.peer, self.socket_gid):
+            connection.admit()
+        self.places.end_oldest(is_local=is_local)
+        self._watch_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the connection."""
+        self._forget_head()
+        self._forget_guest()
+        self._forget_write()
+        self.places.leave(self)
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """Stop writing; what waits to be sent then has a deadline."""
+        super().pause_writing()
+        if self._write_timer is None:
+            self._write_timer = self.loop.call_later(WRITE_S_MAX, self.abort)
+
+    def resume_writing(self) -> None:
+        """Go on writing: everything was sent."""
+        self._forget_write()
+        super().resume_writing()
+
+    def _forget_write(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
+
+    def abort(self) -> None:
+        """End the connection at once, whatever was not sent yet."""
+        self.transport.abort()
+
+    def _admit(self, *, is_local: bool) -> bool:
+        is_admitted = self.places.admit(self, is_local=is_local)
+        if is_admitted:
+            self._forget_guest()
+        return is_admitted
+
+    def _forget_guest(self) -> None:
+        if self._guest_timer is not None:
+            self._guest_timer.cancel()
+            self._guest_timer = None
+
+    def data_received(self, data: bytes) -> None:
+        """Take bytes; what does not become a request in time is given up."""
+        super().data_received(data)
+        self._watch_head()
+
+    def on_response_complete(self) -> None:
+        """Go on with what came meanwhile."""
+        super().on_response_complete()
+        self._watch_head()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is no HTTP; a response that has begun is broken off."""
+        cycle: RequestResponseCycle | None = self.cycle
+        if cycle is not None and not cycle.response_complete:
+            cycle.disconnected = True
+            cycle.message_event.set()
+            if cycle.response_started:
+                self.transport.abort()
+                return
+        self._refuse(http_error(400, msg, setting="request"))
+
+    def _refuse(self, found: HttpError) -> None:
+        self._forget_head()
+        self.transport.write(response_bytes(found))
+        self.transport.close()
+
+    @property
+    def _is_head_awaited(self) -> bool:
+        """Whether a request is on its way that has not wholly arrived."""
+        if self.conn.their_state is not h11.IDLE or self.transport.is_closing():
+            return False
+        # After a request uvicorn's own timer runs until the next bytes come; part
+        # of the next request may have come with the one before.
+        has_begun = bool(self.conn.trailing_data[0])
+        return has_begun or self.timeout_keep_alive_task is None
+
+    def _watch_head(self) -> None:
+        if not self._is_head_awaited:
+            self._forget_head()
+        elif self._head_timer is None:
+            self._head_timer = self.loop.call_later(HEAD_S_MAX, self._give_up)
+
+    def _forget_head(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _give_up(self) -> None:
+        self._head_timer = None
+        if self._is_head_awaited:
+            self._refuse(
+                http_error(
+                    408, f"no request within {HEAD_S_MAX:.0f} s", setting="request"
+                )
+            )
+
+
+class Server(uvicorn.Server):
+    """Uvicorn without its signals: when to end is the daemon's to say."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals alone."""
+        yield
+
+
+def make_server(
+    app: ASGIApp, *, connections_max: int, socket_gid: int | None = None
+) -> Server:
+    """Return a server of the application, for sockets that it is given."""
+
+    class _Protocol(GuardedProtocol):
+        pass
+
+    _Protocol.places = ConnectionLimits(connections_max)
+    _Protocol.socket_gid = socket_gid
+    config = uvicorn.Config(
+        app,
+        http=_Protocol,
+        ws="none",
+        lifespan="off",
+        interface="asgi3",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        date_header=False,
+        backlog=BACKLOG,
+        timeout_keep_alive=IDLE_S,
+        timeout_graceful_shutdown=GRACE_S,
+        h11_max_incomplete_event_size=HEAD_BYTES_MAX,
+    )
+    return Server(config)

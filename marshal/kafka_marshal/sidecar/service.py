@@ -1,0 +1,642 @@
+"""The service: what a sidecar's requests are answered from, the only part they call."""
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from kafka_marshal.engine.awaiting import await_news
+from kafka_marshal.engine.tickets import Ticket, Verdict
+from kafka_marshal.errors import (
+    ClaimLost,
+    ConfigurationError,
+    CoordinationError,
+    DeadlineExceeded,
+)
+from kafka_marshal.protocol.codec import is_identifier, is_topic
+from kafka_marshal.protocol.types import Key
+from kafka_marshal.protocol.world import world_to_object
+from kafka_marshal.remote import api
+from kafka_marshal.remote.looking import LocalClient
+from kafka_marshal.runtime import Runtime
+from kafka_marshal.sidecar.clients import Client
+from kafka_marshal.sidecar.events import EventCursor
+from kafka_marshal.sidecar.grants import Grants
+from kafka_marshal.sidecar.group import LEFT, LocalGroup
+from kafka_marshal.sidecar.health import Lifecycle, State
+from kafka_marshal.sidecar.http_errors import UNKNOWN
+from kafka_marshal.sidecar.lease_journal import boot_id
+from kafka_marshal.sidecar.process_monitor import Caller, DeathWatch, Peer
+from kafka_marshal.sidecar.registry import ClientRegistry
+
+LOOKUP_MS_MAX = 10_000
+CLAIM_MS_MAX = 1_000
+WAIT_SLICE_MS = 50
+BEATS_PER_H = 6
+BEAT_MS_MAX = 1_000
+WANTS_MAX = 100
+CLAIMS_MAX = 1_000
+NAME_CHARS_MAX = 200
+OPEN = frozenset({State.RECOVERY, State.RUNNING})
+
+
+class SidecarService:
+    """Holds the claims of many local clients: one session per group on one engine.
+
+    Thread-safe; calls are short, and each wait has an end.
+
+    Args:
+        runtime: The engine with its connections, ready.
+        client_id: Name of this sidecar in the log.
+        state_dir: Where identities and promises are kept; None keeps none, and a
+            restart waits until what it held is stale.
+        version: Release, for people.
+        states: What the sidecar is doing; read only.
+        watch: Tells when a client's process is dead.
+        bootstrap_servers: What clients are told to find the cluster by.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        *,
+        client_id: str,
+        state_dir: Path | None,
+        version: str,
+        states: Lifecycle,
+        watch: DeathWatch,
+        bootstrap_servers: Sequence[str] = (),
+    ) -> None:
+        _require_name("client_id", client_id)
+        self._runtime = runtime
+        self._engine = runtime.engine
+        self._context = runtime.engine.context
+        self._client_id = client_id
+        self._version = version
+        self._states = states
+        self._servers = tuple(bootstrap_servers)
+        self._boot_id = boot_id()
+        self._lobby = ClientRegistry(
+            runtime,
+            client_id=client_id,
+            state_dir=state_dir,
+            watch=watch,
+            boot_id=self._boot_id,
+        )
+        engine = runtime.engine
+        self._grants = Grants(engine.context, engine.tickets, data=runtime.ports.data)
+        self._is_draining = False
+        self._is_closed = False
+
+    @property
+    def hosts(self) -> tuple[LocalGroup, ...]:
+        """What each group has here; for metrics and tests, under the engine's lock."""
+        return tuple(self._lobby.hosts.values())
+
+    # --- the host
+
+    def info(self) -> api.Info:
+        """Return what a client has to know before it registers."""
+        context = self._context
+        return api.Info(
+            level=api.API_LEVEL,
+            version=self._version,
+            state=self._states.state.value,
+            client_id=self._client_id,
+            incarnation=self._lobby.incarnation,
+            boot_id=self._boot_id,
+            cluster_id=context.settled.cluster_id,
+            coordination_topic=self._runtime.description.name,
+            bootstrap_servers=self._servers,
+            heartbeat_interval_ms=context.heartbeat_interval_ms,
+            client_beat_ms_max=self._beat_ms_max,
+            span=context.settled.limit("span"),
+            now_ms=context.now_ms,
+        )
+
+    @property
+    def _beat_ms_max(self) -> int:
+        return max(
+            1, min(self._context.heartbeat_interval_ms // BEATS_PER_H, BEAT_MS_MAX)
+        )
+
+    def _require_open(self) -> None:
+        if self._engine.failure is not None:
+            raise self._engine.failure
+        state = self._states.state
+        if self._is_draining or self._is_closed or state not in OPEN:
+            raise CoordinationError(
+                f"this sidecar takes nobody in now ({state.value}); try again in a "
+                "moment"
+            )
+
+    def recover(self, *, timeout_ms: int) -> int:
+        """Take up what an earlier life of this sidecar had promised its clients.
+
+        Called once, before clients are let in, in state ``RECOVERY``.
+
+        Returns:
+            How many clients are expected back.
+
+        Raises:
+            IdentityConflict: Another sidecar of this name runs on this machine.
+        """
+        return self._lobby.recover(timeout_ms=timeout_ms)
+
+    # --- clients
+
+    def register(
+        self, group_id: str, client_id: str, *, said: api.Registration, peer: Peer
+    ) -> api.Registered:
+        """Take a process in, or take it in again.
+
+        Raises:
+            ConfigurationError: It means to beat too seldom.
+            IdentityConflict: Another process of that name is alive.
+            CoordinationError: The sidecar is leaving, or not ready yet.
+        """
+        _require_name("group_id", group_id)
+        _require_name("client_id", client_id)
+        with self._engine.changed:
+            self._require_open()
+            most_ms = self._beat_ms_max
+            if not 1 <= said.beat_ms <= most_ms:
+                raise ConfigurationError(
+                    f"beat_ms is {said.beat_ms}; it must be 1 to {most_ms}, a sixth "
+                    "of the log's heartbeat interval and at most a second, so that a "
+                    "silent client is noticed before its deadlines",
+                    setting="beat_ms",
+                )
+            was_known = self._lobby.register(group_id, client_id, said=said, peer=peer)
+            return api.Registered(info=self.info(), was_known=was_known)
+
+    def children(self, who: Caller, said: api.Children) -> None:
+        """Note processes that work for a client, instead of those named before.
+
+        Raises:
+            ConfigurationError: The client's own process is not known, over TCP.
+        """
+        with self._engine.changed:
+            _, client = self._find(who)
+            if client.watched is None and said.pids:
+                raise ConfigurationError(
+                    "children are only watched for clients of the Unix socket, whose "
+                    "own process is known",
+                    setting="pids",
+                )
+            self._lobby.set_children(client, said.pids)
+
+    def leave(self, who: Caller, said: api.Leaving) -> api.Left:
+        """Let a client go, or have it wait until all of its work was handed over.
+
+        A ``restart`` keeps its place for another process of its name for an H. A
+        ``downscale`` that did not stop everything goes on working, and asks again
+        once nothing is left.
+
+        Raises:
+            DeadlineExceeded: The log did not show it in time; it may still.
+        """
+        with self._engine.changed:
+            host, client = self._find(who)
+            is_back_soon = not said.release or said.reason == "restart"
+            if is_back_soon:
+                interval_ms = self._context.heartbeat_interval_ms
+                for each in said.returned:
+                    host.take_position(client, each)
+                host.keep_for_restart(
+                    client, until_ms=self._context.now_ms + interval_ms
+                )
+            else:
+                for each in said.returned:
+                    host.take_returned(client, each, reason=LEFT)
+                client.is_leaving = True
+                for name in list(client.wants):
+                    host.leave_pool(client, name)
+            self._engine.act(host.session)
+            if client.loans and said.reason == "downscale":
+                return api.Left(action="wait_for_drain")
+        self._await_released(host, said.returned, said.timeout_ms)
+        return api.Left(action="shutdown_now")
+
+    def feed(self, who: Caller, after: str | None) -> EventCursor:
+        """Return the events of a client, from behind the id ``after``.
+
+        An older feed of the same client ends.
+        """
+        with self._engine.changed:
+            _, client = self._find(who)
+            return client.ring.open(self._engine.lock, after=after)
+
+    def clients(self) -> list[LocalClient]:
+        """Return who is registered here, by group and name."""
+        with self._engine.changed:
+            now_ms = self._context.now_ms
+            return [
+                _line(host, client, now_ms)
+                for _, host in sorted(self._lobby.hosts.items())
+                for _, client in sorted(host.books.clients.items())
+            ]
+
+    def _find(self, who: Caller) -> tuple[LocalGroup, Client]:
+        """Return who calls, and take that for a sign of life.
+
+        Raises:
+            ClaimLost: It is not registered (``unknown``, ``gone``).
+        """
+        if self._engine.failure is not None:
+            raise self._engine.failure
+        host = self._lobby.hosts.get(who.group_id)
+        if host is None:
+            raise ClaimLost(
+                f"nobody of group {who.group_id!r} is registered at this sidecar; "
+                "register first",
+                reason=UNKNOWN,
+            )
+        client = host.find(who.client_id, who.instance)
+        client.seen_ms = self._context.now_ms
+        return host, client
+
+    # --- wishes
+
+    def subscribe(self, who: Caller, name: str, *, wants: api.Wants) -> api.Subscribed:
+        """Pursue topics for a client. Idempotent.
+
+        Raises:
+            ConfigurationError: A setting is impossible, or not that of the other
+                clients of these topics.
+            ClaimLost: The client is not registered (``unknown``, ``gone``).
+        """
+        if not 1 <= len(name) <= NAME_CHARS_MAX:
+            raise ConfigurationError(
+                f"name must have 1 to {NAME_CHARS_MAX} characters", setting="name"
+            )
+        with self._engine.changed:
+            self._require_open()
+            host, client = self._find(who)
+            if len(client.wants) >= WANTS_MAX and name not in client.wants:
+                raise ConfigurationError(
+                    f"client {client.client_id!r} has {WANTS_MAX} subscriptions, the "
+                    "most; end some of them",
+                    setting="name",
+                )
+        pool = self._lobby.enroll(
+            host, client, name=name, wants=wants, timeout_ms=LOOKUP_MS_MAX
+        )
+        with self._engine.changed:
+            self._engine.act(host.session)
+            topics = pool.subscription.topics.items()
+            return api.Subscribed(
+                topics={topic: info.partition_count for topic, info in topics},
+                counts_topics=pool.counts_topics,
+            )
+
+    def unsubscribe(
+        self, who: Caller, name: str, *, release: api.Release, keep: bool
+    ) -> None:
+        """Pursue them no longer; with ``keep`` the claims stay with the client.
+
+        Raises:
+            DeadlineExceeded: The log did not show it in time.
+        """
+        with self._engine.changed:
+            host, client = self._find(who)
+            for each in release.returned:
+                host.take_returned(client, each, reason=LEFT)
+            if keep:
+                host.park(client, name)
+            else:
+                host.leave_pool(client, name)
+            self._engine.act(host.session)
+        self._await_released(host, release.returned, release.timeout_ms)
+
+    def claim(
+        self, who: Caller, topic: str, *, partition: int, wish: int | None = None
+    ) -> None:
+        """Pursue one partition without consuming it. Idempotent.
+
+        Args:
+            who: The client.
+            topic: Data topic.
+            partition: Data partition.
+            wish: Number of this wish, which grows: what is said late counts not.
+
+        Raises:
+            ConfigurationError: That is no data partition.
+            InvalidTransition: Clients of this sidecar consume it.
+        """
+        if not is_topic(topic) or partition < 0:
+            raise ConfigurationError(
+                f"{topic!r} partition {partition} is no data partition", setting="topic"
+            )
+        with self._engine.changed:
+            self._require_open()
+            host, client = self._find(who)
+            mine = [
+                names
+                for names in host.books.explicit.values()
+                if client.client_id in names
+            ]
+            if len(mine) >= CLAIMS_MAX:
+                raise ConfigurationError(
+                    f"client {client.client_id!r} claims {CLAIMS_MAX} partitions one "
+                    "by one, the most; consume their topics instead",
+                    setting="partition",
+                )
+            key = Key(who.group_id, topic, partition)
+            if client.hears_wish(key, wish, is_on=True):
+                host.want(client, key)
+                self._engine.act(host.session)
+
+    def unclaim(
+        self, who: Caller, topic: str, *, partition: int, wish: int | None = None
+    ) -> None:
+        """Pursue it no longer: the client has stopped to use it. Idempotent."""
+        key = Key(who.group_id, topic, partition)
+        with self._engine.changed:
+            host, client = self._find(who)
+            if not client.hears_wish(key, wish, is_on=False):
+                return
+            loan = client.loans.get(key)
+            if loan is not None and not loan.name:
+                said = api.Returned(
+                    topic=topic,
+                    partition=partition,
+                    epoch=loan.epoch,
+                    position=loan.holding.position,
+                    reason="released",
+                )
+                host.take_returned(client, said)
+            host.drop_explicit(key, client)
+            self._engine.act(host.session)
+
+    # --- signs of life
+
+    def beat(self, who: Caller, beat: api.Beat) -> api.Beaten:
+        """Take a sign of life with positions; tell the new deadlines.
+
+        Raises:
+            ClaimLost: The client is not registered; or a flush names a claim that
+                is not its own any more.
+            DeadlineExceeded: The log did not show a flush in time.
+        """
+        with self._engine.changed:
+            host, client = self._find(who)
+            client.beat_at_ms = client.seen_ms
+            stale = None
+            for each in beat.standings:
+                loan = client.loans.get(_key(who, each))
+                if loan is not None and loan.epoch == each.epoch:
+                    loan.take(each)
+                else:
+                    stale = each
+            if beat.flush:
+                if stale is not None:
+                    raise self._stale(_key(who, stale))
+                self._flush(host, who, beat)
+            deadlines = host.deadlines(client)
+            takers = host.takers(client)
+            now_ms = self._context.now_ms
+            return api.Beaten(deadlines=deadlines, now_ms=now_ms, takers=takers)
+
+    def _flush(self, host: LocalGroup, who: Caller, beat: api.Beat) -> None:
+        """Wait until the log holds what a client has said."""
+        session = host.session
+        seqs = session.beat_now()
+        self._await(
+            lambda: host.failure is not None or not session.is_pending(seqs),
+            beat.timeout_ms,
+            what="positions",
+        )
+        host.find(who.client_id, who.instance)
+        for each in beat.standings:
+            loan = host.books.loans.get(_key(who, each))
+            if loan is None or loan.epoch != each.epoch:
+                raise self._stale(_key(who, each))
+
+    def _stale(self, key: Key) -> ClaimLost:
+        known = self._context.replica_of(key).world.keys.get(key)
+        owner = None if known is None else known.owner
+        name = "nobody" if owner is None else repr(owner.client_id)
+        return ClaimLost(
+            f"{key.topic_partition} is not held under that claim any more; by the log "
+            f"it is held by {name}",
+            winner=None if owner is None else owner.client_id,
+            at_offset=None if known is None else known.epoch,
+            reason="stale_token",
+        )
+
+    def release(self, who: Caller, said: api.Release) -> None:
+        """Take back what a client has stopped to use. Idempotent.
+
+        Raises:
+            DeadlineExceeded: The log did not show it in time.
+        """
+        with self._engine.changed:
+            host, client = self._find(who)
+            for each in said.returned:
+                host.take_returned(client, each)
+            self._engine.act(host.session)
+        self._await_released(host, said.returned, said.timeout_ms)
+
+    def _await_released(
+        self, host: LocalGroup, returned: Iterable[api.Returned], timeout_ms: int
+    ) -> None:
+        if timeout_ms <= 0:
+            return
+        keys = [Key(host.group_id, each.topic, each.partition) for each in returned]
+        with self._engine.changed:
+            self._await(
+                lambda: not host.session.is_leaving(keys), timeout_ms, what="releases"
+            )
+
+    def _await(
+        self, is_done: Callable[[], bool], timeout_ms: int, *, what: str
+    ) -> None:
+        await_news(
+            self._engine,
+            is_done,
+            timeout_ms=timeout_ms,
+            fault=f"did not show the {what}",
+            hope="; they may still arrive",
+        )
+
+    # --- the log
+
+    def grant(self, group_id: str, ask: api.GrantAsk) -> api.Granted:
+        """Ask the log for offsets at most once, and wait for the fold's verdict.
+
+        Raises:
+            ConfigurationError: It asks for nothing, or for what is not written yet.
+            ClaimRejected: It does not show the secret of the claim.
+            CoordinationError: The claim is not read yet, or the cluster did not say
+                where the data log ends.
+            DeadlineExceeded: There was none in time; it may come later, and what is
+                granted then is reported as lost.
+        """
+        key = _key_asked(group_id, ask)
+        until_ms = self._context.now_ms + ask.timeout_ms
+        with self._engine.changed:
+            self._await_claim(key, ask)
+            is_over = self._grants.is_over(key, ask)
+            if not is_over:
+                self._grants.require_secret(key, ask)
+        if not is_over:
+            left_ms = max(0, until_ms - self._context.now_ms)
+            self._grants.require_end(key, ask, timeout_ms=left_ms)
+        with self._engine.changed:
+            ticket = self.begin_grant(group_id, ask)
+            left_ms = max(0, until_ms - self._context.now_ms)
+            return granted_now(self._await_verdict(ticket, left_ms))
+
+    def begin_grant(self, group_id: str, ask: api.GrantAsk) -> Ticket:
+        """Ask the log for offsets, and wait for nothing; raises as ``grant``.
+
+        Where the data log ends is not asked: that waits.
+        """
+        key = _key_asked(group_id, ask)
+
+        def note(first: int, last: int) -> None:
+            host = self._lobby.hosts.get(group_id)
+            if host is not None:
+                host.note_grant(key, ask.epoch, first=first, last=last)
+
+        with self._engine.changed:
+            if self._engine.failure is not None:
+                raise self._engine.failure
+            return self._grants.ticket(key, ask, note=note)
+
+    def _await_claim(self, key: Key, ask: api.GrantAsk) -> None:
+        """Wait a moment for a claim of another host that is not read yet."""
+        timeout_ms = min(ask.timeout_ms, CLAIM_MS_MAX)
+        with suppress(DeadlineExceeded):
+            self._await(
+                lambda: self._grants.has_read(key, ask), timeout_ms, what="claim"
+            )
+
+    def _await_verdict(self, ticket: Ticket, timeout_ms: int) -> Verdict:
+        def is_answered() -> bool:
+            ticket.raise_refusal()
+            return ticket.verdict is not None
+
+        ticket.waiting_count += 1
+        try:
+            self._await(is_answered, timeout_ms, what="verdict")
+        finally:
+            ticket.waiting_count -= 1
+            if ticket.verdict is None and not ticket.waiting_count:
+                self._engine.tickets.give_up(ticket)
+        assert ticket.verdict is not None
+        return ticket.verdict
+
+    def world(self, *, timeout_ms: int) -> dict[str, Any]:
+        """Return the world document, never older than this call (PROTOCOL 3.8).
+
+        Raises:
+            DeadlineExceeded: The log was not read to its end in time.
+        """
+        self._engine.catch_up(timeout_ms)
+        with self._engine.changed:
+            replicas = self._context.replicas.values()
+            return world_to_object(replica.world for replica in replicas)
+
+    # --- the end
+
+    def start_drain(self) -> None:
+        """Ask every client to give back what it has; take nothing new. Idempotent."""
+        with self._engine.changed:
+            if self._is_draining:
+                return
+            self._is_draining = True
+            for host in self._lobby.hosts.values():
+                host.drain_all()
+                self._engine.act(host.session)
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether nothing is in use any more, and the log shows it."""
+        with self._engine.changed:
+            return all(host.is_drained for host in self._lobby.hosts.values())
+
+    def close(self, *, timeout_ms: int) -> None:
+        """Release what nobody uses and leave every group. Idempotent.
+
+        What is still in use then is not released: it runs out by itself, or a
+        restart takes it up.
+        """
+        with self._engine.changed:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            hosts = list(self._lobby.hosts.values())
+            pending: list[tuple[LocalGroup, list[int]]] = []
+            for host in hosts:
+                host.drain_all()
+                pending.append((host, host.session.begin_close(release=True)))
+            try:
+                self._await(lambda: all(map(_is_over, pending)), timeout_ms, what="end")
+            except (CoordinationError, DeadlineExceeded):
+                self._context.observe("close_unconfirmed", {})
+            for host in hosts:
+                for client in host.books.clients.values():
+                    client.ring.close()
+                self._lobby.close(host)
+
+
+def _is_over(pending: tuple[LocalGroup, list[int]]) -> bool:
+    host, seqs = pending
+    session = host.session
+    return not session.leaving_count and not session.is_pending(seqs, late=False)
+
+
+def _key_asked(group_id: str, ask: api.GrantAsk) -> Key:
+    """Return the key that offsets of are asked for.
+
+    Raises:
+        ConfigurationError: The request asks for nothing, or of no group.
+    """
+    _require_name("group_id", group_id)
+    if ask.last < ask.first:
+        raise ConfigurationError(
+            f"offsets {ask.first} to {ask.last} are none", setting="last"
+        )
+    return Key(group_id, ask.topic, ask.partition)
+
+
+def _key(who: Caller, said: api.Standing) -> Key:
+    return Key(who.group_id, said.topic, said.partition)
+
+
+def _line(host: LocalGroup, client: Client, now_ms: int) -> LocalClient:
+    beat_at_ms = client.beat_at_ms
+    return LocalClient(
+        group=host.group_id,
+        client=client.client_id,
+        pid=client.peer.pid,
+        state=client.state(now_ms),
+        beat_age_ms=None if beat_at_ms is None else now_ms - beat_at_ms,
+        subscriptions=tuple(sorted(client.wants)),
+        assigned=tuple(str(key.topic_partition) for key in sorted(client.loans)),
+        promised_until_ms=max((x.told_ms for x in client.loans.values()), default=None),
+    )
+
+
+def _require_name(setting: str, name: str) -> None:
+    if not is_identifier(name):
+        raise ConfigurationError(
+            f"{setting} {name!r} is no valid name: "
+            "1 to 200 of A-Z a-z 0-9 . _ : -, not . or ..",
+            setting=setting,
+        )
+
+
+def granted_now(verdict: Verdict) -> api.Granted:
+    """Return the fold's verdict as a client is told it."""
+    first, last = verdict.granted or (None, None)
+    return api.Granted(
+        outcome=verdict.outcome,
+        reason=verdict.reason,
+        first=first,
+        last=last,
+        head=verdict.head,
+        offset=verdict.offset,
+    )

@@ -1,0 +1,248 @@
+"""A service that holds nothing: for tests of what stands in front of it."""
+
+import threading
+from collections import deque
+
+from kafka_marshal.errors import ClaimLost, IdentityConflict
+from kafka_marshal.remote import api
+from kafka_marshal.remote.looking import LocalClient
+from kafka_marshal.sidecar.http_errors import GONE, UNKNOWN
+
+INCARNATION = "ab" * 16
+SNAPSHOT = api.Snapshot(
+    assigned=(), releasing=(), paused=api.Paused(is_paused=False), subscriptions=()
+)
+RING = 64
+
+
+def assigned(partition: int = 0) -> api.Assigned:
+    return api.Assigned(
+        subscription="s",
+        topic="orders",
+        partition=partition,
+        epoch=17,
+        token="0.2.17",
+        client_id="host-a",
+        incarnation=INCARNATION,
+        secret="5e" * 16,
+        position=None,
+        is_anchored=False,
+        soft_until_ms=5_000,
+        hard_until_ms=9_000,
+    )
+
+
+class FakeEventReader:
+    """A ring of frames; one that overran starts anew with a snapshot."""
+
+    def __init__(self, after: str | None) -> None:
+        self.on_news = None
+        self.after = after
+        self.is_closed = False
+        self.taken = 0
+        self._number = 0
+        self._lock = threading.Lock()
+        self._ring: deque[api.Frame] = deque()
+        self.push(SNAPSHOT)
+
+    def push(self, body: api.EventBody) -> None:
+        with self._lock:
+            if len(self._ring) >= RING:
+                self._ring.clear()
+                body = SNAPSHOT
+            self._number += 1
+            frame_id = api.frame_id(INCARNATION, self._number, t=0, offset=0)
+            self._ring.append(api.Frame(frame_id, body))
+        if self.on_news is not None:
+            self.on_news()
+
+    def take(self) -> list[api.Frame]:
+        with self._lock:
+            found = list(self._ring)
+            self._ring.clear()
+            self.taken += len(found)
+        return found
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class FakeService:
+    """Notes who said what; answers with what fits.
+
+    Attributes:
+        said: Every call: its name and its arguments.
+        fault: Raised by the next calls, where one is set.
+        hold: What calls wait for, where it is set.
+        instances: Who is registered.
+    """
+
+    def __init__(self) -> None:
+        self.said: list[tuple] = []
+        self.fault: BaseException | None = None
+        self.hold: threading.Event | None = None
+        self.feeds: list[FakeEventReader] = []
+        self.instances: dict[tuple[str, str], str] = {}
+        self.gone: set[tuple[str, str]] = set()
+        self.is_drained = True
+
+    def recover(self, *, timeout_ms) -> int:
+        self._note("recover", timeout_ms)
+        return 2
+
+    def start_drain(self) -> None:
+        self._note("start_drain")
+
+    def close(self, *, timeout_ms) -> None:
+        self._note("close", timeout_ms)
+
+    def _note(self, *said: object) -> None:
+        self.said.append(said)
+        if self.hold is not None:
+            assert self.hold.wait(30)
+        if self.fault is not None:
+            raise self.fault
+
+    def _known(self, who) -> None:
+        name = (who.group_id, who.client_id)
+        if name in self.gone:
+            raise ClaimLost("it is gone; register again", reason=GONE)
+        if name not in self.instances:
+            raise ClaimLost("nobody of that name; register first", reason=UNKNOWN)
+        if self.instances[name] != who.instance:
+            raise IdentityConflict("another process", holder=who.client_id)
+
+    def info(self) -> api.Info:
+        self._note("info")
+        return api.Info(
+            level=api.API_LEVEL,
+            version="1",
+            state="RUNNING",
+            client_id="host-a",
+            incarnation=INCARNATION,
+            boot_id="b",
+            cluster_id="c",
+            coordination_topic="__marshal",
+            bootstrap_servers=("localhost:9092",),
+            heartbeat_interval_ms=1_000,
+            client_beat_ms_max=333,
+            span=1_000,
+            now_ms=5,
+        )
+
+    def register(self, group_id, client_id, *, said, peer) -> api.Registered:
+        self._note("register", group_id, client_id, said, peer)
+        known = self.instances.get((group_id, client_id))
+        self.instances[group_id, client_id] = said.instance
+        return api.Registered(info=self.info(), was_known=known == said.instance)
+
+    def subscribe(self, who, name, *, wants) -> api.Subscribed:
+        self._note("subscribe", who, name, wants)
+        self._known(who)
+        return api.Subscribed(topics=dict.fromkeys(wants.topics, 3), counts_topics=True)
+
+    def unsubscribe(self, who, name, *, release, keep) -> None:
+        self._note("unsubscribe", who, name, release, keep)
+        self._known(who)
+
+    def claim(self, who, topic, *, partition, wish=None) -> None:
+        self._note("claim", who, topic, partition)
+        self._known(who)
+
+    def unclaim(self, who, topic, *, partition, wish=None) -> None:
+        self._note("unclaim", who, topic, partition)
+        self._known(who)
+
+    def beat(self, who, beat) -> api.Beaten:
+        self._note("beat", who, beat)
+        self._known(who)
+        deadline = api.Deadline(
+            topic="t", partition=0, epoch=1, soft_until_ms=1, hard_until_ms=2
+        )
+        return api.Beaten(deadlines=(deadline,), now_ms=6)
+
+    def release(self, who, said) -> None:
+        self._note("release", who, said)
+        self._known(who)
+
+    def children(self, who, said) -> None:
+        self._note("children", who, said)
+        self._known(who)
+
+    def leave(self, who, said) -> api.Left:
+        self._note("leave", who, said)
+        self._known(who)
+        return api.Left(action="shutdown_now")
+
+    def feed(self, who, after) -> FakeEventReader:
+        self._note("feed", who, after)
+        self._known(who)
+        self.feeds.append(FakeEventReader(after))
+        return self.feeds[-1]
+
+    def grant(self, group_id, ask) -> api.Granted:
+        self._note("grant", group_id, ask)
+        return api.Granted(
+            outcome="accepted",
+            reason=None,
+            first=ask.first,
+            last=ask.last,
+            head=ask.last + 1,
+            offset=4711,
+        )
+
+    def world(self, *, timeout_ms) -> dict:
+        self._note("world", timeout_ms)
+        return WORLD
+
+    def clients(self) -> list[LocalClient]:
+        self._note("clients")
+        return [
+            LocalClient(
+                group="g",
+                client="c",
+                pid=7,
+                state="ready",
+                beat_age_ms=None,
+                subscriptions=("s",),
+                assigned=("orders-0",),
+                promised_until_ms=9_000,
+            )
+        ]
+
+
+def claim_object(group: str, partition: int, *, owner: str | None) -> dict:
+    return {
+        "group_id": group,
+        "topic": "orders",
+        "partition": partition,
+        "owner": owner and {"client_id": owner, "incarnation": INCARNATION},
+        "epoch": 17,
+        "token": "0.2.17",
+        "position": 100 + partition,
+        "granted": None,
+        "freshness": "fresh",
+        "age_ms": 5,
+        "locked_by": None,
+    }
+
+
+_PAUSE = {"group_id": "halted", "op_id": "00" * 16, "client_id": "me", "until_ms": 9}
+WORLD = {
+    "schema": 1,
+    "partitions": {
+        "0": {
+            "next_offset": 12,
+            "claims": [
+                claim_object("billing", 1, owner="host-a"),
+                claim_object("billing", 0, owner="host-b"),
+            ],
+            "pauses": [_PAUSE],
+        },
+        "1": {
+            "next_offset": 5,
+            "claims": [claim_object("billing", 2, owner=None)],
+            "pauses": [_PAUSE],
+        },
+    },
+}

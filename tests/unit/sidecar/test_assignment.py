@@ -1,0 +1,403 @@
+"""The plan of who has what: balanced, sticky, within limits, the same for the same.
+
+What clients of one sidecar must agree on.
+
+Who gets what, and how it moves, over a whole log.
+"""
+
+import random
+from collections import Counter
+
+import pytest
+from enginekit import (
+    H,
+    lines,
+    of,
+    wish,
+    world,
+)
+from sidecarkit import Local, Machine, find, having, releases, run, run_until, sizes
+
+from kafka_marshal.errors import (
+    ConfigurationError,
+    CoordinationError,
+)
+from kafka_marshal.protocol import records
+from kafka_marshal.protocol.types import Key
+from kafka_marshal.remote import api
+from kafka_marshal.sidecar.assignment import Member, assign
+
+# --- The assignment ---
+
+
+def keys(*numbers, topic="t"):
+    return [Key("g", topic, number) for number in numbers]
+
+
+def counts_of(placed):
+    return dict(Counter(placed.values()))
+
+
+@pytest.mark.parametrize(
+    ("count", "seats", "expected"),
+    [
+        pytest.param(6, [Member("a"), Member("b"), Member("c")], (2, 2, 2), id="even"),
+        pytest.param(
+            7, [Member("a"), Member("b"), Member("c")], (3, 2, 2), id="one-more"
+        ),
+        pytest.param(
+            7, [Member("a", 1), Member("b"), Member("c")], (1, 3, 3), id="limit"
+        ),
+        pytest.param(
+            7, [Member("a", 0), Member("b", 2), Member("c")], (0, 2, 5), id="full"
+        ),
+        pytest.param(
+            7, [Member("a", 1), Member("b", 2), Member("c", 1)], (1, 2, 1), id="no"
+        ),
+        pytest.param(
+            1, [Member("c"), Member("b"), Member("a")], (1, 0, 0), id="by-name"
+        ),
+        pytest.param(3, [], (0, 0, 0), id="nobody"),
+        pytest.param(0, [Member("a")], (0, 0, 0), id="nothing"),
+    ],
+)
+def test_shares(count, seats, expected):
+    placed = assign(keys(*range(count)), seats, present={})
+    assert tuple(counts_of(placed).get(name, 0) for name in "abc") == expected
+
+
+def test_whoever_has_something_keeps_it():
+    present = dict.fromkeys(keys(0, 1, 2, 3), "a") | dict.fromkeys(keys(4, 5), "b")
+    placed = assign(keys(*range(6)), [Member("a"), Member("b")], present=present)
+    moved = {key for key in present if placed[key] != present[key]}
+    assert counts_of(placed) == {"a": 3, "b": 3}
+    assert moved == set(keys(3)), "the last goes"
+
+
+def test_what_was_a_strangers_is_free():
+    present = dict.fromkeys(keys(0, 1), "gone")
+    assert counts_of(assign(keys(0, 1), [Member("a")], present=present)) == {"a": 2}
+
+
+def test_whole_topics_stay_together():
+    wanted = keys(0, 1, 2) + keys(0, 1, topic="u") + keys(0, topic="v")
+    present = {Key("g", "t", 1): "b", Key("g", "u", 0): "b"}
+    placed = assign(
+        wanted, [Member("a"), Member("b", 2)], present=present, whole_topics=True
+    )
+    by_topic = {key.topic: set() for key in wanted}
+    for key, name in placed.items():
+        by_topic[key.topic].add(name)
+    assert by_topic == {"t": {"b"}, "u": {"b"}, "v": {"a"}}
+
+
+def test_any_plan_is_fair_sticky_and_comes_to_rest():
+    chance = random.Random(7)
+    for _ in range(300):
+        wanted = keys(*range(chance.randint(0, 20)))
+        seats = [
+            Member(name, chance.choice([None, None, 0, 1, 5]))
+            for name in "abcd"[: chance.randint(0, 4)]
+        ]
+        had = chance.sample(wanted, chance.randint(0, len(wanted)))
+        present = {key: chance.choice("abcdx") for key in had}
+        placed = assign(wanted, seats, present=present)
+        counts = counts_of(placed)
+        room = sum(len(wanted) if s.most is None else s.most for s in seats)
+        assert len(placed) == min(len(wanted), room)
+        limits = {s.name: s.most for s in seats if s.most is not None}
+        assert all(counts.get(name, 0) <= most for name, most in limits.items())
+        open_seats = [s.name for s in seats if s.most is None]
+        shares = [counts.get(name, 0) for name in open_seats]
+        assert max(shares, default=0) - min(shares, default=0) <= 1
+        assert assign(wanted, seats, present=placed) == placed
+        shuffled = chance.sample(wanted, len(wanted))
+        assert assign(shuffled, seats[::-1], present=present) == placed
+
+
+# --- Shared subscriptions ---
+
+
+@pytest.fixture
+def cluster():
+    return world(partitions=2, records=[5] * 8)
+
+
+@pytest.fixture
+def machine(cluster):
+    return Machine(cluster)
+
+
+# --- What clients must agree on ---
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("delivery", "amo"),
+        ("policy", "greedy"),
+        ("auto_offset_reset", "latest"),
+        ("metadata_refresh_ms", 1_000),
+        ("release_behind", False),
+    ],
+)
+def test_clients_of_the_same_topics_must_agree(machine, setting, value):
+    having(machine)
+    b = Local(machine, "b", pid=2)
+    with pytest.raises(ConfigurationError, match=f"{setting} is .* here") as caught:
+        b.subscribe(**{setting: value})
+    assert caught.value.setting == setting
+    assert "(a)" in str(caught.value)
+
+
+def test_topics_that_overlap_must_be_the_same(cluster, machine):
+    cluster.fill("u", [1])
+    having(machine)
+    b = Local(machine, "b", pid=2)
+    with pytest.raises(ConfigurationError, match="topics is") as caught:
+        b.subscribe("t", "u")
+    assert caught.value.setting == "topics"
+    b.subscribe("u")
+    run_until(cluster, [b], lambda: len(b.valid) == 1, H)
+
+
+def test_a_pattern_is_shared_by_those_who_give_the_same(cluster, machine):
+    cluster.fill("u", [1, 1])
+    a, b = Local(machine, "a", pid=1), Local(machine, "b", pid=2)
+    for client in (a, b):
+        client.service.subscribe(client.who, "s", wants=api.Wants(pattern="[tu]"))
+    run_until(cluster, [a, b], lambda: sizes(a, b) == [5, 5], 2 * H)
+    c = Local(machine, "c", pid=3)
+    with pytest.raises(ConfigurationError, match="topics"):
+        c.subscribe("t")
+
+
+def test_a_client_consumes_topics_once(machine):
+    a = having(machine)
+    with pytest.raises(Exception, match="consumes these topics already"):
+        a.subscribe(name="other")
+    a.subscribe()
+    with pytest.raises(ConfigurationError, match="consumes other topics"):
+        a.subscribe("u")
+
+
+def test_what_cannot_be_consumed_is_refused(machine):
+    a = Local(machine, "a", pid=1)
+    with pytest.raises(ConfigurationError, match="fair"):
+        a.subscribe(policy="fairr")
+    with pytest.raises(CoordinationError, match="does not exist"):
+        a.subscribe("nowhere")
+    with pytest.raises(ConfigurationError, match="is the coordination topic"):
+        a.subscribe("__marshal")
+    with pytest.raises(ConfigurationError, match="name must have"):
+        a.subscribe(name="")
+
+
+# --- Where to start, and who else there is ---
+
+
+def test_what_has_no_position_starts_where_it_is_told(cluster, machine):
+    start = api.Start(topic="t", partition=2, offset=3)
+    client = having(machine, starts=(start,))
+    told = {key.partition: at for key, at in client.positions.items()}
+    assert (told[2], told[1]) == (3, 0)
+
+
+def takers(client):
+    return client.service.beat(client.who, api.Beat()).takers
+
+
+def test_whoever_beats_learns_whether_others_could_take_its_topics(cluster, machine):
+    a = having(machine)
+    assert takers(a) == ()
+    b = Local(machine, "b", pid=2)
+    b.subscribe(claims_max=2)
+    assert takers(a) == ("t",)
+    run_until(cluster, [a, b], lambda: sizes(a, b) == [6, 2], 3 * H)
+    assert takers(a) == ()
+    assert takers(b) == ("t",)
+
+
+def test_another_host_could_take_them_too(cluster, machine):
+    a = having(machine)
+    other = Machine(cluster, "host-2")
+    b = Local(other, "b", pid=2)
+    b.subscribe()
+    run_until(cluster, [a, b], lambda: sizes(a, b) == [4, 4], 6 * H)
+    assert takers(a) == ("t",)
+
+
+# --- The assignor ---
+
+
+# --- Sharing ---
+
+
+def test_clients_share_and_tokens_are_never_shared(cluster, machine):
+    a = having(machine)
+    b = Local(machine, "b", pid=2)
+    b.subscribe()
+    run_until(cluster, [a, b], lambda: sizes(a, b) == [4, 4], H)
+    assert all(a.tokens[key] != b.tokens[key] for key in b.held)
+    told = [event for event in a.told if isinstance(event, api.Releasing)]
+    assert {event.reason for event in told} == {"moved"}
+    assert {event.successor for event in told} == {"host-1"}
+    assert {r.reason for r in releases(cluster)} == {"moved"}
+    run(cluster, [a, b], 3 * H)
+    assert sizes(a, b) == [4, 4], "nothing moves once shared"
+    assert len(releases(cluster)) == 4
+
+
+def test_a_client_that_works_on_is_waited_for(cluster, machine):
+    a = having(machine)
+    b = Local(machine, "b", pid=2)
+    b.subscribe()
+    for _ in range(40):
+        cluster.run(200)
+        a.beat()
+        b.live()
+    assert sizes(a, b) == [8, 0], "it has confirmed nothing"
+    a.take()
+    key = min(a.leaving)
+    a.positions[key] = 3
+    a.give_back(key)
+    run_until(cluster, [b], lambda: key in b.valid, H)
+    assert b.positions[key] == 3
+
+
+def test_limits_add_up_and_hold_for_each(cluster, machine):
+    a = having(machine, count=3, claims_max=3)
+    b = Local(machine, "b", pid=2)
+    b.subscribe(claims_max=2)
+    run_until(cluster, [a, b], lambda: sizes(a, b) == [3, 2], 2 * H)
+    run(cluster, [a, b], 2 * H)
+    assert sizes(a, b) == [3, 2]
+    members = [
+        line.record
+        for t in (0, 1)
+        for line in of(cluster, "host-1", records.Member, partition=t)
+    ]
+    assert (members[-1].capacity, members[-1].labels) == (5, {"weight": "2"})
+
+
+def test_hosts_share_by_their_clients(cluster, machine):
+    """A sidecar of three clients counts as three members."""
+    clients = [Local(machine, name, pid=n) for n, name in enumerate("abc", 1)]
+    for client in clients:
+        client.subscribe()
+    alone = cluster.node("alone", wish=wish())
+    run_until(
+        cluster,
+        clients,
+        lambda: len(alone.held) == 2 and sorted(sizes(*clients)) == [2, 2, 2],
+        4 * H,
+    )
+
+
+def test_whole_topics_go_to_one_client(cluster, machine):
+    cluster.fill("u", [1, 1])
+    a = having(machine, "a", "t", "u", count=10, policy="topic")
+    assert machine.service.subscribe(
+        a.who, "s", wants=api.Wants(topics=("t", "u"), policy="topic")
+    ).counts_topics
+    b = Local(machine, "b", pid=2)
+    b.subscribe("t", "u", policy="topic")
+    run_until(cluster, [a, b], lambda: sorted(sizes(a, b)) == [2, 8], 2 * H)
+    for client in (a, b):
+        assert len({key.topic for key in client.valid}) == 1
+
+
+def test_different_groups_have_sessions_of_their_own_on_one_engine(cluster, machine):
+    """Acceptance U04: one fetch session, whatever the number of clients."""
+    a = having(machine)
+    other = Local(machine, "a", pid=2, group="h")
+    other.subscribe()
+    run_until(cluster, [a, other], lambda: sizes(a, other) == [8, 8], H)
+    assert len(machine.service.hosts) == 2
+    assert len({host.session.claimant.owner for host in machine.service.hosts}) == 2
+
+
+def test_fifty_clients_write_no_more_than_one(cluster):
+    """Acceptance U04: records per second do not depend on the number of clients."""
+
+    def written(count):
+        cluster = world(partitions=2, records=[1] * 50)
+        machine = Machine(cluster)
+        clients = [Local(machine, f"c{n}", pid=n + 1) for n in range(count)]
+        for client in clients:
+            client.subscribe()
+        run_until(cluster, clients, lambda: sum(sizes(*clients)) == 50, 3 * H)
+        run(cluster, clients, H, step_ms=200)
+        before = sum(len(lines(cluster, t)) for t in (0, 1))
+        run(cluster, clients, 3 * H, step_ms=200)
+        return sum(len(lines(cluster, t)) for t in (0, 1)) - before
+
+    assert written(50) <= written(1) + 2
+
+
+# --- Claims without consumption ---
+
+
+def test_a_partition_may_be_claimed_alone(cluster, machine):
+    a = Local(machine, "a", pid=1)
+    machine.service.claim(a.who, "t", partition=3)
+    machine.service.claim(a.who, "t", partition=3)
+    key = Key("g", "t", 3)
+    run_until(cluster, [a], lambda: a.valid == {key}, H)
+    (said,) = machine.service.hosts[0].snapshot(find(machine, a))[0].assigned
+    assert (said.subscription, said.position) == ("", None)
+    b = Local(machine, "b", pid=2)
+    machine.service.claim(b.who, "t", partition=3)
+    run(cluster, [a, b], H)
+    assert not b.valid, "who asked first has it"
+    a.positions[key] = 7
+    a.beat()
+    a.drop(key)
+    machine.service.unclaim(a.who, "t", partition=3)
+    machine.service.unclaim(a.who, "t", partition=3)
+    run_until(cluster, [b], lambda: b.valid == {key}, H)
+    assert b.positions[key] == 7
+    assert a.tokens[key] != b.tokens[key]
+    machine.watch.kill(2)
+    cluster.run(200)
+    c = Local(machine, "c", pid=3)
+    c.subscribe()
+    run_until(cluster, [c], lambda: sizes(c) == [8], H)
+    with pytest.raises(Exception, match="already claimed"):
+        machine.service.claim(c.who, "t", partition=3)
+    with pytest.raises(ConfigurationError, match="no data partition"):
+        machine.service.claim(c.who, "no topic", partition=3)
+
+
+def test_what_is_said_late_of_an_earlier_wish_counts_not(cluster, machine):
+    """Requests overtake each other, and one that was given up on may still come."""
+    a = Local(machine, "a", pid=1)
+    key = Key("g", "t", 3)
+    service = machine.service
+    service.claim(a.who, "t", partition=3, wish=2)
+    service.unclaim(a.who, "t", partition=3, wish=1)
+    run_until(cluster, [a], lambda: a.valid == {key}, H)
+    service.unclaim(a.who, "t", partition=3, wish=1)
+    run(cluster, [a], H)
+    assert a.valid == {key}
+    a.drop(key)
+    service.unclaim(a.who, "t", partition=3, wish=2)
+    service.claim(a.who, "t", partition=3, wish=2)
+    run(cluster, [a], H)
+    assert not a.valid
+    assert not service.hosts[0].session.holdings
+    service.claim(a.who, "t", partition=3, wish=3)
+    run_until(cluster, [a], lambda: a.valid == {key}, H)
+
+
+def test_a_claim_that_is_lost_has_to_be_asked_for_again(cluster, machine):
+    a = Local(machine, "a", pid=1)
+    machine.service.claim(a.who, "t", partition=3)
+    run_until(cluster, [a], lambda: len(a.valid) == 1, H)
+    cluster.run(2 * H)
+    a.take()
+    assert [e.reason for e in a.named(api.Lost)] == ["client_silent"]
+    run(cluster, [a], H) if machine.service.clients() else a.register()
+    assert not a.valid
+    machine.service.claim(a.who, "t", partition=3)
+    run_until(cluster, [a], lambda: len(a.valid) == 1, H)

@@ -1,0 +1,275 @@
+"""Events: a bounded ring, and readers that converge however slow they are.
+
+Server-sent events: in order, in bounded pieces, and never more than is read.
+"""
+
+import asyncio
+import threading
+
+import msgspec
+import pytest
+from fakeservice import RING, SNAPSHOT, FakeEventReader, assigned
+
+from kafka_marshal.remote import api
+from kafka_marshal.sidecar import events
+from kafka_marshal.sidecar.events import (
+    CHUNK_BYTES,
+    EVENTS_MAX,
+    HELLO,
+    KEEP_ALIVE,
+    EventBuffer,
+    EventStream,
+)
+
+# --- Buffer and cursor ---
+
+
+NAME = "0123456789abcdef" * 2
+
+
+@pytest.fixture
+def ring():
+    def snapshot():
+        return (
+            api.Snapshot(
+                assigned=(),
+                releasing=(),
+                paused=api.Paused(is_paused=False),
+                subscriptions=(),
+            ),
+            (3, 17),
+        )
+
+    return EventBuffer(NAME, snapshot=snapshot)
+
+
+def opened(ring, after=None):
+    return ring.open(threading.RLock(), after=after)
+
+
+def lost(number):
+    return api.Lost(topic="t", partition=number, epoch=1, reason="paused")
+
+
+def numbers(frames):
+    return [getattr(frame.body, "partition", "snapshot") for frame in frames]
+
+
+def test_events_are_numbered_and_say_what_they_follow_from(ring):
+    feed = opened(ring)
+    (first,) = feed.take()
+    assert first.id == "01234567.0.3.17"
+    ring.push(lost(0), (2, 5))
+    ring.push(lost(1), (4, 6))
+    assert [frame.id for frame in feed.take()] == ["01234567.1.2.5", "01234567.2.4.6"]
+    assert feed.take() == []
+
+
+def test_whoever_comes_again_goes_on_behind_its_last_event(ring):
+    for number in range(5):
+        ring.push(lost(number), (0, number))
+    assert numbers(opened(ring, "01234567.3.0.2").take()) == [3, 4]
+    assert numbers(opened(ring, "01234567.5.0.4").take()) == []
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        None,
+        "",
+        "01234567",
+        "01234567.",
+        "01234567.6.0.0",
+        "fedcba98.1.0.0",
+        "01234567.-1.0",
+    ],
+)
+def test_other_ids_begin_with_a_snapshot(ring, after):
+    ring.push(lost(0), (0, 0))
+    assert numbers(opened(ring, after).take()) == ["snapshot"]
+
+
+def test_whoever_is_overrun_is_told_everything_anew(ring):
+    feed = opened(ring)
+    feed.take()
+    for number in range(EVENTS_MAX):
+        ring.push(lost(number), (0, 0))
+    assert len(feed.take()) == EVENTS_MAX, "as many as there is room for"
+    for number in range(EVENTS_MAX + 1):
+        ring.push(lost(number), (0, 0))
+    assert numbers(feed.take()) == ["snapshot"]
+    ring.push(lost(7), (0, 0))
+    assert numbers(feed.take()) == [7]
+
+
+def test_the_end_is_told_behind_every_snapshot(ring):
+    said = api.Failed(failure=api.Failure(error="E", message="over"))
+    ring.push(said, (0, 0))
+    for _ in range(2):
+        first, second = opened(ring).take()
+        assert isinstance(first.body, api.Snapshot)
+        assert second.body == said
+
+
+def test_readers_are_rung_up_until_they_are_closed(ring):
+    rung = []
+    feed = opened(ring)
+    ring.push(lost(0), (0, 0))
+    feed.on_news = lambda: rung.append(1)
+    ring.push(lost(1), (0, 0))
+    assert len(rung) == 1
+    ring.close()
+    ring.close()
+    assert len(rung) == 2
+    assert feed.is_closed
+    assert numbers(feed.take()) == ["snapshot"], "what came before can be taken"
+
+
+# --- Server-sent events ---
+
+
+async def at_once(take):
+    return take()
+
+
+def open_stream(feed, keep_alive_s=30.0):
+    return EventStream(feed, take=at_once, keep_alive_s=keep_alive_s)
+
+
+def test_an_event_has_its_id_its_kind_and_one_line_of_data():
+    frame = api.Frame(
+        "01234567.7.3.4711",
+        api.Failed(
+            failure=api.Failure(error="LogUnreadable", message="two\nlines\r\n\n")
+        ),
+    )
+    lines = events.encode_event(frame).decode().split("\n")
+    assert lines[:2] == ["id: 01234567.7.3.4711", "event: failed"]
+    assert lines[3:] == ["", ""]
+    data = lines[2].removeprefix("data: ")
+    assert msgspec.json.decode(data, type=api.EventBody) == frame.body
+
+
+def test_pieces_are_bounded_and_whole():
+    frames = [api.Frame(f"a.{n}.0.0", assigned(n)) for n in range(500)]
+    pieces = list(events.chunks(frames))
+    assert b"".join(pieces) == b"".join(map(events.encode_event, frames))
+    assert len(pieces) > 1
+    assert max(map(len, pieces)) < CHUNK_BYTES + 1_000
+    assert list(events.chunks([])) == []
+
+
+def test_what_is_there_goes_first_and_then_what_comes():
+    async def main():
+        feed = FakeEventReader(None)
+        body = open_stream(feed).body()
+        assert await anext(body) == HELLO
+        assert b"event: snapshot" in await anext(body)
+        feed.push(assigned())
+        assert b"event: assigned" in await anext(body)
+        await body.aclose()
+        assert feed.is_closed
+
+    asyncio.run(main())
+
+
+def test_silence_is_broken():
+    async def main():
+        body = open_stream(FakeEventReader(None), keep_alive_s=0.001).body()
+        found = [await anext(body) for _ in range(4)]
+        assert found[2:] == [KEEP_ALIVE, KEEP_ALIVE]
+        await body.aclose()
+
+    asyncio.run(main())
+
+
+def test_nothing_is_taken_for_a_reader_that_does_not_read():
+    async def main():
+        feed = FakeEventReader(None)
+        body = open_stream(feed).body()
+        await anext(body)
+        await anext(body)
+        for number in range(10 * RING):
+            feed.push(assigned(number % 7))
+        await asyncio.sleep(0)
+        assert feed.taken == 1
+        # It comes back, and goes on from a snapshot of what stands now.
+        text = await anext(body)
+        assert text.index(b"event: snapshot") < 100
+        assert text.count(b"event: ") <= RING
+        await body.aclose()
+
+    asyncio.run(main())
+
+
+def test_an_end_sends_what_was_told_last():
+    async def main():
+        feed = FakeEventReader(None)
+        found = open_stream(feed)
+        body = found.body()
+        await anext(body)
+        await anext(body)
+        feed.push(assigned())
+        found.end()
+        assert b"event: assigned" in b"".join([piece async for piece in body])
+        assert feed.is_closed
+
+    asyncio.run(main())
+
+
+def test_snapshots_amid_a_stream_are_told_apart():
+    async def main():
+        feed, told = FakeEventReader(None), []
+        found = EventStream(
+            feed, take=at_once, keep_alive_s=30, on_sent=lambda *sent: told.append(sent)
+        )
+        body = found.body()
+        for _ in range(2):
+            await anext(body)
+        feed.push(assigned())
+        await anext(body)
+        for _ in range(RING + 1):
+            feed.push(assigned())
+        await anext(body)
+        found.end()
+        assert [piece async for piece in body] == []
+        assert told[:3] == [(1, 0), (1, 0), (1, 1)]
+
+    asyncio.run(main())
+
+
+def test_a_stream_ends_with_its_feed():
+    async def main():
+        feed = FakeEventReader(None)
+        body = open_stream(feed).body()
+        await anext(body)
+        await anext(body)
+        feed.push(assigned())
+        feed.close()
+        assert b"event: assigned" in b"".join([piece async for piece in body])
+
+    asyncio.run(main())
+
+
+def test_a_closed_stream_sends_nothing_more():
+    async def main():
+        feed = FakeEventReader(None)
+        found = open_stream(feed)
+        body = found.body()
+        await anext(body)
+        await anext(body)
+        found.close()
+        feed.push(SNAPSHOT)
+        assert [piece async for piece in body] == []
+
+    asyncio.run(main())
+
+
+def test_news_after_the_end_of_the_loop_harm_nobody():
+    feed = FakeEventReader(None)
+
+    async def main():
+        open_stream(feed)
+
+    asyncio.run(main())
+    feed.push(assigned())

@@ -1,0 +1,470 @@
+"""What clients are told, and what not.
+
+Deaths, silences and farewells of clients, over a whole log.
+"""
+
+import msgspec
+import pytest
+import variants
+from enginekit import (
+    H,
+    wish,
+    world,
+    write,
+)
+from logkit import beat as foreign_beat
+from sidecarkit import (
+    Local,
+    Machine,
+    having,
+    keys,
+    leaving,
+    releases,
+    run,
+    run_until,
+    sizes,
+)
+
+from kafka_marshal.errors import (
+    ClaimLost,
+    ConfigurationError,
+)
+from kafka_marshal.protocol.types import Key
+from kafka_marshal.remote import api
+from kafka_marshal.sidecar.process_monitor import Peer
+
+# --- Events ---
+
+
+# --- Events ---
+
+
+def test_the_first_event_is_a_snapshot_even_of_nothing(machine):
+    """Acceptance FR01, KA04."""
+    a = Local(machine, "a")
+    a.take()
+    (first,) = a.told
+    assert isinstance(first, api.Snapshot)
+    assert first.assigned == ()
+    incarnation, number, t, offset = a.after.split(".")
+    assert incarnation == machine.service.info().incarnation[:8]
+    assert int(number) > 0
+    assert t == ("1" if machine.node.engine.context.home_of("g") else "0")
+    assert offset.isdigit()
+
+
+def test_records_of_others_push_nothing(cluster, machine):
+    """Acceptance FR03: 1000 unrelated records, 0 events."""
+    a = having(machine)
+    run(cluster, [a], H)
+    before = len(a.told)
+    for seq in range(1_000):
+        write(cluster, foreign_beat(seq, client="z", key=Key("other", "t", 0)))
+    run(cluster, [a], 2 * H)
+    assert len(a.told) == before
+
+
+def test_whoever_comes_again_is_told_what_it_missed(cluster, machine):
+    a = having(machine)
+    at = a.after
+    b = Local(machine, "b", pid=2)
+    b.subscribe()
+    for _ in range(10):
+        cluster.run(100)
+        a.beat()
+    missed = [frame.body for frame in machine.service.feed(a.who, at).take()]
+    assert [type(body) for body in missed] == [api.Releasing] * 4
+    assert not machine.service.feed(a.who, a.after).on_news
+
+
+@pytest.mark.parametrize(
+    "after", ["", "deadbeef.1.0.0", "x.y", "{own}.99.0.0", "{own}.x"]
+)
+def test_whoever_comes_from_elsewhere_is_told_everything(machine, after):
+    a = having(machine)
+    own = machine.service.info().incarnation[:8]
+    (frame,) = machine.service.feed(a.who, after.format(own=own)).take()
+    assert isinstance(frame.body, api.Snapshot)
+    assert len(frame.body.assigned) == 8
+    assert frame.body.subscriptions == ("s",)
+
+
+def test_repeated_events_change_nothing(cluster, machine):
+    """Acceptance KA28, FR04."""
+    a = having(machine)
+    b = Local(machine, "b", pid=2)
+    b.subscribe()
+    run_until(cluster, [a, b], lambda: sizes(a, b) == [4, 4], H)
+    held = set(a.held)
+    for event in [e for e in a.told if not isinstance(e, api.Snapshot)]:
+        if not isinstance(event, api.Assigned) or a.key(event) in held:
+            a.apply(event)
+    assert set(a.held) == held
+
+
+def test_a_claim_is_told_with_the_one_before_it(cluster, machine):
+    a = having(machine)
+    first = next(e for e in a.told if isinstance(e, api.Snapshot) and e.assigned)
+    before = first.assigned
+    assert {each.follows for each in before} == {None}
+    epochs = {each.partition: each.epoch for each in before}
+    b = Local(machine, "b", pid=2)
+    b.subscribe()
+    run_until(cluster, [a, b], lambda: sizes(a, b) == [4, 4], H)
+    told = [each for each in b.told if isinstance(each, api.Assigned)]
+    assert len(told) == 4
+    assert all(each.follows == epochs[each.partition] for each in told)
+
+
+def test_a_slow_reader_of_five_thousand_partitions_converges():
+    """Acceptance KA21."""
+    cluster = world(partitions=2, records=[0] * 5_000, h=30_000)
+    machine = Machine(cluster)
+    a = Local(machine, "a", pid=1)
+    a.take()
+    a.subscribe()
+
+    def lent():
+        return sum(len(host.books.loans) for host in machine.service.hosts)
+
+    for _ in range(400):
+        cluster.run(100)
+        machine.service.beat(a.who, api.Beat())
+        if lent() == 5_000:
+            break
+    assert lent() == 5_000
+    a.take()
+    assert len(a.valid) == 5_000
+    assert isinstance(a.told[-1], api.Snapshot), "what was missed is told at once"
+
+
+def test_a_new_feed_ends_the_one_before(machine):
+    a = Local(machine, "a")
+    rung = []
+    first = a.feed
+    first.on_news = lambda: rung.append(True)
+    a.follow()
+    assert first.is_closed
+    assert rung
+    first.close()
+    assert len(rung) == 1
+
+
+# --- The group ---
+
+
+LONG_H = 60_000
+
+
+# --- What clients say ---
+
+
+def told_late(machine):
+    """Let a client say of a claim that is over what it had not said in time."""
+    a = having(machine)
+    key = min(a.held)
+    stale = a.returned(key, reason="closed")
+    a.give_back(key, reason="closed")
+    run_until(machine.cluster, [a], lambda: key in a.valid, 3 * H)
+    epoch, _ = a.held[key]
+    assert epoch > stale.epoch
+    late = msgspec.structs.replace(stale, position=7)
+    machine.service.release(a.who, api.Release(returned=(late,)))
+    leaving = api.Leaving(returned=(late,), release=False, reason="restart")
+    (host,) = machine.service.hosts
+    assert key in host.books.loans, "it goes on under the later claim"
+    machine.service.leave(a.who, leaving)
+    machine.cluster.run(H)
+    assert keys(machine.cluster)[key].position != 7
+
+
+def test_what_is_said_of_a_claim_that_is_over_changes_nothing(machine):
+    """Acceptance FR02: the key may be that client's again, under another claim."""
+    told_late(machine)
+
+
+def test_a_position_under_any_claim_is_caught(machine, monkeypatch):
+    variants.take_any_position(monkeypatch)
+    with pytest.raises(AssertionError):
+        told_late(machine)
+
+
+# --- Death, silence ---
+
+
+def test_a_death_frees_everything_at_once_for_another_host():
+    """Acceptance U05: under a second though H is a minute; from the last position."""
+    cluster = world(partitions=2, records=[9] * 4, h=LONG_H)
+    machine = Machine(cluster)
+    a = Local(machine, "a", pid=1)
+    a.subscribe()
+    run_until(cluster, [a], lambda: len(a.valid) == 4, LONG_H)
+    other = cluster.node("other", wish=wish(claims_max=4))
+    run(cluster, [a], 1_000)
+    a.positions = dict.fromkeys(a.held, 6)
+    a.beat()
+    had = set(a.held)
+    machine.watch.kill(1)
+    took_ms = cluster.run_until(lambda: had <= set(other.held), 1_000)
+    assert took_ms < 1_000
+    assert {other.session.holdings[key].position for key in had} == {6}
+    assert {r.reason for r in releases(cluster)} >= {"client_died"}
+    (event,) = machine.events.named("client_gone")
+    assert event.fields["reason"] == "client_died"
+
+
+@pytest.mark.parametrize("is_consumer", [True, False])
+def test_whoever_dies_before_anything_was_lent_to_it_died_as_well(
+    cluster, machine, is_consumer
+):
+    a = Local(machine, "a", pid=1)
+    if is_consumer:
+        a.subscribe()
+    else:
+        a.claim(3)
+    (host,) = machine.service.hosts
+    host.session.on_round = lambda now_ms: None  # it wins, and lends nothing yet
+    count = 8 if is_consumer else 1
+    cluster.run_until(lambda: sum(host.session.meters.won.values()) == count, H)
+    assert not host.books.loans
+    host.session.on_round = host.drive
+    machine.watch.kill(1)
+    cluster.run(100)
+    assert [r.reason for r in releases(cluster)] == ["client_died"] * count
+
+
+def test_a_death_frees_everything_for_other_clients_here(cluster, machine):
+    a = having(machine)
+    b = Local(machine, "b", pid=2)
+    b.subscribe()
+    run_until(cluster, [a, b], lambda: sizes(a, b) == [4, 4], H)
+    machine.watch.kill(1)
+    took_ms = run_until(cluster, [b], lambda: len(b.valid) == 8, H)
+    assert took_ms < 1_000
+    assert all(a.tokens[key] != b.tokens[key] for key in a.held)
+
+
+def test_silence_is_no_death(cluster, machine):
+    """Acceptance KA06: back within what it was promised, nothing has moved."""
+    a = having(machine)
+    b = Local(machine, "b", pid=2)
+    b.subscribe()
+    run_until(cluster, [a, b], lambda: sizes(a, b) == [4, 4], H)
+    before = dict(a.tokens)
+    count = len(releases(cluster))
+    run(cluster, [b], H)
+    a.register()
+    run(cluster, [a, b], H)
+    assert sizes(a, b) == [4, 4]
+    assert a.tokens == before
+    assert len(releases(cluster)) == count
+
+
+def test_what_was_promised_is_kept_and_no_longer(cluster, machine):
+    a = having(machine)
+    b = Local(machine, "b", pid=2)
+    b.subscribe()
+    run_until(cluster, [a, b], lambda: sizes(a, b) == [4, 4], H)
+    a.positions = dict.fromkeys(a.held, 2)
+    a.beat()
+    until_ms = min(until for _, until in a.held.values())
+    while machine.clock.now_ms() < until_ms:
+        run(cluster, [b], 20, step_ms=20)
+        assert len(b.valid) == 4, "it may still be used elsewhere"
+        if machine.clock.now_ms() + 20 >= until_ms:
+            break
+    run_until(cluster, [b], lambda: len(b.valid) == 8, H)
+    assert not a.valid & b.valid
+    assert {b.positions[key] for key in a.held} == {2}
+    a.register()
+    a.take()
+    assert not set(a.held) & b.valid
+
+
+def test_a_stopped_process_that_goes_on_finds_that_it_has_nothing(cluster, machine):
+    """SIGSTOP beyond 2H, then SIGCONT."""
+    a = having(machine)
+    b = Local(machine, "b", pid=2)
+    b.subscribe()
+    run_until(cluster, [a, b], lambda: sizes(a, b) == [4, 4], H)
+    run(cluster, [b], 3 * H)
+    assert not a.valid, "by its own clock"
+    assert len(b.valid) == 8
+    with pytest.raises(ClaimLost) as caught:
+        a.beat()
+    assert caught.value.reason == "gone"
+    a.register()
+    a.subscribe()
+    a.take()
+    assert not a.held
+    run_until(cluster, [a, b], lambda: sizes(a, b) == [4, 4], 2 * H)
+
+
+def test_a_client_without_anything_is_forgotten_after_a_while(cluster, machine):
+    """Acceptance KA04: a name is kept for a lease, at most 30 s."""
+    a = Local(machine, "a")
+    cluster.run(H - 100)
+    assert machine.service.clients()
+    cluster.run(300)
+    assert not machine.service.clients()
+    with pytest.raises(ClaimLost) as caught:
+        a.beat()
+    assert caught.value.reason == "gone"
+
+
+def test_children_are_watched_along(machine):
+    a = Local(machine, "a", pid=1)
+    machine.service.children(a.who, api.Children(pids=(7, 8)))
+    assert machine.watch.watched[-1].children == (7, 8)
+    unseen = Local(machine, "b")
+    with pytest.raises(ConfigurationError, match="children"):
+        machine.service.children(unseen.who, api.Children(pids=(7,)))
+
+
+def test_another_connection_of_the_process_is_watched_anew(machine):
+    a = Local(machine, "a", pid=1)
+    a.register()
+    assert len(machine.watch.watched) == 1
+    a.pid = 5
+    a.register()
+    assert [w.is_closed for w in machine.watch.watched] == [True, False]
+    machine.service.register(
+        "g",
+        "a",
+        said=api.Registration(instance=a.instance, beat_ms=9),
+        peer=Peer(1, 0, None),
+    )
+    assert all(w.is_closed for w in machine.watch.watched), "a pid alone proves nothing"
+
+
+# --- Leaving ---
+
+
+def test_a_client_that_leaves_gives_everything_up(cluster, machine):
+    a = having(machine)
+    a.positions = dict.fromkeys(a.held, 3)
+    assert leaving(a).action == "shutdown_now"
+    assert {(k.owner, k.position) for k in keys(cluster).values()} == {(None, 3)}
+    cluster.run(200)
+    assert not machine.service.clients()
+
+
+def test_a_restart_is_waited_for(cluster, machine):
+    """Acceptance KA23: a rollout. The next process has other tokens."""
+    a = having(machine)
+    b = Local(machine, "b", pid=2)
+    b.subscribe()
+    run_until(cluster, [a, b], lambda: sizes(a, b) == [4, 4], H)
+    had = set(a.held)
+    assert leaving(a, release=False, reason="restart").action == "shutdown_now"
+    machine.watch.kill(1)
+    run(cluster, [b], 600)
+    assert sizes(b) == [4]
+    assert [c.state for c in machine.service.clients()] == ["restarting", "ready"]
+    again = Local(machine, "a", pid=3)
+    again.subscribe()
+    run_until(cluster, [again, b], lambda: again.valid == had, 300)
+    assert all(a.tokens[key] != again.tokens[key] for key in had)
+
+
+def test_a_restart_that_does_not_come_is_not_waited_for_for_ever(cluster, machine):
+    a = having(machine)
+    b = Local(machine, "b", pid=2)
+    b.subscribe()
+    run_until(cluster, [a, b], lambda: sizes(a, b) == [4, 4], H)
+    leaving(a, release=False, reason="restart")
+    took_ms = run_until(cluster, [b], lambda: sizes(b) == [8], 2 * H)
+    assert took_ms >= H
+
+
+def test_a_downscale_works_on_until_all_is_handed_over(cluster, machine):
+    """Acceptance KA23."""
+    a = having(machine)
+    b = Local(machine, "b", pid=2)
+    b.subscribe()
+    run_until(cluster, [a, b], lambda: sizes(a, b) == [4, 4], H)
+    ask = api.Leaving(reason="downscale", timeout_ms=1_000)
+    assert machine.service.leave(a.who, ask).action == "wait_for_drain"
+    assert sizes(a) == [4], "it works on"
+    run_until(cluster, [b], lambda: sizes(b) == [4], H)
+    for _ in range(50):
+        cluster.run(100)
+        b.live()
+        a.take()
+        a.beat()
+        if a.leaving:
+            a.give_back(min(a.leaving))
+        if not a.held:
+            break
+    assert {e.reason for e in a.named(api.Releasing)} == {"moved"}
+    assert machine.service.leave(a.who, ask).action == "shutdown_now"
+    run_until(cluster, [b], lambda: sizes(b) == [8], H)
+
+
+def test_the_last_that_leaves_without_a_word_of_positions_is_not_trusted(
+    cluster, machine
+):
+    """It may still be at work, as far as anybody knows: until its deadline."""
+    a = having(machine)
+    machine.service.leave(a.who, api.Leaving())
+    b = Local(machine, "b", pid=2)
+    b.subscribe()
+    run(cluster, [b], 600)
+    assert not b.valid
+    machine.watch.kill(1)
+    run_until(cluster, [b], lambda: sizes(b) == [8], H)
+
+
+def test_a_subscription_ends(cluster, machine):
+    a = having(machine)
+    returned = tuple(a.returned(key) for key in sorted(a.held))
+    a.held.clear()
+    said = api.Release(returned=returned, timeout_ms=1_000)
+    machine.service.unsubscribe(a.who, "s", release=said, keep=False)
+    assert {r.reason for r in releases(cluster)} <= {"client_left", "closed"}
+    assert len(releases(cluster)) == 8
+    machine.service.unsubscribe(a.who, "s", release=said, keep=False)
+    a.subscribe()
+    run_until(cluster, [a], lambda: sizes(a) == [8], 2 * H)
+
+
+def test_what_is_kept_stays_for_the_next_subscription(cluster, machine):
+    a = having(machine)
+    tokens = dict(a.tokens)
+    said = api.Release(returned=())
+    machine.service.unsubscribe(a.who, "s", release=said, keep=True)
+    b = Local(machine, "b", pid=2)
+    b.subscribe()
+    run(cluster, [a, b], 600)
+    a.subscribe(name="next")
+    run(cluster, [a, b], 600)
+    assert a.valid | b.valid == set(tokens)
+    assert {k: a.tokens[k] for k in a.valid} == {k: tokens[k] for k in a.valid}
+    assert machine.service.clients()[0].subscriptions == ("next",)
+
+
+def test_what_nobody_wants_any_more_is_asked_for(cluster, machine):
+    a = having(machine)
+    machine.service.unsubscribe(
+        a.who, "s", release=api.Release(returned=()), keep=False
+    )
+    a.take()
+    assert len(a.leaving) == 8
+    assert {e.reason for e in a.leaving.values()} == {"closed"}
+    assert not releases(cluster)
+    a.live()
+    run(cluster, [a], 100)
+    assert len(releases(cluster)) == 8
+
+
+def test_an_idle_group_is_left(cluster, machine):
+    a = Local(machine, "a")
+    leaving(a)
+    cluster.run(200)
+    Local(machine, "z", group="h")
+    assert len(machine.service.hosts) == 2
+    cluster.run(H + 200)
+    Local(machine, "y", group="h2")
+    cluster.run(H + 200)
+    Local(machine, "x", group="h2")
+    assert "g" not in {host.group_id for host in machine.service.hosts}

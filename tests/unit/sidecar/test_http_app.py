@@ -1,0 +1,503 @@
+"""Bounded pools: a call that finds one full is told to come again.
+
+Views of the world document: what those get who only look.
+
+HTTP in front of a service: what is asked reaches it, and nothing else does.
+"""
+
+import asyncio
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+import pytest
+from appkit import (
+    ASKS,
+    CLIENT,
+    GRANT,
+    HEADERS,
+    INSTANCE,
+    OURS,
+    TOKEN,
+    WHO,
+    Wire,
+    failure,
+)
+from fakeservice import INCARNATION, WORLD, FakeService, assigned
+from jsonschema import Draft202012Validator
+from starlette.requests import Request
+
+from kafka_marshal import errors
+from kafka_marshal.remote import api, paths
+from kafka_marshal.remote.looking import GroupLine
+from kafka_marshal.sidecar import http_app, requests, routes
+from kafka_marshal.sidecar.health import Verdict
+from kafka_marshal.sidecar.http_app import BoundedExecutor
+from kafka_marshal.sidecar.http_errors import HttpError
+from kafka_marshal.sidecar.process_monitor import UNKNOWN_PEER, Peer
+from kafka_marshal.sidecar.requests import Connection
+from kafka_marshal.sidecar.routes import ROUTES
+
+# --- Bounded executors ---
+
+
+def test_a_call_runs_on_another_thread():
+    async def main():
+        pool = BoundedExecutor("p", threads=1, calls_max=2)
+        try:
+            return await pool.run(threading.current_thread, timeout_s=10)
+        finally:
+            pool.close()
+
+    assert asyncio.run(main()) is not threading.current_thread()
+
+
+def test_a_full_pool_refuses_and_then_takes_again():
+    async def main():
+        pool = BoundedExecutor("p", threads=1, calls_max=2)
+        hold = threading.Event()
+        tasks = [
+            asyncio.create_task(pool.run(lambda: hold.wait(30), timeout_s=60))
+            for _ in range(2)
+        ]
+        await asyncio.sleep(0)
+        with pytest.raises(HttpError) as refused:
+            await pool.run(int, timeout_s=10)
+        hold.set()
+        assert await asyncio.gather(*tasks) == [True, True]
+        assert pool.count == 0
+        assert await pool.run(int, timeout_s=10) == 0
+        pool.close()
+        return refused.value
+
+    assert asyncio.run(main()).status == 503
+
+
+def test_a_call_has_a_deadline_and_counts_until_it_ends():
+    async def main():
+        pool = BoundedExecutor("p", threads=1, calls_max=2)
+        hold = threading.Event()
+        with pytest.raises(TimeoutError):
+            await pool.run(lambda: hold.wait(30), timeout_s=0.01)
+        assert pool.count == 1
+        hold.set()
+        assert await pool.run(int, timeout_s=10) == 0
+        pool.close()
+
+    asyncio.run(main())
+
+
+def test_an_error_of_the_call_comes_out():
+    async def main():
+        pool = BoundedExecutor("p", threads=1, calls_max=2)
+        try:
+            with pytest.raises(ZeroDivisionError):
+                await pool.run(lambda: 1 // 0, timeout_s=10)
+        finally:
+            pool.close()
+
+    asyncio.run(main())
+
+
+def test_a_closed_pool_takes_nothing():
+    async def main():
+        pool = BoundedExecutor("p", threads=1, calls_max=2)
+        pool.close()
+        with pytest.raises(HttpError):
+            await pool.run(int, timeout_s=10)
+        assert pool.count == 0
+
+    asyncio.run(main())
+
+
+# --- Read models ---
+
+
+WALL_MS = 1_700_000_000_000
+
+
+def test_each_view_says_of_which_moment_it_is():
+    for found in (
+        http_app.world_now(WORLD, WALL_MS),
+        http_app.groups_now(WORLD, WALL_MS),
+        http_app.group_now(WORLD, "billing", wall_ms=WALL_MS),
+        http_app.owners_now(WORLD, "billing", topic="orders", wall_ms=WALL_MS),
+        http_app.fence_now(
+            WORLD, "billing", topic="orders", partition=0, wall_ms=WALL_MS
+        ),
+    ):
+        assert found.as_of.time_ms == WALL_MS
+        assert found.as_of.offsets == {"0": 12, "1": 5}
+
+
+def test_groups_have_a_line_each_also_if_they_are_only_paused():
+    assert http_app.groups_now(WORLD, WALL_MS).groups == (
+        GroupLine(
+            group="billing",
+            keys=3,
+            owned=2,
+            owners=("host-a", "host-b"),
+            is_paused=False,
+        ),
+        GroupLine(group="halted", keys=0, owned=0, owners=(), is_paused=True),
+    )
+
+
+def test_a_group_has_its_claims_in_order_and_its_pauses_once():
+    found = http_app.group_now(WORLD, "billing", wall_ms=WALL_MS)
+    assert [claim["partition"] for claim in found.claims] == [0, 1, 2]
+    assert found.pauses == ()
+    halted = http_app.group_now(WORLD, "halted", wall_ms=WALL_MS)
+    assert (halted.claims, len(halted.pauses)) == ((), 1)
+
+
+def test_owners_of_a_topic():
+    found = http_app.owners_now(WORLD, "billing", topic="orders", wall_ms=WALL_MS)
+    assert found.owners == {0: "host-b", 1: "host-a", 2: None}
+    other = http_app.owners_now(WORLD, "billing", topic="others", wall_ms=WALL_MS)
+    assert other.owners == {}
+
+
+@pytest.mark.parametrize(
+    ("partition", "token", "owner", "incarnation", "position"),
+    [
+        (0, "0.2.17", "host-b", INCARNATION, 100),
+        (2, "0.2.17", None, None, 102),
+        (9, None, None, None, None),
+    ],
+)
+def test_a_fence_is_the_newest_claim(partition, token, owner, incarnation, position):
+    found = http_app.fence_now(
+        WORLD, "billing", topic="orders", partition=partition, wall_ms=WALL_MS
+    )
+    assert (found.token, found.client_id) == (token, owner)
+    assert (found.incarnation, found.position) == (incarnation, position)
+
+
+# --- The application ---
+
+
+@pytest.fixture
+def wire():
+    found = Wire(FakeService())
+    found.service.instances["g", "c"] = INSTANCE
+    yield found
+    found.app.close()
+
+
+# --- what is asked reaches the service
+
+
+def validator(kind):
+    document = routes.openapi_document()
+    schema = {"$ref": f"#/components/schemas/{kind.__name__}", **document}
+    return Draft202012Validator(schema)
+
+
+def test_every_route_is_asked_somewhere():
+    assert set(ASKS) | {"events", "metrics"} == {route.name for route in ROUTES}
+
+
+@pytest.mark.parametrize(
+    "route", [each for each in ROUTES if each.name in ASKS], ids=lambda each: each.name
+)
+def test_a_request_reaches_the_hub_and_its_answer_is_as_published(wire, route):
+    method, path, body, told = ASKS[route.name]
+    response = wire.ask(method, path, json=body, headers=HEADERS)
+    if told is None:
+        assert wire.service.said == []
+    else:
+        assert told in wire.service.said
+    if route.answers is None and route.name != "openapi":
+        assert (response.status_code, response.content) == (204, b"")
+        return
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"] == "application/json"
+    if route.answers is not None:
+        validator(route.answers).validate(response.json())
+        msgspec.json.decode(response.content, type=route.answers)
+
+
+def test_schemas_would_refuse_another_answer():
+    assert not validator(api.Info).is_valid({"level": "one"})
+    assert not validator(api.Failure).is_valid({})
+
+
+@pytest.mark.parametrize("is_local", [True, False])
+def test_a_client_may_name_its_process(is_local):
+    wire = Wire(FakeService(), token=TOKEN)
+    connection = Connection(OURS if is_local else UNKNOWN_PEER, is_local=is_local)
+    headers = {"authorization": f"Bearer {TOKEN.decode()}"}
+    body = {"instance": INSTANCE, "beat_ms": 100, "pid": os.getpid()}
+    options = {"connection": connection, "headers": headers}
+    assert wire.ask("PUT", CLIENT, json=body, **options).is_success
+    told = wire.service.said[0][4]
+    # Over TCP nobody can say whose process that is.
+    assert told.pid == (os.getpid() if is_local else None)
+    absent = wire.ask("PUT", CLIENT, json={**body, "pid": 2**31 - 1}, **options)
+    assert absent.status_code == (400 if is_local else 200)
+    if is_local:
+        assert failure(absent).setting == "pid"
+    wire.app.close()
+
+
+def test_to_leave_needs_no_words(wire):
+    response = wire.ask("DELETE", CLIENT, headers=HEADERS)
+    assert response.json() == {"action": "shutdown_now"}
+    assert ("leave", WHO, api.Leaving()) in wire.service.said
+
+
+def test_figures_come_as_they_are_made():
+    wire = Wire(FakeService(), metrics=lambda: (b"up 1\n", "text/plain; version=1"))
+    response = wire.ask("GET", paths.METRICS)
+    assert response.content == b"up 1\n"
+    assert response.headers["content-type"].startswith("text/plain; version=1")
+    wire.app.close()
+
+
+def test_there_may_be_no_figures_yet(wire):
+    assert wire.ask("GET", paths.METRICS).status_code == 503
+
+
+def test_a_probe_that_fails_says_why(wire):
+    wire.serving.health.verdict = Verdict(ok=False, state="RECOVERY", reasons=("r",))
+    response = wire.ask("GET", paths.READYZ)
+    assert (response.status_code, response.json()["reasons"]) == (503, ["r"])
+
+
+# --- events
+
+
+def stream_of(wire, **headers):
+    """Return the first events of a stream that is read until the client goes."""
+
+    async def main():
+        received = []
+        gone = asyncio.Event()
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "http_version": "1.1",
+            "method": "GET",
+            "path": CLIENT + "/events",
+            "raw_path": CLIENT.encode() + b"/events",
+            "query_string": b"",
+            "headers": [
+                (name.lower().encode(), value.encode())
+                for name, value in {**HEADERS, **headers}.items()
+            ],
+            "state": {requests.CONNECTION: Connection(OURS, is_local=True)},
+        }
+
+        request = {"type": "http.request", "body": b"", "more_body": False}
+        messages = [request]
+
+        async def receive():
+            if messages:
+                return messages.pop()
+            await asyncio.wait_for(gone.wait(), 30)
+            return {"type": "http.disconnect"}
+
+        async def send(message):
+            received.append(message)
+            if b"event: assigned" in message.get("body", b""):
+                gone.set()
+            elif b"event: snapshot" in message.get("body", b""):
+                assert wire.app.stream_count == 1
+                wire.service.feeds[-1].push(assigned())
+
+        await asyncio.wait_for(wire.app(scope, receive, send), 30)
+        return received
+
+    return asyncio.run(main())
+
+
+def test_events_flow_until_the_client_goes(wire):
+    start, *pieces = stream_of(wire)
+    assert start["status"] == 200
+    headers = dict(start["headers"])
+    assert headers[b"content-type"].startswith(b"text/event-stream")
+    text = b"".join(piece.get("body", b"") for piece in pieces).decode()
+    kinds = [line for line in text.splitlines() if line.startswith("event:")]
+    assert kinds == ["event: snapshot", "event: assigned"]
+    assert wire.service.feeds[-1].is_closed
+    assert wire.app.stream_count == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("abababab.7.3.4711", "abababab.7.3.4711"),
+        ("nonsense", None),
+        ("a.1.2.3\x0b", None),
+        ("a" * 10_000, None),
+    ],
+)
+def test_the_last_event_is_told_where_it_makes_sense(wire, given, told):
+    stream_of(wire, **{api.EVENT_ID_HEADER: given})
+    assert ("feed", WHO, told) in wire.service.said
+
+
+def test_a_client_has_one_stream_the_latest(wire):
+    async def main():
+        first = await wire.app._events(ask, request)
+        second = await wire.app._events(ask, request)
+        assert [feed.is_closed for feed in wire.service.feeds] == [True, False]
+        assert wire.app.stream_count == 1
+        first._on_end()
+        assert wire.app.stream_count == 1
+        second._on_end()
+        assert wire.app.stream_count == 0
+
+    (route,) = [route for route in ROUTES if route.name == "events"]
+    ask = requests.ApiRequest(route, wire.service, {}, {}, WHO, OURS)
+    request = Request({"type": "http", "headers": []})
+    asyncio.run(main())
+
+
+# --- who may
+
+
+def test_another_user_is_turned_away(wire):
+    other = Connection(Peer(5, OURS.uid + 4711, 1), is_local=True)
+    for path in (paths.INFO, paths.LIVEZ):
+        response = wire.ask("GET", path, connection=other)
+        assert response.status_code == 403
+        assert "as that user" in failure(response).message
+    assert wire.service.said == []
+
+
+@pytest.mark.parametrize(
+    ("header", "status"),
+    [
+        (None, 401),
+        ("", 401),
+        ("Bearer", 401),
+        ("Bearer x", 401),
+        ("Basic " + TOKEN.decode(), 401),
+        ("Bearer " + TOKEN.decode(), 200),
+        ("bearer " + TOKEN.decode(), 200),
+    ],
+)
+def test_tcp_needs_the_token(header, status):
+    wire = Wire(FakeService(), token=TOKEN)
+    headers = {} if header is None else {"Authorization": header}
+    response = wire.ask("GET", paths.INFO, connection=Connection(), headers=headers)
+    assert response.status_code == status
+    if status == 401:
+        assert response.headers["www-authenticate"] == "Bearer"
+        assert wire.service.said == []
+    assert wire.ask("GET", paths.LIVEZ, connection=Connection()).status_code == 200
+    wire.app.close()
+
+
+def test_without_a_token_nobody_comes_in_over_tcp(wire):
+    headers = {"Authorization": "Bearer None"}
+    response = wire.ask("GET", paths.INFO, connection=Connection(), headers=headers)
+    assert response.status_code == 401
+
+
+def test_a_second_client_on_one_connection_conflicts(wire):
+    """Row FC13: one identity per connection; another connection is another matter."""
+    connection = Connection(OURS, is_local=True)
+    body = {"instance": INSTANCE, "beat_ms": 100}
+    other = paths.CLIENT.format(group="g", client="other")
+
+    def put(path, on):
+        return wire.ask("PUT", path, json=body, connection=on)
+
+    assert put(CLIENT, connection).status_code == 200
+    assert put(CLIENT, connection).status_code == 200
+    before = len(wire.service.said)
+    refused = put(other, connection)
+    assert refused.status_code == 409
+    assert failure(refused).error == "IdentityConflict"
+    assert failure(refused).holder == "c"
+    assert len(wire.service.said) == before
+    # What is nobody's in particular is answered all the same.
+    assert wire.ask("GET", paths.INFO, connection=connection).status_code == 200
+    assert put(other, Connection(OURS, is_local=True)).status_code == 200
+
+
+def test_another_process_of_the_same_name_conflicts_on_one_connection(wire):
+    connection = Connection(OURS, is_local=True)
+    first = {"instance": INSTANCE, "beat_ms": 100}
+    assert wire.ask("PUT", CLIENT, json=first, connection=connection).is_success
+    second = {"instance": "ef" * 16, "beat_ms": 100}
+    response = wire.ask("PUT", CLIENT, json=second, connection=connection)
+    assert response.status_code == 409
+
+
+def test_a_refused_client_does_not_keep_the_connection(wire):
+    connection = Connection(OURS, is_local=True)
+    wire.service.fault = errors.IdentityConflict("x", holder="c")
+    body = {"instance": INSTANCE, "beat_ms": 100}
+    assert wire.ask("PUT", CLIENT, json=body, connection=connection).is_client_error
+    wire.service.fault = None
+    other = paths.CLIENT.format(group="g", client="other")
+    assert wire.ask("PUT", other, json=body, connection=connection).is_success
+
+
+# --- what goes wrong
+
+
+def test_as_long_as_there_is_no_hub_clients_come_again():
+    wire = Wire(None, explain=lambda: "reading the log")
+    response = wire.ask("GET", paths.INFO)
+    assert (response.status_code, response.headers["retry-after"]) == (503, "1")
+    assert failure(response).retriable
+    assert "reading the log" in failure(response).message
+    assert wire.ask("GET", paths.LIVEZ).status_code == 200
+    wire.app.close()
+
+
+def test_an_error_of_the_hub_is_answered(wire):
+    wire.service.fault = errors.ClaimRejected("held", holder="h", at_offset=3)
+    response = wire.ask("POST", CLIENT + "/beat", json={}, headers=HEADERS)
+    assert response.status_code == 409
+    assert failure(response) == api.Failure(
+        error="ClaimRejected", message="held", reason="held", holder="h", at_offset=3
+    )
+
+
+def test_a_fault_of_ours_is_logged_and_not_told(wire, caplog):
+    wire.service.fault = RuntimeError("hunter2")
+    response = wire.ask("GET", paths.INFO)
+    assert response.status_code == 500
+    assert "hunter2" not in response.text
+    assert "hunter2" in caplog.text
+
+
+def test_those_who_wait_do_not_keep_a_beat_from_being_taken(wire, monkeypatch):
+    """As many waits as there are threads for them, then a beat, then release."""
+    hold = threading.Event()
+    entered = threading.Semaphore(0)
+
+    def grant(group_id, ask):
+        entered.release()
+        assert hold.wait(30)
+        raise errors.DeadlineExceeded("late")
+
+    wire.service.grant = grant
+
+    async def main():
+        async with wire.connect() as client:
+            grants = [
+                asyncio.create_task(client.post("/v1/groups/g/grants", json=GRANT))
+                for _ in range(http_app.CALLS_MAX)
+            ]
+            with ThreadPoolExecutor() as pool:
+                for _ in range(http_app.WAITING_THREADS):
+                    await asyncio.get_running_loop().run_in_executor(
+                        pool, entered.acquire, True, 30
+                    )
+            beat = await client.post(CLIENT + "/beat", json={}, headers=HEADERS)
+            more = await client.post("/v1/groups/g/grants", json=GRANT)
+            hold.set()
+            return beat, more, await asyncio.gather(*grants)
+
+    beat, more, grants = asyncio.run(main())
+    assert beat.status_code == 200
+    assert (more.status_code, more.headers["retry-after"]) == (503, "1")
+    assert {response.status_code for response in grants} == {504}

@@ -1,0 +1,454 @@
+"""A sidecar's crash and restart (PROTOCOL 12): what was promised is kept."""
+
+import msgspec
+import pytest
+from enginekit import H, wish, world
+from sidecarkit import (
+    Local,
+    Machine,
+    having,
+    records,
+    releases,
+    run,
+    run_until,
+    sizes,
+)
+
+from kafka_marshal.errors import ClaimLost, IdentityConflict, LogUnwritable
+from kafka_marshal.protocol.records import ClaimingPartition
+from kafka_marshal.remote import api
+from kafka_marshal.remote.api import Wants
+from kafka_marshal.sidecar import registry
+from kafka_marshal.sidecar.lease_journal import (
+    FILE_NAME,
+    JournaledClient,
+    JournaledLease,
+    LeaseJournal,
+    boot_id,
+)
+
+KEPT = JournaledClient(
+    "a",
+    "00" * 16,
+    400,
+    7,
+    99,
+    (8,),
+    {"s": Wants(topics=("t",))},
+    (JournaledLease("t", 0, 5, 9),),
+    (("u", 1),),
+)
+
+
+@pytest.fixture
+def cluster():
+    return world(partitions=2, records=[5] * 8)
+
+
+@pytest.fixture
+def machine(cluster, tmp_path):
+    return Machine(cluster, state_dir=tmp_path)
+
+
+def file_of(machine, group="g"):
+    (found,) = machine.state_dir.glob(f"*/g={group}/c=host-1/{FILE_NAME}")
+    return found
+
+
+def resumes(cluster):
+    return [r for r in records(cluster, ClaimingPartition) if r.resume is not None]
+
+
+# --- The file ---
+
+
+def test_what_is_written_is_read(tmp_path):
+    promises = LeaseJournal(tmp_path, boot_id="boot")
+    assert promises.load() == ()
+    assert promises.save([KEPT]) is None
+    assert promises.load() == (KEPT,)
+    assert not promises.is_damaged
+    assert [path.name for path in tmp_path.iterdir()] == [FILE_NAME]
+    assert (tmp_path / FILE_NAME).stat().st_mode & 0o777 == 0o600
+
+
+def test_a_reboot_ends_every_promise(tmp_path):
+    LeaseJournal(tmp_path, boot_id="boot").save([KEPT])
+    after = LeaseJournal(tmp_path, boot_id="another")
+    assert after.load() == ()
+    assert not after.is_damaged
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{", b"[]", b'{"level":2,"boot_id":"boot","clients":[]}', b"\xff"],
+)
+def test_damage_is_noticed(tmp_path, content):
+    (tmp_path / FILE_NAME).write_bytes(content)
+    promises = LeaseJournal(tmp_path, boot_id="boot")
+    assert promises.load() == ()
+    assert promises.is_damaged
+
+
+def test_a_file_that_cannot_be_read_is_damage(tmp_path):
+    (tmp_path / FILE_NAME).mkdir()
+    promises = LeaseJournal(tmp_path, boot_id="boot")
+    assert promises.load() == ()
+    assert promises.is_damaged
+    assert isinstance(promises.save([KEPT]), OSError)
+    assert [path.name for path in tmp_path.iterdir()] == [FILE_NAME]
+
+
+def test_without_a_folder_nothing_is_kept():
+    promises = LeaseJournal(None, boot_id="boot")
+    assert promises.save([KEPT]) is None
+    assert promises.load() == ()
+
+
+def test_this_boot_has_a_name():
+    assert boot_id() == boot_id()
+    assert len(boot_id()) == 36
+
+
+# --- Before anybody is told ---
+
+
+def test_a_deadline_is_in_the_file_before_it_is_told(cluster, machine):
+    a = having(machine)
+    for _ in range(20):
+        run(cluster, [a], 300)
+        found = msgspec.json.decode(file_of(machine).read_bytes())
+        (client,) = found["clients"]
+        promised = {(k["topic"], k["partition"]): k["until_ms"] for k in client["keys"]}
+        for key, (_, until_ms) in a.held.items():
+            assert until_ms <= promised[key.topic, key.partition]
+
+
+def test_what_cannot_be_written_is_not_told(cluster, machine, monkeypatch):
+    a = having(machine)
+    promises = machine.service.hosts[0].books.promises
+    monkeypatch.setattr(promises, "save", lambda clients: OSError("disk full"))
+    last_ms = max(until for _, until in a.held.values())
+    b = Local(machine, "b", pid=2)
+    b.subscribe()
+    run(cluster, [a, b], H)
+    assert max(until for _, until in a.held.values()) <= last_ms
+    assert not b.valid
+    assert len(machine.events.named("lease_journal_unwritable")) == 1
+    monkeypatch.undo()
+    run(cluster, [a, b], H)
+    assert sum(sizes(a, b)) == 8
+    assert max(until for _, until in a.held.values()) > last_ms
+
+
+def test_whoever_cannot_have_it_written_down_stops_in_time(
+    cluster, machine, monkeypatch
+):
+    a = having(machine)
+    promises = machine.service.hosts[0].books.promises
+    monkeypatch.setattr(promises, "save", lambda clients: OSError("disk full"))
+    run(cluster, [a], 3 * H)
+    assert not a.valid
+
+
+# --- A crash ---
+
+
+def test_clients_of_a_crashed_sidecar_stop_by_their_deadline(cluster, machine):
+    """Acceptance U06: nobody else has anything before."""
+    a = having(machine)
+    other = cluster.node("other", wish=wish())
+    run(cluster, [a], 200)
+    machine.crash()
+    while not other.held:
+        cluster.run(20)
+        assert not a.valid & set(other.held)
+    assert not a.valid & set(other.held)
+    cluster.run(2 * H)
+    assert not a.valid
+
+
+def test_a_restarted_sidecar_takes_the_same_claims_up(cluster, machine):
+    """Acceptance U06: and gives them to the same clients, with new tokens."""
+    a = having(machine)
+    b = Local(machine, "b", pid=2)
+    b.subscribe()
+    run_until(cluster, [a, b], lambda: sizes(a, b) == [4, 4], H)
+    other = cluster.node("other", wish=wish(claims_max=1))
+    run_until(
+        cluster, [a, b], lambda: len(other.held) == 1 and sum(sizes(a, b)) == 7, 2 * H
+    )
+    had, tokens = (set(a.held), set(b.held)), dict(a.tokens)
+    machine.restart()
+    assert machine.expected == 2
+    assert [c.state for c in machine.service.clients()] == ["silent", "silent"]
+    cluster.run(200)
+    for client in (a, b):
+        client.register()
+        assert client.registered.was_known
+
+    def is_anew():
+        is_new = all(a.tokens[key] != tokens[key] for key in a.held)
+        return is_new and (set(a.held), set(b.held)) == had
+
+    assert run_until(cluster, [a, b], is_anew, H) < 500
+    assert len(other.held) == 1
+    assert len(resumes(cluster)) >= 7
+
+
+def claiming(machine, name="a", pid=1):
+    """Return a client that claims one partition without consuming it."""
+    client = Local(machine, name, pid=pid)
+    key = client.claim(3)
+    run_until(machine.cluster, [client], lambda: client.valid == {key}, H)
+    return client, key
+
+
+def test_claims_without_consumption_are_resumed_as_well(cluster, machine):
+    a, key = claiming(machine)
+    b = Local(machine, "b", pid=2)
+    b.claim(3)
+    a.positions[key] = 4
+    a.beat()
+    run(cluster, [a, b], H)
+    token = a.tokens[key]
+    machine.restart()
+    assert machine.expected == 2
+    cluster.run(200)
+    (resumed,) = resumes(cluster)
+    assert (resumed.topic, resumed.partition) == ("t", 3)
+    for client in (b, a):
+        client.register()
+        assert client.registered.was_known
+    assert run_until(cluster, [a, b], lambda: a.tokens[key] != token, H) < 500
+    assert (a.valid, b.valid, a.positions[key]) == ({key}, set(), 4)
+    machine.watch.kill(1)
+    run_until(cluster, [b], lambda: b.valid == {key}, H)
+
+
+def test_a_claim_whose_client_does_not_come_back_is_free_after_a_while(
+    cluster, machine
+):
+    a, key = claiming(machine)
+    b = Local(machine, "b", pid=2)
+    b.claim(3)
+    run(cluster, [a, b], 200)
+    machine.restart()
+    b.register()
+    while a.valid:
+        assert not b.valid
+        run(cluster, [b], 20, step_ms=20)
+    run_until(cluster, [b], lambda: b.valid == {key}, H)
+
+
+def test_nobody_else_is_given_anything_before_the_old_deadline(cluster, machine):
+    a = having(machine)
+    machine.restart()
+    b = Local(machine, "b", pid=2)
+    b.subscribe()
+    while a.valid:
+        assert not b.valid
+        run(cluster, [b], 20, step_ms=20)
+    run_until(cluster, [b], lambda: len(b.valid) == 8, H)
+
+
+@pytest.mark.parametrize("how", ["an end in order", "a share for others", "the end"])
+def test_what_was_resumed_is_not_released_before_the_old_deadline(
+    cluster, machine, how
+):
+    """Its client has not come back, and may use it all the same (PROTOCOL 12)."""
+    a = having(machine)
+    machine.crash()
+    machine.start()
+    cluster.run_until(lambda: len(resumes(cluster)) == 8, H)
+    others = [cluster.node(name, wish=wish()) for name in ("other", "another")]
+    if how == "an end in order":
+        machine.service.start_drain()
+    elif how == "the end":
+        machine.service.close(timeout_ms=0)
+    while a.valid:
+        for other in others:
+            assert not a.valid & set(other.held)
+        cluster.run(20)
+    cluster.run_until(lambda: any(other.held for other in others), 3 * H)
+
+
+def test_whoever_died_meanwhile_is_not_waited_for(cluster, machine):
+    having(machine)
+    machine.restart()
+    machine.watch.kill(1)
+    b = Local(machine, "b", pid=2)
+    b.subscribe()
+    took_ms = run_until(cluster, [b], lambda: len(b.valid) == 8, H)
+    assert took_ms < 500
+
+
+def test_another_process_of_the_name_waits_for_the_old_deadline(cluster, machine):
+    having(machine, pid=None)
+    machine.restart()
+    with pytest.raises(IdentityConflict):
+        Local(machine, "a")
+    cluster.run(2 * H)
+    Local(machine, "a")
+
+
+def test_what_was_promised_outlives_two_crashes(cluster, machine):
+    a = having(machine)
+    machine.restart()
+    machine.restart()
+    b = Local(machine, "b", pid=2)
+    b.subscribe()
+    while a.valid:
+        assert not b.valid
+        run(cluster, [b], 20, step_ms=20)
+
+
+def test_after_damage_nothing_is_resumed(cluster, machine):
+    a = having(machine)
+    machine.crash()
+    file_of(machine).write_bytes(b"{")
+    machine.start()
+    b = Local(machine, "b", pid=2)
+    b.subscribe()
+    run(cluster, [b], 500)
+    machine.restart()
+    b.register()
+    while a.valid:
+        assert not b.valid
+        run(cluster, [b], 20, step_ms=20)
+    run_until(cluster, [b], lambda: len(b.valid) == 8, 2 * H)
+    assert not resumes(cluster)
+
+
+def test_after_a_reboot_everything_is_resumed_by_whoever_comes(
+    cluster, machine, monkeypatch
+):
+    having(machine)
+    machine.crash()
+    monkeypatch.setattr("kafka_marshal.sidecar.service.boot_id", lambda: "another boot")
+    machine.start()
+    assert machine.expected == 0
+    b = Local(machine, "b", pid=2)
+    b.subscribe()
+    took_ms = run_until(cluster, [b], lambda: len(b.valid) == 8, H)
+    assert took_ms < 500
+    assert len(resumes(cluster)) == 8
+
+
+def test_without_a_state_directory_a_restart_waits_until_all_is_stale(cluster):
+    machine = Machine(cluster)
+    a = having(machine)
+    machine.restart()
+    b = Local(machine, "b", pid=2)
+    b.subscribe()
+    while a.valid:
+        assert not b.valid
+        run(cluster, [b], 20, step_ms=20)
+    run_until(cluster, [b], lambda: len(b.valid) == 8, 2 * H)
+
+
+def test_an_orderly_end_leaves_nothing_to_wait_for(cluster, machine):
+    a = having(machine)
+    machine.service.start_drain()
+    a.live()
+    cluster.run(100)
+    machine.service.close(timeout_ms=1_000)
+    machine.restart()
+    b = Local(machine, "b", pid=2)
+    b.subscribe()
+    took_ms = run_until(cluster, [b], lambda: len(b.valid) == 8, H)
+    assert took_ms < 500
+
+
+def test_a_topic_that_is_gone_is_not_waited_for(cluster, machine, monkeypatch):
+    having(machine)
+    machine.crash()
+
+    def gone(*_, **__):
+        raise ClaimLost("not there")
+
+    monkeypatch.setattr(registry.ClientRegistry, "enroll", gone)
+    machine.start()
+    assert len(machine.events.named("subscription_not_restored")) == 1
+    monkeypatch.undo()
+    cluster.run(3 * H)
+    assert not machine.service.clients()
+
+
+@pytest.mark.timeout(60)
+def test_a_kept_pattern_is_checked_like_a_new_one(cluster, machine):
+    cluster.fill("a" * 249, [0])
+    having(machine)
+    path = file_of(machine)
+    machine.crash()
+    kept = msgspec.json.decode(path.read_bytes())
+    for pattern, told in ((".*" * 40 + "X", 0), (r"(.*)\1", 1)):
+        for client in kept["clients"]:
+            client["wants"]["s"] |= {"topics": [], "pattern": pattern}
+        path.write_bytes(msgspec.json.encode(kept))
+        machine.start()
+        assert len(machine.events.named("subscription_not_restored")) == told
+        machine.crash()
+
+
+def test_two_sidecars_of_one_name_are_one_too_many(cluster, machine):
+    Local(machine, "a")
+    with pytest.raises(IdentityConflict, match="in use by process"):
+        Local(Machine(cluster, state_dir=machine.state_dir), "b")
+
+
+def test_a_directory_that_cannot_be_used_is_named(cluster, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(Exception, match="cannot be used"):
+        Local(Machine(cluster, state_dir=tmp_path / "file"), "a")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+# --- A failure of the session ---
+
+
+def test_a_twin_on_another_machine_ends_everything_and_says_so(cluster, tmp_path):
+    machine = Machine(cluster, state_dir=tmp_path / "one")
+    a = having(machine)
+    run(cluster, [a], H)
+    second = Machine(cluster, state_dir=tmp_path / "two")
+    b = Local(second, "b", pid=2)
+    b.subscribe()
+    host = second.service.hosts[0]
+    run_until(cluster, [a], lambda: host.failure is not None, 3 * H)
+    b.take()
+    assert isinstance(b.told[-1], api.Failed)
+    assert b.told[-1].failure.error == "IdentityConflict"
+    with pytest.raises(IdentityConflict):
+        b.beat()
+    assert len(a.valid) == 8
+
+
+def test_after_a_failure_what_was_promised_is_kept_here(cluster, machine):
+    a = having(machine)
+    with machine.node.engine.changed:
+        machine.service.hosts[0].session.fail(LogUnwritable("a test"))
+    cluster.run(100)
+    b = Local(machine, "b", pid=2)
+    b.subscribe()
+    while a.valid:
+        assert not b.valid
+        run(cluster, [b], 20, step_ms=20)
+    a.take()
+    assert isinstance(a.told[-1], api.Failed)
+    run_until(cluster, [b], lambda: len(b.valid) == 8, 2 * H)
+
+
+def test_after_a_failure_what_was_promised_is_kept_elsewhere(cluster, machine):
+    """The log is not told of an end that the client does not know of."""
+    a = having(machine)
+    other = cluster.node("other", wish=wish(policy="greedy"))
+    run(cluster, [a], 100)
+    with machine.node.engine.changed:
+        machine.service.hosts[0].session.fail(LogUnwritable("a test"))
+    while a.valid:
+        cluster.run(20)
+        assert not a.valid & set(other.held)
+    cluster.run_until(lambda: len(other.held) == 8, 2 * H)
+    told = {release.reason.partition(":")[0] for release in releases(cluster)}
+    assert told <= {"surplus"}

@@ -1,0 +1,599 @@
+"""The kernel tells who connected; a token stands in for it over TCP."""
+
+import errno
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from kafka_marshal.sidecar import process_monitor
+from kafka_marshal.sidecar.process_monitor import (
+    CHILDREN_MAX,
+    UNKNOWN_PEER,
+    DeathWatch,
+    Peer,
+)
+
+# --- Peers ---
+
+
+@pytest.fixture
+def pair():
+    one, other = socket.socketpair(socket.AF_UNIX)
+    with one, other:
+        yield one, other
+
+
+def test_the_other_end_is_a_process_with_its_start(pair):
+    found = process_monitor.peer_of(pair[0])
+    assert found == Peer(
+        os.getpid(), os.getuid(), process_monitor.start_time(os.getpid())
+    )
+    assert found.started > 0
+
+
+def test_nobody_is_known_over_tcp():
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        address = listening.getsockname()
+        with socket.create_connection(address, 5), listening.accept()[0] as accepted:
+            assert process_monitor.peer_of(accepted) == UNKNOWN_PEER
+
+
+def test_a_closed_connection_is_nobody_s():
+    one, other = socket.socketpair(socket.AF_UNIX)
+    other.close()
+    one.close()
+    assert process_monitor.peer_of(one) == UNKNOWN_PEER
+
+
+def test_a_process_that_is_gone_never_started():
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait(30)
+    assert process_monitor.start_time(ended.pid) is None
+
+
+def test_a_name_with_parentheses_does_not_hide_the_start(tmp_path):
+    program = tmp_path / "a) 1 (b) "
+    program.symlink_to(sys.executable)
+    command = [str(program), "-c", "input()"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as running:
+        assert process_monitor.start_time(running.pid) >= process_monitor.start_time(
+            os.getpid()
+        )
+        running.communicate(b"\n", timeout=30)
+
+
+@pytest.mark.parametrize(
+    ("uid", "may"),
+    [(os.geteuid(), True), (0, True), (os.geteuid() + 4711, False), (None, False)],
+)
+def test_only_our_user_and_the_superuser_may(uid, may):
+    assert process_monitor.may_use(Peer(1, uid, 1)) is may
+
+
+def test_the_members_of_a_named_group_may_too(pair):
+    other = os.geteuid() + 4711
+    member = Peer(1, other, 1, frozenset({7, 8}))
+    assert [process_monitor.may_use(member, gid) for gid in (7, 9, None)] == [
+        True,
+        False,
+        False,
+    ]
+    assert not process_monitor.may_use(UNKNOWN_PEER, 7)
+    assert not process_monitor.may_use(UNKNOWN_PEER)
+    # Supplementary groups count.
+    assert process_monitor.peer_of(pair[0]).gids == {os.getgid(), *os.getgroups()}
+
+
+@pytest.mark.parametrize(
+    ("given", "same"), [(b"abc", True), (b"abd", False), (b"", False), (b"\xff", False)]
+)
+def test_tokens_are_compared(given, same):
+    assert process_monitor.is_same(given, b"abc") is same
+
+
+def test_a_peer_speaks_for_processes_of_its_user():
+    ours = Peer(1, os.getuid(), 1)
+    me = Peer(os.getpid(), os.getuid(), process_monitor.start_time(os.getpid()))
+    assert process_monitor.represented_process(ours, os.getpid()) == me
+    assert process_monitor.represented_process(Peer(1, 0, 1), os.getpid()) == me
+    assert (
+        process_monitor.represented_process(Peer(1, os.getuid() + 4711, 1), os.getpid())
+        is None
+    )
+    assert (
+        process_monitor.represented_process(process_monitor.UNKNOWN_PEER, os.getpid())
+        is None
+    )
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait(30)
+    assert process_monitor.represented_process(ours, ended.pid) is None
+
+
+# --- The death watch ---
+
+
+LIMIT_S = 30
+
+
+@pytest.fixture
+def watch():
+    watch = DeathWatch()
+    yield watch
+    watch.close()
+
+
+@contextmanager
+def process(*command):
+    """Run a process that nobody reaps before the end of the test."""
+    child = subprocess.Popen(command or ("sleep", "600"))
+    try:
+        yield child
+    finally:
+        child.kill()
+        child.wait(LIMIT_S)
+
+
+def gone():
+    """Return a process that is no more, reaped, and when it had started."""
+    with process() as child:
+        started = process_monitor.start_time(child.pid)
+    return child.pid, started
+
+
+class Bell:
+    """Notes calls, and on which thread they came."""
+
+    def __init__(self):
+        self.rung = threading.Event()
+        self.count = 0
+        self.thread = None
+
+    def __call__(self):
+        self.count += 1
+        self.thread = threading.current_thread().name
+        self.rung.set()
+
+    def wait(self):
+        assert self.rung.wait(LIMIT_S), "nobody was told of a death"
+
+
+def watch_process(watch, pid, bell):
+    return watch.watch(pid, process_monitor.start_time(pid), on_dead=bell)
+
+
+def let_another_die(watch):
+    """Return once the watch has told of a later death: what it tells, it has told."""
+    bell = Bell()
+    with process() as canary:
+        watch_process(watch, canary.pid, bell)
+        canary.kill()
+        bell.wait()
+
+
+def until(condition):
+    deadline = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def state_of(pid):
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV])
+def test_a_death_is_told_once_and_unreaped(watch, how):
+    bell = Bell()
+    with process() as child:
+        watched = watch_process(watch, child.pid, bell)
+        assert (watched.pids, watched.alive) == ((child.pid,), (child.pid,))
+        assert (watched.is_dead, watched.problem) == (False, None)
+        assert watch.process_count == 1
+        child.send_signal(how)
+        bell.wait()
+        # Its parent has not asked for its end: a zombie is dead all the same.
+        assert state_of(child.pid) == "Z"
+        assert (watched.is_dead, watched.alive) == (True, ())
+    let_another_die(watch)
+    assert bell.count == 1
+    assert bell.thread == "marshal-deathwatch"
+    assert watch.process_count == 0
+
+
+def test_an_orderly_end_is_a_death(watch):
+    bell = Bell()
+    with process("sh", "-c", "read line") as child:
+        pass
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as child:
+        watch_process(watch, child.pid, bell)
+        child.stdin.close()
+        bell.wait()
+
+
+def test_a_zombie_is_dead_from_the_start(watch):
+    bell = Bell()
+    with process() as child:
+        started = process_monitor.start_time(child.pid)
+        child.kill()
+        until(lambda: state_of(child.pid) == "Z")
+        watch.watch(child.pid, started, on_dead=bell)
+        bell.wait()
+
+
+def test_stopped_is_not_dead(watch):
+    bell = Bell()
+    with process() as child:
+        watched = watch_process(watch, child.pid, bell)
+        child.send_signal(signal.SIGSTOP)
+        until(lambda: state_of(child.pid) == "T")
+        let_another_die(watch)
+        assert (bell.count, watched.is_dead) == (0, False)
+        child.send_signal(signal.SIGCONT)
+        let_another_die(watch)
+        assert bell.count == 0
+        child.kill()
+        bell.wait()
+
+
+def test_another_program_in_the_same_process_is_not_a_death(watch, tmp_path):
+    bell, go = Bell(), tmp_path / "go"
+    os.mkfifo(go)
+    with process("sh", "-c", f"read x < {go}; exec sleep 600") as child:
+        watched = watch_process(watch, child.pid, bell)
+        go.write_text("\n")
+        until(lambda: Path(f"/proc/{child.pid}/comm").read_text() == "sleep\n")
+        let_another_die(watch)
+        assert (bell.count, watched.is_dead) == (0, False)
+        child.kill()
+        bell.wait()
+
+
+def test_another_program_started_by_a_thread_is_not_a_death(watch):
+    program = (
+        "import os, threading;"
+        "threading.Thread(target=os.execvp, args=('cat', ['cat'])).start();"
+        "threading.Event().wait()"
+    )
+    bell = Bell()
+    with subprocess.Popen(
+        [sys.executable, "-c", f"input();{program}"], stdin=subprocess.PIPE
+    ) as child:
+        watched = watch_process(watch, child.pid, bell)
+        child.stdin.write(b"\n")
+        child.stdin.flush()
+        until(lambda: Path(f"/proc/{child.pid}/comm").read_text() == "cat\n")
+        let_another_die(watch)
+        assert (bell.count, watched.is_dead) == (0, False)
+        child.kill()
+        bell.wait()
+
+
+def test_gone_is_dead_where_its_start_is_known(watch):
+    bell = Bell()
+    pid, started = gone()
+    watched = watch.watch(pid, started, on_dead=bell)
+    bell.wait()
+    assert (watched.is_dead, watched.problem) == (True, None)
+
+
+def test_an_id_that_was_used_again_means_the_first_is_dead(watch):
+    bell = Bell()
+    with process() as other:
+        started = process_monitor.start_time(other.pid) - 1
+        watched = watch.watch(other.pid, started, on_dead=bell)
+        bell.wait()
+    assert watched.is_dead
+
+
+def test_a_start_that_cannot_be_read_proves_nothing(watch, monkeypatch):
+    bell = Bell()
+    with process() as child, process() as other:
+        started = process_monitor.start_time(child.pid)
+        monkeypatch.setattr(process_monitor, "started", lambda pid: None)
+        watched = watch.watch(child.pid, started, on_dead=bell)
+        assert "when it started" in watched.problem
+        assert not watched.is_dead
+        other.kill()
+        until(lambda: state_of(other.pid) == "Z")
+        watch.watch(other.pid, started, on_dead=bell)
+        bell.wait()
+    assert bell.count == 1
+
+
+@pytest.mark.parametrize(
+    ("pid", "started"),
+    [
+        (None, None),
+        (0, 7),
+        (-1, 7),
+        (None, 7),
+        pytest.param(os.getpid(), None, id="own"),
+    ],
+)
+def test_what_nobody_knows_is_never_dead(watch, pid, started):
+    bell = Bell()
+    watched = watch.watch(pid, started, on_dead=bell)
+    let_another_die(watch)
+    assert (bell.count, watched.is_dead) == (0, False)
+    assert "cannot be watched" in watched.problem
+
+
+def test_gone_without_a_start_is_never_dead(watch):
+    bell = Bell()
+    pid, _ = gone()
+    watched = watch.watch(pid, None, on_dead=bell)
+    let_another_die(watch)
+    assert (bell.count, watched.is_dead) == (0, False)
+    assert f"process {pid} cannot be watched" in watched.problem
+
+
+def test_a_thread_is_no_process(watch):
+    with process() as child:
+        watched = watch_process(watch, child.pid, Bell())
+        stop, ids = threading.Event(), []
+        thread = threading.Thread(
+            target=lambda: (ids.append(threading.get_native_id()), stop.wait(LIMIT_S))
+        )
+        thread.start()
+        until(lambda: ids)
+        assert not watched.add(ids[0])
+        assert str(ids[0]) in watched.problem
+        stop.set()
+        thread.join(LIMIT_S)
+
+
+@pytest.mark.parametrize(
+    "code", [errno.ENOSYS, errno.EMFILE, errno.ENFILE, errno.EPERM]
+)
+def test_what_the_system_refuses_is_told(watch, code, monkeypatch):
+    def refuse(pid):
+        raise OSError(code, os.strerror(code))
+
+    bell = Bell()
+    with process() as child:
+        started = process_monitor.start_time(child.pid)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "pidfd_open", refuse)
+            watched = watch.watch(child.pid, started, on_dead=bell)
+        child.kill()
+        let_another_die(watch)
+    assert (bell.count, watched.is_dead) == (0, False)
+    assert "cannot be watched" in watched.problem
+
+
+def test_a_system_without_pidfd_watches_nothing(watch, monkeypatch):
+    monkeypatch.delattr(os, "pidfd_open")
+    watched = watch_process(watch, os.getpid(), Bell())
+    assert "no pidfd" in watched.problem
+
+
+def test_a_foreign_proc_proves_nothing(watch, monkeypatch):
+    monkeypatch.setattr(Path, "readlink", lambda path: Path("1"))
+    bell = Bell()
+    pid, started = gone()
+    watched = watch.watch(pid, started, on_dead=bell)
+    assert (bell.count, watched.is_dead) == (0, False)
+    assert "/proc" in watched.problem
+    monkeypatch.undo()
+    let_another_die(watch)
+    assert bell.count == 0
+
+
+def test_proc_that_is_missing_is_not_ours(monkeypatch):
+    assert process_monitor._is_proc_ours()
+
+    def fail(path):
+        raise FileNotFoundError
+
+    monkeypatch.setattr(Path, "readlink", fail)
+    assert not process_monitor._is_proc_ours()
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
+def test_children_count_until_the_last(watch, order):
+    bell = Bell()
+    with process() as main, process() as first, process() as second:
+        family = (main, first, second)
+        watched = watch_process(watch, main.pid, bell)
+        assert watched.add(first.pid)
+        assert watched.add(second.pid, started=process_monitor.start_time(second.pid))
+        assert watched.add(first.pid)
+        assert watched.add(main.pid)
+        assert watched.pids == tuple(each.pid for each in family)
+        for index in order[:-1]:
+            family[index].kill()
+            pid = family[index].pid
+            until(lambda pid=pid: pid not in watched.alive)
+        let_another_die(watch)
+        assert (bell.count, watched.is_dead) == (0, False)
+        family[order[-1]].kill()
+        bell.wait()
+    let_another_die(watch)
+    assert bell.count == 1
+
+
+def test_a_child_that_nobody_knows_keeps_its_parent_until_named_no_more(watch):
+    bell = Bell()
+    pid, _ = gone()
+    with process() as main, process() as child:
+        watched = watch_process(watch, main.pid, bell)
+        assert not watched.replace([child.pid, pid])
+        assert f"process {pid} " in watched.problem
+        main.kill()
+        child.kill()
+        let_another_die(watch)
+        assert (bell.count, watched.is_dead) == (0, False)
+        assert watched.replace([child.pid])
+        bell.wait()
+    assert watched.problem is None
+
+
+def test_a_child_known_to_be_gone_keeps_nobody(watch):
+    bell = Bell()
+    pid, started = gone()
+    with process() as main:
+        watched = watch_process(watch, main.pid, bell)
+        assert watched.add(pid, started=started)
+        main.kill()
+        bell.wait()
+
+
+def test_children_that_are_named_no_more_do_not_count(watch):
+    bell = Bell()
+    with process() as main, process() as child:
+        watched = watch_process(watch, main.pid, bell)
+        assert watched.replace([child.pid])
+        main.kill()
+        until(lambda: watched.alive == (child.pid,))
+        assert watched.replace([])
+        bell.wait()
+        assert child.poll() is None
+    assert watch.process_count == 0
+
+
+def test_children_are_bounded_and_what_exceeds_them_is_told(watch):
+    bell = Bell()
+    with process() as main:
+        watched = watch_process(watch, main.pid, bell)
+        _, started = gone()
+        for number in range(CHILDREN_MAX):
+            watched.add(10_000_000 + number, started=started)
+        assert watched.problem is None
+        for number in range(3):
+            assert not watched.add(20_000_000 + number)
+        assert f"more than {CHILDREN_MAX} children" in watched.problem
+        assert len(watched.pids) == CHILDREN_MAX + 2
+        main.kill()
+        let_another_die(watch)
+        assert bell.count == 0
+
+
+def test_processes_are_bounded_and_what_exceeds_them_is_told():
+    watch = DeathWatch(processes_max=1)
+    with process() as first, process() as second:
+        one = watch_process(watch, first.pid, Bell())
+        two = watch_process(watch, second.pid, Bell())
+        assert one.problem is None
+        assert "1 are watched already" in two.problem
+        one.close()
+        assert watch_process(watch, second.pid, Bell()).problem is None
+    watch.close()
+
+
+def test_nothing_is_told_of_what_is_closed(watch):
+    bell = Bell()
+    with process() as child:
+        watched = watch_process(watch, child.pid, bell)
+        watched.close()
+        watched.close()
+        child.kill()
+        let_another_die(watch)
+        assert not watched.is_dead
+        assert not watched.add(child.pid)
+        assert not watched.add(os.getpid())
+    assert (bell.count, watch.process_count) == (0, 0)
+
+
+def test_a_death_that_is_told_with_a_child_added_just_before_waits_for_it(watch):
+    """The judgement is made anew at the moment of telling."""
+    bell, busy, go = Bell(), threading.Event(), threading.Event()
+
+    def hold():
+        busy.set()
+        assert go.wait(LIMIT_S)
+
+    with process() as blocker, process() as main, process() as child:
+        watch_process(watch, blocker.pid, hold)
+        blocker.kill()
+        assert busy.wait(LIMIT_S)
+        watched = watch.watch(main.pid, 7, on_dead=bell)  # dead; yet to be told
+        assert watched.is_dead
+        watched.add(child.pid)
+        go.set()
+        let_another_die(watch)
+        assert bell.count == 0
+        child.kill()
+        bell.wait()
+
+
+def test_closing_ends_the_thread_and_tells_nothing():
+    watch, bell = DeathWatch(), Bell()
+    with process() as child:
+        watched = watch_process(watch, child.pid, bell)
+        (thread,) = [t for t in threading.enumerate() if t.name == "marshal-deathwatch"]
+        watch.close()
+        assert not thread.is_alive()
+        watch.close()
+        child.kill()
+        child.wait(LIMIT_S)
+        assert not watched.is_dead
+        assert "closed" in watched.problem
+        later = watch.watch(child.pid, 7, on_dead=bell)
+        assert "closed" in later.problem
+    assert bell.count == 0
+
+
+def test_closing_what_was_never_used():
+    DeathWatch().close()
+
+
+def test_closing_from_the_call_itself_does_not_wait_for_itself():
+    watch, closed = DeathWatch(), threading.Event()
+
+    def on_dead():
+        watch.close()
+        closed.set()
+
+    with process() as child:
+        watch_process(watch, child.pid, on_dead)
+        child.kill()
+        assert closed.wait(LIMIT_S)
+
+
+def test_a_call_that_fails_does_not_end_the_watch(watch, caplog):
+    def fail():
+        raise OSError("no room")
+
+    with caplog.at_level(logging.ERROR), process() as child:
+        watch_process(watch, child.pid, fail)
+        child.kill()
+        # Its end may come after that of a process that is killed later.
+        until(lambda: "no room" in caplog.text)
+        let_another_die(watch)
+
+
+def test_no_descriptor_is_left_open():
+    def count():
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    before = count()
+    watch = DeathWatch()
+    for _ in range(3):
+        let_another_die(watch)
+        with process() as child:
+            watch_process(watch, child.pid, Bell()).add(child.pid)
+            watch.watch(child.pid, 7, on_dead=Bell())
+    watch.close()
+    assert count() == before
+
+
+def test_an_old_event_of_a_number_used_again_is_passed_over(watch):
+    bell = Bell()
+    with process() as child:
+        watch_process(watch, child.pid, bell)
+        poller = watch._poller
+        with poller.lock:
+            (fd,) = poller.by_fd
+            poller._note(fd)
+            poller._note(10_000)
+        assert bell.count == 0
+        assert watch.process_count == 1

@@ -1,0 +1,755 @@
+"""Requests of any kind: what makes no sense is refused, with a reason and in bounds.
+
+A real server on real sockets: peers, limits, and whatever bytes come in.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from functools import partial
+
+import httpx
+import msgspec
+import pytest
+from appkit import ASKS, CLIENT, HEADERS, OURS, Wire, failure
+from fakeservice import FakeService, assigned
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kafka_marshal.remote import api, paths
+from kafka_marshal.sidecar import process_monitor, requests
+from kafka_marshal.sidecar.health import Verdict
+from kafka_marshal.sidecar.http_app import App, AppContext
+from kafka_marshal.sidecar.requests import Connection, make_server
+from kafka_marshal.sidecar.sockets import open_tcp, open_unix
+
+# --- Requests ---
+
+
+INSTANCE = HEADERS[api.INSTANCE_HEADER]
+
+
+@pytest.fixture
+def wire():
+    found = Wire(FakeService())
+    found.service.instances["g", "c"] = INSTANCE
+    yield found
+    found.app.close()
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/", 404),
+        ("GET", "/v1/info/", 404),
+        ("GET", "/v2/info", 404),
+        ("POST", "/v1/info", 405),
+        ("HEAD", "/v1/info", 405),
+        ("PATCH", CLIENT, 405),
+        ("PUT", "/v1/groups/g%2Fh/clients/c", 404),
+        ("PUT", "/v1/groups/g%20h/clients/c", 400),
+        ("PUT", CLIENT + "/claims/a%0A/3", 400),
+        ("PUT", CLIENT + "/claims/../3", 404),
+        ("PUT", CLIENT + "/claims/t/x", 400),
+        ("PUT", CLIENT + "/claims/t/-1", 400),
+        ("PUT", CLIENT + "/claims/t/2147483648", 400),
+        ("PUT", CLIENT + "/claims/t/٣", 400),
+        ("GET", "/v1/world?timeout_ms=x", 400),
+        ("GET", "/v1/world?timeout_ms=60001", 400),
+        ("POST", CLIENT + "/subscriptions/s/end?keep=perhaps", 400),
+    ],
+)
+def test_what_is_not_here_is_refused(wire, method, path, status):
+    response = wire.ask(method, path, headers=HEADERS)
+    assert response.status_code == status, response.text
+    if method != "HEAD":
+        assert failure(response).message
+    assert wire.service.said == []
+
+
+@pytest.mark.parametrize("value", [None, "", "CD" * 16, "cd" * 15, "cd" * 17])
+def test_a_client_shows_its_instance(wire, value):
+    headers = {} if value is None else {api.INSTANCE_HEADER: value}
+    response = wire.ask("POST", CLIENT + "/beat", json={}, headers=headers)
+    assert response.status_code == 400
+    assert failure(response).setting == api.INSTANCE_HEADER
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"[]", b"null", b"\xff", b'{"instance":1}', b'"\\ud800"', b"[" * 9_999],
+)
+def test_a_body_that_is_none_is_refused_and_says_why(wire, body):
+    response = wire.ask("PUT", CLIENT, content=body)
+    assert response.status_code == 400
+    assert failure(response).message.startswith("the body is no Registration: ")
+    assert wire.service.said == []
+
+
+def test_a_body_has_an_end(wire, monkeypatch):
+    monkeypatch.setattr(requests, "BODY_BYTES_MAX", 1_000)
+
+    async def pieces():
+        for _ in range(100):
+            yield b" " * 100
+
+    for content in (b" " * 1_001, pieces()):
+        response = wire.ask("PUT", CLIENT, content=content)
+        assert response.status_code == 413
+        assert response.headers["connection"] == "close"
+    assert wire.service.said == []
+
+
+def test_a_body_that_does_not_come_is_not_waited_for(wire, monkeypatch):
+    monkeypatch.setattr(requests, "BODY_S_MAX", 0.01)
+
+    async def pieces():
+        yield b"{"
+        await asyncio.sleep(30)
+        yield b"}"
+
+    response = wire.ask("PUT", CLIENT, content=pieces())
+    assert response.status_code == 408
+
+
+# --- anything at all
+
+SEGMENT = st.text(
+    st.characters(codec="utf-8", exclude_characters="?#"), min_size=1, max_size=12
+)
+KNOWN_PATHS = st.sampled_from([path.partition("?")[0] for _, path, *_ in ASKS.values()])
+PATHS = st.one_of(
+    KNOWN_PATHS,
+    st.lists(SEGMENT, max_size=8).map(lambda parts: "/" + "/".join(parts)),
+    st.tuples(KNOWN_PATHS, SEGMENT).map("/".join),
+)
+HEADER = st.tuples(
+    st.one_of(
+        st.sampled_from(
+            [b"marshal-instance", b"content-length", b"content-type", b"last-event-id"]
+        ),
+        st.binary(min_size=1, max_size=10),
+    ),
+    st.binary(max_size=40),
+)
+BODIES = st.one_of(
+    st.binary(max_size=200),
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(
+                st.sampled_from(
+                    ["instance", "topics", "standings", "returned", "pids"]
+                ),
+                inner,
+                max_size=3,
+            )
+        ),
+        max_leaves=8,
+    ).map(lambda value: json.dumps(value).encode()),
+)
+
+
+@given(
+    method=st.sampled_from(["GET", "PUT", "POST", "DELETE", "PATCH", "HEAD", "X"]),
+    path=PATHS,
+    rest=st.tuples(
+        st.binary(max_size=30),
+        st.lists(HEADER, max_size=4),
+        st.lists(BODIES, max_size=3),
+    ),
+)
+@settings(
+    max_examples=400,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+def test_whatever_comes_is_answered(wire, method, path, rest):
+    """Any bytes, any path, any header: an answer of ours, and never a 500."""
+    query, headers, pieces = rest
+    service = wire.service
+    service.said.clear()
+    messages = [
+        {"type": "http.request", "body": piece, "more_body": True} for piece in pieces
+    ]
+    messages.append({"type": "http.request", "body": b"", "more_body": False})
+    messages.append({"type": "http.disconnect"})
+    sent = []
+
+    async def receive():
+        return messages.pop(0) if len(messages) > 1 else messages[0]
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {
+        "type": "http",
+        "asgi": {"version": "3.0", "spec_version": "2.3"},
+        "http_version": "1.1",
+        "method": method,
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": query,
+        "headers": headers,
+        "state": {requests.CONNECTION: Connection(OURS, is_local=True)},
+    }
+    asyncio.run(asyncio.wait_for(wire.app(scope, receive, send), 30))
+    status = sent[0]["status"]
+    content = b"".join(message.get("body", b"") for message in sent[1:])
+    assert status in {200, 204} or 400 <= status < 500 or status == 503
+    if status >= 400 and method != "HEAD":
+        msgspec.json.decode(content, type=api.Failure)
+        assert len(content) < 10_000
+
+
+# --- Connections ---
+
+
+TOKEN = b"0123456789abcdef"
+REQUEST = b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n"
+
+
+class Healthy:
+    def live(self):
+        return Verdict(ok=True, state="RUNNING", reasons=("serving",))
+
+    ready = started = live
+
+
+class Served:
+    """A server in a thread, over a Unix socket and over TCP."""
+
+    def __init__(self, path, connections_max=64, gid=None):
+        self.service = FakeService()
+        self.service.instances["g", "c"] = INSTANCE
+        self.path = path
+        self._place = open_unix(path, gid=gid)
+        self._tcp = open_tcp("127.0.0.1", 0)
+        self.port = self._tcp.getsockname()[1]
+        self.app = App(
+            AppContext(
+                *(Healthy(), self.service),
+                token=TOKEN,
+                socket_gid=gid,
+                keep_alive_s=0.05,
+            )
+        )
+        self.server = make_server(
+            self.app, connections_max=connections_max, socket_gid=gid
+        )
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+        eventually(lambda: self.server.started)
+
+    def _run(self):
+        sockets = [self._place.listening, self._tcp]
+        asyncio.run(self.server.serve(sockets=sockets))
+
+    @property
+    def connection_count(self):
+        return len(self.server.server_state.connections)
+
+    def connect(self):
+        found = socket.socket(socket.AF_UNIX)
+        found.settimeout(30)
+        found.connect(str(self.path))
+        return found
+
+    def client(self):
+        transport = httpx.HTTPTransport(uds=str(self.path))
+        return httpx.Client(transport=transport, base_url="http://sidecar", timeout=30)
+
+    def close(self):
+        self.server.should_exit = True
+        self._thread.join(30)
+        assert not self._thread.is_alive()
+        self._place.close()
+        self._tcp.close()
+        self.app.close()
+
+
+def eventually(condition):
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def read(connection):
+    """Return all that comes until the other end closes."""
+    found = bytearray()
+    with contextlib.suppress(ConnectionResetError):
+        while piece := connection.recv(65_536):
+            found += piece
+    return bytes(found)
+
+
+def failure_of(response):
+    head, _, body = response.partition(b"\r\n\r\n")
+    assert b"content-type: application/json" in head
+    return msgspec.json.decode(body, type=api.Failure)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    found = Served(tmp_path_factory.mktemp("s") / "own" / "sidecar.sock")
+    yield found
+    found.close()
+
+
+def test_the_hub_hears_which_process_registers(served):
+    with served.client() as client:
+        body = {"instance": INSTANCE, "beat_ms": 100}
+        assert client.put(CLIENT, json=body).status_code == 200
+    peer = next(
+        said for said in reversed(served.service.said) if said[0] == "register"
+    )[4]
+    assert peer == process_monitor.Peer(
+        os.getpid(), os.geteuid(), process_monitor.start_time(os.getpid())
+    )
+
+
+def test_one_connection_is_one_client_s_and_the_next_another_s(served):
+    body = {"instance": INSTANCE, "beat_ms": 100}
+    other = paths.CLIENT.format(group="g", client="other")
+    with served.client() as client:
+        assert client.put(CLIENT, json=body).is_success
+        refused = client.put(other, json=body)
+        assert refused.status_code == 409
+        assert client.put(CLIENT, json=body).is_success
+    with served.client() as client:
+        assert client.put(other, json=body).is_success
+        assert client.put(CLIENT, json=body).status_code == 409
+
+
+def test_tcp_has_no_peer_and_needs_the_token(served):
+    base = f"http://127.0.0.1:{served.port}"
+    with httpx.Client(base_url=base, timeout=30) as client:
+        assert client.get(paths.INFO).status_code == 401
+        assert client.get(paths.LIVEZ).status_code == 200
+        client.headers["authorization"] = f"Bearer {TOKEN.decode()}"
+        body = {"instance": INSTANCE, "beat_ms": 100}
+        assert client.put(CLIENT, json=body).is_success
+    peer = next(
+        said for said in reversed(served.service.said) if said[0] == "register"
+    )[4]
+    assert peer == process_monitor.UNKNOWN_PEER
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only the superuser becomes another")
+def test_another_user_is_turned_away_however_open_the_socket_is(served):
+    program = (
+        "import http.client, os, socket, sys\n"
+        "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
+        "c = http.client.HTTPConnection('x')\n"
+        "c.sock = socket.socket(socket.AF_UNIX)\n"
+        "c.sock.connect(sys.argv[1])\n"
+        "c.request('GET', '/v1/info')\n"
+        "print(c.getresponse().status)\n"
+    )
+    command = [sys.executable, "-c", program, str(served.path)]
+    # With its own modes nobody else gets as far as connecting.
+    run = partial(
+        subprocess.run,
+        command,
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+    closed = run()
+    assert "PermissionError" in closed.stderr
+    upwards = [served.path, *served.path.parents[:-2]]
+    modes = {path: path.stat().st_mode for path in upwards}
+    try:
+        for path in upwards:
+            path.chmod(0o777)
+        opened = run()
+    finally:
+        for path, mode in modes.items():
+            path.chmod(mode)
+    assert opened.stdout == "403\n", opened.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only the superuser becomes another")
+def test_a_member_of_the_socket_s_group_comes_in_and_nobody_else(tmp_path):
+    gid = 4711
+    program = (
+        "import http.client, os, socket, sys\n"
+        "os.setgroups([int(x) for x in sys.argv[2:]])\n"
+        "os.setgid(65534); os.setuid(65534)\n"
+        "c = http.client.HTTPConnection('x')\n"
+        "c.sock = socket.socket(socket.AF_UNIX)\n"
+        "c.sock.connect(sys.argv[1])\n"
+        "c.request('GET', '/v1/info')\n"
+        "print(c.getresponse().status)\n"
+    )
+
+    def run(*groups):
+        command = [sys.executable, "-c", program, str(served.path), *groups]
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=180, check=False
+        )
+
+    served = Served(tmp_path / "own" / "s.sock", gid=gid)
+    upwards = tmp_path.parents[:-2]
+    modes = {path: path.stat().st_mode for path in (tmp_path, *upwards)}
+    try:
+        for path in modes:
+            path.chmod(0o755)
+        assert run(str(gid)).stdout == "200\n"
+        assert "PermissionError" in run().stderr
+        assert "PermissionError" in run(str(gid + 1)).stderr
+    finally:
+        for path, before in modes.items():
+            path.chmod(before)
+        served.close()
+
+
+def ask(port, path, *headers, body=b"", length=None):
+    """Return a connection over TCP that has sent a request with part of its body."""
+    lines = [b"PUT " if body else b"GET ", path.encode(), b" HTTP/1.1\r\n"]
+    lines += [header + b"\r\n" for header in (b"host: 127.0.0.1", *headers)]
+    if body:
+        lines.append(b"content-length: %d\r\n" % (length or len(body)))
+    found = socket.create_connection(("127.0.0.1", port), 30)
+    found.sendall(b"".join([*lines, b"\r\n", body]))
+    return found
+
+
+SHOWN = b"authorization: Bearer " + TOKEN
+
+
+def test_too_many_connections_are_turned_away_and_probes_are_answered(tmp_path):
+    served = Served(tmp_path / "own" / "s.sock", connections_max=3)
+    try:
+        standing = [served.connect() for _ in range(3)]
+        eventually(lambda: served.connection_count == 3)
+        with served.connect() as one_more:
+            one_more.sendall(b"GET /v1/info HTTP/1.1\r\nhost: x\r\n\r\n")
+            response = read(one_more)
+        assert response.startswith(b"HTTP/1.1 503 ")
+        assert b"retry-after: 1\r\n" in response
+        assert "connections stand already" in failure_of(response).message
+        with served.connect() as one_more:
+            one_more.sendall(REQUEST)
+            assert read(one_more).startswith(b"HTTP/1.1 200 ")
+        standing.pop().close()
+        eventually(lambda: served.connection_count == 2)
+        with served.client() as client:
+            assert client.get(paths.INFO).is_success
+        for connection in standing:
+            connection.close()
+    finally:
+        served.close()
+
+
+def test_connections_over_tcp_leave_places_for_the_unix_socket(tmp_path):
+    served = Served(tmp_path / "own" / "s.sock", connections_max=8)
+    try:
+        standing = []
+        for _ in range(7):
+            standing.append(ask(served.port, paths.INFO, SHOWN))
+            assert standing[-1].recv(65_536).startswith(b"HTTP/1.1 200 ")
+        with ask(served.port, paths.INFO, SHOWN) as one_more:
+            assert read(one_more).startswith(b"HTTP/1.1 503 ")
+        with ask(served.port, paths.LIVEZ) as probe:
+            assert read(probe).startswith(b"HTTP/1.1 200 ")
+        with served.client() as client:
+            assert client.get(paths.INFO).is_success
+        for connection in standing:
+            connection.close()
+    finally:
+        served.close()
+
+
+def test_strangers_keep_nobody_out(tmp_path):
+    served = Served(tmp_path / "own" / "s.sock", connections_max=64)
+    strangers = [
+        socket.create_connection(("127.0.0.1", served.port), 30) for _ in range(100)
+    ]
+    try:
+        # The oldest are ended; a busy one is not older than those behind it.
+        eventually(lambda: 0 < served.connection_count <= 16)
+        for _ in range(3):
+            with ask(served.port, paths.INFO, SHOWN) as client:
+                assert client.recv(65_536).startswith(b"HTTP/1.1 200 ")
+            with ask(served.port, paths.LIVEZ) as probe:
+                assert read(probe).startswith(b"HTTP/1.1 200 ")
+            with served.client() as client:
+                assert client.get(paths.INFO).is_success
+    finally:
+        for each in strangers:
+            each.close()
+        served.close()
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "status"),
+    [
+        (CLIENT, (), b"401"),
+        (paths.LIVEZ, (), b"405"),
+        (CLIENT, (SHOWN, b"marshal-instance: " + INSTANCE.encode()), b"413"),
+        (CLIENT + "/beat%20", (SHOWN,), b"404"),
+        (CLIENT + "/claims/t/x", (SHOWN,), b"400"),
+    ],
+)
+def test_a_body_that_was_not_read_ends_its_connection(served, path, headers, status):
+    length = 10**9 if status == b"413" else 1_000
+    with ask(served.port, path, *headers, body=b"{", length=length) as connection:
+        response = read(connection)
+    assert response.startswith(b"HTTP/1.1 " + status), response
+    assert b"connection: close\r\n" in response
+    eventually(lambda: served.connection_count == 0)
+
+
+def test_a_guest_has_one_answer_and_not_for_ever(served, monkeypatch):
+    with ask(served.port, paths.INFO) as connection:
+        assert read(connection).startswith(b"HTTP/1.1 401 ")
+    with ask(served.port, paths.LIVEZ) as connection:
+        assert b"connection: close\r\n" in read(connection)
+    monkeypatch.setattr(requests, "GUEST_S_MAX", 0.2)
+    # It never reads its answer, and what it asks for fills every buffer.
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1_024)
+        connection.connect(("127.0.0.1", served.port))
+        connection.sendall(b"GET /openapi.json HTTP/1.1\r\nhost: [::1]\r\n\r\n")
+        eventually(lambda: served.connection_count == 0)
+
+
+def test_an_admitted_connection_goes_on(served):
+    eventually(lambda: served.connection_count == 0)
+    base = f"http://127.0.0.1:{served.port}"
+    headers = {"authorization": f"Bearer {TOKEN.decode()}"}
+    with httpx.Client(base_url=base, timeout=30) as client:
+        assert client.get(paths.INFO, headers=headers).is_success
+        (one,) = served.server.server_state.connections
+        assert one._guest_timer is None
+        assert client.get(paths.LIVEZ).is_success
+        assert served.server.server_state.connections == {one}
+
+
+@pytest.mark.parametrize(
+    ("host", "is_ours"),
+    [
+        *((b"127.0.0.1", True), (b"127.0.0.1:7070", True), (b"[::1]:7070", True)),
+        *((b"localhost", True), (b"LOCALHOST:1", True), (b"evil.example", False)),
+        *((b"127.0.0.1.evil.example", False), (b"10.0.0.1", False), (b"", False)),
+        *((b"[::1", False), (b"evil.example:7070", False)),
+    ],
+)
+def test_a_page_of_another_name_is_refused_over_tcp(served, host, is_ours):
+    with socket.create_connection(("127.0.0.1", served.port), 30) as connection:
+        connection.sendall(b"GET /livez HTTP/1.1\r\nhost: " + host + b"\r\n\r\n")
+        response = read(connection)
+    assert response.startswith(b"HTTP/1.1 200 " if is_ours else b"HTTP/1.1 403 ")
+    if not is_ours:
+        assert failure_of(response).setting == "host"
+
+
+@pytest.mark.parametrize("begun", [b"", b"GET /livez HT", REQUEST + b"GET /li"])
+def test_a_request_that_does_not_come_is_not_waited_for(served, monkeypatch, begun):
+    monkeypatch.setattr(requests, "HEAD_S_MAX", 0.5)
+    with served.connect() as connection:
+        connection.sendall(begun)
+        response = read(connection)
+    *_, last = response.split(b"HTTP/1.1 ")
+    assert last.startswith(b"408 ")
+    assert "no request within" in failure_of(last).message
+
+
+def test_an_idle_connection_stands(served, monkeypatch):
+    # More than passes between connecting and asking, less than is waited then.
+    monkeypatch.setattr(requests, "HEAD_S_MAX", 0.5)
+    with served.client() as client:
+        for _ in range(2):
+            assert client.get(paths.LIVEZ).is_success
+            (one,) = served.server.server_state.connections
+            threading.Event().wait(0.7)
+            assert served.server.server_state.connections == {one}
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"\r\n\r\n\r\nnonsense\r\n\r\n",
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"GET /" + b"x" * 20_000 + b" HTTP/1.1\r\n\r\n",
+        b"GET /livez HTTP/1.1\r\nhost: x\r\n" + b"a: b\r\n" * 5_000,
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+    ],
+)
+def test_what_is_no_http_is_answered_and_ended(served, sent):
+    with served.connect() as connection:
+        connection.sendall(sent)
+        response = read(connection)
+    assert response.startswith(b"HTTP/1.1 400 ")
+    assert failure_of(response).message
+
+
+def test_a_body_that_breaks_off_in_nonsense_ends_its_connection_alone(served):
+    head = b"PUT " + CLIENT.encode() + b" HTTP/1.1\r\nhost: x\r\n"
+    with served.connect() as connection:
+        connection.sendall(head + b"transfer-encoding: chunked\r\n\r\nzz\r\n")
+        assert read(connection).startswith(b"HTTP/1.1 400 ")
+    with served.client() as client:
+        assert client.get(paths.LIVEZ).is_success
+
+
+@given(
+    pieces=st.lists(
+        st.one_of(
+            st.binary(max_size=60),
+            st.sampled_from(
+                [
+                    REQUEST,
+                    b"PUT /v1/groups/g/clients/c HTTP/1.1\r\nhost: x\r\n",
+                    b"content-length: 5\r\n\r\n",
+                    b"transfer-encoding: chunked\r\n\r\n",
+                    b"5\r\n{}{}{\r\n0\r\n\r\n",
+                    b"connection: upgrade\r\nupgrade: websocket\r\n\r\n",
+                    b"expect: 100-continue\r\n\r\n",
+                    b"\r\n",
+                ]
+            ),
+        ),
+        max_size=6,
+    ),
+    is_reset=st.booleans(),
+)
+@settings(
+    max_examples=200,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+def test_any_bytes_leave_the_daemon_serving(served, pieces, is_reset):
+    with served.connect() as connection:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            for piece in pieces:
+                connection.sendall(piece)
+        if is_reset:
+            linger = struct.pack("ii", 1, 0)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+    with served.connect() as connection:
+        connection.sendall(REQUEST)
+        assert connection.recv(65_536).startswith(b"HTTP/1.1 200 ")
+
+
+def test_no_connection_is_left_behind(served):
+    eventually(lambda: served.connection_count == 0)
+    assert served.server.server_state.tasks == set()
+
+
+def test_a_reader_that_stops_costs_its_buffer_and_catches_up(served):
+    """Row KA21: what is not read stands in the service's ring, which is bounded."""
+    head = f"GET {CLIENT}/events HTTP/1.1\r\nhost: x\r\n"
+    head += f"{api.INSTANCE_HEADER}: {INSTANCE}\r\n\r\n"
+    with served.connect() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+        connection.sendall(head.encode())
+        eventually(lambda: served.service.feeds and served.service.feeds[-1].taken)
+        feed = served.service.feeds[-1]
+        pushed = 0
+        # Until nothing is taken any more, whatever comes: the buffers are full.
+        while True:
+            before = feed.taken
+            for _ in range(1_000):
+                feed.push(assigned(pushed % 7))
+                pushed += 1
+                if not pushed % 50:
+                    threading.Event().wait(0.001)
+            if feed.taken == before:
+                break
+            assert feed.taken < 100_000
+        (one,) = served.server.server_state.connections
+        assert one.transport.get_write_buffer_size() < 400_000
+        # It comes back: what it missed is a snapshot away, and then all is told.
+        feed.push(assigned(4_711))
+        text = bytearray()
+        while b'"partition":4711' not in text:
+            text += connection.recv(65_536)
+        assert text.count(b"event: snapshot") >= 2
+    eventually(lambda: feed.is_closed and served.app.stream_count == 0)
+
+
+OPENAPI = b"GET /openapi.json HTTP/1.1\r\nhost: x\r\n\r\n"
+EVENTS = f"GET {CLIENT}/events HTTP/1.1\r\nhost: x\r\n{api.INSTANCE_HEADER}: {INSTANCE}"
+
+
+def fill(served, connection, sent):
+    """Ask for so much that answers wait to be sent; return the server's end of it."""
+    eventually(lambda: served.connection_count == 1)
+    (one,) = served.server.server_state.connections
+
+    def is_waiting():
+        if one.transport.get_write_buffer_size():
+            return True
+        connection.sendall(sent)
+        return False
+
+    eventually(is_waiting)
+    return one
+
+
+@pytest.mark.parametrize("sent", [REQUEST * 100, OPENAPI, b"nonsense\r\n\r\n"])
+def test_an_answer_that_nobody_reads_is_not_kept_for_ever(served, monkeypatch, sent):
+    """The connection is admitted: only the deadline of its answers ends it."""
+    eventually(lambda: served.connection_count == 0)
+    monkeypatch.setattr(requests, "WRITE_S_MAX", 0.5)
+    with served.connect() as connection:
+        filled = REQUEST * 100 if sent.startswith(b"nonsense") else sent
+        one = fill(served, connection, filled)
+        if filled != sent:
+            with contextlib.suppress(OSError):
+                connection.sendall(sent)  # its answer is the last one
+        eventually(lambda: served.connection_count == 0)
+        assert one.transport.get_write_buffer_size() == 0
+
+
+def test_a_stream_that_nobody_reads_ends(served, monkeypatch):
+    eventually(lambda: served.connection_count == 0)
+    monkeypatch.setattr(requests, "WRITE_S_MAX", 0.5)
+    count = len(served.service.feeds)
+    with served.connect() as connection:
+        connection.sendall(EVENTS.encode() + b"\r\n\r\n")
+        eventually(lambda: len(served.service.feeds) > count)
+        feed = served.service.feeds[-1]
+
+        def is_closed():
+            feed.push(assigned())
+            return feed.is_closed
+
+        eventually(is_closed)
+    eventually(lambda: served.connection_count == served.app.stream_count == 0)
+
+
+def test_an_answer_that_is_read_in_time_is_whole(served):
+    eventually(lambda: served.connection_count == 0)
+    with served.connect() as connection:
+        one = fill(served, connection, OPENAPI)
+        eventually(lambda: one._write_timer is not None)
+        connection.sendall(b"GET /last HTTP/1.1\r\nhost: x\r\n\r\n")
+        text = bytearray()
+        while b"HTTP/1.1 404 " not in text:
+            text += connection.recv(65_536)
+        eventually(lambda: one._write_timer is None)
+        assert served.server.server_state.connections == {one}
+
+
+def test_silence_on_a_stream_is_broken(served):
+    with (
+        served.client() as client,
+        client.stream("GET", CLIENT + "/events", headers=HEADERS) as response,
+    ):
+        assert response.headers["cache-control"] == "no-store"
+        lines = response.iter_lines()
+        while next(lines) != ": keep-alive":
+            pass

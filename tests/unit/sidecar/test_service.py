@@ -1,0 +1,297 @@
+"""What a sidecar is asked for, over a whole log: positions, grants, the end."""
+
+import pytest
+from enginekit import (
+    KEY,
+    H,
+    fold,
+    of,
+    wish,
+    world,
+)
+from sidecarkit import (
+    Local,
+    Machine,
+    find,
+    having,
+    keys,
+    releases,
+    run,
+    run_until,
+    sizes,
+)
+
+from kafka_marshal.errors import (
+    ClaimLost,
+    ConfigurationError,
+    CoordinationError,
+    DeadlineExceeded,
+)
+from kafka_marshal.protocol.losses import marks_of
+from kafka_marshal.protocol.records import (
+    ClaimingMessages,
+    Heartbeat,
+    Member,
+    ReleasingPartition,
+)
+from kafka_marshal.remote import api
+from kafka_marshal.sidecar.health import State
+
+TASK = "7a" * 16
+
+
+# --- Positions ---
+
+
+def test_positions_come_with_beats(cluster, machine):
+    a = having(machine)
+    a.positions[KEY] = 4
+    run(cluster, [a], H)
+    assert (
+        fold(cluster, 1 if KEY not in fold(cluster, 0).keys else 0).keys[KEY].position
+        == 4
+    )
+
+
+def test_a_flush_is_answered_once_the_log_shows_it(cluster, machine):
+    """Acceptance FR05: an answer never comes before what it confirms."""
+    a = having(machine)
+    a.positions = dict.fromkeys(a.held, 5)
+    a.beat(flush=True, timeout_ms=1_000)
+    assert {keys(cluster)[key].position for key in a.held} == {5}
+
+
+def test_a_flush_that_the_log_does_not_show_says_so(cluster, machine):
+    a = having(machine)
+    machine.node.cut(is_cut=True)
+    with pytest.raises(DeadlineExceeded, match="did not show the positions"):
+        a.beat(flush=True, timeout_ms=300)
+
+
+def test_what_is_not_its_own_any_more_changes_nothing(cluster, machine):
+    """Acceptance FR02: a stale call never mutates, and names the owner."""
+    a = having(machine)
+    epoch, _ = a.held[KEY]
+    a.positions[KEY] = 2
+    a.give_back(KEY, timeout_ms=1_000)
+    late = api.Standing(topic="t", partition=0, epoch=epoch, position=5)
+    machine.service.beat(a.who, api.Beat(standings=(late,)))
+    with pytest.raises(ClaimLost, match="not held under that claim") as caught:
+        machine.service.beat(a.who, api.Beat(standings=(late,), flush=True))
+    assert caught.value.reason == "stale_token"
+    run(cluster, [a], H)
+    assert keys(cluster)[KEY].position == 2
+
+
+def test_giving_back_twice_is_giving_back_once(cluster, machine):
+    a = having(machine)
+    returned = a.give_back(KEY, timeout_ms=1_000)
+    for _ in range(3):
+        machine.service.release(a.who, api.Release(returned=returned, timeout_ms=1_000))
+    assert len(releases(cluster)) == 1
+
+
+# --- At most once ---
+
+
+def granted(machine, client, key, first, last, **rest):
+    """Ask as a client does."""
+    host = machine.service.hosts[0]
+    owner = host.session.claimant.owner
+    ask = api.GrantAsk(
+        client_id=owner.client_id,
+        incarnation=owner.incarnation.hex(),
+        topic=key.topic,
+        partition=key.partition,
+        epoch=client.held[key][0],
+        grantee=rest.pop("grantee", client.instance),
+        secret=rest.pop("secret", client.secrets[key]),
+        first=first,
+        last=last,
+        timeout_ms=rest.pop("timeout_ms", 1_000),
+        **rest,
+    )
+    return machine.service.grant(client.group, ask)
+
+
+@pytest.fixture
+def single():
+    return Machine(world(records=(20,)))
+
+
+def test_grants_are_the_folds(single):
+    a = having(single, count=1, delivery="amo")
+    (said,) = single.service.hosts[0].snapshot(find(single, a))[0].assigned
+    assert said.position == 0
+    got = granted(single, a, KEY, 0, 4, done=0)
+    assert (got.outcome, got.first, got.last, got.head) == ("accepted", 0, 4, 5)
+    other = granted(single, a, KEY, 0, 4, grantee=TASK)
+    assert (other.outcome, other.reason, other.first) == (
+        "refused",
+        "nothing_left",
+        None,
+    )
+    records = [x.record for x in of(single.cluster, "host-1", ClaimingMessages)]
+    assert [r.grantee.hex() for r in records] == [a.instance, TASK]
+    assert marks_of(records[0]) == {0: 0}
+    with pytest.raises(ConfigurationError, match="are none"):
+        granted(single, a, KEY, 4, 3)
+
+
+def test_a_grant_is_as_long_as_the_configs_span_from_the_head():
+    machine = Machine(world(records=(40,), span=8))
+    assert machine.service.info().span == 8
+    a = having(machine, count=1, delivery="amo")
+    got = [granted(machine, a, KEY, 0, 19) for _ in range(4)]
+    assert [(x.first, x.last) for x in got] == [(0, 7), (8, 15), (16, 19), (None, None)]
+    assert got[3].reason == "nothing_left"
+    far = granted(machine, a, KEY, 30, 39)
+    assert (far.first, far.last) == (20, 27), "from the head, not from its first"
+
+
+def test_under_an_old_claim_nothing_is_granted(single):
+    a = having(single, count=1, delivery="amo")
+    a.held[KEY] = (a.held[KEY][0] - 1, 0)
+    assert granted(single, a, KEY, 0, 4).reason == "old_epoch"
+
+
+def test_a_verdict_that_does_not_come_is_not_waited_for_for_ever(single):
+    a = having(single, count=1, delivery="amo")
+    granted(single, a, KEY, 0, 4)
+    single.node.cut(is_cut=True)
+    with pytest.raises(DeadlineExceeded, match="verdict"):
+        granted(single, a, KEY, 5, 9, timeout_ms=200)
+    single.node.cut(is_cut=False)
+    single.cluster.run(200)
+    (event,) = single.events.named("grant_lost")
+    assert event.fields["ranges"] == [(5, 9)]
+
+
+def test_a_request_that_comes_again_is_granted_nothing_more(single):
+    """Its answer was lost: the range would be nobody's."""
+    a = having(single, count=1, delivery="amo")
+    got = [granted(single, a, KEY, 0, 4, request=1) for _ in range(3)]
+    assert got[0] == got[1] == got[2]
+    assert (got[0].first, got[0].last) == (0, 4)
+    assert len(of(single.cluster, "host-1", ClaimingMessages)) == 1
+    single.watch.kill(1)
+    (event,) = single.events.named("grant_lost")
+    assert event.fields["ranges"] == [(0, 4)], "it is counted once"
+
+
+def test_a_request_in_time_is_not_reported_though_one_before_gave_up(single):
+    a = having(single, count=1, delivery="amo")
+    granted(single, a, KEY, 0, 4)
+    single.node.cut(is_cut=True)
+    with pytest.raises(DeadlineExceeded):
+        granted(single, a, KEY, 5, 9, timeout_ms=200, request=1)
+    single.node.cut(is_cut=False)
+    got = granted(single, a, KEY, 5, 9, request=1)
+    assert (got.first, got.last) == (5, 9)
+    assert not single.events.named("grant_lost")
+
+
+def test_what_a_dead_client_was_granted_is_reported(single):
+    a = having(single, count=1, delivery="amo")
+    granted(single, a, KEY, 0, 9)
+    epoch, _ = a.held[KEY]
+    standing = api.Standing(topic="t", partition=0, epoch=epoch, position=None, done=4)
+    single.service.beat(a.who, api.Beat(standings=(standing,)))
+    single.watch.kill(1)
+    (event,) = single.events.named("grant_lost")
+    assert event.fields == {"key": KEY, "ranges": [(4, 9)]}
+    single.cluster.run(100)
+    (release,) = (x.record for x in of(single.cluster, "host-1", ReleasingPartition))
+    assert release.reason == "client_died"
+    assert marks_of(release) == {0: 4}
+    b = Local(single, "b", pid=2)
+    b.subscribe(delivery="amo")
+    run_until(single.cluster, [b], lambda: sizes(b) == [1], H)
+    assert b.positions[KEY] == 10, "what was granted is never granted again"
+
+
+def test_a_client_that_gives_back_has_its_own_account(single):
+    a = having(single, count=1, delivery="amo")
+    granted(single, a, KEY, 0, 9)
+    a.give_back(KEY, done=4)
+    single.cluster.run(100)
+    assert not single.events.named("grant_lost")
+
+
+def test_beats_tell_how_far_a_client_is_done(single):
+    a = having(single, count=1, delivery="amo")
+    granted(single, a, KEY, 0, 9)
+    epoch, _ = a.held[KEY]
+    standing = api.Standing(topic="t", partition=0, epoch=epoch, position=None, done=7)
+    single.service.beat(a.who, api.Beat(standings=(standing,)))
+    single.cluster.run(H)
+    beats = [x.record for x in of(single.cluster, "host-1", Heartbeat)]
+    assert marks_of(beats[-1]) == {0: 7}
+
+
+# --- The end ---
+
+
+def test_a_controlled_end_waits_for_everybody(cluster, machine):
+    a = having(machine)
+    b = Local(machine, "b", pid=2)
+    machine.states.move(State.PENDING_CONTROLLED_SHUTDOWN, reason="a test")
+    machine.service.start_drain()
+    machine.service.start_drain()
+    assert not machine.service.is_drained
+    with pytest.raises(CoordinationError, match="takes nobody in now"):
+        Local(machine, "c")
+    with pytest.raises(CoordinationError):
+        b.subscribe()
+    a.take()
+    assert {e.reason for e in a.leaving.values()} == {"shutdown"}
+    assert not releases(cluster)
+    a.live()
+    cluster.run(100)
+    assert machine.service.is_drained
+    assert {r.reason for r in releases(cluster)} == {"shutdown"}
+    machine.service.close(timeout_ms=1_000)
+    machine.service.close(timeout_ms=1_000)
+    assert not machine.service.hosts
+    members = [
+        line.record
+        for t in (0, 1)
+        for line in of(cluster, "host-1", Member, partition=t)
+    ]
+    assert members[-1].draining
+
+
+def test_what_is_in_use_at_the_end_is_not_released(cluster, machine):
+    a = having(machine)
+    machine.service.close(timeout_ms=1_000)
+    assert not releases(cluster)
+    assert len(a.valid) == 8, "it works on until its deadlines"
+    other = cluster.node("other", wish=wish())
+    cluster.run_until(lambda: bool(other.held), 4 * H)
+    assert not a.valid
+
+
+def test_the_world_is_that_of_the_log(cluster, machine):
+    """Acceptance KA03: any sidecar answers alike."""
+    a = having(machine)
+    second = Machine(cluster, "host-2")
+    worlds = []
+    for each in (machine, second):
+        each.node.engine.catch_up = lambda timeout_ms: None
+        worlds.append(each.service.world(timeout_ms=1_000))
+    assert worlds[0] == worlds[1]
+    owners = {
+        claim["owner"]["client_id"]
+        for part in worlds[0]["partitions"].values()
+        for claim in part["claims"]
+    }
+    assert owners == {"host-1"}
+    assert a.valid
+
+
+def test_claims_tell_who_they_are_for(cluster, machine):
+    having(machine, "worker-7")
+    notes = fold(cluster, 0).soft.notes | fold(cluster, 1).soft.notes
+    assert {note.reason.partition(";")[0] for note in notes.values()} == {
+        "for worker-7"
+    }
