@@ -170,7 +170,7 @@ class Sidecars(RuleBasedStateMachine):
         self.pass_time(after_ms, NAMES)
 
     def ask_for(self, key, holder, *, secret):
-        owner = self.machine.service.hosts[0].session.claimant.owner
+        owner = self.machine.service.groups[0].session.claimant.owner
         ask = api.GrantAsk(
             client_id=owner.client_id,
             incarnation=owner.incarnation.hex(),
@@ -271,7 +271,7 @@ class Sidecars(RuleBasedStateMachine):
 
     @rule(after_ms=AFTER)
     def the_session_fails(self, after_ms):
-        for host in self.machine.service.hosts:
+        for host in self.machine.service.groups:
             if host.session.failure is None:
                 host.session.fail(LogUnwritable("a test"))
         self.pass_time(after_ms, NAMES)

@@ -72,8 +72,8 @@ def test_every_fault_is_drawn(tmp_path):
 
 def lend_before_the_deadline(patch):
     """What somebody was promised is given to the next at once."""
-    patch.setattr(LeaseTable, "may_have", lambda self, key, client: True)
-    patch.setattr(LeaseTable, "reserve", lambda self, loan, now_ms: None)
+    patch.setattr(LeaseTable, "is_available", lambda self, key, client: True)
+    patch.setattr(LeaseTable, "keep_until_expired", lambda self, lease, now_ms: None)
 
 
 def release_on_a_lost_connection(patch):
@@ -81,9 +81,9 @@ def release_on_a_lost_connection(patch):
     plain = LocalGroup._expire
 
     def expire(self, now_ms):
-        for loan in self.books.loans.values():
-            if loan.client.is_away(now_ms):
-                loan.told_ms = now_ms
+        for lease in self.table.leases.values():
+            if lease.client.is_away(now_ms):
+                lease.sent_until_ms = now_ms
         plain(self, now_ms)
 
     patch.setattr(LocalGroup, "_expire", expire)
@@ -97,7 +97,9 @@ def no_deadline(patch):
 
 def no_promises(patch):
     """A restarted sidecar resumes, and does not know what it had promised."""
-    patch.setattr(ClientRegistry, "_keep", lambda self, host, promised: None)
+    patch.setattr(
+        ClientRegistry, "_restore_unexpired", lambda self, host, promised: None
+    )
 
 
 def confirm_before_it_has_stopped(patch):

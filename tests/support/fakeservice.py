@@ -86,8 +86,8 @@ class FakeService:
         self.gone: set[tuple[str, str]] = set()
         self.is_drained = True
 
-    def recover(self, *, timeout_ms) -> int:
-        self._note("recover", timeout_ms)
+    def restore(self, *, timeout_ms) -> int:
+        self._note("restore", timeout_ms)
         return 2
 
     def start_drain(self) -> None:

@@ -98,14 +98,14 @@ class Machine:
             states=self.states,
             watch=self.watch,
         )
-        self.expected = self.service.recover(timeout_ms=1_000)
+        self.expected = self.service.restore(timeout_ms=1_000)
         self.watch.tell()
         return self
 
     def crash(self):
         """End the sidecar without a word; its clients live on."""
         self.cluster.crash(self.node)
-        for host in self.service.hosts:
+        for host in self.service.groups:
             if host.identity is not None:
                 host.identity.close()
         for watched in self.watch.watched:
@@ -323,7 +323,7 @@ def sizes(*clients):
 
 def find(machine, client):
     """Return a client as its sidecar knows it."""
-    return machine.service.hosts[0].find(client.name, client.instance)
+    return machine.service.groups[0].find(client.name, client.instance)
 
 
 def records(cluster, kind, name="host-1"):

@@ -279,13 +279,13 @@ def _answer_tickets(patch, fits):
 def take_any_position(patch):
     """A sidecar takes what a client says of a key, under whatever claim."""
 
-    def take_position(self, client, said):
-        loan = client.loans.get(Key(self.group_id, said.topic, said.partition))
-        if loan is not None:
-            loan.take(said)
-        return loan
+    def record_position(self, client, said):
+        lease = client.leases.get(Key(self.group_id, said.topic, said.partition))
+        if lease is not None:
+            lease.take(said)
+        return lease
 
-    patch.setattr(group.LocalGroup, "take_position", take_position)
+    patch.setattr(group.LocalGroup, "record_position", record_position)
 
 
 def mark_what_is_handed_out(patch):

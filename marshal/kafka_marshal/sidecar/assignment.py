@@ -47,7 +47,7 @@ class Member:
 
 def assign(
     keys: Iterable[Key],
-    seats: Sequence[Member],
+    members: Sequence[Member],
     *,
     present: Mapping[Key, str],
     whole_topics: bool = False,
@@ -59,20 +59,22 @@ def assign(
 
     Args:
         keys: What is to be had.
-        seats: Who wants it, each name once.
-        present: Who has, or had, what; names that are no seats do not count.
+        members: Who wants it, each name once.
+        present: Who has, or had, what; names that are no members do not count.
         whole_topics: Whether all partitions of a topic go to one client.
     """
     units: dict[object, list[Key]] = {}
     for key in sorted(keys):
         units.setdefault(key.topic if whole_topics else key, []).append(key)
-    names = {seat.name for seat in seats}
+    names = {member_.name for member_ in members}
     had = {unit: _holder(parts, present, names) for unit, parts in units.items()}
     counts = dict.fromkeys(sorted(names), 0)
     for name in had.values():
         if name is not None:
             counts[name] += 1
-    caps = {seat.name: seat.most for seat in seats if seat.most is not None}
+    caps = {
+        member_.name: member_.most for member_ in members if member_.most is not None
+    }
     share = targets(sorted(names), counts, count=len(units), caps=caps)
     given = dict.fromkeys(sorted(names), 0)
     placed: dict[object, str] = {}
@@ -122,7 +124,7 @@ class Subscriber:
 
     name: str
     claims_max: int
-    is_parked: bool = False
+    is_detached: bool = False
 
 
 @attrs.frozen
@@ -187,8 +189,8 @@ class SharedSubscription:
     Attributes:
         wants: What they want; limits are each one's own.
         subscription: What the session pursues for them.
-        members: The clients, by name.
-        moving: What is on its way between two of them.
+        subscribers: The clients, by name.
+        transfers: What is on its way between two of them.
         seen_version: Version of the subscription when it was last looked at.
         is_untold: Whether a key has no position to begin at, and nobody was there
             to be told so.
@@ -196,10 +198,10 @@ class SharedSubscription:
 
     wants: Wants
     subscription: Subscription
-    members: dict[str, Subscriber] = attrs.field(factory=dict)
-    moving: dict[Key, Transfer] = attrs.field(factory=dict)
+    subscribers: dict[str, Subscriber] = attrs.field(factory=dict)
+    transfers: dict[Key, Transfer] = attrs.field(factory=dict)
     seen_version: int = -1
-    is_untold: bool = False
+    has_unreported_failure: bool = False
 
     def is_for(self, wants: Wants) -> bool:
         """Return whether somebody who wants that belongs here.
@@ -225,7 +227,7 @@ class SharedSubscription:
     def _differs(
         self, setting: str, ours: object, theirs: object
     ) -> ConfigurationError:
-        names = ", ".join(sorted(self.members)[:3])
+        names = ", ".join(sorted(self.subscribers)[:3])
         return ConfigurationError(
             f"{setting} is {ours!r} here and {theirs!r} for the clients of this "
             f"sidecar that consume the same topics already ({names}); one "
@@ -237,24 +239,24 @@ class SharedSubscription:
     def admit(self, client: Client, name: str, *, claims_max: int) -> None:
         """Take a client in, or take it in anew; it tries what others could not."""
         self.subscription.want_all()
-        self.members[client.client_id] = Subscriber(name, claims_max)
+        self.subscribers[client.client_id] = Subscriber(name, claims_max)
 
-    def try_untold(self) -> None:
+    def retry_unreported(self) -> None:
         """Try what nobody could be told of: somebody has come since."""
-        if self.is_untold:
-            self.is_untold = False
+        if self.has_unreported_failure:
+            self.has_unreported_failure = False
             self.subscription.want_all()
 
     def is_wanted(self, clients: Mapping[str, Client]) -> bool:
         """Return whether anybody is left who wants it."""
-        here = (clients.get(name) for name in self.members)
+        here = (clients.get(name) for name in self.subscribers)
         return any(client is not None and not client.is_leaving for client in here)
 
-    def settle(self, clients: Mapping[str, Client]) -> bool:
+    def update_limits(self, clients: Mapping[str, Client]) -> bool:
         """Have the session want what the members want; return whether that changed."""
         there = [
-            member
-            for client_id, member in self.members.items()
+            subscriber
+            for client_id, subscriber in self.subscribers.items()
             if client_id in clients and not clients[client_id].is_leaving
         ]
         limits = [member.claims_max for member in there]
@@ -269,7 +271,7 @@ class SharedSubscription:
         """Whether whole topics are dealt in."""
         return self.subscription.counts_topics
 
-    def seats(
+    def members(
         self,
         clients: Mapping[str, Client],
         *,
@@ -280,37 +282,37 @@ class SharedSubscription:
 
         Who is silent keeps what it has and is given nothing.
         """
-        seats = []
-        for client_id, member in self.members.items():
+        members = []
+        for client_id, subscriber in self.subscribers.items():
             client = clients.get(client_id)
             if client is None or client.is_leaving:
                 continue
-            most = member.claims_max or None
+            most = subscriber.claims_max or None
             if not self.is_taking(client, now_ms):
                 had = self._count(
                     key for key, who in present.items() if who == client_id
                 )
                 most = had if most is None else min(most, had)
-            seats.append(Member(client_id, most))
-        return seats
+            members.append(Member(client_id, most))
+        return members
 
     def is_taking(self, client: Client, now_ms: int) -> bool:
         """Return whether a member can be given something now."""
-        member = self.members.get(client.client_id)
-        is_here = member is not None and not member.is_parked
-        is_well = not client.is_away(now_ms) and now_ms >= client.rests_until_ms
+        member = self.subscribers.get(client.client_id)
+        is_here = member is not None and not member.is_detached
+        is_well = not client.is_away(now_ms) and now_ms >= client.excluded_until_ms
         return is_here and is_well and not client.is_leaving
 
     def has_room_beside(
         self, client: Client, clients: Mapping[str, Client], *, now_ms: int
     ) -> bool:
         """Return whether another member here could be given something now."""
-        for name, member in self.members.items():
+        for name, member in self.subscribers.items():
             other = clients.get(name)
             if other is None or other is client or not self.is_taking(other, now_ms):
                 continue
             has = self._count(
-                k for k in other.loans if k.topic in self.subscription.topics
+                k for k in other.leases if k.topic in self.subscription.topics
             )
             if not member.claims_max or has < member.claims_max:
                 return True
@@ -319,13 +321,13 @@ class SharedSubscription:
     def _count(self, keys: Iterable[Key]) -> int:
         return len({key.topic for key in keys} if self.counts_topics else set(keys))
 
-    def forget_moving(
+    def drop_finished_transfers(
         self, is_settled: Callable[[Key, str], bool], now_ms: int
     ) -> None:
         """Forget what should have arrived by now, or has."""
-        self.moving = {
+        self.transfers = {
             key: each
-            for key, each in self.moving.items()
+            for key, each in self.transfers.items()
             if now_ms < each.until_ms and not is_settled(key, each.to)
         }
 
@@ -366,98 +368,100 @@ class LeaseTable:
         is_filed: Whether the file says no more and no less than it should.
     """
 
-    promises: LeaseJournal
+    journal: LeaseJournal
     clients: dict[str, Client] = attrs.field(factory=dict)
-    pools: list[SharedSubscription] = attrs.field(factory=list)
+    subscriptions: list[SharedSubscription] = attrs.field(factory=list)
     explicit: dict[Key, list[str]] = attrs.field(factory=dict)
-    loans: dict[Key, ClientLease] = attrs.field(factory=dict)
-    reserves: dict[Key, UnexpiredLease] = attrs.field(factory=dict)
-    shuns: dict[tuple[Key, str], int] = attrs.field(factory=dict)
+    leases: dict[Key, ClientLease] = attrs.field(factory=dict)
+    unexpired: dict[Key, UnexpiredLease] = attrs.field(factory=dict)
+    backoff: dict[tuple[Key, str], int] = attrs.field(factory=dict)
     is_dirty: bool = True
-    is_filed: bool = True
+    is_journaled: bool = True
 
-    def pool_at(self, key: Key) -> SharedSubscription | None:
+    def subscription_at(self, key: Key) -> SharedSubscription | None:
         """Return which clients consume a key."""
-        for pool in self.pools:
-            if key.topic in pool.subscription.topics:
-                return pool
+        for shared in self.subscriptions:
+            if key.topic in shared.subscription.topics:
+                return shared
         return None
 
-    def pool_of(self, client: Client, name: str) -> SharedSubscription | None:
+    def subscription_of(self, client: Client, name: str) -> SharedSubscription | None:
         """Return where a subscription of a client belongs."""
-        for pool in self.pools:
-            member = pool.members.get(client.client_id)
+        for shared in self.subscriptions:
+            member = shared.subscribers.get(client.client_id)
             if member is not None and member.name == name:
-                return pool
+                return shared
         return None
 
     # --- loans
 
-    def begin_loan(self, loan: ClientLease) -> None:
+    def add_lease(self, lease: ClientLease) -> None:
         """Note that a client has a key from now on."""
-        self.loans[loan.key] = loan.client.loans[loan.key] = loan
-        self.reserves.pop(loan.key, None)
-        self.is_filed = False
+        self.leases[lease.key] = lease.client.leases[lease.key] = lease
+        self.unexpired.pop(lease.key, None)
+        self.is_journaled = False
 
-    def end_loan(self, loan: ClientLease) -> None:
+    def remove_lease(self, lease: ClientLease) -> None:
         """Note that a client has a key no more."""
-        self.loans.pop(loan.key, None)
-        loan.client.loans.pop(loan.key, None)
-        self.is_filed = False
+        self.leases.pop(lease.key, None)
+        lease.client.leases.pop(lease.key, None)
+        self.is_journaled = False
         self.is_dirty = True
 
-    def may_have(self, key: Key, client: Client) -> bool:
+    def is_available(self, key: Key, client: Client) -> bool:
         """Return whether nobody else may still be using a key, by what was told."""
-        reserve = self.reserves.get(key)
-        is_free = reserve is None or reserve.instance == client.instance
-        return is_free and (key, client.client_id) not in self.shuns
+        former = self.unexpired.get(key)
+        is_free = former is None or former.instance == client.instance
+        return is_free and (key, client.client_id) not in self.backoff
 
     # --- promises
 
-    def reserve(self, loan: ClientLease, now_ms: int) -> None:
+    def keep_until_expired(self, lease: ClientLease, now_ms: int) -> None:
         """Keep a key from others until whoever lost it has certainly stopped."""
-        if now_ms < loan.told_ms:
-            client = loan.client
-            self.reserves[loan.key] = UnexpiredLease(
-                client.client_id, client.instance, loan.epoch, loan.told_ms
+        if now_ms < lease.sent_until_ms:
+            client = lease.client
+            self.unexpired[lease.key] = UnexpiredLease(
+                client.client_id, client.instance, lease.epoch, lease.sent_until_ms
             )
-            self.is_filed = False
+            self.is_journaled = False
 
-    def is_promised(self, client: Client) -> bool:
+    def has_unexpired(self, client: Client) -> bool:
         """Return whether a process may still be using what it has lost."""
-        return any(x.instance == client.instance for x in self.reserves.values())
+        return any(x.instance == client.instance for x in self.unexpired.values())
 
-    def forget_promises(self, client: Client) -> None:
+    def drop_unexpired(self, client: Client) -> None:
         """Take that a process uses nothing any more."""
-        for key, reserve in list(self.reserves.items()):
-            if reserve.instance == client.instance:
-                del self.reserves[key]
-        self.is_filed = False
+        for key, former in list(self.unexpired.items()):
+            if former.instance == client.instance:
+                del self.unexpired[key]
+        self.is_journaled = False
 
-    def forget_past(self, now_ms: int) -> None:
+    def drop_expired(self, now_ms: int) -> None:
         """Forget what is over."""
-        past = [key for key, each in self.reserves.items() if now_ms >= each.until_ms]
+        past = [key for key, each in self.unexpired.items() if now_ms >= each.until_ms]
         for key in past:
-            del self.reserves[key]
-        names = [name for name, until_ms in self.shuns.items() if now_ms >= until_ms]
+            del self.unexpired[key]
+        names = [name for name, until_ms in self.backoff.items() if now_ms >= until_ms]
         for name in names:
-            del self.shuns[name]
+            del self.backoff[name]
         self.is_dirty = self.is_dirty or bool(past or names)
 
-    def file(self) -> OSError | None:
+    def write_journal(self) -> OSError | None:
         """Write down what may be told from now on; return why it could not be."""
-        error = self.promises.save(self._promised())
+        error = self.journal.save(self._journal_entries())
         if error is None:
-            self.is_filed = True
-            for loan in self.loans.values():
-                until_ms = loan.holding.claim.lease.hard_until_ms
-                loan.filed_ms = max(loan.filed_ms, loan.told_ms, until_ms)
+            self.is_journaled = True
+            for lease in self.leases.values():
+                until_ms = lease.holding.claim.lease.hard_until_ms
+                lease.journaled_until_ms = max(
+                    lease.journaled_until_ms, lease.sent_until_ms, until_ms
+                )
         return error
 
-    def _promised(self) -> list[JournaledClient]:
+    def _journal_entries(self) -> list[JournaledClient]:
         """Return what the file has to say, also of those who are gone."""
         kept: dict[tuple[str, str], dict[Key, JournaledLease]] = {}
-        for key, each in self.reserves.items():
+        for key, each in self.unexpired.items():
             kept.setdefault((each.client_id, each.instance), {})[key] = JournaledLease(
                 key.topic, key.partition, each.epoch, each.until_ms
             )
@@ -468,9 +472,9 @@ class LeaseTable:
         said = []
         for client in self.clients.values():
             mine = kept.pop((client.client_id, client.instance), {})
-            if client.kept_until_ms is None:
+            if client.reserved_until_ms is None:
                 asked = claims.get(client.client_id, [])
-                said.append(client.promised(mine, asked))
+                said.append(client.journal_entry(mine, asked))
         for (client_id, instance), left in kept.items():
             keys = tuple(left.values())
             said.append(
@@ -489,22 +493,22 @@ SURPLUS = "surplus"
 class Assignor:
     """Follows the plan of who should have what. Called under the engine's lock."""
 
-    __slots__ = ("_books", "_context", "_session")
+    __slots__ = ("_context", "_session", "_table")
 
     def __init__(
-        self, context: Context, session: HostSession, books: LeaseTable
+        self, context: Context, session: HostSession, table: LeaseTable
     ) -> None:
         self._context = context
         self._session = session
-        self._books = books
+        self._table = table
 
-    def give(self, now_ms: int) -> list[ClientLease]:
+    def assign(self, now_ms: int) -> list[ClientLease]:
         """Lend what can be lent, ask for what should be elsewhere.
 
         Returns:
             What was lent just now; nobody was told yet.
         """
-        books = self._books
+        table = self._table
         lent: list[ClientLease] = []
         held: dict[int, list[Holding]] = {}
         # Giving up what nobody has room for changes what is held.
@@ -513,118 +517,120 @@ class Assignor:
                 continue
             if holding.drain is not None and holding.drain.reason != MOVED:
                 continue
-            pool = books.pool_at(holding.key)
-            if pool is not None:
-                held.setdefault(id(pool), []).append(holding)
-            elif holding.key in books.explicit and holding.key not in books.loans:
+            shared = table.subscription_at(holding.key)
+            if shared is not None:
+                held.setdefault(id(shared), []).append(holding)
+            elif holding.key in table.explicit and holding.key not in table.leases:
                 lent += self._lend_explicit(holding, now_ms)
-        for pool in books.pools:
-            lent += self._give_pool(pool, held.get(id(pool), []), now_ms)
+        for shared in table.subscriptions:
+            lent += self._assign_shared(shared, held.get(id(shared), []), now_ms)
         return lent
 
     def _lend_explicit(self, holding: Holding, now_ms: int) -> list[ClientLease]:
-        books = self._books
-        for name in books.explicit[holding.key]:
-            client = books.clients.get(name)
+        table = self._table
+        for name in table.explicit[holding.key]:
+            client = table.clients.get(name)
             # Who is silent is given it when it is back, if it is soon enough.
             if client is None or client.is_leaving or client.is_away(now_ms):
                 continue
-            if books.may_have(holding.key, client):
+            if table.is_available(holding.key, client):
                 return [self._lend(holding, client, name="")]
         return []
 
-    def _give_pool(
-        self, pool: SharedSubscription, held: list[Holding], now_ms: int
+    def _assign_shared(
+        self, shared: SharedSubscription, held: list[Holding], now_ms: int
     ) -> Iterator[ClientLease]:
-        books = self._books
-        pool.forget_moving(self._is_settled, now_ms)
-        present = self._present(pool, [holding.key for holding in held])
-        seats = pool.seats(books.clients, present=present, now_ms=now_ms)
+        table = self._table
+        shared.drop_finished_transfers(self._is_settled, now_ms)
+        present = self._present(shared, [holding.key for holding in held])
+        members = shared.members(table.clients, present=present, now_ms=now_ms)
         wanted = assign(
             {*present, *(holding.key for holding in held)},
-            seats,
+            members,
             present=present,
-            whole_topics=pool.counts_topics,
+            whole_topics=shared.counts_topics,
         )
         taking = {
-            seat.name: client
-            for seat in seats
-            if pool.is_taking(client := books.clients[seat.name], now_ms)
+            member_.name: client
+            for member_ in members
+            if shared.is_taking(client := table.clients[member_.name], now_ms)
         }
         for holding in sorted(held, key=lambda each: each.key):
             key = holding.key
-            name, loan = wanted.get(key), books.loans.get(key)
+            name, lease = wanted.get(key), table.leases.get(key)
             if holding.drain is not None:
                 continue
-            if loan is not None:
-                if name != loan.client.client_id:
-                    self._move(pool, loan, to=name, now_ms=now_ms)
+            if lease is not None:
+                if name != lease.client.client_id:
+                    self._move(shared, lease, to=name, now_ms=now_ms)
             elif name is None:
                 # Who is silent may have room for it when it is back.
-                if len(taking) == len(seats) and key not in books.reserves:
+                if len(taking) == len(members) and key not in table.unexpired:
                     self._session.release(holding, reason=SURPLUS)
-            elif name in taking and books.may_have(key, taking[name]):
-                member = pool.members[name]
+            elif name in taking and table.is_available(key, taking[name]):
+                member = shared.subscribers[name]
                 yield self._lend(holding, taking[name], name=member.name)
 
     def _is_settled(self, key: Key, to: str) -> bool:
         """Return whether a key has come to a client, or went to another host."""
-        loan = self._books.loans.get(key)
+        lease = self._table.leases.get(key)
         known = self._context.replica_of(key).world.keys.get(key)
         owner = None if known is None else known.owner
         is_elsewhere = owner not in {None, self._session.claimant.owner}
-        return is_elsewhere or (loan is not None and loan.client.client_id == to)
+        return is_elsewhere or (lease is not None and lease.client.client_id == to)
 
-    def _present(self, pool: SharedSubscription, keys: Iterable[Key]) -> dict[Key, str]:
+    def _present(
+        self, shared: SharedSubscription, keys: Iterable[Key]
+    ) -> dict[Key, str]:
         """Return who has what, or will have it."""
-        books = self._books
+        table = self._table
         present = {}
         for key in keys:
-            loan, reserve = books.loans.get(key), books.reserves.get(key)
-            if loan is not None:
-                present[key] = loan.client.client_id
-            elif reserve is not None:
-                present[key] = reserve.client_id
-        return present | {key: each.to for key, each in pool.moving.items()}
+            lease, former = table.leases.get(key), table.unexpired.get(key)
+            if lease is not None:
+                present[key] = lease.client.client_id
+            elif former is not None:
+                present[key] = former.client_id
+        return present | {key: each.to for key, each in shared.transfers.items()}
 
     def _move(
         self,
-        pool: SharedSubscription,
-        loan: ClientLease,
+        shared: SharedSubscription,
+        lease: ClientLease,
         *,
         to: str | None,
         now_ms: int,
     ) -> None:
         """Ask a client for what another should have, or what is too much."""
         if to is None:
-            self._session.drain(loan.holding, reason=SURPLUS)
+            self._session.drain(lease.holding, reason=SURPLUS)
             return
         until_ms = now_ms + 2 * self._context.heartbeat_interval_ms
-        pool.moving[loan.key] = Transfer(to, until_ms)
+        shared.transfers[lease.key] = Transfer(to, until_ms)
         own_name = self._session.claimant.owner.client_id
-        self._session.drain(loan.holding, reason=MOVED, successor=own_name)
+        self._session.drain(lease.holding, reason=MOVED, successor=own_name)
 
     def _lend(self, holding: Holding, client: Client, *, name: str) -> ClientLease:
         epoch = holding.claim.epoch
         assert epoch is not None
-        loan = ClientLease(holding.key, client, holding, epoch, name)
+        lease = ClientLease(holding.key, client, holding, epoch, name)
         mark_lent(holding)
-        self._books.begin_loan(loan)
-        return loan
+        self._table.add_lease(lease)
+        return lease
 
     def foresee(self, sub: Subscription, keys: Iterable[Key]) -> Mapping[Key, str]:
         """Return who will probably have what is about to be claimed: for people."""
-        books = self._books
-        pool = next((p for p in books.pools if p.subscription is sub), None)
-        if pool is None:
+        table = self._table
+        shared = next((p for p in table.subscriptions if p.subscription is sub), None)
+        if shared is None:
             return {}
-        ours = [key for key in books.loans if key.topic in sub.topics]
-        present = self._present(pool, [*keys, *ours])
+        ours = [key for key in table.leases if key.topic in sub.topics]
+        present = self._present(shared, [*keys, *ours])
         now_ms = self._context.now_ms
-        seats = pool.seats(books.clients, present=present, now_ms=now_ms)
+        members = shared.members(table.clients, present=present, now_ms=now_ms)
         return assign(
             {*keys, *present},
-            seats,
+            members,
             present=present,
-            whole_topics=pool.counts_topics,
+            whole_topics=shared.counts_topics,
         )

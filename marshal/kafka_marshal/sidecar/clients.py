@@ -27,11 +27,11 @@ class DelegatedGrants(AtMostOnce):
 
     __slots__ = ()
 
-    def note_grant(self, first: int, last: int) -> None:
+    def record_grant(self, first: int, last: int) -> None:
         """Note that a range was granted to whoever works for the client."""
         self._take(Grant(first, last))
 
-    def note_done(self, mark: int | None) -> None:
+    def record_done(self, mark: int | None) -> None:
         """Note that everything granted below a mark is done with."""
         if mark is not None and mark > self.done:
             self.done = mark
@@ -63,17 +63,17 @@ class ClientLease:
     holding: Holding
     epoch: int
     name: str
-    told_ms: int = 0
-    last_ms: int = 0
-    filed_ms: int = 0
+    sent_until_ms: int = 0
+    last_sent_ms: int = 0
+    journaled_until_ms: int = 0
     releasing: api.Releasing | None = None
 
     def deadline(self) -> api.Deadline:
         """Return until when the client may use it, and note that it was told."""
         lease = self.holding.claim.lease
-        hard_ms = min(lease.hard_until_ms, self.filed_ms)
-        self.told_ms = max(self.told_ms, hard_ms)
-        self.last_ms = hard_ms
+        hard_ms = min(lease.hard_until_ms, self.journaled_until_ms)
+        self.sent_until_ms = max(self.sent_until_ms, hard_ms)
+        self.last_sent_ms = hard_ms
         return api.Deadline(
             topic=self.key.topic,
             partition=self.key.partition,
@@ -82,16 +82,16 @@ class ClientLease:
             hard_until_ms=hard_ms,
         )
 
-    def note_grant(self, first: int, last: int) -> None:
+    def record_grant(self, first: int, last: int) -> None:
         """Take that offsets were granted under this claim."""
         if isinstance(self.holding.progress, DelegatedGrants):
-            self.holding.progress.note_grant(first, last)
+            self.holding.progress.record_grant(first, last)
 
     def take(self, said: api.Standing | api.Returned) -> None:
         """Take what the client says of how far it is."""
         progress = self.holding.progress
         if isinstance(progress, DelegatedGrants):
-            progress.note_done(said.done)
+            progress.record_done(said.done)
         elif isinstance(progress, AtLeastOnce) and said.position is not None:
             progress.position = max(said.position, progress.position or 0)
         if isinstance(said, api.Standing):
@@ -154,26 +154,28 @@ class Client:
     instance: str
     beat_ms: int
     peer: Peer
-    ring: EventBuffer
+    events: EventBuffer
     seen_ms: int
     beat_at_ms: int | None = None
     wants: dict[str, api.Wants] = attrs.field(factory=dict)
-    loans: dict[Key, ClientLease] = attrs.field(factory=dict)
+    leases: dict[Key, ClientLease] = attrs.field(factory=dict)
     watched: Watched | None = None
     children: tuple[int, ...] = ()
     is_leaving: bool = False
-    kept_until_ms: int | None = None
-    rests_until_ms: int = 0
-    wishes: dict[Key, tuple[int, bool]] = attrs.field(factory=dict)
+    reserved_until_ms: int | None = None
+    excluded_until_ms: int = 0
+    claim_requests: dict[Key, tuple[int, bool]] = attrs.field(factory=dict)
 
     def is_away(self, now_ms: int) -> bool:
         """Return whether it was silent for several beats, or said that it goes."""
-        if self.kept_until_ms is not None:
+        if self.reserved_until_ms is not None:
             return True
         limit_ms = max(AWAY_BEATS * self.beat_ms, AWAY_MS_MIN)
         return now_ms - self.seen_ms > limit_ms
 
-    def hears_wish(self, key: Key, number: int | None, *, is_on: bool) -> bool:
+    def accept_claim_request(
+        self, key: Key, number: int | None, *, is_on: bool
+    ) -> bool:
         """Take that a key is wanted, or no more; return whether that is news.
 
         Requests overtake each other, and one that was given up on may still come:
@@ -182,15 +184,15 @@ class Client:
         if number is None:
             return True
         said = (number, not is_on)
-        if said < self.wishes.get(key, said):
+        if said < self.claim_requests.get(key, said):
             return False
-        self.wishes.pop(key, None)
-        self.wishes[key] = said
-        if len(self.wishes) > CLAIM_REQUESTS_MAX:
-            del self.wishes[next(iter(self.wishes))]
+        self.claim_requests.pop(key, None)
+        self.claim_requests[key] = said
+        if len(self.claim_requests) > CLAIM_REQUESTS_MAX:
+            del self.claim_requests[next(iter(self.claim_requests))]
         return True
 
-    def note_absence(self, now_ms: int) -> None:
+    def mark_away(self, now_ms: int) -> None:
         """Take that it was not heard of for as long as it takes to be away."""
         self.seen_ms = now_ms - max(AWAY_BEATS * self.beat_ms, AWAY_MS_MIN) - 1
 
@@ -199,26 +201,26 @@ class Client:
 
         What it was promised is another matter: that is kept by itself.
         """
-        if self.kept_until_ms is not None:
-            return now_ms >= self.kept_until_ms
+        if self.reserved_until_ms is not None:
+            return now_ms >= self.reserved_until_ms
         is_silent = now_ms - self.seen_ms > min(grace_ms, GRACE_MS_MAX)
-        return is_silent and not self.loans
+        return is_silent and not self.leases
 
     def close(self) -> None:
         """Watch it no more, and end its events."""
         if self.watched is not None:
             self.watched.close()
-        self.ring.close()
+        self.events.close()
 
     def state(self, now_ms: int) -> str:
         """Return what it does, in one word."""
-        if self.kept_until_ms is not None:
+        if self.reserved_until_ms is not None:
             return "restarting"
         if self.is_leaving:
             return "leaving"
         return "silent" if self.is_away(now_ms) else "ready"
 
-    def promised(
+    def journal_entry(
         self, kept: Mapping[Key, JournaledLease], claims: Sequence[Key]
     ) -> JournaledClient:
         """Return what the file has to say of it.
@@ -228,9 +230,9 @@ class Client:
             claims: What it claims one by one.
         """
         keys = dict(kept)
-        for key, loan in self.loans.items():
-            until_ms = max(loan.told_ms, loan.holding.claim.lease.hard_until_ms)
-            keys[key] = JournaledLease(key.topic, key.partition, loan.epoch, until_ms)
+        for key, lease in self.leases.items():
+            until_ms = max(lease.sent_until_ms, lease.holding.claim.lease.hard_until_ms)
+            keys[key] = JournaledLease(key.topic, key.partition, lease.epoch, until_ms)
         return JournaledClient(
             self.client_id,
             self.instance,

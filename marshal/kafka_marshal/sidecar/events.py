@@ -40,7 +40,7 @@ class EventBuffer:
         end: That it is all over, once it is: told behind every snapshot.
     """
 
-    __slots__ = ("_feed", "_frames", "_incarnation", "_snapshot", "end", "number")
+    __slots__ = ("_cursor", "_frames", "_incarnation", "_snapshot", "end", "number")
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class EventBuffer:
         self._incarnation = incarnation
         self._snapshot = snapshot
         self._frames: deque[Frame] = deque(maxlen=EVENTS_MAX)
-        self._feed: EventCursor | None = None
+        self._cursor: EventCursor | None = None
 
     def push(self, body: EventBody, at: LogPosition) -> None:
         """Add an event that follows from an entry of the log, and tell the reader."""
@@ -63,8 +63,8 @@ class EventBuffer:
         self._frames.append(frame)
         if isinstance(body, Failed):
             self.end = frame
-        if self._feed is not None:
-            self._feed.ring_up()
+        if self._cursor is not None:
+            self._cursor.notify()
 
     def snapshot(self) -> Frame:
         """Return everything as of the last event."""
@@ -79,7 +79,7 @@ class EventBuffer:
         first = len(self._frames) - missing
         return [frame for index, frame in enumerate(self._frames) if index >= first]
 
-    def place_of(self, event_id: str | None) -> int | None:
+    def number_of(self, event_id: str | None) -> int | None:
         """Return the number that an id names, None where it is not of this ring."""
         name, _, rest = (event_id or "").partition(Frame.SEPARATOR)
         text, _, _ = rest.partition(Frame.SEPARATOR)
@@ -92,15 +92,15 @@ class EventBuffer:
         self, lock: AbstractContextManager[object], *, after: str | None
     ) -> "EventCursor":
         """Return a reader from behind an event on; the one before it ends."""
-        if self._feed is not None:
-            self._feed.close()
-        self._feed = EventCursor(self, lock, self.place_of(after))
-        return self._feed
+        if self._cursor is not None:
+            self._cursor.close()
+        self._cursor = EventCursor(self, lock, self.number_of(after))
+        return self._cursor
 
     def close(self) -> None:
         """End the reader: nothing more will come."""
-        if self._feed is not None:
-            self._feed.close()
+        if self._cursor is not None:
+            self._cursor.close()
 
     def _id(self, number: int, at: LogPosition) -> str:
         return frame_id(self._incarnation, number, t=at[0], offset=at[1])
@@ -118,13 +118,13 @@ class EventCursor:
 
     def __init__(
         self,
-        ring: EventBuffer,
+        buffer: EventBuffer,
         lock: AbstractContextManager[object],
         number: int | None,
     ) -> None:
         self.on_news: Callable[[], None] | None = None
         self.is_closed = False
-        self._ring = ring
+        self._buffer = buffer
         self._lock = lock
         self._number = number
 
@@ -134,16 +134,16 @@ class EventCursor:
         Starts with a snapshot where what was missed cannot be told one by one.
         """
         with self._lock:
-            missed = None if self._number is None else self._ring.since(self._number)
+            missed = None if self._number is None else self._buffer.since(self._number)
             if missed is None:
-                frame = self._ring.snapshot()
-                self._number = self._ring.number
-                end = self._ring.end
+                frame = self._buffer.snapshot()
+                self._number = self._buffer.number
+                end = self._buffer.end
                 return [frame] if end is None else [frame, end]
-            self._number = self._ring.number
+            self._number = self._buffer.number
             return missed
 
-    def ring_up(self) -> None:
+    def notify(self) -> None:
         """Tell the reader that there is news."""
         if self.on_news is not None:
             self.on_news()
@@ -152,7 +152,7 @@ class EventCursor:
         """End it. Idempotent."""
         if not self.is_closed:
             self.is_closed = True
-            self.ring_up()
+            self.notify()
 
 
 # --- Server-sent events ----------------------------------------------------------
@@ -208,7 +208,7 @@ class EventStream:
         keep_alive_s: float,
         on_sent: Callable[[int, int], None] = lambda _, __: None,
     ) -> None:
-        self._feed = feed
+        self._cursor = feed
         self._take = take
         self._keep_alive_s = keep_alive_s
         self._on_sent = on_sent
@@ -237,7 +237,7 @@ class EventStream:
         """Yield the stream; asking for the next piece waits until one was sent."""
         try:
             yield HELLO
-            while not (self._is_ended or self._feed.is_closed):
+            while not (self._is_ended or self._cursor.is_closed):
                 try:
                     await asyncio.wait_for(self._news.wait(), self._keep_alive_s)
                 except TimeoutError:
@@ -254,7 +254,7 @@ class EventStream:
             self.close()
 
     async def _next(self) -> AsyncIterator[bytes]:
-        frames = await self._take(self._feed.take)
+        frames = await self._take(self._cursor.take)
         for chunk in chunks(frames):
             yield chunk
         anew = sum(isinstance(frame.body, Snapshot) for frame in frames)
@@ -266,4 +266,4 @@ class EventStream:
         """Let go of the feed; nothing more goes out. Idempotent, on the event loop."""
         self._is_closed = True
         self.end()
-        self._feed.close()
+        self._cursor.close()

@@ -49,38 +49,40 @@ class EventPublisher:
         self._group_id = group_id
         self._is_paused = False
 
-    def assigned(self, loan: ClientLease) -> None:
+    def assigned(self, lease: ClientLease) -> None:
         """Tell a client of what it has, and until when."""
-        loan.client.ring.push(self._assigned(loan), self._at(loan.key, loan.epoch))
+        lease.client.events.push(
+            self._assigned(lease), self._at(lease.key, lease.epoch)
+        )
 
-    def drains(self, loans: Iterable[ClientLease]) -> None:
+    def drains(self, leases: Iterable[ClientLease]) -> None:
         """Ask for what is to be given back, each once."""
-        for loan in loans:
-            drain = loan.holding.drain
-            if drain is None or loan.releasing is not None:
+        for lease in leases:
+            drain = lease.holding.drain
+            if drain is None or lease.releasing is not None:
                 continue
-            loan.releasing = api.Releasing(
-                topic=loan.key.topic,
-                partition=loan.key.partition,
-                epoch=loan.epoch,
+            lease.releasing = api.Releasing(
+                topic=lease.key.topic,
+                partition=lease.key.partition,
+                epoch=lease.epoch,
                 reason=drain.reason,
                 successor=drain.successor,
                 until_ms=drain.until_ms,
             )
-            loan.client.ring.push(loan.releasing, self._at(loan.key))
+            lease.client.events.push(lease.releasing, self._at(lease.key))
 
-    def lost(self, loan: ClientLease, ending: Ending) -> None:
+    def lost(self, lease: ClientLease, ending: Ending) -> None:
         """Tell a client of what it has no more."""
         said = api.Lost(
-            topic=loan.key.topic,
-            partition=loan.key.partition,
-            epoch=loan.epoch,
+            topic=lease.key.topic,
+            partition=lease.key.partition,
+            epoch=lease.epoch,
             reason=ending.reason,
             winner=ending.winner,
             at_offset=ending.at_offset,
             was_lost=ending.was_lost,
         )
-        loan.client.ring.push(said, self._at(loan.key, ending.at_offset))
+        lease.client.events.push(said, self._at(lease.key, ending.at_offset))
 
     def pause(self, clients: Iterable[Client]) -> None:
         """Tell of a pause, once it begins and once it ends."""
@@ -88,35 +90,35 @@ class EventPublisher:
         if said.is_paused != self._is_paused:
             self._is_paused = said.is_paused
             for client in clients:
-                client.ring.push(said, self._home())
+                client.events.push(said, self._home())
 
     def failed(self, clients: Iterable[Client], failure: MarshalError) -> None:
         """Tell that it is all over."""
         said = api.Failed(failure=to_http_error(failure).failure)
         for client in clients:
-            client.ring.push(said, self._home())
+            client.events.push(said, self._home())
 
     def snapshot(self, client: Client) -> tuple[api.Snapshot, LogPosition]:
         """Return everything that a client has (row FR01)."""
-        loans = client.loans.values()
+        leases = client.leases.values()
         said = api.Snapshot(
-            assigned=tuple(self._assigned(loan) for loan in loans),
-            releasing=tuple(x.releasing for x in loans if x.releasing is not None),
+            assigned=tuple(self._assigned(lease) for lease in leases),
+            releasing=tuple(x.releasing for x in leases if x.releasing is not None),
             paused=self._pause(),
             subscriptions=tuple(sorted(client.wants)),
         )
         return said, self._home()
 
-    def _assigned(self, loan: ClientLease) -> api.Assigned:
-        known = self._context.replica_of(loan.key).world.keys.get(loan.key)
+    def _assigned(self, lease: ClientLease) -> api.Assigned:
+        known = self._context.replica_of(lease.key).world.keys.get(lease.key)
         if known is None:
-            return assigned_event(loan, head=None)
-        note = self._context.replica_of(loan.key).world.soft.notes.get(loan.key)
+            return assigned_event(lease, head=None)
+        note = self._context.replica_of(lease.key).world.soft.notes.get(lease.key)
         stuck = stuck_count(note, known)
-        is_noted = note is not None and note.offset == loan.epoch
+        is_noted = note is not None and note.offset == lease.epoch
         follows = note.follows if note is not None and is_noted else None
         head = known.next_unclaimed()
-        return assigned_event(loan, head=head, stuck=stuck, follows=follows)
+        return assigned_event(lease, head=head, stuck=stuck, follows=follows)
 
     def _pause(self) -> api.Paused:
         pauses = [
@@ -146,8 +148,8 @@ class EventPublisher:
 # --- The group -------------------------------------------------------------------
 
 
-LOOK_MS = 100
-SHUN_MS_MAX = 5_000
+CHECK_MS = 100
+BACKOFF_MS_MAX = 5_000
 GONE_MAX = 10_000
 
 SHUTDOWN = "shutdown"
@@ -179,26 +181,26 @@ class LocalGroup:
         context: Context,
         session: HostSession,
         *,
-        promises: LeaseJournal,
+        journal: LeaseJournal,
         identity: Identity | None,
     ) -> None:
         self.session = session
-        self.books = LeaseTable(promises)
+        self.table = LeaseTable(journal)
         self.failure: MarshalError | None = None
         self.identity = identity
         self._context = context
-        self._teller = EventPublisher(context, session.claimant.group_id)
-        self._giver = Assignor(context, session, self.books)
+        self._publisher = EventPublisher(context, session.claimant.group_id)
+        self._assignor = Assignor(context, session, self.table)
         self._gone: dict[str, None] = {}
         self._taking: frozenset[str] = frozenset()
         self._is_draining = False
-        self._is_unfiled = False
-        self._look_at_ms = 0
+        self._is_journal_failing = False
+        self._check_at_ms = 0
         self._idle_since_ms: int | None = None
         session.on_round = self.drive
         session.on_no_position = self._on_no_position
-        session.is_reserved = self.books.reserves.__contains__
-        session.foresee = self._giver.foresee
+        session.is_reserved = self.table.unexpired.__contains__
+        session.foresee = self._assignor.foresee
 
     @property
     def group_id(self) -> str:
@@ -215,7 +217,7 @@ class LocalGroup:
         """
         if self.failure is not None:
             raise self.failure
-        client = self.books.clients.get(client_id)
+        client = self.table.clients.get(client_id)
         if client is None or client.instance != instance:
             is_known = client is not None or instance in self._gone
             raise ClaimLost(
@@ -227,39 +229,39 @@ class LocalGroup:
 
     def add(self, client: Client) -> None:
         """Take a client in."""
-        self.books.clients[client.client_id] = client
+        self.table.clients[client.client_id] = client
         self._changed()
 
-    def bury(self, client: Client, *, reason: str) -> None:
+    def evict(self, client: Client, *, reason: str) -> None:
         """Take that a process uses nothing any more; what it had is free at once."""
-        for loan in list(client.loans.values()):
-            self.books.end_loan(loan)
-            reclaim(loan.holding, is_settled=False)
-            self._let_go(loan.holding, reason=reason)
-        self.books.forget_promises(client)
-        self._forget(client, reason=reason)
+        for lease in list(client.leases.values()):
+            self.table.remove_lease(lease)
+            reclaim(lease.holding, is_settled=False)
+            self._release(lease.holding, reason=reason)
+        self.table.drop_unexpired(client)
+        self._remove(client, reason=reason)
 
-    def _forget(self, client: Client, *, reason: str = "") -> None:
-        books = self.books
-        books.clients.pop(client.client_id, None)
+    def _remove(self, client: Client, *, reason: str = "") -> None:
+        table = self.table
+        table.clients.pop(client.client_id, None)
         self._gone[client.instance] = None
         if len(self._gone) > GONE_MAX:
             del self._gone[next(iter(self._gone))]
         for name in list(client.wants):
-            self.leave_pool(client, name, reason=reason)
-        for key, names in list(books.explicit.items()):
+            self.leave(client, name, reason=reason)
+        for key, names in list(table.explicit.items()):
             if client.client_id in names:
-                self.drop_explicit(key, client, reason=reason)
+                self.remove_explicit(key, client, reason=reason)
         client.close()
         self._changed()
 
     def _changed(self) -> None:
-        self.books.is_filed = False
-        self.books.is_dirty = True
+        self.table.is_journaled = False
+        self.table.is_dirty = True
 
     # --- what they consume
 
-    def add_pool(
+    def add_subscription(
         self, wants: api.Wants, subscription: Subscription
     ) -> SharedSubscription:
         """Begin to pursue what nobody has wanted before.
@@ -268,86 +270,86 @@ class LocalGroup:
             InvalidTransition: A topic is pursued otherwise.
         """
         self.session.subscribe(subscription)
-        pool = SharedSubscription(wants, subscription)
-        self.books.pools.append(pool)
-        return pool
+        shared = SharedSubscription(wants, subscription)
+        self.table.subscriptions.append(shared)
+        return shared
 
-    def join_pool(
-        self, pool: SharedSubscription, client: Client, *, name: str, wants: api.Wants
+    def join(
+        self, shared: SharedSubscription, client: Client, *, name: str, wants: api.Wants
     ) -> None:
         """Have a client take part in what is pursued.
 
         Raises:
             InvalidTransition: It does already, under another name.
         """
-        member = pool.members.get(client.client_id)
+        member = shared.subscribers.get(client.client_id)
         if member is not None and member.name != name:
-            if not member.is_parked:
+            if not member.is_detached:
                 raise InvalidTransition(
                     f"client {client.client_id!r} consumes these topics already, as "
                     f"{member.name!r}; end that first or use another client_id"
                 )
             client.wants.pop(member.name, None)
-            for loan in client.loans.values():
-                if loan.name == member.name:
-                    loan.name = name
+            for lease in client.leases.values():
+                if lease.name == member.name:
+                    lease.name = name
         client.wants[name] = wants
-        pool.admit(client, name, claims_max=wants.claims_max)
-        self.settle(pool)
+        shared.admit(client, name, claims_max=wants.claims_max)
+        self.reconcile(shared)
 
-    def leave_pool(self, client: Client, name: str, *, reason: str = "") -> None:
+    def leave(self, client: Client, name: str, *, reason: str = "") -> None:
         """Have a client take part no longer; it is asked for what it still has."""
-        pool = self.books.pool_of(client, name)
+        shared = self.table.subscription_of(client, name)
         client.wants.pop(name, None)
-        if pool is not None:
-            del pool.members[client.client_id]
-            self.settle(pool, reason=reason)
+        if shared is not None:
+            del shared.subscribers[client.client_id]
+            self.reconcile(shared, reason=reason)
         self._changed()
 
-    def park(self, client: Client, name: str) -> None:
+    def detach(self, client: Client, name: str) -> None:
         """Have a client keep what it has for its next subscription."""
-        pool = self.books.pool_of(client, name)
-        if pool is not None:
-            pool.members[client.client_id].is_parked = True
+        shared = self.table.subscription_of(client, name)
+        if shared is not None:
+            shared.subscribers[client.client_id].is_detached = True
         self._changed()
 
-    def settle(self, pool: SharedSubscription, *, reason: str = "") -> None:
+    def reconcile(self, shared: SharedSubscription, *, reason: str = "") -> None:
         """Have the session want what a pool's clients want now.
 
         Args:
-            pool: The clients.
+            shared: The clients.
             reason: Why what nobody wants any more is given up.
         """
-        if not pool.is_wanted(self.books.clients):
-            if pool in self.books.pools:
-                self.books.pools.remove(pool)
-                self.session.drop(pool.subscription, reason=reason or CLOSED)
-        elif pool.settle(self.books.clients):
+        if not shared.is_wanted(self.table.clients):
+            if shared in self.table.subscriptions:
+                self.table.subscriptions.remove(shared)
+                self.session.drop(shared.subscription, reason=reason or CLOSED)
+        elif shared.update_limits(self.table.clients):
             self.session.reconsider()
         self._changed()
 
-    def want(self, client: Client, key: Key) -> None:
+    def add_explicit(self, client: Client, key: Key) -> None:
         """Pursue one key for a client; who asked first has it first.
 
         Raises:
             InvalidTransition: It is consumed by clients of this sidecar.
         """
-        names = self.books.explicit.get(key)
+        names = self.table.explicit.get(key)
         if names is None:
             is_going = key in self.session.holdings
-            if self.books.pool_at(key) is not None or not is_going:
+            if self.table.subscription_at(key) is not None or not is_going:
                 self.session.want(key)
-            names = self.books.explicit[key] = []
+            names = self.table.explicit[key] = []
         if client.client_id not in names:
             names.append(client.client_id)
         self._changed()
 
-    def drop_explicit(self, key: Key, client: Client, *, reason: str = "") -> None:
+    def remove_explicit(self, key: Key, client: Client, *, reason: str = "") -> None:
         """Pursue a key for a client no longer."""
-        names = self.books.explicit.get(key, [])
+        names = self.table.explicit.get(key, [])
         if client.client_id in names:
             names.remove(client.client_id)
-        if not names and self.books.explicit.pop(key, None) is not None:
+        if not names and self.table.explicit.pop(key, None) is not None:
             holding = self.session.holdings.get(key)
             if holding is not None:
                 self.session.drop_want(holding, reason=reason or RELEASED)
@@ -360,111 +362,115 @@ class LocalGroup:
         Nobody else here is given the key before a client joins anew: it would fail
         all of them, one after the other.
         """
-        pool = self.books.pool_at(key)
-        if pool is None:
+        shared = self.table.subscription_at(key)
+        if shared is None:
             return
-        name = self._giver.foresee(pool.subscription, [key]).get(key)
-        pool.subscription.shun(key)
-        client = None if name is None else self.books.clients.get(name)
+        name = self._assignor.foresee(shared.subscription, [key]).get(key)
+        shared.subscription.shun(key)
+        client = None if name is None else self.table.clients.get(name)
         if client is None:
-            pool.is_untold = True
+            shared.has_unreported_failure = True
         else:
             self._fail_client(client, error)
 
     def _fail_client(self, client: Client, failure: MarshalError) -> None:
-        self._teller.failed([client], failure)
+        self._publisher.failed([client], failure)
         client.is_leaving = True
         for name in list(client.wants):
-            self.leave_pool(client, name, reason="failed")
+            self.leave(client, name, reason="failed")
 
     # --- what they say
 
-    def take_position(self, client: Client, said: api.Returned) -> ClientLease | None:
+    def record_position(self, client: Client, said: api.Returned) -> ClientLease | None:
         """Take how far a client is with a key; return that, unless it is stale."""
-        loan = client.loans.get(Key(self.group_id, said.topic, said.partition))
-        if loan is None or loan.epoch != said.epoch:
+        lease = client.leases.get(Key(self.group_id, said.topic, said.partition))
+        if lease is None or lease.epoch != said.epoch:
             return None
-        loan.take(said)
-        return loan
+        lease.take(said)
+        return lease
 
-    def take_returned(
+    def accept_returned(
         self, client: Client, said: api.Returned, *, reason: str = ""
     ) -> None:
         """Take that a client has stopped to use a key; repeats change nothing."""
-        loan = self.take_position(client, said)
-        if loan is None:
-            self._take_stopped(client, said)
+        lease = self.record_position(client, said)
+        if lease is None:
+            self._accept_late_return(client, said)
             return
-        self.books.end_loan(loan)
-        reclaim(loan.holding, is_settled=True)
-        if loan.holding.drain is not None:
+        self.table.remove_lease(lease)
+        reclaim(lease.holding, is_settled=True)
+        if lease.holding.drain is not None:
             return  # the session releases what nobody has in hand
         now_ms = self._context.now_ms
         interval_ms = self._context.heartbeat_interval_ms
         if not reason and said.reason not in _ORDERLY:
-            shun_ms = min(interval_ms, SHUN_MS_MAX)
-            self.books.shuns[loan.key, client.client_id] = now_ms + shun_ms
-        pool = self.books.pool_at(loan.key)
-        if said.reason == TOPIC_GONE and pool is not None:
-            pool.subscription.doubt(loan.key.topic)
+            backoff_ms = min(interval_ms, BACKOFF_MS_MAX)
+            self.table.backoff[lease.key, client.client_id] = now_ms + backoff_ms
+        shared = self.table.subscription_at(lease.key)
+        if said.reason == TOPIC_GONE and shared is not None:
+            shared.subscription.doubt(lease.key.topic)
         if said.reason == WEDGED:
-            client.rests_until_ms = now_ms + interval_ms
-        if said.reason == OUT_OF_RANGE and pool is not None:
-            pool.subscription.shun(loan.key)
+            client.excluded_until_ms = now_ms + interval_ms
+        if said.reason == OUT_OF_RANGE and shared is not None:
+            shared.subscription.shun(lease.key)
         why = reason or (SILENT if said.reason in _SILENCES else said.reason)
-        self._let_go(loan.holding, reason=why, detail=said.detail)
+        self._release(lease.holding, reason=why, detail=said.detail)
 
-    def _take_stopped(self, client: Client, said: api.Returned) -> None:
+    def _accept_late_return(self, client: Client, said: api.Returned) -> None:
         """Take that a client has stopped to use what it had lost already."""
         key = Key(self.group_id, said.topic, said.partition)
-        reserve = self.books.reserves.get(key)
+        reserve = self.table.unexpired.get(key)
         named = (client.instance, said.epoch)
         if reserve is not None and (reserve.instance, reserve.epoch) == named:
-            del self.books.reserves[key]
+            del self.table.unexpired[key]
             self._changed()
 
-    def keep_for_restart(self, client: Client, *, until_ms: int) -> None:
+    def reserve(self, client: Client, *, until_ms: int) -> None:
         """Keep the place of a client that has stopped and means to come back.
 
         What it had is claimed anew for it: the next process of its name is another,
         and a token is only ever used by one.
         """
-        client.kept_until_ms = until_ms
+        client.reserved_until_ms = until_ms
         own_name = self.session.claimant.owner.client_id
-        for loan in list(client.loans.values()):
-            self.books.end_loan(loan)
-            reclaim(loan.holding, is_settled=True)
-            pool = self.books.pool_at(loan.key)
-            if pool is None:
-                self._let_go(loan.holding, reason=LEFT)
+        for lease in list(client.leases.values()):
+            self.table.remove_lease(lease)
+            reclaim(lease.holding, is_settled=True)
+            shared = self.table.subscription_at(lease.key)
+            if shared is None:
+                self._release(lease.holding, reason=LEFT)
                 continue
-            pool.moving[loan.key] = Transfer(client.client_id, until_ms)
-            self.session.release(loan.holding, reason=MOVED, successor=own_name)
+            shared.transfers[lease.key] = Transfer(client.client_id, until_ms)
+            self.session.release(lease.holding, reason=MOVED, successor=own_name)
         self._changed()
 
     def deadlines(self, client: Client) -> tuple[api.Deadline, ...]:
         """Return until when a client may use what it has."""
         now_ms = self._context.now_ms
-        loans = [loan for loan in client.loans.values() if loan.holding.claim.is_owned]
-        if any(x.filed_ms < x.holding.claim.lease.hard_until_ms for x in loans):
-            self._file()
-        found = [loan.deadline() for loan in loans]
+        leases = [
+            lease for lease in client.leases.values() if lease.holding.claim.is_owned
+        ]
+        if any(
+            x.journaled_until_ms < x.holding.claim.lease.hard_until_ms for x in leases
+        ):
+            self._write_journal()
+        found = [lease.deadline() for lease in leases]
         return tuple(each for each in found if now_ms < each.hard_until_ms)
 
     def takers(self, client: Client) -> tuple[str, ...]:
         """Return the topics of a client that somebody else could take, too."""
         own_name, now_ms = self.session.claimant.owner.client_id, self._context.now_ms
         found: set[str] = set()
-        for pool in self.books.pools:
-            if client.client_id not in pool.members:
+        for shared in self.table.subscriptions:
+            if client.client_id not in shared.subscribers:
                 continue
-            has_peer = pool.has_room_beside(client, self.books.clients, now_ms=now_ms)
+            has_peer = shared.has_room_beside(client, self.table.clients, now_ms=now_ms)
             found.update(
                 topic
-                for topic in pool.subscription.topics
+                for topic in shared.subscription.topics
                 if has_peer
                 or best_taker(
-                    pool.subscription.members, topic, me=own_name, may_be_behind=True
+                    shared.subscription.members, topic, me=own_name, may_be_behind=True
                 )
             )
         return tuple(sorted(found))
@@ -472,13 +478,13 @@ class LocalGroup:
     def snapshot(self, client: Client) -> tuple[api.Snapshot, LogPosition]:
         """Return everything that a client has."""
         self.deadlines(client)
-        return self._teller.snapshot(client)
+        return self._publisher.snapshot(client)
 
-    def note_grant(self, key: Key, epoch: int, *, first: int, last: int) -> None:
+    def record_grant(self, key: Key, epoch: int, *, first: int, last: int) -> None:
         """Take that offsets were granted under a claim, which may be lent."""
-        loan = self.books.loans.get(key)
-        if loan is not None and loan.epoch == epoch:
-            loan.note_grant(first, last)
+        lease = self.table.leases.get(key)
+        if lease is not None and lease.epoch == epoch:
+            lease.record_grant(first, last)
 
     # --- the round
 
@@ -487,116 +493,118 @@ class LocalGroup:
         if self.session.failure is not None:
             self._fail(self.session.failure)
             return
-        clients = self.books.clients.values()
-        if now_ms >= self._look_at_ms:
-            self._look_at_ms = now_ms + LOOK_MS
+        clients = self.table.clients.values()
+        if now_ms >= self._check_at_ms:
+            self._check_at_ms = now_ms + CHECK_MS
             self._expire(now_ms)
-            self._part(now_ms)
-            self._teller.pause(clients)
+            self._remove_departed(now_ms)
+            self._publisher.pause(clients)
         if self._has_news(now_ms):
-            self._end_what_ended(now_ms)
+            self._end_leases(now_ms)
             if not self._is_draining:
-                self._want_again()
-                self._give(now_ms)
-            self._teller.drains(self.books.loans.values())
-            self._teller.pause(clients)
-        if not self.books.is_filed:
-            self._file()
+                self._pursue_explicit()
+                self._assign(now_ms)
+            self._publisher.drains(self.table.leases.values())
+            self._publisher.pause(clients)
+        if not self.table.is_journaled:
+            self._write_journal()
 
     def _has_news(self, now_ms: int) -> bool:
         """Return whether anything is to be looked at, and take note of it."""
-        books = self.books
+        table = self.table
         taking = frozenset(
             name
-            for name, client in books.clients.items()
-            if not client.is_away(now_ms) and now_ms >= client.rests_until_ms
+            for name, client in table.clients.items()
+            if not client.is_away(now_ms) and now_ms >= client.excluded_until_ms
         )
-        has_news = books.is_dirty or taking != self._taking or bool(books.explicit)
+        has_news = table.is_dirty or taking != self._taking or bool(table.explicit)
         has_more = bool(taking - self._taking)
-        self._taking, books.is_dirty = taking, False
-        for pool in books.pools:
+        self._taking, table.is_dirty = taking, False
+        for shared in table.subscriptions:
             if has_more:
-                pool.try_untold()
-            has_news = has_news or pool.seen_version != pool.subscription.version
-            pool.seen_version = pool.subscription.version
+                shared.retry_unreported()
+            has_news = has_news or shared.seen_version != shared.subscription.version
+            shared.seen_version = shared.subscription.version
         return has_news
 
     def _fail(self, failure: MarshalError) -> None:
         if self.failure is not None:
             return
         self.failure = failure
-        for loan in list(self.books.loans.values()):
-            self.books.end_loan(loan)
-            loan.holding.is_lent = False
-            if loan.holding.claim.is_owned:
+        for lease in list(self.table.leases.values()):
+            self.table.remove_lease(lease)
+            lease.holding.is_lent = False
+            if lease.holding.claim.is_owned:
                 # Its client may use it until its deadline: the log is to find it
                 # stale, not free. The file goes on saying so.
-                self.session.abandon(loan.holding, reason="failed")
-            self._teller.lost(loan, loan.holding.claim.ending or Ending("failed"))
-        self._teller.failed(self.books.clients.values(), failure)
-        for client in self.books.clients.values():
+                self.session.abandon(lease.holding, reason="failed")
+            self._publisher.lost(lease, lease.holding.claim.ending or Ending("failed"))
+        self._publisher.failed(self.table.clients.values(), failure)
+        for client in self.table.clients.values():
             client.close()
 
-    def _end_what_ended(self, now_ms: int) -> None:
+    def _end_leases(self, now_ms: int) -> None:
         """Take notice of claims that ended while they were lent."""
-        for loan in list(self.books.loans.values()):
-            claim = loan.holding.claim
+        for lease in list(self.table.leases.values()):
+            claim = lease.holding.claim
             if claim.ending is not None:
-                self.books.end_loan(loan)
-                reclaim(loan.holding, is_settled=True)
-                self.books.reserve(loan, now_ms)
-                self._tell_lost(loan, claim.ending)
-            elif claim.lease.hard_until_ms < loan.last_ms:
+                self.table.remove_lease(lease)
+                reclaim(lease.holding, is_settled=True)
+                self.table.keep_until_expired(lease, now_ms)
+                self._send_lost(lease, claim.ending)
+            elif claim.lease.hard_until_ms < lease.last_sent_ms:
                 # A clock stepped: what was told is too long (PROTOCOL S4).
-                self._teller.assigned(loan)
+                self._publisher.assigned(lease)
 
     def _expire(self, now_ms: int) -> None:
         """Take back what a silent client cannot use any more (PROTOCOL 12)."""
-        for loan in [x for x in self.books.loans.values() if now_ms >= x.told_ms]:
-            self.books.end_loan(loan)
-            reclaim(loan.holding, is_settled=False)
-            self._tell_lost(loan, Ending(SILENT))
-            self._let_go(loan.holding, reason=SILENT)
-        self.books.forget_past(now_ms)
+        for lease in [
+            x for x in self.table.leases.values() if now_ms >= x.sent_until_ms
+        ]:
+            self.table.remove_lease(lease)
+            reclaim(lease.holding, is_settled=False)
+            self._send_lost(lease, Ending(SILENT))
+            self._release(lease.holding, reason=SILENT)
+        self.table.drop_expired(now_ms)
 
-    def _tell_lost(self, loan: ClientLease, ending: Ending) -> None:
-        self._teller.lost(loan, ending)
-        names = self.books.explicit.get(loan.key, [])
-        if loan.client.client_id in names:
+    def _send_lost(self, lease: ClientLease, ending: Ending) -> None:
+        self._publisher.lost(lease, ending)
+        names = self.table.explicit.get(lease.key, [])
+        if lease.client.client_id in names:
             # A claim without consumption is not claimed again by itself.
-            names.remove(loan.client.client_id)
+            names.remove(lease.client.client_id)
 
-    def _part(self, now_ms: int) -> None:
+    def _remove_departed(self, now_ms: int) -> None:
         """Take leave of clients that are done, or will not come back."""
         grace_ms = self._context.heartbeat_interval_ms
-        for client in list(self.books.clients.values()):
-            is_done = client.is_leaving and not client.loans
+        for client in list(self.table.clients.values()):
+            is_done = client.is_leaving and not client.leases
             is_over = is_done or client.is_gone(now_ms, grace_ms=grace_ms)
-            if is_over and not self.books.is_promised(client):
-                self._forget(client)
+            if is_over and not self.table.has_unexpired(client):
+                self._remove(client)
 
-    def _want_again(self) -> None:
+    def _pursue_explicit(self) -> None:
         """Pursue anew what others have asked for since somebody let go of it."""
-        for key, names in list(self.books.explicit.items()):
+        for key, names in list(self.table.explicit.items()):
             if key in self.session.holdings or self.session.is_leaving([key]):
                 continue
             self.session.forget_want(key)
             if names:
                 self.session.want(key)
             else:
-                del self.books.explicit[key]
+                del self.table.explicit[key]
 
-    def _give(self, now_ms: int) -> None:
-        lent = self._giver.give(now_ms)
-        if lent and not self._file():
-            for loan in lent:  # nobody was told: try again in a moment
-                self.books.end_loan(loan)
-                reclaim(loan.holding, is_settled=True)
+    def _assign(self, now_ms: int) -> None:
+        lent = self._assignor.assign(now_ms)
+        if lent and not self._write_journal():
+            for lease in lent:  # nobody was told: try again in a moment
+                self.table.remove_lease(lease)
+                reclaim(lease.holding, is_settled=True)
             return
-        for loan in lent:
-            self._teller.assigned(loan)
+        for lease in lent:
+            self._publisher.assigned(lease)
 
-    def _let_go(self, holding: Holding, *, reason: str, detail: str = "") -> None:
+    def _release(self, holding: Holding, *, reason: str, detail: str = "") -> None:
         """Release what nobody uses; for the reason that it was asked for, if it was."""
         if not holding.claim.is_owned:
             return
@@ -611,11 +619,11 @@ class LocalGroup:
             detail=drain.detail,
         )
 
-    def _file(self) -> bool:
-        error = self.books.file()
-        if error is not None and not self._is_unfiled:
+    def _write_journal(self) -> bool:
+        error = self.table.write_journal()
+        if error is not None and not self._is_journal_failing:
             self._context.observe("lease_journal_unwritable", {"error": error})
-        self._is_unfiled = error is not None
+        self._is_journal_failing = error is not None
         return error is None
 
     # --- the end
@@ -623,26 +631,26 @@ class LocalGroup:
     def drain_all(self) -> None:
         """Ask for everything back; release at once what nobody has. Idempotent."""
         self._is_draining = True
-        for loan in self.books.loans.values():
-            self.session.drain(loan.holding, reason=SHUTDOWN)
-        for pool in self.books.pools:
-            self.session.unsubscribe(pool.subscription, release=True)
-        self.books.pools.clear()
-        for key in list(self.books.explicit):
+        for lease in self.table.leases.values():
+            self.session.drain(lease.holding, reason=SHUTDOWN)
+        for shared in self.table.subscriptions:
+            self.session.unsubscribe(shared.subscription, release=True)
+        self.table.subscriptions.clear()
+        for key in list(self.table.explicit):
             holding = self.session.holdings.get(key)
             if holding is not None:
                 self.session.unwant(holding)
-        self.books.explicit.clear()
+        self.table.explicit.clear()
         self._changed()
 
     @property
     def is_drained(self) -> bool:
         """Whether nothing is in use, and the log shows it."""
-        return not self.books.loans and not self.session.leaving_count
+        return not self.table.leases and not self.session.leaving_count
 
     def is_idle(self, now_ms: int) -> bool:
         """Return whether nobody has been here for an H, and nothing is left."""
-        if self.books.clients or self.books.reserves or self.session.holdings:
+        if self.table.clients or self.table.unexpired or self.session.holdings:
             self._idle_since_ms = None
         elif self._idle_since_ms is None:
             self._idle_since_ms = now_ms
@@ -652,27 +660,27 @@ class LocalGroup:
 
 
 def assigned_event(
-    loan: ClientLease, *, head: int | None, stuck: int = 0, follows: int | None = None
+    lease: ClientLease, *, head: int | None, stuck: int = 0, follows: int | None = None
 ) -> api.Assigned:
     """Return the event that tells a client of what it has.
 
     Args:
-        loan: What it has.
+        lease: What it has.
         head: By the log, the next offset that nobody was granted or processed.
         stuck: By the log, how many owners in a row were wedged there.
         follows: By the log, the epoch of the claim before this one.
     """
-    holding, claim = loan.holding, loan.holding.claim
+    holding, claim = lease.holding, lease.holding.claim
     position = holding.position
     if holding.delivery is Delivery.AT_MOST_ONCE and position is None:
         position = claim.start_position if head is None else head
-    until = loan.deadline()
+    until = lease.deadline()
     owner = claim.claimant.owner
     return api.Assigned(
-        subscription=loan.name,
-        topic=loan.key.topic,
-        partition=loan.key.partition,
-        epoch=loan.epoch,
+        subscription=lease.name,
+        topic=lease.key.topic,
+        partition=lease.key.partition,
+        epoch=lease.epoch,
         token=str(claim.token),
         client_id=owner.client_id,
         incarnation=owner.incarnation.hex(),

@@ -355,8 +355,8 @@ class App:
 
     def close(self) -> None:
         """Take no further work."""
-        for pool in (self._quick, self._waiting, self._streaming):
-            pool.close()
+        for executor in (self._quick, self._waiting, self._streaming):
+            executor.close()
 
     # --- routing
 
@@ -428,8 +428,8 @@ class App:
         if route.name == "events":
             response: Response = await self._events(ask, request)
         else:
-            pool = self._waiting if ask.waits else self._quick
-            content = await pool.run(partial(_call, ask), timeout_s=CALL_S_MAX)
+            executor = self._waiting if ask.waits else self._quick
+            content = await executor.run(partial(_call, ask), timeout_s=CALL_S_MAX)
             response = _response(route, content)
         if caller.client_id:
             connection.client = caller

@@ -57,7 +57,7 @@ class ClientRegistry:
         watch: DeathWatch,
         boot_id: str,
     ) -> None:
-        self.hosts: dict[str, LocalGroup] = {}
+        self.groups: dict[str, LocalGroup] = {}
         self.incarnation = runtime.ports.entropy.random_bytes(16).hex()
         self._runtime = runtime
         self._engine = runtime.engine
@@ -69,7 +69,7 @@ class ClientRegistry:
 
     # --- groups
 
-    def recover(self, *, timeout_ms: int) -> int:
+    def restore(self, *, timeout_ms: int) -> int:
         """Take up what was promised; see ``Hub.recover``."""
         if self._state_dir is None:
             return 0
@@ -79,18 +79,20 @@ class ClientRegistry:
         for path in found[:GROUPS_MAX]:
             group_id = path.parent.parent.name.removeprefix("g=")
             with self._engine.changed:
-                host = self.open(group_id, expects_clients=True)
-                clients = list(host.books.clients.values())
+                group = self.open_group(group_id, restore_clients=True)
+                clients = list(group.table.clients.values())
             for client in clients:
                 for name, wants in list(client.wants.items()):
                     left_ms = max(1, deadline_ms - self._context.now_ms)
-                    self._restore(host, client, name=name, wants=wants, left_ms=left_ms)
+                    self._resubscribe(
+                        group, client, name=name, wants=wants, left_ms=left_ms
+                    )
         with self._engine.changed:
-            return sum(len(host.books.clients) for host in self.hosts.values())
+            return sum(len(group.table.clients) for group in self.groups.values())
 
-    def _restore(
+    def _resubscribe(
         self,
-        host: LocalGroup,
+        group: LocalGroup,
         client: Client,
         *,
         name: str,
@@ -99,7 +101,7 @@ class ClientRegistry:
     ) -> None:
         """Pursue again what a client of an earlier life wanted."""
         try:
-            self.enroll(host, client, name=name, wants=wants, timeout_ms=left_ms)
+            self.subscribe(group, client, name=name, wants=wants, timeout_ms=left_ms)
         except MarshalError as error:
             # It says so itself once it is back; until then nothing is resumed.
             self._context.observe(
@@ -109,7 +111,7 @@ class ClientRegistry:
             with self._engine.changed:
                 client.wants.pop(name, None)
 
-    def open(self, group_id: str, *, expects_clients: bool = False) -> LocalGroup:
+    def open_group(self, group_id: str, *, restore_clients: bool = False) -> LocalGroup:
         """Return a group, opened where nobody was here before.
 
         What was promised in it is kept in any case. Its clients are only expected
@@ -119,19 +121,19 @@ class ClientRegistry:
             IdentityConflict: Another sidecar of this name runs on this machine.
             ConfigurationError: The state directory cannot be used.
         """
-        host = self.hosts.get(group_id)
-        if host is not None and host.failure is None:
-            return host
-        if host is not None:
-            self.close(host)
-        if len(self.hosts) >= GROUPS_MAX:
+        group = self.groups.get(group_id)
+        if group is not None and group.failure is None:
+            return group
+        if group is not None:
+            self.close(group)
+        if len(self.groups) >= GROUPS_MAX:
             raise CoordinationError(
                 f"{GROUPS_MAX} groups are in use at this sidecar; end some of them"
             )
         identity, folder = self._take_identity(group_id)
-        promises = LeaseJournal(folder, boot_id=self._boot_id)
-        promised = promises.load()
-        if promises.is_damaged:
+        journal = LeaseJournal(folder, boot_id=self._boot_id)
+        journaled = journal.load()
+        if journal.is_damaged:
             # Who cannot know what was promised resumes nothing (PROTOCOL 12).
             self._context.observe("lease_journal_damaged", {"group": group_id})
             identity = None if identity is None else identity.forget()
@@ -144,16 +146,16 @@ class ClientRegistry:
             host=socket.gethostname(),
             lives=() if identity is None else identity.lives,
         )
-        host = LocalGroup(self._context, session, promises=promises, identity=identity)
+        group = LocalGroup(self._context, session, journal=journal, identity=identity)
         self._engine.add_session(session)
         if identity is not None:
             identity.remember(owner.incarnation, master=master)
-        self.hosts[group_id] = host
-        for each in promised:
-            self._keep(host, each)
-            if expects_clients and (each.wants or each.claims):
-                self._expect(host, each)
-        return host
+        self.groups[group_id] = group
+        for each in journaled:
+            self._restore_unexpired(group, each)
+            if restore_clients and (each.wants or each.claims):
+                self._restore_client(group, each)
+        return group
 
     def _take_identity(self, group_id: str) -> tuple[Identity | None, Path | None]:
         if self._state_dir is None:
@@ -173,46 +175,46 @@ class ClientRegistry:
             ) from error
         return identity, identity.folder
 
-    def _keep(self, host: LocalGroup, promised: JournaledClient) -> None:
+    def _restore_unexpired(self, group: LocalGroup, journaled: JournaledClient) -> None:
         """Keep what a client was promised from all others."""
         now_ms = self._context.now_ms
         latest_ms = now_ms + 2 * self._context.heartbeat_interval_ms
-        for key in promised.keys:
+        for key in journaled.keys:
             until_ms = min(key.until_ms, latest_ms)
             if now_ms < until_ms:
-                host.books.reserves[Key(host.group_id, key.topic, key.partition)] = (
+                group.table.unexpired[Key(group.group_id, key.topic, key.partition)] = (
                     UnexpiredLease(
-                        promised.client_id, promised.instance, key.epoch, until_ms
+                        journaled.client_id, journaled.instance, key.epoch, until_ms
                     )
                 )
 
-    def _expect(self, host: LocalGroup, promised: JournaledClient) -> None:
+    def _restore_client(self, group: LocalGroup, journaled: JournaledClient) -> None:
         """Take up a client of an earlier life, silent until it is heard of."""
         client = self._new_client(
-            host,
-            promised.client_id,
-            api.Registration(instance=promised.instance, beat_ms=promised.beat_ms),
-            peer=Peer(promised.pid, None, promised.started),
+            group,
+            journaled.client_id,
+            api.Registration(instance=journaled.instance, beat_ms=journaled.beat_ms),
+            peer=Peer(journaled.pid, None, journaled.started),
         )
-        client.note_absence(self._context.now_ms)
-        client.wants = dict(promised.wants)
-        self.set_children(client, promised.children)
-        for topic, partition in promised.claims:
-            host.want(client, Key(host.group_id, topic, partition))
+        client.mark_away(self._context.now_ms)
+        client.wants = dict(journaled.wants)
+        self.set_children(client, journaled.children)
+        for topic, partition in journaled.claims:
+            group.add_explicit(client, Key(group.group_id, topic, partition))
 
     def close_idle(self) -> None:
         """Leave the groups that nobody has used for an H."""
-        for host in list(self.hosts.values()):
-            if host.failure is None and host.is_idle(self._context.now_ms):
-                host.session.begin_close(release=True)
-                self.close(host)
+        for group in list(self.groups.values()):
+            if group.failure is None and group.is_idle(self._context.now_ms):
+                group.session.begin_close(release=True)
+                self.close(group)
 
-    def close(self, host: LocalGroup) -> None:
+    def close(self, group: LocalGroup) -> None:
         """Stop driving a group."""
-        self._engine.remove_session(host.session)
-        if host.identity is not None:
-            host.identity.close()
-        self.hosts.pop(host.group_id, None)
+        self._engine.remove_session(group.session)
+        if group.identity is not None:
+            group.identity.close()
+        self.groups.pop(group.group_id, None)
 
     # --- clients
 
@@ -226,27 +228,27 @@ class ClientRegistry:
             CoordinationError: There are too many.
         """
         self.close_idle()
-        host = self.open(group_id)
-        client = host.books.clients.get(client_id)
+        group = self.open_group(group_id)
+        client = group.table.clients.get(client_id)
         was_known = client is not None and client.instance == said.instance
         if client is not None and was_known:
-            self._welcome_back(host, client, said, peer=peer)
+            self._reconnect(group, client, said, peer=peer)
         else:
             if client is not None:
-                self._succeed(host, client)
-            self._new_client(host, client_id, said, peer=peer)
-        self._engine.act(host.session)
+                self._replace(group, client)
+            self._new_client(group, client_id, said, peer=peer)
+        self._engine.act(group.session)
         return was_known
 
     def _new_client(
-        self, host: LocalGroup, client_id: str, said: api.Registration, *, peer: Peer
+        self, group: LocalGroup, client_id: str, said: api.Registration, *, peer: Peer
     ) -> Client:
-        count = sum(len(other.books.clients) for other in self.hosts.values())
+        count = sum(len(other.table.clients) for other in self.groups.values())
         if count >= CLIENTS_MAX:
             raise CoordinationError(
                 f"{CLIENTS_MAX} clients are registered at this sidecar; end some"
             )
-        before = host.books.clients.get(client_id)
+        before = group.table.clients.get(client_id)
         client = Client(
             client_id,
             said.instance,
@@ -254,7 +256,7 @@ class ClientRegistry:
             peer,
             EventBuffer(
                 self.incarnation,
-                snapshot=lambda: host.snapshot(client),
+                snapshot=lambda: group.snapshot(client),
                 begin=self._context.now_ms,
             ),
             self._context.now_ms,
@@ -262,53 +264,53 @@ class ClientRegistry:
         if before is not None:
             # Its place was kept for this process: nothing moves.
             client.wants = before.wants
-            before.ring.close()
-        host.add(client)
-        self._watch_process(host, client)
+            before.events.close()
+        group.add(client)
+        self._watch_process(group, client)
         return client
 
-    def _welcome_back(
-        self, host: LocalGroup, client: Client, said: api.Registration, *, peer: Peer
+    def _reconnect(
+        self, group: LocalGroup, client: Client, said: api.Registration, *, peer: Peer
     ) -> None:
         client.seen_ms = self._context.now_ms
         client.beat_ms = said.beat_ms
         client.is_leaving = False
-        client.kept_until_ms = None
+        client.reserved_until_ms = None
         if (peer.pid, peer.started) != (client.peer.pid, client.peer.started):
             client.peer = peer
             if client.watched is not None:
                 client.watched.close()
-            self._watch_process(host, client)
-        for pool in list(host.books.pools):
-            host.settle(pool)
+            self._watch_process(group, client)
+        for shared in list(group.table.subscriptions):
+            group.reconcile(shared)
 
-    def _succeed(self, host: LocalGroup, client: Client) -> None:
+    def _replace(self, group: LocalGroup, client: Client) -> None:
         """Make room for another process of a client's name.
 
         Raises:
             IdentityConflict: The one before it is alive, by all that is known.
         """
         now_ms = self._context.now_ms
-        if client.kept_until_ms is not None:
+        if client.reserved_until_ms is not None:
             return  # it said that it would be back
-        has_nothing = not client.loans and not host.books.is_promised(client)
+        has_nothing = not client.leases and not group.table.has_unexpired(client)
         if client.is_leaving and has_nothing:
-            host.bury(client, reason=LEFT)  # the next round would have
+            group.evict(client, reason=LEFT)  # the next round would have
             return
-        promised = [loan.told_ms for loan in client.loans.values()]
-        promised += [
+        journaled = [lease.sent_until_ms for lease in client.leases.values()]
+        journaled += [
             reserve.until_ms
-            for reserve in host.books.reserves.values()
+            for reserve in group.table.unexpired.values()
             if reserve.instance == client.instance
         ]
         is_dead = client.watched is not None and client.watched.is_dead
-        is_silent = client.is_away(now_ms) and now_ms >= max(promised, default=0)
+        is_silent = client.is_away(now_ms) and now_ms >= max(journaled, default=0)
         if is_dead or is_silent:
-            self._bury(host, client, reason=DIED if is_dead else SILENT)
+            self._evict(group, client, reason=DIED if is_dead else SILENT)
             return
         who = "a process" if client.peer.pid is None else f"process {client.peer.pid}"
         raise IdentityConflict(
-            f"client {client.client_id!r} of group {host.group_id!r} is {who} of this "
+            f"client {client.client_id!r} of group {group.group_id!r} is {who} of this "
             "host that is registered at this sidecar and not known dead; stop it, or "
             "use another client_id",
             holder=client.client_id,
@@ -316,34 +318,34 @@ class ClientRegistry:
             age_ms=now_ms - client.seen_ms,
         )
 
-    def _watch_process(self, host: LocalGroup, client: Client) -> None:
+    def _watch_process(self, group: LocalGroup, client: Client) -> None:
         peer = client.peer
         if peer.pid is None or peer.started is None:
             client.watched = None
             return
         client.watched = self._watch.watch(
-            peer.pid, peer.started, on_dead=partial(self._on_dead, host, client)
+            peer.pid, peer.started, on_dead=partial(self._on_dead, group, client)
         )
 
-    def _on_dead(self, host: LocalGroup, client: Client) -> None:
+    def _on_dead(self, group: LocalGroup, client: Client) -> None:
         """Take that a client's process and its children are known dead."""
         with self._engine.changed:
-            if host.books.clients.get(client.client_id) is client:
-                self._bury(host, client, reason=DIED)
-                self._engine.act(host.session)
+            if group.table.clients.get(client.client_id) is client:
+                self._evict(group, client, reason=DIED)
+                self._engine.act(group.session)
 
-    def _bury(self, host: LocalGroup, client: Client, *, reason: str) -> None:
-        if client.kept_until_ms is not None:
+    def _evict(self, group: LocalGroup, client: Client, *, reason: str) -> None:
+        if client.reserved_until_ms is not None:
             return  # it said that it would end, and be back
         fields = {
-            "group": host.group_id,
+            "group": group.group_id,
             "client": client.client_id,
             "pid": client.peer.pid,
-            "partitions": len(client.loans),
+            "partitions": len(client.leases),
             "reason": reason,
         }
         self._context.observe("client_gone", fields)
-        host.bury(client, reason=reason)
+        group.evict(client, reason=reason)
 
     def set_children(self, client: Client, pids: tuple[int, ...]) -> None:
         """Have these processes, and no others, count as the client's own."""
@@ -353,9 +355,9 @@ class ClientRegistry:
 
     # --- wishes
 
-    def enroll(
+    def subscribe(
         self,
-        host: LocalGroup,
+        group: LocalGroup,
         client: Client,
         *,
         name: str,
@@ -370,45 +372,45 @@ class ClientRegistry:
         """
         settings = settings_of(wants)
         with self._engine.changed:
-            pool = self._find_pool(host, client, name=name, wants=wants)
-            if pool is not None:
-                return pool
+            shared = self._find_subscription(group, client, name=name, wants=wants)
+            if shared is not None:
+                return shared
         subscription = settings.subscription(
-            host.group_id,
+            group.group_id,
             self._runtime.ports.data,
             coordination_topic=self._runtime.description.name,
             timeout_ms=timeout_ms,
         )
         subscription.start_rule = start_rule_of(wants)
         with self._engine.changed:
-            host.find(client.client_id, client.instance)
-            pool = self._find_pool(host, client, name=name, wants=wants)
-            if pool is None:
-                pool = self._add_pool(host, wants, subscription)
-                host.join_pool(pool, client, name=name, wants=wants)
-            return pool
+            group.find(client.client_id, client.instance)
+            shared = self._find_subscription(group, client, name=name, wants=wants)
+            if shared is None:
+                shared = self._add_subscription(group, wants, subscription)
+                group.join(shared, client, name=name, wants=wants)
+            return shared
 
-    def _find_pool(
-        self, host: LocalGroup, client: Client, *, name: str, wants: api.Wants
+    def _find_subscription(
+        self, group: LocalGroup, client: Client, *, name: str, wants: api.Wants
     ) -> SharedSubscription | None:
-        present = host.books.pool_of(client, name)
+        present = group.table.subscription_of(client, name)
         if present is not None and not present.is_for(wants):
             raise ConfigurationError(
                 f"subscription {name!r} of client {client.client_id!r} consumes other "
                 "topics; end it first, or use another name",
                 setting="topics",
             )
-        for pool in host.books.pools:
-            if pool.is_for(wants):
-                host.join_pool(pool, client, name=name, wants=wants)
-                return pool
+        for shared in group.table.subscriptions:
+            if shared.is_for(wants):
+                group.join(shared, client, name=name, wants=wants)
+                return shared
         return None
 
-    def _add_pool(
-        self, host: LocalGroup, wants: api.Wants, subscription: Subscription
+    def _add_subscription(
+        self, group: LocalGroup, wants: api.Wants, subscription: Subscription
     ) -> SharedSubscription:
         try:
-            return host.add_pool(wants, subscription)
+            return group.add_subscription(wants, subscription)
         except InvalidTransition as error:
             raise ConfigurationError(
                 f"{error} (clients of one sidecar share one subscription for topics "

@@ -322,7 +322,7 @@ class Daemon:
             bootstrap_servers=connection.bootstrap_servers,
         )
         self._inside.service = service
-        count = service.recover(timeout_ms=settings.open_ms)
+        count = service.restore(timeout_ms=settings.open_ms)
         if count:
             _log.info("%d clients of an earlier life are expected back", count)
 

@@ -76,7 +76,7 @@ class SidecarService:
         self._states = states
         self._servers = tuple(bootstrap_servers)
         self._boot_id = boot_id()
-        self._lobby = ClientRegistry(
+        self._registry = ClientRegistry(
             runtime,
             client_id=client_id,
             state_dir=state_dir,
@@ -89,9 +89,9 @@ class SidecarService:
         self._is_closed = False
 
     @property
-    def hosts(self) -> tuple[LocalGroup, ...]:
+    def groups(self) -> tuple[LocalGroup, ...]:
         """What each group has here; for metrics and tests, under the engine's lock."""
-        return tuple(self._lobby.hosts.values())
+        return tuple(self._registry.groups.values())
 
     # --- the host
 
@@ -103,7 +103,7 @@ class SidecarService:
             version=self._version,
             state=self._states.state.value,
             client_id=self._client_id,
-            incarnation=self._lobby.incarnation,
+            incarnation=self._registry.incarnation,
             boot_id=self._boot_id,
             cluster_id=context.settled.cluster_id,
             coordination_topic=self._runtime.description.name,
@@ -130,7 +130,7 @@ class SidecarService:
                 "moment"
             )
 
-    def recover(self, *, timeout_ms: int) -> int:
+    def restore(self, *, timeout_ms: int) -> int:
         """Take up what an earlier life of this sidecar had promised its clients.
 
         Called once, before clients are let in, in state ``RECOVERY``.
@@ -141,7 +141,7 @@ class SidecarService:
         Raises:
             IdentityConflict: Another sidecar of this name runs on this machine.
         """
-        return self._lobby.recover(timeout_ms=timeout_ms)
+        return self._registry.restore(timeout_ms=timeout_ms)
 
     # --- clients
 
@@ -167,7 +167,9 @@ class SidecarService:
                     "silent client is noticed before its deadlines",
                     setting="beat_ms",
                 )
-            was_known = self._lobby.register(group_id, client_id, said=said, peer=peer)
+            was_known = self._registry.register(
+                group_id, client_id, said=said, peer=peer
+            )
             return api.Registered(info=self.info(), was_known=was_known)
 
     def children(self, who: Caller, said: api.Children) -> None:
@@ -184,7 +186,7 @@ class SidecarService:
                     "own process is known",
                     setting="pids",
                 )
-            self._lobby.set_children(client, said.pids)
+            self._registry.set_children(client, said.pids)
 
     def leave(self, who: Caller, said: api.Leaving) -> api.Left:
         """Let a client go, or have it wait until all of its work was handed over.
@@ -197,25 +199,23 @@ class SidecarService:
             DeadlineExceeded: The log did not show it in time; it may still.
         """
         with self._engine.changed:
-            host, client = self._find(who)
+            group, client = self._find(who)
             is_back_soon = not said.release or said.reason == "restart"
             if is_back_soon:
                 interval_ms = self._context.heartbeat_interval_ms
                 for each in said.returned:
-                    host.take_position(client, each)
-                host.keep_for_restart(
-                    client, until_ms=self._context.now_ms + interval_ms
-                )
+                    group.record_position(client, each)
+                group.reserve(client, until_ms=self._context.now_ms + interval_ms)
             else:
                 for each in said.returned:
-                    host.take_returned(client, each, reason=LEFT)
+                    group.accept_returned(client, each, reason=LEFT)
                 client.is_leaving = True
                 for name in list(client.wants):
-                    host.leave_pool(client, name)
-            self._engine.act(host.session)
-            if client.loans and said.reason == "downscale":
+                    group.leave(client, name)
+            self._engine.act(group.session)
+            if client.leases and said.reason == "downscale":
                 return api.Left(action="wait_for_drain")
-        self._await_released(host, said.returned, said.timeout_ms)
+        self._await_released(group, said.returned, said.timeout_ms)
         return api.Left(action="shutdown_now")
 
     def feed(self, who: Caller, after: str | None) -> EventCursor:
@@ -225,16 +225,16 @@ class SidecarService:
         """
         with self._engine.changed:
             _, client = self._find(who)
-            return client.ring.open(self._engine.lock, after=after)
+            return client.events.open(self._engine.lock, after=after)
 
     def clients(self) -> list[LocalClient]:
         """Return who is registered here, by group and name."""
         with self._engine.changed:
             now_ms = self._context.now_ms
             return [
-                _line(host, client, now_ms)
-                for _, host in sorted(self._lobby.hosts.items())
-                for _, client in sorted(host.books.clients.items())
+                _line(group, client, now_ms)
+                for _, group in sorted(self._registry.groups.items())
+                for _, client in sorted(group.table.clients.items())
             ]
 
     def _find(self, who: Caller) -> tuple[LocalGroup, Client]:
@@ -245,16 +245,16 @@ class SidecarService:
         """
         if self._engine.failure is not None:
             raise self._engine.failure
-        host = self._lobby.hosts.get(who.group_id)
-        if host is None:
+        group = self._registry.groups.get(who.group_id)
+        if group is None:
             raise ClaimLost(
                 f"nobody of group {who.group_id!r} is registered at this sidecar; "
                 "register first",
                 reason=UNKNOWN,
             )
-        client = host.find(who.client_id, who.instance)
+        client = group.find(who.client_id, who.instance)
         client.seen_ms = self._context.now_ms
-        return host, client
+        return group, client
 
     # --- wishes
 
@@ -272,22 +272,22 @@ class SidecarService:
             )
         with self._engine.changed:
             self._require_open()
-            host, client = self._find(who)
+            group, client = self._find(who)
             if len(client.wants) >= WANTS_MAX and name not in client.wants:
                 raise ConfigurationError(
                     f"client {client.client_id!r} has {WANTS_MAX} subscriptions, the "
                     "most; end some of them",
                     setting="name",
                 )
-        pool = self._lobby.enroll(
-            host, client, name=name, wants=wants, timeout_ms=LOOKUP_MS_MAX
+        shared = self._registry.subscribe(
+            group, client, name=name, wants=wants, timeout_ms=LOOKUP_MS_MAX
         )
         with self._engine.changed:
-            self._engine.act(host.session)
-            topics = pool.subscription.topics.items()
+            self._engine.act(group.session)
+            topics = shared.subscription.topics.items()
             return api.Subscribed(
                 topics={topic: info.partition_count for topic, info in topics},
-                counts_topics=pool.counts_topics,
+                counts_topics=shared.counts_topics,
             )
 
     def unsubscribe(
@@ -299,15 +299,15 @@ class SidecarService:
             DeadlineExceeded: The log did not show it in time.
         """
         with self._engine.changed:
-            host, client = self._find(who)
+            group, client = self._find(who)
             for each in release.returned:
-                host.take_returned(client, each, reason=LEFT)
+                group.accept_returned(client, each, reason=LEFT)
             if keep:
-                host.park(client, name)
+                group.detach(client, name)
             else:
-                host.leave_pool(client, name)
-            self._engine.act(host.session)
-        self._await_released(host, release.returned, release.timeout_ms)
+                group.leave(client, name)
+            self._engine.act(group.session)
+        self._await_released(group, release.returned, release.timeout_ms)
 
     def claim(
         self, who: Caller, topic: str, *, partition: int, wish: int | None = None
@@ -330,10 +330,10 @@ class SidecarService:
             )
         with self._engine.changed:
             self._require_open()
-            host, client = self._find(who)
+            group, client = self._find(who)
             mine = [
                 names
-                for names in host.books.explicit.values()
+                for names in group.table.explicit.values()
                 if client.client_id in names
             ]
             if len(mine) >= CLAIMS_MAX:
@@ -343,9 +343,9 @@ class SidecarService:
                     setting="partition",
                 )
             key = Key(who.group_id, topic, partition)
-            if client.hears_wish(key, wish, is_on=True):
-                host.want(client, key)
-                self._engine.act(host.session)
+            if client.accept_claim_request(key, wish, is_on=True):
+                group.add_explicit(client, key)
+                self._engine.act(group.session)
 
     def unclaim(
         self, who: Caller, topic: str, *, partition: int, wish: int | None = None
@@ -353,21 +353,21 @@ class SidecarService:
         """Pursue it no longer: the client has stopped to use it. Idempotent."""
         key = Key(who.group_id, topic, partition)
         with self._engine.changed:
-            host, client = self._find(who)
-            if not client.hears_wish(key, wish, is_on=False):
+            group, client = self._find(who)
+            if not client.accept_claim_request(key, wish, is_on=False):
                 return
-            loan = client.loans.get(key)
-            if loan is not None and not loan.name:
+            lease = client.leases.get(key)
+            if lease is not None and not lease.name:
                 said = api.Returned(
                     topic=topic,
                     partition=partition,
-                    epoch=loan.epoch,
-                    position=loan.holding.position,
+                    epoch=lease.epoch,
+                    position=lease.holding.position,
                     reason="released",
                 )
-                host.take_returned(client, said)
-            host.drop_explicit(key, client)
-            self._engine.act(host.session)
+                group.accept_returned(client, said)
+            group.remove_explicit(key, client)
+            self._engine.act(group.session)
 
     # --- signs of life
 
@@ -380,37 +380,37 @@ class SidecarService:
             DeadlineExceeded: The log did not show a flush in time.
         """
         with self._engine.changed:
-            host, client = self._find(who)
+            group, client = self._find(who)
             client.beat_at_ms = client.seen_ms
             stale = None
             for each in beat.standings:
-                loan = client.loans.get(_key(who, each))
-                if loan is not None and loan.epoch == each.epoch:
-                    loan.take(each)
+                lease = client.leases.get(_key(who, each))
+                if lease is not None and lease.epoch == each.epoch:
+                    lease.take(each)
                 else:
                     stale = each
             if beat.flush:
                 if stale is not None:
                     raise self._stale(_key(who, stale))
-                self._flush(host, who, beat)
-            deadlines = host.deadlines(client)
-            takers = host.takers(client)
+                self._flush(group, who, beat)
+            deadlines = group.deadlines(client)
+            takers = group.takers(client)
             now_ms = self._context.now_ms
             return api.Beaten(deadlines=deadlines, now_ms=now_ms, takers=takers)
 
-    def _flush(self, host: LocalGroup, who: Caller, beat: api.Beat) -> None:
+    def _flush(self, group: LocalGroup, who: Caller, beat: api.Beat) -> None:
         """Wait until the log holds what a client has said."""
-        session = host.session
+        session = group.session
         seqs = session.beat_now()
         self._await(
-            lambda: host.failure is not None or not session.is_pending(seqs),
+            lambda: group.failure is not None or not session.is_pending(seqs),
             beat.timeout_ms,
             what="positions",
         )
-        host.find(who.client_id, who.instance)
+        group.find(who.client_id, who.instance)
         for each in beat.standings:
-            loan = host.books.loans.get(_key(who, each))
-            if loan is None or loan.epoch != each.epoch:
+            lease = group.table.leases.get(_key(who, each))
+            if lease is None or lease.epoch != each.epoch:
                 raise self._stale(_key(who, each))
 
     def _stale(self, key: Key) -> ClaimLost:
@@ -432,21 +432,21 @@ class SidecarService:
             DeadlineExceeded: The log did not show it in time.
         """
         with self._engine.changed:
-            host, client = self._find(who)
+            group, client = self._find(who)
             for each in said.returned:
-                host.take_returned(client, each)
-            self._engine.act(host.session)
-        self._await_released(host, said.returned, said.timeout_ms)
+                group.accept_returned(client, each)
+            self._engine.act(group.session)
+        self._await_released(group, said.returned, said.timeout_ms)
 
     def _await_released(
-        self, host: LocalGroup, returned: Iterable[api.Returned], timeout_ms: int
+        self, group: LocalGroup, returned: Iterable[api.Returned], timeout_ms: int
     ) -> None:
         if timeout_ms <= 0:
             return
-        keys = [Key(host.group_id, each.topic, each.partition) for each in returned]
+        keys = [Key(group.group_id, each.topic, each.partition) for each in returned]
         with self._engine.changed:
             self._await(
-                lambda: not host.session.is_leaving(keys), timeout_ms, what="releases"
+                lambda: not group.session.is_leaving(keys), timeout_ms, what="releases"
             )
 
     def _await(
@@ -496,9 +496,9 @@ class SidecarService:
         key = _key_asked(group_id, ask)
 
         def note(first: int, last: int) -> None:
-            host = self._lobby.hosts.get(group_id)
-            if host is not None:
-                host.note_grant(key, ask.epoch, first=first, last=last)
+            group = self._registry.groups.get(group_id)
+            if group is not None:
+                group.record_grant(key, ask.epoch, first=first, last=last)
 
         with self._engine.changed:
             if self._engine.failure is not None:
@@ -547,15 +547,15 @@ class SidecarService:
             if self._is_draining:
                 return
             self._is_draining = True
-            for host in self._lobby.hosts.values():
-                host.drain_all()
-                self._engine.act(host.session)
+            for group in self._registry.groups.values():
+                group.drain_all()
+                self._engine.act(group.session)
 
     @property
     def is_drained(self) -> bool:
         """Whether nothing is in use any more, and the log shows it."""
         with self._engine.changed:
-            return all(host.is_drained for host in self._lobby.hosts.values())
+            return all(group.is_drained for group in self._registry.groups.values())
 
     def close(self, *, timeout_ms: int) -> None:
         """Release what nobody uses and leave every group. Idempotent.
@@ -567,24 +567,24 @@ class SidecarService:
             if self._is_closed:
                 return
             self._is_closed = True
-            hosts = list(self._lobby.hosts.values())
+            groups = list(self._registry.groups.values())
             pending: list[tuple[LocalGroup, list[int]]] = []
-            for host in hosts:
-                host.drain_all()
-                pending.append((host, host.session.begin_close(release=True)))
+            for group in groups:
+                group.drain_all()
+                pending.append((group, group.session.begin_close(release=True)))
             try:
                 self._await(lambda: all(map(_is_over, pending)), timeout_ms, what="end")
             except (CoordinationError, DeadlineExceeded):
                 self._context.observe("close_unconfirmed", {})
-            for host in hosts:
-                for client in host.books.clients.values():
-                    client.ring.close()
-                self._lobby.close(host)
+            for group in groups:
+                for client in group.table.clients.values():
+                    client.events.close()
+                self._registry.close(group)
 
 
 def _is_over(pending: tuple[LocalGroup, list[int]]) -> bool:
-    host, seqs = pending
-    session = host.session
+    group, seqs = pending
+    session = group.session
     return not session.leaving_count and not session.is_pending(seqs, late=False)
 
 
@@ -606,17 +606,19 @@ def _key(who: Caller, said: api.Standing) -> Key:
     return Key(who.group_id, said.topic, said.partition)
 
 
-def _line(host: LocalGroup, client: Client, now_ms: int) -> LocalClient:
+def _line(group: LocalGroup, client: Client, now_ms: int) -> LocalClient:
     beat_at_ms = client.beat_at_ms
     return LocalClient(
-        group=host.group_id,
+        group=group.group_id,
         client=client.client_id,
         pid=client.peer.pid,
         state=client.state(now_ms),
         beat_age_ms=None if beat_at_ms is None else now_ms - beat_at_ms,
         subscriptions=tuple(sorted(client.wants)),
-        assigned=tuple(str(key.topic_partition) for key in sorted(client.loans)),
-        promised_until_ms=max((x.told_ms for x in client.loans.values()), default=None),
+        assigned=tuple(str(key.topic_partition) for key in sorted(client.leases)),
+        promised_until_ms=max(
+            (x.sent_until_ms for x in client.leases.values()), default=None
+        ),
     )
 
 

@@ -313,8 +313,8 @@ def test_different_groups_have_sessions_of_their_own_on_one_engine(cluster, mach
     other = Local(machine, "a", pid=2, group="h")
     other.subscribe()
     run_until(cluster, [a, other], lambda: sizes(a, other) == [8, 8], H)
-    assert len(machine.service.hosts) == 2
-    assert len({host.session.claimant.owner for host in machine.service.hosts}) == 2
+    assert len(machine.service.groups) == 2
+    assert len({host.session.claimant.owner for host in machine.service.groups}) == 2
 
 
 def test_fifty_clients_write_no_more_than_one(cluster):
@@ -344,7 +344,7 @@ def test_a_partition_may_be_claimed_alone(cluster, machine):
     machine.service.claim(a.who, "t", partition=3)
     key = Key("g", "t", 3)
     run_until(cluster, [a], lambda: a.valid == {key}, H)
-    (said,) = machine.service.hosts[0].snapshot(find(machine, a))[0].assigned
+    (said,) = machine.service.groups[0].snapshot(find(machine, a))[0].assigned
     assert (said.subscription, said.position) == ("", None)
     b = Local(machine, "b", pid=2)
     machine.service.claim(b.who, "t", partition=3)
@@ -385,7 +385,7 @@ def test_what_is_said_late_of_an_earlier_wish_counts_not(cluster, machine):
     service.claim(a.who, "t", partition=3, wish=2)
     run(cluster, [a], H)
     assert not a.valid
-    assert not service.hosts[0].session.holdings
+    assert not service.groups[0].session.holdings
     service.claim(a.who, "t", partition=3, wish=3)
     run_until(cluster, [a], lambda: a.valid == {key}, H)
 

@@ -36,9 +36,9 @@ def client(beat_ms=100):
     )
 
 
-def loan(held):
+def lease(held):
     mark_lent(held)
-    return ClientLease(KEY, client(), held, 5, "s", filed_ms=9_999)
+    return ClientLease(KEY, client(), held, 5, "s", journaled_until_ms=9_999)
 
 
 def standing(position=None, **rest):
@@ -50,7 +50,7 @@ def standing(position=None, **rest):
 
 def test_what_is_lent_is_in_hand_until_it_is_back():
     held = holding()
-    given = loan(held)
+    given = lease(held)
     assert held.in_hand_count == 1
     given.take(standing(3, in_hand=7, handed=10))
     assert (held.position, held.in_hand_count, held.tally) == (3, 7, (10, 3))
@@ -63,12 +63,14 @@ def test_what_is_lent_is_in_hand_until_it_is_back():
 
 
 def test_deadlines_are_no_longer_than_lease_and_file():
-    given = loan(holding())
+    given = lease(holding())
     assert given.deadline().hard_until_ms == 2_000
-    given.filed_ms = 900
+    given.journaled_until_ms = 900
     said = given.deadline()
     assert (said.soft_until_ms, said.hard_until_ms) == (900, 900)
-    assert (given.told_ms, given.last_ms) == (2_000, 900), "what was told stands"
+    assert (given.sent_until_ms, given.last_sent_ms) == (2_000, 900), (
+        "what was told stands"
+    )
 
 
 # --- At most once ---
@@ -76,11 +78,11 @@ def test_deadlines_are_no_longer_than_lease_and_file():
 
 def test_what_was_granted_and_is_not_done_with_is_accounted_for():
     held = holding(Delivery.AT_MOST_ONCE, start=4)
-    given = loan(held)
+    given = lease(held)
     assert isinstance(held.progress, DelegatedGrants)
     assert (held.position, held.mark) == (None, 4)
-    given.note_grant(4, 9)
-    given.note_grant(10, 12)
+    given.record_grant(4, 9)
+    given.record_grant(10, 12)
     given.take(standing(done=7))
     given.take(standing(done=5))
     given.take(standing())
@@ -92,8 +94,8 @@ def test_what_was_granted_and_is_not_done_with_is_accounted_for():
 
 def test_whoever_gives_back_in_order_has_its_own_account():
     held = holding(Delivery.AT_MOST_ONCE)
-    given = loan(held)
-    given.note_grant(0, 9)
+    given = lease(held)
+    given.record_grant(0, 9)
     reclaim(held, is_settled=True)
     assert held.in_hand_count == 0
     assert held.progress.discard() == ()
@@ -101,7 +103,7 @@ def test_whoever_gives_back_in_order_has_its_own_account():
 
 def test_what_comes_back_is_lent_again_with_its_account():
     held = holding(Delivery.AT_MOST_ONCE)
-    loan(held).note_grant(0, 9)
+    lease(held).record_grant(0, 9)
     before = held.progress
     mark_lent(held)
     assert held.progress is before
@@ -109,7 +111,7 @@ def test_what_comes_back_is_lent_again_with_its_account():
 
 def test_at_least_once_knows_no_grants():
     held = holding()
-    loan(held).note_grant(0, 9)
+    lease(held).record_grant(0, 9)
     assert held.in_hand_count == 1
 
 
@@ -122,7 +124,7 @@ def test_silence_of_several_beats_is_being_away(beat_ms, limit_ms):
     assert not one.is_away(limit_ms)
     assert one.is_away(limit_ms + 1)
     assert (one.state(0), one.state(limit_ms + 1)) == ("ready", "silent")
-    one.note_absence(50_000)
+    one.mark_away(50_000)
     assert one.is_away(50_000)
     one.is_leaving = True
     assert one.state(0) == "leaving"
@@ -133,9 +135,9 @@ def test_a_place_is_kept_for_a_while():
     assert not one.is_gone(GRACE_MS_MAX, grace_ms=60_000)
     assert one.is_gone(GRACE_MS_MAX + 1, grace_ms=60_000)
     assert one.is_gone(501, grace_ms=500)
-    one.loans[KEY] = None
+    one.leases[KEY] = None
     assert not one.is_gone(GRACE_MS_MAX + 1, grace_ms=60_000)
-    one.kept_until_ms = 70_000
+    one.reserved_until_ms = 70_000
     assert not one.is_gone(69_999, grace_ms=0)
     assert one.is_gone(70_000, grace_ms=0)
     assert (one.is_away(0), one.state(0)) == (True, "restarting")

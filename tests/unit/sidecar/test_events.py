@@ -28,7 +28,7 @@ NAME = "0123456789abcdef" * 2
 
 
 @pytest.fixture
-def ring():
+def buffer():
     def snapshot():
         return (
             api.Snapshot(
@@ -43,8 +43,8 @@ def ring():
     return EventBuffer(NAME, snapshot=snapshot)
 
 
-def opened(ring, after=None):
-    return ring.open(threading.RLock(), after=after)
+def opened(buffer, after=None):
+    return buffer.open(threading.RLock(), after=after)
 
 
 def lost(number):
@@ -55,21 +55,21 @@ def numbers(frames):
     return [getattr(frame.body, "partition", "snapshot") for frame in frames]
 
 
-def test_events_are_numbered_and_say_what_they_follow_from(ring):
-    feed = opened(ring)
+def test_events_are_numbered_and_say_what_they_follow_from(buffer):
+    feed = opened(buffer)
     (first,) = feed.take()
     assert first.id == "01234567.0.3.17"
-    ring.push(lost(0), (2, 5))
-    ring.push(lost(1), (4, 6))
+    buffer.push(lost(0), (2, 5))
+    buffer.push(lost(1), (4, 6))
     assert [frame.id for frame in feed.take()] == ["01234567.1.2.5", "01234567.2.4.6"]
     assert feed.take() == []
 
 
-def test_whoever_comes_again_goes_on_behind_its_last_event(ring):
+def test_whoever_comes_again_goes_on_behind_its_last_event(buffer):
     for number in range(5):
-        ring.push(lost(number), (0, number))
-    assert numbers(opened(ring, "01234567.3.0.2").take()) == [3, 4]
-    assert numbers(opened(ring, "01234567.5.0.4").take()) == []
+        buffer.push(lost(number), (0, number))
+    assert numbers(opened(buffer, "01234567.3.0.2").take()) == [3, 4]
+    assert numbers(opened(buffer, "01234567.5.0.4").take()) == []
 
 
 @pytest.mark.parametrize(
@@ -84,42 +84,42 @@ def test_whoever_comes_again_goes_on_behind_its_last_event(ring):
         "01234567.-1.0",
     ],
 )
-def test_other_ids_begin_with_a_snapshot(ring, after):
-    ring.push(lost(0), (0, 0))
-    assert numbers(opened(ring, after).take()) == ["snapshot"]
+def test_other_ids_begin_with_a_snapshot(buffer, after):
+    buffer.push(lost(0), (0, 0))
+    assert numbers(opened(buffer, after).take()) == ["snapshot"]
 
 
-def test_whoever_is_overrun_is_told_everything_anew(ring):
-    feed = opened(ring)
+def test_whoever_is_overrun_is_told_everything_anew(buffer):
+    feed = opened(buffer)
     feed.take()
     for number in range(EVENTS_MAX):
-        ring.push(lost(number), (0, 0))
+        buffer.push(lost(number), (0, 0))
     assert len(feed.take()) == EVENTS_MAX, "as many as there is room for"
     for number in range(EVENTS_MAX + 1):
-        ring.push(lost(number), (0, 0))
+        buffer.push(lost(number), (0, 0))
     assert numbers(feed.take()) == ["snapshot"]
-    ring.push(lost(7), (0, 0))
+    buffer.push(lost(7), (0, 0))
     assert numbers(feed.take()) == [7]
 
 
-def test_the_end_is_told_behind_every_snapshot(ring):
+def test_the_end_is_told_behind_every_snapshot(buffer):
     said = api.Failed(failure=api.Failure(error="E", message="over"))
-    ring.push(said, (0, 0))
+    buffer.push(said, (0, 0))
     for _ in range(2):
-        first, second = opened(ring).take()
+        first, second = opened(buffer).take()
         assert isinstance(first.body, api.Snapshot)
         assert second.body == said
 
 
-def test_readers_are_rung_up_until_they_are_closed(ring):
+def test_readers_are_rung_up_until_they_are_closed(buffer):
     rung = []
-    feed = opened(ring)
-    ring.push(lost(0), (0, 0))
+    feed = opened(buffer)
+    buffer.push(lost(0), (0, 0))
     feed.on_news = lambda: rung.append(1)
-    ring.push(lost(1), (0, 0))
+    buffer.push(lost(1), (0, 0))
     assert len(rung) == 1
-    ring.close()
-    ring.close()
+    buffer.close()
+    buffer.close()
     assert len(rung) == 2
     assert feed.is_closed
     assert numbers(feed.take()) == ["snapshot"], "what came before can be taken"

@@ -28,7 +28,7 @@ def single():
 
 def asking(machine, client, **changes):
     """Return a request of a client, with changes."""
-    owner = machine.service.hosts[0].session.claimant.owner
+    owner = machine.service.groups[0].session.claimant.owner
     plain = api.GrantAsk(
         client_id=owner.client_id,
         incarnation=owner.incarnation.hex(),

@@ -125,7 +125,7 @@ def test_a_slow_reader_of_five_thousand_partitions_converges():
     a.subscribe()
 
     def lent():
-        return sum(len(host.books.loans) for host in machine.service.hosts)
+        return sum(len(host.table.leases) for host in machine.service.groups)
 
     for _ in range(400):
         cluster.run(100)
@@ -171,8 +171,8 @@ def told_late(machine):
     late = msgspec.structs.replace(stale, position=7)
     machine.service.release(a.who, api.Release(returned=(late,)))
     leaving = api.Leaving(returned=(late,), release=False, reason="restart")
-    (host,) = machine.service.hosts
-    assert key in host.books.loans, "it goes on under the later claim"
+    (host,) = machine.service.groups
+    assert key in host.table.leases, "it goes on under the later claim"
     machine.service.leave(a.who, leaving)
     machine.cluster.run(H)
     assert keys(machine.cluster)[key].position != 7
@@ -222,11 +222,11 @@ def test_whoever_dies_before_anything_was_lent_to_it_died_as_well(
         a.subscribe()
     else:
         a.claim(3)
-    (host,) = machine.service.hosts
+    (host,) = machine.service.groups
     host.session.on_round = lambda now_ms: None  # it wins, and lends nothing yet
     count = 8 if is_consumer else 1
     cluster.run_until(lambda: sum(host.session.meters.won.values()) == count, H)
-    assert not host.books.loans
+    assert not host.table.leases
     host.session.on_round = host.drive
     machine.watch.kill(1)
     cluster.run(100)
@@ -462,9 +462,9 @@ def test_an_idle_group_is_left(cluster, machine):
     leaving(a)
     cluster.run(200)
     Local(machine, "z", group="h")
-    assert len(machine.service.hosts) == 2
+    assert len(machine.service.groups) == 2
     cluster.run(H + 200)
     Local(machine, "y", group="h2")
     cluster.run(H + 200)
     Local(machine, "x", group="h2")
-    assert "g" not in {host.group_id for host in machine.service.hosts}
+    assert "g" not in {host.group_id for host in machine.service.groups}

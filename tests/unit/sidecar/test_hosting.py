@@ -125,7 +125,7 @@ def test_the_only_client_without_a_position_fails(cluster, machine):
     run_until(cluster, [a], lambda: a.failure is not None, H)
     cluster.run(H)
     assert machine.service.clients() == []
-    assert machine.service.hosts[0].failure is None
+    assert machine.service.groups[0].failure is None
     assert {r.reason for r in releases(cluster)} == {"failed"}
 
 

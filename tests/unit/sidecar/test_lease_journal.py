@@ -126,7 +126,7 @@ def test_a_deadline_is_in_the_file_before_it_is_told(cluster, machine):
 
 def test_what_cannot_be_written_is_not_told(cluster, machine, monkeypatch):
     a = having(machine)
-    promises = machine.service.hosts[0].books.promises
+    promises = machine.service.groups[0].table.journal
     monkeypatch.setattr(promises, "save", lambda clients: OSError("disk full"))
     last_ms = max(until for _, until in a.held.values())
     b = Local(machine, "b", pid=2)
@@ -145,7 +145,7 @@ def test_whoever_cannot_have_it_written_down_stops_in_time(
     cluster, machine, monkeypatch
 ):
     a = having(machine)
-    promises = machine.service.hosts[0].books.promises
+    promises = machine.service.groups[0].table.journal
     monkeypatch.setattr(promises, "save", lambda clients: OSError("disk full"))
     run(cluster, [a], 3 * H)
     assert not a.valid
@@ -367,7 +367,7 @@ def test_a_topic_that_is_gone_is_not_waited_for(cluster, machine, monkeypatch):
     def gone(*_, **__):
         raise ClaimLost("not there")
 
-    monkeypatch.setattr(registry.ClientRegistry, "enroll", gone)
+    monkeypatch.setattr(registry.ClientRegistry, "subscribe", gone)
     machine.start()
     assert len(machine.events.named("subscription_not_restored")) == 1
     monkeypatch.undo()
@@ -414,7 +414,7 @@ def test_a_twin_on_another_machine_ends_everything_and_says_so(cluster, tmp_path
     second = Machine(cluster, state_dir=tmp_path / "two")
     b = Local(second, "b", pid=2)
     b.subscribe()
-    host = second.service.hosts[0]
+    host = second.service.groups[0]
     run_until(cluster, [a], lambda: host.failure is not None, 3 * H)
     b.take()
     assert isinstance(b.told[-1], api.Failed)
@@ -427,7 +427,7 @@ def test_a_twin_on_another_machine_ends_everything_and_says_so(cluster, tmp_path
 def test_after_a_failure_what_was_promised_is_kept_here(cluster, machine):
     a = having(machine)
     with machine.node.engine.changed:
-        machine.service.hosts[0].session.fail(LogUnwritable("a test"))
+        machine.service.groups[0].session.fail(LogUnwritable("a test"))
     cluster.run(100)
     b = Local(machine, "b", pid=2)
     b.subscribe()
@@ -445,7 +445,7 @@ def test_after_a_failure_what_was_promised_is_kept_elsewhere(cluster, machine):
     other = cluster.node("other", wish=wish(policy="greedy"))
     run(cluster, [a], 100)
     with machine.node.engine.changed:
-        machine.service.hosts[0].session.fail(LogUnwritable("a test"))
+        machine.service.groups[0].session.fail(LogUnwritable("a test"))
     while a.valid:
         cluster.run(20)
         assert not a.valid & set(other.held)

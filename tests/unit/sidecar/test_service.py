@@ -96,7 +96,7 @@ def test_giving_back_twice_is_giving_back_once(cluster, machine):
 
 def granted(machine, client, key, first, last, **rest):
     """Ask as a client does."""
-    host = machine.service.hosts[0]
+    host = machine.service.groups[0]
     owner = host.session.claimant.owner
     ask = api.GrantAsk(
         client_id=owner.client_id,
@@ -121,7 +121,7 @@ def single():
 
 def test_grants_are_the_folds(single):
     a = having(single, count=1, delivery="amo")
-    (said,) = single.service.hosts[0].snapshot(find(single, a))[0].assigned
+    (said,) = single.service.groups[0].snapshot(find(single, a))[0].assigned
     assert said.position == 0
     got = granted(single, a, KEY, 0, 4, done=0)
     assert (got.outcome, got.first, got.last, got.head) == ("accepted", 0, 4, 5)
@@ -252,7 +252,7 @@ def test_a_controlled_end_waits_for_everybody(cluster, machine):
     assert {r.reason for r in releases(cluster)} == {"shutdown"}
     machine.service.close(timeout_ms=1_000)
     machine.service.close(timeout_ms=1_000)
-    assert not machine.service.hosts
+    assert not machine.service.groups
     members = [
         line.record
         for t in (0, 1)

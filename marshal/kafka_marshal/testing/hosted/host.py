@@ -164,14 +164,14 @@ class Host:
             states=self._states,
             watch=cast("DeathWatch", self.deaths),
         )
-        hub.recover(timeout_ms=1)
+        hub.restore(timeout_ms=1)
         self._states.move(State.RUNNING, reason="simulated")
         self.hub = hub
 
     def crash(self) -> None:
         """End the sidecar without a word; its clients live on."""
         if self.hub is not None:
-            for host in self.hub.hosts:
+            for host in self.hub.groups:
                 if host.identity is not None:
                     host.identity.close()
         self.deaths.forget()

@@ -362,7 +362,7 @@ class HostedWorld:
             host = place.host
             if host.node is not None:
                 self._check_reader(host.name, host.node, place.checked)
-            for each in () if host.hub is None else host.hub.hosts:
+            for each in () if host.hub is None else host.hub.groups:
                 # What a dead life of it had sent may land late, and look like a twin.
                 if not isinstance(each.failure, IdentityConflict | None):
                     raise Violation("fault", f"{host.name}: {each.failure!r}")
@@ -391,7 +391,7 @@ class HostedWorld:
                     raise Violation("S4", f"{key}: {names} have used {token}")
         for place in self.hosts:
             hub, now_ms = place.host.hub, place.host.clock.now_ms()
-            for host in () if hub is None else hub.hosts:
+            for host in () if hub is None else hub.groups:
                 for key, holding in host.session.holdings.items():
                     if not holding.claim.is_valid(now_ms):
                         continue
