@@ -112,5 +112,5 @@ def run_undrained(path):
     """Run a daemon in this process whose clients never let go."""
     world = World(path)
     world.service.is_drained = False
-    server.Runtime, server.Hub = world, world.make_service
+    server.Runtime, server.SidecarService = world, world.make_service
     server.run(world.settings, NullObserver())

@@ -130,11 +130,13 @@ class FakeService:
             now_ms=5,
         )
 
-    def register(self, group_id, client_id, *, said, peer) -> api.Registered:
-        self._note("register", group_id, client_id, said, peer)
+    def register(self, group_id, client_id, *, registration, peer) -> api.Registered:
+        self._note("register", group_id, client_id, registration, peer)
         known = self.instances.get((group_id, client_id))
-        self.instances[group_id, client_id] = said.instance
-        return api.Registered(info=self.info(), was_known=known == said.instance)
+        self.instances[group_id, client_id] = registration.instance
+        return api.Registered(
+            info=self.info(), was_known=known == registration.instance
+        )
 
     def subscribe(self, who, name, *, wants) -> api.Subscribed:
         self._note("subscribe", who, name, wants)

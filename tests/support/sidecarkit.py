@@ -166,7 +166,7 @@ class Local:
         said = api.Registration(instance=self.instance, beat_ms=beat_ms)
         peer = Peer(self.pid, 0, None if self.pid is None else 1)
         self.registered = self.service.register(
-            self.group, self.name, said=said, peer=peer
+            self.group, self.name, registration=said, peer=peer
         )
         self.failure = None
         self.follow()

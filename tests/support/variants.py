@@ -282,7 +282,7 @@ def take_any_position(patch):
     def record_position(self, client, said):
         lease = client.leases.get(Key(self.group_id, said.topic, said.partition))
         if lease is not None:
-            lease.take(said)
+            lease.record_progress(said)
         return lease
 
     patch.setattr(group.LocalGroup, "record_position", record_position)

@@ -1,10 +1,8 @@
-"""Which client has which partition: a pure function, sticky and balanced.
+"""Who gets which partition: shared subscriptions, lease table, assignor.
 
-What clients want together: one subscription of the session serves them all.
-
-Who is there, who has what and what was promised, in one group: plain state.
-
-Gives out what a group's session holds, and asks for what should be elsewhere.
+A pure function assigns the held partitions to the clients: balanced within their
+limits, and sticky. The assignor compares its result with the lease table, gives out
+what is free and asks for what should move.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -34,11 +32,11 @@ from kafka_marshal.subscribing import Settings, to_delivery
 
 @attrs.frozen
 class Member:
-    """One client that wants the partitions of a subscription.
+    """One client that takes part in an assignment.
 
     Attributes:
         name: The client.
-        most: Most partitions, or whole topics, that it takes; None = no limit.
+        most: Most partitions, or whole topics, that it may have; None = no limit.
     """
 
     name: str
@@ -52,15 +50,16 @@ def assign(
     present: Mapping[Key, str],
     whole_topics: bool = False,
 ) -> dict[Key, str]:
-    """Return who should have which key; what nobody has room for is left out.
+    """Return which client should have which key.
 
-    Everybody gets an equal share within its limit. Who has something keeps it up
-    to that share, the first by name; what is free goes to whoever has least.
+    Every member gets an equal share within its limit. Members keep what they have up to
+    that share, in the order of keys; free keys go to the member with the fewest. Keys
+    that nobody has room for are left out.
 
     Args:
-        keys: What is to be had.
-        members: Who wants it, each name once.
-        present: Who has, or had, what; names that are no members do not count.
+        keys: The keys to assign.
+        members: The clients, each name once.
+        present: Who has, or had, a key; names that are not members are ignored.
         whole_topics: Whether all partitions of a topic go to one client.
     """
     units: dict[object, list[Key]] = {}
@@ -97,7 +96,7 @@ def assign(
 def _holder(
     parts: Sequence[Key], present: Mapping[Key, str], names: Collection[str]
 ) -> str | None:
-    """Return who has a partition, or of a topic the first one that is had."""
+    """Return who has a partition, or the first partition held of a topic."""
     for key in parts:
         name = present.get(key)
         if name in names:
@@ -108,18 +107,19 @@ def _holder(
 # --- Shared subscriptions --------------------------------------------------------
 
 
-# What every client may have of its own.
+# Settings that may differ between the clients of a shared subscription.
 OWN = frozenset({"claims_max"})
 
 
 @attrs.define
 class Subscriber:
-    """One client of a pool.
+    """One client of a shared subscription.
 
     Attributes:
-        name: What it calls its subscription.
-        claims_max: Most partitions, or whole topics, that it takes; 0 = no limit.
-        is_parked: Whether it has ended that and keeps what it has for its next.
+        name: Name of the client's own subscription.
+        claims_max: Most partitions, or whole topics, that it may have; 0 = no limit.
+        is_detached: Whether that subscription has ended and its leases are kept for the
+            client's next one.
     """
 
     name: str
@@ -129,11 +129,11 @@ class Subscriber:
 
 @attrs.frozen
 class Transfer:
-    """A partition on its way to another client.
+    """A partition that moves to another client.
 
     Attributes:
         to: The client.
-        until_ms: Local time after which it is nobody's any more.
+        until_ms: Local time at which the reservation for it ends.
     """
 
     to: str
@@ -141,19 +141,20 @@ class Transfer:
 
 
 def counts_topics(policy: Policy) -> bool:
-    """Return whether a policy deals in whole topics, and limits count these."""
+    """Return whether a policy assigns whole topics, so that limits count topics."""
     return policy is find_policy("topic") or bool(
         getattr(policy, "counts_topics", False)
     )
 
 
 def settings_of(wants: Wants) -> Settings:
-    """Return what a client asks for as the settings of a consumer, checked.
+    """Return the checked consumer settings of a subscription.
 
-    The client judges by itself whether its application comes back: it sees it.
+    ``max_handling_ms`` is 0 because the client itself checks that its application
+    polls.
 
     Raises:
-        ConfigurationError: A setting is impossible.
+        ConfigurationError: A setting is invalid.
     """
     return Settings(
         topics=wants.topics,
@@ -171,7 +172,7 @@ def settings_of(wants: Wants) -> Settings:
 
 
 def start_rule_of(wants: Wants) -> StartRule:
-    """Return where to start what the group has no position of."""
+    """Return where to start partitions for which the group has no position."""
     offsets = {
         TopicPartition(each.topic, each.partition): each.offset for each in wants.starts
     }
@@ -184,16 +185,16 @@ def start_rule_of(wants: Wants) -> StartRule:
 
 @attrs.define(eq=False)
 class SharedSubscription:
-    """Clients that want the same on the same terms.
+    """One subscription of the session, shared by clients with equal settings.
 
     Attributes:
-        wants: What they want; limits are each one's own.
-        subscription: What the session pursues for them.
+        wants: Their settings; ``claims_max`` is per client.
+        subscription: The session's subscription.
         subscribers: The clients, by name.
-        transfers: What is on its way between two of them.
-        seen_version: Version of the subscription when it was last looked at.
-        is_untold: Whether a key has no position to begin at, and nobody was there
-            to be told so.
+        transfers: Partitions on their way between two clients.
+        seen_version: Version of the subscription at the last round.
+        has_unreported_failure: Whether a key has no start position and no client was
+            there to receive the error.
     """
 
     wants: Wants
@@ -204,10 +205,10 @@ class SharedSubscription:
     has_unreported_failure: bool = False
 
     def is_for(self, wants: Wants) -> bool:
-        """Return whether somebody who wants that belongs here.
+        """Return whether a client with these settings belongs to this subscription.
 
         Raises:
-            ConfigurationError: It wants some of these topics on other terms.
+            ConfigurationError: Topics overlap but other settings differ.
         """
         if self.wants.pattern is not None or wants.pattern is not None:
             is_same = self.wants.pattern == wants.pattern
@@ -237,38 +238,38 @@ class SharedSubscription:
         )
 
     def admit(self, client: Client, name: str, *, claims_max: int) -> None:
-        """Take a client in, or take it in anew; it tries what others could not."""
+        """Add or update a subscriber, and retry keys that others could not start."""
         self.subscription.want_all()
         self.subscribers[client.client_id] = Subscriber(name, claims_max)
 
     def retry_unreported(self) -> None:
-        """Try what nobody could be told of: somebody has come since."""
+        """Retry keys without a start position: a client can receive the error now."""
         if self.has_unreported_failure:
             self.has_unreported_failure = False
             self.subscription.want_all()
 
     def is_wanted(self, clients: Mapping[str, Client]) -> bool:
-        """Return whether anybody is left who wants it."""
-        here = (clients.get(name) for name in self.subscribers)
-        return any(client is not None and not client.is_leaving for client in here)
+        """Return whether any subscriber is registered and not leaving."""
+        found = (clients.get(name) for name in self.subscribers)
+        return any(client is not None and not client.is_leaving for client in found)
 
     def update_limits(self, clients: Mapping[str, Client]) -> bool:
-        """Have the session want what the members want; return whether that changed."""
-        there = [
+        """Sum limit and weight over the subscribers; return whether either changed."""
+        active = [
             subscriber
             for client_id, subscriber in self.subscribers.items()
             if client_id in clients and not clients[client_id].is_leaving
         ]
-        limits = [member.claims_max for member in there]
+        limits = [subscriber.claims_max for subscriber in active]
         claims_max = 0 if 0 in limits else sum(limits)
         sub = self.subscription
         before = (sub.claims_max, sub.weight)
-        sub.claims_max, sub.weight = claims_max, max(1, len(there))
+        sub.claims_max, sub.weight = claims_max, max(1, len(active))
         return before != (sub.claims_max, sub.weight)
 
     @property
     def counts_topics(self) -> bool:
-        """Whether whole topics are dealt in."""
+        """Whether limits count whole topics."""
         return self.subscription.counts_topics
 
     def members(
@@ -278,9 +279,9 @@ class SharedSubscription:
         present: Mapping[Key, str],
         now_ms: int,
     ) -> list[Member]:
-        """Return who is to have a share, and how much of it.
+        """Return who takes part in the assignment, and up to how much.
 
-        Who is silent keeps what it has and is given nothing.
+        A silent client keeps what it has and gets nothing new.
         """
         members = []
         for client_id, subscriber in self.subscribers.items():
@@ -297,24 +298,24 @@ class SharedSubscription:
         return members
 
     def is_taking(self, client: Client, now_ms: int) -> bool:
-        """Return whether a member can be given something now."""
-        member = self.subscribers.get(client.client_id)
-        is_here = member is not None and not member.is_detached
+        """Return whether a subscriber may get something now."""
+        subscriber = self.subscribers.get(client.client_id)
+        is_attached = subscriber is not None and not subscriber.is_detached
         is_well = not client.is_away(now_ms) and now_ms >= client.excluded_until_ms
-        return is_here and is_well and not client.is_leaving
+        return is_attached and is_well and not client.is_leaving
 
     def has_room_beside(
         self, client: Client, clients: Mapping[str, Client], *, now_ms: int
     ) -> bool:
-        """Return whether another member here could be given something now."""
-        for name, member in self.subscribers.items():
+        """Return whether a subscriber other than this client may get something now."""
+        for name, subscriber in self.subscribers.items():
             other = clients.get(name)
             if other is None or other is client or not self.is_taking(other, now_ms):
                 continue
-            has = self._count(
+            count = self._count(
                 k for k in other.leases if k.topic in self.subscription.topics
             )
-            if not member.claims_max or has < member.claims_max:
+            if not subscriber.claims_max or count < subscriber.claims_max:
                 return True
         return False
 
@@ -324,7 +325,7 @@ class SharedSubscription:
     def drop_finished_transfers(
         self, is_settled: Callable[[Key, str], bool], now_ms: int
     ) -> None:
-        """Forget what should have arrived by now, or has."""
+        """Drop transfers that have arrived or timed out."""
         self.transfers = {
             key: each
             for key, each in self.transfers.items()
@@ -337,13 +338,13 @@ class SharedSubscription:
 
 @attrs.frozen
 class UnexpiredLease:
-    """A key that somebody was promised and may still be using.
+    """A lease that ended here while its client may still be using the key.
 
     Attributes:
-        client_id: Who.
-        instance: Which process of that name.
-        epoch: Claim that it had it under.
-        until_ms: Largest deadline that it was told.
+        client_id: The client.
+        instance: Process of the client.
+        epoch: Claim under which it had the key.
+        until_ms: Latest deadline sent to it.
     """
 
     client_id: str
@@ -354,18 +355,20 @@ class UnexpiredLease:
 
 @attrs.define(eq=False)
 class LeaseTable:
-    """The state of one group. Called under the engine's lock.
+    """The state of one group. Used under the engine's lock.
 
     Attributes:
-        promises: The file of what was promised.
-        clients: Who is registered, by name.
-        pools: What they consume.
-        explicit: Keys that are claimed one by one, and by whom: the first has it.
-        loans: Who has what.
-        reserves: What nobody else may be given yet.
-        shuns: What a client is not given again yet, having just returned it.
-        is_dirty: Whether something is to be looked at in the next round.
-        is_filed: Whether the file says no more and no less than it should.
+        journal: Durable copy of the deadlines.
+        clients: Registered clients, by name.
+        subscriptions: What they consume.
+        explicit: Keys claimed without consumption, with the clients that ask for each;
+            the first one has it.
+        leases: Current leases.
+        unexpired: Ended leases whose deadline is yet to come; only the same process may
+            get such a key.
+        backoff: Until when a client is not given a key again that it has just returned.
+        is_dirty: Whether the next round has anything to do.
+        is_journaled: Whether the journal matches this table.
     """
 
     journal: LeaseJournal
@@ -379,45 +382,45 @@ class LeaseTable:
     is_journaled: bool = True
 
     def subscription_at(self, key: Key) -> SharedSubscription | None:
-        """Return which clients consume a key."""
+        """Return the subscription that consumes a key."""
         for shared in self.subscriptions:
             if key.topic in shared.subscription.topics:
                 return shared
         return None
 
     def subscription_of(self, client: Client, name: str) -> SharedSubscription | None:
-        """Return where a subscription of a client belongs."""
+        """Return the shared subscription behind a client's own one."""
         for shared in self.subscriptions:
-            member = shared.subscribers.get(client.client_id)
-            if member is not None and member.name == name:
+            subscriber = shared.subscribers.get(client.client_id)
+            if subscriber is not None and subscriber.name == name:
                 return shared
         return None
 
-    # --- loans
+    # --- leases
 
     def add_lease(self, lease: ClientLease) -> None:
-        """Note that a client has a key from now on."""
+        """Record a new lease."""
         self.leases[lease.key] = lease.client.leases[lease.key] = lease
         self.unexpired.pop(lease.key, None)
         self.is_journaled = False
 
     def remove_lease(self, lease: ClientLease) -> None:
-        """Note that a client has a key no more."""
+        """Record the end of a lease."""
         self.leases.pop(lease.key, None)
         lease.client.leases.pop(lease.key, None)
         self.is_journaled = False
         self.is_dirty = True
 
     def is_available(self, key: Key, client: Client) -> bool:
-        """Return whether nobody else may still be using a key, by what was told."""
+        """Return whether a client may get a key: no other process may still use it."""
         former = self.unexpired.get(key)
         is_free = former is None or former.instance == client.instance
         return is_free and (key, client.client_id) not in self.backoff
 
-    # --- promises
+    # --- unexpired leases and the journal
 
     def keep_until_expired(self, lease: ClientLease, now_ms: int) -> None:
-        """Keep a key from others until whoever lost it has certainly stopped."""
+        """Reserve the key of an ended lease until its latest sent deadline."""
         if now_ms < lease.sent_until_ms:
             client = lease.client
             self.unexpired[lease.key] = UnexpiredLease(
@@ -426,18 +429,18 @@ class LeaseTable:
             self.is_journaled = False
 
     def has_unexpired(self, client: Client) -> bool:
-        """Return whether a process may still be using what it has lost."""
+        """Return whether a process may still be using a key that it has lost."""
         return any(x.instance == client.instance for x in self.unexpired.values())
 
     def drop_unexpired(self, client: Client) -> None:
-        """Take that a process uses nothing any more."""
+        """Free everything that a dead process may have used."""
         for key, former in list(self.unexpired.items()):
             if former.instance == client.instance:
                 del self.unexpired[key]
         self.is_journaled = False
 
     def drop_expired(self, now_ms: int) -> None:
-        """Forget what is over."""
+        """Drop unexpired leases and backoffs whose time is over."""
         past = [key for key, each in self.unexpired.items() if now_ms >= each.until_ms]
         for key in past:
             del self.unexpired[key]
@@ -447,7 +450,7 @@ class LeaseTable:
         self.is_dirty = self.is_dirty or bool(past or names)
 
     def write_journal(self) -> OSError | None:
-        """Write down what may be told from now on; return why it could not be."""
+        """Write every deadline that may be sent; return the error, if any."""
         error = self.journal.save(self._journal_entries())
         if error is None:
             self.is_journaled = True
@@ -459,7 +462,7 @@ class LeaseTable:
         return error
 
     def _journal_entries(self) -> list[JournaledClient]:
-        """Return what the file has to say, also of those who are gone."""
+        """Return the journal's content, including clients that are gone."""
         kept: dict[tuple[str, str], dict[Key, JournaledLease]] = {}
         for key, each in self.unexpired.items():
             kept.setdefault((each.client_id, each.instance), {})[key] = JournaledLease(
@@ -469,18 +472,18 @@ class LeaseTable:
         for key, names in self.explicit.items():
             for name in names:
                 claims.setdefault(name, []).append(key)
-        said = []
+        entries = []
         for client in self.clients.values():
-            mine = kept.pop((client.client_id, client.instance), {})
+            own = kept.pop((client.client_id, client.instance), {})
             if client.reserved_until_ms is None:
                 asked = claims.get(client.client_id, [])
-                said.append(client.journal_entry(mine, asked))
-        for (client_id, instance), left in kept.items():
-            keys = tuple(left.values())
-            said.append(
+                entries.append(client.journal_entry(own, asked))
+        for (client_id, instance), ended in kept.items():
+            keys = tuple(ended.values())
+            entries.append(
                 JournaledClient(client_id, instance, 1, None, None, (), {}, keys)
             )
-        return said
+        return entries
 
 
 # --- The assignor ----------------------------------------------------------------
@@ -491,7 +494,10 @@ SURPLUS = "surplus"
 
 
 class Assignor:
-    """Follows the plan of who should have what. Called under the engine's lock."""
+    """Gives out held partitions and recalls those that should move.
+
+    Used under the engine's lock.
+    """
 
     __slots__ = ("_context", "_session", "_table")
 
@@ -503,15 +509,15 @@ class Assignor:
         self._table = table
 
     def assign(self, now_ms: int) -> list[ClientLease]:
-        """Lend what can be lent, ask for what should be elsewhere.
+        """Give out what is available and recall what should be elsewhere.
 
         Returns:
-            What was lent just now; nobody was told yet.
+            The new leases; their events are not sent yet.
         """
         table = self._table
         lent: list[ClientLease] = []
         held: dict[int, list[Holding]] = {}
-        # Giving up what nobody has room for changes what is held.
+        # A copy: releasing surplus keys changes what is held.
         for holding in list(self._session.holdings.values()):
             if holding.claim.phase is not Phase.HELD:
                 continue
@@ -530,7 +536,7 @@ class Assignor:
         table = self._table
         for name in table.explicit[holding.key]:
             client = table.clients.get(name)
-            # Who is silent is given it when it is back, if it is soon enough.
+            # A silent client gets it if it comes back in time.
             if client is None or client.is_leaving or client.is_away(now_ms):
                 continue
             if table.is_available(holding.key, client):
@@ -551,9 +557,9 @@ class Assignor:
             whole_topics=shared.counts_topics,
         )
         taking = {
-            member_.name: client
-            for member_ in members
-            if shared.is_taking(client := table.clients[member_.name], now_ms)
+            member.name: client
+            for member in members
+            if shared.is_taking(client := table.clients[member.name], now_ms)
         }
         for holding in sorted(held, key=lambda each: each.key):
             key = holding.key
@@ -564,7 +570,7 @@ class Assignor:
                 if name != lease.client.client_id:
                     self._move(shared, lease, to=name, now_ms=now_ms)
             elif name is None:
-                # Who is silent may have room for it when it is back.
+                # A silent client may have room for it once it is back.
                 if len(taking) == len(members) and key not in table.unexpired:
                     self._session.release(holding, reason=SURPLUS)
             elif name in taking and table.is_available(key, taking[name]):
@@ -572,7 +578,7 @@ class Assignor:
                 yield self._lend(holding, taking[name], name=member.name)
 
     def _is_settled(self, key: Key, to: str) -> bool:
-        """Return whether a key has come to a client, or went to another host."""
+        """Return whether a key has arrived at a client, or went to another owner."""
         lease = self._table.leases.get(key)
         known = self._context.replica_of(key).world.keys.get(key)
         owner = None if known is None else known.owner
@@ -582,7 +588,7 @@ class Assignor:
     def _present(
         self, shared: SharedSubscription, keys: Iterable[Key]
     ) -> dict[Key, str]:
-        """Return who has what, or will have it."""
+        """Return who has each key, or is about to get it."""
         table = self._table
         present = {}
         for key in keys:
@@ -601,7 +607,7 @@ class Assignor:
         to: str | None,
         now_ms: int,
     ) -> None:
-        """Ask a client for what another should have, or what is too much."""
+        """Recall a key that another client should have, or that exceeds all limits."""
         if to is None:
             self._session.drain(lease.holding, reason=SURPLUS)
             return
@@ -619,7 +625,7 @@ class Assignor:
         return lease
 
     def foresee(self, sub: Subscription, keys: Iterable[Key]) -> Mapping[Key, str]:
-        """Return who will probably have what is about to be claimed: for people."""
+        """Return which client each key will probably go to, for reasons of claims."""
         table = self._table
         shared = next((p for p in table.subscriptions if p.subscription is sub), None)
         if shared is None:

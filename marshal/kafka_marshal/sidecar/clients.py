@@ -1,4 +1,4 @@
-"""One client of a sidecar: who it is, what it wants, what it was lent."""
+"""One client of a sidecar: its process, its subscriptions and its leases."""
 
 from collections.abc import Mapping, Sequence
 
@@ -20,25 +20,26 @@ CLAIM_REQUESTS_MAX = 10_000
 
 
 class DelegatedGrants(AtMostOnce):
-    """At most once, as far as the sidecar knows: what its client was granted.
+    """The grants at most once of a claim that a client uses.
 
-    The client asks and processes; this counts what it has not said to be done with.
+    The client requests and processes; this records which granted offsets it has not
+    reported as done.
     """
 
     __slots__ = ()
 
     def record_grant(self, first: int, last: int) -> None:
-        """Note that a range was granted to whoever works for the client."""
+        """Record a range that was granted under the client's claim."""
         self._take(Grant(first, last))
 
     def record_done(self, mark: int | None) -> None:
-        """Note that everything granted below a mark is done with."""
+        """Record that everything granted below a mark is done."""
         if mark is not None and mark > self.done:
             self.done = mark
             self.skip_through(mark - 1)
 
     def settle(self) -> None:
-        """Leave the account of what is left to the client, which knows better."""
+        """Drop what is left: the client keeps its own account of it."""
         self._grants.clear()
 
 
@@ -47,15 +48,16 @@ class ClientLease:
     """One partition that a client has.
 
     Attributes:
-        key: What it has.
-        client: Who has it.
-        holding: The claim that it has it under.
+        key: The partition.
+        client: The client.
+        holding: The claim behind it.
         epoch: Epoch of that claim.
-        name: Subscription of the client that it serves; "" = asked for by itself.
-        told_ms: Largest deadline that the client was told.
-        last_ms: The one that it was told last.
-        filed_ms: Largest deadline that the file of promises allows to tell.
-        releasing: What it was told when it was asked to give it back.
+        name: The client's subscription that it serves; "" for a claim without
+            consumption.
+        sent_until_ms: Latest hard deadline ever sent to the client.
+        last_sent_ms: Hard deadline sent last.
+        journaled_until_ms: Latest hard deadline that the journal covers.
+        releasing: The event that asked the client to give it back.
     """
 
     key: Key
@@ -69,7 +71,7 @@ class ClientLease:
     releasing: api.Releasing | None = None
 
     def deadline(self) -> api.Deadline:
-        """Return until when the client may use it, and note that it was told."""
+        """Return the deadlines to send, and record them as sent."""
         lease = self.holding.claim.lease
         hard_ms = min(lease.hard_until_ms, self.journaled_until_ms)
         self.sent_until_ms = max(self.sent_until_ms, hard_ms)
@@ -83,25 +85,25 @@ class ClientLease:
         )
 
     def record_grant(self, first: int, last: int) -> None:
-        """Take that offsets were granted under this claim."""
+        """Record offsets that were granted under this claim."""
         if isinstance(self.holding.progress, DelegatedGrants):
             self.holding.progress.record_grant(first, last)
 
-    def take(self, said: api.Standing | api.Returned) -> None:
-        """Take what the client says of how far it is."""
+    def record_progress(self, report: api.Standing | api.Returned) -> None:
+        """Record the progress that the client reports."""
         progress = self.holding.progress
         if isinstance(progress, DelegatedGrants):
-            progress.record_done(said.done)
-        elif isinstance(progress, AtLeastOnce) and said.position is not None:
-            progress.position = max(said.position, progress.position or 0)
-        if isinstance(said, api.Standing):
-            self.holding.handed_count = max(said.handed, self.holding.handed_count)
+            progress.record_done(report.done)
+        elif isinstance(progress, AtLeastOnce) and report.position is not None:
+            progress.position = max(report.position, progress.position or 0)
+        if isinstance(report, api.Standing):
+            self.holding.handed_count = max(report.handed, self.holding.handed_count)
             if isinstance(progress, AtLeastOnce):
-                progress.tracked_count = said.in_hand
+                progress.tracked_count = report.in_hand
 
 
 def mark_lent(holding: Holding) -> None:
-    """Take that a claim is used by a client from now on: it is not ours to end."""
+    """Mark a claim as used by a client: the session must not end it by itself."""
     progress = holding.progress
     if isinstance(progress, AtMostOnce) and not isinstance(progress, DelegatedGrants):
         account = DelegatedGrants(progress.next_first, grantee=progress.grantee)
@@ -111,12 +113,12 @@ def mark_lent(holding: Holding) -> None:
 
 
 def reclaim(holding: Holding, *, is_settled: bool) -> None:
-    """Take that a client has stopped to use a claim, or will be stopped.
+    """Record that a client no longer uses a claim, or can use it no longer.
 
     Args:
         holding: The claim.
-        is_settled: Whether the client has its own account of what it was granted;
-            without it, what it did not say to be done with is reported as lost.
+        is_settled: Whether the client keeps its own account of its grants; without it,
+            granted offsets that it did not report as done are reported as lost.
     """
     holding.is_lent = False
     progress = holding.progress
@@ -132,22 +134,22 @@ class Client:
 
     Attributes:
         client_id: Its name in the group, known to this sidecar only.
-        instance: Which process of that name, in hex.
-        beat_ms: Time between its beats.
+        instance: Its process among those of this name, in hex.
+        beat_ms: Time between its heartbeats.
         peer: Its process.
-        ring: Its events.
-        seen_ms: Local time of its last sign of life.
-        beat_at_ms: Local time of its last beat, None before the first.
-        wants: What it consumes, by name.
-        loans: What it has.
-        watched: Its process and its children, as the death watch knows them.
+        events: Its event buffer.
+        seen_ms: Local time of its last request.
+        beat_at_ms: Local time of its last heartbeat, None before the first.
+        wants: Its subscriptions, by name.
+        leases: What it has.
+        watched: Its process and its children in the death watch.
         children: Processes that work for it.
-        is_leaving: Whether it takes nothing any more and goes once it has nothing.
-        rests_until_ms: Until when it takes nothing new: it was wedged.
-        wishes: Last wish of each key that it asked for alone: its number, and
-            whether it is over.
-        kept_until_ms: Until when its place is kept for a restart, whatever the
-            instance; None where nobody said so.
+        is_leaving: Whether it gets nothing new and goes once it has nothing left.
+        excluded_until_ms: Until when it gets nothing new, because it was stuck.
+        claim_requests: Last request for each key claimed without consumption: its
+            number, and whether it ended the claim.
+        reserved_until_ms: Until when its place is reserved for a restart, whatever the
+            instance; None without an announced restart.
     """
 
     client_id: str
@@ -167,7 +169,7 @@ class Client:
     claim_requests: dict[Key, tuple[int, bool]] = attrs.field(factory=dict)
 
     def is_away(self, now_ms: int) -> bool:
-        """Return whether it was silent for several beats, or said that it goes."""
+        """Return whether it missed several heartbeats, or has announced a restart."""
         if self.reserved_until_ms is not None:
             return True
         limit_ms = max(AWAY_BEATS * self.beat_ms, AWAY_MS_MIN)
@@ -176,30 +178,30 @@ class Client:
     def accept_claim_request(
         self, key: Key, number: int | None, *, is_on: bool
     ) -> bool:
-        """Take that a key is wanted, or no more; return whether that is news.
+        """Record a request to claim a key or to end that; return whether it is current.
 
-        Requests overtake each other, and one that was given up on may still come:
-        the end of a wish must not end the next one, nor its begin outlive its end.
+        Requests overtake each other, and one that the client gave up on may still
+        arrive: the end of an earlier request must not end a later one.
         """
         if number is None:
             return True
-        said = (number, not is_on)
-        if said < self.claim_requests.get(key, said):
+        request = (number, not is_on)
+        if request < self.claim_requests.get(key, request):
             return False
         self.claim_requests.pop(key, None)
-        self.claim_requests[key] = said
+        self.claim_requests[key] = request
         if len(self.claim_requests) > CLAIM_REQUESTS_MAX:
             del self.claim_requests[next(iter(self.claim_requests))]
         return True
 
     def mark_away(self, now_ms: int) -> None:
-        """Take that it was not heard of for as long as it takes to be away."""
+        """Mark the client as away."""
         self.seen_ms = now_ms - max(AWAY_BEATS * self.beat_ms, AWAY_MS_MIN) - 1
 
     def is_gone(self, now_ms: int, *, grace_ms: int) -> bool:
-        """Return whether it is silent for so long that its place is not kept.
+        """Return whether it was silent for so long that its place is not kept.
 
-        What it was promised is another matter: that is kept by itself.
+        Deadlines that were sent to it are kept apart from this, as unexpired leases.
         """
         if self.reserved_until_ms is not None:
             return now_ms >= self.reserved_until_ms
@@ -207,13 +209,13 @@ class Client:
         return is_silent and not self.leases
 
     def close(self) -> None:
-        """Watch it no more, and end its events."""
+        """Stop watching its process and close its events."""
         if self.watched is not None:
             self.watched.close()
         self.events.close()
 
     def state(self, now_ms: int) -> str:
-        """Return what it does, in one word."""
+        """Return what it does, in one word, as the API shows it."""
         if self.reserved_until_ms is not None:
             return "restarting"
         if self.is_leaving:
@@ -223,11 +225,11 @@ class Client:
     def journal_entry(
         self, kept: Mapping[Key, JournaledLease], claims: Sequence[Key]
     ) -> JournaledClient:
-        """Return what the file has to say of it.
+        """Return its entry in the journal.
 
         Args:
-            kept: What is promised to it besides its loans.
-            claims: What it claims one by one.
+            kept: Its unexpired leases, besides the current ones.
+            claims: Keys that it claims without consumption.
         """
         keys = dict(kept)
         for key, lease in self.leases.items():

@@ -1,10 +1,8 @@
-"""What clients are told: each event names the entry of the log that it follows from.
+"""One consumer group at a sidecar: its claims, its clients and their leases.
 
-One group at a sidecar: its session, its clients, and who has what.
-
-Safety in one sentence: a key is given to a client only under a claim of its own, and
-only after whoever had it here before has confirmed, is known dead, or was told of no
-deadline that is still to come (PROTOCOL 5.2, 12).
+Safety: a client gets a key only under a claim of its own, and only after the client
+that had it here before has confirmed that it stopped, is known dead, or has passed the
+latest deadline that was sent to it (PROTOCOL 5.2, 12).
 """
 
 from collections.abc import Iterable
@@ -40,7 +38,7 @@ from kafka_marshal.sidecar.lease_journal import LeaseJournal
 
 
 class EventPublisher:
-    """Tells the clients of one group. Called under the engine's lock."""
+    """Sends events to the clients of one group. Used under the engine's lock."""
 
     __slots__ = ("_context", "_group_id", "_is_paused")
 
@@ -50,13 +48,13 @@ class EventPublisher:
         self._is_paused = False
 
     def assigned(self, lease: ClientLease) -> None:
-        """Tell a client of what it has, and until when."""
+        """Send a lease with its deadlines."""
         lease.client.events.push(
             self._assigned(lease), self._at(lease.key, lease.epoch)
         )
 
     def drains(self, leases: Iterable[ClientLease]) -> None:
-        """Ask for what is to be given back, each once."""
+        """Ask once for each lease that is to be given back."""
         for lease in leases:
             drain = lease.holding.drain
             if drain is None or lease.releasing is not None:
@@ -72,8 +70,8 @@ class EventPublisher:
             lease.client.events.push(lease.releasing, self._at(lease.key))
 
     def lost(self, lease: ClientLease, ending: Ending) -> None:
-        """Tell a client of what it has no more."""
-        said = api.Lost(
+        """Report the end of a lease."""
+        event = api.Lost(
             topic=lease.key.topic,
             partition=lease.key.partition,
             epoch=lease.epoch,
@@ -82,32 +80,32 @@ class EventPublisher:
             at_offset=ending.at_offset,
             was_lost=ending.was_lost,
         )
-        lease.client.events.push(said, self._at(lease.key, ending.at_offset))
+        lease.client.events.push(event, self._at(lease.key, ending.at_offset))
 
     def pause(self, clients: Iterable[Client]) -> None:
-        """Tell of a pause, once it begins and once it ends."""
-        said = self._pause()
-        if said.is_paused != self._is_paused:
-            self._is_paused = said.is_paused
+        """Report that a pause began or ended."""
+        event = self._pause()
+        if event.is_paused != self._is_paused:
+            self._is_paused = event.is_paused
             for client in clients:
-                client.events.push(said, self._home())
+                client.events.push(event, self._home())
 
     def failed(self, clients: Iterable[Client], failure: MarshalError) -> None:
-        """Tell that it is all over."""
-        said = api.Failed(failure=to_http_error(failure).failure)
+        """Report that the group can go no further here."""
+        event = api.Failed(failure=to_http_error(failure).failure)
         for client in clients:
-            client.events.push(said, self._home())
+            client.events.push(event, self._home())
 
     def snapshot(self, client: Client) -> tuple[api.Snapshot, LogPosition]:
         """Return everything that a client has (row FR01)."""
         leases = client.leases.values()
-        said = api.Snapshot(
+        event = api.Snapshot(
             assigned=tuple(self._assigned(lease) for lease in leases),
             releasing=tuple(x.releasing for x in leases if x.releasing is not None),
             paused=self._pause(),
             subscriptions=tuple(sorted(client.wants)),
         )
-        return said, self._home()
+        return event, self._home()
 
     def _assigned(self, lease: ClientLease) -> api.Assigned:
         known = self._context.replica_of(lease.key).world.keys.get(lease.key)
@@ -160,20 +158,20 @@ CLOSED = "closed"
 RELEASED = "released"
 WEDGED = "wedged"
 OUT_OF_RANGE = "position_out_of_range"
-# What a client says that means no more than that it was not heard of in time.
+# Reasons of a client that mean no more than a missed deadline.
 _SILENCES = frozenset({"lease_expired", "taken_over", "identity_conflict", "fenced"})
-# What a client says that has done with something, and may want it again.
+# Reasons after which a client may get the same key again at once.
 _ORDERLY = frozenset({CLOSED, RELEASED, TOPIC_GONE})
 
 
 class LocalGroup:
-    """One group. Every method is called under the engine's lock.
+    """One group. Used under the engine's lock.
 
     Attributes:
-        session: Claims for all of its clients.
-        books: Who is there, and who has what.
+        session: Claims for all clients.
+        table: Clients and leases.
         failure: Set once the group can go no further here.
-        identity: Proof that no other sidecar of this name is on this machine.
+        identity: Lock that keeps other sidecars of this name off this machine.
     """
 
     def __init__(
@@ -210,10 +208,10 @@ class LocalGroup:
     # --- clients
 
     def find(self, client_id: str, instance: str) -> Client:
-        """Return who calls.
+        """Return the client that calls.
 
         Raises:
-            ClaimLost: Nobody of that name is registered, or another process is.
+            ClaimLost: No client of that name is registered, or another process is.
         """
         if self.failure is not None:
             raise self.failure
@@ -222,18 +220,18 @@ class LocalGroup:
             is_known = client is not None or instance in self._gone
             raise ClaimLost(
                 f"client {client_id!r} of group {self.group_id!r} is not registered "
-                "at this sidecar as this process: register again; what it had is gone",
+                "as this process at this sidecar; its leases are over: register again",
                 reason=GONE if is_known else UNKNOWN,
             )
         return client
 
     def add(self, client: Client) -> None:
-        """Take a client in."""
+        """Register a client."""
         self.table.clients[client.client_id] = client
         self._changed()
 
     def evict(self, client: Client, *, reason: str) -> None:
-        """Take that a process uses nothing any more; what it had is free at once."""
+        """Remove a client whose process is dead; its keys are free at once."""
         for lease in list(client.leases.values()):
             self.table.remove_lease(lease)
             reclaim(lease.holding, is_settled=False)
@@ -259,15 +257,15 @@ class LocalGroup:
         self.table.is_journaled = False
         self.table.is_dirty = True
 
-    # --- what they consume
+    # --- subscriptions and explicit claims
 
     def add_subscription(
         self, wants: api.Wants, subscription: Subscription
     ) -> SharedSubscription:
-        """Begin to pursue what nobody has wanted before.
+        """Subscribe the session to topics that no client consumes yet.
 
         Raises:
-            InvalidTransition: A topic is pursued otherwise.
+            InvalidTransition: The session consumes a topic with other settings.
         """
         self.session.subscribe(subscription)
         shared = SharedSubscription(wants, subscription)
@@ -277,28 +275,28 @@ class LocalGroup:
     def join(
         self, shared: SharedSubscription, client: Client, *, name: str, wants: api.Wants
     ) -> None:
-        """Have a client take part in what is pursued.
+        """Add a client to a shared subscription.
 
         Raises:
-            InvalidTransition: It does already, under another name.
+            InvalidTransition: It consumes these topics under another name.
         """
-        member = shared.subscribers.get(client.client_id)
-        if member is not None and member.name != name:
-            if not member.is_detached:
+        subscriber = shared.subscribers.get(client.client_id)
+        if subscriber is not None and subscriber.name != name:
+            if not subscriber.is_detached:
                 raise InvalidTransition(
                     f"client {client.client_id!r} consumes these topics already, as "
-                    f"{member.name!r}; end that first or use another client_id"
+                    f"{subscriber.name!r}; end that first or use another client_id"
                 )
-            client.wants.pop(member.name, None)
+            client.wants.pop(subscriber.name, None)
             for lease in client.leases.values():
-                if lease.name == member.name:
+                if lease.name == subscriber.name:
                     lease.name = name
         client.wants[name] = wants
         shared.admit(client, name, claims_max=wants.claims_max)
         self.reconcile(shared)
 
     def leave(self, client: Client, name: str, *, reason: str = "") -> None:
-        """Have a client take part no longer; it is asked for what it still has."""
+        """End a client's subscription; the leases that it still has are recalled."""
         shared = self.table.subscription_of(client, name)
         client.wants.pop(name, None)
         if shared is not None:
@@ -307,18 +305,18 @@ class LocalGroup:
         self._changed()
 
     def detach(self, client: Client, name: str) -> None:
-        """Have a client keep what it has for its next subscription."""
+        """End a client's subscription; its leases are kept for its next one."""
         shared = self.table.subscription_of(client, name)
         if shared is not None:
             shared.subscribers[client.client_id].is_detached = True
         self._changed()
 
     def reconcile(self, shared: SharedSubscription, *, reason: str = "") -> None:
-        """Have the session want what a pool's clients want now.
+        """Apply the limits of the remaining subscribers, or unsubscribe without any.
 
         Args:
-            shared: The clients.
-            reason: Why what nobody wants any more is given up.
+            shared: The subscription.
+            reason: Why keys that nobody wants any more are released.
         """
         if not shared.is_wanted(self.table.clients):
             if shared in self.table.subscriptions:
@@ -329,15 +327,15 @@ class LocalGroup:
         self._changed()
 
     def add_explicit(self, client: Client, key: Key) -> None:
-        """Pursue one key for a client; who asked first has it first.
+        """Claim one key for a client without consuming it; the first to ask has it.
 
         Raises:
-            InvalidTransition: It is consumed by clients of this sidecar.
+            InvalidTransition: Clients of this sidecar consume it.
         """
         names = self.table.explicit.get(key)
         if names is None:
-            is_going = key in self.session.holdings
-            if self.table.subscription_at(key) is not None or not is_going:
+            is_held = key in self.session.holdings
+            if self.table.subscription_at(key) is not None or not is_held:
                 self.session.want(key)
             names = self.table.explicit[key] = []
         if client.client_id not in names:
@@ -345,7 +343,7 @@ class LocalGroup:
         self._changed()
 
     def remove_explicit(self, key: Key, client: Client, *, reason: str = "") -> None:
-        """Pursue a key for a client no longer."""
+        """End a client's claim of one key."""
         names = self.table.explicit.get(key, [])
         if client.client_id in names:
             names.remove(client.client_id)
@@ -357,10 +355,10 @@ class LocalGroup:
         self._changed()
 
     def _on_no_position(self, key: Key, error: PositionError) -> None:
-        """Fail the client that a key would have been for; the others go on.
+        """Fail the client that a key without a start position would have gone to.
 
-        Nobody else here is given the key before a client joins anew: it would fail
-        all of them, one after the other.
+        The key is excluded until a client subscribes again: otherwise it would fail all
+        of them, one after the other.
         """
         shared = self.table.subscription_at(key)
         if shared is None:
@@ -379,57 +377,59 @@ class LocalGroup:
         for name in list(client.wants):
             self.leave(client, name, reason="failed")
 
-    # --- what they say
+    # --- reports of clients
 
-    def record_position(self, client: Client, said: api.Returned) -> ClientLease | None:
-        """Take how far a client is with a key; return that, unless it is stale."""
-        lease = client.leases.get(Key(self.group_id, said.topic, said.partition))
-        if lease is None or lease.epoch != said.epoch:
+    def record_position(
+        self, client: Client, report: api.Returned
+    ) -> ClientLease | None:
+        """Record a client's position; return its lease, None if the report is stale."""
+        lease = client.leases.get(Key(self.group_id, report.topic, report.partition))
+        if lease is None or lease.epoch != report.epoch:
             return None
-        lease.take(said)
+        lease.record_progress(report)
         return lease
 
     def accept_returned(
-        self, client: Client, said: api.Returned, *, reason: str = ""
+        self, client: Client, report: api.Returned, *, reason: str = ""
     ) -> None:
-        """Take that a client has stopped to use a key; repeats change nothing."""
-        lease = self.record_position(client, said)
+        """Release a key that a client has stopped using. Idempotent."""
+        lease = self.record_position(client, report)
         if lease is None:
-            self._accept_late_return(client, said)
+            self._accept_late_return(client, report)
             return
         self.table.remove_lease(lease)
         reclaim(lease.holding, is_settled=True)
         if lease.holding.drain is not None:
-            return  # the session releases what nobody has in hand
+            return  # the session releases a drained key by itself
         now_ms = self._context.now_ms
         interval_ms = self._context.heartbeat_interval_ms
-        if not reason and said.reason not in _ORDERLY:
+        if not reason and report.reason not in _ORDERLY:
             backoff_ms = min(interval_ms, BACKOFF_MS_MAX)
             self.table.backoff[lease.key, client.client_id] = now_ms + backoff_ms
         shared = self.table.subscription_at(lease.key)
-        if said.reason == TOPIC_GONE and shared is not None:
+        if report.reason == TOPIC_GONE and shared is not None:
             shared.subscription.doubt(lease.key.topic)
-        if said.reason == WEDGED:
+        if report.reason == WEDGED:
             client.excluded_until_ms = now_ms + interval_ms
-        if said.reason == OUT_OF_RANGE and shared is not None:
+        if report.reason == OUT_OF_RANGE and shared is not None:
             shared.subscription.shun(lease.key)
-        why = reason or (SILENT if said.reason in _SILENCES else said.reason)
-        self._release(lease.holding, reason=why, detail=said.detail)
+        why = reason or (SILENT if report.reason in _SILENCES else report.reason)
+        self._release(lease.holding, reason=why, detail=report.detail)
 
-    def _accept_late_return(self, client: Client, said: api.Returned) -> None:
-        """Take that a client has stopped to use what it had lost already."""
-        key = Key(self.group_id, said.topic, said.partition)
+    def _accept_late_return(self, client: Client, report: api.Returned) -> None:
+        """Free a key that the client had already lost and has now stopped using."""
+        key = Key(self.group_id, report.topic, report.partition)
         reserve = self.table.unexpired.get(key)
-        named = (client.instance, said.epoch)
+        named = (client.instance, report.epoch)
         if reserve is not None and (reserve.instance, reserve.epoch) == named:
             del self.table.unexpired[key]
             self._changed()
 
     def reserve(self, client: Client, *, until_ms: int) -> None:
-        """Keep the place of a client that has stopped and means to come back.
+        """Keep the place of a stopped client for the next process of its name.
 
-        What it had is claimed anew for it: the next process of its name is another,
-        and a token is only ever used by one.
+        Its keys are claimed again for that process: a token is only used by one
+        process.
         """
         client.reserved_until_ms = until_ms
         own_name = self.session.claimant.owner.client_id
@@ -458,7 +458,7 @@ class LocalGroup:
         return tuple(each for each in found if now_ms < each.hard_until_ms)
 
     def takers(self, client: Client) -> tuple[str, ...]:
-        """Return the topics of a client that somebody else could take, too."""
+        """Return the topics of a client that another client or host could take."""
         own_name, now_ms = self.session.claimant.owner.client_id, self._context.now_ms
         found: set[str] = set()
         for shared in self.table.subscriptions:
@@ -481,7 +481,7 @@ class LocalGroup:
         return self._publisher.snapshot(client)
 
     def record_grant(self, key: Key, epoch: int, *, first: int, last: int) -> None:
-        """Take that offsets were granted under a claim, which may be lent."""
+        """Record offsets that were granted under a claim, if a client has it."""
         lease = self.table.leases.get(key)
         if lease is not None and lease.epoch == epoch:
             lease.record_grant(first, last)
@@ -489,7 +489,7 @@ class LocalGroup:
     # --- the round
 
     def drive(self, now_ms: int) -> None:
-        """Let clients know of what has changed, and give out what is to be had."""
+        """Run one round: end leases that are over, assign what is held, send events."""
         if self.session.failure is not None:
             self._fail(self.session.failure)
             return
@@ -510,7 +510,7 @@ class LocalGroup:
             self._write_journal()
 
     def _has_news(self, now_ms: int) -> bool:
-        """Return whether anything is to be looked at, and take note of it."""
+        """Return whether this round has anything to do."""
         table = self.table
         taking = frozenset(
             name
@@ -535,8 +535,8 @@ class LocalGroup:
             self.table.remove_lease(lease)
             lease.holding.is_lent = False
             if lease.holding.claim.is_owned:
-                # Its client may use it until its deadline: the log is to find it
-                # stale, not free. The file goes on saying so.
+                # Its client may use it until its deadline, so the log must find it
+                # stale, not free. The journal keeps it.
                 self.session.abandon(lease.holding, reason="failed")
             self._publisher.lost(lease, lease.holding.claim.ending or Ending("failed"))
         self._publisher.failed(self.table.clients.values(), failure)
@@ -544,7 +544,7 @@ class LocalGroup:
             client.close()
 
     def _end_leases(self, now_ms: int) -> None:
-        """Take notice of claims that ended while they were lent."""
+        """End the leases of claims that have ended."""
         for lease in list(self.table.leases.values()):
             claim = lease.holding.claim
             if claim.ending is not None:
@@ -553,11 +553,12 @@ class LocalGroup:
                 self.table.keep_until_expired(lease, now_ms)
                 self._send_lost(lease, claim.ending)
             elif claim.lease.hard_until_ms < lease.last_sent_ms:
-                # A clock stepped: what was told is too long (PROTOCOL S4).
+                # The leader's clock stepped, so the deadline that we sent is now too
+                # late: send a shorter one (PROTOCOL S4).
                 self._publisher.assigned(lease)
 
     def _expire(self, now_ms: int) -> None:
-        """Take back what a silent client cannot use any more (PROTOCOL 12)."""
+        """End leases whose client is past its latest deadline (PROTOCOL 12)."""
         for lease in [
             x for x in self.table.leases.values() if now_ms >= x.sent_until_ms
         ]:
@@ -571,20 +572,20 @@ class LocalGroup:
         self._publisher.lost(lease, ending)
         names = self.table.explicit.get(lease.key, [])
         if lease.client.client_id in names:
-            # A claim without consumption is not claimed again by itself.
+            # A claim without consumption is not renewed automatically.
             names.remove(lease.client.client_id)
 
     def _remove_departed(self, now_ms: int) -> None:
-        """Take leave of clients that are done, or will not come back."""
+        """Remove clients that have left, or were silent for too long."""
         grace_ms = self._context.heartbeat_interval_ms
         for client in list(self.table.clients.values()):
             is_done = client.is_leaving and not client.leases
-            is_over = is_done or client.is_gone(now_ms, grace_ms=grace_ms)
-            if is_over and not self.table.has_unexpired(client):
+            is_departed = is_done or client.is_gone(now_ms, grace_ms=grace_ms)
+            if is_departed and not self.table.has_unexpired(client):
                 self._remove(client)
 
     def _pursue_explicit(self) -> None:
-        """Pursue anew what others have asked for since somebody let go of it."""
+        """Claim keys again that other clients have asked for in the meantime."""
         for key, names in list(self.table.explicit.items()):
             if key in self.session.holdings or self.session.is_leaving([key]):
                 continue
@@ -597,7 +598,7 @@ class LocalGroup:
     def _assign(self, now_ms: int) -> None:
         lent = self._assignor.assign(now_ms)
         if lent and not self._write_journal():
-            for lease in lent:  # nobody was told: try again in a moment
+            for lease in lent:  # not journaled, so not sent: retry next round
                 self.table.remove_lease(lease)
                 reclaim(lease.holding, is_settled=True)
             return
@@ -605,7 +606,7 @@ class LocalGroup:
             self._publisher.assigned(lease)
 
     def _release(self, holding: Holding, *, reason: str, detail: str = "") -> None:
-        """Release what nobody uses; for the reason that it was asked for, if it was."""
+        """Release a key that no client uses; a pending drain keeps its own reason."""
         if not holding.claim.is_owned:
             return
         drain = holding.drain
@@ -629,7 +630,7 @@ class LocalGroup:
     # --- the end
 
     def drain_all(self) -> None:
-        """Ask for everything back; release at once what nobody has. Idempotent."""
+        """Recall every lease; release at once what no client has. Idempotent."""
         self._is_draining = True
         for lease in self.table.leases.values():
             self.session.drain(lease.holding, reason=SHUTDOWN)
@@ -645,11 +646,11 @@ class LocalGroup:
 
     @property
     def is_drained(self) -> bool:
-        """Whether nothing is in use, and the log shows it."""
+        """Whether nothing is in use and the log shows it."""
         return not self.table.leases and not self.session.leaving_count
 
     def is_idle(self, now_ms: int) -> bool:
-        """Return whether nobody has been here for an H, and nothing is left."""
+        """Return whether the group had no clients, leases or claims for an H."""
         if self.table.clients or self.table.unexpired or self.session.holdings:
             self._idle_since_ms = None
         elif self._idle_since_ms is None:
@@ -662,13 +663,13 @@ class LocalGroup:
 def assigned_event(
     lease: ClientLease, *, head: int | None, stuck: int = 0, follows: int | None = None
 ) -> api.Assigned:
-    """Return the event that tells a client of what it has.
+    """Return the event that gives a lease to its client.
 
     Args:
-        lease: What it has.
-        head: By the log, the next offset that nobody was granted or processed.
-        stuck: By the log, how many owners in a row were wedged there.
-        follows: By the log, the epoch of the claim before this one.
+        lease: The lease.
+        head: The next offset that was never granted or processed, by the log.
+        stuck: How many owners in a row were stuck there, by the log.
+        follows: Epoch of the previous claim, by the log.
     """
     holding, claim = lease.holding, lease.holding.claim
     position = holding.position

@@ -589,7 +589,7 @@ _HANDLERS: dict[str, Callable[[ApiRequest], msgspec.Struct | None]] = {
     "register": lambda ask: ask.service.register(
         ask.caller.group_id,
         ask.caller.client_id,
-        said=ask.body,
+        registration=ask.body,
         peer=client_process(ask.peer, ask.body),
     ),
     "leave": lambda ask: ask.service.leave(ask.caller, ask.body),

@@ -1,4 +1,4 @@
-"""Who comes and goes: groups opened, clients registered, expected back, buried."""
+"""Client registration: groups, clients, restarts and replacements."""
 
 import socket
 from functools import partial
@@ -37,15 +37,15 @@ CLIENTS_MAX = 10_000
 class ClientRegistry:
     """The groups of one sidecar and their clients.
 
-    Called under the engine's lock, but for ``recover`` and ``enroll``, which look
-    topics up and take it themselves.
+    Used under the engine's lock, except ``restore`` and ``subscribe``, which look up
+    topics and take the lock themselves.
 
     Args:
         runtime: The engine with its connections.
         client_id: Name of this sidecar in the log.
-        state_dir: Where identities and promises are kept, None for nowhere.
-        watch: Tells when a client's process is dead.
-        boot_id: Which boot local times belong to.
+        state_dir: Directory of identities and journals; None keeps neither.
+        watch: Reports the death of clients' processes.
+        boot_id: Boot that local times belong to.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class ClientRegistry:
     # --- groups
 
     def restore(self, *, timeout_ms: int) -> int:
-        """Take up what was promised; see ``Hub.recover``."""
+        """Restore groups and clients from the journals; return how many clients."""
         if self._state_dir is None:
             return 0
         deadline_ms = self._context.now_ms + timeout_ms
@@ -99,11 +99,11 @@ class ClientRegistry:
         wants: api.Wants,
         left_ms: int,
     ) -> None:
-        """Pursue again what a client of an earlier life wanted."""
+        """Restore a subscription of a client of the previous process."""
         try:
             self.subscribe(group, client, name=name, wants=wants, timeout_ms=left_ms)
         except MarshalError as error:
-            # It says so itself once it is back; until then nothing is resumed.
+            # The client subscribes again once it is back; nothing is resumed before.
             self._context.observe(
                 "subscription_not_restored",
                 {"client": client.client_id, "error": error},
@@ -112,10 +112,11 @@ class ClientRegistry:
                 client.wants.pop(name, None)
 
     def open_group(self, group_id: str, *, restore_clients: bool = False) -> LocalGroup:
-        """Return a group, opened where nobody was here before.
+        """Return a group, opened if necessary.
 
-        What was promised in it is kept in any case. Its clients are only expected
-        back where what they consume is looked up as well: else they say so anew.
+        Unexpired leases of its journal are always kept. Its clients are restored only
+        on request, because their topics must be looked up then; otherwise they register
+        again.
 
         Raises:
             IdentityConflict: Another sidecar of this name runs on this machine.
@@ -134,7 +135,7 @@ class ClientRegistry:
         journal = LeaseJournal(folder, boot_id=self._boot_id)
         journaled = journal.load()
         if journal.is_damaged:
-            # Who cannot know what was promised resumes nothing (PROTOCOL 12).
+            # Without the journal no claim may be resumed (PROTOCOL 12).
             self._context.observe("lease_journal_damaged", {"group": group_id})
             identity = None if identity is None else identity.forget()
         entropy = self._runtime.ports.entropy
@@ -176,7 +177,7 @@ class ClientRegistry:
         return identity, identity.folder
 
     def _restore_unexpired(self, group: LocalGroup, journaled: JournaledClient) -> None:
-        """Keep what a client was promised from all others."""
+        """Reserve the keys that a client of the previous process may still use."""
         now_ms = self._context.now_ms
         latest_ms = now_ms + 2 * self._context.heartbeat_interval_ms
         for key in journaled.keys:
@@ -189,7 +190,7 @@ class ClientRegistry:
                 )
 
     def _restore_client(self, group: LocalGroup, journaled: JournaledClient) -> None:
-        """Take up a client of an earlier life, silent until it is heard of."""
+        """Restore a client as away, until its first request."""
         client = self._new_client(
             group,
             journaled.client_id,
@@ -219,29 +220,39 @@ class ClientRegistry:
     # --- clients
 
     def register(
-        self, group_id: str, client_id: str, *, said: api.Registration, peer: Peer
+        self,
+        group_id: str,
+        client_id: str,
+        *,
+        registration: api.Registration,
+        peer: Peer,
     ) -> bool:
-        """Take a process in; return whether it was here before.
+        """Register a process; return whether it was registered already.
 
         Raises:
             IdentityConflict: Another process of that name is alive.
-            CoordinationError: There are too many.
+            CoordinationError: The limit of clients or groups is reached.
         """
         self.close_idle()
         group = self.open_group(group_id)
         client = group.table.clients.get(client_id)
-        was_known = client is not None and client.instance == said.instance
+        was_known = client is not None and client.instance == registration.instance
         if client is not None and was_known:
-            self._reconnect(group, client, said, peer=peer)
+            self._reconnect(group, client, registration, peer=peer)
         else:
             if client is not None:
                 self._replace(group, client)
-            self._new_client(group, client_id, said, peer=peer)
+            self._new_client(group, client_id, registration, peer=peer)
         self._engine.act(group.session)
         return was_known
 
     def _new_client(
-        self, group: LocalGroup, client_id: str, said: api.Registration, *, peer: Peer
+        self,
+        group: LocalGroup,
+        client_id: str,
+        registration: api.Registration,
+        *,
+        peer: Peer,
     ) -> Client:
         count = sum(len(other.table.clients) for other in self.groups.values())
         if count >= CLIENTS_MAX:
@@ -251,8 +262,8 @@ class ClientRegistry:
         before = group.table.clients.get(client_id)
         client = Client(
             client_id,
-            said.instance,
-            said.beat_ms,
+            registration.instance,
+            registration.beat_ms,
             peer,
             EventBuffer(
                 self.incarnation,
@@ -262,7 +273,7 @@ class ClientRegistry:
             self._context.now_ms,
         )
         if before is not None:
-            # Its place was kept for this process: nothing moves.
+            # Its place was reserved for this process: nothing moves.
             client.wants = before.wants
             before.events.close()
         group.add(client)
@@ -270,10 +281,15 @@ class ClientRegistry:
         return client
 
     def _reconnect(
-        self, group: LocalGroup, client: Client, said: api.Registration, *, peer: Peer
+        self,
+        group: LocalGroup,
+        client: Client,
+        registration: api.Registration,
+        *,
+        peer: Peer,
     ) -> None:
         client.seen_ms = self._context.now_ms
-        client.beat_ms = said.beat_ms
+        client.beat_ms = registration.beat_ms
         client.is_leaving = False
         client.reserved_until_ms = None
         if (peer.pid, peer.started) != (client.peer.pid, client.peer.started):
@@ -285,34 +301,36 @@ class ClientRegistry:
             group.reconcile(shared)
 
     def _replace(self, group: LocalGroup, client: Client) -> None:
-        """Make room for another process of a client's name.
+        """Remove a client so that another process of its name can register.
 
         Raises:
-            IdentityConflict: The one before it is alive, by all that is known.
+            IdentityConflict: Its process is not known dead and may still use something.
         """
         now_ms = self._context.now_ms
         if client.reserved_until_ms is not None:
-            return  # it said that it would be back
+            return  # it announced a restart
         has_nothing = not client.leases and not group.table.has_unexpired(client)
         if client.is_leaving and has_nothing:
-            group.evict(client, reason=LEFT)  # the next round would have
+            group.evict(client, reason=LEFT)  # before the next round does
             return
-        journaled = [lease.sent_until_ms for lease in client.leases.values()]
-        journaled += [
-            reserve.until_ms
-            for reserve in group.table.unexpired.values()
-            if reserve.instance == client.instance
+        until = [lease.sent_until_ms for lease in client.leases.values()]
+        until += [
+            unexpired.until_ms
+            for unexpired in group.table.unexpired.values()
+            if unexpired.instance == client.instance
         ]
         is_dead = client.watched is not None and client.watched.is_dead
-        is_silent = client.is_away(now_ms) and now_ms >= max(journaled, default=0)
+        is_silent = client.is_away(now_ms) and now_ms >= max(until, default=0)
         if is_dead or is_silent:
             self._evict(group, client, reason=DIED if is_dead else SILENT)
             return
-        who = "a process" if client.peer.pid is None else f"process {client.peer.pid}"
+        process = (
+            "a process" if client.peer.pid is None else f"process {client.peer.pid}"
+        )
         raise IdentityConflict(
-            f"client {client.client_id!r} of group {group.group_id!r} is {who} of this "
-            "host that is registered at this sidecar and not known dead; stop it, or "
-            "use another client_id",
+            f"client {client.client_id!r} of group {group.group_id!r} is {process} of "
+            "this host that is registered at this sidecar and not known dead; stop it, "
+            "or use another client_id",
             holder=client.client_id,
             host=socket.gethostname(),
             age_ms=now_ms - client.seen_ms,
@@ -328,7 +346,7 @@ class ClientRegistry:
         )
 
     def _on_dead(self, group: LocalGroup, client: Client) -> None:
-        """Take that a client's process and its children are known dead."""
+        """Evict a client whose process and children are dead."""
         with self._engine.changed:
             if group.table.clients.get(client.client_id) is client:
                 self._evict(group, client, reason=DIED)
@@ -336,7 +354,7 @@ class ClientRegistry:
 
     def _evict(self, group: LocalGroup, client: Client, *, reason: str) -> None:
         if client.reserved_until_ms is not None:
-            return  # it said that it would end, and be back
+            return  # it announced a restart
         fields = {
             "group": group.group_id,
             "client": client.client_id,
@@ -348,12 +366,12 @@ class ClientRegistry:
         group.evict(client, reason=reason)
 
     def set_children(self, client: Client, pids: tuple[int, ...]) -> None:
-        """Have these processes, and no others, count as the client's own."""
+        """Replace the processes that count as the client's own."""
         client.children = pids
         if client.watched is not None:
             client.watched.replace(pids)
 
-    # --- wishes
+    # --- subscriptions
 
     def subscribe(
         self,
@@ -364,10 +382,11 @@ class ClientRegistry:
         wants: api.Wants,
         timeout_ms: int,
     ) -> SharedSubscription:
-        """Have a client take part in what it wants; looks up without the lock.
+        """Add a client to a subscription; looks up topics without the lock.
 
         Raises:
-            ConfigurationError: A setting is impossible, or not that of others.
+            ConfigurationError: A setting is invalid, or differs from that of other
+                clients.
             LogUnreadable: A topic does not exist.
         """
         settings = settings_of(wants)

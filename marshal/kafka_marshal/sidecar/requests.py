@@ -83,7 +83,12 @@ class Service(Protocol):
         ...
 
     def register(
-        self, group_id: str, client_id: str, *, said: api.Registration, peer: Peer
+        self,
+        group_id: str,
+        client_id: str,
+        *,
+        registration: api.Registration,
+        peer: Peer,
     ) -> api.Registered:
         """Take a process in, or take it in again."""
         ...

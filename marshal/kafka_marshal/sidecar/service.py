@@ -1,4 +1,4 @@
-"""The service: what a sidecar's requests are answered from, the only part they call."""
+"""The operations of a sidecar: each request calls one method of the service."""
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -43,17 +43,17 @@ OPEN = frozenset({State.RECOVERY, State.RUNNING})
 class SidecarService:
     """Holds the claims of many local clients: one session per group on one engine.
 
-    Thread-safe; calls are short, and each wait has an end.
+    Thread-safe. Every wait has a deadline.
 
     Args:
         runtime: The engine with its connections, ready.
         client_id: Name of this sidecar in the log.
-        state_dir: Where identities and promises are kept; None keeps none, and a
-            restart waits until what it held is stale.
+        state_dir: Directory of identities and journals. None keeps neither: after a
+            restart the sidecar waits until its claims are stale.
         version: Release, for people.
-        states: What the sidecar is doing; read only.
-        watch: Tells when a client's process is dead.
-        bootstrap_servers: What clients are told to find the cluster by.
+        states: Lifecycle of the sidecar; read only.
+        watch: Reports the death of clients' processes.
+        bootstrap_servers: Addresses of the cluster, for clients.
     """
 
     def __init__(
@@ -90,13 +90,13 @@ class SidecarService:
 
     @property
     def groups(self) -> tuple[LocalGroup, ...]:
-        """What each group has here; for metrics and tests, under the engine's lock."""
+        """The groups; used by metrics and tests under the engine's lock."""
         return tuple(self._registry.groups.values())
 
-    # --- the host
+    # --- the sidecar
 
     def info(self) -> api.Info:
-        """Return what a client has to know before it registers."""
+        """Return what a client needs before it registers."""
         context = self._context
         return api.Info(
             level=api.API_LEVEL,
@@ -126,14 +126,14 @@ class SidecarService:
         state = self._states.state
         if self._is_draining or self._is_closed or state not in OPEN:
             raise CoordinationError(
-                f"this sidecar takes nobody in now ({state.value}); try again in a "
+                f"this sidecar admits no clients now ({state.value}); try again in a "
                 "moment"
             )
 
     def restore(self, *, timeout_ms: int) -> int:
-        """Take up what an earlier life of this sidecar had promised its clients.
+        """Restore the clients that the journals of a previous process name.
 
-        Called once, before clients are let in, in state ``RECOVERY``.
+        Called once in state ``RECOVERY``, before clients are admitted.
 
         Returns:
             How many clients are expected back.
@@ -146,89 +146,94 @@ class SidecarService:
     # --- clients
 
     def register(
-        self, group_id: str, client_id: str, *, said: api.Registration, peer: Peer
+        self,
+        group_id: str,
+        client_id: str,
+        *,
+        registration: api.Registration,
+        peer: Peer,
     ) -> api.Registered:
-        """Take a process in, or take it in again.
+        """Register a process. Idempotent.
 
         Raises:
-            ConfigurationError: It means to beat too seldom.
+            ConfigurationError: Its heartbeat interval is too long.
             IdentityConflict: Another process of that name is alive.
-            CoordinationError: The sidecar is leaving, or not ready yet.
+            CoordinationError: The sidecar is shutting down, or not ready yet.
         """
         _require_name("group_id", group_id)
         _require_name("client_id", client_id)
         with self._engine.changed:
             self._require_open()
             most_ms = self._beat_ms_max
-            if not 1 <= said.beat_ms <= most_ms:
+            if not 1 <= registration.beat_ms <= most_ms:
                 raise ConfigurationError(
-                    f"beat_ms is {said.beat_ms}; it must be 1 to {most_ms}, a sixth "
-                    "of the log's heartbeat interval and at most a second, so that a "
-                    "silent client is noticed before its deadlines",
+                    f"beat_ms is {registration.beat_ms}; it must be 1 to {most_ms}, a "
+                    "sixth of the log's heartbeat interval and at most a second, so "
+                    "that a silent client is noticed before its deadlines",
                     setting="beat_ms",
                 )
             was_known = self._registry.register(
-                group_id, client_id, said=said, peer=peer
+                group_id, client_id, registration=registration, peer=peer
             )
             return api.Registered(info=self.info(), was_known=was_known)
 
-    def children(self, who: Caller, said: api.Children) -> None:
-        """Note processes that work for a client, instead of those named before.
+    def children(self, who: Caller, request: api.Children) -> None:
+        """Replace the processes that work for a client.
 
         Raises:
-            ConfigurationError: The client's own process is not known, over TCP.
+            ConfigurationError: The client's own process is unknown, as over TCP.
         """
         with self._engine.changed:
             _, client = self._find(who)
-            if client.watched is None and said.pids:
+            if client.watched is None and request.pids:
                 raise ConfigurationError(
                     "children are only watched for clients of the Unix socket, whose "
                     "own process is known",
                     setting="pids",
                 )
-            self._registry.set_children(client, said.pids)
+            self._registry.set_children(client, request.pids)
 
-    def leave(self, who: Caller, said: api.Leaving) -> api.Left:
-        """Let a client go, or have it wait until all of its work was handed over.
+    def leave(self, who: Caller, request: api.Leaving) -> api.Left:
+        """Remove a client, or answer that it must wait for a drain.
 
-        A ``restart`` keeps its place for another process of its name for an H. A
-        ``downscale`` that did not stop everything goes on working, and asks again
-        once nothing is left.
+        ``restart`` reserves its place for another process of its name for an H. With
+        ``downscale``, a client that still has leases goes on working and asks again
+        once it has none.
 
         Raises:
-            DeadlineExceeded: The log did not show it in time; it may still.
+            DeadlineExceeded: The log did not show the releases in time; it still may.
         """
         with self._engine.changed:
             group, client = self._find(who)
-            is_back_soon = not said.release or said.reason == "restart"
-            if is_back_soon:
+            is_restart = not request.release or request.reason == "restart"
+            if is_restart:
                 interval_ms = self._context.heartbeat_interval_ms
-                for each in said.returned:
+                for each in request.returned:
                     group.record_position(client, each)
                 group.reserve(client, until_ms=self._context.now_ms + interval_ms)
             else:
-                for each in said.returned:
+                for each in request.returned:
                     group.accept_returned(client, each, reason=LEFT)
                 client.is_leaving = True
                 for name in list(client.wants):
                     group.leave(client, name)
             self._engine.act(group.session)
-            if client.leases and said.reason == "downscale":
+            if client.leases and request.reason == "downscale":
                 return api.Left(action="wait_for_drain")
-        self._await_released(group, said.returned, said.timeout_ms)
+        self._await_released(group, request.returned, request.timeout_ms)
         return api.Left(action="shutdown_now")
 
     def feed(self, who: Caller, after: str | None) -> EventCursor:
-        """Return the events of a client, from behind the id ``after``.
+        """Return the events of a client after the id ``after``.
 
-        An older feed of the same client ends.
+        An older cursor of the same client is closed.
         """
         with self._engine.changed:
             _, client = self._find(who)
             return client.events.open(self._engine.lock, after=after)
 
     def clients(self) -> list[LocalClient]:
-        """Return who is registered here, by group and name."""
+        """Return the registered clients, by group and name."""
         with self._engine.changed:
             now_ms = self._context.now_ms
             return [
@@ -238,7 +243,7 @@ class SidecarService:
             ]
 
     def _find(self, who: Caller) -> tuple[LocalGroup, Client]:
-        """Return who calls, and take that for a sign of life.
+        """Return the calling client and its group, and record the contact.
 
         Raises:
             ClaimLost: It is not registered (``unknown``, ``gone``).
@@ -248,7 +253,7 @@ class SidecarService:
         group = self._registry.groups.get(who.group_id)
         if group is None:
             raise ClaimLost(
-                f"nobody of group {who.group_id!r} is registered at this sidecar; "
+                f"no client of group {who.group_id!r} is registered at this sidecar; "
                 "register first",
                 reason=UNKNOWN,
             )
@@ -256,13 +261,13 @@ class SidecarService:
         client.seen_ms = self._context.now_ms
         return group, client
 
-    # --- wishes
+    # --- subscriptions and explicit claims
 
     def subscribe(self, who: Caller, name: str, *, wants: api.Wants) -> api.Subscribed:
-        """Pursue topics for a client. Idempotent.
+        """Consume topics for a client. Idempotent.
 
         Raises:
-            ConfigurationError: A setting is impossible, or not that of the other
+            ConfigurationError: A setting is invalid, or differs from that of the other
                 clients of these topics.
             ClaimLost: The client is not registered (``unknown``, ``gone``).
         """
@@ -293,10 +298,10 @@ class SidecarService:
     def unsubscribe(
         self, who: Caller, name: str, *, release: api.Release, keep: bool
     ) -> None:
-        """Pursue them no longer; with ``keep`` the claims stay with the client.
+        """End a subscription; with ``keep`` the client keeps its leases.
 
         Raises:
-            DeadlineExceeded: The log did not show it in time.
+            DeadlineExceeded: The log did not show the releases in time.
         """
         with self._engine.changed:
             group, client = self._find(who)
@@ -312,31 +317,33 @@ class SidecarService:
     def claim(
         self, who: Caller, topic: str, *, partition: int, wish: int | None = None
     ) -> None:
-        """Pursue one partition without consuming it. Idempotent.
+        """Claim one partition without consuming it. Idempotent.
 
         Args:
             who: The client.
             topic: Data topic.
             partition: Data partition.
-            wish: Number of this wish, which grows: what is said late counts not.
+            wish: Increasing number of the request: an older one that arrives late is
+                ignored.
 
         Raises:
-            ConfigurationError: That is no data partition.
+            ConfigurationError: It is not a valid data partition.
             InvalidTransition: Clients of this sidecar consume it.
         """
         if not is_topic(topic) or partition < 0:
             raise ConfigurationError(
-                f"{topic!r} partition {partition} is no data partition", setting="topic"
+                f"{topic!r} partition {partition} is not a valid data partition",
+                setting="topic",
             )
         with self._engine.changed:
             self._require_open()
             group, client = self._find(who)
-            mine = [
+            own = [
                 names
                 for names in group.table.explicit.values()
                 if client.client_id in names
             ]
-            if len(mine) >= CLAIMS_MAX:
+            if len(own) >= CLAIMS_MAX:
                 raise ConfigurationError(
                     f"client {client.client_id!r} claims {CLAIMS_MAX} partitions one "
                     "by one, the most; consume their topics instead",
@@ -350,7 +357,7 @@ class SidecarService:
     def unclaim(
         self, who: Caller, topic: str, *, partition: int, wish: int | None = None
     ) -> None:
-        """Pursue it no longer: the client has stopped to use it. Idempotent."""
+        """End such a claim: the client has stopped using the partition. Idempotent."""
         key = Key(who.group_id, topic, partition)
         with self._engine.changed:
             group, client = self._find(who)
@@ -358,25 +365,25 @@ class SidecarService:
                 return
             lease = client.leases.get(key)
             if lease is not None and not lease.name:
-                said = api.Returned(
+                returned = api.Returned(
                     topic=topic,
                     partition=partition,
                     epoch=lease.epoch,
                     position=lease.holding.position,
                     reason="released",
                 )
-                group.accept_returned(client, said)
+                group.accept_returned(client, returned)
             group.remove_explicit(key, client)
             self._engine.act(group.session)
 
-    # --- signs of life
+    # --- heartbeats and releases
 
     def beat(self, who: Caller, beat: api.Beat) -> api.Beaten:
-        """Take a sign of life with positions; tell the new deadlines.
+        """Record a heartbeat with positions; return the new deadlines.
 
         Raises:
-            ClaimLost: The client is not registered; or a flush names a claim that
-                is not its own any more.
+            ClaimLost: The client is not registered; or a flush names a claim that it no
+                longer has.
             DeadlineExceeded: The log did not show a flush in time.
         """
         with self._engine.changed:
@@ -386,7 +393,7 @@ class SidecarService:
             for each in beat.standings:
                 lease = client.leases.get(_key(who, each))
                 if lease is not None and lease.epoch == each.epoch:
-                    lease.take(each)
+                    lease.record_progress(each)
                 else:
                     stale = each
             if beat.flush:
@@ -399,7 +406,7 @@ class SidecarService:
             return api.Beaten(deadlines=deadlines, now_ms=now_ms, takers=takers)
 
     def _flush(self, group: LocalGroup, who: Caller, beat: api.Beat) -> None:
-        """Wait until the log holds what a client has said."""
+        """Wait until the log holds the positions that a client reported."""
         session = group.session
         seqs = session.beat_now()
         self._await(
@@ -418,25 +425,25 @@ class SidecarService:
         owner = None if known is None else known.owner
         name = "nobody" if owner is None else repr(owner.client_id)
         return ClaimLost(
-            f"{key.topic_partition} is not held under that claim any more; by the log "
-            f"it is held by {name}",
+            f"{key.topic_partition} is no longer held under that claim; by the log it "
+            f"is held by {name}",
             winner=None if owner is None else owner.client_id,
             at_offset=None if known is None else known.epoch,
             reason="stale_token",
         )
 
-    def release(self, who: Caller, said: api.Release) -> None:
-        """Take back what a client has stopped to use. Idempotent.
+    def release(self, who: Caller, request: api.Release) -> None:
+        """Release what a client has stopped using. Idempotent.
 
         Raises:
-            DeadlineExceeded: The log did not show it in time.
+            DeadlineExceeded: The log did not show the releases in time.
         """
         with self._engine.changed:
             group, client = self._find(who)
-            for each in said.returned:
+            for each in request.returned:
                 group.accept_returned(client, each)
             self._engine.act(group.session)
-        self._await_released(group, said.returned, said.timeout_ms)
+        self._await_released(group, request.returned, request.timeout_ms)
 
     def _await_released(
         self, group: LocalGroup, returned: Iterable[api.Returned], timeout_ms: int
@@ -539,10 +546,10 @@ class SidecarService:
             replicas = self._context.replicas.values()
             return world_to_object(replica.world for replica in replicas)
 
-    # --- the end
+    # --- shutdown
 
     def start_drain(self) -> None:
-        """Ask every client to give back what it has; take nothing new. Idempotent."""
+        """Recall every lease and give out nothing new. Idempotent."""
         with self._engine.changed:
             if self._is_draining:
                 return
@@ -553,15 +560,15 @@ class SidecarService:
 
     @property
     def is_drained(self) -> bool:
-        """Whether nothing is in use any more, and the log shows it."""
+        """Whether nothing is in use and the log shows it."""
         with self._engine.changed:
             return all(group.is_drained for group in self._registry.groups.values())
 
     def close(self, *, timeout_ms: int) -> None:
         """Release what nobody uses and leave every group. Idempotent.
 
-        What is still in use then is not released: it runs out by itself, or a
-        restart takes it up.
+        What is still in use is not released: its lease expires, or a restart resumes
+        it.
         """
         with self._engine.changed:
             if self._is_closed:
@@ -602,8 +609,8 @@ def _key_asked(group_id: str, ask: api.GrantAsk) -> Key:
     return Key(group_id, ask.topic, ask.partition)
 
 
-def _key(who: Caller, said: api.Standing) -> Key:
-    return Key(who.group_id, said.topic, said.partition)
+def _key(who: Caller, standing: api.Standing) -> Key:
+    return Key(who.group_id, standing.topic, standing.partition)
 
 
 def _line(group: LocalGroup, client: Client, now_ms: int) -> LocalClient:

@@ -159,7 +159,7 @@ class HostedSimulation:
             if hub is None:
                 return False
             now_ms = host.clock.now_ms()
-            for each in hub.hosts:
+            for each in hub.groups:
                 if any(s.backoff.is_on(now_ms) for s in each.session.subscriptions):
                     return False
         return True

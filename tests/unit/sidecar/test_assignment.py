@@ -365,7 +365,7 @@ def test_a_partition_may_be_claimed_alone(cluster, machine):
     run_until(cluster, [c], lambda: sizes(c) == [8], H)
     with pytest.raises(Exception, match="already claimed"):
         machine.service.claim(c.who, "t", partition=3)
-    with pytest.raises(ConfigurationError, match="no data partition"):
+    with pytest.raises(ConfigurationError, match="not a valid data partition"):
         machine.service.claim(c.who, "no topic", partition=3)
 
 

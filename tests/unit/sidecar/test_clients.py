@@ -52,11 +52,11 @@ def test_what_is_lent_is_in_hand_until_it_is_back():
     held = holding()
     given = lease(held)
     assert held.in_hand_count == 1
-    given.take(standing(3, in_hand=7, handed=10))
+    given.record_progress(standing(3, in_hand=7, handed=10))
     assert (held.position, held.in_hand_count, held.tally) == (3, 7, (10, 3))
-    given.take(standing(2, handed=4))
+    given.record_progress(standing(2, handed=4))
     assert (held.position, held.handed_count) == (3, 10), "nothing goes back"
-    given.take(standing(None))
+    given.record_progress(standing(None))
     assert held.position == 3
     reclaim(held, is_settled=True)
     assert held.in_hand_count == 0
@@ -83,9 +83,9 @@ def test_what_was_granted_and_is_not_done_with_is_accounted_for():
     assert (held.position, held.mark) == (None, 4)
     given.record_grant(4, 9)
     given.record_grant(10, 12)
-    given.take(standing(done=7))
-    given.take(standing(done=5))
-    given.take(standing())
+    given.record_progress(standing(done=7))
+    given.record_progress(standing(done=5))
+    given.record_progress(standing())
     assert held.mark == 7
     assert held.in_hand_count == 6
     reclaim(held, is_settled=False)

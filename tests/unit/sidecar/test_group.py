@@ -331,7 +331,7 @@ def test_another_connection_of_the_process_is_watched_anew(machine):
     machine.service.register(
         "g",
         "a",
-        said=api.Registration(instance=a.instance, beat_ms=9),
+        registration=api.Registration(instance=a.instance, beat_ms=9),
         peer=Peer(1, 0, None),
     )
     assert all(w.is_closed for w in machine.watch.watched), "a pid alone proves nothing"

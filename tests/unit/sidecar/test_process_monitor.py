@@ -93,13 +93,6 @@ def test_the_members_of_a_named_group_may_too(pair):
     assert process_monitor.peer_of(pair[0]).gids == {os.getgid(), *os.getgroups()}
 
 
-@pytest.mark.parametrize(
-    ("given", "same"), [(b"abc", True), (b"abd", False), (b"", False), (b"\xff", False)]
-)
-def test_tokens_are_compared(given, same):
-    assert process_monitor.is_same(given, b"abc") is same
-
-
 def test_a_peer_speaks_for_processes_of_its_user():
     ours = Peer(1, os.getuid(), 1)
     me = Peer(os.getpid(), os.getuid(), process_monitor.start_time(os.getpid()))
@@ -298,7 +291,7 @@ def test_a_start_that_cannot_be_read_proves_nothing(watch, monkeypatch):
     bell = Bell()
     with process() as child, process() as other:
         started = process_monitor.start_time(child.pid)
-        monkeypatch.setattr(process_monitor, "started", lambda pid: None)
+        monkeypatch.setattr(process_monitor, "start_time", lambda pid: None)
         watched = watch.watch(child.pid, started, on_dead=bell)
         assert "when it started" in watched.problem
         assert not watched.is_dead

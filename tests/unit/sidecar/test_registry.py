@@ -33,7 +33,7 @@ def test_beats_must_come_well_before_the_deadlines(machine, beat_ms):
     """Acceptance KA05."""
     said = api.Registration(instance="00" * 16, beat_ms=beat_ms)
     with pytest.raises(ConfigurationError, match="it must be 1 to 500") as caught:
-        machine.service.register("g", "a", said=said, peer=UNKNOWN_PEER)
+        machine.service.register("g", "a", registration=said, peer=UNKNOWN_PEER)
     assert caught.value.setting == "beat_ms"
 
 
@@ -42,7 +42,7 @@ def test_malformed_names_are_refused(machine, group, name):
     """Acceptance FC13."""
     said = api.Registration(instance="00" * 16, beat_ms=100)
     with pytest.raises(ConfigurationError, match="is no valid name"):
-        machine.service.register(group, name, said=said, peer=UNKNOWN_PEER)
+        machine.service.register(group, name, registration=said, peer=UNKNOWN_PEER)
 
 
 def test_a_process_that_comes_again_is_known(machine):

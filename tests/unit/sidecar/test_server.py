@@ -35,7 +35,7 @@ from kafka_marshal.sidecar.requests import make_server
 def world(tmp_path, monkeypatch):
     found = World(tmp_path / "own" / "sidecar.sock")
     monkeypatch.setattr(server, "Runtime", found)
-    monkeypatch.setattr(server, "Hub", found.make_service)
+    monkeypatch.setattr(server, "SidecarService", found.make_service)
     monkeypatch.setattr(server, "LOOK_S", 0.02)
     return found
 
@@ -60,7 +60,7 @@ def test_it_starts_serves_drains_and_ends(world, caplog):
         "NOT_RUNNING",
     ]
     said = [each[0] for each in world.service.said]
-    assert said[0] == "recover"
+    assert said[0] == "restore"
     assert said[-2:] == ["start_drain", "close"]
     assert world.done == [("open", 30_000), "stop"]
     assert len(world.observers) == 2

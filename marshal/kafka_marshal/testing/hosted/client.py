@@ -394,7 +394,7 @@ class Hosted:
         said = api.Registration(instance=self.instance.hex(), beat_ms=beat_ms)
         peer = Peer(self.pid, None, None if self.pid is None else 1)
         answer = self.line.call(
-            lambda hub: hub.register(GROUP, self.name, said=said, peer=peer)
+            lambda hub: hub.register(GROUP, self.name, registration=said, peer=peer)
         )
         info = self._info = answer.info
         self.context.span = info.span

@@ -29,7 +29,7 @@ OPTIONS_ENV = {get_args(kind)[1].envvar for kind, _ in OPTIONS.values()}
 def world(tmp_path, monkeypatch):
     found = World(tmp_path / "own" / "sidecar.sock")
     monkeypatch.setattr(server, "Runtime", found)
-    monkeypatch.setattr(server, "Hub", found.make_service)
+    monkeypatch.setattr(server, "SidecarService", found.make_service)
     monkeypatch.setattr(server, "LOOK_S", 0.02)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("MARSHAL_SIDECAR_SOCKET", str(found.path))
