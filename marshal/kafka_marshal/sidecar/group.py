@@ -246,7 +246,7 @@ class LocalGroup:
         if len(self._gone) > GONE_MAX:
             del self._gone[next(iter(self._gone))]
         for name in list(client.wants):
-            self.leave(client, name, reason=reason)
+            self.remove_subscriber(client, name, reason=reason)
         for key, names in list(table.explicit.items()):
             if client.client_id in names:
                 self.remove_explicit(key, client, reason=reason)
@@ -272,7 +272,7 @@ class LocalGroup:
         self.table.subscriptions.append(shared)
         return shared
 
-    def join(
+    def add_subscriber(
         self, shared: SharedSubscription, client: Client, *, name: str, wants: api.Wants
     ) -> None:
         """Add a client to a shared subscription.
@@ -295,7 +295,7 @@ class LocalGroup:
         shared.admit(client, name, claims_max=wants.claims_max)
         self.reconcile(shared)
 
-    def leave(self, client: Client, name: str, *, reason: str = "") -> None:
+    def remove_subscriber(self, client: Client, name: str, *, reason: str = "") -> None:
         """End a client's subscription; the leases that it still has are recalled."""
         shared = self.table.subscription_of(client, name)
         client.wants.pop(name, None)
@@ -375,7 +375,7 @@ class LocalGroup:
         self._publisher.failed([client], failure)
         client.is_leaving = True
         for name in list(client.wants):
-            self.leave(client, name, reason="failed")
+            self.remove_subscriber(client, name, reason="failed")
 
     # --- reports of clients
 

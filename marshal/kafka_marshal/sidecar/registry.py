@@ -406,7 +406,7 @@ class ClientRegistry:
             shared = self._find_subscription(group, client, name=name, wants=wants)
             if shared is None:
                 shared = self._add_subscription(group, wants, subscription)
-                group.join(shared, client, name=name, wants=wants)
+                group.add_subscriber(shared, client, name=name, wants=wants)
             return shared
 
     def _find_subscription(
@@ -421,7 +421,7 @@ class ClientRegistry:
             )
         for shared in group.table.subscriptions:
             if shared.is_for(wants):
-                group.join(shared, client, name=name, wants=wants)
+                group.add_subscriber(shared, client, name=name, wants=wants)
                 return shared
         return None
 

@@ -216,7 +216,7 @@ class SidecarService:
                     group.accept_returned(client, each, reason=LEFT)
                 client.is_leaving = True
                 for name in list(client.wants):
-                    group.leave(client, name)
+                    group.remove_subscriber(client, name)
             self._engine.act(group.session)
             if client.leases and request.reason == "downscale":
                 return api.Left(action="wait_for_drain")
@@ -310,7 +310,7 @@ class SidecarService:
             if keep:
                 group.detach(client, name)
             else:
-                group.leave(client, name)
+                group.remove_subscriber(client, name)
             self._engine.act(group.session)
         self._await_released(group, release.returned, release.timeout_ms)
 
