@@ -424,8 +424,8 @@ def test_a_release_that_is_not_known_gives_the_same_columns(
     writer.flush(60)
     writer.close(timeout=5)
     found = []
-    for is_known in (True, False):
-        monkeypatch.setattr(slices, "is_known", lambda known=is_known: known)
+    for is_supported in (True, False):
+        monkeypatch.setattr(slices, "is_supported", lambda known=is_supported: known)
         reader = slices.SliceReader(
             ConnectionSettings(bootstrap_servers),
             isolation_level="read_committed",

@@ -6,7 +6,7 @@ that is down. The reason is only in its log, as an exception among the arguments
 failed client also leaves its thread and sockets open; ``connected`` closes them.
 
 The admin client blocks for as many request timeouts as a question has round trips and
-has no deadline for the whole. ``Lookups`` runs each question on a thread of its own
+has no deadline for the whole. ``AdminClient`` runs each question on a thread of its add
 and abandons the thread at the deadline; the request timeout ends it soon after.
 """
 
@@ -25,9 +25,9 @@ from kafka import errors as kafka_errors
 from kafka.admin import KafkaAdminClient
 
 from kafka_marshal.errors import CoordinationError, InvalidTransition, MarshalError
-from kafka_marshal.kafka_io.patches import change_transports, hear_last_words
+from kafka_marshal.kafka_io.patches import change_transports, keep_last_data
 from kafka_marshal.kafka_io.settings import ConnectionSettings
-from kafka_marshal.kafka_io.translate import Access, translated
+from kafka_marshal.kafka_io.translate import Access, translate_error
 
 _LOGGER = "kafka.net.manager"
 # A refusal that no further attempt will change.
@@ -40,15 +40,15 @@ T = TypeVar("T")
 
 _REQUEST_TIMEOUT_MS = 5_000
 _RETRY_INTERVAL_S = 0.1
-_LOOK_S = 0.1
+_CHECK_S = 0.1
 # Who was refused might be let in elsewhere: where passwords change, say, and not every
 # broker has heard.
-_REFUSED_PATIENCE_S = 2.0
+_REFUSED_RETRY_S = 2.0
 # Questions under way at once, abandoned ones included: bounds the threads.
 _CALLS_MAX = 16
 
 
-def connected(
+def new_client(
     kind: Any,
     config: Mapping[str, Any],
     *,
@@ -75,9 +75,9 @@ def connected(
     def make(**options: Any) -> Any:
         made = KafkaConsumer.DEFAULT_CONFIG["kafka_client"](**options)
         network.append(made)
-        change_transports(made, hear_last_words)
+        change_transports(made, keep_last_data)
         if watch is not None:
-            watch.own(made)
+            watch.add(made)
         if topic is not None:
             made.cluster.add_topic(topic)
         return made
@@ -102,7 +102,7 @@ class ConnectionWatch(logging.Handler):
             not been let in since.
         refusal: Why any client was refused.
         last: What any client was told last.
-        is_ended: Whether ours are not to try again.
+        is_stopped: Whether ours are not to try again.
     """
 
     def __init__(self) -> None:
@@ -111,19 +111,19 @@ class ConnectionWatch(logging.Handler):
         self.refused: Exception | None = None
         self.refusal: Exception | None = None
         self.last: Exception | None = None
-        self.is_ended = False
+        self.is_stopped = False
         self._networks: list[Any] = []
 
-    def own(self, network: Any) -> None:
+    def add(self, network: Any) -> None:
         """Take that what the thread of this network says is about us."""
         self._networks.append(network)
 
-    def end(self) -> None:
+    def stop(self) -> None:
         """Have our clients stop trying; return at once.
 
-        Each is told on its own thread, so that whoever makes it fails and closes it.
+        Each is told on its add thread, so that whoever makes it fails and closes it.
         """
-        self.is_ended = True
+        self.is_stopped = True
         for each in self._networks:
             with suppress(Exception):  # it is over already
                 each._net.call_soon_threadsafe(each._manager.close)  # noqa: SLF001
@@ -170,7 +170,7 @@ def _final(error: object) -> Exception | None:
     return None
 
 
-class Lookups:
+class AdminClient:
     """An admin client made on first use, asked from any thread."""
 
     def __init__(self, settings: ConnectionSettings) -> None:
@@ -178,7 +178,7 @@ class Lookups:
         self._settings = settings
         self._pid = os.getpid()
         self._lock = threading.Lock()
-        self._places = threading.BoundedSemaphore(_CALLS_MAX)
+        self._slots = threading.BoundedSemaphore(_CALLS_MAX)
         self._client: Any = None
         self._is_closed = False
 
@@ -208,9 +208,9 @@ class Lookups:
             CoordinationError: It failed, or there was no answer in time.
         """
         if os.getpid() != self._pid:
-            raise forked(doing)
+            raise forked_error(doing)
         deadline = time.monotonic() + timeout_ms / 1000
-        if not self._places.acquire(timeout=max(0.0, timeout_ms / 1000)):
+        if not self._slots.acquire(timeout=max(0.0, timeout_ms / 1000)):
             raise self._late(doing, timeout_ms)
         box: dict[str, Any] = {}
         with ConnectionWatch() as watch:
@@ -224,11 +224,11 @@ class Lookups:
             _await(thread, deadline, watch)
         error = box.get("error")
         is_timeout = isinstance(error, kafka_errors.KafkaTimeoutError)
-        if is_timeout or not box or watch.is_ended:
+        if is_timeout or not box or watch.is_stopped:
             error = watch.refused or watch.refusal or error
         if error is not None:
             addresses = self._settings.addresses
-            raise translated(
+            raise translate_error(
                 error, doing=doing, access=access, addresses=addresses, needs=needs
             )
         if "answer" not in box:
@@ -256,22 +256,22 @@ class Lookups:
         try:
             while True:
                 try:
-                    box["answer"] = work(self._connected(deadline, watch))
+                    box["answer"] = work(self._connect(deadline, watch))
                 except Exception as error:  # noqa: BLE001 - told to the caller
                     left_s = deadline - time.monotonic()
                     is_passing = getattr(error, "retriable", False)
-                    is_over = watch.is_ended or left_s <= _RETRY_INTERVAL_S
+                    is_over = watch.is_stopped or left_s <= _RETRY_INTERVAL_S
                     if not is_passing or is_over:
                         box["error"] = error
                         return
-                    self._drop_if_spoilt(error)
+                    self._drop_if_outdated(error)
                     time.sleep(_RETRY_INTERVAL_S)
                 else:
                     return
         finally:
-            self._places.release()
+            self._slots.release()
 
-    def _connected(self, deadline: float, watch: ConnectionWatch) -> Any:
+    def _connect(self, deadline: float, watch: ConnectionWatch) -> Any:
         """Return the client, connecting it first where there is none."""
         with self._lock:
             if self._is_closed:
@@ -283,11 +283,11 @@ class Lookups:
                     "bootstrap_timeout_ms": left_ms,
                 }
                 config = self._settings.client_config() | timeouts
-                self._client = connected(KafkaAdminClient, config, watch=watch)
+                self._client = new_client(KafkaAdminClient, config, watch=watch)
                 watch.refused = None
             return self._client
 
-    def _drop_if_spoilt(self, error: Exception) -> None:
+    def _drop_if_outdated(self, error: Exception) -> None:
         """Let go of a client whose knowledge of the cluster may be out of date.
 
         kafka-python remembers a group's coordinator for ever, and never returns
@@ -313,19 +313,19 @@ def _await(thread: threading.Thread, deadline: float, watch: ConnectionWatch) ->
     """Wait until it has ended, it is late, or it is refused for good."""
     give_up = deadline
     while thread.is_alive() and time.monotonic() < give_up:
-        thread.join(timeout=min(_LOOK_S, max(0.0, deadline - time.monotonic())))
+        thread.join(timeout=min(_CHECK_S, max(0.0, deadline - time.monotonic())))
         if watch.refused is None:
             give_up = deadline
         elif give_up == deadline:
-            give_up = min(deadline, time.monotonic() + _REFUSED_PATIENCE_S)
+            give_up = min(deadline, time.monotonic() + _REFUSED_RETRY_S)
     if thread.is_alive() and watch.refused is not None:
-        watch.end()
+        watch.stop()
 
 
-def forked(doing: str) -> MarshalError:
+def forked_error(doing: str) -> MarshalError:
     """Return the error for use from another process than the one that opened it."""
     # PROTOCOL 1.7: nothing inherits.
     return InvalidTransition(
         f"{doing} failed: the connection was opened by the parent process, and a "
-        "forked child must not use it. Open a new one in this process."
+        "forked_error child must not use it. Open a new one in this process."
     )

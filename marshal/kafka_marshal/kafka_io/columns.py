@@ -69,7 +69,7 @@ class Batch(NamedTuple):
     data: Any
 
 
-def inflated(codec: int, data: Any) -> Any:
+def decompress(codec: int, data: Any) -> Any:
     """Return the records of a batch as they were before compression.
 
     Arrow brings what it takes, so that no further package is needed.
@@ -83,31 +83,31 @@ def inflated(codec: int, data: Any) -> Any:
         if codec == _GZIP:
             return gzip.decompress(data)
         if codec == _SNAPPY:
-            return _unsnapped(bytes(data))
+            return _decompress_snappy(bytes(data))
         if codec in _STREAMS:
             source = pa.BufferReader(pa.py_buffer(data))
             with pa.CompressedInputStream(source, _STREAMS[codec]) as stream:
                 return stream.read()
     except (OSError, EOFError, ValueError, IndexError, struct.error) as error:
-        raise CorruptRecordError(f"a record batch cannot be inflated: {error}") from (
+        raise CorruptRecordError(f"a record batch cannot be decompress: {error}") from (
             error
         )
     raise CorruptRecordError(f"a record batch has the unknown compression {codec}")
 
 
-def _unsnapped(data: bytes) -> bytes:
+def _decompress_snappy(data: bytes) -> bytes:
     if not data.startswith(_XERIAL):
-        return _unsnapped_block(data)
+        return _decompress_snappy_block(data)
     parts = []
     at = _XERIAL_HEADER_BYTES
     while at < len(data):
         (size,) = struct.unpack_from(">i", data, at)
-        parts.append(_unsnapped_block(data[at + 4 : at + 4 + size]))
+        parts.append(_decompress_snappy_block(data[at + 4 : at + 4 + size]))
         at += 4 + size
     return b"".join(parts)
 
 
-def _unsnapped_block(data: bytes) -> bytes:
+def _decompress_snappy_block(data: bytes) -> bytes:
     import pyarrow as pa
 
     # A block begins with its length, seven bits a byte.
@@ -120,7 +120,7 @@ def _unsnapped_block(data: bytes) -> bytes:
     return found
 
 
-def columns_of(
+def to_columns(
     batches: Sequence[Batch], span: tuple[int, int], *, with_headers: bool
 ) -> Slice | None:
     """Take batches apart, and return the records of a range; None for none.
@@ -139,7 +139,7 @@ def columns_of(
     data = b"".join(each.data for each in batches)
     counts = [each.size for each in batches]
     try:
-        places = np.array(_begins(batches, data), np.int64)
+        places = np.array(_record_starts(batches, data), np.int64)
         read = np.frombuffer(data, np.uint8)
         _, at = _varints(read, places)
         # A byte of attributes, of which none has a meaning yet.
@@ -150,8 +150,8 @@ def columns_of(
         if low >= high:
             return None
         cut = slice(int(low), int(high))
-        keys, at = _parts(read, at[cut])
-        values, at = _parts(read, at)
+        keys, at = _byte_ranges(read, at[cut])
+        values, at = _byte_ranges(read, at)
         headers = (
             [_headers(data, each) for each in at.tolist()] if with_headers else (None)
         )
@@ -168,13 +168,13 @@ def columns_of(
         offsets[cut],
         times[cut],
         kinds[cut],
-        _copied(data, keys),
-        _copied(data, values),
+        _binary_column(data, keys),
+        _binary_column(data, values),
         headers,
     )
 
 
-def _begins(batches: Sequence[Batch], data: Any) -> list[int]:
+def _record_starts(batches: Sequence[Batch], data: Any) -> list[int]:
     """Return where each record begins; the one loop that goes over all of them."""
     found: list[int] = []
     add = found.append
@@ -226,12 +226,14 @@ def _varints(
     return (found >> np.uint64(1)).astype(np.int64) ^ sign, behind
 
 
-_Places = tuple["np.ndarray[Any, Any]", "np.ndarray[Any, Any]", "np.ndarray[Any, Any]"]
+_ByteRanges = tuple[
+    "np.ndarray[Any, Any]", "np.ndarray[Any, Any]", "np.ndarray[Any, Any]"
+]
 
 
-def _parts(
+def _byte_ranges(
     read: "np.ndarray[Any, Any]", at: "np.ndarray[Any, Any]"
-) -> "tuple[_Places, np.ndarray[Any, Any]]":
+) -> "tuple[_ByteRanges, np.ndarray[Any, Any]]":
     """Return size, begin and end of the bytes at some places; and what lies behind."""
     import numpy as np
 
@@ -242,7 +244,7 @@ def _parts(
     return (sizes, begins, ends), ends
 
 
-def _copied(data: Any, places: "_Places") -> "pa.Array":
+def _binary_column(data: Any, places: "_ByteRanges") -> "pa.Array":
     """Return a column of bytes.
 
     To Arrow, the whole buffer is a column already: of the parts that are wanted, and

@@ -17,10 +17,10 @@ from kafka import TopicPartition as KafkaTopicPartition
 from kafka import errors as kafka_errors
 
 from kafka_marshal.errors import MarshalError
-from kafka_marshal.kafka_io.clients import connected
+from kafka_marshal.kafka_io.clients import new_client
 from kafka_marshal.kafka_io.data import KafkaOffsets
-from kafka_marshal.kafka_io.faults import needed
-from kafka_marshal.kafka_io.patches import read_any_header
+from kafka_marshal.kafka_io.faults import required_right
+from kafka_marshal.kafka_io.patches import accept_any_header
 from kafka_marshal.kafka_io.settings import ConnectionSettings
 from kafka_marshal.kafka_io.topiclog import (
     ENTRIES_PER_POLL,
@@ -29,7 +29,7 @@ from kafka_marshal.kafka_io.topiclog import (
     Entries,
     TopicLog,
 )
-from kafka_marshal.kafka_io.translate import Access, translated
+from kafka_marshal.kafka_io.translate import Access, translate_error
 from kafka_marshal.kafka_io.writer import (
     LINGER_MS,
     OVERDUE_GRACE_MS,
@@ -65,7 +65,7 @@ class KafkaOutlet(Outlet):
         """
         deadline = time.monotonic() + timeout_ms / 1000
         self._topic = settings.coordination_topic
-        self._producer = connected(
+        self._producer = new_client(
             KafkaProducer,
             {
                 **settings.client_config(),
@@ -158,10 +158,10 @@ class KafkaCoordinationLog(TopicLog):
     """All partitions of the coordination topic, read by kafka-python."""
 
     _consumer: Any = None
-    _asker: KafkaOffsets | None = None
+    _querier: KafkaOffsets | None = None
     _assigned: Sequence[int] = ()
 
-    def _outlets(self) -> Connect:
+    def _outlet_factory(self) -> Connect:
         return kafka_outlets(self._settings)
 
     def _connect(self, deadline: float) -> None:
@@ -183,19 +183,19 @@ class KafkaCoordinationLog(TopicLog):
             "metrics_enabled": False,
             "bootstrap_timeout_ms": left_ms(deadline),
         }
-        self._consumer = connected(KafkaConsumer, settings, topic=self._topic)
-        read_any_header(self._consumer)
+        self._consumer = new_client(KafkaConsumer, settings, topic=self._topic)
+        accept_any_header(self._consumer)
 
-    def _start(self) -> None:
-        self._asker = KafkaOffsets(self._settings)
+    def _prepare(self) -> None:
+        self._querier = KafkaOffsets(self._settings)
 
     def _disconnect(self) -> None:
-        if self._asker is not None:
-            self._asker.close(0)
+        if self._querier is not None:
+            self._querier.close(0)
         if self._consumer is not None:
             self._consumer.close(autocommit=False)
 
-    def _go_to(self, offsets: Mapping[int, int]) -> None:
+    def _seek(self, offsets: Mapping[int, int]) -> None:
         if self._assigned != self._read:
             # Those that stay keep their place.
             self._consumer.assign([self._partitions[number] for number in self._read])
@@ -209,7 +209,9 @@ class KafkaCoordinationLog(TopicLog):
             batches = self._consumer.poll(timeout_ms=timeout_ms)
         except kafka_errors.OffsetOutOfRangeError as error:
             places = error.args[0] if error.args else ()
-            if places and self._steps_over((p.partition for p in places), timeout_ms):
+            if places and self._skips_deleted(
+                (p.partition for p in places), timeout_ms
+            ):
                 return []
             raise
         return [
@@ -227,34 +229,36 @@ class KafkaCoordinationLog(TopicLog):
             for record in records
         ]
 
-    def _passed(self, partitions: Collection[int]) -> Mapping[int, int]:
+    def _fetch_positions(self, partitions: Collection[int]) -> Mapping[int, int]:
         found: dict[int, int] = {}
         for number in partitions:
             try:
                 at = self._consumer.position(self._partitions[number], timeout_ms=0)
             except kafka_errors.LogTruncationError as error:
                 # kafka-python tells it once; the next poll must raise it.
-                self._note_fault(self._told(error, "Reading", Access.READ), error)
+                self._record_fault(
+                    self._translate(error, "Reading", Access.READ), error
+                )
                 break
             except kafka_errors.KafkaError:
                 continue
             found[number] = at or 0
         return found
 
-    def _ask(
+    def _query_offsets(
         self, timeout_ms: int, *, is_end: bool, partitions: Iterable[int] | None = None
     ) -> Mapping[int, int]:
         numbers = self._read if partitions is None else partitions
         if is_end:
-            assert self._asker is not None
+            assert self._querier is not None
             asked = [TopicPartition(self._topic, number) for number in numbers]
-            ends = self._asker.ends(asked, timeout_ms)
+            ends = self._querier.ends(asked, timeout_ms)
             return {place.partition: offset for place, offset in ends.items()}
         places = [self._partitions[number] for number in numbers]
         found = self._consumer.beginning_offsets(places, timeout_ms=timeout_ms)
         return {place.partition: offset for place, offset in found.items()}
 
-    def _lost(self, error: Exception) -> Sequence[int]:
+    def _lost_partitions(self, error: Exception) -> Sequence[int]:
         if isinstance(error, kafka_errors.OffsetOutOfRangeError):
             places = error.args[0] if error.args else ()
         elif isinstance(error, kafka_errors.LogTruncationError):
@@ -263,11 +267,11 @@ class KafkaCoordinationLog(TopicLog):
             places = ()
         return [place.partition for place in places]
 
-    def _told(self, error: Exception, doing: str, access: Access) -> MarshalError:
-        return translated(
+    def _translate(self, error: Exception, doing: str, access: Access) -> MarshalError:
+        return translate_error(
             error,
             doing=doing,
             access=access,
             addresses=self._settings.addresses,
-            needs=needed(access, self._topic),
+            needs=required_right(access, self._topic),
         )

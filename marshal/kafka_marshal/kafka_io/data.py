@@ -10,8 +10,8 @@ from kafka.admin import OffsetSpec
 from kafka.protocol.consumer import IsolationLevel
 from kafka.structs import OffsetAndMetadata
 
-from kafka_marshal.kafka_io.clients import Lookups
-from kafka_marshal.kafka_io.faults import Access, needed
+from kafka_marshal.kafka_io.clients import AdminClient
+from kafka_marshal.kafka_io.faults import Access, required_right
 from kafka_marshal.kafka_io.reader import KafkaDataReader
 from kafka_marshal.kafka_io.settings import ConnectionSettings
 from kafka_marshal.kafka_io.topics import (
@@ -57,7 +57,7 @@ class KafkaOffsets:
             isolation_level: With ``read_committed`` a log ends where its first open
                 transaction begins: no reader gets further.
         """
-        self._lookups = Lookups(settings)
+        self._admin = AdminClient(settings)
         self._level = LEVELS[isolation_level]
 
     def starts(
@@ -65,14 +65,14 @@ class KafkaOffsets:
     ) -> dict[TopicPartition, int]:
         """Return the first offset that exists, by partition."""
         spec = {each: int(OffsetSpec.EARLIEST) for each in partitions}
-        return {p: o or 0 for p, o in self._ask(spec, timeout_ms).items()}
+        return {p: o or 0 for p, o in self._query(spec, timeout_ms).items()}
 
     def ends(
         self, partitions: Sequence[TopicPartition], timeout_ms: int
     ) -> dict[TopicPartition, int]:
         """Return the next offset that a reader cannot have yet, by partition."""
         spec = {each: int(OffsetSpec.LATEST) for each in partitions}
-        return {p: o or 0 for p, o in self._ask(spec, timeout_ms).items()}
+        return {p: o or 0 for p, o in self._query(spec, timeout_ms).items()}
 
     def known_ends(
         self, partitions: Collection[TopicPartition], timeout_ms: int
@@ -89,7 +89,7 @@ class KafkaOffsets:
         if not topics:
             return {}
 
-        def ask(admin: Any) -> dict[TopicPartition, int]:
+        def request(admin: Any) -> dict[TopicPartition, int]:
             led = {
                 TopicPartition(row["name"], found["partition_index"])
                 for row in admin.describe_topics(topics)
@@ -106,11 +106,11 @@ class KafkaOffsets:
             )
             return {TopicPartition(*place): row.offset for place, row in ends.items()}
 
-        return self._lookups.call(
-            ask,
+        return self._admin.call(
+            request,
             doing="Asking where logs end",
             access=Access.READ,
-            needs=needed(Access.READ, *topics),
+            needs=required_right(Access.READ, *topics),
             timeout_ms=timeout_ms,
         )
 
@@ -118,20 +118,20 @@ class KafkaOffsets:
         self, times_ms: Mapping[TopicPartition, int], timeout_ms: int
     ) -> dict[TopicPartition, int | None]:
         """Return the first offset that is not older; None where all are."""
-        return self._ask(times_ms, timeout_ms)
+        return self._query(times_ms, timeout_ms)
 
     def close(self, timeout_ms: int) -> None:
         """Let go of the connection. Idempotent."""
-        self._lookups.close(timeout_ms=timeout_ms)
+        self._admin.close(timeout_ms=timeout_ms)
 
-    def _ask(
+    def _query(
         self, specs: Mapping[TopicPartition, int], timeout_ms: int
     ) -> dict[TopicPartition, int | None]:
         if not specs:
             return {}
         places = {KafkaTopicPartition(*each): spec for each, spec in specs.items()}
 
-        def ask(admin: Any) -> dict[TopicPartition, int | None]:
+        def request(admin: Any) -> dict[TopicPartition, int | None]:
             found = admin.list_partition_offsets(
                 places, isolation_level=self._level, timeout_ms=timeout_ms
             )
@@ -142,11 +142,11 @@ class KafkaOffsets:
                 for place, row in found.items()
             }
 
-        return self._lookups.call(
-            ask,
+        return self._admin.call(
+            request,
             doing="Asking for offsets of data partitions",
             access=Access.READ,
-            needs=needed(Access.READ, *{place.topic for place in specs}),
+            needs=required_right(Access.READ, *{place.topic for place in specs}),
             timeout_ms=timeout_ms,
         )
 
@@ -176,7 +176,7 @@ class KafkaGroups:
 
     def __init__(self, settings: ConnectionSettings) -> None:
         """Remember how to connect."""
-        self._lookups = Lookups(settings)
+        self._admin = AdminClient(settings)
 
     def read(self, group_id: str, *, timeout_ms: int = TIMEOUT_MS) -> GroupOffsets:
         """Return state and committed offsets; a group that is absent has none.
@@ -186,7 +186,7 @@ class KafkaGroups:
             CoordinationError: The cluster did not answer.
         """
 
-        def ask(admin: Any) -> GroupOffsets:
+        def request(admin: Any) -> GroupOffsets:
             # The state first: a group that starts to work later shows in offsets
             # that differ when they are read again.
             listed = admin.list_groups()
@@ -202,8 +202,8 @@ class KafkaGroups:
                 },
             )
 
-        return self._lookups.call(
-            ask,
+        return self._admin.call(
+            request,
             doing=f"Asking for the committed offsets of group {group_id}",
             access=Access.READ,
             needs=f"DESCRIBE on group {group_id}",
@@ -212,7 +212,7 @@ class KafkaGroups:
 
     def close(self) -> None:
         """Let go of the connection. Idempotent."""
-        self._lookups.close(timeout_ms=CLOSE_MS)
+        self._admin.close(timeout_ms=CLOSE_MS)
 
 
 class KafkaDataLog(DataLog):
@@ -235,7 +235,7 @@ class KafkaDataLog(DataLog):
         """
         self._settings = settings
         self._client_rack = client_rack
-        self._lookups = Lookups(settings)
+        self._admin = AdminClient(settings)
 
     def describe(
         self, topics: Sequence[str], timeout_ms: int
@@ -245,7 +245,7 @@ class KafkaDataLog(DataLog):
             return {}
         names = sorted(set(topics))
 
-        def ask(admin: Any) -> dict[str, TopicInfo]:
+        def request(admin: Any) -> dict[str, TopicInfo]:
             rows = [described(row) for row in admin.describe_topics(names)]
             return {
                 row.name: TopicInfo(row.partition_count, row.topic_id)
@@ -253,11 +253,11 @@ class KafkaDataLog(DataLog):
                 if row.exists
             }
 
-        return self._lookups.call(
-            ask,
+        return self._admin.call(
+            request,
             doing=f"Describing topics {', '.join(names)}",
             access=Access.READ,
-            needs=needed(Access.READ, *names),
+            needs=required_right(Access.READ, *names),
             timeout_ms=timeout_ms,
         )
 
@@ -265,11 +265,11 @@ class KafkaDataLog(DataLog):
         self, topic: str, *, has_checkpoints: bool, timeout_ms: int
     ) -> Sequence[WrongSetting]:
         """Return which settings of a coordination topic break PROTOCOL 2.1."""
-        found = describe_topic(self._lookups, topic, timeout_ms=timeout_ms)
+        found = describe_topic(self._admin, topic, timeout_ms=timeout_ms)
         if not found.exists:
             return ()
         servers = self._settings.addresses
-        # How many copies there can be, a member does not ask; an admin does.
+        # How many copies there can be, a member does not request; an admin does.
         wrong = problems(found, broker_count=1, has_checkpoints=has_checkpoints)
         return [
             WrongSetting(
@@ -284,11 +284,11 @@ class KafkaDataLog(DataLog):
     def topics(self, timeout_ms: int) -> Sequence[str]:
         """Return the names of all topics that may be seen, internal ones included."""
 
-        def ask(admin: Any) -> list[str]:
+        def request(admin: Any) -> list[str]:
             return sorted(str(name) for name in admin.list_topics())
 
-        return self._lookups.call(
-            ask,
+        return self._admin.call(
+            request,
             doing="Listing topics",
             access=Access.READ,
             timeout_ms=timeout_ms,
@@ -306,16 +306,18 @@ class KafkaDataLog(DataLog):
             return {}
         wanted = [KafkaTopicPartition(*each) for each in partitions]
 
-        def ask(admin: Any) -> dict[TopicPartition, LogRange]:
+        def request(admin: Any) -> dict[TopicPartition, LogRange]:
             try:
-                return ask_of(admin, wanted)
+                return list_offsets(admin, wanted)
             except kafka_errors.UnknownTopicOrPartitionError:
                 places = _existing(admin, wanted)
                 if len(places) == len(wanted):
                     raise
-                return ask_of(admin, places) if places else {}
+                return list_offsets(admin, places) if places else {}
 
-        def ask_of(admin: Any, places: list[Any]) -> dict[TopicPartition, LogRange]:
+        def list_offsets(
+            admin: Any, places: list[Any]
+        ) -> dict[TopicPartition, LogRange]:
             # The end first: a start read later is never above it by retention.
             ends = admin.list_partition_offsets(
                 dict.fromkeys(places, OffsetSpec.LATEST),
@@ -332,11 +334,11 @@ class KafkaDataLog(DataLog):
                 for place in places
             }
 
-        return self._lookups.call(
-            ask,
+        return self._admin.call(
+            request,
             doing="Asking for the ranges of data partitions",
             access=Access.READ,
-            needs=needed(Access.READ, *{place.topic for place in partitions}),
+            needs=required_right(Access.READ, *{place.topic for place in partitions}),
             timeout_ms=timeout_ms,
         )
 
@@ -348,17 +350,17 @@ class KafkaDataLog(DataLog):
             return {}
         places = [KafkaTopicPartition(*each) for each in partitions]
 
-        def ask(admin: Any) -> dict[TopicPartition, int]:
+        def request(admin: Any) -> dict[TopicPartition, int]:
             found = admin.list_partition_offsets(
                 dict.fromkeys(places, OffsetSpec.LATEST), timeout_ms=timeout_ms
             )
             return {TopicPartition(*place): found[place].offset for place in places}
 
-        return self._lookups.call(
-            ask,
+        return self._admin.call(
+            request,
             doing="Asking for the ends of data partitions",
             access=Access.READ,
-            needs=needed(Access.READ, *{place.topic for place in partitions}),
+            needs=required_right(Access.READ, *{place.topic for place in partitions}),
             timeout_ms=timeout_ms,
         )
 
@@ -370,7 +372,7 @@ class KafkaDataLog(DataLog):
             return {}
         places = [KafkaTopicPartition(*each) for each in partitions]
 
-        def ask(admin: Any) -> dict[TopicPartition, int | None]:
+        def request(admin: Any) -> dict[TopicPartition, int | None]:
             found = admin.list_group_offsets({group_id: places})[group_id]
             offsets: dict[TopicPartition, int | None] = {}
             for place in places:
@@ -380,8 +382,8 @@ class KafkaDataLog(DataLog):
                 offsets[TopicPartition(*place)] = entry.offset if is_known else None
             return offsets
 
-        return self._lookups.call(
-            ask,
+        return self._admin.call(
+            request,
             doing=f"Asking for the committed offsets of group {group_id}",
             access=Access.READ,
             needs=f"DESCRIBE on group {group_id}",
@@ -404,14 +406,14 @@ class KafkaDataLog(DataLog):
             for place, offset in offsets.items()
         }
 
-        def ask(admin: Any) -> None:
+        def request(admin: Any) -> None:
             results = admin.alter_group_offsets(group_id, wanted)
             for place, kind in results.items():
                 if kind is not kafka_errors.NoError:
                     raise kind(f"{place.topic}-{place.partition}")
 
-        self._lookups.call(
-            ask,
+        self._admin.call(
+            request,
             doing=f"Committing offsets of group {group_id}",
             access=Access.WRITE,
             needs=f"READ on group {group_id}",
@@ -428,7 +430,7 @@ class KafkaDataLog(DataLog):
 
     def close(self, timeout_ms: int) -> None:
         """Let go of the connection; readers live on. Idempotent."""
-        self._lookups.close(timeout_ms=timeout_ms)
+        self._admin.close(timeout_ms=timeout_ms)
 
 
 def _existing(admin: Any, places: Sequence[Any]) -> list[Any]:

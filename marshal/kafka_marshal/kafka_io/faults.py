@@ -144,7 +144,7 @@ OTHER = _fault(
 _NEEDS = {Access.READ: "READ on the topic", Access.WRITE: "WRITE on the topic"}
 
 
-def needed(access: Access, *topics: str) -> str:
+def required_right(access: Access, *topics: str) -> str:
     """Return the right on topics that reading or writing their records needs."""
     names = ", ".join(sorted(topics))
     return f"{access.name} on topic{'s' * (len(topics) > 1)} {names}"

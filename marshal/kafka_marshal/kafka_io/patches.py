@@ -29,7 +29,7 @@ from kafka.record.default_records import DefaultRecordBatch
 from kafka.record.memory_records import MemoryRecords
 
 from kafka_marshal.errors import ConfigurationError
-from kafka_marshal.kafka_io.positions import unknown_topic_id
+from kafka_marshal.kafka_io.positions import unknown_topic_error
 from kafka_marshal.protocol.types import TopicPartition
 
 # The number of the current format; what is older has no headers.
@@ -114,7 +114,7 @@ class TolerantRecords(Fetcher.PartitionRecords):  # type: ignore[misc] # untyped
         return found
 
 
-def read_any_header(consumer: Any) -> None:
+def accept_any_header(consumer: Any) -> None:
     """Have a consumer read records whose header names are not UTF-8."""
     fetcher = consumer._fetcher  # noqa: SLF001 - there is no other way in
     fetcher.PartitionRecords = TolerantRecords
@@ -143,7 +143,7 @@ def change_transports(network: Any, change: Callable[[Any], None]) -> None:
     manager._build_transport = built  # noqa: SLF001 - there is no other way in
 
 
-def hear_last_words(transport: Any) -> None:
+def keep_last_data(transport: Any) -> None:
     """Have a transport return what came, and an error where nothing did.
 
     Where both are there, the error comes again with the next look.
@@ -159,7 +159,7 @@ def _received(
     return data, None if data else error
 
 
-class Answer:
+class ResponseBuffer:
     """Stands in for the buffer of an answer, which is decoded where it lies."""
 
     __slots__ = ("buffer",)
@@ -201,10 +201,10 @@ def read_in_place(consumer: Any) -> None:
 
     Without the inner parts of kafka-python that this counts on, nothing changes.
     """
-    change_transports(getattr(consumer, "_client", None), _change)
+    change_transports(getattr(consumer, "_client", None), _read_transport_in_place)
 
 
-def _change(transport: Any) -> None:
+def _read_transport_in_place(transport: Any) -> None:
     ordinary = transport._sock_recv  # noqa: SLF001 - there is no other way in
     transport._sock_recv = partial(receive, transport, ordinary)  # noqa: SLF001
 
@@ -226,7 +226,7 @@ def receive(
     if sock is None or parser is None:
         return ordinary()
     try:
-        answer = _under_way(parser)
+        answer = _large_response(parser)
         if answer is not None:
             _fill(sock, answer)
         elif not isinstance(sock, ssl.SSLSocket):
@@ -243,17 +243,17 @@ def receive(
     return ordinary()
 
 
-def _under_way(parser: Any) -> "Answer | None":
+def _large_response(parser: Any) -> "ResponseBuffer | None":
     """Return the buffer of the large answer that is being read, if there is one."""
     if not getattr(parser, "_receiving", False):
         return None
     buffer = parser._rbuffer  # noqa: SLF001 - there is no other way in
     if type(buffer) is KafkaBytes and len(buffer) - buffer.tell() > LARGE:
-        buffer = parser._rbuffer = Answer(buffer)  # noqa: SLF001
-    return buffer if isinstance(buffer, Answer) else None
+        buffer = parser._rbuffer = ResponseBuffer(buffer)  # noqa: SLF001
+    return buffer if isinstance(buffer, ResponseBuffer) else None
 
 
-def _fill(sock: Any, answer: Answer) -> None:
+def _fill(sock: Any, answer: ResponseBuffer) -> None:
     """Read all but the last byte; raise where no more has come yet."""
     at, last = answer.tell(), len(answer) - 1
     with memoryview(answer.buffer) as whole:
@@ -283,7 +283,7 @@ class TopicIds:
     wanted: dict[TopicPartition, uuid.UUID] = attrs.field(factory=dict)
     refused: set[TopicPartition] = attrs.field(factory=set)
 
-    def want(self, partition: TopicPartition, topic_id: bytes | None) -> bool:
+    def set_id(self, partition: TopicPartition, topic_id: bytes | None) -> bool:
         """Set the id of a partition; return whether it had another one before."""
         before = self.wanted.get(partition)
         wanted = None if topic_id is None else uuid.UUID(bytes=topic_id)
@@ -303,7 +303,7 @@ class TopicIds:
         for partition in list(self.refused):
             self.refused.discard(partition)
             if partition in partitions:
-                raise unknown_topic_id(partition)
+                raise unknown_topic_error(partition)
 
     def _split(self, topics: Sequence[Any], known: Any) -> list[Any]:
         """Return one entry of a request for each topic id."""
@@ -323,7 +323,7 @@ class TopicIds:
                 found[named].partitions.append(each)
         return list(found.values())
 
-    def request(self, request: Any, known: Any) -> dict[uuid.UUID, str]:
+    def apply_to_request(self, request: Any, known: Any) -> dict[uuid.UUID, str]:
         """Have a fetch request name its topics by id if any of them has one.
 
         Args:
@@ -344,7 +344,7 @@ class TopicIds:
         request._max_version = FETCH_VERSION  # noqa: SLF001 - there is no other way in
         return {topic.topic_id: topic.topic for topic in request.topics}
 
-    def answer(self, response: Any, names: Mapping[uuid.UUID, str]) -> None:
+    def restore_names(self, response: Any, names: Mapping[uuid.UUID, str]) -> None:
         """Give the topics of an answer the names that kafka-python knows them by.
 
         Args:
@@ -385,11 +385,11 @@ def fetch_by_id(consumer: Any, ids: TopicIds) -> None:
     def make_by_id() -> Any:
         requests = make()
         for request, _ in requests.values():
-            names.update(ids.request(request, consumer._cluster))  # noqa: SLF001
+            names.update(ids.apply_to_request(request, consumer._cluster))  # noqa: SLF001
         return requests
 
     def take_by_id(node: Any, offsets: Any, sent: Any, response: Any) -> Any:
-        ids.answer(response, names)
+        ids.restore_names(response, names)
         return take(node, offsets, sent, response)
 
     fetcher._create_fetch_requests = make_by_id  # noqa: SLF001

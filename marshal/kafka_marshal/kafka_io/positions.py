@@ -6,7 +6,7 @@ from kafka_marshal.errors import InvalidTransition, PositionError, UnknownTopicI
 from kafka_marshal.protocol.types import Token, TopicPartition
 
 
-def outside(
+def outside_error(
     partition: TopicPartition, requested: int, *, what: str, start: int, end: int
 ) -> PositionError:
     """Return the error for a position that the log of its partition does not have.
@@ -30,7 +30,7 @@ def outside(
     )
 
 
-def unknown_topic_id(partition: TopicPartition) -> UnknownTopicId:
+def unknown_topic_error(partition: TopicPartition) -> UnknownTopicId:
     """Return the error for a partition whose topic id no broker has."""
     return UnknownTopicId(
         f"{partition} was not read: its brokers have no topic of the id that it is "
@@ -40,7 +40,7 @@ def unknown_topic_id(partition: TopicPartition) -> UnknownTopicId:
     )
 
 
-class Places:
+class Positions:
     """Assigned partitions, where each goes on, and under which claim.
 
     Attributes:

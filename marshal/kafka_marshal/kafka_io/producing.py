@@ -12,9 +12,9 @@ from kafka.errors import KafkaError
 
 from kafka_marshal.closing import Closing
 from kafka_marshal.errors import DeadlineExceeded, MarshalError
-from kafka_marshal.kafka_io.clients import connected
+from kafka_marshal.kafka_io.clients import new_client
 from kafka_marshal.kafka_io.settings import ConnectionSettings
-from kafka_marshal.kafka_io.translate import Access, translated
+from kafka_marshal.kafka_io.translate import Access, translate_error
 
 LINGER_MS = 5
 FLUSH_MS_MAX = 15_000
@@ -53,9 +53,9 @@ class KafkaRecordWriter(Closing):
             "linger_ms": LINGER_MS,
         }
         try:
-            self._producer: Any = connected(KafkaProducer, config)
+            self._producer: Any = new_client(KafkaProducer, config)
         except Exception as error:
-            raise self._told(error, "Connecting a producer") from error
+            raise self._translate(error, "Connecting a producer") from error
 
     def send(
         self, topic: str, value: bytes, *, partition: int, key: bytes | None = None
@@ -72,7 +72,7 @@ class KafkaRecordWriter(Closing):
                 topic, value=value, key=key, partition=partition
             )
         except Exception as error:
-            raise self._told(error, f"Writing to {topic}-{partition}") from error
+            raise self._translate(error, f"Writing to {topic}-{partition}") from error
         with self._lock:
             self._sent += 1
         future.add_callback(self._on_written, sent_at)
@@ -146,7 +146,7 @@ class KafkaRecordWriter(Closing):
             self._acks.append((now, int((now - sent_at) * 1000)))
 
     def _on_failed(self, place: str, error: Exception) -> None:
-        told = self._told(error, f"Writing to {place}")
+        told = self._translate(error, f"Writing to {place}")
         with self._lock:
             self._done += 1
             self._failure = self._failure or told
@@ -156,7 +156,7 @@ class KafkaRecordWriter(Closing):
             if self._failure is not None:
                 raise self._failure
 
-    def _told(self, error: Exception, doing: str) -> MarshalError:
-        return translated(
+    def _translate(self, error: Exception, doing: str) -> MarshalError:
+        return translate_error(
             error, doing=doing, access=Access.WRITE, addresses=self._addresses
         )

@@ -14,12 +14,12 @@ from kafka import TopicPartition as KafkaTopicPartition
 from kafka import errors as kafka_errors
 
 from kafka_marshal.errors import InvalidTransition, PositionError
-from kafka_marshal.kafka_io.clients import connected, forked
-from kafka_marshal.kafka_io.faults import needed
-from kafka_marshal.kafka_io.patches import TopicIds, fetch_by_id, read_any_header
-from kafka_marshal.kafka_io.positions import Places, outside
+from kafka_marshal.kafka_io.clients import forked_error, new_client
+from kafka_marshal.kafka_io.faults import required_right
+from kafka_marshal.kafka_io.patches import TopicIds, accept_any_header, fetch_by_id
+from kafka_marshal.kafka_io.positions import Positions, outside_error
 from kafka_marshal.kafka_io.settings import ConnectionSettings
-from kafka_marshal.kafka_io.translate import Access, translated
+from kafka_marshal.kafka_io.translate import Access, translate_error
 from kafka_marshal.ports import READ_UNCOMMITTED, DataReader, Record
 from kafka_marshal.protocol.types import Token, TopicPartition
 
@@ -34,7 +34,7 @@ REQUEST_TIMEOUT_MS = 10_000
 # made one, before it knew of any topic, and would stand idle: so it hurries at first.
 BACKOFF_MS = 100
 FIRST_BACKOFF_MS = 10
-_HURRY_S_MAX = 1.0
+_FAST_RETRY_S = 1.0
 # The broker has just answered, so it will again; asked only after a fault.
 _RANGE_TIMEOUT_MS = 500
 _UNKNOWN = -1
@@ -226,22 +226,24 @@ class KafkaDataReader(DataReader):
         self._pid = os.getpid()
         self._consumer: Any = None
         self._connecting: _Connecting | None = None
-        self._hurries_until = 0.0
+        self._fast_retry_until = 0.0
         self._is_closed = False
         # Every assigned partition in kafka-python's type, with our own.
-        self._ours: dict[Any, TopicPartition] = {}
-        self._places = Places()
+        self._partitions: dict[Any, TopicPartition] = {}
+        self._positions = Positions()
         self._topic_ids = TopicIds()
 
     def assign(self, partitions: Sequence[TopicPartition]) -> None:
         """Make this the exact set of partitions; see ``ports.DataReader``."""
         self._require_usable()
-        self._places.assign(partitions)
-        self._ours = {KafkaTopicPartition(*each): each for each in self._places.next}
+        self._positions.assign(partitions)
+        self._partitions = {
+            KafkaTopicPartition(*each): each for each in self._positions.next
+        }
         if self._consumer is not None:
             # kafka-python keeps the state of partitions that stay, and drops
             # what it has buffered of those that went.
-            self._consumer.assign(list(self._ours))
+            self._consumer.assign(list(self._partitions))
 
     def seek(
         self,
@@ -253,8 +255,8 @@ class KafkaDataReader(DataReader):
     ) -> None:
         """Continue at ``offset``; see ``ports.DataReader``."""
         self._require_usable()
-        self._places.seek(partition, offset, token=token, topic_id=topic_id)
-        if self._topic_ids.want(partition, topic_id):
+        self._positions.seek(partition, offset, token=token, topic_id=topic_id)
+        if self._topic_ids.set_id(partition, topic_id):
             # What it knows of the earlier topic must not count for this one.
             self._drop_consumer(0)
         if self._consumer is not None:
@@ -263,14 +265,14 @@ class KafkaDataReader(DataReader):
     def pause(self, partitions: Sequence[TopicPartition]) -> None:
         """Stop fetching these until resumed; positions and buffers are kept."""
         self._require_usable()
-        known = self._places.pause(partitions)
+        known = self._positions.pause(partitions)
         if self._consumer is not None:
             self._consumer.pause(*(KafkaTopicPartition(*each) for each in known))
 
     def resume(self, partitions: Sequence[TopicPartition]) -> None:
         """Undo ``pause``; unknown or running partitions are left alone."""
         self._require_usable()
-        known = self._places.resume(partitions)
+        known = self._positions.resume(partitions)
         if self._consumer is not None:
             self._consumer.resume(*(KafkaTopicPartition(*each) for each in known))
 
@@ -280,8 +282,8 @@ class KafkaDataReader(DataReader):
         """Return up to ``max_records`` records; see ``ports.DataReader``."""
         self._require_usable()
         timeout_ms = max(0, timeout_ms)
-        self._places.require_all()
-        if not self._places.next:
+        self._positions.require_all()
+        if not self._positions.next:
             time.sleep(timeout_ms / 1000)
             return {}
         deadline = time.monotonic() + timeout_ms / 1000
@@ -289,35 +291,39 @@ class KafkaDataReader(DataReader):
             if not self._connect(timeout_ms):
                 return {}
             left_ms = max(0, int((deadline - time.monotonic()) * 1000))
-            self._take_up_again()
+            self._unblock_resumed()
             batches = self._consumer.poll(
                 timeout_ms=left_ms, max_records=max(1, max_records)
             )
         except Exception as error:
-            raise self._told(error) from error
-        if self._hurries_until and (batches or time.monotonic() > self._hurries_until):
-            self._hurries_until = 0.0
-            self._back_off(BACKOFF_MS)
+            raise self._translate(error) from error
+        if self._fast_retry_until and (
+            batches or time.monotonic() > self._fast_retry_until
+        ):
+            self._fast_retry_until = 0.0
+            self._set_backoff(BACKOFF_MS)
         if not batches:
-            self._topic_ids.raise_refused(self._places.next)
+            self._topic_ids.raise_refused(self._positions.next)
         found: dict[TopicPartition, Sequence[Record]] = {}
         for place, records in batches.items():
-            partition = self._ours[place]
-            self._places.next[partition] = records[-1].offset + 1
+            partition = self._partitions[place]
+            self._positions.next[partition] = records[-1].offset + 1
             found[partition] = Records(
-                records, token=self._places.tokens[partition], make=kafka_records
+                records, token=self._positions.tokens[partition], make=kafka_records
             )
         return found
 
     def positions(self) -> Mapping[TopicPartition, int]:
         """Return where each partition goes on; see ``ports.DataReader``."""
         self._require_usable()
-        found = {each: at for each, at in self._places.next.items() if at is not None}
+        found = {
+            each: at for each, at in self._positions.next.items() if at is not None
+        }
         if self._consumer is None:
             return found
         # Its method would ask the cluster, too.
         states = self._consumer._subscription.assignment  # noqa: SLF001
-        for place, ours in self._ours.items():
+        for place, ours in self._partitions.items():
             position = states[place].position if place in states else None
             if ours in found and position is not None:
                 found[ours] = max(found[ours], position.offset)
@@ -329,7 +335,8 @@ class KafkaDataReader(DataReader):
         if self._consumer is None:
             return {}
         told = {
-            ours: self._consumer.highwater(place) for place, ours in self._ours.items()
+            ours: self._consumer.highwater(place)
+            for place, ours in self._partitions.items()
         }
         return {ours: end for ours, end in told.items() if end is not None}
 
@@ -355,17 +362,17 @@ class KafkaDataReader(DataReader):
         connecting, self._connecting = self._connecting, None
         consumer = connecting.outcome()
         fetch_by_id(consumer, self._topic_ids)
-        consumer.assign(list(self._ours))
-        for place, ours in self._ours.items():
-            consumer.seek(place, self._places.next[ours])
-            if ours in self._places.paused:
+        consumer.assign(list(self._partitions))
+        for place, ours in self._partitions.items():
+            consumer.seek(place, self._positions.next[ours])
+            if ours in self._positions.paused:
                 consumer.pause(place)
         self._consumer = consumer
-        self._hurries_until = time.monotonic() + _HURRY_S_MAX
-        self._back_off(FIRST_BACKOFF_MS)
+        self._fast_retry_until = time.monotonic() + _FAST_RETRY_S
+        self._set_backoff(FIRST_BACKOFF_MS)
         return True
 
-    def _back_off(self, backoff_ms: int) -> None:
+    def _set_backoff(self, backoff_ms: int) -> None:
         """Set the time between two requests of a kind; there is no other way in."""
         for each in (self._consumer, self._consumer._cluster):  # noqa: SLF001
             each.config["retry_backoff_ms"] = backoff_ms
@@ -386,11 +393,11 @@ class KafkaDataReader(DataReader):
             "metrics_enabled": False,
             "bootstrap_timeout_ms": REQUEST_TIMEOUT_MS,
         }
-        consumer = connected(KafkaConsumer, settings)
-        read_any_header(consumer)
+        consumer = new_client(KafkaConsumer, settings)
+        accept_any_header(consumer)
         return consumer
 
-    def _take_up_again(self) -> None:
+    def _unblock_resumed(self) -> None:
         """Let kafka-python go on with what it had fetched before a pause.
 
         It sets the rest of a paused partition aside, and fetches nothing more of
@@ -403,32 +410,36 @@ class KafkaDataReader(DataReader):
         if not fetcher._next_partition_records:  # noqa: SLF001
             fetcher._next_partition_records = None  # noqa: SLF001
 
-    def _told(self, error: Exception) -> Exception:
+    def _translate(self, error: Exception) -> Exception:
         """Return our error for one of the consumer's, and keep the reader usable."""
         if isinstance(error, kafka_errors.OffsetOutOfRangeError) and error.args:
             place, requested = next(iter(error.args[0].items()))
-            return self._outside(place, requested, "is outside its log")
+            return self._position_error(place, requested, "is outside its log")
         if isinstance(error, kafka_errors.LogTruncationError):
             place = next(iter(error.divergent_offsets))
-            ours = self._ours.get(place)
-            requested = self._places.next.get(ours) if ours is not None else None
+            ours = self._partitions.get(place)
+            requested = self._positions.next.get(ours) if ours is not None else None
             if requested is not None:
-                return self._outside(place, requested, "was cut off by a truncation")
+                return self._position_error(
+                    place, requested, "was cut off by a truncation"
+                )
         if isinstance(error, kafka_errors.CorruptRecordError | UnicodeDecodeError):
             self._drop_consumer(0)
             # The error does not say which partition it is of. Another first one
             # each time lets those that are sound go on.
-            first = next(iter(self._ours))
-            self._ours[first] = self._ours.pop(first)
-        return translated(
+            first = next(iter(self._partitions))
+            self._partitions[first] = self._partitions.pop(first)
+        return translate_error(
             error,
             doing="Reading data partitions",
             access=Access.READ,
-            needs=needed(Access.READ, *{place.topic for place in self._places.next}),
+            needs=required_right(
+                Access.READ, *{place.topic for place in self._positions.next}
+            ),
             addresses=self._settings.addresses,
         )
 
-    def _outside(self, place: Any, requested: int, what: str) -> PositionError:
+    def _position_error(self, place: Any, requested: int, what: str) -> PositionError:
         """Return the error for a position outside its log, with the log's range."""
         start = end = _UNKNOWN
         try:
@@ -439,7 +450,7 @@ class KafkaDataReader(DataReader):
             # What went wrong is told all the same, without the range.
             pass
         partition = TopicPartition(*place)
-        return outside(partition, requested, what=what, start=start, end=end)
+        return outside_error(partition, requested, what=what, start=start, end=end)
 
     def _drop_consumer(self, timeout_ms: int) -> None:
         consumer, self._consumer = self._consumer, None
@@ -453,6 +464,6 @@ class KafkaDataReader(DataReader):
 
     def _require_usable(self) -> None:
         if os.getpid() != self._pid:
-            raise forked("Reading data partitions")
+            raise forked_error("Reading data partitions")
         if self._is_closed:
             raise InvalidTransition("The reader is closed; open a new one.")

@@ -19,14 +19,14 @@ from kafka.errors import CorruptRecordError
 
 from kafka_marshal.collecting import uncollected
 from kafka_marshal.errors import DeadlineExceeded, PositionError, UnknownTopicId
-from kafka_marshal.kafka_io.columns import Batch, Slice, columns_of, inflated
+from kafka_marshal.kafka_io.columns import Batch, Slice, decompress, to_columns
 from kafka_marshal.kafka_io.patches import read_in_place
 from kafka_marshal.kafka_io.reader import KafkaDataReader, Records
 from kafka_marshal.kafka_io.settings import ConnectionSettings
 from kafka_marshal.protocol.types import TopicPartition
 
 # Releases whose inner parts are as they are counted on here.
-KNOWN = "3.0."
+SUPPORTED = "3.0."
 # What goes on at a time. A megabyte stays in the processor's cache while it is made,
 # sent and read; ten of them cost twice the time for each byte.
 CHUNK_BYTES = 1_048_576
@@ -41,7 +41,7 @@ _LIMIT = "max_partition_fetch_bytes"
 _HEADER_BYTES = 61
 POLL_MS = 50
 # How long nothing comes before a log is asked whether it still reaches the range.
-LOOK_MS = 1_000
+CHECK_MS = 1_000
 _CLOSE_MS = 5_000
 
 
@@ -54,7 +54,7 @@ class Group(Protocol):
 
 
 @attrs.define(eq=False)
-class Aim:
+class FetchTarget:
     """How far a range goes, and how much of it to ask for at a time.
 
     Attributes:
@@ -70,14 +70,14 @@ class Aim:
     def take(self, span: tuple[int, int]) -> None:
         """Read this range from now on."""
         self.end = span[1]
-        self.ask_from(span[0])
+        self.limit_next(span[0])
 
-    def learn(self, size: int, count: int) -> None:
+    def update_record_size(self, size: int, count: int) -> None:
         """Note how much there was for some offsets."""
         if count > 0:
             self.bytes_each = size / count
 
-    def ask_from(self, at: int) -> None:
+    def limit_next(self, at: int) -> None:
         """Have the next request, from this offset on, ask for what is left."""
         limit = FETCH_BYTES_FIRST
         if self.bytes_each is not None:
@@ -87,7 +87,7 @@ class Aim:
 
 
 @attrs.frozen
-class Fetched:
+class Fetch:
     """What one fetch brought.
 
     Attributes:
@@ -100,31 +100,31 @@ class Fetched:
     groups: Sequence[Group]
 
 
-def is_known(version: str = kafka.__version__) -> bool:
+def is_supported(version: str = kafka.__version__) -> bool:
     """Return whether this release of kafka-python has the inner parts that it takes."""
-    return version.startswith(KNOWN)
+    return version.startswith(SUPPORTED)
 
 
-def from_records(records: Sequence[Any]) -> Fetched:
+def fetch_of_records(records: Sequence[Any]) -> Fetch:
     """Return what a release of kafka-python that is not known has made records of."""
-    return Fetched(records[-1].offset, [partial(_columns_of_records, records)])
+    return Fetch(records[-1].offset, [partial(_records_to_columns, records)])
 
 
-def as_columns(consumer: Any, aim: Aim) -> None:
-    """Have a consumer hand on what it fetches as ``Fetched``, one for each fetch."""
+def fetch_batches(consumer: Any, aim: FetchTarget) -> None:
+    """Have a consumer hand on what it fetches as ``Fetch``, one for each fetch."""
     fetcher = consumer._fetcher  # noqa: SLF001 - there is no other way in
     fetcher.config[_LIMIT] = aim.config.get(_LIMIT, FETCH_BYTES_FIRST)
     aim.config = fetcher.config
 
-    def unopened(*args: object, **settings: object) -> Unopened:
-        found = Unopened(*args, **settings)
+    def unopened(*args: object, **settings: object) -> UndecodedRecords:
+        found = UndecodedRecords(*args, **settings)
         found.aim = aim
         return found
 
     fetcher.PartitionRecords = unopened
 
 
-class Unopened(Fetcher.PartitionRecords):  # type: ignore[misc]  # it has no types
+class UndecodedRecords(Fetcher.PartitionRecords):  # type: ignore[misc]  # it has no types
     """Records of a partition as kafka-python keeps them, but not made into any.
 
     Attributes:
@@ -132,30 +132,28 @@ class Unopened(Fetcher.PartitionRecords):  # type: ignore[misc]  # it has no typ
         next_fetch_offset: kafka-python's, and so are all others.
     """
 
-    aim: Aim
+    aim: FetchTarget
     next_fetch_offset: int
 
     def _maybe_skip_record(self, _: object) -> bool:
         # Columns are cut to the range.
         return False
 
-    def _unpack_records(
-        self, _: object, records: Any, *__: object
-    ) -> Iterator[Fetched]:
+    def _unpack_records(self, _: object, records: Any, *__: object) -> Iterator[Fetch]:
         """Return all of it at once."""
         first = self.next_fetch_offset
         groups = list(_grouped(self._batches(records)))
         is_whole = self.next_fetch_offset < self.aim.end
         if is_whole:
             self.bytes_read = records.size_in_bytes()
-            self.aim.learn(self.bytes_read, self.next_fetch_offset - first)
-        self.aim.ask_from(self.next_fetch_offset)
+            self.aim.update_record_size(self.bytes_read, self.next_fetch_offset - first)
+        self.aim.limit_next(self.next_fetch_offset)
         if is_whole or not groups:
             # More is fetched while this is looked at. Where the range ends, there is
             # nothing more to fetch, and kafka-python must believe this unread.
             self.drain()
         if groups:
-            yield Fetched(self.next_fetch_offset - 1, groups)
+            yield Fetch(self.next_fetch_offset - 1, groups)
         self.drain()
 
     def _batches(self, records: Any) -> Iterator[Any]:
@@ -199,32 +197,32 @@ def _grouped(batches: Iterator[Any]) -> Iterator[Group]:
     old: list[Any] = []
     size = count = 0
     for each in batches:
-        batch = None if isinstance(each, list) else _opened(each)
+        batch = None if isinstance(each, list) else _to_batch(each)
         more = sum(map(_size, each)) if batch is None else len(batch.data)
         records = len(each) if batch is None else batch.size
         is_full = size + more > CHUNK_BYTES or count + records > CHUNK_RECORDS
         if is_full or (group if batch is None else old):
-            yield from _closed(group, old)
+            yield from _to_groups(group, old)
             group, old, size, count = [], [], 0, 0
         if batch is None:
             old += each
         else:
             group.append(batch)
         size, count = size + more, count + records
-    yield from _closed(group, old)
+    yield from _to_groups(group, old)
 
 
-def _closed(group: Sequence[Batch], old: Sequence[Any]) -> Iterator[Group]:
+def _to_groups(group: Sequence[Batch], old: Sequence[Any]) -> Iterator[Group]:
     if group:
-        yield partial(columns_of, group)
+        yield partial(to_columns, group)
     if old:
-        yield partial(_columns_of_records, old)
+        yield partial(_records_to_columns, old)
 
 
-def _opened(batch: Any) -> Batch:
+def _to_batch(batch: Any) -> Batch:
     data = memoryview(batch._buffer)[_HEADER_BYTES:]  # noqa: SLF001
     if batch.compression_type:
-        data = inflated(batch.compression_type, data)
+        data = decompress(batch.compression_type, data)
     return Batch(
         batch.base_offset,
         batch.records_count,
@@ -238,7 +236,7 @@ def _size(record: Any) -> int:
     return len(record.key or b"") + len(record.value or b"")
 
 
-def _columns_of_records(
+def _records_to_columns(
     records: Sequence[Any], span: tuple[int, int], *, with_headers: bool
 ) -> Slice | None:
     """Return columns of records, such as brokers before Kafka 0.11 have written."""
@@ -260,7 +258,7 @@ class TopicReplaced(PositionError):
     """The topic of a range was deleted, and another of its name was created."""
 
 
-class Patience:
+class ProgressTimeout:
     """How long to wait on without a sign of progress."""
 
     def __init__(self, partition: TopicPartition, end: int, timeout_ms: int) -> None:
@@ -268,18 +266,18 @@ class Patience:
         self._partition = partition
         self._end = end
         self._timeout_ms = timeout_ms
-        self._since = self._looked = time.monotonic()
+        self._since = self._checked_at = time.monotonic()
 
-    def renew(self) -> None:
+    def reset(self) -> None:
         """Note progress."""
-        self._since = self._looked = time.monotonic()
+        self._since = self._checked_at = time.monotonic()
 
-    def is_look_due(self) -> bool:
-        """Return whether nothing has come for another ``LOOK_MS``."""
+    def is_check_due(self) -> bool:
+        """Return whether nothing has come for another ``CHECK_MS``."""
         now = time.monotonic()
-        is_due = (now - self._looked) * 1000 >= LOOK_MS
+        is_due = (now - self._checked_at) * 1000 >= CHECK_MS
         if is_due:
-            self._looked = now
+            self._checked_at = now
         return is_due
 
     def check(self, at: int) -> None:
@@ -311,7 +309,7 @@ class SliceReader:
         self, settings: ConnectionSettings, *, isolation_level: str, client_rack: str
     ) -> None:
         """Remember how to connect; the first range does."""
-        self._reader = _Reader(
+        self._reader = _RangeReader(
             settings, isolation_level=isolation_level, client_rack=client_rack
         )
 
@@ -345,7 +343,7 @@ class SliceReader:
             return
         reader = self._reader
         reader.aim(partition, span, topic_id=topic_id)
-        patience = Patience(partition, end, timeout_ms)
+        patience = ProgressTimeout(partition, end, timeout_ms)
         while at < end:
             for fetched in reader.take(POLL_MS):
                 for group in fetched.groups:
@@ -354,13 +352,13 @@ class SliceReader:
                     if rows is not None:
                         yield rows
             # It passes over what holds no record, which is the proof of it.
-            ahead = reader.place_of(partition)
+            ahead = reader.position_of(partition)
             if ahead > at:
                 at = ahead
-                patience.renew()
+                patience.reset()
             else:
-                if patience.is_look_due():
-                    reader.require_reach(partition, (at, end))
+                if patience.is_check_due():
+                    reader.require_range(partition, (at, end))
                 patience.check(at)
         # Nothing more of it is wanted.
         reader.assign([])
@@ -370,7 +368,7 @@ class SliceReader:
         self._reader.close(_CLOSE_MS)
 
 
-class _Reader(KafkaDataReader):
+class _RangeReader(KafkaDataReader):
     """A reader that takes what a fetch brings as a whole, up to the end of a range."""
 
     def __init__(
@@ -379,9 +377,9 @@ class _Reader(KafkaDataReader):
         super().__init__(
             settings, isolation_level=isolation_level, client_rack=client_rack
         )
-        self._aim = Aim()
+        self._aim = FetchTarget()
         self._topic_id = ""
-        self._hands_on_fetches = is_known()
+        self._has_batches = is_supported()
 
     def aim(
         self, partition: TopicPartition, span: tuple[int, int], *, topic_id: str = ""
@@ -393,28 +391,28 @@ class _Reader(KafkaDataReader):
         self.seek(partition, span[0], topic_id=wanted)
         self._aim.take(span)
 
-    def take(self, timeout_ms: int) -> Sequence[Fetched]:
+    def take(self, timeout_ms: int) -> Sequence[Fetch]:
         """Return what one fetch brought, if there is one."""
-        most = 1 if self._hands_on_fetches else CHUNK_RECORDS
+        most = 1 if self._has_batches else CHUNK_RECORDS
         try:
             found = self.poll(timeout_ms, most)
         except UnknownTopicId as error:
             # It may be that this broker does not know the topic yet.
-            self._require_topic(TopicPartition(*error.partition))
+            self._require_same_topic(TopicPartition(*error.partition))
             return ()
         for records in found.values():
             assert isinstance(records, Records)
             sources = records.sources
-            return sources if self._hands_on_fetches else [from_records(sources)]
+            return sources if self._has_batches else [fetch_of_records(sources)]
         return ()
 
-    def place_of(self, partition: TopicPartition) -> int:
+    def position_of(self, partition: TopicPartition) -> int:
         """Return the next offset that a poll looks at, gaps passed.
 
         Raises:
             PositionError: The log was cut off below it.
         """
-        known = self._places.next[partition] or 0
+        known = self._positions.next[partition] or 0
         if self._consumer is None:
             return known
         try:
@@ -422,32 +420,34 @@ class _Reader(KafkaDataReader):
                 KafkaTopicPartition(*partition), timeout_ms=0
             )
         except Exception as error:
-            raise self._told(error) from error
+            raise self._translate(error) from error
         return max(known, place or 0)
 
-    def require_reach(self, partition: TopicPartition, span: tuple[int, int]) -> None:
+    def require_range(self, partition: TopicPartition, span: tuple[int, int]) -> None:
         """Raise if the log ends within a range, so that the rest never comes.
 
         Raises:
             TopicReplaced: The topic has another id.
             PositionError: It does.
         """
-        self._require_topic(partition)
+        self._require_same_topic(partition)
         at, end = span
         if self.ends().get(partition, end) >= end:
             return
         # What a follower says may be late: the leader is asked.
-        error = self._outside(KafkaTopicPartition(*partition), at, "is to be read on")
+        error = self._position_error(
+            KafkaTopicPartition(*partition), at, "is to be read on"
+        )
         if -1 < error.log_end < end:
             raise error
 
-    def _require_topic(self, partition: TopicPartition) -> None:
+    def _require_same_topic(self, partition: TopicPartition) -> None:
         if self._consumer is None or not self._topic_id:
             return
         cluster = self._consumer._cluster  # noqa: SLF001 - there is no other way in
         known = cluster.topic_id(partition.topic)
         if known is not None and known.hex != self._topic_id:
-            at = self._places.next[partition] or 0
+            at = self._positions.next[partition] or 0
             raise TopicReplaced(
                 f"topic {partition.topic} was deleted and created again: its id was "
                 f"{self._topic_id} and is {known.hex}",
@@ -459,17 +459,17 @@ class _Reader(KafkaDataReader):
 
     def _new_consumer(self) -> Any:
         consumer = super()._new_consumer()
-        if self._hands_on_fetches:
+        if self._has_batches:
             read_in_place(consumer)
-            as_columns(consumer, self._aim)
+            fetch_batches(consumer, self._aim)
         return consumer
 
 
-class Slices:
+class SliceReaders:
     """The readers of this process, one for each way to connect, made when needed.
 
     A process that reads one range after another, as Spark's workers do, keeps its
-    connections. A forked child makes its own.
+    connections. A forked_error child makes its own.
     """
 
     def __init__(self) -> None:

@@ -18,7 +18,7 @@ from kafka_marshal.errors import (
     MarshalError,
     TopicMisconfigured,
 )
-from kafka_marshal.kafka_io.clients import forked
+from kafka_marshal.kafka_io.clients import forked_error
 from kafka_marshal.kafka_io.faults import Access
 from kafka_marshal.kafka_io.settings import ConnectionSettings
 from kafka_marshal.kafka_io.single_flight import SingleFlight
@@ -70,7 +70,7 @@ class TopicLog(CoordinationLog):
                 With None nothing can be appended before that: readers need no
                 producer, nor the right to write.
             timeout_ms: When to give up.
-            only: Told how many partitions there are, says which of them to read;
+            only: Translate how many partitions there are, says which of them to read;
                 without it all are. ``read_also`` adds to them.
 
         Raises:
@@ -86,14 +86,14 @@ class TopicLog(CoordinationLog):
         self._lock = threading.Lock()
         self._fault: MarshalError | None = None
         # Partitions that went back, until they are read from elsewhere.
-        self._torn: dict[int, LogTruncated] = {}
+        self._truncated: dict[int, LogTruncated] = {}
         self._is_closed = False
         self._end_flight: SingleFlight[Mapping[int, int]] = SingleFlight()
-        self._has_kept = False
+        self._has_state = False
         self.writer: Writer | None = None
         try:
-            self._start()
-            self._look_up(deadline)
+            self._prepare()
+            self._describe_topic(deadline)
         except BaseException:
             self.close(0)
             raise
@@ -108,12 +108,12 @@ class TopicLog(CoordinationLog):
             if heartbeat_interval_ms is not None:
                 self.writer = self._new_writer(heartbeat_interval_ms, left_ms(deadline))
             self._connect(deadline)
-            starts = self._ask(left_ms(deadline), is_end=False)
-            self._go_to(starts)
+            starts = self._query_offsets(left_ms(deadline), is_end=False)
+            self._seek(starts)
         except Exception as error:
             self.close(0)
             doing = f"Opening the coordination topic {self._topic}"
-            raise self._told(error, doing, Access.READ) from error
+            raise self._translate(error, doing, Access.READ) from error
 
     # The port.
 
@@ -145,10 +145,10 @@ class TopicLog(CoordinationLog):
         try:
             entries = self._fetch(max(0, timeout_ms))
         except Exception as error:
-            told = self._told(error, f"Reading {self._topic}", Access.READ)
-            self._note_fault(told, error)
+            told = self._translate(error, f"Reading {self._topic}", Access.READ)
+            self._record_fault(told, error)
             raise told from error
-        entries = self._checked(entries)
+        entries = self._validated(entries)
         if not entries:
             self._raise_fault()
         return entries
@@ -159,16 +159,18 @@ class TopicLog(CoordinationLog):
         self._require_open()
         before = {number: self._next[number] for number in offsets}
         try:
-            self._forget_places(offsets)
-            self._go_to(offsets)
+            self._reset_positions(offsets)
+            self._seek(offsets)
         except Exception as error:
             for number, offset in before.items():
                 self._next[number] = offset
-            raise self._told(error, f"Reading {self._topic}", Access.READ) from error
+            raise self._translate(
+                error, f"Reading {self._topic}", Access.READ
+            ) from error
         for number in offsets:
-            self._torn.pop(number, None)
+            self._truncated.pop(number, None)
             self._ends[number] = 0  # what was asked before may be of a longer log
-        self._has_kept = True
+        self._has_state = True
 
     def positions(self) -> Mapping[int, int]:
         """Return the next offset that ``poll`` will look at, per partition."""
@@ -180,7 +182,7 @@ class TopicLog(CoordinationLog):
             for number in self._read
             if self._next[number] < self._ends[number] and not self._is_closed
         ]
-        for number, place in self._passed(behind).items():
+        for number, place in self._fetch_positions(behind).items():
             self._next[number] = max(self._next[number], place)
         return dict(enumerate(self._next))
 
@@ -204,7 +206,7 @@ class TopicLog(CoordinationLog):
         """Flush appends for up to ``timeout_ms``, then let go. Idempotent.
 
         What is still under way then ends by itself within the delivery
-        timeout, in the background. In a forked child nothing is touched.
+        timeout, in the background. In a forked_error child nothing is touched.
         """
         with self._lock:
             if self._is_closed:
@@ -245,7 +247,7 @@ class TopicLog(CoordinationLog):
                 self.writer.configure(heartbeat_interval_ms, timeout_ms=timeout_ms)
         except Exception as error:
             doing = f"Connecting a writer to {self._topic}"
-            raise self._told(error, doing, Access.WRITE) from error
+            raise self._translate(error, doing, Access.WRITE) from error
 
     def read_also(self, partition: int, *, timeout_ms: int = OPEN_TIMEOUT_MS) -> None:
         """Read one more partition from its start; nothing where it is read already.
@@ -258,12 +260,14 @@ class TopicLog(CoordinationLog):
         if partition in self._read:
             return
         try:
-            starts = self._ask(max(1, timeout_ms), is_end=False, partitions=[partition])
+            starts = self._query_offsets(
+                max(1, timeout_ms), is_end=False, partitions=[partition]
+            )
         except Exception as error:
             doing = f"Asking for the start of {self._topic}"
-            raise self._told(error, doing, Access.READ) from error
+            raise self._translate(error, doing, Access.READ) from error
         self._read = sorted((*self._read, partition))
-        self._go_to(starts)
+        self._seek(starts)
 
     def start_at(self, offsets: Mapping[int, int], *, timeout_ms: int) -> None:
         """Read partitions on from these offsets, before anything was read of them.
@@ -284,16 +288,16 @@ class TopicLog(CoordinationLog):
                     f"{ends[number]}, so reading cannot go on at {offset}. Read it "
                     "anew from its start."
                 )
-        self._has_kept = True
-        self._go_to(offsets)
+        self._has_state = True
+        self._seek(offsets)
 
     # What a transport adds.
 
     @abstractmethod
-    def _outlets(self) -> Connect:
+    def _outlet_factory(self) -> Connect:
         """Return what makes producers."""
 
-    def _start(self) -> None:
+    def _prepare(self) -> None:
         """Begin to connect, while the topic is still looked up."""
 
     @abstractmethod
@@ -305,7 +309,7 @@ class TopicLog(CoordinationLog):
         """Close the reader, if there is one."""
 
     @abstractmethod
-    def _go_to(self, offsets: Mapping[int, int]) -> None:
+    def _seek(self, offsets: Mapping[int, int]) -> None:
         """Note these next offsets, and continue reading all of ``_read``."""
 
     @abstractmethod
@@ -313,21 +317,21 @@ class TopicLog(CoordinationLog):
         """Return what is there, waiting up to ``timeout_ms`` for something."""
 
     @abstractmethod
-    def _passed(self, partitions: Collection[int]) -> Mapping[int, int]:
+    def _fetch_positions(self, partitions: Collection[int]) -> Mapping[int, int]:
         """Return the next offsets to look at, of those where they are known."""
 
     @abstractmethod
-    def _ask(
+    def _query_offsets(
         self, timeout_ms: int, *, is_end: bool, partitions: Iterable[int] | None = None
     ) -> Mapping[int, int]:
         """Return the ends or starts of partitions, of ``_read`` by default."""
 
     @abstractmethod
-    def _lost(self, error: Exception) -> Sequence[int]:
+    def _lost_partitions(self, error: Exception) -> Sequence[int]:
         """Return the partitions that an error says have lost records."""
 
     @abstractmethod
-    def _told(self, error: Exception, doing: str, access: Access) -> MarshalError:
+    def _translate(self, error: Exception, doing: str, access: Access) -> MarshalError:
         """Return an error of the client library in our words."""
 
     # How it is done.
@@ -335,13 +339,13 @@ class TopicLog(CoordinationLog):
     def _new_writer(self, heartbeat_interval_ms: int, timeout_ms: int) -> Writer:
         return Writer(
             self._settings,
-            connect=self._outlets(),
-            told=self._told,
+            connect=self._outlet_factory(),
+            told=self._translate,
             heartbeat_interval_ms=heartbeat_interval_ms,
             timeout_ms=timeout_ms,
         )
 
-    def _look_up(self, deadline: float) -> None:
+    def _describe_topic(self, deadline: float) -> None:
         """Learn the topic's partitions and ids."""
         with KafkaTopicAdmin(self._settings) as admin:
             self.cluster_id = admin.cluster_id(timeout_ms=left_ms(deadline))
@@ -361,7 +365,7 @@ class TopicLog(CoordinationLog):
         self.topic_id = found.topic_id
         self.description = found
 
-    def _forget_places(self, numbers: Iterable[int]) -> None:
+    def _reset_positions(self, numbers: Iterable[int]) -> None:
         """Know nothing more of what was read of these partitions."""
         for number in numbers:
             self._epochs[number] = EPOCH_NONE
@@ -369,22 +373,22 @@ class TopicLog(CoordinationLog):
     def _raise_fault(self) -> None:
         if self._fault is not None:
             raise self._fault
-        for fault in self._torn.values():
+        for fault in self._truncated.values():
             raise fault
 
-    def _note_fault(self, told: MarshalError, error: Exception) -> None:
+    def _record_fault(self, told: MarshalError, error: Exception) -> None:
         """Remember what does not pass, so that no later poll goes on."""
         if told.retriable:
             return
-        lost = self._lost(error) if isinstance(told, LogTruncated) else ()
+        lost = self._lost_partitions(error) if isinstance(told, LogTruncated) else ()
         for number in lost:
-            self._torn[number] = LogTruncated(str(told), partition=number)
+            self._truncated[number] = LogTruncated(str(told), partition=number)
         if isinstance(told, LogTruncated) and lost:
             told.partition = lost[0]
         else:
             self._fault = told
 
-    def _checked(self, entries: Entries) -> Entries:
+    def _validated(self, entries: Entries) -> Entries:
         """Require of new entries what PROTOCOL 2.1 does, and note where we stand.
 
         Returns:
@@ -393,7 +397,7 @@ class TopicLog(CoordinationLog):
         next_offsets, epochs = self._next, self._epochs
         for partition, entry in entries:
             offset, epoch = entry.offset, entry.leader_epoch
-            if partition in self._torn:
+            if partition in self._truncated:
                 continue
             if epoch is None or epoch < 0:
                 self._fault = LogUnreadable(
@@ -403,7 +407,7 @@ class TopicLog(CoordinationLog):
                 )
                 raise self._fault
             if offset < next_offsets[partition] or epoch < epochs[partition]:
-                self._torn[partition] = LogTruncated(
+                self._truncated[partition] = LogTruncated(
                     f"{self._topic}-{partition} went back: offset {offset} of leader "
                     f"epoch {epoch} came after offset {next_offsets[partition] - 1} "
                     f"of leader epoch {epochs[partition]}. Read the log anew from its "
@@ -412,12 +416,12 @@ class TopicLog(CoordinationLog):
                 )
                 continue
             next_offsets[partition], epochs[partition] = offset + 1, epoch
-        if not self._torn:
+        if not self._truncated:
             return entries
         # Nothing of the others may be lost: the fault is raised by the next poll.
-        return [each for each in entries if each[0] not in self._torn]
+        return [each for each in entries if each[0] not in self._truncated]
 
-    def _steps_over(self, partitions: Iterable[int], timeout_ms: int) -> bool:
+    def _skips_deleted(self, partitions: Iterable[int], timeout_ms: int) -> bool:
         """Go on at a start that retention moved before anything was read there.
 
         Between our asking for the start and the first fetch the broker may have
@@ -427,31 +431,33 @@ class TopicLog(CoordinationLog):
             Whether that is what happened (or is still to be asked).
         """
         partitions = list(partitions)
-        if self._has_kept or any(
+        if self._has_state or any(
             self._epochs[number] != EPOCH_NONE for number in partitions
         ):
             return False
         try:
-            starts = self._ask(max(1, timeout_ms), is_end=False, partitions=partitions)
+            starts = self._query_offsets(
+                max(1, timeout_ms), is_end=False, partitions=partitions
+            )
         except Exception as error:
-            if self._told(error, "Asking", Access.READ).retriable:
+            if self._translate(error, "Asking", Access.READ).retriable:
                 # The next poll comes by here again.
                 return True
             raise
         if any(starts[number] <= self._next[number] for number in partitions):
             return False
-        self._go_to(starts)
+        self._seek(starts)
         return True
 
     def _offsets(self, timeout_ms: int, *, is_end: bool) -> Mapping[int, int]:
         self._require_process("Reading")
         self._require_open()
         try:
-            return self._ask(max(1, timeout_ms), is_end=is_end)
+            return self._query_offsets(max(1, timeout_ms), is_end=is_end)
         except Exception as error:
             which = "end" if is_end else "start"
             doing = f"Asking for the {which} of {self._topic}"
-            raise self._told(error, doing, Access.READ) from error
+            raise self._translate(error, doing, Access.READ) from error
 
     def _require_open(self) -> None:
         if self._is_closed:
@@ -459,4 +465,4 @@ class TopicLog(CoordinationLog):
 
     def _require_process(self, doing: str) -> None:
         if os.getpid() != self._pid:
-            raise forked(f"{doing} {self._topic}")
+            raise forked_error(f"{doing} {self._topic}")

@@ -11,7 +11,7 @@ from kafka.admin import ConfigResource, ConfigResourceType
 
 from kafka_marshal.closing import Closing
 from kafka_marshal.errors import TopicMisconfigured
-from kafka_marshal.kafka_io.clients import Lookups
+from kafka_marshal.kafka_io.clients import AdminClient
 from kafka_marshal.kafka_io.settings import ConnectionSettings
 from kafka_marshal.kafka_io.translate import Access
 from kafka_marshal.protocol.types import PARTITION_MAX
@@ -319,15 +319,15 @@ def described(row: Mapping[str, Any]) -> TopicDescription:
 
 
 def describe_topic(
-    lookups: Lookups, topic: str, *, timeout_ms: int
+    client: AdminClient, topic: str, *, timeout_ms: int
 ) -> TopicDescription:
     """Return what a cluster says of a topic; see ``KafkaTopicAdmin.describe``."""
     deadline = time.monotonic() + timeout_ms / 1000
-    found = _describe_bare(lookups, topic, timeout_ms=timeout_ms)
+    found = _describe_bare(client, topic, timeout_ms=timeout_ms)
     if not found.exists:
         return found
 
-    def ask(admin: Any) -> dict[str, str]:
+    def request(admin: Any) -> dict[str, str]:
         resource = ConfigResource(ConfigResourceType.TOPIC, topic)
         raw = admin.describe_configs([resource], config_filter="all")
         rows = raw["topic"][topic]
@@ -336,8 +336,8 @@ def describe_topic(
             raise kafka_errors.TopicAuthorizationFailedError(topic)
         return {name: str(rows[name]["value"]) for name in CONFIGS_READ if name in rows}
 
-    configs = lookups.call(
-        ask,
+    configs = client.call(
+        request,
         doing=f"Describing the settings of topic {topic}",
         access=Access.READ,
         needs=f"DESCRIBE_CONFIGS on topic {topic}",
@@ -347,9 +347,9 @@ def describe_topic(
 
 
 def _describe_bare(
-    lookups: Lookups, topic: str, *, timeout_ms: int
+    client: AdminClient, topic: str, *, timeout_ms: int
 ) -> TopicDescription:
-    return lookups.call(
+    return client.call(
         lambda admin: described(admin.describe_topics([topic])[0]),
         doing=f"Describing topic {topic}",
         access=Access.READ,
@@ -364,7 +364,7 @@ class KafkaTopicAdmin(Closing):
     def __init__(self, settings: ConnectionSettings) -> None:
         """Remember how to connect; the first question opens the connection."""
         self._settings = settings
-        self._lookups = Lookups(settings)
+        self._admin = AdminClient(settings)
 
     def cluster_id(self, *, timeout_ms: int = TIMEOUT_MS) -> str:
         """Return the cluster's id."""
@@ -376,7 +376,7 @@ class KafkaTopicAdmin(Closing):
         Raises:
             CoordinationError: There was no answer.
         """
-        raw = self._lookups.call(
+        raw = self._admin.call(
             lambda admin: admin.describe_cluster(),
             doing="Describing the cluster",
             access=Access.READ,
@@ -405,7 +405,7 @@ class KafkaTopicAdmin(Closing):
             LogUnreadable: This principal may not describe the topic.
             CoordinationError: There was no answer.
         """
-        return describe_topic(self._lookups, topic, timeout_ms=timeout_ms)
+        return describe_topic(self._admin, topic, timeout_ms=timeout_ms)
 
     def describe_bare(
         self, topic: str, *, timeout_ms: int = TIMEOUT_MS
@@ -418,7 +418,7 @@ class KafkaTopicAdmin(Closing):
             LogUnreadable: This principal may not describe the topic.
             CoordinationError: There was no answer.
         """
-        return _describe_bare(self._lookups, topic, timeout_ms=timeout_ms)
+        return _describe_bare(self._admin, topic, timeout_ms=timeout_ms)
 
     def create(
         self,
@@ -453,7 +453,7 @@ class KafkaTopicAdmin(Closing):
 
         attempts: list[int] = []
 
-        def ask(admin: Any) -> None:
+        def request(admin: Any) -> None:
             attempts.append(1)
             raw = admin.create_topics(
                 {topic: spec}, timeout_ms=timeout_ms, raise_errors=False
@@ -466,8 +466,8 @@ class KafkaTopicAdmin(Closing):
                 raise kind(row.get("error_message") or topic)
             admin.wait_for_topics([topic], timeout_ms=timeout_ms)
 
-        self._lookups.call(
-            ask,
+        self._admin.call(
+            request,
             doing=f"Creating topic {topic}",
             access=Access.WRITE,
             needs=f"CREATE on topic {topic}",
@@ -506,7 +506,7 @@ class KafkaTopicAdmin(Closing):
 
     def close(self, *, timeout_ms: int = 2_000) -> None:
         """Let go of the connection. Idempotent."""
-        self._lookups.close(timeout_ms=timeout_ms)
+        self._admin.close(timeout_ms=timeout_ms)
 
 
 @attrs.frozen
@@ -531,7 +531,7 @@ class KafkaReplicas(Closing):
 
     def __init__(self, settings: ConnectionSettings) -> None:
         """Remember how to connect; the first question opens the connection."""
-        self._lookups = Lookups(settings)
+        self._admin = AdminClient(settings)
 
     def of(self, topic: str, *, timeout_ms: int = TIMEOUT_MS) -> tuple[Replicas, ...]:
         """Return where each partition of a topic has its copies.
@@ -547,7 +547,7 @@ class KafkaReplicas(Closing):
             CoordinationError: There was no answer.
         """
 
-        def ask(admin: Any) -> tuple[Replicas, ...]:
+        def request(admin: Any) -> tuple[Replicas, ...]:
             row = admin.describe_topics([topic])[0]
             kind = kafka_errors.for_code(row["error_code"])
             if kind is kafka_errors.UnknownTopicOrPartitionError:
@@ -565,8 +565,8 @@ class KafkaReplicas(Closing):
             ]
             return tuple(sorted(found, key=lambda each: each.partition))
 
-        return self._lookups.call(
-            ask,
+        return self._admin.call(
+            request,
             doing=f"Looking at the copies of topic {topic}",
             access=Access.READ,
             needs=f"DESCRIBE on topic {topic}",
@@ -580,13 +580,13 @@ class KafkaReplicas(Closing):
             CoordinationError: There was no answer.
         """
 
-        def ask(admin: Any) -> int | None:
+        def request(admin: Any) -> int | None:
             raw = admin.describe_metadata_quorum()
             leader: int = raw["topics"][0]["partitions"][0]["leader_id"]
             return leader if leader >= 0 else None
 
-        return self._lookups.call(
-            ask,
+        return self._admin.call(
+            request,
             doing="Looking for the active controller",
             access=Access.READ,
             needs="DESCRIBE on the cluster",
@@ -595,4 +595,4 @@ class KafkaReplicas(Closing):
 
     def close(self, *, timeout_ms: int = TIMEOUT_MS) -> None:
         """Close the connection. Idempotent."""
-        self._lookups.close(timeout_ms=timeout_ms)
+        self._admin.close(timeout_ms=timeout_ms)

@@ -9,7 +9,7 @@ from kafka_marshal.errors import MarshalError
 from kafka_marshal.kafka_io import faults
 from kafka_marshal.kafka_io.faults import Access, Failure
 
-__all__ = ["Access", "translated"]
+__all__ = ["Access", "translate_error"]
 
 _WRAPPED = re.compile(r"\[Error (\d+)\]")
 
@@ -145,7 +145,7 @@ def _inner_kind(error: Exception) -> type[Exception]:
     return type(error)
 
 
-def translated(
+def translate_error(
     error: Exception,
     *,
     doing: str,

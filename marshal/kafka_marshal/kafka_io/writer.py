@@ -44,7 +44,7 @@ OVERDUE_GRACE_MS = 250
 RENEW_TIMEOUT_MS = 10_000
 RENEW_INTERVAL_S = 1.0
 # What waits for a fresh producer, as many as a busy process sends in that time.
-HELD_MAX = 10_000
+QUEUE_MAX = 10_000
 
 
 class Outlet(Protocol):
@@ -98,7 +98,7 @@ class Outlet(Protocol):
 # Makes a connected outlet with these timeouts, within so many milliseconds.
 Connect = Callable[[Mapping[str, int], int], Outlet]
 # Says in our own words what a library raised or reported while doing something.
-Told = Callable[[Exception, str, Access], MarshalError]
+Translate = Callable[[Exception, str, Access], MarshalError]
 
 
 def writer_timeouts(heartbeat_interval_ms: int) -> dict[str, int]:
@@ -158,7 +158,7 @@ class _Sender:
     def __init__(self, outlet: Outlet, delivery_timeout_ms: int) -> None:
         self.outlet = outlet
         self.limit_s = (delivery_timeout_ms + OVERDUE_GRACE_MS) / 1000
-        self.is_spoilt = False
+        self.is_broken = False
         # Appends without an outcome, oldest first, by partition.
         self.pending: dict[int, deque[_SentAppend]] = {}
 
@@ -177,7 +177,7 @@ class _Sender:
             if self.has_pending(number)
         }
 
-    def take(self, held: "_Held") -> bool:
+    def take(self, held: "_Queued") -> bool:
         """Have the outlet send a record; return whether it has taken it."""
         held.append.begin(self)
         try:
@@ -188,7 +188,7 @@ class _Sender:
         self.pending.setdefault(held.partition, deque()).append(held.append)
         return True
 
-    def give_up(self) -> None:
+    def abandon(self) -> None:
         """Count what has no outcome as failed, and let the outlet go."""
         for waiting in self.pending.values():
             for append in waiting:
@@ -200,15 +200,27 @@ class _Sender:
 class _SentAppend(Append):
     """An append that an outlet has taken, or is to take; overdue, it has failed."""
 
-    __slots__ = ("_deadline", "_doing", "_outcomes", "_sender", "_settings", "_told")
+    __slots__ = (
+        "_deadline",
+        "_doing",
+        "_outcomes",
+        "_sender",
+        "_settings",
+        "_translate",
+    )
 
     def __init__(
-        self, *, limit_s: float, settings: ConnectionSettings, doing: str, told: Told
+        self,
+        *,
+        limit_s: float,
+        settings: ConnectionSettings,
+        doing: str,
+        told: Translate,
     ) -> None:
         self._sender: _Sender | None = None
         self._settings = settings
         self._doing = doing
-        self._told = told
+        self._translate = told
         self._deadline = time.monotonic() + limit_s
         # The first counts: once told, an outcome stays.
         self._outcomes: list[int | Exception] = []
@@ -222,7 +234,7 @@ class _SentAppend(Append):
         """Take the outcome, on any thread."""
         self._outcomes.append(outcome)
         if self._sender is not None and not isinstance(outcome, int):
-            self._sender.is_spoilt = True
+            self._sender.is_broken = True
 
     def fail(self, error: Exception) -> None:
         """Take that nobody tries any more; that spoils no outlet."""
@@ -246,11 +258,11 @@ class _SentAppend(Append):
             addresses = self._settings.addresses
             failure = Failure(self._doing, access=Access.WRITE, addresses=addresses)
             return failure.told(faults.UNREACHABLE, error=outcome, said=str(outcome))
-        return self._told(outcome, self._doing, Access.WRITE)
+        return self._translate(outcome, self._doing, Access.WRITE)
 
 
 @attrs.frozen
-class _Held:
+class _Queued:
     """A record on its way to an outlet."""
 
     partition: int
@@ -266,7 +278,7 @@ class Writer:
         settings: ConnectionSettings,
         *,
         connect: Connect,
-        told: Told,
+        told: Translate,
         heartbeat_interval_ms: int,
         timeout_ms: int,
     ) -> None:
@@ -285,7 +297,7 @@ class Writer:
         self._settings = settings
         self._topic = settings.coordination_topic
         self._connect = connect
-        self._told = told
+        self._translate = told
         self._timeouts = writer_timeouts(heartbeat_interval_ms)
         self._lock = threading.Lock()
         self._is_closed = False
@@ -293,7 +305,7 @@ class Writer:
         self._wake = threading.Event()
         # Replaced while nothing was wrong with them, and not yet through.
         self._stale: list[_Sender] = []
-        self._held = deque[_Held]()
+        self._held = deque[_Queued]()
         self._is_renewing = False
         self._sender = self._new_sender(timeout_ms)
 
@@ -314,10 +326,10 @@ class Writer:
             self._watch()
             if self._is_closed:
                 return FailedAppend(InvalidTransition(f"{doing} failed: it is closed."))
-            if len(self._held) >= HELD_MAX:
+            if len(self._held) >= QUEUE_MAX:
                 return FailedAppend(
                     CoordinationError(
-                        f"{doing} failed: {HELD_MAX} records wait for the connection "
+                        f"{doing} failed: {QUEUE_MAX} records wait for the connection "
                         f"to {self._settings.addresses}. Try again."
                     )
                 )
@@ -327,9 +339,9 @@ class Writer:
                 limit_s=self._timeouts["delivery_timeout_ms"] / 2000,
                 settings=self._settings,
                 doing=doing,
-                told=self._told,
+                told=self._translate,
             )
-            self._held.append(_Held(partition, value, append))
+            self._held.append(_Queued(partition, value, append))
             self._release()
         return append
 
@@ -378,7 +390,7 @@ class Writer:
         for sender in self._stale:
             sender.sweep()
         self._stale = [sender for sender in self._stale if sender.pending]
-        if self._sender.is_spoilt and not self._is_renewing and not self._is_closed:
+        if self._sender.is_broken and not self._is_renewing and not self._is_closed:
             self._is_renewing = True
             threading.Thread(
                 target=self._renew, name="marshal-renew", daemon=True
@@ -392,7 +404,7 @@ class Writer:
         """
         while self._held and self._held[0].append.is_done():
             self._held.popleft()
-        if self._sender.is_spoilt:
+        if self._sender.is_broken:
             return
         waiting, self._held = self._held, deque()
         kept: set[int] = set()
@@ -433,8 +445,8 @@ class Writer:
                 fresh.outlet.end()
                 return
             old, self._sender = self._sender, fresh
-            if old.is_spoilt:
-                old.give_up()
+            if old.is_broken:
+                old.abandon()
             else:
                 self._stale.append(old)
                 old.outlet.end()

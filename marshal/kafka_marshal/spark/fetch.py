@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from kafka_marshal.clock import SystemClock
 from kafka_marshal.errors import ClaimLost, PositionError
-from kafka_marshal.kafka_io.slices import Slices, TopicReplaced
+from kafka_marshal.kafka_io.slices import SliceReaders, TopicReplaced
 
 from .java import pythonic
 from .options import Options
@@ -30,7 +30,7 @@ OFFICE_MS_MAX = 30_000
 # A look costs a round trip or two: a few in a hundred of such a time at most.
 LOOK_MS = 500
 
-_slices = Slices()
+_slices = SliceReaders()
 # Processes whose heap has settled: this one, or none yet.
 _settled: set[int] = set()
 # It goes on while the machine sleeps, as leases do.

@@ -16,7 +16,7 @@ LINE = "Bootstrap connection to %s failed: %s"
 
 
 class Network:
-    """A client's network; everything it says, it says on a thread of its own."""
+    """A client's network; everything it says, it says on a thread of its add."""
 
     def __init__(self):
         self._net = SimpleNamespace(_io_thread=None, call_soon_threadsafe=self._soon)
@@ -49,23 +49,23 @@ def watch():
 @pytest.fixture
 def network(watch):
     network = Network()
-    watch.own(network)
+    watch.add(network)
     return network
 
 
 def test_a_refusal_is_ours(watch, network):
     network.say(WRONG_PASSWORD)
     assert watch.refused is WRONG_PASSWORD
-    watch.end()
+    watch.stop()
     assert network.is_closed
-    assert watch.is_ended
+    assert watch.is_stopped
 
 
 def test_what_is_over_already_need_not_be_ended(watch, network):
     network.is_over = True
     later = Network()
-    watch.own(later)
-    watch.end()
+    watch.add(later)
+    watch.stop()
     assert later.is_closed
 
 

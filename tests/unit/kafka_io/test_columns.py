@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from kafka.errors import CorruptRecordError
 from kafka.record.default_records import DefaultRecordBatch
 
-from kafka_marshal.kafka_io.columns import Batch, columns_of, inflated
+from kafka_marshal.kafka_io.columns import Batch, decompress, to_columns
 
 HEADER = DefaultRecordBatch.HEADER_STRUCT.size
 FAR = 2**62
@@ -74,7 +74,7 @@ def test_columns_are_what_kafka_python_reads_within_the_range(contents, gap, edg
         places = [(at * gap, row) for at, row in enumerate(content)]
         batches.append(built(places, base=base))
         base = batches[-1].next_offset
-    found = columns_of([taken(each) for each in batches], edges, with_headers=True)
+    found = to_columns([taken(each) for each in batches], edges, with_headers=True)
     first, end = edges
     own = [each for batch in batches for each in batch if first <= each.offset < end]
     if found is None:
@@ -89,13 +89,13 @@ def test_large_records_and_distant_times_are_read():
         (300_000, (2**55, None, b"", [("a" * 100, None)])),
     ]
     batch = built(records, base=2**40)
-    found = columns_of([taken(batch)], (0, FAR), with_headers=True)
+    found = to_columns([taken(batch)], (0, FAR), with_headers=True)
     assert listed(found) == expected(list(batch))
 
 
 def test_headers_are_left_out_and_columns_of_nothing_keep_their_type():
     batch = built([(0, (1, None, b"v", [("a", b"1")])), (1, (1, None, b"w", []))])
-    found = columns_of([taken(batch)], (0, FAR), with_headers=False)
+    found = to_columns([taken(batch)], (0, FAR), with_headers=False)
     assert found.headers is None
     assert (found.keys.type, found.keys.null_count) == (pa.binary(), 2)
 
@@ -105,7 +105,7 @@ def test_the_brokers_time_is_that_of_every_record_of_its_batch():
         taken(built([(0, (10, None, b"", [])), (1, (20, None, b"", []))])),
         taken(built([(0, (30, None, b"", []))], base=2), append_ms=77),
     ]
-    found = columns_of(batches, (1, 3), with_headers=False)
+    found = to_columns(batches, (1, 3), with_headers=False)
     assert found.times_ms.tolist() == [20, 77]
     assert found.kinds.tolist() == [0, 1]
 
@@ -124,7 +124,7 @@ def test_what_does_not_have_the_form_of_records_is_refused(change):
     else:
         data[0] = 0xFF
     with pytest.raises(CorruptRecordError):
-        columns_of([batch._replace(data=bytes(data))], (0, FAR), with_headers=False)
+        to_columns([batch._replace(data=bytes(data))], (0, FAR), with_headers=False)
 
 
 def snappy(data):
@@ -162,18 +162,18 @@ def streamed(data, codec):
     ],
 )
 def test_every_compression_of_kafka_is_undone_and_nonsense_is_told(codec, pressed):
-    assert bytes(inflated(codec, memoryview(pressed))) == DATA
-    with pytest.raises(CorruptRecordError, match="inflated"):
-        inflated(codec, memoryview(pressed[: len(pressed) // 2]))
+    assert bytes(decompress(codec, memoryview(pressed))) == DATA
+    with pytest.raises(CorruptRecordError, match="decompress"):
+        decompress(codec, memoryview(pressed[: len(pressed) // 2]))
 
 
 def test_a_compression_that_kafka_does_not_have_is_refused():
     with pytest.raises(CorruptRecordError, match="unknown compression 7"):
-        inflated(7, b"")
+        decompress(7, b"")
 
 
 def test_a_header_name_that_is_no_text_is_shown_with_marks():
     """As for every other reader: whoever may write must not stop those who read."""
     batch = built([(0, (1, None, b"v", [(BadText("b"), b"2"), ("good", None)]))])
-    found = columns_of([taken(batch)], (0, 1), with_headers=True)
+    found = to_columns([taken(batch)], (0, 1), with_headers=True)
     assert listed(found)["headers"] == [[("a\ufffd", b"2"), ("good", None)]]

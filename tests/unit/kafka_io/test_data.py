@@ -48,7 +48,7 @@ def asking(monkeypatch):
     def ask(rows, level="read_uncommitted"):
         offsets = KafkaOffsets(ConnectionSettings("b:1"), isolation_level=level)
         admin = Admin(rows)
-        monkeypatch.setattr(offsets._lookups, "call", lambda work, **_: work(admin))
+        monkeypatch.setattr(offsets._admin, "call", lambda work, **_: work(admin))
         return offsets, admin
 
     return ask

@@ -28,14 +28,14 @@ from kafka_marshal.kafka_io import patches as module
 from kafka_marshal.kafka_io.patches import (
     FETCH_VERSION,
     LARGE,
-    Answer,
+    ResponseBuffer,
     TolerantBatch,
     TolerantBatches,
     TopicIds,
+    accept_any_header,
     change_transports,
     fetch_by_id,
-    hear_last_words,
-    read_any_header,
+    keep_last_data,
     read_in_place,
     receive,
 )
@@ -87,7 +87,7 @@ def records_of(raw, kind):
 def test_a_consumer_of_ours_reads_them_and_another_one_does_not():
     raw = batch([(BadText("b"), b"2")]) + batch([("good", b"1")])
     ours = SimpleNamespace(_fetcher=SimpleNamespace(PartitionRecords=None))
-    read_any_header(ours)
+    accept_any_header(ours)
     assert records_of(raw, ours._fetcher.PartitionRecords) == [
         (0, b"0", [("a\ufffd", b"2")]),
         (0, b"0", [("good", b"1")]),
@@ -114,7 +114,7 @@ def test_what_was_said_before_closing_is_heard():
     with ours, theirs:
         ours.setblocking(False)
         transport = KafkaTCPTransport(None, ours, "broker")
-        hear_last_words(transport)
+        keep_last_data(transport)
         theirs.sendall(b"no")
         theirs.close()
         assert transport._sock_recv() == (b"no", None)
@@ -232,7 +232,7 @@ def test_answers_of_any_size_come_as_they_were_sent(line):
     pump(line, b"".join(map(framed, bodies)))
     parser = line[1]
     assert [bytes(each.read()) for each in parser.whole] == bodies
-    large = [isinstance(each, Answer) for each in parser.whole]
+    large = [isinstance(each, ResponseBuffer) for each in parser.whole]
     assert large == [False, False, True, False, True, False, True]
     assert sum(parser.pieces) < len(b"".join(bodies)) / 2, "the rest came in place"
 
@@ -240,7 +240,7 @@ def test_answers_of_any_size_come_as_they_were_sent(line):
 def test_a_large_answer_is_decoded_where_it_lies():
     buffer = KafkaBytes(2 * LARGE)
     buffer[:] = bytes(range(256)) * (2 * LARGE // 256)
-    answer = Answer(buffer)
+    answer = ResponseBuffer(buffer)
     assert answer.read(4) == bytes(range(4))
     rest = answer.read()
     assert isinstance(rest, memoryview)
@@ -252,7 +252,7 @@ def test_a_large_answer_is_decoded_where_it_lies():
 def test_an_end_within_an_answer_is_told_the_ordinary_way(line):
     transport, parser, far = line
     pump(line, framed(bytes(10 * LARGE))[: 5 * LARGE])
-    assert isinstance(parser._rbuffer, Answer)
+    assert isinstance(parser._rbuffer, ResponseBuffer)
     place = parser._rbuffer.tell()
     far.close()
     assert receive(transport, lambda: (b"", EOFError()))[1].__class__ is EOFError
@@ -373,7 +373,7 @@ def answer(version, *topics):
 
 
 def test_without_ids_requests_stay_as_they_are(ids, fetcher):
-    ids.want(A, None)
+    ids.set_id(A, None)
     request = asked(fetcher)
     assert request._max_version == 12
     assert named(request.topics) == [("t", None, [0, 1])]
@@ -382,8 +382,8 @@ def test_without_ids_requests_stay_as_they_are(ids, fetcher):
 def test_partitions_are_asked_for_by_the_id_of_their_claim(ids, fetcher):
     fetcher.wanted = [A, B, C]
     fetcher.forgotten = [TopicPartition("u", 4)]
-    ids.want(A, OLD.bytes)
-    ids.want(B, NEW.bytes)
+    ids.set_id(A, OLD.bytes)
+    ids.set_id(B, NEW.bytes)
     request = asked(fetcher)
     assert request._max_version == FETCH_VERSION
     # Of what has no id of its own, the cluster says it.
@@ -396,8 +396,8 @@ def test_partitions_are_asked_for_by_the_id_of_their_claim(ids, fetcher):
 
 
 def test_answers_get_the_names_that_were_asked_for(ids, fetcher):
-    ids.want(A, OLD.bytes)
-    ids.want(B, NEW.bytes)
+    ids.set_id(A, OLD.bytes)
+    ids.set_id(B, NEW.bytes)
     asked(fetcher)
     # Later requests of a session leave out what has not changed.
     fetcher.wanted = []
@@ -410,7 +410,7 @@ def test_answers_get_the_names_that_were_asked_for(ids, fetcher):
 
 @pytest.mark.parametrize("code", [UNKNOWN_TOPIC_ID, INCONSISTENT_TOPIC_ID])
 def test_a_partition_without_a_topic_of_its_id_is_reported_once(ids, fetcher, code):
-    ids.want(A, OLD.bytes)
+    ids.set_id(A, OLD.bytes)
     asked(fetcher)
     for _ in range(2):
         response = answer(FETCH_VERSION, (OLD, 0, code))
@@ -428,18 +428,18 @@ def test_a_partition_without_a_topic_of_its_id_is_reported_once(ids, fetcher, co
 
 
 def test_brokers_that_know_no_ids_in_fetches_are_answered_by_name(ids, fetcher):
-    ids.want(A, OLD.bytes)
+    ids.set_id(A, OLD.bytes)
     asked(fetcher)
     fetcher._handle_fetch_response(1, {}, 0, answer(12, ("t", 0, 0)))
     assert [topic.topic for topic in fetcher.taken[0].responses] == ["t"]
 
 
 def test_another_id_of_a_partition_is_told(ids):
-    assert not ids.want(A, None)
-    assert not ids.want(A, OLD.bytes)
-    assert not ids.want(A, OLD.bytes)
-    assert ids.want(A, NEW.bytes)
-    assert ids.want(A, None)
+    assert not ids.set_id(A, None)
+    assert not ids.set_id(A, OLD.bytes)
+    assert not ids.set_id(A, OLD.bytes)
+    assert ids.set_id(A, NEW.bytes)
+    assert ids.set_id(A, None)
     assert ids.wanted == {}
 
 

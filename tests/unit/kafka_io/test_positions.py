@@ -3,7 +3,7 @@
 import pytest
 
 from kafka_marshal.errors import InvalidTransition
-from kafka_marshal.kafka_io.positions import Places, outside
+from kafka_marshal.kafka_io.positions import Positions, outside_error
 from kafka_marshal.protocol.types import Token, TopicPartition
 
 A, B, C = TopicPartition("t", 0), TopicPartition("t", 1), TopicPartition("u", 0)
@@ -16,7 +16,7 @@ TOKEN = Token(1, 0, 5)
 )
 def test_a_position_outside_names_the_log_and_what_to_run(span, told):
     start, end = span
-    error = outside(A, 12, what="is outside its log", start=start, end=end)
+    error = outside_error(A, 12, what="is outside its log", start=start, end=end)
     assert f"Position 12 of {A}" in str(error)
     assert told in str(error)
     assert f"marshal claims list --topic {A.topic};" in str(error)
@@ -27,7 +27,7 @@ def test_a_position_outside_names_the_log_and_what_to_run(span, told):
 
 @pytest.fixture
 def places():
-    made = Places()
+    made = Positions()
     made.assign([A, B])
     return made
 

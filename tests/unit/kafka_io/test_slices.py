@@ -17,20 +17,20 @@ from kafka_marshal.kafka_io.columns import Slice
 from kafka_marshal.kafka_io.reader import Records
 from kafka_marshal.kafka_io.settings import ConnectionSettings
 from kafka_marshal.kafka_io.slices import (
-    Aim,
-    Fetched,
+    Fetch,
+    FetchTarget,
     SliceReader,
-    Slices,
+    SliceReaders,
     TopicReplaced,
-    Unopened,
-    as_columns,
-    is_known,
+    UndecodedRecords,
+    fetch_batches,
+    is_supported,
 )
 from kafka_marshal.protocol.types import TopicPartition
 
 PLACE = KafkaTopicPartition("t", 0)
 END = 2**62
-# Places in a batch's header, and bits there.
+# Positions in a batch's header, and bits there.
 CRC, ATTRIBUTES = 17, 21
 CONTROL, APPEND_TIME = 0x20, 0x08
 ABORT, COMMIT = (struct.pack(">hh", 0, kind) for kind in (0, 1))
@@ -62,10 +62,10 @@ def batch(offset, *values, magic=2, producer=-1, key=b"k", flags=0, compression=
 
 def fetched(*batches, start=0, end=END, aborted=(), aim=None):
     """Return the records of a fetch, as kafka-python would keep them."""
-    aim = aim or Aim()
+    aim = aim or FetchTarget()
     aim.take((start, end))
     records = MemoryRecords(b"".join(batches))
-    found = Unopened(start, PLACE, records, aborted_transactions=aborted)
+    found = UndecodedRecords(start, PLACE, records, aborted_transactions=aborted)
     found.aim = aim
     return found
 
@@ -178,41 +178,41 @@ def test_records_of_old_brokers_are_read_one_by_one(magic):
 
 
 def test_what_is_asked_for_follows_what_is_left():
-    aim = Aim()
+    aim = FetchTarget()
     aim.take((0, 1_000_000))
     assert aim.config["max_partition_fetch_bytes"] == module.FETCH_BYTES_FIRST
     part = fetched(batch(0, *[bytes(1_000)] * 10), end=1_000_000, aim=aim)
     part.take(1)
     assert aim.bytes_each == pytest.approx(1_010, rel=0.02)
     assert aim.config["max_partition_fetch_bytes"] == module.FETCH_BYTES_MAX
-    aim.ask_from(999_000)
+    aim.limit_next(999_000)
     assert 1_000_000 < aim.config["max_partition_fetch_bytes"] < 1_200_000
-    aim.ask_from(999_999)
+    aim.limit_next(999_999)
     assert aim.config["max_partition_fetch_bytes"] == 65_536
 
 
 def test_an_end_within_a_fetch_tells_nothing_of_the_size_of_records():
-    aim = Aim()
+    aim = FetchTarget()
     fetched(batch(0, b"a"), batch(1, b"b"), end=1, aim=aim).take(1)
-    aim.learn(10, 0)
+    aim.update_record_size(10, 0)
     assert aim.bytes_each is None
 
 
 def test_a_consumer_hands_on_fetches():
-    aim = Aim(config={"max_partition_fetch_bytes": 5})
+    aim = FetchTarget(config={"max_partition_fetch_bytes": 5})
     fetcher = SimpleNamespace(config={"max_partition_fetch_bytes": 9, "other": 1})
-    as_columns(SimpleNamespace(_fetcher=fetcher), aim)
+    fetch_batches(SimpleNamespace(_fetcher=fetcher), aim)
     assert fetcher.config == {"max_partition_fetch_bytes": 5, "other": 1}
-    assert Aim().config == {}
+    assert FetchTarget().config == {}
     assert aim.config is fetcher.config
     part = fetcher.PartitionRecords(0, PLACE, MemoryRecords(batch(0, b"a")))
-    assert isinstance(part, Unopened)
+    assert isinstance(part, UndecodedRecords)
     assert part.aim is aim
 
 
 def test_the_release_in_use_is_known_and_others_are_not():
-    assert is_known()
-    assert not is_known("3.1.0")
+    assert is_supported()
+    assert not is_supported("3.1.0")
 
 
 def group(*offsets):
@@ -251,12 +251,12 @@ class Reader:
         if not self.fetches:
             return ()
         groups, self.place = self.fetches.pop(0)
-        return [Fetched(self.place - 1, [group(*each) for each in groups])]
+        return [Fetch(self.place - 1, [group(*each) for each in groups])]
 
-    def place_of(self, partition):
+    def position_of(self, partition):
         return self.place
 
-    def require_reach(self, partition, span):
+    def require_range(self, partition, span):
         raise PositionError("short", requested=span[0], log_start=0, log_end=span[0])
 
 
@@ -294,7 +294,7 @@ def test_what_does_not_come_is_told():
 
 
 def test_a_log_that_stays_silent_is_asked_whether_it_reaches_the_end(monkeypatch):
-    monkeypatch.setattr(module, "LOOK_MS", 0)
+    monkeypatch.setattr(module, "CHECK_MS", 0)
     with pytest.raises(PositionError, match="short"):
         read(([[0]], 1), span=(0, 5), timeout_ms=60_000)
 
@@ -326,7 +326,7 @@ class Consumer:
 
 
 def beneath(consumer, span=(3, 9), **more):
-    found = module._Reader(
+    found = module._RangeReader(
         ConnectionSettings("b:1"), isolation_level="read_committed", client_rack=""
     )
     found._consumer = consumer
@@ -339,26 +339,26 @@ def test_a_log_that_was_cut_off_is_told_by_our_own_error():
     fault = LogTruncationError({KafkaTopicPartition("t", 0): None})
     reader = beneath(Consumer(fault=fault))
     with pytest.raises(PositionError, match="cut off") as caught:
-        reader.place_of(T0)
+        reader.position_of(T0)
     assert (caught.value.requested, caught.value.log_end) == (3, 5)
 
 
 def test_only_a_log_whose_leader_ends_below_a_range_is_short():
-    beneath(Consumer(highwater=9)).require_reach(T0, (3, 9))
-    beneath(Consumer(ends=9)).require_reach(T0, (3, 9))
+    beneath(Consumer(highwater=9)).require_range(T0, (3, 9))
+    beneath(Consumer(ends=9)).require_range(T0, (3, 9))
     with pytest.raises(PositionError) as caught:
-        beneath(Consumer()).require_reach(T0, (3, 9))
+        beneath(Consumer()).require_range(T0, (3, 9))
     assert caught.value.log_end == 5
 
 
 def test_the_topic_of_a_range_is_the_one_that_was_planned():
     one, other = UUID(int=1), UUID(int=2)
-    beneath(Consumer(topic_id=one, highwater=9), topic_id=one.hex).require_reach(
+    beneath(Consumer(topic_id=one, highwater=9), topic_id=one.hex).require_range(
         T0, (3, 9)
     )
     reader = beneath(Consumer(topic_id=other), topic_id=one.hex)
     with pytest.raises(TopicReplaced, match="created again"):
-        reader.require_reach(T0, (3, 9))
+        reader.require_range(T0, (3, 9))
 
     def refused(*_):
         raise UnknownTopicId("?", partition=T0)
@@ -375,23 +375,23 @@ def test_the_reader_beneath_aims_before_it_reads(monkeypatch):
     hooked = []
     monkeypatch.setattr(module.KafkaDataReader, "_new_consumer", lambda _: "a consumer")
     monkeypatch.setattr(module, "read_in_place", hooked.append)
-    monkeypatch.setattr(module, "as_columns", lambda *each: hooked.append(each))
-    reader = module._Reader(
+    monkeypatch.setattr(module, "fetch_batches", lambda *each: hooked.append(each))
+    reader = module._RangeReader(
         ConnectionSettings("b:1"), isolation_level="read_committed", client_rack=""
     )
     reader.aim(T0, (3, 9))
-    assert (reader.place_of(T0), reader._aim.end) == (3, 9)
+    assert (reader.position_of(T0), reader._aim.end) == (3, 9)
     assert reader._new_consumer() == "a consumer"
     assert hooked == ["a consumer", ("a consumer", reader._aim)]
 
 
 def test_records_are_taken_of_a_release_that_is_not_known(monkeypatch):
     hooked = []
-    monkeypatch.setattr(module, "is_known", lambda: False)
+    monkeypatch.setattr(module, "is_supported", lambda: False)
     monkeypatch.setattr(module.KafkaDataReader, "_new_consumer", lambda _: "a consumer")
     monkeypatch.setattr(module, "read_in_place", hooked.append)
-    monkeypatch.setattr(module, "as_columns", lambda *each: hooked.append(each))
-    reader = module._Reader(
+    monkeypatch.setattr(module, "fetch_batches", lambda *each: hooked.append(each))
+    reader = module._RangeReader(
         ConnectionSettings("b:1"), isolation_level="read_committed", client_rack=""
     )
     assert reader._new_consumer() == "a consumer"
@@ -420,7 +420,7 @@ def test_a_process_keeps_one_reader_for_each_way_to_connect(monkeypatch):
         return made[-1]
 
     monkeypatch.setattr(module, "SliceReader", opened)
-    slices = Slices()
+    slices = SliceReaders()
     way = {"isolation_level": "read_committed", "client_rack": ""}
     one = ConnectionSettings("b:1", options={"security.protocol": "PLAINTEXT"})
     first = slices.reader(one, **way)

@@ -16,13 +16,13 @@ from kafka_marshal.errors import (
     TopicMisconfigured,
 )
 from kafka_marshal.kafka_io import faults
-from kafka_marshal.kafka_io.translate import Access, translated
+from kafka_marshal.kafka_io.translate import Access, translate_error
 
 BOTH = (Access.READ, Access.WRITE)
 
 
 def told(error, access=Access.READ):
-    return translated(error, doing="Testing", access=access, addresses="a:1, b:2")
+    return translate_error(error, doing="Testing", access=access, addresses="a:1, b:2")
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from kafka import errors as kafka_errors
 from kafka_marshal.errors import CoordinationError, InvalidTransition, LogUnwritable
 from kafka_marshal.kafka_io import writer as module
 from kafka_marshal.kafka_io.settings import ConnectionSettings
-from kafka_marshal.kafka_io.translate import translated
+from kafka_marshal.kafka_io.translate import translate_error
 from kafka_marshal.kafka_io.writer import Writer, left_ms, writer_timeouts
 
 
@@ -57,7 +57,7 @@ class Outlets(list):
 
 
 def told(error, doing, access):
-    return translated(error, doing=doing, access=access, addresses="a:1")
+    return translate_error(error, doing=doing, access=access, addresses="a:1")
 
 
 @pytest.fixture(autouse=True)
@@ -213,7 +213,7 @@ def test_what_is_held_for_too_long_is_never_sent(outlets):
 
 
 def test_no_more_is_held_than_there_is_room_for(writer, outlets, monkeypatch):
-    monkeypatch.setattr(module, "HELD_MAX", 2)
+    monkeypatch.setattr(module, "QUEUE_MAX", 2)
     outlets.unreachable = 10_000
     writer.append(0, b"x")
     outlets[0].finish(0, kafka_errors.KafkaConnectionError("gone"))

@@ -51,7 +51,7 @@ LOSSES = (
 LOGGER = "kafka_marshal.librdkafka"
 _LOGGER = logging.getLogger(LOGGER)
 # Parts of debug lines. Were they worded otherwise, opening would wait longer.
-_LOOKING, _NUMBERED = "Coordinator not up", "Acquired PID"
+_PID_REQUESTED, _PID_ACQUIRED = "Coordinator not up", "Acquired PID"
 # The line about a topic's id, the first one included. Its words have been the same
 # from release 2.6 on; a reader takes no records of a topic whose id it was not told.
 _TOPIC_ID = re.compile(r"Topic (\S+) changed id from \S* to ([A-Za-z0-9+/]{22})\b")
@@ -89,15 +89,15 @@ class LeaderSearch:
         self._ask_at_s = 0.0
         self._first = 0
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Take that a broker was lost."""
         self._until_s = self._clock_s() + ASKED_FOR_S
 
-    def patience_s(self, wait_s: float) -> float:
+    def max_wait_s(self, wait_s: float) -> float:
         """Return how long to wait for records at most, so that asking goes on."""
         return min(wait_s, ASK_INTERVAL_S) if self._until_s else wait_s
 
-    def go_on(self, handle: Any, topics: Collection[str]) -> None:
+    def ask_if_due(self, handle: Any, topics: Collection[str]) -> None:
         """Ask who leads partitions of these topics, where that is due.
 
         It does not wait for answers, and costs next to nothing where no broker
@@ -123,14 +123,14 @@ class LeaderSearch:
         self._first = first + TOPICS_AT_ONCE
 
 
-def _keep_for_ever() -> None:
+def _keep_in_child() -> None:
     """See that no handle of the parent is ever destroyed in this child."""
     for handle in _live.values():
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(handle))
     _live.clear()
 
 
-os.register_at_fork(after_in_child=_keep_for_ever)
+os.register_at_fork(after_in_child=_keep_in_child)
 
 
 @attrs.define(eq=False)
@@ -140,9 +140,9 @@ class Client:
     Attributes:
         handle: confluent-kafka's object.
         refusal: The last refusal that no further attempt will change, or None.
-        is_looking: Whether a producer knows the brokers, and looks for one that
+        requests_pid: Whether a producer knows the brokers, and looks for one that
             numbers its records.
-        is_numbered: Whether it has been given numbers.
+        has_pid: Whether it has been given numbers.
         leaders: Asks for new leaders after a loss, by whoever polls.
         topic_ids: Id of each topic that is read, where ``TOPIC_IDS`` are asked for.
             A line about one comes before all records of the topic of that id, because
@@ -152,26 +152,26 @@ class Client:
 
     handle: Any = None
     refusal: Exception | None = None
-    is_looking: threading.Event = attrs.field(factory=threading.Event)
-    is_numbered: threading.Event = attrs.field(factory=threading.Event)
+    requests_pid: threading.Event = attrs.field(factory=threading.Event)
+    has_pid: threading.Event = attrs.field(factory=threading.Event)
     leaders: LeaderSearch = attrs.field(factory=LeaderSearch)
     topic_ids: dict[str, bytes] = attrs.field(factory=dict)
     is_outdated: bool = False
 
-    def note_topic_id(self, topic: str, topic_id: bytes) -> None:
+    def on_topic_id(self, topic: str, topic_id: bytes) -> None:
         """Take the id by which a topic is fetched from now on."""
         if self.topic_ids.setdefault(topic, topic_id) != topic_id:
             self.topic_ids[topic] = topic_id
             self.is_outdated = True
 
-    def note(self, error: Any) -> None:
+    def on_error(self, error: Any) -> None:
         """Take a report of librdkafka, which comes while the client is polled."""
         if error.code() in _REFUSALS:
             self.refusal = KafkaException(error)
         elif error.code() in LOSSES:
-            self.leaders.begin()
+            self.leaders.start()
 
-    def forget(self) -> None:
+    def release(self) -> None:
         """Drop the last reference: the handle is destroyed, which may take a while.
 
         To be called on a thread that nobody waits for.
@@ -192,16 +192,16 @@ class _Log:
         renamed = _TOPIC_ID.search(line)
         if renamed is not None:
             topic, topic_id = renamed.groups()
-            self._client.note_topic_id(topic, b64decode(topic_id + "=="))
-        elif not self._client.is_numbered.is_set():
-            if _LOOKING in line or _NUMBERED in line:
-                self._client.is_looking.set()
-            if _NUMBERED in line:
-                self._client.is_numbered.set()
+            self._client.on_topic_id(topic, b64decode(topic_id + "=="))
+        elif not self._client.has_pid.is_set():
+            if _PID_REQUESTED in line or _PID_ACQUIRED in line:
+                self._client.requests_pid.set()
+            if _PID_ACQUIRED in line:
+                self._client.has_pid.set()
         _LOGGER.log(level, text, *values)
 
 
-def _made(
+def _new_client(
     kind: Callable[..., Any],
     settings: ConnectionSettings,
     config: Mapping[str, Any],
@@ -209,7 +209,7 @@ def _made(
     client = Client()
     whole = {
         "allow.auto.create.topics": False,
-        "error_cb": client.note,
+        "error_cb": client.on_error,
         # Half of this, at least 11 ms, it waits before it connects to a leader.
         "reconnect.backoff.ms": 20,
         **fast_config(settings),
@@ -244,7 +244,7 @@ def new_consumer(settings: ConnectionSettings, config: Mapping[str, Any]) -> Cli
         "fetch.queue.backoff.ms": 10,
         "fetch.error.backoff.ms": 100,
     }
-    return _made(Consumer, settings, fixed | dict(config))
+    return _new_client(Consumer, settings, fixed | dict(config))
 
 
 def new_producer(settings: ConnectionSettings, config: Mapping[str, Any]) -> Client:
@@ -259,18 +259,18 @@ def new_producer(settings: ConnectionSettings, config: Mapping[str, Any]) -> Cli
         KafkaException: librdkafka does not accept a setting.
     """
     # A few debug lines for each connection; none for records.
-    return _made(Producer, settings, {"debug": "eos", **config})
+    return _new_client(Producer, settings, {"debug": "eos", **config})
 
 
 def close_consumer(client: Client) -> threading.Thread:
     """Close a consumer on a thread that nobody need wait for.
 
-    In a forked child nothing may be closed; whoever calls this sees to it.
+    In a forked_error child nothing may be closed; whoever calls this sees to it.
     """
 
     def close() -> None:
         client.handle.close()
-        client.forget()
+        client.release()
 
     thread = threading.Thread(target=close, name="marshal-close", daemon=True)
     thread.start()

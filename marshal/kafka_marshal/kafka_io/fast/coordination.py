@@ -30,8 +30,8 @@ from kafka_marshal.kafka_io.fast.clients import (
     new_consumer,
     new_producer,
 )
-from kafka_marshal.kafka_io.fast.translate import Access, cause_of, translated
-from kafka_marshal.kafka_io.faults import needed
+from kafka_marshal.kafka_io.fast.translate import Access, cause_of, translate_error
+from kafka_marshal.kafka_io.faults import required_right
 from kafka_marshal.kafka_io.settings import ConnectionSettings
 from kafka_marshal.kafka_io.topiclog import (
     EPOCH_NONE,
@@ -44,9 +44,9 @@ from kafka_marshal.kafka_io.writer import LINGER_MS, OVERDUE_GRACE_MS, Connect, 
 from kafka_marshal.protocol.types import LogEntry
 
 # How long one look for outcomes waits; an outcome ends it at once.
-_LOOK_S = 0.25
+_POLL_S = 0.25
 # A new cluster may need a second for the first producer of its life.
-_NUMBERED_S = 1.5
+_PID_WAIT_S = 1.5
 _FATAL = KafkaError._FATAL  # noqa: SLF001 - its public name
 _EOF = KafkaError._PARTITION_EOF  # noqa: SLF001 - its public name
 # The place of a partition is not in its log; nothing more is fetched of it.
@@ -60,10 +60,10 @@ _OUT_OF_PLACE = (
 # a quarter of its time on that, and read each message from memory and not from cache.
 AT_ONCE = 300
 # One attempt of a question; after each, reports of refusals are looked at.
-_QUESTION_S = 2.0
+_QUERY_S = 2.0
 _RETRY_S = 0.05
 # Longer than a question goes on once the log is closed.
-_ASKED_S_MAX = 3 * _QUESTION_S
+_QUERIES_S_MAX = 3 * _QUERY_S
 
 
 def writer_config(timeouts: Mapping[str, int]) -> dict[str, Any]:
@@ -128,7 +128,7 @@ class FastOutlet(Outlet):
         )
         self.collector.start()
         deadline = time.monotonic() + timeout_ms / 1000
-        self._client.is_looking.wait(timeout=min(timeout_ms / 1000, _NUMBERED_S))
+        self._client.requests_pid.wait(timeout=min(timeout_ms / 1000, _PID_WAIT_S))
         try:
             self._client.handle.list_topics(
                 self._topic, timeout=max(0.001, deadline - time.monotonic())
@@ -137,7 +137,7 @@ class FastOutlet(Outlet):
             self._is_over.set()
             raise
         left_s = max(0.0, deadline - time.monotonic())
-        self._client.is_numbered.wait(timeout=min(left_s, _NUMBERED_S))
+        self._client.has_pid.wait(timeout=min(left_s, _PID_WAIT_S))
 
     def send(
         self,
@@ -164,7 +164,7 @@ class FastOutlet(Outlet):
                 raise
             # Reported rather than raised, so that the writer makes a fresh one.
             # The collector is told of the cause in a moment.
-            self._has_failed.wait(timeout=_LOOK_S)
+            self._has_failed.wait(timeout=_POLL_S)
             report(self._fatal or error)
 
     def end(self) -> threading.Thread:
@@ -183,22 +183,22 @@ class FastOutlet(Outlet):
         handle = self._client.handle
         while not self._is_over.is_set():
             try:
-                self._client.leaders.go_on(handle, (self._topic,))
-                handle.poll(_LOOK_S)
+                self._client.leaders.ask_if_due(handle, (self._topic,))
+                handle.poll(_POLL_S)
             except KafkaException as error:
                 # Only a fatal fault is raised, and once. What cannot be sent any
                 # more would be kept until the delivery timeout.
                 self._fatal = error
                 self._has_failed.set()
-                self._client.is_looking.set()
-                self._client.is_numbered.set()
+                self._client.requests_pid.set()
+                self._client.has_pid.set()
                 handle.purge()
         # Who ended in order has nothing left; of the others, what is under way is
         # given up, or the handle would not go.
         with suppress(KafkaException):
             handle.purge()
             handle.poll(0)
-        self._client.forget()
+        self._client.release()
 
     def _end(self) -> None:
         handle = self._client.handle
@@ -223,31 +223,31 @@ class FastCoordinationLog(TopicLog):
     """All partitions of the coordination topic, read by librdkafka."""
 
     _reader: Client | None = None
-    _asker: Client | None = None
+    _querier: Client | None = None
 
-    def _outlets(self) -> Connect:
+    def _outlet_factory(self) -> Connect:
         return fast_outlets(self._settings)
 
-    def _start(self) -> None:
+    def _prepare(self) -> None:
         # How many questions are under way: a handle that is destroyed beneath one
         # would end the process.
-        self._questions = 0
-        self._answered = threading.Condition()
+        self._queries = 0
+        self._query_ended = threading.Condition()
         # Whether the reader stands where it should.
-        self._is_placed = False
+        self._is_assigned = False
         # The offsets after the last entry and any control records.
-        self._reached: dict[int, int] = {}
+        self._ends_reached: dict[int, int] = {}
         # What the report that was raised last is about.
         self._raised_for: int | None = None
         # Reported beside entries, which go first.
-        self._reported: list[tuple[int | None, Exception]] = []
+        self._errors: list[tuple[int | None, Exception]] = []
         common = {
             # For the one that asks as well: an end that an open transaction holds
             # down would be no barrier.
             "isolation.level": "read_uncommitted",
             "socket.timeout.ms": READER_REQUEST_TIMEOUT_MS,
         }
-        self._asker = new_consumer(self._settings, common)
+        self._querier = new_consumer(self._settings, common)
         self._reader = new_consumer(
             self._settings,
             {
@@ -263,28 +263,26 @@ class FastCoordinationLog(TopicLog):
         assert self._reader is not None
         left_s = max(0.001, deadline - time.monotonic())
         with suppress(KafkaException):  # the question that follows tells why
-            self._reader.handle.list_topics(
-                self._topic, timeout=min(left_s, _QUESTION_S)
-            )
+            self._reader.handle.list_topics(self._topic, timeout=min(left_s, _QUERY_S))
 
     def _disconnect(self) -> None:
         if self._reader is not None:
             close_consumer(self._reader)
-        with self._answered:
-            is_free = self._answered.wait_for(
-                lambda: not self._questions, timeout=_ASKED_S_MAX
+        with self._query_ended:
+            is_free = self._query_ended.wait_for(
+                lambda: not self._queries, timeout=_QUERIES_S_MAX
             )
-        if self._asker is not None and is_free:
-            close_consumer(self._asker)
+        if self._querier is not None and is_free:
+            close_consumer(self._querier)
 
-    def _go_to(self, offsets: Mapping[int, int]) -> None:
+    def _seek(self, offsets: Mapping[int, int]) -> None:
         for number, offset in offsets.items():
             self._next[number] = offset
         # Not before something is read: librdkafka fetches ahead at once, and who
         # goes on from a kept state would have the log's start sent for nothing.
-        self._is_placed = False
+        self._is_assigned = False
 
-    def _place(self, number: int) -> Any:
+    def _to_partition(self, number: int) -> Any:
         epoch, offset = self._epochs[number], self._next[number]
         if epoch == EPOCH_NONE:
             return TopicPartition(self._topic, number, offset)
@@ -293,25 +291,25 @@ class FastCoordinationLog(TopicLog):
     def _fetch(self, timeout_ms: int) -> Entries:
         assert self._reader is not None
         handle = self._reader.handle
-        if not self._is_placed:
-            handle.assign([self._place(number) for number in self._read])
-            self._is_placed = True
+        if not self._is_assigned:
+            handle.assign([self._to_partition(number) for number in self._read])
+            self._is_assigned = True
         deadline = time.monotonic() + timeout_ms / 1000
         entries: Entries = []
-        while not self._reported and not entries:
+        while not self._errors and not entries:
             # A batch would wait until it is full; so one, and what lies behind it.
-            self._reader.leaders.go_on(handle, (self._topic,))
+            self._reader.leaders.ask_if_due(handle, (self._topic,))
             left_s = max(0.0, deadline - time.monotonic())
-            first = handle.poll(self._reader.leaders.patience_s(left_s))
+            first = handle.poll(self._reader.leaders.max_wait_s(left_s))
             if first is None:
                 break
-            self._sort_out((first,), entries)
-            self._sort_out(handle.consume(AT_ONCE - 1, 0), entries)
-        if not entries and self._reported:
-            self._raise_reported(timeout_ms)
+            self._add_messages((first,), entries)
+            self._add_messages(handle.consume(AT_ONCE - 1, 0), entries)
+        if not entries and self._errors:
+            self._raise_error(timeout_ms)
         return entries
 
-    def _sort_out(self, messages: Iterable[Any], entries: Entries) -> None:
+    def _add_messages(self, messages: Iterable[Any], entries: Entries) -> None:
         """Part records from what is told beside them."""
         for message in messages:
             error = message.error()
@@ -326,49 +324,49 @@ class FastCoordinationLog(TopicLog):
                 )
                 entries.append((message.partition(), entry))
             elif error.code() == _EOF:
-                self._reached[message.partition()] = message.offset()
+                self._ends_reached[message.partition()] = message.offset()
             elif error.code() != KafkaError.GROUP_AUTHORIZATION_FAILED:
                 # (We are in no group, so we need not see one.)
-                self._reported.append((message.partition(), KafkaException(error)))
+                self._errors.append((message.partition(), KafkaException(error)))
 
-    def _raise_reported(self, timeout_ms: int) -> None:
+    def _raise_error(self, timeout_ms: int) -> None:
         """Raise the first report, unless the partition can be taken up again."""
-        partition, error = self._reported.pop(0)
+        partition, error = self._errors.pop(0)
         self._raised_for = partition
         is_out = cause_of(error).code() in _OUT_OF_PLACE
         if not is_out or partition is None:
             raise error
-        if not self._steps_over([partition], timeout_ms):
+        if not self._skips_deleted([partition], timeout_ms):
             raise error
 
-    def _passed(self, partitions: Collection[int]) -> Mapping[int, int]:
+    def _fetch_positions(self, partitions: Collection[int]) -> Mapping[int, int]:
         return {
-            number: self._reached[number]
+            number: self._ends_reached[number]
             for number in partitions
-            if number in self._reached
+            if number in self._ends_reached
         }
 
-    def _ask(
+    def _query_offsets(
         self, timeout_ms: int, *, is_end: bool, partitions: Iterable[int] | None = None
     ) -> Mapping[int, int]:
-        with self._question():
+        with self._querying():
             numbers = self._read if partitions is None else partitions
-            return self._ask_on(numbers, timeout_ms, is_end=is_end)
+            return self._query_with_retries(numbers, timeout_ms, is_end=is_end)
 
     @contextmanager
-    def _question(self) -> Iterator[None]:
+    def _querying(self) -> Iterator[None]:
         """Keep the handle that asks, until there is an answer."""
-        with self._answered:
+        with self._query_ended:
             self._require_open()
-            self._questions += 1
+            self._queries += 1
         try:
             yield
         finally:
-            with self._answered:
-                self._questions -= 1
-                self._answered.notify_all()
+            with self._query_ended:
+                self._queries -= 1
+                self._query_ended.notify_all()
 
-    def _ask_on(
+    def _query_with_retries(
         self, numbers: Iterable[int], timeout_ms: int, *, is_end: bool
     ) -> Mapping[int, int]:
         """Ask until there is an answer, or no more time."""
@@ -380,36 +378,39 @@ class FastCoordinationLog(TopicLog):
             self._require_open()
             left_s = max(0.001, deadline - time.monotonic())
             try:
-                return self._asked(places, min(left_s, _QUESTION_S))
+                return self._query_once(places, min(left_s, _QUERY_S))
             except KafkaException as error:
                 # A leader that has moved is told at once, and found a moment later.
                 is_late = left_s <= _RETRY_S
-                if is_late or not self._told(error, "Asking", Access.READ).retriable:
+                if (
+                    is_late
+                    or not self._translate(error, "Asking", Access.READ).retriable
+                ):
                     raise
-                self._look_anew(min(left_s, _QUESTION_S))
+                self._refresh_leaders(min(left_s, _QUERY_S))
                 time.sleep(_RETRY_S)
 
-    def _look_anew(self, timeout_s: float) -> None:
+    def _refresh_leaders(self, timeout_s: float) -> None:
         """Have the one that asks learn anew who leads the topic's partitions.
 
         It asks the leader that it knew, also where that one is gone. Told of the
         topic in a moment without a leader, it takes the partition for unknown and
         asks nobody any more, however long.
         """
-        assert self._asker is not None
+        assert self._querier is not None
         with suppress(KafkaException):  # the question that follows tells why
-            self._asker.handle.list_topics(self._topic, timeout=timeout_s)
+            self._querier.handle.list_topics(self._topic, timeout=timeout_s)
 
-    def _asked(self, places: Sequence[Any], timeout_s: float) -> Mapping[int, int]:
-        assert self._asker is not None
-        handle = self._asker.handle
-        self._asker.refusal = None
+    def _query_once(self, places: Sequence[Any], timeout_s: float) -> Mapping[int, int]:
+        assert self._querier is not None
+        handle = self._querier.handle
+        self._querier.refusal = None
         try:
             found = handle.offsets_for_times(places, timeout=timeout_s)
         except KafkaException:
             # That it was late is all that is said; polling tells of refusals.
             handle.poll(0)
-            refusal = self._asker.refusal
+            refusal = self._querier.refusal
             if refusal is not None:
                 raise refusal from None
             raise
@@ -418,22 +419,22 @@ class FastCoordinationLog(TopicLog):
                 raise KafkaException(place.error)
         return {place.partition: place.offset for place in found}
 
-    def _lost(self, error: Exception) -> Sequence[int]:
+    def _lost_partitions(self, error: Exception) -> Sequence[int]:
         del error  # it does not say; whoever raised it noted where it was
         return [] if self._raised_for is None else [self._raised_for]
 
-    def _forget_places(self, numbers: Iterable[int]) -> None:
+    def _reset_positions(self, numbers: Iterable[int]) -> None:
         numbers = frozenset(numbers)
-        super()._forget_places(numbers)
+        super()._reset_positions(numbers)
         for number in numbers:
-            self._reached.pop(number, None)
-        self._reported = [each for each in self._reported if each[0] not in numbers]
+            self._ends_reached.pop(number, None)
+        self._errors = [each for each in self._errors if each[0] not in numbers]
 
-    def _told(self, error: Exception, doing: str, access: Access) -> MarshalError:
-        return translated(
+    def _translate(self, error: Exception, doing: str, access: Access) -> MarshalError:
+        return translate_error(
             error,
             doing=doing,
             access=access,
             addresses=self._settings.addresses,
-            needs=needed(access, self._topic),
+            needs=required_right(access, self._topic),
         )

@@ -22,7 +22,7 @@ from kafka_marshal.errors import (
     CoordinationError,
     InvalidTransition,
 )
-from kafka_marshal.kafka_io.clients import forked
+from kafka_marshal.kafka_io.clients import forked_error
 from kafka_marshal.kafka_io.data import KafkaDataLog
 from kafka_marshal.kafka_io.fast.clients import (
     TOPIC_IDS,
@@ -30,9 +30,13 @@ from kafka_marshal.kafka_io.fast.clients import (
     close_consumer,
     new_consumer,
 )
-from kafka_marshal.kafka_io.fast.translate import Access, translated
-from kafka_marshal.kafka_io.faults import needed
-from kafka_marshal.kafka_io.positions import Places, outside, unknown_topic_id
+from kafka_marshal.kafka_io.fast.translate import Access, translate_error
+from kafka_marshal.kafka_io.faults import required_right
+from kafka_marshal.kafka_io.positions import (
+    Positions,
+    outside_error,
+    unknown_topic_error,
+)
 from kafka_marshal.kafka_io.reader import FETCH_WAIT_MS, REQUEST_TIMEOUT_MS
 from kafka_marshal.kafka_io.settings import ConnectionSettings
 from kafka_marshal.ports import READ_UNCOMMITTED, DataReader, Record
@@ -219,40 +223,40 @@ class FastDataReader(DataReader):
         self._pid = os.getpid()
         self._client: Client | None = None
         self._is_closed = False
-        self._places = Places()
+        self._positions = Positions()
         # Every topic there ever was: records of a lone one need not be asked.
         self._topics: set[str] = set()
         # What librdkafka knows: assigned, and paused there too.
         self._active: set[TopicPartition] = set()
-        self._halted: set[TopicPartition] = set()
-        # Places that librdkafka must be told.
-        self._moved: set[TopicPartition] = set()
+        self._paused_in_client: set[TopicPartition] = set()
+        # Positions that librdkafka must be told.
+        self._to_seek: set[TopicPartition] = set()
         # Where librdkafka was told to go once, and said that it cannot.
         self._refused: set[TopicPartition] = set()
         # Came while their partition was paused.
-        self._kept: dict[TopicPartition, list[Any]] = {}
+        self._buffered: dict[TopicPartition, list[Any]] = {}
         # Faults that came beside records; nothing of these partitions is taken
         # until they are told. None: of no partition.
-        self._reported: dict[TopicPartition | None, Any] = {}
+        self._errors: dict[TopicPartition | None, Any] = {}
         # What was taken last, as many as a poll may bring: as many as are taken anew
         # are let go of. Python looks for cycles whenever it has made 700 objects more
         # than it let go, and polls of varying sizes that are let go of as a whole
         # have it look at every third one.
-        self._taken: list[Any] = []
+        self._retained: list[Any] = []
         self._most = 0
 
     def assign(self, partitions: Sequence[TopicPartition]) -> None:
         """Make this the exact set of partitions; see ``ports.DataReader``."""
         self._require_usable()
-        self._places.assign(partitions)
-        wanted = self._places.next
+        self._positions.assign(partitions)
+        wanted = self._positions.next
         self._topics.update(each.topic for each in wanted)
-        self._taken = []
-        self._moved &= wanted.keys()
-        for gone in self._kept.keys() - wanted.keys():
-            del self._kept[gone]
-        for unheard in self._reported.keys() - wanted.keys():
-            del self._reported[unheard]
+        self._retained = []
+        self._to_seek &= wanted.keys()
+        for gone in self._buffered.keys() - wanted.keys():
+            del self._buffered[gone]
+        for unheard in self._errors.keys() - wanted.keys():
+            del self._errors[unheard]
 
     def seek(
         self,
@@ -264,43 +268,45 @@ class FastDataReader(DataReader):
     ) -> None:
         """Continue at ``offset``; see ``ports.DataReader``."""
         self._require_usable()
-        self._places.seek(partition, offset, token=token, topic_id=topic_id)
-        self._moved.add(partition)
-        self._kept.pop(partition, None)
-        self._reported.pop(partition, None)
+        self._positions.seek(partition, offset, token=token, topic_id=topic_id)
+        self._to_seek.add(partition)
+        self._buffered.pop(partition, None)
+        self._errors.pop(partition, None)
 
     def pause(self, partitions: Sequence[TopicPartition]) -> None:
         """Stop fetching these until resumed; positions and buffers are kept."""
         self._require_usable()
-        self._places.pause(partitions)
+        self._positions.pause(partitions)
 
     def resume(self, partitions: Sequence[TopicPartition]) -> None:
         """Undo ``pause``; unknown or running partitions are left alone."""
         self._require_usable()
-        self._places.resume(partitions)
+        self._positions.resume(partitions)
 
     def poll(
         self, timeout_ms: int, max_records: int
     ) -> Mapping[TopicPartition, Sequence[Record]]:
         """Return up to ``max_records`` records; see ``ports.DataReader``."""
         self._require_usable()
-        self._places.require_all()
+        self._positions.require_all()
         timeout_s = max(0, timeout_ms) / 1000
         deadline = time.monotonic() + timeout_s
         try:
-            self._settle()
-            if not self._places.next:
+            self._apply_changes()
+            if not self._positions.next:
                 time.sleep(timeout_s)
                 return {}
-            return self._next(deadline, max(1, max_records))
+            return self._poll_until(deadline, max(1, max_records))
         except (KafkaException, RuntimeError) as error:
-            raise self._told(error) from error
+            raise self._translate(error) from error
 
     def positions(self) -> Mapping[TopicPartition, int]:
         """Return where each partition goes on; see ``ports.DataReader``."""
         self._require_usable()
-        found = {each: at for each, at in self._places.next.items() if at is not None}
-        for partition, kept in self._kept.items():
+        found = {
+            each: at for each, at in self._positions.next.items() if at is not None
+        }
+        for partition, kept in self._buffered.items():
             found[partition] = kept[0].offset()
         return found
 
@@ -308,7 +314,7 @@ class FastDataReader(DataReader):
         """Return the log ends that fetches told of; see ``ports.DataReader``."""
         self._require_usable()
         found = {}
-        for partition in self._active & self._places.next.keys():
+        for partition in self._active & self._positions.next.keys():
             place = FastPartition(*partition)
             with suppress(KafkaException):
                 _, end = self._handle().get_watermark_offsets(place, cached=True)
@@ -321,7 +327,7 @@ class FastDataReader(DataReader):
         if self._is_closed:
             return
         self._is_closed = True
-        self._taken = []
+        self._retained = []
         if self._client is not None and os.getpid() == self._pid:
             close_consumer(self._client).join(timeout=max(0, timeout_ms) / 1000)
 
@@ -332,59 +338,61 @@ class FastDataReader(DataReader):
             self._client = new_consumer(self._settings, self._config)
         return self._client.handle
 
-    def _settle(self) -> None:
+    def _apply_changes(self) -> None:
         """Tell librdkafka what changed since the last poll: mostly nothing."""
         try:
-            self._tell()
+            self._assign_and_seek()
         except KafkaException:
             # Whatever it knows now, a new one knows nothing and is told all.
-            self._start_over()
+            self._discard_client()
             raise
 
-    def _start_over(self) -> None:
+    def _discard_client(self) -> None:
         if self._client is not None:
             close_consumer(self._client)
         self._client = None
         self._active.clear()
-        self._halted.clear()
+        self._paused_in_client.clear()
         self._refused.clear()
-        self._moved = set(self._places.next)
+        self._to_seek = set(self._positions.next)
 
-    def _has_started_over(self) -> bool:
+    def _has_no_client(self) -> bool:
         return self._client is None
 
-    def _tell(self) -> None:
-        if gone := self._active - self._places.next.keys():
-            self._withdraw(gone)
-        if resumed := self._halted - self._places.paused:
+    def _assign_and_seek(self) -> None:
+        if gone := self._active - self._positions.next.keys():
+            self._unassign(gone)
+        if resumed := self._paused_in_client - self._positions.paused:
             # Its own account of where it was need not be relied on.
-            self._moved |= resumed
+            self._to_seek |= resumed
             self._handle().resume([FastPartition(*each) for each in resumed])
-            self._halted -= resumed
-        if self._moved:
-            moved = [each for each in self._moved if not self._sought(each)]
-            self._handle().incremental_assign([self._placed(each) for each in moved])
+            self._paused_in_client -= resumed
+        if self._to_seek:
+            moved = [each for each in self._to_seek if not self._seek(each)]
+            self._handle().incremental_assign(
+                [self._to_partition(each) for each in moved]
+            )
             self._active.update(moved)
-            self._moved.clear()
+            self._to_seek.clear()
 
-    def _placed(self, partition: TopicPartition) -> FastPartition:
-        offset = self._places.next[partition]
+    def _to_partition(self, partition: TopicPartition) -> FastPartition:
+        offset = self._positions.next[partition]
         assert offset is not None
         return FastPartition(partition.topic, partition.partition, offset)
 
-    def _sought(self, partition: TopicPartition) -> bool:
+    def _seek(self, partition: TopicPartition) -> bool:
         """Seek if librdkafka has the partition; return whether that was all."""
         if partition not in self._active:
             return False
         try:
-            self._handle().seek(self._placed(partition))
+            self._handle().seek(self._to_partition(partition))
         except KafkaException:
             # It has yet to start there, so nothing of it is in the queue.
-            self._withdraw({partition})
+            self._unassign({partition})
             return False
         return True
 
-    def _withdraw(self, partitions: set[TopicPartition]) -> None:
+    def _unassign(self, partitions: set[TopicPartition]) -> None:
         """Take partitions from librdkafka, and what it has fetched of them."""
         handle = self._handle()
         places = [FastPartition(*each, 0) for each in partitions]
@@ -393,46 +401,48 @@ class FastDataReader(DataReader):
             # nothing was fetched yet.
             with suppress(KafkaException):
                 handle.seek(place)
-        handle.resume([FastPartition(*each) for each in self._halted & partitions])
+        handle.resume(
+            [FastPartition(*each) for each in self._paused_in_client & partitions]
+        )
         handle.incremental_unassign(places)
         self._active -= partitions
-        self._halted -= partitions
+        self._paused_in_client -= partitions
 
     # --- reading
 
-    def _next(
+    def _poll_until(
         self, deadline: float, most: int
     ) -> Mapping[TopicPartition, Sequence[Record]]:
-        if self._reported:
-            self._raise_reported()
-        found = self._taken_up_again(most) if self._kept else {}
+        if self._errors:
+            self._raise_error()
+        found = self._resumed_records(most) if self._buffered else {}
         assert self._client is not None
         handle, leaders = self._client.handle, self._client.leaders
         while not found:
-            leaders.go_on(handle, self._topics)
-            is_taken = self._take(most, found)
-            if self._has_started_over():
+            leaders.ask_if_due(handle, self._topics)
+            is_taken = self._consume(most, found)
+            if self._has_no_client():
                 break
             left_s = deadline - time.monotonic()
             if not is_taken and left_s > 0:
                 # A batch would wait until it is full; so one, and what came with it.
-                first = handle.poll(leaders.patience_s(left_s))
+                first = handle.poll(leaders.max_wait_s(left_s))
                 if first is None:
-                    self._taken.clear()
+                    self._retained.clear()
                 else:
-                    self._sort_out([first], found)
-                    if not self._has_started_over():
-                        self._take(most - 1, found)
-            if self._has_started_over():
+                    self._add_messages([first], found)
+                    if not self._has_no_client():
+                        self._consume(most - 1, found)
+            if self._has_no_client():
                 break
             if not found:
-                self._raise_reported()
-                self._raise_foreign()
+                self._raise_error()
+                self._raise_replaced()
                 if left_s <= 0:
                     break
         return found
 
-    def _take(self, most: int, found: dict[TopicPartition, list[Record]]) -> bool:
+    def _consume(self, most: int, found: dict[TopicPartition, list[Record]]) -> bool:
         """Sort out up to so many messages that are there; return whether any were."""
         self._most = max(self._most, most)
         handle = self._handle()
@@ -440,16 +450,16 @@ class FastDataReader(DataReader):
         while left > 0:
             asked = min(left, AT_ONCE)
             messages: list[Any] = handle.consume(asked, 0)
-            self._sort_out(messages, found)
-            if self._has_started_over():
+            self._add_messages(messages, found)
+            if self._has_no_client():
                 break
-            self._let_go(messages)
+            self._retain(messages)
             left -= len(messages)
             if len(messages) < asked:
                 break
         return left < most
 
-    def _let_go(self, messages: list[Any]) -> None:
+    def _retain(self, messages: list[Any]) -> None:
         """Keep what was taken, and let go of as many that were taken before.
 
         Whoever polls for many holds some of them for long, as until they are granted.
@@ -462,25 +472,25 @@ class FastDataReader(DataReader):
         if self._most > AT_ONCE:
             size = max(1, *map(len, messages[::SIZED_EACH]))
             spare = min(self._most + 2 * AT_ONCE, SPARE_BYTES // size)
-        self._taken += messages
-        del self._taken[: -(self._most + spare)]
+        self._retained += messages
+        del self._retained[: -(self._most + spare)]
 
-    def _taken_up_again(self, most: int) -> dict[TopicPartition, list[Record]]:
+    def _resumed_records(self, most: int) -> dict[TopicPartition, list[Record]]:
         """Take what was kept of partitions that are paused no more."""
         found: dict[TopicPartition, list[Record]] = {}
         for partition in [
-            each for each in self._kept if each not in self._places.paused
+            each for each in self._buffered if each not in self._positions.paused
         ]:
             if most <= 0:
                 break
-            kept = self._kept.pop(partition)
+            kept = self._buffered.pop(partition)
             if len(kept) > most:
-                self._kept[partition] = kept[most:]
+                self._buffered[partition] = kept[most:]
             found[partition] = self._records(partition, kept[:most])
             most -= len(found[partition])
         return found
 
-    def _sort_out(
+    def _add_messages(
         self, messages: list[Any], found: dict[TopicPartition, list[Record]]
     ) -> None:
         """Add messages to what was found: the hot path, so single calls do it all.
@@ -491,38 +501,38 @@ class FastDataReader(DataReader):
         """
         assert self._client is not None
         if self._client.is_outdated:
-            self._start_over()
+            self._discard_client()
             return
         ends: dict[TopicPartition, int] = {}
-        if self._reported or any(map(Message.error, messages)):
+        if self._errors or any(map(Message.error, messages)):
             messages = self._without_errors(messages, ends)
         for topic, number, run in self._runs(messages):
             partition = TopicPartition(topic, number)
-            place = self._places.next.get(partition)
+            place = self._positions.next.get(partition)
             if place is None:
                 continue
-            if self._is_foreign(partition):
-                self._require_told(partition)
-                self._moved.add(partition)
+            if self._is_of_other_topic(partition):
+                self._require_topic_id(partition)
+                self._to_seek.add(partition)
                 continue
             if run[0].offset() < place:
                 run = [each for each in run if each.offset() >= place]  # noqa: PLW2901
             if not run:
                 continue
-            self._places.next[partition] = run[-1].offset() + 1
-            if partition in self._kept or partition in self._places.paused:
-                self._keep(partition, run)
+            self._positions.next[partition] = run[-1].offset() + 1
+            if partition in self._buffered or partition in self._positions.paused:
+                self._buffer(partition, run)
             elif partition in found:
                 found[partition] += self._records(partition, run)
             else:
                 found[partition] = self._records(partition, run)
         for partition, end in ends.items():
-            place = self._places.next.get(partition)
-            if place is not None and not self._is_foreign(partition):
-                self._places.next[partition] = max(place, end)
+            place = self._positions.next.get(partition)
+            if place is not None and not self._is_of_other_topic(partition):
+                self._positions.next[partition] = max(place, end)
 
     def _records(self, partition: TopicPartition, messages: list[Any]) -> list[Record]:
-        return list(fast_records(messages, self._places.tokens[partition]))
+        return list(fast_records(messages, self._positions.tokens[partition]))
 
     def _runs(self, messages: list[Any]) -> Iterator[tuple[str, int, list[Any]]]:
         """Cut messages where the partition changes; they come in long runs."""
@@ -533,13 +543,13 @@ class FastDataReader(DataReader):
                 for topic, named in _runs(numbered, Message.topic):
                     yield topic, number, named
 
-    def _keep(self, partition: TopicPartition, messages: list[Any]) -> None:
+    def _buffer(self, partition: TopicPartition, messages: list[Any]) -> None:
         """Hold messages of a paused partition; beyond a bound librdkafka pauses too."""
-        kept = self._kept.setdefault(partition, [])
+        kept = self._buffered.setdefault(partition, [])
         kept += messages
         if sum(map(len, kept)) >= KEPT_BYTES or len(kept) >= QUEUE_RECORDS:
             self._handle().pause([FastPartition(*partition)])
-            self._halted.add(partition)
+            self._paused_in_client.add(partition)
 
     # --- faults
 
@@ -561,47 +571,49 @@ class FastDataReader(DataReader):
             topic, error = message.topic(), message.error()
             partition = TopicPartition(topic or "", message.partition() or 0)
             if error is None:
-                if partition not in self._reported:
+                if partition not in self._errors:
                     sound.append(message)
             elif error.code() == _EOF:
-                if partition not in self._reported:
+                if partition not in self._errors:
                     ends[partition] = message.offset()
-            elif partition in self._places.next:
-                self._reported.setdefault(partition, error)
+            elif partition in self._positions.next:
+                self._errors.setdefault(partition, error)
             elif topic is None and error.code() != _NO_GROUP:
-                self._reported[None] = error
+                self._errors[None] = error
         return sound
 
-    def _raise_reported(self) -> None:
+    def _raise_error(self) -> None:
         """Raise what came beside records, or a refusal that no attempt will change."""
         assert self._client is not None
         if self._client.refusal is not None:
             raise self._client.refusal
-        for partition in list(self._reported):
-            error = self._reported.pop(partition)
+        for partition in list(self._errors):
+            error = self._errors.pop(partition)
             if partition is None:
                 raise KafkaException(error)
             is_gone = error.code() in _GONE
-            if self._is_foreign(partition) or (is_gone and self._is_by_id(partition)):
-                self._moved.add(partition)
-                raise unknown_topic_id(partition)
+            if self._is_of_other_topic(partition) or (
+                is_gone and self._is_by_id(partition)
+            ):
+                self._to_seek.add(partition)
+                raise unknown_topic_error(partition)
             if error.code() in _OUT_OF_PLACE:
                 self._raise_outside(partition, is_cut_off=error.code() == _CUT_OFF)
-            self._moved.add(partition)
+            self._to_seek.add(partition)
             raise KafkaException(error)
 
     def _is_by_id(self, partition: TopicPartition) -> bool:
-        return self._places.topic_ids[partition] is not None
+        return self._positions.topic_ids[partition] is not None
 
-    def _is_foreign(self, partition: TopicPartition) -> bool:
+    def _is_of_other_topic(self, partition: TopicPartition) -> bool:
         """Return whether what is fetched is of another topic than the one wanted."""
-        wanted = self._places.topic_ids[partition]
+        wanted = self._positions.topic_ids[partition]
         assert self._client is not None
         return wanted is not None and wanted != self._client.topic_ids.get(
             partition.topic
         )
 
-    def _require_told(self, partition: TopicPartition) -> None:
+    def _require_topic_id(self, partition: TopicPartition) -> None:
         """Refuse records of a topic whose id librdkafka has not told.
 
         Raises:
@@ -617,21 +629,21 @@ class FastDataReader(DataReader):
                 setting="transport",
             )
 
-    def _raise_foreign(self) -> None:
+    def _raise_replaced(self) -> None:
         """Report a partition whose topic has another id than the one wanted.
 
         Raises:
             UnknownTopicId: There is one.
         """
         assert self._client is not None
-        for partition in self._places.next.keys() - self._places.paused:
+        for partition in self._positions.next.keys() - self._positions.paused:
             is_told = partition.topic in self._client.topic_ids
-            if is_told and self._is_foreign(partition):
-                raise unknown_topic_id(partition)
+            if is_told and self._is_of_other_topic(partition):
+                raise unknown_topic_error(partition)
 
     def _raise_outside(self, partition: TopicPartition, *, is_cut_off: bool) -> None:
         """Raise the error for a position outside its log, with the log's range."""
-        requested = self._places.next[partition]
+        requested = self._positions.next[partition]
         assert requested is not None
         start = end = _UNKNOWN
         # What went wrong is told all the same, without the range.
@@ -643,29 +655,31 @@ class FastDataReader(DataReader):
             if partition in self._refused:
                 # librdkafka fetches somewhere else for good, as behind a record
                 # that it could not read.
-                self._start_over()
+                self._discard_client()
             else:
                 self._refused.add(partition)
-                self._moved.add(partition)
+                self._to_seek.add(partition)
             raise CoordinationError(
                 f"Position {requested} of {partition} was refused, but its log has it "
                 f"(offsets {start} to {end}). Poll again."
             )
         what = "was cut off by a truncation" if is_cut_off else "is outside its log"
-        raise outside(partition, requested, what=what, start=start, end=end)
+        raise outside_error(partition, requested, what=what, start=start, end=end)
 
-    def _told(self, error: Exception) -> Exception:
-        return translated(
+    def _translate(self, error: Exception) -> Exception:
+        return translate_error(
             error,
             doing="Reading data partitions",
             access=Access.READ,
-            needs=needed(Access.READ, *{place.topic for place in self._places.next}),
+            needs=required_right(
+                Access.READ, *{place.topic for place in self._positions.next}
+            ),
             addresses=self._settings.addresses,
         )
 
     def _require_usable(self) -> None:
         if os.getpid() != self._pid:
-            raise forked("Reading data partitions")
+            raise forked_error("Reading data partitions")
         if self._is_closed:
             raise InvalidTransition("The reader is closed; open a new one.")
 

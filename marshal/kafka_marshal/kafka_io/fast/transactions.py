@@ -19,7 +19,7 @@ from kafka_marshal.kafka_io.fast.clients import (
     new_consumer,
     new_producer,
 )
-from kafka_marshal.kafka_io.fast.translate import Access, cause_of, translated
+from kafka_marshal.kafka_io.fast.translate import Access, cause_of, translate_error
 from kafka_marshal.kafka_io.settings import ConnectionSettings
 from kafka_marshal.protocol import types
 
@@ -81,7 +81,7 @@ class Transactions(Closing):
         except BaseException as error:
             self.close()
             if isinstance(error, KafkaException):
-                raise self._told(error, "Beginning") from error
+                raise self._translate(error, "Beginning") from error
             raise
 
     def position(self, partition: types.TopicPartition) -> int | None:
@@ -97,9 +97,9 @@ class Transactions(Closing):
                 [TopicPartition(*partition)], timeout=self._timeout_ms / 1000
             )
         except KafkaException as error:
-            raise self._told(error, doing) from error
+            raise self._translate(error, doing) from error
         if found.error is not None:
-            raise self._told(KafkaException(found.error), doing)
+            raise self._translate(KafkaException(found.error), doing)
         return None if found.offset < 0 else int(found.offset)
 
     def write(
@@ -137,7 +137,7 @@ class Transactions(Closing):
             handle.commit_transaction(self._timeout_ms / 1000)
             self._is_under_way = False
         except KafkaException as error:
-            raise self._told(error, f"Writing to {topic}") from error
+            raise self._translate(error, f"Writing to {topic}") from error
 
     def _produce(self, topic: str, record: Outgoing) -> None:
         deadline = time.monotonic() + self._timeout_ms / 1000
@@ -170,7 +170,7 @@ class Transactions(Closing):
         if self._consumer is not None:
             close_consumer(self._consumer)
             self._consumer = None
-        self._producer.forget()
+        self._producer.release()
 
     def _why_fatal(self) -> KafkaException | None:
         # Once it is over, librdkafka tells why only to who polls.
@@ -180,7 +180,7 @@ class Transactions(Closing):
             return why
         return None
 
-    def _told(self, error: KafkaException, doing: str) -> MarshalError:
+    def _translate(self, error: KafkaException, doing: str) -> MarshalError:
         cause = cause_of(error)
         if cause is not None and cause.code() == _FATAL:
             error = self._why_fatal() or error
@@ -191,7 +191,7 @@ class Transactions(Closing):
                 "begun, and the broker takes nothing from this one",
                 reason="fenced",
             )
-        return translated(
+        return translate_error(
             error,
             doing=f"{doing} as {self._id}",
             access=Access.WRITE,

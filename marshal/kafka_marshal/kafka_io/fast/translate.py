@@ -9,7 +9,7 @@ from kafka_marshal.errors import MarshalError
 from kafka_marshal.kafka_io import faults
 from kafka_marshal.kafka_io.faults import Access, Failure, Fault
 
-__all__ = ["Access", "translated"]
+__all__ = ["Access", "translate_error"]
 
 _ROWS: tuple[tuple[Fault, tuple[int, ...]], ...] = (
     (
@@ -153,7 +153,7 @@ def cause_of(error: Exception) -> Any:
     return None
 
 
-def translated(
+def translate_error(
     error: Exception,
     *,
     doing: str,

@@ -48,44 +48,44 @@ def search(world):
 def run(search, world, *, topics=("t",), span_s):
     """Poll every 10 ms for so long."""
     for _ in range(round(span_s / 0.01)):
-        search.go_on(world, topics)
+        search.ask_if_due(world, topics)
         world.now_s += 0.01
 
 
 def test_nobody_is_asked_without_a_loss(search, world):
     run(search, world, span_s=60)
     assert world.asked == []
-    assert search.patience_s(5) == 5
+    assert search.max_wait_s(5) == 5
 
 
 def test_asked_at_once_and_then_four_times_a_second(search, world):
-    search.begin()
-    search.go_on(world, ("t",))
+    search.start()
+    search.ask_if_due(world, ("t",))
     assert world.asked == ["t"]
     run(search, world, span_s=1)
     assert len(world.asked) == 4
-    assert search.patience_s(5) == module.ASK_INTERVAL_S
-    assert search.patience_s(0.01) == 0.01
+    assert search.max_wait_s(5) == module.ASK_INTERVAL_S
+    assert search.max_wait_s(0.01) == 0.01
 
 
 def test_it_ends_by_itself(search, world):
-    search.begin()
+    search.start()
     run(search, world, span_s=module.ASKED_FOR_S + 600)
     assert len(world.asked) <= module.ASKED_FOR_S / module.ASK_INTERVAL_S
-    assert search.patience_s(5) == 5
+    assert search.max_wait_s(5) == 5
 
 
 def test_another_loss_goes_on_with_it_and_asks_no_faster(search, world):
     for _ in range(100):
-        search.begin()
+        search.start()
         run(search, world, span_s=1)
     assert 0.8 * 400 <= len(world.asked) <= 400
 
 
 def test_of_many_topics_all_are_asked_about_in_turn(search, world):
     topics = [f"t{number}" for number in range(2 * module.TOPICS_AT_ONCE + 1)]
-    search.begin()
-    search.go_on(world, topics)
+    search.start()
+    search.ask_if_due(world, topics)
     assert world.asked == topics[: module.TOPICS_AT_ONCE]
     run(search, world, topics=topics, span_s=1)
     assert world.asked[: len(topics)] == topics
@@ -116,12 +116,12 @@ def test_debug_lines_tell_when_records_can_be_numbered(caplog):
     log = clients._Log(made)
     with caplog.at_level(logging.INFO, logger=clients.LOGGER):
         log.log(logging.DEBUG, "%s [%s]: %s", "TXN", "main", "Coordinator not up")
-        assert made.is_looking.is_set()
-        assert not made.is_numbered.is_set()
+        assert made.requests_pid.is_set()
+        assert not made.has_pid.is_set()
         log.log(logging.DEBUG, "%s [%s]: %s", "GETPID", "main", "Acquired PID{Id:1}")
-    assert made.is_numbered.is_set()
+    assert made.has_pid.is_set()
     assert caplog.text == ""
-    made.forget()
+    made.release()
 
 
 def test_debug_lines_tell_the_id_by_which_a_topic_is_read():
@@ -144,9 +144,9 @@ def test_debug_lines_tell_the_id_by_which_a_topic_is_read():
 
 def test_refusals_are_noted():
     client = Client()
-    client.note(KafkaError(KafkaError._TRANSPORT))
+    client.on_error(KafkaError(KafkaError._TRANSPORT))
     assert client.refusal is None
-    client.note(KafkaError(KafkaError._AUTHENTICATION))
+    client.on_error(KafkaError(KafkaError._AUTHENTICATION))
     assert client.refusal.args[0].name() == "_AUTHENTICATION"
 
 

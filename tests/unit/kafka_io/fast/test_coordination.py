@@ -82,8 +82,8 @@ class Producer:
 @pytest.fixture
 def client(monkeypatch):
     made = Client(Producer())
-    made.is_looking.set()
-    made.is_numbered.set()
+    made.requests_pid.set()
+    made.has_pid.set()
     monkeypatch.setattr(module, "new_producer", lambda *_: made)
     return made
 
@@ -158,7 +158,7 @@ def test_dropped_it_gives_up_what_is_under_way(outlet, client):
 
 def test_the_producer_asks_for_leaders_once_a_broker_is_lost(outlet, client):
     at_first = len(client.handle.asked)
-    client.note(KafkaError(KafkaError._TRANSPORT))
+    client.on_error(KafkaError(KafkaError._TRANSPORT))
     until(lambda: len(client.handle.asked) > at_first, "leaders are asked for again")
 
 
@@ -243,15 +243,15 @@ class Handle:
 
 
 class Log(FastCoordinationLog):
-    def _start(self):
-        super()._start()
-        for client in (self._reader, self._asker):
+    def _prepare(self):
+        super()._prepare()
+        for client in (self._reader, self._querier):
             client.handle.close()
-            client.forget()
+            client.release()
         self.handle = Handle()
-        self._reader, self._asker = Client(self.handle), Client(self.handle)
+        self._reader, self._querier = Client(self.handle), Client(self.handle)
 
-    def _look_up(self, deadline):
+    def _describe_topic(self, deadline):
         self._partition_count = 2
 
 
@@ -278,7 +278,7 @@ def test_the_reader_asks_for_leaders_once_a_broker_is_lost(log):
     at_first = log.handle.asked
     assert log.poll(0) == []
     assert log.handle.asked == at_first
-    log._reader.note(KafkaError(KafkaError._TRANSPORT))
+    log._reader.on_error(KafkaError(KafkaError._TRANSPORT))
     assert log.poll(0) == []
     assert log.handle.asked == at_first + 1
 
@@ -344,11 +344,11 @@ def test_what_asks_is_not_destroyed_beneath_a_question(log, monkeypatch):
     log.close(0)
     with pytest.raises(InvalidTransition, match="closed"):
         log.end_offsets(9_000)
-    assert log._asker not in closed
+    assert log._querier not in closed
     may_answer.set()
     asking.join(WAIT_S)
     assert found == [{0: 0, 1: 0}]
-    until(lambda: closed == [log._reader, log._asker], "both are closed")
+    until(lambda: closed == [log._reader, log._querier], "both are closed")
 
 
 def test_of_two_answers_the_larger_end_is_the_newer(log, monkeypatch):
@@ -430,7 +430,7 @@ def test_questions_are_asked_again_until_their_deadline(log, monkeypatch):
     monkeypatch.setattr(log.handle, "offsets_for_times", answer)
     assert log.start_offsets(10_000) == {0: 0, 1: 0}
     monkeypatch.setattr(
-        log._asker, "refusal", KafkaException(KafkaError(KafkaError._AUTHENTICATION))
+        log._querier, "refusal", KafkaException(KafkaError(KafkaError._AUTHENTICATION))
     )
     faults += [KafkaException(KafkaError(KafkaError._TIMED_OUT))] * 1_000
     with pytest.raises(CoordinationError, match="no broker answered"):

@@ -192,7 +192,7 @@ def by_id(handle, monkeypatch):
 
     def make(*_):
         made.append(Client(handle))
-        made[-1].note_topic_id("t", OLD)
+        made[-1].on_topic_id("t", OLD)
         return made[-1]
 
     monkeypatch.setattr(module, "new_consumer", make)
@@ -215,7 +215,7 @@ def test_a_topic_that_gets_another_id_is_fetched_again_by_a_new_client(by_id, ha
     handle.made(*of(A, 0, 1), *of(B, 0))
     assert polled(reader) == {A: [0, 1], B: [0]}
     # What came before and after the change cannot be told apart.
-    made[0].note_topic_id("t", NEW)
+    made[0].on_topic_id("t", NEW)
     handle.made(*of(A, 2, 3), *of(B, 1))
     assert polled(reader) == {}
     handle.made(*of(B, 1), *of(A, 2))
@@ -297,11 +297,11 @@ def test_leaders_are_asked_for_once_a_broker_is_lost(reader, handle):
     """Also while others bring records; nobody waits for longer than until the next."""
     reader.poll(0, 100)
     assert handle.asked == []
-    reader._client.note(KafkaError(KafkaError._TRANSPORT))
+    reader._client.on_error(KafkaError(KafkaError._TRANSPORT))
     handle.made(*of(A, 0))
     assert polled(reader) == {A: [0]}
     assert handle.asked == ["t"]
-    assert reader._client.leaders.patience_s(60) < 1
+    assert reader._client.leaders.max_wait_s(60) < 1
 
 
 def test_topics_of_equal_partitions_are_told_apart(reader, handle):
@@ -558,9 +558,9 @@ def test_what_was_taken_is_let_go_where_nothing_more_comes(reader, handle):
     handle.made(*of(A, 0, 1))
     reader.poll(0, 100)
     assert not reader.poll(0, 100)
-    assert [message.offset() for message in reader._taken] == [0, 1]
+    assert [message.offset() for message in reader._retained] == [0, 1]
     assert not reader.poll(1, 100)
-    assert reader._taken == []
+    assert reader._retained == []
 
 
 def test_polls_of_varying_sizes_leave_the_cycle_collector_at_rest(
@@ -630,7 +630,7 @@ def test_less_is_kept_of_large_records(reader, handle, monkeypatch):
         for _ in range(20):
             handle.made(*(Message("t", 0, offset=0, value=bytes(size)),) * 10)
             reader.poll(0, 10)
-        return len(reader._taken)
+        return len(reader._retained)
 
     assert [kept(1), kept(1_000), kept(20_000)] == [36, 20, 10]
 
@@ -639,7 +639,7 @@ def test_what_is_kept_of_the_last_polls_is_bounded(reader, handle):
     handle.made(*of(A, *range(30)))
     for _ in range(3):
         reader.poll(0, 10)
-    assert [message.offset() for message in reader._taken] == list(range(20, 30))
+    assert [message.offset() for message in reader._retained] == list(range(20, 30))
 
 
 def test_a_large_poll_takes_all_that_is_there_in_parts(reader, handle, monkeypatch):

@@ -59,7 +59,7 @@ class Handle:
 @pytest.fixture
 def handle(monkeypatch):
     found = Handle()
-    client = SimpleNamespace(handle=found, forget=lambda: found.did.append("forget"))
+    client = SimpleNamespace(handle=found, release=lambda: found.did.append("forget"))
     monkeypatch.setattr(transactions, "new_producer", lambda *_: client)
     monkeypatch.setattr(transactions, "new_consumer", lambda *_: client)
     monkeypatch.setattr(transactions, "close_consumer", lambda _: None)

@@ -15,7 +15,7 @@ from kafka_marshal.errors import (
     TopicMisconfigured,
 )
 from kafka_marshal.kafka_io import translate as python_translate
-from kafka_marshal.kafka_io.fast.translate import Access, translated
+from kafka_marshal.kafka_io.fast.translate import Access, translate_error
 
 BOTH = (Access.READ, Access.WRITE)
 CODES = {
@@ -26,7 +26,7 @@ CODES = {
 
 
 def told(error, access=Access.READ):
-    return translated(error, doing="Testing", access=access, addresses="a:1, b:2")
+    return translate_error(error, doing="Testing", access=access, addresses="a:1, b:2")
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_table(name, read, write):
 
 
 def test_both_clients_are_told_in_the_same_words():
-    python = python_translate.translated(
+    python = python_translate.translate_error(
         kafka_errors.TopicAuthorizationFailedError("t"),
         doing="Testing",
         access=Access.READ,
