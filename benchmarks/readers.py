@@ -79,7 +79,7 @@ class Stopwatch:
         self._start: tuple[int, tuple[float, ...]] | None = None
         self.spent = (0.0, 0.0, 0.0)
 
-    def on_error(self, count: int) -> bool:
+    def note(self, count: int) -> bool:
         """Note what a poll brought, and return whether more is to come."""
         self.count += count
         if self._start is None and count:

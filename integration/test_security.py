@@ -1,4 +1,4 @@
-"""Listeners that set to know who is there, and a log that not all may write."""
+"""Listeners that want to know who is there, and a log that not all may write."""
 
 import os
 import socket

@@ -1,6 +1,6 @@
 """Tells what importing and using kafka_marshal changes in the library ``kafka``.
 
-A program of its add, so that nothing is imported before it looks. Without an address
+A program of its own, so that nothing is imported before it looks. Without an address
 it imports every module of kafka_marshal; with one, it opens clients there as well.
 Prints a line for each attribute of a module or class that is another object, or has
 other contents, than before.

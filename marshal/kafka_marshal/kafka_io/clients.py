@@ -3,11 +3,11 @@
 kafka-python retries the bootstrap addresses until its time is up, whatever the
 reason, and then raises a timeout without one: a wrong password looks like a network
 that is down. The reason is only in its log, as an exception among the arguments. A
-failed client also leaves its thread and sockets open; ``connected`` closes them.
+failed client also leaves its thread and sockets open; ``new_client`` closes them.
 
-The admin client blocks for as many request timeouts as a question has round trips and
-has no deadline for the whole. ``AdminClient`` runs each question on a thread of its add
-and abandons the thread at the deadline; the request timeout ends it soon after.
+The admin client blocks for as many request timeouts as a call has round trips, and has
+no deadline for the whole. ``AdminClient`` runs each call on a separate thread and
+abandons the thread at the deadline; the request timeout ends it soon after.
 """
 
 import logging
@@ -30,7 +30,7 @@ from kafka_marshal.kafka_io.settings import ConnectionSettings
 from kafka_marshal.kafka_io.translate import Access, translate_error
 
 _LOGGER = "kafka.net.manager"
-# A refusal that no further attempt will change.
+# Refusals that no retry changes.
 REFUSALS = (
     kafka_errors.SaslAuthenticationFailedError,
     kafka_errors.UnsupportedSaslMechanismError,
@@ -41,10 +41,10 @@ T = TypeVar("T")
 _REQUEST_TIMEOUT_MS = 5_000
 _RETRY_INTERVAL_S = 0.1
 _CHECK_S = 0.1
-# Who was refused might be let in elsewhere: where passwords change, say, and not every
-# broker has heard.
+# Retry authentication failures briefly: after a credential change some brokers still
+# reject the new password.
 _REFUSED_RETRY_S = 2.0
-# Questions under way at once, abandoned ones included: bounds the threads.
+# Concurrent calls, abandoned ones included; bounds the number of threads.
 _CALLS_MAX = 16
 
 
@@ -55,17 +55,14 @@ def new_client(
     topic: str | None = None,
     watch: "ConnectionWatch | None" = None,
 ) -> Any:
-    """Make a client of kafka-python; leave nothing behind where that fails.
+    """Return a connected client of kafka-python; close everything on failure.
 
     Args:
         kind: ``KafkaConsumer``, ``KafkaProducer`` or ``KafkaAdminClient``.
-        config: What it is made with.
-        topic: Asked for with the first metadata; for a topic that is named later
-            it would wait 100 ms before it asks again.
-        watch: Told whose refusals are of this client.
-
-    Returns:
-        The client, connected.
+        config: Its configuration.
+        topic: Included in the first metadata request. For a topic that is added later
+            kafka-python waits 100 ms before its next request.
+        watch: Collects the refusals of this client.
 
     Raises:
         KafkaError: No connection could be made.
@@ -85,28 +82,26 @@ def new_client(
     try:
         return kind(**config, kafka_client=make)
     except BaseException:
-        # The object that has a close() was never handed out.
+        # The constructor failed, so there is no client to close, only its network.
         for each in network:
             each.close()
         raise
 
 
 class ConnectionWatch(logging.Handler):
-    """Notes the reasons that kafka-python logs, while it is entered.
+    """Collects connection errors from kafka-python's log, as a context manager.
 
-    A logger that the application has turned off tells nothing; messages are then
-    less helpful and later, and nothing else changes.
+    If the application has turned off that logger, errors are reported later and with
+    less detail; nothing else changes.
 
     Attributes:
-        refused: Why a client of ours was refused, as it would be again, where it has
-            not been let in since.
-        refusal: Why any client was refused.
-        last: What any client was told last.
-        is_stopped: Whether ours are not to try again.
+        refused: Permanent refusal of a watched client, None once it has connected.
+        refusal: Last refusal of any client.
+        last: Last error of any client.
+        is_stopped: Whether the watched clients were stopped.
     """
 
     def __init__(self) -> None:
-        """Listen for warnings and worse."""
         super().__init__(logging.WARNING)
         self.refused: Exception | None = None
         self.refusal: Exception | None = None
@@ -115,21 +110,21 @@ class ConnectionWatch(logging.Handler):
         self._networks: list[Any] = []
 
     def add(self, network: Any) -> None:
-        """Take that what the thread of this network says is about us."""
+        """Watch the log lines of this network's thread."""
         self._networks.append(network)
 
     def stop(self) -> None:
-        """Have our clients stop trying; return at once.
+        """Stop the watched clients from retrying; return at once.
 
-        Each is told on its add thread, so that whoever makes it fails and closes it.
+        Each is closed on its own thread, so the call that connects it fails.
         """
         self.is_stopped = True
         for each in self._networks:
-            with suppress(Exception):  # it is over already
+            with suppress(Exception):  # already closed
                 each._net.call_soon_threadsafe(each._manager.close)  # noqa: SLF001
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Note the exception that a log record is about."""
+        """Record the exception among the arguments of a log line."""
         arguments = record.args if isinstance(record.args, tuple) else ()
         for argument in arguments:
             if isinstance(argument, Exception):
@@ -145,7 +140,7 @@ class ConnectionWatch(logging.Handler):
         return record.thread in {each.ident for each in threads if each is not None}
 
     def reason(self) -> str:
-        """Return the last reason as words to put into a message, or nothing."""
+        """Return the last error as a sentence for a message, or an empty text."""
         return f" The last attempt ended with: {self.last}." if self.last else ""
 
     def __enter__(self) -> Self:
@@ -162,7 +157,7 @@ class ConnectionWatch(logging.Handler):
 
 
 def _final(error: object) -> Exception | None:
-    """Return why another attempt would end like this one, where it would."""
+    """Return the cause that makes retries useless, if there is one."""
     while isinstance(error, Exception):
         if isinstance(error, (*REFUSALS, ssl.SSLCertVerificationError)):
             return error
@@ -171,10 +166,12 @@ def _final(error: object) -> Exception | None:
 
 
 class AdminClient:
-    """An admin client made on first use, asked from any thread."""
+    """kafka-python's admin client with a deadline on each call. Thread-safe.
+
+    The first call connects.
+    """
 
     def __init__(self, settings: ConnectionSettings) -> None:
-        """Remember how to connect; nothing is opened yet."""
         self._settings = settings
         self._pid = os.getpid()
         self._lock = threading.Lock()
@@ -191,18 +188,15 @@ class AdminClient:
         timeout_ms: int,
         needs: str | None = None,
     ) -> T:
-        """Ask one question and return its answer.
+        """Run one request and return its result.
 
         Args:
-            work: Called with a ``KafkaAdminClient``; repeated after faults that
-                pass, so it must be idempotent.
-            doing: What is tried, for messages.
+            work: Called with a ``KafkaAdminClient``; repeated after transient faults,
+                so it must be idempotent.
+            doing: Name of the operation, for messages.
             access: Whether it reads or writes, for messages.
-            timeout_ms: When to give up.
+            timeout_ms: Limit for the whole call.
             needs: The right that it needs, for messages.
-
-        Returns:
-            What ``work`` returned.
 
         Raises:
             CoordinationError: It failed, or there was no answer in time.
@@ -237,7 +231,7 @@ class AdminClient:
         return answer
 
     def close(self, *, timeout_ms: int) -> None:
-        """Close the client. Idempotent; questions under way fail."""
+        """Close the client. Idempotent; calls under way fail."""
         with self._lock:
             client, self._client, self._is_closed = self._client, None, True
         if client is not None and os.getpid() == self._pid:
@@ -252,12 +246,12 @@ class AdminClient:
         box: dict[str, Any],
         watch: ConnectionWatch,
     ) -> None:
-        """Do the work until it succeeds, fails for good, or is late."""
+        """Retry until success, a permanent error or the deadline."""
         try:
             while True:
                 try:
                     box["answer"] = work(self._connect(deadline, watch))
-                except Exception as error:  # noqa: BLE001 - told to the caller
+                except Exception as error:  # noqa: BLE001 - raised in call()
                     left_s = deadline - time.monotonic()
                     is_passing = getattr(error, "retriable", False)
                     is_over = watch.is_stopped or left_s <= _RETRY_INTERVAL_S
@@ -272,7 +266,7 @@ class AdminClient:
             self._slots.release()
 
     def _connect(self, deadline: float, watch: ConnectionWatch) -> Any:
-        """Return the client, connecting it first where there is none."""
+        """Return the client; connect it if there is none."""
         with self._lock:
             if self._is_closed:
                 raise InvalidTransition("The connection is closed; open a new one.")
@@ -288,10 +282,10 @@ class AdminClient:
             return self._client
 
     def _drop_if_outdated(self, error: Exception) -> None:
-        """Let go of a client whose knowledge of the cluster may be out of date.
+        """Drop a client whose metadata may be out of date.
 
-        kafka-python remembers a group's coordinator for ever, and never returns
-        to the bootstrap addresses once all brokers that it knows are gone.
+        kafka-python caches a group's coordinator for ever, and never returns to the
+        bootstrap addresses once all brokers that it knows are gone.
         """
         is_answer = isinstance(error, kafka_errors.BrokerResponseError)
         if is_answer and not isinstance(error, kafka_errors.NotCoordinatorError):
@@ -310,7 +304,7 @@ class AdminClient:
 
 
 def _await(thread: threading.Thread, deadline: float, watch: ConnectionWatch) -> None:
-    """Wait until it has ended, it is late, or it is refused for good."""
+    """Wait for the end, the deadline or a permanent refusal."""
     give_up = deadline
     while thread.is_alive() and time.monotonic() < give_up:
         thread.join(timeout=min(_CHECK_S, max(0.0, deadline - time.monotonic())))
@@ -323,9 +317,8 @@ def _await(thread: threading.Thread, deadline: float, watch: ConnectionWatch) ->
 
 
 def forked_error(doing: str) -> MarshalError:
-    """Return the error for use from another process than the one that opened it."""
-    # PROTOCOL 1.7: nothing inherits.
+    """Return the error for a connection that a forked child uses (PROTOCOL 1.7)."""
     return InvalidTransition(
         f"{doing} failed: the connection was opened by the parent process, and a "
-        "forked_error child must not use it. Open a new one in this process."
+        "forked child must not use it. Open a new one in this process."
     )

@@ -1,8 +1,8 @@
-"""Record batches, taken apart into columns without an object for each record.
+"""Record batches decoded into columns, without an object for each record.
 
-Where a record ends is told by its length alone, so one loop finds where each begins.
-All else is arithmetic on whole arrays, and keys and values are copied by Arrow, once.
-The format is that of message format 2, which is all that brokers write.
+One loop follows the lengths of records to find where each starts. Everything else is
+arithmetic on whole arrays, and Arrow copies keys and values once. The format is message
+format 2, the only one that brokers still write.
 """
 
 import gzip
@@ -21,26 +21,26 @@ Headers = Sequence[tuple[str, bytes | None]]
 
 _GZIP, _SNAPPY, _LZ4, _ZSTD = 1, 2, 3, 4
 _STREAMS = {_LZ4: "lz4", _ZSTD: "zstd"}
-# How the Java library frames Snappy's blocks; others send one block as it is.
+# Frame of the Java library around Snappy blocks; others send one block without it.
 _XERIAL = b"\x82SNAPPY\x00"
 _XERIAL_HEADER_BYTES = 16
 _VARINT_BITS_MAX = 63
-# A byte of a number that is larger than this is followed by another.
+# Bytes of a varint above this are followed by another.
 _LAST = 127
 
 
 class Slice(NamedTuple):
     """Consecutive records of one partition, column by column.
 
-    A column is a sequence, or an array of NumPy's or Arrow's.
+    A column is a sequence, or an array of NumPy or Arrow.
 
     Attributes:
-        offsets: Offsets, growing.
+        offsets: Offsets, ascending.
         times_ms: Timestamps in epoch milliseconds.
-        kinds: A ``TimestampType`` value each.
+        kinds: ``TimestampType`` values.
         keys: Keys.
         values: Values.
-        headers: Headers, None where they were not asked for.
+        headers: Headers, or None if not requested.
     """
 
     offsets: Any
@@ -52,14 +52,14 @@ class Slice(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """One record batch, whose checksum is right.
+    """One record batch with a valid checksum.
 
     Attributes:
-        base: Offset that those of its records are counted from.
-        size: How many records it has.
-        first_ms: Time that those of its records are counted from.
-        append_ms: When the broker took it, where that is the time of its records.
-        data: Its records.
+        base: Base offset.
+        size: Number of records.
+        first_ms: Base timestamp.
+        append_ms: Log append time, if the topic uses it.
+        data: Its records, decompressed.
     """
 
     base: int
@@ -70,12 +70,12 @@ class Batch(NamedTuple):
 
 
 def decompress(codec: int, data: Any) -> Any:
-    """Return the records of a batch as they were before compression.
+    """Return the decompressed records of a batch.
 
-    Arrow brings what it takes, so that no further package is needed.
+    Arrow brings the codecs, so no further package is needed.
 
     Raises:
-        CorruptRecordError: It cannot be undone.
+        CorruptRecordError: The data is invalid.
     """
     import pyarrow as pa
 
@@ -89,9 +89,9 @@ def decompress(codec: int, data: Any) -> Any:
             with pa.CompressedInputStream(source, _STREAMS[codec]) as stream:
                 return stream.read()
     except (OSError, EOFError, ValueError, IndexError, struct.error) as error:
-        raise CorruptRecordError(f"a record batch cannot be decompress: {error}") from (
-            error
-        )
+        raise CorruptRecordError(
+            f"a record batch cannot be decompressed: {error}"
+        ) from error
     raise CorruptRecordError(f"a record batch has the unknown compression {codec}")
 
 
@@ -110,7 +110,7 @@ def _decompress_snappy(data: bytes) -> bytes:
 def _decompress_snappy_block(data: bytes) -> bytes:
     import pyarrow as pa
 
-    # A block begins with its length, seven bits a byte.
+    # A block starts with its length as a varint.
     size = shift = at = 0
     while data[at] > _LAST:
         size |= (data[at] & 127) << shift
@@ -123,26 +123,26 @@ def _decompress_snappy_block(data: bytes) -> bytes:
 def to_columns(
     batches: Sequence[Batch], span: tuple[int, int], *, with_headers: bool
 ) -> Slice | None:
-    """Take batches apart, and return the records of a range; None for none.
+    """Return the records of a range as columns, or None if there are none.
 
     Args:
         batches: Batches, in the order of the log.
-        span: First offset, and the end, which is not read.
+        span: First offset, and the exclusive end.
         with_headers: Whether to return headers.
 
     Raises:
-        CorruptRecordError: A record does not have the form of one.
+        CorruptRecordError: A record is malformed.
     """
     import numpy as np
 
-    # One buffer, so that one array of places leads to every record.
+    # One buffer, so that one array of indices covers every record.
     data = b"".join(each.data for each in batches)
     counts = [each.size for each in batches]
     try:
-        places = np.array(_record_starts(batches, data), np.int64)
+        indices = np.array(_record_starts(batches, data), np.int64)
         read = np.frombuffer(data, np.uint8)
-        _, at = _varints(read, places)
-        # A byte of attributes, of which none has a meaning yet.
+        _, at = _varints(read, indices)
+        # Skip the attributes, one unused byte.
         times, at = _varints(read, at + 1)
         offsets, at = _varints(read, at)
         offsets += np.repeat(np.array([b.base for b in batches], np.int64), counts)
@@ -175,7 +175,7 @@ def to_columns(
 
 
 def _record_starts(batches: Sequence[Batch], data: Any) -> list[int]:
-    """Return where each record begins; the one loop that goes over all of them."""
+    """Return the index of each record; the only loop over all of them."""
     found: list[int] = []
     add = found.append
     at = 0
@@ -195,7 +195,7 @@ def _record_starts(batches: Sequence[Batch], data: Any) -> list[int]:
                     at += 1
                     size |= (more & 127) << shift
                     shift += 7
-            # Zigzag: no length is negative, so the lowest bit says nothing.
+            # Zigzag: no length is negative, so the lowest bit is zero.
             at += size >> 1
         if at != end:
             raise CorruptRecordError(
@@ -206,14 +206,14 @@ def _record_starts(batches: Sequence[Batch], data: Any) -> list[int]:
 
 
 def _varints(
-    read: "np.ndarray[Any, Any]", places: "np.ndarray[Any, Any]"
+    read: "np.ndarray[Any, Any]", indices: "np.ndarray[Any, Any]"
 ) -> "tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]":
-    """Return the signed numbers at some places, and what places lie behind them."""
+    """Return the signed varints at these indices, and the indices behind them."""
     import numpy as np
 
-    byte = read[places]
+    byte = read[indices]
     found = (byte & 127).astype(np.uint64)
-    behind = places + 1
+    behind = indices + 1
     longer = np.flatnonzero(byte > _LAST)
     for shift in range(7, _VARINT_BITS_MAX + 1, 7):
         if not len(longer):
@@ -234,32 +234,32 @@ _ByteRanges = tuple[
 def _byte_ranges(
     read: "np.ndarray[Any, Any]", at: "np.ndarray[Any, Any]"
 ) -> "tuple[_ByteRanges, np.ndarray[Any, Any]]":
-    """Return size, begin and end of the bytes at some places; and what lies behind."""
+    """Return size, start and end of the bytes at these indices; and what follows."""
     import numpy as np
 
-    sizes, begins = _varints(read, at)
-    ends = begins + np.maximum(sizes, 0)
+    sizes, starts = _varints(read, at)
+    ends = starts + np.maximum(sizes, 0)
     if int(ends.max()) > len(read):
         raise IndexError(f"it has {len(read)} bytes, of {int(ends.max())}")
-    return (sizes, begins, ends), ends
+    return (sizes, starts, ends), ends
 
 
-def _binary_column(data: Any, places: "_ByteRanges") -> "pa.Array":
+def _binary_column(data: Any, indices: "_ByteRanges") -> "pa.Array":
     """Return a column of bytes.
 
-    To Arrow, the whole buffer is a column already: of the parts that are wanted, and
-    in turns of what lies between them. Every other one of it is taken.
+    The buffer becomes one Arrow column whose elements are in turn a wanted part and the
+    gap behind it; every other element is taken.
     """
     import numpy as np
     import pyarrow as pa
 
-    sizes, begins, ends = places
+    sizes, starts, ends = indices
     count = len(sizes)
     is_none = sizes < 0
     if is_none.all():
         return pa.nulls(count, pa.binary())
     edges = np.empty(2 * count, np.int32)
-    edges[0::2] = begins
+    edges[0::2] = starts
     edges[1::2] = ends
     whole = pa.Array.from_buffers(
         pa.binary(), 2 * count - 1, [None, pa.py_buffer(edges), pa.py_buffer(data)]
@@ -274,7 +274,7 @@ def _headers(data: Any, at: int) -> Headers:
     for _ in range(count):
         name, at = _bytes(data, at)
         value, at = _bytes(data, at)
-        # Names need not be text, and must not stop whoever reads.
+        # Names need not be UTF-8.
         found.append(((name or b"").decode(errors="replace"), value))
     return found
 

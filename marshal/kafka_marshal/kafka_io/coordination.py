@@ -39,7 +39,7 @@ from kafka_marshal.kafka_io.writer import (
 )
 from kafka_marshal.protocol.types import LogEntry, TopicPartition
 
-# A send that misses metadata fails at once, and the engine sends again.
+# A send without metadata fails soon, and the engine sends again.
 _SEND_BLOCK_MS = 50
 
 
@@ -53,12 +53,12 @@ class KafkaOutlet(Outlet):
         *,
         timeout_ms: int,
     ) -> None:
-        """Connect, and learn the topic's partitions.
+        """Connect, and fetch the topic's metadata.
 
         Args:
-            settings: Where the cluster is, and the topic's name.
+            settings: Connection and name of the topic.
             timeouts: Request and delivery timeout, as kafka-python names them.
-            timeout_ms: When to give up.
+            timeout_ms: Limit for the whole call.
 
         Raises:
             KafkaError: No connection could be made.
@@ -81,7 +81,7 @@ class KafkaOutlet(Outlet):
             topic=self._topic,
         )
         self.config = self._producer.config
-        # An option that conflicts turns idempotence off without an error.
+        # Conflicting options turn idempotence off without an error.
         assert self.config["enable_idempotence"] is True
         assert self.config["acks"] == -1
         while True:
@@ -114,11 +114,10 @@ class KafkaOutlet(Outlet):
         future.add_errback(report)
 
     def end(self) -> threading.Thread:
-        """Flush and close on a thread that has bounds of its own.
+        """Flush and close on a background thread, within the delivery timeout.
 
-        kafka-python's ``close`` fails where its ``flush`` does, and then closes
-        nothing. A producer that holds batches for ever can only be ended by
-        force, for which there is no public call.
+        kafka-python's ``close`` closes nothing if its ``flush`` fails. A producer that
+        holds batches for ever must be closed by force, without a public method.
         """
         limit_s = (self.config["delivery_timeout_ms"] + OVERDUE_GRACE_MS) / 1000
 
@@ -131,11 +130,11 @@ class KafkaOutlet(Outlet):
         return _in_background(end)
 
     def drop(self) -> threading.Thread:
-        """Close by force, on a thread that nobody need wait for."""
+        """Close by force on a background thread."""
         return _in_background(self._force)
 
     def _force(self) -> None:
-        self._producer._sender.force_close()  # noqa: SLF001 - the only way to end it
+        self._producer._sender.force_close()  # noqa: SLF001 - no public method
         self._producer.close(timeout=1)
 
 
@@ -146,7 +145,7 @@ def _in_background(act: Callable[[], None]) -> threading.Thread:
 
 
 def kafka_outlets(settings: ConnectionSettings) -> Connect:
-    """Return what makes outlets to one cluster."""
+    """Return the factory of outlets to one cluster."""
 
     def connect(timeouts: Mapping[str, int], timeout_ms: int) -> Outlet:
         return KafkaOutlet(settings, timeouts, timeout_ms=timeout_ms)
@@ -197,7 +196,7 @@ class KafkaCoordinationLog(TopicLog):
 
     def _seek(self, offsets: Mapping[int, int]) -> None:
         if self._assigned != self._read:
-            # Those that stay keep their place.
+            # Remaining partitions keep their positions.
             self._consumer.assign([self._partitions[number] for number in self._read])
             self._assigned = list(self._read)
         for number, offset in offsets.items():
@@ -235,7 +234,7 @@ class KafkaCoordinationLog(TopicLog):
             try:
                 at = self._consumer.position(self._partitions[number], timeout_ms=0)
             except kafka_errors.LogTruncationError as error:
-                # kafka-python tells it once; the next poll must raise it.
+                # kafka-python raises it only once; the next poll must raise it.
                 self._record_fault(
                     self._translate(error, "Reading", Access.READ), error
                 )

@@ -37,50 +37,49 @@ LEVELS = {
 }
 TIMEOUT_MS = 30_000
 CLOSE_MS = 2_000
-# States in which a group has no members (KIP-848 uses the same two words).
+# States of a group without members (the same in KIP-848).
 _IDLE_STATES = ("EMPTY", "DEAD")
 _ABSENT = "ABSENT"
-# Told apart from other writers of group offsets by whoever looks (PROTOCOL 5.7).
+# Metadata of commits, which tells them from those of others (PROTOCOL 5.7).
 COMMIT_METADATA = "kafka-marshal"
 
 
 class KafkaOffsets:
-    """Asks where logs start, end and reach a time. Thread-safe, blocking."""
+    """Queries offsets by start, end and time. Thread-safe, blocking.
+
+    The first query connects.
+
+    Args:
+        settings: Connection.
+        isolation_level: With ``read_committed`` a log ends at its last stable offset.
+    """
 
     def __init__(
         self, settings: ConnectionSettings, *, isolation_level: str = READ_UNCOMMITTED
     ) -> None:
-        """Remember how to connect; the first question does.
-
-        Args:
-            settings: Where the cluster is.
-            isolation_level: With ``read_committed`` a log ends where its first open
-                transaction begins: no reader gets further.
-        """
         self._admin = AdminClient(settings)
         self._level = LEVELS[isolation_level]
 
     def starts(
         self, partitions: Sequence[TopicPartition], timeout_ms: int
     ) -> dict[TopicPartition, int]:
-        """Return the first offset that exists, by partition."""
+        """Return the log start offset by partition."""
         spec = {each: int(OffsetSpec.EARLIEST) for each in partitions}
         return {p: o or 0 for p, o in self._query(spec, timeout_ms).items()}
 
     def ends(
         self, partitions: Sequence[TopicPartition], timeout_ms: int
     ) -> dict[TopicPartition, int]:
-        """Return the next offset that a reader cannot have yet, by partition."""
+        """Return the log end offset by partition, at the isolation level."""
         spec = {each: int(OffsetSpec.LATEST) for each in partitions}
         return {p: o or 0 for p, o in self._query(spec, timeout_ms).items()}
 
     def known_ends(
         self, partitions: Collection[TopicPartition], timeout_ms: int
     ) -> dict[TopicPartition, int]:
-        """Return where logs end, of the partitions that can be asked at all.
+        """Return the log end offset of each partition that can be queried.
 
-        One without a topic, a leader or the right to see it is absent; none of them
-        spoils the answer for the others.
+        Partitions without a topic, a leader or the right to see it are absent.
 
         Raises:
             CoordinationError: There was no answer in time.
@@ -108,7 +107,7 @@ class KafkaOffsets:
 
         return self._admin.call(
             request,
-            doing="Asking where logs end",
+            doing="Querying log ends",
             access=Access.READ,
             needs=required_right(Access.READ, *topics),
             timeout_ms=timeout_ms,
@@ -117,11 +116,11 @@ class KafkaOffsets:
     def at_times(
         self, times_ms: Mapping[TopicPartition, int], timeout_ms: int
     ) -> dict[TopicPartition, int | None]:
-        """Return the first offset that is not older; None where all are."""
+        """Return the first offset at or after each time; None if there is none."""
         return self._query(times_ms, timeout_ms)
 
     def close(self, timeout_ms: int) -> None:
-        """Let go of the connection. Idempotent."""
+        """Close the connection. Idempotent."""
         self._admin.close(timeout_ms=timeout_ms)
 
     def _query(
@@ -144,7 +143,7 @@ class KafkaOffsets:
 
         return self._admin.call(
             request,
-            doing="Asking for offsets of data partitions",
+            doing="Querying offsets of data partitions",
             access=Access.READ,
             needs=required_right(Access.READ, *{place.topic for place in specs}),
             timeout_ms=timeout_ms,
@@ -153,12 +152,12 @@ class KafkaOffsets:
 
 @attrs.frozen
 class GroupOffsets:
-    """What Kafka knows of one consumer group.
+    """State and committed offsets of one of Kafka's own consumer groups.
 
     Attributes:
         group_id: The group.
-        state: Kafka's word for its state in capitals; ABSENT where it lists none.
-        offsets: Committed offset of each partition that has one.
+        state: Kafka's state in capitals, or ABSENT.
+        offsets: Committed offsets by partition.
     """
 
     group_id: str
@@ -167,19 +166,18 @@ class GroupOffsets:
 
     @property
     def is_active(self) -> bool:
-        """Whether it has members, or is about to."""
+        """Whether it has members or is rebalancing."""
         return self.state not in (*_IDLE_STATES, _ABSENT)
 
 
 class KafkaGroups:
-    """Reads consumer groups. Thread-safe, blocking; connects when first asked."""
+    """Reads consumer groups. Thread-safe, blocking; the first call connects."""
 
     def __init__(self, settings: ConnectionSettings) -> None:
-        """Remember how to connect."""
         self._admin = AdminClient(settings)
 
     def read(self, group_id: str, *, timeout_ms: int = TIMEOUT_MS) -> GroupOffsets:
-        """Return state and committed offsets; a group that is absent has none.
+        """Return state and committed offsets; an absent group has none.
 
         Raises:
             LogUnreadable: DESCRIBE on the group is missing.
@@ -187,8 +185,8 @@ class KafkaGroups:
         """
 
         def request(admin: Any) -> GroupOffsets:
-            # The state first: a group that starts to work later shows in offsets
-            # that differ when they are read again.
+            # The state first: if the group starts working later, its offsets differ
+            # when they are read again.
             listed = admin.list_groups()
             states = {row["group_id"]: str(row["group_state"]) for row in listed}
             found = admin.list_group_offsets({group_id: None})[group_id]
@@ -204,21 +202,25 @@ class KafkaGroups:
 
         return self._admin.call(
             request,
-            doing=f"Asking for the committed offsets of group {group_id}",
+            doing=f"Querying the committed offsets of group {group_id}",
             access=Access.READ,
             needs=f"DESCRIBE on group {group_id}",
             timeout_ms=timeout_ms,
         )
 
     def close(self) -> None:
-        """Let go of the connection. Idempotent."""
+        """Close the connection. Idempotent."""
         self._admin.close(timeout_ms=CLOSE_MS)
 
 
 class KafkaDataLog(DataLog):
-    """Look-ups about data topics and group offsets. Thread-safe, blocking.
+    """Queries of data topics and group offsets. Thread-safe, blocking.
 
-    The first question opens the connection.
+    The first query connects.
+
+    Args:
+        settings: Connection.
+        client_rack: Rack of this process, to fetch from the nearest replica.
     """
 
     def __init__(
@@ -227,12 +229,6 @@ class KafkaDataLog(DataLog):
         *,
         client_rack: str = "",
     ) -> None:
-        """Remember how to connect and read.
-
-        Args:
-            settings: Where the cluster is.
-            client_rack: Rack of this process, to fetch from a near replica.
-        """
         self._settings = settings
         self._client_rack = client_rack
         self._admin = AdminClient(settings)
@@ -240,7 +236,7 @@ class KafkaDataLog(DataLog):
     def describe(
         self, topics: Sequence[str], timeout_ms: int
     ) -> Mapping[str, TopicInfo]:
-        """Return what is known of each topic; a topic that does not exist is absent."""
+        """Return partition count and id by topic; missing topics are absent."""
         if not topics:
             return {}
         names = sorted(set(topics))
@@ -264,12 +260,12 @@ class KafkaDataLog(DataLog):
     def wrong_settings(
         self, topic: str, *, has_checkpoints: bool, timeout_ms: int
     ) -> Sequence[WrongSetting]:
-        """Return which settings of a coordination topic break PROTOCOL 2.1."""
+        """Return the settings of a coordination topic that break PROTOCOL 2.1."""
         found = describe_topic(self._admin, topic, timeout_ms=timeout_ms)
         if not found.exists:
             return ()
         servers = self._settings.addresses
-        # How many copies there can be, a member does not request; an admin does.
+        # Members do not check the number of replicas; admins do.
         wrong = problems(found, broker_count=1, has_checkpoints=has_checkpoints)
         return [
             WrongSetting(
@@ -282,7 +278,7 @@ class KafkaDataLog(DataLog):
         ]
 
     def topics(self, timeout_ms: int) -> Sequence[str]:
-        """Return the names of all topics that may be seen, internal ones included."""
+        """Return the names of all visible topics, internal ones included."""
 
         def request(admin: Any) -> list[str]:
             return sorted(str(name) for name in admin.list_topics())
@@ -318,7 +314,7 @@ class KafkaDataLog(DataLog):
         def list_offsets(
             admin: Any, places: list[Any]
         ) -> dict[TopicPartition, LogRange]:
-            # The end first: a start read later is never above it by retention.
+            # Ends first; retention may then move a start above the end, hence max().
             ends = admin.list_partition_offsets(
                 dict.fromkeys(places, OffsetSpec.LATEST),
                 isolation_level=LEVELS[isolation_level],
@@ -336,7 +332,7 @@ class KafkaDataLog(DataLog):
 
         return self._admin.call(
             request,
-            doing="Asking for the ranges of data partitions",
+            doing="Querying the ranges of data partitions",
             access=Access.READ,
             needs=required_right(Access.READ, *{place.topic for place in partitions}),
             timeout_ms=timeout_ms,
@@ -345,7 +341,7 @@ class KafkaDataLog(DataLog):
     def ends(
         self, partitions: Sequence[TopicPartition], timeout_ms: int
     ) -> Mapping[TopicPartition, int]:
-        """Return the next offset to be written of each partition."""
+        """Return the log end offset of each partition."""
         if not partitions:
             return {}
         places = [KafkaTopicPartition(*each) for each in partitions]
@@ -358,7 +354,7 @@ class KafkaDataLog(DataLog):
 
         return self._admin.call(
             request,
-            doing="Asking for the ends of data partitions",
+            doing="Querying the ends of data partitions",
             access=Access.READ,
             needs=required_right(Access.READ, *{place.topic for place in partitions}),
             timeout_ms=timeout_ms,
@@ -377,14 +373,14 @@ class KafkaDataLog(DataLog):
             offsets: dict[TopicPartition, int | None] = {}
             for place in places:
                 entry = found.get(place)
-                # Kafka says -1 where there is no commit.
+                # -1: no commit.
                 is_known = entry is not None and entry.offset >= 0
                 offsets[TopicPartition(*place)] = entry.offset if is_known else None
             return offsets
 
         return self._admin.call(
             request,
-            doing=f"Asking for the committed offsets of group {group_id}",
+            doing=f"Querying the committed offsets of group {group_id}",
             access=Access.READ,
             needs=f"DESCRIBE on group {group_id}",
             timeout_ms=timeout_ms,
@@ -396,8 +392,8 @@ class KafkaDataLog(DataLog):
         """Mirror positions to the group's committed offsets (PROTOCOL 5.7).
 
         Raises:
-            CoordinationError: The cluster did not answer, or the group has
-                active members in Kafka's own sense, whose commits count alone.
+            CoordinationError: The cluster did not answer, or the group has active
+                members of Kafka's own protocol, which alone may commit.
         """
         if not offsets:
             return
@@ -429,12 +425,12 @@ class KafkaDataLog(DataLog):
         )
 
     def close(self, timeout_ms: int) -> None:
-        """Let go of the connection; readers live on. Idempotent."""
+        """Close the connection, not the readers. Idempotent."""
         self._admin.close(timeout_ms=timeout_ms)
 
 
 def _existing(admin: Any, places: Sequence[Any]) -> list[Any]:
-    """Return those of some partitions that exist."""
+    """Return the partitions that exist."""
     names = sorted({place.topic for place in places})
     rows = [described(row) for row in admin.describe_topics(names)]
     counts = {row.name: row.partition_count for row in rows if row.exists}

@@ -1,7 +1,7 @@
-"""What may go wrong with Kafka, as families: the error of ours, and the words.
+"""Families of Kafka's faults: the error class, and the words of the message.
 
-Each client library has its own names for the same faults. Their tables point
-here, so that a user reads the same sentence whichever transport is in use.
+Each client library has its own names for the same faults. Their tables refer to these
+families, so that messages are the same for every transport.
 """
 
 from enum import Enum
@@ -21,7 +21,7 @@ from kafka_marshal.errors import (
 
 
 class Access(Enum):
-    """Whether the failed call read or wrote: the same refusal differs."""
+    """Whether the failed call read or wrote; selects the error class."""
 
     READ = "read"
     WRITE = "write"
@@ -32,10 +32,10 @@ class Fault:
     """One family of faults.
 
     Attributes:
-        read: The error where a reading call failed.
-        write: The error where a writing call failed.
-        why: What happened; may name ``{addresses}`` and ``{client}``.
-        next_step: What to do about it; may name ``{needs}``.
+        read: Error class for reads.
+        write: Error class for writes.
+        why: Cause; may contain ``{addresses}`` and ``{client}``.
+        next_step: Remedy; may contain ``{needs}``.
     """
 
     read: type[MarshalError]
@@ -71,23 +71,23 @@ NO_LOGIN = _fault(
     "security_protocol to PLAINTEXT or SSL and leave out the sasl options.",
 )
 NOT_TRUSTED = _fault(
-    CoordinationError,  # one that has run out is renewed some day
+    CoordinationError,  # retriable: an expired certificate gets renewed
     why="the certificate of the broker is not trusted",
     next_step="Check ssl_cafile, and that the address is a name in the certificate.",
 )
 GONE = _fault(
     LogTruncated,
     why="records that existed are gone",
-    next_step="Read the log anew from its start.",
+    next_step="Read the log again from its start.",
 )
 REFUSED_RECORD = _fault(
     LogUnwritable,
     why="the broker refuses a record like this",
-    # A topic that is compacted refuses what has no key, so all that we write; and its
-    # cleaner drops what has none. Trying again would write into a log that dwindles.
-    next_step="Run: marshal doctor, which names the settings of the topic to mend: "
+    # A compacted topic refuses records without a key, so all of ours, and its cleaner
+    # deletes those that exist. Retrying would write into a log that loses records.
+    next_step="Run: marshal doctor, which names the settings of the topic to repair: "
     "cleanup.policy (delete, as a compacted topic takes no records without a key), "
-    "max.message.bytes, timestamps. Then start anew.",
+    "max.message.bytes, timestamps. Then start again.",
 )
 UNDECODABLE = _fault(
     (LogUnreadable, LogUnwritable),
@@ -101,8 +101,8 @@ TOO_OLD = _fault(
 )
 REFUSED_TOPIC = _fault(
     TopicMisconfigured,
-    why="the cluster does not accept the topic as asked for",
-    next_step="Compare what was asked for with what the cluster allows.",
+    why="the cluster does not accept the topic as requested",
+    next_step="Compare the request with what the cluster allows.",
 )
 NO_SUCH_TOPIC = _fault(
     CoordinationError,
@@ -145,20 +145,20 @@ _NEEDS = {Access.READ: "READ on the topic", Access.WRITE: "WRITE on the topic"}
 
 
 def required_right(access: Access, *topics: str) -> str:
-    """Return the right on topics that reading or writing their records needs."""
+    """Return the right that reading or writing the records of topics needs."""
     names = ", ".join(sorted(topics))
     return f"{access.name} on topic{'s' * (len(topics) > 1)} {names}"
 
 
 @attrs.frozen
 class Failure:
-    """A call that failed, for the message.
+    """A failed call, for the message.
 
     Attributes:
-        doing: What was tried, as in "Reading topic x".
-        access: Whether that read or wrote.
-        addresses: The brokers' addresses.
-        needs: The right that the call needs, as in "READ on topic x".
+        doing: The operation, as in "Reading topic x".
+        access: Whether it read or wrote.
+        addresses: Addresses of the brokers.
+        needs: The right that it needs, as in "READ on topic x".
         client: The client library.
     """
 
@@ -168,11 +168,11 @@ class Failure:
     needs: str | None = None
     client: str = "the client library"
 
-    def told(self, fault: Fault, *, error: Exception, said: str) -> MarshalError:
-        """Return our error for a fault, with its cause chained.
+    def to_error(self, fault: Fault, *, error: Exception, said: str) -> MarshalError:
+        """Return the error for a fault, with its cause chained.
 
         Args:
-            fault: The family that the cause belongs to.
+            fault: Family of the cause.
             error: The cause.
             said: The cause in words.
         """

@@ -32,9 +32,9 @@ from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.kafka_io.positions import unknown_topic_error
 from kafka_marshal.protocol.types import TopicPartition
 
-# The number of the current format; what is older has no headers.
+# Current message format; older ones have no headers.
 _MAGIC = 2
-# Below this a copy costs less than seeing to it.
+# Copying smaller responses costs less than avoiding the copy.
 LARGE = 65_536
 _PIECE = 4_096
 _NOT_YET = (
@@ -49,12 +49,12 @@ _UNKNOWN = frozenset({UnknownTopicIdError.errno, InconsistentTopicIdError.errno}
 
 
 class _Text(bytes):
-    """A slice that decodes to text whatever it holds."""
+    """A slice that decodes any bytes to text."""
 
     __slots__ = ()
 
     def decode(self, encoding: str = "utf-8", errors: str = "replace") -> str:
-        """Return text, with U+FFFD where the bytes are none."""
+        """Return text, with U+FFFD for invalid bytes."""
         return super().decode(encoding, errors)
 
 
@@ -75,26 +75,26 @@ class _Buffer(bytes):
 
 
 class TolerantBatch(DefaultRecordBatch):  # type: ignore[misc] # untyped library
-    """A batch that replaces what is not UTF-8 in a header name by U+FFFD."""
+    """A batch that replaces invalid bytes of header names by U+FFFD."""
 
     def _read_msg(self) -> Any:
         at: int = self._pos  # type: ignore[has-type] # untyped library
         try:
             return super()._read_msg()
         except UnicodeDecodeError:
-            # The rest of the batch is read leniently too: one copy is enough.
+            # Parse the rest of the batch leniently too, so that one copy is enough.
             self._buffer = _Buffer(self._buffer)  # type: ignore[has-type]
             self._pos = at
             return super()._read_msg()
 
 
 class TolerantBatches(MemoryRecords):  # type: ignore[misc] # untyped library
-    """Batches of one fetch, whose current format is parsed by ``TolerantBatch``."""
+    """Batches of one fetch, parsed by ``TolerantBatch`` in the current format."""
 
     __slots__ = ()
 
     def next_batch(self) -> Any:
-        """Return the next batch, None after the last one."""
+        """Return the next batch, or None."""
         found = self._next_slice
         is_whole = found is not None and len(found) >= self.MIN_SLICE
         if not is_whole or found[self.MAGIC_OFFSET] < _MAGIC:
@@ -115,19 +115,19 @@ class TolerantRecords(Fetcher.PartitionRecords):  # type: ignore[misc] # untyped
 
 
 def accept_any_header(consumer: Any) -> None:
-    """Have a consumer read records whose header names are not UTF-8."""
+    """Make a consumer accept header names that are not UTF-8."""
     fetcher = consumer._fetcher  # noqa: SLF001 - there is no other way in
     fetcher.PartitionRecords = TolerantRecords
 
 
 def change_transports(network: Any, change: Callable[[Any], None]) -> None:
-    """Have a function called with each transport that a client opens from now on.
+    """Apply a function to each transport that a client opens from now on.
 
-    Without the inner parts of kafka-python that this counts on, nothing changes.
+    Does nothing in a release of kafka-python without the patched attributes.
 
     Args:
-        network: The client's network, of kafka-python.
-        change: Called once a transport is connected, before anything is read.
+        network: The client's ``KafkaClient``.
+        change: Called when a transport is connected, before anything is read.
     """
     manager = getattr(network, "_manager", None)
     build = getattr(manager, "_build_transport", None)
@@ -144,9 +144,9 @@ def change_transports(network: Any, change: Callable[[Any], None]) -> None:
 
 
 def keep_last_data(transport: Any) -> None:
-    """Have a transport return what came, and an error where nothing did.
+    """Make a transport return received data before an error.
 
-    Where both are there, the error comes again with the next look.
+    The socket reports the error again at the next read.
     """
     received = transport._sock_recv  # noqa: SLF001 - there is no other way in
     transport._sock_recv = partial(_received, received)  # noqa: SLF001
@@ -160,32 +160,31 @@ def _received(
 
 
 class ResponseBuffer:
-    """Stands in for the buffer of an answer, which is decoded where it lies."""
+    """A response buffer of kafka-python whose large parts are read as views."""
 
     __slots__ = ("buffer",)
 
     def __init__(self, buffer: Any) -> None:
-        """Go on with kafka-python's buffer, and with what it has received."""
         self.buffer = buffer
 
     def __len__(self) -> int:
         return len(self.buffer)
 
     def tell(self) -> int:
-        """Return the place of the next byte."""
+        """Return the offset of the next byte."""
         at: int = self.buffer.tell()
         return at
 
     def seek(self, at: int) -> None:
-        """Go to a place."""
+        """Continue at an offset."""
         self.buffer.seek(at)
 
     def write(self, data: bytes) -> None:
-        """Take what comes next."""
+        """Append received data."""
         self.buffer.write(data)
 
     def read(self, nbytes: int | None = None) -> "bytes | memoryview":
-        """Return what comes next; as a view of it, where it is large."""
+        """Return the next bytes; a view if they are at least ``LARGE``."""
         start = self.tell()
         count = len(self) - start if nbytes is None else nbytes
         if count < LARGE:
@@ -197,9 +196,9 @@ class ResponseBuffer:
 
 
 def read_in_place(consumer: Any) -> None:
-    """Have the connections that a consumer opens from now on read in place.
+    """Make new connections of a consumer read large responses into their buffer.
 
-    Without the inner parts of kafka-python that this counts on, nothing changes.
+    Does nothing in a release of kafka-python without the patched attributes.
     """
     change_transports(getattr(consumer, "_client", None), _read_transport_in_place)
 
@@ -213,13 +212,13 @@ def receive(
     transport: Any,
     ordinary: Callable[[], tuple[bytes, Exception | None]],
 ) -> tuple[bytes, Exception | None]:
-    """Read what has come: into the answer under way, as far as it is a large one.
+    """Read from a socket; a large response under way directly into its buffer.
 
-    All but its last byte is read so. That one goes the ordinary way, by which
-    kafka-python learns that the answer is whole; and so does whatever goes wrong.
+    The last byte of a response and every error take the ordinary way, so that
+    kafka-python notices the end of the response.
 
     Returns:
-        What is for kafka-python to put where it belongs, and what went wrong.
+        Data for kafka-python to parse, and an error.
     """
     sock = transport._sock  # noqa: SLF001 - there is no other way in
     parser = getattr(transport.get_protocol(), "parser", None)
@@ -230,21 +229,21 @@ def receive(
         if answer is not None:
             _fill(sock, answer)
         elif not isinstance(sock, ssl.SSLSocket):
-            # Only the beginning, so that the rest is read in place. (What TLS has
-            # deciphered, nobody would be woken for.)
+            # Read only the beginning, so that the rest is read in place. Not over TLS:
+            # data that is decrypted already does not wake the event loop.
             piece = sock.recv(_PIECE)
             if piece:
                 return piece, None
     except _NOT_YET:
         return b"", None
     except (OSError, EOFError):
-        # It is met again at once.
+        # The ordinary read meets it again.
         pass
     return ordinary()
 
 
 def _large_response(parser: Any) -> "ResponseBuffer | None":
-    """Return the buffer of the large answer that is being read, if there is one."""
+    """Return the buffer of the large response that is being read, if any."""
     if not getattr(parser, "_receiving", False):
         return None
     buffer = parser._rbuffer  # noqa: SLF001 - there is no other way in
@@ -254,7 +253,7 @@ def _large_response(parser: Any) -> "ResponseBuffer | None":
 
 
 def _fill(sock: Any, answer: ResponseBuffer) -> None:
-    """Read all but the last byte; raise where no more has come yet."""
+    """Read all but the last byte; raise while no more data is there."""
     at, last = answer.tell(), len(answer) - 1
     with memoryview(answer.buffer) as whole:
         try:
@@ -269,14 +268,14 @@ def _fill(sock: Any, answer: ResponseBuffer) -> None:
 
 @attrs.define(eq=False)
 class TopicIds:
-    """The topic ids that a reader's partitions are fetched by.
+    """Topic ids by which the partitions of a reader are fetched.
 
-    The reader's thread changes ``wanted``; requests are made, and answers taken, on
-    kafka-python's thread.
+    The reader's thread changes ``wanted``; kafka-python's thread makes requests and
+    handles responses.
 
     Attributes:
-        wanted: Id of the topic to fetch of each partition. That of a partition stays
-            for the life of a consumer, because fetch sessions know it by its name.
+        wanted: Topic id by partition. Fixed for the life of a consumer, because its
+            fetch session identifies partitions by name.
         refused: Partitions whose last fetch found no topic of their id.
     """
 
@@ -284,7 +283,7 @@ class TopicIds:
     refused: set[TopicPartition] = attrs.field(factory=set)
 
     def set_id(self, partition: TopicPartition, topic_id: bytes | None) -> bool:
-        """Set the id of a partition; return whether it had another one before."""
+        """Set the id of a partition; return whether it replaces another one."""
         before = self.wanted.get(partition)
         wanted = None if topic_id is None else uuid.UUID(bytes=topic_id)
         if wanted is None:
@@ -295,7 +294,7 @@ class TopicIds:
         return before is not None and before != wanted
 
     def raise_refused(self, partitions: Collection[TopicPartition]) -> None:
-        """Report one partition whose last fetch found no topic of its id.
+        """Raise for one partition whose last fetch found no topic of its id.
 
         Raises:
             UnknownTopicId: There is one.
@@ -306,12 +305,12 @@ class TopicIds:
                 raise unknown_topic_error(partition)
 
     def _split(self, topics: Sequence[Any], known: Any) -> list[Any]:
-        """Return one entry of a request for each topic id."""
+        """Return the entries of a request, one for each topic id."""
         found: dict[tuple[str, uuid.UUID], Any] = {}
         for topic in topics:
             other = known.topic_id(topic.topic) or _NONE
             for each in topic.partitions:
-                # Of what is to be forgotten there is the bare number.
+                # Forgotten partitions are plain numbers.
                 number = getattr(each, "partition", each)
                 partition = TopicPartition(topic.topic, number)
                 topic_id = self.wanted.get(partition, other)
@@ -324,14 +323,14 @@ class TopicIds:
         return list(found.values())
 
     def apply_to_request(self, request: Any, known: Any) -> dict[uuid.UUID, str]:
-        """Have a fetch request name its topics by id if any of them has one.
+        """Make a fetch request use topic ids if any of its topics has one.
 
         Args:
             request: kafka-python's request.
-            known: kafka-python's metadata, for partitions without an id of their own.
+            known: kafka-python's metadata, for partitions without an id here.
 
         Returns:
-            The name of each topic in it, by id; empty where it names them itself.
+            Topic names by id; empty if the request uses names.
         """
         names = {each.topic for each in self.wanted}
         if not any(topic.topic in names for topic in request.topics):
@@ -345,11 +344,11 @@ class TopicIds:
         return {topic.topic_id: topic.topic for topic in request.topics}
 
     def restore_names(self, response: Any, names: Mapping[uuid.UUID, str]) -> None:
-        """Give the topics of an answer the names that kafka-python knows them by.
+        """Replace topic ids in a response by names, which kafka-python expects.
 
         Args:
             response: kafka-python's response.
-            names: Name of each topic that was asked for, by id.
+            names: Topic names by id.
         """
         for topic in response.responses:
             if response.API_VERSION >= FETCH_VERSION:
@@ -363,11 +362,10 @@ class TopicIds:
 
 
 def fetch_by_id(consumer: Any, ids: TopicIds) -> None:
-    """Have one consumer fetch the topics of these ids.
+    """Make a consumer fetch by these topic ids.
 
     Raises:
-        ConfigurationError: This release of kafka-python makes its requests in
-            another way.
+        ConfigurationError: This release of kafka-python cannot be patched.
     """
     fetcher = consumer._fetcher  # noqa: SLF001 - there is no other way in
     try:
@@ -379,13 +377,14 @@ def fetch_by_id(consumer: Any, ids: TopicIds) -> None:
             "install one that kafka-marshal is tested with: kafka-python 3.0.",
             setting="transport",
         ) from error
-    # Requests of a fetch session leave out what has not changed.
+    # Kept between requests: those of a fetch session leave out unchanged partitions.
     names: dict[uuid.UUID, str] = {}
 
     def make_by_id() -> Any:
         requests = make()
         for request, _ in requests.values():
-            names.update(ids.apply_to_request(request, consumer._cluster))  # noqa: SLF001
+            known = consumer._cluster  # noqa: SLF001
+            names.update(ids.apply_to_request(request, known))
         return requests
 
     def take_by_id(node: Any, offsets: Any, sent: Any, response: Any) -> Any:

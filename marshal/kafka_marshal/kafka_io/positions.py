@@ -9,14 +9,14 @@ from kafka_marshal.protocol.types import Token, TopicPartition
 def outside_error(
     partition: TopicPartition, requested: int, *, what: str, start: int, end: int
 ) -> PositionError:
-    """Return the error for a position that the log of its partition does not have.
+    """Return the error for a position outside the log of its partition.
 
     Args:
         partition: The data partition.
         requested: The position.
         what: What is wrong, such as "is outside its log".
-        start: First offset that exists, or -1 where it is not known.
-        end: Next offset that will be written, or -1 the same way.
+        start: Log start offset, or -1 if unknown.
+        end: Log end offset, or -1 if unknown.
     """
     known = "" if start < 0 else f", which has offsets {start} to {end}"
     return PositionError(
@@ -31,7 +31,7 @@ def outside_error(
 
 
 def unknown_topic_error(partition: TopicPartition) -> UnknownTopicId:
-    """Return the error for a partition whose topic id no broker has."""
+    """Return the error for a partition whose topic id no broker knows."""
     return UnknownTopicId(
         f"{partition} was not read: its brokers have no topic of the id that it is "
         "claimed under. The topic was deleted, or deleted and created again, or a "
@@ -41,14 +41,13 @@ def unknown_topic_error(partition: TopicPartition) -> UnknownTopicId:
 
 
 class Positions:
-    """Assigned partitions, where each goes on, and under which claim.
+    """Assigned partitions with their positions and claims.
 
     Attributes:
-        next: The next offset of every assigned partition; None until the first
-            seek.
-        tokens: What records of each carry.
-        topic_ids: Id of the topic that each is read of; None = any of its name.
-        paused: Which of them are not to be handed out.
+        next: Next offset of each partition; None before the first seek.
+        tokens: Token for the records of each partition.
+        topic_ids: Topic id of each partition; None = any topic of the name.
+        paused: Paused partitions.
     """
 
     __slots__ = ("next", "paused", "tokens", "topic_ids")
@@ -60,7 +59,7 @@ class Positions:
         self.paused: set[TopicPartition] = set()
 
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
-        """Make this the exact set; what stays keeps its place."""
+        """Make this the exact set; remaining partitions keep their state."""
         wanted = dict.fromkeys(partitions)
         self.next = {each: self.next.get(each) for each in wanted}
         self.tokens = {each: self.tokens.get(each) for each in wanted}
@@ -75,10 +74,10 @@ class Positions:
         token: Token | None,
         topic_id: bytes | None = None,
     ) -> None:
-        """Go on at an offset, under a claim, in the topic of an id.
+        """Continue at an offset, under a claim, in the topic of an id.
 
         Raises:
-            InvalidTransition: It is not assigned, or no offset.
+            InvalidTransition: It is not assigned, or the offset is negative.
         """
         if partition not in self.next:
             raise InvalidTransition(
@@ -91,25 +90,25 @@ class Positions:
         self.topic_ids[partition] = topic_id
 
     def pause(self, partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
-        """Note a pause; return what of these is assigned."""
+        """Pause partitions; return the assigned ones among them."""
         known = [each for each in partitions if each in self.next]
         self.paused.update(known)
         return known
 
     def resume(self, partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
-        """Note the end of a pause; return what of these was paused."""
+        """Resume partitions; return those that were paused."""
         known = [each for each in partitions if each in self.paused]
         self.paused.difference_update(known)
         return known
 
     def require_all(self) -> None:
-        """Refuse to poll while one has no place.
+        """Raise unless every partition has a position.
 
         Raises:
-            InvalidTransition: Names one that was never sought.
+            InvalidTransition: Names a partition without one.
         """
         if None in self.next.values():
             new = next(each for each, place in self.next.items() if place is None)
             raise InvalidTransition(
-                f"Cannot poll: {new} is new and has no place. Seek first."
+                f"Cannot poll: {new} is new and has no position. Seek first."
             )

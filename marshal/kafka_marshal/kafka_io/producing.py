@@ -1,4 +1,8 @@
-"""Writes records to data topics: for tests, the demo and development."""
+"""Writes records to data topics, for tests, the demo and development.
+
+Apart because production code never writes data records by kafka-python; ``testing``
+may not import a Kafka client itself.
+"""
 
 import threading
 import time
@@ -25,17 +29,14 @@ _CLOSE_S = 1.0
 
 
 class KafkaRecordWriter(Closing):
-    """Writes to data topics and counts what was acknowledged. Thread-safe.
+    """Writes to data topics and counts acknowledged records. Thread-safe.
 
-    An idempotent producer with acks=all: no record is written twice, and those
-    of one partition stand in the order in which they were sent.
+    An idempotent producer with acks=all: no record is written twice, and the records of
+    a partition keep the order in which they were sent.
     """
 
     def __init__(self, settings: ConnectionSettings) -> None:
         """Connect.
-
-        Args:
-            settings: Where the cluster is.
 
         Raises:
             CoordinationError: The cluster did not answer.
@@ -79,7 +80,7 @@ class KafkaRecordWriter(Closing):
         future.add_errback(self._on_failed, f"{topic}-{partition}")
 
     def written(self, topic: str) -> Mapping[int, int]:
-        """Return how many records each partition of a topic has acknowledged."""
+        """Return the number of acknowledged records by partition."""
         with self._lock:
             return {
                 partition: count
@@ -88,10 +89,10 @@ class KafkaRecordWriter(Closing):
             }
 
     def slowest_ack_ms(self, *, since_s: float) -> int:
-        """Return the longest time that an acknowledgement took.
+        """Return the longest time to an acknowledgement.
 
         Args:
-            since_s: Only of records acknowledged after this ``time.monotonic``.
+            since_s: Ignore acknowledgements before this ``time.monotonic``.
         """
         with self._lock:
             return max((took for at, took in self._acks if at >= since_s), default=0)
@@ -115,22 +116,17 @@ class KafkaRecordWriter(Closing):
                     f"{left} records were not acknowledged within {timeout_ms} ms; "
                     "look at the broker's log"
                 )
-            # The producer's own flush has no deadline for the whole.
+            # kafka-python's flush() has no deadline for the whole.
             time.sleep(_LOOK_INTERVAL_S)
 
     def close(self, timeout_ms: int = CLOSE_MS_MAX) -> None:
-        """Let go of the connection. Idempotent; what was not flushed may be lost.
-
-        Args:
-            timeout_ms: How long to wait for what is under way.
-        """
+        """Flush for up to ``timeout_ms``, then close. Idempotent."""
         with suppress(MarshalError):
             self.flush(timeout_ms)
         try:
             self._producer.close(timeout=_CLOSE_S)
         except KafkaError:
-            # It closes only once its flush has come through; there is no public
-            # way to end one that holds records for ever.
+            # close() closes nothing if its flush fails.
             self._producer._sender.force_close()  # noqa: SLF001
             self._producer.close(timeout=_CLOSE_S)
 

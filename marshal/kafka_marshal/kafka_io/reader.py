@@ -27,24 +27,30 @@ Make = Callable[[Sequence[Any], Token | None], Iterator[Record]]
 
 _offset = attrgetter("offset")
 _value = attrgetter("value")
-# New partitions wait for the fetch under way: a broker answers one by one.
+# A broker answers one fetch at a time, so new partitions wait for the one under way.
 FETCH_WAIT_MS = 100
 REQUEST_TIMEOUT_MS = 10_000
-# kafka-python waits so long between two requests for metadata. A new consumer has just
-# made one, before it knew of any topic, and would stand idle: so it hurries at first.
+# kafka-python's pause between two metadata requests. A new consumer has just made one,
+# before it had any topic, and would stay idle that long: so it starts with less.
 BACKOFF_MS = 100
 FIRST_BACKOFF_MS = 10
 _FAST_RETRY_S = 1.0
-# The broker has just answered, so it will again; asked only after a fault.
+# Only after a fault, which the broker has just reported.
 _RANGE_TIMEOUT_MS = 500
 _UNKNOWN = -1
 
 
 class Records(Sequence[Record]):
-    """Records of one partition, in offset order; each is made when looked at.
+    """Records of one partition, in offset order, each made on access.
 
-    So two looks at one place give two objects, which are equal. A slice shares
-    what it is cut from; a record keeps nothing alive but itself.
+    Accessing one index twice gives two equal objects. A slice shares the sources; a
+    record does not keep the sequence alive. Making every record with all fields would
+    take half as long as fetching it.
+
+    Args:
+        sources: Records of the client library.
+        token: Token of the claim, for each record.
+        make: Makes ``Record`` objects from sources.
     """
 
     __slots__ = ("_make", "_sources", "_token")
@@ -52,20 +58,13 @@ class Records(Sequence[Record]):
     def __init__(
         self, sources: Sequence[Any], *, token: Token | None, make: Make
     ) -> None:
-        """Hold what a client returned.
-
-        Args:
-            sources: The client's own records.
-            token: What the records carry.
-            make: Makes records of ours from some of these.
-        """
         self._sources = sources
         self._token = token
         self._make = make
 
     @property
     def sources(self) -> Sequence[Any]:
-        """What the client returned, for whoever takes columns of it."""
+        """Records of the client library."""
         return self._sources
 
     def __len__(self) -> int:
@@ -141,7 +140,7 @@ class KafkaRecord(Record, msgspec.Struct, frozen=True, gc=False):
 
 def kafka_records(sources: Sequence[Any], token: Token | None) -> Iterator[Record]:
     """Make records from those of kafka-python."""
-    # No Python frame per record: all that is called here is in C.
+    # All callables are in C: no Python frame per record.
     return map(
         KafkaRecord,
         map(_offset, sources),
@@ -152,7 +151,7 @@ def kafka_records(sources: Sequence[Any], token: Token | None) -> Iterator[Recor
 
 
 class _Connecting:
-    """A consumer in the making, on a thread that nobody has to wait for."""
+    """A consumer that connects on a background thread."""
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self._make = make
@@ -168,7 +167,7 @@ class _Connecting:
     def _run(self) -> None:
         try:
             consumer = self._make()
-        except Exception as error:  # noqa: BLE001 - told to the one who polls
+        except Exception as error:  # noqa: BLE001 - raised by outcome()
             self._error = error
             return
         with self._lock:
@@ -178,18 +177,18 @@ class _Connecting:
             consumer.close(autocommit=False)
 
     def wait(self, timeout_ms: int) -> bool:
-        """Wait for an outcome and return whether there is one."""
+        """Wait for the end and return whether it was reached."""
         self._thread.join(timeout=timeout_ms / 1000)
         return not self._thread.is_alive()
 
     def outcome(self) -> Any:
-        """Return the consumer, or raise what prevented it."""
+        """Return the consumer, or raise the error."""
         if self._error is not None:
             raise self._error
         return self._consumer
 
     def abandon(self) -> None:
-        """Have the consumer closed whenever it comes."""
+        """Close the consumer as soon as it exists."""
         with self._lock:
             self._is_abandoned = True
             consumer = self._consumer
@@ -200,10 +199,15 @@ class _Connecting:
 class KafkaDataReader(DataReader):
     """One consumer with assigned partitions and no group. One thread at a time.
 
-    It keeps its own account of assignment, places and pauses beside the
-    consumer's. kafka-python cannot go on after a record that it fails to decode
-    (its next poll would spin for ever), so the consumer is then thrown away and
-    made anew from that account; and it connects on the first poll only.
+    ``Positions`` holds assignment, positions and pauses apart from the consumer.
+    kafka-python cannot continue after a record that it fails to decode (its next poll
+    would spin for ever), so the consumer is then replaced and restored from there. The
+    first poll connects.
+
+    Args:
+        settings: Connection.
+        isolation_level: ``read_uncommitted`` or ``read_committed``.
+        client_rack: Rack of this process, to fetch from the nearest replica.
     """
 
     def __init__(
@@ -213,13 +217,6 @@ class KafkaDataReader(DataReader):
         isolation_level: str = READ_UNCOMMITTED,
         client_rack: str = "",
     ) -> None:
-        """Remember how to connect; the first poll does.
-
-        Args:
-            settings: Where the cluster is.
-            isolation_level: ``read_uncommitted`` or ``read_committed``.
-            client_rack: Rack of this process, to fetch from a near replica.
-        """
         self._settings = settings
         self._isolation_level = isolation_level
         self._client_rack = client_rack
@@ -228,7 +225,7 @@ class KafkaDataReader(DataReader):
         self._connecting: _Connecting | None = None
         self._fast_retry_until = 0.0
         self._is_closed = False
-        # Every assigned partition in kafka-python's type, with our own.
+        # Assigned partitions by kafka-python's type.
         self._partitions: dict[Any, TopicPartition] = {}
         self._positions = Positions()
         self._topic_ids = TopicIds()
@@ -241,8 +238,8 @@ class KafkaDataReader(DataReader):
             KafkaTopicPartition(*each): each for each in self._positions.next
         }
         if self._consumer is not None:
-            # kafka-python keeps the state of partitions that stay, and drops
-            # what it has buffered of those that went.
+            # kafka-python keeps the state of remaining partitions and drops the
+            # buffers of removed ones.
             self._consumer.assign(list(self._partitions))
 
     def seek(
@@ -257,7 +254,7 @@ class KafkaDataReader(DataReader):
         self._require_usable()
         self._positions.seek(partition, offset, token=token, topic_id=topic_id)
         if self._topic_ids.set_id(partition, topic_id):
-            # What it knows of the earlier topic must not count for this one.
+            # Its state is that of the earlier topic.
             self._drop_consumer(0)
         if self._consumer is not None:
             self._consumer.seek(KafkaTopicPartition(*partition), offset)
@@ -314,14 +311,14 @@ class KafkaDataReader(DataReader):
         return found
 
     def positions(self) -> Mapping[TopicPartition, int]:
-        """Return where each partition goes on; see ``ports.DataReader``."""
+        """Return the next offset of each partition; see ``ports.DataReader``."""
         self._require_usable()
         found = {
             each: at for each, at in self._positions.next.items() if at is not None
         }
         if self._consumer is None:
             return found
-        # Its method would ask the cluster, too.
+        # The public method sends a request.
         states = self._consumer._subscription.assignment  # noqa: SLF001
         for place, ours in self._partitions.items():
             position = states[place].position if place in states else None
@@ -330,7 +327,7 @@ class KafkaDataReader(DataReader):
         return found
 
     def ends(self) -> Mapping[TopicPartition, int]:
-        """Return the log ends that fetches told of; see ``ports.DataReader``."""
+        """Return the log ends known from fetches; see ``ports.DataReader``."""
         self._require_usable()
         if self._consumer is None:
             return {}
@@ -341,7 +338,7 @@ class KafkaDataReader(DataReader):
         return {ours: end for ours, end in told.items() if end is not None}
 
     def close(self, timeout_ms: int) -> None:
-        """Let go of every resource. Idempotent."""
+        """Close every resource. Idempotent."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -349,10 +346,8 @@ class KafkaDataReader(DataReader):
             self._connecting.abandon()
         self._drop_consumer(timeout_ms)
 
-    # How it is done.
-
     def _connect(self, timeout_ms: int) -> bool:
-        """Have a consumer that stands where our account says; False if not yet."""
+        """Connect a consumer and restore its state; return False if not yet."""
         if self._consumer is not None:
             return True
         if self._connecting is None:
@@ -373,7 +368,7 @@ class KafkaDataReader(DataReader):
         return True
 
     def _set_backoff(self, backoff_ms: int) -> None:
-        """Set the time between two requests of a kind; there is no other way in."""
+        """Set the pause between two metadata requests; no option changes it later."""
         for each in (self._consumer, self._consumer._cluster):  # noqa: SLF001
             each.config["retry_backoff_ms"] = backoff_ms
 
@@ -382,7 +377,7 @@ class KafkaDataReader(DataReader):
             **self._settings.client_config(),
             "group_id": None,
             "enable_auto_commit": False,
-            # Retention and truncation are decided above, never by a silent jump.
+            # Retention and truncation raise; positions never jump silently.
             "auto_offset_reset": "none",
             "isolation_level": self._isolation_level,
             "client_rack": self._client_rack,
@@ -398,20 +393,19 @@ class KafkaDataReader(DataReader):
         return consumer
 
     def _unblock_resumed(self) -> None:
-        """Let kafka-python go on with what it had fetched before a pause.
+        """Make kafka-python continue with records fetched before a pause.
 
-        It sets the rest of a paused partition aside, and fetches nothing more of
-        it until that is used up; but it takes it up again only while no other
-        partition is in progress, and one that is read to its last record still
-        counts as that. A resumed partition would stand still, with others idle
-        for ever. An empty remainder stands for none everywhere else.
+        It keeps the buffered rest of a paused partition and fetches nothing more of it
+        until the rest is consumed; but it returns to the rest only while no partition
+        is in progress, and an exhausted one still counts. A resumed partition would
+        starve for ever. Everywhere else an exhausted remainder means none.
         """
         fetcher = self._consumer._fetcher  # noqa: SLF001 - there is no other way in
         if not fetcher._next_partition_records:  # noqa: SLF001
             fetcher._next_partition_records = None  # noqa: SLF001
 
     def _translate(self, error: Exception) -> Exception:
-        """Return our error for one of the consumer's, and keep the reader usable."""
+        """Translate an error of the consumer, and keep the reader usable."""
         if isinstance(error, kafka_errors.OffsetOutOfRangeError) and error.args:
             place, requested = next(iter(error.args[0].items()))
             return self._position_error(place, requested, "is outside its log")
@@ -425,8 +419,8 @@ class KafkaDataReader(DataReader):
                 )
         if isinstance(error, kafka_errors.CorruptRecordError | UnicodeDecodeError):
             self._drop_consumer(0)
-            # The error does not say which partition it is of. Another first one
-            # each time lets those that are sound go on.
+            # The error does not name its partition. Rotate the partitions, so that the
+            # sound ones make progress.
             first = next(iter(self._partitions))
             self._partitions[first] = self._partitions.pop(first)
         return translate_error(
@@ -447,7 +441,7 @@ class KafkaDataReader(DataReader):
             start = self._consumer.beginning_offsets([place], timeout_ms)[place]
             end = self._consumer.end_offsets([place], timeout_ms)[place]
         except kafka_errors.KafkaError:
-            # What went wrong is told all the same, without the range.
+            # Report the error without the range.
             pass
         partition = TopicPartition(*place)
         return outside_error(partition, requested, what=what, start=start, end=end)

@@ -1,8 +1,7 @@
-"""How to reach a cluster: addresses, security, and nothing else.
+"""Connection settings: addresses and security.
 
-The same options go to every client that this package makes, so that a topic
-that can be read can also be written and described. Option names are those of
-kafka-python or the dotted ones of librdkafka, whichever the reader has at hand.
+Every client gets the same options, so a topic that can be read can also be written and
+described. Options have the names of kafka-python or the dotted names of librdkafka.
 Timeouts and delivery settings are not options: PROTOCOL 2.1 fixes them.
 """
 
@@ -47,7 +46,7 @@ _INT_OPTIONS = (
     "send_buffer_bytes",
 )
 _BOOL_OPTIONS = ("ssl_check_hostname",)
-# Objects of Python, which no text can stand for.
+# Python objects, without a textual form.
 _OBJECT_OPTIONS = ("sasl_kerberos_name", "sasl_oauth_token_provider", "ssl_context")
 OPTIONS = tuple(
     sorted((*_TEXT_OPTIONS, *_INT_OPTIONS, *_BOOL_OPTIONS, *_OBJECT_OPTIONS))
@@ -89,10 +88,10 @@ _SECRETS = ("proxy_url", "sasl_plain_password", "ssl_password")
 _YES = ("1", "true", "yes", "on", "https")
 _NO = ("0", "false", "no", "off", "none", "")
 
-# kafka-python's own default waits up to 30 s before it tries a broker again:
-# longer than a lease lasts, although the broker may be back after one. And clients ask
-# who leads a partition every five minutes only, or when its leader says that it does
-# not lead: one that falls silent says nothing, and its successor is not asked.
+# By default kafka-python waits up to 30 s before it reconnects to a broker: longer than
+# a lease, although the broker may be back after one second. And metadata is refreshed
+# only every five minutes or when a leader reports that it no longer leads; one that
+# fails silently reports nothing.
 _DEFAULTS = {
     "client_id": "kafka-marshal",
     "metadata_max_age_ms": 5_000,
@@ -101,22 +100,22 @@ _DEFAULTS = {
 
 
 class Secret(str):
-    """Text that does not show in a repr: kafka-python logs what it is given."""
+    """Text whose repr is hidden, because kafka-python logs its configuration."""
 
     __slots__ = ()
 
     def __repr__(self) -> str:
-        """Return asterisks, however long the text is."""
+        """Return asterisks."""
         return "'***'"
 
 
 def _address(text: str) -> str:
-    """Check one ``host[:port]`` and complete its port."""
+    """Check one ``host[:port]`` and add the default port."""
     host, colon, port = text.strip().rpartition(":")
     is_bare = not colon or (host.count(":") > 0 and not host.endswith("]"))
     if is_bare or text.strip().endswith("]"):
         host, port = text.strip(), str(DEFAULT_PORT)
-    # Not isdigit(): it takes digits that int() cannot read.
+    # Not isdigit(): it accepts digits that int() rejects.
     is_port = port.isascii() and port.isdecimal() and 0 < int(port) <= PORT_MAX
     if not host or not is_port or any(mark in host for mark in "/ \t"):
         raise ConfigurationError(
@@ -139,7 +138,7 @@ def _addresses(value: str | Iterable[str]) -> tuple[str, ...]:
 
 
 def _unknown(name: str) -> ConfigurationError:
-    """Say that an option does not exist, and which one may have been meant."""
+    """Return the error for an unknown option, with the nearest known name."""
     names = [*OPTIONS, *DOTTED_OPTIONS]
     near = difflib.get_close_matches(name, names, n=1)
     hint = f"; the nearest is {near[0]!r}" if near else ""
@@ -194,7 +193,7 @@ def _text(name: str, value: object) -> str:
 
 
 def _value(name: str, value: object) -> object:
-    """Bring one value into the type that kafka-python wants."""
+    """Convert a value to the type that kafka-python expects."""
     if name in _INT_OPTIONS:
         return _whole(name, value)
     if name in _BOOL_OPTIONS:
@@ -203,7 +202,7 @@ def _value(name: str, value: object) -> object:
 
 
 def _options(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Check all options and name them as kafka-python does."""
+    """Check options and translate their names to those of kafka-python."""
     taken: dict[str, str] = {}
     options: dict[str, Any] = {}
     for name, value in given.items():
@@ -223,7 +222,7 @@ def _options(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_security(options: Mapping[str, Any]) -> None:
-    """Find settings that would be ignored, or fail only at the first connection."""
+    """Reject settings that would be ignored or fail at the first connection."""
     protocol = options.get("security_protocol", "PLAINTEXT")
     mechanism = options.get("sasl_mechanism")
     if protocol.startswith("SASL") and mechanism is None:
@@ -277,15 +276,15 @@ def _transport(_: object, __: object, value: str) -> None:
 
 @attrs.frozen
 class ConnectionSettings:
-    """Where the cluster is and how to be let in. Secrets do not show in a repr.
+    """Addresses and security of a cluster. Secrets are hidden in the repr.
 
     Attributes:
-        bootstrap_servers: Addresses to start from; given as ``host:port`` text
-            with commas, or as a sequence. One live address is enough.
+        bootstrap_servers: ``host:port`` texts; given as text with commas or as a
+            sequence. One live address is enough.
         coordination_topic: Name of the coordination topic.
-        options: Connection options, named as kafka-python does.
-        transport: The client library for the logs: ``fast`` (librdkafka),
-            ``kafka-python``, or ``auto`` for the first of them that can be used.
+        options: Connection options by kafka-python's names.
+        transport: Client library for the logs: ``fast`` (librdkafka), ``kafka-python``,
+            or ``auto`` for the first of them that can be used.
 
     Raises:
         ConfigurationError: A setting is unknown, impossible or would be ignored.
@@ -298,10 +297,10 @@ class ConnectionSettings:
 
     @property
     def addresses(self) -> str:
-        """The addresses as text for messages."""
+        """Addresses as text for messages."""
         return ", ".join(self.bootstrap_servers)
 
     def client_config(self) -> dict[str, Any]:
-        """Return what every kafka-python client of ours is given."""
+        """Return the configuration common to all kafka-python clients."""
         servers = list(self.bootstrap_servers)
         return _DEFAULTS | dict(self.options) | {"bootstrap_servers": servers}

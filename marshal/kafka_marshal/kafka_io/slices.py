@@ -2,7 +2,7 @@
 
 For tasks that read a range and end: a process keeps its reader for many of them.
 kafka-python handles connections, leaders, replicas, aborted transactions and checksums.
-Each fetch is handed on as record batches, of which columns are made, not as records.
+Its records are never built: each fetch is decoded from record batches into columns.
 """
 
 import os
@@ -25,14 +25,14 @@ from kafka_marshal.kafka_io.reader import KafkaDataReader, Records
 from kafka_marshal.kafka_io.settings import ConnectionSettings
 from kafka_marshal.protocol.types import TopicPartition
 
-# Releases whose inner parts are as they are counted on here.
+# Releases of kafka-python with the internals that are used here.
 SUPPORTED = "3.0."
-# What goes on at a time. A megabyte stays in the processor's cache while it is made,
-# sent and read; ten of them cost twice the time for each byte.
+# Size of a slice. One megabyte stays in the processor's cache from decoding to use; ten
+# take twice the time for each byte.
 CHUNK_BYTES = 1_048_576
 CHUNK_RECORDS = 10_000
-# A fetch has its price, whatever it brings; and what lies behind the end of a range is
-# brought for nothing. The first is before anything is known of the size of records.
+# Larger fetches have less overhead, but bytes behind the end of a range are wasted. The
+# first fetch does not know the size of records yet.
 FETCH_BYTES_MAX = 4_194_304
 FETCH_BYTES_FIRST = 1_048_576
 _FETCH_BYTES_MIN = 65_536
@@ -40,27 +40,27 @@ _MARGIN = 1.1
 _LIMIT = "max_partition_fetch_bytes"
 _HEADER_BYTES = 61
 POLL_MS = 50
-# How long nothing comes before a log is asked whether it still reaches the range.
+# Time without records after which the end of the log is checked.
 CHECK_MS = 1_000
 _CLOSE_MS = 5_000
 
 
 class Group(Protocol):
-    """Some of what was fetched, of which columns can be made."""
+    """A part of a fetch that can be turned into columns."""
 
     def __call__(self, span: tuple[int, int], *, with_headers: bool) -> Slice | None:
-        """Return those records of a range, or None for none."""
+        """Return the columns of a range, or None if it has no record here."""
         ...
 
 
 @attrs.define(eq=False)
 class FetchTarget:
-    """How far a range goes, and how much of it to ask for at a time.
+    """End of the range, and the size of the next fetch.
 
     Attributes:
-        end: Where it ends; not read.
-        bytes_each: What a record took at last; None before anything was fetched.
-        config: Settings of kafka-python's fetcher, which go to its next request.
+        end: End of the range, exclusive.
+        bytes_each: Bytes per offset of the last fetch; None before the first.
+        config: Configuration of kafka-python's fetcher, read for each request.
     """
 
     end: int = 0
@@ -68,17 +68,17 @@ class FetchTarget:
     config: dict[str, Any] = attrs.field(factory=dict)
 
     def take(self, span: tuple[int, int]) -> None:
-        """Read this range from now on."""
+        """Set the range."""
         self.end = span[1]
         self.limit_next(span[0])
 
     def update_record_size(self, size: int, count: int) -> None:
-        """Note how much there was for some offsets."""
+        """Set the bytes per offset from a fetch."""
         if count > 0:
             self.bytes_each = size / count
 
     def limit_next(self, at: int) -> None:
-        """Have the next request, from this offset on, ask for what is left."""
+        """Limit the next request, from this offset, to the rest of the range."""
         limit = FETCH_BYTES_FIRST
         if self.bytes_each is not None:
             rest = int((self.end - at) * self.bytes_each * _MARGIN)
@@ -88,12 +88,12 @@ class FetchTarget:
 
 @attrs.frozen
 class Fetch:
-    """What one fetch brought.
+    """The content of one fetch.
 
     Attributes:
-        offset: The last offset that it covers, whether or not it has a record.
-        groups: Its records, in parts of ``CHUNK_BYTES`` and ``CHUNK_RECORDS`` at most,
-            or of one batch of its producer's where that is larger.
+        offset: Last offset that it covers, with or without a record.
+        groups: Its records in parts of at most ``CHUNK_BYTES`` and ``CHUNK_RECORDS``,
+            or one record batch if that is larger.
     """
 
     offset: int
@@ -101,17 +101,17 @@ class Fetch:
 
 
 def is_supported(version: str = kafka.__version__) -> bool:
-    """Return whether this release of kafka-python has the inner parts that it takes."""
+    """Return whether this release of kafka-python has the internals used here."""
     return version.startswith(SUPPORTED)
 
 
 def fetch_of_records(records: Sequence[Any]) -> Fetch:
-    """Return what a release of kafka-python that is not known has made records of."""
+    """Wrap records, for releases of kafka-python that are not supported."""
     return Fetch(records[-1].offset, [partial(_records_to_columns, records)])
 
 
 def fetch_batches(consumer: Any, aim: FetchTarget) -> None:
-    """Have a consumer hand on what it fetches as ``Fetch``, one for each fetch."""
+    """Make a consumer return one ``Fetch`` for each fetch instead of records."""
     fetcher = consumer._fetcher  # noqa: SLF001 - there is no other way in
     fetcher.config[_LIMIT] = aim.config.get(_LIMIT, FETCH_BYTES_FIRST)
     aim.config = fetcher.config
@@ -124,23 +124,23 @@ def fetch_batches(consumer: Any, aim: FetchTarget) -> None:
     fetcher.PartitionRecords = unopened
 
 
-class UndecodedRecords(Fetcher.PartitionRecords):  # type: ignore[misc]  # it has no types
-    """Records of a partition as kafka-python keeps them, but not made into any.
+class UndecodedRecords(Fetcher.PartitionRecords):  # type: ignore[misc]  # untyped
+    """A fetched partition whose batches are not decoded into records.
 
     Attributes:
-        aim: How far the range goes; set before anything is taken.
-        next_fetch_offset: kafka-python's, and so are all others.
+        aim: The range; set before the first use.
+        next_fetch_offset: As in the base class, like all other attributes.
     """
 
     aim: FetchTarget
     next_fetch_offset: int
 
     def _maybe_skip_record(self, _: object) -> bool:
-        # Columns are cut to the range.
+        # Columns are cut to the range later.
         return False
 
     def _unpack_records(self, _: object, records: Any, *__: object) -> Iterator[Fetch]:
-        """Return all of it at once."""
+        """Yield the whole fetch at once."""
         first = self.next_fetch_offset
         groups = list(_grouped(self._batches(records)))
         is_whole = self.next_fetch_offset < self.aim.end
@@ -149,15 +149,15 @@ class UndecodedRecords(Fetcher.PartitionRecords):  # type: ignore[misc]  # it ha
             self.aim.update_record_size(self.bytes_read, self.next_fetch_offset - first)
         self.aim.limit_next(self.next_fetch_offset)
         if is_whole or not groups:
-            # More is fetched while this is looked at. Where the range ends, there is
-            # nothing more to fetch, and kafka-python must believe this unread.
+            # Lets kafka-python fetch ahead. At the end of the range it must not, so the
+            # fetch counts as unread until it was used.
             self.drain()
         if groups:
             yield Fetch(self.next_fetch_offset - 1, groups)
         self.drain()
 
     def _batches(self, records: Any) -> Iterator[Any]:
-        """Yield the batches with records that count, up to the end of the range."""
+        """Yield the batches with visible records, up to the end of the range."""
         while self.next_fetch_offset < self.aim.end:
             batch = records.next_batch()
             if batch is None:
@@ -167,7 +167,7 @@ class UndecodedRecords(Fetcher.PartitionRecords):  # type: ignore[misc]  # it ha
                     f"the batch at offset {batch.base_offset} of "
                     f"{self.topic_partition} does not have its checksum"
                 )
-            if batch.magic < 2:  # noqa: PLR2004 - the number of the format
+            if batch.magic < 2:  # noqa: PLR2004 - message format
                 old = list(batch)
                 if old:
                     self.next_fetch_offset = old[-1].offset + 1
@@ -180,9 +180,9 @@ class UndecodedRecords(Fetcher.PartitionRecords):  # type: ignore[misc]  # it ha
                 yield batch
 
     def _is_wanted(self, batch: Any) -> bool:
-        """Return whether records of a batch go on, as in kafka-python's own loop."""
+        """Return whether a batch has visible records, as kafka-python's loop does."""
         if batch.has_producer_id():
-            # There are none where uncommitted records are read.
+            # Empty with read_uncommitted.
             self._consume_aborted_transactions_up_to(batch.last_offset)
             if self._contains_abort_marker(batch):
                 self.aborted_producer_ids.discard(batch.producer_id)
@@ -192,7 +192,7 @@ class UndecodedRecords(Fetcher.PartitionRecords):  # type: ignore[misc]  # it ha
 
 
 def _grouped(batches: Iterator[Any]) -> Iterator[Group]:
-    """Yield batches in groups of a size that is worth making columns of."""
+    """Yield batches in groups of at most the size of a slice."""
     group: list[Batch] = []
     old: list[Any] = []
     size = count = 0
@@ -239,7 +239,7 @@ def _size(record: Any) -> int:
 def _records_to_columns(
     records: Sequence[Any], span: tuple[int, int], *, with_headers: bool
 ) -> Slice | None:
-    """Return columns of records, such as brokers before Kafka 0.11 have written."""
+    """Return columns of records, such as those written before Kafka 0.11."""
     first, end = span
     wanted = [each for each in records if first <= each.offset < end]
     if not wanted:
@@ -255,25 +255,24 @@ def _records_to_columns(
 
 
 class TopicReplaced(PositionError):
-    """The topic of a range was deleted, and another of its name was created."""
+    """The topic of a range was deleted and created again."""
 
 
 class ProgressTimeout:
-    """How long to wait on without a sign of progress."""
+    """A deadline that each sign of progress extends."""
 
     def __init__(self, partition: TopicPartition, end: int, timeout_ms: int) -> None:
-        """Begin to wait."""
         self._partition = partition
         self._end = end
         self._timeout_ms = timeout_ms
         self._since = self._checked_at = time.monotonic()
 
     def reset(self) -> None:
-        """Note progress."""
+        """Extend the deadline."""
         self._since = self._checked_at = time.monotonic()
 
     def is_check_due(self) -> bool:
-        """Return whether nothing has come for another ``CHECK_MS``."""
+        """Return True once for each ``CHECK_MS`` without progress."""
         now = time.monotonic()
         is_due = (now - self._checked_at) * 1000 >= CHECK_MS
         if is_due:
@@ -281,34 +280,32 @@ class ProgressTimeout:
         return is_due
 
     def check(self, at: int) -> None:
-        """Raise once nothing has come for too long.
+        """Raise if the deadline has passed.
 
         Raises:
-            DeadlineExceeded: Now is that time.
+            DeadlineExceeded: It has.
         """
         if (time.monotonic() - self._since) * 1000 < self._timeout_ms:
             return
         raise DeadlineExceeded(
-            f"{self._partition} is to be read up to offset {self._end}, and nothing "
-            f"came from offset {at} on within {self._timeout_ms} ms; check "
-            "that brokers can be reached from where this task runs, and with "
-            "read_committed that no transaction is left open"
+            f"{self._partition} returned no records from offset {at} on within "
+            f"{self._timeout_ms} ms, and is to be read up to offset {self._end}; check "
+            "that this task can reach the brokers and, with read_committed, that no "
+            "transaction is left open"
         )
 
 
 class SliceReader:
-    """Reads ranges, one at a time, on one thread, by kafka-python.
+    """Reads ranges, one at a time, on one thread, over kafka-python.
 
-    kafka-python fetches, and does not look at records: what a fetch brings becomes
-    columns at once. This serves every transport. librdkafka hands on an object for
-    each record, which costs more than all that is done here. Of a release of
-    kafka-python whose inner parts are not known, its records are taken.
+    Used with every transport: librdkafka makes an object for each record, which costs
+    more than everything here. With an unsupported release of kafka-python, columns are
+    made of its records. The first range connects.
     """
 
     def __init__(
         self, settings: ConnectionSettings, *, isolation_level: str, client_rack: str
     ) -> None:
-        """Remember how to connect; the first range does."""
         self._reader = _RangeReader(
             settings, isolation_level=isolation_level, client_rack=client_rack
         )
@@ -322,27 +319,26 @@ class SliceReader:
         with_headers: bool,
         topic_id: str = "",
     ) -> Iterator[Slice]:
-        """Read every record of a range, in order; offsets without one are passed.
+        """Yield every record of a range, in order; skip offsets without one.
 
         Args:
             partition: Data partition.
-            span: First offset, and the end, which is not read.
-            timeout_ms: How long to wait for the next record, or for the proof that
-                there is none.
+            span: First offset, and the exclusive end.
+            timeout_ms: Limit for the next record, or for proof that there is none.
             with_headers: Whether to return headers.
             topic_id: Kafka's id of the topic in hex; empty for any of the name.
 
         Raises:
             TopicReplaced: The topic has another id.
             PositionError: The range is not within the log.
-            DeadlineExceeded: Nothing came in time.
+            DeadlineExceeded: There was no progress in time.
             CoordinationError: The cluster could not be read.
         """
         at, end = span
         if at >= end:
             return
         reader = self._reader
-        reader.aim(partition, span, topic_id=topic_id)
+        reader.start(partition, span, topic_id=topic_id)
         patience = ProgressTimeout(partition, end, timeout_ms)
         while at < end:
             for fetched in reader.take(POLL_MS):
@@ -351,7 +347,7 @@ class SliceReader:
                         rows = group((at, end), with_headers=with_headers)
                     if rows is not None:
                         yield rows
-            # It passes over what holds no record, which is the proof of it.
+            # The position also passes offsets without a record.
             ahead = reader.position_of(partition)
             if ahead > at:
                 at = ahead
@@ -360,16 +356,15 @@ class SliceReader:
                 if patience.is_check_due():
                     reader.require_range(partition, (at, end))
                 patience.check(at)
-        # Nothing more of it is wanted.
         reader.assign([])
 
     def close(self) -> None:
-        """Let go of every resource. Idempotent."""
+        """Close every resource. Idempotent."""
         self._reader.close(_CLOSE_MS)
 
 
 class _RangeReader(KafkaDataReader):
-    """A reader that takes what a fetch brings as a whole, up to the end of a range."""
+    """A data reader that returns whole fetches, up to the end of a range."""
 
     def __init__(
         self, settings: ConnectionSettings, *, isolation_level: str, client_rack: str
@@ -381,10 +376,10 @@ class _RangeReader(KafkaDataReader):
         self._topic_id = ""
         self._has_batches = is_supported()
 
-    def aim(
+    def start(
         self, partition: TopicPartition, span: tuple[int, int], *, topic_id: str = ""
     ) -> None:
-        """Read this range next."""
+        """Start a range."""
         self._topic_id = topic_id
         self.assign([partition])
         wanted = bytes.fromhex(topic_id) or None
@@ -392,12 +387,12 @@ class _RangeReader(KafkaDataReader):
         self._aim.take(span)
 
     def take(self, timeout_ms: int) -> Sequence[Fetch]:
-        """Return what one fetch brought, if there is one."""
+        """Return the content of the next fetch, if there is one."""
         most = 1 if self._has_batches else CHUNK_RECORDS
         try:
             found = self.poll(timeout_ms, most)
         except UnknownTopicId as error:
-            # It may be that this broker does not know the topic yet.
+            # Perhaps only this broker does not know the topic yet.
             self._require_same_topic(TopicPartition(*error.partition))
             return ()
         for records in found.values():
@@ -407,10 +402,10 @@ class _RangeReader(KafkaDataReader):
         return ()
 
     def position_of(self, partition: TopicPartition) -> int:
-        """Return the next offset that a poll looks at, gaps passed.
+        """Return the next offset to fetch, behind gaps.
 
         Raises:
-            PositionError: The log was cut off below it.
+            PositionError: The log was truncated below it.
         """
         known = self._positions.next[partition] or 0
         if self._consumer is None:
@@ -424,7 +419,7 @@ class _RangeReader(KafkaDataReader):
         return max(known, place or 0)
 
     def require_range(self, partition: TopicPartition, span: tuple[int, int]) -> None:
-        """Raise if the log ends within a range, so that the rest never comes.
+        """Raise if the log ends within a range.
 
         Raises:
             TopicReplaced: The topic has another id.
@@ -434,7 +429,7 @@ class _RangeReader(KafkaDataReader):
         at, end = span
         if self.ends().get(partition, end) >= end:
             return
-        # What a follower says may be late: the leader is asked.
+        # A follower's end may be late: ask the leader.
         error = self._position_error(
             KafkaTopicPartition(*partition), at, "is to be read on"
         )
@@ -466,14 +461,13 @@ class _RangeReader(KafkaDataReader):
 
 
 class SliceReaders:
-    """The readers of this process, one for each way to connect, made when needed.
+    """Readers of this process by connection settings, made on first use.
 
     A process that reads one range after another, as Spark's workers do, keeps its
-    connections. A forked_error child makes its own.
+    connections. A forked child makes its own (PROTOCOL 1.7).
     """
 
     def __init__(self) -> None:
-        """Start without any."""
         self._readers: dict[tuple[object, ...], SliceReader] = {}
         self._pid = os.getpid()
 
@@ -482,7 +476,6 @@ class SliceReaders:
     ) -> SliceReader:
         """Return the reader for some settings."""
         if self._pid != os.getpid():
-            # PROTOCOL 1.7: nothing inherits.
             self._readers, self._pid = {}, os.getpid()
         options = tuple(sorted((k, repr(v)) for k, v in settings.options.items()))
         key = (
@@ -500,7 +493,7 @@ class SliceReaders:
         return found
 
     def drop(self) -> None:
-        """Close them all: whatever is wrong with one, a new one knows nothing of it."""
+        """Close all readers, so that none keeps a faulty state."""
         readers, self._readers = self._readers, {}
         for reader in readers.values():
             reader.close()

@@ -1,8 +1,8 @@
-"""What coordination logs over real clusters share, whichever client reads.
+"""The coordination log over a real cluster, apart from the client library.
 
-The rules of PROTOCOL 2.1 are kept here once: offset and leader epoch never go
-back, a broken log stays broken, nothing is used after a fork, every question has
-a deadline. A transport adds how records are fetched and appended.
+Enforces the rules of PROTOCOL 2.1: offset and leader epoch never go back, a broken log
+stays broken, nothing is used after a fork, every query has a deadline. A transport adds
+fetching and appending.
 """
 
 import os
@@ -29,10 +29,10 @@ from kafka_marshal.protocol.types import LogEntry
 
 OPEN_TIMEOUT_MS = 30_000
 READER_REQUEST_TIMEOUT_MS = 10_000
-# Until H is read from the log, writers go by the protocol's default H of 60 s.
+# The protocol's default, in use until the log's own H is known.
 HEARTBEAT_INTERVAL_MS_DEFAULT = 60_000
 FETCH_WAIT_MS = 250
-# More than a poll can hand on quickly is no gain; a cold start polls often.
+# Bounds the duration of a poll; a cold start polls often.
 ENTRIES_PER_POLL = 5_000
 EPOCH_NONE = -1
 
@@ -47,11 +47,11 @@ class TopicLog(CoordinationLog):
     opened it.
 
     Attributes:
-        cluster_id: Id of the cluster it was opened on.
+        cluster_id: Id of the cluster.
         topic: Name of the topic.
         topic_id: Id of the topic (16 bytes) when it was opened, or None.
-        description: What the cluster said of the topic when it was opened.
-        writer: The writing half, None until H is known.
+        description: Description of the topic when it was opened.
+        writer: The writer, None until H is known.
     """
 
     def __init__(
@@ -62,16 +62,16 @@ class TopicLog(CoordinationLog):
         timeout_ms: int = OPEN_TIMEOUT_MS,
         only: Callable[[int], Collection[int]] | None = None,
     ) -> None:
-        """Connect, and stand at each partition's start.
+        """Connect, and start at each partition's log start.
 
         Args:
-            settings: Where the cluster is, and the topic's name.
-            heartbeat_interval_ms: H where it is known; ``configure`` changes it.
-                With None nothing can be appended before that: readers need no
-                producer, nor the right to write.
-            timeout_ms: When to give up.
-            only: Translate how many partitions there are, says which of them to read;
-                without it all are. ``read_also`` adds to them.
+            settings: Connection and name of the topic.
+            heartbeat_interval_ms: H if known; ``configure`` changes it. With None
+                nothing can be appended before that: readers need no producer, nor the
+                right to write.
+            timeout_ms: Limit for the whole call.
+            only: Returns the partitions to read, from the number of partitions;
+                without it all are read. ``read_also`` adds to them.
 
         Raises:
             TopicMisconfigured: There is no such topic.
@@ -85,7 +85,7 @@ class TopicLog(CoordinationLog):
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._fault: MarshalError | None = None
-        # Partitions that went back, until they are read from elsewhere.
+        # Partitions whose log went back, until read_from().
         self._truncated: dict[int, LogTruncated] = {}
         self._is_closed = False
         self._end_flight: SingleFlight[Mapping[int, int]] = SingleFlight()
@@ -99,10 +99,10 @@ class TopicLog(CoordinationLog):
             raise
         every = range(self._partition_count)
         self._read = sorted(every if only is None else only(len(every)))
-        # The next offset and the last leader epoch of each partition.
+        # Next offset and last leader epoch of each partition.
         self._next = [0] * self._partition_count
         self._epochs = [EPOCH_NONE] * self._partition_count
-        # The end of each partition, as last asked.
+        # Last known end of each partition.
         self._ends = [0] * self._partition_count
         try:
             if heartbeat_interval_ms is not None:
@@ -115,11 +115,9 @@ class TopicLog(CoordinationLog):
             doing = f"Opening the coordination topic {self._topic}"
             raise self._translate(error, doing, Access.READ) from error
 
-    # The port.
-
     @property
     def partition_count(self) -> int:
-        """Number of partitions that the topic had in Kafka when it was opened."""
+        """Number of partitions of the topic when it was opened."""
         return self._partition_count
 
     def append(self, partition: int, value: bytes) -> Append:
@@ -133,9 +131,9 @@ class TopicLog(CoordinationLog):
     def poll(self, timeout_ms: int) -> Sequence[tuple[int, LogEntry]]:
         """Return new entries; see ``ports.CoordinationLog``.
 
-        After LogUnreadable this object is of no more use, and each further poll
-        raises the same, as after a LogTruncated that names no partition: close
-        it and open another, which reads from the start.
+        After LogUnreadable, or a LogTruncated without a partition, every further poll
+        raises the same error: close the log and open another, which reads from the
+        start.
         """
         self._require_process("Reading")
         self._raise_fault()
@@ -154,7 +152,7 @@ class TopicLog(CoordinationLog):
         return entries
 
     def read_from(self, offsets: Mapping[int, int]) -> None:
-        """Go on elsewhere in some partitions; see ``ports.CoordinationLog``."""
+        """Continue at other offsets; see ``ports.CoordinationLog``."""
         self._require_process("Reading")
         self._require_open()
         before = {number: self._next[number] for number in offsets}
@@ -169,14 +167,14 @@ class TopicLog(CoordinationLog):
             ) from error
         for number in offsets:
             self._truncated.pop(number, None)
-            self._ends[number] = 0  # what was asked before may be of a longer log
+            self._ends[number] = 0  # the known end may be that of a longer log
         self._has_state = True
 
     def positions(self) -> Mapping[int, int]:
-        """Return the next offset that ``poll`` will look at, per partition."""
+        """Return the next offset to poll, by partition."""
         self._require_process("Reading")
-        # Only a partition that seems to be behind can have control records
-        # before it, which a poll passes without returning anything.
+        # A poll passes control records without returning anything, so ask the client
+        # about partitions that seem to be behind.
         behind = [
             number
             for number in self._read
@@ -187,26 +185,26 @@ class TopicLog(CoordinationLog):
         return dict(enumerate(self._next))
 
     def start_offsets(self, timeout_ms: int) -> Mapping[int, int]:
-        """Return the first offset that exists, per partition."""
+        """Return the log start offset by partition."""
         return self._offsets(timeout_ms, is_end=False)
 
     def end_offsets(self, timeout_ms: int) -> Mapping[int, int]:
-        """Return the next offset to be written, per partition (a barrier)."""
+        """Return the log end offset by partition (a barrier). Any thread."""
         self._require_process("Reading")
         self._require_open()
         offsets = self._end_flight.call(
             lambda left_ms: self._offsets(left_ms, is_end=True), max(1, timeout_ms)
         )
         for number, offset in offsets.items():
-            # Of two that ask at once, the later answer may be the older one.
+            # Answers of concurrent callers may arrive out of order.
             self._ends[number] = max(self._ends[number], offset)
         return offsets
 
     def close(self, timeout_ms: int) -> None:
-        """Flush appends for up to ``timeout_ms``, then let go. Idempotent.
+        """Flush appends for up to ``timeout_ms``, then close. Idempotent.
 
-        What is still under way then ends by itself within the delivery
-        timeout, in the background. In a forked_error child nothing is touched.
+        Appends still under way end within the delivery timeout, in the background. In a
+        forked child it does nothing.
         """
         with self._lock:
             if self._is_closed:
@@ -221,20 +219,17 @@ class TopicLog(CoordinationLog):
             self.writer.close(timeout_ms)
         closer.join(timeout=max(0.0, deadline - time.monotonic()))
 
-    # Beyond the port.
-
     def configure(
         self, heartbeat_interval_ms: int, *, timeout_ms: int = OPEN_TIMEOUT_MS
     ) -> None:
-        """Have a writer whose timeouts suit H, once H is read from the log.
+        """Set the writer's timeouts by H; do nothing if H is unchanged.
 
-        The best moment is before the first append: one that finds an earlier
-        append to its partition under way fails at once, to keep the order.
-        Without a change it does nothing.
+        The best moment is before the first append: one that finds an earlier append to
+        its partition under way waits for it, to keep the order.
 
         Args:
             heartbeat_interval_ms: H.
-            timeout_ms: When to give up; what there was then stays in force.
+            timeout_ms: Limit for the new connection; on failure the old one stays.
 
         Raises:
             CoordinationError: The cluster did not answer.
@@ -250,7 +245,7 @@ class TopicLog(CoordinationLog):
             raise self._translate(error, doing, Access.WRITE) from error
 
     def read_also(self, partition: int, *, timeout_ms: int = OPEN_TIMEOUT_MS) -> None:
-        """Read one more partition from its start; nothing where it is read already.
+        """Read one more partition from its start, unless it is read already.
 
         Raises:
             CoordinationError: The cluster did not answer; nothing has changed.
@@ -264,19 +259,19 @@ class TopicLog(CoordinationLog):
                 max(1, timeout_ms), is_end=False, partitions=[partition]
             )
         except Exception as error:
-            doing = f"Asking for the start of {self._topic}"
+            doing = f"Querying the start of {self._topic}"
             raise self._translate(error, doing, Access.READ) from error
         self._read = sorted((*self._read, partition))
         self._seek(starts)
 
     def start_at(self, offsets: Mapping[int, int], *, timeout_ms: int) -> None:
-        """Read partitions on from these offsets, before anything was read of them.
+        """Start at these offsets, before the first poll.
 
-        For whoever has kept what lies below. From then on a log that has lost what
-        comes next is an error, and nothing is stepped over.
+        For callers that have kept the state below. From then on records that retention
+        deleted are an error and never skipped.
 
         Raises:
-            LogTruncated: The log starts behind one of them, or ends before it.
+            LogTruncated: One of the offsets is not within the log.
             CoordinationError: The cluster did not answer.
         """
         starts = self._offsets(timeout_ms, is_end=False)
@@ -285,74 +280,72 @@ class TopicLog(CoordinationLog):
             if not starts[number] <= offset <= ends[number]:
                 raise LogTruncated(
                     f"{self._topic}-{number} has offsets {starts[number]} to "
-                    f"{ends[number]}, so reading cannot go on at {offset}. Read it "
-                    "anew from its start."
+                    f"{ends[number]}, so reading cannot continue at {offset}. Read "
+                    "it again from its start."
                 )
         self._has_state = True
         self._seek(offsets)
 
-    # What a transport adds.
+    # Implemented by a transport.
 
     @abstractmethod
     def _outlet_factory(self) -> Connect:
-        """Return what makes producers."""
+        """Return the factory of producers."""
 
     def _prepare(self) -> None:
-        """Begin to connect, while the topic is still looked up."""
+        """Start connecting, before the topic is described."""
 
     @abstractmethod
     def _connect(self, deadline: float) -> None:
-        """Make a reader of all partitions, which stands nowhere yet."""
+        """Make the reader, without positions."""
 
     @abstractmethod
     def _disconnect(self) -> None:
-        """Close the reader, if there is one."""
+        """Close the reader if there is one."""
 
     @abstractmethod
     def _seek(self, offsets: Mapping[int, int]) -> None:
-        """Note these next offsets, and continue reading all of ``_read``."""
+        """Set these next offsets, and read all of ``_read``."""
 
     @abstractmethod
     def _fetch(self, timeout_ms: int) -> Entries:
-        """Return what is there, waiting up to ``timeout_ms`` for something."""
+        """Return new entries, after up to ``timeout_ms`` if there are none."""
 
     @abstractmethod
     def _fetch_positions(self, partitions: Collection[int]) -> Mapping[int, int]:
-        """Return the next offsets to look at, of those where they are known."""
+        """Return the client's positions, of partitions where they are known."""
 
     @abstractmethod
     def _query_offsets(
         self, timeout_ms: int, *, is_end: bool, partitions: Iterable[int] | None = None
     ) -> Mapping[int, int]:
-        """Return the ends or starts of partitions, of ``_read`` by default."""
+        """Return log ends or starts, of ``_read`` by default."""
 
     @abstractmethod
     def _lost_partitions(self, error: Exception) -> Sequence[int]:
-        """Return the partitions that an error says have lost records."""
+        """Return the partitions that lost records, from an error."""
 
     @abstractmethod
     def _translate(self, error: Exception, doing: str, access: Access) -> MarshalError:
-        """Return an error of the client library in our words."""
-
-    # How it is done.
+        """Translate an error of the client library."""
 
     def _new_writer(self, heartbeat_interval_ms: int, timeout_ms: int) -> Writer:
         return Writer(
             self._settings,
             connect=self._outlet_factory(),
-            told=self._translate,
+            translate=self._translate,
             heartbeat_interval_ms=heartbeat_interval_ms,
             timeout_ms=timeout_ms,
         )
 
     def _describe_topic(self, deadline: float) -> None:
-        """Learn the topic's partitions and ids."""
+        """Get the partitions and ids of the topic."""
         with KafkaTopicAdmin(self._settings) as admin:
             self.cluster_id = admin.cluster_id(timeout_ms=left_ms(deadline))
             try:
                 found = admin.describe(self._topic, timeout_ms=left_ms(deadline))
             except LogUnreadable:
-                # Members need no right to see the settings, only the topic.
+                # Members need not see the settings.
                 found = admin.describe_bare(self._topic, timeout_ms=left_ms(deadline))
         if not found.exists:
             raise TopicMisconfigured(
@@ -366,7 +359,7 @@ class TopicLog(CoordinationLog):
         self.description = found
 
     def _reset_positions(self, numbers: Iterable[int]) -> None:
-        """Know nothing more of what was read of these partitions."""
+        """Drop what is known from reading these partitions."""
         for number in numbers:
             self._epochs[number] = EPOCH_NONE
 
@@ -377,7 +370,7 @@ class TopicLog(CoordinationLog):
             raise fault
 
     def _record_fault(self, told: MarshalError, error: Exception) -> None:
-        """Remember what does not pass, so that no later poll goes on."""
+        """Keep a permanent fault, so that every later poll raises it."""
         if told.retriable:
             return
         lost = self._lost_partitions(error) if isinstance(told, LogTruncated) else ()
@@ -389,10 +382,10 @@ class TopicLog(CoordinationLog):
             self._fault = told
 
     def _validated(self, entries: Entries) -> Entries:
-        """Require of new entries what PROTOCOL 2.1 does, and note where we stand.
+        """Check new entries by PROTOCOL 2.1 and advance the positions.
 
         Returns:
-            The entries, without those of partitions that went back.
+            The entries, without those of partitions whose log went back.
         """
         next_offsets, epochs = self._next, self._epochs
         for partition, entry in entries:
@@ -410,25 +403,25 @@ class TopicLog(CoordinationLog):
                 self._truncated[partition] = LogTruncated(
                     f"{self._topic}-{partition} went back: offset {offset} of leader "
                     f"epoch {epoch} came after offset {next_offsets[partition] - 1} "
-                    f"of leader epoch {epochs[partition]}. Read the log anew from its "
-                    "start.",
+                    f"of leader epoch {epochs[partition]}. Read the log again from "
+                    "its start.",
                     partition=partition,
                 )
                 continue
             next_offsets[partition], epochs[partition] = offset + 1, epoch
         if not self._truncated:
             return entries
-        # Nothing of the others may be lost: the fault is raised by the next poll.
+        # Return the entries of other partitions; the next poll raises the fault.
         return [each for each in entries if each[0] not in self._truncated]
 
     def _skips_deleted(self, partitions: Iterable[int], timeout_ms: int) -> bool:
-        """Go on at a start that retention moved before anything was read there.
+        """Move to the new log start if retention moved it before the first fetch.
 
-        Between our asking for the start and the first fetch the broker may have
-        deleted records. Nothing was folded, so nothing is lost.
+        The broker may delete records between the query of the start and the first
+        fetch. Nothing was folded yet, so nothing is lost.
 
         Returns:
-            Whether that is what happened (or is still to be asked).
+            Whether this is the case, or could not be found out yet.
         """
         partitions = list(partitions)
         if self._has_state or any(
@@ -441,7 +434,7 @@ class TopicLog(CoordinationLog):
             )
         except Exception as error:
             if self._translate(error, "Asking", Access.READ).retriable:
-                # The next poll comes by here again.
+                # The next poll tries again.
                 return True
             raise
         if any(starts[number] <= self._next[number] for number in partitions):
@@ -456,7 +449,7 @@ class TopicLog(CoordinationLog):
             return self._query_offsets(max(1, timeout_ms), is_end=is_end)
         except Exception as error:
             which = "end" if is_end else "start"
-            doing = f"Asking for the {which} of {self._topic}"
+            doing = f"Querying the {which} of {self._topic}"
             raise self._translate(error, doing, Access.READ) from error
 
     def _require_open(self) -> None:

@@ -20,8 +20,8 @@ TIMEOUT_MS = 15_000
 REPLICATION_WANTED = 3
 MIN_INSYNC_WANTED = 2
 WEEK_MS = 7 * 24 * 60 * 60 * 1000
-# PROTOCOL 2.1: the settings of the coordination topic that matter. A record has
-# at most 48 KiB, so a message limit below 64 KiB would refuse some.
+# Settings of the coordination topic that PROTOCOL 2.1 fixes. A record has at most
+# 48 KiB, so a message limit below 64 KiB could refuse some.
 MESSAGE_BYTES_MIN = 64 * 1024
 CONFIGS_READ = (
     "cleanup.policy",
@@ -56,20 +56,20 @@ TIMEOUT_MS = 15_000
 
 @attrs.frozen
 class TopicDescription:
-    """What the cluster says of one topic.
+    """A topic as described by the cluster.
 
     Attributes:
         name: The topic.
-        exists: Whether there is such a topic; if not, all else is empty.
+        exists: Whether it exists; if not, everything else is empty.
         partition_count: Number of partitions.
         replication: Smallest number of replicas of any partition.
-        leaderless: Partitions that have no leader at the moment.
-        in_sync: Smallest number of replicas in sync of any partition.
+        leaderless: Partitions without a leader.
+        in_sync: Smallest number of in-sync replicas of any partition.
         behind: Partitions with replicas that are not in sync.
-        leaders: Node ids of leaders, by partition.
-        configs: The settings named in ``CONFIGS_READ``, as text; empty where
-            this principal may not see them, or nobody asked.
-        topic_id: 16 bytes, or None where the broker sent none.
+        leaders: Node ids of leaders by partition.
+        configs: The settings in ``CONFIGS_READ`` as text; empty if not requested or
+            not permitted.
+        topic_id: 16 bytes, or None from brokers without topic ids.
     """
 
     name: str
@@ -96,12 +96,12 @@ class Broker:
 
 @attrs.frozen
 class ClusterInfo:
-    """What the cluster says of itself.
+    """The cluster as described by itself.
 
     Attributes:
         cluster_id: Its id.
         controller_id: Node id of a broker that reaches the controller, or None.
-        brokers: All live brokers, by node id.
+        brokers: Live brokers, by node id.
     """
 
     cluster_id: str
@@ -110,19 +110,11 @@ class ClusterInfo:
 
 
 def coordination_configs(broker_count: int) -> dict[str, str]:
-    """Return the settings that a new coordination topic is given (PROTOCOL 2.1).
-
-    Args:
-        broker_count: Number of brokers in the cluster.
-
-    Returns:
-        Topic settings by Kafka's names.
-    """
+    """Return Kafka's settings for a new coordination topic (PROTOCOL 2.1)."""
     enough = broker_count >= REPLICATION_WANTED
     return {
         "cleanup.policy": "delete",
-        # The broker unpacks what it gets: no writer can shut out readers that
-        # lack its codec.
+        # The broker decompresses, so no writer can exclude readers without its codec.
         "compression.type": "uncompressed",
         "message.timestamp.type": "LogAppendTime",
         "retention.ms": "-1",
@@ -133,7 +125,7 @@ def coordination_configs(broker_count: int) -> dict[str, str]:
 
 
 def _number(configs: Mapping[str, str], name: str) -> int | None:
-    """Return a setting as an integer; None where it is absent or no number."""
+    """Return a setting as an integer, None if absent or not a number."""
     try:
         return int(configs[name])
     except (KeyError, ValueError):
@@ -141,12 +133,12 @@ def _number(configs: Mapping[str, str], name: str) -> int | None:
 
 
 class Problem(NamedTuple):
-    """What breaks a rule about a topic, and what would mend it.
+    """A topic that breaks a rule, and its repair.
 
     Attributes:
-        text: What is wrong, what must be and why.
-        setting: The setting to change; None where it is not a matter of settings.
-        value: What to set it to.
+        text: What is wrong, what is required and why.
+        setting: The setting to change, if a setting repairs it.
+        value: The required value.
     """
 
     text: str
@@ -155,7 +147,7 @@ class Problem(NamedTuple):
 
 
 def _replication_problems(found: TopicDescription, broker_count: int) -> list[Problem]:
-    """Return what is wrong with the number of copies, where there could be three."""
+    """Return problems with the number of replicas."""
     problems = []
     name = "min.insync.replicas"
     least = _number(found.configs, name)
@@ -185,7 +177,7 @@ def _replication_problems(found: TopicDescription, broker_count: int) -> list[Pr
 
 
 def _deviations(configs: Mapping[str, str], names: Iterable[str]) -> list[Problem]:
-    """Return each of these settings that is not as wanted."""
+    """Return a problem for each of these settings with another value."""
     found = []
     for name in names:
         value, why = _WANTED[name]
@@ -201,16 +193,16 @@ def _deviations(configs: Mapping[str, str], names: Iterable[str]) -> list[Proble
 
 
 def dangers(description: TopicDescription) -> tuple[str, ...]:
-    """Name the settings by which claims would not hold what they promise.
+    """Name the settings that break the guarantees of claims at once.
 
-    Fewer than ``problems``: what only matters later, or to some, is not here.
+    A subset of ``problems``.
     """
     found = _deviations(description.configs, _DANGEROUS)
     return tuple(problem.text for problem in found)
 
 
 def is_retention_finite(description: TopicDescription) -> bool:
-    """Return whether records are deleted by their age."""
+    """Return whether records are deleted by age."""
     return (_number(description.configs, "retention.ms") or -1) != -1
 
 
@@ -223,13 +215,10 @@ def problems(
     """Name every setting of a coordination topic that breaks PROTOCOL 2.1.
 
     Args:
-        description: The topic as the cluster has it.
+        description: The topic.
         broker_count: Number of brokers in the cluster.
-        has_checkpoints: Whether in-log checkpoints exist, with which retention
-            may be finite (a week at least).
-
-    Returns:
-        The problems; empty when all is well.
+        has_checkpoints: Whether the log has checkpoints, with which retention may be
+            finite (at least a week).
     """
     if not description.exists:
         return (Problem(f"topic {description.name} does not exist"),)
@@ -263,13 +252,13 @@ def problems(
 
 
 def set_command(topic: str, servers: str, *, setting: str, value: str) -> str:
-    """Return the command of Kafka's own tools that sets one setting of a topic.
+    """Return the command of Kafka's own tools that sets a setting of a topic.
 
     Args:
         topic: The topic.
-        servers: Addresses of the cluster, with commas between.
+        servers: Bootstrap addresses, with commas between.
         setting: Name of the setting.
-        value: What it is to be.
+        value: New value.
     """
     return (
         f"kafka-configs --bootstrap-server {servers} --alter --entity-type topics "
@@ -278,7 +267,7 @@ def set_command(topic: str, servers: str, *, setting: str, value: str) -> str:
 
 
 def _topic_id(raw: object) -> bytes | None:
-    """Return a topic id as 16 bytes; None where the broker has none (all zeros)."""
+    """Return a topic id as 16 bytes; None if absent or all zeros."""
     if raw is None:
         return None
     value = raw if isinstance(raw, UUID) else UUID(str(raw))
@@ -321,7 +310,7 @@ def described(row: Mapping[str, Any]) -> TopicDescription:
 def describe_topic(
     client: AdminClient, topic: str, *, timeout_ms: int
 ) -> TopicDescription:
-    """Return what a cluster says of a topic; see ``KafkaTopicAdmin.describe``."""
+    """Describe a topic; see ``KafkaTopicAdmin.describe``."""
     deadline = time.monotonic() + timeout_ms / 1000
     found = _describe_bare(client, topic, timeout_ms=timeout_ms)
     if not found.exists:
@@ -332,7 +321,7 @@ def describe_topic(
         raw = admin.describe_configs([resource], config_filter="all")
         rows = raw["topic"][topic]
         if not rows:
-            # kafka-python drops the response's error, and its rows with it.
+            # kafka-python drops the error of the response together with its rows.
             raise kafka_errors.TopicAuthorizationFailedError(topic)
         return {name: str(rows[name]["value"]) for name in CONFIGS_READ if name in rows}
 
@@ -359,10 +348,12 @@ def _describe_bare(
 
 
 class KafkaTopicAdmin(Closing):
-    """Looks at topics and makes them. Thread-safe, blocking, a context manager."""
+    """Describes and creates topics. Thread-safe, blocking, a context manager.
+
+    The first call connects.
+    """
 
     def __init__(self, settings: ConnectionSettings) -> None:
-        """Remember how to connect; the first question opens the connection."""
         self._settings = settings
         self._admin = AdminClient(settings)
 
@@ -395,11 +386,7 @@ class KafkaTopicAdmin(Closing):
         )
 
     def describe(self, topic: str, *, timeout_ms: int = TIMEOUT_MS) -> TopicDescription:
-        """Return what the cluster says of a topic, with the settings that matter.
-
-        Args:
-            topic: Name of the topic; it need not exist.
-            timeout_ms: When to give up.
+        """Describe a topic, which need not exist, with the settings that matter.
 
         Raises:
             LogUnreadable: This principal may not describe the topic.
@@ -410,7 +397,7 @@ class KafkaTopicAdmin(Closing):
     def describe_bare(
         self, topic: str, *, timeout_ms: int = TIMEOUT_MS
     ) -> TopicDescription:
-        """Return what the cluster says of a topic, without its settings.
+        """Describe a topic without its settings.
 
         Settings need the right to DESCRIBE_CONFIGS, which members may not have.
 
@@ -429,19 +416,19 @@ class KafkaTopicAdmin(Closing):
         configs: Mapping[str, str],
         timeout_ms: int = TIMEOUT_MS,
     ) -> None:
-        """Make a topic and wait until each partition has a leader.
+        """Create a topic and wait until each partition has a leader.
 
         Args:
             topic: Name of the new topic.
             partitions: Number of partitions.
             replication: Number of replicas of each; -1 for the cluster's default.
             configs: Topic settings by Kafka's names.
-            timeout_ms: When to give up.
+            timeout_ms: Limit for the whole call.
 
         Raises:
             TopicMisconfigured: It exists, or the cluster refuses these settings.
             LogUnwritable: This principal may not create topics.
-            CoordinationError: There was no answer; it may exist all the same.
+            CoordinationError: There was no answer; the topic may exist.
         """
         if not 0 < partitions <= PARTITION_MAX:
             raise TopicMisconfigured(f"A topic cannot have {partitions} partitions.")
@@ -460,7 +447,7 @@ class KafkaTopicAdmin(Closing):
             )
             (row,) = raw["topics"]
             kind = kafka_errors.for_code(row["error_code"])
-            # A lost answer is asked for again, and then finds its own work.
+            # A retry after a lost response finds the topic that it created.
             is_ours = kind is kafka_errors.TopicAlreadyExistsError and len(attempts) > 1
             if kind is not kafka_errors.NoError and not is_ours:
                 raise kind(row.get("error_message") or topic)
@@ -482,7 +469,7 @@ class KafkaTopicAdmin(Closing):
         replication: int = -1,
         timeout_ms: int = TIMEOUT_MS,
     ) -> None:
-        """Make a data topic with the cluster's own settings (``create``)."""
+        """Create a data topic with the cluster's default settings."""
         self.create(
             topic,
             partitions=partitions,
@@ -494,7 +481,7 @@ class KafkaTopicAdmin(Closing):
     def create_coordination_topic(
         self, *, partitions: int, timeout_ms: int = TIMEOUT_MS
     ) -> None:
-        """Make the coordination topic as PROTOCOL 2.1 wants it (``create``)."""
+        """Create the coordination topic with the settings of PROTOCOL 2.1."""
         brokers = len(self.cluster(timeout_ms=timeout_ms).brokers)
         self.create(
             self._settings.coordination_topic,
@@ -505,19 +492,19 @@ class KafkaTopicAdmin(Closing):
         )
 
     def close(self, *, timeout_ms: int = 2_000) -> None:
-        """Let go of the connection. Idempotent."""
+        """Close the connection. Idempotent."""
         self._admin.close(timeout_ms=timeout_ms)
 
 
 @attrs.frozen
 class Replicas:
-    """Where the copies of one partition are, as the brokers tell it.
+    """Replicas of one partition.
 
     Attributes:
         partition: Its number.
-        leader: Node id of the broker that leads it, or None.
-        nodes: Node ids of all brokers that have a copy, the preferred one first.
-        in_sync: Those whose copy is complete.
+        leader: Node id of the leader, or None.
+        nodes: Node ids of all replicas, the preferred leader first.
+        in_sync: Node ids of the in-sync replicas.
     """
 
     partition: int
@@ -527,21 +514,16 @@ class Replicas:
 
 
 class KafkaReplicas(Closing):
-    """Looks at copies and at the controllers. Thread-safe, blocking."""
+    """Queries replicas and the controller. Thread-safe, blocking.
+
+    The first call connects.
+    """
 
     def __init__(self, settings: ConnectionSettings) -> None:
-        """Remember how to connect; the first question opens the connection."""
         self._admin = AdminClient(settings)
 
     def of(self, topic: str, *, timeout_ms: int = TIMEOUT_MS) -> tuple[Replicas, ...]:
-        """Return where each partition of a topic has its copies.
-
-        Args:
-            topic: Name of the topic.
-            timeout_ms: When to give up.
-
-        Returns:
-            Its partitions by number; none where there is no such topic.
+        """Return the replicas of a topic by partition; none for a missing topic.
 
         Raises:
             CoordinationError: There was no answer.
@@ -567,14 +549,14 @@ class KafkaReplicas(Closing):
 
         return self._admin.call(
             request,
-            doing=f"Looking at the copies of topic {topic}",
+            doing=f"Describing the replicas of topic {topic}",
             access=Access.READ,
             needs=f"DESCRIBE on topic {topic}",
             timeout_ms=timeout_ms,
         )
 
     def controller(self, *, timeout_ms: int = TIMEOUT_MS) -> int | None:
-        """Return the node id of the controller that leads the others, if any.
+        """Return the node id of the active controller, if any.
 
         Raises:
             CoordinationError: There was no answer.
@@ -587,7 +569,7 @@ class KafkaReplicas(Closing):
 
         return self._admin.call(
             request,
-            doing="Looking for the active controller",
+            doing="Querying the active controller",
             access=Access.READ,
             needs="DESCRIBE on the cluster",
             timeout_ms=timeout_ms,

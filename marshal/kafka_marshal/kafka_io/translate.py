@@ -1,4 +1,4 @@
-"""What kafka-python raises, told in our own errors. One table does it all."""
+"""Errors of kafka-python translated to those of the package, by one table."""
 
 import re
 import ssl
@@ -13,7 +13,7 @@ __all__ = ["Access", "translate_error"]
 
 _WRAPPED = re.compile(r"\[Error (\d+)\]")
 
-# The first row that fits counts, so special errors stand above their bases.
+# The first matching row counts, so subclasses come before their bases.
 _TABLE = (
     (
         faults.FORBIDDEN,
@@ -136,7 +136,7 @@ _TABLE = (
 
 
 def _inner_kind(error: Exception) -> type[Exception]:
-    """Return an error's kind; kafka-python wraps some as text in its base class."""
+    """Return the class of an error; kafka-python wraps some as text in its base."""
     if type(error) is kafka_errors.KafkaError:
         found = _WRAPPED.search(str(error))
         if found is not None:
@@ -153,17 +153,14 @@ def translate_error(
     addresses: str,
     needs: str | None = None,
 ) -> MarshalError:
-    """Return our error for one of kafka-python's, with the cause chained.
+    """Return the error of the package for one of kafka-python, with its cause chained.
 
     Args:
-        error: What kafka-python raised, or reported of a send.
-        doing: What was tried, as in "Reading topic x".
-        access: Whether that read or wrote.
-        addresses: The brokers' addresses, for the message.
-        needs: The right that the call needs, as in "READ on topic x".
-
-    Returns:
-        An error of ours to raise; one that is ours already comes back as it is.
+        error: Raised, or reported for a send. A ``MarshalError`` is returned unchanged.
+        doing: The operation, as in "Reading topic x".
+        access: Whether it read or wrote.
+        addresses: Addresses of the brokers.
+        needs: The right that it needs, as in "READ on topic x".
     """
     if isinstance(error, MarshalError):
         return error
@@ -181,4 +178,4 @@ def translate_error(
     failure = Failure(
         doing, access=access, addresses=addresses, needs=needs, client="kafka-python"
     )
-    return failure.told(fault, error=error, said=told)
+    return failure.to_error(fault, error=error, said=told)

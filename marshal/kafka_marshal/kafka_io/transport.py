@@ -1,8 +1,8 @@
-"""Which client library carries the logs: librdkafka where it can, else pure Python.
+"""Choice of the client library for the logs: librdkafka if possible, else kafka-python.
 
-Topics are created and described over kafka-python always; the coordination log
-and data records go over what is chosen here. Both keep the same ports, so members
-of one group may differ.
+Topics are always created and described over kafka-python; the coordination log and data
+records use the chosen library. Both implement the same ports, so members of a group may
+differ. Apart from the package's ``__init__``, so that settings load without a client.
 """
 
 import logging
@@ -31,11 +31,11 @@ _LOGGER = logging.getLogger("kafka_marshal")
 
 @attrs.frozen
 class Choice:
-    """A transport, and why it is the one.
+    """The chosen transport.
 
     Attributes:
         name: ``fast`` or ``kafka-python``.
-        reason: Why, in words.
+        reason: Reason for the choice, in words.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Choice:
 
 
 def _missing() -> str | None:
-    """Return why librdkafka cannot be loaded, or None if it can."""
+    """Return why librdkafka cannot be loaded, or None."""
     try:
         import confluent_kafka  # noqa: F401 - an optional extra
     except ImportError as error:
@@ -52,14 +52,14 @@ def _missing() -> str | None:
 
 
 def choose(settings: ConnectionSettings) -> Choice:
-    """Return the transport that these settings ask for, or the fastest possible.
+    """Return the transport set in the settings, or the fastest possible one.
 
     Raises:
-        ConfigurationError: ``fast`` is asked for, and is not installed or cannot
-            take an option.
+        ConfigurationError: ``fast`` is set, and is not installed or does not support an
+            option.
     """
     if settings.transport == KAFKA_PYTHON:
-        return Choice(KAFKA_PYTHON, "it is asked for")
+        return Choice(KAFKA_PYTHON, "it is set")
     missing = _missing()
     if settings.transport == FAST:
         if missing is not None:
@@ -69,7 +69,7 @@ def choose(settings: ConnectionSettings) -> Choice:
                 setting="transport",
             )
         fast_config(settings)
-        return Choice(FAST, "it is asked for")
+        return Choice(FAST, "it is set")
     if missing is not None:
         return Choice(KAFKA_PYTHON, f"{missing}; pip install 'kafka-marshal[fast]'")
     for option, reason in impossible(settings).items():
@@ -84,18 +84,16 @@ def open_coordination_log(
     timeout_ms: int = OPEN_TIMEOUT_MS,
     only: Callable[[int], Collection[int]] | None = None,
 ) -> TopicLog:
-    """Open the coordination log over the transport that is chosen.
+    """Open the coordination log over the chosen transport.
 
     Args:
-        settings: Where the cluster is, the topic's name, and the transport.
-        heartbeat_interval_ms: H where it is known; ``configure`` changes it. With
-            None nothing can be appended before that.
-        timeout_ms: When to give up.
-        only: Told how many partitions there are, says which of them to read;
-            without it all are.
+        settings: Connection, name of the topic, and transport.
+        heartbeat_interval_ms: H if known; see ``TopicLog``.
+        timeout_ms: Limit for the whole call.
+        only: Returns the partitions to read, from the number of partitions.
 
     Raises:
-        ConfigurationError: The transport that is asked for cannot be used.
+        ConfigurationError: The transport in the settings cannot be used.
         TopicMisconfigured: There is no such topic.
         LogUnreadable: Access is denied.
         CoordinationError: The cluster did not answer.
@@ -118,14 +116,14 @@ def open_coordination_log(
 
 
 def open_data_log(settings: ConnectionSettings, *, client_rack: str = "") -> DataLog:
-    """Return look-ups and readers over the transport that is chosen.
+    """Return the data log over the chosen transport.
 
     Args:
-        settings: Where the cluster is, and the transport.
-        client_rack: Rack of this process, to fetch from a near replica.
+        settings: Connection and transport.
+        client_rack: Rack of this process, to fetch from the nearest replica.
 
     Raises:
-        ConfigurationError: The transport that is asked for cannot be used.
+        ConfigurationError: The transport in the settings cannot be used.
     """
     kind: type[KafkaDataLog] = KafkaDataLog
     if choose(settings).name == FAST:

@@ -4,22 +4,21 @@ No producer survives everything. After a batch has timed out, or after any error
 that it does not retry, kafka-python's may fail all further sends for ever, or hold
 them for ever without an outcome (seen with 3.0.12 and a broker that was paused for
 two seconds); librdkafka's may end with a fatal error. A claimant that cannot beat
-loses all it holds, so the writer does not trust it: every append has a deadline of
-our own, and after the first append that fails or is overdue, the producer is
-replaced by a fresh one, made in the background from the bootstrap addresses.
+loses all it holds, so the writer does not trust the producer: every append has its own
+deadline, and after the first append that fails or is overdue, the producer is replaced
+by a new one, connected in the background from the bootstrap addresses.
 
-With the old one all is given up that it has not delivered, or its successor would
-have to wait for outcomes that may never come. What was under way may land all the
-same, after what is sent later: so may any append that was given up on, and this is
-what the protocol is made for. An append that failed is unknown (PROTOCOL 1.4), its
-lease counts from its sending (5.2), the fold asks each record whether its epoch still
-holds and takes no position back unasked (4.5), of two requests for offsets the lower
-one that lands late gets nothing (4.7), and a claim that nobody waits for any more is
-released (5.3). Simulated logs let what was given up land late, too, and in any order.
+Undelivered appends of the old producer are abandoned; otherwise the new one would have
+to wait for outcomes that may never come. An abandoned append may still land, even after
+later ones, and the protocol allows for that: a failed append is unknown (PROTOCOL 1.4),
+its lease counts from its sending (5.2), the fold checks the epoch of each record and
+never moves a position back (4.5), of two requests for offsets the lower one that lands
+late gets nothing (4.7), and a claim that nobody waits for is released (5.3). Simulated
+logs also let abandoned appends land late and in any order.
 
-What is sent while the successor is made is held until then, for a quarter of an H.
+Appends that arrive meanwhile are queued, for up to a quarter of H.
 
-What differs between client libraries stands behind ``Outlet``.
+``Outlet`` hides the differences between client libraries.
 """
 
 import threading
@@ -39,11 +38,11 @@ from kafka_marshal.ports import Append
 # PROTOCOL 2.1: request timeout min(H/4, 10 s), delivery timeout H/2, linger <= 5 ms.
 REQUEST_TIMEOUT_MS_MAX = 10_000
 LINGER_MS = 2
-# Client libraries end what is late once per turn of their loop.
+# Client libraries expire late requests once per turn of their loop.
 OVERDUE_GRACE_MS = 250
 RENEW_TIMEOUT_MS = 10_000
 RENEW_INTERVAL_S = 1.0
-# What waits for a fresh producer, as many as a busy process sends in that time.
+# As many as a busy process sends while a producer is replaced.
 QUEUE_MAX = 10_000
 
 
@@ -51,7 +50,7 @@ class Outlet(Protocol):
     """One producer of a client library, bound to the coordination topic.
 
     Attributes:
-        config: What the library's producer was made with.
+        config: Configuration of the library's producer.
     """
 
     config: Mapping[str, Any]
@@ -66,28 +65,26 @@ class Outlet(Protocol):
         """Start sending one record with a null key; return at once.
 
         Args:
-            partition: Where to.
+            partition: Partition of the topic.
             value: The record's value.
-            report: Called once, on any thread, with the offset (negative where
-                the broker does not know it any more) or with what went wrong.
+            report: Called once, on any thread, with the offset (negative if the broker
+                no longer knows it) or the error.
 
         Raises:
-            Exception: The record was not taken; ``report`` is not called.
+            Exception: The record was refused; ``report`` is not called.
         """
         ...
 
     def end(self) -> threading.Thread:
-        """Let what is under way end by itself, then let go; return at once.
+        """Flush and close in the background, within the delivery timeout.
 
         Returns:
-            The thread that does it, within the delivery timeout.
+            The thread that does it.
         """
         ...
 
     def drop(self) -> threading.Thread:
-        """Give up on what is under way, and let go; return at once.
-
-        What a broker has been sent already may still land.
+        """Close in the background without flushing; sent records may still land.
 
         Returns:
             The thread that does it.
@@ -95,20 +92,17 @@ class Outlet(Protocol):
         ...
 
 
-# Makes a connected outlet with these timeouts, within so many milliseconds.
+# Connects an outlet with these timeouts, within so many milliseconds.
 Connect = Callable[[Mapping[str, int], int], Outlet]
-# Says in our own words what a library raised or reported while doing something.
+# Translates an error of a library: the error, the operation, read or write.
 Translate = Callable[[Exception, str, Access], MarshalError]
 
 
 def writer_timeouts(heartbeat_interval_ms: int) -> dict[str, int]:
     """Return the producer's timeouts for a heartbeat interval (PROTOCOL 2.1).
 
-    Client libraries want the delivery timeout to cover linger and one request;
-    with H/2 and H/4 it does from an H of a few milliseconds on.
-
-    Args:
-        heartbeat_interval_ms: H.
+    Client libraries require the delivery timeout to cover linger and one request; H/2
+    and H/4 do so from an H of a few milliseconds on.
     """
     request_ms = max(1, min(heartbeat_interval_ms // 4, REQUEST_TIMEOUT_MS_MAX))
     return {
@@ -121,7 +115,7 @@ def left_ms(deadline: float) -> int:
     """Return the milliseconds until a deadline of ``time.monotonic``.
 
     Raises:
-        CoordinationError: There are none left.
+        CoordinationError: The deadline has passed.
     """
     left = int((deadline - time.monotonic()) * 1000)
     if left <= 0:
@@ -133,18 +127,17 @@ def left_ms(deadline: float) -> int:
 
 
 class FailedAppend(Append):
-    """An append that did not get as far as being sent."""
+    """An append that was never sent."""
 
     def __init__(self, error: MarshalError) -> None:
-        """Remember why."""
         self._error = error
 
     def is_done(self) -> bool:
-        """Return True: nothing is under way."""
+        """Return True."""
         return True
 
     def offset(self) -> int | None:
-        """Return None: nothing was written."""
+        """Return None."""
         return None
 
     def error(self) -> MarshalError | None:
@@ -153,32 +146,32 @@ class FailedAppend(Append):
 
 
 class _Sender:
-    """One outlet, and whether it may still be trusted."""
+    """One outlet with its pending appends."""
 
     def __init__(self, outlet: Outlet, delivery_timeout_ms: int) -> None:
         self.outlet = outlet
         self.limit_s = (delivery_timeout_ms + OVERDUE_GRACE_MS) / 1000
         self.is_broken = False
-        # Appends without an outcome, oldest first, by partition.
+        # Pending appends by partition, oldest first.
         self.pending: dict[int, deque[_SentAppend]] = {}
 
     def has_pending(self, partition: int) -> bool:
-        """Tell whether an append to a partition is still without an outcome."""
+        """Return whether an append to a partition has no outcome yet."""
         waiting = self.pending.get(partition)
         while waiting and waiting[0].is_done():
             waiting.popleft()
         return bool(waiting)
 
     def sweep(self) -> None:
-        """Forget appends that have an outcome; notice those that are overdue."""
+        """Drop appends with an outcome, and fail overdue ones."""
         self.pending = {
             number: waiting
             for number, waiting in self.pending.items()
             if self.has_pending(number)
         }
 
-    def take(self, held: "_Queued") -> bool:
-        """Have the outlet send a record; return whether it has taken it."""
+    def send(self, held: "_Queued") -> bool:
+        """Send a record; return whether the outlet accepted it."""
         held.append.begin(self)
         try:
             self.outlet.send(held.partition, held.value, report=held.append.report)
@@ -189,16 +182,16 @@ class _Sender:
         return True
 
     def abandon(self) -> None:
-        """Count what has no outcome as failed, and let the outlet go."""
+        """Fail pending appends, and drop the outlet."""
         for waiting in self.pending.values():
             for append in waiting:
-                append.fail(TimeoutError("given up with its connection"))
+                append.fail(TimeoutError("abandoned with its connection"))
         self.pending = {}
         self.outlet.drop()
 
 
 class _SentAppend(Append):
-    """An append that an outlet has taken, or is to take; overdue, it has failed."""
+    """An append that is queued or sent. It fails at its deadline."""
 
     __slots__ = (
         "_deadline",
@@ -215,29 +208,29 @@ class _SentAppend(Append):
         limit_s: float,
         settings: ConnectionSettings,
         doing: str,
-        told: Translate,
+        translate: Translate,
     ) -> None:
         self._sender: _Sender | None = None
         self._settings = settings
         self._doing = doing
-        self._translate = told
+        self._translate = translate
         self._deadline = time.monotonic() + limit_s
-        # The first counts: once told, an outcome stays.
+        # The first counts; later ones are ignored.
         self._outcomes: list[int | Exception] = []
 
     def begin(self, sender: _Sender) -> None:
-        """Note that it is sent now."""
+        """Start the deadline of a sent append."""
         self._sender = sender
         self._deadline = time.monotonic() + sender.limit_s
 
     def report(self, outcome: int | Exception) -> None:
-        """Take the outcome, on any thread."""
+        """Set the outcome; any thread. An error marks the outlet as broken."""
         self._outcomes.append(outcome)
         if self._sender is not None and not isinstance(outcome, int):
             self._sender.is_broken = True
 
     def fail(self, error: Exception) -> None:
-        """Take that nobody tries any more; that spoils no outlet."""
+        """Set an error that does not mark the outlet as broken."""
         self._outcomes.append(error)
 
     def is_done(self) -> bool:
@@ -247,7 +240,7 @@ class _SentAppend(Append):
 
     def offset(self) -> int | None:
         outcome = self._outcomes[0] if self.is_done() else None
-        # A broker that recognised a duplicate may not know the offset any more.
+        # For a duplicate the broker may no longer know the offset.
         return outcome if isinstance(outcome, int) and outcome >= 0 else None
 
     def error(self) -> MarshalError | None:
@@ -257,13 +250,15 @@ class _SentAppend(Append):
         if isinstance(outcome, TimeoutError):
             addresses = self._settings.addresses
             failure = Failure(self._doing, access=Access.WRITE, addresses=addresses)
-            return failure.told(faults.UNREACHABLE, error=outcome, said=str(outcome))
+            return failure.to_error(
+                faults.UNREACHABLE, error=outcome, said=str(outcome)
+            )
         return self._translate(outcome, self._doing, Access.WRITE)
 
 
 @attrs.frozen
 class _Queued:
-    """A record on its way to an outlet."""
+    """A record that waits for an outlet."""
 
     partition: int
     value: bytes
@@ -278,32 +273,32 @@ class Writer:
         settings: ConnectionSettings,
         *,
         connect: Connect,
-        told: Translate,
+        translate: Translate,
         heartbeat_interval_ms: int,
         timeout_ms: int,
     ) -> None:
         """Connect.
 
         Args:
-            settings: Where the cluster is, and the topic's name.
-            connect: Makes an outlet.
-            told: Says in our words what an outlet raised or reported.
+            settings: Connection and name of the topic.
+            connect: Factory of outlets.
+            translate: Translates errors of an outlet.
             heartbeat_interval_ms: H.
-            timeout_ms: When to give up.
+            timeout_ms: Limit for the connection.
 
         Raises:
-            Exception: No connection could be made, in the library's own words.
+            Exception: No connection could be made; an error of the library.
         """
         self._settings = settings
         self._topic = settings.coordination_topic
         self._connect = connect
-        self._translate = told
+        self._translate = translate
         self._timeouts = writer_timeouts(heartbeat_interval_ms)
         self._lock = threading.Lock()
         self._is_closed = False
         self._renewed_at = time.monotonic()
         self._wake = threading.Event()
-        # Replaced while nothing was wrong with them, and not yet through.
+        # Healthy outlets that were replaced and still have pending appends.
         self._stale: list[_Sender] = []
         self._held = deque[_Queued]()
         self._is_renewing = False
@@ -316,7 +311,7 @@ class Writer:
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """What the producer in use was made with."""
+        """Configuration of the producer in use."""
         return self._sender.outlet.config
 
     def append(self, partition: int, value: bytes) -> Append:
@@ -334,19 +329,18 @@ class Writer:
                     )
                 )
             append = _SentAppend(
-                # Held and then sent, it is over before an H is: who waits for it
-                # longer waits for nothing.
+                # Queued and then sent, it ends within H, for which callers wait.
                 limit_s=self._timeouts["delivery_timeout_ms"] / 2000,
                 settings=self._settings,
                 doing=doing,
-                told=self._translate,
+                translate=self._translate,
             )
             self._held.append(_Queued(partition, value, append))
             self._release()
         return append
 
     def watch(self) -> None:
-        """Notice failures; called often, so that renewal does not await an append."""
+        """Detect failures; called often, so renewal does not wait for an append."""
         with self._lock:
             self._watch()
 
@@ -368,9 +362,9 @@ class Writer:
         self._use(fresh)
 
     def close(self, timeout_ms: int) -> None:
-        """Flush for up to ``timeout_ms``, then let go. Idempotent.
+        """Flush for up to ``timeout_ms``, then close. Idempotent.
 
-        What is still under way ends by itself within the delivery timeout.
+        Appends still under way end within the delivery timeout.
         """
         deadline = time.monotonic() + timeout_ms / 1000
         with self._lock:
@@ -385,7 +379,7 @@ class Writer:
         closer.join(timeout=max(0.0, deadline - time.monotonic()))
 
     def _watch(self) -> None:
-        """Start a renewal where one is due (with the lock held)."""
+        """Start a renewal if one is due (with the lock held)."""
         self._sender.sweep()
         for sender in self._stale:
             sender.sweep()
@@ -398,9 +392,9 @@ class Writer:
         self._release()
 
     def _release(self) -> None:
-        """Send what is held, as far as it may be (with the lock held).
+        """Send queued records (with the lock held).
 
-        In order: nothing overtakes an append of an outlet that is as good as ever.
+        In order: no record overtakes a pending append of a healthy outlet.
         """
         while self._held and self._held[0].append.is_done():
             self._held.popleft()
@@ -408,23 +402,23 @@ class Writer:
             return
         waiting, self._held = self._held, deque()
         kept: set[int] = set()
-        is_taking = True
+        is_accepting = True
         for held in waiting:
             number = held.partition
             if (
-                not is_taking
+                not is_accepting
                 or number in kept
                 or any(sender.has_pending(number) for sender in self._stale)
             ):
                 kept.add(number)
                 self._held.append(held)
             elif not held.append.is_done():
-                # What one is refused for, as a library that knows no leader yet, may
-                # have taken a moment: the others go on with the next look.
-                is_taking = self._sender.take(held)
+                # A refusal, such as a missing leader, may have blocked for a moment:
+                # try the others with the next call.
+                is_accepting = self._sender.send(held)
 
     def _renew(self) -> None:
-        """Make a fresh producer, trying until it succeeds or we are closed."""
+        """Connect a new producer; retry until success or close()."""
         while not self._is_closed:
             wait_s = self._renewed_at + RENEW_INTERVAL_S - time.monotonic()
             self._wake.wait(timeout=max(0.0, wait_s))
@@ -439,7 +433,7 @@ class Writer:
             self._is_renewing = False
 
     def _use(self, fresh: _Sender) -> None:
-        """Send with another producer from now on."""
+        """Replace the producer."""
         with self._lock:
             if self._is_closed:
                 fresh.outlet.end()

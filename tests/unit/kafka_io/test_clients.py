@@ -16,7 +16,7 @@ LINE = "Bootstrap connection to %s failed: %s"
 
 
 class Network:
-    """A client's network; everything it says, it says on a thread of its add."""
+    """A client's network; everything it says, it says on a thread of its own."""
 
     def __init__(self):
         self._net = SimpleNamespace(_io_thread=None, call_soon_threadsafe=self._soon)
@@ -53,7 +53,7 @@ def network(watch):
     return network
 
 
-def test_a_refusal_is_ours(watch, network):
+def test_a_refusal_of_a_watched_client_is_recorded(watch, network):
     network.say(WRONG_PASSWORD)
     assert watch.refused is WRONG_PASSWORD
     watch.stop()
@@ -61,7 +61,7 @@ def test_a_refusal_is_ours(watch, network):
     assert watch.is_stopped
 
 
-def test_what_is_over_already_need_not_be_ended(watch, network):
+def test_stop_ignores_closed_clients(watch, network):
     network.is_over = True
     later = Network()
     watch.add(later)
@@ -69,7 +69,7 @@ def test_what_is_over_already_need_not_be_ended(watch, network):
     assert later.is_closed
 
 
-def test_a_certificate_that_is_not_trusted_never_will_be(watch, network):
+def test_an_untrusted_certificate_is_a_permanent_refusal(watch, network):
     error = errors.KafkaConnectionError("handshake")
     error.__context__ = ssl.SSLCertVerificationError("self-signed")
     network.say(error)
@@ -77,14 +77,14 @@ def test_a_certificate_that_is_not_trusted_never_will_be(watch, network):
     assert (watch.refusal, watch.last) == (None, error)
 
 
-def test_what_may_pass_is_no_refusal(watch, network):
+def test_transient_errors_are_no_refusals(watch, network):
     error = errors.KafkaConnectionError("reset")
     network.say(error)
     assert (watch.refused, watch.refusal, watch.last) == (None, None, error)
     assert "reset" in watch.reason()
 
 
-def test_what_others_are_told_is_not_ours(watch, network):
+def test_refusals_of_other_clients_are_not_recorded_as_ours(watch, network):
     """Of two clusters, one may be refused to us while we wait for the other."""
     Network().say(WRONG_PASSWORD)
     LOGGER.warning(LINE, "bootstrap-0", WRONG_PASSWORD)
@@ -93,7 +93,7 @@ def test_what_others_are_told_is_not_ours(watch, network):
     assert network._net._io_thread is None
 
 
-def test_nothing_is_heard_afterwards(network, watch):
+def test_nothing_is_recorded_afterwards(network, watch):
     watch.__exit__(None, None, None)
     network.say(WRONG_PASSWORD)
     assert watch.refused is None

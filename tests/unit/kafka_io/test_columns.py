@@ -100,7 +100,7 @@ def test_headers_are_left_out_and_columns_of_nothing_keep_their_type():
     assert (found.keys.type, found.keys.null_count) == (pa.binary(), 2)
 
 
-def test_the_brokers_time_is_that_of_every_record_of_its_batch():
+def test_append_time_is_the_time_of_every_record_of_a_batch():
     batches = [
         taken(built([(0, (10, None, b"", [])), (1, (20, None, b"", []))])),
         taken(built([(0, (30, None, b"", []))], base=2), append_ms=77),
@@ -111,7 +111,7 @@ def test_the_brokers_time_is_that_of_every_record_of_its_batch():
 
 
 @pytest.mark.parametrize("change", ["cut", "more", "key", "length"])
-def test_what_does_not_have_the_form_of_records_is_refused(change):
+def test_malformed_records_are_refused(change):
     batch = taken(built([(0, (1, b"key", b"value", [])), (1, (1, b"key", b"v", []))]))
     data = bytearray(batch.data)
     if change == "cut":
@@ -161,18 +161,18 @@ def streamed(data, codec):
         (4, streamed(DATA, "zstd")),
     ],
 )
-def test_every_compression_of_kafka_is_undone_and_nonsense_is_told(codec, pressed):
+def test_every_codec_of_kafka_is_decompressed_and_garbage_raises(codec, pressed):
     assert bytes(decompress(codec, memoryview(pressed))) == DATA
     with pytest.raises(CorruptRecordError, match="decompress"):
         decompress(codec, memoryview(pressed[: len(pressed) // 2]))
 
 
-def test_a_compression_that_kafka_does_not_have_is_refused():
+def test_an_unknown_codec_is_refused():
     with pytest.raises(CorruptRecordError, match="unknown compression 7"):
         decompress(7, b"")
 
 
-def test_a_header_name_that_is_no_text_is_shown_with_marks():
+def test_invalid_bytes_of_a_header_name_are_replaced():
     """As for every other reader: whoever may write must not stop those who read."""
     batch = built([(0, (1, None, b"v", [(BadText("b"), b"2"), ("good", None)]))])
     found = to_columns([taken(batch)], (0, 1), with_headers=True)

@@ -94,7 +94,7 @@ def test_outcomes_are_reported(producers):
     assert outcomes == [7, error]
 
 
-def test_what_is_not_taken_is_raised(producers):
+def test_a_refused_record_raises(producers):
     Producer.faults = {"send": [ValueError("Unrecognized partition")]}
     with pytest.raises(ValueError, match="Unrecognized"):
         outlet().send(9, b"x", report=pytest.fail)
@@ -121,13 +121,13 @@ def test_producer_without_metadata_is_closed(producers, error):
     assert len(producers) == 1
 
 
-def test_dropped_producer_is_ended_by_force_at_once(producers):
+def test_a_dropped_producer_is_closed_by_force_at_once(producers):
     outlet().drop().join(timeout=60)
     assert producers[0]._sender.is_forced
     assert max(producers[0].closed) <= 1
 
 
-def test_producer_that_does_not_close_is_ended_by_force(producers):
+def test_a_producer_that_does_not_close_is_closed_by_force(producers):
     made = outlet()
     Producer.faults = {"close": [kafka_errors.KafkaTimeoutError("held")]}
     made.end().join(timeout=60)

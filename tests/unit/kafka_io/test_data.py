@@ -62,7 +62,7 @@ def test_starts_and_ends(asking):
     assert admin.asked == [(earliest, "READ_COMMITTED"), (latest, "READ_COMMITTED")]
 
 
-def test_ends_are_known_of_what_can_be_asked(asking):
+def test_ends_are_known_of_partitions_that_can_be_queried(asking):
     offsets, admin = asking([Row(3, -1), Row(4, -1)])
     gone = TopicPartition("gone", 0)
     admin.leaders = {"t": [1, -1], "gone": []}
@@ -72,13 +72,13 @@ def test_ends_are_known_of_what_can_be_asked(asking):
     assert len(admin.asked) == 1
 
 
-def test_times_that_no_record_has_reached(asking):
+def test_times_after_the_last_record(asking):
     offsets, admin = asking([Row(7, 50), Row(-1, -1)])
     assert offsets.at_times({A: 40, B: 60}, 100) == {A: 7, B: None}
     assert admin.asked[0][1] == "READ_UNCOMMITTED"
 
 
-def test_nothing_asked_is_nobody_asked(asking):
+def test_an_empty_query_sends_nothing(asking):
     offsets, admin = asking([])
     assert offsets.at_times({}, 100) == {}
     assert admin.asked == []

@@ -56,7 +56,7 @@ def batch(*headers) -> bytes:
     return bytes(builder.build())
 
 
-def test_the_original_raises_and_ours_reads_on():
+def test_the_original_raises_and_the_tolerant_batch_continues():
     raw = batch([("good", b"1")], [(BadText("b"), b"2")], [("last", None)])
     with pytest.raises(CorruptRecordError):
         list(DefaultRecordBatch(bytearray(raw)))
@@ -69,7 +69,7 @@ def test_the_original_raises_and_ours_reads_on():
     ]
 
 
-def test_sound_batches_are_read_alike():
+def test_valid_batches_are_read_alike():
     raw = batch([], [("h", b"v")], [("\u65e5", b"")])
     ours = list(TolerantBatch(bytearray(raw)))
     theirs = list(DefaultRecordBatch(bytearray(raw)))
@@ -84,7 +84,7 @@ def records_of(raw, kind):
     return [(each.offset, each.value, each.headers) for each in records.take()]
 
 
-def test_a_consumer_of_ours_reads_them_and_another_one_does_not():
+def test_only_a_patched_consumer_reads_them():
     raw = batch([(BadText("b"), b"2")]) + batch([("good", b"1")])
     ours = SimpleNamespace(_fetcher=SimpleNamespace(PartitionRecords=None))
     accept_any_header(ours)
@@ -96,7 +96,7 @@ def test_a_consumer_of_ours_reads_them_and_another_one_does_not():
         records_of(raw, Fetcher.PartitionRecords)
 
 
-def test_batches_of_old_formats_and_their_faults_are_left_to_kafka_python():
+def test_old_formats_are_left_to_kafka_python():
     old = LegacyRecordBatchBuilder(1, 0, 10_000)
     old.append(0, timestamp=1, key=None, value=b"old")
     batches = TolerantBatches(bytes(old.build()) + batch([]))
@@ -108,7 +108,7 @@ def test_batches_of_old_formats_and_their_faults_are_left_to_kafka_python():
         TolerantBatches(bytes(20)).next_batch()
 
 
-def test_what_was_said_before_closing_is_heard():
+def test_data_before_a_close_is_returned():
     """A refusal and the end of the connection come at once; the refusal counts."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
@@ -123,7 +123,7 @@ def test_what_was_said_before_closing_is_heard():
         assert "disconnected" in str(error)
 
 
-def test_transports_that_are_opened_from_now_on_are_changed():
+def test_later_transports_are_patched():
     made = SimpleNamespace(_sock_recv=lambda: (b"", None))
     changed = []
 
@@ -137,12 +137,12 @@ def test_transports_that_are_opened_from_now_on_are_changed():
     assert changed == [made]
 
 
-def test_what_kafka_python_does_not_have_is_left_alone():
+def test_missing_internals_are_left_alone():
     change_transports(None, pytest.fail)
     change_transports(SimpleNamespace(_manager=object()), pytest.fail)
 
 
-def test_kafka_python_has_the_parts_that_this_counts_on():
+def test_kafka_python_has_the_patched_internals():
     assert asyncio.iscoroutinefunction(KafkaConnectionManager._build_transport)
     assert hasattr(KafkaTCPTransport, "_sock_recv")
 
@@ -224,7 +224,7 @@ def pump(line, data):
             return
 
 
-def test_answers_of_any_size_come_as_they_were_sent(line):
+def test_responses_of_any_size_arrive_unchanged(line):
     bodies = [
         bytes([at]) * size
         for at, size in enumerate((1, 50, 3 * LARGE, LARGE, 1_000_000, 10, 4 * LARGE))
@@ -237,7 +237,7 @@ def test_answers_of_any_size_come_as_they_were_sent(line):
     assert sum(parser.pieces) < len(b"".join(bodies)) / 2, "the rest came in place"
 
 
-def test_a_large_answer_is_decoded_where_it_lies():
+def test_a_large_response_is_decoded_in_place():
     buffer = KafkaBytes(2 * LARGE)
     buffer[:] = bytes(range(256)) * (2 * LARGE // 256)
     answer = ResponseBuffer(buffer)
@@ -249,7 +249,7 @@ def test_a_large_answer_is_decoded_where_it_lies():
     assert answer.read() == b""
 
 
-def test_an_end_within_an_answer_is_told_the_ordinary_way(line):
+def test_a_close_within_a_response_takes_the_ordinary_way(line):
     transport, parser, far = line
     pump(line, framed(bytes(10 * LARGE))[: 5 * LARGE])
     assert isinstance(parser._rbuffer, ResponseBuffer)
@@ -259,7 +259,7 @@ def test_an_end_within_an_answer_is_told_the_ordinary_way(line):
     assert parser._rbuffer.tell() == place
 
 
-def test_a_fault_of_the_socket_is_left_to_the_ordinary_way(line):
+def test_a_socket_error_takes_the_ordinary_way(line):
     transport, _, far = line
     far.close()
     transport._sock.close()
@@ -271,12 +271,12 @@ def test_a_fault_of_the_socket_is_left_to_the_ordinary_way(line):
     [(object(), None), (None, SimpleNamespace(parser=Parser()))],
     ids=["before anybody listens", "once it is closed"],
 )
-def test_without_an_end_all_goes_the_ordinary_way(sock, protocol):
+def test_without_a_parser_everything_takes_the_ordinary_way(sock, protocol):
     transport = SimpleNamespace(_sock=sock, get_protocol=lambda: protocol)
     assert receive(transport, lambda: (b"x", None)) == (b"x", None)
 
 
-def test_tls_begins_the_ordinary_way(line, monkeypatch):
+def test_tls_starts_the_ordinary_way(line, monkeypatch):
     """What it has deciphered and nobody has taken, no selector tells of."""
     transport, _, far = line
     monkeypatch.setattr(module.ssl, "SSLSocket", socket.socket)
@@ -284,7 +284,7 @@ def test_tls_begins_the_ordinary_way(line, monkeypatch):
     assert receive(transport, lambda: (b"ordinary", None)) == (b"ordinary", None)
 
 
-def test_connections_that_are_opened_from_now_on_read_in_place():
+def test_later_connections_read_in_place():
     made = SimpleNamespace(_sock_recv=lambda: (b"", None))
 
     async def build():
@@ -372,14 +372,14 @@ def answer(version, *topics):
     return SimpleNamespace(API_VERSION=version, responses=found)
 
 
-def test_without_ids_requests_stay_as_they_are(ids, fetcher):
+def test_without_ids_requests_are_unchanged(ids, fetcher):
     ids.set_id(A, None)
     request = asked(fetcher)
     assert request._max_version == 12
     assert named(request.topics) == [("t", None, [0, 1])]
 
 
-def test_partitions_are_asked_for_by_the_id_of_their_claim(ids, fetcher):
+def test_partitions_are_fetched_by_the_id_of_their_claim(ids, fetcher):
     fetcher.wanted = [A, B, C]
     fetcher.forgotten = [TopicPartition("u", 4)]
     ids.set_id(A, OLD.bytes)
@@ -395,7 +395,7 @@ def test_partitions_are_asked_for_by_the_id_of_their_claim(ids, fetcher):
     assert named(request.forgotten_topics_data) == [("u", OTHER, [4])]
 
 
-def test_answers_get_the_names_that_were_asked_for(ids, fetcher):
+def test_responses_get_the_requested_names(ids, fetcher):
     ids.set_id(A, OLD.bytes)
     ids.set_id(B, NEW.bytes)
     asked(fetcher)
@@ -427,14 +427,14 @@ def test_a_partition_without_a_topic_of_its_id_is_reported_once(ids, fetcher, co
     ids.raise_refused([A, B])
 
 
-def test_brokers_that_know_no_ids_in_fetches_are_answered_by_name(ids, fetcher):
+def test_old_brokers_answer_by_name(ids, fetcher):
     ids.set_id(A, OLD.bytes)
     asked(fetcher)
     fetcher._handle_fetch_response(1, {}, 0, answer(12, ("t", 0, 0)))
     assert [topic.topic for topic in fetcher.taken[0].responses] == ["t"]
 
 
-def test_another_id_of_a_partition_is_told(ids):
+def test_setting_another_id_is_reported(ids):
     assert not ids.set_id(A, None)
     assert not ids.set_id(A, OLD.bytes)
     assert not ids.set_id(A, OLD.bytes)
@@ -443,6 +443,6 @@ def test_another_id_of_a_partition_is_told(ids):
     assert ids.wanted == {}
 
 
-def test_a_kafka_python_of_another_make_is_refused(ids):
+def test_an_unknown_kafka_python_is_refused(ids):
     with pytest.raises(ConfigurationError, match=r"kafka-python 3\.0"):
         fetch_by_id(SimpleNamespace(_fetcher=object(), _cluster=Known()), ids)

@@ -14,7 +14,7 @@ TOKEN = Token(1, 0, 5)
     ("span", "told"),
     [((3, 9), "outside its log, which has offsets 3 to 9."), ((-1, -1), "its log.")],
 )
-def test_a_position_outside_names_the_log_and_what_to_run(span, told):
+def test_a_position_outside_the_log_names_the_range_and_the_command(span, told):
     start, end = span
     error = outside_error(A, 12, what="is outside its log", start=start, end=end)
     assert f"Position 12 of {A}" in str(error)
@@ -32,7 +32,7 @@ def places():
     return made
 
 
-def test_what_stays_assigned_keeps_its_place(places):
+def test_remaining_partitions_keep_their_position(places):
     places.seek(A, 7, token=TOKEN, topic_id=b"id")
     places.pause([A, B])
     places.assign([C, A])
@@ -44,14 +44,14 @@ def test_what_stays_assigned_keeps_its_place(places):
     assert (places.next, places.tokens, places.paused) == ({}, {}, set())
 
 
-def test_only_what_is_known_is_paused_and_resumed(places):
+def test_only_assigned_partitions_are_paused_and_resumed(places):
     assert places.pause([A, C]) == [A]
     assert places.resume([B, C, A]) == [A]
     assert places.resume([A]) == []
     assert not places.paused
 
 
-def test_a_place_is_an_offset_of_what_is_assigned(places):
+def test_a_seek_needs_an_assigned_partition_and_an_offset(places):
     with pytest.raises(InvalidTransition, match="u-0: it is not assigned"):
         places.seek(C, 0, token=None)
     with pytest.raises(InvalidTransition, match="seek to -1 in t-0"):
@@ -59,7 +59,7 @@ def test_a_place_is_an_offset_of_what_is_assigned(places):
     assert places.next == {A: None, B: None}
 
 
-def test_all_need_a_place_before_a_poll(places):
+def test_a_poll_needs_all_positions(places):
     places.seek(A, 0, token=None)
     with pytest.raises(InvalidTransition, match="t-1 is new"):
         places.require_all()

@@ -224,7 +224,7 @@ def test_settings_travel_to_other_processes():
         ("zzz", None),
     ],
 )
-def test_an_unknown_option_names_one_that_resembles_it(name, near):
+def test_an_unknown_option_names_the_nearest_one(name, near):
     with pytest.raises(ConfigurationError, match=f"option '{name}'") as caught:
         ConnectionSettings("a:1", options={name: "x"})
     assert caught.value.setting == name

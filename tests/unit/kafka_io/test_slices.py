@@ -80,7 +80,7 @@ def values(part, span=(0, END)):
     return found
 
 
-def test_a_fetch_comes_as_a_whole_and_the_next_is_asked_for_meanwhile():
+def test_a_fetch_is_returned_whole_and_the_next_is_sent_meanwhile():
     part = fetched(batch(0, b"a", b"b"), batch(2, b"c"))
     assert part
     (whole,) = part.take(1)
@@ -89,7 +89,7 @@ def test_a_fetch_comes_as_a_whole_and_the_next_is_asked_for_meanwhile():
     assert not part, "kafka-python fetches more"
 
 
-def test_at_the_end_of_a_range_nothing_more_is_asked_for():
+def test_at_the_end_of_a_range_nothing_more_is_fetched():
     part = fetched(batch(0, b"a", b"b"), batch(2, b"c"), batch(3, b"d"), end=2)
     assert values(part) == [b"a", b"b"], "and nothing behind is looked at"
     assert part, "kafka-python believes that there is more"
@@ -109,7 +109,7 @@ def test_a_cut_batch_at_the_end_of_a_fetch_is_for_the_next_one():
     assert part.next_fetch_offset == 1
 
 
-def test_aborted_records_and_markers_are_passed():
+def test_aborted_records_and_markers_are_skipped():
     aborted = [SimpleNamespace(first_offset=0, producer_id=5)]
     log = (
         batch(0, b"lost", producer=5),
@@ -124,7 +124,7 @@ def test_aborted_records_and_markers_are_passed():
     assert values(fetched(*log)) == [b"lost", b"kept", b"again"]
 
 
-def test_a_fetch_without_a_record_is_passed_wherever_the_range_ends():
+def test_a_fetch_without_records_is_skipped_wherever_the_range_ends():
     marker = batch(0, b"", producer=5, key=COMMIT, flags=CONTROL)
     for end in (1, END):
         part = fetched(marker, end=end)
@@ -132,14 +132,14 @@ def test_a_fetch_without_a_record_is_passed_wherever_the_range_ends():
         assert (part.next_fetch_offset, bool(part)) == (1, False)
 
 
-def test_a_wrong_checksum_is_told():
+def test_a_wrong_checksum_raises():
     wrong = bytearray(batch(0, b"value"))
     wrong[-2] ^= 1
     with pytest.raises(CorruptRecordError, match=r"offset 0 of .*checksum"):
         fetched(bytes(wrong)).take(1)
 
 
-def test_batches_go_on_in_groups_of_a_bounded_size(monkeypatch):
+def test_groups_of_batches_are_bounded(monkeypatch):
     monkeypatch.setattr(module, "CHUNK_BYTES", 100)
     part = fetched(*(batch(at, bytes(40)) for at in range(5)), batch(5, bytes(400)))
     (whole,) = part.take(1)
@@ -152,7 +152,7 @@ def test_batches_go_on_in_groups_of_a_bounded_size(monkeypatch):
     assert sizes == [3, 2]
 
 
-def test_compression_and_the_brokers_time_are_seen():
+def test_compression_and_append_time_are_handled():
     part = fetched(batch(0, b"a" * 99, compression=1, flags=APPEND_TIME))
     ((group,),) = [whole.groups for whole in part.take(1)]
     rows = group((0, END), with_headers=True)
@@ -177,7 +177,7 @@ def test_records_of_old_brokers_are_read_one_by_one(magic):
     assert part.next_fetch_offset == 4
 
 
-def test_what_is_asked_for_follows_what_is_left():
+def test_the_fetch_limit_follows_the_rest_of_the_range():
     aim = FetchTarget()
     aim.take((0, 1_000_000))
     assert aim.config["max_partition_fetch_bytes"] == module.FETCH_BYTES_FIRST
@@ -191,14 +191,14 @@ def test_what_is_asked_for_follows_what_is_left():
     assert aim.config["max_partition_fetch_bytes"] == 65_536
 
 
-def test_an_end_within_a_fetch_tells_nothing_of_the_size_of_records():
+def test_a_partly_used_fetch_does_not_set_the_record_size():
     aim = FetchTarget()
     fetched(batch(0, b"a"), batch(1, b"b"), end=1, aim=aim).take(1)
     aim.update_record_size(10, 0)
     assert aim.bytes_each is None
 
 
-def test_a_consumer_hands_on_fetches():
+def test_a_patched_consumer_returns_fetches():
     aim = FetchTarget(config={"max_partition_fetch_bytes": 5})
     fetcher = SimpleNamespace(config={"max_partition_fetch_bytes": 9, "other": 1})
     fetch_batches(SimpleNamespace(_fetcher=fetcher), aim)
@@ -210,7 +210,7 @@ def test_a_consumer_hands_on_fetches():
     assert part.aim is aim
 
 
-def test_the_release_in_use_is_known_and_others_are_not():
+def test_the_release_in_use_is_supported():
     assert is_supported()
     assert not is_supported("3.1.0")
 
@@ -239,7 +239,7 @@ class Reader:
         self.place = None
         self.assigned = []
 
-    def aim(self, partition, span, *, topic_id):
+    def start(self, partition, span, *, topic_id):
         self.assigned = [partition]
         self.place = span[0]
 
@@ -271,29 +271,29 @@ def read(*fetches, span, **more):
     return found
 
 
-def test_a_range_is_read_to_its_end_and_no_further():
+def test_a_range_is_read_exactly_to_its_end():
     found = read(([[2, 3], [4]], 5), ([[5, 6]], 7), span=(3, 6), timeout_ms=60_000)
     assert [rows.offsets for rows in found] == [[3], [4], [5]]
     assert found[0].headers is None
     assert read(span=(3, 3)) == []
 
 
-def test_headers_come_where_they_are_asked_for():
+def test_headers_are_returned_on_request():
     (rows,) = read(([[0]], 1), span=(0, 1), with_headers=True)
     assert rows.headers == [()]
 
 
-def test_gaps_are_passed_where_the_reader_passes_them():
+def test_gaps_are_skipped():
     found = read(([[0]], 1), ([], 3), ([[9]], 10), span=(0, 5), timeout_ms=60_000)
     assert [rows.offsets for rows in found] == [[0]]
 
 
-def test_what_does_not_come_is_told():
+def test_missing_progress_raises():
     with pytest.raises(DeadlineExceeded, match="up to offset 5"):
         read(([[0]], 1), span=(0, 5))
 
 
-def test_a_log_that_stays_silent_is_asked_whether_it_reaches_the_end(monkeypatch):
+def test_a_silent_log_is_checked_for_its_end(monkeypatch):
     monkeypatch.setattr(module, "CHECK_MS", 0)
     with pytest.raises(PositionError, match="short"):
         read(([[0]], 1), span=(0, 5), timeout_ms=60_000)
@@ -330,11 +330,11 @@ def beneath(consumer, span=(3, 9), **more):
         ConnectionSettings("b:1"), isolation_level="read_committed", client_rack=""
     )
     found._consumer = consumer
-    found.aim(T0, span, **more)
+    found.start(T0, span, **more)
     return found
 
 
-def test_a_log_that_was_cut_off_is_told_by_our_own_error():
+def test_a_truncated_log_raises_a_position_error():
     """A reader that is used again raises what kafka-python found in between."""
     fault = LogTruncationError({KafkaTopicPartition("t", 0): None})
     reader = beneath(Consumer(fault=fault))
@@ -343,7 +343,7 @@ def test_a_log_that_was_cut_off_is_told_by_our_own_error():
     assert (caught.value.requested, caught.value.log_end) == (3, 5)
 
 
-def test_only_a_log_whose_leader_ends_below_a_range_is_short():
+def test_only_the_leaders_end_shows_a_short_log():
     beneath(Consumer(highwater=9)).require_range(T0, (3, 9))
     beneath(Consumer(ends=9)).require_range(T0, (3, 9))
     with pytest.raises(PositionError) as caught:
@@ -351,7 +351,7 @@ def test_only_a_log_whose_leader_ends_below_a_range_is_short():
     assert caught.value.log_end == 5
 
 
-def test_the_topic_of_a_range_is_the_one_that_was_planned():
+def test_a_replaced_topic_is_not_read():
     one, other = UUID(int=1), UUID(int=2)
     beneath(Consumer(topic_id=one, highwater=9), topic_id=one.hex).require_range(
         T0, (3, 9)
@@ -371,7 +371,7 @@ def test_the_topic_of_a_range_is_the_one_that_was_planned():
     assert reader.take(1) == (), "the broker may not know it yet"
 
 
-def test_the_reader_beneath_aims_before_it_reads(monkeypatch):
+def test_the_range_is_set_before_the_first_fetch(monkeypatch):
     hooked = []
     monkeypatch.setattr(module.KafkaDataReader, "_new_consumer", lambda _: "a consumer")
     monkeypatch.setattr(module, "read_in_place", hooked.append)
@@ -379,13 +379,13 @@ def test_the_reader_beneath_aims_before_it_reads(monkeypatch):
     reader = module._RangeReader(
         ConnectionSettings("b:1"), isolation_level="read_committed", client_rack=""
     )
-    reader.aim(T0, (3, 9))
+    reader.start(T0, (3, 9))
     assert (reader.position_of(T0), reader._aim.end) == (3, 9)
     assert reader._new_consumer() == "a consumer"
     assert hooked == ["a consumer", ("a consumer", reader._aim)]
 
 
-def test_records_are_taken_of_a_release_that_is_not_known(monkeypatch):
+def test_an_unsupported_release_returns_records(monkeypatch):
     hooked = []
     monkeypatch.setattr(module, "is_supported", lambda: False)
     monkeypatch.setattr(module.KafkaDataReader, "_new_consumer", lambda _: "a consumer")
@@ -406,7 +406,7 @@ def test_records_are_taken_of_a_release_that_is_not_known(monkeypatch):
     assert rows == Slice([4], [5], [1], [b"k"], [b"v"], [(("h", b"x"),)])
 
 
-def test_a_process_keeps_one_reader_for_each_way_to_connect(monkeypatch):
+def test_a_process_keeps_one_reader_for_each_connection(monkeypatch):
     made = []
 
     class Kept:

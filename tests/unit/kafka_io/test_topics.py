@@ -33,7 +33,7 @@ def with_configs(**changes):
 
 
 @pytest.mark.parametrize("broker_count", [1, 2, 3, 9])
-def test_what_we_make_is_right(broker_count):
+def test_our_own_topic_has_no_problems(broker_count):
     made = attrs.evolve(
         GOOD,
         replication=min(3, broker_count),
@@ -146,7 +146,7 @@ def test_no_topic_id_is_none(raw):
     assert described(row(topic_id=raw)).topic_id is None
 
 
-def test_missing_topic_is_no_error_and_others_are():
+def test_only_a_missing_topic_is_no_error():
     missing = row(error_code=kafka_errors.UnknownTopicOrPartitionError.errno)
     assert not described(missing).exists
     refused = row(error_code=kafka_errors.TopicAuthorizationFailedError.errno)

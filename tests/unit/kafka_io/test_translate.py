@@ -85,13 +85,13 @@ def test_wrapped_errors_are_unwrapped():
     assert type(told(kafka_errors.KafkaError("[Error x]"))) is CoordinationError
 
 
-def test_our_own_errors_stay():
+def test_own_errors_are_returned_unchanged():
     ours = TopicMisconfigured("x")
     assert told(ours) is ours
 
 
 @pytest.mark.parametrize("access", BOTH)
-def test_every_error_is_told(access):
+def test_every_error_is_translated(access):
     """Nothing that kafka-python defines falls through the table."""
     kinds = [
         kind
@@ -108,21 +108,21 @@ def test_every_error_is_told(access):
             assert made.retriable, kind
 
 
-def test_a_port_that_takes_no_login_is_told_apart_from_a_wrong_password():
+def test_a_port_without_sasl_is_not_reported_as_a_wrong_password():
     made = told(kafka_errors.IllegalSaslStateError())
     assert type(made) is LogUnreadable
     assert "the port at a:1, b:2 takes no login" in str(made)
     assert "security_protocol" in str(made)
 
 
-def test_a_refused_login_says_so_and_what_to_check():
+def test_a_refused_login_names_what_to_check():
     made = told(kafka_errors.SaslAuthenticationFailedError("x"))
     assert type(made) is LogUnreadable
     assert "failed: the broker refused the login (" in str(made)
     assert "password" in str(made)
 
 
-def test_faults_speak_of_brokers_and_clients_and_not_of_us():
+def test_fault_messages_are_impersonal():
     known = [each for each in vars(faults).values() if isinstance(each, faults.Fault)]
     assert len(known) > 10
     for fault in known:

@@ -25,13 +25,13 @@ def without(monkeypatch):
     monkeypatch.setitem(sys.modules, "confluent_kafka", None)
 
 
-def test_fast_where_it_can_be_used():
+def test_fast_if_possible():
     choice = choose(settings())
     assert (choice.name, choice.reason) == ("fast", "confluent-kafka is installed")
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS[1:])
-def test_what_is_asked_for(transport):
+def test_the_transport_in_the_settings_is_used(transport):
     assert choose(settings(transport)).name == transport
 
 
@@ -46,7 +46,7 @@ def test_not_installed():
     assert caught.value.setting == "transport"
 
 
-def test_an_option_that_rules_it_out():
+def test_an_unsupported_option_rules_fast_out():
     choice = choose(settings(proxy_url="socks5://a:1"))
     assert choice.name == "kafka-python"
     assert "proxy_url" in choice.reason
@@ -73,5 +73,5 @@ def test_the_choice_is_logged_and_nobody_answers(transport, caplog):
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_data_logs_connect_when_asked(transport):
+def test_data_logs_connect_at_the_first_query(transport):
     open_data_log(settings(transport)).close(1_000)

@@ -75,7 +75,7 @@ def new_writer(outlets, *, heartbeat_interval_ms):
     return Writer(
         ConnectionSettings("a:1"),
         connect=outlets.connect,
-        told=told,
+        translate=told,
         heartbeat_interval_ms=heartbeat_interval_ms,
         timeout_ms=60_000,
     )
@@ -161,7 +161,7 @@ def test_overdue_append_fails_for_good_and_replaces_the_producer(outlets):
     writer.close(1_000)
 
 
-def test_what_a_failed_producer_holds_is_given_up(writer, outlets):
+def test_pending_appends_of_a_failed_producer_are_abandoned(writer, outlets):
     """Whatever becomes of it, its successor does not wait, and is not spoilt."""
     slow = writer.append(0, b"slow")
     writer.append(1, b"failed")
@@ -169,7 +169,7 @@ def test_what_a_failed_producer_holds_is_given_up(writer, outlets):
     writer.watch()
     until(lambda: writer.config is not outlets[0].config)
     assert slow.is_done()
-    assert "given up" in str(slow.error())
+    assert "abandoned" in str(slow.error())
     outlets[0].finish(0, kafka_errors.KafkaTimeoutError("purged"))
     assert not writer.append(0, b"on").is_done()
     outlets[0].finish(0, 3)
@@ -179,7 +179,7 @@ def test_what_a_failed_producer_holds_is_given_up(writer, outlets):
     assert len(outlets) == 2
 
 
-def test_nothing_overtakes_an_append_of_a_sound_producer(writer, outlets):
+def test_nothing_overtakes_an_append_of_a_healthy_producer(writer, outlets):
     slow = writer.append(0, b"slow")
     writer.configure(12_000, timeout_ms=60_000)
     # Partition 1 goes on at once, partition 0 when its append has an outcome.
@@ -195,7 +195,7 @@ def test_nothing_overtakes_an_append_of_a_sound_producer(writer, outlets):
     assert not outlets[0].is_dropped
 
 
-def test_what_is_held_for_too_long_is_never_sent(outlets):
+def test_an_append_queued_for_too_long_is_never_sent(outlets):
     writer = new_writer(outlets, heartbeat_interval_ms=200)
     outlets.unreachable = 10_000
     writer.append(0, b"x")
@@ -212,7 +212,7 @@ def test_what_is_held_for_too_long_is_never_sent(outlets):
     writer.close(1_000)
 
 
-def test_no_more_is_held_than_there_is_room_for(writer, outlets, monkeypatch):
+def test_the_queue_is_bounded(writer, outlets, monkeypatch):
     monkeypatch.setattr(module, "QUEUE_MAX", 2)
     outlets.unreachable = 10_000
     writer.append(0, b"x")
@@ -224,7 +224,7 @@ def test_no_more_is_held_than_there_is_room_for(writer, outlets, monkeypatch):
     assert all("closed" in str(append.error()) for append in held[:2])
 
 
-def test_renewal_goes_on_until_the_cluster_answers(writer, outlets):
+def test_renewal_retries_until_the_cluster_answers(writer, outlets):
     outlets.unreachable = 3
     writer.append(0, b"x")
     outlets[0].finish(0, kafka_errors.KafkaConnectionError("gone"))
@@ -242,7 +242,7 @@ def test_send_that_is_refused_does_not_raise(writer, outlets):
     assert len(outlets) == 1
 
 
-def test_what_waits_goes_on_after_one_that_is_refused(writer, outlets):
+def test_a_refused_append_does_not_block_the_others(writer, outlets):
     writer.append(0, b"slow")
     writer.configure(12_000, timeout_ms=60_000)
     held = [writer.append(0, b"%d" % number) for number in range(3)]

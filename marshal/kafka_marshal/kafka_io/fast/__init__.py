@@ -1,5 +1,5 @@
 """The fast transport: the same ports over confluent-kafka (librdkafka).
 
-Optional (extra ``fast``). Only ``settings`` may be imported without it, which is
-how ``kafka_io.transport`` finds out whether the others can be used.
+Optional (extra ``fast``). Only ``settings`` can be imported without the extra;
+``kafka_io.transport`` uses it to choose a transport.
 """

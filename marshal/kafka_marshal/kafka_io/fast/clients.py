@@ -36,12 +36,12 @@ from kafka_marshal.kafka_io.fast.settings import fast_config
 from kafka_marshal.kafka_io.settings import ConnectionSettings
 
 ASK_INTERVAL_S = 0.25
-# Longer than the death of a broker and of the leading controller usually takes:
-# brokers' sessions last 9 s by default.
+# Longer than failover of a broker and the active controller usually takes: broker
+# sessions last 9 s by default.
 ASKED_FOR_S = 20.0
-# One request each: of more topics, some are asked about each time.
+# One request each; more topics take turns.
 TOPICS_AT_ONCE = 8
-# The question is sent in this time; the answer is taken whenever it comes.
+# Enough to send the request; librdkafka handles the response whenever it arrives.
 _SENT_S = 0.001
 LOSSES = (
     KafkaError._ALL_BROKERS_DOWN,  # noqa: SLF001 - its public names
@@ -50,16 +50,16 @@ LOSSES = (
 )
 LOGGER = "kafka_marshal.librdkafka"
 _LOGGER = logging.getLogger(LOGGER)
-# Parts of debug lines. Were they worded otherwise, opening would wait longer.
+# Parts of debug lines. If they were worded differently, opening would take longer.
 _PID_REQUESTED, _PID_ACQUIRED = "Coordinator not up", "Acquired PID"
-# The line about a topic's id, the first one included. Its words have been the same
-# from release 2.6 on; a reader takes no records of a topic whose id it was not told.
+# Debug line about a topic's id, the same since release 2.6, also for the first id. A
+# reader accepts no records of a topic without such a line.
 _TOPIC_ID = re.compile(r"Topic (\S+) changed id from \S* to ([A-Za-z0-9+/]{22})\b")
-# Debug lines that are needed for that: one or two for each partition and request for
-# metadata, none for records.
+# The debug context of that line: one or two lines for each partition and metadata
+# request, none for records.
 TOPIC_IDS = {"debug": "topic"}
-# librdkafka wants a group even where partitions are assigned and nothing is
-# committed. It only looks for the group's coordinator.
+# librdkafka requires a group even for assigned partitions without commits. It only
+# finds the group's coordinator.
 GROUP_ID = "kafka-marshal-assigned"
 _REFUSALS = (
     KafkaError._AUTHENTICATION,  # noqa: SLF001 - its public name
@@ -70,42 +70,32 @@ _live: dict[int, Any] = {}
 
 
 class LeaderSearch:
-    """When to ask for leaders, of one client. To be used by whoever polls it.
+    """Schedule of metadata requests of one client, for the thread that polls it.
 
-    A consumer can be asked by nobody else: its binding lets only one call go on at
-    a time, and those of a thread that polls all the time come first.
+    No other thread could send them: the binding serialises calls on a consumer, and a
+    thread that polls all the time would always come first.
     """
 
     __slots__ = ("_ask_at_s", "_clock_s", "_first", "_until_s")
 
     def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
-        """Begin without a loss.
-
-        Args:
-            clock_s: What time it is, in seconds.
-        """
         self._clock_s = clock_s
         self._until_s = 0.0
         self._ask_at_s = 0.0
         self._first = 0
 
     def start(self) -> None:
-        """Take that a broker was lost."""
+        """Start asking after the loss of a broker."""
         self._until_s = self._clock_s() + ASKED_FOR_S
 
     def max_wait_s(self, wait_s: float) -> float:
-        """Return how long to wait for records at most, so that asking goes on."""
+        """Limit a wait for records so that requests go out in time."""
         return min(wait_s, ASK_INTERVAL_S) if self._until_s else wait_s
 
     def ask_if_due(self, handle: Any, topics: Collection[str]) -> None:
-        """Ask who leads partitions of these topics, where that is due.
+        """Request metadata of these topics if due, without waiting for the response.
 
-        It does not wait for answers, and costs next to nothing where no broker
-        was lost of late.
-
-        Args:
-            handle: confluent-kafka's object.
-            topics: The topics; few of very many are asked about each time.
+        Costs next to nothing unless a broker was lost recently.
         """
         if not self._until_s:
             return
@@ -118,13 +108,13 @@ class LeaderSearch:
             return
         first = self._first if self._first < len(topics) else 0
         for topic in islice(topics, first, first + TOPICS_AT_ONCE):
-            with suppress(KafkaException):  # late, as it has to be
+            with suppress(KafkaException):  # always times out
                 handle.list_topics(topic, timeout=_SENT_S)
         self._first = first + TOPICS_AT_ONCE
 
 
 def _keep_in_child() -> None:
-    """See that no handle of the parent is ever destroyed in this child."""
+    """Keep all handles of the parent alive in this child."""
     for handle in _live.values():
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(handle))
     _live.clear()
@@ -135,19 +125,18 @@ os.register_at_fork(after_in_child=_keep_in_child)
 
 @attrs.define(eq=False)
 class Client:
-    """A client of librdkafka, and what it told of its connections.
+    """A client of librdkafka and what it has reported.
 
     Attributes:
         handle: confluent-kafka's object.
-        refusal: The last refusal that no further attempt will change, or None.
-        requests_pid: Whether a producer knows the brokers, and looks for one that
-            numbers its records.
-        has_pid: Whether it has been given numbers.
-        leaders: Asks for new leaders after a loss, by whoever polls.
-        topic_ids: Id of each topic that is read, where ``TOPIC_IDS`` are asked for.
-            A line about one comes before all records of the topic of that id, because
-            it goes through the same queue, and before the first fetch by that id.
-        is_outdated: Whether a topic has got another id since the client was made.
+        refusal: Last permanent refusal, or None.
+        requests_pid: Set when a producer knows the brokers and requests an id.
+        has_pid: Set when it has a producer id.
+        leaders: Search for new leaders, for the polling thread.
+        topic_ids: Ids of topics, with the configuration ``TOPIC_IDS``. An id is set
+            before all records of that topic, because its log line goes through the same
+            queue, and before the first fetch by that id.
+        is_outdated: Whether the id of a topic has changed.
     """
 
     handle: Any = None
@@ -159,35 +148,35 @@ class Client:
     is_outdated: bool = False
 
     def on_topic_id(self, topic: str, topic_id: bytes) -> None:
-        """Take the id by which a topic is fetched from now on."""
+        """Set the id by which a topic is fetched from now on."""
         if self.topic_ids.setdefault(topic, topic_id) != topic_id:
             self.topic_ids[topic] = topic_id
             self.is_outdated = True
 
     def on_error(self, error: Any) -> None:
-        """Take a report of librdkafka, which comes while the client is polled."""
+        """Handle an error reported while the client is polled."""
         if error.code() in _REFUSALS:
             self.refusal = KafkaException(error)
         elif error.code() in LOSSES:
             self.leaders.start()
 
     def release(self) -> None:
-        """Drop the last reference: the handle is destroyed, which may take a while.
+        """Drop the last reference, which destroys the handle.
 
-        To be called on a thread that nobody waits for.
+        This may block; call it on a background thread.
         """
         handle, self.handle = self.handle, None
         _live.pop(id(handle), None)
 
 
 class _Log:
-    """Hands log lines on, and takes from them what nothing else tells."""
+    """Forwards log lines, and extracts what is reported nowhere else."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
 
     def log(self, level: int, text: str, *values: object) -> None:
-        """Take a line, while the client is polled."""
+        """Handle a line, while the client is polled."""
         line = text % values
         renamed = _TOPIC_ID.search(line)
         if renamed is not None:
@@ -210,7 +199,7 @@ def _new_client(
     whole = {
         "allow.auto.create.topics": False,
         "error_cb": client.on_error,
-        # Half of this, at least 11 ms, it waits before it connects to a leader.
+        # It waits half of this, at least 11 ms, before it connects to a leader.
         "reconnect.backoff.ms": 20,
         **fast_config(settings),
         **config,
@@ -221,14 +210,13 @@ def _new_client(
 
 
 def new_consumer(settings: ConnectionSettings, config: Mapping[str, Any]) -> Client:
-    """Make a consumer for assigned partitions, without a group of its own.
+    """Return a consumer for assigned partitions, which connects in the background.
 
-    It connects in the background. PROTOCOL 2.1: no commits, and no silent
-    jump where an offset does not exist.
+    PROTOCOL 2.1: no commits, and no silent jump to another offset.
 
     Args:
-        settings: Where the cluster is.
-        config: More settings of librdkafka.
+        settings: Connection.
+        config: More configuration of librdkafka.
 
     Raises:
         ConfigurationError: An option has no equivalent in librdkafka.
@@ -240,7 +228,7 @@ def new_consumer(settings: ConnectionSettings, config: Mapping[str, Any]) -> Cli
         "enable.auto.offset.store": False,
         "auto.offset.reset": "error",
         "fetch.min.bytes": 1,
-        # Where its queue is full it looks again after this; a second by default.
+        # Pause while its queue is full; a second by default.
         "fetch.queue.backoff.ms": 10,
         "fetch.error.backoff.ms": 100,
     }
@@ -248,11 +236,11 @@ def new_consumer(settings: ConnectionSettings, config: Mapping[str, Any]) -> Cli
 
 
 def new_producer(settings: ConnectionSettings, config: Mapping[str, Any]) -> Client:
-    """Make an idempotent producer; it connects in the background.
+    """Return an idempotent producer, which connects in the background.
 
     Args:
-        settings: Where the cluster is.
-        config: More settings of librdkafka.
+        settings: Connection.
+        config: More configuration of librdkafka.
 
     Raises:
         ConfigurationError: An option has no equivalent in librdkafka.
@@ -263,10 +251,7 @@ def new_producer(settings: ConnectionSettings, config: Mapping[str, Any]) -> Cli
 
 
 def close_consumer(client: Client) -> threading.Thread:
-    """Close a consumer on a thread that nobody need wait for.
-
-    In a forked_error child nothing may be closed; whoever calls this sees to it.
-    """
+    """Close a consumer on a background thread. Never call it in a forked child."""
 
     def close() -> None:
         client.handle.close()

@@ -4,9 +4,9 @@ As with kafka-python, defaults would be wrong (PROTOCOL 2.1): librdkafka hides o
 transactions, jumps to the end of the log where its position is gone, and counts types
 of timestamps from 1 where the wire counts from 0.
 
-Two handles: one fetches, the other asks. A broker answers the requests of a connection
-in turn, so a question would wait behind a fetch that waits for records. Any thread may
-ask, several at once.
+Two handles: one fetches, the other queries offsets. A broker answers the requests of a
+connection in turn, so a query would wait behind a fetch that waits for records. Any
+thread may query, several at once.
 """
 
 import threading
@@ -43,31 +43,31 @@ from kafka_marshal.kafka_io.topiclog import (
 from kafka_marshal.kafka_io.writer import LINGER_MS, OVERDUE_GRACE_MS, Connect, Outlet
 from kafka_marshal.protocol.types import LogEntry
 
-# How long one look for outcomes waits; an outcome ends it at once.
+# Longest wait of one poll for outcomes; an outcome ends it at once.
 _POLL_S = 0.25
-# A new cluster may need a second for the first producer of its life.
+# A new cluster may need a second for its first producer id.
 _PID_WAIT_S = 1.5
 _FATAL = KafkaError._FATAL  # noqa: SLF001 - its public name
 _EOF = KafkaError._PARTITION_EOF  # noqa: SLF001 - its public name
-# The place of a partition is not in its log; nothing more is fetched of it.
+# The position is outside the log; nothing more is fetched of the partition.
 _OUT_OF_PLACE = (
     KafkaError._AUTO_OFFSET_RESET,  # noqa: SLF001
     KafkaError._LOG_TRUNCATION,  # noqa: SLF001
     KafkaError.OFFSET_OUT_OF_RANGE,
 )
-# A message and an entry each: less than the 700 objects after which Python looks for
-# cycles. With thousands at a time, and all that is kept of a world, a cold start spent
-# a quarter of its time on that, and read each message from memory and not from cache.
+# A message and an entry each: below the 700 new objects that start Python's garbage
+# collector. With thousands at a time a cold start spent a quarter of its time in the
+# collector, and read each message from memory instead of the cache.
 AT_ONCE = 300
-# One attempt of a question; after each, reports of refusals are looked at.
+# One attempt of a query; refusals are checked after each.
 _QUERY_S = 2.0
 _RETRY_S = 0.05
-# Longer than a question goes on once the log is closed.
+# Longer than queries take to end after close().
 _QUERIES_S_MAX = 3 * _QUERY_S
 
 
 def writer_config(timeouts: Mapping[str, int]) -> dict[str, Any]:
-    """Return what the producer is made with (PROTOCOL 2.1).
+    """Return the configuration of the producer (PROTOCOL 2.1).
 
     Args:
         timeouts: Request and delivery timeout, as kafka-python names them.
@@ -77,8 +77,8 @@ def writer_config(timeouts: Mapping[str, int]) -> dict[str, Any]:
         "enable.idempotence": True,
         "linger.ms": LINGER_MS,
         "compression.type": "none",
-        # The broker is told the first, and the second is when its answer is overdue:
-        # by default a leader that stands still would be waited for until the end.
+        # The first is sent to the broker; the second ends the wait for its response. By
+        # default a stalled leader would block until the delivery timeout.
         "request.timeout.ms": timeouts["request_timeout_ms"],
         "socket.timeout.ms": timeouts["request_timeout_ms"] + OVERDUE_GRACE_MS,
         "delivery.timeout.ms": timeouts["delivery_timeout_ms"],
@@ -86,7 +86,7 @@ def writer_config(timeouts: Mapping[str, int]) -> dict[str, Any]:
 
 
 class FastOutlet(Outlet):
-    """One producer with a thread that collects the outcomes of its sends.
+    """One producer with a thread that polls for outcomes.
 
     Attributes:
         collector: The thread.
@@ -99,16 +99,16 @@ class FastOutlet(Outlet):
         *,
         timeout_ms: int,
     ) -> None:
-        """Connect, learn the topic's partitions, and have records numbered.
+        """Connect, fetch the topic's metadata, and wait for a producer id.
 
-        In this order and no sooner: who asks for a topic while librdkafka does not
-        know the brokers has it look for one that numbers records every 500 ms only,
-        and who asks for nothing the same. The first append would take that long.
+        In this order: a metadata request before librdkafka knows the brokers, or none
+        at all, makes it retry the producer id every 500 ms only, and the first append
+        would take that long.
 
         Args:
-            settings: Where the cluster is, and the topic's name.
+            settings: Connection and name of the topic.
             timeouts: Request and delivery timeout, as kafka-python names them.
-            timeout_ms: When to give up.
+            timeout_ms: Limit for the whole call.
 
         Raises:
             KafkaException: No connection could be made, or librdkafka does not
@@ -120,7 +120,7 @@ class FastOutlet(Outlet):
         self.config = writer_config(timeouts)
         self._client = new_producer(settings, self.config)
         self._is_over = threading.Event()
-        # The fault after which the producer does nothing more; then the event.
+        # The fatal error of the producer; set before the event.
         self._fatal: Exception | None = None
         self._has_failed = threading.Event()
         self.collector = threading.Thread(
@@ -162,39 +162,38 @@ class FastOutlet(Outlet):
         except KafkaException as error:
             if error.args[0].code() != _FATAL:
                 raise
-            # Reported rather than raised, so that the writer makes a fresh one.
-            # The collector is told of the cause in a moment.
+            # Report instead of raising, so that the writer replaces the producer. The
+            # collector gets the cause in a moment.
             self._has_failed.wait(timeout=_POLL_S)
             report(self._fatal or error)
 
     def end(self) -> threading.Thread:
-        """Flush and let go on a thread that has bounds of its own."""
+        """Flush and close in the background, within the delivery timeout."""
         thread = threading.Thread(target=self._end, name="marshal-close", daemon=True)
         thread.start()
         return thread
 
     def drop(self) -> threading.Thread:
-        """Have the collector let go, of what is under way too."""
+        """Make the collector destroy the producer with its pending sends."""
         self._is_over.set()
         return self.collector
 
     def _collect(self) -> None:
-        """Have outcomes reported until all is over; then destroy the producer."""
+        """Poll for outcomes until the end, then destroy the producer."""
         handle = self._client.handle
         while not self._is_over.is_set():
             try:
                 self._client.leaders.ask_if_due(handle, (self._topic,))
                 handle.poll(_POLL_S)
             except KafkaException as error:
-                # Only a fatal fault is raised, and once. What cannot be sent any
-                # more would be kept until the delivery timeout.
+                # Only a fatal error is raised, and once. Purge, or unsent records
+                # would stay until the delivery timeout.
                 self._fatal = error
                 self._has_failed.set()
                 self._client.requests_pid.set()
                 self._client.has_pid.set()
                 handle.purge()
-        # Who ended in order has nothing left; of the others, what is under way is
-        # given up, or the handle would not go.
+        # Pending sends, if any, would keep the handle alive.
         with suppress(KafkaException):
             handle.purge()
             handle.poll(0)
@@ -203,7 +202,7 @@ class FastOutlet(Outlet):
     def _end(self) -> None:
         handle = self._client.handle
         if handle is None:
-            return  # a producer that was over is gone by now
+            return  # the collector has destroyed it already
         with suppress(KafkaException):
             if handle.flush(self._limit_s) > 0:
                 handle.purge()
@@ -211,7 +210,7 @@ class FastOutlet(Outlet):
 
 
 def fast_outlets(settings: ConnectionSettings) -> Connect:
-    """Return what makes outlets to one cluster."""
+    """Return the factory of outlets to one cluster."""
 
     def connect(timeouts: Mapping[str, int], timeout_ms: int) -> Outlet:
         return FastOutlet(settings, timeouts, timeout_ms=timeout_ms)
@@ -229,21 +228,19 @@ class FastCoordinationLog(TopicLog):
         return fast_outlets(self._settings)
 
     def _prepare(self) -> None:
-        # How many questions are under way: a handle that is destroyed beneath one
-        # would end the process.
+        # Number of queries under way: destroying their handle would crash the process.
         self._queries = 0
         self._query_ended = threading.Condition()
-        # Whether the reader stands where it should.
+        # Whether the reader has the current positions.
         self._is_assigned = False
-        # The offsets after the last entry and any control records.
+        # Offsets behind the last entry and control records, by partition.
         self._ends_reached: dict[int, int] = {}
-        # What the report that was raised last is about.
+        # Partition of the last error raised.
         self._raised_for: int | None = None
-        # Reported beside entries, which go first.
+        # Errors to raise after the entries are returned.
         self._errors: list[tuple[int | None, Exception]] = []
         common = {
-            # For the one that asks as well: an end that an open transaction holds
-            # down would be no barrier.
+            # For queries too: the last stable offset would be no barrier.
             "isolation.level": "read_uncommitted",
             "socket.timeout.ms": READER_REQUEST_TIMEOUT_MS,
         }
@@ -252,17 +249,17 @@ class FastCoordinationLog(TopicLog):
             self._settings,
             {
                 **common,
-                # Tells places beyond control records, which are not handed out.
+                # Reports offsets behind control records, which are not returned.
                 "enable.partition.eof": True,
                 "fetch.wait.max.ms": FETCH_WAIT_MS,
             },
         )
 
     def _connect(self, deadline: float) -> None:
-        """Know the leaders, which librdkafka would look for once a second only."""
+        """Fetch the leaders, which librdkafka would do only once a second."""
         assert self._reader is not None
         left_s = max(0.001, deadline - time.monotonic())
-        with suppress(KafkaException):  # the question that follows tells why
+        with suppress(KafkaException):  # the next query raises the cause
             self._reader.handle.list_topics(self._topic, timeout=min(left_s, _QUERY_S))
 
     def _disconnect(self) -> None:
@@ -278,8 +275,8 @@ class FastCoordinationLog(TopicLog):
     def _seek(self, offsets: Mapping[int, int]) -> None:
         for number, offset in offsets.items():
             self._next[number] = offset
-        # Not before something is read: librdkafka fetches ahead at once, and who
-        # goes on from a kept state would have the log's start sent for nothing.
+        # Assign at the first poll: librdkafka fetches ahead at once, and a reader that
+        # continues from a kept state would fetch the log's start for nothing.
         self._is_assigned = False
 
     def _to_partition(self, number: int) -> Any:
@@ -297,7 +294,7 @@ class FastCoordinationLog(TopicLog):
         deadline = time.monotonic() + timeout_ms / 1000
         entries: Entries = []
         while not self._errors and not entries:
-            # A batch would wait until it is full; so one, and what lies behind it.
+            # consume() waits until a batch is full; so poll one, then the rest.
             self._reader.leaders.ask_if_due(handle, (self._topic,))
             left_s = max(0.0, deadline - time.monotonic())
             first = handle.poll(self._reader.leaders.max_wait_s(left_s))
@@ -310,7 +307,7 @@ class FastCoordinationLog(TopicLog):
         return entries
 
     def _add_messages(self, messages: Iterable[Any], entries: Entries) -> None:
-        """Part records from what is told beside them."""
+        """Split messages into entries, ends and errors."""
         for message in messages:
             error = message.error()
             if error is None:
@@ -319,18 +316,18 @@ class FastCoordinationLog(TopicLog):
                     message.offset(),
                     message.leader_epoch(),
                     timestamp_ms,
-                    kind - 1,  # librdkafka's numbers are the wire's and one
+                    kind - 1,  # librdkafka counts from 1
                     message.value(),
                 )
                 entries.append((message.partition(), entry))
             elif error.code() == _EOF:
                 self._ends_reached[message.partition()] = message.offset()
             elif error.code() != KafkaError.GROUP_AUTHORIZATION_FAILED:
-                # (We are in no group, so we need not see one.)
+                # (The group is not used, so no right to it is needed.)
                 self._errors.append((message.partition(), KafkaException(error)))
 
     def _raise_error(self, timeout_ms: int) -> None:
-        """Raise the first report, unless the partition can be taken up again."""
+        """Raise the first error, unless its partition can be repaired."""
         partition, error = self._errors.pop(0)
         self._raised_for = partition
         is_out = cause_of(error).code() in _OUT_OF_PLACE
@@ -355,7 +352,7 @@ class FastCoordinationLog(TopicLog):
 
     @contextmanager
     def _querying(self) -> Iterator[None]:
-        """Keep the handle that asks, until there is an answer."""
+        """Keep the handle for queries alive during a query."""
         with self._query_ended:
             self._require_open()
             self._queries += 1
@@ -369,8 +366,8 @@ class FastCoordinationLog(TopicLog):
     def _query_with_retries(
         self, numbers: Iterable[int], timeout_ms: int, *, is_end: bool
     ) -> Mapping[int, int]:
-        """Ask until there is an answer, or no more time."""
-        # As times to look for, these two stand for the end and the start.
+        """Retry a query until success, a permanent error or the deadline."""
+        # Special timestamps for the end and the start.
         which = OFFSET_END if is_end else OFFSET_BEGINNING
         places = [TopicPartition(self._topic, number, which) for number in numbers]
         deadline = time.monotonic() + timeout_ms / 1000
@@ -380,7 +377,7 @@ class FastCoordinationLog(TopicLog):
             try:
                 return self._query_once(places, min(left_s, _QUERY_S))
             except KafkaException as error:
-                # A leader that has moved is told at once, and found a moment later.
+                # A moved leader is reported at once, and found a moment later.
                 is_late = left_s <= _RETRY_S
                 if (
                     is_late
@@ -391,14 +388,13 @@ class FastCoordinationLog(TopicLog):
                 time.sleep(_RETRY_S)
 
     def _refresh_leaders(self, timeout_s: float) -> None:
-        """Have the one that asks learn anew who leads the topic's partitions.
+        """Refresh the leaders of the handle for queries.
 
-        It asks the leader that it knew, also where that one is gone. Told of the
-        topic in a moment without a leader, it takes the partition for unknown and
-        asks nobody any more, however long.
+        librdkafka keeps asking a leader that is gone. If its metadata is of a moment
+        without a leader, it treats the partition as unknown and never asks again.
         """
         assert self._querier is not None
-        with suppress(KafkaException):  # the question that follows tells why
+        with suppress(KafkaException):  # the next query raises the cause
             self._querier.handle.list_topics(self._topic, timeout=timeout_s)
 
     def _query_once(self, places: Sequence[Any], timeout_s: float) -> Mapping[int, int]:
@@ -408,7 +404,7 @@ class FastCoordinationLog(TopicLog):
         try:
             found = handle.offsets_for_times(places, timeout=timeout_s)
         except KafkaException:
-            # That it was late is all that is said; polling tells of refusals.
+            # The error is only a timeout; polling reports refusals.
             handle.poll(0)
             refusal = self._querier.refusal
             if refusal is not None:
@@ -420,7 +416,7 @@ class FastCoordinationLog(TopicLog):
         return {place.partition: place.offset for place in found}
 
     def _lost_partitions(self, error: Exception) -> Sequence[int]:
-        del error  # it does not say; whoever raised it noted where it was
+        del error  # it does not name the partition; _raise_error() does
         return [] if self._raised_for is None else [self._raised_for]
 
     def _reset_positions(self, numbers: Iterable[int]) -> None:

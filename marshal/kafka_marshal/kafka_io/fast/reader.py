@@ -63,15 +63,15 @@ ANSWER_BYTES = 4 * FETCH_BYTES
 # Of a paused partition we hold about this much before librdkafka is told, which
 # would drop what it has fetched.
 KEPT_BYTES = FETCH_BYTES
-# Less than the 700 objects after which Python looks for cycles.
+# Below the 700 new objects that start Python's garbage collector.
 AT_ONCE = 500
-# What is kept of large polls beyond the last of them; by the size of some messages.
+# Bytes of messages retained beyond the last poll; estimated from some of them.
 SPARE_BYTES = 16 * FETCH_BYTES
 SIZED_EACH = 64
-# The answer waits for the fetch under way.
+# The response waits for the fetch under way.
 _RANGE_TIMEOUT_S = 0.5 + FETCH_WAIT_MS / 1000
 _UNKNOWN = -1
-# What it says of a topic, or partition, that brokers have no more.
+# Errors for a topic or partition that no longer exists.
 _GONE = (
     KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001 - its public name
     KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001
@@ -80,7 +80,7 @@ _GONE = (
 )
 FETCHING = {
     **TOPIC_IDS,
-    # As kafka-python and Java do; librdkafka's own default trusts every disk.
+    # As in kafka-python and Java; off by default in librdkafka.
     "check.crcs": True,
     "fetch.wait.max.ms": FETCH_WAIT_MS,
     "fetch.max.bytes": ANSWER_BYTES,
@@ -89,11 +89,11 @@ FETCHING = {
     "queued.min.messages": QUEUE_RECORDS,
     "fetch.queue.backoff.ms": QUEUE_BACKOFF_MS,
     "socket.timeout.ms": REQUEST_TIMEOUT_MS,
-    # Tells of places beyond control records, which are not handed out.
+    # Reports offsets behind control records, which are not returned.
     "enable.partition.eof": True,
 }
 
-# We are in no group, so we need not be allowed to see one.
+# The group is not used, so no right to it is needed.
 _NO_GROUP = KafkaError.GROUP_AUTHORIZATION_FAILED
 _CUT_OFF = KafkaError._LOG_TRUNCATION  # noqa: SLF001 - its public name
 _EOF = KafkaError._PARTITION_EOF  # noqa: SLF001
@@ -133,7 +133,7 @@ class FastRecord(Record, msgspec.Struct, frozen=True, gc=False):
     @property
     def timestamp_type(self) -> int:
         """A ``TimestampType`` value."""
-        # PROTOCOL 2.1: librdkafka's numbers are the wire's and one.
+        # PROTOCOL 2.1: librdkafka counts from 1.
         kind: int = self._source.timestamp()[0] - 1
         return kind
 
@@ -156,12 +156,12 @@ class FastRecord(Record, msgspec.Struct, frozen=True, gc=False):
 
 
 def headers_of(message: Any) -> tuple[tuple[str, bytes], ...]:
-    """Return a message's headers, whatever bytes their names are.
+    """Return a message's headers; names may be any bytes.
 
-    confluent-kafka fails where a name is not UTF-8, the first time only. After
-    that it returns pairs with nothing in the place of such a name: these may be
-    printed, and their second half taken, but the first must not be touched. So
-    they are replaced in the message itself, before anybody else asks.
+    If a name is not UTF-8, confluent-kafka raises at the first access. Later ones
+    return pairs with a null pointer instead of the name: they may be printed, and the
+    value may be used, but touching the name crashes. So the message gets valid headers
+    before its next access.
     """
     try:
         return tuple(_headers(message) or ())
@@ -182,10 +182,10 @@ def fast_records(messages: Sequence[Any], token: Token | None) -> Iterator[Recor
     first, last = messages[0].offset(), messages[-1].offset()
     is_whole = last - first == len(messages) - 1
     offsets: Iterable[int] = (
-        # Offsets of one partition grow, so none between these two is missing.
+        # Offsets ascend, so none between these two is missing.
         range(first, last + 1) if is_whole else map(_offset, messages)
     )
-    # No Python frame per record: all that is called here is in C.
+    # All callables are in C: no Python frame per record.
     return map(
         FastRecord, offsets, map(Message.value, messages), repeat(token), messages
     )
@@ -194,8 +194,13 @@ def fast_records(messages: Sequence[Any], token: Token | None) -> Iterator[Recor
 class FastDataReader(DataReader):
     """One librdkafka consumer with assigned partitions. One thread at a time.
 
-    Assignment, places and pauses are changed in its own account; ``poll`` brings
-    librdkafka in line first. The consumer is made by the first poll.
+    ``Positions`` holds assignment, positions and pauses; ``poll`` applies changes to
+    librdkafka first. The first poll makes the consumer.
+
+    Args:
+        settings: Connection.
+        isolation_level: ``read_uncommitted`` or ``read_committed``.
+        client_rack: Rack of this process, to fetch from the nearest replica.
     """
 
     fetches_ahead = True
@@ -207,13 +212,6 @@ class FastDataReader(DataReader):
         isolation_level: str = READ_UNCOMMITTED,
         client_rack: str = "",
     ) -> None:
-        """Remember how to connect.
-
-        Args:
-            settings: Where the cluster is.
-            isolation_level: ``read_uncommitted`` or ``read_committed``.
-            client_rack: Rack of this process, to fetch from a near replica.
-        """
         self._settings = settings
         self._config = {
             **FETCHING,
@@ -224,24 +222,23 @@ class FastDataReader(DataReader):
         self._client: Client | None = None
         self._is_closed = False
         self._positions = Positions()
-        # Every topic there ever was: records of a lone one need not be asked.
+        # Every topic so far: with only one, messages need not be asked for theirs.
         self._topics: set[str] = set()
-        # What librdkafka knows: assigned, and paused there too.
+        # State of librdkafka: assigned partitions, and paused ones.
         self._active: set[TopicPartition] = set()
         self._paused_in_client: set[TopicPartition] = set()
-        # Positions that librdkafka must be told.
+        # Partitions to seek in librdkafka.
         self._to_seek: set[TopicPartition] = set()
-        # Where librdkafka was told to go once, and said that it cannot.
+        # Partitions whose position librdkafka refused once.
         self._refused: set[TopicPartition] = set()
-        # Came while their partition was paused.
+        # Messages that arrived while their partition was paused.
         self._buffered: dict[TopicPartition, list[Any]] = {}
-        # Faults that came beside records; nothing of these partitions is taken
-        # until they are told. None: of no partition.
+        # Errors to raise, by partition (None: of no partition). Messages of these
+        # partitions are dropped until then.
         self._errors: dict[TopicPartition | None, Any] = {}
-        # What was taken last, as many as a poll may bring: as many as are taken anew
-        # are let go of. Python looks for cycles whenever it has made 700 objects more
-        # than it let go, and polls of varying sizes that are let go of as a whole
-        # have it look at every third one.
+        # Recent messages, as many as a poll may return; each new one frees an old one.
+        # Python's garbage collector runs after 700 more allocations than releases, so
+        # releasing whole polls of varying sizes would run it every third poll.
         self._retained: list[Any] = []
         self._most = 0
 
@@ -301,7 +298,7 @@ class FastDataReader(DataReader):
             raise self._translate(error) from error
 
     def positions(self) -> Mapping[TopicPartition, int]:
-        """Return where each partition goes on; see ``ports.DataReader``."""
+        """Return the next offset of each partition; see ``ports.DataReader``."""
         self._require_usable()
         found = {
             each: at for each, at in self._positions.next.items() if at is not None
@@ -311,7 +308,7 @@ class FastDataReader(DataReader):
         return found
 
     def ends(self) -> Mapping[TopicPartition, int]:
-        """Return the log ends that fetches told of; see ``ports.DataReader``."""
+        """Return the log ends known from fetches; see ``ports.DataReader``."""
         self._require_usable()
         found = {}
         for partition in self._active & self._positions.next.keys():
@@ -323,7 +320,7 @@ class FastDataReader(DataReader):
         return found
 
     def close(self, timeout_ms: int) -> None:
-        """Let go of every resource. Idempotent."""
+        """Close every resource. Idempotent."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -331,7 +328,7 @@ class FastDataReader(DataReader):
         if self._client is not None and os.getpid() == self._pid:
             close_consumer(self._client).join(timeout=max(0, timeout_ms) / 1000)
 
-    # --- bringing librdkafka in line
+    # --- applying changes to librdkafka
 
     def _handle(self) -> Any:
         if self._client is None:
@@ -339,11 +336,11 @@ class FastDataReader(DataReader):
         return self._client.handle
 
     def _apply_changes(self) -> None:
-        """Tell librdkafka what changed since the last poll: mostly nothing."""
+        """Apply changes since the last poll to librdkafka; mostly there are none."""
         try:
             self._assign_and_seek()
         except KafkaException:
-            # Whatever it knows now, a new one knows nothing and is told all.
+            # Its state is unknown now; a new client gets everything.
             self._discard_client()
             raise
 
@@ -363,7 +360,7 @@ class FastDataReader(DataReader):
         if gone := self._active - self._positions.next.keys():
             self._unassign(gone)
         if resumed := self._paused_in_client - self._positions.paused:
-            # Its own account of where it was need not be relied on.
+            # Do not rely on librdkafka's own position.
             self._to_seek |= resumed
             self._handle().resume([FastPartition(*each) for each in resumed])
             self._paused_in_client -= resumed
@@ -381,24 +378,23 @@ class FastDataReader(DataReader):
         return FastPartition(partition.topic, partition.partition, offset)
 
     def _seek(self, partition: TopicPartition) -> bool:
-        """Seek if librdkafka has the partition; return whether that was all."""
+        """Seek in an assigned partition; return whether nothing more is to do."""
         if partition not in self._active:
             return False
         try:
             self._handle().seek(self._to_partition(partition))
         except KafkaException:
-            # It has yet to start there, so nothing of it is in the queue.
+            # Fetching has not started, so the queue has nothing of it.
             self._unassign({partition})
             return False
         return True
 
     def _unassign(self, partitions: set[TopicPartition]) -> None:
-        """Take partitions from librdkafka, and what it has fetched of them."""
+        """Remove partitions from librdkafka, and their messages from its queue."""
         handle = self._handle()
         places = [FastPartition(*each, 0) for each in partitions]
         for place in places:
-            # Only a seek drops at once what is in the queue. It is refused where
-            # nothing was fetched yet.
+            # Only a seek empties the queue at once; it fails before the first fetch.
             with suppress(KafkaException):
                 handle.seek(place)
         handle.resume(
@@ -425,7 +421,7 @@ class FastDataReader(DataReader):
                 break
             left_s = deadline - time.monotonic()
             if not is_taken and left_s > 0:
-                # A batch would wait until it is full; so one, and what came with it.
+                # consume() waits until a batch is full; so poll one, then the rest.
                 first = handle.poll(leaders.max_wait_s(left_s))
                 if first is None:
                     self._retained.clear()
@@ -443,7 +439,7 @@ class FastDataReader(DataReader):
         return found
 
     def _consume(self, most: int, found: dict[TopicPartition, list[Record]]) -> bool:
-        """Sort out up to so many messages that are there; return whether any were."""
+        """Add up to ``most`` waiting messages; return whether there were any."""
         self._most = max(self._most, most)
         handle = self._handle()
         left = most
@@ -460,11 +456,11 @@ class FastDataReader(DataReader):
         return left < most
 
     def _retain(self, messages: list[Any]) -> None:
-        """Keep what was taken, and let go of as many that were taken before.
+        """Retain new messages and release as many old ones.
 
-        Whoever polls for many holds some of them for long, as until they are granted.
-        What is let go of here while it is held there, is let go of later, all at
-        once. So more is kept than may be held, as far as that is no great size.
+        Callers with large polls hold some records for long, for instance until they are
+        granted; those would then be freed all at once. So more messages are retained
+        than callers hold, up to ``SPARE_BYTES``.
         """
         if not messages:
             return
@@ -476,7 +472,7 @@ class FastDataReader(DataReader):
         del self._retained[: -(self._most + spare)]
 
     def _resumed_records(self, most: int) -> dict[TopicPartition, list[Record]]:
-        """Take what was kept of partitions that are paused no more."""
+        """Return buffered records of partitions that are no longer paused."""
         found: dict[TopicPartition, list[Record]] = {}
         for partition in [
             each for each in self._buffered if each not in self._positions.paused
@@ -493,11 +489,10 @@ class FastDataReader(DataReader):
     def _add_messages(
         self, messages: list[Any], found: dict[TopicPartition, list[Record]]
     ) -> None:
-        """Add messages to what was found: the hot path, so single calls do it all.
+        """Add messages to the records to return. Hot path: calls cover whole runs.
 
-        Where a topic has got another id meanwhile, messages of both lie together:
-        none is taken, and a new client fetches them again. It drops what was fetched
-        by the old id for certain.
+        If the id of a topic has changed, messages of both topics are mixed: drop them
+        all, and let a new client fetch them again.
         """
         assert self._client is not None
         if self._client.is_outdated:
@@ -535,7 +530,7 @@ class FastDataReader(DataReader):
         return list(fast_records(messages, self._positions.tokens[partition]))
 
     def _runs(self, messages: list[Any]) -> Iterator[tuple[str, int, list[Any]]]:
-        """Cut messages where the partition changes; they come in long runs."""
+        """Split messages by partition; they arrive in long runs."""
         for number, numbered in _runs(messages, Message.partition):
             if len(self._topics) == 1:
                 yield next(iter(self._topics)), number, numbered
@@ -544,7 +539,7 @@ class FastDataReader(DataReader):
                     yield topic, number, named
 
     def _buffer(self, partition: TopicPartition, messages: list[Any]) -> None:
-        """Hold messages of a paused partition; beyond a bound librdkafka pauses too."""
+        """Buffer messages of a paused partition; above a limit pause in librdkafka."""
         kept = self._buffered.setdefault(partition, [])
         kept += messages
         if sum(map(len, kept)) >= KEPT_BYTES or len(kept) >= QUEUE_RECORDS:
@@ -556,14 +551,13 @@ class FastDataReader(DataReader):
     def _without_errors(
         self, messages: list[Any], ends: dict[TopicPartition, int]
     ) -> list[Any]:
-        """Note errors, and drop what follows one in its partition.
+        """Record errors, and drop the messages behind one in its partition.
 
-        librdkafka passes over what it cannot read and goes on behind it, or even
-        somewhere else. We do not: the partition is put back, and the error comes
-        again.
+        librdkafka skips what it cannot read and continues behind it, or even elsewhere.
+        Here the partition is set back, so that the error recurs.
 
         Args:
-            messages: What librdkafka returned.
+            messages: Messages and errors of librdkafka.
             ends: Gets the offset of each partition that was read to its end.
         """
         sound = []
@@ -583,7 +577,7 @@ class FastDataReader(DataReader):
         return sound
 
     def _raise_error(self) -> None:
-        """Raise what came beside records, or a refusal that no attempt will change."""
+        """Raise a permanent refusal or a recorded error, if there is one."""
         assert self._client is not None
         if self._client.refusal is not None:
             raise self._client.refusal
@@ -606,7 +600,7 @@ class FastDataReader(DataReader):
         return self._positions.topic_ids[partition] is not None
 
     def _is_of_other_topic(self, partition: TopicPartition) -> bool:
-        """Return whether what is fetched is of another topic than the one wanted."""
+        """Return whether librdkafka fetches another topic than the one wanted."""
         wanted = self._positions.topic_ids[partition]
         assert self._client is not None
         return wanted is not None and wanted != self._client.topic_ids.get(
@@ -614,10 +608,10 @@ class FastDataReader(DataReader):
         )
 
     def _require_topic_id(self, partition: TopicPartition) -> None:
-        """Refuse records of a topic whose id librdkafka has not told.
+        """Raise for records of a topic whose id librdkafka has not reported.
 
         Raises:
-            ConfigurationError: It has not, though it fetches the topic.
+            ConfigurationError: This release does not report it.
         """
         assert self._client is not None
         if partition.topic not in self._client.topic_ids:
@@ -630,7 +624,7 @@ class FastDataReader(DataReader):
             )
 
     def _raise_replaced(self) -> None:
-        """Report a partition whose topic has another id than the one wanted.
+        """Raise for a partition whose topic has another id than the one wanted.
 
         Raises:
             UnknownTopicId: There is one.
@@ -646,15 +640,15 @@ class FastDataReader(DataReader):
         requested = self._positions.next[partition]
         assert requested is not None
         start = end = _UNKNOWN
-        # What went wrong is told all the same, without the range.
+        # Without an answer, report the error without the range.
         with suppress(KafkaException):
             start, end = self._handle().get_watermark_offsets(
                 FastPartition(*partition), timeout=_RANGE_TIMEOUT_S
             )
         if start <= requested <= end and not is_cut_off:
             if partition in self._refused:
-                # librdkafka fetches somewhere else for good, as behind a record
-                # that it could not read.
+                # librdkafka stays at another offset, such as behind a record that it
+                # could not read.
                 self._discard_client()
             else:
                 self._refused.add(partition)
@@ -687,7 +681,7 @@ class FastDataReader(DataReader):
 def _runs(
     messages: list[Any], what: Callable[[Any], Any]
 ) -> Iterator[tuple[Any, list[Any]]]:
-    """Cut messages where what is looked at changes; one run is left as it is."""
+    """Split messages where ``what`` changes; a single run is not copied."""
     if not messages:
         return
     marks = list(map(what, messages))
@@ -702,7 +696,10 @@ def _runs(
 
 
 class FastDataLog(KafkaDataLog):
-    """``ports.DataLog`` whose readers fetch by librdkafka."""
+    """``ports.DataLog`` with readers over librdkafka, and kafka-python's queries.
+
+    Queries are few and small, so librdkafka would gain nothing.
+    """
 
     def reader(self, *, isolation_level: str = READ_UNCOMMITTED) -> DataReader:
         """Return a new reader with nothing assigned; it connects when polled."""

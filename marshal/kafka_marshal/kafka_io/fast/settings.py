@@ -1,9 +1,8 @@
-"""Connection settings as librdkafka names them.
+"""Connection settings by librdkafka's names.
 
-Users give options once, as kafka-python names them (or by dotted names); both
-transports must reach the same cluster with the same identity. What librdkafka
-cannot take is refused here by name, before any IO, so that the choice of a
-transport can go by it.
+Users give options once, by kafka-python's names or dotted names; both transports must
+reach the same cluster with the same identity. Options that librdkafka does not support
+are refused here by name, before any IO, which decides the choice of a transport.
 """
 
 import base64
@@ -17,30 +16,30 @@ from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.kafka_io.settings import DOTTED_OPTIONS, ConnectionSettings
 
 _NAMES = {ours: dotted for dotted, ours in DOTTED_OPTIONS.items()} | {
-    # What librdkafka calls metadata.max.age.ms only bounds a cache.
+    # librdkafka's metadata.max.age.ms only bounds a cache.
     "metadata_max_age_ms": "topic.metadata.refresh.interval.ms",
     "sasl_mechanism": "sasl.mechanism",
 }
 _REFRESH_MS_MAX = 3_600_000
-# Options that have no equivalent, and why.
+# Options without an equivalent, and the reason.
 _IMPOSSIBLE = {
-    "proxy_url": "librdkafka knows no proxies",
+    "proxy_url": "librdkafka does not support proxies",
     "sasl_kerberos_domain_name": "librdkafka's Kerberos works differently",
     "sasl_kerberos_name": "librdkafka's Kerberos works differently",
     "sasl_kerberos_service_name": "librdkafka's Kerberos works differently",
-    "ssl_context": "it is Python's, and librdkafka has an OpenSSL of its own",
+    "ssl_context": "it is a Python object, and librdkafka has its own OpenSSL",
 }
 _IMPOSSIBLE_MECHANISMS = {
     "AWS_MSK_IAM": "librdkafka has no such mechanism",
-    # It would run kinit with a keytab, where kafka-python uses the ticket cache.
+    # It runs kinit with a keytab; kafka-python uses the ticket cache.
     "GSSAPI": "librdkafka's Kerberos works differently, and its wheels have none",
 }
-# For tokens that do not tell when they expire; asked for again at 80 % of it.
+# Lifetime of tokens without an expiry; librdkafka renews at 80 % of it.
 TOKEN_LIFE_S = 300.0
 
 
 def impossible(settings: ConnectionSettings) -> Mapping[str, str]:
-    """Return the options that librdkafka cannot take, each with the reason."""
+    """Return the options that librdkafka does not support, each with the reason."""
     found = {
         name: reason for name, reason in _IMPOSSIBLE.items() if name in settings.options
     }
@@ -49,10 +48,7 @@ def impossible(settings: ConnectionSettings) -> Mapping[str, str]:
 
 
 def _expiry(token: str) -> float:
-    """Return when a token expires, in seconds of the epoch.
-
-    A JWT says so in its middle part; of other tokens nothing is known.
-    """
+    """Return the expiry of a JWT in epoch seconds; a default for other tokens."""
     unknown = time.time() + TOKEN_LIFE_S
     try:
         part = token.split(".")[1]
@@ -63,7 +59,7 @@ def _expiry(token: str) -> float:
 
 
 def _token_callback(provider: Any) -> Callable[[object], Any]:
-    """Make librdkafka's callback of a token provider of kafka-python's kind."""
+    """Return librdkafka's callback for a token provider of kafka-python."""
 
     def answer(_: object) -> tuple[str, float, str, dict[str, str]]:
         token = provider.token()
@@ -73,7 +69,7 @@ def _token_callback(provider: Any) -> Callable[[object], Any]:
 
 
 def fast_config(settings: ConnectionSettings) -> dict[str, Any]:
-    """Return what every librdkafka client of ours is given.
+    """Return the configuration common to all librdkafka clients.
 
     Raises:
         ConfigurationError: An option has no equivalent in librdkafka.
@@ -91,7 +87,7 @@ def fast_config(settings: ConnectionSettings) -> dict[str, Any]:
     provider = options.pop("sasl_oauth_token_provider", None)
     if provider is not None:
         config["oauth_cb"] = _token_callback(provider)
-    # librdkafka refuses a first wait above the longest; kafka-python does not mind.
+    # librdkafka, unlike kafka-python, refuses a first backoff above the maximum.
     first_ms = options.get("reconnect_backoff_ms", 0)
     options["reconnect_backoff_max_ms"] = max(
         first_ms, options["reconnect_backoff_max_ms"]

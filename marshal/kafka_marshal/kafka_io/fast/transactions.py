@@ -1,7 +1,7 @@
-"""Transactions of librdkafka: records and how far they go, all or nothing.
+"""Transactions of librdkafka: records and a position, written atomically.
 
-The broker knows one producer by each transactional id: whoever begins with it last.
-An earlier one can write nothing any more, whatever it believes of itself.
+The broker fences by transactional id: only the last producer that was initialised with
+an id can write.
 """
 
 import time
@@ -41,9 +41,9 @@ class Outgoing(NamedTuple):
 
 
 class Transactions(Closing):
-    """A producer with a transactional id, and the positions that go with it.
+    """A producer with a transactional id, and its positions. For one thread.
 
-    Beginning fences every earlier producer of the same id. Used by one thread.
+    Opening it fences every earlier producer of the same id.
     """
 
     def __init__(
@@ -54,16 +54,16 @@ class Transactions(Closing):
         group_id: str,
         timeout_ms: int,
     ) -> None:
-        """Begin with the id.
+        """Connect, and fence earlier producers.
 
         Args:
-            settings: Where the cluster is.
-            transactional_id: What the broker fences by.
-            group_id: Consumer group of Kafka's that keeps the positions.
-            timeout_ms: How long this and each later call may take.
+            settings: Connection.
+            transactional_id: Transactional id.
+            group_id: Kafka consumer group that keeps the positions.
+            timeout_ms: Limit for this and each later call.
 
         Raises:
-            MarshalError: The cluster did not answer, or does not let us.
+            MarshalError: The cluster did not answer, or a right is missing.
         """
         self._id = transactional_id
         self._settings = settings
@@ -85,13 +85,13 @@ class Transactions(Closing):
             raise
 
     def position(self, partition: types.TopicPartition) -> int | None:
-        """Return the position that the last transaction left, None before the first.
+        """Return the position of the last transaction, None before the first.
 
         Raises:
             MarshalError: The cluster did not answer.
         """
         assert self._consumer is not None
-        doing = "Looking up the position"
+        doing = "Querying the position"
         try:
             (found,) = self._consumer.handle.committed(
                 [TopicPartition(*partition)], timeout=self._timeout_ms / 1000
@@ -110,17 +110,17 @@ class Transactions(Closing):
         partition: types.TopicPartition,
         position: int,
     ) -> None:
-        """Write records and leave a position, in one transaction.
+        """Write records and a position in one transaction.
 
         Args:
-            topic: Where to.
-            records: What; partitions are chosen by key.
-            partition: What they were made of.
-            position: How far it is done with, then.
+            topic: Target topic.
+            records: Records; their keys select partitions.
+            partition: Source partition.
+            position: Its next position after these records.
 
         Raises:
-            ClaimLost: A later producer of this id has begun; nothing was written.
-            MarshalError: It was not confirmed. Begin anew, and look at the position.
+            ClaimLost: A later producer has this id; nothing was written.
+            MarshalError: The outcome is unknown. Open again, and check the position.
         """
         assert self._consumer is not None
         handle = self._producer.handle
@@ -153,8 +153,8 @@ class Transactions(Closing):
             except BufferError:
                 if time.monotonic() > deadline:
                     raise DeadlineExceeded(
-                        f"{topic} took no record within {self._timeout_ms} ms; look "
-                        "at the broker's log"
+                        f"{topic} accepted no record within {self._timeout_ms} ms; "
+                        "check the broker's log"
                     ) from None
                 handle.poll(_POLL_S)
             else:
@@ -162,7 +162,7 @@ class Transactions(Closing):
                 return
 
     def close(self) -> None:
-        """Let go; what is not committed is undone. Idempotent."""
+        """Close; an open transaction is aborted. Idempotent."""
         if self._is_under_way:
             self._is_under_way = False
             with suppress(KafkaException):
@@ -173,7 +173,7 @@ class Transactions(Closing):
         self._producer.release()
 
     def _why_fatal(self) -> KafkaException | None:
-        # Once it is over, librdkafka tells why only to who polls.
+        # librdkafka reports the cause of a fatal error only to poll().
         try:
             self._producer.handle.poll(_POLL_S)
         except KafkaException as why:
@@ -187,8 +187,8 @@ class Transactions(Closing):
             cause = cause_of(error)
         if cause is not None and cause.code() in _FENCED:
             return ClaimLost(
-                f"{doing} as {self._id} is over: a later producer of that id has "
-                "begun, and the broker takes nothing from this one",
+                f"{doing} as {self._id} failed: a later producer has this "
+                "transactional id, and the broker refuses this one",
                 reason="fenced",
             )
         return translate_error(

@@ -1,4 +1,4 @@
-"""What confluent-kafka raises or reports, told in our own errors. One table."""
+"""Errors of confluent-kafka translated to those of the package, by one table."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -161,18 +161,15 @@ def translate_error(
     addresses: str,
     needs: str | None = None,
 ) -> MarshalError:
-    """Return our error for one of confluent-kafka's, with the cause chained.
+    """Return the error of the package for one of confluent-kafka, cause chained.
 
     Args:
-        error: What was raised; a reported ``KafkaError`` is to be wrapped in a
-            ``KafkaException`` before.
-        doing: What was tried, as in "Reading topic x".
-        access: Whether that read or wrote.
-        addresses: The brokers' addresses, for the message.
-        needs: The right that the call needs, as in "READ on topic x".
-
-    Returns:
-        An error of ours to raise; one that is ours already comes back as it is.
+        error: The exception; wrap a reported ``KafkaError`` in a ``KafkaException``. A
+            ``MarshalError`` is returned unchanged.
+        doing: The operation, as in "Reading topic x".
+        access: Whether it read or wrote.
+        addresses: Addresses of the brokers.
+        needs: The right that it needs, as in "READ on topic x".
     """
     if isinstance(error, MarshalError):
         return error
@@ -181,11 +178,11 @@ def translate_error(
         fault = _FAULTS.get(inner.code(), faults.OTHER)
         said = f"{inner.name()}: {' '.join(inner.str().split())}"
     else:
-        # A closed client says so by a bare RuntimeError.
+        # A closed client raises a bare RuntimeError.
         is_closed = type(error) is RuntimeError
         fault = faults.OUT_OF_TURN if is_closed else faults.OTHER
         said = f"{type(error).__name__}: {' '.join(str(error).split())}"
     failure = Failure(
         doing, access=access, addresses=addresses, needs=needs, client="librdkafka"
     )
-    return failure.told(fault, error=error, said=said)
+    return failure.to_error(fault, error=error, said=said)

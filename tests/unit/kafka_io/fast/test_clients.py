@@ -52,13 +52,13 @@ def run(search, world, *, topics=("t",), span_s):
         world.now_s += 0.01
 
 
-def test_nobody_is_asked_without_a_loss(search, world):
+def test_nothing_is_requested_without_a_loss(search, world):
     run(search, world, span_s=60)
     assert world.asked == []
     assert search.max_wait_s(5) == 5
 
 
-def test_asked_at_once_and_then_four_times_a_second(search, world):
+def test_requests_start_at_once_and_go_on_four_times_a_second(search, world):
     search.start()
     search.ask_if_due(world, ("t",))
     assert world.asked == ["t"]
@@ -68,21 +68,21 @@ def test_asked_at_once_and_then_four_times_a_second(search, world):
     assert search.max_wait_s(0.01) == 0.01
 
 
-def test_it_ends_by_itself(search, world):
+def test_requests_end_after_a_while(search, world):
     search.start()
     run(search, world, span_s=module.ASKED_FOR_S + 600)
     assert len(world.asked) <= module.ASKED_FOR_S / module.ASK_INTERVAL_S
     assert search.max_wait_s(5) == 5
 
 
-def test_another_loss_goes_on_with_it_and_asks_no_faster(search, world):
+def test_another_loss_extends_it_without_more_requests(search, world):
     for _ in range(100):
         search.start()
         run(search, world, span_s=1)
     assert 0.8 * 400 <= len(world.asked) <= 400
 
 
-def test_of_many_topics_all_are_asked_about_in_turn(search, world):
+def test_many_topics_take_turns(search, world):
     topics = [f"t{number}" for number in range(2 * module.TOPICS_AT_ONCE + 1)]
     search.start()
     search.ask_if_due(world, topics)
@@ -111,7 +111,7 @@ def test_log_lines_go_to_the_logger(consumer, caplog, capfd):
     assert capfd.readouterr().err == ""
 
 
-def test_debug_lines_tell_when_records_can_be_numbered(caplog):
+def test_debug_lines_report_the_producer_id(caplog):
     made = new_producer(NOBODY, {"enable.idempotence": True})
     log = clients._Log(made)
     with caplog.at_level(logging.INFO, logger=clients.LOGGER):
@@ -124,7 +124,7 @@ def test_debug_lines_tell_when_records_can_be_numbered(caplog):
     made.release()
 
 
-def test_debug_lines_tell_the_id_by_which_a_topic_is_read():
+def test_debug_lines_report_topic_ids():
     client = Client()
     log = clients._Log(client)
 
@@ -142,7 +142,7 @@ def test_debug_lines_tell_the_id_by_which_a_topic_is_read():
     assert client.topic_ids["u.v-1"] == b"\xfb\xf0" + bytes(14)
 
 
-def test_refusals_are_noted():
+def test_refusals_are_recorded():
     client = Client()
     client.on_error(KafkaError(KafkaError._TRANSPORT))
     assert client.refusal is None

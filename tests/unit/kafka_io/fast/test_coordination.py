@@ -110,7 +110,7 @@ def test_producer_is_idempotent_and_in_order():
 
 
 @pytest.mark.parametrize("heartbeat_interval_ms", [1, 20, 2_000, 60_000, 600_000])
-def test_librdkafka_takes_it_and_is_let_go_where_nobody_answers(heartbeat_interval_ms):
+def test_librdkafka_accepts_the_configuration(heartbeat_interval_ms):
     before = set(clients._live)
     with pytest.raises(KafkaException) as caught:
         fast_outlets(NOBODY)(writer_timeouts(heartbeat_interval_ms), 1)
@@ -133,7 +133,7 @@ def test_outcomes_are_reported(outlet, client):
     assert outcomes[1].args[0].name() == "_MSG_TIMED_OUT"
 
 
-def test_a_fatal_fault_ends_what_waits_and_what_comes(outlet, client):
+def test_a_fatal_error_fails_pending_and_later_sends(outlet, client):
     """Reported, so that the writer makes a fresh producer."""
     outcomes = []
     outlet.send(0, b"x", report=outcomes.append)
@@ -146,7 +146,7 @@ def test_a_fatal_fault_ends_what_waits_and_what_comes(outlet, client):
     assert outcomes == [fatal, fatal]
 
 
-def test_dropped_it_gives_up_what_is_under_way(outlet, client):
+def test_drop_abandons_pending_sends(outlet, client):
     outcomes = []
     outlet.send(0, b"x", report=outcomes.append)
     handle = client.handle
@@ -162,13 +162,13 @@ def test_the_producer_asks_for_leaders_once_a_broker_is_lost(outlet, client):
     until(lambda: len(client.handle.asked) > at_first, "leaders are asked for again")
 
 
-def test_what_is_not_taken_is_raised(outlet, client):
+def test_a_refused_record_raises(outlet, client):
     client.handle.refusal = KafkaError._UNKNOWN_PARTITION
     with pytest.raises(KafkaException):
         outlet.send(99, b"x", report=pytest.fail)
 
 
-def test_what_cannot_be_sent_in_time_is_given_up(outlet, client):
+def test_unsent_records_are_purged_at_the_deadline(outlet, client):
     client.handle.unsent = 1
     handle = client.handle
     outlet.end().join(timeout=30)
@@ -265,7 +265,7 @@ def log():
     made.close(1_000)
 
 
-def test_entries_are_the_wires(log):
+def test_entries_have_the_values_of_the_wire(log):
     log.handle.queue = [Message(1, 4, epoch=3), Message(1, 5, epoch=3, kind=1)]
     (partition, entry), (_, other) = log.poll(0)
     assert (partition, entry.offset, entry.leader_epoch) == (1, 4, 3)
@@ -283,7 +283,7 @@ def test_the_reader_asks_for_leaders_once_a_broker_is_lost(log):
     assert log.handle.asked == at_first + 1
 
 
-def test_a_poll_makes_too_few_objects_to_look_for_cycles(log):
+def test_a_poll_does_not_start_the_garbage_collector(log):
     """A message and an entry each, while the world that is kept is large."""
     count = 3 * AT_ONCE
     log.handle.queue = [Message(0, offset) for offset in range(count)]
@@ -296,7 +296,7 @@ def test_a_poll_makes_too_few_objects_to_look_for_cycles(log):
     assert gc.get_threshold()[0] > 2 * AT_ONCE
 
 
-def test_places_beyond_control_records(log):
+def test_positions_behind_control_records(log):
     log.handle.ends = {0: 3, 1: 0}
     log.handle.queue = [
         Message(0, 0),
@@ -309,21 +309,21 @@ def test_places_beyond_control_records(log):
     assert log.positions() == {0: 2, 1: 0}
 
 
-def test_a_partition_that_was_without_a_leader_is_looked_for_anew(log):
+def test_leaders_are_refreshed_after_a_failed_query(log):
     """Left alone, librdkafka would take it for unknown for ever."""
     log.handle.ends = {0: 3, 1: 0}
     log.handle.knows = False
     assert log.end_offsets(1_000) == {0: 3, 1: 0}
 
 
-def test_a_partition_that_stays_unknown_is_told_in_time(log, monkeypatch):
+def test_an_unknown_partition_raises_in_time(log, monkeypatch):
     monkeypatch.setattr(log.handle, "list_topics", lambda topic, timeout: None)
     log.handle.knows = False
     with pytest.raises(CoordinationError, match="does not exist"):
         log.end_offsets(200)
 
 
-def test_what_asks_is_not_destroyed_beneath_a_question(log, monkeypatch):
+def test_the_query_handle_outlives_its_queries(log, monkeypatch):
     """Any thread may ask while another one closes."""
     is_asked, may_answer = threading.Event(), threading.Event()
     closed, found = [], []
@@ -361,7 +361,7 @@ def test_of_two_answers_the_larger_end_is_the_newer(log, monkeypatch):
     assert log.positions() == {0: 3, 1: 0}
 
 
-def test_a_group_that_may_not_be_seen_is_no_error(log):
+def test_a_missing_right_to_the_group_is_no_error(log):
     log.handle.queue = [
         Message(None, -1001, error=KafkaError.GROUP_AUTHORIZATION_FAILED),
         Message(0, 0),
@@ -369,7 +369,7 @@ def test_a_group_that_may_not_be_seen_is_no_error(log):
     assert len(log.poll(0)) == 1
 
 
-def test_entries_go_before_what_is_reported_beside_them(log):
+def test_entries_are_returned_before_errors_are_raised(log):
     log.handle.queue = [
         Message(0, 0),
         Message(1, -1001, error=KafkaError._TRANSPORT),
@@ -381,7 +381,7 @@ def test_entries_go_before_what_is_reported_beside_them(log):
     assert log.poll(0) == []
 
 
-def test_a_start_that_moved_before_the_first_read_is_stepped_over(log):
+def test_a_log_start_that_moved_before_the_first_read_is_followed(log):
     log.handle.starts = {0: 7, 1: 0}
     log.handle.queue = [Message(0, -1001, error=KafkaError._AUTO_OFFSET_RESET)]
     assert log.poll(0) == []
@@ -402,7 +402,7 @@ def test_a_start_that_moved_before_the_first_read_is_stepped_over(log):
         (Message(0, 0, error=KafkaError.TOPIC_AUTHORIZATION_FAILED), LogUnreadable),
     ],
 )
-def test_what_ends_a_log_ends_it_for_good(log, later, kind):
+def test_permanent_faults_are_raised_by_every_poll(log, later, kind):
     log.handle.starts = {0: 9, 1: 0}
     log.handle.queue = [Message(0, 4, epoch=2), later]
     with pytest.raises(kind):
@@ -418,7 +418,7 @@ def test_without_an_interval_nothing_is_appended(log):
     assert isinstance(append.error(), InvalidTransition)
 
 
-def test_questions_are_asked_again_until_their_deadline(log, monkeypatch):
+def test_queries_are_retried_until_their_deadline(log, monkeypatch):
     faults = [KafkaException(KafkaError(KafkaError.NOT_LEADER_FOR_PARTITION))]
     ask = log.handle.offsets_for_times
 
@@ -437,7 +437,7 @@ def test_questions_are_asked_again_until_their_deadline(log, monkeypatch):
         log.end_offsets(60)
 
 
-def test_places_that_are_set_one_after_the_other_are_taken_up_once(log):
+def test_consecutive_seeks_assign_once(log):
     log.read_from({0: 5})
     log.read_from({0: 9, 1: 2})
     assert len(log.handle.assigned) == 1

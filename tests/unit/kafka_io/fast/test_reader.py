@@ -54,7 +54,7 @@ def test_every_field_is_there():
     assert pickle.loads(pickle.dumps(record)) == plain
 
 
-def test_what_is_missing_is_none():
+def test_missing_fields_are_none():
     (record,) = fast_records(
         [Message(topic="t", partition=0, offset=0, timestamp=(0, 0))], None
     )
@@ -96,7 +96,7 @@ class Unreadable:
         self.now = headers
 
 
-def test_names_that_are_no_text_are_marked_and_never_touched():
+def test_invalid_header_names_are_replaced_and_never_touched():
     unreadable = Unreadable()
     assert headers_of(unreadable) == (("good", b"1"), ("\ufffd", b"2"))
     assert headers_of(unreadable) == (("good", b"1"), ("\ufffd", b"2"))
@@ -204,13 +204,13 @@ def by_id(handle, monkeypatch):
     return reader, made
 
 
-def test_records_of_the_topic_of_an_id_are_taken(by_id, handle):
+def test_records_of_the_wanted_topic_id_are_returned(by_id, handle):
     reader, _ = by_id
     handle.made(*of(A, 0, 1))
     assert polled(reader) == {A: [0, 1]}
 
 
-def test_a_topic_that_gets_another_id_is_fetched_again_by_a_new_client(by_id, handle):
+def test_a_changed_topic_id_is_fetched_by_a_new_client(by_id, handle):
     reader, made = by_id
     handle.made(*of(A, 0, 1), *of(B, 0))
     assert polled(reader) == {A: [0, 1], B: [0]}
@@ -223,7 +223,7 @@ def test_a_topic_that_gets_another_id_is_fetched_again_by_a_new_client(by_id, ha
     assert len(made) == 2
 
 
-def test_records_of_a_topic_with_another_id_are_never_taken(by_id, handle):
+def test_records_of_another_topic_id_are_never_returned(by_id, handle):
     reader, _ = by_id
     reader.seek(A, 5, topic_id=NEW)
     handle.made(*of(A, 5, 6), *of(B, 0))
@@ -242,7 +242,7 @@ def test_records_of_a_topic_with_another_id_are_never_taken(by_id, handle):
     assert reader.positions()[A] == 5
 
 
-def test_a_topic_that_is_gone_is_reported_by_its_id(by_id, handle):
+def test_a_deleted_topic_raises_unknown_topic_id(by_id, handle):
     reader, _ = by_id
     polled(reader)
     handle.made(error(A, KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)))
@@ -251,7 +251,7 @@ def test_a_topic_that_is_gone_is_reported_by_its_id(by_id, handle):
     assert not isinstance(fails(reader, CoordinationError), UnknownTopicId)
 
 
-def test_a_topic_whose_id_is_not_told_is_not_read(by_id, handle):
+def test_a_topic_without_a_reported_id_is_not_read(by_id, handle):
     reader, made = by_id
     polled(reader)
     made[0].topic_ids.clear()
@@ -282,7 +282,7 @@ def fails(reader, kind):
     return caught.value
 
 
-def test_messages_are_parted_by_partition(reader, handle):
+def test_messages_are_split_by_partition(reader, handle):
     handle.made(*of(A, 0, 1), *of(B, 0), *of(A, 2, 5), *of(B, 3))
     found = reader.poll(0, 100)
     assert {place: [r.offset for r in rs] for place, rs in found.items()} == {
@@ -304,21 +304,21 @@ def test_leaders_are_asked_for_once_a_broker_is_lost(reader, handle):
     assert reader._client.leaders.max_wait_s(60) < 1
 
 
-def test_topics_of_equal_partitions_are_told_apart(reader, handle):
+def test_topics_with_equal_partition_numbers_are_kept_apart(reader, handle):
     reader.assign([A, C])
     reader.seek(C, 7)
     handle.made(*of(A, 0), *of(C, 7, 8), *of(A, 1))
     assert polled(reader) == {A: [0, 1], C: [7, 8]}
 
 
-def test_what_was_left_or_passed_is_dropped(reader, handle):
+def test_messages_of_other_partitions_or_earlier_offsets_are_dropped(reader, handle):
     reader.assign([A])
     reader.seek(A, 5)
     handle.made(*of(A, 3, 4, 5), *of(B, 0, 1), *of(A, 6))
     assert polled(reader) == {A: [5, 6]}
 
 
-def test_a_change_of_place_is_a_seek(reader, handle):
+def test_a_new_position_is_a_seek(reader, handle):
     reader.poll(0, 1)
     handle.calls.clear()
     reader.seek(A, 9)
@@ -332,7 +332,7 @@ def test_a_change_of_place_is_a_seek(reader, handle):
     ]
 
 
-def test_where_a_seek_is_refused_it_starts_anew(reader, handle):
+def test_after_a_refused_seek_the_partition_is_assigned_again(reader, handle):
     reader.poll(0, 1)
     handle.calls.clear()
     handle.refuses_seeks = True
@@ -341,7 +341,7 @@ def test_where_a_seek_is_refused_it_starts_anew(reader, handle):
     assert handle.calls == [("unassign", [("t", 0)]), ("start", ("t", 0, 9))]
 
 
-def test_where_librdkafka_refuses_a_new_one_is_told_all(reader, handle, monkeypatch):
+def test_after_a_refusal_a_new_client_gets_the_whole_state(reader, handle, monkeypatch):
     handle.made(*of(A, 0), *of(B, 0, 1))
     polled(reader)
     closed = []
@@ -366,7 +366,7 @@ def test_where_librdkafka_refuses_a_new_one_is_told_all(reader, handle, monkeypa
     ]
 
 
-def test_a_short_pause_is_not_told(reader, handle):
+def test_a_short_pause_is_not_applied_to_librdkafka(reader, handle):
     reader.poll(0, 1)
     handle.calls.clear()
     reader.pause([A])
@@ -381,7 +381,7 @@ def test_a_short_pause_is_not_told(reader, handle):
     assert handle.calls == []
 
 
-def test_a_long_pause_is_told_and_ended_at_our_place(reader, handle):
+def test_a_long_pause_is_applied_and_ends_at_our_position(reader, handle):
     reader.poll(0, 1)
     handle.calls.clear()
     reader.pause([A])
@@ -394,7 +394,7 @@ def test_a_long_pause_is_told_and_ended_at_our_place(reader, handle):
     assert handle.calls[1:] == [("resume", [("t", 0)]), ("seek", ("t", 0, 2))]
 
 
-def test_a_seek_forgets_what_was_kept(reader, handle):
+def test_a_seek_drops_buffered_messages(reader, handle):
     reader.pause([A])
     handle.made(*of(A, 0, 1))
     polled(reader)
@@ -410,7 +410,7 @@ def test_a_seek_forgets_what_was_kept(reader, handle):
     assert polled(reader) == {}
 
 
-def test_what_cannot_be_read_is_not_passed_over(reader, handle):
+def test_unreadable_records_are_not_skipped(reader, handle):
     handle.made(*of(A, 0), error(A, BAD, 1), *of(A, 2, 3), *of(B, 0))
     assert polled(reader) == {A: [0], B: [0]}
     handle.made(*of(A, 4), *of(B, 1))
@@ -423,7 +423,7 @@ def test_what_cannot_be_read_is_not_passed_over(reader, handle):
     assert handle.calls == [("seek", ("t", 0, 1))]
 
 
-def test_an_error_is_told_while_others_flow(reader, handle):
+def test_an_error_is_raised_while_other_partitions_continue(reader, handle):
     handle.made(error(A, OUT), *of(B, 0))
     handle.range = (5, 9)
     assert polled(reader) == {B: [0]}
@@ -440,14 +440,14 @@ def test_an_error_is_told_while_others_flow(reader, handle):
     assert polled(reader) == {A: [5]}
 
 
-def test_a_range_that_is_not_known_is_told_as_that(reader, handle):
+def test_an_unknown_range_is_reported_as_unknown(reader, handle):
     handle.made(error(A, OUT))
     handle.range = None
     told = fails(reader, PositionError)
     assert (told.log_start, told.log_end) == (-1, -1)
 
 
-def test_a_position_that_is_inside_again_is_tried_again(reader, handle):
+def test_a_refused_position_inside_the_log_is_retried(reader, handle):
     handle.made(error(A, OUT))
     told = fails(reader, CoordinationError)
     assert told.retriable
@@ -456,7 +456,7 @@ def test_a_position_that_is_inside_again_is_tried_again(reader, handle):
     assert handle.calls == [("seek", ("t", 0, 0))]
 
 
-def test_a_position_that_was_cut_off_is_told(reader, handle):
+def test_a_truncated_position_raises(reader, handle):
     handle.made(error(A, CUT))
     told = fails(reader, PositionError)
     assert "truncation" in str(told)
@@ -471,7 +471,7 @@ def test_errors_without_partition(reader, handle):
     assert fails(reader, CoordinationError).retriable
 
 
-def test_a_refusal_is_told_once_all_is_read(reader, handle, monkeypatch):
+def test_a_refusal_is_raised_after_all_messages(reader, handle, monkeypatch):
     refusal = KafkaException(KafkaError(KafkaError._AUTHENTICATION, "no"))
     monkeypatch.setattr(
         module, "new_consumer", lambda *_: Client(handle, refusal=refusal)
@@ -481,7 +481,7 @@ def test_a_refusal_is_told_once_all_is_read(reader, handle, monkeypatch):
     fails(reader, LogUnreadable)
 
 
-def test_ends_are_those_of_what_is_assigned(reader, handle):
+def test_ends_are_those_of_assigned_partitions(reader, handle):
     assert reader.ends() == {}
     reader.poll(0, 1)
     assert reader.ends() == {A: 100, B: 100}
@@ -517,7 +517,7 @@ def test_queues_are_bounded():
     assert config["fetch.message.max.bytes"] == module.FETCH_BYTES
 
 
-def test_polls_do_not_set_the_collector_off(reader, handle, monkeypatch):
+def test_polls_do_not_start_the_garbage_collector(reader, handle, monkeypatch):
     at = dict.fromkeys((A, B), 0)
 
     def of_both(count, timeout):
@@ -554,7 +554,7 @@ def test_polls_do_not_set_the_collector_off(reader, handle, monkeypatch):
         gc.set_threshold(*threshold)
 
 
-def test_what_was_taken_is_let_go_where_nothing_more_comes(reader, handle):
+def test_retained_messages_are_released_when_nothing_more_arrives(reader, handle):
     handle.made(*of(A, 0, 1))
     reader.poll(0, 100)
     assert not reader.poll(0, 100)
@@ -563,7 +563,7 @@ def test_what_was_taken_is_let_go_where_nothing_more_comes(reader, handle):
     assert reader._retained == []
 
 
-def test_polls_of_varying_sizes_leave_the_cycle_collector_at_rest(
+def test_polls_of_varying_sizes_do_not_start_the_garbage_collector(
     reader, handle, monkeypatch
 ):
     """Small and large ones in turns: as many are let go of as are taken anew."""
@@ -589,7 +589,7 @@ def test_polls_of_varying_sizes_leave_the_cycle_collector_at_rest(
         gc.set_threshold(*threshold)
 
 
-def test_records_that_are_held_for_long_leave_the_cycle_collector_at_rest(
+def test_records_held_for_long_do_not_start_the_garbage_collector(
     reader, handle, monkeypatch
 ):
     """Some wait for their grant, while what comes after them is handed out."""
@@ -622,7 +622,7 @@ def test_records_that_are_held_for_long_leave_the_cycle_collector_at_rest(
         gc.set_threshold(*threshold)
 
 
-def test_less_is_kept_of_large_records(reader, handle, monkeypatch):
+def test_fewer_large_messages_are_retained(reader, handle, monkeypatch):
     monkeypatch.setattr(module, "SPARE_BYTES", 10_000)
     monkeypatch.setattr(module, "AT_ONCE", 8)
 
@@ -635,14 +635,14 @@ def test_less_is_kept_of_large_records(reader, handle, monkeypatch):
     assert [kept(1), kept(1_000), kept(20_000)] == [36, 20, 10]
 
 
-def test_what_is_kept_of_the_last_polls_is_bounded(reader, handle):
+def test_retained_messages_are_bounded(reader, handle):
     handle.made(*of(A, *range(30)))
     for _ in range(3):
         reader.poll(0, 10)
     assert [message.offset() for message in reader._retained] == list(range(20, 30))
 
 
-def test_a_large_poll_takes_all_that_is_there_in_parts(reader, handle, monkeypatch):
+def test_a_large_poll_consumes_in_parts(reader, handle, monkeypatch):
     monkeypatch.setattr(module, "AT_ONCE", 4)
     handle.made(*of(A, *range(6)), *of(B, *range(5)))
     assert {p: offsets(r) for p, r in reader.poll(0, 100).items()} == {
@@ -657,7 +657,7 @@ def test_a_large_poll_takes_all_that_is_there_in_parts(reader, handle, monkeypat
 # --- positions
 
 
-def test_the_end_of_a_partition_is_passed(reader, handle):
+def test_control_records_at_the_end_are_skipped(reader, handle):
     handle.made(*of(A, 0, 1), error(A, END, 3), *of(B, 0), error(B, END, 7))
     assert polled(reader) == {A: [0, 1], B: [0]}
     assert reader.positions() == {A: 3, B: 7}
@@ -672,7 +672,7 @@ def test_the_end_of_a_partition_is_passed(reader, handle):
     assert reader.positions() == {B: 7}
 
 
-def test_what_is_held_back_is_not_passed(reader, handle):
+def test_an_end_does_not_skip_dropped_messages(reader, handle):
     reader.pause([A])
     handle.made(*of(A, 0, 1), error(A, END, 3))
     assert polled(reader) == {}
@@ -684,7 +684,7 @@ def test_what_is_held_back_is_not_passed(reader, handle):
     assert reader.positions() == {A: 3, B: 0}
 
 
-def test_an_end_behind_what_cannot_be_read_is_not_passed(reader, handle):
+def test_an_end_behind_unreadable_records_is_ignored(reader, handle):
     handle.made(*of(A, 0), error(A, BAD), error(A, END, 9))
     assert polled(reader) == {A: [0]}
     assert reader.positions()[A] == 1

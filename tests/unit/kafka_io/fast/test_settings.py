@@ -73,13 +73,13 @@ def test_host_names_are_checked_by_the_same_flag(flag, word):
     assert found["ssl.endpoint.identification.algorithm"] == word
 
 
-def test_a_key_of_its_own_is_kept():
+def test_a_separate_key_file_is_kept():
     found = config(security_protocol="SSL", ssl_certfile="/c", ssl_keyfile="/k")
     assert found["ssl.key.location"] == "/k"
 
 
 @pytest.mark.parametrize("kind", [Consumer, Producer])
-def test_librdkafka_takes_what_comes_out(kind):
+def test_librdkafka_accepts_the_result(kind):
     """Every option that has an equivalent, with values at the edges."""
     found = config(
         client_dns_lookup="use_all_dns_ips",
@@ -110,7 +110,7 @@ def test_librdkafka_takes_what_comes_out(kind):
         ({**SASL, **USER, "sasl_kerberos_name": object()}, "sasl_kerberos_name"),
     ],
 )
-def test_what_has_no_equivalent_is_named(options, name):
+def test_options_without_equivalent_are_named(options, name):
     settings = ConnectionSettings("a", options=options)
     assert list(impossible(settings)) == [name]
     with pytest.raises(ConfigurationError, match="kafka-python") as caught:
@@ -136,7 +136,7 @@ def test_tokens_come_from_the_provider():
 @pytest.mark.parametrize(
     "token", ["opaque", "a.b.c", jwt({}), jwt([1]), jwt({"exp": "soon"})]
 )
-def test_a_token_of_unknown_life_is_asked_for_again(token):
+def test_a_token_of_unknown_lifetime_is_renewed(token):
     found = config(**OAUTH, sasl_oauth_token_provider=Provider(token))
     before = time.time()
     expiry = found["oauth_cb"]("")[1]

@@ -93,7 +93,7 @@ def test_records_and_the_position_are_one_transaction(handle):
 
 @pytest.mark.parametrize("code", transactions._FENCED)
 @pytest.mark.parametrize("step", ["produce", "offsets", "commit"])
-def test_whoever_comes_after_us_ends_us(handle, step, code):
+def test_a_later_producer_fences_this_one(handle, step, code):
     with begun() as some:
         handle.fails[step] = told(code)
         with pytest.raises(ClaimLost, match="a later producer") as lost:
@@ -101,7 +101,7 @@ def test_whoever_comes_after_us_ends_us(handle, step, code):
         assert lost.value.reason == "fenced"
 
 
-def test_why_it_is_over_is_asked_for(handle):
+def test_the_cause_of_a_fatal_error_is_polled(handle):
     """Where an answer in the background ended it, the next call says only that."""
     handle.fails = {"produce": told(KafkaError._FATAL)}
     handle.fails["poll"] = told(KafkaError._FENCED)
@@ -112,28 +112,28 @@ def test_why_it_is_over_is_asked_for(handle):
         write(some)
 
 
-def test_what_is_not_committed_is_undone(handle):
+def test_close_aborts_an_open_transaction(handle):
     handle.fails["commit"] = told(KafkaError._TIMED_OUT)
     with pytest.raises(CoordinationError), begun() as some:
         write(some)
     assert handle.did[-2:] == ["abort", "forget"]
 
 
-def test_what_cannot_begin_lets_go(handle):
+def test_a_failed_open_closes_everything(handle):
     handle.fails["init"] = told(KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
     with pytest.raises(CoordinationError):
         begun()
     assert handle.did == ["init", "forget"]
 
 
-def test_a_position_that_cannot_be_looked_up_is_told(handle):
+def test_a_failed_position_query_raises(handle):
     with begun() as some:
         handle.fails["committed"] = told(KafkaError._TIMED_OUT)
         with pytest.raises(CoordinationError):
             some.position(T0)
 
 
-def test_a_topic_that_takes_nothing_is_not_waited_for_for_ever(handle):
+def test_a_blocked_topic_raises_at_the_deadline(handle):
     handle.fails["produce"] = BufferError()
     with pytest.raises(DeadlineExceeded), begun(timeout_ms=0) as some:
         write(some)

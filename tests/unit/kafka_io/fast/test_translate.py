@@ -60,7 +60,7 @@ def test_table(name, read, write):
         assert f"({name}: why)" in str(made)
 
 
-def test_both_clients_are_told_in_the_same_words():
+def test_messages_are_the_same_for_both_clients():
     python = python_translate.translate_error(
         kafka_errors.TopicAuthorizationFailedError("t"),
         doing="Testing",
@@ -97,13 +97,13 @@ def test_what_python_raises():
         assert type(told(error)) is CoordinationError
 
 
-def test_our_own_errors_stay():
+def test_own_errors_are_returned_unchanged():
     ours = TopicMisconfigured("x")
     assert told(ours) is ours
 
 
 @pytest.mark.parametrize("access", BOTH)
-def test_every_error_is_told(access):
+def test_every_error_is_translated(access):
     """What we call final, librdkafka must not call passing."""
     assert len(CODES) > 100
     for name, code in CODES.items():
@@ -114,7 +114,7 @@ def test_every_error_is_told(access):
             assert made.retriable, name
 
 
-def test_a_port_that_takes_no_login_is_told_apart_from_a_wrong_password():
+def test_a_port_without_sasl_is_not_reported_as_a_wrong_password():
     made = told(KafkaException(KafkaError(CODES["ILLEGAL_SASL_STATE"], "why")))
     assert type(made) is LogUnreadable
     assert "the port at a:1, b:2 takes no login" in str(made)
