@@ -11,7 +11,7 @@ MAKEFLAGS += --no-print-directory
 
 BIN := .venv/bin
 # Product code, tests and scripts; those that are not there yet are left out.
-PYTHON_DIRS := $(wildcard marshal cli tests integration examples benchmarks tools)
+PYTHON_DIRS := $(wildcard marshal cli simulator tests integration examples benchmarks tools)
 # Extra arguments, as in: make unit ARGS="-k codec -x"
 ARGS ?=
 # Of `make test`: 1 runs one thing after the other, 4 what waits beside what computes.
@@ -83,7 +83,7 @@ chaos: env ## Every fault on three real brokers; the report is in build/chaos
 .PHONY: sim
 sim: env ## 20,000 simulated fleets; what they came to in build/sim.json
 	@mkdir -p build
-	@$(BIN)/marshal sim --seeds $(SEEDS) --shrink -o json $(ARGS) > build/sim.json; \
+	@$(BIN)/python -m simulator --seeds $(SEEDS) --shrink -o json $(ARGS) > build/sim.json; \
 		code=$$?; cat build/sim.json; exit $$code
 
 .PHONY: docs

@@ -295,6 +295,18 @@ def test_marshal_commands_parse(words):
         command.make_context("marshal", words, parent=context)
 
 
+def test_commands_of_the_simulator_parse():
+    import typer
+
+    from simulator.command import app
+
+    command = typer.main.get_command(app)
+    found = [words for words in commands("python") if words[:2] == ["-m", "simulator"]]
+    assert found
+    for words in found:
+        command.make_context("simulator", words[2:])
+
+
 def test_make_targets_exist():
     makefile = (ROOT / "Makefile").read_text()
     targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-PRODUCT = ("marshal/", "cli/")
+PRODUCT = ("marshal/", "cli/", "simulator/")
 PYTHON_FOLDERS = (
-    *("marshal", "cli", "tests", "integration"),
+    *("marshal", "cli", "simulator", "tests", "integration"),
     *("benchmarks", "examples", "tools"),
 )
 TEXT_FILES = ("*.md", "*.toml", "Makefile", ".ci/*", "tools/*.sh", "docs/**/*.md")
@@ -365,6 +365,8 @@ def test_unit_tests_mirror_the_package():
         package = ROOT / "marshal" / "kafka_marshal" / folder
         if folder.parts[:1] == ("cli",):
             package = ROOT.joinpath("cli", "kafka_marshal_cli", *folder.parts[1:])
+        if folder.parts[:1] == ("simulator",):
+            package = ROOT / folder
         if not (package / f"{name}.py").is_file() and not (package / name).is_dir():
             lost.append(str(test.relative_to(ROOT)))
     assert lost == []

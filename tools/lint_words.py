@@ -27,7 +27,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 ALLOWED = ROOT / "tools" / "words_allowed.json"
 UPDATE = ".venv/bin/python tools/lint_words.py --update"
-PRODUCT = ("marshal", "cli")
+PRODUCT = ("marshal", "cli", "simulator")
 FOLDERS = (*PRODUCT, *("tests", "integration", "benchmarks", "examples", "tools"))
 # These have more code than one number can cover.
 PACKAGES = ("marshal/kafka_marshal", "cli/kafka_marshal_cli", "tests", "integration")

@@ -20,9 +20,11 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-from kafka_marshal.testing.simulation.outcome import Report, RunFailed
-from kafka_marshal.testing.simulator import simulate
-from kafka_marshal.testing.simulator_hosted import simulate_hosted
+sys.path.append(str(Path(__file__).resolve().parent.parent))
+
+from simulator.outcome import Report, RunFailed
+from simulator.sidecar.simulate import simulate_hosted
+from simulator.simulate import simulate
 
 RUNS: Mapping[str, Callable[[int], Report]] = {
     "direct": simulate,

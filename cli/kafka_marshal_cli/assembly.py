@@ -20,7 +20,6 @@ from kafka_marshal_cli.commands import (
     groups,
     log,
     sidecar,
-    sim,
     spark,
     topic,
 )
@@ -92,4 +91,3 @@ for name, noun in {
 app.command("consume", help=consume.HELP, epilog=consume.EPILOG)(consume.consume)
 app.command("doctor", epilog=doctor.EPILOG)(doctor.doctor)
 app.command("demo", epilog="Example: marshal demo")(demo.demo)
-app.command("sim", epilog=sim.EPILOG)(sim.sim)

@@ -27,9 +27,9 @@ from kafka_marshal.protocol.records import ClaimingPartition
 from kafka_marshal.protocol.state import WorldState
 from kafka_marshal.protocol.transition import ACCEPTED
 from kafka_marshal.protocol.types import Key, LogEntry, Token, TopicPartition
-from kafka_marshal.testing.checkers import Folded
-from kafka_marshal.testing.historycheck import Operation, Verdict, check
-from kafka_marshal.testing.simulation.chronicle import SENT, Chronicle
+from simulator.checkers import Folded
+from simulator.chronicle import SENT, Chronicle
+from simulator.historycheck import Operation, Verdict, check
 
 # From a look at the lease to the note of a hand-out, on a machine that is busy.
 LATE_MS = 300

@@ -7,14 +7,20 @@ between leaves an operation of which nobody knows the end.
 
 import json
 import os
+import sys
 import threading
 import time
 from collections import deque
+from pathlib import Path
 from types import ModuleType
 
 from kafka_marshal.clock import NS_PER_MS, SystemClock
 from kafka_marshal.protocol.codec import decode
-from kafka_marshal.testing.simulation.chronicle import SENT
+
+# Workers are programs of their own; the simulator stands in the repository alone.
+sys.path.append(str(Path(__file__).resolve().parents[2]))
+
+from simulator.chronicle import SENT
 
 
 def boot_ns() -> int:

@@ -14,9 +14,9 @@ from kafka_marshal.remote import session as remote_session
 from kafka_marshal.sidecar.assignment import LeaseTable
 from kafka_marshal.sidecar.group import LocalGroup
 from kafka_marshal.sidecar.registry import ClientRegistry
-from kafka_marshal.testing.hosted.world import FAULTS, HostedWorld
-from kafka_marshal.testing.simulation.outcome import RunFailed
-from kafka_marshal.testing.simulator_hosted import simulate_hosted
+from simulator.outcome import RunFailed
+from simulator.sidecar.simulate import simulate_hosted
+from simulator.sidecar.world import FAULTS, HostedWorld
 
 FIRST, _, LAST = os.environ.get("SIMULATION_SEEDS", "0:12").partition(":")
 SEEDS = range(int(FIRST), int(LAST))

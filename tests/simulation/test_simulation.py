@@ -11,11 +11,10 @@ import pytest
 import variants
 
 from kafka_marshal.engine import Delivery
-from kafka_marshal.testing.simulation.campaign import Wish, run_seeds, shrunk
-from kafka_marshal.testing.simulation.coverage import RECREATED, TRUNCATED
-from kafka_marshal.testing.simulation.plan import CONDITIONS, MINUTE_MS, draw
-from kafka_marshal.testing.simulation.world import World
-from kafka_marshal.testing.simulator import (
+from simulator.campaign import Wish, run_seeds, shrunk
+from simulator.coverage import RECREATED, TRUNCATED
+from simulator.plan import CONDITIONS, MINUTE_MS, draw
+from simulator.simulate import (
     FAULTS,
     RECREATE,
     TRUNCATE,
@@ -23,6 +22,7 @@ from kafka_marshal.testing.simulator import (
     run_plan,
     simulate,
 )
+from simulator.world import World
 
 FIRST, _, LAST = os.environ.get("SIMULATION_SEEDS", "0:500").partition(":")
 SEEDS = range(int(FIRST), int(LAST))
@@ -340,7 +340,7 @@ def test_a_broken_variant_is_caught(monkeypatch, plant, seed, options, invariant
     plant(monkeypatch)
     failure = failure_of(seed, options)
     assert failure.invariant in invariants
-    assert f"marshal sim --seed {seed} " in str(failure)
+    assert f"python -m simulator --seed {seed} " in str(failure)
     assert failure_of(seed, options).transcript == failure.transcript
 
 

@@ -4,9 +4,9 @@ import pytest
 import simulation_digests
 from simulation_digests import compare, differences, main, transcript, write
 
-from kafka_marshal.testing.checkers import Violation
-from kafka_marshal.testing.simulation.outcome import RunFailed
-from kafka_marshal.testing.simulator import simulate
+from simulator.checkers import Violation
+from simulator.outcome import RunFailed
+from simulator.simulate import simulate
 
 FEW = {"direct": "3:5", "sidecar": "0:0"}
 

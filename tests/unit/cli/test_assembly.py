@@ -43,7 +43,6 @@ COMMANDS = {
     "sidecar openapi",
     "sidecar run",
     "sidecar status",
-    "sim",
     "spark audit",
     "topic format",
     "topic info",

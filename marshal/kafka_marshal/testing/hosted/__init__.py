@@ -1,1 +1,0 @@
-"""Hosts with sidecars, and their clients, in memory; ``simulator_hosted`` runs them."""

@@ -1,1 +1,0 @@
-"""The parts of the simulator; ``kafka_marshal.testing.simulator`` runs them."""

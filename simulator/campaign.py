@@ -1,0 +1,194 @@
+"""Runs many seeds, on several processors, and sums up what they came to."""
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from functools import partial
+
+import attrs
+
+from simulator.build import build
+from simulator.coverage import SITUATIONS
+from simulator.plan import MINUTE_MS, Plan, draw
+from simulator.shrink import shrink
+from simulator.simulate import SimulationFailed, run_plan
+
+BATCH = 10
+BATCH_S_MAX = 3_600
+SUITE_SEEDS_MIN = 200
+"""From so many seeds on, with every fault, each situation must be reached."""
+
+
+@attrs.frozen
+class Wish:
+    """What to run of each seed.
+
+    Attributes:
+        faults: What may go wrong; each seed draws it without this.
+        minutes: How long it may, in simulated minutes.
+        only: Numbers of the faults that strike; all of them without it.
+        shrinks: Whether failures are shrunk to few faults.
+    """
+
+    faults: tuple[str, ...] | None = None
+    minutes: int = 10
+    only: tuple[int, ...] | None = None
+    shrinks: bool = False
+
+    def plan(self, seed: int) -> Plan:
+        """Return what a seed stands for."""
+        plan = draw(seed, faults=self.faults, duration_ms=self.minutes * MINUTE_MS)
+        return plan if self.only is None else plan.keeping(self.only)
+
+
+@attrs.frozen
+class Broken:
+    """A seed that broke a rule.
+
+    Attributes:
+        seed: Which.
+        invariant: Which rule, such as ``S4``.
+        message: What happened.
+        faults: Numbers of the faults that are left, after shrinking if wished for.
+    """
+
+    seed: int
+    invariant: str
+    message: str
+    faults: tuple[int, ...]
+
+
+@attrs.frozen
+class Outcome:
+    """What one seed came to; without its transcript.
+
+    Attributes:
+        broken: What it broke, None where it held.
+        seen: How often each situation was reached.
+        faults: How often each kind of fault struck.
+        virtual_ms: How long it took on virtual time.
+        cpu_ms: Processor time that it took.
+    """
+
+    broken: Broken | None
+    seen: Mapping[str, int]
+    faults: Mapping[str, int]
+    virtual_ms: int
+    cpu_ms: int
+
+
+@attrs.define
+class Summary:
+    """What a campaign came to.
+
+    Attributes:
+        build: Release and commit of what was run.
+        wish: What was run of each seed.
+        seed_count: Number of seeds.
+        broken: Those that broke a rule, by seed.
+        seen: How often each situation was reached, in all.
+        faults: How often each kind of fault struck.
+        virtual_ms: Virtual time, in all.
+        cpu_ms: Processor time, in all.
+        wall_ms: How long it took.
+    """
+
+    build: str
+    wish: Wish
+    seed_count: int = 0
+    broken: list[Broken] = attrs.field(factory=list)
+    seen: Counter[str] = attrs.field(factory=Counter)
+    faults: Counter[str] = attrs.field(factory=Counter)
+    virtual_ms: int = 0
+    cpu_ms: int = 0
+    wall_ms: int = 0
+
+    def add(self, outcome: Outcome) -> None:
+        """Take what a seed came to."""
+        self.seed_count += 1
+        self.seen.update(outcome.seen)
+        self.faults.update(outcome.faults)
+        self.virtual_ms += outcome.virtual_ms
+        self.cpu_ms += outcome.cpu_ms
+        if outcome.broken is not None:
+            self.broken.append(outcome.broken)
+
+    @property
+    def seeds_per_minute(self) -> float:
+        """Seeds a minute of one processor."""
+        return self.seed_count * 60_000 / max(1, self.cpu_ms)
+
+    @property
+    def never(self) -> tuple[str, ...]:
+        """Situations that were never reached."""
+        return tuple(name for name in SITUATIONS if not self.seen[name])
+
+    @property
+    def is_suite(self) -> bool:
+        """Whether there were enough seeds to ask for every situation."""
+        whole = self.wish.faults is None and self.wish.only is None
+        return whole and self.seed_count >= SUITE_SEEDS_MIN
+
+    @property
+    def held(self) -> bool:
+        """Whether nothing was broken and, of a suite, everything was reached."""
+        return not self.broken and not (self.is_suite and self.never)
+
+
+def judge(seed: int, wish: Wish) -> Outcome:
+    """Run one seed; never raises for a rule that is broken."""
+    plan = wish.plan(seed)
+    faults = Counter(fault.kind for fault in plan.faults)
+    since = time.process_time_ns()
+    broken, seen, virtual_ms = None, {}, 0
+    try:
+        report = run_plan(plan)
+        seen, virtual_ms = dict(report.seen), report.virtual_ms
+    except SimulationFailed as failure:
+        small = shrunk(failure) if wish.shrinks else plan
+        kept = tuple(fault.number for fault in small.faults)
+        told = str(failure.__cause__)
+        broken = Broken(seed, failure.invariant, told, kept)
+    cpu_ms = (time.process_time_ns() - since) // 1_000_000
+    return Outcome(broken, seen, faults, virtual_ms, cpu_ms)
+
+
+def shrunk(failure: SimulationFailed) -> Plan:
+    """Return few faults of a failed run that break the same rule."""
+
+    def fails(plan: Plan) -> bool:
+        try:
+            run_plan(plan)
+        except SimulationFailed as again:
+            return again.invariant == failure.invariant
+        return False
+
+    return shrink(failure.plan, fails)
+
+
+def _judge_batch(seeds: Sequence[int], wish: Wish) -> list[Outcome]:
+    return [judge(seed, wish) for seed in seeds]
+
+
+def outcomes(seeds: Sequence[int], wish: Wish, *, jobs: int) -> Iterator[Outcome]:
+    """Run seeds on so many processors, and yield what they come to, in any order."""
+    if jobs == 1:
+        yield from (judge(seed, wish) for seed in seeds)
+        return
+    batches = [seeds[at : at + BATCH] for at in range(0, len(seeds), BATCH)]
+    with ProcessPoolExecutor(jobs) as pool:
+        tasks = [pool.submit(partial(_judge_batch, batch, wish)) for batch in batches]
+        for task in as_completed(tasks, timeout=BATCH_S_MAX * len(batches)):
+            yield from task.result(timeout=0)
+
+
+def run_seeds(seeds: Sequence[int], wish: Wish, *, jobs: int) -> Summary:
+    """Run seeds and sum up what they come to."""
+    summary = Summary(build(), wish)
+    since = time.monotonic_ns()
+    for outcome in outcomes(seeds, wish, jobs=jobs):
+        summary.add(outcome)
+    summary.broken.sort(key=lambda broken: broken.seed)
+    summary.wall_ms = (time.monotonic_ns() - since) // 1_000_000
+    return summary

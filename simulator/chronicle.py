@@ -1,0 +1,330 @@
+"""What processes of a simulated world would tell of themselves, as a history.
+
+Each record is begun when its process sends it, and ends when the log is read: by
+that, and nothing else, its sender learns what became of it (PROTOCOL 1.4). In
+between, or for ever, it is unknown.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol
+
+import msgspec
+
+from kafka_marshal.ports import Append, Record
+from kafka_marshal.protocol.codec import decode
+from kafka_marshal.protocol.losses import marks_of
+from kafka_marshal.protocol.records import (
+    BatchHeartbeat,
+    ClaimingMessages,
+    ClaimingPartition,
+    Heartbeat,
+    ReleaseGroup,
+)
+from kafka_marshal.protocol.state import WorldState
+from kafka_marshal.protocol.transition import ACCEPTED, Transition
+from kafka_marshal.protocol.types import Key, Token
+from simulator.checkers import Folded
+from simulator.historycheck import (
+    BEAT,
+    CLAIM,
+    FAIL,
+    GRANT,
+    HAND_OUT,
+    INVOKE,
+    OK,
+    PAUSE,
+    PROCESS,
+    UNKNOWN,
+    UNPAUSE,
+    Operation,
+)
+
+Span = tuple[int | None, int | None]
+NOWHERE: Span = (None, None)
+Held = Mapping[int, tuple[Key, Token | None]]
+Sent = ClaimingPartition | Heartbeat | BatchHeartbeat | ClaimingMessages
+SENT = (ClaimingPartition, Heartbeat, BatchHeartbeat, ClaimingMessages)
+
+
+class Surroundings(Protocol):
+    """What a chronicle asks of its world.
+
+    Attributes:
+        attempts: Processes that ask for offsets under claims of others.
+    """
+
+    attempts: set[bytes]
+
+    @property
+    def now_ms(self) -> int:
+        """True time."""
+        ...
+
+    def name_of(self, incarnation: bytes) -> str:
+        """Return what the process of an incarnation is called."""
+        ...
+
+    def keys_of(self, partition: int) -> Sequence[Key]:
+        """Return the keys whose history is told, of a coordinating partition."""
+        ...
+
+
+class Chronicle:
+    """Collects the operations of all processes, in the order of true time.
+
+    Attributes:
+        operations: All of them so far.
+    """
+
+    def __init__(self, world: Surroundings) -> None:
+        """Start with nothing to tell."""
+        self.operations: list[Operation] = []
+        self._world = world
+        # What was won under which epoch of a coordinating partition.
+        self._won: dict[tuple[int, int], tuple[Key, Token | None]] = {}
+        self._open: dict[str, list[tuple[Append, list[Operation]]]] = {}
+        self._paused: set[int] = set()
+        # What a process is working on: told as unknown, should it die.
+        self._begun: dict[str, dict[tuple[Key, int], Operation]] = {}
+
+    # --- what is sent
+
+    def on_append(
+        self, partition: int, value: bytes, *, append: Append | None, held: Held
+    ) -> None:
+        """Take that a process sends a record.
+
+        Args:
+            partition: Coordinating partition.
+            value: The record.
+            append: What it is told of it, None where it is never told anything.
+            held: What it holds, by the epoch of the claim.
+        """
+        record = decode(value)
+        if not isinstance(record, SENT):
+            return
+        begun = list(self._begin(partition, record, held=held))
+        self.operations += begun
+        if begun and append is not None:
+            name = begun[0].process
+            self._give_up(name)
+            self._open[name].append((append, begun))
+
+    def _begin(
+        self, partition: int, record: Sent, *, held: Held
+    ) -> Iterator[Operation]:
+        name = self._world.name_of(record.incarnation)
+        if isinstance(record, ClaimingPartition):
+            key = Key(record.group_id, record.topic, record.partition)
+            if key in self._world.keys_of(partition):
+                yield self._operation(CLAIM, INVOKE, of=(name, key), number=record.seq)
+            return
+        marks = marks_of(record)
+        for at, (epoch, first, last) in enumerate(_asked(record)):
+            # It may have read just now that it has won.
+            won = held.get(epoch) or self._won.get((partition, epoch))
+            if won is None:
+                continue  # of the keys that nobody tells of
+            kind = GRANT if isinstance(record, ClaimingMessages) else BEAT
+            yield self._operation(
+                kind,
+                INVOKE,
+                of=(name, won[0]),
+                token=won[1],
+                span=(first, last),
+                number=record.seq,
+                done=marks.get(at) if kind == BEAT else None,
+            )
+
+    def _give_up(self, name: str) -> None:
+        """Tell what a process was told to have failed: it may land all the same."""
+        still = []
+        for append, begun in self._open.get(name, ()):
+            if not append.is_done():
+                still.append((append, begun))
+            elif append.error() is not None:
+                self.operations += map(self._unknown, begun)
+        self._open[name] = still
+
+    def _unknown(self, begun: Operation) -> Operation:
+        return self._operation(
+            begun.kind,
+            UNKNOWN,
+            of=(begun.process, begun.key),
+            token=begun.token,
+            span=(begun.first, begun.last),
+            number=begun.number,
+        )
+
+    # --- what the log says
+
+    def on_fold(self, folded: Folded, world: WorldState) -> None:
+        """Take what a record turned out to be."""
+        transition, partition = folded.transition, folded.partition
+        self._note_pause(partition, world, transition)
+        record, key = transition.record, transition.key
+        if not isinstance(record, SENT) or key is None:
+            return
+        if key not in self._world.keys_of(partition):
+            return
+        is_ok = transition.outcome == ACCEPTED
+        outcome = OK if is_ok else FAIL
+        name = self._world.name_of(record.incarnation)
+        known = world.keys.get(key)
+        position = None if known is None else known.next_unclaimed()
+        if isinstance(record, ClaimingPartition):
+            token = world.token(key) if is_ok else None
+            if is_ok:
+                self._won[partition, transition.offset] = key, token
+            self._end(
+                CLAIM,
+                outcome,
+                of=(name, key),
+                token=token,
+                span=(position if is_ok else None, None),
+                number=record.seq,
+                topic_id=known.topic_id if is_ok and known is not None else None,
+            )
+        elif isinstance(record, ClaimingMessages):
+            if is_ok:
+                self._granted(partition, record, transition, key=key)
+            elif record.grantee not in self._world.attempts:
+                self._end(GRANT, FAIL, of=(name, key), number=record.seq)
+        else:
+            epoch = record.epoch if isinstance(record, Heartbeat) else transition.epoch
+            token = self._won.get((partition, epoch or 0), (key, None))[1]
+            self._end(
+                BEAT,
+                outcome,
+                of=(name, key),
+                token=token,
+                span=(position if is_ok else None, None),
+                number=record.seq,
+                renews=transition.effect == "renewed",
+            )
+
+    def _granted(
+        self,
+        partition: int,
+        record: ClaimingMessages,
+        transition: Transition,
+        *,
+        key: Key,
+    ) -> None:
+        """Tell a grant of whoever may use it, which need not be who asked."""
+        detail = transition.detail or {}
+        span = detail["first"], detail["last"]
+        token = self._won.get((partition, record.epoch), (key, None))[1]
+        if record.grantee not in self._world.attempts:
+            of = self._world.name_of(record.incarnation), key
+            self._end(GRANT, OK, of=of, token=token, span=span, number=record.seq)
+            return
+        # A process of its own, which does what it is granted at once.
+        name = f"attempt {record.grantee.hex()[:8]}"
+        for kind in (GRANT, HAND_OUT, PROCESS):
+            self._end(kind, OK, of=(name, key), token=token, span=span)
+
+    def _note_pause(
+        self, partition: int, world: WorldState, transition: Transition
+    ) -> None:
+        """Tell that a group is paused, as its admin would, and that this is over."""
+        record = transition.record
+        is_paused = isinstance(record, ReleaseGroup) and transition.effect == "paused"
+        was_paused = partition in self._paused
+        if not is_paused and not was_paused:
+            return
+        keys = self._world.keys_of(partition)
+        group_id = keys[0].group_id if keys else ""
+        if is_paused and not was_paused:
+            self._paused.add(partition)
+            for key in keys:
+                self._end(PAUSE, OK, of=("admin", key))
+        elif world.active_pause(group_id) is None:
+            self._paused.discard(partition)
+            for key in keys:
+                self._end(UNPAUSE, OK, of=("admin", key))
+
+    # --- what applications do
+
+    def on_handed(
+        self,
+        name: str,
+        key: Key,
+        *,
+        records: Sequence[Record],
+        topic_id: bytes | None = None,
+    ) -> None:
+        """Take that an application was handed records, and begins with them."""
+        token, of = records[0].token, (name, key)
+        span = records[0].offset, records[-1].offset
+        self._end(HAND_OUT, OK, of=of, token=token, span=span, topic_id=topic_id)
+        for record in records:
+            at = record.offset, record.offset
+            begun = self._operation(
+                PROCESS, INVOKE, of=(name, key), token=record.token, span=at
+            )
+            self.operations.append(begun)
+            self._begun.setdefault(name, {})[key, record.offset] = begun
+
+    def on_processed(self, name: str, key: Key, *, record: Record) -> None:
+        """Take that an application is done with a record."""
+        self._begun.get(name, {}).pop((key, record.offset), None)
+        at = record.offset, record.offset
+        self._end(PROCESS, OK, of=(name, key), token=record.token, span=at)
+
+    def on_gone(self, name: str) -> None:
+        """Take that a process is no more: of what it had begun, nobody knows."""
+        for _, begun in self._open.pop(name, ()):
+            self.operations += map(self._unknown, begun)
+        self.operations += map(self._unknown, self._begun.pop(name, {}).values())
+
+    # --- operations
+
+    def _end(
+        self,
+        kind: str,
+        outcome: str,
+        *,
+        of: tuple[str, Key],
+        token: Token | None = None,
+        span: Span = NOWHERE,
+        number: int | None = None,
+        renews: bool = False,
+        topic_id: bytes | None = None,
+    ) -> None:
+        told = self._operation(
+            kind, outcome, of=of, token=token, span=span, number=number
+        )
+        if renews or topic_id is not None:
+            told = msgspec.structs.replace(told, renews=renews, topic_id=topic_id)
+        self.operations.append(told)
+
+    def _operation(
+        self,
+        kind: str,
+        outcome: str,
+        *,
+        of: tuple[str, Key],
+        token: Token | None = None,
+        span: Span = NOWHERE,
+        number: int | None = None,
+        done: int | None = None,
+    ) -> Operation:
+        (name, key), (first, last) = of, span
+        at_ms = self._world.now_ms
+        return Operation(
+            kind, outcome, name, key, token, at_ms, first, last, number, done
+        )
+
+
+def _asked(
+    record: Heartbeat | BatchHeartbeat | ClaimingMessages,
+) -> Iterator[tuple[int, int | None, int | None]]:
+    """Yield epoch, first and last offset of each thing that a record asks for."""
+    if isinstance(record, BatchHeartbeat):
+        for epoch, position in record.beats:
+            yield epoch, position, None
+    elif isinstance(record, Heartbeat):
+        yield record.epoch, record.position, None
+    else:
+        yield record.epoch, record.first, record.proposed_last_offset

@@ -1,0 +1,143 @@
+"""Configs of other levels in a simulated world, as an admin writes them.
+
+Each is read back, and written again until it counts: a failover may have lost it.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+
+from msgspec.structs import replace
+
+from kafka_marshal.protocol.codec import encode
+from kafka_marshal.protocol.records import SUPPORTED_LEVEL, Config
+from simulator.plan import Fault, chance
+from simulator.world import World
+
+BELOW = 1
+ABOVE = SUPPORTED_LEVEL + 1
+PERCENT = 100
+FAR = 10**6
+H_DIVISORS = (1, 1, 2, 4)
+"""What H of the plan is divided by: it is the longest, which bounds all waits."""
+OTHER_FORMAT = b"another format.."
+
+
+class Configs:
+    """Writes Configs: such as all can follow, such as count nowhere, and a last one."""
+
+    def __init__(self, world: World) -> None:
+        """Begin with the one that the topic was formatted with."""
+        self._world = world
+        self._last = world.cluster.config
+        self._wanted: dict[int, list[Config]] = {
+            number: [] for number in range(world.plan.coordinators)
+        }
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the Config has been written that nobody here can follow."""
+        return self._last.feature_level > SUPPORTED_LEVEL
+
+    def strike(self, fault: Fault) -> None:
+        """Write a Config that halts nobody: one for all, or one that is refused."""
+        if self.is_over:
+            return
+        if fault.size >= PERCENT * 2 // 3:
+            self._write_misfit(fault)
+            return
+        level = BELOW if fault.size < PERCENT // 3 else SUPPORTED_LEVEL
+        self._change(level, fault, numbers=list(self._wanted))
+
+    def halt(self, fault: Fault) -> Sequence[int]:
+        """Write a Config above the level of everybody; perhaps not to each T.
+
+        Not where the log loses what was read, for then nobody has to halt.
+
+        Returns:
+            The coordinating partitions that get it.
+        """
+        if self.is_over or self._world.is_truncating:
+            return ()
+        first = fault.who % len(self._wanted)
+        dies_early = fault.size % 2 == 1
+        numbers = [first] if dies_early else list(self._wanted)
+        self._change(ABOVE, fault, numbers=numbers)
+        return numbers
+
+    def _change(self, level: int, fault: Fault, *, numbers: Sequence[int]) -> None:
+        world, before = self._world, self._last
+        draw = chance(world.plan.seed, f"interval/{fault.number}")
+        h_ms = world.plan.h_ms // draw.choice(H_DIVISORS)
+        config = self._last = _next(before, level=level, h_ms=h_ms)
+        world.levels.wrote(config)
+        world.say(
+            f"an admin writes level {level} and H = {config.heartbeat_interval_ms} ms"
+        )
+        rng = chance(world.plan.seed, f"config/{fault.number}")
+        longest_ms = rng.choice([world.plan.h_ms // 8, 2 * world.plan.h_ms])
+        for number in numbers:
+            self._wanted[number].append(config)
+            late_ms = rng.randint(0, longest_ms)
+            world.loop.at(world.now_ms + late_ms, partial(self._drive, number))
+
+    def heal(self) -> None:
+        """Write a Config with the H of the plan, where another is in force."""
+        world, last = self._world, self._last
+        if self.is_over or last.heartbeat_interval_ms == world.plan.h_ms:
+            return
+        h_ms = world.plan.h_ms
+        self._last = _next(last, level=last.feature_level, h_ms=h_ms)
+        world.levels.wrote(self._last)
+        world.say(f"an admin writes H = {h_ms} ms again")
+        for number, wanted in self._wanted.items():
+            wanted.append(self._last)
+            world.loop.at(world.now_ms, partial(self._drive, number))
+
+    def _drive(self, number: int) -> None:
+        """Write what is to come next, until all of it counts."""
+        world, known = self._world, self._world.levels.config(number)
+        generation = 0 if known is None else known.generation
+        ahead = [each for each in self._wanted[number] if each.generation > generation]
+        if ahead:
+            place = world.cluster.place(number)
+            offset = world.cluster.kafka.produce(place, encode(ahead[0]))
+            level = ahead[0].feature_level
+            world.say(f"a Config of level {level} is written at {number}/{offset}")
+        if ahead or world.is_truncating:
+            again_ms = world.now_ms + world.plan.h_ms // 4
+            world.loop.at(again_ms, partial(self._drive, number))
+
+    def _write_misfit(self, fault: Fault) -> None:
+        """Write a Config above everybody's level that counts nowhere."""
+        world, last = self._world, self._last
+        fit = replace(
+            last,
+            generation=last.generation + 1,
+            era=last.era + 1,
+            feature_level=ABOVE,
+        )
+        # Never to fit: not in a T that lags behind, nor written once more later.
+        misfits = (
+            replace(fit, generation=last.generation + FAR),
+            replace(fit, generation=1),
+            replace(fit, era=last.era),
+            replace(fit, era=2**32 - 1),
+            replace(fit, format_id=OTHER_FORMAT),
+            replace(fit, cluster_id="another"),
+            replace(fit, partition_count=last.partition_count + 1),
+        )
+        number = fault.who % len(self._wanted)
+        misfit = misfits[fault.size % len(misfits)]
+        place = world.cluster.place(number)
+        offset = world.cluster.kafka.produce(place, encode(misfit))
+        world.say(f"a Config that counts nowhere is written at {number}/{offset}")
+
+
+def _next(before: Config, *, level: int, h_ms: int) -> Config:
+    return replace(
+        before,
+        generation=before.generation + 1,
+        era=before.era + 1,
+        feature_level=level,
+        heartbeat_interval_ms=h_ms,
+    )

@@ -1,0 +1,213 @@
+"""How often each interesting thing happened in a run.
+
+A simulation that never gets to a situation proves nothing about it: the suite
+fails where one of these is never reached.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from kafka_marshal.ports import Event
+from kafka_marshal.protocol.hashing import CHECKPOINT_GROUP
+from kafka_marshal.protocol.records import (
+    BatchHeartbeat,
+    ClaimingMessages,
+    ClaimingPartition,
+    Heartbeat,
+    ReleasingPartition,
+)
+from kafka_marshal.protocol.transition import ACCEPTED, IGNORED
+from simulator.checkers import Folded
+
+SITUATIONS: Mapping[str, str] = {
+    "claimed": "a claim was accepted",
+    "taken_over": "a stale owner lost its key to a claim",
+    "takeover_at_2h_1": "a key was taken 2H + 1 ms after its last renewal",
+    "refused_at_2h": "a claim was refused 2H after the last renewal, as held",
+    "resumed": "a restarted process went on with its claim",
+    "resume_refused": "a resume came too late, or with the wrong secret",
+    "duplicate_claim": "a claiming record came twice",
+    "ghost_claim_won": "a claim was won by a record that was given up on",
+    "ghost_released": "its sender released a claim that it no longer wanted",
+    "landed_after_failure": "a record landed after it was reported as failed",
+    "landed_after_failover": "a record landed in a later leader epoch than it was sent",
+    "tail_lost": "a failover lost a record that was not committed yet",
+    "late_beat_ignored": "a beat came after its claim was gone",
+    "beat_after_2h": "a beat renewed a stale claim that nobody else had taken",
+    "pause_during_grant": "offsets were asked for while the group was paused",
+    "moved_while_paused": "a beat moved a position during a pause",
+    "claim_during_pause": "a claim was refused because of a pause",
+    "grant_ignored": "offsets were asked for under a claim that was gone",
+    "clock_went_back": "a leader's clock went back within its epoch",
+    "clock_step_detected": "an owner shortened its lease because a clock stepped",
+    "leader_behind": "a new leader's clock was behind that of the last",
+    "undecodable": "somebody wrote what is no record",
+    "identity_conflict": "two processes had one client_id",
+    "lease_expired": "an owner stopped because its own lease had run out",
+    "stopped_in_hand": "a process was stopped beyond 2H with records in hand",
+    "crashed_in_hand": "a process died with records in hand",
+    "handled_beyond_2h": "records were handled for longer than 2H",
+    "duplicates": "a record was handed out again, at least once",
+    "granted": "offsets were granted",
+    "granted_to_another": "a process without a claim was granted offsets under one",
+    "left_in_order": "a process gave up everything and ended",
+    "checkpoint_written": "a checkpoint was completed",
+    "checkpoint_torn": "a process died while it wrote a checkpoint",
+    "began_from_checkpoint": "a process began from a checkpoint in the log",
+    "began_from_kept": "a process began from what its host had kept",
+    "kept_damaged": "a file that a host kept was damaged, or one of another log",
+    "began_despite_damage": "a process began beside such a file, and not from it",
+    "reset": "an admin replaced a state by that of a checkpoint",
+    "above_ignored": "a record of a later level came, and changed nothing",
+    "above_of_owner": "one of them was in the name of an owner",
+    "above_behind_claim": "one of them came right behind a claim that was accepted",
+    "above_behind_grant": "one of them came right behind a grant",
+    "above_in_pause": "one of them came while the group was paused",
+    "known_above_level": "a known record came while a level below its own was in force",
+    "level_changed": "a Config of another level was accepted, that all can follow",
+    "interval_changed": "a Config of another H was accepted",
+    "config_refused": "a Config above everybody's level was refused: nobody halted",
+    "halted": "a reader halted at a Config above its level",
+    "behind_a_halt": "a record came behind such a Config, and changed nothing",
+    "started_beside_halt": "a process started behind such a Config, and refused",
+    "checkpoint_above": "it did not begin from a newer program's checkpoint, either",
+}
+SELDOM: Mapping[str, str] = {
+    "halted_in_hand": "a reader halted with records in hand",
+    "refused_torn": "a process started before a Config had reached all, and refused",
+    "old_topic": "a claim for an earlier topic of the name was refused",
+    "topic_missing": "a process started while its topic was deleted, and refused",
+}
+"""Counted, but not asked of a suite: a few hundred seeds may do without."""
+TRUNCATED: Mapping[str, str] = {
+    "truncated": "records that were read by somebody were lost",
+    "truncated_grant": "among them a grant",
+    "truncated_claim": "among them a claim",
+    "exposed": "an engine told that offsets may be handed out twice",
+    "exposed_untold": "whoever had offsets that were lost ended before it could tell",
+}
+RECREATED: Mapping[str, str] = {
+    "recreated": "the data topic was deleted, to be created again",
+    "recreated_in_hand": "somebody had records of it in hand then",
+    "topic_ended": "a claim ended because its topic was gone",
+    "topic_changed": "a key was claimed for a topic of another id",
+}
+GRANTS = {
+    "granted": "granted",
+    "paused": "pause_during_grant",
+    "not_owner": "grant_ignored",
+    "old_epoch": "grant_ignored",
+}
+ENDINGS = {"lease_expired": "lease_expired", "topic_gone": "topic_ended"}
+BEATS = (Heartbeat, BatchHeartbeat)
+
+
+class Coverage:
+    """Counts situations of one run.
+
+    Attributes:
+        counts: How often, by name.
+    """
+
+    def __init__(self, h_ms: int) -> None:
+        """Start with none."""
+        self.counts: Counter[str] = Counter()
+        self._h_ms = h_ms
+        self._stamps: dict[int, tuple[int, int]] = {}
+        self._seen: set[bytes] = set()
+
+    def note(self, name: str) -> None:
+        """Count a situation."""
+        known = (SITUATIONS, TRUNCATED, RECREATED, SELDOM)
+        assert any(name in each for each in known), name
+        self.counts[name] += 1
+
+    def observe(self, event: Event) -> None:
+        """Take what an engine tells; an ``Observer``."""
+        if event.name == "clock_step":
+            self.note("clock_step_detected")
+        elif event.name == "checkpoint_written":
+            self.note(event.name)
+        elif event.name == "restored":
+            is_log = event.fields["source"].startswith("checkpoint")
+            self.note("began_from_checkpoint" if is_log else "began_from_kept")
+        elif event.name == "state_unfit" and "feature level" in event.fields["why"]:
+            self.note("checkpoint_above")
+        elif event.name == "grant_exposed":
+            self.note("exposed")
+        elif event.name == "claim_ended":
+            self._on_ended(event.fields)
+
+    def _on_ended(self, fields: Mapping[str, Any]) -> None:
+        name = ENDINGS.get(fields["ending"].reason)
+        if name is not None:
+            self.note(name)
+
+    def on_fold(self, folded: Folded) -> None:
+        """Take one transition."""
+        transition = folded.transition
+        record, effect = transition.record, transition.effect
+        self._on_stored(folded)
+        if transition.key is not None and transition.key.group_id == CHECKPOINT_GROUP:
+            return
+        if record is None:
+            self.note("undecodable")
+        elif isinstance(record, ClaimingPartition):
+            self._on_claim(folded, record)
+        elif isinstance(record, BEATS):
+            self._on_beat(folded)
+        elif isinstance(record, ClaimingMessages):
+            name = GRANTS.get(str(effect or transition.reason))
+            if name is not None:
+                self.note(name)
+        elif effect == "reset":
+            self.note(effect)
+        elif isinstance(record, ReleasingPartition) and record.reason == "ghost":
+            self.note("ghost_released")
+
+    def _on_stored(self, folded: Folded) -> None:
+        stored = folded.stored
+        if stored.is_ghost:
+            self.note("landed_after_failure")
+        if stored.sent_epoch is not None and stored.sent_epoch < stored.leader_epoch:
+            self.note("landed_after_failover")
+        epoch, at_ms = self._stamps.get(folded.partition, (0, 0))
+        if stored.timestamp_ms < at_ms:
+            is_same = stored.leader_epoch == epoch
+            self.note("clock_went_back" if is_same else "leader_behind")
+        self._stamps[folded.partition] = (stored.leader_epoch, stored.timestamp_ms)
+
+    def _on_claim(self, folded: Folded, record: ClaimingPartition) -> None:
+        transition, age_ms = folded.transition, folded.age_ms
+        value = folded.stored.value or b""
+        if value in self._seen:
+            self.note("duplicate_claim")
+        self._seen.add(value)
+        if transition.outcome == ACCEPTED:
+            self.note(str(transition.effect))
+            if folded.stored.is_ghost:
+                self.note("ghost_claim_won")
+            if transition.effect == "claimed" and record.expected_epoch is not None:
+                self.note("topic_changed")
+            if transition.effect == "claimed" and folded.owner is not None:
+                self.note("taken_over")
+                if age_ms == 2 * self._h_ms + 1:
+                    self.note("takeover_at_2h_1")
+        elif record.resume is not None:
+            self.note("resume_refused")
+        elif transition.reason == "paused":
+            self.note("claim_during_pause")
+        elif transition.reason == "old_topic":
+            self.note("old_topic")
+        elif transition.reason == "held" and age_ms == 2 * self._h_ms:
+            self.note("refused_at_2h")
+
+    def _on_beat(self, folded: Folded) -> None:
+        transition = folded.transition
+        if transition.outcome == IGNORED:
+            self.note("late_beat_ignored")
+        elif transition.effect == "renewed" and folded.age_ms > 2 * self._h_ms:
+            self.note("beat_after_2h")
+        elif transition.effect == "position_only" and folded.moved:
+            self.note("moved_while_paused")

@@ -1,0 +1,128 @@
+"""Judges hand-outs where a log loses what was read (PROTOCOL 7.5).
+
+Whoever lost a claim or a grant with the log's end cannot know it yet, so offsets may
+be handed out twice, at most once or not. What is demanded is that it does not go
+unsaid: some engine tells of the range (``grant_exposed``), unless the process that had
+it ended before it could.
+"""
+
+from collections import defaultdict
+
+import attrs
+
+from kafka_marshal.protocol.types import Key
+from kafka_marshal.testing.node import Node
+from simulator.checkers import Place, Violation
+
+
+@attrs.frozen
+class _HandOut:
+    """One offset that was handed out.
+
+    Attributes:
+        name: To whom.
+        cuts: Of how many cuts of its coordinating partition that process knew.
+    """
+
+    name: str
+    cuts: int
+
+
+@attrs.frozen
+class _Twice:
+    """One offset that was handed out twice, first by what the log knew before."""
+
+    place: Place
+    offset: int
+    before: _HandOut
+    after: _HandOut
+
+
+class Exposures:
+    """What was handed out at most once, and what was told of it.
+
+    Attributes:
+        excused_count: Offsets handed out twice of which nobody was left to tell.
+    """
+
+    def __init__(self) -> None:
+        """Start with nothing lost."""
+        self.excused_count = 0
+        self._handed: dict[tuple[Place, int], _HandOut] = {}
+        self._twice: list[_Twice] = []
+        self._told: dict[Key, set[int]] = defaultdict(set)
+        self._ended: dict[tuple[str, Key], int] = {}
+
+    def on_handed(self, name: str, place: Place, *, offset: int, cuts: int) -> None:
+        """Take one record that a process may work on, knowing of so many cuts.
+
+        Raises:
+            Violation: Another one had it before, by the very same log.
+        """
+        this = _HandOut(name, cuts)
+        other = self._handed.setdefault((place, offset), this)
+        if other is this:
+            return
+        if other.cuts == cuts:
+            raise Violation("S3", f"{place[0]}: {offset} handed out twice by one log")
+        before, after = sorted((this, other), key=lambda each: each.cuts)
+        self._twice.append(_Twice(place, offset, before, after))
+        self._handed[place, offset] = after
+
+    def on_told(self, key: Key, *, first: int, last: int) -> None:
+        """Take that an engine told of a range."""
+        self._told[key].update(range(first, last + 1))
+
+    def on_ended(self, name: str, key: Key, *, cuts: int) -> None:
+        """Take that a process ended, which had settled what so many cuts took."""
+        self._ended[name, key] = cuts
+
+    def judge(self) -> None:
+        """Judge it all, once everybody who lives has read everything.
+
+        Raises:
+            Violation: Offsets were handed out twice, and nobody said so.
+        """
+        for twice in self._twice:
+            (key, _), name = twice.place, twice.before.name
+            settled = self._ended.get((name, key))
+            if twice.offset in self._told[key]:
+                continue
+            if settled is None or settled >= twice.after.cuts:
+                raise Violation(
+                    "7.5",
+                    f"{key}: {twice.offset} was handed out to {name} and, by a log "
+                    f"that was cut back, to {twice.after.name}: nobody said so",
+                )
+            self.excused_count += 1
+
+
+class Cuts:
+    """How often each coordinating partition lost what was read, and who knows it."""
+
+    def __init__(self) -> None:
+        """Start with none."""
+        self._epochs: dict[int, list[int]] = defaultdict(list)
+        self._noticed: dict[tuple[bytes, int], int] = {}
+
+    def on_cut(self, partition: int, leader_epoch: int) -> None:
+        """Take that a partition lost records, and goes on in another leader epoch."""
+        self._epochs[partition].append(leader_epoch)
+
+    def count(self, partition: int) -> int:
+        """Return how often a partition was cut back."""
+        return len(self._epochs[partition])
+
+    def on_noticed(self, node: Node, partition: int) -> None:
+        """Take that a process begins a partition, or begins it anew."""
+        self._noticed[node.owner.incarnation, partition] = self.count(partition)
+
+    def known_to(self, node: Node, partition: int) -> int:
+        """Return of how many cuts a process knows."""
+        epoch = node.engine.context.replicas[partition].world.leader_epoch
+        read = sum(each <= (epoch or 0) for each in self._epochs[partition])
+        return max(read, self._noticed.get((node.owner.incarnation, partition), 0))
+
+    def is_known(self, node: Node, partition: int) -> bool:
+        """Return whether a process knows of all of them."""
+        return self.known_to(node, partition) == self.count(partition)

@@ -1,0 +1,85 @@
+"""What becomes of appends in a simulated world, from open windows of trouble."""
+
+from typing import TYPE_CHECKING
+
+import attrs
+
+from kafka_marshal.testing.fakestore import AppendFate
+from simulator.plan import chance
+
+if TYPE_CHECKING:
+    import random
+
+HARDNESS = (0.1, 0.4, 0.9)
+KINDS = frozenset({"delay", "late", "loss", "copies", "slow", "mute"})
+
+
+@attrs.frozen
+class Window:
+    """A time in which appends may fare badly.
+
+    Attributes:
+        kind: How; one of ``KINDS``.
+        writer: client_id of who is hit, None for everybody.
+        hardness: Chance of each append to be hit.
+    """
+
+    kind: str
+    writer: str | None
+    hardness: float
+
+
+class Fates:
+    """Draws the fate of every append; a ``FatePolicy``."""
+
+    def __init__(self, seed: int, *, h_ms: int, latency_ms: int) -> None:
+        """Start without any trouble."""
+        self._seed = seed
+        self._h_ms = h_ms
+        self._latency_ms = latency_ms
+        self._windows: list[Window] = []
+        self._rngs: dict[str, random.Random] = {}
+
+    def open(self, window: Window) -> None:
+        """Let there be trouble."""
+        self._windows.append(window)
+
+    def heal(self) -> None:
+        """End all trouble; what is on its way still fares as it was drawn."""
+        self._windows.clear()
+
+    def close(self, window: Window) -> None:
+        """End one trouble; it may have been healed before."""
+        if window in self._windows:
+            self._windows.remove(window)
+
+    def of_append(self, writer: str, partition: int) -> AppendFate:
+        """Return the fate of the next append."""
+        del partition
+        rng = self._rngs.get(writer)
+        if rng is None:
+            rng = self._rngs[writer] = chance(self._seed, f"fates/{writer}")
+        # Always as many draws: a window less must not change what follows.
+        luck, size = rng.random(), rng.random()
+        latency_ms = int(size * self._latency_ms)
+        for window in self._windows:
+            is_hit = window.writer in {None, writer} and luck < window.hardness
+            if is_hit:
+                return self._hit(window.kind, size, latency_ms)
+        return AppendFate(delay_ms=latency_ms)
+
+    def _hit(self, kind: str, size: float, latency_ms: int) -> AppendFate:
+        h_ms = self._h_ms
+        if kind == "delay":
+            return AppendFate(delay_ms=1 + int(size * h_ms / 2))
+        if kind == "late":
+            # A ghost: reported as failed, and it lands up to three H later.
+            fails_ms = 1 + int(size * h_ms / 2)
+            late_ms = 1 + int((size * 7 % 1) * 3 * h_ms)
+            return AppendFate(delay_ms=late_ms, fails_after_ms=fails_ms)
+        if kind == "copies":
+            return AppendFate(delay_ms=latency_ms, copies=2)
+        if kind == "slow":
+            replicates_ms = 1 + int(size * h_ms / 3)
+            return AppendFate(delay_ms=latency_ms, replicates_ms=replicates_ms)
+        return AppendFate(is_lost=True)

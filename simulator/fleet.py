@@ -1,0 +1,437 @@
+"""Processes of a simulated world, and the applications in them.
+
+Each process has two threads that are called at times of their own: the engine's,
+which reads and acts, and the application's, which polls, works and commits.
+"""
+
+import random
+from functools import partial
+
+import attrs
+
+from kafka_marshal.engine import Delivery
+from kafka_marshal.engine.handout import ConsumerOptions
+from kafka_marshal.errors import (
+    ClaimLost,
+    LogTruncated,
+    LogUnreadable,
+    MarshalError,
+    TopicMisconfigured,
+)
+from kafka_marshal.ports import Append, Event, Record
+from kafka_marshal.protocol.claiming import PreviousLife
+from kafka_marshal.protocol.types import Key
+from kafka_marshal.testing.node import Node, Wish
+from simulator.checkers import Violation
+from simulator.keeping import Keeping
+from simulator.plan import chance
+from simulator.world import GROUP, TOPIC, World
+
+APPS_MAX = 6
+PROMPT_TURNS = 0.2
+WORK_FIRST = 0.7
+OUT_OF_ORDER = 0.2
+LONG_HANDLING = 0.02
+HEALED_HANDLING_MS = 100
+
+
+@attrs.define(eq=False)
+class App:
+    """One process and its application.
+
+    Attributes:
+        node: The production engine, session and consumer.
+        name: Names it in transcripts; no two processes have the same.
+        rng: Its own chance.
+        hand: Records handed out and not committed, and when they were.
+        wakes_ms: True time until which the process is stopped.
+        cut_until_ms: True time until which its network is cut, in some way.
+        is_leaving: Whether it was told to end.
+        is_gone: Whether it has ended.
+        is_waiting: Whether its application asked for records and got none.
+        checked: Up to where its replicas were compared, by partition.
+        step_ms: When its engine is called next.
+        turn_ms: When its application is.
+    """
+
+    node: Node
+    name: str
+    rng: random.Random
+    hand: list[tuple[Record, int]] = attrs.field(factory=list)
+    wakes_ms: int = 0
+    cut_until_ms: int = 0
+    is_leaving: bool = False
+    is_gone: bool = False
+    is_waiting: bool = False
+    checked: dict[int, int] = attrs.field(factory=dict)
+    step_ms: int | None = None
+    turn_ms: int | None = None
+
+
+class Fleet:
+    """All processes.
+
+    Attributes:
+        apps: Those that live.
+        keeping: Checkpoints, and what hosts keep.
+    """
+
+    def __init__(self, world: World) -> None:
+        """Start without any."""
+        self.apps: list[App] = []
+        self.keeping = Keeping(world)
+        world.on_record = self.keeping.on_record
+        self._world = world
+        self._starts = 0
+        self._restarts: dict[str, tuple[str, tuple[PreviousLife, ...]]] = {}
+        self._names = 0
+        self._ids = chance(world.plan.seed, "ids")
+        plan = world.plan
+        self._wish = Wish(
+            (TOPIC,),
+            plan.delivery,
+            policy=plan.policy,
+            options=ConsumerOptions(
+                max_poll_records=plan.poll_max,
+                max_granted_batches=plan.depth_max,
+                on_lost=lambda _tp, _end: None,
+            ),
+            max_handling_ms=None if plan.gives_up_slow else 0,
+            releases_behind=plan.gives_up_slow,
+        )
+        self._is_amo = plan.delivery is Delivery.AT_MOST_ONCE
+
+    @property
+    def refresh_ms(self) -> int:
+        """How often processes look at the topics, where nothing hurries them."""
+        return self._wish.refresh_ms
+
+    # --- coming and going
+
+    def admit(self) -> App | None:
+        """Start a process of a new client."""
+        self._names += 1
+        # Names and incarnations in no order: none may count.
+        return self.start(f"{self._ids.choice('abcdefgh')}{self._names}", ())
+
+    def start(self, client_id: str, lives: tuple[PreviousLife, ...]) -> App | None:
+        """Start a process of a client, with the lives that it remembers.
+
+        Returns:
+            The process; None where its topic does not exist. It ends at once then,
+            and is started again.
+        """
+        world, rng = self._world, self._ids
+        self._starts += 1
+        if world.topic_id is None:
+            world.say(f"{client_id} starts and finds no topic")
+            world.coverage.note("topic_missing")
+            self._plan_restart(f"{client_id}#{self._starts}", client_id, lives)
+            return None
+        drift_ppm = world.plan.drift_ppm
+        clock = world.cluster.clock.view(
+            drift_ppm=rng.randint(-drift_ppm, drift_ppm),
+            offset_ms=rng.randint(0, 10**6),
+        )
+        node = world.cluster.node(
+            client_id,
+            group_id=GROUP,
+            wish=self._wish,
+            clock=clock,
+            lives=lives,
+            incarnation=rng.randbytes(16),
+            sources=self.keeping.sources(client_id),
+        )
+        self.keeping.take_part(node)
+        node.observer.tell = partial(self._observe, node)
+        world.on_started(node)
+        world.levels.started(node.owner)
+        node.log.on_append = partial(self._on_append, node)
+        own = chance(world.plan.seed, f"app/{self._starts}")
+        app = App(node, f"{client_id}#{self._starts}", own)
+        self.apps.append(app)
+        world.names[node.owner.incarnation] = app.name
+        world.say(f"{app.name} starts, {len(lives)} lives behind it")
+        now_ms = world.now_ms
+        self.call_step(app, now_ms + app.rng.randint(0, 100))
+        self._call_turn(app, now_ms + app.rng.randint(0, 500))
+        return app
+
+    def _observe(self, node: Node, event: Event) -> None:
+        self._world.observe(node, event)
+        self.keeping.observe(node, event)
+
+    def _on_append(
+        self, node: Node, partition: int, value: bytes, append: Append
+    ) -> None:
+        held = {
+            holding.claim.epoch: (key, holding.claim.token)
+            for key in self._world.keys_of(partition)
+            if (holding := node.session.holdings.get(key)) is not None
+            and holding.claim.epoch is not None
+        }
+        self._world.chronicle.on_append(partition, value, append=append, held=held)
+        self._world.levels.on_append(node.owner)
+
+    def remove(self, app: App) -> None:
+        """End a process without a word."""
+        if app.hand:
+            self._world.coverage.note("crashed_in_hand")
+        app.is_gone = True
+        self.apps.remove(app)
+        self._world.cluster.crash(app.node)
+        self._world.on_ended(app.node)
+        self.keeping.on_ended(app.node)
+        self._world.say(f"{app.name} ends")
+
+    def start_later(self, app: App, after_ms: int, *, is_resuming: bool) -> None:
+        """Start the client of a process again; it may remember its lives."""
+        lives = app.node.lives if is_resuming else ()
+        client_id = app.node.owner.client_id
+        self._plan_restart(app.name, client_id, lives, after_ms=after_ms)
+
+    def _plan_restart(
+        self,
+        name: str,
+        client_id: str,
+        lives: tuple[PreviousLife, ...],
+        *,
+        after_ms: int | None = None,
+    ) -> None:
+        if after_ms is None:
+            after_ms = self._world.plan.h_ms // 2
+        self._restarts[name] = (client_id, lives)
+        start = partial(self._restart, name)
+        self._world.loop.at(self._world.now_ms + after_ms, start)
+
+    def restart_all(self) -> None:
+        """Start at once who was to be started later."""
+        for name in list(self._restarts):
+            self._restart(name)
+
+    def _restart(self, name: str) -> None:
+        if name in self._restarts:
+            self.start(*self._restarts.pop(name))
+
+    def wake(self, app: App) -> None:
+        """Let a process go on that was stopped; its threads in either order."""
+        now_ms = self._world.now_ms
+        if app.rng.random() < WORK_FIRST:
+            self._call_turn(app, now_ms)
+        self.call_step(app, now_ms)
+        if app.turn_ms != now_ms:
+            self._call_turn(app, now_ms)
+
+    # --- the engine's thread
+
+    def on_news(self) -> None:
+        """Let everybody read soon what was just committed."""
+        plan, now_ms = self._world.plan, self._world.now_ms
+        late_ms = max(plan.latency_ms, plan.h_ms // 100)
+        for app in self.apps:
+            if app.step_ms is None or app.step_ms > now_ms + late_ms:
+                self.call_step(app, now_ms + app.rng.randint(0, late_ms))
+
+    def call_step(self, app: App, at_ms: int) -> None:
+        """Call an engine at this time, or before."""
+        if app.step_ms is None or at_ms < app.step_ms:
+            app.step_ms = at_ms
+            self._world.loop.at(at_ms, partial(self._step, app, at_ms))
+
+    def _step(self, app: App, due_ms: int) -> None:
+        if app.is_gone or app.step_ms != due_ms:
+            return
+        world = self._world
+        app.step_ms = None
+        if world.now_ms < app.wakes_ms:
+            self.call_step(app, app.wakes_ms)
+            return
+        node = app.node
+        node.step()
+        if not self._check(app):
+            return
+        if app.is_leaving and node.has_left:
+            world.coverage.note("left_in_order")
+            self.remove(app)
+            return
+        if node.session.failure is not None and not app.is_leaving:
+            self._on_failure(app)
+            return
+        self.call_step(app, world.now_ms + self._rest_ms(app))
+        if app.is_waiting and self._is_amo and world.is_healed:
+            # A call that waits for its grants is woken by each news of the engine.
+            self._call_turn(app, world.now_ms)
+
+    def _rest_ms(self, app: App) -> int:
+        """Return how long an engine waits when nothing is committed."""
+        h_ms, rng = self._world.plan.h_ms, app.rng
+        rest_ms = rng.randint(h_ms // 40, h_ms // 8)
+        # A busy machine calls late more often than not; only bounds are about
+        # machines that are not.
+        is_prompt = self._world.is_timed or rng.random() < PROMPT_TURNS
+        due_ms = app.node.session.next_due_ms() if is_prompt else None
+        if due_ms is None:
+            return rest_ms
+        return max(1, min(rest_ms, due_ms - app.node.clock.now_ms()))
+
+    def _check(self, app: App) -> bool:
+        """Check what an engine did; return whether it goes on."""
+        world = self._world
+        failure = app.node.engine.failure
+        if isinstance(failure, LogTruncated) and world.is_truncating:
+            self.remove(app)
+            self.start_later(app, world.plan.h_ms // 2, is_resuming=False)
+            return False
+        world.settle()
+        if isinstance(failure, LogUnreadable) and world.has_halted(app.node):
+            self._on_halt(app)
+            return False
+        if isinstance(failure, TopicMisconfigured) and world.is_torn(app.node):
+            world.say(f"{app.name} refuses: a new Config has not reached all")
+            world.coverage.note("refused_torn")
+            self.remove(app)
+            self.start_later(app, world.plan.h_ms // 2, is_resuming=False)
+            return False
+        if failure is not None:
+            self._fault(app, failure)
+            return False
+        if not world.is_judged:
+            return True
+        self.keeping.require_sound()
+        world.has_halted(app.node)
+        has_folded = world.watcher.check_reader(
+            app.node.engine, app.checked, may_lag=world.is_truncating
+        )
+        if has_folded or world.levels.stops:
+            world.check_leases([each.node for each in self.apps])
+        return True
+
+    def _on_halt(self, app: App) -> None:
+        """End a process that has read of a level that it does not know."""
+        world, owner = self._world, app.node.owner
+        world.say(f"{app.name} halts")
+        world.coverage.note("halted")
+        if world.levels.is_beside(owner):
+            world.coverage.note("started_beside_halt")
+        if app.hand:
+            world.coverage.note("halted_in_hand")
+        if not app.is_leaving:
+            self._poll_halted(app)
+        self.remove(app)
+        if not app.is_leaving and not world.is_healed:
+            # Whoever looks after it starts it again, in vain.
+            again_ms = app.rng.randint(1, 4) * world.plan.h_ms
+            is_resuming = app.rng.random() < WORK_FIRST
+            self.start_later(app, again_ms, is_resuming=is_resuming)
+
+    def _poll_halted(self, app: App) -> None:
+        """Ask for more once it has halted: there is nothing, and it says why."""
+        assert app.node.consumer is not None
+        try:
+            polled = app.node.consumer.poll(0)
+        except LogUnreadable:
+            polled = {}
+            has_said = True
+        else:
+            has_said = False
+        if self._world.is_judged and (app.node.held or not has_said):
+            told = f"{app.name} halted, holds {app.node.held}, got {polled}"
+            raise Violation("S6", told)
+
+    def _fault(self, app: App, error: MarshalError) -> None:
+        """Take what must never happen; where steps are not judged, it is an end."""
+        if self._world.is_judged:
+            raise Violation("fault", f"{app.name}: {error!r}") from error
+        if not app.is_gone:
+            self.remove(app)
+            self.start_later(app, self._world.plan.h_ms // 2, is_resuming=False)
+
+    def _on_failure(self, app: App) -> None:
+        """End a process whose session can go no further; others start it again."""
+        world = self._world
+        world.say(f"{app.name} fails: {type(app.node.session.failure).__name__}")
+        world.coverage.note("identity_conflict")
+        self.remove(app)
+        client_id = app.node.owner.client_id
+        if all(other.node.owner.client_id != client_id for other in self.apps):
+            self.start_later(app, world.plan.h_ms // 2, is_resuming=False)
+
+    # --- the application's thread
+
+    def _call_turn(self, app: App, at_ms: int) -> None:
+        app.turn_ms = at_ms
+        self._world.loop.at(at_ms, partial(self._turn, app, at_ms))
+
+    def _turn(self, app: App, due_ms: int) -> None:
+        if app.is_gone or app.turn_ms != due_ms or app.is_leaving:
+            return
+        if self._world.now_ms < app.wakes_ms:
+            self._call_turn(app, app.wakes_ms)
+            return
+        is_busy = True
+        if app.hand and (self._is_amo or app.rng.random() < WORK_FIRST):
+            self._work(app, app.rng.randint(1, 4))
+        else:
+            is_busy = self._poll(app)
+        if not app.is_gone:
+            app.is_waiting = not is_busy
+            wait_ms = self._handling_ms(app, is_busy=is_busy)
+            self._call_turn(app, self._world.now_ms + wait_ms)
+
+    def _handling_ms(self, app: App, *, is_busy: bool) -> int:
+        h_ms, rng = self._world.plan.h_ms, app.rng
+        if not is_busy:
+            return rng.randint(h_ms // 40, h_ms // 5)
+        if self._world.is_healed:
+            return rng.randint(1, HEALED_HANDLING_MS)
+        handling = self._world.plan.handling
+        if handling == "long" and rng.random() < LONG_HANDLING:
+            return rng.randint(h_ms, 4 * h_ms)
+        if handling == "slow":
+            return rng.randint(0, h_ms // 3)
+        return rng.randint(0, h_ms // 50)
+
+    def _poll(self, app: App) -> bool:
+        """Ask for more; return whether anything came, or is in hand."""
+        world, consumer = self._world, app.node.consumer
+        assert consumer is not None
+        try:
+            polled = consumer.poll(0)
+        except ClaimLost:
+            return True
+        except MarshalError as error:
+            if app.node.session.failure is not None or app.node.engine.failure:
+                return False  # the engine's thread deals with it
+            self._fault(app, error)
+            return False
+        for partition, records in polled.items():
+            key = Key(GROUP, *partition)
+            offsets = [record.offset for record in records]
+            world.say(f"{app.name} is handed {partition} {offsets}")
+            world.on_handed(app.node, key, records=records)
+            app.hand.extend((record, world.now_ms) for record in records)
+        return bool(app.hand)
+
+    def _work(self, app: App, count: int) -> None:
+        """Process and commit some of what is in hand, at times out of order."""
+        world, consumer = self._world, app.node.consumer
+        assert consumer is not None
+        for _ in range(min(count, len(app.hand))):
+            at = 0
+            if app.rng.random() < OUT_OF_ORDER:
+                at = app.rng.randrange(len(app.hand))
+            record, since_ms = app.hand.pop(at)
+            if world.now_ms - since_ms > 2 * world.plan.h_ms:
+                world.coverage.note("handled_beyond_2h")
+            key = Key(GROUP, record.topic, record.partition)
+            world.on_processed(app.name, key, record=record)
+            try:
+                consumer.commit(record)
+            except ClaimLost:
+                # What else it got under that claim is somebody else's now.
+                app.hand = [each for each in app.hand if each[0].token != record.token]
+                return
+            except MarshalError as error:
+                if app.node.session.failure is None and not app.node.engine.failure:
+                    self._fault(app, error)
+                return

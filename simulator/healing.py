@@ -1,0 +1,244 @@
+"""After all faults are healed: liveness is demanded, with its bounds (PROTOCOL 11)."""
+
+from collections.abc import Callable, Mapping
+
+from kafka_marshal.engine import Delivery
+from kafka_marshal.protocol.state import WorldState
+from kafka_marshal.protocol.types import Key, TopicPartition
+from kafka_marshal.testing.node import COORDINATION_TOPIC
+from simulator.checkers import Violation
+from simulator.fleet import Fleet
+from simulator.historycheck import check
+from simulator.plan import RECREATE, RESET
+from simulator.strikes import Strikes
+from simulator.world import GROUP, World
+
+BACKOFF_HS_MAX = 300
+CLOCK_MS_MAX = 600_000
+DRIFT = 500  # one part in so many, more than clocks may drift
+TRIP_MS = 400
+RECORD_MS = 400
+JITTER_MS_MAX = 1_000
+FRESH_RECORDS = 5
+BESIDE = 2
+
+
+def judge_history(
+    world: World, ends: Mapping[Key, tuple[int, int]] | None = None
+) -> None:
+    """Judge a run by what its processes tell, and by nothing else.
+
+    Raises:
+        Violation: It is no history that may be.
+    """
+    plan, told = world.plan, world.chronicle.operations
+    verdict = check(told, delivery=plan.delivery, ends=ends, h_ms=plan.h_ms)
+    for finding in verdict.findings:
+        raise Violation(finding.invariant, f"by the history, {finding.message}")
+
+
+class Healing:
+    """Heals a fleet and demands L1, L2, L3, L6, and that all work gets done."""
+
+    def __init__(self, world: World, fleet: Fleet, strikes: Strikes) -> None:
+        """Take the fleet as its faults left it."""
+        self._world = world
+        self._fleet = fleet
+        self._strikes = strikes
+        self._h_ms = world.plan.h_ms
+
+    def run(self) -> None:
+        """Heal, and demand.
+
+        Raises:
+            Violation: Something did not get well in time.
+        """
+        world = self._world
+        world.say("everything is healed")
+        world.is_healed = True
+        self._strikes.heal()
+        self._fleet.restart_all()
+        if self._strikes.is_over:
+            self._all_halt()
+            return
+        self._end_twins()
+        if all(app.is_leaving for app in self._fleet.apps):
+            self._fleet.admit()
+        # Until a clock that was set back is where it was, log time stands still.
+        if not self._gets(CLOCK_MS_MAX, self._clocks_are_back):
+            raise Violation("L6", "a leader's clock never came back")
+        # What was on its way still lands; who started is heard of.
+        world.run(3 * self._h_ms)
+        if RECREATE in world.plan.kinds:
+            # What members found to be deleted they look for as seldom as for news.
+            world.run(self._fleet.refresh_ms)
+        self._end_twins()
+        if not self._gets(BACKOFF_HS_MAX * self._h_ms, self._is_calm):
+            raise Violation("L6", "somebody never takes anything again")
+        self._all_owned("L6")
+        world.produce(FRESH_RECORDS)
+        self._all_done()
+        self._rest()
+        if world.plan.after:
+            self._strikes.halt(world.plan.after[0])
+            self._all_halt()
+            return
+        if world.plan.ending == "kill" and len(self._fleet.apps) > 1:
+            self._kill()
+        else:
+            self._drain()
+        self._all_done()
+        self._check_losses()
+        self._check_exposures()
+        self._check_processed()
+        self._check_history()
+
+    def _all_halt(self) -> None:
+        """S6: behind a Config that nobody can follow, nobody is left, and safe."""
+        world, fleet = self._world, self._fleet
+        # What is on its way lands; newer programs go on.
+        world.run(3 * self._h_ms)
+        handed = world.hand_outs.count
+        for _ in range(BESIDE):
+            fleet.admit()
+        world.run(self._h_ms)
+        names = [app.name for app in fleet.apps]
+        if names or world.hand_outs.count != handed:
+            raise Violation("S6", f"{names} go on behind a Config above their level")
+        self._check_losses()
+        self._check_exposures()
+        if not self._is_unjudged:
+            judge_history(world)
+
+    # --- what is demanded
+
+    def _gets(self, limit_ms: int, is_done: Callable[[], bool]) -> bool:
+        self._world.is_timed = True
+        is_got = is_done() or self._world.run(limit_ms, is_done=is_done) is not None
+        self._world.is_timed = False
+        return is_got
+
+    @property
+    def _takeover_ms(self) -> int:
+        """2H, jitter and three round trips; clocks may drift."""
+        jitter_ms = min(JITTER_MS_MAX, self._h_ms // 10)
+        trips_ms = 3 * (self._world.plan.latency_ms + TRIP_MS)
+        return 2 * self._h_ms + 2 * self._h_ms // DRIFT + jitter_ms + trips_ms
+
+    def _all_owned(self, invariant: str) -> None:
+        limit_ms = self._takeover_ms
+        if not self._gets(limit_ms, lambda: not self._missing()):
+            missing = self._missing()
+            raise Violation(invariant, f"{missing} unowned for {limit_ms} ms")
+
+    def _all_done(self) -> None:
+        """Everything gets processed, however slow it has been before."""
+        world = self._world
+        todo = sum(end - position for position, end in world.left().values())
+        limit_ms = 3 * self._h_ms + RECORD_MS * todo
+        if not self._gets(limit_ms, lambda: not world.left()):
+            raise Violation("liveness", f"not all consumed: {world.left()}")
+
+    def _rest(self) -> None:
+        """L2: nothing fails, so nothing moves (acceptance L31)."""
+        self._world.run(2 * self._h_ms)
+        claims = self._world.watcher.claims
+        self._world.run(4 * self._h_ms)
+        moved = self._world.watcher.claims - claims
+        if moved:
+            raise Violation("L2", f"{moved} keys moved although nothing failed")
+
+    def _kill(self) -> None:
+        """L1: somebody dies, and others have its partitions soon."""
+        app = max(self._fleet.apps, key=lambda app: len(app.node.held))
+        self._world.say(f"{app.name} is killed")
+        self._fleet.remove(app)
+        self._all_owned("L1")
+
+    def _drain(self) -> None:
+        """L3: the group is paused, and soon nobody has anything."""
+        self._strikes.pause(3 * self._h_ms)
+        limit_ms = self._takeover_ms
+        if not self._gets(limit_ms, lambda: not self._held()):
+            raise Violation("L3", f"{self._held()} in use after {limit_ms} ms")
+        self._strikes.end_pauses()
+        self._all_owned("L6")
+
+    def _check_losses(self) -> None:
+        plan = self._world.plan
+        if self._world.attempts:
+            return  # what others were granted is theirs to lose
+        if plan.delivery is Delivery.AT_MOST_ONCE and not self._world.is_truncating:
+            self._world.hand_outs.check_losses(most=plan.depth_max * plan.poll_max)
+
+    def _check_exposures(self) -> None:
+        """What the log lost, and was handed out twice, was told of."""
+        world = self._world
+        if not world.is_truncating:
+            return
+        world.exposures.judge()
+        if world.exposures.excused_count:
+            world.coverage.note("exposed_untold")
+
+    def _check_processed(self) -> None:
+        """At least once, each record of the topic that there is now was processed."""
+        world = self._world
+        if world.plan.delivery is Delivery.AT_MOST_ONCE:
+            return
+        for key, (start, end) in self._ends().items():
+            done = world.hand_outs.processed.get((key, world.topic_id), set())
+            missed = set(range(start, end)) - done
+            if missed:
+                raise Violation("6.1", f"{key}: never processed: {sorted(missed)}")
+
+    def _ends(self) -> dict[Key, tuple[int, int]]:
+        kafka = self._world.cluster.kafka
+        return {
+            Key(GROUP, *place): (0, kafka.log(place).end)
+            for place in self._world.places
+        }
+
+    def _check_history(self) -> None:
+        """The history that the processes tell is one that may be."""
+        world = self._world
+        if not self._is_unjudged:
+            judge_history(world, self._ends())
+
+    @property
+    def _is_unjudged(self) -> bool:
+        """Whether the log may say what no history would."""
+        kinds = set(self._world.plan.kinds)
+        return self._world.is_truncating or bool({"step", RESET} & kinds)
+
+    # --- how things are
+
+    def _end_twins(self) -> None:
+        seen = set()
+        for app in list(self._fleet.apps):
+            if app.node.owner.client_id in seen:
+                self._fleet.remove(app)
+            seen.add(app.node.owner.client_id)
+
+    def _clocks_are_back(self) -> bool:
+        """Whether every leader's clock is beyond the last time it gave (4.1)."""
+        kafka, now_ms = self._world.cluster.kafka, self._world.now_ms
+        return all(
+            kafka.clocks.wall_ms(kafka.log(self._place(state)).leader, now_ms)
+            >= (state.epoch_time_ms or 0)
+            for state in self._world.watcher.worlds
+        )
+
+    @staticmethod
+    def _place(state: WorldState) -> TopicPartition:
+        return TopicPartition(COORDINATION_TOPIC, state.partition)
+
+    def _is_calm(self) -> bool:
+        return not any(app.node.is_backing_off for app in self._fleet.apps)
+
+    def _held(self) -> set[TopicPartition]:
+        apps = self._fleet.apps
+        return {key.topic_partition for app in apps for key in app.node.held}
+
+    def _missing(self) -> list[TopicPartition]:
+        held = self._held()
+        return [place for place in self._world.places if place not in held]

@@ -1,0 +1,318 @@
+"""Judges records and Configs above a level in a simulated world (S6, PROTOCOL 3.3).
+
+The fold cannot fool this judge: it reads the headers of records by itself, keeps its
+own book of the Configs that an admin wrote, and folds each log a second time, with
+nothing in the place of what is above the level in force then. Whoever follows the log
+must be where that twin is.
+"""
+
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+
+import attrs
+import msgspec
+
+from kafka_marshal.engine import Engine
+from kafka_marshal.protocol.codec import encode
+from kafka_marshal.protocol.rationalizer import apply
+from kafka_marshal.protocol.records import SUPPORTED_LEVEL, Config
+from kafka_marshal.protocol.snapshot import digest
+from kafka_marshal.protocol.state import ERAS_MAX, Halt, WorldState
+from kafka_marshal.protocol.transition import Transitions
+from kafka_marshal.protocol.types import Owner
+from kafka_marshal.testing.fakestore import Stored
+from simulator.checkers import LogWatcher, Violation
+
+FRAME_VERSION = 1
+LEVEL_BY_TYPE: Mapping[int, int] = {
+    **dict.fromkeys((1, 2, 3, 4, 5, 6, 13, 128), 1),
+    **dict.fromkeys((14, 18, 130, 131, 132), 2),
+}
+"""PROTOCOL 3.3, of version 0; written down once more, for the product may err."""
+BEYOND = 2**31
+"""Of types and versions that no release up to this one knows."""
+NO_RECORD = 0
+IGNORING = frozenset({"undecodable", "level"})
+UNCHANGED = frozenset({*IGNORING, "halted"})
+BEHIND = {"claimed": "above_behind_claim", "granted": "above_behind_grant"}
+NUMBER_BYTES_MAX = 5
+MORE = 128  # in each byte of a number but the last
+
+
+def level_of(value: bytes | None) -> int:
+    """Return the level that a record belongs to, as its header says.
+
+    ``BEYOND`` for one that a later release may know, ``NO_RECORD`` for what has no
+    header at all.
+    """
+    numbers: list[int] = []
+    rest = value or b""
+    for _ in ("frame", "type", "version"):
+        size = next((at for at, byte in enumerate(rest) if byte < MORE), None)
+        if size is None or size >= NUMBER_BYTES_MAX or (size and not rest[size]):
+            return NO_RECORD
+        digits = enumerate(rest[: size + 1])
+        numbers.append(sum((byte & ~MORE) << 7 * at for at, byte in digits))
+        rest = rest[size + 1 :]
+    frame, kind, version = numbers
+    if (frame, version) != (FRAME_VERSION, 0):
+        return BEYOND
+    return LEVEL_BY_TYPE.get(kind, BEYOND)
+
+
+@attrs.frozen
+class Stop:
+    """A Config above everybody's level, which was accepted.
+
+    Attributes:
+        offset: Where it is.
+        config: What it says.
+        at_ms: True time of when it could be read.
+        digest: Digest of whoever has halted there.
+    """
+
+    offset: int
+    config: Config
+    at_ms: int
+    digest: str
+
+
+class Levels:
+    """Keeps the book and the twins of one world, and judges all readers by them.
+
+    Attributes:
+        stops: Where every reader must halt, by coordinating partition.
+        is_active: Whether anything is above a level in this world.
+    """
+
+    def __init__(
+        self,
+        watcher: LogWatcher,
+        *,
+        config: Config,
+        note: Callable[[str], None],
+        now_ms: Callable[[], int],
+    ) -> None:
+        """Begin with the Config that the topic was formatted with.
+
+        Args:
+            watcher: Folds the log as everybody does; it is judged, too.
+            config: That Config.
+            note: Counts a situation.
+            now_ms: Returns true time.
+        """
+        self.stops: dict[int, Stop] = {}
+        self.is_active = False
+        self._watcher = watcher
+        self._note = note
+        self._now_ms = now_ms
+        self._configs = {encode(config): config}
+        self._books: dict[int, list[Config]] = {}
+        self._twins: dict[int, WorldState] = {}
+        self._read: dict[int, int] = {}
+        self._effects: dict[int, str | None] = {}
+        # Who started behind a Config above its level, and which of them wrote.
+        self._beside: set[bytes] = set()
+        self._wrote: set[bytes] = set()
+        for number in range(len(watcher.worlds)):
+            self._begin(number)
+
+    def activate(self) -> None:
+        """Judge each record from the beginning of the log on."""
+        self.is_active = True
+        self._watcher.on_entry = self._on_entry
+
+    def _begin(self, number: int) -> None:
+        self._books[number] = []
+        self._twins[number] = WorldState(number)
+        self._read[number] = -1
+        self._effects[number] = None
+        self.stops.pop(number, None)
+
+    # --- what the admin wrote
+
+    def wrote(self, config: Config) -> None:
+        """Take a Config that is right, wherever it comes after the one before it."""
+        self._configs[encode(config)] = config
+
+    def config(self, number: int) -> Config | None:
+        """Return the last Config of a coordinating partition, by our own book."""
+        book = self._books[number]
+        return book[-1] if book else None
+
+    def in_force(self, number: int) -> int:
+        """Return the level in force in a coordinating partition."""
+        config = self.config(number)
+        return 1 if config is None else config.feature_level
+
+    def state_behind(self, number: int) -> WorldState:
+        """Return the state that a program of the new level has at a stop."""
+        state, stop = deepcopy(self._twins[number]), self.stops[number]
+        before = state.config
+        assert before is not None
+        state.eras = (*state.eras, (stop.offset, before.era))[-ERAS_MAX:]
+        state.halted, state.config = None, stop.config
+        return state
+
+    # --- the log
+
+    def _on_entry(self, number: int, stored: Stored, transitions: Transitions) -> None:
+        if stored.offset <= self._read[number]:
+            self._begin(number)  # the log was cut back, and is read anew
+        self._read[number] = stored.offset
+        stop = self.stops.get(number)
+        if stop is not None:
+            self._note("behind_a_halt")
+        else:
+            self._fold_twin(number, stored, transitions=transitions)
+            self._effects[number] = transitions[0].effect if transitions else None
+        if self._watcher.is_strict:
+            self._compare(number, stored.offset)
+
+    def _fold_twin(
+        self, number: int, stored: Stored, *, transitions: Transitions
+    ) -> None:
+        twin, entry = self._twins[number], stored.entry()
+        config = self._accepted(number, stored.value)
+        is_above = level_of(stored.value) > self.in_force(number)
+        halts = config is not None and config.feature_level > SUPPORTED_LEVEL
+        if is_above or halts:
+            entry = msgspec.structs.replace(entry, value=None)
+        apply(twin, entry)
+        if config is not None:
+            before = None if halts else self.config(number)
+            self._books[number].append(config)
+            if before is not None:
+                self._note("level_changed")
+                if before.heartbeat_interval_ms != config.heartbeat_interval_ms:
+                    self._note("interval_changed")
+        if config is not None and halts:
+            twin.next_offset = stored.offset
+            twin.halted = Halt(stored.offset, config.feature_level)
+            stop = Stop(stored.offset, config, self._now_ms(), digest(twin))
+            self.stops[number] = stop
+        elif is_above:
+            self._on_above(number, stored, transitions=transitions)
+        elif transitions and transitions[0].reason == "config":
+            self._note("config_refused")
+
+    def _accepted(self, number: int, value: bytes | None) -> Config | None:
+        """Return the Config that a value is, if it is one that counts here."""
+        known, config = self.config(number), self._configs.get(value or b"")
+        next_generation = 1 if known is None else known.generation + 1
+        is_next = config is not None and config.generation == next_generation
+        return config if is_next else None
+
+    def _on_above(
+        self, number: int, stored: Stored, *, transitions: Transitions
+    ) -> None:
+        is_known = level_of(stored.value) < BEYOND
+        self._note("known_above_level" if is_known else "above_ignored")
+        behind = BEHIND.get(self._effects[number] or "")
+        if behind is not None:
+            self._note(behind)
+        if any(group.pause for group in self._twins[number].groups.values()):
+            self._note("above_in_pause")
+        if not self._watcher.is_strict:
+            return
+        reasons = [transition.reason for transition in transitions]
+        if len(reasons) != 1 or not IGNORING.issuperset(reasons):
+            where = f"{number}/{stored.offset}"
+            raise Violation("S6", f"{where} is above the level and did {transitions}")
+
+    def _compare(self, number: int, offset: int) -> None:
+        """Demand that the world is that of the twin, but for counters."""
+        world, twin = self._watcher.worlds[number], self._twins[number]
+        if world != twin:
+            raise Violation("S6", f"{number}/{offset}: {_difference(world, twin)}")
+        ours, theirs = world.soft, twin.soft
+        if (ours.members, ours.notes) != (theirs.members, theirs.notes):
+            raise Violation("S6", f"{number}/{offset} changed who is a member")
+        if _counted(world) != _counted(twin):
+            raise Violation("S6", f"{number}/{offset} counts as more than ignored")
+
+    # --- readers
+
+    def check_reader(self, owner: Owner, engine: Engine) -> bool:
+        """Demand that a reader is nowhere behind a Config that it cannot follow.
+
+        Returns:
+            Whether it has halted at one.
+
+        Raises:
+            Violation: It went on, or halted somewhere else, or otherwise than all.
+        """
+        has_halted = False
+        for number, replica in engine.context.replicas.items():
+            world, stop = replica.world, self.stops.get(number)
+            is_behind = stop is not None and world.next_offset > stop.offset
+            if world.halted is None and not is_behind:
+                continue
+            has_halted = True
+            found = (world.next_offset, world.halted)
+            where = f"{owner.client_id} is at {number}/{found}"
+            if stop is None:
+                raise Violation("S6", f"{where}, and no Config says so")
+            level = stop.config.feature_level
+            if found != (stop.offset, (stop.offset, level)):
+                raise Violation("S6", f"{where}, and has to halt at {stop.offset}")
+            if digest(world) != stop.digest:
+                raise Violation("S6", f"{where}, with another digest than others")
+        if has_halted and engine.failure is None:
+            raise Violation("S6", f"{owner.client_id} has halted, and goes on")
+        if owner.incarnation in self._wrote:
+            raise Violation("S6", f"{owner.client_id} wrote behind a halt")
+        return has_halted
+
+    def is_torn(self, engine: Engine) -> bool:
+        """Return whether a start came between a Config's first T and its last."""
+        replicas = engine.context.replicas.values()
+        configs = {replica.world.config for replica in replicas}
+        is_ours = configs <= {*self._configs.values()}
+        return engine.context.config is None and is_ours and len(configs) > 1
+
+    def started(self, owner: Owner) -> None:
+        """Take that a process starts."""
+        if self.stops:
+            self._beside.add(owner.incarnation)
+
+    def is_beside(self, owner: Owner) -> bool:
+        """Return whether a process started behind a Config above its level."""
+        return owner.incarnation in self._beside
+
+    def on_append(self, owner: Owner) -> None:
+        """Take that a process writes to the log; ``check_reader`` tells of it."""
+        if self.is_beside(owner):
+            self._wrote.add(owner.incarnation)
+
+    def check_use(self, owner: Owner, number: int, *, h_ms: int) -> None:
+        """Demand that nobody uses a claim that must have run out since a halt.
+
+        What was renewed before it is over 2H later, by any clock; nothing was
+        renewed behind it.
+
+        Raises:
+            Violation: Somebody does.
+        """
+        stop = self.stops.get(number)
+        if self.is_beside(owner):
+            raise Violation("S6", f"{owner.client_id} works behind a halt")
+        if stop is not None and self._now_ms() > stop.at_ms + 2 * h_ms:
+            raise Violation("S4", f"{owner.client_id} works 2H behind {stop.offset}")
+
+
+def _difference(world: WorldState, twin: WorldState) -> str:
+    names = [
+        field.name
+        for field in attrs.fields(WorldState)
+        if field.eq and getattr(world, field.name) != getattr(twin, field.name)
+    ]
+    pairs = [f"{n} {getattr(world, n)}, not {getattr(twin, n)}" for n in names]
+    return "; ".join(pairs)
+
+
+def _counted(world: WorldState) -> tuple[dict[str, int], int]:
+    """Return all that was counted, and how often nothing was changed."""
+    counters = world.soft.counters
+    rest = {name: n for name, n in counters.items() if name not in UNCHANGED}
+    return rest, sum(counters.get(name, 0) for name in UNCHANGED)

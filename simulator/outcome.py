@@ -1,0 +1,79 @@
+"""What a seeded run comes to: a report, or a failure that says how to repeat it."""
+
+from collections.abc import Mapping, Sequence
+
+import attrs
+
+from simulator.checkers import HandOuts, LogWatcher, Violation
+
+TRANSCRIPT_TAIL = 60
+
+
+class RunFailed(AssertionError):
+    """A run broke an invariant; the message tells how to repeat it.
+
+    Attributes:
+        seed: Repeats the run.
+        invariant: What was broken, such as ``S4`` or ``liveness``.
+        transcript: Everything that happened, one line each.
+    """
+
+    def __init__(
+        self, seed: int, violation: Violation, *, repeat: str, transcript: Sequence[str]
+    ) -> None:
+        tail = "\n".join(transcript[-TRANSCRIPT_TAIL:])
+        super().__init__(
+            f"seed {seed}: {violation}\n{repeat}\nthe last steps were:\n{tail}"
+        )
+        self.seed = seed
+        self.invariant = violation.invariant
+        self.transcript = transcript
+
+
+@attrs.frozen
+class Report:
+    """What a run that held did.
+
+    Attributes:
+        seed: Its seed.
+        faults: The faults that existed.
+        virtual_ms: How long it took, on virtual time.
+        handed: Records handed out.
+        duplicates: How many of them had been handed out before.
+        claims: Claims and resumes that were accepted.
+        seen: How often each situation was reached, by name.
+        transcript: Everything that happened, one line each.
+    """
+
+    seed: int
+    faults: tuple[str, ...]
+    virtual_ms: int
+    handed: int
+    duplicates: int
+    claims: int
+    seen: Mapping[str, int]
+    transcript: tuple[str, ...]
+
+    @classmethod
+    def of(
+        cls,
+        seed: int,
+        faults: Sequence[str],
+        *,
+        virtual_ms: int,
+        hand_outs: HandOuts,
+        watcher: LogWatcher,
+        seen: Mapping[str, int],
+        transcript: Sequence[str],
+    ) -> "Report":
+        """Sum up a run by what judged it."""
+        return cls(
+            seed,
+            tuple(faults),
+            virtual_ms,
+            hand_outs.count,
+            hand_outs.duplicate_count,
+            watcher.claims,
+            dict(sorted(seen.items())),
+            tuple(transcript),
+        )

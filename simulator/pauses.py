@@ -1,0 +1,47 @@
+"""Pauses of a group, as an admin writes them (PROTOCOL 4.8)."""
+
+from kafka_marshal.protocol.codec import encode
+from kafka_marshal.protocol.records import ReleaseGroup
+from kafka_marshal.protocol.types import Owner
+from kafka_marshal.testing.node import Cluster
+from simulator.checkers import LogWatcher
+
+ADMIN = Owner("admin", b"admin".ljust(16, b"."))
+OVER_MS = 10**9
+
+
+class Pauses:
+    """Pauses one group, again and again, and ends what it has begun."""
+
+    def __init__(self, cluster: Cluster, watcher: LogWatcher, *, group_id: str) -> None:
+        """Begin with none."""
+        self._cluster = cluster
+        self._watcher = watcher
+        self._group_id = group_id
+        self._count = 0
+
+    def begin(self, for_ms: int) -> None:
+        """Pause the group for so long."""
+        self._count += 1
+        self._write(for_ms, seq=1, operation=self._count)
+
+    def end(self) -> None:
+        """End every pause that there was."""
+        for operation in range(1, self._count + 1):
+            self._write(-OVER_MS, seq=2, operation=operation)
+
+    def _write(self, for_ms: int, *, seq: int, operation: int) -> None:
+        op_id = b"%016d" % operation
+        cluster = self._cluster
+        for number, world in enumerate(self._watcher.worlds):
+            wall_ms = max(cluster.clock.wall_ms(), world.append_time_ms)
+            record = ReleaseGroup(
+                ADMIN.client_id,
+                self._group_id,
+                ADMIN.incarnation,
+                seq,
+                op_id,
+                wall_ms + for_ms,
+                None,
+            )
+            cluster.kafka.produce(cluster.place(number), encode(record))

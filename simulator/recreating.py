@@ -1,0 +1,49 @@
+"""Deletes the data topic under a fleet, and creates it again (PROTOCOL 5.6)."""
+
+from functools import partial
+
+from simulator.fleet import Fleet
+from simulator.plan import Fault, chance
+from simulator.world import TOPIC, World
+
+PERCENT = 100
+GAP_PARTS = 4
+RECORDS = (0, 5, 40)
+"""How many records the next topic has at once: less or more than the last one."""
+
+
+class Recreations:
+    """Replaces the data topic by another one of its name."""
+
+    def __init__(self, world: World, fleet: Fleet) -> None:
+        """Start with the topic that the world was made with."""
+        self._world = world
+        self._fleet = fleet
+
+    def strike(self, fault: Fault) -> None:
+        """Delete the topic, and create it again: at once, or after a while."""
+        world = self._world
+        if world.topic_id is None:
+            return
+        world.coverage.note("recreated")
+        if any(app.hand for app in self._fleet.apps):
+            world.coverage.note("recreated_in_hand")
+        world.cluster.kafka.delete_topic(TOPIC)
+        world.say(f"topic {TOPIC} is deleted")
+        count = chance(world.plan.seed, f"recreate/{fault.number}").choice(RECORDS)
+        if fault.size < PERCENT // 2:
+            self._create(count)
+        else:
+            at_ms = world.now_ms + 1 + fault.for_ms // GAP_PARTS
+            world.loop.at(at_ms, partial(self._create, count))
+
+    def heal(self) -> None:
+        """Create the topic, if it is not there."""
+        self._create(0)
+
+    def _create(self, count: int) -> None:
+        world = self._world
+        if world.topic_id is None:
+            world.cluster.kafka.create_topic(TOPIC, len(world.places))
+            world.say(f"topic {TOPIC} is created again, with {count} records")
+            world.produce(count)

@@ -1,0 +1,1 @@
+"""Hosts with sidecars, and their clients, in memory; ``simulate`` runs them."""

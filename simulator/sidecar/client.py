@@ -1,0 +1,505 @@
+"""A process in memory that works through the sidecar of its machine, step by step.
+
+The session, the ladders, the desk and the consumer are the production ones; in the
+place of threads and HTTP there is one call for each thing that a thread would do.
+Nothing runs by itself, and nothing waits.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import attrs
+import msgspec
+
+from kafka_marshal.consumer import Consumer
+from kafka_marshal.engine import Holding, StartRule, Subscription
+from kafka_marshal.engine.tickets import Ticket
+from kafka_marshal.errors import (
+    ClaimLost,
+    ConfigurationError,
+    CoordinationError,
+    DeadlineExceeded,
+    IdentityConflict,
+    MarshalError,
+)
+from kafka_marshal.policies import find_policy
+from kafka_marshal.ports import TopicInfo
+from kafka_marshal.protocol.claiming import Claimant
+from kafka_marshal.protocol.records import LIMIT_DEFAULTS
+from kafka_marshal.protocol.types import Key, Owner
+from kafka_marshal.remote import api, paths
+from kafka_marshal.remote.desk import SidecarDesk
+from kafka_marshal.remote.engine import RemoteContext, RemoteEngine, RemotePorts
+from kafka_marshal.remote.faults import NotRegistered, error_of
+from kafka_marshal.remote.grants import RemoteGrants
+from kafka_marshal.remote.session import RemoteSession
+from kafka_marshal.sidecar.http_errors import GONE, UNKNOWN, to_http_error
+from kafka_marshal.sidecar.process_monitor import Caller, Peer
+from kafka_marshal.sidecar.service import SidecarService, granted_now
+from kafka_marshal.testing.clock import InlineBackground, SeededEntropy
+from kafka_marshal.testing.node import Cluster, Recorder, Wish
+from simulator.sidecar.host import SEED_BITS, Host
+
+if TYPE_CHECKING:
+    import threading
+
+    from kafka_marshal.remote.connection import Connection
+    from kafka_marshal.remote.errands import Errands
+    from kafka_marshal.sidecar.events import EventCursor
+
+T = TypeVar("T")
+
+GROUP = "g"
+NAME = "s"
+GRANTS_AT_A_TIME = 4
+GRANTS_MAX = 64
+BEAT_MS_MAX = 1_000
+BEATS_PER_H = 6
+
+
+class _NotYet(Exception):
+    """A call has to be made again later: here, nothing may wait."""
+
+
+class _Stopped:
+    """What says whether a client has stopped; whoever would wait is called again."""
+
+    def __init__(self) -> None:
+        self.is_over = False
+
+    def is_set(self) -> bool:
+        return self.is_over
+
+    def wait(self, timeout: float) -> bool:
+        del timeout
+        if self.is_over:
+            return True
+        raise _NotYet
+
+
+@attrs.define(eq=False)
+class _Errands:
+    """Calls that wait to be made."""
+
+    waiting: list[Callable[[], None]] = attrs.field(factory=list)
+
+    def submit(self, call: Callable[[], None]) -> bool:
+        self.waiting.append(call)
+        return True
+
+    def step(self) -> None:
+        """Make one call; it stays first where it has to be made again."""
+        if self.waiting:
+            try:
+                self.waiting[0]()
+            except _NotYet:
+                return
+            del self.waiting[0]
+
+
+@attrs.define(eq=False)
+class _Asking:
+    """One request for offsets on its way.
+
+    Attributes:
+        call: What asks; called again once there is an answer.
+        hub: Which life of the sidecar was asked, None before.
+        ticket: Its ticket.
+        until_ms: When it says that there was no verdict.
+        answer: What the client is told.
+    """
+
+    call: Callable[[], None]
+    hub: SidecarService | None = None
+    ticket: Ticket | None = None
+    until_ms: int = 0
+    answer: api.Granted | MarshalError | None = None
+
+
+class Line:
+    """The way to the sidecar: without HTTP, with its errors.
+
+    Attributes:
+        is_cut: Whether nothing gets through.
+        loses: Says of each answer whether it is lost on the way.
+    """
+
+    def __init__(self, host: Host, who: Caller) -> None:
+        """Connect a client."""
+        self.host = host
+        self.who = who
+        self.is_cut = False
+        self.loses: Callable[[], bool] = lambda: False
+        self._named: dict[str, tuple[str, Mapping[str, object]]] = {}
+
+    def call(self, do: Callable[[SidecarService], T]) -> T:
+        """Make a request.
+
+        Raises:
+            NotRegistered: The sidecar does not know this process.
+            MarshalError: It refused, or nobody knows what it did.
+        """
+        hub = self.host.hub
+        if hub is None or self.is_cut:
+            raise CoordinationError("no sidecar answers")
+        if self.host.is_hung:
+            self.host.backlog.append(do)
+            raise CoordinationError("the sidecar does not answer")
+        try:
+            answer = do(hub)
+        except MarshalError as error:
+            raise _as_told(error) from error
+        if self.loses():
+            raise CoordinationError("the connection broke off")
+        return answer
+
+    # What a desk needs of ``Connection``.
+
+    def path(self, template: str, parts: Mapping[str, object] | None = None) -> str:
+        """Return a name for a path."""
+        name = template.format_map(
+            {"group": self.who.group_id, "client": self.who.client_id}
+            | dict(parts or {})
+        )
+        self._named[name] = (template, parts or {})
+        return name
+
+    def tell(
+        self,
+        method: str,
+        path: str,
+        *,
+        body: Any = None,  # noqa: ANN401 - of several kinds, as in HTTP
+        timeout_ms: int = 0,
+        query: Mapping[str, str] | None = None,
+    ) -> None:
+        """Make a request whose answer says nothing."""
+        del method, timeout_ms
+        template, parts = self._named[path]
+        if body is not None:
+            body = msgspec.structs.replace(body, timeout_ms=0)  # nothing may wait
+        if template == paths.SUBSCRIPTION_END:
+            name, keep = str(parts["name"]), bool(query)
+            self.call(
+                lambda hub: hub.unsubscribe(self.who, name, release=body, keep=keep)
+            )
+        elif template == paths.RELEASED:
+            self.call(lambda hub: hub.release(self.who, body))
+        else:
+            assert template == paths.CLAIM, template
+            topic, number = str(parts["topic"]), int(str(parts["partition"]))
+            wish = int((query or {})["wish"])
+            self.call(
+                lambda hub: hub.unclaim(self.who, topic, partition=number, wish=wish)
+            )
+
+
+def _as_told(error: MarshalError) -> MarshalError:
+    """Return an error of the sidecar as its client gets it."""
+    if isinstance(error, ClaimLost) and error.reason in {GONE, UNKNOWN}:
+        return NotRegistered(str(error))
+    return error_of(to_http_error(error).failure)
+
+
+class Hosted:
+    """One process that works through the sidecar of its machine.
+
+    Attributes:
+        host: The machine.
+        name: Its name in the group, known to the sidecar only.
+        pid: Its process; None where nobody can watch it.
+        line: Its way to the sidecar.
+        session: The production session.
+        consumer: Its consumer, None where it claims partitions one by one.
+        claims: What it claims so.
+        failure: Why it can go no further.
+        has_left: Whether the sidecar has heard that it leaves.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        name: str,
+        *,
+        cluster: Cluster,
+        pid: int | None,
+        wish: Wish | None,
+        claims: tuple[Key, ...] = (),
+    ) -> None:
+        """Start a process; it registers when it first gets through."""
+        rng = host.rng
+        self.host, self.name, self.pid, self.claims = host, name, pid, claims
+        self.instance = rng.randbytes(16)
+        self.line = Line(host, Caller(GROUP, name, self.instance.hex()))
+        self.observer = Recorder()
+        self.data = cluster.kafka.data_log()
+        ports = RemotePorts(
+            self.data,
+            host.clock,
+            SeededEntropy(rng.getrandbits(SEED_BITS)),
+            InlineBackground(),
+            self.observer,
+        )
+        self._h = cluster.heartbeat_interval_ms
+        self.context = RemoteContext(ports, self._h, LIMIT_DEFAULTS["span"])
+        self.engine = RemoteEngine(self.context)
+        # Until it registers it does not know the sidecar's name.
+        nobody = Claimant(Owner(host.name, bytes(16)), GROUP, master=b"")
+        self.session = RemoteSession(
+            self.context, nobody, client_id=name, grantee=rng.randbytes(16)
+        )
+        self._carriers, self._asking = _Errands(), list[_Asking]()
+        self._stopped = _Stopped()
+        self._answering: _Asking | None = None
+        self._wire()
+        self.consumer: Consumer | None = None
+        self._wants: api.Wants | None = None
+        if wish is not None:
+            self._consume(wish, cluster)
+        self.failure: MarshalError | None = None
+        self.has_left = False
+        self._leaving: api.Leaving | None = None
+        self._info: api.Info | None = None
+        self._is_known = False
+        self._feed: EventCursor | None = None
+        self._heard_of: SidecarService | None = None
+        self._inbox: list[api.Frame] = []
+        self._after: str | None = None
+        self._beat_at_ms = 0
+        self._told: tuple[api.Standing, ...] | None = None
+        self._heard: api.Beaten | None = None
+
+    def _wire(self) -> None:
+        session = self.session
+        session.desk = self._desk = SidecarDesk(
+            cast("Connection", self.line),
+            lock=self.engine.changed,
+            errands=cast("Errands", self._carriers),
+            stopped=cast("threading.Event", self._stopped),
+            standings=lambda: session.standings(everything=True),
+            heard=lambda said, told: session.on_flushed(said, told=told),
+        )
+        session.grants = RemoteGrants(
+            self.context,
+            ask=self._ask,
+            run=self._run,
+            under=lambda call: call(),
+            on_end=session.after_verdict,
+            rest=lambda: None,
+        )
+
+    def _consume(self, wish: Wish, cluster: Cluster) -> None:
+        infos = {
+            topic: TopicInfo(len(cluster.kafka.topic(topic).partitions), None)
+            for topic in wish.topics
+        }
+        subscription = Subscription(
+            GROUP,
+            infos,
+            find_policy(wish.policy),
+            wish.delivery,
+            StartRule(
+                offset_reset=wish.offset_reset, isolation_level=wish.isolation_level
+            ),
+            wish.claims_max,
+            max_handling_ms=wish.max_handling_ms,
+        )
+        self._wants = api.Wants(
+            topics=wish.topics,
+            delivery="amo" if wish.delivery.value == "amo" else "alo",
+            policy=str(wish.policy),
+            claims_max=wish.claims_max,
+            auto_offset_reset=wish.offset_reset,
+            isolation_level=wish.isolation_level,
+            release_behind=wish.releases_behind,
+        )
+        self.session.subscribe(NAME, subscription)
+        self.consumer = Consumer(
+            self.engine,
+            self.session,
+            subscription=subscription,
+            reader=self.data.reader(isolation_level=wish.isolation_level),
+            options=wish.options,
+        )
+
+    @property
+    def now_ms(self) -> int:
+        """Its clock, which is that of its machine."""
+        return self.host.clock.now_ms()
+
+    @property
+    def held(self) -> dict[Key, Holding]:
+        """Every key that it may use now, by its own lease."""
+        now_ms = self.now_ms
+        return {
+            key: holding
+            for key, holding in self.session.holdings.items()
+            if holding.claim.is_valid(now_ms)
+        }
+
+    # --- what its threads do, one step each
+
+    def watch(self) -> None:
+        """Look at deadlines."""
+        self.session.tick(self.now_ms)
+        if not self.session.failure and self._leaving is None:
+            for key in self.claims:
+                if key not in self.session.holdings:
+                    self.session.want(key)
+                    self._is_known = False  # and it says so, with all that it wants
+
+    def follow(self, most: int) -> None:
+        """Take up to so many events; register where that is to be done."""
+        if self.session.failure is not None:
+            return
+        try:
+            if not self._is_known:
+                self._join()
+            self._listen()
+            for frame in self._inbox[:most]:
+                if self._info is None or not frame.is_of(self._info.incarnation):
+                    self._join()
+                del self._inbox[0]
+                self._after = frame.id
+                self.session.on_event(frame.body)
+        except NotRegistered:
+            self._is_known = False
+            self._drop_feed()
+        except (IdentityConflict, ConfigurationError) as error:
+            self.session.fail(error)
+        except MarshalError:
+            self._drop_feed()
+        self.failure = self.session.failure
+
+    def _listen(self) -> None:
+        if self._heard_of is not self.host.hub:
+            self._drop_feed()  # whoever told of it is dead
+            self._heard_of = self.host.hub
+        if self._feed is None or self._feed.is_closed:
+            self._inbox.clear()
+            who, after = self.line.who, self._after
+            self._feed = self.line.call(lambda hub: hub.feed(who, after))
+        if self.host.hub is None or self.host.is_hung or self.line.is_cut:
+            raise CoordinationError("the stream broke off")
+        self._inbox += self._feed.take()
+
+    def _drop_feed(self) -> None:
+        self._inbox.clear()
+        if self._feed is not None:
+            self._feed.close()
+            self._feed = None
+
+    def _join(self) -> None:
+        beat_ms = max(1, min(self._h // BEATS_PER_H, BEAT_MS_MAX))
+        said = api.Registration(instance=self.instance.hex(), beat_ms=beat_ms)
+        peer = Peer(self.pid, None, None if self.pid is None else 1)
+        answer = self.line.call(
+            lambda hub: hub.register(GROUP, self.name, registration=said, peer=peer)
+        )
+        info = self._info = answer.info
+        self.context.span = info.span
+        owner = Owner(info.client_id, bytes.fromhex(info.incarnation))
+        self.session.claimant = Claimant(owner, GROUP, master=b"")
+        wants = self._wants
+        if wants is not None and NAME in self.session.names:
+            self.line.call(lambda hub: hub.subscribe(self.line.who, NAME, wants=wants))
+        for key in self.session.wanted:
+            self._claim(key, self._desk.wish_of(key))
+        self._is_known = True
+
+    def _claim(self, key: Key, wish: int) -> None:
+        who, topic, number = self.line.who, key.topic, key.partition
+        self.line.call(lambda hub: hub.claim(who, topic, partition=number, wish=wish))
+
+    def beat(self, phases: int) -> None:
+        """Beat where that is due; a beat has three phases, which may come apart."""
+        for _ in range(phases):
+            if self._heard is not None and self._told is not None:
+                self.session.on_deadlines(self._heard, told=self._told)
+                self._told = self._heard = None
+            elif self._told is not None:
+                self._send_beat(self._told)
+            elif self._is_known and self.now_ms >= self._beat_at_ms:
+                self._beat_at_ms = self.now_ms + min(self._h // BEATS_PER_H, 1_000)
+                self._told = self.session.standings(everything=False)
+
+    def _send_beat(self, told: tuple[api.Standing, ...]) -> None:
+        said = api.Beat(standings=told)
+        try:
+            self._heard = self.line.call(lambda hub: hub.beat(self.line.who, said))
+        except NotRegistered:
+            self._is_known, self._told = False, None
+        except MarshalError:
+            self._told = None
+
+    def carry(self) -> None:
+        """Carry one thing that is to be said."""
+        self._carriers.step()
+        if self._leaving is not None and not self.has_left:
+            said = self._leaving
+            try:
+                self.line.call(lambda hub: hub.leave(self.line.who, said))
+            except NotRegistered:
+                pass
+            except MarshalError:
+                return
+            self.has_left = True
+
+    def leave(self) -> None:
+        """Begin to leave; carry on until ``has_left``."""
+        if self.consumer is not None:
+            self.consumer.close(timeout_ms=0)
+        returned = self.session.begin_close(release=True)
+        self._leaving = api.Leaving(returned=returned)
+
+    # --- grants
+
+    def _run(self, call: Callable[[], None]) -> bool:
+        if len(self._asking) >= GRANTS_MAX:
+            return False
+        self._asking.append(_Asking(call))
+        return True
+
+    def _ask(self, ask: api.GrantAsk) -> api.Granted:
+        """Ask, or answer what was asked: nothing may wait in between."""
+        asking = self._answering
+        assert asking is not None
+        if isinstance(asking.answer, MarshalError):
+            raise asking.answer
+        if asking.answer is None:
+            asking.ticket = self.line.call(lambda hub: hub.begin_grant(GROUP, ask))
+            asking.hub = self.host.hub
+            asking.until_ms = self.now_ms + ask.timeout_ms
+            raise _NotYet
+        return asking.answer
+
+    def grant(self) -> None:
+        """Ask for offsets, and take answers, a few at a time."""
+        for asking in self._asking[:GRANTS_AT_A_TIME]:
+            if asking.ticket is not None:
+                asking.answer = self._answer(asking, asking.ticket)
+                if asking.answer is None:
+                    continue
+            self._answering = asking
+            try:
+                asking.call()
+            except _NotYet:
+                continue
+            self._asking.remove(asking)
+
+    def _answer(
+        self, asking: _Asking, ticket: Ticket
+    ) -> api.Granted | MarshalError | None:
+        if self.host.hub is not asking.hub or self.line.is_cut:
+            return CoordinationError("the connection broke off")
+        if self.host.is_hung:
+            return None
+        if ticket.verdict is not None:
+            if self.line.loses():
+                return CoordinationError("the connection broke off")
+            return granted_now(ticket.verdict)
+        if self.now_ms < asking.until_ms:
+            return None
+        if self.host.node is not None:
+            self.host.node.engine.tickets.give_up(ticket)
+        return DeadlineExceeded("the log did not show the verdict")

@@ -1,0 +1,187 @@
+"""What goes wrong in a world of sidecars, one thing at a time, as a seed draws it."""
+
+from typing import TYPE_CHECKING
+
+from kafka_marshal.testing.node import Node
+from simulator.pauses import Pauses
+from simulator.sidecar.client import GROUP, Hosted
+from simulator.sidecar.world import HostedWorld, Place, Process
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PROCESSES_MAX = 7
+LEADERS = 8
+
+
+class Troubles:
+    """Breaks things in a world."""
+
+    def __init__(self, world: HostedWorld) -> None:
+        """Take the world as it is."""
+        self._world = world
+        self._rng = world.rng
+        self._pauses = Pauses(world.cluster, world.watcher, group_id=GROUP)
+
+    def strike(self) -> None:
+        """Break one thing, of those that exist in this world."""
+        acts: dict[str, Callable[[], None]] = {
+            "cut": self._cut,
+            "crash": self._crash_sidecar,
+            "hang": self._hang_sidecar,
+            "death": self._kill,
+            "stop": self._stop,
+            "suspend": self._suspend,
+            "line": self._break_line,
+            "drain": self._drain,
+            "pause": self._pause,
+            "churn": self._churn,
+            "failover": self._fail_over,
+        }
+        names = [name for name in acts if name in self._world.faults]
+        if names:
+            name = self._rng.choice(names)
+            self._world.count(name)
+            acts[name]()
+
+    def _span_ms(self) -> int:
+        """Draw how long something lasts: often short, at times many leases."""
+        return self._rng.randint(1, self._rng.choice([1, 2, 4, 8]) * self._world.h)
+
+    def _victim(self, *, hosted: bool = False) -> Process | None:
+        fit = [
+            each
+            for each in self._world.processes
+            if not each.is_leaving and (not hosted or isinstance(each.work, Hosted))
+        ]
+        return self._rng.choice(fit) if fit else None
+
+    def _running(self) -> Place | None:
+        fit = [place for place in self._world.hosts if place.host.is_up]
+        return self._rng.choice(fit) if fit else None
+
+    # --- of sidecars
+
+    def _crash_sidecar(self) -> None:
+        place = self._running()
+        if place is None:
+            return
+        after_ms = self._rng.choice([0, self._span_ms()])
+        place.host.crash()
+        place.mends_ms = 0
+        place.drains_ms = None
+        place.starts_ms = self._world.now_ms + after_ms
+        self._world.say(f"{place.host.name} crashes for {after_ms} ms")
+
+    def _hang_sidecar(self) -> None:
+        place = self._running()
+        if place is not None:
+            self._hang(place, self._world.now_ms + self._span_ms())
+
+    def _hang(self, place: Place, until_ms: int) -> None:
+        place.host.is_hung = True
+        place.wakes_ms = until_ms
+        for_ms = until_ms - self._world.now_ms
+        self._world.say(f"{place.host.name} is stopped for {for_ms} ms")
+
+    def _drain(self) -> None:
+        """End it in order, and start it again."""
+        place = self._running()
+        if place is not None and place.host.hub is not None and not place.host.is_hung:
+            place.host.hub.start_drain()
+            place.drains_ms = self._world.now_ms + self._span_ms()
+            self._world.say(f"{place.host.name} is told to end")
+
+    def _suspend(self) -> None:
+        """Stop all of a machine; its boot clock runs on."""
+        place = self._rng.choice(self._world.hosts)
+        until_ms = self._world.now_ms + self._span_ms()
+        if place.host.is_up:
+            self._hang(place, until_ms)
+        for process in self._world.processes:
+            if process.host is place.host:
+                process.wakes_ms = until_ms
+        self._world.say(f"the machine of {place.host.name} is suspended")
+
+    # --- of processes
+
+    def _kill(self) -> None:
+        process = self._victim()
+        if process is not None:
+            self._world.say(f"{process.name} dies")
+            self._world.remove(process)
+            after_ms = self._rng.randint(0, 3 * self._world.h)
+            self._world.restarts.append((self._world.now_ms + after_ms, process))
+
+    def _stop(self) -> None:
+        process = self._victim()
+        if process is not None:
+            for_ms = self._span_ms()
+            process.wakes_ms = self._world.now_ms + for_ms
+            self._world.say(f"{process.name} is stopped for {for_ms} ms")
+
+    def _break_line(self) -> None:
+        process = self._victim(hosted=True)
+        if process is not None and isinstance(process.work, Hosted):
+            for_ms = self._span_ms()
+            process.work.line.is_cut = True
+            process.mends_ms = self._world.now_ms + for_ms
+            self._world.say(f"{process.name} is cut off from it for {for_ms} ms")
+
+    def _churn(self) -> None:
+        world = self._world
+        if len(world.processes) < PROCESSES_MAX and world.chance(0.5):
+            world.join(self._rng.choice([*world.hosts, None]))
+            return
+        process = self._victim()
+        if process is None or len(world.processes) == 1:
+            return
+        world.say(f"{process.name} leaves")
+        work = process.work
+        if isinstance(work, Node) and not work.engine.is_ready:
+            world.remove(process)  # it never got as far as to have a session
+        else:
+            process.is_leaving = True
+            work.leave()
+
+    # --- of the network and the cluster
+
+    def _cut(self) -> None:
+        """Cut a sidecar or a process off from the cluster."""
+        world, for_ms = self._world, self._span_ms()
+        process, place = self._victim(), self._running()
+        if process is not None and (place is None or world.chance(0.5)):
+            process.mends_ms = world.now_ms + for_ms
+            if isinstance(process.work, Node):
+                process.work.cut(is_cut=True)
+            else:
+                process.work.data.cut = True
+            world.say(f"{process.name} is cut off for {for_ms} ms")
+        elif place is not None:
+            place.mends_ms = world.now_ms + for_ms
+            place.host.cut(is_cut=True)
+            world.say(f"{place.host.name} is cut off for {for_ms} ms")
+
+    def _fail_over(self) -> None:
+        world = self._world
+        number = self._rng.randrange(len(world.watcher.worlds))
+        skew_ms = self._rng.randint(-3 * world.h, 3 * world.h)
+        place = world.cluster.place(number)
+        # Every term of office has a broker of its own: no clock steps within one.
+        leader = LEADERS * (world.cluster.kafka.log(place).leader_epoch + 1) + number
+        world.cluster.kafka.set_skew(leader, skew_ms)
+        world.cluster.kafka.fail_over(place, leader=leader)
+        world.say(f"{place} is led by {leader}, its clock at {skew_ms:+}")
+
+    def _pause(self) -> None:
+        for_ms = self._span_ms()
+        self.pause(for_ms)
+
+    def pause(self, for_ms: int) -> None:
+        """Pause the group for so long."""
+        self._pauses.begin(for_ms)
+        self._world.say(f"the group is paused for {for_ms} ms")
+
+    def end_pauses(self) -> None:
+        """End every pause."""
+        self._pauses.end()

@@ -1,0 +1,279 @@
+"""A deterministic simulation of sidecars and their clients (PROTOCOL 11, 12).
+
+Clients of one or two hosts, each by the sidecar of its host, share a group with
+plain consumers. As in ``simulator``, a seed draws the world, what may go wrong in it
+and every choice after that; the same seed gives the same run, byte for byte. Safety
+is checked after every step; then everything is healed, and liveness is demanded.
+"""
+
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from kafka_marshal.engine import Delivery
+from kafka_marshal.protocol.types import Key, TopicPartition
+from simulator.checkers import Violation
+from simulator.outcome import Report, RunFailed
+from simulator.sidecar.client import GROUP, Hosted
+from simulator.sidecar.faults import Troubles
+from simulator.sidecar.world import (
+    CLAIMED_TOPIC,
+    HostedWorld,
+    Place,
+    Process,
+)
+
+HEALED_STEP_MS = 50
+DEATH_MS = 1_000
+BACKOFF_HS_MAX = 300
+TAKEOVER_HS = 3
+WORK_MS = 400
+PRODUCED = 0.3
+STRUCK = 0.15
+UNANSWERED = frozenset(
+    {
+        *("answers", "line", "hang", "suspend", "crash", "drain"),
+        *("delay", "late", "loss", "cut"),
+    }
+)
+"""What leaves requests for offsets without an answer: the log does not list what was
+granted then, and to nobody."""
+
+
+class HostedSimulation:
+    """One seeded run of a world that was drawn; ``run`` does it all."""
+
+    def __init__(self, world: HostedWorld) -> None:
+        self.world = world
+        self._troubles = Troubles(world)
+
+    def run(self, *, rounds: int = 200) -> Report:
+        """Break things for so many rounds, heal them, and demand liveness.
+
+        Raises:
+            RunFailed: An invariant was broken.
+        """
+        world = self.world
+        start_ms = world.now_ms
+        world.say(f"{world.delivery.value} H={world.h} {sorted(world.faults)}")
+        try:
+            for _ in range(rounds):
+                self._round()
+            self._heal()
+        except Violation as violation:
+            raise RunFailed(
+                world.seed,
+                violation,
+                repeat=f"repeat it with: simulate_hosted({world.seed})",
+                transcript=world.transcript,
+            ) from violation
+        finally:
+            for place in world.hosts:
+                place.host.crash()
+        return Report.of(
+            world.seed,
+            sorted(world.faults),
+            virtual_ms=world.now_ms - start_ms,
+            hand_outs=world.hand_outs,
+            watcher=world.watcher,
+            seen=world.counts,
+            transcript=world.transcript,
+        )
+
+    def _round(self) -> None:
+        world, rng = self.world, self.world.rng
+        world.pass_time(rng.choice([1, 10, 50, 50, 100, 200, world.h // 4]))
+        if world.chance(PRODUCED):
+            world.produce(rng.randint(1, 4))
+        if world.chance(STRUCK):
+            self._troubles.strike()
+        actors: list[Process | Place] = [*world.processes, *world.hosts]
+        for actor in rng.sample(actors, len(actors)):
+            if isinstance(actor, Place):
+                world.drive_host(actor)
+            else:
+                world.drive(actor)
+            world.check()
+
+    # --- healing
+
+    def _heal(self) -> None:
+        world = self.world
+        world.say("everything is healed")
+        world.is_broken = False
+        world.fates.faults = ()
+        for place in world.hosts:
+            place.wakes_ms = place.mends_ms = 0
+            place.host.cut(is_cut=False)
+            if not place.host.is_up:
+                place.starts_ms = 0
+        for process in world.processes:
+            process.wakes_ms = 0
+            world.mend(process)
+        if not any(self._is_consumer(process) for process in world.processes):
+            world.join(world.rng.choice([*world.hosts, None]))
+        world.produce(5)
+        # What was on its way still lands.
+        self._troubles.end_pauses()
+        self._go_on(TAKEOVER_HS * world.h, lambda: False)
+        self._go_on(BACKOFF_HS_MAX * world.h, self._is_calm)
+        self._check_owned("L6", TAKEOVER_HS * world.h + world.h // 10)
+        self._check_consumed()
+        self._check_rest()
+        self._check_death()
+        self._check_drain()
+        if world.delivery is Delivery.AT_MOST_ONCE and not world.faults & UNANSWERED:
+            options = world.wish.options
+            batches = options.max_granted_batches
+            world.hand_outs.check_losses(most=batches * options.max_poll_records)
+
+    def _is_consumer(self, process: object) -> bool:
+        work = getattr(process, "work", None)
+        is_leaving = getattr(process, "is_leaving", True)
+        return getattr(work, "consumer", None) is not None and not is_leaving
+
+    def _go_on(self, limit_ms: int, is_done: Callable[[], bool]) -> int | None:
+        """Live on until something is done; return how long it took."""
+        world = self.world
+        start_ms = world.now_ms
+        while world.now_ms - start_ms < limit_ms:
+            world.pass_time(HEALED_STEP_MS)
+            for place in world.hosts:
+                world.drive_host(place)
+            for process in list(world.processes):
+                world.drive(process, is_calm=True)
+                if process in world.processes and not process.is_leaving:
+                    world.work(process, len(process.hand))
+            world.check()
+            if is_done():
+                return world.now_ms - start_ms
+        return None
+
+    def _is_calm(self) -> bool:
+        """Return whether nobody holds back, having given something up."""
+        for process in self.world.processes:
+            if not isinstance(process.work, Hosted) and process.work.is_backing_off:
+                return False
+        for place in self.world.hosts:
+            host, hub = place.host, place.host.hub
+            if hub is None:
+                return False
+            now_ms = host.clock.now_ms()
+            for each in hub.groups:
+                if any(s.backoff.is_on(now_ms) for s in each.session.subscriptions):
+                    return False
+        return True
+
+    def _missing(self) -> list[TopicPartition]:
+        world = self.world
+        wanted = list(world.places)
+        if any(isinstance(p.work, Hosted) and p.work.claims for p in world.processes):
+            wanted.append(TopicPartition(CLAIMED_TOPIC, 0))
+        held = {key.topic_partition for p in world.processes for key in p.held}
+        return [place for place in wanted if place not in held]
+
+    def _left(self) -> dict[TopicPartition, tuple[int, int]]:
+        """Return position and end of every partition that is not done."""
+        left = {}
+        world = self.world
+        for place in world.places:
+            key = Key(GROUP, *place)
+            end = world.cluster.kafka.log(place).end
+            known = [
+                state.keys[key].next_unclaimed()
+                for state in world.watcher.worlds
+                if key in state.keys
+            ]
+            position = (known[0] if known else None) or 0
+            if position < end:
+                left[place] = (position, end)
+        return left
+
+    # --- liveness
+
+    def _check_owned(self, invariant: str, bound_ms: int) -> None:
+        if self._go_on(bound_ms, lambda: not self._missing()) is None:
+            raise Violation(invariant, f"{self._missing()} unused for {bound_ms} ms")
+
+    def _check_consumed(self) -> None:
+        todo = sum(end - position for position, end in self._left().values())
+        limit_ms = TAKEOVER_HS * self.world.h + WORK_MS * todo
+        if self._go_on(limit_ms, lambda: not self._left()) is None:
+            raise Violation("liveness", f"not all consumed: {self._left()}")
+
+    def _check_rest(self) -> None:
+        """L2: nothing fails, so nothing moves."""
+        world = self.world
+        self._go_on(2 * world.h, lambda: False)
+        claims = world.watcher.claims
+        self._go_on(4 * world.h, lambda: False)
+        if world.watcher.claims != claims:
+            raise Violation("L2", f"{world.watcher.claims - claims} keys moved")
+
+    def _check_death(self) -> None:
+        """L1: what a client had that its sidecar sees die is used in a moment."""
+        world = self.world
+        fit = [
+            process
+            for process in world.processes
+            if isinstance(process.work, Hosted)
+            and process.work.pid is not None
+            and self._is_consumer(process)
+        ]
+        if not fit or sum(map(self._is_consumer, world.processes)) == 1:
+            return
+        process = world.rng.choice(fit)
+        world.say(f"{process.name} dies while all is well")
+        world.count("death while all is well")
+        world.remove(process)
+        self._check_owned("L1", DEATH_MS)
+
+    def _check_drain(self) -> None:
+        """L3: a paused group is drained after 2H and a round trip."""
+        world = self.world
+        bound_ms = 2 * world.h + 4 * HEALED_STEP_MS
+        self._troubles.pause(2 * bound_ms)
+        if self._go_on(bound_ms, self._is_drained) is None:
+            raise Violation("L3", f"not drained within {bound_ms} ms")
+        self._troubles.end_pauses()
+        self._check_owned("L6", TAKEOVER_HS * world.h + world.h // 10)
+
+    def _is_drained(self) -> bool:
+        if any(process.held for process in self.world.processes):
+            return False
+        return all(
+            known.owner is None or known.remaining_ms(state.now_ms) <= 0
+            for state in self.world.watcher.worlds
+            for key, known in state.keys.items()
+            if key.group_id == GROUP
+        )
+
+
+def simulate_hosted(
+    seed: int,
+    *,
+    delivery: Delivery | None = None,
+    faults: Sequence[str] | None = None,
+    rounds: int = 200,
+    span: int | None = None,
+) -> Report:
+    """Run one seed.
+
+    Args:
+        seed: Decides everything.
+        delivery: The guarantee asked for; drawn without it.
+        faults: What may go wrong, of ``FAULTS``; drawn without it.
+        rounds: How long things are broken.
+        span: Limit of the Config; the default without it.
+
+    Returns:
+        What happened, where every invariant held.
+
+    Raises:
+        RunFailed: One did not; the message repeats it.
+    """
+    with tempfile.TemporaryDirectory(prefix="marshal-hosted-") as folder:
+        world = HostedWorld(
+            seed, folder=Path(folder), delivery=delivery, faults=faults, span=span
+        )
+        return HostedSimulation(world).run(rounds=rounds)

@@ -1,0 +1,495 @@
+"""A world of hosts, sidecars, clients and plain consumers, and what must hold in it.
+
+A seed draws it. Every process is called a step at a time; after each call at most
+one process may use a key by its own deadlines, whoever claims it in the log.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import attrs
+
+from kafka_marshal.engine import Delivery, Holding
+from kafka_marshal.engine.handout import ConsumerOptions
+from kafka_marshal.errors import ClaimLost, IdentityConflict, MarshalError
+from kafka_marshal.ports import Record
+from kafka_marshal.protocol.types import Key, Owner, Token
+from kafka_marshal.testing.fakestore import AppendFate
+from kafka_marshal.testing.node import Cluster, Node, Wish
+from simulator.checkers import HandOuts, LogWatcher, Violation
+from simulator.sidecar.client import GROUP, Hosted
+from simulator.sidecar.host import SEED_BITS, Host
+
+TOPIC = "t"
+CLAIMED_TOPIC = "claimed"
+FAULTS = (
+    "delay",
+    "late",
+    "loss",
+    "copies",
+    "cut",
+    "crash",
+    "hang",
+    "death",
+    "stop",
+    "suspend",
+    "line",
+    "answers",
+    "slow",
+    "drain",
+    "pause",
+    "churn",
+    "failover",
+    "drift",
+    "unwatched",
+)
+"""What may go wrong; a seed draws which of these exist in its world."""
+OF_APPENDS = frozenset({"delay", "late", "loss", "copies"})
+
+
+@attrs.define(eq=False)
+class Process:
+    """An application, over a sidecar or not.
+
+    Attributes:
+        name: Its name, unique for ever.
+        client_id: Its name in the group.
+        work: The process: over a sidecar, or with an engine of its own.
+        hand: Records handed out and not committed.
+        wakes_ms: True time until which it is stopped.
+        mends_ms: True time until which its connection, or its network, is cut.
+        is_leaving: Whether it was told to end.
+        checked: Up to where its replicas were compared, by partition.
+    """
+
+    name: str
+    client_id: str
+    work: Hosted | Node
+    hand: list[Record] = attrs.field(factory=list)
+    wakes_ms: int = 0
+    mends_ms: int = 0
+    is_leaving: bool = False
+    checked: dict[int, int] = attrs.field(factory=dict)
+
+    @property
+    def host(self) -> Host | None:
+        """Its machine's sidecar, if it uses one."""
+        return self.work.host if isinstance(self.work, Hosted) else None
+
+    @property
+    def held(self) -> dict[Key, Holding]:
+        """What it may use now, by its own lease and clock."""
+        return self.work.held
+
+
+@attrs.define(eq=False)
+class Place:
+    """A host's sidecar, and what is wrong with it.
+
+    Attributes:
+        host: It.
+        wakes_ms: True time until which the sidecar is stopped.
+        mends_ms: True time until which its network is cut.
+        starts_ms: True time at which it is started again, None while it runs.
+        drains_ms: True time at which a drain is over, whatever is left.
+        checked: Up to where its replicas were compared, by partition.
+    """
+
+    host: Host
+    wakes_ms: int = 0
+    mends_ms: int = 0
+    starts_ms: int | None = None
+    drains_ms: int | None = None
+    checked: dict[int, int] = attrs.field(factory=dict)
+
+
+class Fates:
+    """Draws the fate of every append, until it is healed."""
+
+    def __init__(self, rng: random.Random, h: int) -> None:
+        self.faults: tuple[str, ...] = ()
+        self.hardness = 0.0
+        self._rng = rng
+        self._h = h
+
+    def of_append(self, writer: str, partition: int) -> AppendFate:
+        """Return the fate of the next append."""
+        del writer, partition
+        rng, h = self._rng, self._h
+        if not self.faults or rng.random() > self.hardness:
+            return AppendFate()
+        kind = rng.choice(self.faults)
+        if kind == "delay":
+            return AppendFate(delay_ms=rng.randint(1, h // 2))
+        if kind == "late":
+            fails_ms = rng.randint(1, h // 2)
+            return AppendFate(delay_ms=rng.randint(1, 3 * h), fails_after_ms=fails_ms)
+        if kind == "loss":
+            return AppendFate(is_lost=True)
+        return AppendFate(delay_ms=rng.choice([0, h // 10]), copies=2)
+
+
+class HostedWorld:
+    """Who is there, and what they do."""
+
+    is_broken: bool = True
+
+    def __init__(
+        self,
+        seed: int,
+        *,
+        folder: Path,
+        delivery: Delivery | None = None,
+        faults: Sequence[str] | None = None,
+        span: int | None = None,
+    ) -> None:
+        """Draw a world.
+
+        Args:
+            seed: Decides everything.
+            folder: Where sidecars keep identities and promises; empty.
+            delivery: The guarantee asked for; drawn without it.
+            faults: What may go wrong, of ``FAULTS``; drawn without it.
+            span: Limit of the Config; the default without it.
+        """
+        self.seed = seed
+        rng = self.rng = random.Random(seed)  # noqa: S311 - repeatable on purpose
+        self.h = rng.choice([1_000, 2_000, 5_000])
+        self.transcript: list[str] = []
+        self.counts: dict[str, int] = {}
+        drawn = rng.choice(list(Delivery))
+        self.delivery = delivery or drawn
+        lot = [name for name in FAULTS if rng.random() < 0.5]  # noqa: PLR2004
+        self.faults = frozenset(lot if faults is None else faults)
+        self.fates = Fates(random.Random(seed + 1), self.h)  # noqa: S311
+        self.fates.faults = tuple(sorted(self.faults & OF_APPENDS))
+        self.fates.hardness = rng.choice([0.05, 0.2, 0.4])
+        self.cluster = Cluster(
+            heartbeat_interval_ms=self.h,
+            partitions=rng.randint(1, 2),
+            policy=self.fates,
+            limits={} if span is None else {"span": span},
+        )
+        self.places = self.cluster.fill(TOPIC, [0] * rng.randint(1, 4))
+        self.cluster.fill(CLAIMED_TOPIC, [0])
+        self.watcher = LogWatcher(
+            self.cluster.kafka,
+            self.cluster.config.partition_count,
+            on_position=self._check_moved,
+            note=self.transcript.append,
+        )
+        is_amo = self.delivery is Delivery.AT_MOST_ONCE
+        self.hand_outs = HandOuts(self.watcher, is_at_most_once=is_amo)
+        self.wish = Wish(
+            (TOPIC,),
+            self.delivery,
+            policy=rng.choice(["fair", "fair", "greedy"]),
+            options=ConsumerOptions(
+                max_poll_records=rng.choice([1, 3, 20]),
+                max_granted_batches=rng.choice([1, 2, 4]),
+                on_lost=lambda _tp, _end: None,
+            ),
+        )
+        self.processes: list[Process] = []
+        self._users: dict[tuple[Key, Token], Process] = {}
+        self._names = self._pids = self._starts = 0
+        self.restarts: list[tuple[int, Process]] = []
+        self.hosts = [
+            Place(self._host(f"host-{number}", folder))
+            for number in range(rng.randint(1, 2))
+        ]
+        for place in self.hosts:
+            for _ in range(rng.randint(1, 3)):
+                self.join(place)
+        self.join_claimer(rng.choice(self.hosts))
+        for _ in range(rng.randint(0, 2)):
+            self.join(None)
+
+    def _host(self, name: str, folder: Path) -> Host:
+        rng = random.Random(self.rng.getrandbits(SEED_BITS))  # noqa: S311
+        drift_ppm = self.rng.randint(-900, 900) if "drift" in self.faults else 0
+        clock = self.cluster.clock.view(
+            drift_ppm=drift_ppm, offset_ms=self.rng.randint(0, 10**6)
+        )
+        host = Host(self.cluster, name, folder=folder / name, clock=clock, rng=rng)
+        host.start()
+        return host
+
+    @property
+    def now_ms(self) -> int:
+        """True time."""
+        return self.cluster.clock.now_ms()
+
+    def chance(self, part: float) -> bool:
+        """Draw whether something happens that does in so many cases."""
+        return self.rng.random() < part
+
+    def pass_time(self, duration_ms: int) -> None:
+        """Let time pass, and end what is over by then."""
+        self.cluster.clock.advance(duration_ms)
+        now_ms = self.now_ms
+        for due_ms, process in list(self.restarts):
+            if now_ms >= due_ms:
+                self.restarts.remove((due_ms, process))
+                self.start_again(process)
+        for process in self.processes:
+            if process.mends_ms and now_ms >= process.mends_ms:
+                self.mend(process)
+        for place in self.hosts:
+            self._look_after(place, now_ms)
+        self.check()
+
+    def _look_after(self, place: Place, now_ms: int) -> None:
+        host = place.host
+        if place.mends_ms and now_ms >= place.mends_ms:
+            place.mends_ms = 0
+            host.cut(is_cut=False)
+            self.say(f"{host.name} is connected again")
+        if host.is_hung and now_ms >= place.wakes_ms:
+            host.is_hung = False
+            self.say(f"{host.name} goes on")
+        if place.starts_ms is not None and now_ms >= place.starts_ms:
+            place.starts_ms = None
+            place.checked = {}
+            host.start()
+            self.say(f"{host.name} starts")
+
+    def drive_host(self, place: Place) -> None:
+        """Let a sidecar act once, unless it is stopped."""
+        host = place.host
+        host.step()
+        if place.drains_ms is None or host.hub is None:
+            return
+        if host.hub.is_drained or self.now_ms >= place.drains_ms:
+            place.drains_ms = None
+            host.end()
+            place.starts_ms = self.now_ms + self.rng.randint(0, self.h)
+            self.say(f"{host.name} has ended in order")
+
+    def drive(self, process: Process, *, is_calm: bool = False) -> None:
+        """Let one process do what it does, unless it is stopped."""
+        if self.now_ms < process.wakes_ms or process not in self.processes:
+            return
+        work = process.work
+        if isinstance(work, Node):
+            if is_calm or self.chance(0.9):
+                work.step()
+            failure: MarshalError | None = work.session.failure
+        else:
+            self._drive_hosted(work, is_calm=is_calm)
+            failure = work.failure
+        self.check()
+        if process.is_leaving:
+            if work.has_left:
+                self.remove(process)
+            return
+        if failure is not None:
+            if not isinstance(failure, IdentityConflict):
+                raise Violation("fault", f"{process.name}: {failure!r}")
+            # Its name is not free yet: whoever looks after it tries again.
+            self.say(f"{process.name} fails: its name is in use")
+            self.remove(process)
+            self.restarts.append((self.now_ms + self.h // 2, process))
+            return
+        if is_calm or self.chance(0.8):
+            self._poll(process)
+        self.work(process, self.rng.randint(0, 4))
+
+    def _drive_hosted(self, work: Hosted, *, is_calm: bool) -> None:
+        """Let its threads act, in any order; not each of them comes to its turn."""
+        rng = self.rng
+        most = 100 if is_calm or "slow" not in self.faults else rng.choice([0, 1, 9])
+        phases = 3 if is_calm or "slow" not in self.faults else rng.randint(0, 3)
+        acts: list[Callable[[], None]] = [
+            work.watch,
+            lambda: work.follow(most),
+            lambda: work.beat(phases),
+            work.carry,
+            work.grant,
+        ]
+        for act in rng.sample(acts, len(acts)):
+            if is_calm or self.chance(0.9):
+                act()
+                self._check_users()
+
+    def _poll(self, process: Process) -> None:
+        consumer = process.work.consumer
+        if consumer is None:
+            return
+        try:
+            polled = consumer.poll(0)
+        except ClaimLost:
+            return
+        except MarshalError as error:
+            raise Violation("fault", f"{process.name}: {error!r}") from error
+        for partition, records in polled.items():
+            key = Key(GROUP, *partition)
+            offsets = [record.offset for record in records]
+            self.say(f"{process.name} is handed {partition} {offsets}")
+            for record in records:
+                assert record.token is not None
+                self.hand_outs.handed_out(key, record.token, offset=record.offset)
+            process.hand.extend(records)
+
+    def work(self, process: Process, count: int) -> None:
+        """Process and commit some of what is in hand, in any order."""
+        consumer = process.work.consumer
+        if consumer is None:
+            return
+        for _ in range(min(count, len(process.hand))):
+            record = process.hand.pop(self.rng.randrange(len(process.hand)))
+            key = Key(GROUP, record.topic, record.partition)
+            self.hand_outs.done(key, record.token, offset=record.offset)
+            try:
+                consumer.commit(record)
+            except ClaimLost:
+                # What else it got under that claim is somebody else's now.
+                token = record.token
+                process.hand = [each for each in process.hand if each.token != token]
+                return
+
+    # --- what must hold
+
+    def check(self) -> None:
+        """Check everything that must hold at any time."""
+        self.watcher.catch_up()
+        self._check_users()
+        for process in self.processes:
+            if isinstance(process.work, Node):
+                self._check_reader(process.name, process.work, process.checked)
+        for place in self.hosts:
+            host = place.host
+            if host.node is not None:
+                self._check_reader(host.name, host.node, place.checked)
+            for each in () if host.hub is None else host.hub.groups:
+                # What a dead life of it had sent may land late, and look like a twin.
+                if not isinstance(each.failure, IdentityConflict | None):
+                    raise Violation("fault", f"{host.name}: {each.failure!r}")
+
+    def _check_reader(self, name: str, node: Node, checked: dict[int, int]) -> None:
+        self.watcher.check_reader(node.engine, checked)
+        if node.engine.failure is not None:
+            raise Violation("fault", f"{name}: {node.engine.failure!r}")
+
+    def _check_users(self) -> None:
+        """S4: of processes, and of claimants, which may be sidecars."""
+        users: dict[Key, Process] = {}
+        claimants: dict[Key, object] = {}
+        for process in self.processes:
+            for key, holding in process.held.items():
+                other = users.setdefault(key, process)
+                if other is not process:
+                    names = f"{other.name} and {process.name}"
+                    raise Violation("S4", f"{key} is used by {names} at one instant")
+                claimants[key] = process.host or process
+                token = holding.claim.token
+                assert token is not None
+                first = self._users.setdefault((key, token), process)
+                if first is not process:
+                    names = f"{first.name} and {process.name}"
+                    raise Violation("S4", f"{key}: {names} have used {token}")
+        for place in self.hosts:
+            hub, now_ms = place.host.hub, place.host.clock.now_ms()
+            for host in () if hub is None else hub.groups:
+                for key, holding in host.session.holdings.items():
+                    if not holding.claim.is_valid(now_ms):
+                        continue
+                    if claimants.setdefault(key, place.host) is not place.host:
+                        raise Violation("S4", f"{key} is held by {host.group_id} twice")
+
+    def _check_moved(self, key: Key, old: int | None, new: int) -> None:
+        self.hand_outs.check_moved(key, old, new=new)
+
+    def say(self, line: str) -> None:
+        """Add a line to the transcript."""
+        self.transcript.append(f"{self.now_ms} {line}")
+
+    def count(self, what: str) -> None:
+        """Count what has happened."""
+        self.counts[what] = self.counts.get(what, 0) + 1
+
+    # --- processes
+
+    def join(self, place: Place | None) -> None:
+        """Start a consumer: by a sidecar, or with an engine of its own."""
+        self._names += 1
+        if place is None:
+            self._start_plain(f"c{self._names}")
+        else:
+            self._start_hosted(f"c{self._names}", place.host, claims=())
+
+    def join_claimer(self, place: Place) -> None:
+        """Start a process that claims a partition without consuming it."""
+        self._names += 1
+        key = Key(GROUP, CLAIMED_TOPIC, 0)
+        self._start_hosted(f"c{self._names}", place.host, claims=(key,))
+
+    def _start_plain(self, client_id: str) -> None:
+        rng = self.rng
+        drift_ppm = rng.randint(-900, 900) if "drift" in self.faults else 0
+        offset_ms = rng.randint(0, 10**6)
+        node = Node(
+            self.cluster,
+            Owner(client_id, rng.randbytes(16)),
+            group_id=GROUP,
+            seed=rng.getrandbits(SEED_BITS),
+            clock=self.cluster.clock.view(drift_ppm=drift_ppm, offset_ms=offset_ms),
+        )
+        node.consume(self.wish)
+        self._add(client_id, node, where="alone")
+
+    def _start_hosted(
+        self, client_id: str, host: Host, *, claims: tuple[Key, ...]
+    ) -> None:
+        self._pids += 1
+        is_watched = "unwatched" not in self.faults or self.chance(0.5)
+        work = Hosted(
+            host,
+            client_id,
+            cluster=self.cluster,
+            pid=self._pids if is_watched else None,
+            wish=None if claims else self.wish,
+            claims=claims,
+        )
+        if "answers" in self.faults:
+            chance = self.rng.choice([0.02, 0.2])
+            work.line.loses = lambda: self.is_broken and self.chance(chance)
+        self._add(client_id, work, where=host.name)
+
+    def _add(self, client_id: str, work: Hosted | Node, *, where: str) -> None:
+        self._starts += 1
+        process = Process(f"{client_id}#{self._starts}", client_id, work)
+        self.processes.append(process)
+        self.say(f"{process.name} starts, {where}")
+
+    def start_again(self, process: Process) -> None:
+        """Start another process in the place of one that has ended."""
+        work = process.work
+        if isinstance(work, Node):
+            self._start_plain(process.client_id)
+        else:
+            self._start_hosted(process.client_id, work.host, claims=work.claims)
+
+    def remove(self, process: Process) -> None:
+        """End a process without a word; who watches it knows."""
+        self.processes.remove(process)
+        work = process.work
+        if isinstance(work, Hosted) and work.pid is not None:
+            work.host.deaths.note(work.pid)
+        self.say(f"{process.name} ends")
+
+    def mend(self, process: Process) -> None:
+        """Mend its connection to its sidecar, and to the cluster."""
+        process.mends_ms = 0
+        work = process.work
+        if isinstance(work, Node):
+            work.cut(is_cut=False)
+        else:
+            work.line.is_cut = work.data.cut = False
+        self.say(f"{process.name} is connected again")
+
+    def produce(self, count: int) -> None:
+        """Write records to consume."""
+        for _ in range(count):
+            self.cluster.kafka.produce(self.rng.choice(self.places), b"x")

@@ -1,0 +1,426 @@
+"""Lets faults strike: what each of ``plan.FAULTS`` does to a world."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from kafka_marshal.engine import Delivery
+from kafka_marshal.protocol.codec import Undecodable, decode, encode
+from kafka_marshal.protocol.records import (
+    ClaimingMessages,
+    ClaimingPartition,
+)
+from kafka_marshal.protocol.types import Key, Owner
+from kafka_marshal.testing.fakestore import Stored
+from simulator.configs import Configs
+from simulator.fates import HARDNESS, KINDS, Window
+from simulator.fleet import APPS_MAX, App, Fleet
+from simulator.newer import Newer
+from simulator.pauses import Pauses
+from simulator.plan import (
+    ABOVE,
+    DAMAGE,
+    HALT,
+    LEVEL,
+    RECREATE,
+    Fault,
+    chance,
+)
+from simulator.recreating import Recreations
+from simulator.world import GROUP, World
+
+DEAF_MS = 10**9
+BROKERS_PER_EPOCH = 8
+PERCENT = 100
+
+
+class Strikes:
+    """Strikes a fleet with the faults of its plan."""
+
+    def __init__(self, world: World, fleet: Fleet) -> None:
+        """Let nothing happen yet."""
+        self._world = world
+        self._fleet = fleet
+        self._pauses = Pauses(world.cluster, world.watcher, group_id=GROUP)
+        self._configs, self._newer = Configs(world), Newer(world)
+        self._recreations = Recreations(world, fleet)
+        world.on_folded = self._newer.on_fold
+        self._actions: dict[str, Callable[[Fault], None]] = {
+            "cut": self._cut,
+            "deaf": self._deafen,
+            "crash": self._crash,
+            "stop": self._stop,
+            "failover": self._fail_over,
+            "step": self._step_clock,
+            "pause": self._pause,
+            "churn": self._churn,
+            "hostile": self._write_hostile,
+            "twin": self._start_twin,
+            "edge": self._claim_at_the_edge,
+            "attempt": self._ask_elsewhere,
+            "truncate": self._truncate,
+            "keep": self._keep,
+            "tear": self._tear,
+            "reset": self._reset,
+            RECREATE: self._recreations.strike,
+            DAMAGE: self._damage,
+            ABOVE: self._newer.strike,
+            LEVEL: self._configs.strike,
+            HALT: self.halt,
+        }
+
+    def strike(self, fault: Fault) -> None:
+        """Let one fault strike now."""
+        if self._world.is_healed:
+            return
+        self._world.say(f"fault {fault.number}: {fault.kind}")
+        if fault.kind in KINDS:
+            self._open_window(fault)
+        else:
+            self._actions[fault.kind](fault)
+
+    def heal(self) -> None:
+        """Mend everything that is broken now."""
+        self._world.fates.heal()
+        for app in list(self._fleet.apps):
+            if app.wakes_ms > self._world.now_ms:
+                app.wakes_ms = self._world.now_ms
+                self._fleet.wake(app)
+            self._mend(app, app.cut_until_ms)
+        self.end_pauses()
+        self._configs.heal()
+        self._recreations.heal()
+
+    def pause(self, for_ms: int) -> None:
+        """Pause the group."""
+        self._pauses.begin(for_ms)
+        self._world.say(f"the group is paused for {for_ms} ms")
+
+    def halt(self, fault: Fault) -> None:
+        """Write a Config that nobody can follow; newer programs go on behind it."""
+        numbers = self._configs.halt(fault)
+        self._newer.follow(fault, numbers)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether there is such a Config."""
+        return self._configs.is_over
+
+    def end_pauses(self) -> None:
+        """End every pause that there was."""
+        self._pauses.end()
+
+    # --- the network
+
+    def _open_window(self, fault: Fault) -> None:
+        app = self._victim(fault)
+        is_all = app is None or (fault.kind != "mute" and fault.size < PERCENT // 3)
+        writer = None if is_all or app is None else app.node.owner.client_id
+        hardness = 1.0 if fault.kind == "mute" else HARDNESS[fault.size % len(HARDNESS)]
+        window = Window(fault.kind, writer, hardness)
+        fates, loop = self._world.fates, self._world.loop
+        fates.open(window)
+        loop.at(self._world.now_ms + fault.for_ms, partial(fates.close, window))
+
+    def _cut(self, fault: Fault) -> None:
+        app = self._victim(fault)
+        if app is not None:
+            app.node.log.cut = True
+            app.node.data.cut = fault.size < PERCENT // 2
+            self._mend_later(app, fault.for_ms)
+            self._world.say(f"{app.name} is cut off for {fault.for_ms} ms")
+
+    def _deafen(self, fault: Fault) -> None:
+        """Cut one way only: what it sends arrives, it hears nothing, or late."""
+        app = self._victim(fault)
+        if app is not None:
+            is_late = fault.size < PERCENT // 2
+            lag_ms = self._world.plan.h_ms // 2 if is_late else DEAF_MS
+            app.node.log.read_lag_ms = lag_ms
+            self._mend_later(app, fault.for_ms)
+            self._world.say(f"{app.name} hears late for {fault.for_ms} ms")
+
+    def _mend_later(self, app: App, for_ms: int) -> None:
+        app.cut_until_ms = self._world.now_ms + for_ms
+        mend = partial(self._mend, app, app.cut_until_ms)
+        self._world.loop.at(app.cut_until_ms, mend)
+
+    def _mend(self, app: App, due_ms: int) -> None:
+        if app.is_gone or not due_ms or app.cut_until_ms != due_ms:
+            return
+        app.cut_until_ms = 0
+        app.node.cut(is_cut=False)
+        app.node.log.read_lag_ms = 0
+        self._world.say(f"{app.name} is connected again")
+        self._fleet.call_step(app, self._world.now_ms)
+
+    # --- processes
+
+    def _victim(self, fault: Fault) -> App | None:
+        fit = [app for app in self._fleet.apps if not app.is_leaving]
+        return fit[fault.who % len(fit)] if fit else None
+
+    def _crash(self, fault: Fault) -> None:
+        app = self._victim(fault)
+        if app is not None:
+            self._world.say(f"{app.name} crashes")
+            self._fleet.remove(app)
+            is_resuming = fault.size < PERCENT * 2 // 3
+            # A supervisor is quick, a person is not.
+            after_ms = fault.for_ms // 8 if fault.size % 2 else fault.for_ms
+            self._fleet.start_later(app, after_ms, is_resuming=is_resuming)
+
+    def _keep(self, fault: Fault) -> None:
+        """Have somebody's host keep its states as they are now."""
+        app = self._victim(fault)
+        if app is not None:
+            self._world.say(f"{app.name} keeps its states")
+            self._fleet.keeping.keep(app.node)
+
+    def _tear(self, fault: Fault) -> None:
+        """Crash whoever begins a checkpoint next, in the middle of it."""
+        keeping, loop = self._fleet.keeping, self._world.loop
+
+        def crash(incarnation: bytes) -> None:
+            for app in self._fleet.apps:
+                if keeping.writer(app.node) == incarnation:
+                    loop.at(
+                        self._world.now_ms + fault.size % (1 + self._trip_ms),
+                        partial(self._crash_app, app, fault),
+                    )
+
+        keeping.on_begin.append(crash)
+
+    @property
+    def _trip_ms(self) -> int:
+        return 2 * self._world.plan.latency_ms
+
+    def _crash_app(self, app: App, fault: Fault) -> None:
+        if not app.is_gone and not self._world.is_healed:
+            self._world.say(f"{app.name} crashes within a checkpoint")
+            self._fleet.remove(app)
+            self._fleet.start_later(app, fault.for_ms // 8, is_resuming=True)
+
+    def _damage(self, fault: Fault) -> None:
+        """Damage what somebody's host keeps; often it starts from that at once."""
+        app, keeping = self._victim(fault), self._fleet.keeping
+        if app is None:
+            return
+        keeping.keep(app.node)
+        how = keeping.damage(app.node, self._number(fault), fault=fault)
+        if how is None:
+            return
+        self._world.coverage.note("kept_damaged")
+        self._world.say(f"what the host of {app.name} keeps is {how}")
+        if fault.size % 2:
+            self._fleet.remove(app)
+            self._fleet.start_later(app, fault.for_ms // 8, is_resuming=True)
+
+    def _reset(self, fault: Fault) -> None:
+        self._fleet.keeping.reset(self._number(fault))
+
+    def _stop(self, fault: Fault) -> None:
+        app = self._victim(fault)
+        if app is not None:
+            app.wakes_ms = max(app.wakes_ms, self._world.now_ms + fault.for_ms)
+            if app.hand and fault.for_ms > 2 * self._world.plan.h_ms:
+                self._world.coverage.note("stopped_in_hand")
+            self._world.say(f"{app.name} is stopped for {fault.for_ms} ms")
+
+    def _churn(self, fault: Fault) -> None:
+        if len(self._fleet.apps) < APPS_MAX and fault.size < PERCENT // 2:
+            self._fleet.admit()
+            return
+        app = self._victim(fault)
+        if app is not None and len(self._fleet.apps) > 1:
+            self._world.say(f"{app.name} leaves")
+            if app.node.engine.is_ready:
+                app.is_leaving = True
+                app.node.leave()
+            else:
+                self._fleet.remove(app)  # it never got as far as to have a session
+
+    def _start_twin(self, fault: Fault) -> None:
+        app = self._victim(fault)
+        if app is not None and len(self._fleet.apps) < APPS_MAX:
+            self._fleet.start(app.node.owner.client_id, ())
+
+    # --- brokers
+
+    def _number(self, fault: Fault) -> int:
+        return fault.who % len(self._world.watcher.worlds)
+
+    def _fail_over(self, fault: Fault) -> None:
+        kafka, number = self._world.cluster.kafka, self._number(fault)
+        place = self._world.cluster.place(number)
+        epoch = kafka.log(place).leader_epoch + 1
+        leader = number + BROKERS_PER_EPOCH * epoch
+        self._set_clock(fault, leader)
+        retry_ms = None if fault.size % 2 else fault.for_ms // 4
+        lost = kafka.fail_over(place, leader=leader, retry_ms=retry_ms)
+        for _ in range(lost):
+            self._world.coverage.note("tail_lost")
+        ahead_ms = kafka.clocks.ahead_ms(leader)
+        self._world.say(f"{place} is led by {leader}, its clock at {ahead_ms:+}")
+
+    def _set_clock(self, fault: Fault, leader: int) -> None:
+        """Give a leader a clock that is off by up to three H, and drifts."""
+        plan, clocks = self._world.plan, self._world.cluster.kafka.clocks
+        rng = chance(plan.seed, f"leader/{fault.number}")
+        clocks.set_ahead(leader, rng.randint(-3 * plan.h_ms, 3 * plan.h_ms))
+        clocks.set_drift(leader, rng.randint(-plan.drift_ppm, plan.drift_ppm))
+
+    def _step_clock(self, fault: Fault) -> None:
+        """Step a leader's clock while it leads."""
+        world, number = self._world, self._number(fault)
+        leader = world.cluster.kafka.log(world.cluster.place(number)).leader
+        clocks, h_ms = world.cluster.kafka.clocks, world.plan.h_ms
+        by_ms = fault.for_ms if fault.size < PERCENT // 2 else -fault.for_ms
+        by_ms = by_ms // 8 if fault.size % 2 else by_ms
+        clocks.set_ahead(leader, clocks.ahead_ms(leader) + by_ms)
+        if by_ms > 0:
+            # Leases that were given before it may overlap with a claim after it.
+            lasts_ms = world.now_ms + 3 * h_ms
+            world.excused[number] = max(lasts_ms, world.excused.get(number, 0))
+        world.say(f"the clock of {leader} steps by {by_ms:+} ms")
+
+    def _truncate(self, fault: Fault) -> None:
+        """Lose up to ten records that were read: an unclean election."""
+        world, number = self._world, self._number(fault)
+        place = world.cluster.place(number)
+        log = world.cluster.kafka.log(place)
+        end = max(1, log.end - 1 - fault.size % 10)
+        if end >= log.end:
+            return
+        world.coverage.note("truncated")
+        self._note_lost(log.read(end, log.end))
+        leader = number + BROKERS_PER_EPOCH * (log.leader_epoch + 1)
+        self._set_clock(fault, leader)
+        world.say(f"{place} is cut back from {log.end} to {end}")
+        world.cluster.kafka.truncate(place, end=end, leader=leader)
+        world.cuts.on_cut(number, log.leader_epoch)
+        world.watcher.refold(number)
+        for app in self._fleet.apps:
+            app.checked.pop(number, None)
+
+    def _note_lost(self, lost: Sequence[Stored]) -> None:
+        kinds = {type(decode(each.value)) for each in lost}
+        if ClaimingMessages in kinds:
+            self._world.coverage.note("truncated_grant")
+        if ClaimingPartition in kinds:
+            self._world.coverage.note("truncated_claim")
+
+    # --- other writers
+
+    def _pause(self, fault: Fault) -> None:
+        app = self._victim(fault)
+        deaf = "deaf" in self._world.plan.kinds and fault.size < PERCENT // 2
+        if deaf and app is not None:
+            # Troubles come together: whoever holds a key may miss all of it.
+            app.node.log.read_lag_ms = DEAF_MS
+            self._mend_later(app, fault.for_ms + 3 * self._world.plan.h_ms)
+        self.pause(fault.for_ms)
+
+    def _write_hostile(self, fault: Fault) -> None:
+        """Write nonsense, or once more what somebody wrote before."""
+        rng = chance(self._world.plan.seed, f"hostile/{fault.number}")
+        number = self._number(fault)
+        place = self._world.cluster.place(number)
+        value: bytes | None = rng.randbytes(rng.randint(0, 40))
+        stored = self._world.cluster.kafka.log(place).records
+        if fault.size < PERCENT * 2 // 3:
+            value = rng.choice(stored).value
+            if value and fault.size % 3 == 0:
+                at = rng.randrange(len(value))
+                bent = value[:at] + rng.randbytes(1) + value[at + 1 :]
+                # Bent into a record, it would be a forgery in somebody's name.
+                if isinstance(decode(bent), Undecodable):
+                    value = bent
+        offset = self._world.cluster.kafka.produce(place, value)
+        size = len(value or b"")
+        self._world.say(f"somebody writes {size} bytes at {number}/{offset}")
+
+    def _ask_elsewhere(self, fault: Fault) -> None:
+        """Have a process without a claim ask for offsets under one (PROTOCOL 6.2).
+
+        As a task attempt does: under the owner's incarnation, and with a number
+        that the owner itself may be about to use.
+        """
+        world, app = self._world, self._victim(fault)
+        is_amo = world.plan.delivery is Delivery.AT_MOST_ONCE
+        held = [] if app is None or not is_amo else sorted(app.node.held)
+        if app is None or not held:
+            return
+        key = held[fault.size % len(held)]
+        number, owner = world.place_of(key), app.node.owner
+        known = world.watcher.worlds[number].keys[key]
+        if known.topic_id != world.topic_id:
+            return  # it reads by the id of the claim, and finds nothing
+        first = known.next_unclaimed() or 0
+        end = world.cluster.kafka.log(key.topic_partition).end
+        if first >= end:
+            return
+        grantee = chance(world.plan.seed, f"attempt/{fault.number}").randbytes(16)
+        world.attempts.add(grantee)
+        record = ClaimingMessages(
+            owner.client_id,
+            key.group_id,
+            owner.incarnation,
+            world.seqs.get(owner.incarnation, 0) + 1,
+            key.topic,
+            key.partition,
+            known.epoch,
+            grantee,
+            first,
+            min(end - 1, first + fault.size % 3),
+        )
+        world.cluster.kafka.produce(world.cluster.place(number), encode(record))
+        world.say(f"another process asks for {first} on under the claim of {app.name}")
+
+    def _claim_at_the_edge(self, fault: Fault) -> None:
+        """Have a stranger claim a key 2H after its last renewal, or 1 ms later."""
+        places = self._world.places
+        key = Key(GROUP, *places[fault.who % len(places)])
+        until_ms = self._world.now_ms + fault.for_ms + 3 * self._world.plan.h_ms
+        rng = chance(self._world.plan.seed, f"edge/{fault.number}")
+        stranger = Owner(f"edge{fault.number}", rng.randbytes(16))
+        self._lie_in_wait(key, stranger, until_ms, fault.size % 2)
+
+    def _lie_in_wait(
+        self, key: Key, stranger: Owner, until_ms: int, over_ms: int
+    ) -> None:
+        world = self._world
+        if world.is_healed or world.now_ms > until_ms:
+            return
+        number = world.place_of(key)
+        state = world.watcher.worlds[number]
+        known = state.keys.get(key)
+        left_ms = world.plan.h_ms
+        if known is not None and known.owner is not None:
+            age_ms = known.age_ms(world.log_time_ms(number))
+            left_ms = 2 * known.heartbeat_interval_ms + over_ms - age_ms
+            if left_ms == 0:
+                self._claim(key, stranger, number)
+                return
+        wait_ms = left_ms if left_ms > 0 else world.plan.h_ms
+        again = partial(self._lie_in_wait, key, stranger, until_ms, over_ms)
+        world.loop.at(world.now_ms + wait_ms, again)
+
+    def _claim(self, key: Key, stranger: Owner, number: int) -> None:
+        config = self._world.levels.config(number)
+        record = ClaimingPartition(
+            stranger.client_id,
+            key.group_id,
+            stranger.incarnation,
+            1,
+            1 if config is None else config.generation,
+            key.topic,
+            key.partition,
+            None,
+            None,
+            None,
+            None,
+        )
+        cluster, value = self._world.cluster, encode(record)
+        self._world.names[stranger.incarnation] = stranger.client_id
+        self._world.chronicle.on_append(number, value, append=None, held={})
+        cluster.kafka.produce(cluster.place(number), value)

@@ -1,0 +1,406 @@
+"""The world that a plan describes: cluster, time, and what is checked of it."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from kafka_marshal.engine import Delivery
+from kafka_marshal.ports import Event, Record
+from kafka_marshal.protocol.hashing import coordinating_partition
+from kafka_marshal.protocol.records import ClaimingMessages
+from kafka_marshal.protocol.types import Key
+from kafka_marshal.testing.node import Cluster, Node
+from simulator.checkers import (
+    Folded,
+    HandOuts,
+    LogWatcher,
+    Violation,
+    check_leases,
+)
+from simulator.chronicle import Chronicle
+from simulator.coverage import Coverage
+from simulator.exposure import Cuts, Exposures
+from simulator.fates import Fates
+from simulator.levels import Levels
+from simulator.loop import Loop
+from simulator.plan import LEVELS, Plan, chance
+
+GROUP = "g"
+TOPIC = "t"
+FAR_MS = 2**63
+
+
+class World:
+    """Cluster, virtual time and checks.
+
+    Attributes:
+        plan: What it was made from.
+        cluster: The cluster in memory.
+        fates: What becomes of appends.
+        loop: What is due.
+        places: The data partitions.
+        watcher: Folds the log and checks it.
+        hand_outs: Checks what applications get.
+        exposures: What was handed out while records may be lost.
+        cuts: How often coordinating partitions lost records, and who knows it.
+        coverage: Counts what happens.
+        levels: Judges what is above a feature level.
+        chronicle: What processes did, as they would tell it.
+        transcript: Everything that happened, one line each.
+        names: Names of processes, by incarnation.
+        seqs: Largest sequence number read of each process, by incarnation.
+        attempts: Processes that ask for offsets under claims of others.
+        excused: Until when S4 is not demanded, by coordinating partition: a
+            leader's clock stepped by more than leases allow for.
+        is_healed: Whether everything is in order from now on.
+        is_timed: Whether how soon things happen is judged now.
+        is_truncating: Whether records may be lost that were read.
+        is_judged: Whether steps are judged; without, only the history tells.
+    """
+
+    def __init__(self, plan: Plan, *, is_judged: bool = True) -> None:
+        """Make the world, with nobody in it."""
+        self.plan = plan
+        self.fates = Fates(plan.seed, h_ms=plan.h_ms, latency_ms=plan.latency_ms)
+        self.cluster = Cluster(
+            heartbeat_interval_ms=plan.h_ms,
+            partitions=plan.coordinators,
+            policy=self.fates,
+        )
+        self.loop = Loop(self.cluster.clock)
+        self.places = self.cluster.fill(TOPIC, [0] * plan.partitions)
+        self._logs = [
+            self.cluster.kafka.log(self.cluster.place(number))
+            for number in range(plan.coordinators)
+        ]
+        self.transcript: list[str] = []
+        self.coverage = Coverage(plan.h_ms)
+        self.is_judged = is_judged
+        self.names: dict[bytes, str] = {}
+        self.seqs: dict[bytes, int] = {}
+        self.attempts: set[bytes] = set()
+        self.excused: dict[int, int] = {}
+        self.is_healed = False
+        self.is_timed = False
+        self.is_truncating = False
+        self.on_news: Callable[[], None] = lambda: None
+        self.on_record: Callable[[object], None] = lambda _: None
+        self.on_folded: Callable[[Folded], None] = lambda _: None
+        self.watcher = LogWatcher(
+            self.cluster.kafka,
+            plan.coordinators,
+            on_position=self._on_moved,
+            note=self.transcript.append,
+            on_fold=self._on_fold,
+        )
+        self.watcher.is_strict = is_judged
+        self.levels = Levels(
+            self.watcher,
+            config=self.cluster.config,
+            note=self.coverage.note,
+            now_ms=lambda: self.now_ms,
+        )
+        if set(LEVELS) & set(plan.kinds):
+            self.levels.activate()
+        self.chronicle = Chronicle(self)
+        self.exposures, self.cuts = Exposures(), Cuts()
+        self._numbers = self._number_by_key()
+        self._keys = [
+            [key for key, number in self._numbers.items() if number == each]
+            for each in range(plan.coordinators)
+        ]
+        is_amo = plan.delivery is Delivery.AT_MOST_ONCE
+        self.hand_outs = HandOuts(self.watcher, is_at_most_once=is_amo)
+        self._producing = chance(plan.seed, "produce")
+        # When something on its way lands or is committed next.
+        self._change_ms = FAR_MS
+        self._changes = -1
+        rng = chance(plan.seed, "brokers")
+        for broker in range(plan.coordinators):
+            # Each leader is another machine: its clock does not step for the others.
+            self._logs[broker].leader = broker
+            drift_ppm = rng.randint(-plan.drift_ppm, plan.drift_ppm)
+            self.cluster.kafka.clocks.set_drift(broker, drift_ppm)
+
+    @property
+    def now_ms(self) -> int:
+        """True time."""
+        return self.cluster.clock.at_ms
+
+    def say(self, line: str) -> None:
+        """Note what happens."""
+        self.transcript.append(f"{self.now_ms} {line}")
+
+    def run(
+        self, duration_ms: int, *, is_done: Callable[[], bool] | None = None
+    ) -> int | None:
+        """Let time pass; see ``Loop.run``."""
+        return self.loop.run(duration_ms, after=self.settle, is_done=is_done)
+
+    def settle(self) -> None:
+        """Check what was committed, and let it be read."""
+        kafka = self.cluster.kafka
+        if kafka.changes == self._changes and self.now_ms < self._change_ms:
+            return
+        if self.watcher.catch_up():
+            self.on_news()
+        self._changes = kafka.changes
+        # Appends on their way land, and are committed, at times of their own.
+        change_ms = kafka.next_change_ms()
+        if change_ms is not None and change_ms != self._change_ms:
+            self.loop.at(change_ms, _nothing)
+        self._change_ms = FAR_MS if change_ms is None else change_ms
+
+    def place_of(self, key: Key) -> int:
+        """Return the coordinating partition of a key."""
+        return self._numbers[key]
+
+    def keys_of(self, partition: int) -> Sequence[Key]:
+        """Return the keys of the group in a coordinating partition."""
+        return self._keys[partition]
+
+    def _number_by_key(self) -> dict[Key, int]:
+        count = self.plan.coordinators
+        return {
+            Key(GROUP, *place): coordinating_partition(*place, partition_count=count)
+            for place in self.places
+        }
+
+    def name_of(self, incarnation: bytes) -> str:
+        """Return what a process is called; of none of ours, what it calls itself."""
+        return self.names.get(incarnation) or incarnation.hex()
+
+    # --- data
+
+    @property
+    def topic_id(self) -> bytes | None:
+        """Id of the data topic, None while there is none."""
+        kafka = self.cluster.kafka
+        return kafka.topic(TOPIC).topic_id if kafka.has_topic(TOPIC) else None
+
+    def produce(self, count: int) -> None:
+        """Write so many records to the topic, if it is there.
+
+        Each holds the id of the topic that it is written to.
+        """
+        topic_id = self.topic_id
+        for _ in range(count if topic_id else 0):
+            place = self._producing.choice(self.places)
+            self.cluster.kafka.produce(place, topic_id)
+
+    def left(self) -> dict[str, tuple[int, int]]:
+        """Return position and end of every partition that is not done."""
+        found = {}
+        for place in self.places:
+            key = Key(GROUP, *place)
+            end = self.cluster.kafka.log(place).end
+            known = self.watcher.worlds[self.place_of(key)].keys.get(key)
+            position = 0
+            if known is not None and known.topic_id == self.topic_id:
+                position = known.next_unclaimed() or 0
+            if position < end:
+                found[f"{place.topic}-{place.partition}"] = (position, end)
+        return found
+
+    # --- checks
+
+    def check_leases(self, nodes: Sequence[Node]) -> None:
+        """S4, where a step of a clock does not excuse it.
+
+        Also, nobody may use a claim that somebody else could win just now, or has
+        won: that is what keeps two from using it whoever comes when.
+        """
+        if not self.is_judged:
+            return
+        now_ms = self.now_ms
+        if self.excused:
+            self.excused = {t: u for t, u in self.excused.items() if u > now_ms}
+        excused = self.excused.keys() | self._unnoticed(nodes)
+        held = [(node, node.held) for node in nodes]
+        check_leases(held, is_excused=lambda key: self.place_of(key) in excused)
+        if self.is_truncating:
+            return
+        log_ms = [self.log_time_ms(t) for t in range(self.plan.coordinators)]
+        for node, keys in held:
+            for key in keys:
+                number = self._numbers[key]
+                self.levels.check_use(node.owner, number, h_ms=self.plan.h_ms)
+                if number not in excused:
+                    self._check_lease(node, key, number, log_ms=log_ms[number])
+
+    def has_halted(self, node: Node) -> bool:
+        """S6: return whether a reader has halted, where every reader has to."""
+        try:
+            return self.levels.check_reader(node.owner, node.engine)
+        except Violation:
+            if self.is_judged:
+                raise
+            return True  # somewhere else, but nobody asks
+
+    def is_torn(self, node: Node) -> bool:
+        """Return whether a start met a Config that has not reached each T (2.2)."""
+        with self._judging():
+            self.watcher.check_reader(node.engine, {}, may_lag=self.is_truncating)
+        return self.levels.is_torn(node.engine)
+
+    def _unnoticed(self, nodes: Sequence[Node]) -> set[int]:
+        """Return the partitions that were cut back, and not everybody knows."""
+        if not self.is_truncating:
+            return set()
+        return {
+            number
+            for number in range(self.plan.coordinators)
+            if not all(self.cuts.is_known(node, number) for node in nodes)
+        }
+
+    def _check_lease(self, node: Node, key: Key, number: int, *, log_ms: int) -> None:
+        state = self.watcher.worlds[number]
+        quiet_ms = state.quiet_until_ms
+        if quiet_ms is not None and log_ms < quiet_ms:
+            return  # PROTOCOL 7.6: a Reset took it, and nobody else can have it yet
+        known = state.keys.get(key)
+        if known is None or known.owner != node.owner:
+            name = self.names[node.owner.incarnation]
+            owner = None if known is None else known.owner
+            raise Violation("S4", f"{key} is used by {name}; it is {owner}'s")
+        age_ms = log_ms - known.renewed_ms
+        if age_ms > 2 * known.heartbeat_interval_ms:
+            name = self.names[node.owner.incarnation]
+            raise Violation("S4", f"{key} is used by {name}, and stale: {age_ms} ms")
+
+    def log_time_ms(self, number: int) -> int:
+        """Return the log time of a record that would be appended now."""
+        state, log = self.watcher.worlds[number], self._logs[number]
+        if log.leader_epoch != state.leader_epoch or state.epoch_time_ms is None:
+            return state.now_ms  # PROTOCOL 4.1: a new epoch starts to count
+        wall_ms = self.cluster.kafka.clocks.wall_ms(log.leader, self.now_ms)
+        return state.now_ms + max(0, wall_ms - state.epoch_time_ms)
+
+    def on_handed(self, node: Node, key: Key, *, records: Sequence[Record]) -> None:
+        """Check records that an application was handed just now."""
+        name = self.name_of(node.owner.incarnation)
+        with self._judging():
+            self._check_topics(key, records)
+        if self.is_truncating:
+            self.hand_outs.count += len(records)
+            self._expose(node, key, records)
+            return
+        before = self.hand_outs.duplicate_count
+        is_excused = self.place_of(key) in self.excused
+        topic_id = records[0].value
+        self.chronicle.on_handed(name, key, records=records, topic_id=topic_id)
+        with self._judging():
+            number, h_ms = self.place_of(key), self.plan.h_ms
+            self.levels.check_use(node.owner, number, h_ms=h_ms)
+            for record in records:
+                token = record.token
+                assert token is not None
+                self.hand_outs.handed_out(
+                    key, token, offset=record.offset, is_excused=is_excused
+                )
+        if self.hand_outs.duplicate_count > before:
+            self.coverage.note("duplicates")
+
+    def _check_topics(self, key: Key, records: Sequence[Record]) -> None:
+        """5.6: under a claim there are records of the topic that it names alone."""
+        for record in records:
+            token = record.token
+            assert token is not None
+            if record.value != self.watcher.topic_ids.get((key, token)):
+                told = f"{record.offset} of another topic handed out under {token}"
+                raise Violation("5.6", f"{key}: {told}")
+
+    def on_attempt(self, folded: Folded) -> None:
+        """Take a grant to a process that is none of the fleet's."""
+        transition = folded.transition
+        key, detail = transition.key, transition.detail
+        if key is None or detail is None or transition.effect != "granted":
+            return
+        first, last = detail["first"], detail["last"]
+        if self.is_truncating:
+            return  # which process is to tell of it, only its owner knows
+        with self._judging():
+            self.hand_outs.handed_elsewhere(key, first=first, last=last)
+
+    def on_processed(self, name: str, key: Key, *, record: Record) -> None:
+        """Take that an application has processed a record."""
+        self.hand_outs.done(key, record.token, offset=record.offset)
+        if not self.is_truncating:
+            self.chronicle.on_processed(name, key, record=record)
+
+    def _expose(self, node: Node, key: Key, records: Sequence[Record]) -> None:
+        """Take what is handed out in a world whose log may lose it."""
+        if self.plan.delivery is not Delivery.AT_MOST_ONCE:
+            return
+        name = self.name_of(node.owner.incarnation)
+        cuts = self.cuts.known_to(node, self.place_of(key))
+        for record in records:
+            place = key, record.value
+            self.exposures.on_handed(name, place, offset=record.offset, cuts=cuts)
+
+    def on_started(self, node: Node) -> None:
+        """Take that a process starts: it reads the logs as they are."""
+        for number in range(self.plan.coordinators):
+            self.cuts.on_noticed(node, number)
+
+    def on_ended(self, node: Node) -> None:
+        """Take that a process ends: what it did not tell by now, it never will."""
+        name = self.name_of(node.owner.incarnation)
+        self.chronicle.on_gone(name)
+        if not self.is_truncating:
+            return
+        for number in range(self.plan.coordinators):
+            world, rebuilding = (
+                self.watcher.worlds[number],
+                node.engine.context.rebuilding,
+            )
+            is_behind = number in rebuilding or not self.cuts.is_known(node, number)
+            for key in self.keys_of(number):
+                known = world.keys.get(key)
+                # An owner has nothing to tell: the log is to know again by it.
+                is_owner = known is not None and known.owner == node.owner
+                cuts = self.cuts.count(number) - (is_behind or is_owner)
+                self.exposures.on_ended(name, key, cuts=cuts)
+
+    def observe(self, node: Node, event: Event) -> None:
+        """Take what the engine of a process tells; an ``Observer``."""
+        self.coverage.observe(event)
+        fields = event.fields
+        if event.name == "replica_diverged" and self.is_judged:
+            raise Violation("S2", f"{node.owner.client_id}: {dict(fields)}")
+        if event.name == "log_truncated":
+            self.cuts.on_noticed(node, fields["partition"])
+        elif event.name == "grant_exposed":
+            key, first, last = fields["key"], fields["first"], fields["last"]
+            self.say(f"{node.owner.client_id} tells: {key} is exposed: {first}, {last}")
+            self.exposures.on_told(key, first=first, last=last)
+
+    @contextmanager
+    def _judging(self) -> Iterator[None]:
+        try:
+            yield
+        except Violation:
+            if self.is_judged:
+                raise
+
+    def _on_fold(self, folded: Folded) -> None:
+        self.coverage.on_fold(folded)
+        self.on_folded(folded)
+        transition = folded.transition
+        record = transition.record
+        self.on_record(record)
+        if record is not None:
+            who = getattr(record, "incarnation", b"")
+            self.seqs[who] = max(self.seqs.get(who, 0), getattr(record, "seq", 0))
+        if isinstance(record, ClaimingMessages) and record.grantee in self.attempts:
+            self.coverage.note("granted_to_another")
+            self.on_attempt(folded)
+        if not self.is_truncating:
+            self.chronicle.on_fold(folded, self.watcher.worlds[folded.partition])
+
+    def _on_moved(self, key: Key, old: int | None, new: int) -> None:
+        with self._judging():
+            self.hand_outs.check_moved(key, old, new=new)
+
+
+def _nothing() -> None:
+    """Only time has to come: what is due happens by itself."""

@@ -1,0 +1,76 @@
+"""What is in the wheel and the sdist, and that the wheel needs nothing beside it."""
+
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+BUILD_S_MAX = 120
+
+# Imports every module of the unpacked wheel, with the repository off the path: the
+# editable install of the environment would stand in for what is missing.
+IMPORTS = """
+import importlib, pathlib, pkgutil, sys
+root, site = map(pathlib.Path, sys.argv[1:])
+is_kept = lambda path: path.is_relative_to(sys.prefix) or not path.is_relative_to(root)
+sys.path = [str(site), *(p for p in sys.path if is_kept(pathlib.Path(p)))]
+for name in ("kafka_marshal", "kafka_marshal_cli"):
+    for found in pkgutil.walk_packages([str(site / name)], name + "."):
+        if not found.name.endswith("__main__"):
+            importlib.import_module(found.name)
+for name, module in sys.modules.items():
+    if name.startswith("kafka_marshal"):
+        assert site in pathlib.Path(module.__file__).parents, (name, module.__file__)
+assert "simulator" not in sys.modules
+"""
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """Return the folder that wheel and sdist were built in."""
+    folder = tmp_path_factory.mktemp("dist")
+    command = [sys.executable, "-m", "hatchling", "build", "-d", str(folder)]
+    subprocess.run(command, cwd=ROOT, check=True, timeout=BUILD_S_MAX)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def site(built, tmp_path_factory):
+    """Return a folder with what the wheel installs."""
+    folder = tmp_path_factory.mktemp("site")
+    (wheel,) = built.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder)
+    return folder
+
+
+def test_the_wheel_has_the_product_alone(site):
+    found = {path.name for path in site.iterdir() if path.suffix != ".dist-info"}
+    assert found == {"kafka_marshal", "kafka_marshal_cli"}
+    assert [str(path) for path in site.rglob("*simulat*")] == []
+
+
+def test_the_wheel_imports_without_the_repository(site, tmp_path):
+    command = [sys.executable, "-I", "-c", IMPORTS, str(ROOT), str(site)]
+    done = subprocess.run(
+        command,
+        cwd=tmp_path,
+        check=False,
+        timeout=BUILD_S_MAX,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_sdist_has_the_simulator_beside_the_tests(built):
+    (sdist,) = built.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        names = archive.getnames()
+    inside = {name.partition("/")[2] for name in names}
+    assert {"simulator/__main__.py", "tests/simulation/test_simulation.py"} <= inside
+    assert "marshal/kafka_marshal/py.typed" in inside

@@ -1,0 +1,79 @@
+"""Many seeds, summed up."""
+
+import pytest
+import variants
+
+from simulator import campaign
+from simulator.campaign import (
+    SUITE_SEEDS_MIN,
+    Broken,
+    Outcome,
+    Summary,
+    Wish,
+    judge,
+    run_seeds,
+)
+from simulator.coverage import SITUATIONS
+
+AMO_SEED = 0  # a world of at most once
+SHORT = Wish(faults=("crash",), minutes=1)
+
+
+def summary_of(count, *, seen=(), broken=None, wish=None):
+    summary = Summary("1.0", wish or Wish())
+    for _ in range(count):
+        summary.add(Outcome(broken, dict.fromkeys(seen, 1), {"crash": 2}, 600_000, 500))
+    return summary
+
+
+def test_processes_come_to_the_same_as_one():
+    alone, shared = (run_seeds(range(2), SHORT, jobs=jobs) for jobs in (1, 2))
+    assert alone.held
+    assert alone.seen == shared.seen
+    assert (alone.seed_count, alone.virtual_ms) == (2, shared.virtual_ms)
+
+
+def test_figures_add_up():
+    summary = summary_of(4)
+    assert (summary.seeds_per_minute, summary.virtual_ms) == (120, 2_400_000)
+    assert summary.faults == {"crash": 8}
+
+
+def test_a_suite_that_misses_a_situation_does_not_hold():
+    *most, last = SITUATIONS
+    assert summary_of(SUITE_SEEDS_MIN, seen=SITUATIONS).held
+    missing = summary_of(SUITE_SEEDS_MIN, seen=most)
+    assert (missing.held, missing.never) == (False, (last,))
+
+
+@pytest.mark.parametrize(
+    "summary",
+    [
+        pytest.param(summary_of(SUITE_SEEDS_MIN - 1), id="few-seeds"),
+        pytest.param(summary_of(SUITE_SEEDS_MIN, wish=SHORT), id="few-faults"),
+    ],
+)
+def test_less_than_a_suite_may_miss_some(summary):
+    assert summary.never
+    assert summary.held
+
+
+def test_a_broken_seed_is_never_fine():
+    assert not summary_of(1, broken=Broken(7, "S4", "two", (1,))).held
+
+
+def test_a_failure_is_told_with_the_faults_that_it_takes(monkeypatch):
+    variants.grant_again(monkeypatch)
+    whole = judge(AMO_SEED, Wish(minutes=1)).broken
+    small = judge(AMO_SEED, Wish(minutes=1, shrinks=True)).broken
+    assert {(each.seed, each.invariant) for each in (whole, small)} == {
+        (AMO_SEED, "S3")
+    }
+    assert set(small.faults) <= set(whole.faults)
+    assert small.message
+
+
+def test_a_plan_keeps_what_was_asked_for():
+    faults = campaign.Wish(faults=("crash",), minutes=60).plan(1).faults
+    kept = campaign.Wish(faults=("crash",), minutes=60, only=(2,)).plan(1).faults
+    assert kept == faults[1:2]

@@ -1,0 +1,119 @@
+"""What a history tells of records that were sent, read back, or never heard of."""
+
+import pytest
+from logkit import Log, beat, claim, ident, messages
+
+from kafka_marshal.protocol.codec import encode
+from kafka_marshal.protocol.types import Key, Owner
+from kafka_marshal.testing.fakestore import Stored
+from simulator.checkers import Folded
+from simulator.chronicle import Chronicle
+
+OWNER = Owner("c1", ident("c1"))
+
+
+class Pending:
+    """An append of which its writer learns what a test says."""
+
+    def __init__(self, *, is_done=False, error=None):
+        self._is_done, self._error = is_done, error
+
+    def is_done(self):
+        return self._is_done
+
+    def error(self):
+        return self._error
+
+
+class Surroundings:
+    now_ms = 7
+
+    def __init__(self, key):
+        self.attempts, self._key = set(), key
+
+    def name_of(self, incarnation):
+        return "p1" if incarnation == OWNER.incarnation else "p2"
+
+    def keys_of(self, partition):
+        return [self._key]
+
+
+class Told:
+    """A log, and the chronicle of what is done with it."""
+
+    def __init__(self):
+        self.log = Log()
+        self.key = key_of(claim("c1"))
+        self.chronicle = Chronicle(Surroundings(self.key))
+
+    def send(self, record, **rest):
+        append = Pending(**rest)
+        self.chronicle.on_append(0, encode(record), append=append, held={})
+
+    def land(self, record):
+        transition = self.log.one(record)
+        stored = Stored(0, 0, 1_000, 1, None, encode(record), (), 0)
+        folded = Folded(0, stored, transition, None, 0, False)
+        self.chronicle.on_fold(folded, self.log.state)
+        return transition
+
+    @property
+    def said(self):
+        operations = self.chronicle.operations
+        return [(each.kind, each.outcome, each.number) for each in operations]
+
+
+def key_of(record):
+    return Key(record.group_id, record.topic, record.partition)
+
+
+def test_what_was_sent_ends_where_it_is_read():
+    told, first = Told(), claim("c1")
+    told.send(first)
+    told.land(first)
+    told.land(first)
+    assert told.said == [
+        ("claim", "invoke", first.seq),
+        ("claim", "ok", first.seq),
+        ("claim", "fail", first.seq),
+    ]
+    assert told.chronicle.operations[1].token is not None
+
+
+@pytest.mark.parametrize("make", [beat, lambda epoch: messages(epoch, 0, 4)])
+def test_what_is_sent_under_a_claim_bears_its_token(make):
+    told = Told()
+    epoch = told.land(claim("c1")).offset
+    told.send(make(epoch))
+    told.land(make(epoch))
+    won, begun, ended = told.chronicle.operations
+    assert (begun.outcome, ended.outcome) == ("invoke", "ok")
+    assert begun.token == ended.token == won.token is not None
+
+
+def test_what_failed_is_unknown_until_it_is_read():
+    told, first = Told(), claim("c1")
+    told.send(first, is_done=True, error=TimeoutError())
+    told.send(first)
+    told.land(first)
+    outcomes = [outcome for _, outcome, _ in told.said]
+    assert outcomes == ["invoke", "invoke", "unknown", "ok"]
+
+
+def test_of_the_dead_nobody_knows():
+    told, first = Told(), claim("c1")
+    told.send(first)
+    told.chronicle.on_gone("p1")
+    told.chronicle.on_gone("p1")
+    assert [outcome for _, outcome, _ in told.said] == ["invoke", "unknown"]
+
+
+def test_a_grant_is_told_of_whoever_may_use_it():
+    told = Told()
+    epoch = told.land(claim("c1")).offset
+    asked = messages(epoch, 0, 4)
+    told.chronicle._world.attempts.add(asked.grantee)
+    told.land(asked)
+    kinds = [(each.kind, each.process) for each in told.chronicle.operations[1:]]
+    name = f"attempt {asked.grantee.hex()[:8]}"
+    assert kinds == [("grant", name), ("hand_out", name), ("process", name)]

@@ -1,0 +1,64 @@
+"""`python -m simulator`: short runs, and the ways to ask for them."""
+
+import json
+
+import pytest
+import variants
+from typer.testing import CliRunner
+
+from simulator.command import app
+from simulator.coverage import SITUATIONS
+
+AMO_SEED = "0"  # a world of at most once
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(app, ["--minutes", "1", "--jobs", "1", *arguments])
+
+
+def test_a_report_tells_what_was_reached():
+    done = invoke("--seeds", "0:2", "--faults", "crash,drift", "-o", "json")
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.stdout)
+    assert (told["held"], told["seeds"], told["broken"]) == (True, 2, 0)
+    assert told["simulated_minutes"] >= 2
+    assert told["broken_seeds"] == []
+    assert [each["situation"] for each in told["situations"]] == list(SITUATIONS)
+    assert {each["fault"] for each in told["faults"]} <= {"crash"}
+
+
+def test_a_transcript_is_the_same_each_time():
+    first, second = (invoke("--seed", "5", "--transcript") for _ in range(2))
+    assert first.exit_code == 0, first.output
+    assert first.stdout == second.stdout
+    assert "everything is healed" in first.stdout
+
+
+def test_a_failure_shrinks_and_says_how_to_repeat_it(monkeypatch):
+    variants.grant_again(monkeypatch)
+    done = invoke("--seed", AMO_SEED, "--shrink", "-o", "json")
+    assert done.exit_code == 1
+    (broken,) = json.loads(done.stdout)["broken_seeds"]
+    assert broken["invariant"] == "S3"
+    words = broken["repeat"].split()[3:]
+    again = CliRunner().invoke(app, words)
+    assert again.exit_code == 1
+    assert broken["message"] in again.stderr
+    assert invoke("--seed", AMO_SEED, "--transcript", "--shrink").exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        pytest.param(["--seeds", "7"], "no range", id="no-range"),
+        pytest.param(["--seeds", "7:7"], "no range", id="no-seed"),
+        pytest.param(["--faults", "crash,bug"], "does not know bug", id="fault"),
+        pytest.param(["--only", "3"], "needs --seed", id="only-without-seed"),
+        pytest.param(["--seed", "1", "--only", "x"], "takes numbers", id="only"),
+        pytest.param(["--transcript"], "needs --seed", id="transcript"),
+    ],
+)
+def test_what_cannot_be_is_told(arguments, said):
+    done = invoke(*arguments)
+    assert done.exit_code == 2
+    assert said in done.stderr

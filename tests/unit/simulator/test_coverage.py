@@ -1,0 +1,160 @@
+"""Which situation each record counts as."""
+
+import attrs
+import msgspec
+import pytest
+from logkit import Log, beat, claim, ident, messages, release
+
+from kafka_marshal.ports import Event
+from kafka_marshal.protocol.claiming import Ending
+from kafka_marshal.protocol.codec import encode
+from kafka_marshal.protocol.types import Owner
+from kafka_marshal.testing.fakestore import Stored
+from simulator.checkers import Folded
+from simulator.coverage import (
+    RECREATED,
+    SELDOM,
+    SITUATIONS,
+    TRUNCATED,
+    Coverage,
+)
+
+H_MS = 3_000
+OWNER = Owner("c1", ident("c1"))
+
+
+def stored(record, **rest):
+    value = None if record is None else encode(record)
+    return attrs.evolve(Stored(0, 0, 1_000, 1, None, value, (), 0), **rest)
+
+
+def folded(record, *, transition=None, age_ms=0, owner=OWNER, moved=False, **rest):
+    if transition is None:
+        transition = Log().one(record)
+    at = stored(record, **rest)
+    return Folded(0, at, transition, owner, age_ms, moved)
+
+
+def counted(*steps):
+    coverage = Coverage(H_MS)
+    for step in steps:
+        coverage.on_fold(step)
+    return dict(coverage.counts)
+
+
+def test_claims():
+    first = claim("c1")
+    assert counted(folded(first, owner=None), folded(first, owner=None)) == {
+        "claimed": 2,
+        "duplicate_claim": 1,
+    }
+    ghost = counted(folded(first, owner=None, is_ghost=True))
+    assert ghost == {"claimed": 1, "ghost_claim_won": 1, "landed_after_failure": 1}
+
+
+@pytest.mark.parametrize(
+    ("age_ms", "names"),
+    [
+        (2 * H_MS + 1, {"claimed", "taken_over", "takeover_at_2h_1"}),
+        (2 * H_MS + 2, {"claimed", "taken_over"}),
+    ],
+)
+def test_takeovers(age_ms, names):
+    assert set(counted(folded(claim("c2"), age_ms=age_ms))) == names
+
+
+@pytest.mark.parametrize(("age_ms", "count"), [(2 * H_MS, 1), (2 * H_MS - 1, 0)])
+def test_refused_at_the_edge(age_ms, count):
+    log = Log()
+    log.claimed("c1")
+    refused = folded(claim("c2"), transition=log.one(claim("c2")), age_ms=age_ms)
+    assert counted(refused).get("refused_at_2h", 0) == count
+
+
+def test_beats_and_grants():
+    log = Log()
+    epoch = log.claimed()
+    told = [
+        folded(beat(epoch), transition=log.one(beat(epoch)), age_ms=2 * H_MS + 1),
+        folded(beat(epoch - 1), transition=log.one(beat(epoch - 1))),
+    ]
+    asked = messages(epoch, 0, 9)
+    told.append(folded(asked, transition=log.one(asked)))
+    late = messages(epoch - 1, 0, 9)
+    told.append(folded(late, transition=log.one(late)))
+    assert counted(*told) == {
+        "beat_after_2h": 1,
+        "late_beat_ignored": 1,
+        "granted": 1,
+        "grant_ignored": 1,
+    }
+    gone = release(epoch)
+    assert counted(folded(gone, transition=log.one(gone))) == {}
+
+
+def test_claims_for_another_topic():
+    log = Log()
+    one, two = ident("topic 1"), ident("topic 2")
+    epoch = log.one(claim("c1", topic_id=one)).offset
+    log.one(release(epoch))
+    changed = claim("c1", topic_id=two, expected=epoch)
+    told = folded(changed, transition=log.one(changed), owner=None)
+    assert counted(told) == {"claimed": 1, "topic_changed": 1}
+    log.one(release(log.state.next_offset - 1))
+    late = claim("c1", topic_id=one)
+    assert counted(folded(late, transition=log.one(late))) == {"old_topic": 1}
+
+
+def test_clocks_of_leaders():
+    steps = [
+        folded(claim("c1"), owner=None, timestamp_ms=5_000),
+        folded(claim("c2"), owner=None, timestamp_ms=4_000),
+        folded(
+            claim("c3"), owner=None, timestamp_ms=3_000, leader_epoch=1, sent_epoch=0
+        ),
+    ]
+    found = counted(*steps)
+    assert found["clock_went_back"] == found["leader_behind"] == 1
+    assert found["landed_after_failover"] == 1
+
+
+def test_what_engines_tell():
+    coverage = Coverage(H_MS)
+    coverage.observe(Event("clock_step", {}))
+    coverage.observe(Event("claim_ended", {"ending": Ending("lease_expired")}))
+    coverage.observe(Event("claim_ended", {"ending": Ending("released")}))
+    coverage.observe(Event("claim_ended", {"ending": Ending("topic_gone")}))
+    coverage.observe(Event("ready", {}))
+    coverage.observe(Event("restored", {"source": "checkpoint 00"}))
+    coverage.observe(Event("restored", {"source": "its host"}))
+    coverage.observe(Event("checkpoint_written", {}))
+    coverage.observe(Event("grant_exposed", {}))
+    coverage.observe(Event("state_unfit", {"why": "it is of feature level 3"}))
+    coverage.observe(Event("state_unfit", {"why": "its digest is another"}))
+    assert coverage.counts == {
+        "clock_step_detected": 1,
+        "lease_expired": 1,
+        "topic_ended": 1,
+        "began_from_checkpoint": 1,
+        "began_from_kept": 1,
+        "checkpoint_written": 1,
+        "exposed": 1,
+        "checkpoint_above": 1,
+    }
+
+
+def test_claims_for_checkpoints_are_no_claims_of_the_fleet():
+    name = {"group_id": "marshal", "topic": "/checkpoint", "partition": 0}
+    reserved = msgspec.structs.replace(claim("c1"), **name)
+    log = Log()
+    assert log.one(reserved).effect == "claimed"
+    transition = log.one(reserved)
+    assert counted(folded(reserved, transition=transition, owner=None)) == {}
+
+
+def test_only_what_is_listed_can_be_counted():
+    coverage = Coverage(H_MS)
+    with pytest.raises(AssertionError):
+        coverage.note("nonsense")
+    for name in (*SITUATIONS, *TRUNCATED, *RECREATED, *SELDOM):
+        coverage.note(name)

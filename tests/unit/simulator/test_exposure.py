@@ -1,0 +1,85 @@
+"""What is handed out twice because a log lost it must be told."""
+
+import pytest
+
+from kafka_marshal.protocol.types import Key
+from kafka_marshal.testing.node import Cluster
+from simulator.checkers import Violation
+from simulator.exposure import Cuts, Exposures
+
+KEY = Key("g", "t", 0)
+PLACE = KEY, b"id"
+
+
+def handed_twice(*, late=False):
+    """Return exposures of which one offset was had by a, and by b after a cut."""
+    exposures = Exposures()
+    hands = [("a", 0), ("b", 1)]
+    for name, cuts in reversed(hands) if late else hands:
+        exposures.on_handed(name, PLACE, offset=4, cuts=cuts)
+    return exposures
+
+
+def test_what_is_handed_out_once_needs_no_word():
+    exposures = Exposures()
+    for offset in range(3):
+        exposures.on_handed("a", PLACE, offset=offset, cuts=0)
+    exposures.judge()
+    assert exposures.excused_count == 0
+
+
+def test_twice_by_one_log_is_never_right():
+    exposures = Exposures()
+    exposures.on_handed("a", PLACE, offset=4, cuts=1)
+    with pytest.raises(Violation, match="S3"):
+        exposures.on_handed("b", PLACE, offset=4, cuts=1)
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["before", "after"])
+def test_twice_after_a_cut_is_told(late):
+    exposures = handed_twice(late=late)
+    with pytest.raises(Violation, match=r"7\.5.*handed out to a and.*to b"):
+        exposures.judge()
+    exposures.on_told(KEY, first=5, last=9)
+    with pytest.raises(Violation):
+        exposures.judge()
+    exposures.on_told(KEY, first=2, last=4)
+    exposures.judge()
+    assert exposures.excused_count == 0
+
+
+@pytest.mark.parametrize(("settled", "is_excused"), [(0, True), (1, False)])
+def test_who_ended_before_it_could_tell_is_excused(settled, is_excused):
+    exposures = handed_twice()
+    exposures.on_ended("a", KEY, cuts=settled)
+    if is_excused:
+        exposures.judge()
+    else:
+        with pytest.raises(Violation):
+            exposures.judge()
+    assert exposures.excused_count == is_excused
+
+
+def test_who_knows_of_a_cut():
+    cluster, cuts = Cluster(), Cuts()
+    node = cluster.node("a")
+    cuts.on_noticed(node, 0)
+    assert cuts.is_known(node, 0)
+    place = cluster.place(0)
+    cluster.kafka.produce(place, b"lost")
+    cluster.run(100)
+    cluster.kafka.truncate(place, end=1, leader=1)
+    cuts.on_cut(0, cluster.kafka.log(place).leader_epoch)
+    assert (cuts.known_to(node, 0), cuts.count(0)) == (0, 1)
+    cluster.kafka.produce(place, b"new")
+    cluster.run(1_000)
+    assert cuts.is_known(node, 0)
+
+
+def test_who_noticed_has_nothing_to_read_yet():
+    cluster, cuts = Cluster(), Cuts()
+    node = cluster.node("a")
+    cuts.on_cut(0, 3)
+    assert not cuts.is_known(node, 0)
+    cuts.on_noticed(node, 0)
+    assert cuts.is_known(node, 0)

@@ -1,0 +1,64 @@
+"""What becomes of appends under each kind of trouble."""
+
+import pytest
+
+from kafka_marshal.testing.fakestore import AppendFate
+from simulator.fates import KINDS, Fates, Window
+
+H_MS = 10_000
+
+
+def fates(latency_ms=0):
+    return Fates(1, h_ms=H_MS, latency_ms=latency_ms)
+
+
+def test_nothing_but_latency_without_trouble():
+    assert fates().of_append("a", 0) == AppendFate()
+    delays = {
+        fates.of_append("a", 0).delay_ms for fates in [fates(20)] for _ in range(99)
+    }
+    assert min(delays) >= 0
+    assert 0 < max(delays) <= 20
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_hit"),
+    [
+        ("delay", lambda fate: 0 < fate.delay_ms <= H_MS // 2 + 1),
+        ("late", lambda fate: 0 < fate.fails_after_ms <= H_MS // 2 + 1),
+        ("loss", lambda fate: fate.is_lost),
+        ("mute", lambda fate: fate.is_lost),
+        ("copies", lambda fate: fate.copies == 2),
+        ("slow", lambda fate: fate.replicates_ms > 0),
+    ],
+)
+def test_each_kind(kind, is_hit):
+    made, window = fates(), Window(kind, "a", 1.0)
+    made.open(window)
+    assert is_hit(made.of_append("a", 0))
+    assert made.of_append("b", 0) == AppendFate()
+    made.close(window)
+    made.close(window)
+    assert made.of_append("a", 0) == AppendFate()
+
+
+def test_every_kind_is_tried_above():
+    assert {"delay", "late", "loss", "mute", "copies", "slow"} == KINDS
+
+
+def test_healing_ends_all():
+    made = fates()
+    made.open(Window("loss", None, 1.0))
+    assert made.of_append("anybody", 0).is_lost
+    made.heal()
+    assert not made.of_append("anybody", 0).is_lost
+
+
+def test_a_window_less_does_not_change_what_follows():
+    plain, troubled = fates(1_000), fates(1_000)
+    window = Window("loss", "a", 1.0)
+    troubled.open(window)
+    plain.of_append("a", 0)
+    troubled.of_append("a", 0)
+    troubled.close(window)
+    assert plain.of_append("a", 0) == troubled.of_append("a", 0)

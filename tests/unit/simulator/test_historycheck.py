@@ -1,0 +1,325 @@
+"""What the history checker finds, and what it lets pass."""
+
+import pytest
+
+from kafka_marshal.engine import Delivery
+from kafka_marshal.protocol.types import Key, Token
+from simulator.historycheck import Operation, check
+
+KEY = Key("g", "t", 0)
+ONE, TWO = Token(1, 0, 10), Token(1, 0, 20)
+ALO, AMO = Delivery.AT_LEAST_ONCE, Delivery.AT_MOST_ONCE
+
+
+H_MS = 10_000
+
+
+def op(kind, who, token, first=None, last=None, *, outcome="ok", at_ms=0, **rest):
+    return Operation(kind, outcome, who, KEY, token, at_ms, first, last, **rest)
+
+
+def handled(who, token, first, last):
+    """A batch that is handed out and processed."""
+    return [
+        op("hand_out", who, token, first, last),
+        op("process", who, token, first, last),
+    ]
+
+
+def invariants(history, delivery=ALO, **rest):
+    return [
+        found.invariant for found in check(history, delivery=delivery, **rest).findings
+    ]
+
+
+def test_a_takeover_repeats_what_no_beat_had_told():
+    history = [
+        op("claim", "a", ONE),
+        *handled("a", ONE, 0, 4),
+        op("beat", "a", ONE, 3),
+        *handled("a", ONE, 5, 6),
+        op("claim", "b", TWO),
+        *handled("b", TWO, 3, 9),
+        op("beat", "b", TWO, 10),
+    ]
+    verdict = check(history, delivery=ALO, ends={KEY: (0, 10)})
+    assert verdict.findings == ()
+    assert (verdict.handed, verdict.processed) == (14, 10)
+    assert (verdict.duplicates, verdict.duplicates_max, verdict.takeovers) == (4, 4, 1)
+
+
+@pytest.mark.parametrize(
+    ("history", "invariant"),
+    [
+        pytest.param(
+            [op("claim", "a", TWO), op("claim", "b", ONE)], "S7", id="token-went-back"
+        ),
+        pytest.param(
+            [
+                op("claim", "a", ONE),
+                op("claim", "b", TWO),
+                *handled("b", TWO, 0, 0),
+                *handled("a", ONE, 1, 1),
+            ],
+            "S4",
+            id="two-hand-out",
+        ),
+        pytest.param(handled("a", ONE, 0, 0), "S4", id="nobody-won-it"),
+        pytest.param(
+            [op("claim", "a", ONE), *handled("a", ONE, 0, 1), *handled("a", ONE, 1, 2)],
+            "S3",
+            id="twice-under-a-token",
+        ),
+        pytest.param(
+            [
+                op("claim", "a", ONE),
+                *handled("a", ONE, 0, 4),
+                op("beat", "a", ONE, 5),
+                op("claim", "b", TWO),
+                *handled("b", TWO, 4, 4),
+            ],
+            "6.1",
+            id="more-duplicates-than-allowed",
+        ),
+        pytest.param(
+            [
+                op("claim", "a", ONE),
+                op("hand_out", "a", ONE, 0, 4),
+                op("process", "a", ONE, 0, 3),
+                op("beat", "a", ONE, 5),
+            ],
+            "6.1",
+            id="position-skips",
+        ),
+        pytest.param(
+            [op("claim", "a", ONE), op("process", "a", ONE, 0, 0)],
+            "6.2",
+            id="processed-and-never-handed-out",
+        ),
+    ],
+)
+def test_what_must_not_be_at_least_once(history, invariant):
+    assert invariants(history) == [invariant]
+
+
+def sent(kind, who, token, number, *, at_ms, outcome="ok", **rest):
+    """Something that was sent at a time, and what became of it in the log."""
+    return [
+        op(kind, who, None, outcome="invoke", number=number, at_ms=at_ms),
+        op(kind, who, token, outcome=outcome, number=number, at_ms=at_ms + 50, **rest),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("history", "invariant"),
+    [
+        pytest.param(
+            [op("claim", "a", ONE), op("claim", "b", TWO), op("beat", "a", ONE)],
+            "S1",
+            id="a-beat-of-a-former-owner-counts",
+        ),
+        pytest.param(
+            [op("claim", "a", ONE), op("beat", "b", ONE)],
+            "S1",
+            id="a-beat-of-another-process-counts",
+        ),
+        pytest.param([op("claim", "a", ONE, number=1)], "1.4", id="never-begun"),
+        pytest.param(
+            [op("pause", "admin", None), op("claim", "a", ONE)],
+            "8.1",
+            id="won-in-a-pause",
+        ),
+        pytest.param(
+            [
+                op("claim", "a", ONE),
+                op("pause", "admin", None),
+                op("beat", "a", ONE, renews=True),
+            ],
+            "8.1",
+            id="renewed-in-a-pause",
+        ),
+        pytest.param(
+            [
+                op("claim", "a", ONE),
+                op("beat", "a", ONE, 3, outcome="invoke"),
+                op("beat", "a", ONE, 3, outcome="unknown"),
+            ],
+            "6.1",
+            id="a-position-that-was-told-too-early-and-never-arrived",
+        ),
+    ],
+)
+def test_what_must_not_be_told(history, invariant):
+    assert set(invariants([op("claim", "z", Token(1, 0, 1)), *history])) == {invariant}
+
+
+@pytest.mark.parametrize(
+    ("late_ms", "found"), [(0, []), (H_MS // 500, []), (H_MS // 10, ["S4"])]
+)
+def test_a_lease_counts_from_sending_what_was_read_back(late_ms, found):
+    handed = op("hand_out", "a", ONE, 0, 0, at_ms=7_000 + H_MS + late_ms // 2)
+    history = [
+        *sent("claim", "a", ONE, 1, at_ms=0),
+        *sent("beat", "a", ONE, 2, at_ms=7_000, renews=True),
+        # Of the first nobody knows whether it renewed; the second did not.
+        *sent("beat", "a", ONE, 3, at_ms=8_000, outcome="unknown"),
+        *sent("beat", "a", ONE, 4, at_ms=9_000),
+        handed,
+    ]
+    told = check(history, delivery=ALO, h_ms=H_MS).findings
+    assert [finding.invariant for finding in told] == found
+    assert check(history, delivery=ALO).findings == ()
+
+
+def test_what_was_unknown_counts_once_it_was_read_back():
+    history = [
+        op("claim", "a", None, outcome="invoke", number=1),
+        op("claim", "a", None, outcome="unknown", number=1),
+        op("claim", "a", ONE, number=1),
+        *handled("a", ONE, 0, 2),
+    ]
+    assert invariants(history) == []
+    del history[2]
+    assert invariants(history) == ["S4"]
+
+
+def test_a_pause_ends():
+    paused = [op("pause", "admin", None), op("unpause", "admin", None)]
+    assert invariants([*paused, op("claim", "a", ONE)]) == []
+
+
+def test_at_most_once_what_was_begun_may_have_been_done():
+    begun = op("process", "a", ONE, 0, 0, outcome="unknown")
+    history = [*GRANTED, op("hand_out", "a", ONE, 0, 0), begun]
+    again = [op("claim", "b", TWO), *handled("b", TWO, 0, 0)]
+    assert invariants([*history, *again], AMO) == ["S3", "6.2", "S3"]
+
+
+def of_topics(*more, first=b"one", second=b"two"):
+    """A history of two topics of one name, the later with fewer records."""
+    return [
+        op("claim", "a", ONE, topic_id=first),
+        op("grant", "a", ONE, 0, 4),
+        op("hand_out", "a", ONE, 0, 4, topic_id=first),
+        op("process", "a", ONE, 0, 4),
+        op("beat", "a", ONE, 5),
+        op("claim", "b", TWO, topic_id=second),
+        op("grant", "b", TWO, 0, 1),
+        op("hand_out", "b", TWO, 0, 1, topic_id=second),
+        op("process", "b", TWO, 0, 1),
+        *more,
+    ]
+
+
+@pytest.mark.parametrize("delivery", [ALO, AMO])
+def test_offsets_of_another_topic_are_others(delivery):
+    late = op("process", "a", ONE, 4, 4, outcome="unknown")
+    history = of_topics(late)
+    verdict = check(history, delivery=delivery, ends={KEY: (0, 2)})
+    assert verdict.findings == ()
+    assert (verdict.handed, verdict.processed, verdict.duplicates) == (7, 7, 0)
+    assert set(invariants(of_topics(second=b"one"), delivery)) == {"S3", "6.1"}
+
+
+def test_only_the_last_topic_is_to_be_done():
+    assert invariants(of_topics(), ends={KEY: (0, 3)}) == ["6.1"]
+    skips = op("beat", "b", TWO, 5, outcome="invoke")
+    assert invariants(of_topics(skips)) == ["6.1"]
+
+
+def test_a_claim_is_of_one_topic():
+    early = op("beat", "b", TWO, 5, outcome="invoke")
+    history = of_topics(op("hand_out", "b", TWO, 2, 2, topic_id=b"one"))
+    assert invariants(history) == ["5.6"]
+    # It may beat before its claim is told of.
+    history.insert(5, early)
+    assert invariants(history) == ["5.6"]
+
+
+def test_what_is_never_processed_is_lost():
+    history = [op("claim", "a", ONE), *handled("a", ONE, 0, 4)]
+    verdict = check(history, delivery=ALO, ends={KEY: (0, 7)})
+    assert [f.invariant for f in verdict.findings] == ["6.1"]
+    assert verdict.findings[0].message == "g/t-0: 2 records never processed: [5, 6]"
+
+
+def test_what_may_have_been_processed_does_not_count_as_processed():
+    history = [
+        op("claim", "a", ONE),
+        op("hand_out", "a", ONE, 0, 0),
+        op("process", "a", ONE, 0, 0, outcome="invoke"),
+        op("process", "a", ONE, 0, 0, outcome="unknown"),
+    ]
+    assert invariants(history, ends={KEY: (0, 1)}) == ["6.1"]
+
+
+GRANTED = [op("claim", "a", ONE), op("grant", "a", ONE, 0, 4)]
+
+
+def test_grants_are_used_once_by_those_who_have_them():
+    history = [
+        *GRANTED,
+        *handled("a", ONE, 0, 2),
+        op("claim", "b", TWO),
+        op("grant", "b", TWO, 5, 6),
+        *handled("b", TWO, 5, 6),
+        # It was granted to the first, who may be slow.
+        op("process", "a", ONE, 2, 2, outcome="unknown"),
+    ]
+    assert invariants(history, AMO, ends={KEY: (0, 7)}) == []
+
+
+@pytest.mark.parametrize(
+    ("more", "invariant"),
+    [
+        pytest.param(
+            [op("claim", "b", TWO), op("grant", "b", TWO, 4, 5)],
+            "S3",
+            id="granted-twice",
+        ),
+        pytest.param(
+            [op("claim", "b", TWO), op("grant", "a", ONE, 5, 6)],
+            "S1",
+            id="granted-under-a-claim-that-is-over",
+        ),
+        pytest.param(
+            [
+                op("hand_out", "a", ONE, 0, 1),
+                op("beat", "a", ONE, 5, outcome="invoke", done=1),
+            ],
+            "6.3",
+            id="told-as-done-and-in-hand",
+        ),
+        pytest.param([op("hand_out", "a", ONE, 4, 5)], "6.2", id="beyond-the-grant"),
+        pytest.param(
+            [op("claim", "b", TWO), op("hand_out", "b", TWO, 0, 0)],
+            "6.2",
+            id="of-somebody-else",
+        ),
+        pytest.param(
+            [*handled("a", ONE, 0, 0), op("process", "a", ONE, 0, 0)],
+            "S3",
+            id="processed-twice",
+        ),
+    ],
+)
+def test_what_must_not_be_at_most_once(more, invariant):
+    assert invariants([*GRANTED, *more], AMO) == [invariant]
+
+
+def test_what_failed_did_not_happen():
+    history = [
+        op("claim", "a", TWO, outcome="fail"),
+        op("claim", "b", ONE),
+        op("beat", "b", ONE, 9, outcome="unknown"),
+        op("grant", "b", ONE, 0, 3, outcome="fail"),
+        op("hand_out", "a", TWO, 0, 0, outcome="fail"),
+        op("process", "a", TWO, 0, 0, outcome="fail"),
+    ]
+    assert invariants(history) == []
+
+
+def test_at_most_once_a_second_hand_out_is_found_under_any_claim():
+    history = [*GRANTED, *handled("a", ONE, 0, 0), op("claim", "b", TWO)]
+    found = invariants([*history, op("hand_out", "b", TWO, 0, 0)], AMO)
+    assert found == ["S3", "6.2"]

@@ -1,0 +1,103 @@
+"""What processes of a simulated world begin from."""
+
+import pytest
+
+from kafka_marshal.ports import LogRange
+from simulator.checkers import Violation
+from simulator.fleet import Fleet
+from simulator.keeping import Shelf
+from simulator.plan import Fault, draw
+from simulator.world import World
+
+H_MS = 10_000
+
+
+class Scene:
+    """A quiet world in which states are kept."""
+
+    def __init__(self, *kinds):
+        self.world = World(draw(3, faults=kinds or ("checkpoint", "keep")))
+        self.fleet = Fleet(self.world)
+        self.world.on_news = self.fleet.on_news
+        self.keeping = self.fleet.keeping
+        self.app = self.fleet.admit()
+
+    def run(self, duration_ms=60 * H_MS):
+        self.world.run(duration_ms)
+        return self.world.coverage.counts
+
+
+def test_checkpoints_are_written_and_begun_from():
+    scene = Scene("checkpoint")
+    assert scene.run()["checkpoint_written"] > 0
+    scene.fleet.admit()
+    assert scene.run()["began_from_checkpoint"] > 0
+
+
+def test_a_host_gives_back_what_it_kept():
+    scene = Scene("keep")
+    scene.run()
+    scene.keeping.keep(scene.app.node)
+    scene.fleet.remove(scene.app)
+    client_id = scene.app.node.owner.client_id
+    scene.fleet.start(client_id, ())
+    assert scene.run()["began_from_kept"] > 0
+    assert scene.world.coverage.counts["began_from_checkpoint"] == 0
+
+
+def test_what_gets_damaged_is_not_begun_from():
+    scene = Scene("keep", "damage")
+    scene.run()
+    scene.keeping.keep(scene.app.node)
+    fault = Fault(1, 0, "damage", 0, 0, 0)
+    for number in range(scene.world.plan.coordinators):
+        assert scene.keeping.damage(scene.app.node, number, fault=fault)
+    scene.fleet.remove(scene.app)
+    scene.fleet.start(scene.app.node.owner.client_id, ())
+    counts = scene.run()
+    scene.keeping.require_sound()
+    assert counts["began_despite_damage"] > 0
+    assert counts["began_from_kept"] == 0
+    scene.keeping.files.misled = "somebody began from it"
+    with pytest.raises(Violation, match=r"7\.1"):
+        scene.keeping.require_sound()
+    scene.keeping.close()
+
+
+def test_a_shelf_has_what_was_asked_for():
+    shelf, scene = Shelf(), Scene("keep")
+    scene.run()
+    scene.keeping.keep(scene.app.node)
+    shelf.states = scene.keeping.sources(scene.app.node.owner.client_id)[0].states
+    found = shelf.find({0: LogRange(0, 9), 99: LogRange(0, 9)}, log=None, timeout_ms=1)
+    assert found == {0: shelf.states[0]}
+
+
+def test_nothing_is_kept_where_it_is_not_drawn():
+    scene = Scene("crash")
+    assert scene.keeping.sources("a") == ()
+    assert scene.keeping.writer(scene.app.node) is None
+    assert "checkpoint_written" not in scene.run()
+
+
+def test_who_dies_while_it_writes_tears_a_checkpoint():
+    scene, begun = Scene("checkpoint"), []
+
+    def die(incarnation):
+        begun.append(incarnation)
+        scene.fleet.remove(scene.app)
+
+    scene.keeping.on_begin.append(die)
+    scene.run()
+    assert begun == [scene.keeping.writer(scene.app.node)]
+    assert scene.world.coverage.counts["checkpoint_torn"] == 1
+
+
+@pytest.mark.parametrize("has_checkpoint", [False, True])
+def test_a_reset_goes_back_to_a_checkpoint(has_checkpoint):
+    scene = Scene("checkpoint") if has_checkpoint else Scene("keep")
+    scene.run()
+    scene.keeping.reset(0)
+    assert scene.run(4 * H_MS)["reset"] == has_checkpoint
+    said = "is no checkpoint" if not has_checkpoint else "is replaced by"
+    assert any(said in line for line in scene.world.transcript)

@@ -1,0 +1,220 @@
+"""The judge of S6: what a header says, who must halt, and what nobody may do."""
+
+from types import SimpleNamespace
+
+import pytest
+from logkit import beat, claim
+from msgspec.structs import replace
+
+from kafka_marshal.engine.replica import Replica
+from kafka_marshal.protocol.codec import encode
+from kafka_marshal.protocol.records import KINDS
+from kafka_marshal.protocol.state import Halt
+from kafka_marshal.protocol.types import Owner
+from kafka_marshal.testing.node import Cluster
+from simulator.checkers import LogWatcher, Violation
+from simulator.levels import (
+    BEYOND,
+    LEVEL_BY_TYPE,
+    NO_RECORD,
+    Levels,
+    level_of,
+)
+
+OWNER = Owner("c1", b"c1".ljust(16, b"."))
+H_MS = 3_000
+
+
+class Scene:
+    """One coordinating partition, its watcher and its judge."""
+
+    def __init__(self):
+        self.cluster = Cluster(heartbeat_interval_ms=H_MS)
+        self.seen = []
+        self.watcher = LogWatcher(self.cluster.kafka, 1)
+        self.levels = Levels(
+            self.watcher,
+            config=self.cluster.config,
+            note=self.seen.append,
+            now_ms=self.cluster.clock.now_ms,
+        )
+        self.levels.activate()
+
+    def write(self, *values):
+        for value in values:
+            self.cluster.kafka.produce(self.cluster.place(0), value)
+        self.watcher.catch_up()
+
+    def configure(self, level, generation=2):
+        config = replace(
+            self.cluster.config,
+            generation=generation,
+            era=generation,
+            feature_level=level,
+        )
+        self.levels.wrote(config)
+        self.write(encode(config))
+
+    def reader(self, *, end=None):
+        """Return an engine as the judge sees it, that has read so many records."""
+        replica = Replica(0, now_ms=0)
+        for stored in self.cluster.kafka.log(self.cluster.place(0)).records[:end]:
+            replica.fold(stored.entry(), 0)
+        context = SimpleNamespace(replicas={0: replica}, config=None)
+        return SimpleNamespace(context=context, failure=None)
+
+
+def later(value):
+    """Return a record of level 1 as one of a later version."""
+    return value[:2] + b"\x01" + value[3:]
+
+
+def test_the_judge_knows_the_levels_of_this_release():
+    assert {kind.number: kind.level for kind in KINDS} == LEVEL_BY_TYPE
+
+
+@pytest.mark.parametrize(
+    ("value", "level"),
+    [
+        (encode(beat(0)), 1),
+        (b"\x01\x0e\x00", 2),
+        (b"\x01\x84\x01\x00rest", 2),
+        (b"\x01\x01\x01", BEYOND),
+        (b"\x02\x01\x00", BEYOND),
+        (b"\x01\x07\x00", BEYOND),
+        (b"\x01\xff\xff\xff\xff\x7f\x00", BEYOND),
+        (None, NO_RECORD),
+        (b"", NO_RECORD),
+        (b"\x01\x01", NO_RECORD),
+        (b"\x01\x81\x00\x00", NO_RECORD),
+        (b"\x01" + b"\xff" * 9, NO_RECORD),
+    ],
+)
+def test_what_a_header_says(value, level):
+    assert level_of(value) == level
+
+
+def test_what_is_above_changes_nothing():
+    scene = Scene()
+    scene.write(encode(claim()), later(encode(claim("c2"))), b"\x01\x07\x00")
+    assert scene.seen == ["above_ignored", "above_behind_claim", "above_ignored"]
+    assert scene.levels.in_force(0) == 2
+
+
+def test_what_is_known_is_above_a_lower_level():
+    scene = Scene()
+    scene.configure(1)
+    assert scene.levels.in_force(0) == 1
+    scene.write(b"\x01\x84\x01\x00")
+    assert scene.seen == ["level_changed", "known_above_level"]
+
+
+def test_a_config_that_is_refused_halts_nobody():
+    scene = Scene()
+    scene.write(encode(replace(scene.cluster.config, generation=9, feature_level=9)))
+    assert (scene.seen, scene.levels.stops) == (["config_refused"], {})
+
+
+@pytest.mark.parametrize("name", ["keys", "soft", "counters", "halted"])
+def test_a_world_that_differs_from_its_twin_is_found(name):
+    scene = Scene()
+    scene.write(encode(claim()))
+    world = scene.watcher.worlds[0]
+    if name == "keys":
+        world.keys.clear()
+    elif name == "soft":
+        world.soft.notes.clear()
+    elif name == "counters":
+        world.soft.counters["claimed"] += 1
+    else:
+        world.halted = Halt(2, 3)
+    with pytest.raises(Violation, match="S6"):
+        scene.write(b"nothing")
+
+
+def test_every_reader_halts_at_the_same_place():
+    scene = Scene()
+    scene.write(encode(claim()))
+    scene.configure(3)
+    stop = scene.levels.stops[0]
+    assert (stop.offset, stop.config.feature_level) == (2, 3)
+    scene.write(encode(claim("c2")), later(encode(beat(1))))
+    assert scene.seen == ["behind_a_halt"] * 2
+    reader = scene.reader()
+    reader.failure = "unreadable"
+    assert scene.levels.check_reader(OWNER, reader)
+    assert not scene.levels.check_reader(OWNER, scene.reader(end=2))
+    behind = scene.levels.state_behind(0)
+    assert (behind.halted, behind.feature_level) == (None, 3)
+
+
+def test_a_log_that_was_cut_back_halts_nobody_any_more():
+    scene = Scene()
+    scene.configure(3)
+    place = scene.cluster.place(0)
+    scene.cluster.kafka.truncate(place, end=1, leader=1)
+    scene.watcher.refold(0)
+    assert scene.levels.stops == {}
+    assert scene.levels.in_force(0) == 2
+
+
+def halted(scene):
+    reader = scene.reader()
+    reader.failure = "unreadable"
+    return reader, reader.context.replicas[0].world
+
+
+def test_who_halts_elsewhere_or_otherwise_is_found():
+    scene = Scene()
+    early, world = halted(scene)
+    world.halted = Halt(1, 3)
+    with pytest.raises(Violation, match="no Config says so"):
+        scene.levels.check_reader(OWNER, early)
+    scene.configure(3)
+    with pytest.raises(Violation, match="goes on"):
+        scene.levels.check_reader(OWNER, scene.reader())
+    late, world = halted(scene)
+    world.halted, world.next_offset = None, 2
+    with pytest.raises(Violation, match="has to halt at 1"):
+        scene.levels.check_reader(OWNER, late)
+    other, world = halted(scene)
+    world.append_time_ms += 1
+    with pytest.raises(Violation, match="another digest"):
+        scene.levels.check_reader(OWNER, other)
+
+
+def test_who_starts_beside_a_halt_writes_and_does_nothing():
+    scene = Scene()
+    scene.levels.started(OWNER)
+    scene.configure(3)
+    scene.levels.on_append(OWNER)
+    assert not scene.levels.is_beside(OWNER)
+    scene.levels.check_reader(OWNER, halted(scene)[0])
+    scene.levels.started(OWNER)
+    assert scene.levels.is_beside(OWNER)
+    with pytest.raises(Violation, match="works behind a halt"):
+        scene.levels.check_use(OWNER, 0, h_ms=H_MS)
+    scene.levels.on_append(OWNER)
+    with pytest.raises(Violation, match="wrote behind a halt"):
+        scene.levels.check_reader(OWNER, halted(scene)[0])
+
+
+def test_a_claim_is_over_2h_behind_a_halt():
+    scene = Scene()
+    scene.configure(3)
+    scene.cluster.clock.advance(2 * H_MS)
+    scene.levels.check_use(OWNER, 0, h_ms=H_MS)
+    scene.cluster.clock.advance(1)
+    with pytest.raises(Violation, match="S4"):
+        scene.levels.check_use(OWNER, 0, h_ms=H_MS)
+
+
+def test_a_start_between_two_t_is_torn():
+    scene = Scene()
+    reader = scene.reader()
+    assert not scene.levels.is_torn(reader)
+    scene.configure(1)
+    reader.context.replicas[1] = scene.reader().context.replicas[0]
+    assert scene.levels.is_torn(reader)
+    reader.context.config = scene.cluster.config
+    assert not scene.levels.is_torn(reader)

@@ -1,0 +1,93 @@
+"""What programs of a later level write."""
+
+from kafka_marshal.protocol.codec import Undecodable, decode
+from simulator.fleet import Fleet
+from simulator.newer import MOMENTS
+from simulator.plan import ABOVE, HALT, LEVEL, Fault, draw
+from simulator.strikes import Strikes
+from simulator.world import World
+
+H_MS = 10_000
+BELOW = 0
+
+
+class Scene:
+    """A quiet fleet; the test strikes it."""
+
+    def __init__(self, seed=3):
+        # Drawn so that each may strike, and none does by itself.
+        self.world = World(draw(seed, faults=(ABOVE, LEVEL, HALT)))
+        self.fleet = Fleet(self.world)
+        self.world.on_news = self.fleet.on_news
+        self.strikes = Strikes(self.world, self.fleet)
+        self.fleet.admit()
+        self.world.produce(4)
+        self.run()
+
+    def run(self, duration_ms=4 * H_MS):
+        self.world.run(duration_ms)
+        return self.world.coverage.counts
+
+    def strike(self, kind, *, number=1, who=0, size=4):
+        self.strikes.strike(Fault(number, 0, kind, 0, who, size))
+
+    def values(self):
+        kafka, cluster = self.world.cluster.kafka, self.world.cluster
+        numbers = range(self.world.plan.coordinators)
+        return [
+            stored.value
+            for number in numbers
+            for stored in kafka.log(cluster.place(number)).records
+        ]
+
+
+def test_what_is_beyond_all_is_no_record_to_anybody():
+    scene = Scene()
+    before = {*scene.values()}
+    for number in range(20):
+        scene.strike(ABOVE, number=number, who=number * len(MOMENTS))
+    written = {*scene.values()} - before
+    assert len(written) > 20
+    assert all(isinstance(decode(value), Undecodable) for value in written)
+    counts = scene.run()
+    assert counts["above_ignored"] >= len(written)
+    assert counts["above_of_owner"] > 0
+    assert scene.fleet.apps[0].node.held
+
+
+def test_each_moment_is_waited_for():
+    scene = Scene()
+    for at, moment in enumerate(MOMENTS):
+        before = scene.world.coverage.counts["above_ignored"]
+        scene.strike(ABOVE, number=at, who=at)
+        if moment == "paused":
+            scene.strikes.pause(H_MS)
+        elif moment == "claimed":
+            scene.fleet.remove(scene.fleet.apps[0])
+            scene.fleet.admit()
+        elif moment == "granted":
+            continue  # not asked for, at least once
+        assert scene.run(8 * H_MS)["above_ignored"] > before, moment
+
+
+def test_what_is_known_comes_below_its_level():
+    scene = Scene()
+    scene.strike(LEVEL, size=BELOW)
+    scene.run()
+    for number in range(2, 30):
+        scene.strike(ABOVE, number=number, who=number * len(MOMENTS))
+    counts = scene.run()
+    assert counts["known_above_level"] > 0
+    assert scene.fleet.apps[0].node.held
+
+
+def test_newer_programs_go_on_behind_a_halt():
+    scene = Scene()
+    scene.strike(HALT, size=0)
+    counts = scene.run()
+    assert counts["halted"] > 0
+    scene.fleet.admit()
+    counts = scene.run()
+    assert counts["behind_a_halt"] > 0
+    assert counts["started_beside_halt"] > 0
+    assert counts["checkpoint_above"] > 0

@@ -1,0 +1,36 @@
+"""What a run comes to."""
+
+from kafka_marshal.testing.node import Cluster
+from simulator.checkers import HandOuts, LogWatcher, Violation
+from simulator.outcome import (
+    TRANSCRIPT_TAIL,
+    Report,
+    RunFailed,
+)
+
+
+def test_a_failure_says_what_broke_and_how_to_repeat_it():
+    lines = [f"line {number}." for number in range(TRANSCRIPT_TAIL + 1)]
+    failed = RunFailed(7, Violation("S4", "two"), repeat="do it", transcript=lines)
+    assert (failed.seed, failed.invariant, failed.transcript) == (7, "S4", lines)
+    said = str(failed)
+    assert said.startswith("seed 7: S4: two\ndo it\n")
+    assert said.endswith(lines[-1])
+    assert lines[0] not in said
+
+
+def test_a_report_sums_up_what_judged_the_run():
+    watcher = LogWatcher(Cluster().kafka, 1)
+    hand_outs = HandOuts(watcher, is_at_most_once=False)
+    hand_outs.count, hand_outs.duplicate_count, watcher.claims = 5, 2, 3
+    report = Report.of(
+        7,
+        ["cut"],
+        virtual_ms=9,
+        hand_outs=hand_outs,
+        watcher=watcher,
+        seen={"b": 1, "a": 2},
+        transcript=["x"],
+    )
+    assert report == Report(7, ("cut",), 9, 5, 2, 3, {"a": 2, "b": 1}, ("x",))
+    assert list(report.seen) == ["a", "b"]

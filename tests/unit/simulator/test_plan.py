@@ -1,0 +1,80 @@
+"""What a seed draws."""
+
+from kafka_marshal.engine import Delivery
+from simulator.plan import (
+    DAMAGE,
+    FAULTS,
+    HALT,
+    KEEP,
+    KEPT,
+    LEVELS,
+    chance,
+    draw,
+)
+
+
+def test_a_plan_depends_on_its_seed_alone():
+    assert draw(7) == draw(7)
+    assert draw(7) != draw(8)
+    assert chance(1, "a").random() == chance(1, "a").random()
+    assert chance(1, "a").random() != chance(1, "b").random()
+
+
+def test_what_is_asked_for_is_not_drawn():
+    plan = draw(3, delivery=Delivery.AT_MOST_ONCE, faults=("cut",), duration_ms=10**6)
+    assert plan.delivery is Delivery.AT_MOST_ONCE
+    assert {fault.kind for fault in plan.faults} == {"cut"}
+    assert 0 <= plan.faults[0].at_ms <= plan.faults[-1].at_ms < 10**6
+
+
+def test_what_is_kept_is_drawn_apart():
+    kept = [draw(seed) for seed in range(40)]
+    assert {name for plan in kept for name in plan.kinds} >= set(KEPT)
+    for plan in kept:
+        apart = {*KEPT, *LEVELS, DAMAGE}
+        rest = tuple(name for name in plan.kinds if name not in apart)
+        without = draw(plan.seed, faults=rest)
+        assert plan.faults[: len(without.faults)] == without.faults
+        numbers = [fault.number for fault in plan.faults]
+        assert numbers == list(range(1, len(numbers) + 1))
+
+
+def test_levels_are_drawn_apart():
+    plans = [draw(seed) for seed in range(80)]
+    assert {name for plan in plans for name in plan.kinds} >= set(LEVELS)
+    for plan in plans:
+        apart = {*LEVELS, DAMAGE}
+        rest = tuple(name for name in plan.kinds if name not in apart)
+        without = draw(plan.seed, faults=rest)
+        assert plan.faults[: len(without.faults)] == without.faults
+        numbers = [fault.number for fault in plan.faults]
+        assert numbers == list(range(1, len(numbers) + 1))
+
+
+def test_what_gets_damaged_is_kept():
+    plans = [plan for plan in map(draw, range(80)) if DAMAGE in plan.kinds]
+    assert plans
+    assert all(KEEP in plan.kinds for plan in plans)
+    assert all(len({*plan.kinds}) == len(plan.kinds) for plan in plans)
+
+
+def test_the_last_config_comes_late_or_once_all_has_healed():
+    halts = [draw(seed, faults=(HALT,)) for seed in range(40)]
+    assert all(len(plan.faults) == 1 for plan in halts)
+    late = [plan for plan in halts if plan.during]
+    assert 0 < len(late) < len(halts)
+    assert all(plan.during[0].at_ms >= plan.duration_ms // 2 for plan in late)
+    assert all(plan.after == plan.faults for plan in halts if not plan.during)
+
+
+def test_nothing_goes_wrong_where_nothing_may():
+    assert draw(3, faults=()).faults == ()
+    assert draw(3, faults=("drift",)).faults == ()
+    assert draw(3, faults=("drift",)).drift_ppm > 0
+
+
+def test_a_world_stays_the_same_without_some_of_its_faults():
+    plan = draw(1, faults=FAULTS)
+    kept = plan.keeping({plan.faults[0].number, plan.faults[2].number})
+    assert kept.faults == (plan.faults[0], plan.faults[2])
+    assert kept.keeping(range(10_000)).clients == plan.clients
