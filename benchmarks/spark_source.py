@@ -46,7 +46,7 @@ from kafka_marshal.kafka_io.columns import Slice
 from kafka_marshal.kafka_io.slices import CHUNK_BYTES
 from kafka_marshal.protocol.types import TopicPartition
 from kafka_marshal.spark import register
-from kafka_marshal.spark.needs import require_java, require_spark
+from kafka_marshal.spark.requirements import require_java, require_spark
 from kafka_marshal.spark.rows import arrow_schema, batch_maker, columns
 from kafka_marshal.testing.jars import cache_dir
 from kafka_marshal.testing.producing import create_topic

@@ -10,7 +10,7 @@ import postgres
 import pytest
 
 from kafka_marshal.spark import register
-from kafka_marshal.spark.needs import require_java, require_spark
+from kafka_marshal.spark.requirements import require_java, require_spark
 
 SETTINGS = {
     "spark.ui.enabled": "false",

@@ -466,7 +466,7 @@ def test_an_error_in_a_task_is_told_in_its_own_words(
 ):
     real = job.look(told["source"])
     beyond = {0: real.ends[0] + 1_000}
-    monkeypatch.setattr(job, "look", lambda _: job.Log("c", None, beyond))
+    monkeypatch.setattr(job, "log_ends", lambda _: job.LogEnds("c", None, beyond))
     with pytest.raises(LogTruncated, match="ends before offset"):
         audit(spark, str(tmp_path / "out"), source=told["source"])
     assert list((tmp_path / "out").iterdir()) == []

@@ -21,8 +21,8 @@ from kafka_marshal.kafka_io.slices import CHUNK_RECORDS
 from kafka_marshal.spark import fetch
 from kafka_marshal.spark.fencing import Fence
 from kafka_marshal.spark.options import parse
+from kafka_marshal.spark.planning import Task
 from kafka_marshal.spark.rows import columns
-from kafka_marshal.spark.task import Task
 from kafka_marshal.tickets import ClaimRef, close_offices
 
 H_MS = 2_000

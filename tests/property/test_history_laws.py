@@ -16,7 +16,7 @@ from kafka_marshal.protocol.history_rows import (
 )
 from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.state import WorldState
-from kafka_marshal.spark.audit.saved import restore, save
+from kafka_marshal.spark.audit.folding import from_checkpoint, to_checkpoint
 
 LOGS = 150
 SAMPLE_MS = 3_000
@@ -27,7 +27,9 @@ def told(entries, *, saved_at=()):
     world, historian, rows = WorldState(0), Historian(SAMPLE_MS), []
     for at, entry in enumerate(entries):
         if at in saved_at:
-            world, historian = restore(save(world, historian), partition=0)
+            world, historian = from_checkpoint(
+                to_checkpoint(world, historian), partition=0
+            )
         transitions = apply(world, entry)
         rows += historian.take(world, entry, transitions=transitions)
         if world.halted is not None:

@@ -27,7 +27,7 @@ def register(spark: "SparkSession") -> None:
         ConfigurationError: The extra ``spark`` is missing, or too old, or the workers'
             Python cannot load the data source.
     """
-    from kafka_marshal.spark.needs import require_spark, require_worker_python
+    from kafka_marshal.spark.requirements import require_spark, require_worker_python
 
     require_spark()
     python = _worker_python(spark)

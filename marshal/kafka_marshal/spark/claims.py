@@ -29,9 +29,7 @@ from kafka_marshal.errors import ClaimLost, CoordinationError, PositionError
 from kafka_marshal.ports import LogRange
 from kafka_marshal.protocol.types import Owner, Token, TopicPartition
 from kafka_marshal.ranges import HeldRange
-
-from .offsets import Mark, Marks, Stretch, stretches
-from .planning import Limit, within
+from kafka_marshal.spark.planning import Limit, Mark, Marks, Stretch, stretches, within
 
 LOGGER = logging.getLogger("kafka_marshal")
 WAIT_MS = 100

@@ -19,10 +19,9 @@ import attrs
 
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.protocol.types import Key, TopicPartition
+from kafka_marshal.spark.java import pythonic
+from kafka_marshal.spark.options import parse
 from kafka_marshal.tickets import TicketOffice, open_office
-
-from .java import pythonic
-from .options import parse
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any
 from kafka_marshal.clock import SystemClock
 from kafka_marshal.errors import ClaimLost, PositionError
 from kafka_marshal.kafka_io.slices import SliceReaders, TopicReplaced
-
-from .java import pythonic
-from .options import Options
-from .rows import arrow_schema, batch_maker
-from .task import Task
+from kafka_marshal.spark.java import pythonic
+from kafka_marshal.spark.options import Options
+from kafka_marshal.spark.planning import Task
+from kafka_marshal.spark.rows import arrow_schema, batch_maker
 
 if TYPE_CHECKING:
     import pyarrow as pa

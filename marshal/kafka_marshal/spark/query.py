@@ -15,10 +15,9 @@ import attrs
 from kafka_marshal.client import Marshal
 from kafka_marshal.engine import Delivery
 from kafka_marshal.protocol.types import TopicPartition
-
-from .claims import Claims, Rules
-from .options import EARLIEST, LATEST, Bound, Options
-from .starting import Cluster
+from kafka_marshal.spark.claims import Claims, Rules
+from kafka_marshal.spark.offset_resolution import Cluster
+from kafka_marshal.spark.options import EARLIEST, LATEST, Bound, Options
 
 LOGGER = logging.getLogger("kafka_marshal")
 CLOSE_MS_MAX = 5_000

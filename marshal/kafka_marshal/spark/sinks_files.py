@@ -24,8 +24,7 @@ import attrs
 
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.protocol.types import Token, TopicPartition
-
-from .fencing import Fence, require_columns
+from kafka_marshal.spark.fencing import Fence, require_columns
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -18,9 +18,8 @@ from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.kafka_io import ConnectionSettings
 from kafka_marshal.protocol.codec import is_topic
 from kafka_marshal.protocol.types import TopicPartition
-
-from .fencing import Fence, require_columns, write_by_claim
-from .options import parse
+from kafka_marshal.spark.fencing import Fence, require_columns, write_by_claim
+from kafka_marshal.spark.options import parse
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row

@@ -15,8 +15,7 @@ import attrs
 
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.protocol.types import Token, TopicPartition
-
-from .fencing import require_columns, write_by_claim
+from kafka_marshal.spark.fencing import require_columns, write_by_claim
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row

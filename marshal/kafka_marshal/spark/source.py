@@ -1,18 +1,240 @@
-"""``format("marshal")``: the data source that Spark is given."""
+"""``format("marshal")``: the data source with its batch and stream readers.
 
-from typing import TYPE_CHECKING
+A stream has one Python process of the driver, which lives as long as the query. It
+holds the claims, plans each batch and confirms committed ones; tasks read. A batch read
+plans a range of every partition, without claims.
+"""
 
-from pyspark.sql.datasource import DataSource
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
-from kafka_marshal.errors import ConfigurationError
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    InputPartition,
+)
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    ReadMinRows,
+    SupportsTriggerAvailableNow,
+)
 
-from .needs import require_spark
-from .options import Options, parse
-from .rows import columns
+from kafka_marshal.errors import ConfigurationError, PositionError
+from kafka_marshal.spark.options import EARLIEST, LATEST, Bound, Options, parse
+from kafka_marshal.spark.planning import (
+    Limit,
+    Stretch,
+    Task,
+    TaskPartition,
+    cut,
+    to_marks,
+    to_offset,
+)
+from kafka_marshal.spark.requirements import require_spark
+from kafka_marshal.spark.rows import columns
 
 if TYPE_CHECKING:
-    from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader
+    import pyarrow as pa
     from pyspark.sql.types import StructType
+
+    from kafka_marshal.protocol.types import TopicPartition
+    from kafka_marshal.spark.query import Query
+
+
+class MarshalBatchReader(DataSourceReader):
+    """Plans and reads a batch, as Spark's own Kafka source does."""
+
+    def __init__(self, options: Options, schema: "StructType") -> None:
+        self._options = options
+        self._schema = schema
+
+    def partitions(self) -> Sequence[TaskPartition]:
+        """Return what each task reads; the cluster is asked once, here."""
+        from kafka_marshal.spark.offset_resolution import Cluster
+
+        options = self._options
+        cluster = Cluster(options)
+        try:
+            places = cluster.partitions()
+            ids = cluster.topic_ids({place.topic for place in places})
+            start = options.start or Bound(EARLIEST)
+            firsts = cluster.resolve(start, places, name="startingOffsets")
+            end = options.end or Bound(LATEST)
+            ends = cluster.resolve(end, places, name="endingOffsets")
+            starts = cluster.starts(places)
+        finally:
+            cluster.close()
+        stretches = [
+            Stretch(
+                *(place, None),
+                *(self._from(place, firsts[place], starts), ends[place]),
+                ids.get(place.topic, ""),
+            )
+            for place in places
+        ]
+        stretches = [each for each in stretches if each.first < each.end]
+        parts = cut(stretches, options.min_partitions, most=options.max_task_offsets)
+        tasks = [
+            Task(each.partition, each.first, each.end, topic_id=each.topic_id)
+            for each in parts
+        ]
+        # Spark plans one task without a range where it is given none.
+        return [TaskPartition(task) for task in tasks] or [TaskPartition(None)]
+
+    def read(self, partition: InputPartition) -> Iterator["pa.RecordBatch"]:
+        """Read one range, in a worker."""
+        if not isinstance(partition, TaskPartition) or partition.task is None:
+            return iter(())
+        from kafka_marshal.spark import fetch
+
+        return fetch.read(partition.task, self._options, schema=self._schema)
+
+    def _from(
+        self,
+        place: "TopicPartition",
+        first: int,
+        starts: "dict[TopicPartition, int]",
+    ) -> int:
+        if first >= starts[place]:
+            return first
+        if self._options.fails_on_data_loss:
+            raise PositionError(
+                f"startingOffsets has {first} for {place}, whose log begins at "
+                f"{starts[place]}; start later, or set failOnDataLoss to false",
+                partition=place,
+                requested=first,
+                log_start=starts[place],
+                log_end=-1,
+            )
+        return starts[place]
+
+
+class MarshalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Plans and reads micro-batches of what the query holds.
+
+    Nothing is opened before it is used: Spark makes such readers to plan, too, and
+    sends them to its workers.
+    """
+
+    def __init__(self, options: Options, schema: "StructType") -> None:
+        self._options = options
+        self._schema = schema
+        self._query: Query | None = None
+        self._is_new = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what belongs to this process: a task needs options only."""
+        return self.__dict__ | {"_query": None}
+
+    # --- offsets
+
+    def initialOffset(self) -> dict[str, str]:  # noqa: N802 - Spark's name
+        """Return where a new query starts: nothing is planned."""
+        self._is_new = True
+        return {}
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
+        """Return how much one batch takes by the options."""
+        options = self._options
+        if options.max_offsets is not None:
+            return ReadMaxRows(options.max_offsets)
+        if options.min_offsets is not None:
+            return ReadMinRows(options.min_offsets)
+        return ReadAllAvailable()
+
+    def latestOffset(  # noqa: N802 - Spark's name
+        self, start: dict[str, Any], limit: ReadLimit
+    ) -> dict[str, str]:
+        """Plan a batch; everything below ``start`` is committed by now."""
+        claims = self._opened().claims
+        return to_offset(claims.latest(to_marks(start), self._limit(limit)))
+
+    def _limit(self, limit: ReadLimit) -> Limit:
+        least = self._options.min_offsets
+        if isinstance(limit, ReadMaxRows):
+            return Limit(limit.max_rows, least)
+        if isinstance(limit, ReadMinRows):
+            return Limit(None, limit.min_rows)
+        return Limit()
+
+    def reportLatestOffset(self) -> dict[str, int] | None:  # noqa: N802 - Spark's name
+        """Return up to where logs can be read, as last seen, for Spark's metrics."""
+        if self._query is None:
+            return None
+        ends = self._query.claims.ends
+        return {f"{p.topic}:{p.partition}": ends[p] for p in sorted(ends)}
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
+        """Take where logs end now as all there is to do."""
+        self._opened().claims.aim()
+
+    # --- batches
+
+    def partitions(
+        self, start: dict[str, Any], end: dict[str, Any]
+    ) -> Sequence[TaskPartition]:
+        """Return what each task of a batch reads."""
+        from kafka_marshal.tickets import ClaimRef
+
+        options = self._options
+        query = self._opened()
+        parts = query.claims.parts(to_marks(start), to_marks(end))
+        of = {part.stretch.partition: part for part in parts}
+        ranges = [part.stretch for part in parts]
+        if options.delivery == "alo":
+            most = options.max_task_offsets
+            ranges = cut(ranges, options.min_partitions, most=most)
+        tasks = []
+        for each in ranges:
+            part = of[each.partition]
+            owner = part.owner
+            assert each.token is not None
+            claim = ClaimRef(
+                query.marshal.group_id,
+                owner.client_id,
+                owner.incarnation,
+                each.partition.topic,
+                each.partition.partition,
+                each.token.offset,
+                str(each.token),
+                part.secret,
+            )
+            span = (each.first, each.end)
+            tasks.append(Task(each.partition, *span, claim, each.topic_id))
+        return [TaskPartition(task) for task in tasks]
+
+    def read(self, partition: InputPartition) -> Iterator["pa.RecordBatch"]:
+        """Read one range, in a worker."""
+        if not isinstance(partition, TaskPartition) or partition.task is None:
+            return iter(())
+        from kafka_marshal.spark import fetch
+
+        return fetch.read(partition.task, self._options, schema=self._schema)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Confirm a batch that Spark has committed."""
+        self._opened().claims.confirm(to_marks(end))
+
+    def stop(self) -> None:
+        """Give every partition up at its confirmed position."""
+        query, self._query = self._query, None
+        if query is not None:
+            from kafka_marshal.spark.query import end_undisturbed
+
+            end_undisturbed()
+            query.close()
+
+    # --- opening
+
+    def _opened(self) -> "Query":
+        if self._query is None:
+            from kafka_marshal.spark.query import Query
+
+            self._query = Query.open(self._options, is_new=self._is_new)
+        return self._query
 
 
 class MarshalDataSource(DataSource):
@@ -42,7 +264,7 @@ class MarshalDataSource(DataSource):
 
     def reader(self, schema: "StructType") -> "DataSourceReader":
         """Return the reader of ``spark.read``."""
-        from .batch import MarshalBatchReader
+        from kafka_marshal.spark.source import MarshalBatchReader
 
         self._parsed.require_batch()
         self._require_own(schema)
@@ -52,7 +274,7 @@ class MarshalDataSource(DataSource):
         self, schema: "StructType"
     ) -> "DataSourceStreamReader":
         """Return the reader of ``spark.readStream``."""
-        from .stream import MarshalStreamReader
+        from kafka_marshal.spark.source import MarshalStreamReader
 
         self._parsed.require_stream()
         self._require_own(schema)

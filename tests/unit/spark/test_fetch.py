@@ -9,8 +9,8 @@ from kafka_marshal.kafka_io.slices import TopicReplaced
 from kafka_marshal.protocol.types import TopicPartition
 from kafka_marshal.spark import fetch
 from kafka_marshal.spark.options import parse
+from kafka_marshal.spark.planning import Task
 from kafka_marshal.spark.rows import columns
-from kafka_marshal.spark.task import Task
 from kafka_marshal.testing.clock import VirtualClock
 from kafka_marshal.tickets import ClaimRef
 

@@ -1,19 +1,49 @@
-"""The data source: names, columns, and what it refuses; no session."""
+"""The data source with its batch and stream readers."""
 
+import json
 import pickle
+import signal
 import subprocess
 import sys
 
 import pytest
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadMaxRows,
+    ReadMinRows,
+)
 from pyspark.sql.types import StringType, StructType
 
 import kafka_marshal.spark as package
-from kafka_marshal.errors import ConfigurationError
-from kafka_marshal.spark.batch import MarshalBatchReader
-from kafka_marshal.spark.source import MarshalDataSource
-from kafka_marshal.spark.stream import MarshalStreamReader
+from kafka_marshal.errors import ConfigurationError, PositionError
+from kafka_marshal.protocol.types import Owner, Token, TopicPartition
+from kafka_marshal.spark import fetch, offset_resolution
+from kafka_marshal.spark import query as module
+from kafka_marshal.spark.claims import Part
+from kafka_marshal.spark.options import EARLIEST, LATEST, parse
+from kafka_marshal.spark.planning import (
+    Limit,
+    Mark,
+    Stretch,
+    Task,
+    TaskPartition,
+    to_offset,
+)
+from kafka_marshal.spark.source import (
+    MarshalBatchReader,
+    MarshalDataSource,
+    MarshalStreamReader,
+)
 
 BASE = {"kafka.bootstrap.servers": "b:1", "subscribe": "t"}
+T = [TopicPartition("t", number) for number in range(2)]
+STREAM = BASE | {"group": "g"}
+T0 = TopicPartition("t", 0)
+TOKEN = Token(1, 0, 55)
+OWNER = Owner("me", b"i" * 16)
+SECRET = "5e" * 16
+END = {T0: Mark(TOKEN, 0, 10)}
 
 
 def test_it_is_found_by_its_names():
@@ -58,14 +88,14 @@ def test_another_schema_is_refused():
         source.reader(StructType().add("value", StringType()))
 
 
-PLANNERS = ("kafka_marshal.spark.source", "kafka_marshal.spark.stream")
+PLANNERS = ("kafka_marshal.spark.source", "kafka_marshal.spark.source")
 READERS = ("kafka_marshal.spark.fetch", "kafka_marshal.tickets")
 
 
 @pytest.mark.parametrize(
     ("modules", "unwanted"),
     [
-        ((*PLANNERS, "kafka_marshal.spark.batch"), ["kafka", "kafka_marshal.engine"]),
+        ((*PLANNERS, "kafka_marshal.spark.source"), ["kafka", "kafka_marshal.engine"]),
         (READERS, ["kafka_marshal.client", "kafka_marshal.engine.engine"]),
     ],
 )
@@ -83,3 +113,264 @@ def test_a_worker_loads_only_what_it_uses(modules, unwanted):
         timeout=120,
     )
     assert done.stdout.strip() == ""
+
+
+class Logs:
+    """Two logs, from 10 to 20 and from 10 to 12."""
+
+    is_closed = False
+
+    def __init__(self, options):
+        Logs.is_closed = False
+
+    def partitions(self):
+        return T
+
+    def resolve(self, bound, partitions, *, name):
+        at = {EARLIEST: [10, 10], LATEST: [20, 12]}[bound.everywhere]
+        return {p: bound.offsets.get(p, at[p.partition]) for p in partitions}
+
+    def starts(self, partitions):
+        return dict.fromkeys(partitions, 10)
+
+    def topic_ids(self, topics):
+        return dict.fromkeys(topics, "ab")
+
+    def close(self):
+        Logs.is_closed = True
+
+
+@pytest.fixture
+def planned(monkeypatch):
+    monkeypatch.setattr(offset_resolution, "Cluster", Logs)
+
+    def plan(**more):
+        reader = MarshalBatchReader(parse(BASE | more), None)
+        return [each.task for each in reader.partitions()]
+
+    return plan
+
+
+def task(partition, first, end):
+    return Task(partition, first, end, topic_id="ab")
+
+
+def test_each_partition_is_a_task(planned):
+    assert planned() == [task(T[0], 10, 20), task(T[1], 10, 12)]
+    assert Logs.is_closed
+    assert planned(minPartitions="4") == [
+        task(T[0], 10, 13),
+        task(T[0], 13, 16),
+        task(T[0], 16, 20),
+        task(T[1], 10, 12),
+    ]
+
+
+def test_nothing_to_read_is_one_task_without_a_range(planned):
+    assert planned(startingOffsets="latest") == [None]
+    reader = MarshalBatchReader(parse(BASE), None)
+    assert list(reader.read(TaskPartition(None))) == []
+    assert list(reader.read(InputPartition(None))) == []
+
+
+def test_a_start_below_the_log_fails_or_is_moved(planned):
+    below = {"startingOffsets": json.dumps({"t": {"0": 3}})}
+    with pytest.raises(PositionError, match="log begins at 10"):
+        planned(**below)
+    assert Logs.is_closed
+    assert planned(**below, failOnDataLoss="false")[0] == task(T[0], 10, 20)
+
+
+def test_a_task_is_read_by_its_options(monkeypatch):
+    seen = []
+    monkeypatch.setattr(fetch, "read", lambda *a, **k: iter([seen.append((a, k))]))
+    options, one = parse(BASE), task(T[0], 1, 2)
+    list(MarshalBatchReader(options, "schema").read(TaskPartition(one)))
+    assert seen == [((one, options), {"schema": "schema"})]
+
+
+class Claims:
+    """Notes what it is asked, and plans ten offsets."""
+
+    def __init__(self):
+        self.calls = []
+        self.ends = {T0: 12}
+
+    def latest(self, start, limit):
+        self.calls.append(("latest", start, limit))
+        return END
+
+    def parts(self, start, end):
+        self.calls.append(("parts", start, end))
+        return [Part(Stretch(T0, TOKEN, 0, 10), OWNER, SECRET)]
+
+    def confirm(self, marks):
+        self.calls.append(("confirm", marks))
+
+    def aim(self):
+        self.calls.append(("aim",))
+
+
+class Query:
+    closed = 0
+
+    class marshal:  # noqa: N801
+        group_id = "g"
+
+    def __init__(self):
+        self.claims = Claims()
+
+    def close(self):
+        self.closed += 1
+
+
+@pytest.fixture
+def reader(monkeypatch):
+    """A reader whose query opens without a cluster."""
+    made = []
+
+    def open_query(options, *, is_new):
+        made.append((Query(), is_new))
+        return made[-1][0]
+
+    monkeypatch.setattr(module.Query, "open", open_query)
+
+    def read(**more):
+        reader = MarshalStreamReader(parse(STREAM | more), None)
+        reader.made = made
+        return reader
+
+    return read
+
+
+def test_nothing_is_opened_before_it_is_needed(reader):
+    one = reader()
+    assert one.initialOffset() == {}
+    assert isinstance(one.getDefaultReadLimit(), ReadAllAvailable)
+    assert one.reportLatestOffset() is None
+    one.stop()
+    assert one.made == []
+    one.latestOffset({}, ReadAllAvailable())
+    assert [is_new for _, is_new in one.made] == [True]
+    one = reader()
+    one.commit(to_offset(END))
+    assert one.made[-1][1] is False, "a restart: there was no initial offset"
+
+
+@pytest.mark.parametrize(
+    ("options", "limit", "wanted"),
+    [
+        ({}, ReadAllAvailable(), Limit()),
+        ({"maxOffsetsPerTrigger": "9"}, ReadMaxRows(9), Limit(9)),
+        ({"minOffsetsPerTrigger": "3"}, ReadMinRows(3), Limit(None, 3)),
+        (
+            {"maxOffsetsPerTrigger": "9", "minOffsetsPerTrigger": "3"},
+            ReadMaxRows(9),
+            Limit(9, 3),
+        ),
+    ],
+)
+def test_limits_are_those_of_the_options(reader, options, limit, wanted):
+    one = reader(**options)
+    assert one.getDefaultReadLimit() == limit
+    assert one.latestOffset({}, limit) == to_offset(END)
+    query, _ = one.made[0]
+    assert query.claims.calls == [("latest", {}, wanted)]
+    assert one.reportLatestOffset() == {"t:0": 12}
+
+
+def test_everything_available_is_obeyed_whatever_options_say(reader):
+    one = reader(maxOffsetsPerTrigger="1", minOffsetsPerTrigger="1")
+    one.latestOffset({}, ReadAllAvailable())
+    assert one.made[0][0].claims.calls == [("latest", {}, Limit())]
+
+
+def test_tasks_carry_their_range_and_claim(reader):
+    one = reader(minPartitions="2")
+    tasks = [each.task for each in one.partitions({}, to_offset(END))]
+    assert [(task.first, task.end) for task in tasks] == [(0, 5), (5, 10)]
+    claim = tasks[0].claim
+    assert (claim.group_id, claim.topic, claim.partition) == ("g", "t", 0)
+    assert (claim.client_id, claim.incarnation) == ("me", OWNER.incarnation)
+    assert (claim.epoch, claim.token, claim.secret) == (55, "1.0.55", SECRET)
+    assert pickle.loads(pickle.dumps(tasks)) == tasks
+    one = reader(maxRecordsPerPartition="4")
+    tasks = [each.task for each in one.partitions({}, to_offset(END))]
+    assert [(task.first, task.end) for task in tasks] == [(0, 3), (3, 6), (6, 10)]
+    one = reader(minPartitions="2", maxRecordsPerPartition="4", delivery="amo")
+    (task,) = [each.task for each in one.partitions({}, to_offset(END))]
+    assert (task.first, task.end) == (0, 10), "a range is granted as a whole"
+
+
+def test_what_is_committed_is_confirmed_and_stopping_closes(reader):
+    one = reader()
+    one.prepareForTriggerAvailableNow()
+    one.commit(to_offset(END))
+    query, _ = one.made[0]
+    assert query.claims.calls == [("aim",), ("confirm", END)]
+    one.stop()
+    one.stop()
+    assert query.closed == 1
+
+
+def test_being_asked_to_end_does_not_cut_the_end_short(reader, monkeypatch):
+    """Spark sends SIGTERM again and again, and closes the connection."""
+    ours = signal.getsignal(signal.SIGTERM)
+    module._end_in_order()
+    try:
+        with pytest.raises(SystemExit):
+            signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
+        module._end_in_order()
+        one = reader()
+        one.latestOffset({}, ReadAllAvailable())
+        query, _ = one.made[0]
+        ended = []
+        monkeypatch.setattr(
+            query,
+            "close",
+            lambda: ended.append(signal.raise_signal(signal.SIGTERM)),
+        )
+        one.stop()
+    finally:
+        signal.signal(signal.SIGTERM, ours)
+    assert ended == [None]
+
+
+def test_a_worker_gets_the_options_and_nothing_that_is_open(reader):
+    one = reader()
+    one.latestOffset({}, ReadAllAvailable())
+    del one.made
+    other = pickle.loads(pickle.dumps(one))
+    assert other._query is None
+    assert one._query is not None
+
+
+class Starts:
+    def partitions(self):
+        return [T0]
+
+    def resolve(self, bound, partitions, *, name):
+        return {T0: bound.everywhere}
+
+
+@pytest.mark.parametrize(
+    ("more", "is_new", "wanted"),
+    [
+        ({}, True, {T0: LATEST}),
+        ({}, False, {}),
+        ({"startingOffsets": "earliest"}, True, {}),
+        ({"startingOffsets": "latest"}, True, {T0: LATEST}),
+        ({"startingTimestamp": "5"}, False, {T0: EARLIEST}),
+    ],
+)
+def test_starts_are_asked_for_where_they_count(more, is_new, wanted):
+    found = module._starts(parse(STREAM | more), Starts(), is_new=is_new)
+    assert found == wanted
+
+
+def test_a_drawn_name_is_a_name_and_nobody_elses(monkeypatch):
+    monkeypatch.setattr(module.socket, "gethostname", lambda: "my host!")
+    one, other = module._drawn_name(), module._drawn_name()
+    assert one.startswith("spark-my-host--")
+    assert one != other

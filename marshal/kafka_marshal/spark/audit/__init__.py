@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from kafka_marshal.spark.audit.job import Audit, audit
     from kafka_marshal.spark.audit.plots import require_report
     from kafka_marshal.spark.audit.report import data_ends, write_report
-    from kafka_marshal.spark.audit.session import spark_session
+    from kafka_marshal.spark.requirements import spark_session
 
 _HOMES = {
     "Audit": "job",
@@ -29,7 +29,7 @@ _HOMES = {
     "data_ends": "report",
     "follow": "following",
     "require_report": "plots",
-    "spark_session": "session",
+    "spark_session": ".requirements",
     "write_report": "report",
 }
 
@@ -54,4 +54,4 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401 - whatever the name stands fo
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{home}"), name)
+    return getattr(import_module(f".{home}", __name__), name)

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import attrs
+import msgspec
 
 from kafka_marshal.clock import SystemClock
 from kafka_marshal.engine.finding import RetainedCheckpoints
@@ -17,15 +18,19 @@ from kafka_marshal.errors import (
     DeadlineExceeded,
     LogTruncated,
     LogUnreadable,
+    MalformedRecord,
 )
 from kafka_marshal.kafka_io import ConnectionSettings, open_coordination_log
 from kafka_marshal.kafka_io.topiclog import TopicLog
 from kafka_marshal.ports import CoordinationLog
+from kafka_marshal.protocol.codec import decode, encode
 from kafka_marshal.protocol.history import Historian
 from kafka_marshal.protocol.rationalizer import apply
-from kafka_marshal.protocol.state import WorldState
+from kafka_marshal.protocol.records import Member
+from kafka_marshal.protocol.snapshot import from_bytes, to_bytes
+from kafka_marshal.protocol.state import MemberState, WorldState
 from kafka_marshal.protocol.types import LogEntry
-from kafka_marshal.spark.audit import saved, schema
+from kafka_marshal.spark.audit import schema
 from kafka_marshal.spark.audit.rows import (
     Staged,
     age_rows,
@@ -35,6 +40,9 @@ from kafka_marshal.spark.audit.rows import (
 from kafka_marshal.views import unknown_text
 
 POLL_MS = 1_000
+VERSION = 1
+Fields = tuple[int, bytes, bytes, list[tuple[bytes, int, int, int]]]
+_DECODER = msgspec.msgpack.Decoder(Fields)
 
 
 @attrs.frozen
@@ -124,7 +132,7 @@ def fold(
         work: The partition, and what the last run left.
         source: Where its log is.
         bounds: What to tell.
-        sample_ms: Log time between two samples of a key's position.
+        sample_ms: LogEnds time between two samples of a key's position.
     """
     number, start = work.partition, None
     if work.is_new:
@@ -133,7 +141,7 @@ def fold(
             historian.begin(world)
             start = world.next_offset
     else:
-        world, historian = saved.restore(work.saved, partition=number)
+        world, historian = from_checkpoint(work.saved, partition=number)
         start = world.next_offset
     is_told = False
     for entry in read(source, work, start=start):
@@ -154,7 +162,7 @@ def fold(
     yield from age_rows(number, historian.ages)
     yield state_row(world, historian)
     names = schema.STATE.names
-    values = (number, world.next_offset, saved.save(world, historian))
+    values = (number, world.next_offset, to_checkpoint(world, historian))
     yield Staged(schema.STATE, dict(zip(names, values, strict=True)))
 
 
@@ -246,3 +254,82 @@ def entries_of(
                 f"before offset {work.end} was reached; check the brokers with: "
                 "marshal doctor"
             )
+
+
+@attrs.frozen
+class LogEnds:
+    """The log at one moment.
+
+    Attributes:
+        cluster_id: The cluster.
+        topic_id: Kafka's id of the topic, hex, None where the cluster has none.
+        ends: Next offset to be written, by coordinating partition.
+    """
+
+    cluster_id: str
+    topic_id: str | None
+    ends: Mapping[int, int]
+
+
+def log_ends(source: Source) -> LogEnds:
+    """Return what there is to read.
+
+    Raises:
+        TopicMisconfigured: There is no such topic.
+        CoordinationError: The cluster did not answer.
+    """
+    log = open_coordination_log(
+        source.settings(), heartbeat_interval_ms=None, timeout_ms=source.timeout_ms
+    )
+    try:
+        ends = dict(log.end_offsets(source.timeout_ms))
+    finally:
+        log.close(0)
+    topic_id = log.topic_id
+    return LogEnds(log.cluster_id, None if topic_id is None else topic_id.hex(), ends)
+
+
+def to_checkpoint(world: WorldState, historian: Historian) -> bytes | None:
+    """Return what ``from_checkpoint`` goes on from; None where the fold has halted."""
+    if world.halted is not None:
+        return None
+    members = [
+        (encode(each.record), each.since_offset, each.offset, each.seen_ms)
+        for each in world.soft.members.values()
+    ]
+    fields = (VERSION, to_bytes(world), historian.to_bytes(), members)
+    return msgspec.msgpack.encode(fields)
+
+
+def from_checkpoint(
+    value: bytes | None, *, partition: int
+) -> tuple[WorldState, Historian]:
+    """Return the fold and the history that were saved.
+
+    Raises:
+        LogUnreadable: The fold had halted, so there is nothing to go on from.
+        MalformedRecord: The bytes were not written by this release.
+    """
+    if value is None:
+        raise LogUnreadable(
+            f"coordinating partition {partition} halted in the last run: it needs a "
+            "feature level that the release which ran it did not know; upgrade "
+            "kafka-marshal and audit into a new directory"
+        )
+    try:
+        version, snapshot, history, members = _DECODER.decode(value)
+    except msgspec.MsgspecError as error:
+        raise MalformedRecord(f"not a saved audit: {error}") from error
+    if version != VERSION:
+        raise MalformedRecord(
+            f"the last run was saved in version {version}, and this release reads "
+            f"{VERSION}; audit into a new directory"
+        )
+    world, historian = from_bytes(snapshot), Historian.from_bytes(history)
+    for frame, *when in members:
+        record = decode(frame)
+        if not isinstance(record, Member):
+            raise MalformedRecord("not a saved audit: a member is no Member")
+        name = (record.group_id, record.client_id, record.incarnation)
+        world.soft.members[name] = MemberState(record, *when)
+    return world, historian

@@ -16,9 +16,8 @@ from pyspark.sql import DataFrame, SparkSession
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.protocol.history import SAMPLE_MS_DEFAULT
 from kafka_marshal.spark.audit import schema
-from kafka_marshal.spark.audit.folding import Bounds, Source
+from kafka_marshal.spark.audit.folding import Bounds, LogEnds, Source, log_ends
 from kafka_marshal.spark.audit.job import Step, require_same, take, told
-from kafka_marshal.spark.audit.looking import Log, look
 from kafka_marshal.spark.audit.store import Run, Store
 from kafka_marshal.spark.audit.tail import NAME, tail_of
 
@@ -49,7 +48,7 @@ def follow(
         spark: The session to run in, as for ``audit``.
         out: Directory of the tables, and of the stream's checkpoint.
         source: Where the log is; by default on localhost.
-        sample_ms: Log time between two rows of a key in ``positions``.
+        sample_ms: LogEnds time between two rows of a key in ``positions``.
         every_ms: Time between two runs, where something was appended.
         available_now: Take where the log ends now as all there is, and end.
         on_run: Called with each run that is published, on a thread of the query's.
@@ -71,7 +70,7 @@ def follow(
     session = spark.newSession()
     store = Store(session, out)
     runs = store.runs()
-    log = look(source)
+    log = log_ends(source)
     step = Step(source, Bounds(), sample_ms=sample_ms)
     last = runs[-1] if runs else None
     if last is not None:
@@ -140,7 +139,7 @@ class _Batches:
             self.on_run(run)
 
 
-def _log_of(rows: list[dict[str, Any]]) -> Log:
+def _log_of(rows: list[dict[str, Any]]) -> LogEnds:
     first = rows[0]
     ends = {row[schema.T.name]: row["end"] for row in rows}
-    return Log(first["cluster_id"], first["topic_id"], ends)
+    return LogEnds(first["cluster_id"], first["topic_id"], ends)

@@ -16,9 +16,15 @@ from kafka_marshal.clock import SystemClock
 from kafka_marshal.errors import ConfigurationError, CoordinationError, MarshalError
 from kafka_marshal.protocol.history import SAMPLE_MS_DEFAULT
 from kafka_marshal.spark.audit import schema
-from kafka_marshal.spark.audit.folding import Bounds, Source, Work, fold
+from kafka_marshal.spark.audit.folding import (
+    Bounds,
+    LogEnds,
+    Source,
+    Work,
+    fold,
+    log_ends,
+)
 from kafka_marshal.spark.audit.invariants import Finding, check
-from kafka_marshal.spark.audit.looking import Log, look
 from kafka_marshal.spark.audit.rows import batches
 from kafka_marshal.spark.audit.store import AS_OF, ROWS, Run, Store
 
@@ -46,7 +52,7 @@ class Step:
     Attributes:
         source: Where the log is.
         bounds: Which part of it is told.
-        sample_ms: Log time between two rows of a key in ``positions``.
+        sample_ms: LogEnds time between two rows of a key in ``positions``.
     """
 
     source: Source
@@ -146,7 +152,7 @@ def audit(
         bounds: Which part of it is told; by default all.
         incremental: Go on where the last run in this directory ended, if there is
             one. The tables are the same as those of one run over the whole.
-        sample_ms: Log time between two rows of a key in ``positions``.
+        sample_ms: LogEnds time between two rows of a key in ``positions``.
 
     Raises:
         ConfigurationError: The directory holds something else; bounds and
@@ -160,13 +166,15 @@ def audit(
     store = Store(session, out)
     last = _last(store, bounds, incremental=incremental)
     began_ms = SystemClock().wall_ms()
-    log = look(source)
+    log = log_ends(source)
     step = Step(source, bounds, sample_ms=sample_ms)
     take(step, log, store=store, last=last, as_of_ms=began_ms)
     return Audit(spark, out)
 
 
-def take(step: Step, log: Log, *, store: Store, last: Run | None, as_of_ms: int) -> Run:
+def take(
+    step: Step, log: LogEnds, *, store: Store, last: Run | None, as_of_ms: int
+) -> Run:
     """Fold what was appended since the last run, and publish it as the next one.
 
     Args:
@@ -228,7 +236,7 @@ def _last(store: Store, bounds: Bounds, *, incremental: bool) -> Run | None:
     return runs[-1] if runs else None
 
 
-def require_same(last: Run, log: Log, *, sample_ms: int) -> None:
+def require_same(last: Run, log: LogEnds, *, sample_ms: int) -> None:
     """Refuse to go on with an audit of another log, or with other samples."""
     facts = last.facts
     if (facts["cluster_id"], facts["topic_id"]) != (log.cluster_id, log.topic_id):
@@ -247,7 +255,7 @@ def require_same(last: Run, log: Log, *, sample_ms: int) -> None:
         )
 
 
-def _plan(spark: SparkSession, log: Log, *, state: DataFrame | None) -> DataFrame:
+def _plan(spark: SparkSession, log: LogEnds, *, state: DataFrame | None) -> DataFrame:
     """Return a row of work for each coordinating partition, one to a task."""
     number = schema.T.name
     rows = [(t, end, state is None) for t, end in sorted(log.ends.items())]

@@ -23,8 +23,7 @@ from pyspark.sql.streaming.datasource import (
 from kafka_marshal.clock import SystemClock
 from kafka_marshal.errors import CoordinationError
 from kafka_marshal.spark.audit import schema
-from kafka_marshal.spark.audit.folding import Source
-from kafka_marshal.spark.audit.looking import Log, look
+from kafka_marshal.spark.audit.folding import LogEnds, Source, log_ends
 
 NAME = "marshal_log"
 DDL = (
@@ -86,7 +85,7 @@ class TailReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
         """Take where the log ends now as all there is to do."""
-        self._target = to_offset(look(self._source), SystemClock().wall_ms())
+        self._target = to_offset(log_ends(self._source), SystemClock().wall_ms())
 
     def latestOffset(  # noqa: N802 - Spark's name
         self, start: Offset, limit: ReadLimit
@@ -101,7 +100,7 @@ class TailReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return newer(start, self._target)
         at_ms = SystemClock().wall_ms()
         try:
-            found = look(self._source)
+            found = log_ends(self._source)
         except CoordinationError as error:
             if not error.retriable or not start:
                 raise
@@ -123,7 +122,7 @@ class TailReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             yield (int(number), end, *about)
 
 
-def to_offset(log: Log, as_of_ms: int) -> Offset:
+def to_offset(log: LogEnds, as_of_ms: int) -> Offset:
     """Return an offset of Spark."""
     return {
         "as_of_ms": as_of_ms,

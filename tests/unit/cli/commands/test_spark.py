@@ -7,6 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from kafka_marshal import ConfigurationError, LogTruncated
+from kafka_marshal.spark import requirements
 from kafka_marshal.spark.audit import (
     INVARIANTS,
     Bounds,
@@ -15,7 +16,6 @@ from kafka_marshal.spark.audit import (
     job,
     plots,
     report,
-    session,
 )
 from kafka_marshal.spark.audit.store import Run
 from kafka_marshal_cli.assembly import app
@@ -66,7 +66,7 @@ def fake(monkeypatch):
         made.asked |= {"spark": spark, "out": out, **options}
         return made
 
-    monkeypatch.setattr(session, "spark_session", opened)
+    monkeypatch.setattr(requirements, "spark_session", opened)
     monkeypatch.setattr(job, "audit", run)
     monkeypatch.setattr(command, "wall_ms", lambda: NOW_MS)
     return made

@@ -1,7 +1,8 @@
-"""One partition, folded in a task: what is told, and when it stops."""
+"""The fold of a coordinating partition, its end and its checkpoint."""
 
+import msgspec
 import pytest
-from logkit import H, Log, beat, claim, config, release
+from logkit import H, Log, beat, claim, config, member, release
 from pastkit import past
 
 from kafka_marshal.errors import (
@@ -9,11 +10,26 @@ from kafka_marshal.errors import (
     DeadlineExceeded,
     LogTruncated,
     LogUnreadable,
+    MalformedRecord,
 )
-from kafka_marshal.protocol.snapshot import digest
+from kafka_marshal.protocol.codec import encode
+from kafka_marshal.protocol.history import Historian
+from kafka_marshal.protocol.rationalizer import apply
+from kafka_marshal.protocol.snapshot import digest, to_bytes
 from kafka_marshal.protocol.state import WorldState
 from kafka_marshal.spark.audit import folding, schema
-from kafka_marshal.spark.audit.folding import Bounds, Source, Work, entries_of, fold
+from kafka_marshal.spark.audit.folding import (
+    VERSION,
+    Bounds,
+    LogEnds,
+    Source,
+    Work,
+    entries_of,
+    fold,
+    from_checkpoint,
+    log_ends,
+    to_checkpoint,
+)
 from kafka_marshal.testing.clock import VirtualClock
 
 __all__ = ["past"]
@@ -219,3 +235,96 @@ def test_a_log_that_was_cut_is_told(clock):
 def test_faults_that_stay_are_raised(clock):
     with pytest.raises(LogTruncated, match="back"):
         read(FakeLog([LogTruncated("back")], end=6), 6)
+
+
+class OpenedLog:
+    cluster_id = "c"
+    topic_id = b"\xab\xcd"
+
+    def __init__(self, ends):
+        self._ends = ends
+        self.is_closed = False
+
+    def end_offsets(self, timeout_ms):
+        assert timeout_ms == 7_000
+        if self._ends is None:
+            raise DeadlineExceeded("no answer")
+        return self._ends
+
+    def close(self, timeout_ms):
+        self.is_closed = True
+
+
+def looked(monkeypatch, log):
+    def opened(settings, **rest):
+        assert settings.coordination_topic == "m"
+        assert rest == {"heartbeat_interval_ms": None, "timeout_ms": 7_000}
+        return log
+
+    monkeypatch.setattr(folding, "open_coordination_log", opened)
+    return log_ends(Source("b:1", "m", timeout_ms=7_000))
+
+
+@pytest.mark.parametrize(
+    ("topic_id", "told"), [(b"\xab\xcd", "abcd"), (None, None)], ids=["id", "none"]
+)
+def test_it_tells_which_log_and_where_it_ends(monkeypatch, topic_id, told):
+    log = OpenedLog({0: 5})
+    log.topic_id = topic_id
+    assert looked(monkeypatch, log) == LogEnds("c", told, {0: 5})
+    assert log.is_closed
+
+
+def test_it_leaves_nothing_open_where_nobody_answers(monkeypatch):
+    log = OpenedLog(None)
+    with pytest.raises(DeadlineExceeded):
+        looked(monkeypatch, log)
+    assert log.is_closed
+
+
+def played():
+    log, historian = Log(), Historian()
+    for record in (claim(), member("c1", seq=3), member("c2", seq=1)):
+        transitions = log.append(record)
+        historian.take(log.state, log.entries[-1], transitions=transitions)
+    return log, historian
+
+
+def test_a_fold_goes_on_with_its_members():
+    log, historian = played()
+    world, back = from_checkpoint(to_checkpoint(log.state, historian), partition=0)
+    assert digest(world) == digest(log.state)
+    assert back.to_bytes() == historian.to_bytes()
+    assert list(world.soft.members) == list(log.state.soft.members)
+    assert world.soft.members == log.state.soft.members
+    transitions = log.append(member("c1", seq=2))
+    (told,) = apply(world, log.entries[-1])
+    assert told == transitions[0]
+    assert told.reason == "old_seq"
+
+
+def test_a_fold_that_halted_cannot_go_on():
+    log = Log()
+    log.append(config(2, era=2, level=9))
+    assert to_checkpoint(log.state, Historian()) is None
+    with pytest.raises(LogUnreadable, match="partition 4 halted in the last run"):
+        from_checkpoint(None, partition=4)
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        pytest.param({0: VERSION + 1}, "audit into a new directory", id="version"),
+        pytest.param({1: b"\xff"}, "not a snapshot", id="snapshot"),
+        pytest.param({2: b"\xff"}, "not a history", id="history"),
+        pytest.param({3: [(encode(claim()), 0, 0, 0)]}, "no Member", id="member"),
+        pytest.param({3: 5}, "not a saved audit", id="shape"),
+    ],
+)
+def test_what_was_not_saved_by_us_is_refused(change, match):
+    log, historian = played()
+    fields = [VERSION, to_bytes(log.state), historian.to_bytes(), []]
+    for at, value in change.items():
+        fields[at] = value
+    with pytest.raises(MalformedRecord, match=match):
+        from_checkpoint(msgspec.msgpack.encode(fields), partition=0)

@@ -8,7 +8,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from kafka_marshal.errors import CoordinationError, TopicMisconfigured
 from kafka_marshal.spark.audit import Source, tail
-from kafka_marshal.spark.audit.looking import Log
+from kafka_marshal.spark.audit.folding import LogEnds
 
 ALL = ReadAllAvailable()
 SOURCE = Source("b:1", options={"sasl.password": "hush"})
@@ -17,15 +17,15 @@ SOURCE = Source("b:1", options={"sasl.password": "hush"})
 @pytest.fixture
 def log(monkeypatch):
     """Where the log ends, or the error that there is instead."""
-    now = {"found": Log("c", "ab", {1: 7, 0: 5})}
+    now = {"found": LogEnds("c", "ab", {1: 7, 0: 5})}
 
-    def look(source):
+    def log_ends(source):
         assert source is SOURCE
         if isinstance(now["found"], Exception):
             raise now["found"]
         return now["found"]
 
-    monkeypatch.setattr(tail, "look", look)
+    monkeypatch.setattr(tail, "log_ends", log_ends)
     return now
 
 
@@ -47,16 +47,16 @@ def test_time_alone_makes_no_batch(log):
     reader = tail.TailReader(SOURCE)
     start = reader.latestOffset({}, ALL) | {"as_of_ms": 1}
     assert reader.latestOffset(start, ALL) == start
-    log["found"] = Log("c", "ab", {0: 5, 1: 8})
+    log["found"] = LogEnds("c", "ab", {0: 5, 1: 8})
     assert reader.latestOffset(start, ALL)["ends"] == {"0": 5, "1": 8}
-    log["found"] = Log("c", "cd", {0: 5, 1: 7})
+    log["found"] = LogEnds("c", "cd", {0: 5, 1: 7})
     assert reader.latestOffset(start, ALL)["topic_id"] == "cd"
 
 
 def test_what_is_there_when_it_begins_is_all(log):
     reader = tail.TailReader(SOURCE)
     reader.prepareForTriggerAvailableNow()
-    log["found"] = Log("c", "ab", {0: 50, 1: 70})
+    log["found"] = LogEnds("c", "ab", {0: 50, 1: 70})
     offset = reader.latestOffset({}, ALL)
     assert offset["ends"] == {"0": 5, "1": 7}
     assert reader.latestOffset(offset, ALL) == offset

@@ -1,14 +1,20 @@
-"""What Spark needs of the machine, and one clear sentence where it is missing."""
+"""What Spark requires of the machine, and a session for the commands."""
 
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kafka_marshal.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 PYSPARK_MIN = (4, 2)
 PACKAGES = ("kafka_marshal", "pyarrow", "pandas")
@@ -20,6 +26,8 @@ missing = [name for name in {PACKAGES!r} if find_spec(name) is None]
 print("%d.%d" % sys.version_info[:2], ",".join(missing) or "-")
 """
 INSTALL = "pip install 'kafka-marshal[spark]'"
+APP_NAME = "marshal spark audit"
+MASTER_DEFAULT = "local[*]"
 
 
 def require_spark() -> None:
@@ -124,3 +132,49 @@ def require_java() -> Path:
             setting="JAVA_HOME",
         )
     return Path(found)
+
+
+@contextmanager
+def spark_session(master: str | None = None) -> Iterator["SparkSession"]:
+    """Give the session that is active, else one of our own, stopped at the end.
+
+    Args:
+        master: Where a session of our own runs; by default on all cores here, or
+            where ``spark-submit`` says.
+
+    Raises:
+        ConfigurationError: Spark cannot start.
+    """
+    require_spark()
+    require_java()
+    from pyspark.errors import PySparkException
+    from pyspark.sql import SparkSession
+
+    active = SparkSession.getActiveSession()
+    if active is not None:
+        yield active
+        return
+    builder = SparkSession.builder.appName(APP_NAME)
+    if master is not None or "PYSPARK_GATEWAY_PORT" not in os.environ:
+        builder = builder.master(master or MASTER_DEFAULT)
+    builder = builder.config("spark.ui.enabled", "false")
+    builder = builder.config("spark.ui.showConsoleProgress", "false")
+    if master is None or master.startswith("local"):
+        builder = builder.config("spark.driver.host", "localhost")
+        builder = builder.config("spark.sql.shuffle.partitions", "8")
+        # Workers run what we run, whatever python3 is on the PATH.
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    try:
+        spark = builder.getOrCreate()
+    except (PySparkException, OSError, ValueError) as error:
+        told = str(error).strip().splitlines() or [type(error).__name__]
+        raise ConfigurationError(
+            f"Spark did not start with master {master or MASTER_DEFAULT!r}: "
+            f"{told[0]}; its own words are on standard error",
+            setting="master",
+        ) from error
+    spark.sparkContext.setLogLevel("ERROR")
+    try:
+        yield spark
+    finally:
+        spark.stop()

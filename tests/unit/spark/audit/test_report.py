@@ -1,7 +1,7 @@
-"""The page escapes all that it is given."""
+"""The page of the report."""
 
 from kafka_marshal.spark.audit.invariants import INVARIANTS, OVERLAP, Finding
-from kafka_marshal.spark.audit.page import instant, page, shown
+from kafka_marshal.spark.audit.report import instant, page, shown
 
 HOSTILE = "</td><script>alert(1)</script>\x1b[31m\u202e"
 PLOTS = dict.fromkeys(("timeline", "gaps", "distances", "ages"), "<svg></svg>")

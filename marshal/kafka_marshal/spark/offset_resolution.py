@@ -1,4 +1,4 @@
-"""From options to the partitions and offsets that they mean, by asking the cluster."""
+"""From options to partitions and offsets, by queries to the cluster."""
 
 from collections.abc import Collection, Mapping, Sequence
 
@@ -7,9 +7,8 @@ from kafka_marshal.kafka_io import KafkaDataLog
 from kafka_marshal.kafka_io.data import KafkaOffsets
 from kafka_marshal.ports import LogRange
 from kafka_marshal.protocol.types import TopicPartition
+from kafka_marshal.spark.options import EARLIEST, LATEST, Bound, Options
 from kafka_marshal.subscribing import topic_pattern
-
-from .options import EARLIEST, LATEST, Bound, Options
 
 ASK_MS_MAX = 15_000
 CLOSE_MS_MAX = 1_000

@@ -1,4 +1,4 @@
-"""Options of Spark's own source: each does what the documents say becomes of it."""
+"""The table of Spark's own options."""
 
 import re
 from pathlib import Path
@@ -7,6 +7,7 @@ import pytest
 
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.spark import java
+from kafka_marshal.spark.kafka_options import IGNORED, MAPPED, OWN, REFUSED, SAME
 from kafka_marshal.spark.options import (
     ISOLATION,
     KAFKA_PREFIX,
@@ -15,7 +16,6 @@ from kafka_marshal.spark.options import (
     SERVERS,
     parse,
 )
-from kafka_marshal.spark.switching import IGNORED, MAPPED, OWN, REFUSED, SAME
 
 BASE = {SERVERS: "b:1", "subscribe": "t"}
 PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule"

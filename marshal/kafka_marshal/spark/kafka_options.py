@@ -1,6 +1,6 @@
-"""Every option of Spark's own Kafka source, and what becomes of it here.
+"""Every option of Spark's own Kafka source, and its meaning here.
 
-``docs/SPARK.md`` has the same table, which a test holds to this one.
+``docs/SPARK.md`` has the same table; a test compares them.
 """
 
 import attrs

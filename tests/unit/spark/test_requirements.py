@@ -1,0 +1,189 @@
+"""Requirements of Spark, and the session of the commands."""
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+from pyspark.errors import PySparkRuntimeError
+from pyspark.sql import SparkSession
+
+from kafka_marshal.errors import ConfigurationError
+from kafka_marshal.spark import register, requirements
+from kafka_marshal.spark.requirements import spark_session
+
+
+def test_here_is_all_that_is_needed():
+    requirements.require_spark()
+    assert requirements.require_java().name == "java"
+
+
+@pytest.mark.parametrize("missing", ["pyspark", "pyarrow", "pandas"])
+def test_a_missing_extra_names_what_installs_it(monkeypatch, missing):
+    def find(name):
+        if name == missing:
+            raise ImportError(f"no module named {name}")
+
+    monkeypatch.setattr(requirements, "import_module", find)
+    with pytest.raises(ConfigurationError, match=missing) as caught:
+        requirements.require_spark()
+    assert "pip install 'kafka-marshal[spark]'" in str(caught.value)
+
+
+def test_an_old_spark_is_told(monkeypatch):
+    monkeypatch.setattr(requirements, "version", lambda name: "4.1.7")
+    with pytest.raises(ConfigurationError, match=r"4\.1\.7 is too old"):
+        requirements.require_spark()
+
+
+def test_a_spark_without_a_distribution_tells_its_version(monkeypatch):
+    def unknown(name):
+        raise requirements.PackageNotFoundError(name)
+
+    monkeypatch.setattr(requirements, "version", unknown)
+    requirements.require_spark()
+
+
+def test_a_missing_java_is_told(monkeypatch, tmp_path):
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(ConfigurationError, match="has no bin/java"):
+        requirements.require_java()
+    monkeypatch.delenv("JAVA_HOME")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigurationError, match="no java command was found"):
+        requirements.require_java()
+    home = tmp_path / "home"
+    (home / "bin").mkdir(parents=True)
+    (home / "bin" / "java").touch()
+    monkeypatch.setenv("JAVA_HOME", str(home))
+    assert requirements.require_java() == home / "bin" / "java"
+
+
+def python_that(tmp_path, says, code=0):
+    """Return a program that says something, in place of Python."""
+    program = tmp_path / "python"
+    program.write_text(f"#!/bin/sh\necho '{says}'\nexit {code}\n")
+    program.chmod(0o755)
+    return str(program)
+
+
+HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+def test_a_python_that_can_load_the_data_source_is_taken(tmp_path):
+    requirements.require_worker_python(sys.executable)
+    requirements.require_worker_python(python_that(tmp_path, f"{HERE} -"))
+
+
+def test_the_python_of_workers_is_really_asked(tmp_path):
+    """A program in between, so that it is not the same file."""
+    program = tmp_path / "python"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    program.chmod(0o755)
+    requirements.require_worker_python(str(program))
+
+
+@pytest.mark.parametrize(
+    ("says", "code", "told"),
+    [
+        ("3.9 -", 0, "is Python 3.9, and the driver's is"),
+        (f"{HERE} kafka_marshal,pandas", 0, "has no package kafka_marshal,pandas"),
+        ("", 3, "cannot be run"),
+    ],
+)
+def test_a_python_that_cannot_is_told_with_the_remedy(tmp_path, says, code, told):
+    with pytest.raises(ConfigurationError, match=told) as caught:
+        requirements.require_worker_python(python_that(tmp_path, says, code))
+    assert "set PYSPARK_PYTHON to" in str(caught.value)
+    assert caught.value.setting == "PYSPARK_PYTHON"
+
+
+def test_a_python_that_is_not_there_is_told():
+    with pytest.raises(ConfigurationError, match="no program python9"):
+        requirements.require_worker_python("python9")
+
+
+def test_it_is_checked_when_a_session_is_told_of_the_format(monkeypatch):
+    session = SimpleNamespace(
+        sparkContext=SimpleNamespace(pythonExec="python9"),
+        dataSource=SimpleNamespace(register=None),
+    )
+    with pytest.raises(ConfigurationError, match="no program python9"):
+        register(session)
+
+
+class Builder:
+    """Notes what is asked for, and cannot start."""
+
+    def __init__(self):
+        self.asked = {}
+
+    def appName(self, name):  # noqa: N802 - Spark's name
+        self.asked["name"] = name
+        return self
+
+    def master(self, master):
+        self.asked["master"] = master
+        return self
+
+    def config(self, name, value):
+        self.asked[name] = value
+        return self
+
+    def getOrCreate(self):  # noqa: N802 - Spark's name
+        raise PySparkRuntimeError("no such master\nand more")
+
+
+@pytest.fixture
+def builder(monkeypatch):
+    monkeypatch.setattr(SparkSession, "getActiveSession", classmethod(lambda _: None))
+    made = Builder()
+    monkeypatch.setattr(SparkSession, "builder", made)
+    monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
+    return made
+
+
+def open_session(master=None):
+    with spark_session(master):
+        pass
+
+
+def test_missing_java_is_told_before_spark_is_asked(monkeypatch, builder):
+    monkeypatch.setenv("JAVA_HOME", "/nowhere")
+    with pytest.raises(ConfigurationError, match="Spark needs Java 17"):
+        open_session()
+    assert builder.asked == {}
+
+
+def test_a_session_that_cannot_start_is_one_sentence(monkeypatch, builder):
+    monkeypatch.setattr(requirements, "require_java", lambda: None)
+    with pytest.raises(
+        ConfigurationError, match="did not start with master 'spark://x:1'"
+    ) as told:
+        open_session("spark://x:1")
+    assert "no such master;" in str(told.value)
+    assert builder.asked["master"] == "spark://x:1"
+    assert "spark.driver.host" not in builder.asked
+
+
+def test_a_session_of_our_own_is_on_this_machine(monkeypatch, builder):
+    monkeypatch.setattr(requirements, "require_java", lambda: None)
+    with pytest.raises(ConfigurationError):
+        open_session()
+    assert builder.asked["master"] == "local[*]"
+    assert builder.asked["spark.driver.host"] == "localhost"
+
+
+def test_under_spark_submit_the_master_is_its_own(monkeypatch, builder):
+    monkeypatch.setattr(requirements, "require_java", lambda: None)
+    monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
+    with pytest.raises(ConfigurationError):
+        open_session()
+    assert "master" not in builder.asked
+
+
+def test_an_active_session_is_taken_and_left_running(monkeypatch):
+    active = object()
+    monkeypatch.setattr(requirements, "require_java", lambda: None)
+    monkeypatch.setattr(SparkSession, "getActiveSession", classmethod(lambda _: active))
+    with spark_session("local[1]") as found:
+        assert found is active
