@@ -73,13 +73,13 @@ INTERVAL = Family(
     "marshal_heartbeat_interval_seconds",
     Kind.GAUGE,
     _GROUP,
-    "H, as it stands in the log.",
+    "Heartbeat interval in the log.",
 )
 MEMBERS = Family(
     "marshal_members",
     Kind.GAUGE,
     _GROUP,
-    "Clients of the group that announced themselves within 2H.",
+    "Clients of the group that announced themselves within two heartbeat intervals.",
 )
 PAUSED = Family(
     "marshal_group_paused",
@@ -239,7 +239,7 @@ EVENTS = Family(
     "marshal_events_total",
     Kind.COUNTER,
     ("event",),
-    "Events told to the observers.",
+    "Events sent to the observers.",
     is_ours=False,
 )
 

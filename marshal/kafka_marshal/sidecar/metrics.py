@@ -61,7 +61,7 @@ PROMISED = Family(
     "marshal_sidecar_promised_clients",
     Kind.GAUGE,
     ("group",),
-    "Clients that were told a deadline that is yet to come.",
+    "Clients with a deadline that is yet to come.",
     is_ours=False,
 )
 PROMISE = Family(
@@ -110,7 +110,7 @@ OVERRUNS = Family(
     "marshal_sidecar_feed_overruns_total",
     Kind.COUNTER,
     (),
-    "Clients that fell so far behind that they were sent everything anew.",
+    "Clients that fell so far behind that they received a snapshot.",
     is_ours=False,
 )
 REQUESTS = Family(

@@ -82,7 +82,8 @@ WHERE ordered <= ordered_before
 )
 STALE_ONLY = Invariant(
     "taken_over_when_stale",
-    "a claim was taken over from an owner that was not silent for more than 2H",
+    "a claim was taken over from an owner that was not silent for more than two "
+    "heartbeat intervals",
     "4.2, 4.3",
     """
 SELECT * FROM handoffs

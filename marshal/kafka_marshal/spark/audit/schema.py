@@ -56,11 +56,11 @@ KEY = (
 )
 AT = (
     Column("offset", LONG, "offset of the record in the coordinating partition"),
-    Column("log_ms", LONG, "log time C after it"),
+    Column("log_ms", LONG, "log time after it"),
     Column("append_ms", LONG, "time of the record, epoch ms"),
 )
 RESETS = Column("resets_count", LONG, "Resets before it; they take back what was")
-WHY = Column("why", STRING, "why it was claimed, where the claim's tags tell")
+WHY = Column("why", STRING, "why it was claimed, from the claim's tags")
 
 
 def _moment(name: str, what: str) -> tuple[Column, ...]:
@@ -90,7 +90,11 @@ INTERVALS = Table(
         ),
         WHY,
         *_moment("start", "where it was won, or that checkpoint"),
-        Column("heartbeat_interval_ms", LONG, "H in force at the last renewal"),
+        Column(
+            "heartbeat_interval_ms",
+            LONG,
+            "heartbeat interval in force at the last renewal",
+        ),
         Column("renewed_offset", LONG, "offset of the last renewal"),
         Column("renewed_log_ms", LONG, "log time of the last renewal"),
         Column("beats_count", LONG, "renewals after the claim"),
@@ -139,7 +143,11 @@ HANDOFFS = Table(
         Column("reason", STRING, "what its release says"),
         WHY,
         Column("gap_ms", LONG, "log time since the release, or since the last renewal"),
-        Column("heartbeat_interval_ms", LONG, "H in force at that last renewal"),
+        Column(
+            "heartbeat_interval_ms",
+            LONG,
+            "heartbeat interval in force at that last renewal",
+        ),
         Column(
             "late_ms",
             LONG,
@@ -218,7 +226,11 @@ AGES = Table(
     (
         T,
         Column("group_id", STRING, "the group"),
-        Column("twentieths_of_h", INT, "age in twentieths of H; 80 for all above"),
+        Column(
+            "twentieths_of_h",
+            INT,
+            "age in twentieths of a heartbeat interval; 80 for all above",
+        ),
         Column("beats_count", LONG, "renewals at that age"),
     ),
     is_final=True,
@@ -235,12 +247,12 @@ PARTITIONS = Table(
         ),
         Column("next_offset", LONG, "offset after the last one"),
         Column("leader_epoch", INT, "leader epoch of the last one"),
-        Column("log_ms", LONG, "log time C"),
+        Column("log_ms", LONG, "log time"),
         Column("append_ms", LONG, "largest time of an entry, epoch ms"),
         Column("digest", STRING, "digest of the world state, as the live system has"),
         Column("entries_count", LONG, "entries folded"),
         Column("generation", INT, "generation of the Config in force"),
-        Column("heartbeat_interval_ms", LONG, "H of that Config"),
+        Column("heartbeat_interval_ms", LONG, "heartbeat interval of that Config"),
         Column("keys_count", LONG, "keys that were claimed and not forgotten"),
         Column("owned_count", LONG, "those that have an owner"),
         Column("halted_offset", LONG, "where a Config needs a newer release"),
