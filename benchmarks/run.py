@@ -2,7 +2,7 @@
 
 Documents go to build/bench, one JSON file each. Smoke runs share one broker; runs in
 earnest start their own, with the settings that they need. ``--docs`` writes the
-tables of docs/BENCHMARKS.md from the files that are there, whoever made them.
+tables of benchmarks/RESULTS.md from the files that are there, whoever made them.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from kafka_marshal.testing.broker import EmbeddedBroker
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 OUT = ROOT / "build" / "bench"
-PAGE = ROOT / "docs" / "BENCHMARKS.md"
+PAGE = HERE / "RESULTS.md"
 NOT_BENCHMARKS = {"support", "run"}
 IN_EARNEST = {"growth": ("--plot", str(ROOT / "docs" / "growth.svg"))}
 TIMEOUT_S = 3 * 3_600
@@ -131,7 +131,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*", help="which to run; by default all")
     parser.add_argument("--full", action="store_true", help="in earnest: takes an hour")
     parser.add_argument(
-        "--docs", action="store_true", help="only write docs/BENCHMARKS.md"
+        "--docs", action="store_true", help="only write benchmarks/RESULTS.md"
     )
     options = parser.parse_args()
     unknown = sorted(set(options.names) - set(names()))

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -105,3 +106,21 @@ def test_figures_of_smoke_runs_get_into_no_table():
 def test_every_benchmark_has_its_place_on_the_page():
     places = {name for _, name, _ in run.BLOCK.findall(run.PAGE.read_text())}
     assert places == set(run.names())
+
+
+def test_answers_are_figures_that_were_measured():
+    results = run.PAGE.read_text()
+    blocks = {name: block for block, name, _ in run.BLOCK.findall(results)}
+    for name in blocks:
+        whole = re.search(
+            rf"<!-- figures: {name} -->\n(.*?)<!-- end -->", results, re.DOTALL
+        )
+        blocks[name] = whole[1]
+    page = (ROOT / "docs" / "BENCHMARKS.md").read_text()
+    answers = page.partition("<!-- table: answers -->\n")[2].partition("\n\n")[0]
+    rows = [line.strip("| ").split(" | ") for line in answers.splitlines()[2:]]
+    assert len(rows) > 20
+    for question, answer, source in rows:
+        name, figure = re.fullmatch(r"`(\w+)`: `(.+)`", source).groups()
+        median, unit = answer.split(" ", 1)
+        assert f"| {figure} | {unit} | {median} |" in blocks[name], question
