@@ -18,7 +18,7 @@ from kafka_marshal.protocol.claiming import Phase
 from kafka_marshal.protocol.planner import targets
 from kafka_marshal.protocol.types import Key, TopicPartition
 from kafka_marshal.remote.api import Wants
-from kafka_marshal.sidecar.clients import Client, ClientLease, mark_lent
+from kafka_marshal.sidecar.clients import Client, ClientLease, mark_subleased
 from kafka_marshal.sidecar.hosting import HostSession
 from kafka_marshal.sidecar.lease_journal import (
     JournaledClient,
@@ -515,7 +515,7 @@ class Assignor:
             The new leases; their events are not sent yet.
         """
         table = self._table
-        lent: list[ClientLease] = []
+        added: list[ClientLease] = []
         held: dict[int, list[Holding]] = {}
         # A copy: releasing surplus keys changes what is held.
         for holding in list(self._session.holdings.values()):
@@ -527,12 +527,12 @@ class Assignor:
             if shared is not None:
                 held.setdefault(id(shared), []).append(holding)
             elif holding.key in table.explicit and holding.key not in table.leases:
-                lent += self._lend_explicit(holding, now_ms)
+                added += self._sublease_explicit(holding, now_ms)
         for shared in table.subscriptions:
-            lent += self._assign_shared(shared, held.get(id(shared), []), now_ms)
-        return lent
+            added += self._assign_shared(shared, held.get(id(shared), []), now_ms)
+        return added
 
-    def _lend_explicit(self, holding: Holding, now_ms: int) -> list[ClientLease]:
+    def _sublease_explicit(self, holding: Holding, now_ms: int) -> list[ClientLease]:
         table = self._table
         for name in table.explicit[holding.key]:
             client = table.clients.get(name)
@@ -540,7 +540,7 @@ class Assignor:
             if client is None or client.is_leaving or client.is_away(now_ms):
                 continue
             if table.is_available(holding.key, client):
-                return [self._lend(holding, client, name="")]
+                return [self._sublease(holding, client, name="")]
         return []
 
     def _assign_shared(
@@ -575,7 +575,7 @@ class Assignor:
                     self._session.release(holding, reason=SURPLUS)
             elif name in taking and table.is_available(key, taking[name]):
                 member = shared.subscribers[name]
-                yield self._lend(holding, taking[name], name=member.name)
+                yield self._sublease(holding, taking[name], name=member.name)
 
     def _is_settled(self, key: Key, to: str) -> bool:
         """Return whether a key has arrived at a client, or went to another owner."""
@@ -616,11 +616,11 @@ class Assignor:
         own_name = self._session.claimant.owner.client_id
         self._session.drain(lease.holding, reason=MOVED, successor=own_name)
 
-    def _lend(self, holding: Holding, client: Client, *, name: str) -> ClientLease:
+    def _sublease(self, holding: Holding, client: Client, *, name: str) -> ClientLease:
         epoch = holding.claim.epoch
         assert epoch is not None
         lease = ClientLease(holding.key, client, holding, epoch, name)
-        mark_lent(holding)
+        mark_subleased(holding)
         self._table.add_lease(lease)
         return lease
 

@@ -102,7 +102,7 @@ class ClientLease:
                 progress.tracked_count = report.in_hand
 
 
-def mark_lent(holding: Holding) -> None:
+def mark_subleased(holding: Holding) -> None:
     """Mark a claim as used by a client: the session must not end it by itself."""
     progress = holding.progress
     if isinstance(progress, AtMostOnce) and not isinstance(progress, DelegatedGrants):

@@ -1,4 +1,4 @@
-"""The settings of a sidecar: what each may be, and what it is by default."""
+"""The settings of a sidecar: their valid values and defaults."""
 
 import grp
 import ipaddress
@@ -28,15 +28,15 @@ OPEN_MS = 30_000
 CONNECTIONS_MIN, CONNECTIONS_MAX = 64, 8_192
 PORT_MAX = 65_535
 TOKEN_BYTES_MIN = 16
-# The kernel's limit of an address is 108 bytes, one of them the end of the text.
+# The kernel's limit of an address is 108 bytes including the final NUL.
 SOCKET_BYTES_MAX = 107
 _HOST = re.compile(r"\[([0-9a-fA-F:]+)\]|([^:\[\]]+)")
 
 
 def default_connections() -> int:
-    """Return how many connections may stand: half of what files the process may open.
+    """Return the connection limit: half of the process's file limit.
 
-    The rest is for watching clients, for Kafka, and for what comes up.
+    The rest is for watched processes, Kafka, and other files.
     """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
@@ -45,7 +45,7 @@ def default_connections() -> int:
 
 
 def default_client_id() -> str:
-    """Return this host's name, made a name that the log takes."""
+    """Return this host's name as a valid client id."""
     name = re.sub(r"[^A-Za-z0-9._:-]", "-", socket.gethostname())[:200]
     return name or "sidecar"
 
@@ -60,13 +60,13 @@ class Settings:
         options: Security and connection options.
         transport: Client library of the logs.
         client_id: Name of the sidecar in the log.
-        state_dir: Where identities and promises are kept, None for the user's state
-            directory, ``""`` to go without.
+        state_dir: Directory of identities and lease journals; None for the user's
+            state directory, ``""`` to keep no state.
         socket: Path of the Unix socket.
         socket_group: Group of the system, by name or number, whose members may use
             the Unix socket as well; None for nobody else.
         tcp: Loopback address to listen on as well, None for none.
-        token_file: Where the token of TCP stands; made where it is not there.
+        token_file: File with the token of TCP; created if missing.
         open_ms: When to give up connecting.
         drain_ms: How long a controlled shutdown waits for clients.
         checkpoint_interval_ms: How often the log gets a checkpoint, where nobody else
@@ -92,16 +92,16 @@ class Settings:
     connections_max: int = attrs.field(factory=default_connections)
 
     def check(self) -> None:
-        """Check what can be checked without looking anywhere.
+        """Check the settings without connecting.
 
         Raises:
-            ConfigurationError: A setting is impossible.
+            ConfigurationError: A setting is invalid.
         """
         self.connection()
         checked_interval_ms(self.checkpoint_interval_ms, setting="checkpoint-interval")
         if not is_identifier(self.client_id):
             raise ConfigurationError(
-                f"client-id {self.client_id!r} is no valid name: 1 to 200 of "
+                f"client-id {self.client_id!r} is not a valid name: 1 to 200 of "
                 "A-Z a-z 0-9 . _ : -, not . or ..",
                 setting="client-id",
             )
@@ -124,8 +124,8 @@ class Settings:
             )
         if (self.tcp is None) != (self.token_file is None):
             raise ConfigurationError(
-                "tcp and token-file go together: over TCP nobody tells who connects, "
-                "so clients show a token",
+                "tcp and token-file go together: over TCP the kernel does not name the "
+                "client's user, so clients send a token",
                 setting="token-file" if self.token_file is None else "tcp",
             )
         if self.tcp is not None:
@@ -133,7 +133,7 @@ class Settings:
 
     @property
     def socket_gid(self) -> int | None:
-        """Number of ``socket_group``, None where there is none.
+        """Id of ``socket_group``, None without one.
 
         Raises:
             ConfigurationError: This system has no such group.
@@ -152,16 +152,16 @@ class Settings:
 
     @property
     def state_path(self) -> Path | None:
-        """Where state is kept, None to go without."""
+        """State directory, None to keep no state."""
         if self.state_dir is None:
             return state_home()
         return Path(self.state_dir) if str(self.state_dir) else None
 
     def connection(self) -> ConnectionSettings:
-        """Return how to reach the cluster.
+        """Return the settings of the connection to the cluster.
 
         Raises:
-            ConfigurationError: It cannot be reached like that.
+            ConfigurationError: They are invalid.
         """
         return ConnectionSettings(
             self.bootstrap_servers,
@@ -172,10 +172,10 @@ class Settings:
 
 
 def tcp_address(text: str) -> tuple[str, int]:
-    """Return host and port to listen on: of this machine alone.
+    """Return host and port to listen on, of this machine only.
 
     Raises:
-        ConfigurationError: It is no such address.
+        ConfigurationError: It is not such an address.
     """
     host, colon, port = text.rpartition(":")
     found = _HOST.fullmatch(host)
@@ -191,7 +191,7 @@ def tcp_address(text: str) -> tuple[str, int]:
         is_ours = False
     if not is_ours:
         raise ConfigurationError(
-            f"tcp is {text!r}, which others can reach; a sidecar serves its own host: "
+            f"tcp is {text!r}, which other hosts can reach; a sidecar serves its own: "
             "write 127.0.0.1 or [::1], or leave it out and use the Unix socket",
             setting="tcp",
         )
@@ -199,10 +199,10 @@ def tcp_address(text: str) -> tuple[str, int]:
 
 
 def token_of(path: Path) -> bytes:
-    """Return the token that a file holds; one is drawn where there is no file.
+    """Return the token in a file; a missing file is created with a random one.
 
     Raises:
-        ConfigurationError: It cannot be read or made, others may read it, or it
+        ConfigurationError: It cannot be read or created, others may read it, or it
             holds no token.
     """
     try:
@@ -216,14 +216,14 @@ def token_of(path: Path) -> bytes:
         ) from error
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise ConfigurationError(
-            f"token-file {str(path)!r} may be read by others; run: chmod 600 {path}",
+            f"token-file {str(path)!r} can be read by others; run: chmod 600 {path}",
             setting="token-file",
         )
     is_token = token.isascii() and token.decode("latin-1").isprintable()
     if not is_token or not TOKEN_BYTES_MIN <= len(token) <= TOKEN_BYTES_MAX:
         raise ConfigurationError(
             f"token-file {str(path)!r} holds no token: one line of at least "
-            f"{TOKEN_BYTES_MIN} characters; remove it, and one is made",
+            f"{TOKEN_BYTES_MIN} characters; remove it to have one created",
             setting="token-file",
         )
     return token

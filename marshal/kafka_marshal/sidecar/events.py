@@ -1,14 +1,9 @@
-"""The events of one client: a bounded ring, and whoever reads along.
+"""The events of a client: a bounded buffer, a cursor, and the SSE response.
 
-A reader that fell behind the ring, or comes from an earlier life of the sidecar, is
-told everything anew by a snapshot. Nothing is kept for a reader but its place, so a
-slow one costs nothing and still converges.
-
-A client's events as server-sent events.
-
-Nothing is kept here: what has not been sent stands in the service's ring, which is
-bounded and answers a reader that fell behind with a new snapshot. So a slow reader
-costs what its connection's buffer holds, and one lot of events taken from the ring.
+A reader that fell behind the buffer, or comes from an earlier process of the sidecar,
+gets a snapshot instead of the missed events. Each reader costs its position, its
+connection's buffer and one batch of events, so a slow one costs little and still
+converges.
 """
 
 import asyncio
@@ -28,16 +23,16 @@ EVENTS_MAX = 1_024
 DIGITS_MAX = 20
 
 LogPosition = tuple[int, int]
-"""A coordinating partition, and an offset of it."""
+"""A coordinating partition and an offset in it."""
 
 
 class EventBuffer:
-    """The last events of one client. Called under the engine's lock.
+    """The latest events of one client. Used under the engine's lock.
 
     Attributes:
-        number: Number of the last event. It begins above those of any earlier
-            ring of the client: an id of that must not be taken for one of this.
-        end: That it is all over, once it is: told behind every snapshot.
+        number: Number of the last event. The first number is above those of any earlier
+            buffer of the client, so that ids are never confused.
+        end: The final failure, once there is one; sent after every snapshot.
     """
 
     __slots__ = ("_cursor", "_frames", "_incarnation", "_snapshot", "end", "number")
@@ -57,7 +52,7 @@ class EventBuffer:
         self._cursor: EventCursor | None = None
 
     def push(self, body: EventBody, at: LogPosition) -> None:
-        """Add an event that follows from an entry of the log, and tell the reader."""
+        """Append an event that follows from an entry of the log."""
         self.number += 1
         frame = Frame(self._id(self.number, at), body)
         self._frames.append(frame)
@@ -67,12 +62,12 @@ class EventBuffer:
             self._cursor.notify()
 
     def snapshot(self) -> Frame:
-        """Return everything as of the last event."""
+        """Return a snapshot as of the last event."""
         body, at = self._snapshot()
         return Frame(self._id(self.number, at), body)
 
     def since(self, number: int) -> list[Frame] | None:
-        """Return the events behind a number; None where some are gone."""
+        """Return the events after a number, None if some are gone."""
         missing = self.number - number
         if missing > len(self._frames):
             return None
@@ -80,7 +75,7 @@ class EventBuffer:
         return [frame for index, frame in enumerate(self._frames) if index >= first]
 
     def number_of(self, event_id: str | None) -> int | None:
-        """Return the number that an id names, None where it is not of this ring."""
+        """Return the number that an event id names, None for a foreign id."""
         name, _, rest = (event_id or "").partition(Frame.SEPARATOR)
         text, _, _ = rest.partition(Frame.SEPARATOR)
         if name != self._incarnation[:8] or not (text.isascii() and text.isdigit()):
@@ -91,14 +86,14 @@ class EventBuffer:
     def open(
         self, lock: AbstractContextManager[object], *, after: str | None
     ) -> "EventCursor":
-        """Return a reader from behind an event on; the one before it ends."""
+        """Return a cursor after an event; the previous cursor is closed."""
         if self._cursor is not None:
             self._cursor.close()
         self._cursor = EventCursor(self, lock, self.number_of(after))
         return self._cursor
 
     def close(self) -> None:
-        """End the reader: nothing more will come."""
+        """Close the cursor: there will be no more events."""
         if self._cursor is not None:
             self._cursor.close()
 
@@ -107,13 +102,13 @@ class EventBuffer:
 
 
 class EventCursor:
-    """The events of one client, from where it was. Thread-safe.
+    """A position in one client's events. Thread-safe.
 
     Attributes:
-        on_news: Called on any thread, perhaps under the engine's lock, when there
-            is something to take or it has ended: it must not block.
-        is_closed: Whether it has ended: closed, replaced by a newer one, or its
-            client gone. What came before can still be taken.
+        on_news: Called on any thread, perhaps under the engine's lock, when there are
+            events or the cursor is closed. It must not block.
+        is_closed: Whether it was closed, replaced by a newer one, or its client is
+            gone. Earlier events can still be taken.
     """
 
     def __init__(
@@ -129,9 +124,9 @@ class EventCursor:
         self._number = number
 
     def take(self) -> list[Frame]:
-        """Return what has come since, oldest first, without waiting.
+        """Return the new events, oldest first, without waiting.
 
-        Starts with a snapshot where what was missed cannot be told one by one.
+        A snapshot comes first where events were missed.
         """
         with self._lock:
             missed = None if self._number is None else self._buffer.since(self._number)
@@ -144,12 +139,12 @@ class EventCursor:
             return missed
 
     def notify(self) -> None:
-        """Tell the reader that there is news."""
+        """Call ``on_news``."""
         if self.on_news is not None:
             self.on_news()
 
     def close(self) -> None:
-        """End it. Idempotent."""
+        """Close it. Idempotent."""
         if not self.is_closed:
             self.is_closed = True
             self.notify()
@@ -167,7 +162,7 @@ Take = Callable[[Callable[[], list[Frame]]], Awaitable[list[Frame]]]
 
 
 def encode_event(frame: Frame) -> bytes:
-    """Return one event as it goes over the wire."""
+    """Return one event in the format of server-sent events."""
     kind = str(frame.body.__struct_config__.tag)
     data = msgspec.json.encode(frame.body)
     return b"id: %b\nevent: %b\ndata: %b\n\n" % (
@@ -178,7 +173,7 @@ def encode_event(frame: Frame) -> bytes:
 
 
 def chunks(frames: Sequence[Frame]) -> Iterator[bytes]:
-    """Return events in pieces of a bounded size, or of one event that is larger."""
+    """Return encoded events in pieces of bounded size, or of one larger event."""
     waiting = bytearray()
     for frame in frames:
         waiting += encode_event(frame)
@@ -190,14 +185,14 @@ def chunks(frames: Sequence[Frame]) -> Iterator[bytes]:
 
 
 class EventStream:
-    """One open stream of one client.
+    """The server-sent events of one client.
 
     Args:
         feed: The client's events; closed with the stream.
-        take: Calls a function that may block, elsewhere.
+        take: Runs a function that may block on another thread.
         keep_alive_s: Longest silence.
-        on_sent: Told how many events were sent, and how many of them were snapshots
-            in the middle of a stream: the client had fallen behind.
+        on_sent: Called with the number of events sent, and how many of them were
+            snapshots after the first event: the client had fallen behind.
     """
 
     def __init__(
@@ -221,20 +216,20 @@ class EventStream:
         feed.on_news = self._on_news
 
     def end(self) -> None:
-        """End it after what it is sending. On the event loop only."""
+        """End it after the current piece. On the event loop only."""
         self._is_ended = True
         self._news.set()
 
     def _on_news(self) -> None:
-        """Look for events; on whichever thread they came."""
+        """Wake up the response; called on any thread."""
         try:
             self._loop.call_soon_threadsafe(self._news.set)
         except RuntimeError:
-            # The loop is closed: nobody reads any more.
+            # The loop is closed.
             self._is_ended = True
 
     async def body(self) -> AsyncIterator[bytes]:
-        """Yield the stream; asking for the next piece waits until one was sent."""
+        """Yield the response; the next piece is made once the last one was sent."""
         try:
             yield HELLO
             while not (self._is_ended or self._cursor.is_closed):
@@ -246,7 +241,7 @@ class EventStream:
                 self._news.clear()
                 async for chunk in self._next():
                     yield chunk
-            # What was told last, such as the end of a drain, still goes out.
+            # The last events, such as the end of a drain, are still sent.
             if not self._is_closed:
                 async for chunk in self._next():
                     yield chunk
@@ -257,13 +252,13 @@ class EventStream:
         frames = await self._take(self._cursor.take)
         for chunk in chunks(frames):
             yield chunk
-        anew = sum(isinstance(frame.body, Snapshot) for frame in frames)
+        snapshots = sum(isinstance(frame.body, Snapshot) for frame in frames)
         is_first = self._sent_count == 0 and bool(frames)
         self._sent_count += len(frames)
-        self._on_sent(len(frames), anew - (is_first and anew > 0))
+        self._on_sent(len(frames), snapshots - (is_first and snapshots > 0))
 
     def close(self) -> None:
-        """Let go of the feed; nothing more goes out. Idempotent, on the event loop."""
+        """Close the cursor; nothing more is sent. Idempotent, on the event loop."""
         self._is_closed = True
         self.end()
         self._cursor.close()

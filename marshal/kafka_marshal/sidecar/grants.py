@@ -1,7 +1,7 @@
-"""Requests for offsets at most once at a sidecar: who may make them, and how far.
+"""Checks requests for offsets at most once.
 
-PROTOCOL 12: a peer touches only what it claimed. So each request shows the secret of
-the claim that it is made under, and reaches no further than the data partition's log.
+PROTOCOL 12: a process touches only what it claimed. So each request shows the secret of
+its claim, and reaches no further than the end of the data partition.
 """
 
 import hmac
@@ -28,9 +28,9 @@ class Grants:
     """Checks requests for offsets, and appends those that are allowed.
 
     Args:
-        context: What is known of the log.
+        context: State of the coordination log.
         tickets: Appends requests.
-        data: Tells where the logs of data partitions end.
+        data: Answers where data partitions end.
     """
 
     def __init__(self, context: Context, tickets: Tickets, *, data: DataLog) -> None:
@@ -41,7 +41,7 @@ class Grants:
         self._ends: OrderedDict[TopicPartition, int] = OrderedDict()
 
     def has_read(self, key: Key, ask: GrantAsk) -> bool:
-        """Return whether the log is read up to the claim. Under the engine's lock."""
+        """Return whether the claim has been read. Under the engine's lock."""
         known = self._known(key)
         return known is not None and known.epoch >= ask.epoch
 
@@ -53,18 +53,18 @@ class Grants:
         """Append a request, or find the ticket of an earlier one.
 
         Called under the engine's lock. A request under a claim that has ended is
-        answered at once, and the log hears nothing of it.
+        answered at once, without a record in the log.
 
         Args:
             key: The key.
             ask: The request.
-            note: Takes what is granted.
+            note: Called with the granted range.
 
         Raises:
             ClaimRejected: It does not show the secret of the claim.
-            ConfigurationError: Another request was made under its number.
-            CoordinationError: The claim is not read yet; or too many requests have
-                no verdict.
+            ConfigurationError: Its number was used for another request.
+            CoordinationError: The claim is not read yet; or too many requests have no
+                verdict.
         """
         wish = Wish(
             *(key, _owner(ask), ask.epoch, bytes.fromhex(ask.grantee)),
@@ -83,7 +83,7 @@ class Grants:
         return Ticket(wish, self._context.now_ms, None, verdict=verdict)
 
     def require_secret(self, key: Key, ask: GrantAsk) -> None:
-        """Require that a request shows the secret of its claim, which stands.
+        """Require that a request shows the secret of its claim.
 
         Called under the engine's lock.
 
@@ -112,14 +112,14 @@ class Grants:
             )
 
     def require_end(self, key: Key, ask: GrantAsk, *, timeout_ms: int) -> None:
-        """Require that a request does not reach beyond the end of the data log.
+        """Require that a request ends within the data partition.
 
-        The cluster is asked only where the request reaches beyond the end that is
-        known: an end only grows. Blocks; called without the engine's lock.
+        The cluster is only asked about offsets beyond the known end, because an end
+        only grows. Blocks; called without the engine's lock.
 
         Raises:
-            ConfigurationError: It reaches beyond.
-            CoordinationError: The cluster did not say where the log ends.
+            ConfigurationError: It reaches beyond the end.
+            CoordinationError: The cluster did not answer.
         """
         place = key.topic_partition
         with self._lock:
@@ -133,9 +133,9 @@ class Grants:
                 self._ends.popitem(last=False)
         if ask.last >= end:
             raise ConfigurationError(
-                f"offsets up to {ask.last} of {place} are asked for, and its log ends "
-                f"at {end}: whoever is granted what is not written yet loses it for "
-                "the group; ask for what was fetched",
+                f"the request reaches offset {ask.last} of {place}, whose log ends at "
+                f"{end}: offsets granted before they are written are lost for the "
+                "group; request only what was fetched",
                 setting="last",
             )
 

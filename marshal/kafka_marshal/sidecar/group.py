@@ -596,13 +596,13 @@ class LocalGroup:
                 del self.table.explicit[key]
 
     def _assign(self, now_ms: int) -> None:
-        lent = self._assignor.assign(now_ms)
-        if lent and not self._write_journal():
-            for lease in lent:  # not journaled, so not sent: retry next round
+        added = self._assignor.assign(now_ms)
+        if added and not self._write_journal():
+            for lease in added:  # not journaled, so not sent: retry next round
                 self.table.remove_lease(lease)
                 reclaim(lease.holding, is_settled=True)
             return
-        for lease in lent:
+        for lease in added:
             self._publisher.assigned(lease)
 
     def _release(self, holding: Holding, *, reason: str, detail: str = "") -> None:
@@ -650,7 +650,7 @@ class LocalGroup:
         return not self.table.leases and not self.session.leaving_count
 
     def is_idle(self, now_ms: int) -> bool:
-        """Return whether the group had no clients, leases or claims for an H."""
+        """Return whether the group was empty for a whole heartbeat interval."""
         if self.table.clients or self.table.unexpired or self.session.holdings:
             self._idle_since_ms = None
         elif self._idle_since_ms is None:

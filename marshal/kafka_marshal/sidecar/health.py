@@ -1,6 +1,6 @@
-"""What a sidecar is doing, in the words of Kafka's own brokers.
+"""The state of a sidecar: its lifecycle, answers to probes, and systemd.
 
-::
+The lifecycle has the states of Kafka's own brokers::
 
     NOT_RUNNING -> STARTING -> RECOVERY -> RUNNING
                       |           |      /    |
@@ -9,24 +9,15 @@
                       v           v   v       |
     NOT_RUNNING <---- SHUTTING_DOWN <---------+
 
-A state is left only along these lines; anything else is a bug of the caller, raises,
-and changes nothing. Each change has a reason, which people get to see.
+Any other change is a bug of the caller: it raises and changes nothing.
 
-Whether a sidecar is well: what probes ask, answered with reasons.
+Probes ask three questions, as in Kubernetes: alive, ready, started. Each answer is a
+pure function of a view. A coordination log that cannot be reached fails no probe by
+itself: leases end by their deadlines, and a restart would only end them sooner.
 
-Three questions, as Kubernetes asks them. Is it alive: a restart would not help. Is it
-ready: clients should use it. Has it started: from now on, ask the other two. Each is
-a pure function of a view; ``look`` takes the view.
-
-A coordination log that cannot be reached makes no probe fail by itself. What is held
-is served until its lease says otherwise, and a restart would only lose it sooner.
-
-Tells systemd how the sidecar is (sd_notify(3)): ready, status, alive, stopping.
-
-A few datagrams to the socket that ``NOTIFY_SOCKET`` names; without it, nothing. The
-watchdog is not fed by a timer, which would go on beside an engine that hangs, but by
-what the sidecar is for: a heartbeat that the log confirmed, or, while nothing is
-held, a round of the engine.
+systemd (sd_notify(3)) gets ready, status, watchdog and stopping messages. The watchdog
+is not fed by a timer, which would go on beside an engine that hangs, but by a confirmed
+heartbeat, or by a round of the engine while nothing is held.
 """
 
 import logging
@@ -56,15 +47,15 @@ CHANGES_MAX = 32
 
 
 class State(Enum):
-    """What a sidecar is doing; the value is what people and clients read.
+    """A state of a sidecar; the value is what people and clients read.
 
     Attributes:
         NOT_RUNNING: Not yet started, or stopped.
         STARTING: Reading its settings, connecting.
-        RECOVERY: Reading the log to its end, and old promises (PROTOCOL 12).
+        RECOVERY: Reading the log to its end, and the lease journals (PROTOCOL 12).
         RUNNING: Serving.
-        PENDING_CONTROLLED_SHUTDOWN: Every client was asked to give back what it has.
-        SHUTTING_DOWN: Releasing what is left, closing.
+        PENDING_CONTROLLED_SHUTDOWN: All leases are recalled.
+        SHUTTING_DOWN: Releasing the remaining claims, closing.
     """
 
     NOT_RUNNING = "NOT_RUNNING"
@@ -75,7 +66,7 @@ class State(Enum):
     SHUTTING_DOWN = "SHUTTING_DOWN"
 
 
-# What is asked to drain before it serves has nothing to drain: it shuts down.
+# Before it serves there is nothing to drain.
 NEXT: dict[State, frozenset[State]] = {
     State.NOT_RUNNING: frozenset({State.STARTING}),
     State.STARTING: frozenset({State.RECOVERY, State.SHUTTING_DOWN}),
@@ -91,8 +82,8 @@ class StateChange:
     """One change of state.
 
     Attributes:
-        before: State that was left.
-        after: State from then on.
+        before: Previous state.
+        after: New state.
         reason: Why, for people.
         at_ms: Local time.
     """
@@ -107,11 +98,11 @@ OnStateChange = Callable[[StateChange], None]
 
 
 class Lifecycle:
-    """The state of one sidecar, and who is told of its changes. Thread-safe.
+    """The state of one sidecar, with observers. Thread-safe.
 
     Observers are called in the order of the changes, one at a time and without the
-    lock, on the thread of whoever made a change; they must not block. An observer
-    may itself change the state: the others hear of that afterwards.
+    lock, on the thread of a change; they must not block. An observer may itself change
+    the state: the others are called with that afterwards.
 
     Args:
         clock: Local time of the changes.
@@ -124,23 +115,23 @@ class Lifecycle:
         self._reason = "not started"
         self._since_ms = clock.now_ms()
         self._observers: tuple[OnStateChange, ...] = ()
-        self._untold: deque[StateChange] = deque()
-        self._is_telling = False
+        self._pending: deque[StateChange] = deque()
+        self._is_notifying = False
         self._history: deque[StateChange] = deque(maxlen=CHANGES_MAX)
 
     @property
     def state(self) -> State:
-        """Return the state of this moment."""
+        """Return the current state."""
         return self._state
 
     @property
     def reason(self) -> str:
-        """Return why it is in this state, or what it waits for there."""
+        """Return why it is in this state, or what it waits for."""
         return self._reason
 
     @property
     def since_ms(self) -> int:
-        """Return since when, in local time."""
+        """Return the local time of the last change."""
         return self._since_ms
 
     @property
@@ -153,7 +144,7 @@ class Lifecycle:
         """Change the state.
 
         Raises:
-            InvalidTransition: No line leads there; the state is kept.
+            InvalidTransition: The lifecycle has no such transition.
         """
         with self._changed:
             before = self._state
@@ -167,24 +158,24 @@ class Lifecycle:
             change = StateChange(before, to, reason, now_ms)
             self._state, self._reason, self._since_ms = to, reason, now_ms
             self._history.append(change)
-            self._untold.append(change)
+            self._pending.append(change)
             self._changed.notify_all()
-        self._tell()
+        self._notify()
         return change
 
     def explain(self, reason: str) -> None:
-        """Say anew why it is in this state: such as how far it has read."""
+        """Replace the reason for the current state, such as the progress."""
         with self._changed:
             self._reason = reason
 
     def on_change(self, observer: OnStateChange) -> Callable[[], None]:
-        """Have a function told of every change; returns what ends that."""
+        """Call a function on every change; return what removes it."""
         with self._changed:
             self._observers = (*self._observers, observer)
         return partial(self._remove, observer)
 
     def wait_for(self, *wanted: State, timeout_ms: int) -> bool:
-        """Wait until it is in one of these states; False if it took too long."""
+        """Wait for one of these states; return False after the timeout."""
         with self._changed:
             return self._changed.wait_for(
                 lambda: self._state in wanted, timeout_ms / 1000
@@ -197,24 +188,24 @@ class Lifecycle:
                 kept.remove(observer)
             self._observers = tuple(kept)
 
-    def _tell(self) -> None:
-        """Tell what is untold, unless somebody is at it: they will tell this too."""
+    def _notify(self) -> None:
+        """Call the observers, unless another thread already does."""
         while True:
             with self._changed:
-                if self._is_telling or not self._untold:
+                if self._is_notifying or not self._pending:
                     return
-                self._is_telling = True
-                change, observers = self._untold.popleft(), self._observers
+                self._is_notifying = True
+                change, observers = self._pending.popleft(), self._observers
             try:
                 for observer in observers:
                     _call(observer, change)
             finally:
                 with self._changed:
-                    self._is_telling = False
+                    self._is_notifying = False
 
 
 def _call(observer: OnStateChange, change: StateChange) -> None:
-    """Call one observer; one that raises does not stop the others, or the sidecar."""
+    """Call one observer; a failure stops neither the others nor the sidecar."""
     try:
         observer(change)
     except Exception:
@@ -226,7 +217,7 @@ def _call(observer: OnStateChange, change: StateChange) -> None:
 # --- Probes ----------------------------------------------------------------------
 
 
-# A round may look three things up in the cluster, ten seconds each.
+# A round may send three requests to the cluster, ten seconds each.
 ROUND_MS_MAX = 45_000
 LOCK_MS_MAX = 1_000
 NAMED_MAX = 5
@@ -239,28 +230,29 @@ STARTED = frozenset(
 
 @attrs.frozen(kw_only=True)
 class View:
-    """What the three answers rest on, as of one moment.
+    """What the answers to probes rest on, as of one moment.
 
     Attributes:
         now_ms: Local time.
         state: State of the sidecar.
         reason: Why it is in that state.
-        since_ms: Since when.
+        since_ms: Time of its last change.
         has_engine: Whether there is an engine yet.
-        failure: Why the engine can go no further, None while it can.
-        is_busy: Whether the engine's lock could not be had, so that what follows is
-            not known.
+        failure: Why the engine has failed for good, None while it has not.
+        is_busy: Whether the engine's lock was not available, so that the following is
+            unknown.
         round_at_ms: End of the engine's last round, None before the first.
         is_replayed: Whether everything written before the start is folded.
-        held_count: Claims that stand.
-        overdue: Those of them that nobody renewed in time: they hand out nothing.
+        held_count: Claims held.
+        overdue: Those that were not renewed in time, so that nothing is handed out.
         failed: Groups that can hold nothing any more, each with the reason.
-        beat_at_ms: When the newest beat that the log confirmed was sent, None where
-            nothing is held.
-        heartbeat_interval_ms: H, None until the log is read.
-        log_start_missing: Coordinating partitions that have forgotten who owns what.
-        rebuilding: Those that are being read anew.
-        diverged: Those whose last checkpoint had another digest than ours.
+        beat_at_ms: When the newest confirmed heartbeat was sent, None while nothing is
+            held.
+        heartbeat_interval_ms: Heartbeat interval, None until the log is read.
+        log_start_missing: Coordinating partitions whose start is gone without a
+            checkpoint.
+        rebuilding: Those that are being read again.
+        diverged: Those whose last checkpoint had another digest than this replica.
     """
 
     now_ms: int
@@ -284,12 +276,12 @@ class View:
 
 @attrs.frozen
 class Verdict:
-    """An answer to a probe.
+    """The answer to a probe.
 
     Attributes:
         ok: The answer.
         state: State of the sidecar, for people.
-        reasons: Why not, a sentence each; where it is well, how it is.
+        reasons: Why not, a sentence each; or the state's reason if it is well.
     """
 
     ok: bool
@@ -298,18 +290,18 @@ class Verdict:
 
     @property
     def status(self) -> int:
-        """Return the status of HTTP that says the same."""
+        """Return the HTTP status."""
         return 200 if self.ok else 503
 
     def to_json(self) -> bytes:
-        """Return it as the body of an answer."""
+        """Return the body of the response."""
         return msgspec.json.encode(attrs.asdict(self))
 
 
 def livez(view: View) -> Verdict:
     """Return whether the daemon should go on running.
 
-    Not so once its engine has failed for good, or its loop has stopped to turn.
+    False once its engine has failed for good, or its loop has stopped.
     """
     return _verdict(view, _dead_reasons(view))
 
@@ -323,7 +315,7 @@ def readyz(view: View) -> Verdict:
 
 
 def startupz(view: View) -> Verdict:
-    """Return whether it has come up, be it on its way down by now."""
+    """Return whether it has started; stays true while it shuts down."""
     reasons = () if view.state in STARTED else (_state_reason(view),)
     return _verdict(view, reasons)
 
@@ -338,19 +330,19 @@ def _state_reason(view: View) -> str:
 
 
 def _dead_reasons(view: View) -> Iterator[str]:
-    # On its way out the engine rests before the process does; that has a deadline
-    # of its own, which a probe must not cut short.
+    # During shutdown the engine stops before the process does; the shutdown has its
+    # own deadline, which a probe must not cut short.
     if view.state in STOPPING or not view.has_engine:
         return
     if view.failure is not None:
-        yield f"the engine can go no further: {view.failure}"
+        yield f"the engine has failed: {view.failure}"
         return
     since_ms = view.since_ms if view.round_at_ms is None else view.round_at_ms
     silent_ms = view.now_ms - since_ms
     if silent_ms > ROUND_MS_MAX:
         yield (
-            f"the engine did nothing for {silent_ms} ms, at most {ROUND_MS_MAX} "
-            "are in order"
+            f"the engine did nothing for {silent_ms} ms; at most {ROUND_MS_MAX} "
+            "are normal"
         )
 
 
@@ -376,26 +368,26 @@ def _unready_reasons(view: View) -> Iterator[str]:
 
 
 def _state_reasons(view: View) -> Iterator[str]:
-    """Say what is wrong with what it knows of the log (PROTOCOL 7)."""
+    """Yield what is wrong with its copy of the log (PROTOCOL 7)."""
     if view.log_start_missing:
         yield (
             f"the log of partitions {list(view.log_start_missing)} begins above "
-            "offset 0, and no checkpoint leads up to it: nothing of them is claimed"
+            "offset 0, and no checkpoint covers the gap: nothing of them is claimed"
         )
     if view.rebuilding:
-        yield f"the log of partitions {list(view.rebuilding)} went back: read anew"
+        yield f"the log of partitions {list(view.rebuilding)} went back: read again"
     if view.diverged:
         yield (
-            f"checkpoints of partitions {list(view.diverged)} say another digest than "
-            "its own: one of the two readers is wrong; compare with marshal log verify"
+            f"checkpoints of partitions {list(view.diverged)} have another digest than "
+            "this replica: one of the two is wrong; compare with marshal log verify"
         )
 
 
-def look(engine: Engine | None, states: Lifecycle, *, clock: Clock) -> View:
-    """Take a view; waits for the engine's lock, for a second at most.
+def take_view(engine: Engine | None, states: Lifecycle, *, clock: Clock) -> View:
+    """Take a view; waits for the engine's lock for at most a second.
 
     Args:
-        engine: The engine, None as long as there is none.
+        engine: The engine, None before it exists.
         states: State of the sidecar.
         clock: Local time.
     """
@@ -410,19 +402,19 @@ def look(engine: Engine | None, states: Lifecycle, *, clock: Clock) -> View:
     view = attrs.evolve(
         view,
         has_engine=True,
-        # An engine gets its first round when it gets its thread: from then on.
+        # The first round comes with the engine's thread.
         round_at_ms=engine.context.meters.round_at_ms,
         failure=None if engine.failure is None else str(engine.failure),
     )
     if not engine.changed.acquire(timeout=LOCK_MS_MAX / 1000):
         return attrs.evolve(view, is_busy=True)
     try:
-        return _look_inside(view, engine)
+        return _view_inside(view, engine)
     finally:
         engine.changed.release()
 
 
-def _look_inside(view: View, engine: Engine) -> View:
+def _view_inside(view: View, engine: Engine) -> View:
     config = engine.context.config
     sessions = engine.sessions
     held = [
@@ -459,10 +451,10 @@ def _name(key: Key) -> str:
 
 
 class Health:
-    """The three answers of one sidecar, now. Thread-safe.
+    """Answers to probes, as of now. Thread-safe.
 
     Attributes:
-        engine: Its engine, as soon as there is one.
+        engine: The engine, once it exists.
     """
 
     def __init__(self, states: Lifecycle, clock: Clock) -> None:
@@ -470,30 +462,30 @@ class Health:
         self._states = states
         self._clock = clock
 
-    def look(self) -> View:
+    def view(self) -> View:
         """Return the view that the answers rest on."""
-        return look(self.engine, self._states, clock=self._clock)
+        return take_view(self.engine, self._states, clock=self._clock)
 
     def live(self) -> Verdict:
         """Return whether the daemon should go on running."""
-        return livez(self.look())
+        return livez(self.view())
 
     def ready(self) -> Verdict:
         """Return whether clients should use it."""
-        return readyz(self.look())
+        return readyz(self.view())
 
     def started(self) -> Verdict:
-        """Return whether it has come up."""
-        return startupz(self.look())
+        """Return whether it has started."""
+        return startupz(self.view())
 
 
 # --- systemd ---------------------------------------------------------------------
 
 
-# What is held without a confirmed beat is over after 2H, and then rounds feed: one
-# more interval, and an outage of the brokers alone never ends in a restart.
+# Claims without a confirmed heartbeat end after two intervals, and then rounds feed
+# the watchdog: with one more interval, an outage of the brokers alone never restarts.
 WATCHDOG_INTERVALS = 3
-# Reading a long log, or waiting for clients to let go, may outlast the unit's limits.
+# Reading a long log, or draining clients, may take longer than the unit's limits.
 EXTEND_MS = 30_000
 WAIT_S_MAX = 1
 US_PER_MS = 1_000
@@ -503,21 +495,18 @@ _SLOW = frozenset({State.RECOVERY, State.PENDING_CONTROLLED_SHUTDOWN})
 
 
 class SystemdNotifier:
-    """Tells whoever started this process how it is. Thread-safe.
+    """Notifies systemd. Thread-safe.
 
-    A change of state waits for a manager that is busy, for a second at most, because
-    it is told once; everything else does not wait.
-
-    ``on_change`` is for ``States.on_change``; ``look`` is to be called about once a
-    second, on any one thread.
+    A change of state waits up to a second for a busy manager, because it is sent once;
+    nothing else waits. ``on_change`` is for ``Lifecycle.on_change``; ``update`` is to
+    be called about once a second, on any one thread.
 
     Args:
-        environ: Where ``NOTIFY_SOCKET``, ``WATCHDOG_USEC`` and ``WATCHDOG_PID``
-            stand; the environment of the process where None.
+        environ: ``NOTIFY_SOCKET``, ``WATCHDOG_USEC`` and ``WATCHDOG_PID``; the
+            environment of the process if None.
 
     Attributes:
-        watchdog_ms: How long systemd waits between two signs of life, None where it
-            does not watch.
+        watchdog_ms: Watchdog timeout of systemd, None without a watchdog.
     """
 
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
@@ -529,11 +518,11 @@ class SystemdNotifier:
 
     @property
     def is_active(self) -> bool:
-        """Return whether there is anybody to tell."""
+        """Return whether there is a socket to send to."""
         return self._socket is not None
 
     def on_change(self, change: StateChange) -> None:
-        """Tell a change of state."""
+        """Send a change of state."""
         lines = [self._status_line(change.after, change.reason)]
         if change.after is State.RUNNING:
             lines.append("READY=1")
@@ -543,8 +532,8 @@ class SystemdNotifier:
             select.select([], [self._socket], [], WAIT_S_MAX)
         self._send(lines)
 
-    def look(self, view: View) -> None:
-        """Tell what changed: the reason of a state, and a sign of life where due."""
+    def update(self, view: View) -> None:
+        """Send a new reason, and feed the watchdog when that is due."""
         lines = []
         status = self._status_line(view.state, view.reason, view)
         if status != self._status:
@@ -572,7 +561,7 @@ class SystemdNotifier:
         return lines
 
     def _stretch(self, view: View) -> list[str]:
-        """Ask for more time where H is longer than the unit's author thought."""
+        """Extend the watchdog if the heartbeat interval is longer than it allows."""
         interval_ms = view.heartbeat_interval_ms
         least_ms = WATCHDOG_INTERVALS * (interval_ms or 0)
         if self.watchdog_ms is None or self.watchdog_ms >= least_ms:
@@ -592,14 +581,13 @@ class SystemdNotifier:
         try:
             found.send("\n".join(lines).encode())
         except OSError:
-            return  # a service manager that is gone, or busy, is no reason to stop
+            return  # a missing or busy service manager does not matter
 
 
 def _sign_of_life(view: View) -> tuple[str, int] | None:
-    """Return what shows that the sidecar does its work; the same = nothing new."""
+    """Return evidence that the sidecar works; an equal value is nothing new."""
     if not view.has_engine or view.state is State.SHUTTING_DOWN:
-        # No engine yet, or none any more: how long that may last is the unit's to
-        # say, by its limits of starting and stopping.
+        # Without an engine the unit's own limits for starting and stopping apply.
         return ("state", view.now_ms)
     if view.failure is not None or view.is_busy:
         return None
@@ -609,7 +597,7 @@ def _sign_of_life(view: View) -> tuple[str, int] | None:
 
 
 def _watchdog_ms(environ: Mapping[str, str]) -> int | None:
-    """Return the watchdog's limit, None where there is none, or it is not ours."""
+    """Return the watchdog's limit, None without one or for another process."""
     if environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
         return None
     try:

@@ -1,14 +1,9 @@
-"""Where requests do what may block: bounded pools of threads.
+"""The HTTP application of a sidecar: routing, authorization and responses.
 
-What only looks or notes has a pool of its own, so that those who wait for the log
-never keep a beat from being taken. Whoever finds a pool full is told to come again.
-
-Views of the world document, for whoever only looks, and of verdicts. Pure.
-
-The sidecar's HTTP: requests checked and bounded, answered by the service.
-
-Whatever comes in, what goes out is an answer of the table in ``routes`` or a
-``Failure`` with a 4xx status. Nothing here decides about claims.
+Every request gets a response of the table in ``routes``, or a ``Failure`` with a 4xx or
+5xx status. No decision about claims is made here. Non-blocking requests have an
+executor of their own, so that requests that wait cannot delay heartbeats; a full
+executor answers 503.
 """
 
 import asyncio
@@ -86,7 +81,7 @@ T = TypeVar("T")
 
 
 class BoundedExecutor:
-    """Threads for calls, with a limit to how many may queue.
+    """Threads for calls, with a limit on queued calls.
 
     Args:
         name: Name of the threads.
@@ -106,11 +101,11 @@ class BoundedExecutor:
         return self._count
 
     async def run(self, call: Callable[[], T], *, timeout_s: float) -> T:
-        """Return what a call returns, made on a thread.
+        """Run a call on a thread and return its result.
 
         Raises:
-            Answered: Too many calls wait; come again.
-            TimeoutError: It took too long; it goes on all the same.
+            HttpError: The limit of calls is reached.
+            TimeoutError: It took too long; the call itself continues.
         """
         with self._lock:
             if self._count >= self._calls_max:
@@ -123,13 +118,13 @@ class BoundedExecutor:
         except RuntimeError:
             self._done(None)
             raise unavailable(
-                "the sidecar is about to end; look for its next"
+                "the sidecar is shutting down; retry until it is back"
             ) from None
         future.add_done_callback(self._done)
         return await asyncio.wait_for(asyncio.wrap_future(future), timeout_s)
 
     def close(self) -> None:
-        """Take no further call; what runs goes on, what queues does not begin."""
+        """Accept no further call; queued calls are cancelled, running ones continue."""
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     def _done(self, future: Future[T] | None) -> None:
@@ -146,7 +141,7 @@ Item = dict[str, Any]
 
 
 def as_of(world: World, wall_ms: int) -> AsOf:
-    """Return which moment a world document is of."""
+    """Return the moment of a world document."""
     offsets = {t: part["next_offset"] for t, part in world["partitions"].items()}
     return AsOf(time_ms=wall_ms, offsets=offsets)
 
@@ -161,7 +156,7 @@ def world_now(world: World, wall_ms: int) -> WorldNow:
 
 
 def groups_now(world: World, wall_ms: int) -> GroupsNow:
-    """Return a line for each group that has keys or is paused."""
+    """Return an entry for each group that has keys or is paused."""
     keys: dict[str, list[Item]] = {}
     for claim in _claims(world):
         keys.setdefault(claim["group_id"], []).append(claim)
@@ -182,7 +177,7 @@ def groups_now(world: World, wall_ms: int) -> GroupsNow:
 
 
 def group_now(world: World, group: str, *, wall_ms: int) -> GroupNow:
-    """Return the claims and pauses of one group; of one that never was, none."""
+    """Return the claims and pauses of one group; none for an unknown group."""
     claims = [claim for claim in _claims(world) if claim["group_id"] == group]
     return GroupNow(
         as_of=as_of(world, wall_ms),
@@ -193,7 +188,7 @@ def group_now(world: World, group: str, *, wall_ms: int) -> GroupNow:
 
 
 def owners_now(world: World, group: str, *, topic: str, wall_ms: int) -> OwnersNow:
-    """Return who owns each partition of a topic that was ever claimed."""
+    """Return the owner of each partition of a topic that was ever claimed."""
     owners = {
         claim["partition"]: _owner(claim)
         for claim in _claims(world)
@@ -205,7 +200,7 @@ def owners_now(world: World, group: str, *, topic: str, wall_ms: int) -> OwnersN
 def fence_now(
     world: World, group: str, *, topic: str, partition: int, wall_ms: int
 ) -> FenceNow:
-    """Return the newest claim of a partition; nothing where there never was one."""
+    """Return the newest claim of a partition; all None if it was never claimed."""
     key = (group, topic, partition)
     for claim in _claims(world):
         if (claim["group_id"], claim["topic"], claim["partition"]) == key:
@@ -234,7 +229,7 @@ def _claims(world: World) -> Iterator[Item]:
 
 
 def _pauses(world: World) -> list[Item]:
-    """Return each pause once: every coordinating partition tells of it."""
+    """Return each pause once, although every coordinating partition has it."""
     found: dict[tuple[str, str], Item] = {}
     for part in world["partitions"].values():
         for pause in part["pauses"]:
@@ -263,16 +258,16 @@ _log = logging.getLogger(LOGGER_NAME)
 
 @attrs.define(eq=False)
 class AppContext:
-    """What there is to serve; it grows while the daemon starts.
+    """What the application serves; it grows while the daemon starts.
 
     Attributes:
         health: Answers probes.
-        service: Answers the requests; None as long as nothing is connected.
-        metrics: Returns the figures and their media type.
-        counts: What is counted on the way.
-        explain: Says what the daemon is doing, where there is no service.
-        token: What TCP connections have to show, None where there is no TCP.
-        socket_gid: Group whose members may use the Unix socket, too.
+        service: Answers the requests; None until everything is connected.
+        metrics: Returns the metrics and their media type.
+        counts: Counters of the application.
+        explain: Describes the state of the daemon while there is no service.
+        token: Token of TCP connections, None without TCP.
+        socket_gid: Group whose members may also use the Unix socket.
         keep_alive_s: Longest silence of a stream.
     """
 
@@ -289,7 +284,7 @@ class AppContext:
         """Return the service.
 
         Raises:
-            Answered: There is none yet.
+            HttpError: The daemon is still starting, or ending.
         """
         if self.service is None:
             raise unavailable(f"the sidecar is not ready: {self.explain()}")
@@ -300,7 +295,7 @@ class App:
     """The application of one daemon.
 
     Args:
-        serving: What there is to serve.
+        serving: What it serves.
     """
 
     def __init__(self, serving: AppContext) -> None:
@@ -318,10 +313,10 @@ class App:
         self._asgi: ASGIApp = self._starlette()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request as ASGI has it.
+        """Serve one request, as ASGI defines it.
 
-        The connection ends with the response where the body was not read to its end,
-        because nothing bounds how long the rest may take, and where it is not
+        The connection closes after the response if the request's body was not read to
+        its end, since nothing bounds how long the rest may take, or if it is not
         admitted.
         """
         connection = connection_of(Request(scope))
@@ -349,12 +344,12 @@ class App:
         return len(self._streams)
 
     def end_streams(self) -> None:
-        """End every stream after what it is sending. On the event loop."""
+        """End every stream after its current piece. On the event loop."""
         for stream in list(self._streams.values()):
             stream.end()
 
     def close(self) -> None:
-        """Take no further work."""
+        """Accept no further requests."""
         for executor in (self._quick, self._waiting, self._streaming):
             executor.close()
 
@@ -369,7 +364,7 @@ class App:
             place = StarletteRoute(
                 path, partial(self._endpoint, routes), methods=list(routes)
             )
-            # It would stand for a GET that is carried out for nothing.
+            # HEAD would run the whole GET.
             (place.methods or set()).discard("HEAD")
             places.append(place)
         found = Starlette(
@@ -411,12 +406,12 @@ class App:
         parts = parse_path(request.path_params)
         queries = parse_queries(route, request)
         caller = caller_of(route, request, parts=parts)
-        # Read all the same where there is no service: the connection goes on.
+        # Read it even without a service, so that the connection can be reused.
         body = await read_body(route, request)
         if isinstance(body, api.Registration):
             caller = attrs.evolve(caller, instance=body.instance)
         require_one_client(connection, caller)
-        ask = ApiRequest(
+        call = ApiRequest(
             route,
             self._serving.require_service(),
             parts,
@@ -426,10 +421,10 @@ class App:
             body,
         )
         if route.name == "events":
-            response: Response = await self._events(ask, request)
+            response: Response = await self._events(call, request)
         else:
-            executor = self._waiting if ask.waits else self._quick
-            content = await executor.run(partial(_call, ask), timeout_s=CALL_S_MAX)
+            executor = self._waiting if call.waits else self._quick
+            content = await executor.run(partial(_call, call), timeout_s=CALL_S_MAX)
             response = _response(route, content)
         if caller.client_id:
             connection.client = caller
@@ -438,7 +433,7 @@ class App:
     def _require_allowed(
         self, route: Route, request: Request, connection: Connection
     ) -> None:
-        """Let in our own user over the Unix socket, and the token over TCP."""
+        """Admit our own user over the Unix socket, and the token over TCP."""
         if connection.is_local:
             if not may_use(connection.peer, self._serving.socket_gid):
                 raise http_error(
@@ -455,13 +450,13 @@ class App:
                     return
                 raise http_error(
                     401,
-                    "over TCP the sidecar asks for its token; send Authorization: "
-                    "Bearer with what its token file holds",
+                    "over TCP the sidecar requires its token; send Authorization: "
+                    "Bearer with the content of its token file",
                     setting="token",
                 )
         if not connection.admit() and not route.is_open:
             raise unavailable(
-                "as many connections stand already as may; close one, or try again soon"
+                "the limit of connections is reached; close one, or retry soon"
             )
 
     def _shows_token(self, request: Request) -> bool:
@@ -489,7 +484,7 @@ class App:
             response.headers.update(error.headers)
         return response
 
-    # --- what the daemon answers itself
+    # --- endpoints of the daemon
 
     async def _probe(self, route: Route) -> Response:
         health = self._serving.health
@@ -504,21 +499,21 @@ class App:
     async def _metrics(self, route: Route) -> Response:
         del route
         if self._serving.metrics is None:
-            raise unavailable(f"no figures yet: {self._serving.explain()}")
+            raise unavailable(f"no metrics yet: {self._serving.explain()}")
         found = await self._quick.run(self._serving.metrics, timeout_s=PROBE_S_MAX)
         return Response(found[0], media_type=found[1])
 
     async def _openapi(self, route: Route) -> Response:
         return Response(openapi_text(), media_type=route.media)
 
-    async def _events(self, ask: ApiRequest, request: Request) -> Response:
+    async def _events(self, call: ApiRequest, request: Request) -> Response:
         if len(self._streams) >= STREAMS_MAX:
             raise unavailable(f"{STREAMS_MAX} streams are open; close one")
         after = request.headers.get(api.EVENT_ID_HEADER)
         if after is not None and not _ID.fullmatch(after):
             after = None
         feed = await self._quick.run(
-            partial(ask.service.feed, ask.caller, after), timeout_s=CALL_S_MAX
+            partial(call.service.feed, call.caller, after), timeout_s=CALL_S_MAX
         )
         run = partial(self._streaming.run, timeout_s=CALL_S_MAX)
         stream = EventStream(
@@ -527,17 +522,17 @@ class App:
             keep_alive_s=self._serving.keep_alive_s,
             on_sent=self._count_events,
         )
-        before = self._streams.get(ask.caller)
+        before = self._streams.get(call.caller)
         if before is not None:
-            # Who comes anew has lost the old one, whether or not we know it.
+            # A client that connects again has lost its old stream.
             before.close()
-        self._streams[ask.caller] = stream
+        self._streams[call.caller] = stream
         self._serving.counts.stream(1)
-        return EventResponse(stream, partial(self._forget, ask.caller, stream))
+        return EventResponse(stream, partial(self._forget, call.caller, stream))
 
-    def _count_events(self, sent: int, anew: int) -> None:
+    def _count_events(self, sent: int, snapshots: int) -> None:
         self._serving.counts.events(sent)
-        for _ in range(anew):
+        for _ in range(snapshots):
             self._serving.counts.overrun()
 
     def _forget(self, caller: Caller, stream: EventStream) -> None:
@@ -547,7 +542,7 @@ class App:
 
 
 class EventResponse(StreamingResponse):
-    """A stream that lets go of its feed however it ends."""
+    """A response that closes its stream however it ends."""
 
     def __init__(self, stream: EventStream, on_end: Callable[[], None]) -> None:
         super().__init__(
@@ -559,7 +554,7 @@ class EventResponse(StreamingResponse):
         self._on_end = on_end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it, as ASGI has it."""
+        """Send it, as ASGI defines it."""
         try:
             await super().__call__(scope, receive, send)
         finally:
@@ -567,12 +562,12 @@ class EventResponse(StreamingResponse):
             self._on_end()
 
 
-# --- what the service answers
+# --- endpoints of the service
 
 
-def _call(ask: ApiRequest) -> bytes | None:
-    """Ask the service, on a thread; the answer is written there, too."""
-    found = _HANDLERS[ask.route.name](ask)
+def _call(call: ApiRequest) -> bytes | None:
+    """Call the service and encode its result, on a thread."""
+    found = _HANDLERS[call.route.name](call)
     return None if found is None else msgspec.json.encode(found)
 
 
@@ -580,59 +575,62 @@ def _wall_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def _world(ask: ApiRequest) -> World:
-    return ask.service.world(timeout_ms=ask.timeout_ms)
+def _world(call: ApiRequest) -> World:
+    return call.service.world(timeout_ms=call.timeout_ms)
 
 
 _HANDLERS: dict[str, Callable[[ApiRequest], msgspec.Struct | None]] = {
-    "info": lambda ask: ask.service.info(),
-    "register": lambda ask: ask.service.register(
-        ask.caller.group_id,
-        ask.caller.client_id,
-        registration=ask.body,
-        peer=client_process(ask.peer, ask.body),
+    "info": lambda call: call.service.info(),
+    "register": lambda call: call.service.register(
+        call.caller.group_id,
+        call.caller.client_id,
+        registration=call.body,
+        peer=client_process(call.peer, call.body),
     ),
-    "leave": lambda ask: ask.service.leave(ask.caller, ask.body),
-    "beat": lambda ask: ask.service.beat(ask.caller, ask.body),
-    "released": lambda ask: ask.service.release(ask.caller, ask.body),
-    "children": lambda ask: ask.service.children(ask.caller, ask.body),
-    "subscribe": lambda ask: ask.service.subscribe(
-        ask.caller, ask.parts["name"], wants=ask.body
+    "leave": lambda call: call.service.leave(call.caller, call.body),
+    "beat": lambda call: call.service.beat(call.caller, call.body),
+    "released": lambda call: call.service.release(call.caller, call.body),
+    "children": lambda call: call.service.children(call.caller, call.body),
+    "subscribe": lambda call: call.service.subscribe(
+        call.caller, call.parts["name"], wants=call.body
     ),
-    "unsubscribe": lambda ask: ask.service.unsubscribe(
-        ask.caller,
-        ask.parts["name"],
-        release=ask.body,
-        keep=bool(ask.queries.get("keep", False)),
+    "unsubscribe": lambda call: call.service.unsubscribe(
+        call.caller,
+        call.parts["name"],
+        release=call.body,
+        keep=bool(call.queries.get("keep", False)),
     ),
-    "claim": lambda ask: ask.service.claim(
-        ask.caller,
-        ask.parts["topic"],
-        partition=int(ask.parts["partition"]),
-        wish=ask.queries.get("wish"),
+    "claim": lambda call: call.service.claim(
+        call.caller,
+        call.parts["topic"],
+        partition=int(call.parts["partition"]),
+        wish=call.queries.get("wish"),
     ),
-    "unclaim": lambda ask: ask.service.unclaim(
-        ask.caller,
-        ask.parts["topic"],
-        partition=int(ask.parts["partition"]),
-        wish=ask.queries.get("wish"),
+    "unclaim": lambda call: call.service.unclaim(
+        call.caller,
+        call.parts["topic"],
+        partition=int(call.parts["partition"]),
+        wish=call.queries.get("wish"),
     ),
-    "grant": lambda ask: ask.service.grant(ask.parts["group"], ask.body),
-    "owners": lambda ask: owners_now(
-        _world(ask), ask.parts["group"], topic=ask.parts["topic"], wall_ms=_wall_ms()
+    "grant": lambda call: call.service.grant(call.parts["group"], call.body),
+    "owners": lambda call: owners_now(
+        _world(call), call.parts["group"], topic=call.parts["topic"], wall_ms=_wall_ms()
     ),
-    "fence": lambda ask: fence_now(
-        _world(ask),
-        ask.parts["group"],
-        topic=ask.parts["topic"],
-        partition=int(ask.parts["partition"]),
+    "fence": lambda call: fence_now(
+        _world(call),
+        call.parts["group"],
+        topic=call.parts["topic"],
+        partition=int(call.parts["partition"]),
         wall_ms=_wall_ms(),
     ),
-    "world": lambda ask: world_now(_world(ask), _wall_ms()),
-    "groups": lambda ask: groups_now(_world(ask), _wall_ms()),
-    "group": lambda ask: group_now(_world(ask), ask.parts["group"], wall_ms=_wall_ms()),
-    "clients": lambda ask: ClientsNow(
-        as_of=AsOf(time_ms=_wall_ms(), offsets={}), clients=tuple(ask.service.clients())
+    "world": lambda call: world_now(_world(call), _wall_ms()),
+    "groups": lambda call: groups_now(_world(call), _wall_ms()),
+    "group": lambda call: group_now(
+        _world(call), call.parts["group"], wall_ms=_wall_ms()
+    ),
+    "clients": lambda call: ClientsNow(
+        as_of=AsOf(time_ms=_wall_ms(), offsets={}),
+        clients=tuple(call.service.clients()),
     ),
 }
 _OF_DAEMON: dict[str, Callable[[App, Route], Awaitable[Response]]] = {
@@ -644,7 +642,7 @@ _OF_DAEMON: dict[str, Callable[[App, Route], Awaitable[Response]]] = {
 }
 
 
-# --- answers
+# --- responses
 
 
 def _response(route: Route, content: bytes | None) -> Response:
@@ -654,7 +652,7 @@ def _response(route: Route, content: bytes | None) -> Response:
 
 
 def failed(found: HttpError) -> Response:
-    """Return the response of an answer that is no success."""
+    """Return the HTTP response of an error."""
     headers = {}
     if found.status == 503:  # noqa: PLR2004 - of HTTP
         headers["retry-after"] = str(RETRY_AFTER_S)

@@ -1,4 +1,4 @@
-"""Errors to answers: a status that fits, and a ``Failure`` that says the rest."""
+"""Exceptions to HTTP errors: a status, and a ``Failure`` as the body."""
 
 import attrs
 
@@ -21,13 +21,13 @@ from kafka_marshal.remote.api import Failure
 RETRY_AFTER_S = 1
 MESSAGE_CHARS_MAX = 2_000
 GONE = "gone"
-"""Reason of a ``ClaimLost``: this process was registered and is no more."""
+"""Reason of a ``ClaimLost``: this process is no longer registered."""
 UNKNOWN = "unknown"
-"""Reason of a ``ClaimLost``: nobody of that name is registered."""
+"""Reason of a ``ClaimLost``: no client of that name is registered."""
 WRONG_SECRET = "wrong_secret"  # noqa: S105 - a reason
-"""Reason of a ``ClaimRejected``: the request does not show the claim's secret."""
+"""Reason of a ``ClaimRejected``: the request lacks the claim's secret."""
 
-# From special to general: the first that fits counts.
+# From special to general: the first match counts.
 _STATUS: tuple[tuple[type[MarshalError], int], ...] = (
     (ConfigurationError, 400),
     (MalformedRecord, 400),
@@ -44,10 +44,10 @@ _OF_REASON = {GONE: 410, UNKNOWN: 404, WRONG_SECRET: 403}
 
 @attrs.frozen
 class HttpError(Exception):
-    """A request is answered before anybody was asked.
+    """An HTTP error response.
 
     Attributes:
-        status: Status of the answer.
+        status: Its status.
         failure: Its body.
     """
 
@@ -55,7 +55,7 @@ class HttpError(Exception):
     failure: Failure
 
     def __str__(self) -> str:
-        """Return what the answer says."""
+        """Return the message."""
         return self.failure.message
 
 
@@ -66,7 +66,7 @@ def http_error(
     error: type[MarshalError] = ConfigurationError,
     setting: str | None = None,
 ) -> HttpError:
-    """Return the answer to a request that goes no further."""
+    """Return an error response with a message."""
     failure = Failure(
         error=error.__name__,
         message=message[:MESSAGE_CHARS_MAX],
@@ -77,18 +77,18 @@ def http_error(
 
 
 def unavailable(message: str) -> HttpError:
-    """Return the answer to whoever should come again in a moment."""
+    """Return a 503 response: the client should retry soon."""
     return http_error(503, message, error=CoordinationError)
 
 
 def to_http_error(error: BaseException) -> HttpError:
-    """Return the answer that an error of the sidecar's work stands for."""
+    """Return the response for any exception."""
     if isinstance(error, HttpError):
         return error
     if not isinstance(error, MarshalError):
         return http_error(
             500,
-            f"unexpected {type(error).__name__}; the log of the sidecar says more",
+            f"unexpected {type(error).__name__}; see the log of the sidecar",
             error=MarshalError,
         )
     holder = getattr(error, "holder", None) or getattr(error, "winner", None)
@@ -113,10 +113,10 @@ def to_http_error(error: BaseException) -> HttpError:
 
 
 def status_of(error: MarshalError) -> int:
-    """Return the status that an error is answered with.
+    """Return the status for an error.
 
-    What Kafka did not do is 503 where it may do it later, else 502: the sidecar
-    itself is well, and nothing that a client says would change it.
+    A failure of Kafka is 503 if retrying may help, else 502: the sidecar itself is
+    well, and no other request would change it.
     """
     if isinstance(error, ClaimLost | ClaimRejected) and error.reason in _OF_REASON:
         return _OF_REASON[error.reason]

@@ -1,10 +1,9 @@
-"""Requests for offsets that come again, because their answer was lost.
+"""Repeated requests for offsets, whose response was lost.
 
-A request that is appended twice is granted twice: the range of the answer that was
-lost would be nobody's. So whoever asks may number its requests, and one that comes
-again under its number is answered from the record that was appended for it. The
-number counts for one grantee, so that no two processes are ever told of one grant
-(PROTOCOL 6.2).
+A request that is appended twice is granted twice, and the range of the lost response
+would go to nobody. So clients number their requests, and a repeated one is answered
+from the record that was appended for it. Numbers belong to one grantee, so that no two
+processes ever get the same grant (PROTOCOL 6.2).
 """
 
 from collections import OrderedDict
@@ -19,7 +18,7 @@ GRANTEES_MAX = 1_000
 REQUESTS_MAX = 64
 
 Asker = tuple[str, str, str]
-"""Group, grantee, and the secret that was shown."""
+"""Group, grantee, and the secret of the request."""
 
 
 @attrs.define(eq=False)
@@ -27,9 +26,9 @@ class _Asked:
     """A request that was appended.
 
     Attributes:
-        ticket: Its ticket, which tells what was asked for.
-        note: Takes what is granted.
-        is_noted: Whether it did.
+        ticket: Its ticket, with the request.
+        note: Called with the granted range.
+        is_noted: Whether it was called.
     """
 
     ticket: Ticket
@@ -38,18 +37,18 @@ class _Asked:
 
     @property
     def is_failed(self) -> bool:
-        """Whether the log did not take it, as far as is known (PROTOCOL 1.4)."""
+        """Whether the log did not accept it, as far as is known (PROTOCOL 1.4)."""
         ticket = self.ticket
         return ticket.verdict is None and ticket.error is not None
 
     def take(self, first: int, last: int) -> None:
-        """Note what is granted, once."""
+        """Report the granted range, once."""
         if not self.is_noted:
             self.is_noted = True
             self.note(first, last)
 
     def revive(self) -> Ticket:
-        """Return the ticket for somebody who waits for it again."""
+        """Return the ticket for a repeated request."""
         verdict = self.ticket.verdict
         if verdict is None:
             self.ticket.on_granted = self.take
@@ -59,31 +58,26 @@ class _Asked:
 
 
 class IdempotencyCache:
-    """The last numbered requests of each grantee. Called under the engine's lock.
+    """The last numbered requests of each grantee. Used under the engine's lock.
 
-    What falls out of it is asked anew: that costs the range of the lost answer, and
-    never hands anything out twice.
+    A request that was dropped from it is appended again: that costs the range of the
+    lost response, and never hands out an offset twice.
     """
 
     def __init__(self, tickets: Tickets) -> None:
-        """Start with nothing asked.
-
-        Args:
-            tickets: What appends requests.
-        """
         self._tickets = tickets
         self._grantees: OrderedDict[Asker, OrderedDict[int, _Asked]] = OrderedDict()
 
     def ticket(self, ask: GrantAsk, wish: Wish, *, note: OnGranted) -> Ticket:
-        """Return the ticket of a request, which is appended unless it was.
+        """Return the ticket of a request, which is appended the first time.
 
         Args:
             ask: The request, for its number.
-            wish: What it asks for.
-            note: Takes what is granted.
+            wish: What it requests.
+            note: Called with the granted range.
 
         Raises:
-            ConfigurationError: Something else was asked under its number.
+            ConfigurationError: Its number was used for another request.
             CoordinationError: As ``Tickets.ask``.
         """
         if ask.request is None:
@@ -92,7 +86,7 @@ class IdempotencyCache:
         if before is not None:
             return before
         requests = self._requests_of(_asker(ask, wish))
-        # What did not land may yet: then its range is lost, as without numbers.
+        # A failed append may still land: then its range is lost, as without numbers.
         asked = _Asked(self._tickets.ask(wish), note)
         asked.ticket.on_granted = asked.take
         requests[ask.request] = asked
@@ -101,10 +95,10 @@ class IdempotencyCache:
         return asked.ticket
 
     def find(self, ask: GrantAsk, wish: Wish) -> Ticket | None:
-        """Return the ticket of a request that was appended, None where none was.
+        """Return the ticket of an earlier request of this number, None without one.
 
         Raises:
-            ConfigurationError: Something else was asked under its number.
+            ConfigurationError: Its number was used for another request.
         """
         requests = self._grantees.get(_asker(ask, wish))
         if requests is None or ask.request is None:
@@ -136,5 +130,5 @@ def _asker(ask: GrantAsk, wish: Wish) -> Asker:
 
 
 def _is_same(one: Wish, other: Wish) -> bool:
-    """Return whether two ask for the same, whatever their marks."""
+    """Return whether two requests are equal apart from their marks."""
     return attrs.evolve(one, mark=None) == attrs.evolve(other, mark=None)

@@ -1,8 +1,8 @@
-"""What clients were promised, in a file: a restarted sidecar must keep it.
+"""The deadlines that were sent to clients, in a file that survives a restart.
 
-PROTOCOL 12: after a restart a key is neither released nor given to another process
-before the deadline that its old one was told. So a deadline is told only once it is
-in the file, and the file is of no use after a reboot, which ends every process.
+PROTOCOL 12: a restarted sidecar neither releases a key nor gives it to another process
+before the deadline that its previous client received. So a deadline is sent only after
+it is in the file. A reboot ends every process, and with them the use of the file.
 """
 
 import os
@@ -19,13 +19,13 @@ LEVEL = 1
 
 
 class JournaledLease(msgspec.Struct, frozen=True):
-    """One partition that a client may use until then.
+    """A partition that a client may use until then.
 
     Attributes:
         topic: Data topic.
         partition: Data partition.
-        epoch: Claim that it had it under.
-        until_ms: Largest deadline that it was told, local time.
+        epoch: Claim under which it has it.
+        until_ms: Latest deadline that may have been sent, local time.
     """
 
     topic: str
@@ -35,18 +35,18 @@ class JournaledLease(msgspec.Struct, frozen=True):
 
 
 class JournaledClient(msgspec.Struct, frozen=True):
-    """One client, with everything that brings it back to where it was.
+    """One client, with everything that restores it.
 
     Attributes:
         client_id: Its name.
-        instance: Which process of that name, in hex.
-        beat_ms: Time between its beats.
-        pid: Its process, None where nobody knows.
+        instance: Its process among those of this name, in hex.
+        beat_ms: Time between its heartbeats.
+        pid: Its process, None if unknown.
         started: When that started.
         children: Processes that work for it.
-        wants: What it consumes, by name.
-        keys: What it has.
-        claims: What it claims one by one, by topic and partition.
+        wants: Its subscriptions, by name.
+        keys: Its leases.
+        claims: Topics and partitions that it claims without consumption.
     """
 
     client_id: str
@@ -70,25 +70,25 @@ class LeaseJournal:
     """The file of one group of one sidecar.
 
     Args:
-        folder: Its identity directory; None keeps nothing, which is safe where
-            nothing can be resumed either.
-        boot_id: Which boot local times belong to.
+        folder: Its identity directory; None keeps nothing, which is safe because no
+            claim can be resumed then either.
+        boot_id: Boot that local times belong to.
     """
 
     def __init__(self, folder: Path | None, *, boot_id: str) -> None:
         self._folder = folder
         self._boot_id = boot_id
         self.is_damaged = False
-        """Whether something stood there that could not be read: who knows what."""
+        """Whether the file exists and could not be read."""
 
     def load(self) -> tuple[JournaledClient, ...]:
-        """Return what an earlier life of this boot promised, and note damage."""
+        """Return the clients of the previous process in this boot; detect damage."""
         if self._folder is None:
             return ()
         try:
             content = (self._folder / FILE_NAME).read_bytes()
         except FileNotFoundError:
-            return ()  # nothing was ever promised: the file comes first
+            return ()  # no deadline was ever sent: the file is written first
         except OSError:
             self.is_damaged = True
             return ()
@@ -105,7 +105,7 @@ class LeaseJournal:
         return found.clients
 
     def save(self, clients: Sequence[JournaledClient]) -> OSError | None:
-        """Replace the file as a whole; return why it could not be."""
+        """Replace the file atomically; return the error, if any."""
         if self._folder is None:
             return None
         content = msgspec.json.encode(_File(LEVEL, self._boot_id, tuple(clients)))
@@ -124,7 +124,7 @@ class LeaseJournal:
 
 
 def boot_id() -> str:
-    """Return which boot of the machine this is."""
+    """Return the id of the machine's current boot, "" if unknown."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

@@ -1,7 +1,7 @@
-"""The sidecar's own log, on stderr: lines for people, or JSON.
+"""The sidecar's own log on stderr: text or JSON.
 
-The engine's thread keeps the leases and must not wait for a reader of stderr that
-is stuck: lines pass through a queue, and what does not fit there is counted instead.
+The engine's thread renews leases and must not wait for a slow reader of stderr: lines
+pass through a bounded queue, and lines that do not fit are counted instead.
 """
 
 import atexit
@@ -30,19 +30,19 @@ LINES_MAX = 10_000
 _LEVELS = {
     LOGGER_NAME: logging.INFO,
     "kafka": logging.ERROR,
-    # Its warnings are of what others sent, which is answered and not our trouble.
+    # Its warnings are about invalid requests, which get a response.
     "uvicorn.error": logging.ERROR,
     "asyncio": logging.WARNING,
 }
 _TEXT = "%(asctime)s %(levelname)s %(message)s"
-# The loggers of Kafka's clients, which log every attempt to connect.
+# Loggers of Kafka's client libraries, which log every attempt to connect.
 CLIENTS = ("kafka", "kafka_marshal.librdkafka")
 PAUSE_S_MIN, PAUSE_S_MAX = 60.0, 3_600.0
 
 
 @attrs.define
 class _Pause:
-    """When a client's next line is due, by the monotonic clock in seconds."""
+    """When a client's next line may pass, by the monotonic clock in seconds."""
 
     pause_s: float = 0.0
     due_s: float = 0.0
@@ -51,12 +51,12 @@ class _Pause:
 
 
 class RepeatFilter:
-    """Thins out the lines of Kafka's clients. Thread-safe.
+    """Thins out the lines of Kafka's client libraries. Thread-safe.
 
-    While brokers are away a client logs every attempt to connect, several a second.
-    Of each client the first line passes, then one after 60 s, 120 s and so on, up to an
-    hour, with the number of those that were left out; after 60 s without a line the
-    next one passes at once. Tracebacks of these lines are left out.
+    While brokers are down a client logs every attempt to connect, several a second. The
+    first line of each client passes, then one after 60 s, 120 s and so on up to an
+    hour, with the number of suppressed lines; after 60 s without a line the next one
+    passes at once. Tracebacks of these lines are dropped.
 
     Args:
         now_s: The clock, in seconds.
@@ -68,7 +68,7 @@ class RepeatFilter:
         self._pauses: dict[str, _Pause] = {}
 
     def passed(self, record: logging.LogRecord) -> logging.LogRecord | None:
-        """Return the line to write, None to leave it out."""
+        """Return the line to write, None to drop it."""
         name = record.name
         client = next(
             (c for c in CLIENTS if name == c or name.startswith(c + ".")), None
@@ -88,7 +88,7 @@ class RepeatFilter:
             longer_s = max(PAUSE_S_MIN, 2 * pause.pause_s)
             pause.pause_s = min(longer_s, PAUSE_S_MAX)
             pause.due_s, pause.skipped_count = now_s + pause.pause_s, 0
-        # A copy: other handlers of the logger have the same record.
+        # A copy: other handlers have the same record.
         found = copy.copy(record)
         found.exc_info = found.exc_text = None
         if count:
@@ -98,7 +98,7 @@ class RepeatFilter:
 
 
 class _Dropping(QueueHandler):
-    """Puts lines into a queue; says how many did not fit as soon as one does."""
+    """Queues lines; reports how many did not fit as soon as one does."""
 
     def __init__(self, lines: "queue.Queue[logging.LogRecord]") -> None:
         super().__init__(lines)
@@ -113,7 +113,7 @@ class _Dropping(QueueHandler):
     def enqueue(self, record: logging.LogRecord) -> None:
         try:
             if self.dropped_count:
-                self.queue.put_nowait(self._told())
+                self.queue.put_nowait(self._dropped_record())
                 self.dropped_count = 0
             self.queue.put_nowait(record)
         except queue.Full:
@@ -123,13 +123,13 @@ class _Dropping(QueueHandler):
         # Arguments are kept: they are formatted on the listener's thread.
         return record
 
-    def _told(self) -> logging.LogRecord:
+    def _dropped_record(self) -> logging.LogRecord:
         return logging.LogRecord(
             LOGGER_NAME,
             logging.WARNING,
             __file__,
             0,
-            "%d lines were dropped: whoever reads this log is too slow",
+            "%d lines were dropped: the reader of this log is too slow",
             (self.dropped_count,),
             None,
         )
@@ -138,13 +138,13 @@ class _Dropping(QueueHandler):
 def start_logging(
     form: Literal["text", "json"], stream: TextIO | None = None
 ) -> tuple[Observer, Callable[[], None]]:
-    """Write the log from now on.
+    """Start the sidecar's log.
 
     Returns:
-        Takes the engine's events; and what ends the log, with all that it has.
+        The observer of engine events, and a function that flushes and ends the log.
 
     Raises:
-        ConfigurationError: What writes JSON is not installed.
+        ConfigurationError: The extra for JSON is not installed.
     """
     handler = logging.StreamHandler(stream or sys.stderr)
     observer: Observer = LoggingObserver()

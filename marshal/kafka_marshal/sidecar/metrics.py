@@ -1,8 +1,8 @@
-"""What a sidecar tells Prometheus: of itself, and of every claim that it holds.
+"""Metrics of a sidecar for Prometheus: of itself, and of every claim that it holds.
 
 The library's own metrics are those of the sidecar's sessions, one per group, so that
-dashboards and alerts written for a consumer fit a sidecar. Totals are counted where
-things happen (``Counts``); everything else is read off when it is asked for.
+dashboards and alerts for a consumer fit a sidecar. Totals are counted as they happen
+(``Counts``); everything else is read at each scrape.
 """
 
 import threading
@@ -21,19 +21,19 @@ from kafka_marshal.sidecar.health import State, View, readyz
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
 
-# Groups are named by clients; a client that invents one a minute must not fill
-# whoever stores these figures.
+# Clients choose the names of groups; a client that invents one a minute must not fill
+# the storage of these metrics.
 GROUPS_MAX = 200
 ROUTES_MAX = 1_000
 OTHER = "other"
-# What every Prometheus reads; our names need nothing newer.
+# Every version of Prometheus reads this.
 MEDIA = "text/plain; version=0.0.4; charset=utf-8"
 
 STATE = Family(
     "marshal_sidecar_state",
     Kind.GAUGE,
     ("state",),
-    "1 in the state that the sidecar is in, 0 in the others.",
+    "1 for the current state of the sidecar, 0 for the others.",
     is_ours=False,
 )
 READY = Family(
@@ -47,77 +47,77 @@ CLIENTS = Family(
     "marshal_sidecar_clients",
     Kind.GAUGE,
     ("group", "state"),
-    "Clients that are registered, by what the sidecar makes of them.",
+    "Registered clients by their state at the sidecar.",
     is_ours=False,
 )
 ASSIGNED = Family(
     "marshal_sidecar_assigned_partitions",
     Kind.GAUGE,
     ("group",),
-    "Partitions that clients have now.",
+    "Partitions that clients have.",
     is_ours=False,
 )
 PROMISED = Family(
     "marshal_sidecar_promised_clients",
     Kind.GAUGE,
     ("group",),
-    "Clients with a deadline that is yet to come.",
+    "Clients with a lease deadline that is yet to come.",
     is_ours=False,
 )
 PROMISE = Family(
     "marshal_sidecar_promise_remaining_seconds",
     Kind.GAUGE,
     ("group",),
-    "Time until the last of those deadlines: nothing is given to others before.",
+    "Time until the last of those deadlines: their keys stay reserved until then.",
     is_ours=False,
 )
 BEAT_AGE = Family(
     "marshal_sidecar_client_beat_age_seconds",
     Kind.GAUGE,
     ("group",),
-    "Time since the last beat of the client that is silent for longest.",
+    "Time since the last heartbeat of the client that is silent for longest.",
     is_ours=False,
 )
 WATCHED = Family(
     "marshal_sidecar_watched_processes",
     Kind.GAUGE,
     (),
-    "Living processes whose death would be known at once.",
+    "Living processes whose death will be detected at once.",
     is_ours=False,
 )
 DEATHS = Family(
     "marshal_sidecar_client_deaths_total",
     Kind.COUNTER,
     (),
-    "Clients that were known dead, with all processes that worked for them.",
+    "Clients that died, with all processes that worked for them.",
     is_ours=False,
 )
 STREAMS = Family(
     "marshal_sidecar_event_streams",
     Kind.GAUGE,
     (),
-    "Streams of events that are open.",
+    "Open event streams.",
     is_ours=False,
 )
 EVENTS = Family(
     "marshal_sidecar_events_sent_total",
     Kind.COUNTER,
     (),
-    "Events that were sent to clients.",
+    "Events sent to clients.",
     is_ours=False,
 )
 OVERRUNS = Family(
     "marshal_sidecar_feed_overruns_total",
     Kind.COUNTER,
     (),
-    "Clients that fell so far behind that they received a snapshot.",
+    "Snapshots sent because a client had fallen behind.",
     is_ours=False,
 )
 REQUESTS = Family(
     "marshal_sidecar_requests_total",
     Kind.COUNTER,
     ("route", "status"),
-    "Requests that were answered, by the name of the operation and the status.",
+    "Requests by the name of the operation and the status.",
     is_ours=False,
 )
 
@@ -129,13 +129,13 @@ FAMILIES = (*known.FAMILIES, *OWN_FAMILIES)
 
 
 class Counts:
-    """What a sidecar counts as it goes. Thread-safe; never blocks for long.
+    """Counters of a sidecar. Thread-safe; never blocks for long.
 
     Attributes:
-        death_count: Clients that were known dead.
-        event_count: Events that were sent to clients.
-        overrun_count: Clients that fell too far behind to be told event by event.
-        stream_count: Streams that are open now.
+        death_count: Clients whose processes died.
+        event_count: Events sent to clients.
+        overrun_count: Snapshots sent because a client fell behind.
+        stream_count: Open event streams.
     """
 
     def __init__(self) -> None:
@@ -147,7 +147,7 @@ class Counts:
         self.stream_count = 0
 
     def death(self) -> None:
-        """Count a client that is known dead."""
+        """Count a client whose processes died."""
         with self._lock:
             self.death_count += 1
 
@@ -157,7 +157,7 @@ class Counts:
             self.event_count += count
 
     def overrun(self) -> None:
-        """Count a client that is sent everything anew, because it fell behind."""
+        """Count a snapshot for a client that fell behind."""
         with self._lock:
             self.overrun_count += 1
 
@@ -167,11 +167,11 @@ class Counts:
             self.stream_count += change
 
     def request(self, route: str, status: int) -> None:
-        """Count a request that was answered.
+        """Count a request.
 
         Args:
-            route: Name of the operation, never what a client wrote.
-            status: Status of the answer.
+            route: Name of the operation, never text of a client.
+            status: Status of the response.
         """
         with self._lock:
             place = (route, status)
@@ -180,36 +180,36 @@ class Counts:
             self._requests[place] = self._requests.get(place, 0) + 1
 
     def requests(self) -> dict[tuple[str, int], int]:
-        """Return how often each operation was answered with each status."""
+        """Return the number of requests by operation and status."""
         with self._lock:
             return dict(self._requests)
 
 
 class Source(Protocol):
-    """Where the figures come from: the daemon, at whatever stage it is."""
+    """The daemon, at any stage of its start."""
 
-    def look(self) -> View:
+    def view(self) -> View:
         """Return the view that probes rest on."""
         ...
 
     @property
     def engine(self) -> Engine | None:
-        """The engine, as soon as there is one."""
+        """The engine, once it exists."""
         ...
 
     @property
     def process_count(self) -> int:
-        """How many living processes are watched."""
+        """Number of living processes that are watched."""
         ...
 
     def clients(self) -> Sequence[LocalClient]:
-        """Return who is registered."""
+        """Return the registered clients."""
         ...
 
 
 @attrs.frozen
 class _Claims:
-    """The claims of one group, as the library's metrics look at them."""
+    """The claims of one group, as the library's metrics read them."""
 
     engine: Engine
     session: Session
@@ -224,11 +224,11 @@ class _Claims:
 
 
 class SidecarCollector:
-    """Collects the figures of one sidecar, for a registry of ``prometheus_client``.
+    """Collects the metrics of one sidecar, for a registry of ``prometheus_client``.
 
     Args:
-        source: Where they come from.
-        counts: What was counted.
+        source: The daemon.
+        counts: Its counters.
         coordination_topic: Name of the coordination topic.
     """
 
@@ -241,17 +241,17 @@ class SidecarCollector:
         self._ends: library.Ends | None = None
 
     def describe(self) -> Iterator["Metric"]:
-        """Return every metric without figures."""
+        """Return every metric without values."""
         return known.described(FAMILIES)
 
     def collect(self) -> Iterator["Metric"]:
-        """Return every metric as it is now."""
+        """Return every metric with its current values."""
         scrape = known.Scrape(families=FAMILIES)
         library.add_build(scrape)
         engine = self._source.engine
         if engine is not None:
             self._add_engine(engine, scrape)
-        view = self._source.look()
+        view = self._source.view()
         _add_state(view, scrape)
         _add_clients(self._source.clients(), scrape, now_ms=view.now_ms)
         _add_counts(self._counts, scrape)
@@ -261,7 +261,7 @@ class SidecarCollector:
     def _add_engine(self, engine: Engine, scrape: known.Scrape) -> None:
         if self._ends is None:
             self._ends = library.Ends(engine, self._topic)
-        # Before the log is read there is nothing that a group could have.
+        # No group has anything before the log is read.
         sessions = engine.sessions if engine.context.config is not None else ()
         for session in sessions:
             each = _Claims(engine, session)
@@ -272,14 +272,14 @@ class SidecarCollector:
         try:
             library.read_engine(engine, scrape, ends=self._ends)
         except TimeoutError:
-            return  # `marshal_up` and `marshal_sidecar_ready` say so
+            return  # `marshal_up` and `marshal_sidecar_ready` show it
 
 
 class Exposition:
-    """A registry of its own, written as text: what ``/metrics`` answers.
+    """A registry of its own, written as text: the response of ``/metrics``.
 
     Args:
-        collector: The sidecar's figures; those of its process go with them.
+        collector: The sidecar's metrics; those of its process are added.
 
     Raises:
         ConfigurationError: The extra is not installed.

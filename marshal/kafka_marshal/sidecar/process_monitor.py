@@ -1,15 +1,12 @@
-"""Who is at the other end of a connection, and whether that may be.
+"""Processes: peer credentials, and certain knowledge of their death.
 
-Over a Unix socket the kernel tells: process, user and group of whoever connected,
-at the moment of connecting. A process id can be used again by another process, so
-it goes with the time at which its process started. Over TCP nobody tells; a token
-takes its place, and there is no process that could be watched.
+The kernel names the peer of a Unix socket at the moment of connecting: process, user
+and groups. A process id can be reused, so it goes with the start time of its process.
+Over TCP the kernel names nobody; a token takes its place, and no process is watched.
 
-Knows when a process has died, for certain and at once (PROTOCOL 12).
-
-The kernel tells of a death by a pidfd, which means one process for ever: its number
-may be used again, the descriptor never. What cannot be known is never guessed: a
-process that cannot be watched is told as such, and counts as alive.
+A pidfd reports a death (PROTOCOL 12). It belongs to one process for ever, unlike its
+number. Nothing is guessed: a process that cannot be watched is reported as such, and
+counts as alive.
 """
 
 import errno
@@ -31,7 +28,7 @@ from kafka_marshal.observability.logs import LOGGER_NAME
 
 
 _UCRED = struct.Struct("3i")
-# Of Linux; the module socket does not name it.
+# Linux; the socket module lacks it.
 _SO_PEERGROUPS = 59
 _GROUPS_MAX = 256
 _START_FIELD = 19  # the 22nd of proc(5), counted behind the command's name
@@ -39,13 +36,13 @@ _START_FIELD = 19  # the 22nd of proc(5), counted behind the command's name
 
 @attrs.frozen
 class Peer:
-    """The process at the other end.
+    """The process at the other end of a connection.
 
     Attributes:
-        pid: Its id, None where nobody tells (TCP, another namespace).
-        uid: Its user, None where nobody tells.
-        started: When it started, in clock ticks since the boot; with it a ``pid``
-            that was used again is another process. None where it is gone.
+        pid: Its id, None if unknown (TCP, another namespace).
+        uid: Its user, None if unknown.
+        started: Its start time in clock ticks since the boot, which tells processes
+            with the same id apart. None once it is gone.
         gids: Its groups.
     """
 
@@ -57,12 +54,12 @@ class Peer:
 
 @attrs.frozen
 class Caller:
-    """Which client asks: what its requests say of it.
+    """The client that a request names.
 
     Attributes:
         group_id: Its group.
         client_id: Its name in the group, known to this sidecar only.
-        instance: Which process of that name it is, 16 bytes in hex.
+        instance: Its process among those of this name, 16 bytes in hex.
     """
 
     group_id: str
@@ -79,13 +76,13 @@ def start_time(pid: int) -> int | None:
         text = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
         return None
-    # The command stands in parentheses and may hold any byte, these as well.
+    # The command is in parentheses and may contain any byte, including these.
     fields = text.rpartition(b")")[2].split()
     return int(fields[_START_FIELD]) if len(fields) > _START_FIELD else None
 
 
 def peer_of(connection: socket.socket) -> Peer:
-    """Return who connected, as the kernel saw it; ``NOBODY`` over TCP."""
+    """Return the peer as the kernel saw it; ``UNKNOWN_PEER`` over TCP."""
     if connection.family != socket.AF_UNIX:
         return UNKNOWN_PEER
     try:
@@ -96,12 +93,12 @@ def peer_of(connection: socket.socket) -> Peer:
         return UNKNOWN_PEER
     pid, uid, gid = _UCRED.unpack(found)
     gids = _groups_of(connection) | {gid}
-    # The kernel says 0 of a process that this one's namespace cannot see.
+    # 0 is a process that this namespace cannot see.
     return Peer(pid or None, uid, start_time(pid) if pid else None, gids)
 
 
 def _groups_of(connection: socket.socket) -> frozenset[int]:
-    """Return the supplementary groups of a peer; none where the kernel names none."""
+    """Return the supplementary groups of a peer, empty if unknown."""
     size = _GROUPS_MAX * 4
     try:
         found = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, size)
@@ -111,10 +108,10 @@ def _groups_of(connection: socket.socket) -> frozenset[int]:
 
 
 def represented_process(peer: Peer, pid: int) -> Peer | None:
-    """Return the process that a peer speaks for, None where it may not.
+    """Return the process that a peer may represent, None if it may not.
 
-    That is a process of its own user; the superuser may speak for any. Otherwise
-    somebody could have a stranger's life stand for a client's.
+    It must be of the peer's user; the superuser may represent any. Otherwise a client
+    could depend on the life of a stranger's process.
     """
     found_at = start_time(pid)
     try:
@@ -129,7 +126,7 @@ def represented_process(peer: Peer, pid: int) -> Peer | None:
 def may_use(peer: Peer, gid: int | None = None) -> bool:
     """Return whether a peer of the Unix socket may use this sidecar.
 
-    Its user must be ours, or the superuser, who could do anything anyhow.
+    Its user must be ours, or the superuser.
 
     Args:
         peer: The peer.
@@ -148,12 +145,12 @@ WAIT_S_MAX = 60
 CLOSE_S = 5
 
 _WHY_NOT = {
-    errno.ESRCH: "it is not there: it ended before, or lives in another namespace",
-    errno.EINVAL: "that is no process of this namespace",
-    errno.ENOENT: "that is a thread, not a process",
+    errno.ESRCH: "it does not exist: it has ended, or is in another namespace",
+    errno.EINVAL: "it is not a process of this namespace",
+    errno.ENOENT: "it is a thread, not a process",
     errno.ENOSYS: "this system has no pidfd",
-    errno.EMFILE: "no file descriptor is left to this process; raise its limit",
-    errno.ENFILE: "no file descriptor is left to this machine",
+    errno.EMFILE: "this process has no file descriptors left; raise its limit",
+    errno.ENFILE: "this machine has no file descriptors left",
 }
 Call = Callable[[], None]
 
@@ -164,7 +161,7 @@ class _Process:
 
     Attributes:
         pid: Its id.
-        fd: Its pidfd, None once it is known dead, or where it cannot be watched.
+        fd: Its pidfd, None once it is known dead, or if it cannot be watched.
         problem: Why it cannot be watched.
     """
 
@@ -178,25 +175,25 @@ class _Process:
 
 
 class _Poller:
-    """Waits for the ends of processes, and makes calls, on one thread."""
+    """Waits for the ends of processes and runs callbacks, on one thread."""
 
     def __init__(self, processes_max: int) -> None:
-        # Reentrant: what is told of an end may look at other processes.
+        # Reentrant: a callback may query other processes.
         self.lock = threading.RLock()
         self.by_fd: dict[int, tuple[_Process, Call]] = {}
         self._processes_max = processes_max
-        self._calls: deque[Call] = deque()  # one for each that is watched, at most
+        self._calls: deque[Call] = deque()  # at most one for each watched process
         self._epoll: select.epoll | None = None
         self._wake = -1
         self._thread: threading.Thread | None = None
         self._is_closed = False
 
     def open(self, pid: int, started: int | None, *, on_exit: Call) -> _Process:
-        """Begin to wait for the end of a process; the lock is held.
+        """Start waiting for the end of a process; the lock is held.
 
         Args:
             pid: Its id.
-            started: When it started, None where nobody knows.
+            started: Its start time, None if unknown.
             on_exit: Called under the lock.
         """
         if self._is_closed:
@@ -204,22 +201,24 @@ class _Poller:
         if not hasattr(os, "pidfd_open"):
             return _Process(pid, problem=_WHY_NOT[errno.ENOSYS])
         if len(self.by_fd) >= self._processes_max:
-            return _Process(pid, problem=f"{self._processes_max} are watched already")
+            return _Process(
+                pid, problem=f"{self._processes_max} processes are watched already"
+            )
         if started is not None and not _is_proc_ours():
-            return _Process(pid, problem="/proc is that of another namespace")
+            return _Process(pid, problem="/proc shows another namespace")
         try:
             fd = os.pidfd_open(pid)
         except OSError as error:
             if error.errno == errno.ESRCH and started is not None:
-                return _Process(pid)  # it was there, and is there no more
+                return _Process(pid)  # it existed, and does no longer
             why = _WHY_NOT.get(error.errno or 0, str(error))
             return _Process(pid, problem=why)
         if started is not None and (found := start_time(pid)) != started:
-            # The id belongs to another process by now; or nobody can read to whom:
-            # then only its end would tell.
+            # The id belongs to another process, or its start cannot be read: then
+            # only the end of the process proves anything.
             is_dead = found is not None or _is_over(fd)
             os.close(fd)
-            why = "when it started cannot be read"
+            why = "its start time cannot be read"
             return _Process(pid, problem=None if is_dead else why)
         process = _Process(pid, fd)
         self.by_fd[fd] = (process, on_exit)
@@ -227,7 +226,7 @@ class _Poller:
         return process
 
     def drop(self, process: _Process) -> None:
-        """Wait for a process no more; the lock is held."""
+        """Stop waiting for a process; the lock is held."""
         fd, process.fd = process.fd, None
         if fd is not None and self.by_fd.pop(fd, None) is not None:
             if self._epoll is not None:
@@ -235,21 +234,21 @@ class _Poller:
             os.close(fd)
 
     def call_soon(self, call: Call) -> None:
-        """Make a call on the thread, without the lock; the lock is held."""
+        """Run a callback on the thread, without the lock; the lock is held."""
         if not self._is_closed:
             self._calls.append(call)
             self._start()
             os.eventfd_write(self._wake, 1)
 
     def close(self) -> None:
-        """End the thread; what waits is forgotten. Idempotent."""
+        """End the thread; pending callbacks are dropped. Idempotent."""
         with self.lock:
             self._is_closed = True
             self._calls.clear()
             for process, _ in list(self.by_fd.values()):
                 problem = process.problem or "the watch is closed"
                 self.drop(process)
-                process.problem = problem  # never known dead by closing
+                process.problem = problem  # closing never makes it dead
             thread = self._thread
             if thread is not None and self._epoll is not None:
                 os.eventfd_write(self._wake, 1)
@@ -284,14 +283,14 @@ class _Poller:
                 calls = list(self._calls)
                 self._calls.clear()
             for call in calls:
-                _make(call)
+                _run_callback(call)
 
     def _note(self, fd: int) -> None:
         if fd == self._wake:
             os.eventfd_read(fd)
             return
         found = self.by_fd.get(fd)
-        # The event may be older than the descriptor, whose number was used again.
+        # The event may be older than the descriptor, whose number was reused.
         if found is not None and _is_over(fd):
             process, on_exit = found
             self.drop(process)
@@ -311,11 +310,11 @@ class Watched:
         self._is_over = False
         with poller.lock:
             if pid is None or started is None:
-                why = "nobody knows which process it is"
+                why = "its process is unknown"
                 self._main = _Process(pid or 0, problem=why)
             else:
-                self._main = poller.open(pid, started, on_exit=self._judge)
-            self._judge()
+                self._main = poller.open(pid, started, on_exit=self._check_dead)
+            self._check_dead()
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -337,7 +336,7 @@ class Watched:
 
     @property
     def problem(self) -> str | None:
-        """Return why their death will not be known as things are, None if it will."""
+        """Return why their death cannot be detected, None if it can."""
         with self._poller.lock:
             for each in self._all():
                 if each.problem is not None:
@@ -345,25 +344,25 @@ class Watched:
             return None
 
     def add(self, pid: int, *, started: int | None = None) -> bool:
-        """Wait for the end of one more process; one that is there counts once.
+        """Watch one more process; a process that is already watched counts once.
 
         Args:
             pid: Its id.
-            started: When it started, as of ``peers.started``, where that is known.
+            started: Its start time, as of ``start_time``, if known.
 
         Returns:
-            Whether its end is known, or will be; ``problem`` says why not.
+            Whether its end is known, or will be; else see ``problem``.
         """
         with self._poller.lock:
             if pid == self._main.pid:
                 return self._main.problem is None
             found = self._children.get(pid)
             if found is None or found.problem is not None:
-                found = self._look(pid, started)
+                found = self._watch_child(pid, started)
             return found.problem is None
 
     def replace(self, pids: Iterable[int]) -> bool:
-        """Wait for these children from now on, and for no others.
+        """Watch these children, and no others.
 
         Returns:
             Whether the ends of all of them are known, or will be.
@@ -373,44 +372,44 @@ class Watched:
             for pid in [pid for pid in self._children if pid not in wanted]:
                 self._poller.drop(self._children.pop(pid))
             known = [self.add(pid) for pid in wanted]
-            self._judge()
+            self._check_dead()
             return all(known)
 
     def close(self) -> None:
-        """Watch them no more. A call of ``on_dead`` that is under way goes on."""
+        """Stop watching. A running ``on_dead`` continues."""
         with self._poller.lock:
             self._is_over = True
             for each in self._all():
                 if each.fd is not None:
-                    each.problem = "it is watched no more"
+                    each.problem = "it is no longer watched"
                 self._poller.drop(each)
 
     def _all(self) -> tuple[_Process, ...]:
         return (self._main, *self._children.values())
 
-    def _look(self, pid: int, started: int | None) -> _Process:
+    def _watch_child(self, pid: int, started: int | None) -> _Process:
         if self._is_over:
-            return _Process(pid, problem="it is watched no more")
-        # One place beyond the limit is kept by the one that says so.
+            return _Process(pid, problem="it is no longer watched")
+        # One entry beyond the limit reports the problem.
         if len(self._children) < CHILDREN_MAX or pid in self._children:
-            found = self._poller.open(pid, started, on_exit=self._judge)
+            found = self._poller.open(pid, started, on_exit=self._check_dead)
             self._children[pid] = found
         else:
             found = _Process(pid, problem=f"more than {CHILDREN_MAX} children")
             self._children.setdefault(-1, found)
         return found
 
-    def _judge(self) -> None:
-        """Tell once that all of them are dead; the lock is held."""
+    def _check_dead(self) -> None:
+        """Schedule ``on_dead`` once all of them are dead; the lock is held."""
         is_settled = self._is_over or self._is_due
         if not is_settled and all(each.is_dead for each in self._all()):
             self._is_due = True
-            self._poller.call_soon(self._tell)
+            self._poller.call_soon(self._report)
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         with self._poller.lock:
             self._is_due = False
-            # Another may have been added since, or all of it closed.
+            # Meanwhile a child may have been added, or the watch closed.
             if self._is_over or not all(each.is_dead for each in self._all()):
                 return
             self._is_over = True
@@ -421,8 +420,7 @@ class DeathWatch:
     """Watches processes, on one thread that starts with the first. Thread-safe.
 
     Args:
-        processes_max: Most processes at a time; what exceeds them is not watched,
-            and said so.
+        processes_max: Most processes at a time; any other has a ``problem``.
     """
 
     def __init__(self, *, processes_max: int = PROCESSES_MAX) -> None:
@@ -436,28 +434,27 @@ class DeathWatch:
     def watch(
         self, pid: int | None, started: int | None, *, on_dead: Callable[[], None]
     ) -> Watched:
-        """Wait for the end of a process, and of the children that are added later.
+        """Watch a process and its children, which are added later.
 
-        It never raises for a process that cannot be watched: see ``problem`` of
-        what it returns. One that is gone is dead only if ``started`` shows that it
-        was there; without it, an id proves nothing.
+        It never raises for a process that cannot be watched: see ``problem`` of the
+        result. A missing process counts as dead only if ``started`` proves that it
+        existed.
 
         Args:
-            pid: Its id, None where nobody knows.
-            started: When it started, as of ``peers.started``: tells it from another
-                process that got its id since.
-            on_dead: Called once, on the watch's thread, as soon as the process and
-                all its children are known dead. It must not block.
+            pid: Its id, None if unknown.
+            started: Its start time, as of ``start_time``.
+            on_dead: Called once, on the watch's thread, as soon as the process and all
+                its children are known dead. It must not block.
         """
         return Watched(self._poller, pid, started=started, on_dead=on_dead)
 
     def close(self) -> None:
-        """End the thread and tell nothing any more. Idempotent."""
+        """End the thread; nothing is reported any more. Idempotent."""
         self._poller.close()
 
 
 def _is_proc_ours() -> bool:
-    """Return whether /proc is that of our namespace: ids mean the same there."""
+    """Return whether /proc shows our namespace, so that ids mean the same there."""
     try:
         return Path("/proc/self").readlink() == Path(str(os.getpid()))
     except OSError:
@@ -471,9 +468,9 @@ def _is_over(fd: int) -> bool:
     return bool(poll.poll(0))
 
 
-def _make(call: Call) -> None:
-    """Make a call; one that fails does not end the watch of all others."""
+def _run_callback(call: Call) -> None:
+    """Run a callback; a failure does not end the watch of the others."""
     try:
         call()
     except Exception:
-        logging.getLogger(LOGGER_NAME).exception("telling of a death failed")
+        logging.getLogger(LOGGER_NAME).exception("the callback of a death failed")

@@ -204,7 +204,7 @@ class ClientRegistry:
             group.add_explicit(client, Key(group.group_id, topic, partition))
 
     def close_idle(self) -> None:
-        """Leave the groups that nobody has used for an H."""
+        """Leave the groups that nobody has used for a heartbeat interval."""
         for group in list(self.groups.values()):
             if group.failure is None and group.is_idle(self._context.now_ms):
                 group.session.begin_close(release=True)

@@ -1,17 +1,8 @@
-"""What the daemon's outside needs of its inside, as Protocols.
-
-The service satisfies these, and so does the fake of the tests; nothing else of it may
-be called from a request.
-
-Requests, checked and bounded before anybody is asked.
-
-What is wrong with one is told in a sentence; nothing is kept that grows.
-
-Connections as uvicorn serves them, with a peer, limits, and answers of ours.
+"""Connections and requests: limits, parsing, and the interfaces behind them.
 
 Uvicorn leaves four things open: who is at the other end, how many connections may
-stand, how long a request may take to arrive, and how long its answer may take to be
-read.
+exist, how long a request may take to arrive, and how long its response may take to be
+read. Invalid requests get a one-sentence error.
 """
 
 import asyncio
@@ -56,30 +47,30 @@ class EventReader(Protocol):
     """The events of one client, as they come.
 
     Attributes:
-        on_news: Called on any thread when there is something to take.
+        on_news: Called on any thread when there are events to take.
     """
 
     on_news: Callable[[], None] | None
 
     @property
     def is_closed(self) -> bool:
-        """Whether it has ended: closed, replaced by a newer one, its client gone."""
+        """Whether it was closed, replaced by a newer one, or its client is gone."""
         ...
 
     def take(self) -> list[api.Frame]:
-        """Return what has come since, oldest first, without waiting."""
+        """Return the new events, oldest first, without waiting."""
         ...
 
     def close(self) -> None:
-        """End it. Idempotent."""
+        """Close it. Idempotent."""
         ...
 
 
 class Service(Protocol):
-    """What requests are answered from. Thread-safe; each wait has an end."""
+    """The operations behind the API; see ``service.SidecarService``. Thread-safe."""
 
     def info(self) -> api.Info:
-        """Return what a client has to know before it registers."""
+        """Return what a client needs before it registers."""
         ...
 
     def register(
@@ -90,69 +81,69 @@ class Service(Protocol):
         registration: api.Registration,
         peer: Peer,
     ) -> api.Registered:
-        """Take a process in, or take it in again."""
+        """Register a process."""
         ...
 
     def subscribe(self, who: Caller, name: str, *, wants: api.Wants) -> api.Subscribed:
-        """Pursue topics for a client. Idempotent."""
+        """Consume topics for a client."""
         ...
 
     def unsubscribe(
         self, who: Caller, name: str, *, release: api.Release, keep: bool
     ) -> None:
-        """Pursue them no longer."""
+        """End a subscription."""
         ...
 
     def claim(
         self, who: Caller, topic: str, *, partition: int, wish: int | None = None
     ) -> None:
-        """Pursue one partition without consuming it. Idempotent."""
+        """Claim one partition without consuming it."""
         ...
 
     def unclaim(
         self, who: Caller, topic: str, *, partition: int, wish: int | None = None
     ) -> None:
-        """Pursue it no longer."""
+        """End such a claim."""
         ...
 
     def beat(self, who: Caller, beat: api.Beat) -> api.Beaten:
-        """Take a sign of life."""
+        """Record a heartbeat."""
         ...
 
-    def release(self, who: Caller, said: api.Release) -> None:
-        """Take back what a client has stopped to use."""
+    def release(self, who: Caller, request: api.Release) -> None:
+        """Release what a client has stopped using."""
         ...
 
-    def children(self, who: Caller, said: api.Children) -> None:
-        """Note processes that work for a client."""
+    def children(self, who: Caller, request: api.Children) -> None:
+        """Replace the processes that work for a client."""
         ...
 
-    def leave(self, who: Caller, said: api.Leaving) -> api.Left:
-        """Let a client go."""
+    def leave(self, who: Caller, request: api.Leaving) -> api.Left:
+        """Remove a client."""
         ...
 
     def feed(self, who: Caller, after: str | None) -> EventReader:
-        """Return the events of a client, from where it was."""
+        """Return the events of a client after an id."""
         ...
 
     def grant(self, group_id: str, ask: api.GrantAsk) -> api.Granted:
-        """Ask the log for offsets at most once."""
+        """Request offsets at most once."""
         ...
 
     def world(self, *, timeout_ms: int) -> dict[str, Any]:
-        """Return the world document as of now."""
+        """Return the current world document."""
         ...
 
     def clients(self) -> list[LocalClient]:
-        """Return who is registered here."""
+        """Return the registered clients."""
         ...
 
 
 class HealthChecks(Protocol):
-    """Whether the daemon is well: a verdict for each question of a probe."""
+    """Answers to probes."""
 
     def live(self) -> Verdict:
-        """Return whether it should go on running."""
+        """Return whether the daemon should go on running."""
         ...
 
     def ready(self) -> Verdict:
@@ -160,7 +151,7 @@ class HealthChecks(Protocol):
         ...
 
     def started(self) -> Verdict:
-        """Return whether it has come up."""
+        """Return whether it has started."""
         ...
 
 
@@ -180,45 +171,44 @@ _FLAGS = {"true": True, "1": True, "": True, "false": False, "0": False}
 
 @attrs.define(eq=False)
 class Connection:
-    """One connection, for as long as it stands.
+    """One connection.
 
     Attributes:
-        peer: Who is at the other end.
-        is_local: Whether it is of the Unix socket, where the kernel tells that.
-        client: Which client uses it, once one did (row FC13).
-        is_admitted: Whether it has shown that it may use the sidecar, and has a
-            place among those that do.
+        peer: The process at the other end.
+        is_local: Whether it is of the Unix socket, where the kernel names the peer.
+        client: The client that uses it, after its first request (row FC13).
+        is_admitted: Whether it may use the sidecar and counts as admitted.
     """
 
     peer: Peer = UNKNOWN_PEER
     is_local: bool = False
     client: Caller | None = None
-    _find_place: Callable[[], bool] | None = None
+    _try_admit: Callable[[], bool] | None = None
     is_admitted: bool = attrs.field(init=False)
 
     @is_admitted.default
-    def _admitted_at_first(self) -> bool:
-        return self._find_place is None
+    def _is_admitted_at_first(self) -> bool:
+        return self._try_admit is None
 
     def admit(self) -> bool:
-        """Return whether there is a place for it, now that it may have one."""
-        if not self.is_admitted and self._find_place is not None:
-            self.is_admitted = self._find_place()
+        """Admit it, now that it may use the sidecar; return whether there was room."""
+        if not self.is_admitted and self._try_admit is not None:
+            self.is_admitted = self._try_admit()
         return self.is_admitted
 
 
 @attrs.frozen
 class ApiRequest:
-    """One request, checked.
+    """One valid request.
 
     Attributes:
-        route: What is asked.
-        service: Who is asked.
+        route: The endpoint.
+        service: The service to call.
         parts: Parts of the path.
-        queries: What stands behind the question mark, known names only.
-        caller: Which client asks, where one does.
-        peer: Which process asks.
-        body: What it says, None where nothing is said.
+        queries: Known query parameters.
+        caller: The calling client, if any.
+        peer: The calling process.
+        body: The decoded body, None without one.
     """
 
     route: Route
@@ -236,29 +226,29 @@ class ApiRequest:
 
     @property
     def waits(self) -> bool:
-        """Whether it may wait, so that it must not keep those that do not."""
-        # A body that has a timeout says itself whether it waits.
+        """Whether it may wait, so that it needs an executor for waiting requests."""
+        # A body with a timeout decides itself whether the request waits.
         return self.route.waits and getattr(self.body, "timeout_ms", 1) > 0
 
 
 def connection_of(request: Request) -> Connection:
-    """Return the connection of a request; of one that nobody knows, a stranger's."""
+    """Return the connection of a request; an unknown one has no rights."""
     found = request.scope.get("state", {}).get(CONNECTION)
     return found if isinstance(found, Connection) else Connection()
 
 
 def require_loopback_host(request: Request) -> None:
-    """Refuse a request over TCP that names another host than this machine.
+    """Refuse a TCP request whose Host header names another machine.
 
     A web page whose name resolves to a loopback address (DNS rebinding) reaches the
     socket with its own name in the header.
 
     Raises:
-        Answered: The Host header is not a loopback address or ``localhost``.
+        HttpError: The Host header is not a loopback address or ``localhost``.
     """
     given = request.headers.get("host")
     if given is None:
-        return  # HTTP/1.0, which no browser speaks
+        return  # HTTP/1.0, which no browser uses
     found = _HOST.fullmatch(given)
     if found is None or not is_loopback(found[1].strip("[]")):
         raise http_error(
@@ -281,7 +271,7 @@ def parse_path(given: Mapping[str, str]) -> dict[str, str]:
     """Return the parts of a path.
 
     Raises:
-        Answered: One of them is no name, topic or number.
+        HttpError: A part is not a valid name, topic or number.
     """
     parts = dict(given)
     for name, value in parts.items():
@@ -291,16 +281,16 @@ def parse_path(given: Mapping[str, str]) -> dict[str, str]:
             is_good = (is_topic if name == "topic" else is_identifier)(value)
         if not is_good:
             raise http_error(
-                400, f"{value[:200]!r} is no valid {name} in the path", setting=name
+                400, f"{value[:200]!r} is not a valid {name} in the path", setting=name
             )
     return parts
 
 
 def parse_queries(route: Route, request: Request) -> dict[str, int | bool]:
-    """Return what stands behind the question mark; unknown names are passed over.
+    """Return the known query parameters; others are ignored.
 
     Raises:
-        Answered: A value is no number, or neither true nor false.
+        HttpError: A value is not a number, or neither true nor false.
     """
     found: dict[str, int | bool] = {}
     for query in route.queries:
@@ -327,7 +317,7 @@ def parse_queries(route: Route, request: Request) -> dict[str, int | bool]:
 
 
 def caller_of(route: Route, request: Request, *, parts: Mapping[str, str]) -> Caller:
-    """Return which client asks; one without a name where none does."""
+    """Return the calling client; one without a name if the path has none."""
     if "client" not in parts:
         return Caller("", "", "")
     instance = request.headers.get(api.INSTANCE_HEADER, "")
@@ -341,43 +331,43 @@ def caller_of(route: Route, request: Request, *, parts: Mapping[str, str]) -> Ca
     return Caller(parts["group"], parts["client"], instance)
 
 
-def client_process(peer: Peer, said: api.Registration) -> Peer:
-    """Return whose life is the client's: the peer's, or the one that it names.
+def client_process(peer: Peer, registration: api.Registration) -> Peer:
+    """Return the process of a client: the peer, or the one that it names.
 
     Raises:
-        Answered: There is no such process, or it is another user's.
+        HttpError: There is no such process of the same user.
     """
-    if said.pid is None or peer.pid is None:
+    if registration.pid is None or peer.pid is None:
         return peer
-    found = represented_process(peer, said.pid)
+    found = represented_process(peer, registration.pid)
     if found is None:
         raise http_error(
             400,
-            f"there is no process {said.pid} of your user to stand for the client; "
-            "leave pid out to have the one that connects watched",
+            f"there is no process {registration.pid} of your user to represent the "
+            "client; omit pid to watch the process that connects",
             setting="pid",
         )
     return found
 
 
 def require_one_client(connection: Connection, caller: Caller) -> None:
-    """Keep a connection to the client that used it first (row FC13)."""
+    """Refuse a second client on a connection (row FC13)."""
     known = connection.client
     if caller.client_id and known is not None and known != caller:
         raise to_http_error(
             IdentityConflict(
-                f"this connection is that of client {known.client_id!r} of group "
-                f"{known.group_id!r}; open another one for {caller.client_id!r}",
+                f"this connection belongs to client {known.client_id!r} of group "
+                f"{known.group_id!r}; open another connection for {caller.client_id!r}",
                 holder=known.client_id,
             )
         )
 
 
 async def read_body(route: Route, request: Request) -> msgspec.Struct | None:
-    """Return what a request says, read and checked within bounds.
+    """Return the decoded body of a request, read within limits.
 
     Raises:
-        Answered: It is too long, comes too slowly, or is not what is taken here.
+        HttpError: It is too long, too slow, or of the wrong type.
     """
     data = await _read(request)
     if route.takes is None:
@@ -388,7 +378,9 @@ async def read_body(route: Route, request: Request) -> msgspec.Struct | None:
         found: msgspec.Struct = msgspec.json.decode(data, type=route.takes)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise http_error(
-            400, f"the body is no {route.takes.__name__}: {error}", setting="body"
+            400,
+            f"the body is not a valid {route.takes.__name__}: {error}",
+            setting="body",
         ) from error
     return found
 
@@ -414,7 +406,7 @@ async def _read(request: Request) -> bytes:
 def _too_long() -> HttpError:
     return http_error(
         413,
-        f"a body is at most {BODY_BYTES_MAX} bytes; say it in several requests",
+        f"a body is at most {BODY_BYTES_MAX} bytes; use several requests",
         setting="body",
     )
 
@@ -425,24 +417,24 @@ def _too_long() -> HttpError:
 HEAD_S_MAX = 10.0
 PROBE_S_MAX = 10.0
 HEAD_BYTES_MAX = 16_384
-# A reader on this host takes megabytes in less; one that was stopped connects again.
+# A reader on this host takes megabytes in less time; a stopped one reconnects.
 WRITE_S_MAX = 30.0
 # A connection that is not admitted has one request: head, body and answer.
 GUEST_S_MAX = HEAD_S_MAX + BODY_S_MAX + PROBE_S_MAX
-# As many as the loop accepts in one go, twice: whoever sends its token at once is
-# admitted before others could push it out.
+# Twice what the loop accepts at once: a client that sends its token immediately is
+# admitted before others can displace it.
 GUESTS_MAX = 2 * BACKLOG
-# Of all places, this part is for the Unix socket alone.
+# One connection in this many is reserved for the Unix socket.
 LOCAL_PART = 8
-# Longer than clients keep an idle connection, so that none is used as it ends.
+# Longer than clients keep an idle connection, so that none is closed while used.
 IDLE_S = 75
-# What streams that nobody reads are waited for at the end.
+# How long the end waits for streams that nobody reads.
 GRACE_S = 2
 _PHRASES = {400: b"Bad Request", 408: b"Request Timeout"}
 
 
 def response_bytes(found: HttpError) -> bytes:
-    """Return a whole response that ends its connection."""
+    """Return a whole response that closes its connection."""
     body = msgspec.json.encode(found.failure)
     return b"".join(
         (
@@ -457,16 +449,16 @@ def response_bytes(found: HttpError) -> bytes:
 
 @attrs.define(eq=False)
 class ConnectionLimits:
-    """Bounds connections: those that may use the sidecar, and guests beside them.
+    """Limits connections: admitted ones, and guests beside them.
 
     A connection is a guest until it has shown that it may use the sidecar: over the
-    Unix socket by its peer, at once; over TCP by a request with the token. Guests
-    take no place of the others: where they are too many, the one that has stood
-    longest is ended, so that probes and clients always get in. Those of the Unix
-    socket and those of TCP are counted apart.
+    Unix socket by its peer, at once; over TCP by a request with the token. Guests take
+    no place of admitted connections: with too many of them the oldest is closed, so
+    that probes and clients can always connect. Those of the Unix socket and those of
+    TCP are counted separately.
 
     Attributes:
-        connections_max: Most connections that may use the sidecar.
+        connections_max: Most admitted connections.
     """
 
     connections_max: int = CONNECTIONS_MAX
@@ -487,10 +479,10 @@ class ConnectionLimits:
         self._guests[is_local][protocol] = None
 
     def admit(self, protocol: "GuardedProtocol", *, is_local: bool) -> bool:
-        """Move a guest to those that may use the sidecar, if there is a place."""
+        """Admit a guest; return whether there was room."""
         guests = self._guests[is_local]
         if protocol not in guests:
-            return False  # it has been ended
+            return False  # it was closed
         of_tcp = len(self._admitted[False])
         if of_tcp + len(self._admitted[True]) >= self.connections_max:
             return False
@@ -502,7 +494,7 @@ class ConnectionLimits:
         return True
 
     def end_oldest(self, *, is_local: bool) -> None:
-        """End the guest that has stood longest, where there are too many."""
+        """Close the oldest guest if there are too many."""
         guests = self._guests[is_local]
         if len(guests) > self.guests_max:
             oldest = next(iter(guests))
@@ -510,7 +502,7 @@ class ConnectionLimits:
             oldest.abort()
 
     def leave(self, protocol: "GuardedProtocol") -> None:
-        """Forget a connection that is over."""
+        """Forget a closed connection."""
         for is_local in (True, False):
             self._admitted[is_local].discard(protocol)
             self._guests[is_local].pop(protocol, None)
@@ -520,11 +512,11 @@ class GuardedProtocol(H11Protocol):
     """One connection of the sidecar.
 
     Attributes:
-        places: Bounds the connections of this server; set once, before serving.
+        limits: Limits of this server; set once, before serving.
         socket_gid: Group whose members may use the Unix socket; set once.
     """
 
-    places = ConnectionLimits()
+    limits = ConnectionLimits()
     socket_gid: int | None = None
 
     _head_timer: asyncio.TimerHandle | None = None
@@ -534,22 +526,22 @@ class GuardedProtocol(H11Protocol):
     def connection_made(  # type: ignore[override]
         self, transport: asyncio.Transport
     ) -> None:
-        """Learn who connected, and whether it may use the sidecar."""
+        """Identify the peer, and whether it may use the sidecar."""
         super().connection_made(transport)
-        # What asyncio hands out has all that is asked of it, and is no socket.
+        # asyncio returns a wrapper with the same methods.
         found = cast("socket.socket", transport.get_extra_info("socket"))
         is_local = found.family == socket.AF_UNIX
         connection = Connection(
-            peer_of(found), is_local, find_place=partial(self._admit, is_local=is_local)
+            peer_of(found), is_local, try_admit=partial(self._admit, is_local=is_local)
         )
         self.app_state = {**self.app_state, CONNECTION: connection}
         self._guest_timer = self.loop.call_later(GUEST_S_MAX, self.abort)
-        # Writing is paused whenever anything waits to be sent, and not above 64 KiB.
+        # Pause writing as soon as anything is pending, not only above 64 KiB.
         transport.set_write_buffer_limits(high=0)
-        self.places.enter(self, is_local=is_local)
+        self.limits.enter(self, is_local=is_local)
         if is_local and may_use(connection.peer, self.socket_gid):
             connection.admit()
-        self.places.end_oldest(is_local=is_local)
+        self.limits.end_oldest(is_local=is_local)
         self._watch_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -557,17 +549,17 @@ class GuardedProtocol(H11Protocol):
         self._forget_head()
         self._forget_guest()
         self._forget_write()
-        self.places.leave(self)
+        self.limits.leave(self)
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """Stop writing; what waits to be sent then has a deadline."""
+        """Stop writing; pending bytes have a deadline from now on."""
         super().pause_writing()
         if self._write_timer is None:
             self._write_timer = self.loop.call_later(WRITE_S_MAX, self.abort)
 
     def resume_writing(self) -> None:
-        """Go on writing: everything was sent."""
+        """Continue writing: everything was sent."""
         self._forget_write()
         super().resume_writing()
 
@@ -577,11 +569,11 @@ class GuardedProtocol(H11Protocol):
             self._write_timer = None
 
     def abort(self) -> None:
-        """End the connection at once, whatever was not sent yet."""
+        """Close the connection at once; pending bytes are lost."""
         self.transport.abort()
 
     def _admit(self, *, is_local: bool) -> bool:
-        is_admitted = self.places.admit(self, is_local=is_local)
+        is_admitted = self.limits.admit(self, is_local=is_local)
         if is_admitted:
             self._forget_guest()
         return is_admitted
@@ -592,17 +584,17 @@ class GuardedProtocol(H11Protocol):
             self._guest_timer = None
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes; what does not become a request in time is given up."""
+        """Parse bytes; a request must be complete in time."""
         super().data_received(data)
         self._watch_head()
 
     def on_response_complete(self) -> None:
-        """Go on with what came meanwhile."""
+        """Continue with the next request."""
         super().on_response_complete()
         self._watch_head()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is no HTTP; a response that has begun is broken off."""
+        """Answer invalid HTTP; a response that has begun is aborted."""
         cycle: RequestResponseCycle | None = self.cycle
         if cycle is not None and not cycle.response_complete:
             cycle.disconnected = True
@@ -619,11 +611,11 @@ class GuardedProtocol(H11Protocol):
 
     @property
     def _is_head_awaited(self) -> bool:
-        """Whether a request is on its way that has not wholly arrived."""
+        """Whether part of a request's head has arrived, or the first is due."""
         if self.conn.their_state is not h11.IDLE or self.transport.is_closing():
             return False
-        # After a request uvicorn's own timer runs until the next bytes come; part
-        # of the next request may have come with the one before.
+        # After a request uvicorn's own timer runs until the next bytes; part of the
+        # next request may have arrived with the previous one.
         has_begun = bool(self.conn.trailing_data[0])
         return has_begun or self.timeout_keep_alive_task is None
 
@@ -631,14 +623,14 @@ class GuardedProtocol(H11Protocol):
         if not self._is_head_awaited:
             self._forget_head()
         elif self._head_timer is None:
-            self._head_timer = self.loop.call_later(HEAD_S_MAX, self._give_up)
+            self._head_timer = self.loop.call_later(HEAD_S_MAX, self._on_head_timeout)
 
     def _forget_head(self) -> None:
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
 
-    def _give_up(self) -> None:
+    def _on_head_timeout(self) -> None:
         self._head_timer = None
         if self._is_head_awaited:
             self._refuse(
@@ -649,7 +641,7 @@ class GuardedProtocol(H11Protocol):
 
 
 class Server(uvicorn.Server):
-    """Uvicorn without its signals: when to end is the daemon's to say."""
+    """Uvicorn without its signal handlers: the daemon decides when to end."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -660,12 +652,12 @@ class Server(uvicorn.Server):
 def make_server(
     app: ASGIApp, *, connections_max: int, socket_gid: int | None = None
 ) -> Server:
-    """Return a server of the application, for sockets that it is given."""
+    """Return a server of the application, for existing sockets."""
 
     class _Protocol(GuardedProtocol):
         pass
 
-    _Protocol.places = ConnectionLimits(connections_max)
+    _Protocol.limits = ConnectionLimits(connections_max)
     _Protocol.socket_gid = socket_gid
     config = uvicorn.Config(
         app,

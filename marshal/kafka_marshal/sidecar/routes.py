@@ -1,9 +1,7 @@
-"""Every endpoint of the sidecar: its path, what it takes and what it answers.
+"""The endpoints of the API, and the OpenAPI document made of them.
 
-The application serves this table and the published description is made of it, so
-that neither has what the other lacks.
-
-The published description of the sidecar's API, made of what the code uses.
+The application serves this table and the published description is generated from it, so
+neither has an endpoint that the other lacks.
 """
 
 import inspect
@@ -25,12 +23,12 @@ Method = Literal["GET", "PUT", "POST", "DELETE"]
 
 @attrs.frozen
 class Query:
-    """A parameter behind the question mark.
+    """A query parameter.
 
     Attributes:
         name: Its name.
         kind: ``boolean`` or ``integer``.
-        about: What it does, for people.
+        about: What it does, for the description.
         most: Largest integer.
     """
 
@@ -45,17 +43,16 @@ class Route:
     """One endpoint.
 
     Attributes:
-        method: Method of HTTP.
+        method: HTTP method.
         path: Path with its parts in braces.
-        name: Name of the operation; also that of the handler.
-        about: What it does, in a sentence.
-        takes: Type of the body, None for none.
-        answers: Type of the answer, None for none (204).
-        media: Media type of the answer.
-        waits: Whether it may wait: for the log, or for others.
-        is_open: Whether it is answered without a token, and as long as nothing
-            is connected: what probes ask.
-        queries: Parameters behind the question mark.
+        name: Name of the operation, and of its handler.
+        about: Summary for the description.
+        takes: Type of the request body, None for none.
+        answers: Type of the response body, None for none (204).
+        media: Media type of the response.
+        waits: Whether it may wait for the log or for other processes.
+        is_open: Whether it needs no token and no connected service: probes.
+        queries: Query parameters.
     """
 
     method: Method
@@ -71,19 +68,18 @@ class Route:
 
     @property
     def is_of_client(self) -> bool:
-        """Whether a registered client asks, with the header of its instance."""
+        """Whether a registered client calls it, with the header of its instance."""
         return "{client}" in self.path and self.name != "register"
 
 
 TIMEOUT = Query("timeout_ms", "integer", "How long to wait for the log, in ms.")
 KEEP = Query(
-    "keep", "boolean", "Leave the claims with the client, for its next subscription."
+    "keep", "boolean", "Keep the leases with the client, for its next subscription."
 )
 WISH = Query(
     "wish",
     "integer",
-    "Number of the wish, growing: whatever is said late of an earlier one is passed "
-    "over.",
+    "Increasing number of the request: an older one that arrives late is ignored.",
     most=2**31 - 1,
 )
 EVENT_STREAM = "text/event-stream"
@@ -94,7 +90,7 @@ ROUTES: tuple[Route, ...] = (
         method="GET",
         path=paths.INFO,
         name="info",
-        about="What a client has to know before it registers.",
+        about="What a client needs before it registers.",
         answers=api.Info,
     ),
     Route(
@@ -119,14 +115,14 @@ ROUTES: tuple[Route, ...] = (
         path=paths.EVENTS,
         name="events",
         about="The client's events as server-sent events: a snapshot, then every "
-        "change in order; from where it was, with Last-Event-ID.",
+        "change in order; with Last-Event-ID, from that event on.",
         media=EVENT_STREAM,
     ),
     Route(
         method="POST",
         path=paths.BEAT,
         name="beat",
-        about="Give a sign of life with positions; take new deadlines.",
+        about="Send a heartbeat with positions; get new deadlines.",
         takes=api.Beat,
         answers=api.Beaten,
         waits=True,
@@ -135,7 +131,7 @@ ROUTES: tuple[Route, ...] = (
         method="POST",
         path=paths.RELEASED,
         name="released",
-        about="Confirm to have stopped using partitions, or give them back.",
+        about="Confirm that the client has stopped using partitions.",
         takes=api.Release,
         waits=True,
     ),
@@ -143,14 +139,14 @@ ROUTES: tuple[Route, ...] = (
         method="PUT",
         path=paths.CHILDREN,
         name="children",
-        about="Name the processes that work for the client.",
+        about="Replace the processes that work for the client.",
         takes=api.Children,
     ),
     Route(
         method="PUT",
         path=paths.SUBSCRIPTION,
         name="subscribe",
-        about="Consume topics: claims come as events. Idempotent.",
+        about="Consume topics; assignments come as events. Idempotent.",
         takes=api.Wants,
         answers=api.Subscribed,
         waits=True,
@@ -159,7 +155,7 @@ ROUTES: tuple[Route, ...] = (
         method="POST",
         path=paths.SUBSCRIPTION_END,
         name="unsubscribe",
-        about="Consume them no longer, with the final positions.",
+        about="End the subscription, with the final positions.",
         takes=api.Release,
         waits=True,
         queries=(KEEP,),
@@ -175,14 +171,14 @@ ROUTES: tuple[Route, ...] = (
         method="DELETE",
         path=paths.CLAIM,
         name="unclaim",
-        about="Claim it no longer.",
+        about="End that claim.",
         queries=(WISH,),
     ),
     Route(
         method="POST",
         path=paths.GRANTS,
         name="grant",
-        about="Ask the log for offsets at most once (PROTOCOL 6.2).",
+        about="Request offsets at most once (PROTOCOL 6.2).",
         takes=api.GrantAsk,
         answers=api.Granted,
         waits=True,
@@ -191,7 +187,7 @@ ROUTES: tuple[Route, ...] = (
         method="GET",
         path=paths.OWNERS,
         name="owners",
-        about="Who owns each partition of a topic, by the log.",
+        about="The owner of each partition of a topic, by the log.",
         answers=looking.OwnersNow,
         waits=True,
         queries=(TIMEOUT,),
@@ -200,7 +196,7 @@ ROUTES: tuple[Route, ...] = (
         method="GET",
         path=paths.FENCE,
         name="fence",
-        about="The newest token of a partition: what a sink compares with.",
+        about="The newest token of a partition, for sinks to compare with.",
         answers=looking.FenceNow,
         waits=True,
         queries=(TIMEOUT,),
@@ -209,7 +205,7 @@ ROUTES: tuple[Route, ...] = (
         method="GET",
         path=paths.WORLD,
         name="world",
-        about="The world by the log.",
+        about="The whole state of the coordination log.",
         answers=looking.WorldNow,
         waits=True,
         queries=(TIMEOUT,),
@@ -218,7 +214,7 @@ ROUTES: tuple[Route, ...] = (
         method="GET",
         path=paths.GROUPS,
         name="groups",
-        about="Every group, in a line each.",
+        about="All groups, one entry each.",
         answers=looking.GroupsNow,
         waits=True,
         queries=(TIMEOUT,),
@@ -236,7 +232,7 @@ ROUTES: tuple[Route, ...] = (
         method="GET",
         path=paths.CLIENTS,
         name="clients",
-        about="Who is registered at this sidecar.",
+        about="The clients that are registered at this sidecar.",
         answers=looking.ClientsNow,
         waits=True,
         queries=(TIMEOUT,),
@@ -245,7 +241,7 @@ ROUTES: tuple[Route, ...] = (
         method="GET",
         path=paths.LIVEZ,
         name="livez",
-        about="Whether the daemon should go on running: 200 or 503, with reasons.",
+        about="Liveness: 200 or 503, with reasons.",
         answers=looking.Verdict,
         is_open=True,
     ),
@@ -253,7 +249,7 @@ ROUTES: tuple[Route, ...] = (
         method="GET",
         path=paths.READYZ,
         name="readyz",
-        about="Whether clients should use it: 200 or 503, with reasons.",
+        about="Readiness: 200 or 503, with reasons.",
         answers=looking.Verdict,
         is_open=True,
     ),
@@ -261,7 +257,7 @@ ROUTES: tuple[Route, ...] = (
         method="GET",
         path=paths.STARTUPZ,
         name="startupz",
-        about="Whether it has come up: 200 or 503, with reasons.",
+        about="Startup: 200 or 503, with reasons.",
         answers=looking.Verdict,
         is_open=True,
     ),
@@ -269,7 +265,7 @@ ROUTES: tuple[Route, ...] = (
         method="GET",
         path=paths.METRICS,
         name="metrics",
-        about="Figures for Prometheus.",
+        about="Metrics for Prometheus.",
         media=PLAIN,
     ),
     Route(
@@ -293,11 +289,11 @@ _ABOUT = """\
 Holds claims of Kafka partitions for the processes of one host. Served over a Unix \
 socket to the user that runs it, and to its socket-group; over loopback \
 TCP with a token, where that is on: \
-there the `Host` must be a loopback address or `localhost`, and a connection that has \
-not shown the token gets one answer. \
-Each answer that is no success is a `Failure`. Events come as server-sent events: \
-`id` is what to show as `Last-Event-ID`, `event` the tag of the body, `data` the body \
-(schema `EventBody`); unknown events are to be passed over. An event may come twice."""
+there the `Host` must be a loopback address or `localhost`, and a connection without \
+the token gets one response. \
+Every error response is a `Failure`. Events come as server-sent events: \
+`id` goes into `Last-Event-ID`, `event` is the tag of the body, `data` the body \
+(schema `EventBody`); ignore unknown events. An event may come twice."""
 _NAMES = {
     "group": "Group: 1 to 200 of A-Z a-z 0-9 . _ : -, not . or ..",
     "client": "Name of the client, unique in the group at this sidecar.",
@@ -334,7 +330,7 @@ def openapi_document() -> dict[str, Any]:
                 "token": {
                     "type": "http",
                     "scheme": "bearer",
-                    "description": "Over TCP only; the Unix socket knows its user.",
+                    "description": "Over TCP only; the Unix socket checks the user.",
                 }
             },
         },
@@ -408,7 +404,7 @@ def _parameters(route: Route) -> list[dict[str, Any]]:
 
 def _responses(route: Route) -> dict[str, Any]:
     failure = {
-        "description": "No success; what happened, why, and what to do next.",
+        "description": "Error: what happened, why, and what to do next.",
         "content": {"application/json": {"schema": _reference(api.Failure)}},
     }
     content: dict[str, Any] = {"schema": {"type": "string"}}
@@ -421,7 +417,7 @@ def _responses(route: Route) -> dict[str, Any]:
         return {"204": {"description": "Done."}, "default": failure}
     success = {"description": "Done.", "content": {route.media: content}}
     if route.is_open and route.path != OPENAPI_PATH:
-        return {"200": success, "503": {**success, "description": "Not so."}}
+        return {"200": success, "503": {**success, "description": "No, with reasons."}}
     return {"200": success, "default": failure}
 
 
@@ -435,7 +431,7 @@ def _schemas() -> dict[str, Any]:
     references, components = msgspec.json.schema_components(
         [*named, api.Failure, api.EventBody], ref_template=_TEMPLATE
     )
-    # As JSON has it: no tuples among the defaults.
+    # Through JSON, so that defaults have no tuples.
     components, events = msgspec.json.decode(
         msgspec.json.encode([components, references[-1]])
     )
@@ -445,13 +441,13 @@ def _schemas() -> dict[str, Any]:
 
 
 def _describe(schema: dict[str, Any], kind: object) -> None:
-    """Put what a docstring says of each attribute where readers look for it."""
+    """Copy the descriptions of attributes from a docstring into a schema."""
     about, _, attributes = (inspect.getdoc(kind) or "").partition("\n\nAttributes:\n")
     schema["description"] = about
     for found in re.finditer(
         r"^    (\w+): (.+(?:\n {8}.+)*)", attributes, re.MULTILINE
     ):
         name, words = found.groups()
-        told = schema.get("properties", {}).get(name)
-        if told is not None:
-            told["description"] = " ".join(words.split())
+        described = schema.get("properties", {}).get(name)
+        if described is not None:
+            described["description"] = " ".join(words.split())

@@ -1,8 +1,8 @@
-"""The daemon: its parts put together, started, served, and ended in order.
+"""The daemon: starts the parts of a sidecar, serves, drains and ends in order.
 
-It serves from the first moment, so that probes and clients hear what it is doing. It
-ends for three reasons: a signal, an engine that can go no further, or a start that
-failed; the last two are raised, and whoever supervises it starts it anew.
+It serves from the first moment, so that probes and clients see its state. It ends on a
+signal, when the engine fails for good, or when the start fails; the last two are
+raised, and the service manager restarts it.
 """
 
 import asyncio
@@ -51,10 +51,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-LOOK_S = 1.0
-LOOK_AGAIN_S = 0.05
+CHECK_S = 1.0
+POLL_S = 0.05
 CLOSE_MS = 5_000
-# A long log takes its time; what supervises the daemon hears that it goes on.
+# A long log takes its time; the service manager gets extensions meanwhile.
 READ_MS = 600_000
 END_S_MAX = 10
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -62,7 +62,7 @@ _log = logging.getLogger(LOGGER_NAME)
 
 
 def require_extra() -> None:
-    """Check that what serves is installed.
+    """Check that the extra for serving is installed.
 
     Raises:
         ConfigurationError: It is not.
@@ -83,17 +83,17 @@ def require_extra() -> None:
 def run(settings: Settings, observer: Observer) -> None:
     """Run a sidecar in the foreground, until a signal comes. On the main thread.
 
-    SIGTERM or SIGINT: a controlled shutdown, within ``drain_ms`` and what closing
-    takes; the same once more: at once. SIGHUP is passed over: settings are read when
-    the daemon starts, and a restart within H moves nothing.
+    The first SIGTERM or SIGINT starts a controlled shutdown within ``drain_ms`` and the
+    time to close; the second one ends the process at once. SIGHUP is ignored: settings
+    are read at the start, and a restart within a heartbeat interval moves nothing.
 
     Args:
         settings: Its settings.
-        observer: Takes the engine's events.
+        observer: Receives the engine's events.
 
     Raises:
-        ConfigurationError: A setting is impossible, or a sidecar runs already.
-        MarshalError: It could not be started, or the engine can go no further.
+        ConfigurationError: A setting is invalid, or a sidecar runs already.
+        MarshalError: The start failed, or the engine failed for good.
     """
     settings.check()
     require_extra()
@@ -117,7 +117,7 @@ def _opened(
         if settings.tcp is not None:
             host, port = tcp_address(settings.tcp)
             sockets.append(open_tcp(host, port))
-            _log.info("it listens on %s as well", sockets[-1].getsockname())
+            _log.info("also listening on %s", sockets[-1].getsockname())
         yield place, sockets, token
     finally:
         for each in sockets:
@@ -127,13 +127,13 @@ def _opened(
 
 @attrs.define(eq=False)
 class Components:
-    """What there is of the inside; it grows while the daemon starts.
+    """The parts behind the API; they appear while the daemon starts.
 
     Attributes:
-        health: Takes views of it.
-        watch: Knows of deaths.
-        runtime: The engine with its connections, as soon as there is one.
-        service: Holds the claims, as soon as there is one.
+        health: Answers probes.
+        watch: Detects deaths.
+        runtime: The engine with its connections, once it exists.
+        service: The operations of the API, once they exist.
     """
 
     health: Health
@@ -141,27 +141,27 @@ class Components:
     runtime: Runtime | None = None
     service: SidecarService | None = None
 
-    def look(self) -> View:
+    def view(self) -> View:
         """Return the view that probes rest on."""
-        return self.health.look()
+        return self.health.view()
 
     @property
     def engine(self) -> Engine | None:
-        """The engine, as soon as there is one."""
+        """The engine, once it exists."""
         return self.health.engine
 
     @property
     def process_count(self) -> int:
-        """How many living processes are watched."""
+        """Number of living processes that are watched."""
         return self.watch.process_count
 
     def clients(self) -> Sequence[LocalClient]:
-        """Return who is registered."""
+        """Return the registered clients."""
         return [] if self.service is None else self.service.clients()
 
 
 class _Deaths(Observer):
-    """Counts clients that are known dead."""
+    """Counts clients whose processes died."""
 
     def __init__(self, counts: Counts) -> None:
         self._counts = counts
@@ -176,12 +176,12 @@ class Daemon:
 
     Args:
         settings: Its settings, checked.
-        observer: Takes the engine's events.
-        token: What TCP connections have to show, None where there is no TCP.
+        observer: Receives the engine's events.
+        token: Token of TCP connections, None without TCP.
 
     Attributes:
-        states: What it is doing.
-        failure: Why it ended, where nobody asked it to.
+        states: Its lifecycle.
+        failure: Why it ended without a signal.
     """
 
     def __init__(
@@ -210,13 +210,13 @@ class Daemon:
         )
         self._app: App = App(self._serving)
         self._stop = asyncio.Event()
-        self._why = "it was to end"
+        self._why = "shutdown"
         self._is_ready = True
         self.states.on_change(_log_change)
         self.states.on_change(self._notifier.on_change)
 
     async def main(self, sockets: "Sequence[socket.socket]") -> None:
-        """Serve until asked to end; whatever happens, end in order."""
+        """Serve until a signal, then end in order, whatever happens."""
         from kafka_marshal.sidecar.requests import make_server
 
         self._listen_to_signals()
@@ -229,7 +229,7 @@ class Daemon:
             socket_gid=self._settings.socket_gid,
         )
         serving = asyncio.create_task(server.serve(sockets=list(sockets)))
-        looking = asyncio.create_task(self._look_on())
+        looking = asyncio.create_task(self._monitor())
         try:
             await self._work(serving)
             await self._give_up_claims()
@@ -243,10 +243,10 @@ class Daemon:
             await asyncio.to_thread(self._close)
 
     async def _work(self, serving: "asyncio.Task[None]") -> None:
-        """Start, serve, drain: as far as it gets."""
+        """Start, serve and drain, as far as possible."""
         try:
             if await self._start():
-                while not await self._is_stopped_within(LOOK_S):
+                while not await self._is_stopped_within(CHECK_S):
                     _require_served(serving)
                 await self._drain()
         except MarshalError as error:
@@ -266,11 +266,11 @@ class Daemon:
 
     def _on_signal(self, number: signal.Signals) -> None:
         if not self._stop.is_set():
-            self._why = f"asked to by {number.name}"
+            self._why = f"received {number.name}"
             self._stop.set()
             return
-        # Whoever asks twice does not want to wait: what is held runs out, or the
-        # next life of this sidecar takes it up.
+        # A second signal means do not wait: leases expire, or the next process of
+        # this sidecar resumes the claims.
         _log.warning("%s again: ending at once", number.name)
         asyncio.get_running_loop().remove_signal_handler(number)
         signal.raise_signal(number)
@@ -278,14 +278,14 @@ class Daemon:
     # --- starting
 
     async def _start(self) -> bool:
-        """Connect, read the log, take up what was promised; False when stopped."""
+        """Connect, read the log, restore clients; return False on a signal."""
         opening = on_thread("sidecar-open", self._open)
         loop = asyncio.get_running_loop()
-        # Connecting and recovering have deadlines of their own: this is the last.
+        # Connecting and recovery have their own deadlines; this is the outermost.
         limit_s = (2 * self._settings.open_ms + READ_MS) / 1000 + END_S_MAX
         deadline = loop.time() + limit_s
         while not opening.done():
-            if await self._is_stopped_within(LOOK_AGAIN_S):
+            if await self._is_stopped_within(POLL_S):
                 return False
             if loop.time() >= deadline:
                 raise DeadlineExceeded(f"not started within {limit_s:.0f} s")
@@ -295,7 +295,7 @@ class Daemon:
         return True
 
     def _open(self) -> None:
-        """Open what is inside; on a thread of its own, as far as it gets."""
+        """Open runtime and service; on a thread of its own."""
         settings = self._settings
         connection = settings.connection()
         runtime = Runtime.open(
@@ -311,7 +311,7 @@ class Daemon:
         runtime.observers.add(_Deaths(self._serving.counts))
         self._inside.runtime = runtime
         runtime.require_safe_topic()
-        self.states.explain("taking up what an earlier life had promised")
+        self.states.explain("restoring the clients of the previous process")
         service = SidecarService(
             runtime,
             client_id=settings.client_id,
@@ -324,7 +324,7 @@ class Daemon:
         self._inside.service = service
         count = service.restore(timeout_ms=settings.open_ms)
         if count:
-            _log.info("%d clients of an earlier life are expected back", count)
+            _log.info("%d clients of the previous process are expected back", count)
 
     def _on_connected(self, engine: Engine) -> None:
         self._inside.health.engine = engine
@@ -332,25 +332,25 @@ class Daemon:
 
     # --- serving
 
-    async def _look_on(self) -> None:
-        """Tell whoever supervises us how we are; find out when it is over."""
+    async def _monitor(self) -> None:
+        """Notify systemd, log readiness, and detect a failed engine."""
         while True:
             try:
-                view = await asyncio.to_thread(self._inside.look)
-                self._notifier.look(view)
+                view = await asyncio.to_thread(self._inside.view)
+                self._notifier.update(view)
                 self._log_readiness(view)
-            except Exception:  # noqa: BLE001 - a look must not end the daemon
-                # It is told to nobody then, and the watchdog has the last word.
-                _log.exception("looking at the sidecar failed")
+            except Exception:  # noqa: BLE001 - monitoring must not end the daemon
+                # Then nothing feeds the watchdog.
+                _log.exception("monitoring the sidecar failed")
             engine = self._inside.engine
             if engine is not None and engine.failure is not None:
                 self.failure = self.failure or engine.failure
-                self._why = "the engine can go no further"
+                self._why = "the engine has failed"
                 self._stop.set()
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(CHECK_S)
 
     def _log_readiness(self, view: View) -> None:
-        """Log when the answer of ``/readyz`` changes while it serves."""
+        """Log changes of readiness while it serves."""
         if view.state is not State.RUNNING:
             return
         verdict = readyz(view)
@@ -364,13 +364,13 @@ class Daemon:
     # --- ending
 
     async def _drain(self) -> None:
-        """Have every client give back what it has, and wait for it, for a while."""
+        """Recall all leases and wait for the clients, up to ``drain_ms``."""
         service = self._inside.service
         if service is None or self.failure is not None:
             return
         self.states.move(
             State.PENDING_CONTROLLED_SHUTDOWN,
-            reason=f"{self._why}; clients have {self._settings.drain_ms} ms to let go",
+            reason=f"{self._why}; clients have {self._settings.drain_ms} ms to release",
         )
         await asyncio.to_thread(service.start_drain)
         loop = asyncio.get_running_loop()
@@ -378,8 +378,8 @@ class Daemon:
         while loop.time() < deadline and self.failure is None:
             if await asyncio.to_thread(lambda: service.is_drained):
                 return
-            await asyncio.sleep(LOOK_AGAIN_S)
-        _log.warning("not everything was given back in time; it runs out by itself")
+            await asyncio.sleep(POLL_S)
+        _log.warning("not everything was released in time; the remaining leases expire")
 
     async def _give_up_claims(self) -> None:
         self.states.move(State.SHUTTING_DOWN, reason=self._why)
@@ -389,10 +389,10 @@ class Daemon:
         try:
             await asyncio.to_thread(partial(service.close, timeout_ms=CLOSE_MS))
         except MarshalError as error:
-            _log.warning("what was held could not be released: %s", error)
+            _log.warning("claims could not be released: %s", error)
 
     def _close(self) -> None:
-        """Close what is left, now that nobody asks any more."""
+        """Close what is left, after the last request."""
         if self._inside.runtime is not None:
             self._inside.runtime.stop()
         self._inside.watch.close()
@@ -402,7 +402,7 @@ class Daemon:
 
 
 def on_thread(name: str, call: Callable[[], T]) -> "asyncio.Future[T]":
-    """Return what a call will return, made on a thread that nobody waits for."""
+    """Return the future result of a call on a daemon thread."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
@@ -414,9 +414,9 @@ def on_thread(name: str, call: Callable[[], T]) -> "asyncio.Future[T]":
         put: Callable[[Any], None] = future.set_result
         try:
             value: object = call()
-        except Exception as error:  # noqa: BLE001 - whoever awaits it gets it
+        except Exception as error:  # noqa: BLE001 - raised where it is awaited
             put, value = future.set_exception, error
-        # Who waited may be gone, and the loop with them.
+        # The loop may be closed by now.
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(settle, put, value)
 
@@ -425,12 +425,12 @@ def on_thread(name: str, call: Callable[[], T]) -> "asyncio.Future[T]":
 
 
 def _require_served(serving: "asyncio.Task[None]") -> None:
-    """Check that the server goes on; it ends only when it is told to."""
+    """Check that the server still runs; it ends only on request."""
     if serving.done():
         why = serving.exception() if not serving.cancelled() else None
         raise CoordinationError(
-            f"the HTTP server ended by itself ({why or 'for no reason that it gave'}); "
-            "start the sidecar anew"
+            f"the HTTP server ended unexpectedly ({why or 'no reason given'}); "
+            "restart the sidecar"
         ) from why
 
 
@@ -439,4 +439,4 @@ def _log_change(change: StateChange) -> None:
 
 
 def _on_hangup() -> None:
-    _log.info("SIGHUP is passed over; settings are read when the sidecar starts")
+    _log.info("ignoring SIGHUP; settings are read when the sidecar starts")

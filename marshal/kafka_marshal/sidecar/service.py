@@ -196,9 +196,9 @@ class SidecarService:
     def leave(self, who: Caller, request: api.Leaving) -> api.Left:
         """Remove a client, or answer that it must wait for a drain.
 
-        ``restart`` reserves its place for another process of its name for an H. With
-        ``downscale``, a client that still has leases goes on working and asks again
-        once it has none.
+        ``restart`` reserves its place for another process of its name, for a heartbeat
+        interval. With ``downscale``, a client that still has leases goes on working and
+        asks again once it has none.
 
         Raises:
             DeadlineExceeded: The log did not show the releases in time; it still may.
@@ -639,7 +639,7 @@ def _require_name(setting: str, name: str) -> None:
 
 
 def granted_now(verdict: Verdict) -> api.Granted:
-    """Return the fold's verdict as a client is told it."""
+    """Return the verdict of the fold as the API has it."""
     first, last = verdict.granted or (None, None)
     return api.Granted(
         outcome=verdict.outcome,

@@ -1,8 +1,8 @@
-"""The sidecar's sockets: who may reach them, and only one sidecar on each.
+"""Listening sockets: who may reach them, and one sidecar on each.
 
-A Unix socket stands in a folder that nobody else may enter, but for the members of a
-group that is named, so that no other user gets as far as connecting. A lock beside it
-tells a living sidecar from a socket that a dead one left.
+A Unix socket is in a directory that no other user may enter, except the members of a
+configured group, so that others cannot even connect. A lock beside it distinguishes a
+living sidecar from a socket that a dead one left.
 """
 
 import errno
@@ -20,10 +20,10 @@ from kafka_marshal.identity import make_private
 BACKLOG = 128
 FOLDER_MODE = 0o700
 SOCKET_MODE = 0o600
-# The same where the members of a group may use the socket, too.
+# The same if the members of a group may use the socket, too.
 GROUP_FOLDER_MODE = 0o750
 GROUP_SOCKET_MODE = 0o660
-# Of parents that are made on the way to such a folder.
+# Of created parents of such a directory.
 GROUP_PARENT_MODE = 0o755
 CONNECT_S = 1.0
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
@@ -31,7 +31,7 @@ _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 @attrs.define
 class UnixPlace:
-    """A Unix socket that is ours alone, until it is closed.
+    """A Unix socket that this process owns until it is closed.
 
     Attributes:
         path: Its path.
@@ -53,17 +53,17 @@ class UnixPlace:
 
 
 def open_unix(path: Path, *, gid: int | None = None) -> UnixPlace:
-    """Return a Unix socket at a path, of mode 0600 in a folder of mode 0700.
+    """Return a Unix socket of mode 0600 in a directory of mode 0700.
 
-    A socket that nobody answers on is replaced.
+    A socket that nobody serves is replaced.
 
     Args:
-        path: The path.
-        gid: Group whose members may use it as well: modes are 0660 and 0750 then.
+        path: Its path.
+        gid: Group whose members may also use it; the modes are 0660 and 0750 then.
 
     Raises:
-        ConfigurationError: Somebody answers there, others may enter the folder, or
-            the path cannot be used.
+        ConfigurationError: It is in use, others may enter the directory, or the path
+            cannot be used.
     """
     try:
         _make_folder(path.parent, gid)
@@ -74,7 +74,7 @@ def open_unix(path: Path, *, gid: int | None = None) -> UnixPlace:
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
         _make_room(path)
-        # Before it has a name: nobody can come in between with another mode.
+        # Before it has a name, so that it never has another mode.
         os.fchmod(listening.fileno(), SOCKET_MODE)
         listening.bind(str(path))
         if gid is None:
@@ -96,7 +96,7 @@ def open_tcp(host: str, port: int) -> socket.socket:
     """Return a TCP socket on an address of this machine.
 
     Raises:
-        ConfigurationError: It is in use, or cannot be used.
+        ConfigurationError: The address is in use, or cannot be used.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
@@ -137,15 +137,15 @@ def _require_ours(folder: Path, gid: int | None) -> None:
         _require_group(folder, found, gid=gid)
     elif found.st_mode & _OTHERS:
         raise ConfigurationError(
-            f"the socket's folder {str(folder)!r} may be entered by others "
+            f"the socket's folder {str(folder)!r} can be entered by others "
             f"({stat.filemode(found.st_mode)}); run: chmod 700 {folder}, or name a "
-            "socket in a folder of its own, which is then made",
+            "socket in a folder of its own, which is then created",
             setting="socket",
         )
 
 
 def _require_group(folder: Path, found: os.stat_result, *, gid: int) -> None:
-    """Check that a group may enter a folder, and nobody but its owner change it."""
+    """Check that a group may enter a directory, and only its owner change it."""
     mode = stat.S_IMODE(found.st_mode)
     is_open = mode & (stat.S_IRWXO | stat.S_IWGRP)
     if is_open or not mode & stat.S_IXGRP or found.st_gid != gid:
@@ -159,7 +159,7 @@ def _require_group(folder: Path, found: os.stat_result, *, gid: int) -> None:
 
 
 def _locked(path: Path) -> int:
-    """Return the lock of a socket; it goes with the process, however that ends."""
+    """Return the lock of a socket; it ends with the process."""
     lock = os.open(
         path.with_name(path.name + ".lock"),
         os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW,
@@ -178,14 +178,14 @@ def _locked(path: Path) -> int:
 
 
 def _make_room(path: Path) -> None:
-    """Remove a socket that nobody answers on."""
+    """Remove a socket that nobody serves."""
     try:
         mode = path.lstat().st_mode
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(mode):
         raise ConfigurationError(
-            f"{str(path)!r} is there and no socket; remove it, or name another socket",
+            f"{str(path)!r} is not a socket; remove it, or name another socket",
             setting="socket",
         )
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
@@ -196,7 +196,7 @@ def _make_room(path: Path) -> None:
             path.unlink()
             return
         except OSError:
-            pass  # it is busy, or not ours to open: somebody is there
+            pass  # busy or not permitted: another program serves it
     raise _taken(path, "another program")
 
 

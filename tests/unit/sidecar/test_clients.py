@@ -13,7 +13,7 @@ from kafka_marshal.sidecar.clients import (
     Client,
     ClientLease,
     DelegatedGrants,
-    mark_lent,
+    mark_subleased,
     reclaim,
 )
 from kafka_marshal.sidecar.events import EventBuffer
@@ -37,7 +37,7 @@ def client(beat_ms=100):
 
 
 def lease(held):
-    mark_lent(held)
+    mark_subleased(held)
     return ClientLease(KEY, client(), held, 5, "s", journaled_until_ms=9_999)
 
 
@@ -105,7 +105,7 @@ def test_what_comes_back_is_lent_again_with_its_account():
     held = holding(Delivery.AT_MOST_ONCE)
     lease(held).record_grant(0, 9)
     before = held.progress
-    mark_lent(held)
+    mark_subleased(held)
     assert held.progress is before
 
 

@@ -188,7 +188,7 @@ def test_a_repeat_shows_the_secret_as_well(single):
 
 def test_what_is_not_written_yet_is_not_granted(single):
     a = having(single, count=1, delivery="amo")
-    with pytest.raises(ConfigurationError, match="its log ends at 20") as caught:
+    with pytest.raises(ConfigurationError, match="whose log ends at 20") as caught:
         single.service.grant("g", asking(single, a, last=20))
     assert caught.value.setting == "last"
     assert not requests(single)

@@ -124,15 +124,15 @@ def test_a_slow_reader_of_five_thousand_partitions_converges():
     a.take()
     a.subscribe()
 
-    def lent():
+    def added():
         return sum(len(host.table.leases) for host in machine.service.groups)
 
     for _ in range(400):
         cluster.run(100)
         machine.service.beat(a.who, api.Beat())
-        if lent() == 5_000:
+        if added() == 5_000:
             break
-    assert lent() == 5_000
+    assert added() == 5_000
     a.take()
     assert len(a.valid) == 5_000
     assert isinstance(a.told[-1], api.Snapshot), "what was missed is told at once"

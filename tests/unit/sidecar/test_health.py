@@ -221,7 +221,7 @@ def test_a_sidecar_that_is_well_says_so_three_times():
     [
         ({"log_start_missing": (1, 3)}, "partitions [1, 3] begins above offset 0"),
         ({"rebuilding": (2,)}, "partitions [2] went back"),
-        ({"diverged": (0,)}, "partitions [0] say another digest"),
+        ({"diverged": (0,)}, "partitions [0] have another digest"),
     ],
     ids=str,
 )
@@ -236,12 +236,12 @@ def test_what_an_engine_does_not_know_is_seen():
     cluster = world(2)
     node = owning(cluster)
     states = Lifecycle(cluster.clock.view())
-    view = health.look(node.engine, states, clock=cluster.clock.view())
+    view = health.take_view(node.engine, states, clock=cluster.clock.view())
     assert (view.log_start_missing, view.rebuilding, view.diverged) == ((), (), ())
     replica = node.engine.context.replicas[1]
     replica.compared = Comparison(b"id", 7, "other", "aa", "bb")
     node.engine.context.rebuilding.add(0)
-    view = health.look(node.engine, states, clock=cluster.clock.view())
+    view = health.take_view(node.engine, states, clock=cluster.clock.view())
     assert (view.rebuilding, view.diverged) == ((0,), (1,))
 
 
@@ -366,21 +366,21 @@ def test_before_there_is_an_engine(cluster):
 def test_it_follows_an_engine_from_its_first_round_on(cluster):
     node = cluster.node("a")
     found = well(node)
-    assert found.look().round_at_ms is None
+    assert found.view().round_at_ms is None
     assert found.ready().reasons == ("the coordination log is not read to its end",)
     cluster.run(40)
     assert found.ready().ok
-    assert found.look().heartbeat_interval_ms == H
-    assert found.look().beat_at_ms is None
+    assert found.view().heartbeat_interval_ms == H
+    assert found.view().beat_at_ms is None
 
 
 def test_a_claim_counts_with_its_beats(cluster):
     node = owning(cluster)
     found = well(node)
-    before = found.look()
+    before = found.view()
     assert (before.held_count, before.overdue) == (1, ())
     cluster.run(H)
-    assert found.look().beat_at_ms > before.beat_at_ms
+    assert found.view().beat_at_ms > before.beat_at_ms
 
 
 def test_an_outage_shorter_than_the_lease_is_no_reason(cluster):
@@ -421,7 +421,7 @@ def test_a_failed_engine_makes_it_dead(cluster):
     node = owning(cluster)
     found = well(node)
     node.engine._fail(LogUnreadable("gone"))
-    assert found.live().reasons == ("the engine can go no further: gone",)
+    assert found.live().reasons == ("the engine has failed: gone",)
 
 
 def test_a_lock_that_cannot_be_had_is_told_and_not_waited_for(cluster, monkeypatch):
@@ -438,7 +438,7 @@ def test_a_lock_that_cannot_be_had_is_told_and_not_waited_for(cluster, monkeypat
     holder = threading.Thread(target=hold)
     holder.start()
     assert held.wait(60)
-    assert found.look().is_busy
+    assert found.view().is_busy
     assert found.live().ok
     assert "did not answer" in found.ready().reasons[0]
     go.set()
@@ -533,7 +533,7 @@ def test_a_status_is_told_once_and_anew_when_it_changes(manager):
         attrs.evolve(BEATING, held_count=3),
         attrs.evolve(BEATING, held_count=3),
     ):
-        notifier.look(view)
+        notifier.update(view)
     assert manager.heard() == [
         ["STATUS=RUNNING: serving"],
         ["STATUS=RUNNING: serving; 3 held"],
@@ -543,7 +543,7 @@ def test_a_status_is_told_once_and_anew_when_it_changes(manager):
 
 def test_a_reason_cannot_forge_a_line(manager):
     notifier = SystemdNotifier(manager.environ())
-    notifier.look(attrs.evolve(BEATING, reason="x\nREADY=1\nMAINPID=1"))
+    notifier.update(attrs.evolve(BEATING, reason="x\nREADY=1\nMAINPID=1"))
     ((line,),) = manager.heard()
     assert line.startswith("STATUS=")
     notifier.close()
@@ -552,7 +552,7 @@ def test_a_reason_cannot_forge_a_line(manager):
 @pytest.mark.parametrize("state", [S.RECOVERY, S.PENDING_CONTROLLED_SHUTDOWN])
 def test_what_takes_long_asks_for_time(manager, state):
     notifier = SystemdNotifier(manager.environ())
-    notifier.look(attrs.evolve(BEATING, state=state))
+    notifier.update(attrs.evolve(BEATING, state=state))
     ((_, line),) = manager.heard()
     assert line == f"EXTEND_TIMEOUT_USEC={EXTEND_MS * 1000}"
     notifier.close()
@@ -560,23 +560,23 @@ def test_what_takes_long_asks_for_time(manager, state):
 
 def test_beats_feed_the_watchdog_and_time_does_not(manager, watched):
     held = attrs.evolve(BEATING, held_count=1, beat_at_ms=100)
-    watched.look(held)
+    watched.update(held)
     assert manager.fed() == 1
     for now_ms in range(1_000, 60_000, 1_000):
         # The loop turns, but nothing that it sends is confirmed.
-        watched.look(attrs.evolve(held, now_ms=now_ms, round_at_ms=now_ms))
+        watched.update(attrs.evolve(held, now_ms=now_ms, round_at_ms=now_ms))
     assert manager.fed() == 0
-    watched.look(attrs.evolve(held, beat_at_ms=200))
-    watched.look(attrs.evolve(held, beat_at_ms=200))
+    watched.update(attrs.evolve(held, beat_at_ms=200))
+    watched.update(attrs.evolve(held, beat_at_ms=200))
     assert manager.fed() == 1
 
 
 def test_rounds_feed_it_while_nothing_is_held(manager, watched):
-    watched.look(attrs.evolve(BEATING, round_at_ms=1))
-    watched.look(attrs.evolve(BEATING, round_at_ms=2))
-    watched.look(attrs.evolve(BEATING, round_at_ms=2))
+    watched.update(attrs.evolve(BEATING, round_at_ms=1))
+    watched.update(attrs.evolve(BEATING, round_at_ms=2))
+    watched.update(attrs.evolve(BEATING, round_at_ms=2))
     assert manager.fed() == 2
-    watched.look(attrs.evolve(BEATING, round_at_ms=None))
+    watched.update(attrs.evolve(BEATING, round_at_ms=None))
     assert manager.fed() == 0
 
 
@@ -585,7 +585,7 @@ def test_rounds_feed_it_while_nothing_is_held(manager, watched):
 )
 def test_an_engine_that_fails_or_hangs_feeds_nothing(manager, watched, sick):
     for now_ms in range(3):
-        watched.look(attrs.evolve(BEATING, now_ms=now_ms, round_at_ms=now_ms, **sick))
+        watched.update(attrs.evolve(BEATING, now_ms=now_ms, round_at_ms=now_ms, **sick))
     assert manager.fed() == 0
 
 
@@ -599,19 +599,19 @@ def test_an_engine_that_fails_or_hangs_feeds_nothing(manager, watched, sick):
     ids=["no-engine-yet", "no-engine-any-more", "engine-at-rest"],
 )
 def test_without_an_engine_the_other_limits_count(manager, watched, view):
-    watched.look(view)
-    watched.look(attrs.evolve(view, now_ms=view.now_ms + 1))
+    watched.update(view)
+    watched.update(attrs.evolve(view, now_ms=view.now_ms + 1))
     assert manager.fed() == 2
 
 
 def test_it_asks_for_three_intervals_where_the_limit_is_shorter(manager):
     notifier = SystemdNotifier(manager.environ(WATCHDOG_USEC="10000000"))
     assert notifier.watchdog_ms == 10_000
-    notifier.look(attrs.evolve(BEATING, heartbeat_interval_ms=None))
-    notifier.look(BEATING)
+    notifier.update(attrs.evolve(BEATING, heartbeat_interval_ms=None))
+    notifier.update(BEATING)
     assert not any("WATCHDOG_USEC" in line for each in manager.heard() for line in each)
-    notifier.look(attrs.evolve(BEATING, heartbeat_interval_ms=60_000))
-    notifier.look(attrs.evolve(BEATING, heartbeat_interval_ms=60_000))
+    notifier.update(attrs.evolve(BEATING, heartbeat_interval_ms=60_000))
+    notifier.update(attrs.evolve(BEATING, heartbeat_interval_ms=60_000))
     lines = [line for each in manager.heard() for line in each]
     assert lines.count("WATCHDOG_USEC=180000000") == 1
     assert notifier.watchdog_ms == 180_000
@@ -641,7 +641,7 @@ def test_the_limit_is_that_of_the_environment(environ, expected):
 def test_where_nobody_listens_nothing_happens(address):
     notifier = SystemdNotifier({"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "5000000"})
     assert not notifier.is_active
-    notifier.look(BEATING)
+    notifier.update(BEATING)
     notifier.close()
     notifier.close()
 
@@ -649,10 +649,10 @@ def test_where_nobody_listens_nothing_happens(address):
 def test_a_manager_that_goes_or_does_not_read_stops_nothing(manager):
     notifier = SystemdNotifier(manager.environ(WATCHDOG_USEC="60000000"))
     for number in range(1_000):  # more than a socket's queue takes
-        notifier.look(attrs.evolve(BEATING, round_at_ms=number))
+        notifier.update(attrs.evolve(BEATING, round_at_ms=number))
     assert manager.heard()
     manager.socket.close()
-    notifier.look(attrs.evolve(BEATING, round_at_ms=-1))
+    notifier.update(attrs.evolve(BEATING, round_at_ms=-1))
     notifier.close()
 
 
@@ -660,7 +660,7 @@ def test_a_change_of_state_waits_for_a_busy_manager(manager):
     notifier = SystemdNotifier(manager.environ())
     number = 0
     while select.select([], [notifier._socket], [], 0)[1]:
-        notifier.look(attrs.evolve(BEATING, reason=f"{number}"))
+        notifier.update(attrs.evolve(BEATING, reason=f"{number}"))
         number += 1
     heard = []
     reader = threading.Timer(0, lambda: heard.extend(manager.heard()))
@@ -675,6 +675,6 @@ def test_a_change_of_state_waits_for_a_busy_manager(manager):
 def test_the_environment_is_that_of_the_process(manager, monkeypatch):
     monkeypatch.setenv("NOTIFY_SOCKET", manager.address)
     notifier = SystemdNotifier()
-    notifier.look(BEATING)
+    notifier.update(BEATING)
     assert manager.heard() == [["STATUS=RUNNING: serving"]]
     notifier.close()

@@ -42,8 +42,8 @@ class Daemon:
         collector = SidecarCollector(self, self.counts, coordination_topic="__marshal")
         self.write = Exposition(collector)
 
-    def look(self):
-        return self.health.look()
+    def view(self):
+        return self.health.view()
 
     def clients(self):
         return self.registered
@@ -212,7 +212,7 @@ def test_what_kafka_calls_otherwise_is_what_was_measured(cluster):
 
 def test_clients_by_group_and_state():
     daemon = Daemon()
-    now_ms = daemon.look().now_ms
+    now_ms = daemon.view().now_ms
     daemon.registered = [
         client(name="a", promised_until_ms=now_ms + 4_000),
         client(name="b", promised_until_ms=now_ms + 9_000, beat_age_ms=700),

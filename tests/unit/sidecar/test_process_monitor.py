@@ -293,7 +293,7 @@ def test_a_start_that_cannot_be_read_proves_nothing(watch, monkeypatch):
         started = process_monitor.start_time(child.pid)
         monkeypatch.setattr(process_monitor, "start_time", lambda pid: None)
         watched = watch.watch(child.pid, started, on_dead=bell)
-        assert "when it started" in watched.problem
+        assert "its start time" in watched.problem
         assert not watched.is_dead
         other.kill()
         until(lambda: state_of(other.pid) == "Z")
@@ -476,7 +476,7 @@ def test_processes_are_bounded_and_what_exceeds_them_is_told():
         one = watch_process(watch, first.pid, Bell())
         two = watch_process(watch, second.pid, Bell())
         assert one.problem is None
-        assert "1 are watched already" in two.problem
+        assert "1 processes are watched already" in two.problem
         one.close()
         assert watch_process(watch, second.pid, Bell()).problem is None
     watch.close()

@@ -89,7 +89,9 @@ def test_a_client_shows_its_instance(wire, value):
 def test_a_body_that_is_none_is_refused_and_says_why(wire, body):
     response = wire.ask("PUT", CLIENT, content=body)
     assert response.status_code == 400
-    assert failure(response).message.startswith("the body is no Registration: ")
+    assert failure(response).message.startswith(
+        "the body is not a valid Registration: "
+    )
     assert wire.service.said == []
 
 
@@ -438,7 +440,7 @@ def test_too_many_connections_are_turned_away_and_probes_are_answered(tmp_path):
             response = read(one_more)
         assert response.startswith(b"HTTP/1.1 503 ")
         assert b"retry-after: 1\r\n" in response
-        assert "connections stand already" in failure_of(response).message
+        assert "limit of connections" in failure_of(response).message
         with served.connect() as one_more:
             one_more.sendall(REQUEST)
             assert read(one_more).startswith(b"HTTP/1.1 200 ")

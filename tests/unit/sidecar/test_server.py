@@ -36,7 +36,7 @@ def world(tmp_path, monkeypatch):
     found = World(tmp_path / "own" / "sidecar.sock")
     monkeypatch.setattr(server, "Runtime", found)
     monkeypatch.setattr(server, "SidecarService", found.make_service)
-    monkeypatch.setattr(server, "LOOK_S", 0.02)
+    monkeypatch.setattr(server, "CHECK_S", 0.02)
     return found
 
 
@@ -174,7 +174,7 @@ def test_a_server_that_ends_by_itself_is_not_left_alone(world, monkeypatch):
         raise OSError("out of files")
 
     monkeypatch.setattr(requests, "make_server", broken)
-    with pytest.raises(CoordinationError, match=r"ended by itself .out of files"):
+    with pytest.raises(CoordinationError, match=r"ended unexpectedly .out of files"):
         server.run(world.settings, NullObserver())
     assert world.done[-1] == "stop"
 
@@ -191,9 +191,9 @@ def test_a_look_that_fails_is_told_and_tried_again(world, monkeypatch, caplog):
         for _ in range(3):
             assert looked.acquire(timeout=30)
 
-    monkeypatch.setattr(server.Components, "look", look)
+    monkeypatch.setattr(server.Components, "view", look)
     world.run(script)
-    assert "looking at the sidecar failed" in caplog.text
+    assert "monitoring the sidecar failed" in caplog.text
 
 
 def test_a_drain_waits_for_clients_and_tells_them(world):
@@ -240,7 +240,7 @@ def test_a_drain_has_an_end(world, caplog):
     world.service.is_drained = False
     world.settings = Settings(socket=world.path, drain_ms=60, state_dir="")
     world.run(world.wait_ready)
-    assert "not everything was given back in time" in caplog.text
+    assert "not everything was released in time" in caplog.text
     assert world.service.said[-1] == ("close", server.CLOSE_MS)
 
 
@@ -268,7 +268,7 @@ def test_a_hangup_is_passed_over(world, caplog):
     def script():
         world.wait_ready()
         os.kill(os.getpid(), signal.SIGHUP)
-        eventually(lambda: "SIGHUP is passed over" in caplog.text, "it is told")
+        eventually(lambda: "ignoring SIGHUP" in caplog.text, "it is told")
         world.wait_ready()
 
     world.run(script)
@@ -293,7 +293,7 @@ def test_tcp_is_served_with_its_token(world, tmp_path, caplog):
 
     def script():
         world.wait_ready()
-        (line,) = [m for m in caplog.messages if "as well" in m]
+        (line,) = [m for m in caplog.messages if "also listening" in m]
         port = re.search(r"\d{4,5}", line)[0]
         url = f"http://127.0.0.1:{port}{paths.INFO}"
         assert httpx.get(url, timeout=30).status_code == 401

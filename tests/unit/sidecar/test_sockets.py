@@ -124,7 +124,7 @@ def test_a_socket_that_a_dead_one_left_is_replaced(path):
 def test_what_is_no_socket_is_kept(path):
     path.parent.mkdir(mode=0o700)
     path.write_text("mine")
-    with pytest.raises(ConfigurationError, match="no socket; remove it"):
+    with pytest.raises(ConfigurationError, match="not a socket; remove it"):
         open_unix(path)
     assert path.read_text() == "mine"
 

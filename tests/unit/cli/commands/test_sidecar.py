@@ -30,7 +30,7 @@ def world(tmp_path, monkeypatch):
     found = World(tmp_path / "own" / "sidecar.sock")
     monkeypatch.setattr(server, "Runtime", found)
     monkeypatch.setattr(server, "SidecarService", found.make_service)
-    monkeypatch.setattr(server, "LOOK_S", 0.02)
+    monkeypatch.setattr(server, "CHECK_S", 0.02)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("MARSHAL_SIDECAR_SOCKET", str(found.path))
     monkeypatch.setenv("COLUMNS", "200")
@@ -164,9 +164,9 @@ def test_config_show_knows_the_settings(tmp_path):
     ("text", "told"),
     [
         ('sockte = "/x"', "'sockte' means nothing; did you mean 'socket'?"),
-        ('tcp = "0.0.0.0:7070"', "which others can reach"),
+        ('tcp = "0.0.0.0:7070"', "which other hosts can reach"),
         ('socket = "/' + "x" * 200 + '"', "longer than the 107 bytes"),
-        ('client-id = "a b"', "no valid name"),
+        ('client-id = "a b"', "not a valid name"),
         ("socket = {}", "must be a string"),
         ('drain-timeout = "soon"', "is 'soon', which is no duration"),
         ('checkpoint-interval = "-1s"', "which is no duration"),
