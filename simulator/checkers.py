@@ -10,12 +10,12 @@ from typing import NamedTuple
 
 from kafka_marshal.engine import Engine
 from kafka_marshal.protocol.hashing import CHECKPOINT_GROUP
+from kafka_marshal.protocol.log_judge import CLAIMS, LogJudge, Place
 from kafka_marshal.protocol.losses import Loss, LossBook
 from kafka_marshal.protocol.rationalizer import apply
-from kafka_marshal.protocol.records import Heartbeat
 from kafka_marshal.protocol.snapshot import digest
-from kafka_marshal.protocol.state import KeyState, WorldState
-from kafka_marshal.protocol.transition import ACCEPTED, Transition, Transitions
+from kafka_marshal.protocol.state import WorldState
+from kafka_marshal.protocol.transition import Transition, Transitions
 from kafka_marshal.protocol.types import Key, Owner, Token, TopicPartition
 from kafka_marshal.testing.fakelog import FakeKafka
 from kafka_marshal.testing.fakestore import Stored
@@ -33,38 +33,6 @@ class Violation(AssertionError):
         super().__init__(f"{invariant}: {message}")
         self.invariant = invariant
 
-
-class _Before(NamedTuple):
-    """One key before a record was folded."""
-
-    owner: Owner | None
-    epoch: int
-    position: int | None
-    granted: int | None
-    token: Token | None
-    topic_id: bytes | None
-    renewed_ms: int = 0
-
-
-_NOBODY = _Before(None, -1, None, None, None, None)
-
-
-def _before(world: WorldState, key: Key, *, known: KeyState) -> _Before:
-    """Return what is to be remembered of a key until the next record about it."""
-    return _Before(
-        known.owner,
-        known.epoch,
-        known.position,
-        known.granted,
-        world.token(key),
-        known.topic_id,
-        known.renewed_ms,
-    )
-
-
-Place = tuple[Key, bytes | None]
-"""What offsets belong to: a key, and the id of its topic. A topic that is created again
-under its name has another id."""
 
 PositionCheck = Callable[[Key, int | None, int], None]
 """Told of every position that moved: key, old position, new position."""
@@ -94,7 +62,7 @@ class Folded(NamedTuple):
 
 
 class LogWatcher:
-    """Folds every coordinating partition and checks S1, S2, S3, S7 and S10.
+    """Folds every coordinating partition: S2, and what ``LogJudge`` judges.
 
     Attributes:
         worlds: The fold so far, one per coordinating partition.
@@ -114,7 +82,7 @@ class LogWatcher:
         kafka: FakeKafka,
         partitions: int,
         *,
-        on_position: PositionCheck | None = None,
+        on_position: PositionCheck = lambda _key, _old, _new: None,
         note: Callable[[str], None] | None = None,
         on_fold: Callable[[Folded], None] | None = None,
     ) -> None:
@@ -136,6 +104,7 @@ class LogWatcher:
         self.on_entry: EntryCheck | None = None
         self.taken_back: dict[Place, set[int]] = {}
         self._books = [LossBook(number) for number in range(partitions)]
+        self._judges = [LogJudge(world) for world in self.worlds]
         self._kafka = kafka
         places = [TopicPartition(COORDINATION_TOPIC, t) for t in range(partitions)]
         self._logs = [kafka.log(place) for place in places]
@@ -144,10 +113,6 @@ class LogWatcher:
         self._on_position = on_position
         self._note = note
         self._on_fold = on_fold
-        self._granted: dict[Place, int] = {}
-        self._tokens: dict[Key, Token] = {}
-        # What each key was before the record that is being folded.
-        self._before: list[dict[Key, _Before]] = [{} for _ in range(partitions)]
         self._digests: list[dict[int, str]] = [
             {0: digest(world)} for world in self.worlds
         ]
@@ -172,47 +137,51 @@ class LogWatcher:
 
     def _fold(self, number: int, world: WorldState, stored: Stored) -> None:
         entry = stored.entry()
-        transitions = apply(world, entry)
-        before = self._before[number]
+        transitions, judge = apply(world, entry), self._judges[number]
         for transition in transitions:
             key = transition.key
-            was = None if key is None else before.get(key)
-            try:
-                self._check(world, transition, was)
-            except Violation:
-                if self.is_strict:
-                    raise
+            was = None if key is None else judge.known.get(key)
+            self._take(world, transition, judge=judge)
             known = None if key is None else world.keys.get(key)
-            moved = known is not None and known.position != (was or _NOBODY).position
+            old, new = (
+                None if each is None else each.position for each in (was, known)
+            )
+            moved = known is not None and new != old
+            if moved and key is not None and new is not None and new > (old or 0):
+                self._on_position(key, old, new)
             if self._on_fold is not None:
                 owner = None if was is None else was.owner
                 age_ms = 0 if was is None else world.now_ms - was.renewed_ms
                 self._on_fold(Folded(number, stored, transition, owner, age_ms, moved))
-            if key is not None and known is not None:
-                before[key] = _before(world, key, known=known)
-        if transitions and transitions[0].effect == "reset":
-            self._take_reset(number, world)
         self.losses += self._books[number].take(entry, transitions)
         if world.halted is None:
             self._digests[number][world.next_offset] = digest(world)
         if self.on_entry is not None:
             self.on_entry(number, stored, transitions)
 
-    def _take_reset(self, number: int, world: WorldState) -> None:
-        """Take that a T's state was replaced: an admin meant it (PROTOCOL 7.6)."""
-        keys = self._before[number]
-        for place, granted in self._granted.items():
-            key, topic_id = place
-            if key not in keys:
-                continue
-            known, head = world.keys.get(key), 0
-            if known is not None and known.topic_id == topic_id:
-                head = known.next_unclaimed() or 0
-            self.taken_back.setdefault(place, set()).update(range(head, granted))
-            self._granted[place] = head
-        self._before[number] = {
-            key: _before(world, key, known=known) for key, known in world.keys.items()
-        }
+    def _take(
+        self, world: WorldState, transition: Transition, *, judge: LogJudge
+    ) -> None:
+        """Judge what a record did, and note what hand-outs are judged by."""
+        if self._note is not None:
+            what = transition.effect or transition.reason
+            kind = type(transition.record).__name__
+            who = getattr(transition.record, "client_id", "-")
+            where = f"{world.partition}/{transition.offset}"
+            self._note(f"  log {where} {kind} of {who}: {what} {transition.detail}")
+        granted = dict(judge.granted) if transition.effect == "reset" else {}
+        for finding in judge.take(transition):
+            if self.is_strict:
+                raise Violation(finding.invariant, finding.message)
+        for place, head in granted.items():
+            back = range(judge.granted[place], head)
+            self.taken_back.setdefault(place, set()).update(back)
+        key = transition.key
+        token = None if key is None else world.token(key)
+        if transition.effect in CLAIMS and key is not None and token is not None:
+            self.claims += key.group_id != CHECKPOINT_GROUP
+            self.starts[key, token] = world.keys[key].next_unclaimed()
+            self.topic_ids[key, token] = world.keys[key].topic_id
 
     def refold(self, partition: int) -> None:
         """Forget a partition that was truncated, and read it from its start.
@@ -220,20 +189,18 @@ class LogWatcher:
         Positions, grants and owners go back with it; tokens do not (PROTOCOL
         4.10).
         """
-        gone = self._before[partition]
-        self._granted = {p: to for p, to in self._granted.items() if p[0] not in gone}
-        self._before[partition] = {}
         self._books[partition] = LossBook(partition)
         self._next[partition] = 0
         world = self.worlds[partition] = WorldState(partition)
+        before, judge = self._judges[partition], LogJudge(world)
+        self._judges[partition] = judge
         self._digests[partition] = {0: digest(world)}
         note, self._note = self._note, None
         on_fold, self._on_fold = self._on_fold, None
-        tokens, self._tokens = self._tokens, {}
         self.catch_up()
         self._note, self._on_fold = note, on_fold
-        for key, token in tokens.items():
-            self._tokens[key] = max(token, self._tokens.get(key, token))
+        for key, token in before.tokens.items():
+            judge.tokens[key] = max(token, judge.tokens.get(key, token))
 
     def topic_id(self, key: Key) -> bytes | None:
         """Return the id of the topic that the log has a key of now, None for none."""
@@ -273,89 +240,6 @@ class LogWatcher:
             if digest(replica.world) != self._digests[number].get(at):
                 raise Violation("S2", f"digests differ at {number}/{at}")
         return has_folded
-
-    def _check(
-        self, world: WorldState, transition: Transition, was: _Before | None
-    ) -> None:
-        if self._note is not None:
-            what = transition.effect or transition.reason
-            kind = type(transition.record).__name__
-            who = getattr(transition.record, "client_id", "-")
-            where = f"{world.partition}/{transition.offset}"
-            self._note(f"  log {where} {kind} of {who}: {what} {transition.detail}")
-        key = transition.key
-        if key is None or key not in world.keys:
-            return
-        known = world.keys[key]
-        if transition.outcome != ACCEPTED:
-            now = (known.owner, known.epoch, known.position, known.granted)
-            if was is None or now != was[:4]:
-                raise Violation("S1", f"{key} changed by a record without effect")
-            return
-        if transition.effect in {"claimed", "resumed"}:
-            self._check_claim(world, key, was)
-        elif was is not None and known.owner not in {was.owner, None}:
-            raise Violation("S1", f"{key} got an owner by {transition.effect}")
-        elif was is None or known.epoch != was.epoch:
-            raise Violation("S1", f"{key} got an epoch by {transition.effect}")
-        else:
-            self._check_sender(world, transition, was)
-        if transition.effect == "granted":
-            self._check_grant((key, known.topic_id), transition)
-        self._check_position(key, transition, was, known.position)
-
-    def _check_claim(self, world: WorldState, key: Key, was: _Before | None) -> None:
-        self.claims += key.group_id != CHECKPOINT_GROUP
-        known, token = world.keys[key], world.token(key)
-        if was is not None and known.epoch <= was.epoch:
-            raise Violation("S1", f"{key}: epoch {known.epoch} after {was.epoch}")
-        earlier_id = None if was is None else was.topic_id
-        is_changed = earlier_id is not None and known.topic_id != earlier_id
-        if is_changed and known.next_unclaimed() is not None:
-            told = f"{known.next_unclaimed()} of an earlier topic"
-            raise Violation("4.3", f"{key}: the position is still {told}")
-        latest = self._tokens.get(key)
-        if token is None or (latest is not None and token <= latest):
-            raise Violation("S7", f"{key}: token {token} after {latest}")
-        self._tokens[key] = token
-        self.starts[key, token] = known.next_unclaimed()
-        self.topic_ids[key, token] = known.topic_id
-
-    def _check_sender(
-        self, world: WorldState, transition: Transition, was: _Before
-    ) -> None:
-        """Only its owner moves a key, and in a pause nobody renews (PROTOCOL 8.1)."""
-        record, key = transition.record, transition.key
-        sender = getattr(record, "client_id", ""), getattr(record, "incarnation", b"")
-        if was.owner != sender:
-            raise Violation("S1", f"{key}: {transition.effect} by {sender[0]}")
-        assert key is not None
-        known = world.keys[key]
-        is_renewed = known.renewed_ms != was.renewed_ms
-        if is_renewed and world.active_pause(key.group_id) is not None:
-            raise Violation("8.1", f"{key}: renewed while its group is paused")
-
-    def _check_grant(self, place: Place, transition: Transition) -> None:
-        detail = transition.detail or {}
-        first, last = detail["first"], detail["last"]
-        if first < self._granted.get(place, 0) or last < first:
-            raise Violation("S3", f"{place[0]}: {first} to {last} granted again")
-        self._granted[place] = last + 1
-
-    def _check_position(
-        self, key: Key, transition: Transition, was: _Before | None, now: int | None
-    ) -> None:
-        old = None if was is None else was.position
-        if old == now:
-            return
-        record = transition.record
-        rewinds = isinstance(record, Heartbeat) and record.rewind
-        renamed = was is not None and was.topic_id is not None and now is None
-        if now is None or (old is not None and now < old):
-            if not (rewinds or renamed):
-                raise Violation("S10", f"{key}: position fell from {old} to {now}")
-        elif self._on_position is not None:
-            self._on_position(key, old, now)
 
 
 def _never(key: Key) -> bool:

@@ -10,9 +10,10 @@ from collections import defaultdict
 
 import attrs
 
+from kafka_marshal.protocol.log_judge import Place
 from kafka_marshal.protocol.types import Key
 from kafka_marshal.testing.node import Node
-from simulator.checkers import Place, Violation
+from simulator.checkers import Violation
 
 
 @attrs.frozen

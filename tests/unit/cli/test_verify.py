@@ -3,7 +3,6 @@
 import msgspec
 import pytest
 from logkit import (
-    KEY,
     H,
     Log,
     batch,
@@ -115,66 +114,6 @@ def test_overlapping_grants_are_found(monkeypatch):
     doctored(monkeypatch, change)
     (first, *_) = verified(sound_log())["findings"]
     assert first.startswith("S3: offset 5: ")
-
-
-def test_a_claim_that_makes_somebody_else_the_owner_is_found(monkeypatch):
-    def change(state, each):
-        if each.effect == "claimed":
-            state.keys[each.key].owner = ("nobody", b"")
-
-    doctored(monkeypatch, change)
-    findings = verified(sound_log())["findings"]
-    assert any(f.startswith("S1: ") and "not to who won it" in f for f in findings)
-
-
-def test_a_token_that_shrinks_is_found(monkeypatch):
-    def change(state, each):
-        if each.effect == "claimed" and each.offset > 1:
-            state.keys[each.key].epoch = 0
-
-    doctored(monkeypatch, change)
-    findings = verified(sound_log())["findings"]
-    assert any(f.startswith("S7: ") and "after 1.0.1" in f for f in findings)
-    assert any(f.startswith("S1: ") and "has epoch 0" in f for f in findings)
-
-
-def test_a_position_that_falls_is_found(monkeypatch):
-    def change(state, each):
-        if each.effect == "granted":
-            state.keys[each.key].position = 1
-
-    doctored(monkeypatch, change)
-    assert any(f.startswith("S10: offset 3") for f in verified(sound_log())["findings"])
-
-
-def test_an_effect_on_a_key_that_is_gone_or_never_was_is_found(monkeypatch):
-    def lose(state, each):
-        if each.effect == "renewed":
-            del state.keys[KEY]
-
-    doctored(monkeypatch, lose)
-    log = Log()
-    log.append(beat(log.claimed(), 5))
-    assert any("accepted and gone" in f for f in verified(log)["findings"])
-
-    monkeypatch.undo()
-
-    def rename(state, each):
-        if each.effect == "claimed":
-            return msgspec.structs.replace(each, effect="renewed")
-        return None
-
-    doctored(monkeypatch, rename)
-    assert any("never claimed" in f for f in verified(log)["findings"])
-
-
-def test_a_claim_without_a_token_is_found(monkeypatch):
-    def change(state, each):
-        if each.effect == "claimed":
-            state.config = None
-
-    doctored(monkeypatch, change)
-    assert any("without a token" in f for f in verified(sound_log())["findings"])
 
 
 def test_two_folds_that_differ_are_found(monkeypatch):

@@ -1,0 +1,223 @@
+"""What must hold of a log (PROTOCOL 11), judged record by record as it is folded.
+
+The judge has its own account of each key and compares it with what the fold made of
+the next record, so that a fold that breaks a rule shows. It judges the log alone: what
+applications did with their claims is judged by their operations.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from kafka_marshal.protocol.records import Heartbeat
+from kafka_marshal.protocol.state import KeyState, WorldState
+from kafka_marshal.protocol.transition import ACCEPTED, Transition
+from kafka_marshal.protocol.types import Key, Owner, Token
+
+Place = tuple[Key, bytes | None]
+"""What offsets belong to: a key, and the id of its topic. A topic that is created again
+under its name has another id."""
+
+CLAIMS = frozenset({"claimed", "resumed"})
+
+
+class Finding(NamedTuple):
+    """Something that must not be.
+
+    Attributes:
+        invariant: What it breaks, such as ``S3``.
+        message: Where, and what happened.
+    """
+
+    invariant: str
+    message: str
+
+
+class Known(NamedTuple):
+    """A key after the last record about it; as in ``KeyState``."""
+
+    owner: Owner | None
+    epoch: int
+    position: int | None
+    granted: int | None
+    topic_id: bytes | None
+    renewed_ms: int
+    active_ms: int
+
+    @classmethod
+    def of(cls, state: KeyState) -> "Known":
+        """Return what is remembered of a key."""
+        return cls(
+            owner=state.owner,
+            epoch=state.epoch,
+            position=state.position,
+            granted=state.granted,
+            topic_id=state.topic_id,
+            renewed_ms=state.renewed_ms,
+            active_ms=state.active_ms,
+        )
+
+
+class LogJudge:
+    """Judges one coordinating partition: S1, S3, S7, S10, 4.3 and 8.1.
+
+    Attributes:
+        known: Every key after the last record about it.
+        granted: First offset above all that was granted, by key and topic.
+        tokens: The greatest token of each key. They survive a truncation of the log
+            (PROTOCOL 4.10), so a judge of the log that is left may be given them.
+    """
+
+    def __init__(self, world: WorldState) -> None:
+        """Begin at a state, whose keys count as sound; an empty one is the log's start.
+
+        Args:
+            world: It is folded by the caller, one record before each ``take``.
+        """
+        self._world = world
+        self.known: dict[Key, Known] = {}
+        self.granted: dict[Place, int] = {}
+        self.tokens: dict[Key, Token] = {}
+        for key, state in world.keys.items():
+            token = world.token(key)
+            if token is not None:
+                self.known[key], self.tokens[key] = Known.of(state), token
+                self.granted[key, state.topic_id] = state.granted or 0
+
+    def take(self, transition: Transition) -> list[Finding]:
+        """Take what a record did; return what must not be."""
+        if transition.effect == "reset":
+            self._reset()
+        key = transition.key
+        if key is None:
+            return []
+        if transition.effect == "forgotten":
+            self._forget(key)
+            return []
+        state = self._world.keys.get(key)
+        found = [
+            Finding(invariant, f"offset {transition.offset}: {key} {text}")
+            for invariant, text in self._check(transition, key, state=state)
+        ]
+        if state is not None:
+            self.known[key] = Known.of(state)
+        return found
+
+    def _reset(self) -> None:
+        """Begin at the state that an admin installed (PROTOCOL 7.6); tokens still grow.
+
+        What was granted above the positions of that state may be granted again.
+        """
+        keys = self._world.keys
+        for key, topic_id in self.granted:
+            state, head = keys.get(key), 0
+            if state is not None and state.topic_id == topic_id:
+                head = state.next_unclaimed() or 0
+            self.granted[key, topic_id] = head
+        self.known = {key: Known.of(state) for key, state in keys.items()}
+
+    def _forget(self, key: Key) -> None:
+        """A key that is gone from the state begins as one that never was."""
+        self.known.pop(key, None)
+        for place in [place for place in self.granted if place[0] == key]:
+            del self.granted[place]
+
+    def _check(
+        self, transition: Transition, key: Key, *, state: KeyState | None
+    ) -> Iterator[tuple[str, str]]:
+        was = self.known.get(key)
+        if transition.outcome != ACCEPTED:
+            now = None if state is None else Known.of(state)[:4]
+            if now != (None if was is None else was[:4]) and now is not None:
+                yield "S1", "changed by a record without effect"
+            return
+        if state is None:
+            yield "S1", "is accepted and gone"
+            return
+        if transition.effect in CLAIMS:
+            if was is not None and self._is_forgotten(was):
+                self._forget(key)
+                was = None
+            yield from self._check_claim(transition, key, state=state)
+        elif was is None:
+            yield "S1", f"was never claimed, and is {transition.effect}"
+            return
+        else:
+            yield from self._check_owner(transition, was, state=state)
+        if transition.effect == "granted":
+            yield from self._check_grant(transition, (key, state.topic_id))
+        yield from _check_position(transition, was, state=state)
+
+    def _is_forgotten(self, was: Known) -> bool:
+        """Return whether a key had been dropped in silence (PROTOCOL 4.9)."""
+        config = self._world.config
+        if config is None or was.owner is not None:
+            return False
+        return self._world.now_ms - was.active_ms > config.limit("forget_ms")
+
+    def _check_claim(
+        self, transition: Transition, key: Key, *, state: KeyState
+    ) -> Iterator[tuple[str, str]]:
+        was = self.known.get(key)
+        if state.epoch != transition.offset or (was and state.epoch <= was.epoch):
+            yield "S1", f"has epoch {state.epoch}"
+        if state.owner != _sender(transition):
+            yield "S1", f"belongs to {state.owner}, not to who won it"
+        if was is not None and was.topic_id not in {None, state.topic_id}:
+            position = state.next_unclaimed()
+            if position is not None:
+                yield "4.3", f"is still at {position} of an earlier topic"
+        if was is not None and was.topic_id is None:
+            head = self.granted.get((key, None), 0)
+            self.granted.setdefault((key, state.topic_id), head)
+        token, latest = self._world.token(key), self.tokens.get(key)
+        if token is None:
+            yield "S7", "is owned without a token"
+            return
+        if latest is not None and token <= latest:
+            yield "S7", f"has token {token} after {latest}"
+        self.tokens[key] = token
+
+    def _check_owner(
+        self, transition: Transition, was: Known, *, state: KeyState
+    ) -> Iterator[tuple[str, str]]:
+        """Check that only its owner changes a key, and that no pause is renewed in."""
+        effect, key = transition.effect, transition.key
+        if state.owner not in {was.owner, None}:
+            yield "S1", f"got the owner {state.owner} by {effect}"
+        if state.epoch != was.epoch:
+            yield "S1", f"got the epoch {state.epoch} by {effect}"
+        sender = _sender(transition)
+        if was.owner != sender:
+            yield "S1", f"is {effect} by {sender}, and belongs to {was.owner}"
+        assert key is not None
+        is_renewed = state.renewed_ms != was.renewed_ms
+        if is_renewed and self._world.active_pause(key.group_id) is not None:
+            yield "8.1", "is renewed while its group is paused"
+
+    def _check_grant(
+        self, transition: Transition, place: Place
+    ) -> Iterator[tuple[str, str]]:
+        detail = transition.detail or {}
+        first, last = detail.get("first", 0), detail.get("last", -1)
+        head = self.granted.get(place, 0)
+        if first < head or last < first:
+            yield "S3", f"was granted {first} to {last}, and all below {head} before"
+        self.granted[place] = max(head, last + 1)
+
+
+def _check_position(
+    transition: Transition, was: Known | None, *, state: KeyState
+) -> Iterator[tuple[str, str]]:
+    before, now = None if was is None else was.position, state.position
+    record = transition.record
+    if was is None or before is None or (now is not None and now >= before):
+        return
+    is_rewind = isinstance(record, Heartbeat) and record.rewind
+    is_of_another = now is None and was.topic_id not in {None, state.topic_id}
+    if not (is_rewind or is_of_another):
+        yield "S10", f"fell from position {before} to {now}"
+
+
+def _sender(transition: Transition) -> tuple[str, bytes]:
+    record = transition.record
+    return getattr(record, "client_id", ""), getattr(record, "incarnation", b"")

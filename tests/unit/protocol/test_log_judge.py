@@ -1,0 +1,271 @@
+"""Sound logs pass the judge, and a fold that breaks a rule is told its name."""
+
+import msgspec
+import pytest
+from logkit import (
+    KEY,
+    H,
+    Log,
+    batch,
+    beat,
+    claim,
+    forgetting,
+    ident,
+    messages,
+    pause,
+    release,
+    resets,
+)
+
+from kafka_marshal.protocol.log_judge import LogJudge
+from kafka_marshal.protocol.rationalizer import apply
+from kafka_marshal.protocol.snapshot import digest, to_bytes
+from kafka_marshal.protocol.state import WorldState
+from kafka_marshal.protocol.types import Key, Owner
+
+OTHER = Key("g", "t", 1)
+
+
+def judged(log, change=lambda world, transition: None, *, tokens=None):
+    """Fold a log and return what is found.
+
+    ``change`` breaks the fold: it gets the state behind each transition, and may return
+    another transition.
+    """
+    world = WorldState(log.state.partition)
+    judge = LogJudge(world)
+    judge.tokens |= tokens or {}
+    found = []
+    for entry in log.entries:
+        for transition in apply(world, entry):
+            told = change(world, transition) or transition
+            found += judge.take(told)
+    return found
+
+
+def on(effect, spoil):
+    """Return a change that spoils the state behind an effect."""
+
+    def change(world, transition):
+        if transition.effect == effect:
+            return spoil(world, transition)
+        return None
+
+    return change
+
+
+def spoiling(**fields):
+    """Return what sets fields of the key that a transition is about."""
+
+    def spoil(world, transition):
+        for name, value in fields.items():
+            setattr(world.keys[transition.key], name, value)
+
+    return spoil
+
+
+def sound_log():
+    log = Log()
+    epoch = log.claimed()
+    log.append(beat(epoch, 5))
+    log.append(messages(epoch, 5, 9))
+    log.append(claim("c2"))
+    log.append(batch((epoch, 12)))
+    log.append(beat(epoch, 3, rewind=True))
+    log.append(release(epoch, 4))
+    log.append(b"\xff garbage")
+    epoch = log.claimed("c2", topic_id=ident("topic"))
+    log.append(messages(epoch, 0, 30, client="c2"))
+    log.append(release(epoch, client="c2"))
+    epoch = log.claimed("c1", topic_id=ident("other"), expected=epoch)
+    log.append(messages(epoch, 0, 3))
+    return log
+
+
+def test_a_sound_log_passes():
+    assert judged(sound_log()) == []
+
+
+def test_a_takeover_of_a_stale_owner_passes():
+    log = sound_log()
+    log.append(b"", after=3 * H)
+    log.claimed("c2")
+    assert judged(log) == []
+
+
+def test_a_judge_that_begins_at_a_state_knows_its_keys():
+    log = Log()
+    epoch = log.claimed()
+    log.append(messages(epoch, 0, 9))
+    judge = LogJudge(log.state)
+    assert judge.known[KEY].granted == judge.granted[KEY, None] == 10
+    assert judge.tokens == {KEY: log.state.token(KEY)}
+    log.state.config = None
+    assert LogJudge(log.state).known == {}
+
+
+@pytest.mark.parametrize(
+    ("effect", "fields", "invariant", "text"),
+    [
+        ("claimed", {"owner": Owner("nobody", b"")}, "S1", "not to who won it"),
+        ("claimed", {"epoch": 0}, "S1", "has epoch 0"),
+        ("renewed", {"owner": Owner("nobody", b"")}, "S1", "got the owner"),
+        ("renewed", {"epoch": 0}, "S1", "got the epoch 0"),
+        ("granted", {"position": 1}, "S10", "fell from position 5 to 1"),
+        ("renewed", {"position": None}, "S10", "fell from position 10 to None"),
+    ],
+)
+def test_a_spoilt_key_is_found(effect, fields, invariant, text):
+    found = judged(sound_log(), on(effect, spoiling(**fields)))
+    assert any(f.invariant == invariant and text in f.message for f in found), found
+
+
+def test_a_refusal_that_changes_a_key_is_found():
+    def change(world, transition):
+        if transition.reason == "held":
+            world.keys[transition.key].position = 99
+
+    (found, *_) = judged(sound_log(), change)
+    assert found == ("S1", f"offset 4: {KEY} changed by a record without effect")
+
+
+def test_a_beat_of_a_former_owner_is_found():
+    log = Log()
+    epoch = log.claimed()
+    log.append(beat(epoch))
+
+    def change(world, transition):
+        if transition.effect == "renewed":
+            record = msgspec.structs.replace(transition.record, client_id="c9")
+            return msgspec.structs.replace(transition, record=record)
+        return None
+
+    (found,) = judged(log, change)
+    assert found.invariant == "S1"
+    assert "is renewed by ('c9'" in found.message
+
+
+def test_a_renewal_in_a_pause_is_found():
+    log = Log()
+    epoch = log.claimed()
+    log.append(pause(log.now_ms + 10 * H))
+    log.append(beat(epoch), after=1)
+
+    def renew(world, transition):
+        world.keys[KEY].renewed_ms = world.now_ms
+
+    (found,) = judged(log, on("position_only", renew))
+    assert (found.invariant, "paused" in found.message) == ("8.1", True)
+    assert judged(log) == []
+
+
+def test_a_grant_of_what_was_granted_is_found():
+    def again(world, transition):
+        return msgspec.structs.replace(transition, detail={"first": 0, "last": 9})
+
+    log = Log()
+    epoch = log.claimed()
+    log.append(messages(epoch, 0, 9))
+    log.append(messages(epoch, 10, 19))
+    (found,) = judged(log, on("granted", again))
+    assert found == (
+        "S3",
+        f"offset 3: {KEY} was granted 0 to 9, and all below 10 before",
+    )
+    nothing = judged(
+        log, on("granted", lambda _, t: msgspec.structs.replace(t, detail=None))
+    )
+    assert {each.invariant for each in nothing} == {"S3"}
+
+
+def test_grants_count_on_where_a_claim_learns_the_id_of_the_topic():
+    log = Log()
+    epoch = log.claimed()
+    log.append(messages(epoch, 0, 9))
+    log.append(release(epoch))
+    epoch = log.claimed("c2", topic_id=ident("topic"))
+    log.append(messages(epoch, 10, 19, client="c2"))
+
+    def again(world, transition):
+        if transition.detail["first"] == 10:
+            return msgspec.structs.replace(transition, detail={"first": 5, "last": 19})
+        return None
+
+    assert judged(log) == []
+    assert [each.invariant for each in judged(log, on("granted", again))] == ["S3"]
+
+
+def test_a_position_of_an_earlier_topic_is_found():
+    found = judged(sound_log(), on("claimed", spoiling(position=4)))
+    assert "4.3" in {each.invariant for each in found}
+
+
+def test_a_token_that_shrinks_or_is_not_there_is_found():
+    log = sound_log()
+    late = judged(log, tokens={KEY: log.state.token(KEY)})
+    assert {each.invariant for each in late} == {"S7"}
+
+    def lose(world, transition):
+        world.config = None
+
+    assert "S7" in {each.invariant for each in judged(log, on("claimed", lose))}
+
+
+def test_an_effect_on_a_key_that_is_gone_or_never_was_is_found():
+    def lose(world, transition):
+        del world.keys[KEY]
+
+    log = Log()
+    log.append(beat(log.claimed(), 5))
+    (found,) = judged(log, on("renewed", lose))
+    assert "accepted and gone" in found.message
+
+    def rename(world, transition):
+        return msgspec.structs.replace(transition, effect="renewed")
+
+    (found, *_) = judged(log, on("claimed", rename))
+    assert "never claimed" in found.message
+
+
+def test_a_refused_key_that_never_was_is_nothing():
+    log = Log()
+    log.append(beat(1))
+    assert judged(log) == []
+
+
+@pytest.mark.parametrize("forgets", ["by a record", "in silence"])
+def test_a_key_that_was_forgotten_begins_anew(forgets):
+    log = Log(level=2) if forgets == "by a record" else Log(forget_ms=1)
+    epoch = log.claimed()
+    log.append(messages(epoch, 0, 9))
+    log.append(release(epoch))
+    if forgets == "by a record":
+        log.append(forgetting(epoch))
+    else:
+        log.append(b"", after=10)
+    log.append(messages(log.claimed("c2"), 0, 9, client="c2"))
+    assert log.key().granted == 10
+    assert judged(log) == []
+
+
+def test_a_reset_may_bring_grants_back_and_not_those_of_its_state():
+    log = Log(level=2)
+    epoch = log.claimed()
+    log.append(messages(epoch, 0, 9))
+    value, told = to_bytes(log.state), digest(log.state)
+    log.append(messages(epoch, 10, 30))
+    log.append(messages(log.claimed("c2", key=OTHER), 0, 9, client="c2", key=OTHER))
+    for record in resets(value, told):
+        log.append(record)
+    log.append(b"", after=1)
+    log.append(b"", after=3 * H)
+    log.append(messages(log.claimed("c2"), 0, 19, client="c2"))
+    assert log.key().granted == 20
+    assert judged(log) == []
+
+    def again(world, transition):
+        if transition.detail["last"] == 19:
+            return msgspec.structs.replace(transition, detail={"first": 5, "last": 19})
+        return None
+
+    assert [each.invariant for each in judged(log, on("granted", again))] == ["S3"]
