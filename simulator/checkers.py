@@ -1,11 +1,13 @@
 """The invariants of PROTOCOL 11, as checks that run beside anything.
 
-``LogWatcher`` reads the coordination log like any other reader and judges what
-it says; ``HandOuts`` judges what applications got; ``check_leases`` judges the
-clients' own beliefs. Each raises ``Violation``, which names the invariant.
+``LogWatcher`` reads the coordination log like any other reader and passes it to the
+log judge; ``HandOuts`` passes what applications got, and what the log says of their
+claims, to the operation judge; ``check_leases`` judges the clients' own beliefs. Each
+raises ``Violation``, which names the invariant and the judge.
 """
 
-from collections.abc import Callable, Iterable
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple
 
 from kafka_marshal.engine import Engine
@@ -20,6 +22,19 @@ from kafka_marshal.protocol.types import Key, Owner, Token, TopicPartition
 from kafka_marshal.testing.fakelog import FakeKafka
 from kafka_marshal.testing.fakestore import Stored
 from kafka_marshal.testing.node import COORDINATION_TOPIC, Node
+from simulator.operation_judge import (
+    BEAT,
+    CLAIM,
+    GRANT,
+    HAND_OUT,
+    OK,
+    PROCESS,
+    RESET,
+    Operation,
+    OperationJudge,
+)
+
+LOG, OPERATIONS, SIMULATOR = "log", "operations", "simulator"
 
 
 class Violation(AssertionError):
@@ -27,15 +42,15 @@ class Violation(AssertionError):
 
     Attributes:
         invariant: Its name, such as ``S4``.
+        judge: What found it: the log judge, the operation judge, or the simulator,
+            which also sees the memory of processes and has true time.
     """
 
-    def __init__(self, invariant: str, message: str) -> None:
+    def __init__(self, invariant: str, message: str, *, judge: str = SIMULATOR) -> None:
         super().__init__(f"{invariant}: {message}")
         self.invariant = invariant
+        self.judge = judge
 
-
-PositionCheck = Callable[[Key, int | None, int], None]
-"""Told of every position that moved: key, old position, new position."""
 
 EntryCheck = Callable[[int, Stored, Transitions], None]
 """Told of every record: coordinating partition, record, what it did."""
@@ -66,13 +81,9 @@ class LogWatcher:
 
     Attributes:
         worlds: The fold so far, one per coordinating partition.
-        starts: Position of a key when it was won under a token; keys of two T may
-            have equal tokens.
         topic_ids: Id of the topic that a claim is of, by key and token.
         claims: Number of accepted claims and resumes so far, but for checkpoints.
         losses: What ended claims were granted and did not say they were done with.
-        taken_back: Offsets whose grants a Reset took back: they may be granted, and
-            handed out, again.
         is_strict: Whether what it finds is raised; without, it only goes on.
         on_entry: Told of each record, once it is folded and checked.
     """
@@ -82,7 +93,6 @@ class LogWatcher:
         kafka: FakeKafka,
         partitions: int,
         *,
-        on_position: PositionCheck = lambda _key, _old, _new: None,
         note: Callable[[str], None] | None = None,
         on_fold: Callable[[Folded], None] | None = None,
     ) -> None:
@@ -91,18 +101,15 @@ class LogWatcher:
         Args:
             kafka: The cluster.
             partitions: Number of coordinating partitions.
-            on_position: Called for every position that moved.
             note: Called with one line for every transition.
             on_fold: Called with every transition.
         """
         self.worlds = [WorldState(number) for number in range(partitions)]
-        self.starts: dict[tuple[Key, Token], int | None] = {}
         self.topic_ids: dict[tuple[Key, Token], bytes | None] = {}
         self.claims = 0
         self.losses: list[Loss] = []
         self.is_strict = True
         self.on_entry: EntryCheck | None = None
-        self.taken_back: dict[Place, set[int]] = {}
         self._books = [LossBook(number) for number in range(partitions)]
         self._judges = [LogJudge(world) for world in self.worlds]
         self._kafka = kafka
@@ -110,7 +117,6 @@ class LogWatcher:
         self._logs = [kafka.log(place) for place in places]
         # Not where the worlds are: one that has halted stays where it is.
         self._next = [0] * partitions
-        self._on_position = on_position
         self._note = note
         self._on_fold = on_fold
         self._digests: list[dict[int, str]] = [
@@ -147,8 +153,6 @@ class LogWatcher:
                 None if each is None else each.position for each in (was, known)
             )
             moved = known is not None and new != old
-            if moved and key is not None and new is not None and new > (old or 0):
-                self._on_position(key, old, new)
             if self._on_fold is not None:
                 owner = None if was is None else was.owner
                 age_ms = 0 if was is None else world.now_ms - was.renewed_ms
@@ -169,18 +173,13 @@ class LogWatcher:
             who = getattr(transition.record, "client_id", "-")
             where = f"{world.partition}/{transition.offset}"
             self._note(f"  log {where} {kind} of {who}: {what} {transition.detail}")
-        granted = dict(judge.granted) if transition.effect == "reset" else {}
         for finding in judge.take(transition):
             if self.is_strict:
-                raise Violation(finding.invariant, finding.message)
-        for place, head in granted.items():
-            back = range(judge.granted[place], head)
-            self.taken_back.setdefault(place, set()).update(back)
+                raise Violation(finding.invariant, finding.message, judge=LOG)
         key = transition.key
         token = None if key is None else world.token(key)
         if transition.effect in CLAIMS and key is not None and token is not None:
             self.claims += key.group_id != CHECKPOINT_GROUP
-            self.starts[key, token] = world.keys[key].next_unclaimed()
             self.topic_ids[key, token] = world.keys[key].topic_id
 
     def refold(self, partition: int) -> None:
@@ -269,9 +268,10 @@ def check_leases(
 
 
 class HandOuts:
-    """Judges what applications were handed, and what they processed.
+    """Passes what the log and applications do to the operation judge, step by step.
 
-    Offsets are judged by the topic of the claim that they were handed out under.
+    Offsets are judged by the topic of the claim that they were handed out under. The
+    owner of a claim is named by its token.
 
     Attributes:
         processed: Offsets that an application has done.
@@ -285,45 +285,61 @@ class HandOuts:
         self.count = 0
         self.duplicate_count = 0
         self._watcher = watcher
-        self._is_at_most_once = is_at_most_once
-        self._handed: dict[Place, set[int]] = {}
-        self._last: dict[tuple[Key, Token], int] = {}
-        self._tokens: dict[Key, Token] = {}
+        self._judge = OperationJudge(is_at_most_once=is_at_most_once)
+        self._claimed: dict[int, set[Key]] = defaultdict(set)
+
+    def on_fold(self, folded: Folded, *, other: str | None = None) -> None:
+        """Take what a record did.
+
+        Args:
+            folded: The record.
+            other: Names the process that a grant is for, where it is not the owner's;
+                it has processed at once what it is granted.
+        """
+        transition, world = folded.transition, self._watcher.worlds[folded.partition]
+        key, effect = transition.key, transition.effect
+        if effect == "reset":
+            for each in self._claimed[folded.partition]:
+                known = world.keys.get(each)
+                head = None if known is None else known.next_unclaimed()
+                topic_id = None if known is None else known.topic_id
+                self._tell(RESET, each, first=head, topic_id=topic_id)
+        token = None if key is None else world.token(key)
+        if key is None or token is None:
+            return
+        known = world.keys[key]
+        if effect in CLAIMS:
+            self._claimed[folded.partition].add(key)
+            self._tell(CLAIM, key, token=token, topic_id=known.topic_id)
+        if effect == "granted" and transition.detail is not None:
+            first, last = transition.detail["first"], transition.detail["last"]
+            kinds = (GRANT,) if other is None else (GRANT, HAND_OUT)
+            for kind in kinds:
+                self._tell(
+                    kind, key, token=token, first=first, last=last, process=other
+                )
+        if folded.moved and known.position is not None:
+            self._tell(BEAT, key, token=token, first=known.position)
 
     def handed_out(
         self, key: Key, token: Token, *, offset: int, is_excused: bool = False
     ) -> None:
         """Take one record that was handed out just now; see ``check_leases``."""
-        latest = self._tokens.get(key)
-        if latest is not None and token < latest and not is_excused:
-            raise Violation("S4", f"{key}: handed out under {token} after {latest}")
-        self._tokens[key] = token if latest is None else max(token, latest)
-        if offset <= self._last.get((key, token), -1):
-            raise Violation("S3", f"{key}: {offset} handed out twice under {token}")
-        self._last[key, token] = offset
-        start = self._watcher.starts.get((key, token))
-        if start is not None and offset < start:
-            # What is repeated lies at or beyond the last accepted position.
-            raise Violation("6.1", f"{key}: {offset} handed out below {start}")
-        place = key, self._watcher.topic_ids.get((key, token))
-        handed = self._handed.setdefault(place, set())
         self.count += 1
-        if offset in handed:
-            self.duplicate_count += 1
-            is_back = offset in self._watcher.taken_back.get(place, ())
-            if self._is_at_most_once and not is_back:
-                raise Violation("S3", f"{key}: {offset} handed out twice")
-        handed.add(offset)
+        known = self._judge.keys[key]
+        self.duplicate_count += offset in known.topic(token).handed
+        excused = {"S4"} if is_excused else frozenset()
+        self._tell(HAND_OUT, key, token=token, first=offset, excused=excused)
 
-    def handed_elsewhere(self, key: Key, *, first: int, last: int) -> None:
-        """Take that another process was granted offsets, and has processed them."""
-        place = key, self._watcher.topic_id(key)
-        handed = self._handed.setdefault(place, set())
-        back = self._watcher.taken_back.get(place, set())
-        again = (handed & set(range(first, last + 1))) - back
-        if again:
-            raise Violation("S3", f"{key}: {sorted(again)} handed out twice")
-        handed.update(range(first, last + 1))
+    def done(
+        self, key: Key, token: Token | None, *, offset: int, is_judged: bool = True
+    ) -> None:
+        """Take that an application has processed a record."""
+        assert token is not None
+        place = key, self._watcher.topic_ids.get((key, token))
+        self.processed.setdefault(place, set()).add(offset)
+        if is_judged:
+            self._tell(PROCESS, key, token=token, first=offset)
 
     def check_losses(self, *, most: int) -> None:
         """What was granted and never handed out is listed, and within the bound.
@@ -343,24 +359,36 @@ class HandOuts:
         for world in self._watcher.worlds:
             for key, known in world.keys.items():
                 place, granted = (key, known.topic_id), set(range(known.granted or 0))
-                handed = self._handed.get(place, set())
+                handed = self._judge.keys[key].topics[known.topic_id].handed
                 missed = granted - handed - listed.get(place, set())
                 if missed:
                     raise Violation(
                         "6.3", f"{key}: {sorted(missed)} not listed as lost"
                     )
 
-    def done(self, key: Key, token: Token | None, *, offset: int) -> None:
-        """Take that an application has processed a record."""
-        assert token is not None
-        place = key, self._watcher.topic_ids.get((key, token))
-        self.processed.setdefault(place, set()).add(offset)
-
-    def check_moved(self, key: Key, old: int | None, *, new: int) -> None:
-        """At least once, a position moves over nothing that nobody processed."""
-        if self._is_at_most_once:
-            return
-        place = key, self._watcher.topic_id(key)
-        missed = set(range(old or 0, new)) - self.processed.get(place, set())
-        if missed:
-            raise Violation("6.1", f"{key}: position {new} skips {sorted(missed)}")
+    def _tell(
+        self,
+        kind: str,
+        key: Key,
+        *,
+        token: Token | None = None,
+        first: int | None = None,
+        last: int | None = None,
+        topic_id: bytes | None = None,
+        process: str | None = None,
+        excused: Collection[str] = (),
+    ) -> None:
+        operation = Operation(
+            kind=kind,
+            outcome=OK,
+            process=process or f"owner {token}",
+            key=key,
+            token=token,
+            at_ms=0,
+            first=first,
+            last=last,
+            topic_id=topic_id,
+        )
+        for finding in self._judge.take(operation):
+            if finding.invariant not in excused:
+                raise Violation(finding.invariant, finding.message, judge=OPERATIONS)

@@ -24,7 +24,7 @@ from kafka_marshal.protocol.state import WorldState
 from kafka_marshal.protocol.transition import ACCEPTED, Transition
 from kafka_marshal.protocol.types import Key, Token
 from simulator.checkers import Folded
-from simulator.historycheck import (
+from simulator.operation_judge import (
     BEAT,
     CLAIM,
     FAIL,

@@ -6,9 +6,9 @@ from kafka_marshal.engine import Delivery
 from kafka_marshal.protocol.state import WorldState
 from kafka_marshal.protocol.types import Key, TopicPartition
 from kafka_marshal.testing.node import COORDINATION_TOPIC
-from simulator.checkers import Violation
+from simulator.checkers import OPERATIONS, Violation
 from simulator.fleet import Fleet
-from simulator.historycheck import check
+from simulator.operation_judge import check
 from simulator.plan import RECREATE, RESET
 from simulator.strikes import Strikes
 from simulator.world import GROUP, World
@@ -34,7 +34,8 @@ def judge_history(
     plan, told = world.plan, world.chronicle.operations
     verdict = check(told, delivery=plan.delivery, ends=ends, h_ms=plan.h_ms)
     for finding in verdict.findings:
-        raise Violation(finding.invariant, f"by the history, {finding.message}")
+        text = f"by the history, {finding.message}"
+        raise Violation(finding.invariant, text, judge=OPERATIONS)
 
 
 class Healing:

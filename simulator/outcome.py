@@ -15,6 +15,7 @@ class RunFailed(AssertionError):
     Attributes:
         seed: Repeats the run.
         invariant: What was broken, such as ``S4`` or ``liveness``.
+        judge: What found it; see ``Violation``.
         transcript: Everything that happened, one line each.
     """
 
@@ -27,6 +28,7 @@ class RunFailed(AssertionError):
         )
         self.seed = seed
         self.invariant = violation.invariant
+        self.judge = violation.judge
         self.transcript = transcript
 
 

@@ -88,7 +88,6 @@ class World:
         self.watcher = LogWatcher(
             self.cluster.kafka,
             plan.coordinators,
-            on_position=self._on_moved,
             note=self.transcript.append,
             on_fold=self._on_fold,
         )
@@ -309,22 +308,13 @@ class World:
                 told = f"{record.offset} of another topic handed out under {token}"
                 raise Violation("5.6", f"{key}: {told}")
 
-    def on_attempt(self, folded: Folded) -> None:
-        """Take a grant to a process that is none of the fleet's."""
-        transition = folded.transition
-        key, detail = transition.key, transition.detail
-        if key is None or detail is None or transition.effect != "granted":
-            return
-        first, last = detail["first"], detail["last"]
-        if self.is_truncating:
-            return  # which process is to tell of it, only its owner knows
-        with self._judging():
-            self.hand_outs.handed_elsewhere(key, first=first, last=last)
-
     def on_processed(self, name: str, key: Key, *, record: Record) -> None:
         """Take that an application has processed a record."""
-        self.hand_outs.done(key, record.token, offset=record.offset)
-        if not self.is_truncating:
+        is_judged = not self.is_truncating
+        with self._judging():
+            offset, token = record.offset, record.token
+            self.hand_outs.done(key, token, offset=offset, is_judged=is_judged)
+        if is_judged:
             self.chronicle.on_processed(name, key, record=record)
 
     def _expose(self, node: Node, key: Key, records: Sequence[Record]) -> None:
@@ -391,15 +381,14 @@ class World:
         if record is not None:
             who = getattr(record, "incarnation", b"")
             self.seqs[who] = max(self.seqs.get(who, 0), getattr(record, "seq", 0))
+        other = None
         if isinstance(record, ClaimingMessages) and record.grantee in self.attempts:
             self.coverage.note("granted_to_another")
-            self.on_attempt(folded)
+            other = f"attempt {record.grantee.hex()}"
         if not self.is_truncating:
+            with self._judging():
+                self.hand_outs.on_fold(folded, other=other)
             self.chronicle.on_fold(folded, self.watcher.worlds[folded.partition])
-
-    def _on_moved(self, key: Key, old: int | None, new: int) -> None:
-        with self._judging():
-            self.hand_outs.check_moved(key, old, new=new)
 
 
 def _nothing() -> None:

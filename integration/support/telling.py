@@ -29,7 +29,7 @@ from kafka_marshal.protocol.transition import ACCEPTED
 from kafka_marshal.protocol.types import Key, LogEntry, Token, TopicPartition
 from simulator.checkers import Folded
 from simulator.chronicle import SENT, Chronicle
-from simulator.historycheck import Operation, Verdict, check
+from simulator.operation_judge import Operation, Verdict, check
 
 # From a look at the lease to the note of a hand-out, on a machine that is busy.
 LATE_MS = 300

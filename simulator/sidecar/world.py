@@ -17,7 +17,7 @@ from kafka_marshal.ports import Record
 from kafka_marshal.protocol.types import Key, Owner, Token
 from kafka_marshal.testing.fakestore import AppendFate
 from kafka_marshal.testing.node import Cluster, Node, Wish
-from simulator.checkers import HandOuts, LogWatcher, Violation
+from simulator.checkers import Folded, HandOuts, LogWatcher, Violation
 from simulator.sidecar.client import GROUP, Hosted
 from simulator.sidecar.host import SEED_BITS, Host
 
@@ -176,8 +176,8 @@ class HostedWorld:
         self.watcher = LogWatcher(
             self.cluster.kafka,
             self.cluster.config.partition_count,
-            on_position=self._check_moved,
             note=self.transcript.append,
+            on_fold=self._on_fold,
         )
         is_amo = self.delivery is Delivery.AT_MOST_ONCE
         self.hand_outs = HandOuts(self.watcher, is_at_most_once=is_amo)
@@ -398,8 +398,8 @@ class HostedWorld:
                     if claimants.setdefault(key, place.host) is not place.host:
                         raise Violation("S4", f"{key} is held by {host.group_id} twice")
 
-    def _check_moved(self, key: Key, old: int | None, new: int) -> None:
-        self.hand_outs.check_moved(key, old, new=new)
+    def _on_fold(self, folded: Folded) -> None:
+        self.hand_outs.on_fold(folded)
 
     def say(self, line: str) -> None:
         """Add a line to the transcript."""

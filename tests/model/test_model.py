@@ -108,6 +108,15 @@ BROKEN_GRANTS = [
 ]
 
 
+def test_the_table_lists_what_is_planted_in_small_worlds():
+    found = {}
+    for plant, _, rule in (each.values for each in (*BROKEN_LEASES, *BROKEN_GRANTS)):
+        if plant is not None:
+            found[plant.__name__] = rule
+    rows = variants.listed("broken variants").items()
+    assert {name: row[1] for name, row in rows if row[1]} == found
+
+
 @pytest.mark.parametrize(("plant", "options", "invariant"), BROKEN_LEASES)
 def test_a_broken_lease_is_found(monkeypatch, plant, options, invariant):
     if plant is not None:

@@ -8,6 +8,7 @@ Hypothesis on its own way.
 import random
 
 import pytest
+import variants
 from author import write_log
 from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
@@ -112,6 +113,11 @@ MUTANTS = [
     renew_to_an_earlier_end,
     show_the_era_in_force,
 ]
+
+
+def test_the_table_lists_every_variant():
+    planted = [plant.__name__ for plant in MUTANTS]
+    assert list(variants.listed("broken folds")) == planted
 
 
 @pytest.mark.parametrize("plant", MUTANTS, ids=lambda plant: plant.__name__)

@@ -4,6 +4,8 @@ Each replaces functions of the product by ones that obey a tempting, wrong rule.
 A search or a simulation that does not catch one of them proves nothing.
 """
 
+from pathlib import Path
+
 import attrs
 import msgspec
 
@@ -38,6 +40,17 @@ from kafka_marshal.protocol.state import Halt
 from kafka_marshal.protocol.transition import ACCEPTED
 from kafka_marshal.protocol.types import Key, Owner
 from kafka_marshal.sidecar import group
+
+TESTING = Path(__file__).resolve().parents[2] / "docs" / "TESTING.md"
+
+
+def listed(table):
+    """Return a table of docs/TESTING.md: the cells of each variant, by its name."""
+    _, found, rest = TESTING.read_text().partition(f"<!-- table: {table} -->\n")
+    assert found, f"no table of {table}"
+    lines = rest.partition("\n\n")[0].splitlines()[2:]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return {row[0].strip("`"): row[1:] for row in rows}
 
 
 def any_beat_owns(patch):

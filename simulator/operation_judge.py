@@ -10,18 +10,18 @@ or may yet, and an end that comes later tells. Only what was read back counts
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
 
 import attrs
 import msgspec
 
 from kafka_marshal.engine import Delivery
+from kafka_marshal.protocol.log_judge import Finding
 from kafka_marshal.protocol.types import Key, Token
 
 CLAIM, BEAT, GRANT = "claim", "beat", "grant"
 HAND_OUT, PROCESS = "hand_out", "process"
-PAUSE, UNPAUSE = "pause", "unpause"
-KINDS = frozenset({CLAIM, BEAT, GRANT, HAND_OUT, PROCESS, PAUSE, UNPAUSE})
+PAUSE, UNPAUSE, RESET = "pause", "unpause", "reset"
+KINDS = frozenset({CLAIM, BEAT, GRANT, HAND_OUT, PROCESS, PAUSE, UNPAUSE, RESET})
 OK, INVOKE, UNKNOWN, FAIL = "ok", "invoke", "unknown", "fail"
 OUTCOMES = frozenset({OK, INVOKE, UNKNOWN, FAIL})
 NAMED_MAX = 10
@@ -34,7 +34,8 @@ class Operation(msgspec.Struct, frozen=True):
 
     Attributes:
         kind: ``claim``, ``beat``, ``grant``, ``hand_out`` or ``process``; of admins,
-            ``pause`` and ``unpause`` of the key's group.
+            ``pause`` and ``unpause`` of the key's group, and ``reset`` of the key to
+            a position, from which on all may be granted and handed out again.
         outcome: ``ok``; ``invoke``, begun, and more may follow; ``unknown``, it
             is not known what became of it; ``fail``, it did not happen.
         process: Who; no two processes have the same name.
@@ -75,18 +76,6 @@ class Operation(msgspec.Struct, frozen=True):
         return range(self.first, (self.first if self.last is None else self.last) + 1)
 
 
-class Finding(NamedTuple):
-    """Something that must not be.
-
-    Attributes:
-        invariant: What it breaks, such as ``S3``.
-        message: Key, offsets and tokens.
-    """
-
-    invariant: str
-    message: str
-
-
 @attrs.frozen
 class Verdict:
     """What a history comes to.
@@ -109,7 +98,7 @@ class Verdict:
 
 
 @attrs.define
-class _TopicHistory:
+class TopicHistory:
     """What is known of the offsets of one key, in one topic of its name."""
 
     begun: dict[int, tuple[str, Token | None]] = attrs.field(factory=dict)
@@ -118,12 +107,13 @@ class _TopicHistory:
     lent: set[tuple[str, Token | None, int]] = attrs.field(factory=set)
     granted: dict[int, tuple[str, Token | None]] = attrs.field(factory=dict)
     processed: set[int] = attrs.field(factory=set)
+    back: set[int] = attrs.field(factory=set)
     again: dict[Token | None, int] = attrs.field(factory=lambda: defaultdict(int))
     count: int = 0
 
 
 @attrs.define
-class _KeyHistory:
+class KeyHistory:
     """What is known of one key so far."""
 
     tokens: list[Token] = attrs.field(factory=list)
@@ -133,13 +123,13 @@ class _KeyHistory:
     bases: dict[tuple[str, Token], int] = attrs.field(factory=dict)
     starts: dict[Token, int | None] = attrs.field(factory=dict)
     topic_ids: dict[Token, bytes | None] = attrs.field(factory=dict)
-    topics: dict[bytes | None, _TopicHistory] = attrs.field(
-        factory=lambda: defaultdict(_TopicHistory)
+    topics: dict[bytes | None, TopicHistory] = attrs.field(
+        factory=lambda: defaultdict(TopicHistory)
     )
     handing: Token | None = None
     last: dict[tuple[str, Token], int] = attrs.field(factory=dict)
 
-    def topic(self, token: Token | None = None) -> _TopicHistory:
+    def topic(self, token: Token | None = None) -> TopicHistory:
         """Return the history of the topic that a claim is of.
 
         Without a token, and for a claim whose end is yet to be told, it is the topic of
@@ -150,12 +140,20 @@ class _KeyHistory:
         return self.topics[None if token is None else self.topic_ids.get(token)]
 
 
-class _Judge:
+class OperationJudge:
+    """Judges operations one by one, in their order.
+
+    Attributes:
+        findings: Everything that must not be, so far.
+        keys: What is known of each key.
+    """
+
     def __init__(
-        self, *, is_at_most_once: bool, h_ms: int | None, late_ms: int
+        self, *, is_at_most_once: bool, h_ms: int | None = None, late_ms: int = 0
     ) -> None:
+        """Begin with no history; see ``check`` for ``h_ms`` and ``late_ms``."""
         self.findings: list[Finding] = []
-        self.keys: dict[Key, _KeyHistory] = defaultdict(_KeyHistory)
+        self.keys: dict[Key, KeyHistory] = defaultdict(KeyHistory)
         self._is_amo = is_at_most_once
         noted_ms = ROUNDING_MS + late_ms
         self._lease_ms = None if h_ms is None else h_ms + h_ms // DRIFT + noted_ms
@@ -167,20 +165,24 @@ class _Judge:
             PROCESS: self._process,
             PAUSE: self._pause,
             UNPAUSE: self._pause,
+            RESET: self._reset,
         }
 
-    def find(self, invariant: str, key: Key, text: str) -> None:
+    def _find(self, invariant: str, key: Key, text: str) -> None:
         self.findings.append(
             Finding(invariant, f"{key.group_id}/{key.topic}-{key.partition}: {text}")
         )
 
-    def take(self, operation: Operation) -> None:
+    def take(self, operation: Operation) -> list[Finding]:
+        """Take the next operation; return what must not be."""
+        before = len(self.findings)
         known = self.keys[operation.key]
         if operation.number is not None:
             self._match(known, operation)
         self._takes[operation.kind](known, operation)
+        return self.findings[before:]
 
-    def _match(self, known: _KeyHistory, operation: Operation) -> None:
+    def _match(self, known: KeyHistory, operation: Operation) -> None:
         """Know what was begun, and find what ends and never was."""
         number = operation.number or 0
         sent = (operation.kind, operation.process, number)
@@ -188,9 +190,9 @@ class _Judge:
             known.sent.setdefault(sent, operation.at_ms)
         elif sent not in known.sent:
             told = f"{operation.kind} {number} of {operation.process} never begun"
-            self.find("1.4", operation.key, told)
+            self._find("1.4", operation.key, told)
 
-    def _renew(self, known: _KeyHistory, operation: Operation) -> None:
+    def _renew(self, known: KeyHistory, operation: Operation) -> None:
         """Count the lease from when its record was sent (PROTOCOL 5.2)."""
         sent_ms = known.sent.get(
             (operation.kind, operation.process, operation.number or 0)
@@ -199,25 +201,35 @@ class _Judge:
             lease = (operation.process, operation.token)
             known.bases[lease] = max(sent_ms, known.bases.get(lease, sent_ms))
 
-    def _pause(self, known: _KeyHistory, operation: Operation) -> None:
+    def _pause(self, known: KeyHistory, operation: Operation) -> None:
         if operation.outcome == OK:
             known.is_paused = operation.kind == PAUSE
 
-    def _claim(self, known: _KeyHistory, operation: Operation) -> None:
+    def _reset(self, known: KeyHistory, operation: Operation) -> None:
+        """Take that an admin brought a position back, and what was granted above it."""
+        known.owner = None
+        for topic_id, topic in known.topics.items():
+            head = operation.first if topic_id == operation.topic_id else None
+            topic.position = head
+            topic.back.update(
+                offset for offset in topic.granted if offset >= (head or 0)
+            )
+
+    def _claim(self, known: KeyHistory, operation: Operation) -> None:
         token = operation.token
         if operation.outcome != OK or token is None:
             return
         if known.is_paused:
-            self.find("8.1", operation.key, f"won under {token} in a pause")
+            self._find("8.1", operation.key, f"won under {token} in a pause")
         if known.tokens and token <= known.tokens[-1]:
-            self.find("S7", operation.key, f"token {token} after {known.tokens[-1]}")
+            self._find("S7", operation.key, f"token {token} after {known.tokens[-1]}")
         known.tokens.append(token)
         known.owner = operation.process
         known.topic_ids[token] = operation.topic_id
         known.starts[token] = known.topic(token).position
         self._renew(known, operation)
 
-    def _beat(self, known: _KeyHistory, operation: Operation) -> None:
+    def _beat(self, known: KeyHistory, operation: Operation) -> None:
         position, key = operation.first, operation.key
         if operation.outcome == INVOKE:
             self._told(known, operation)
@@ -225,15 +237,15 @@ class _Judge:
             return
         token, owner = operation.token, operation.process
         if known.tokens and (token, owner) != (known.tokens[-1], known.owner):
-            self.find("S1", key, f"beat of {owner} under {token} counts")
+            self._find("S1", key, f"beat of {owner} under {token} counts")
         if operation.renews and known.is_paused:
-            self.find("8.1", key, f"beat of {owner} renews in a pause")
+            self._find("8.1", key, f"beat of {owner} renews in a pause")
         elif operation.renews:
             self._renew(known, operation)
         if position is not None:
             self._move(known, operation, position)
 
-    def _told(self, known: _KeyHistory, operation: Operation) -> None:
+    def _told(self, known: KeyHistory, operation: Operation) -> None:
         """What a process says that it is done with, it must be done with."""
         who, done = (operation.process, operation.token), operation.done
         topic = known.topic(operation.token)
@@ -244,95 +256,123 @@ class _Judge:
         ]
         if early:
             told = sorted(early)[:NAMED_MAX]
-            self.find("6.3", operation.key, f"told as done, and in hand: {told}")
+            self._find("6.3", operation.key, f"told as done, and in hand: {told}")
         if operation.first is not None and not self._is_amo:
             # A position only moves forward: below the one there is, all is told.
             self._check_skipped(known, operation, operation.first)
 
-    def _move(self, known: _KeyHistory, operation: Operation, position: int) -> None:
+    def _move(self, known: KeyHistory, operation: Operation, position: int) -> None:
         if not self._is_amo:
             self._check_skipped(known, operation, position)
         topic = known.topic(operation.token)
         topic.position = max(topic.position or 0, position)
 
     def _check_skipped(
-        self, known: _KeyHistory, operation: Operation, position: int
+        self, known: KeyHistory, operation: Operation, position: int
     ) -> None:
         """Every offset below a position must be done with, by whomever."""
         topic = known.topic(operation.token)
         skipped = set(range(topic.position or 0, position)) - topic.processed
         if skipped:
             told = sorted(skipped)[:NAMED_MAX]
-            self.find("6.1", operation.key, f"position {position} skips {told}")
+            self._find("6.1", operation.key, f"position {position} skips {told}")
 
-    def _grant(self, known: _KeyHistory, operation: Operation) -> None:
+    def _grant(self, known: KeyHistory, operation: Operation) -> None:
         if operation.outcome != OK:
             return
         token = operation.token
         if known.tokens and token != known.tokens[-1]:
-            self.find("S1", operation.key, f"granted under {token}, which is over")
-        granted = known.topic(token).granted
+            self._find("S1", operation.key, f"granted under {token}, which is over")
+        topic = known.topic(token)
+        granted = topic.granted
         for offset in operation.offsets:
-            if offset in granted:
-                self.find("S3", operation.key, f"{offset} granted twice")
+            if offset in granted and offset not in topic.back:
+                self._find("S3", operation.key, f"{offset} granted twice")
             granted[offset] = (operation.process, token)
 
-    def _hand_out(self, known: _KeyHistory, operation: Operation) -> None:
+    def _hand_out(self, known: KeyHistory, operation: Operation) -> None:
         key, token = operation.key, operation.token
         if operation.outcome == FAIL or token is None:
             return
         who = (operation.process, token)
         if known.handing is not None and token < known.handing:
-            self.find("S4", key, f"handed out under {token} after {known.handing}")
+            self._find("S4", key, f"handed out under {token} after {known.handing}")
         known.handing = token if known.handing is None else max(known.handing, token)
         if token not in known.starts:
-            self.find("S4", key, f"handed out under {token}, which nobody won")
+            self._find("S4", key, f"handed out under {token}, which nobody won")
         base_ms = known.bases.get(who)
         if base_ms is not None and self._lease_ms is not None:
             over_ms = operation.at_ms - base_ms - self._lease_ms
             if over_ms > 0:
-                self.find("S4", key, f"handed out under {token}, {over_ms} ms late")
+                self._find("S4", key, f"handed out under {token}, {over_ms} ms late")
         topic_ids = {operation.topic_id, known.topic_ids.get(token)}
         if None not in topic_ids and len(topic_ids) > 1:
-            self.find("5.6", key, f"handed out under {token}, of another topic")
+            self._find("5.6", key, f"handed out under {token}, of another topic")
         self._hand(known, operation, token)
 
-    def _hand(self, known: _KeyHistory, operation: Operation, token: Token) -> None:
+    def _hand(self, known: KeyHistory, operation: Operation, token: Token) -> None:
         """Take the offsets of a hand-out."""
         key, who = operation.key, (operation.process, token)
         start, topic = known.starts.get(token), known.topic(token)
         for offset in operation.offsets:
             topic.count += 1
             if offset <= known.last.get(who, -1):
-                self.find("S3", key, f"{offset} handed out twice under {token}")
+                self._find("S3", key, f"{offset} handed out twice under {token}")
             known.last[who] = offset
             if start is not None and offset < start:
-                self.find("6.1", key, f"{offset} handed out below {start}")
+                self._find("6.1", key, f"{offset} handed out below {start}")
             if offset in topic.handed:
                 topic.again[token] += 1
-                if self._is_amo:
-                    self.find("S3", key, f"{offset} handed out twice")
+                if self._is_amo and offset not in topic.back:
+                    self._find("S3", key, f"{offset} handed out twice")
             topic.handed.add(offset)
             topic.lent.add((*who, offset))
             if self._is_amo and topic.granted.get(offset) != who:
-                self.find("6.2", key, f"{offset} handed out without its grant")
+                self._find("6.2", key, f"{offset} handed out without its grant")
 
-    def _process(self, known: _KeyHistory, operation: Operation) -> None:
+    def _process(self, known: KeyHistory, operation: Operation) -> None:
         if operation.outcome == FAIL:
             return
         key, who = operation.key, (operation.process, operation.token)
         topic = known.topic(operation.token)
         for offset in operation.offsets:
             if (*who, offset) not in topic.lent:
-                self.find("6.2", key, f"{offset} processed, not handed out")
+                self._find("6.2", key, f"{offset} processed, not handed out")
+            is_once = self._is_amo and offset not in topic.back
             # What was begun may have been done, whatever came of it.
-            if self._is_amo and topic.begun.setdefault(offset, who) != who:
+            if is_once and topic.begun.setdefault(offset, who) != who:
                 other = topic.begun[offset][0]
-                self.find("S3", key, f"{offset} begun by {other}, and then {who[0]}")
+                self._find("S3", key, f"{offset} begun by {other}, and then {who[0]}")
             if operation.outcome == OK:
-                if self._is_amo and offset in topic.processed:
-                    self.find("S3", key, f"{offset} processed twice")
+                if is_once and offset in topic.processed:
+                    self._find("S3", key, f"{offset} processed twice")
                 topic.processed.add(offset)
+
+    def check_complete(self, ends: Mapping[Key, tuple[int, int]]) -> None:
+        """Find what nobody processed of keys that all work is done of.
+
+        Args:
+            ends: First and next offset of each, in the topic of its last claim.
+        """
+        for key, (start, end) in ends.items():
+            missed = set(range(start, end)) - self.keys[key].topic().processed
+            if missed:
+                told = sorted(missed)[:NAMED_MAX]
+                self._find("6.1", key, f"{len(missed)} records never processed: {told}")
+
+    def verdict(self) -> Verdict:
+        """Return what the history comes to."""
+        keys = self.keys.values()
+        topics = [topic for known in keys for topic in known.topics.values()]
+        again = [count for topic in topics for count in topic.again.values()]
+        return Verdict(
+            tuple(self.findings),
+            sum(topic.count for topic in topics),
+            sum(len(topic.processed) for topic in topics),
+            sum(again),
+            sum(max(0, len(known.tokens) - 1) for known in keys),
+            max(again, default=0),
+        )
 
 
 def check(
@@ -361,24 +401,11 @@ def check(
             noted; 0 where both are one.
     """
     is_amo = delivery is Delivery.AT_MOST_ONCE
-    judge = _Judge(is_at_most_once=is_amo, h_ms=h_ms, late_ms=late_ms)
+    judge = OperationJudge(is_at_most_once=is_amo, h_ms=h_ms, late_ms=late_ms)
     for operation in history:
         assert operation.kind in KINDS, operation.kind
         assert operation.outcome in OUTCOMES, operation.outcome
         judge.take(operation)
-    for key, (start, end) in ({} if is_amo or ends is None else ends).items():
-        missed = set(range(start, end)) - judge.keys[key].topic().processed
-        if missed:
-            told = sorted(missed)[:NAMED_MAX]
-            judge.find("6.1", key, f"{len(missed)} records never processed: {told}")
-    keys = judge.keys.values()
-    topics = [topic for known in keys for topic in known.topics.values()]
-    again = [count for topic in topics for count in topic.again.values()]
-    return Verdict(
-        tuple(judge.findings),
-        sum(topic.count for topic in topics),
-        sum(len(topic.processed) for topic in topics),
-        sum(again),
-        sum(max(0, len(known.tokens) - 1) for known in keys),
-        max(again, default=0),
-    )
+    if not is_amo and ends is not None:
+        judge.check_complete(ends)
+    return judge.verdict()

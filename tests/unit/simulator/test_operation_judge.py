@@ -1,10 +1,10 @@
-"""What the history checker finds, and what it lets pass."""
+"""What the operation judge finds, and what it lets pass."""
 
 import pytest
 
 from kafka_marshal.engine import Delivery
 from kafka_marshal.protocol.types import Key, Token
-from simulator.historycheck import Operation, check
+from simulator.operation_judge import Operation, check
 
 KEY = Key("g", "t", 0)
 ONE, TWO = Token(1, 0, 10), Token(1, 0, 20)
@@ -323,3 +323,35 @@ def test_at_most_once_a_second_hand_out_is_found_under_any_claim():
     history = [*GRANTED, *handled("a", ONE, 0, 0), op("claim", "b", TWO)]
     found = invariants([*history, op("hand_out", "b", TWO, 0, 0)], AMO)
     assert found == ["S3", "6.2"]
+
+
+def granted(who, token, first, last):
+    """A batch that is granted, handed out and processed."""
+    return [op("grant", who, token, first, last), *handled(who, token, first, last)]
+
+
+@pytest.mark.parametrize(
+    ("head", "invariant"),
+    [pytest.param(5, None, id="back"), pytest.param(8, "S3", id="not-so-far")],
+)
+def test_what_a_reset_took_back_may_be_handed_out_again(head, invariant):
+    history = [
+        op("claim", "a", ONE),
+        *granted("a", ONE, 0, 9),
+        op("reset", "admin", None, head),
+        op("claim", "b", TWO),
+        *granted("b", TWO, 5, 9),
+    ]
+    found = invariants(history, AMO)
+    assert set(found) == ({invariant, "6.1"} if invariant else set())
+
+
+def test_a_reset_to_no_position_takes_all_back():
+    history = [
+        op("claim", "a", ONE, topic_id=b"one"),
+        *granted("a", ONE, 0, 9),
+        op("reset", "admin", None, topic_id=b"two"),
+        op("claim", "b", TWO, topic_id=b"one"),
+        *granted("b", TWO, 0, 9),
+    ]
+    assert invariants(history, AMO) == []

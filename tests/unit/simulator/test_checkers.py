@@ -1,0 +1,103 @@
+"""What the log accepts, and what applications get, reaches the judges step by step."""
+
+import pytest
+from logkit import KEY, beat, claim, messages
+
+from kafka_marshal.protocol.codec import encode
+from kafka_marshal.testing.node import Cluster
+from simulator.checkers import LOG, OPERATIONS, HandOuts, LogWatcher, Violation
+
+
+class Scene:
+    """One coordinating partition, of which c1 has claimed a key."""
+
+    def __init__(self, *, is_at_most_once):
+        self.cluster = Cluster()
+        self.other = None
+        self.watcher = LogWatcher(self.cluster.kafka, 1, on_fold=self.on_fold)
+        self.hand_outs = HandOuts(self.watcher, is_at_most_once=is_at_most_once)
+        self.write(claim())
+        self.epoch = self.watcher.worlds[0].keys[KEY].epoch
+        self.token = self.watcher.worlds[0].token(KEY)
+
+    def on_fold(self, folded):
+        self.hand_outs.on_fold(folded, other=self.other)
+
+    def write(self, record):
+        self.cluster.kafka.produce(self.cluster.place(0), encode(record))
+        self.watcher.catch_up()
+
+    def hand_out(self, *offsets):
+        for offset in offsets:
+            self.hand_outs.handed_out(KEY, self.token, offset=offset)
+
+
+@pytest.fixture
+def alo():
+    return Scene(is_at_most_once=False)
+
+
+@pytest.fixture
+def amo():
+    return Scene(is_at_most_once=True)
+
+
+def test_work_of_an_owner_is_counted(alo):
+    alo.hand_out(0, 1)
+    for offset in (0, 1):
+        alo.hand_outs.done(KEY, alo.token, offset=offset)
+    alo.write(beat(alo.epoch, 2))
+    assert alo.hand_outs.processed == {(KEY, None): {0, 1}}
+    assert (alo.hand_outs.count, alo.hand_outs.duplicate_count) == (2, 0)
+
+
+def test_a_position_that_skips_work_is_found(alo):
+    alo.hand_out(0)
+    with pytest.raises(Violation, match=r"6\.1.*skips \[0\]") as caught:
+        alo.write(beat(alo.epoch, 1))
+    assert caught.value.judge == OPERATIONS
+
+
+def test_a_hand_out_without_a_grant_is_found(amo):
+    amo.write(messages(amo.epoch, 0, 3))
+    amo.hand_out(0, 3)
+    with pytest.raises(Violation, match=r"6\.2"):
+        amo.hand_out(4)
+
+
+def test_what_another_process_was_granted_is_not_the_owners(amo):
+    amo.other = "attempt"
+    amo.write(messages(amo.epoch, 0, 3))
+    with pytest.raises(Violation, match=r"S3.*handed out twice"):
+        amo.hand_out(0)
+
+
+def test_hand_outs_under_an_older_token_may_be_excused(alo):
+    first = alo.token
+    alo.cluster.clock.advance(4 * alo.cluster.config.heartbeat_interval_ms)
+    alo.write(claim("c2"))
+    alo.token = alo.watcher.worlds[0].token(KEY)
+    assert alo.token > first
+    alo.hand_out(0)
+    alo.hand_outs.handed_out(KEY, first, offset=0, is_excused=True)
+    assert alo.hand_outs.duplicate_count == 1
+    with pytest.raises(Violation, match="S4"):
+        alo.hand_outs.handed_out(KEY, first, offset=1)
+
+
+def test_grants_that_nobody_handed_out_must_be_listed(amo):
+    amo.write(messages(amo.epoch, 0, 3))
+    amo.hand_outs.check_losses(most=4)
+    with pytest.raises(Violation, match=r"6\.3"):
+        amo.hand_outs.check_losses(most=3)
+
+
+def test_the_log_judge_raises_where_it_is_strict(alo):
+    alo.watcher.worlds[0].keys[KEY].owner = ("nobody", b"")
+    alo.watcher.is_strict = False
+    alo.write(claim("c3"))
+    alo.watcher.worlds[0].keys[KEY].position = 9
+    alo.watcher.is_strict = True
+    with pytest.raises(Violation, match=r"S1.*without effect") as caught:
+        alo.write(claim("c4"))
+    assert caught.value.judge == LOG
