@@ -22,10 +22,11 @@ from kafka_marshal.ports import Append, Event, Record
 from kafka_marshal.protocol.claiming import PreviousLife
 from kafka_marshal.protocol.types import Key
 from kafka_marshal.testing.node import Node, Wish
+from simulator.base import GROUP, TOPIC
 from simulator.checkers import Violation
 from simulator.keeping import Keeping
 from simulator.plan import chance
-from simulator.world import GROUP, TOPIC, World
+from simulator.world import World
 
 APPS_MAX = 6
 PROMPT_TURNS = 0.2

@@ -6,12 +6,13 @@ from kafka_marshal.engine import Delivery
 from kafka_marshal.protocol.state import WorldState
 from kafka_marshal.protocol.types import Key, TopicPartition
 from kafka_marshal.testing.node import COORDINATION_TOPIC
+from simulator.base import GROUP, Liveness
 from simulator.checkers import OPERATIONS, Violation
 from simulator.fleet import Fleet
 from simulator.operation_judge import check
 from simulator.plan import RECREATE, RESET
 from simulator.strikes import Strikes
-from simulator.world import GROUP, World
+from simulator.world import World
 
 BACKOFF_HS_MAX = 300
 CLOCK_MS_MAX = 600_000
@@ -38,15 +39,15 @@ def judge_history(
         raise Violation(finding.invariant, text, judge=OPERATIONS)
 
 
-class Healing:
+class Healing(Liveness):
     """Heals a fleet and demands L1, L2, L3, L6, and that all work gets done."""
 
     def __init__(self, world: World, fleet: Fleet, strikes: Strikes) -> None:
         """Take the fleet as its faults left it."""
+        super().__init__(world, h_ms=world.plan.h_ms)
         self._world = world
         self._fleet = fleet
         self._strikes = strikes
-        self._h_ms = world.plan.h_ms
 
     def run(self) -> None:
         """Heal, and demand.
@@ -79,7 +80,7 @@ class Healing:
         self._all_owned("L6")
         world.produce(FRESH_RECORDS)
         self._all_done()
-        self._rest()
+        self._demand_rest()
         if world.plan.after:
             self._strikes.halt(world.plan.after[0])
             self._all_halt()
@@ -113,6 +114,9 @@ class Healing:
 
     # --- what is demanded
 
+    def _live(self, duration_ms: int) -> None:
+        self._world.run(duration_ms)
+
     def _gets(self, limit_ms: int, is_done: Callable[[], bool]) -> bool:
         self._world.is_timed = True
         is_got = is_done() or self._world.run(limit_ms, is_done=is_done) is not None
@@ -127,27 +131,10 @@ class Healing:
         return 2 * self._h_ms + 2 * self._h_ms // DRIFT + jitter_ms + trips_ms
 
     def _all_owned(self, invariant: str) -> None:
-        limit_ms = self._takeover_ms
-        if not self._gets(limit_ms, lambda: not self._missing()):
-            missing = self._missing()
-            raise Violation(invariant, f"{missing} unowned for {limit_ms} ms")
+        self._demand_owned(invariant, self._takeover_ms)
 
     def _all_done(self) -> None:
-        """Everything gets processed, however slow it has been before."""
-        world = self._world
-        todo = sum(end - position for position, end in world.left().values())
-        limit_ms = 3 * self._h_ms + RECORD_MS * todo
-        if not self._gets(limit_ms, lambda: not world.left()):
-            raise Violation("liveness", f"not all consumed: {world.left()}")
-
-    def _rest(self) -> None:
-        """L2: nothing fails, so nothing moves (acceptance L31)."""
-        self._world.run(2 * self._h_ms)
-        claims = self._world.watcher.claims
-        self._world.run(4 * self._h_ms)
-        moved = self._world.watcher.claims - claims
-        if moved:
-            raise Violation("L2", f"{moved} keys moved although nothing failed")
+        self._demand_done(base_ms=3 * self._h_ms, record_ms=RECORD_MS)
 
     def _kill(self) -> None:
         """L1: somebody dies, and others have its partitions soon."""

@@ -29,10 +29,11 @@ from kafka_marshal.protocol.records import (
 from kafka_marshal.protocol.snapshot import digest, to_bytes
 from kafka_marshal.protocol.state import GroupState, KeyState, WorldState
 from kafka_marshal.protocol.types import Key, Owner
+from simulator.base import GROUP
 from simulator.checkers import Folded
 from simulator.levels import BEYOND, FRAME_VERSION, level_of
 from simulator.plan import Fault, chance
-from simulator.world import GROUP, World
+from simulator.world import World
 
 BATCH_MAX = 5
 FAR = 10**6

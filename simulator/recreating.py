@@ -2,9 +2,10 @@
 
 from functools import partial
 
+from simulator.base import TOPIC
 from simulator.fleet import Fleet
 from simulator.plan import Fault, chance
-from simulator.world import TOPIC, World
+from simulator.world import World
 
 PERCENT = 100
 GAP_PARTS = 4

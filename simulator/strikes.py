@@ -11,6 +11,7 @@ from kafka_marshal.protocol.records import (
 )
 from kafka_marshal.protocol.types import Key, Owner
 from kafka_marshal.testing.fakestore import Stored
+from simulator.base import GROUP
 from simulator.configs import Configs
 from simulator.fates import HARDNESS, KINDS, Window
 from simulator.fleet import APPS_MAX, App, Fleet
@@ -26,7 +27,7 @@ from simulator.plan import (
     chance,
 )
 from simulator.recreating import Recreations
-from simulator.world import GROUP, World
+from simulator.world import World
 
 DEAF_MS = 10**9
 BROKERS_PER_EPOCH = 8

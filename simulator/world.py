@@ -9,10 +9,9 @@ from kafka_marshal.protocol.hashing import coordinating_partition
 from kafka_marshal.protocol.records import ClaimingMessages
 from kafka_marshal.protocol.types import Key
 from kafka_marshal.testing.node import Cluster, Node
+from simulator.base import GROUP, TOPIC, BaseWorld
 from simulator.checkers import (
     Folded,
-    HandOuts,
-    LogWatcher,
     Violation,
     check_leases,
 )
@@ -24,28 +23,21 @@ from simulator.levels import Levels
 from simulator.loop import Loop
 from simulator.plan import LEVELS, Plan, chance
 
-GROUP = "g"
-TOPIC = "t"
 FAR_MS = 2**63
 
 
-class World:
-    """Cluster, virtual time and checks.
+class World(BaseWorld):
+    """A world of direct members: virtual time and checks.
 
     Attributes:
         plan: What it was made from.
-        cluster: The cluster in memory.
         fates: What becomes of appends.
         loop: What is due.
-        places: The data partitions.
-        watcher: Folds the log and checks it.
-        hand_outs: Checks what applications get.
         exposures: What was handed out while records may be lost.
         cuts: How often coordinating partitions lost records, and who knows it.
         coverage: Counts what happens.
         levels: Judges what is above a feature level.
         chronicle: What processes did, as they would tell it.
-        transcript: Everything that happened, one line each.
         names: Names of processes, by incarnation.
         seqs: Largest sequence number read of each process, by incarnation.
         attempts: Processes that ask for offsets under claims of others.
@@ -61,18 +53,19 @@ class World:
         """Make the world, with nobody in it."""
         self.plan = plan
         self.fates = Fates(plan.seed, h_ms=plan.h_ms, latency_ms=plan.latency_ms)
-        self.cluster = Cluster(
+        cluster = Cluster(
             heartbeat_interval_ms=plan.h_ms,
             partitions=plan.coordinators,
             policy=self.fates,
         )
-        self.loop = Loop(self.cluster.clock)
-        self.places = self.cluster.fill(TOPIC, [0] * plan.partitions)
+        places = cluster.fill(TOPIC, [0] * plan.partitions)
+        is_amo = plan.delivery is Delivery.AT_MOST_ONCE
+        super().__init__(cluster, places, is_at_most_once=is_amo)
+        self.loop = Loop(cluster.clock)
         self._logs = [
             self.cluster.kafka.log(self.cluster.place(number))
             for number in range(plan.coordinators)
         ]
-        self.transcript: list[str] = []
         self.coverage = Coverage(plan.h_ms)
         self.is_judged = is_judged
         self.names: dict[bytes, str] = {}
@@ -85,12 +78,6 @@ class World:
         self.on_news: Callable[[], None] = lambda: None
         self.on_record: Callable[[object], None] = lambda _: None
         self.on_folded: Callable[[Folded], None] = lambda _: None
-        self.watcher = LogWatcher(
-            self.cluster.kafka,
-            plan.coordinators,
-            note=self.transcript.append,
-            on_fold=self._on_fold,
-        )
         self.watcher.is_strict = is_judged
         self.levels = Levels(
             self.watcher,
@@ -107,8 +94,6 @@ class World:
             [key for key, number in self._numbers.items() if number == each]
             for each in range(plan.coordinators)
         ]
-        is_amo = plan.delivery is Delivery.AT_MOST_ONCE
-        self.hand_outs = HandOuts(self.watcher, is_at_most_once=is_amo)
         self._producing = chance(plan.seed, "produce")
         # When something on its way lands or is committed next.
         self._change_ms = FAR_MS
@@ -119,15 +104,6 @@ class World:
             self._logs[broker].leader = broker
             drift_ppm = rng.randint(-plan.drift_ppm, plan.drift_ppm)
             self.cluster.kafka.clocks.set_drift(broker, drift_ppm)
-
-    @property
-    def now_ms(self) -> int:
-        """True time."""
-        return self.cluster.clock.at_ms
-
-    def say(self, line: str) -> None:
-        """Note what happens."""
-        self.transcript.append(f"{self.now_ms} {line}")
 
     def run(
         self, duration_ms: int, *, is_done: Callable[[], bool] | None = None
@@ -170,12 +146,6 @@ class World:
 
     # --- data
 
-    @property
-    def topic_id(self) -> bytes | None:
-        """Id of the data topic, None while there is none."""
-        kafka = self.cluster.kafka
-        return kafka.topic(TOPIC).topic_id if kafka.has_topic(TOPIC) else None
-
     def produce(self, count: int) -> None:
         """Write so many records to the topic, if it is there.
 
@@ -185,20 +155,6 @@ class World:
         for _ in range(count if topic_id else 0):
             place = self._producing.choice(self.places)
             self.cluster.kafka.produce(place, topic_id)
-
-    def left(self) -> dict[str, tuple[int, int]]:
-        """Return position and end of every partition that is not done."""
-        found = {}
-        for place in self.places:
-            key = Key(GROUP, *place)
-            end = self.cluster.kafka.log(place).end
-            known = self.watcher.worlds[self.place_of(key)].keys.get(key)
-            position = 0
-            if known is not None and known.topic_id == self.topic_id:
-                position = known.next_unclaimed() or 0
-            if position < end:
-                found[f"{place.topic}-{place.partition}"] = (position, end)
-        return found
 
     # --- checks
 

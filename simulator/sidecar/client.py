@@ -38,6 +38,7 @@ from kafka_marshal.sidecar.process_monitor import Caller, Peer
 from kafka_marshal.sidecar.service import SidecarService, granted_now
 from kafka_marshal.testing.clock import InlineBackground, SeededEntropy
 from kafka_marshal.testing.node import Cluster, Recorder, Wish
+from simulator.base import GROUP
 from simulator.sidecar.host import SEED_BITS, Host
 
 if TYPE_CHECKING:
@@ -49,7 +50,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-GROUP = "g"
 NAME = "s"
 GRANTS_AT_A_TIME = 4
 GRANTS_MAX = 64

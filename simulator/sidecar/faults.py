@@ -3,8 +3,9 @@
 from typing import TYPE_CHECKING
 
 from kafka_marshal.testing.node import Node
+from simulator.base import GROUP
 from simulator.pauses import Pauses
-from simulator.sidecar.client import GROUP, Hosted
+from simulator.sidecar.client import Hosted
 from simulator.sidecar.world import HostedWorld, Place, Process
 
 if TYPE_CHECKING:

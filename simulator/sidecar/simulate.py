@@ -11,10 +11,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from kafka_marshal.engine import Delivery
-from kafka_marshal.protocol.types import Key, TopicPartition
+from kafka_marshal.protocol.types import TopicPartition
+from simulator.base import GROUP, Liveness
 from simulator.checkers import Violation
 from simulator.outcome import Report, RunFailed
-from simulator.sidecar.client import GROUP, Hosted
+from simulator.sidecar.client import Hosted
 from simulator.sidecar.faults import Troubles
 from simulator.sidecar.world import (
     CLAIMED_TOPIC,
@@ -40,10 +41,11 @@ UNANSWERED = frozenset(
 granted then, and to nobody."""
 
 
-class HostedSimulation:
+class HostedSimulation(Liveness):
     """One seeded run of a world that was drawn; ``run`` does it all."""
 
     def __init__(self, world: HostedWorld) -> None:
+        super().__init__(world, h_ms=world.h)
         self.world = world
         self._troubles = Troubles(world)
 
@@ -115,11 +117,11 @@ class HostedSimulation:
         world.produce(5)
         # What was on its way still lands.
         self._troubles.end_pauses()
-        self._go_on(TAKEOVER_HS * world.h, lambda: False)
-        self._go_on(BACKOFF_HS_MAX * world.h, self._is_calm)
-        self._check_owned("L6", TAKEOVER_HS * world.h + world.h // 10)
-        self._check_consumed()
-        self._check_rest()
+        self._live(TAKEOVER_HS * world.h)
+        self._gets(BACKOFF_HS_MAX * world.h, self._is_calm)
+        self._demand_owned("L6", TAKEOVER_HS * world.h + world.h // 10)
+        self._demand_done(base_ms=TAKEOVER_HS * world.h, record_ms=WORK_MS)
+        self._demand_rest()
         self._check_death()
         self._check_drain()
         if world.delivery is Delivery.AT_MOST_ONCE and not world.faults & UNANSWERED:
@@ -132,8 +134,10 @@ class HostedSimulation:
         is_leaving = getattr(process, "is_leaving", True)
         return getattr(work, "consumer", None) is not None and not is_leaving
 
-    def _go_on(self, limit_ms: int, is_done: Callable[[], bool]) -> int | None:
-        """Live on until something is done; return how long it took."""
+    def _live(self, duration_ms: int) -> None:
+        self._gets(duration_ms, lambda: False)
+
+    def _gets(self, limit_ms: int, is_done: Callable[[], bool]) -> bool:
         world = self.world
         start_ms = world.now_ms
         while world.now_ms - start_ms < limit_ms:
@@ -146,8 +150,8 @@ class HostedSimulation:
                     world.work(process, len(process.hand))
             world.check()
             if is_done():
-                return world.now_ms - start_ms
-        return None
+                return True
+        return False
 
     def _is_calm(self) -> bool:
         """Return whether nobody holds back, having given something up."""
@@ -172,43 +176,7 @@ class HostedSimulation:
         held = {key.topic_partition for p in world.processes for key in p.held}
         return [place for place in wanted if place not in held]
 
-    def _left(self) -> dict[TopicPartition, tuple[int, int]]:
-        """Return position and end of every partition that is not done."""
-        left = {}
-        world = self.world
-        for place in world.places:
-            key = Key(GROUP, *place)
-            end = world.cluster.kafka.log(place).end
-            known = [
-                state.keys[key].next_unclaimed()
-                for state in world.watcher.worlds
-                if key in state.keys
-            ]
-            position = (known[0] if known else None) or 0
-            if position < end:
-                left[place] = (position, end)
-        return left
-
     # --- liveness
-
-    def _check_owned(self, invariant: str, bound_ms: int) -> None:
-        if self._go_on(bound_ms, lambda: not self._missing()) is None:
-            raise Violation(invariant, f"{self._missing()} unused for {bound_ms} ms")
-
-    def _check_consumed(self) -> None:
-        todo = sum(end - position for position, end in self._left().values())
-        limit_ms = TAKEOVER_HS * self.world.h + WORK_MS * todo
-        if self._go_on(limit_ms, lambda: not self._left()) is None:
-            raise Violation("liveness", f"not all consumed: {self._left()}")
-
-    def _check_rest(self) -> None:
-        """L2: nothing fails, so nothing moves."""
-        world = self.world
-        self._go_on(2 * world.h, lambda: False)
-        claims = world.watcher.claims
-        self._go_on(4 * world.h, lambda: False)
-        if world.watcher.claims != claims:
-            raise Violation("L2", f"{world.watcher.claims - claims} keys moved")
 
     def _check_death(self) -> None:
         """L1: what a client had that its sidecar sees die is used in a moment."""
@@ -226,17 +194,17 @@ class HostedSimulation:
         world.say(f"{process.name} dies while all is well")
         world.count("death while all is well")
         world.remove(process)
-        self._check_owned("L1", DEATH_MS)
+        self._demand_owned("L1", DEATH_MS)
 
     def _check_drain(self) -> None:
         """L3: a paused group is drained after 2H and a round trip."""
         world = self.world
         bound_ms = 2 * world.h + 4 * HEALED_STEP_MS
         self._troubles.pause(2 * bound_ms)
-        if self._go_on(bound_ms, self._is_drained) is None:
+        if not self._gets(bound_ms, self._is_drained):
             raise Violation("L3", f"not drained within {bound_ms} ms")
         self._troubles.end_pauses()
-        self._check_owned("L6", TAKEOVER_HS * world.h + world.h // 10)
+        self._demand_owned("L6", TAKEOVER_HS * world.h + world.h // 10)
 
     def _is_drained(self) -> bool:
         if any(process.held for process in self.world.processes):

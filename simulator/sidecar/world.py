@@ -17,11 +17,11 @@ from kafka_marshal.ports import Record
 from kafka_marshal.protocol.types import Key, Owner, Token
 from kafka_marshal.testing.fakestore import AppendFate
 from kafka_marshal.testing.node import Cluster, Node, Wish
-from simulator.checkers import Folded, HandOuts, LogWatcher, Violation
-from simulator.sidecar.client import GROUP, Hosted
+from simulator.base import GROUP, TOPIC, BaseWorld
+from simulator.checkers import Violation
+from simulator.sidecar.client import Hosted
 from simulator.sidecar.host import SEED_BITS, Host
 
-TOPIC = "t"
 CLAIMED_TOPIC = "claimed"
 FAULTS = (
     "delay",
@@ -130,7 +130,7 @@ class Fates:
         return AppendFate(delay_ms=rng.choice([0, h // 10]), copies=2)
 
 
-class HostedWorld:
+class HostedWorld(BaseWorld):
     """Who is there, and what they do."""
 
     is_broken: bool = True
@@ -156,7 +156,6 @@ class HostedWorld:
         self.seed = seed
         rng = self.rng = random.Random(seed)  # noqa: S311 - repeatable on purpose
         self.h = rng.choice([1_000, 2_000, 5_000])
-        self.transcript: list[str] = []
         self.counts: dict[str, int] = {}
         drawn = rng.choice(list(Delivery))
         self.delivery = delivery or drawn
@@ -165,22 +164,16 @@ class HostedWorld:
         self.fates = Fates(random.Random(seed + 1), self.h)  # noqa: S311
         self.fates.faults = tuple(sorted(self.faults & OF_APPENDS))
         self.fates.hardness = rng.choice([0.05, 0.2, 0.4])
-        self.cluster = Cluster(
+        cluster = Cluster(
             heartbeat_interval_ms=self.h,
             partitions=rng.randint(1, 2),
             policy=self.fates,
             limits={} if span is None else {"span": span},
         )
-        self.places = self.cluster.fill(TOPIC, [0] * rng.randint(1, 4))
-        self.cluster.fill(CLAIMED_TOPIC, [0])
-        self.watcher = LogWatcher(
-            self.cluster.kafka,
-            self.cluster.config.partition_count,
-            note=self.transcript.append,
-            on_fold=self._on_fold,
-        )
+        places = cluster.fill(TOPIC, [0] * rng.randint(1, 4))
+        cluster.fill(CLAIMED_TOPIC, [0])
         is_amo = self.delivery is Delivery.AT_MOST_ONCE
-        self.hand_outs = HandOuts(self.watcher, is_at_most_once=is_amo)
+        super().__init__(cluster, places, is_at_most_once=is_amo)
         self.wish = Wish(
             (TOPIC,),
             self.delivery,
@@ -215,11 +208,6 @@ class HostedWorld:
         host = Host(self.cluster, name, folder=folder / name, clock=clock, rng=rng)
         host.start()
         return host
-
-    @property
-    def now_ms(self) -> int:
-        """True time."""
-        return self.cluster.clock.now_ms()
 
     def chance(self, part: float) -> bool:
         """Draw whether something happens that does in so many cases."""
@@ -397,13 +385,6 @@ class HostedWorld:
                         continue
                     if claimants.setdefault(key, place.host) is not place.host:
                         raise Violation("S4", f"{key} is held by {host.group_id} twice")
-
-    def _on_fold(self, folded: Folded) -> None:
-        self.hand_outs.on_fold(folded)
-
-    def say(self, line: str) -> None:
-        """Add a line to the transcript."""
-        self.transcript.append(f"{self.now_ms} {line}")
 
     def count(self, what: str) -> None:
         """Count what has happened."""
