@@ -17,13 +17,14 @@ from .faces import ContextFace, GrantsFace
 from .holding import Drain, Holding
 from .lags import LagWatch
 from .meters import SessionMeters
+from .poll_watchdog import GroupView, PollWatchdog
 from .subscription import Subscription
 from .wishes import Wishes
 
 LEASE_EXPIRED = "lease_expired"
 
 
-class ClaimSource(Protocol):
+class ClaimSource(GroupView, Protocol):
     """Who wins, renews and releases the claims of one client."""
 
     @property
@@ -59,6 +60,7 @@ class Holdings:
         by_key: Every holding; its source adds them.
         failure: Set once nothing more can be held; consumers raise it.
         lags: Where the logs of held partitions end.
+        watchdog: Finds partitions whose application has stopped polling.
         meters: Counts of claims won, lost and released.
     """
 
@@ -83,6 +85,7 @@ class Holdings:
         self.by_key = by_key
         self.failure: MarshalError | None = None
         self.lags = LagWatch(context)
+        self.watchdog = PollWatchdog(context, self.lags, source)
         self.meters = SessionMeters()
         self._context = context
         self._source = source
@@ -183,6 +186,7 @@ class Holdings:
         """Forget a holding whose claim has ended, and report that."""
         key, claim = holding.key, holding.claim
         if self._source.remove(holding):
+            self.watchdog.forget(key)
             self._wishes.bump(key)
         self._source.grants.report_unused(holding)
         if claim.ending is None or claim.epoch is None:

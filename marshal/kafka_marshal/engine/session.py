@@ -15,6 +15,7 @@ from kafka_marshal.protocol.claiming import (
     PreviousLife,
 )
 from kafka_marshal.protocol.delivery import AtLeastOnce
+from kafka_marshal.protocol.notes import stuck_count
 from kafka_marshal.protocol.planner import Plan, Release
 from kafka_marshal.protocol.records import (
     BatchHeartbeat,
@@ -35,12 +36,12 @@ from .cooling import ORDERLY, Cooldowns
 from .grants import Granter
 from .holding import Delivery, Drain, Holding, StartRule
 from .holdings import Holder, Holdings
-from .keeping import Keeper
 from .leaving import Leaver
 from .members import Announcer, identity_conflict
 from .mirror import Mirror
 from .outbox import Outbox, Sent, grantee_of
 from .roster import Roster
+from .slow_consumers import SlowConsumerPolicy, best_taker
 from .starting import Starter
 from .subscription import Subscription
 from .wishes import Wishes
@@ -89,7 +90,7 @@ class Session(Holder):
         self._announcer = Announcer(context, self._outbox, host=host)
         self._starter = Starter(context, self._beater, claimant)
         self._mirror = Mirror(context, claimant) if mirrors_offsets else None
-        self._keeper = Keeper(context, self._held.lags)
+        self._slow = SlowConsumerPolicy(context, self._held.lags, self._held.watchdog)
         self._contender = Contender(context, self._outbox, lives=lives)
         self._cooldowns = Cooldowns()
         self._policy_at_ms = 0
@@ -176,10 +177,10 @@ class Session(Holder):
             self._mirror.drive(now_ms)
         if not self._is_closing:
             self._held.look_at_ends(now_ms)
-            if self._keeper.is_due(now_ms):
+            if self._slow.is_due(now_ms):
                 self._judge(now_ms)
             if self._announcer.is_due(now_ms):
-                is_behind = self._keeper.behind_count() > 0
+                is_behind = self._slow.lagging_count() > 0
                 subs = self._wishes.subs
                 self._announcer.announce(subs, self.holdings, is_behind=is_behind)
             self._refresh_topics(now_ms)
@@ -246,13 +247,24 @@ class Session(Holder):
             was_wedged = sub.wedged_at_ms is not None
             me = self.claimant.owner.client_id
             held = self.holdings.values()
-            verdicts = self._keeper.judge(sub, held, me=me, now_ms=now_ms)
-            for each in verdicts:
-                self._drain(each.holding, each.drain(now_ms))
-            if verdicts or was_wedged != (sub.wedged_at_ms is not None):
+            drains = self._slow.judge(sub, held, me=me, now_ms=now_ms)
+            for holding, drain in drains:
+                self._drain(holding, drain)
+            if drains or was_wedged != (sub.wedged_at_ms is not None):
                 # Others must know how much we take before they see what is free.
                 self._announcer.announce_soon()
                 self._plan_soon(now_ms)
+
+    def taker_of(self, sub: Subscription, topic: str) -> str | None:
+        """Return the live member that has most room for a partition, if any has."""
+        me = self.claimant.owner.client_id
+        return best_taker(sub.members, topic, me=me, may_be_behind=True)
+
+    def stuck_count(self, key: Key) -> int:
+        """Return how many owners in a row gave a key up because they were stuck."""
+        world = self._context.replica_of(key).world
+        known = world.keys.get(key)
+        return 0 if known is None else stuck_count(world.soft.notes.get(key), known)
 
     # --- policies and contending
 
@@ -487,7 +499,7 @@ class Session(Holder):
         self._announcer.note_end(holding)
         if not self._roster.remove(holding, self._context.partition_of(key)):
             return False
-        self._keeper.forget(key)
+        self._slow.forget(key)
         return True
 
     def on_end(self, holding: Holding, ending: Ending) -> None:

@@ -12,6 +12,7 @@ from typing import Protocol
 from kafka_marshal.engine import Delivery, Holding, StartRule, Subscription
 from kafka_marshal.engine.holding import Drain
 from kafka_marshal.engine.holdings import Holder, Holdings
+from kafka_marshal.engine.poll_watchdog import was_stopped
 from kafka_marshal.engine.session import TOPIC_GONE
 from kafka_marshal.engine.wishes import Wishes
 from kafka_marshal.ports import TopicInfo
@@ -25,7 +26,6 @@ from kafka_marshal.remote import api
 from kafka_marshal.remote.engine import RemoteContext
 from kafka_marshal.remote.faults import error_of
 from kafka_marshal.remote.grants import RemoteGrants
-from kafka_marshal.remote.patience import Patience
 
 RESTARTED = "sidecar_restarted"
 REASSIGNED = "reassigned"
@@ -106,8 +106,11 @@ class RemoteSession(Holder):
         # Newest claim of each key that ended here: what is told of it comes late.
         self._over: dict[Key, int] = {}
         self._told: dict[Key, api.Standing] = {}
-        self._patience = Patience(context, self._held.lags)
         self._deadlines_ms = 0
+        # Topics that another live member could take partitions of.
+        self._takers: frozenset[str] = frozenset()
+        self._stuck_counts: dict[Key, int] = {}
+        self._ticked_ms = context.now_ms
 
     # --- wishes
 
@@ -310,7 +313,8 @@ class RemoteSession(Holder):
             holding.progress.is_anchored = said.is_anchored
         self.holdings[key] = holding
         self._context.follows[key] = said.follows
-        self._patience.begin(key, self._context.now_ms, stuck=said.stuck)
+        self._stuck_counts[key] = said.stuck
+        self._held.watchdog.watch(holding, self._context.now_ms)
         self._held.note_won(holding, effect="claimed", why=holding.why, log_ms=0)
         self._wishes.bump(key)
 
@@ -351,7 +355,7 @@ class RemoteSession(Holder):
         if said.now_ms < self._deadlines_ms:
             return
         self._deadlines_ms = said.now_ms
-        self._patience.takers = frozenset(said.takers)
+        self._takers = frozenset(said.takers)
         for each in told:
             self._told[self._key(each)] = each
         for deadline in said.deadlines:
@@ -413,16 +417,42 @@ class RemoteSession(Holder):
                 self._held.check_lease(holding, now_ms)
             if holding.claim.is_owned:
                 self._held.drive(holding, now_ms)
+        gap_ms, interval_ms = (
+            now_ms - self._ticked_ms,
+            self._context.heartbeat_interval_ms,
+        )
         for sub in self._wishes.subs:
-            mine = [h for h in self.holdings.values() if h.key.topic in sub.topics]
-            for holding in self._patience.judge(sub, mine, now_ms=now_ms):
-                self._wishes.bump(holding.key)
-        self._patience.end_round(now_ms)
+            if was_stopped(gap_ms, heartbeat_interval_ms=interval_ms):
+                sub.moved_at_ms = now_ms
+            self._drain_stuck(sub, now_ms)
+        self._ticked_ms = now_ms
         self._held.look_at_ends(now_ms)
         for sub in self._wishes.subs:
             if sub.has_doubts:
                 self._look_at_topics(sub, now_ms)
         return any(holding.drain is not None for holding in self.holdings.values())
+
+    def _drain_stuck(self, sub: Subscription, now_ms: int) -> None:
+        """Give up what the application has stopped polling for."""
+        watchdog = self._held.watchdog
+        held = [
+            holding
+            for holding in self.holdings.values()
+            if holding.claim.is_owned and holding.key.topic in sub.topics
+        ]
+        watchdog.note_signs(sub, held, now_ms=now_ms)
+        for stuck in watchdog.find_stuck(sub, held, now_ms=now_ms):
+            stuck.holding.drain = stuck.drain(now_ms)
+            self._wishes.bump(stuck.holding.key)
+
+    def taker_of(self, sub: Subscription, topic: str) -> str | None:
+        """Return "" where another live member could take a partition of a topic."""
+        del sub
+        return "" if topic in self._takers else None
+
+    def stuck_count(self, key: Key) -> int:
+        """Return how many owners in a row gave a key up because they were stuck."""
+        return self._stuck_counts.get(key, 0)
 
     def _look_at_topics(self, sub: Subscription, now_ms: int) -> None:
         """Give back what is of a topic that was deleted, or created again."""
@@ -455,7 +485,7 @@ class RemoteSession(Holder):
         was_there = self.holdings.get(key) is holding
         if was_there:
             del self.holdings[key]
-            self._patience.forget(key)
+            self._stuck_counts.pop(key, None)
             self._told.pop(key, None)
             self._givers.pop(key, None)
             self._context.heads.pop(key, None)

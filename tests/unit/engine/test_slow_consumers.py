@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 from enginekit import AMO, KEY, H, held_by, lines, of, wish, world
 
-from kafka_marshal.engine.keeping import best_taker
+from kafka_marshal.engine.slow_consumers import best_taker
 from kafka_marshal.errors import ClaimLost
 from kafka_marshal.protocol.planner import MemberView
 from kafka_marshal.protocol.records import Member, ReleasingPartition

@@ -1,0 +1,174 @@
+"""Finds the partitions whose application has stopped polling.
+
+The process that hands records out judges its own application. Whether another live
+member of the group could take a partition, and how often owners were stuck there
+before, comes from the log, here or by way of a sidecar.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import attrs
+
+from kafka_marshal.protocol.health import is_wedged, patience_ms
+from kafka_marshal.protocol.notes import WEDGED
+from kafka_marshal.protocol.types import Key
+
+from .faces import ContextFace
+from .holding import Drain, Holding
+from .lags import LagWatch
+from .subscription import Subscription
+
+AWAY_SHARE = 4
+
+
+def was_stopped(gap_ms: int, *, heartbeat_interval_ms: int) -> bool:
+    """Return whether a process was stopped, by the time between two of its rounds.
+
+    The silence of a stopped process does not count against its application.
+    """
+    return gap_ms > heartbeat_interval_ms // AWAY_SHARE
+
+
+class GroupView(Protocol):
+    """What the log says of the group beside this client."""
+
+    def taker_of(self, sub: Subscription, topic: str) -> str | None:
+        """Return the live member that has most room for a partition of a topic.
+
+        None where there is none, "" where there is one whose name is not known here.
+        """
+        ...
+
+    def stuck_count(self, key: Key) -> int:
+        """Return how many owners in a row gave a key up because they were stuck."""
+        ...
+
+
+@attrs.frozen
+class Stuck:
+    """A partition whose application has stopped polling.
+
+    Attributes:
+        holding: Its holding.
+        quiet_ms: Time without a sign of life.
+        limit_ms: How much of it is allowed.
+        in_hand: Records handed out and not done with.
+        lag: How far the position is behind, None where that is not known.
+        taker: client_id of the member that can take it; as ``GroupView.taker_of``.
+    """
+
+    holding: Holding
+    quiet_ms: int
+    limit_ms: int
+    in_hand: int
+    lag: int | None
+    taker: str | None
+
+    @property
+    def fields(self) -> dict[str, object]:
+        """Fields of the event."""
+        return {
+            "key": self.holding.key,
+            "quiet_ms": self.quiet_ms,
+            "limit_ms": self.limit_ms,
+            "in_hand": self.in_hand,
+            "lag": self.lag,
+            "successor": self.taker or None,
+        }
+
+    def drain(self, now_ms: int) -> Drain:
+        """Return a drain that is due at once: nobody waits for a stuck handler."""
+        lag = "unknown" if self.lag is None else str(self.lag)
+        detail = (
+            f"the application is away for {self.quiet_ms} ms of at most "
+            f"{self.limit_ms}, {self.in_hand} in hand, lag {lag}"
+        )
+        return Drain(WEDGED, self.taker or None, now_ms, detail)
+
+
+@attrs.define(eq=False)
+class _Watch:
+    """One held partition: since when, its last progress, whether an event was sent."""
+
+    epoch: int | None
+    since_ms: int
+    mark: tuple[int, int | None, int] | None = None
+    is_reported: bool = False
+
+
+class PollWatchdog:
+    """Watches the partitions that one client holds. Called under the engine's lock."""
+
+    __slots__ = ("_context", "_group", "_lags", "_watches")
+
+    def __init__(self, context: ContextFace, lags: LagWatch, group: GroupView) -> None:
+        self._context = context
+        self._lags = lags
+        self._group = group
+        self._watches: dict[Key, _Watch] = {}
+
+    def watch(self, holding: Holding, now_ms: int) -> None:
+        """Watch a claim from now on; one that is watched already stays as it is."""
+        self._watch(holding, now_ms)
+
+    def forget(self, key: Key) -> None:
+        """Watch a partition no more."""
+        self._watches.pop(key, None)
+
+    def note_signs(
+        self, sub: Subscription, held: Sequence[Holding], *, now_ms: int
+    ) -> None:
+        """Note the signs of life of one consumer's application."""
+        for holding in held:
+            watch = self._watch(holding, now_ms)
+            mark = (holding.handed_count, holding.position, holding.in_hand_count)
+            if mark != watch.mark:
+                if watch.mark is not None:
+                    sub.moved_at_ms = now_ms
+                watch.mark = mark
+        if sub.wedged_at_ms is not None and sub.alive_at_ms > sub.wedged_at_ms:
+            sub.wedged_at_ms = None
+
+    def find_stuck(
+        self, sub: Subscription, held: Sequence[Holding], *, now_ms: int
+    ) -> list[Stuck]:
+        """Return what one consumer is to give up now because it has stopped polling."""
+        base_ms = sub.handling_limit_ms(self._context.heartbeat_interval_ms)
+        if base_ms == 0 or now_ms - sub.alive_at_ms < base_ms:
+            for holding in held:
+                self._watch(holding, now_ms).is_reported = False
+            return []
+        found = []
+        for holding in held:
+            if holding.drain is not None and holding.drain.is_due(now_ms):
+                continue
+            stuck = self._judge(sub, holding, now_ms=now_ms, base_ms=base_ms)
+            if stuck is not None and stuck.taker is not None:
+                found.append(stuck)
+        if found:
+            sub.wedged_at_ms = now_ms
+        return found
+
+    def _judge(
+        self, sub: Subscription, holding: Holding, *, now_ms: int, base_ms: int
+    ) -> Stuck | None:
+        watch = self._watch(holding, now_ms)
+        quiet_ms = now_ms - max(sub.alive_at_ms, watch.since_ms)
+        stuck_count = self._group.stuck_count(holding.key)
+        limit_ms = patience_ms(base_ms, stuck_count=stuck_count)
+        hand, lag = holding.in_hand_count, self._lags.lag_of(holding)
+        if not is_wedged(quiet_ms, limit_ms=limit_ms, in_hand=hand, lag=lag):
+            return None
+        taker = self._group.taker_of(sub, holding.key.topic)
+        stuck = Stuck(holding, quiet_ms, limit_ms, hand, lag, taker)
+        if taker is not None or not watch.is_reported:
+            watch.is_reported = True
+            self._context.observe("stuck", stuck.fields)
+        return stuck
+
+    def _watch(self, holding: Holding, now_ms: int) -> _Watch:
+        watch = self._watches.get(holding.key)
+        if watch is None or watch.epoch != holding.claim.epoch:
+            watch = self._watches[holding.key] = _Watch(holding.claim.epoch, now_ms)
+        return watch

@@ -1,0 +1,214 @@
+"""Gives up partitions that their application is too slow for, or does not poll.
+
+Only where another live member of the group could do better by all that is known: a
+partition that nobody else can take stays where it is, however slow that is.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from kafka_marshal.protocol.claiming import Phase
+from kafka_marshal.protocol.health import CYCLES_MAX, Health, Pace, Sample
+from kafka_marshal.protocol.planner import MemberView
+from kafka_marshal.protocol.types import Key
+
+from .context import Context
+from .holding import Drain, Holding
+from .lags import LagWatch, reached
+from .poll_watchdog import PollWatchdog, was_stopped
+from .subscription import Subscription
+
+BEHIND = "behind"
+LOOKS_PER_H = 20
+AWAY_PARTS = 20
+
+Drains = list[tuple[Holding, Drain]]
+
+
+class _Watch:
+    """What is known of one held partition over time."""
+
+    __slots__ = ("asked_ms", "epoch", "health", "is_reported")
+
+    def __init__(self, epoch: int | None) -> None:
+        self.epoch = epoch
+        self.health = Health()
+        self.asked_ms = 0
+        self.is_reported = False
+
+
+class SlowConsumerPolicy:
+    """Judges what one client holds. Called under the engine's lock."""
+
+    __slots__ = (
+        "_answers",
+        "_check_at_ms",
+        "_context",
+        "_has_news",
+        "_lags",
+        "_was_stopped",
+        "_watchdog",
+        "_watches",
+    )
+
+    def __init__(
+        self, context: Context, lags: LagWatch, watchdog: PollWatchdog
+    ) -> None:
+        self._context = context
+        self._lags = lags
+        self._watchdog = watchdog
+        self._check_at_ms = 0
+        self._was_stopped = False
+        self._has_news = False
+        self._answers = 0
+        self._watches: dict[Key, _Watch] = {}
+
+    def is_due(self, now_ms: int) -> bool:
+        """Return whether it is time for another check, and note this one."""
+        if now_ms < self._check_at_ms:
+            return False
+        interval_ms = self._context.heartbeat_interval_ms
+        gap_ms = now_ms - self._check_at_ms
+        self._was_stopped = was_stopped(gap_ms, heartbeat_interval_ms=interval_ms)
+        self._check_at_ms = now_ms + max(1, interval_ms // LOOKS_PER_H)
+        answers = self._lags.answer_count
+        self._has_news = answers != self._answers
+        self._answers = answers
+        return True
+
+    def judge(
+        self, sub: Subscription, holdings: Iterable[Holding], *, me: str, now_ms: int
+    ) -> Drains:
+        """Return what one consumer is to give up now, and how.
+
+        Args:
+            sub: The consumer's subscription.
+            holdings: What the client wants or holds, of all consumers.
+            me: Own client_id.
+            now_ms: Local time.
+        """
+        if self._was_stopped:
+            sub.moved_at_ms = now_ms
+        if not self._has_news and not self._may_be_away(sub, now_ms):
+            return []
+        held = [
+            holding
+            for holding in holdings
+            if holding.claim.is_owned and holding.key.topic in sub.topics
+        ]
+        for holding in held:
+            self._sample(sub, holding, now_ms)
+        self._watchdog.note_signs(sub, held, now_ms=now_ms)
+        stuck = self._watchdog.find_stuck(sub, held, now_ms=now_ms)
+        drains = [(each.holding, each.drain(now_ms)) for each in stuck]
+        if not drains and sub.releases_behind and not sub.counts_topics:
+            drains = self._find_lagging(sub, held, me=me)
+        if drains:
+            interval_ms = self._context.heartbeat_interval_ms
+            sub.backoff.strike(now_ms, interval_ms=interval_ms)
+            for holding in held:
+                self._watch(holding).health.restart()
+        return drains
+
+    def _may_be_away(self, sub: Subscription, now_ms: int) -> bool:
+        """Return whether to look for signs of life, as long as there is no poll."""
+        if sub.wedged_at_ms is not None:
+            return True
+        limit_ms = sub.handling_limit_ms(self._context.heartbeat_interval_ms)
+        return 0 < limit_ms <= AWAY_PARTS * (now_ms - sub.back_at_ms)
+
+    def forget(self, key: Key) -> None:
+        """Forget a partition that is not held any more."""
+        self._watches.pop(key, None)
+
+    def lagging_count(self) -> int:
+        """Return how many partitions were behind at their last judgement."""
+        return sum(watch.health.bad_cycles > 0 for watch in self._watches.values())
+
+    def _watch(self, holding: Holding) -> _Watch:
+        watch = self._watches.get(holding.key)
+        if watch is None or watch.epoch != holding.claim.epoch:
+            watch = self._watches[holding.key] = _Watch(holding.claim.epoch)
+        return watch
+
+    def _sample(self, sub: Subscription, holding: Holding, now_ms: int) -> None:
+        """Note how the log's end moved beside the application."""
+        watch = self._watch(holding)
+        is_held_back = holding.key.topic_partition in sub.paused
+        if is_held_back or holding.drain or holding.claim.phase is not Phase.HELD:
+            watch.health.restart()
+            return
+        end, at = self._lags.end_of(holding.key), reached(holding)
+        if end is None or at is None or end.asked_ms <= watch.asked_ms:
+            return
+        watch.asked_ms = end.asked_ms
+        sample = Sample(now_ms, at, end.offset)
+        interval_ms = self._context.heartbeat_interval_ms
+        watch.health.add(sample, interval_ms=interval_ms)
+
+    def _find_lagging(
+        self, sub: Subscription, held: Sequence[Holding], *, me: str
+    ) -> Drains:
+        """Return the partition that is furthest behind: one goes at a time."""
+        watches = [(holding, self._watch(holding)) for holding in held]
+        behind = [
+            (pace.lag, holding, watch, pace)
+            for holding, watch in watches
+            if watch.health.is_behind and (pace := watch.health.pace) is not None
+        ]
+        for _, watch in watches:
+            if not watch.health.is_behind:
+                watch.is_reported = False
+        if not behind or any(holding.drain is not None for holding in held):
+            return []
+        _, holding, watch, pace = max(behind, key=lambda row: (row[0], row[1].key))
+        topic = holding.key.topic
+        taker = best_taker(sub.members, topic, me=me, may_be_behind=False)
+        if taker is not None or not watch.is_reported:
+            watch.is_reported = True
+            fields = {
+                "key": holding.key,
+                "lag": pace.lag,
+                "consumed_per_s": pace.consumed_per_s,
+                "produced_per_s": pace.produced_per_s,
+                "cycles": watch.health.bad_cycles,
+                "successor": taker,
+            }
+            self._context.observe("lagging", fields)
+        if taker is None:
+            return []
+        # The slow finish what they have in hand.
+        return [(holding, Drain(BEHIND, taker, None, _figures(pace)))]
+
+
+def _figures(pace: Pace) -> str:
+    return (
+        f"lag {pace.lag}, consumes {pace.consumed_per_s}/s, {pace.produced_per_s}/s "
+        f"arrive, {CYCLES_MAX} cycles"
+    )
+
+
+def best_taker(
+    members: Iterable[MemberView], topic: str, *, me: str, may_be_behind: bool
+) -> str | None:
+    """Return the live member that has most room for a partition, if any has.
+
+    Args:
+        members: Live members of the group.
+        topic: Topic of the partition.
+        me: Own client_id, which is none of them.
+        may_be_behind: Whether one that does not keep up itself is better than
+            nobody.
+    """
+    able = [
+        member
+        for member in members
+        if member.client_id != me
+        and topic in member.topics
+        and not member.is_draining
+        and (not member.claims_max or member.held < member.claims_max)
+        and (may_be_behind or not member.is_behind)
+    ]
+    best = min(
+        able, key=lambda m: (m.is_behind, m.held // m.weight, m.client_id), default=None
+    )
+    return None if best is None else best.client_id
