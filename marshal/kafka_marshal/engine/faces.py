@@ -8,7 +8,7 @@ leases alike, whoever renews these.
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from kafka_marshal.errors import MarshalError
 from kafka_marshal.ports import Background, Clock, DataLog, WrongSetting
@@ -19,6 +19,9 @@ from .holding import Holding
 from .meters import EngineMeters, SessionMeters
 from .replica import Glance, Replica
 from .subscription import Subscription
+
+if TYPE_CHECKING:
+    from .grants import GrantRequester
 
 
 class PortsFace(Protocol):
@@ -114,26 +117,6 @@ class EngineFace(Protocol):
         ...
 
 
-class GrantsFace(Protocol):
-    """Asks for ranges of offsets at most once."""
-
-    def look(self, holding: Holding) -> None:
-        """Note whether the log has a position of the key."""
-        ...
-
-    def request(self, holding: Holding, last: int) -> None:
-        """Ask for every offset up to ``last``."""
-        ...
-
-    def expire(self, holding: Holding, now_ms: int) -> None:
-        """Forget requests that got no verdict for too long, to repeat them."""
-        ...
-
-    def report_unused(self, holding: Holding) -> None:
-        """Report granted offsets that nobody will ever process (PROTOCOL 6.2)."""
-        ...
-
-
 class SessionFace(Protocol):
     """One client of a group. Every method is called under the engine's lock."""
 
@@ -153,7 +136,7 @@ class SessionFace(Protocol):
         ...
 
     @property
-    def grants(self) -> GrantsFace:
+    def grants(self) -> "GrantRequester":
         """Asks for ranges of offsets at most once."""
         ...
 

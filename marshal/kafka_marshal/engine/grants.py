@@ -1,6 +1,12 @@
-"""Asks for ranges of offsets, and takes the verdicts (PROTOCOL 6.2, 6.3)."""
+"""Asks for ranges of offsets at most once, and applies verdicts (PROTOCOL 6.2, 6.3).
 
-from collections.abc import Iterable, Mapping
+Several requests may be under way. What is granted is what the fold says of each: a
+request whose verdict does not come in time is forgotten, and a later one covers the
+same offsets. Should it be granted after all, that grant counts.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
 
 from kafka_marshal.errors import InvalidTransition
 from kafka_marshal.protocol.claiming import Ending
@@ -16,14 +22,142 @@ from .holding import Holding
 from .outbox import Outbox
 
 
-class Granter:
-    """Sends a session's ClaimingMessages. Called under the engine's lock."""
+class GrantRequester(ABC):
+    """Requests offsets for what one client holds. Called under the engine's lock.
 
-    __slots__ = ("_context", "_outbox")
+    How a request reaches the log, and its verdict comes back, is a subclass' business.
+    """
 
-    def __init__(self, context: Context, outbox: Outbox) -> None:
+    def __init__(
+        self,
+        context: ContextFace,
+        holdings: Mapping[Key, Holding],
+        *,
+        on_end: Callable[[Holding], None],
+    ) -> None:
+        """Begin without requests.
+
+        Args:
+            context: What the parts of one client share.
+            holdings: What it holds, by key.
+            on_end: Called with a holding whose claim a verdict has ended.
+        """
         self._context = context
+        self._holdings = holdings
+        self._on_end = on_end
+
+    @property
+    @abstractmethod
+    def _span(self) -> int:
+        """Most offsets that the Config allows in one request."""
+
+    @property
+    @abstractmethod
+    def _verdict_ms_max(self) -> int:
+        """How long a verdict may take."""
+
+    @abstractmethod
+    def _send(self, holding: Holding, first: int, last: int) -> tuple[int, int] | None:
+        """Send a request; return its number and the local time, None without room."""
+
+    @abstractmethod
+    def look(self, holding: Holding) -> None:
+        """Note whether the log has a position of the key."""
+
+    def request(self, holding: Holding, last: int) -> None:
+        """Ask for every offset up to ``last`` at most once (PROTOCOL 6.2).
+
+        Raises:
+            InvalidTransition: It is consumed otherwise, or not held.
+        """
+        progress, claim = holding.progress, holding.claim
+        if not isinstance(progress, AtMostOnce) or claim.epoch is None:
+            raise InvalidTransition(f"{claim.key} is not consumed at most once")
+        first = progress.next_first
+        last = progress.last_within(last, self._span)
+        if last < first:
+            return  # what is under way must be answered first
+        sent = self._send(holding, first, last)
+        if sent is None:
+            progress.forget_requests()
+        else:
+            seq, sent_ms = sent
+            progress.request(seq, last, sent_ms=sent_ms)
+
+    def expire(self, holding: Holding, now_ms: int) -> None:
+        """Forget requests that got no verdict in time, so that they are repeated."""
+        progress = holding.progress
+        if not isinstance(progress, AtMostOnce) or progress.oldest_sent_ms is None:
+            return
+        if now_ms - progress.oldest_sent_ms > self._verdict_ms_max:
+            progress.forget_requests()
+
+    def _apply(
+        self,
+        key: Key,
+        transition: Transition,
+        *,
+        holding: Holding | None,
+        head: int | None,
+        offset: int | None,
+    ) -> None:
+        """Apply the verdict on a request that was made under a holding's claim.
+
+        Args:
+            key: The key.
+            transition: The fold's verdict.
+            holding: What is held under that claim; None where it has ended.
+            head: Next offset that nobody was granted, as of the verdict.
+            offset: Log offset of the request; None where none was appended, because
+                the claim had ended before.
+        """
+        progress = None if holding is None else holding.progress
+        if holding is None or not isinstance(progress, AtMostOnce):
+            detail = transition.detail
+            if transition.outcome == ACCEPTED and detail is not None:
+                self._report(key, [Grant(detail["first"], detail["last"])])
+            return
+        now_ms = self._context.now_ms
+        reason = progress.on_verdict(transition, head=head, now_ms=now_ms)
+        if reason is not None and refusal_of(reason) in ENDING:
+            holding.claim.end(Ending("grant_ignored", at_offset=offset))
+            self._on_end(holding)
+
+    def report_unused(self, holding: Holding) -> None:
+        """Report granted offsets that nobody will ever process (PROTOCOL 6.2)."""
+        if isinstance(holding.progress, AtMostOnce):
+            self._report(holding.key, holding.progress.discard())
+
+    def _report(self, key: Key, grants: Iterable[Grant]) -> None:
+        ranges = [(grant.first, grant.last) for grant in grants]
+        if ranges:
+            fields = {"key": key, "ranges": ranges}
+            self._context.observe("grant_lost", fields)
+
+
+class LogGrantRequester(GrantRequester):
+    """Appends requests to the log that this process folds."""
+
+    def __init__(
+        self,
+        context: Context,
+        outbox: Outbox,
+        holdings: Mapping[Key, Holding],
+        *,
+        on_end: Callable[[Holding], None],
+    ) -> None:
+        """Begin without requests; ``outbox`` appends them."""
+        super().__init__(context, holdings, on_end=on_end)
+        self._log = context
         self._outbox = outbox
+
+    @property
+    def _span(self) -> int:
+        return self._log.settled.limit("span")
+
+    @property
+    def _verdict_ms_max(self) -> int:
+        return self._log.heartbeat_interval_ms // 2
 
     def look(self, holding: Holding) -> None:
         """Note whether the log has a position of the key.
@@ -36,28 +170,16 @@ class Granter:
             progress.is_anchored = self._head(holding.key) is not None
 
     def _head(self, key: Key) -> int | None:
-        known = self._context.replica_of(key).world.keys.get(key)
+        known = self._log.replica_of(key).world.keys.get(key)
         return None if known is None else known.next_unclaimed()
 
-    def request(self, holding: Holding, last: int) -> None:
-        """Ask for every offset up to ``last`` at most once (PROTOCOL 6.2).
-
-        Raises:
-            InvalidTransition: It is consumed otherwise, or not held.
-        """
-        progress = holding.progress
-        claim = holding.claim
-        if not isinstance(progress, AtMostOnce) or claim.epoch is None:
-            raise InvalidTransition(f"{claim.key} is not consumed at most once")
-        first = progress.next_first
-        last = progress.last_within(last, self._context.settled.limit("span"))
-        if last < first:
-            return  # what is under way must be answered first
+    def _send(self, holding: Holding, first: int, last: int) -> tuple[int, int] | None:
+        progress, key, epoch = holding.progress, holding.key, holding.claim.epoch
+        assert isinstance(progress, AtMostOnce)
+        assert epoch is not None
         owner = self._outbox.claimant.owner
-        epoch = claim.epoch
-        key = claim.key
-        seq, sent_ms = self._outbox.send(
-            self._context.partition_of(key),
+        return self._outbox.send(
+            self._log.partition_of(key),
             lambda seq: ClaimingMessages(
                 owner.client_id,
                 key.group_id,
@@ -73,64 +195,18 @@ class Granter:
             ),
             key=key,
         )
-        progress.request(seq, last, sent_ms=sent_ms)
 
-    def expire(self, holding: Holding, now_ms: int) -> None:
-        """Ask anew for what got no verdict for half an H."""
-        progress = holding.progress
-        if isinstance(progress, AtMostOnce) and progress.oldest_sent_ms is not None:
-            waited_ms = now_ms - progress.oldest_sent_ms
-            if waited_ms > self._context.heartbeat_interval_ms // 2:
-                progress.forget_requests()
-
-    def on_verdict(
-        self,
-        record: ClaimingMessages,
-        transition: Transition,
-        *,
-        holdings: Mapping[Key, Holding],
-    ) -> Holding | None:
-        """Take the fold's verdict; return the holding whose claim it ended."""
+    def on_verdict(self, record: ClaimingMessages, transition: Transition) -> None:
+        """Apply the fold's verdict on an own record that was read back."""
         key = Key(record.group_id, record.topic, record.partition)
-        holding = holdings.get(key)
-        progress = None if holding is None else holding.progress
+        holding = self._holdings.get(key)
         if (
             holding is None
-            or not isinstance(progress, AtMostOnce)
+            or not isinstance(holding.progress, AtMostOnce)
             or holding.claim.epoch != record.epoch
         ):
-            self._on_late(key, record, transition)
-            return None
-        reason = progress.on_verdict(
-            transition, head=self._head(key), now_ms=self._context.now_ms
-        )
-        if reason is not None and refusal_of(reason) in ENDING:
-            holding.claim.end(Ending("grant_ignored", at_offset=transition.offset))
-            return holding
-        return None
-
-    def _on_late(
-        self, key: Key, record: ClaimingMessages, transition: Transition
-    ) -> None:
-        """Report what was granted under a claim that was given up here meanwhile."""
+            holding = None
         is_ours = record.grantee == self._outbox.claimant.owner.incarnation
-        detail = transition.detail
-        if is_ours and transition.outcome == ACCEPTED and detail is not None:
-            self._report(key, [Grant(detail["first"], detail["last"])])
-
-    def report_unused(self, holding: Holding) -> None:
-        """Tell which granted offsets nobody will ever process (PROTOCOL 6.2)."""
-        if isinstance(holding.progress, AtMostOnce):
-            self._report(holding.key, holding.progress.discard())
-
-    def _report(self, key: Key, grants: Iterable[Grant]) -> None:
-        report_unprocessed(self._context, key, grants=grants)
-
-
-def report_unprocessed(
-    context: ContextFace, key: Key, *, grants: Iterable[Grant]
-) -> None:
-    """Tell of granted offsets that nobody will ever process, if there are any."""
-    ranges = [(grant.first, grant.last) for grant in grants]
-    if ranges:
-        context.observe("grant_lost", {"key": key, "ranges": ranges})
+        if is_ours or holding is not None:
+            head, offset = self._head(key), transition.offset
+            self._apply(key, transition, holding=holding, head=head, offset=offset)

@@ -13,7 +13,8 @@ from kafka_marshal.protocol.claiming import Ending
 from kafka_marshal.protocol.notes import WEDGED
 from kafka_marshal.protocol.types import Key
 
-from .faces import ContextFace, GrantsFace
+from .faces import ContextFace
+from .grants import GrantRequester
 from .holding import Drain, Holding
 from .lags import LagWatch
 from .meters import SessionMeters
@@ -28,7 +29,7 @@ class ClaimSource(GroupView, Protocol):
     """Who wins, renews and releases the claims of one client."""
 
     @property
-    def grants(self) -> GrantsFace:
+    def grants(self) -> GrantRequester:
         """Asks for ranges of offsets at most once."""
         ...
 

@@ -33,7 +33,7 @@ from .beats import Beater
 from .contending import Contender
 from .context import Context
 from .cooling import ORDERLY, Cooldowns
-from .grants import Granter
+from .grants import LogGrantRequester
 from .holding import Delivery, Drain, Holding, StartRule
 from .holdings import Holder, Holdings
 from .leaving import Leaver
@@ -84,7 +84,9 @@ class Session(Holder):
         )
         self._lives = lives
         self._outbox = Outbox(context, claimant)
-        self.grants = Granter(context, self._outbox)
+        self.grants = LogGrantRequester(
+            context, self._outbox, self.holdings, on_end=self._held.after_end
+        )
         self._beater = Beater(context, self._outbox)
         self._leaver = Leaver(context, self._outbox)
         self._announcer = Announcer(context, self._outbox, host=host)
@@ -349,11 +351,7 @@ class Session(Holder):
             self._cooldowns.extend(key, until_ms=cool_ms)
             self._plan_soon(now_ms)
         elif isinstance(record, ClaimingMessages):
-            ended = self.grants.on_verdict(
-                record, transitions[0], holdings=self.holdings
-            )
-            if ended is not None:
-                self._held.after_end(ended)
+            self.grants.on_verdict(record, transitions[0])
         elif isinstance(record, Member):
             self._announcer.on_own(transitions[0])
             self._plan_soon(now_ms)

@@ -1,10 +1,8 @@
 """Asks the sidecar for ranges of offsets at most once (PROTOCOL 6.2, 6.3).
 
-The ladder is the one of an engine's own: several requests may be under way, and what
-is granted is what the fold says of each. A request that got no answer may have been
-granted all the same, so it comes again under its number and is answered as the first
-one was. If that fails for too long, or the sidecar was started anew meanwhile, nobody
-is told of that grant, and nobody processes it.
+A request that got no answer may have been granted all the same, so it is sent again
+under its number and is answered as the first one was. If that fails for too long, or
+the sidecar was restarted meanwhile, that grant is lost: nobody processes it.
 """
 
 from collections import deque
@@ -14,15 +12,13 @@ from functools import partial
 import attrs
 
 from kafka_marshal.engine import Holding
-from kafka_marshal.engine.grants import report_unprocessed
+from kafka_marshal.engine.grants import GrantRequester
 from kafka_marshal.errors import (
     CoordinationError,
     DeadlineExceeded,
-    InvalidTransition,
     MarshalError,
 )
-from kafka_marshal.protocol.claiming import Ending
-from kafka_marshal.protocol.granting import ENDING, AtMostOnce, Grant, refusal_of
+from kafka_marshal.protocol.granting import AtMostOnce
 from kafka_marshal.protocol.records import ClaimingMessages
 from kafka_marshal.protocol.transition import ACCEPTED, Transition
 from kafka_marshal.protocol.types import Key
@@ -47,7 +43,7 @@ class _Asked:
     answer: Granted | MarshalError | None = None
 
 
-class RemoteGrants:
+class RemoteGrants(GrantRequester):
     """Sends one client's requests. Called under the lock.
 
     Args:
@@ -69,33 +65,32 @@ class RemoteGrants:
         on_end: Callable[[Holding], None],
         rest: Callable[[], object],
     ) -> None:
-        self._context = context
+        super().__init__(context, context.holdings, on_end=on_end)
+        self._remote = context
         self._ask_sidecar = ask
         self._run = run
         self._under = under
-        self._on_end = on_end
         self._rest = rest
         self._seq = 0
         self._asked: dict[Key, deque[_Asked]] = {}
 
+    @property
+    def _span(self) -> int:
+        return self._remote.span
+
+    @property
+    def _verdict_ms_max(self) -> int:
+        return max(VERDICT_MS_MAX, self._remote.heartbeat_interval_ms)
+
     def look(self, holding: Holding) -> None:
         """Do nothing: whether the log has a position came with the claim."""
 
-    def request(self, holding: Holding, last: int) -> None:
-        """Ask for every offset up to ``last`` at most once.
-
-        Raises:
-            InvalidTransition: It is consumed otherwise, or not held.
-        """
-        progress, claim = holding.progress, holding.claim
-        if not isinstance(progress, AtMostOnce) or claim.epoch is None:
-            raise InvalidTransition(f"{claim.key} is not consumed at most once")
-        first = progress.next_first
-        last = progress.last_within(last, self._context.span)
-        if last < first:
-            return  # what is under way must be answered first
+    def _send(self, holding: Holding, first: int, last: int) -> tuple[int, int] | None:
+        progress, claim, key = holding.progress, holding.claim, holding.key
+        assert isinstance(progress, AtMostOnce)
+        assert claim.epoch is not None
         self._seq += 1
-        owner, key = claim.claimant.owner, claim.key
+        owner = claim.claimant.owner
         record = ClaimingMessages(
             owner.client_id,
             key.group_id,
@@ -108,13 +103,11 @@ class RemoteGrants:
             first,
             last,
         )
-        now_ms = self._context.now_ms
-        progress.request(self._seq, last, sent_ms=now_ms)
-        asked = _Asked(holding, record, progress.done, now_ms)
-        if self._run(partial(self._fetch, asked)):
-            self._asked.setdefault(key, deque()).append(asked)
-        else:
-            progress.forget_requests()
+        asked = _Asked(holding, record, progress.done, self._remote.now_ms)
+        if not self._run(partial(self._fetch, asked)):
+            return None
+        self._asked.setdefault(key, deque()).append(asked)
+        return self._seq, asked.sent_ms
 
     def _fetch(self, asked: "_Asked") -> None:
         """Ask, on a thread of its own, and take the verdict."""
@@ -146,11 +139,11 @@ class RemoteGrants:
 
     def _on_outcome(self, asked: "_Asked", answer: Granted | MarshalError) -> None:
         """Take an answer, or ask again where there was none, while it is waited for."""
-        held = self._context.holdings.get(asked.holding.key)
+        held = self._holdings.get(asked.holding.key)
         may_repeat = (
             isinstance(answer, CoordinationError | DeadlineExceeded)
             and held is asked.holding
-            and self._context.now_ms - asked.sent_ms <= self._patience_ms
+            and self._context.now_ms - asked.sent_ms <= self._verdict_ms_max
         )
         if not (may_repeat and self._run(partial(self._fetch, asked))):
             self._on_answer(asked, answer)
@@ -172,44 +165,13 @@ class RemoteGrants:
     def _on_verdict(
         self, holding: Holding, record: ClaimingMessages, *, granted: Granted
     ) -> None:
-        key = holding.key
+        key, heads = holding.key, self._remote.heads
+        held = holding if self._holdings.get(key) is holding else None
+        if held is not None and granted.head is not None:
+            heads[key] = max(heads.get(key, 0), granted.head)
         transition = _transition(key, record, granted)
-        progress = holding.progress
-        held = self._context.holdings.get(key)
-        if held is not holding or not isinstance(progress, AtMostOnce):
-            detail = transition.detail
-            if detail is not None:
-                late = [Grant(detail["first"], detail["last"])]
-                report_unprocessed(self._context, key, grants=late)
-            return
-        if granted.head is not None:
-            known = self._context.heads.get(key, 0)
-            self._context.heads[key] = max(known, granted.head)
-        reason = progress.on_verdict(
-            transition, head=granted.head, now_ms=self._context.now_ms
-        )
-        if reason is not None and refusal_of(reason) in ENDING:
-            holding.claim.end(Ending("grant_ignored", at_offset=granted.offset))
-            self._on_end(holding)
-
-    def expire(self, holding: Holding, now_ms: int) -> None:
-        """Ask anew for what got no verdict for longer than any answer may take."""
-        progress = holding.progress
-        if not isinstance(progress, AtMostOnce) or progress.oldest_sent_ms is None:
-            return
-        if now_ms - progress.oldest_sent_ms > self._patience_ms:
-            progress.forget_requests()
-
-    @property
-    def _patience_ms(self) -> int:
-        """How long any answer may take."""
-        return max(VERDICT_MS_MAX, self._context.heartbeat_interval_ms)
-
-    def report_unused(self, holding: Holding) -> None:
-        """Tell which granted offsets nobody will ever process (PROTOCOL 6.2)."""
-        if isinstance(holding.progress, AtMostOnce):
-            unused = holding.progress.discard()
-            report_unprocessed(self._context, holding.key, grants=unused)
+        head, offset = granted.head, granted.offset
+        self._apply(key, transition, holding=held, head=head, offset=offset)
 
 
 def _transition(key: Key, record: ClaimingMessages, granted: Granted) -> Transition:
