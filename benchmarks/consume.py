@@ -43,7 +43,7 @@ from support import (
 
 from kafka_marshal import Admin, Batch, Consumer, Delivery, Marshal
 from kafka_marshal.admin import Format
-from kafka_marshal.engine.handout import ConsumerOptions
+from kafka_marshal.engine.dispatcher import ConsumerOptions
 from kafka_marshal.testing.broker import EmbeddedBroker
 from kafka_marshal.testing.producing import create_topic
 from kafka_marshal.testing.slowlink import SlowLink

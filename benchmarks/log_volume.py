@@ -19,7 +19,7 @@ from support import arguments, broker_argument, cluster, document, figure, say, 
 from kafka_marshal import Admin
 from kafka_marshal.admin import Format
 from kafka_marshal.engine import Holding
-from kafka_marshal.engine.beats import Beater
+from kafka_marshal.engine.heartbeats import Heartbeater
 from kafka_marshal.kafka_io import ConnectionSettings
 from kafka_marshal.kafka_io.coordination import KafkaCoordinationLog
 from kafka_marshal.protocol.codec import decode, encode
@@ -77,18 +77,18 @@ class Volume:
 @contextmanager
 def beats_one_by_one(*, is_batched: bool) -> Iterator[None]:
     """Let every partition have a Heartbeat of its own, where that is asked for."""
-    product = Beater._send  # noqa: SLF001 - the comparison is with what it does
+    product = Heartbeater._send  # noqa: SLF001 - the comparison is with what it does
 
-    def send(beater: Beater, partition: int, held: list[Holding]) -> list[int]:
+    def send(beater: Heartbeater, partition: int, held: list[Holding]) -> list[int]:
         one = beater._send_one  # noqa: SLF001 - the same
         return [one(partition, each, each.position) for each in held]
 
     try:
         if not is_batched:
-            Beater._send = send  # noqa: SLF001
+            Heartbeater._send = send  # noqa: SLF001
         yield
     finally:
-        Beater._send = product  # noqa: SLF001
+        Heartbeater._send = product  # noqa: SLF001
 
 
 def hour(

@@ -5,7 +5,7 @@ from domain import Recorder, opened
 from kafka import TopicPartition as Place
 
 from kafka_marshal import LogUnreadable, views
-from kafka_marshal.engine.saving import ENTRIES_MIN
+from kafka_marshal.engine.snapshotter import ENTRIES_MIN
 from kafka_marshal.protocol.snapshot import digest
 
 TS = range(2)

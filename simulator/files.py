@@ -13,8 +13,8 @@ from pathlib import Path
 
 import attrs
 
-from kafka_marshal.engine.restoring import KeptState
-from kafka_marshal.engine.saving import capture
+from kafka_marshal.engine.kept_states import KeptState
+from kafka_marshal.engine.snapshotter import capture
 from kafka_marshal.ports import Event
 from kafka_marshal.protocol.snapshot import from_bytes
 from kafka_marshal.snapshots import (

@@ -10,7 +10,7 @@ from functools import partial
 import attrs
 
 from kafka_marshal.engine import Delivery
-from kafka_marshal.engine.handout import ConsumerOptions
+from kafka_marshal.engine.dispatcher import ConsumerOptions
 from kafka_marshal.errors import (
     ClaimLost,
     LogTruncated,

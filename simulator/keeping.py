@@ -6,10 +6,10 @@ reader that has folded everything, at each offset.
 
 from collections.abc import Callable, Mapping
 
+from kafka_marshal.engine.checkpoint_reader import LogCheckpoints
 from kafka_marshal.engine.checkpointing import CheckpointRule
-from kafka_marshal.engine.finding import LogCheckpoints
-from kafka_marshal.engine.restoring import KeptState, KeptStates
-from kafka_marshal.engine.saving import capture
+from kafka_marshal.engine.kept_states import KeptState, KeptStates
+from kafka_marshal.engine.snapshotter import capture
 from kafka_marshal.ports import CoordinationLog, Event, LogRange
 from kafka_marshal.protocol.checkpoints import split
 from kafka_marshal.protocol.codec import encode

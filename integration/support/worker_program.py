@@ -15,7 +15,7 @@ import time
 from worker_notes import Noting
 
 from kafka_marshal import ClaimLost, Delivery, Marshal, MarshalError, runtime
-from kafka_marshal.engine import saving
+from kafka_marshal.engine import snapshotter
 from kafka_marshal.ports import Observer
 
 PLAIN = (str, int, float, bool, type(None))
@@ -99,7 +99,7 @@ def run(settings: dict, pen: Pen) -> None:
     """Open everything, consume, close."""
     noting = Noting(settings["notes"], runtime) if settings["notes"] else None
     if settings["keep_ms"]:
-        saving.PERIOD_MS = settings["keep_ms"]
+        snapshotter.PERIOD_MS = settings["keep_ms"]
 
     def place_of(partition) -> dict:
         return {"topic": partition.topic, "partition": partition.partition}

@@ -13,8 +13,8 @@ import attrs
 
 from kafka_marshal.clock import SystemClock
 from kafka_marshal.closing import Closing
-from kafka_marshal.engine.agreement import agreed_config
-from kafka_marshal.engine.finding import has_checkpoints, kept_in
+from kafka_marshal.engine.checkpoint_reader import has_checkpoints, kept_in
+from kafka_marshal.engine.config_check import agreed_config
 from kafka_marshal.engine.follower import Follower
 from kafka_marshal.errors import (
     ClaimRejected,

@@ -6,7 +6,7 @@ from types import TracebackType
 from typing import Self
 
 from kafka_marshal.engine import Holding
-from kafka_marshal.engine.faces import EngineFace, SessionFace
+from kafka_marshal.engine.interfaces import ClaimEngine, ClaimSession
 from kafka_marshal.engine.replica import Glance
 from kafka_marshal.errors import (
     ClaimLost,
@@ -31,8 +31,8 @@ class HeldClaim:
 
     def __init__(
         self,
-        engine: EngineFace,
-        session: SessionFace,
+        engine: ClaimEngine,
+        session: ClaimSession,
         *,
         holding: Holding,
         ask: Callable[[Key], Glance | None],

@@ -15,9 +15,9 @@ from kafka_marshal.closing import Closing
 from kafka_marshal.consumer import Consumer
 from kafka_marshal.engine import Delivery, Subscription
 from kafka_marshal.engine.checkpointing import INTERVAL_MS_DEFAULT, checked_interval_ms
-from kafka_marshal.engine.faces import EngineFace, SessionFace
-from kafka_marshal.engine.handout import ConsumerOptions, OnClaimed, OnLost
-from kafka_marshal.engine.telling import OnTopics
+from kafka_marshal.engine.dispatcher import ConsumerOptions, OnClaimed, OnLost
+from kafka_marshal.engine.interfaces import ClaimEngine, ClaimSession
+from kafka_marshal.engine.topics import OnTopics
 from kafka_marshal.errors import (
     ConfigurationError,
     InvalidTransition,
@@ -163,12 +163,12 @@ class Marshal(Closing):
     # --- use
 
     @property
-    def engine(self) -> EngineFace:
+    def engine(self) -> ClaimEngine:
         """What drives the claims, for views and tests."""
         return self._link.engine
 
     @property
-    def session(self) -> SessionFace:
+    def session(self) -> ClaimSession:
         """What it drives for this client, for metrics and tests."""
         return self._link.session
 

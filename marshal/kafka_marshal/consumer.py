@@ -13,15 +13,15 @@ from typing import cast
 
 from kafka_marshal.closing import Closing
 from kafka_marshal.engine import Subscription
-from kafka_marshal.engine.awaiting import await_left, await_news
-from kafka_marshal.engine.faces import EngineFace, SessionFace
-from kafka_marshal.engine.handout import (
+from kafka_marshal.engine.dispatcher import (
     FETCH_SLICE_MS,
     ConsumerOptions,
-    HandOut,
+    Dispatcher,
     lost_claim,
 )
-from kafka_marshal.engine.place import Place
+from kafka_marshal.engine.fetch_state import FetchState
+from kafka_marshal.engine.interfaces import ClaimEngine, ClaimSession
+from kafka_marshal.engine.waits import await_left, await_news
 from kafka_marshal.errors import (
     ClaimLost,
     InvalidTransition,
@@ -65,8 +65,8 @@ class Consumer(Closing):
 
     def __init__(
         self,
-        engine: EngineFace,
-        session: SessionFace,
+        engine: ClaimEngine,
+        session: ClaimSession,
         *,
         subscription: Subscription,
         reader: DataReader,
@@ -78,7 +78,7 @@ class Consumer(Closing):
         self._reader = reader
         self._options = options
         self._clock = engine.context.ports.clock
-        self._hands = HandOut(
+        self._hands = Dispatcher(
             engine,
             session,
             subscription=subscription,
@@ -87,7 +87,7 @@ class Consumer(Closing):
         )
         self._places = self._hands.places
         # The same: a plain tuple finds what its named kind does, and costs less.
-        self._places_by_name = cast("dict[tuple[str, int], Place]", self._places)
+        self._places_by_name = cast("dict[tuple[str, int], FetchState]", self._places)
         self._is_stopped = False
         self._is_closed = False
         self.is_close_confirmed = True
@@ -321,7 +321,7 @@ class Consumer(Closing):
             if self._hands.lost:
                 raise self._hands.lost.pop(0)
 
-    def _require_valid(self, place: Place, now_ms: int) -> None:
+    def _require_valid(self, place: FetchState, now_ms: int) -> None:
         claim = place.holding.claim
         if not claim.is_valid(now_ms):
             # What is told as lost stays lost: a beat that is read back later would
@@ -470,7 +470,7 @@ class Consumer(Closing):
         )
         self._places.clear()
         self._reader.close(timeout_ms)
-        self._hands.tell_topics(())
+        self._hands.notify_topics(())
 
     # --- following the session
 

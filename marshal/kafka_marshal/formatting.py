@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import attrs
 
-from kafka_marshal.engine.agreement import require_cluster
+from kafka_marshal.engine.config_check import require_cluster
 from kafka_marshal.engine.follower import Follower
 from kafka_marshal.errors import (
     ConfigurationError,

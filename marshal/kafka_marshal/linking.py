@@ -10,7 +10,7 @@ import attrs
 
 from kafka_marshal import runtime as runtimes
 from kafka_marshal.engine import Engine, Holding, Session, Subscription
-from kafka_marshal.engine.faces import EngineFace, SessionFace
+from kafka_marshal.engine.interfaces import ClaimEngine, ClaimSession
 from kafka_marshal.engine.replica import Glance, LastClaim
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.identity import Identity, home_of
@@ -29,12 +29,12 @@ class Link(Protocol):
     """What a ``Marshal`` does its work by."""
 
     @property
-    def engine(self) -> EngineFace:
+    def engine(self) -> ClaimEngine:
         """Drives the claims."""
         ...
 
     @property
-    def session(self) -> SessionFace:
+    def session(self) -> ClaimSession:
         """This client's claims."""
         ...
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
 from kafka_marshal.engine import Holding, Subscription
-from kafka_marshal.engine.faces import ContextFace, EngineFace, SessionFace
+from kafka_marshal.engine.interfaces import ClaimContext, ClaimEngine, ClaimSession
 from kafka_marshal.engine.meters import Histogram, Tally
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.observability import metrics as known
@@ -58,12 +58,12 @@ class Claims(Protocol):
         ...
 
     @property
-    def engine(self) -> EngineFace:
+    def engine(self) -> ClaimEngine:
         """The engine that drives it."""
         ...
 
     @property
-    def session(self) -> SessionFace:
+    def session(self) -> ClaimSession:
         """What the engine drives for it."""
         ...
 
@@ -112,7 +112,7 @@ class MarshalCollector:
         self._registry = registry or known.prometheus().REGISTRY
         self._has_client = client_label
         self._clients: list[Client] = []
-        self._ends: WeakKeyDictionary[EngineFace, Ends] = WeakKeyDictionary()
+        self._ends: WeakKeyDictionary[ClaimEngine, Ends] = WeakKeyDictionary()
         self._is_registered = False
         self._pid = os.getpid()
         for client in clients:
@@ -216,7 +216,7 @@ def _version() -> str:
 
 
 @contextmanager
-def _locked(engine: EngineFace) -> Iterator[None]:
+def _locked(engine: ClaimEngine) -> Iterator[None]:
     """Hold the engine's lock; a scrape must never wait for ever.
 
     Raises:
@@ -290,7 +290,7 @@ def read_client(client: Claims, scrape: known.Scrape) -> None:
             _add_key(client, key, scrape=scrape, figures=each)
 
 
-def _group_figures(engine: EngineFace, session: SessionFace) -> _GroupFigures:
+def _group_figures(engine: ClaimEngine, session: ClaimSession) -> _GroupFigures:
     context, meters = engine.context, session.meters
     group_id = session.claimant.group_id
     return _GroupFigures(
@@ -325,7 +325,7 @@ def _add_group(client: Claims, figures: _GroupFigures, scrape: known.Scrape) -> 
         scrape.add_durations(known.TAKEOVER, labels, durations=found, client=name)
 
 
-def _key_figures(engine: EngineFace, session: SessionFace, key: Key) -> _KeyFigures:
+def _key_figures(engine: ClaimEngine, session: ClaimSession, key: Key) -> _KeyFigures:
     tally = session.meters.tallies.get(key, Tally())
     holding = session.holdings.get(key)
     if holding is None:
@@ -397,7 +397,7 @@ def _add_key(
 # --- one engine
 
 
-def read_engine(engine: EngineFace, scrape: known.Scrape, *, ends: "Ends") -> None:
+def read_engine(engine: ClaimEngine, scrape: known.Scrape, *, ends: "Ends") -> None:
     """Add what one engine tells, whatever its clients.
 
     Raises:
@@ -430,7 +430,7 @@ def read_engine(engine: EngineFace, scrape: known.Scrape, *, ends: "Ends") -> No
 
 
 def _upkeep(
-    context: ContextFace, topic: str
+    context: ClaimContext, topic: str
 ) -> Iterator[tuple[known.Family, tuple[str, ...], float]]:
     """Yield figures of checkpoints and of the topic's settings, for each partition."""
     if not context.replicas:
@@ -465,7 +465,7 @@ class Ends:
         topic: The coordination topic.
     """
 
-    def __init__(self, engine: EngineFace, topic: str) -> None:
+    def __init__(self, engine: ClaimEngine, topic: str) -> None:
         # Whoever keeps it by its engine does not keep the engine with it.
         self._context = engine.context
         self.topic = topic

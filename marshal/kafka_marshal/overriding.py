@@ -11,10 +11,10 @@ from typing import NamedTuple
 import attrs
 import msgspec
 
-from kafka_marshal.engine.finding import LogCheckpoints
+from kafka_marshal.engine.checkpoint_reader import LogCheckpoints
 from kafka_marshal.engine.follower import Follower
+from kafka_marshal.engine.kept_states import KeptState
 from kafka_marshal.engine.replica import Replica
-from kafka_marshal.engine.restoring import KeptState
 from kafka_marshal.errors import ClaimRejected, ConfigurationError, LogUnwritable
 from kafka_marshal.ports import CoordinationLog, LogRange
 from kafka_marshal.protocol.checkpoints import checkpoint_key, split

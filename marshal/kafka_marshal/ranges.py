@@ -12,9 +12,9 @@ import attrs
 
 from kafka_marshal.closing import Closing
 from kafka_marshal.engine import Delivery, Holding, Subscription
-from kafka_marshal.engine.awaiting import await_left, await_news
-from kafka_marshal.engine.faces import EngineFace, SessionFace
+from kafka_marshal.engine.interfaces import ClaimEngine, ClaimSession
 from kafka_marshal.engine.replica import LastClaim
+from kafka_marshal.engine.waits import await_left, await_news
 from kafka_marshal.errors import (
     ClaimLost,
     DeadlineExceeded,
@@ -80,8 +80,8 @@ class RangeConsumer(Closing):
 
     def __init__(
         self,
-        engine: EngineFace,
-        session: SessionFace,
+        engine: ClaimEngine,
+        session: ClaimSession,
         *,
         subscription: Subscription,
         ask: Callable[[int], dict[TopicPartition, LastClaim]],

@@ -16,9 +16,9 @@ import attrs
 
 from kafka_marshal.clock import SystemClock, SystemEntropy, ThreadBackground
 from kafka_marshal.engine import Engine, Ports
+from kafka_marshal.engine.checkpoint_reader import LogCheckpoints
 from kafka_marshal.engine.checkpointing import INTERVAL_MS_DEFAULT, CheckpointRule
 from kafka_marshal.engine.engine import POLL_MS_MAX
-from kafka_marshal.engine.finding import LogCheckpoints
 from kafka_marshal.errors import TopicMisconfigured
 from kafka_marshal.kafka_io import (
     ConnectionSettings,

@@ -16,8 +16,8 @@ from pathlib import Path
 import attrs
 import msgspec
 
-from kafka_marshal.engine.restoring import KeptState, world_of
-from kafka_marshal.engine.saving import StateStore, capture
+from kafka_marshal.engine.kept_states import KeptState, world_of
+from kafka_marshal.engine.snapshotter import StateStore, capture
 from kafka_marshal.errors import MalformedRecord
 from kafka_marshal.identity import make_private
 from kafka_marshal.ports import CoordinationLog, LogRange

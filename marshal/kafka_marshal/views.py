@@ -11,12 +11,12 @@ from typing import Any
 
 from kafka_marshal.clock import SystemClock
 from kafka_marshal.closing import Closing
-from kafka_marshal.engine.agreement import agreed_config
-from kafka_marshal.engine.finding import RetainedCheckpoints, kept_in
+from kafka_marshal.engine.checkpoint_reader import RetainedCheckpoints, kept_in
+from kafka_marshal.engine.config_check import agreed_config
 from kafka_marshal.engine.follower import Follower
+from kafka_marshal.engine.kept_states import Restored, restore
 from kafka_marshal.engine.replica import Replica
-from kafka_marshal.engine.restoring import Restored, restore
-from kafka_marshal.engine.saving import capture
+from kafka_marshal.engine.snapshotter import capture
 from kafka_marshal.errors import CoordinationError, DeadlineExceeded, LogUnreadable
 from kafka_marshal.identity import home_of
 from kafka_marshal.kafka_io import ConnectionSettings, open_coordination_log

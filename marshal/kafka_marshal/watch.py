@@ -10,9 +10,9 @@ import attrs
 
 from kafka_marshal.clock import SystemClock
 from kafka_marshal.closing import Closing
-from kafka_marshal.engine.finding import RetainedCheckpoints, kept_in
+from kafka_marshal.engine.checkpoint_reader import RetainedCheckpoints, kept_in
 from kafka_marshal.engine.follower import Follower
-from kafka_marshal.engine.restoring import Discards, KeptState, KeptStates
+from kafka_marshal.engine.kept_states import Discards, KeptState, KeptStates
 from kafka_marshal.errors import CoordinationError, DeadlineExceeded
 from kafka_marshal.identity import home_of
 from kafka_marshal.kafka_io import ConnectionSettings, open_coordination_log

@@ -11,7 +11,7 @@ from pathlib import Path
 import attrs
 
 from kafka_marshal.engine import Delivery, Holding
-from kafka_marshal.engine.handout import ConsumerOptions
+from kafka_marshal.engine.dispatcher import ConsumerOptions
 from kafka_marshal.errors import ClaimLost, IdentityConflict, MarshalError
 from kafka_marshal.ports import Record
 from kafka_marshal.protocol.types import Key, Owner, Token

@@ -8,8 +8,8 @@ from author import write_log
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kafka_marshal.engine.restoring import world_of
-from kafka_marshal.engine.saving import capture
+from kafka_marshal.engine.kept_states import world_of
+from kafka_marshal.engine.snapshotter import capture
 from kafka_marshal.errors import MarshalError
 from kafka_marshal.ports import LogRange
 from kafka_marshal.protocol.rationalizer import apply

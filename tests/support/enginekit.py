@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from kafka_marshal.engine import Delivery
 from kafka_marshal.engine.checkpointing import CheckpointRule
-from kafka_marshal.engine.handout import ConsumerOptions
+from kafka_marshal.engine.dispatcher import ConsumerOptions
 from kafka_marshal.errors import LogTruncated
 from kafka_marshal.protocol.codec import encode
 from kafka_marshal.protocol.rationalizer import apply

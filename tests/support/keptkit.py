@@ -2,7 +2,7 @@
 
 import attrs
 
-from kafka_marshal.engine.restoring import KeptState
+from kafka_marshal.engine.kept_states import KeptState
 from kafka_marshal.protocol.snapshot import digest, to_bytes
 
 

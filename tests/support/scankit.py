@@ -1,6 +1,6 @@
 """A scan of logs in memory, as commands that read a log to its end are given it."""
 
-from kafka_marshal.engine.restoring import Restored
+from kafka_marshal.engine.kept_states import Restored
 from kafka_marshal.protocol.state import WorldState
 
 

@@ -12,10 +12,10 @@ import msgspec
 from kafka_marshal import snapshots
 from kafka_marshal.engine import (
     engine,
+    fetch_state,
+    kept_states,
     outbox,
-    place,
     replica,
-    restoring,
     session,
     tickets,
 )
@@ -314,7 +314,7 @@ def mark_what_is_handed_out(patch):
 
 def begin_as_if_now(patch):
     """Whoever begins from a kept state takes what it says for renewed just now."""
-    plain = restoring.world_of
+    plain = kept_states.world_of
 
     def world_of(kept, log_range):
         world = plain(kept, log_range)
@@ -322,7 +322,7 @@ def begin_as_if_now(patch):
             known.renewed_ms = world.now_ms
         return world
 
-    patch.setattr(restoring, "world_of", world_of)
+    patch.setattr(kept_states, "world_of", world_of)
 
 
 def no_quiet_after_a_reset(patch):
@@ -373,7 +373,7 @@ def go_on_halted(patch):
 
 def begin_behind_a_halt(patch):
     """Whoever starts goes on from a checkpoint of a level that it does not know."""
-    patch.setattr(restoring, "SUPPORTED_LEVEL", FAR_LEVEL)
+    patch.setattr(kept_states, "SUPPORTED_LEVEL", FAR_LEVEL)
 
 
 def halt_late(patch):
@@ -416,7 +416,7 @@ def halt_early(patch):
 
 def believe_any_file(patch):
     """Whoever starts believes a file of its host, whatever the log says of it."""
-    patch.setattr(restoring, "_unproven", lambda log, states: [])
+    patch.setattr(kept_states, "_unproven", lambda log, states: [])
 
 
 def forget_whose_file(patch):
@@ -443,7 +443,7 @@ def fetch_by_name(patch):
     def read_on(self, reader, offset):
         reader.seek(self.partition, offset, token=self.holding.claim.token)
 
-    patch.setattr(place.Place, "read_on", read_on)
+    patch.setattr(fetch_state.FetchState, "read_on", read_on)
 
 
 def keep_the_position_in_an_earlier_topic(patch):

@@ -3,7 +3,7 @@ import msgspec
 import pytest
 from enginekit import world, write
 
-from kafka_marshal.engine.finding import kept_in
+from kafka_marshal.engine.checkpoint_reader import kept_in
 from kafka_marshal.engine.follower import Follower
 from kafka_marshal.errors import ConfigurationError, LogUnreadable, TopicMisconfigured
 from kafka_marshal.formatting import Format, format_log

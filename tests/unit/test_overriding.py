@@ -3,8 +3,8 @@ import msgspec
 import pytest
 from enginekit import KEY, H, fold, owning, wish, world, write
 
+from kafka_marshal.engine.checkpoint_reader import LogCheckpoints
 from kafka_marshal.engine.checkpointing import CheckpointRule
-from kafka_marshal.engine.finding import LogCheckpoints
 from kafka_marshal.engine.follower import Follower
 from kafka_marshal.errors import ClaimRejected, ConfigurationError, LogUnwritable
 from kafka_marshal.overriding import (

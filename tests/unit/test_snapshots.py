@@ -14,7 +14,7 @@ import pytest
 from enginekit import fold, owning, world, write
 from keptkit import kept
 
-from kafka_marshal.engine.soft import soft_to_bytes
+from kafka_marshal.engine.kept_states import soft_to_bytes
 from kafka_marshal.errors import MalformedRecord
 from kafka_marshal.ports import LogRange
 from kafka_marshal.protocol.snapshot import digest

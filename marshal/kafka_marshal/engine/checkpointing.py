@@ -26,8 +26,8 @@ from kafka_marshal.protocol.records import (
 from kafka_marshal.protocol.snapshot import digest, freeze
 from kafka_marshal.protocol.transition import Transition
 
-from .beats import INTERVALS_PER_H
 from .context import Context
+from .heartbeats import INTERVALS_PER_H
 from .outbox import Outbox, Sent
 from .replica import Replica
 

@@ -16,17 +16,17 @@ from kafka_marshal.protocol.records import ClaimingMessages, Config
 from kafka_marshal.protocol.transition import ACCEPTED, SKIPPED, Transition
 from kafka_marshal.protocol.types import Key, LogEntry, Owner
 
-from .agreement import agreed_config
-from .awaiting import await_news, wait_for_news
-from .beats import INTERVALS_PER_H
 from .checkpointing import Checkpointer, CheckpointRule
+from .config_check import agreed_config
 from .context import Context, Ports
+from .heartbeats import INTERVALS_PER_H
+from .kept_states import KeptStates
 from .rebuilding import Rebuilder
 from .replica import Replica, check_halt, runs_of
-from .restoring import KeptStates
-from .saving import Saver, StateStore
 from .session import Session
+from .snapshotter import Snapshotter, StateStore
 from .tickets import Tickets
+from .waits import await_news, wait_for_news
 
 POLL_MS_MAX = 100
 POLL_MS_MIN = 1
@@ -80,7 +80,7 @@ class Engine:
         self.tickets = Tickets(self.context)
         kept = sources if store is None else (store, *sources)
         self.rebuilder = Rebuilder(self.context, self.tickets, sources=kept)
-        self.saver = Saver(self.context, store)
+        self.saver = Snapshotter(self.context, store)
         self.checkpointer: Checkpointer | None = None
         self.failure: MarshalError | None = None
         self._cluster_id = cluster_id

@@ -12,8 +12,8 @@ from kafka_marshal.protocol.state import WorldState
 from kafka_marshal.protocol.transition import Transition
 from kafka_marshal.protocol.types import LogEntry
 
+from .kept_states import KeptStates, restore
 from .replica import Replica, check_halt, runs_of
-from .restoring import KeptStates, restore
 
 POLL_MS = 100
 

@@ -17,8 +17,8 @@ from kafka_marshal.protocol.transition import ACCEPTED, Transition
 from kafka_marshal.protocol.types import Key
 
 from .context import Context
-from .faces import ContextFace
 from .holding import Holding
+from .interfaces import ClaimContext
 from .outbox import Outbox
 
 
@@ -30,7 +30,7 @@ class GrantRequester(ABC):
 
     def __init__(
         self,
-        context: ContextFace,
+        context: ClaimContext,
         holdings: Mapping[Key, Holding],
         *,
         on_end: Callable[[Holding], None],

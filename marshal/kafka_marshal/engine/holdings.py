@@ -13,14 +13,13 @@ from kafka_marshal.protocol.claiming import Ending
 from kafka_marshal.protocol.notes import WEDGED
 from kafka_marshal.protocol.types import Key
 
-from .faces import ContextFace
 from .grants import GrantRequester
 from .holding import Drain, Holding
-from .lags import LagWatch
+from .interfaces import ClaimContext
+from .lag import LagWatch
 from .meters import SessionMeters
 from .poll_watchdog import GroupView, PollWatchdog
-from .subscription import Subscription
-from .wishes import Wishes
+from .subscription import Subscription, SubscriptionSet
 
 LEASE_EXPIRED = "lease_expired"
 
@@ -67,12 +66,12 @@ class Holdings:
 
     def __init__(
         self,
-        context: ContextFace,
+        context: ClaimContext,
         source: ClaimSource,
         *,
         client_id: str,
         by_key: dict[Key, Holding],
-        wishes: Wishes,
+        wanted: SubscriptionSet,
     ) -> None:
         """Begin without holdings.
 
@@ -81,7 +80,7 @@ class Holdings:
             source: Who wins and releases the claims.
             client_id: The client's name.
             by_key: Where its holdings are kept.
-            wishes: What it wants.
+            wanted: What it wants.
         """
         self.by_key = by_key
         self.failure: MarshalError | None = None
@@ -91,12 +90,12 @@ class Holdings:
         self._context = context
         self._source = source
         self._client_id = client_id
-        self._wishes = wishes
+        self._wanted = wanted
 
     @property
     def subscriptions(self) -> tuple[Subscription, ...]:
         """The subscriptions of the client's open consumers."""
-        return tuple(self._wishes.subs)
+        return tuple(self._wanted.subs)
 
     def require_unclaimed(self, key: Key) -> None:
         """Check that a key may be claimed without a consumer.
@@ -104,7 +103,7 @@ class Holdings:
         Raises:
             InvalidTransition: It is claimed or consumed in this process already.
         """
-        if key in self.by_key or self._wishes.sub_of(key) is not None:
+        if key in self.by_key or self._wanted.sub_of(key) is not None:
             raise InvalidTransition(
                 f"{key.topic_partition} is already claimed by client "
                 f"{self._client_id!r} in this process"
@@ -151,7 +150,7 @@ class Holdings:
     def look_at_ends(self, now_ms: int) -> None:
         """Look up where logs end; doubt the topics whose partitions are missing."""
         self.lags.drive(self.by_key.values(), now_ms)
-        self._wishes.doubt(self.lags.take_missing())
+        self._wanted.doubt(self.lags.take_missing())
 
     # --- endings
 
@@ -188,7 +187,7 @@ class Holdings:
         key, claim = holding.key, holding.claim
         if self._source.remove(holding):
             self.watchdog.forget(key)
-            self._wishes.bump(key)
+            self._wanted.bump(key)
         self._source.grants.report_unused(holding)
         if claim.ending is None or claim.epoch is None:
             return
@@ -209,7 +208,7 @@ class Holdings:
             self._context.observe("session_failed", {"error": failure})
         for holding in list(self.by_key.values()):
             self.release(holding, Drain("failed", None, None))
-        self._wishes.bump_all()
+        self._wanted.bump_all()
 
     def fence(self, failure: MarshalError) -> None:
         """End everything for good without a word to the source."""

@@ -10,8 +10,8 @@ from kafka_marshal.protocol.state import WorldState
 from kafka_marshal.protocol.transition import ACCEPTED, Transition
 from kafka_marshal.protocol.types import Key, Owner
 
-from .beats import INTERVALS_PER_H
 from .context import Context
+from .heartbeats import INTERVALS_PER_H
 from .holding import Holding
 from .outbox import Outbox
 from .subscription import BEHIND_LABEL, WEIGHT_LABEL, WEIGHT_MAX, Subscription

@@ -14,9 +14,9 @@ from kafka_marshal.protocol.health import is_wedged, patience_ms
 from kafka_marshal.protocol.notes import WEDGED
 from kafka_marshal.protocol.types import Key
 
-from .faces import ContextFace
 from .holding import Drain, Holding
-from .lags import LagWatch
+from .interfaces import ClaimContext
+from .lag import LagWatch
 from .subscription import Subscription
 
 AWAY_SHARE = 4
@@ -102,7 +102,7 @@ class PollWatchdog:
 
     __slots__ = ("_context", "_group", "_lags", "_watches")
 
-    def __init__(self, context: ContextFace, lags: LagWatch, group: GroupView) -> None:
+    def __init__(self, context: ClaimContext, lags: LagWatch, group: GroupView) -> None:
         self._context = context
         self._lags = lags
         self._group = group

@@ -26,7 +26,7 @@ from kafka_marshal.protocol.transition import Transition
 from kafka_marshal.protocol.types import Key, LogEntry, Owner, TopicPartition
 
 from .context import Context
-from .restoring import (
+from .kept_states import (
     ASK_MS_MAX,
     Discards,
     KeptState,

@@ -29,22 +29,19 @@ from kafka_marshal.protocol.records import (
 from kafka_marshal.protocol.transition import ACCEPTED, Transition
 from kafka_marshal.protocol.types import Key
 
-from .beats import Beater
-from .contending import Contender
+from .acquirer import Acquirer, StartPositions
+from .claim_index import ClaimIndex
 from .context import Context
-from .cooling import ORDERLY, Cooldowns
 from .grants import LogGrantRequester
+from .heartbeats import Heartbeater
 from .holding import Delivery, Drain, Holding, StartRule
 from .holdings import Holder, Holdings
-from .leaving import Leaver
 from .members import Announcer, identity_conflict
 from .mirror import Mirror
 from .outbox import Outbox, Sent, grantee_of
-from .roster import Roster
+from .releases import ORDERLY, ReleaseCooldowns, ReleaseRetrier
 from .slow_consumers import SlowConsumerPolicy, best_taker
-from .starting import Starter
-from .subscription import Subscription
-from .wishes import Wishes
+from .subscription import Subscription, SubscriptionSet
 
 TOPIC_GONE = "topic_gone"
 EXPECTED = ORDERLY | {"surplus", "given_up"}
@@ -72,34 +69,34 @@ class Session(Holder):
     ) -> None:
         self.claimant = claimant
         self._context = context
-        self._roster = Roster()
-        self._wishes = Wishes()
-        self.holdings = self._roster.all
+        self._index = ClaimIndex()
+        self._wanted = SubscriptionSet()
+        self.holdings = self._index.all
         self._held = Holdings(
             context,
             self,
             client_id=claimant.owner.client_id,
             by_key=self.holdings,
-            wishes=self._wishes,
+            wanted=self._wanted,
         )
         self._lives = lives
         self._outbox = Outbox(context, claimant)
         self.grants = LogGrantRequester(
             context, self._outbox, self.holdings, on_end=self._held.after_end
         )
-        self._beater = Beater(context, self._outbox)
-        self._leaver = Leaver(context, self._outbox)
+        self._heartbeater = Heartbeater(context, self._outbox)
+        self._releases = ReleaseRetrier(context, self._outbox)
         self._announcer = Announcer(context, self._outbox, host=host)
-        self._starter = Starter(context, self._beater, claimant)
+        self._start_positions = StartPositions(context, self._heartbeater, claimant)
         self._mirror = Mirror(context, claimant) if mirrors_offsets else None
         self._slow = SlowConsumerPolicy(context, self._held.lags, self._held.watchdog)
-        self._contender = Contender(context, self._outbox, lives=lives)
-        self._cooldowns = Cooldowns()
+        self._acquirer = Acquirer(context, self._outbox, lives=lives)
+        self._cooldowns = ReleaseCooldowns()
         self._policy_at_ms = 0
         self._is_closing = False
         self._is_mute = False
 
-    # --- wishes
+    # --- wanted
 
     def subscribe(self, subscription: Subscription) -> None:
         """Start to pursue a subscription.
@@ -109,7 +106,7 @@ class Session(Holder):
                 (PROTOCOL 5.3: one consumer per key in a process). What a pattern
                 matches is left out instead.
         """
-        self._wishes.add(subscription, client_id=self.claimant.owner.client_id)
+        self._wanted.add(subscription, client_id=self.claimant.owner.client_id)
         self._announcer.announce_soon()
         self._policy_at_ms = 0
 
@@ -123,9 +120,9 @@ class Session(Holder):
             Sequence numbers to wait for: claims that may still be won, and then
             are given up as ghosts, or the last beats.
         """
-        if subscription not in self._wishes.subs:
+        if subscription not in self._wanted.subs:
             return []
-        self._wishes.subs.remove(subscription)
+        self._wanted.subs.remove(subscription)
         self._announcer.announce_soon()
         mine = [h for h in self.holdings.values() if h.key.topic in subscription.topics]
         seqs = self._outbox.pending_of({holding.key for holding in mine})
@@ -146,7 +143,7 @@ class Session(Holder):
             InvalidTransition: The key is wanted in this session already.
         """
         self._held.require_unclaimed(key)
-        self._wishes.explicit[key] = None
+        self._wanted.explicit[key] = None
         anywhere = StartRule(is_needed=False)
         return self._contend_for(
             key, Delivery.AT_LEAST_ONCE, anywhere, why="asked for by the application"
@@ -154,7 +151,7 @@ class Session(Holder):
 
     def unwant(self, holding: Holding) -> None:
         """Stop to contend for a key that was wanted; release it where held."""
-        self._wishes.explicit.pop(holding.key, None)
+        self._wanted.explicit.pop(holding.key, None)
         if holding.claim.is_owned:
             self.release(holding, reason="released")
         elif self.holdings.get(holding.key) is holding:
@@ -164,17 +161,17 @@ class Session(Holder):
 
     def tick(self, now_ms: int) -> None:
         """Do everything that is due at this local time."""
-        for holding in self._roster.expired(now_ms):
+        for holding in self._index.expired(now_ms):
             self._held.check_lease(holding, now_ms)
-        self._leaver.send_due(now_ms)
+        self._releases.send_due(now_ms)
         refusal = self._outbox.refusal()
         if refusal is not None and self.failure is None:
             self._context.observe("session_failed", {"error": refusal})
             self.fence(refusal)
         if self.failure is not None:
             return
-        self._drive_restless(now_ms)
-        self._beater.beat_due(self.holdings.values(), now_ms)
+        self._drive_active(now_ms)
+        self._heartbeater.beat_due(self.holdings.values(), now_ms)
         if self._mirror is not None:
             self._mirror.drive(now_ms)
         if not self._is_closing:
@@ -183,27 +180,27 @@ class Session(Holder):
                 self._judge(now_ms)
             if self._announcer.is_due(now_ms):
                 is_behind = self._slow.lagging_count() > 0
-                subs = self._wishes.subs
+                subs = self._wanted.subs
                 self._announcer.announce(subs, self.holdings, is_behind=is_behind)
             self._refresh_topics(now_ms)
             if now_ms >= self._policy_at_ms:
-                self._policy_at_ms = now_ms + self._wishes.rest_ms(self._context)
+                self._policy_at_ms = now_ms + self._wanted.rest_ms(self._context)
                 self._apply_policies(now_ms)
-            self._contender.drive(self._roster, self._wishes, now_ms=now_ms)
+            self._acquirer.drive(self._index, self._wanted, now_ms=now_ms)
 
     def next_due_ms(self) -> int | None:
         """Return when to look again though nothing is read; None = no hurry."""
         if self._is_closing or self.failure is not None:
             return None
-        return min(self._policy_at_ms, self._roster.due_ms(self._context.now_ms))
+        return min(self._policy_at_ms, self._index.due_ms(self._context.now_ms))
 
-    def _drive_restless(self, now_ms: int) -> None:
+    def _drive_active(self, now_ms: int) -> None:
         if self._context.has_pause:
-            self._roster.stir_all()
-        for holding in list(self._roster.restless.values()):
+            self._index.mark_all_active()
+        for holding in list(self._index.active.values()):
             if holding.claim.is_owned:
                 self._drive_owned(holding, now_ms)
-        self._roster.settle()
+        self._index.compact()
 
     def _drive_owned(self, holding: Holding, now_ms: int) -> None:
         world = self._context.replica_of(holding.key).world
@@ -212,18 +209,18 @@ class Session(Holder):
             # PROTOCOL 8.1: finish what is in hand, beat, release.
             until_ms = holding.claim.lease.hard_until_ms
             holding.drain = Drain("paused", None, until_ms)
-            self._wishes.bump(holding.key)
+            self._wanted.bump(holding.key)
         try:
-            if self._starter.drive(holding, now_ms):
-                self._wishes.bump(holding.key)
+            if self._start_positions.drive(holding, now_ms):
+                self._wanted.bump(holding.key)
         except PositionError as error:
             self.fail(error)
             return
         self._held.drive(holding, now_ms)
 
     def _refresh_topics(self, now_ms: int) -> None:
-        for sub in self._wishes.subs:
-            taken = self._wishes.taken_beside(sub) if sub.matches is not None else set()
+        for sub in self._wanted.subs:
+            taken = self._wanted.taken_beside(sub) if sub.matches is not None else set()
             look = sub.look_again(self._context, now_ms, taken=taken)
             for topic in look.ended:
                 self._give_topic_up(sub, topic)
@@ -245,7 +242,7 @@ class Session(Holder):
 
     def _judge(self, now_ms: int) -> None:
         """Give up what the application is too slow for, or does not come back for."""
-        for sub in self._wishes.subs:
+        for sub in self._wanted.subs:
             was_wedged = sub.wedged_at_ms is not None
             me = self.claimant.owner.client_id
             held = self.holdings.values()
@@ -274,7 +271,7 @@ class Session(Holder):
         cooled_at_ms = self._cooldowns.forget_past(now_ms)
         if cooled_at_ms is not None:
             self._policy_at_ms = min(self._policy_at_ms, cooled_at_ms)
-        for sub in self._wishes.subs:
+        for sub in self._wanted.subs:
             sub.settle_losses(self.holdings)
             view = sub.view(
                 self._context,
@@ -295,7 +292,7 @@ class Session(Holder):
         }
         self._drop_contenders(sub, wanted)
         for key, why in wanted.items():
-            if key not in self.holdings and not self._leaver.is_leaving(key):
+            if key not in self.holdings and not self._releases.is_leaving(key):
                 self._contend_for(key, sub.delivery, sub.start_rule, why=why)
         for release in plan.release:
             self._give_up(release)
@@ -310,11 +307,11 @@ class Session(Holder):
 
     def _drain(self, holding: Holding, drain: Drain) -> None:
         holding.drain = drain
-        self._roster.stir(holding)
-        self._wishes.bump(holding.key)
+        self._index.mark_active(holding)
+        self._wanted.bump(holding.key)
 
     def _drop_contenders(self, sub: Subscription, wanted: Collection[Key]) -> None:
-        for key, holding in list(self._roster.contending.items()):
+        for key, holding in list(self._index.contending.items()):
             if key in wanted or key.topic not in sub.topics:
                 continue
             if not holding.claim.is_under_way:
@@ -325,7 +322,7 @@ class Session(Holder):
     ) -> Holding:
         holding = Holding(Claim(self.claimant, key), delivery, rule)
         holding.why = why
-        self._roster.add(holding)
+        self._index.add(holding)
         return holding
 
     # --- what the log says
@@ -346,7 +343,7 @@ class Session(Holder):
             self._on_beats(sent, zip(epochs, transitions, strict=False))
         elif isinstance(record, ReleasingPartition):
             key = Key(record.group_id, record.topic, record.partition)
-            self._leaver.on_verdict(key, record.epoch)
+            self._releases.on_verdict(key, record.epoch)
             cool_ms = now_ms + self._context.heartbeat_interval_ms
             self._cooldowns.extend(key, until_ms=cool_ms)
             self._plan_soon(now_ms)
@@ -361,16 +358,16 @@ class Session(Holder):
 
         Beats and grants are no such thing, and come many times a second.
         """
-        self._policy_at_ms = min(self._policy_at_ms, now_ms + self._wishes.soon_ms)
+        self._policy_at_ms = min(self._policy_at_ms, now_ms + self._wanted.soon_ms)
 
     def _on_claim(
         self, record: ClaimingPartition, transition: Transition, now_ms: int
     ) -> None:
         key = Key(record.group_id, record.topic, record.partition)
         if transition.outcome == ACCEPTED:
-            self._contender.note_claim(key, now_ms)
+            self._acquirer.note_claim(key, now_ms)
         holding = self.holdings.get(key)
-        sub = self._wishes.sub_of(key)
+        sub = self._wanted.sub_of(key)
         replica = self._context.replica_of(key)
         is_won = holding is not None and holding.claim.on_claim_verdict(
             transition,
@@ -380,15 +377,15 @@ class Session(Holder):
             token=replica.world.token(key),
         )
         if is_won and holding is not None:
-            self._roster.won(holding, replica.world.partition)
+            self._index.won(holding, replica.world.partition)
             self._announcer.note_won(holding)
-            self._beater.note_lead(replica.world.partition, holding.claim.base_ms)
+            self._heartbeater.note_lead(replica.world.partition, holding.claim.base_ms)
             if self._mirror is not None:
                 self._mirror.follow(holding)
             self._note_won(holding, transition.effect)
             holding.topic_id = replica.world.keys[key].topic_id
-            self._starter.begin(holding, replica.world.keys[key])
-            self._wishes.bump(key)
+            self._start_positions.begin(holding, replica.world.keys[key])
+            self._wanted.bump(key)
             if sub is not None and sub.is_over(holding):
                 # An earlier life claimed it; a resume keeps what that was of.
                 self.release(holding, reason=TOPIC_GONE)
@@ -397,9 +394,9 @@ class Session(Holder):
             if holding is not None and holding.claim.is_owned:
                 # An earlier one of ours is in use, and was stale by the log's clock.
                 self._held.end(holding, Ending("taken_over", record.client_id, at))
-            self._leaver.release_ghost(key, at)
+            self._releases.release_ghost(key, at)
         else:
-            self._contender.on_refused(key, record)
+            self._acquirer.on_refused(key, record)
 
     def _note_won(self, holding: Holding, effect: str | None) -> None:
         world = self._context.replica_of(holding.key).world
@@ -410,7 +407,7 @@ class Session(Holder):
         self, sent: Sent | None, beats: Iterable[tuple[int, Transition]]
     ) -> None:
         if sent is not None:
-            for ended in self._beater.on_verdicts(sent, beats, roster=self._roster):
+            for ended in self._heartbeater.on_verdicts(sent, beats, index=self._index):
                 self._held.after_end(ended)
 
     def on_foreign(self, transition: Transition) -> None:
@@ -419,8 +416,8 @@ class Session(Holder):
         if key is None:
             return
         if transition.effect in {"claimed", "resumed"}:
-            self._leaver.on_taken(key)
-            self._contender.note_claim(key, self._context.now_ms)
+            self._releases.on_taken(key)
+            self._acquirer.note_claim(key, self._context.now_ms)
         if self._cooldowns.ends_by(transition):
             self._plan_soon(self._context.now_ms)
         holding = self.holdings.get(key)
@@ -475,7 +472,7 @@ class Session(Holder):
 
     def send_release(self, holding: Holding, drain: Drain) -> None:
         """Write a release, again and again until it is read back."""
-        self._leaver.release(
+        self._releases.release(
             holding,
             reason=drain.reason,
             successor=drain.successor,
@@ -488,14 +485,14 @@ class Session(Holder):
         self._cooldowns.begin(key, reason, until_ms=cool_ms)
         if reason not in EXPECTED:
             # Others must know that what was given up is not kept for us.
-            self._wishes.hold_back(key, until_ms=cool_ms)
+            self._wanted.hold_back(key, until_ms=cool_ms)
             self._announcer.announce_soon()
 
     def remove(self, holding: Holding) -> bool:
         """Forget a holding that has ended; return whether it was there."""
         key = holding.key
         self._announcer.note_end(holding)
-        if not self._roster.remove(holding, self._context.partition_of(key)):
+        if not self._index.remove(holding, self._context.partition_of(key)):
             return False
         self._slow.forget(key)
         return True
@@ -503,27 +500,27 @@ class Session(Holder):
     def on_end(self, holding: Holding, ending: Ending) -> None:
         """Ask the policies again, and let them know of a loss."""
         if ending.reason not in EXPECTED | {"topic"}:
-            self._wishes.note_loss(holding.key)
+            self._wanted.note_loss(holding.key)
         self._plan_soon(self._context.now_ms)
 
     def check_clock(self, partitions: Collection[int], now_ms: int) -> None:
         """Shorten leases where a leader's clock stepped forward (PROTOCOL S4)."""
         held = self.holdings.values()
-        if self._beater.check_clock(held, partitions, now_ms=now_ms):
-            self._roster.look_at_leases()
+        if self._heartbeater.check_clock(held, partitions, now_ms=now_ms):
+            self._index.recheck_leases()
 
     def forget(self, partition: int) -> None:
         """End what a T judges whose log went back; say nothing to it (PROTOCOL 7.5)."""
         for holding in list(self.holdings.values()):
             if self._context.partition_of(holding.key) == partition:
                 self._held.end(holding, Ending("fenced"))
-        self._leaver.forget(partition)
-        self._beater.forget(partition)
+        self._releases.forget(partition)
+        self._heartbeater.forget(partition)
         self._announcer.forget(partition)
 
     def release_ghost(self, key: Key, epoch: int) -> None:
         """Release what the log calls ours and nobody here uses (PROTOCOL 5.3)."""
-        self._leaver.release_ghost(key, epoch)
+        self._releases.release_ghost(key, epoch)
 
     def fence(self, failure: MarshalError) -> None:
         """End everything without a word to the log, which cannot be trusted now."""
@@ -534,7 +531,7 @@ class Session(Holder):
 
     def beat_now(self) -> list[int]:
         """Send a beat of everything held; return what to wait for."""
-        return self._beater.beat_now(self.holdings.values())
+        return self._heartbeater.beat_now(self.holdings.values())
 
     def is_pending(self, seqs: Iterable[int], *, late: bool = True) -> bool:
         """Return whether any has not been read back (``late``: and never may be)."""
@@ -550,7 +547,7 @@ class Session(Holder):
         self._is_closing = True
         if self._mirror is not None:
             self._mirror.hurry()
-        seqs = self._announcer.announce_leaving(self._wishes.subs, self.holdings)
+        seqs = self._announcer.announce_leaving(self._wanted.subs, self.holdings)
         seqs += self._outbox.pending_of(self.holdings)
         for holding in list(self.holdings.values()):
             if not holding.claim.is_owned:
@@ -569,4 +566,4 @@ class Session(Holder):
     @property
     def leaving_count(self) -> int:
         """Number of releases that have not been read back."""
-        return 0 if self._is_mute else self._leaver.count
+        return 0 if self._is_mute else self._releases.count

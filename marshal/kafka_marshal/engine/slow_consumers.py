@@ -13,7 +13,7 @@ from kafka_marshal.protocol.types import Key
 
 from .context import Context
 from .holding import Drain, Holding
-from .lags import LagWatch, reached
+from .lag import LagWatch, reached
 from .poll_watchdog import PollWatchdog, was_stopped
 from .subscription import Subscription
 

@@ -1,26 +1,129 @@
-"""What one consumer wants: topics, a policy, and the view the policy decides on."""
+"""What consumers subscribe to: topics, a policy, and the view the policy decides on."""
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from kafka_marshal.engine.context import Context
+from kafka_marshal.engine.holding import Delivery, Holding, StartRule
+from kafka_marshal.engine.releases import ReleaseCooldowns
+from kafka_marshal.engine.topics import Look, Matches, TopicWatch
+from kafka_marshal.errors import InvalidTransition
 from kafka_marshal.ports import TopicInfo
 from kafka_marshal.protocol.claiming import PreviousLife, estimate, resumable
+from kafka_marshal.protocol.codec import is_identifier
 from kafka_marshal.protocol.health import Backoff
-from kafka_marshal.protocol.planner import KeyView, MemberView, Plan, Policy, View
+from kafka_marshal.protocol.planner import (
+    KeyView,
+    MemberView,
+    Plan,
+    Policy,
+    Release,
+    View,
+    fair,
+    greedy,
+)
 from kafka_marshal.protocol.state import KeyNote, KeyState, MemberState
 from kafka_marshal.protocol.topic_policy import topic as whole_topics
 from kafka_marshal.protocol.types import Key, Owner, TopicPartition
 
-from .advice import Advice
-from .context import Context
-from .cooling import Cooldowns
-from .holding import Delivery, Holding, StartRule
-from .topics import Look, Matches, TopicWatch
-
 if TYPE_CHECKING:
-    from .faces import ContextFace
+    from kafka_marshal.engine.interfaces import ClaimContext
+
+REASON_CHARS_MAX = 64
+ERROR_CHARS_MAX = 300
+# Those that see nothing but the view: what they said of one, they say of its like.
+FORGETFUL: tuple[Policy, ...] = (fair, greedy, whole_topics)
+
+
+class PolicyRunner:
+    """One consumer's policy: its last plan that made sense stands until the next.
+
+    Our own are not even asked again as long as the view stays as it is. Policies
+    come from other packages too: one that raises, or returns what is no plan, is
+    told and asked again; it ends neither engine nor consumer.
+    """
+
+    __slots__ = ("_claim", "_is_forgetful", "_last", "_policy", "_told", "_why")
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        # By identity: what others bring may have no hash, or any idea of equality.
+        self._is_forgetful = any(policy is each for each in FORGETFUL)
+        self._claim: tuple[Key, ...] = ()
+        self._why: Mapping[Key, str] = {}
+        self._told: str | None = None
+        self._last: tuple[View, Plan] | None = None
+
+    def plan(self, view: View, context: Context) -> Plan:
+        """Return what to do now."""
+        if self._last is not None and self._last[0] == view:
+            return self._last[1]
+        problem: str | None
+        try:
+            plan = self._policy(view)
+            problem = _problem(plan, view)
+        except Exception as error:  # noqa: BLE001 - whatever a foreign policy raises
+            problem = repr(error)
+        if problem is not None:
+            self._tell(problem[:ERROR_CHARS_MAX], context)
+            # What it gave up is given up; only what it wanted stands.
+            wanted = {key.key for key in view.keys}
+            kept = tuple(key for key in self._claim if key in wanted)
+            return Plan(kept, why=self._why)
+        self._told = None
+        self._claim, self._why = plan.claim, plan.why
+        if self._is_forgetful:
+            self._last = view, plan
+        return plan
+
+    def _tell(self, problem: str, context: Context) -> None:
+        if problem != self._told:
+            self._told = problem
+            name = getattr(self._policy, "__name__", type(self._policy).__name__)
+            context.observe("policy_failed", {"policy": name, "error": problem})
+
+
+def _problem(plan: object, view: View) -> str | None:
+    """Return why a plan cannot be followed, None where it can."""
+    if not isinstance(plan, Plan):
+        return f"it returned {type(plan).__name__}, no Plan"
+    # Types are promises, and others may not keep them.
+    claim: Any = plan.claim
+    release: Any = plan.release
+    why: Any = plan.why
+    if not (isinstance(claim, tuple) and isinstance(release, tuple)):
+        return "claim and release must be tuples"
+    if not isinstance(why, Mapping):
+        return "why must be a mapping"
+    mine = {key.key: key.is_mine for key in view.keys} if claim or release else {}
+    for key in claim:
+        if key not in mine:
+            return f"it claims {key!r}, which is not in the view"
+    for each in release:
+        problem = _release_problem(each, mine)
+        if problem is not None:
+            return problem
+    return None
+
+
+def _release_problem(release: object, mine: Mapping[Key, bool]) -> str | None:
+    if not isinstance(release, Release) or not mine.get(release.key):
+        return f"it gives up {release!r}, which is not held"
+    successor: Any = release.successor
+    reason: Any = release.reason
+    detail: Any = release.detail
+    if successor is not None and not _is_name(successor):
+        return f"{successor!r} cannot be a successor"
+    if not _is_name(reason) or len(reason) > REASON_CHARS_MAX:
+        return f"{reason!r} cannot be a reason"
+    return None if isinstance(detail, str) else f"{detail!r} is no text"
+
+
+def _is_name(value: object) -> bool:
+    return isinstance(value, str) and is_identifier(value)
+
 
 POLICY_MS_MAX = 500
 POLICY_MS_MIN = 20
@@ -31,7 +134,7 @@ WEIGHT_MAX = 1_000  # what others say of themselves is bounded
 
 @attrs.define(eq=False)
 class Subscription:
-    """One consumer's wishes, and what was seen of how it does.
+    """One consumer's wanted, and what was seen of how it does.
 
     Attributes:
         group_id: Group of the session.
@@ -84,7 +187,7 @@ class Subscription:
     weight: int = 1
     version: int = 0
     claimable_at_ms: int = 0
-    _advice: Advice = attrs.field(init=False)
+    _policy_runner: PolicyRunner = attrs.field(init=False)
     _watch: TopicWatch = attrs.field(init=False)
     _keys: list[Key] | None = None
     _shunned: set[Key] = attrs.field(factory=set)
@@ -95,7 +198,7 @@ class Subscription:
     _suspected: dict[str, int | None] = attrs.field(factory=dict)
 
     def __attrs_post_init__(self) -> None:
-        self._advice = Advice(self.policy)
+        self._policy_runner = PolicyRunner(self.policy)
         self._watch = TopicWatch(
             self.topics, refresh_ms=self.refresh_ms, matches=self.matches
         )
@@ -149,7 +252,7 @@ class Subscription:
         ]
 
     def look_again(
-        self, context: "ContextFace", now_ms: int, *, taken: set[str]
+        self, context: "ClaimContext", now_ms: int, *, taken: set[str]
     ) -> Look:
         """Look the topics up where that is due; see ``TopicWatch.look_again``."""
         look = self._watch.look_again(context, now_ms, taken=taken)
@@ -207,7 +310,7 @@ class Subscription:
         """Return what to do; nothing new while the application does not come back."""
         if self.wedged_at_ms is not None:
             return Plan()
-        return self._advice.plan(view, context)
+        return self._policy_runner.plan(view, context)
 
     def view(
         self,
@@ -216,7 +319,7 @@ class Subscription:
         *,
         holdings: Mapping[Key, Holding],
         lives: tuple[PreviousLife, ...],
-        cooldowns: Cooldowns,
+        cooldowns: ReleaseCooldowns,
         now_ms: int,
     ) -> View:
         """Return what the policy may look at now."""
@@ -382,3 +485,106 @@ def _last_owner(
     if known is not None and known.owner is not None:
         return known.owner.client_id  # gone stale
     return None if note is None else note.client_id
+
+
+KEYS_PER_MS = 20
+LOOKS_PER_REST = 2
+
+
+@attrs.define
+class SubscriptionSet:
+    """Everything that one client_id pursues in this process.
+
+    Attributes:
+        subs: What its consumers want.
+        explicit: Keys that were asked for without a policy.
+    """
+
+    subs: list[Subscription] = attrs.field(factory=list)
+    explicit: dict[Key, None] = attrs.field(factory=dict)
+
+    @property
+    def soon_ms(self) -> int:
+        """Time until policies are asked again after something has moved."""
+        return max(POLICY_MS_MIN, self._look_ms)
+
+    def rest_ms(self, context: Context) -> int:
+        """Return the time until they are asked though nothing seems to have moved."""
+        return max(policy_interval_ms(context), LOOKS_PER_REST * self._look_ms)
+
+    @property
+    def _look_ms(self) -> int:
+        """A time that grows as a look at all that is wanted does."""
+        count = 0
+        for sub in self.subs:
+            for info in sub.topics.values():
+                count += info.partition_count
+        return count // KEYS_PER_MS
+
+    def taken_beside(self, sub: Subscription) -> set[str]:
+        """Return the topics that are consumed otherwise."""
+        taken = {key.topic for key in self.explicit}
+        return taken.union(*(s.topics for s in self.subs if s is not sub))
+
+    def add(self, sub: Subscription, *, client_id: str) -> None:
+        """Add a consumer's wanted; what else takes is left out of a pattern's.
+
+        Raises:
+            InvalidTransition: A topic is consumed already.
+        """
+        taken = self.taken_beside(sub)
+        for topic in list(sub.topics):
+            if topic in taken and sub.matches is not None:
+                sub.drop_topic(topic)
+            elif topic in taken:
+                raise InvalidTransition(
+                    f"topic {topic!r} is already consumed by client {client_id!r} in "
+                    "this process; close that consumer first or use another client_id"
+                )
+        self.subs.append(sub)
+
+    def sub_of(self, key: Key) -> Subscription | None:
+        """Return the consumer that wants a key."""
+        for sub in self.subs:
+            if key.topic in sub.topics:
+                return sub
+        return None
+
+    def topic_id(self, key: Key) -> bytes | None:
+        """Return Kafka's id of a key's topic, as last looked up."""
+        sub = self.sub_of(key)
+        return None if sub is None else sub.topics[key.topic].topic_id
+
+    def seen_ms(self, key: Key) -> int:
+        """Return when the last look began that found a key's topic as it is known."""
+        sub = self.sub_of(key)
+        return 0 if sub is None else sub.seen_ms(key.topic)
+
+    def bump(self, key: Key) -> None:
+        """Let the consumer of a key look at what it holds."""
+        sub = self.sub_of(key)
+        if sub is not None:
+            sub.version += 1
+
+    def bump_all(self) -> None:
+        """Let every consumer look at what it holds."""
+        for sub in self.subs:
+            sub.version += 1
+
+    def doubt(self, topics: Iterable[str]) -> None:
+        """Have topics looked up at once, by whichever consumer wants them."""
+        for sub in self.subs:
+            for topic in topics:
+                sub.doubt(topic)
+
+    def hold_back(self, key: Key, *, until_ms: int) -> None:
+        """Take nothing from others for the consumer of a key, until then."""
+        sub = self.sub_of(key)
+        if sub is not None:
+            sub.backoff.hold(until_ms)
+
+    def note_loss(self, key: Key) -> None:
+        """Note that a key was lost, or given up against its policy's will."""
+        sub = self.sub_of(key)
+        if sub is not None:
+            sub.note_loss(key)

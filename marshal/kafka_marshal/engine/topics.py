@@ -1,13 +1,15 @@
 """Follows the data topics of one consumer: new partitions, new topics, deleted ones."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from kafka_marshal.ports import DataLog, Pending, TopicInfo
+from kafka_marshal.protocol.topic_policy import LEAD
+from kafka_marshal.protocol.types import TopicPartition
 
 if TYPE_CHECKING:
-    from .faces import ContextFace
+    from kafka_marshal.engine.interfaces import ClaimContext
 
 LOOK_MS_MAX = 10_000
 TOPICS_MAX = 1_000
@@ -98,7 +100,7 @@ class TopicWatch:
         return True
 
     def look_again(
-        self, context: "ContextFace", now_ms: int, *, taken: Collection[str]
+        self, context: "ClaimContext", now_ms: int, *, taken: Collection[str]
     ) -> Look:
         """Look the topics up where that is due.
 
@@ -150,7 +152,7 @@ class TopicWatch:
 
     def _take(
         self,
-        context: "ContextFace",
+        context: "ClaimContext",
         found: Mapping[str, TopicInfo],
         taken: Collection[str],
     ) -> Look:
@@ -165,7 +167,7 @@ class TopicWatch:
 
     def _adopt(
         self,
-        context: "ContextFace",
+        context: "ClaimContext",
         found: Mapping[str, TopicInfo],
         taken: Collection[str],
     ) -> tuple[bool, list[str]]:
@@ -218,3 +220,27 @@ def matching_topics(
     # One more than is taken, so that the limit does not pass unnoticed.
     found = data.describe(names[: TOPICS_MAX + 1], timeout_ms)
     return dict(sorted(found.items()))
+
+
+OnTopics = Callable[[frozenset[str]], None]
+
+
+class TopicCallback:
+    """Calls ``on_topics`` on the consumer's thread; never twice with the same set.
+
+    A topic counts from when its partition 0 is held, which is its key; the rest
+    of it follows as it becomes free.
+    """
+
+    __slots__ = ("_call", "_told")
+
+    def __init__(self, call: OnTopics) -> None:
+        self._call = call
+        self._told: frozenset[str] = frozenset()
+
+    def follow(self, partitions: Iterable[TopicPartition]) -> None:
+        """Tell what is held now, if that is not what was told last."""
+        topics = frozenset(topic for topic, number in partitions if number == LEAD)
+        if topics != self._told:
+            self._told = topics
+            self._call(topics)

@@ -64,7 +64,7 @@ class SidecarDesk:
         self._late: set[int] = set()
         self._returned: dict[tuple[str, int, int], api.Returned] = {}
         # Number of the wish for each key that is, or was, wanted alone.
-        self._wishes: dict[Key, int] = {}
+        self._wanted: dict[Key, int] = {}
         self._is_returning = False
         self._is_flushing = False
         self._flushes: list[int] = []
@@ -97,12 +97,12 @@ class SidecarDesk:
 
     def wish_of(self, key: Key) -> int:
         """Return the number of the present wish for a key: the next is another."""
-        return self._wishes.get(key, 1)
+        return self._wanted.get(key, 1)
 
     def unclaim(self, key: Key) -> None:
         """Tell that a key is wanted no more, after what was given back of it."""
         wish = self.wish_of(key)
-        self._wishes[key] = wish + 1
+        self._wanted[key] = wish + 1
         parts = {"topic": key.topic, "partition": key.partition}
         path = self._connection.path(paths.CLAIM, parts)
 

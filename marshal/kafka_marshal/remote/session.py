@@ -14,7 +14,7 @@ from kafka_marshal.engine.holding import Drain
 from kafka_marshal.engine.holdings import Holder, Holdings
 from kafka_marshal.engine.poll_watchdog import was_stopped
 from kafka_marshal.engine.session import TOPIC_GONE
-from kafka_marshal.engine.wishes import Wishes
+from kafka_marshal.engine.subscription import SubscriptionSet
 from kafka_marshal.ports import TopicInfo
 from kafka_marshal.protocol.claiming import Claim, Claimant, Ending, Sublease
 from kafka_marshal.protocol.delivery import AtLeastOnce
@@ -88,13 +88,13 @@ class RemoteSession(Holder):
         self.holdings = context.holdings
         self._context = context
         self._grantee = grantee
-        self._wishes = Wishes()
+        self._wanted = SubscriptionSet()
         self._held = Holdings(
             context,
             self,
             client_id=client_id,
             by_key=self.holdings,
-            wishes=self._wishes,
+            wanted=self._wanted,
         )
         self._names: dict[str, Subscription] = {}
         # Every name that was ever used here, and what came for others: an earlier
@@ -122,7 +122,7 @@ class RemoteSession(Holder):
     @property
     def wanted(self) -> list[Key]:
         """Keys that are wanted without a policy."""
-        return list(self._wishes.explicit)
+        return list(self._wanted.explicit)
 
     def subscribe(self, name: str, subscription: Subscription) -> None:
         """Begin to pursue a subscription.
@@ -130,7 +130,7 @@ class RemoteSession(Holder):
         Raises:
             InvalidTransition: A topic is consumed in this session already.
         """
-        self._wishes.add(subscription, client_id=self.client_id)
+        self._wanted.add(subscription, client_id=self.client_id)
         self._names[name] = subscription
         self._had.add(name)
         for key, said in list(self._early.items()):
@@ -142,7 +142,7 @@ class RemoteSession(Holder):
         """Pursue a subscription no more, which the sidecar may never have had."""
         subscription = self._names.pop(name, None)
         if subscription is not None:
-            self._wishes.subs.remove(subscription)
+            self._wanted.subs.remove(subscription)
             self.desk.end(name, (), keep=False)
 
     def unsubscribe(self, subscription: Subscription, *, release: bool) -> list[int]:
@@ -151,7 +151,7 @@ class RemoteSession(Holder):
         if name is None:
             return []
         del self._names[name]
-        self._wishes.subs.remove(subscription)
+        self._wanted.subs.remove(subscription)
         returned = []
         mine = [h for h in self.holdings.values() if h.key.topic in subscription.topics]
         for holding in mine:
@@ -171,7 +171,7 @@ class RemoteSession(Holder):
             InvalidTransition: The key is wanted in this session already.
         """
         self._held.require_unclaimed(key)
-        self._wishes.explicit[key] = None
+        self._wanted.explicit[key] = None
         rule = StartRule(is_needed=False)
         holding = Holding(Claim(self.claimant, key), Delivery.AT_LEAST_ONCE, rule)
         holding.why = "asked for by the application"
@@ -222,7 +222,7 @@ class RemoteSession(Holder):
                 continue
             if (holding.key, holding.claim.epoch) not in draining:
                 holding.drain = None
-                self._wishes.bump(holding.key)
+                self._wanted.bump(holding.key)
         for leaving in said.releasing:
             self._on_releasing(leaving)
         self._context.pause = said.paused.is_paused
@@ -259,7 +259,7 @@ class RemoteSession(Holder):
     ) -> Holding | None:
         """Return what a claim is used by, None where nobody wants it any more."""
         if not said.subscription:
-            return waiting if key in self._wishes.explicit else None
+            return waiting if key in self._wanted.explicit else None
         sub = self._names.get(said.subscription)
         if sub is None or said.position is None:
             return None
@@ -274,7 +274,7 @@ class RemoteSession(Holder):
         with each ``check``. Up to the old deadline nobody else can have had the key
         in between (PROTOCOL 12).
         """
-        is_explicit = holding.key in self._wishes.explicit
+        is_explicit = holding.key in self._wanted.explicit
         return is_explicit and holding.claim.is_valid(self._context.now_ms)
 
     def _go_on(self, holding: Holding, said: api.Assigned) -> None:
@@ -316,7 +316,7 @@ class RemoteSession(Holder):
         self._stuck_counts[key] = said.stuck
         self._held.watchdog.watch(holding, self._context.now_ms)
         self._held.note_won(holding, effect="claimed", why=holding.why, log_ms=0)
-        self._wishes.bump(key)
+        self._wanted.bump(key)
 
     def _on_releasing(self, said: api.Releasing) -> None:
         early = self._early.pop(self._key(said), None)
@@ -332,7 +332,7 @@ class RemoteSession(Holder):
             until_ms = old.until_ms
         holding.drain = Drain(said.reason, said.successor, until_ms)
         if old is None:
-            self._wishes.bump(holding.key)
+            self._wanted.bump(holding.key)
 
     def _on_lost(self, said: api.Lost) -> None:
         key = self._key(said)
@@ -421,13 +421,13 @@ class RemoteSession(Holder):
             now_ms - self._ticked_ms,
             self._context.heartbeat_interval_ms,
         )
-        for sub in self._wishes.subs:
+        for sub in self._wanted.subs:
             if was_stopped(gap_ms, heartbeat_interval_ms=interval_ms):
                 sub.moved_at_ms = now_ms
             self._drain_stuck(sub, now_ms)
         self._ticked_ms = now_ms
         self._held.look_at_ends(now_ms)
-        for sub in self._wishes.subs:
+        for sub in self._wanted.subs:
             if sub.has_doubts:
                 self._look_at_topics(sub, now_ms)
         return any(holding.drain is not None for holding in self.holdings.values())
@@ -443,7 +443,7 @@ class RemoteSession(Holder):
         watchdog.note_signs(sub, held, now_ms=now_ms)
         for stuck in watchdog.find_stuck(sub, held, now_ms=now_ms):
             stuck.holding.drain = stuck.drain(now_ms)
-            self._wishes.bump(stuck.holding.key)
+            self._wanted.bump(stuck.holding.key)
 
     def taker_of(self, sub: Subscription, topic: str) -> str | None:
         """Return "" where another live member could take a partition of a topic."""
@@ -490,7 +490,7 @@ class RemoteSession(Holder):
             self._givers.pop(key, None)
             self._context.heads.pop(key, None)
             self._context.follows.pop(key, None)
-        if self._wishes.explicit.pop(key, 0) is None:
+        if self._wanted.explicit.pop(key, 0) is None:
             self.desk.unclaim(key)
         return was_there
 
@@ -514,7 +514,7 @@ class RemoteSession(Holder):
         left = [h for h in self.holdings.values() if h.claim.is_owned]
         reason = "closed" if release else "kept"
         returned = tuple(_returned(holding, reason) for holding in left)
-        self._wishes.explicit.clear()
+        self._wanted.explicit.clear()
         for holding in list(self.holdings.values()):
             self._held.end(holding, Ending("closed", was_lost=False))
         return returned

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from kafka_marshal.engine import Context, Delivery, Holding, Session, StartRule
 from kafka_marshal.engine.holding import Drain
 from kafka_marshal.engine.holdings import LEASE_EXPIRED
-from kafka_marshal.engine.leaving import Leaver
+from kafka_marshal.engine.releases import ReleaseRetrier
 from kafka_marshal.engine.subscription import Subscription
 from kafka_marshal.errors import MarshalError, PositionError
 from kafka_marshal.protocol.claiming import Claimant, Ending, PreviousLife
@@ -23,7 +23,7 @@ OnNoPosition = Callable[[Key, PositionError], None]
 Foresee = Callable[[Subscription, Iterable[Key]], Mapping[Key, str]]
 
 
-class _Leaver(Leaver):
+class _ReleaseRetrier(ReleaseRetrier):
     """Releases no claim whose key a client may use by an earlier one."""
 
     __slots__ = ("is_reserved",)
@@ -61,7 +61,7 @@ class HostSession(Session):
         self.on_no_position: OnNoPosition = lambda _, __: None
         self.foresee: Foresee = lambda _, __: {}
         self._foreseen: Mapping[Key, str] = {}
-        leaver = self._leaver = _Leaver(context, self._outbox)
+        leaver = self._releases = _ReleaseRetrier(context, self._outbox)
         leaver.is_reserved = self._may_be_used
 
     def tick(self, now_ms: int) -> None:
@@ -145,7 +145,7 @@ class HostSession(Session):
 
     def forget_want(self, key: Key) -> None:
         """Want a key no more that is not held: its topic may be consumed then."""
-        self._wishes.explicit.pop(key, None)
+        self._wanted.explicit.pop(key, None)
 
     def abandon(self, holding: Holding, *, reason: str) -> None:
         """End a claim here and leave the log to find it stale."""
@@ -154,13 +154,13 @@ class HostSession(Session):
     def check_clock(self, partitions: Collection[int], now_ms: int) -> None:
         """Shorten leases where a leader's clock stepped, and have that told."""
         held = self.holdings.values()
-        if self._beater.check_clock(held, partitions, now_ms=now_ms):
-            self._roster.look_at_leases()
-            self._wishes.bump_all()
+        if self._heartbeater.check_clock(held, partitions, now_ms=now_ms):
+            self._index.recheck_leases()
+            self._wanted.bump_all()
 
     def is_leaving(self, keys: Iterable[Key]) -> bool:
         """Return whether a release of any of these awaits its read-back."""
-        return not self._is_mute and any(self._leaver.is_leaving(key) for key in keys)
+        return not self._is_mute and any(self._releases.is_leaving(key) for key in keys)
 
     # --- for people
 

@@ -5,8 +5,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from kafka_marshal.engine.awaiting import await_news
 from kafka_marshal.engine.tickets import Ticket, Verdict
+from kafka_marshal.engine.waits import await_news
 from kafka_marshal.errors import (
     ClaimLost,
     ConfigurationError,

@@ -19,8 +19,8 @@ from kafka_marshal.engine import (
     StartRule,
     Subscription,
 )
-from kafka_marshal.engine.handout import ConsumerOptions
-from kafka_marshal.engine.restoring import KeptStates
+from kafka_marshal.engine.dispatcher import ConsumerOptions
+from kafka_marshal.engine.kept_states import KeptStates
 from kafka_marshal.policies import Policy, find_policy
 from kafka_marshal.ports import READ_UNCOMMITTED, Event, TopicInfo
 from kafka_marshal.protocol.claiming import Claimant, PreviousLife

@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from kafka_marshal.clock import SystemClock, SystemEntropy
-from kafka_marshal.engine.agreement import require_cluster, unformatted
-from kafka_marshal.engine.finding import LogCheckpoints
+from kafka_marshal.engine.checkpoint_reader import LogCheckpoints
+from kafka_marshal.engine.config_check import require_cluster, unformatted
 from kafka_marshal.engine.follower import Follower
 from kafka_marshal.engine.replica import Replica, check_halt
 from kafka_marshal.errors import (

@@ -1,8 +1,8 @@
 from enginekit import KEY, H, fold, holders, lines, of, owning, world, write
 
 from kafka_marshal.engine import checkpointing
+from kafka_marshal.engine.checkpoint_reader import LogCheckpoints
 from kafka_marshal.engine.checkpointing import UNDER_WAY_MAX, CheckpointRule
-from kafka_marshal.engine.finding import LogCheckpoints
 from kafka_marshal.ports import LogRange
 from kafka_marshal.protocol.checkpoints import checkpoint_key
 from kafka_marshal.protocol.codec import decode, header_of

@@ -101,7 +101,7 @@ def test_at_least_once_tells_no_marks(cluster):
 
 
 def test_a_batch_of_beats_tells_the_marks_of_all_it_has_room_for(monkeypatch):
-    monkeypatch.setattr("kafka_marshal.engine.beats.MARKS_PER_BATCH_MAX", 2)
+    monkeypatch.setattr("kafka_marshal.engine.heartbeats.MARKS_PER_BATCH_MAX", 2)
     monkeypatch.setattr("kafka_marshal.protocol.losses.MARKS_PER_BATCH_MAX", 2)
     cluster = world(records=(4, 4, 4, 4))
     node = cluster.node("a", wish=wish(delivery=AMO))

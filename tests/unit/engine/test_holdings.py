@@ -7,8 +7,7 @@ from remotekit import RemoteRig
 from kafka_marshal.engine import Delivery, Holding, StartRule
 from kafka_marshal.engine.holding import Drain
 from kafka_marshal.engine.holdings import LEASE_EXPIRED, Holdings
-from kafka_marshal.engine.subscription import Subscription
-from kafka_marshal.engine.wishes import Wishes
+from kafka_marshal.engine.subscription import Subscription, SubscriptionSet
 from kafka_marshal.errors import ClaimLost, InvalidTransition
 from kafka_marshal.ports import TopicInfo
 from kafka_marshal.protocol.claiming import Claim, Claimant, Ending, Sublease
@@ -75,13 +74,13 @@ class Bench:
     def __init__(self):
         self.rig = RemoteRig()
         self.source = Source()
-        self.wishes = Wishes()
+        self.wishes = SubscriptionSet()
         self.held = Holdings(
             self.rig.context,
             self.source,
             client_id="c",
             by_key=self.source.by_key,
-            wishes=self.wishes,
+            wanted=self.wishes,
         )
 
     def own(self, key=KEY, *, position=0):

@@ -16,7 +16,7 @@ from enginekit import (
 )
 from keptkit import Shelf, kept
 
-from kafka_marshal.engine.finding import LogCheckpoints
+from kafka_marshal.engine.checkpoint_reader import LogCheckpoints
 from kafka_marshal.errors import ClaimLost, LogUnreadable, TopicMisconfigured
 from kafka_marshal.ports import WrongSetting
 from kafka_marshal.protocol.records import ClaimingMessages, ReleasingPartition

@@ -23,7 +23,7 @@ from enginekit import (
     write,
 )
 
-from kafka_marshal.engine.contending import UNDER_WAY_MIN
+from kafka_marshal.engine.acquirer import UNDER_WAY_MIN
 from kafka_marshal.errors import InvalidTransition
 from kafka_marshal.ports import DataReader
 from kafka_marshal.protocol.records import (

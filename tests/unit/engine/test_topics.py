@@ -1,15 +1,18 @@
 """New partitions, topics of a pattern, and what is deleted, over a whole log."""
 
+import itertools
 import re
 
 import pytest
 from enginekit import ALO, AMO, KEY, T0, H, held_by, of, wish, world
 
 from kafka_marshal.engine import topics
-from kafka_marshal.engine.topics import matching_topics
+from kafka_marshal.engine.dispatcher import ConsumerOptions
+from kafka_marshal.engine.topics import TopicCallback, matching_topics
 from kafka_marshal.errors import CoordinationError, PositionError
 from kafka_marshal.protocol.records import ClaimingPartition, Member
-from kafka_marshal.protocol.types import Key
+from kafka_marshal.protocol.types import Key, TopicPartition
+from kafka_marshal.testing.node import Wish
 
 REFRESH_MS = 1_000
 
@@ -404,3 +407,35 @@ def test_doubts_about_unknown_topics_are_none():
     (sub,) = node.session.subscriptions
     sub.doubt("other")
     assert not sub.has_doubts
+
+
+# --- Whole topics are told once for each change (acceptance L06) ---
+
+
+def test_only_changes_are_told():
+    told = []
+    teller = TopicCallback(told.append)
+    t0, t1, u0 = TopicPartition("t", 0), TopicPartition("t", 1), TopicPartition("u", 0)
+    for held in ([], [t1], [t0], [t0, t1], [t1, t0], [t0, u0], [u0], [], []):
+        teller.follow(held)
+    assert told == [{"t"}, {"t", "u"}, {"u"}, set()]
+
+
+def test_a_consumer_is_told_and_told_the_end():
+    cluster = world(records=[1, 1])
+    cluster.fill("u", [1])
+    told = []
+    options = ConsumerOptions(on_topics=told.append)
+    node = cluster.node("a", wish=Wish(("t", "u"), policy="topic", options=options))
+    cluster.run_until(held_by(node, 3), H)
+    for _ in range(20):
+        node.consumer.poll(0)
+        cluster.run(20)
+    assert told[-1] == {"t", "u"}
+    node.consumer.close(timeout_ms=0)
+    assert told[-1] == set()
+    assert all(a != b for a, b in itertools.pairwise(told))
+
+
+def test_only_whole_topics_are_told_of():
+    assert wish().options.on_topics is None

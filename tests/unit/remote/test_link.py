@@ -11,7 +11,7 @@ from fakesidecar import EMPTY, INSTANCE, WAIT_S, FakeSidecar, H, connected, fail
 from kafka_marshal.claims import HeldClaim
 from kafka_marshal.consumer import Consumer
 from kafka_marshal.engine import Delivery, StartRule, Subscription
-from kafka_marshal.engine.handout import ConsumerOptions
+from kafka_marshal.engine.dispatcher import ConsumerOptions
 from kafka_marshal.errors import (
     ClaimLost,
     ClaimRejected,
@@ -272,7 +272,7 @@ def test_a_bug_leaves_no_zombies(linked, monkeypatch):
         consumer.poll()
 
 
-# --- Wishes ---
+# --- SubscriptionSet ---
 
 
 def test_a_wish_that_is_refused_is_raised_and_forgotten(linked):

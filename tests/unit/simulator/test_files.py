@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from kafka_marshal.engine.saving import capture
+from kafka_marshal.engine.snapshotter import capture
 from kafka_marshal.errors import MalformedRecord
 from kafka_marshal.ports import Event
 from kafka_marshal.snapshots import read_sections

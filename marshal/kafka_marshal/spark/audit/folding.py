@@ -11,8 +11,8 @@ import attrs
 import msgspec
 
 from kafka_marshal.clock import SystemClock
-from kafka_marshal.engine.finding import RetainedCheckpoints
-from kafka_marshal.engine.restoring import restore
+from kafka_marshal.engine.checkpoint_reader import RetainedCheckpoints
+from kafka_marshal.engine.kept_states import restore
 from kafka_marshal.errors import (
     CoordinationError,
     DeadlineExceeded,

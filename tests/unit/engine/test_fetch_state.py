@@ -1,6 +1,6 @@
 import pytest
 
-from kafka_marshal.engine.ahead import CALM_READS, LOOK_MS, SLOW_MS, ReadAhead
+from kafka_marshal.engine.fetch_state import CALM_READS, LOOK_MS, SLOW_MS, Prefetch
 
 
 def waited(ahead, waited_ms, *, times=1, is_found=True):
@@ -11,12 +11,12 @@ def waited(ahead, waited_ms, *, times=1, is_found=True):
 
 
 def test_it_begins_with_what_a_poll_hands_out():
-    assert ReadAhead(500, 5_000).most(0) == 500
-    assert ReadAhead(500, 100).most(0) == 100
+    assert Prefetch(500, 5_000).most(0) == 500
+    assert Prefetch(500, 100).most(0) == 100
 
 
 def test_waiting_makes_it_read_more_up_to_the_bound():
-    ahead = ReadAhead(500, 3_000)
+    ahead = Prefetch(500, 3_000)
     sizes = []
     for _ in range(4):
         assert waited(ahead, SLOW_MS)
@@ -28,7 +28,7 @@ def test_waiting_makes_it_read_more_up_to_the_bound():
 
 @pytest.mark.parametrize("waited_ms", [0, SLOW_MS - 1])
 def test_it_reads_less_once_nothing_is_waited_for(waited_ms):
-    ahead = ReadAhead(500, 5_000)
+    ahead = Prefetch(500, 5_000)
     waited(ahead, SLOW_MS, times=2)
     waited(ahead, waited_ms, times=CALM_READS - 1)
     assert ahead.most(0) == 2_000
@@ -40,13 +40,13 @@ def test_it_reads_less_once_nothing_is_waited_for(waited_ms):
 
 def test_a_wait_without_a_record_says_nothing():
     """An idle topic is not a slow link."""
-    ahead = ReadAhead(500, 5_000)
+    ahead = Prefetch(500, 5_000)
     assert not waited(ahead, 10 * SLOW_MS, times=10, is_found=False)
     assert ahead.most(0) == 500
 
 
 def test_the_rest_is_taken_at_once_only_where_there_may_be_one():
-    ahead = ReadAhead(500, 5_000)
+    ahead = Prefetch(500, 5_000)
     assert not waited(ahead, SLOW_MS - 1)
     assert waited(ahead, SLOW_MS)
     assert waited(ahead, 1)
@@ -54,13 +54,13 @@ def test_the_rest_is_taken_at_once_only_where_there_may_be_one():
 
 
 def test_it_is_due_again_after_a_while():
-    ahead = ReadAhead(500, 5_000)
+    ahead = Prefetch(500, 5_000)
     ahead.note(7_000, waited_ms=0, is_found=False)
     assert ahead.due_ms == 7_000 + LOOK_MS
 
 
 def test_it_never_reads_more_from_who_fetches_ahead_by_itself():
-    ahead = ReadAhead(500, 5_000, is_needed=False)
+    ahead = Prefetch(500, 5_000, is_needed=False)
     assert not waited(ahead, SLOW_MS, times=3)
     assert ahead.most(0) == 500
     # The bound is the same: whoever has nothing fetched does not wait for others.

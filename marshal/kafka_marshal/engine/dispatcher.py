@@ -24,13 +24,12 @@ from kafka_marshal.protocol.delivery import AtLeastOnce
 from kafka_marshal.protocol.granting import DEPTH_MAX_DEFAULT, AtMostOnce
 from kafka_marshal.protocol.types import Token, TopicPartition
 
-from .ahead import ReadAhead
-from .faces import EngineFace, SessionFace
+from .fetch_state import FetchState, Prefetch
+from .grant_pipeline import GrantPipeline
 from .holding import Delivery, Holding
-from .pipeline import Pipeline
-from .place import Place
+from .interfaces import ClaimEngine, ClaimSession
 from .subscription import Subscription
-from .telling import OnTopics, TopicTeller
+from .topics import OnTopics, TopicCallback
 
 BACKLOG_WARNING = 1_000
 FETCH_SLICE_MS = 100
@@ -92,7 +91,7 @@ class ConsumerOptions:
                 raise ConfigurationError(f"{name} must be at least 1", setting=name)
 
 
-class HandOut:
+class Dispatcher:
     """The partitions of one consumer: what is fetched, granted and handed out.
 
     Attributes:
@@ -103,14 +102,14 @@ class HandOut:
 
     def __init__(
         self,
-        engine: EngineFace,
-        session: SessionFace,
+        engine: ClaimEngine,
+        session: ClaimSession,
         *,
         subscription: Subscription,
         reader: DataReader,
         options: ConsumerOptions,
     ) -> None:
-        self.places: dict[TopicPartition, Place] = {}
+        self.places: dict[TopicPartition, FetchState] = {}
         self.paused = subscription.paused
         self.lost: list[ClaimLost] = []
         self._engine = engine
@@ -119,7 +118,7 @@ class HandOut:
         self._reader = reader
         self._options = options
         self._clock = engine.context.ports.clock
-        self._pipeline = Pipeline(
+        self._pipeline = GrantPipeline(
             engine,
             session,
             reader=reader,
@@ -129,7 +128,7 @@ class HandOut:
         )
         self._is_at_most_once = subscription.delivery is Delivery.AT_MOST_ONCE
         # Places with something fetched; the first is served next.
-        self._ready: deque[Place] = deque()
+        self._ready: deque[FetchState] = deque()
         # At most once: what was handed out since the application last asked.
         self._lent: list[Holding] = []
         self._fault: MarshalError | None = None
@@ -137,7 +136,7 @@ class HandOut:
         # What one poll hands out is no backlog yet, whatever its size.
         self._backlog = max(BACKLOG_WARNING, options.max_poll_records)
         self._watched_count = min(self._backlog, options.max_uncommitted - 1)
-        self._ahead = ReadAhead(
+        self._ahead = Prefetch(
             options.max_poll_records,
             options.max_fetched,
             is_needed=not reader.fetches_ahead,
@@ -149,13 +148,13 @@ class HandOut:
         self._pass_due_ms = 0
         self._version = -1
         tell = options.on_topics
-        self._teller = None if tell is None else TopicTeller(tell)
+        self._teller = None if tell is None else TopicCallback(tell)
 
     def follow(self) -> None:
         """Take notice of claims that came and went."""
         if self._version == self._subscription.version:
             return
-        gained: list[Place] = []
+        gained: list[FetchState] = []
         with self._engine.changed:
             self._version = self._subscription.version
             held = {}
@@ -171,7 +170,7 @@ class HandOut:
                 self._on_gone(place)
         for partition, holding in held.items():
             if partition not in self.places:
-                gained.append(Place(partition, holding, start_of(holding)))
+                gained.append(FetchState(partition, holding, start_of(holding)))
         for place in gained:
             self.places[place.partition] = place
         self._ready = deque(p for p in self._ready if self.places.get(p.partition) is p)
@@ -182,14 +181,14 @@ class HandOut:
             token = place.holding.claim.token
             if self._options.on_claimed is not None and token is not None:
                 self._options.on_claimed(place.partition, token)
-        self.tell_topics(self.places)
+        self.notify_topics(self.places)
 
-    def tell_topics(self, partitions: Iterable[TopicPartition]) -> None:
+    def notify_topics(self, partitions: Iterable[TopicPartition]) -> None:
         """Tell which whole topics are held, if that has changed."""
         if self._teller is not None:
             self._teller.follow(partitions)
 
-    def _on_gone(self, place: Place) -> None:
+    def _on_gone(self, place: FetchState) -> None:
         ending = place.holding.claim.ending or Ending("replaced")
         had_work = place.holding.in_hand_count > 0
         if not self._is_at_most_once:
@@ -304,7 +303,7 @@ class HandOut:
             self._watch_backlog(place, progress)
         return record
 
-    def _hand_out_of(self, place: Place, most: int, now_ms: int) -> list[Record]:
+    def _hand_out_of(self, place: FetchState, most: int, now_ms: int) -> list[Record]:
         holding = place.holding
         progress = holding.progress
         if isinstance(progress, AtMostOnce):
@@ -331,7 +330,7 @@ class HandOut:
             holding.handed_count += len(records)
         return records
 
-    def _watch_backlog(self, place: Place, progress: AtLeastOnce) -> None:
+    def _watch_backlog(self, place: FetchState, progress: AtLeastOnce) -> None:
         count = progress.tracked_count
         if count >= self._options.max_uncommitted:
             self._is_stale = True
@@ -511,7 +510,7 @@ class HandOut:
             self._reader.resume(list(self._held_back - wanted))
             self._held_back = wanted
 
-    def unpaused(self) -> list[Place]:
+    def unpaused(self) -> list[FetchState]:
         """Return the places that the application does not hold back."""
         places = self.places.values()
         return [place for place in places if place.partition not in self.paused]
@@ -546,7 +545,7 @@ class HandOut:
             self._session.release(place.holding, reason="position_out_of_range")
         raise error
 
-    def _is_in_doubt(self, place: Place) -> bool:
+    def _is_in_doubt(self, place: FetchState) -> bool:
         """Return whether the topic is to be looked up before its range counts.
 
         The range may be of a topic that was created again under the name. Whether it
@@ -561,7 +560,7 @@ class HandOut:
                 place.is_in_doubt = self._subscription.is_doubted(topic)
             return place.is_in_doubt
 
-    def _read_at(self, place: Place, offset: int) -> None:
+    def _read_at(self, place: FetchState, offset: int) -> None:
         if self._is_at_most_once:
             # What was fetched before is granted, or may be: it is not fetched twice.
             place.read_on(self._reader, offset)

@@ -1,9 +1,19 @@
-"""Contends for keys that nobody owns, or whose owner went stale (PROTOCOL 5.1)."""
+"""Acquires keys: sends claims when they may be won, then finds the start position."""
 
 import msgspec
 
+from kafka_marshal.engine.claim_index import ClaimIndex
+from kafka_marshal.engine.context import Context
+from kafka_marshal.engine.heartbeats import Heartbeater
+from kafka_marshal.engine.holding import Delivery, Holding, Lookup
+from kafka_marshal.engine.meters import vacancy
+from kafka_marshal.engine.outbox import Outbox
+from kafka_marshal.engine.subscription import SubscriptionSet
+from kafka_marshal.errors import CoordinationError, PositionError
+from kafka_marshal.ports import LogRange
 from kafka_marshal.protocol.claiming import (
     Claimant,
+    Phase,
     PreviousLife,
     estimate,
     key_secret,
@@ -12,14 +22,7 @@ from kafka_marshal.protocol.claiming import (
 from kafka_marshal.protocol.notes import why_to_tags
 from kafka_marshal.protocol.records import ClaimingPartition, Resume
 from kafka_marshal.protocol.state import KeyState
-from kafka_marshal.protocol.types import Key
-
-from .context import Context
-from .holding import Holding
-from .meters import vacancy
-from .outbox import Outbox
-from .roster import Roster
-from .wishes import Wishes
+from kafka_marshal.protocol.types import Key, TopicPartition
 
 JITTER_FREE_MS_MAX = 50
 JITTER_TAKEOVER_MS_MAX = 1_000
@@ -28,7 +31,7 @@ UNDER_WAY_MAX = 256
 CLAIMS_NOTED_MAX = 100_000
 
 
-class Contender:
+class Acquirer:
     """Drives the claim ladder of every key that a session wants and does not own."""
 
     __slots__ = (
@@ -57,7 +60,7 @@ class Contender:
         self._window = UNDER_WAY_MIN
         self._won_count = 0
 
-    def drive(self, roster: Roster, wishes: Wishes, *, now_ms: int) -> None:
+    def drive(self, index: ClaimIndex, wanted: SubscriptionSet, *, now_ms: int) -> None:
         """Send claims and resumes where the time for one has come.
 
         Few at first, and more with each that is won: by the first answers it is
@@ -65,20 +68,20 @@ class Contender:
         does not claim each of them once for every member. A topic that may be an
         earlier one of its name is looked up first.
         """
-        if not roster.contending:
+        if not index.contending:
             return
         if self._since_ms is None:
             self._since_ms = now_ms
-        won = roster.won_count - self._won_count
-        self._won_count = roster.won_count
+        won = index.won_count - self._won_count
+        self._won_count = index.won_count
         self._window = min(self._window + won, UNDER_WAY_MAX)
         under_way = 0
-        for holding in list(roster.contending.values()):
+        for holding in list(index.contending.values()):
             if under_way < self._window or holding.claim.is_under_way:
-                topic_id = wishes.topic_id(holding.key)
-                seen_ms = wishes.seen_ms(holding.key)
+                topic_id = wanted.topic_id(holding.key)
+                seen_ms = wanted.seen_ms(holding.key)
                 if self._may_be_earlier(holding.key, topic_id, seen_ms=seen_ms):
-                    wishes.doubt([holding.key.topic])
+                    wanted.doubt([holding.key.topic])
                     continue
                 self._drive(holding, now_ms, topic_id=topic_id)
                 under_way += holding.claim.is_under_way
@@ -205,3 +208,107 @@ class Contender:
         else:
             state = "free"
         return f"{holding.why}; {state}" if holding.why else state
+
+
+LOOKUP_MS_MAX = 10_000
+LOOKUP_RETRY_MS = 500
+
+
+class StartPositions:
+    """Takes a holding from won to held."""
+
+    __slots__ = ("_claimant", "_context", "_heartbeater")
+
+    def __init__(
+        self, context: Context, beater: Heartbeater, claimant: Claimant
+    ) -> None:
+        self._context = context
+        self._heartbeater = beater
+        self._claimant = claimant
+
+    def begin(self, holding: Holding, known: KeyState) -> None:
+        """Beat at once; start at the world's position where it has one."""
+        is_amo = holding.delivery is Delivery.AT_MOST_ONCE
+        position = known.next_unclaimed() if is_amo else known.position
+        # PROTOCOL 5.1: this beat is the owner's first record, before any fetch.
+        self._heartbeater.beat_start(holding, position)
+        if position is not None or not holding.start_rule.is_needed:
+            holding.begin(position, grantee=self._claimant.owner.incarnation)
+            return
+        self._look_up(holding)
+
+    def drive(self, holding: Holding, now_ms: int) -> bool:
+        """Finish a start whose look-up has ended; return whether it did.
+
+        Raises:
+            PositionError: There is no position, and none may be assumed.
+        """
+        lookup = holding.lookup
+        if holding.claim.phase is not Phase.STARTING or lookup is None:
+            return False
+        if not lookup.done():
+            return False
+        error = lookup.exception()
+        if isinstance(error, PositionError):
+            raise error
+        if error is not None:
+            if now_ms >= holding.lookup_at_ms:
+                fields = {"key": holding.key, "error": error}
+                self._context.observe("start_lookup_failed", fields)
+                self._look_up(holding)
+            return False
+        holding.lookup = None
+        position = self._choose(holding, lookup.result(0))
+        self._heartbeater.beat_start(holding, position)
+        holding.begin(position, grantee=self._claimant.owner.incarnation)
+        return True
+
+    def _choose(self, holding: Holding, found: Lookup) -> int:
+        if found.committed is not None:
+            return found.committed
+        wanted = holding.start_rule.offsets.get(holding.key.topic_partition)
+        if wanted is not None:
+            return wanted
+        if holding.start_rule.offset_reset == "latest":
+            return found.log_range.end
+        return found.log_range.start
+
+    def _look_up(self, holding: Holding) -> None:
+        data = self._context.ports.data
+        group_id = holding.key.group_id
+        known = self._context.replica_of(holding.key).world.keys[holding.key]
+        # PROTOCOL 5.6: commits of an earlier topic of this name mean nothing.
+        may_use_commit = not known.retired_topic_ids
+        partition = holding.key.topic_partition
+        rule = holding.start_rule
+        must_exist = rule.offset_reset == "none" and partition not in rule.offsets
+        holding.lookup_at_ms = self._context.now_ms + LOOKUP_RETRY_MS
+
+        def find() -> Lookup:
+            log_range = data.ranges(
+                [partition], LOOKUP_MS_MAX, isolation_level=rule.isolation_level
+            ).get(partition)
+            if log_range is None:
+                raise CoordinationError(f"{partition} does not exist.")
+            committed = None
+            if may_use_commit:
+                offsets = data.committed(
+                    group_id, [partition], timeout_ms=LOOKUP_MS_MAX
+                )
+                committed = offsets.get(partition)
+            if committed is None and must_exist:
+                raise _no_position(partition, log_range)
+            return Lookup(committed, log_range)
+
+        holding.lookup = self._context.ports.background.submit(find)
+
+
+def _no_position(partition: TopicPartition, log_range: LogRange) -> PositionError:
+    return PositionError(
+        f"{partition} has no position and auto_offset_reset is 'none'; set one with "
+        "a committed offset, or choose 'earliest' or 'latest'",
+        requested=-1,
+        log_start=log_range.start,
+        log_end=log_range.end,
+        partition=(partition.topic, partition.partition),
+    )

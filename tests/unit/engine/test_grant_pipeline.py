@@ -18,8 +18,8 @@ from enginekit import (
     write,
 )
 
-from kafka_marshal.engine import pipeline
-from kafka_marshal.engine.handout import ConsumerOptions
+from kafka_marshal.engine import grant_pipeline
+from kafka_marshal.engine.dispatcher import ConsumerOptions
 from kafka_marshal.errors import ClaimLost
 from kafka_marshal.protocol.claiming import Phase
 from kafka_marshal.protocol.granting import Pace
@@ -45,7 +45,7 @@ class Eager(Pace):
 
 @pytest.fixture
 def eager(monkeypatch):
-    monkeypatch.setattr(pipeline, "Pace", Eager)
+    monkeypatch.setattr(grant_pipeline, "Pace", Eager)
 
 
 def asked(cluster, client_id="a"):
@@ -135,7 +135,7 @@ def test_one_by_one_what_is_granted_ahead_is_not_asked_for_record_by_record(eage
 
 
 def test_little_is_not_asked_for_while_more_is_about_to_be_granted(monkeypatch):
-    monkeypatch.setattr(pipeline, "WORK_PER_REQUEST_US", 500_000)
+    monkeypatch.setattr(grant_pipeline, "WORK_PER_REQUEST_US", 500_000)
     cluster = world(records=(20, 4))
     node = cluster.node("a", wish=wish(delivery=AMO, most=4))
     cluster.run_until(held_by(node, 2), 3 * H)

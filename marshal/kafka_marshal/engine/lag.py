@@ -12,9 +12,9 @@ from kafka_marshal.protocol.delivery import AtLeastOnce
 from kafka_marshal.protocol.granting import AtMostOnce
 from kafka_marshal.protocol.types import Key, TopicPartition
 
-from .beats import INTERVALS_PER_H
-from .faces import ContextFace
+from .heartbeats import INTERVALS_PER_H
 from .holding import Holding
+from .interfaces import ClaimContext
 
 LOOK_MS_MAX = 2_000
 PARTITIONS_MAX = 1_000
@@ -53,7 +53,7 @@ class LagWatch:
         "_told",
     )
 
-    def __init__(self, context: ContextFace) -> None:
+    def __init__(self, context: ClaimContext) -> None:
         self._context = context
         self._call: Pending[Mapping[TopicPartition, LogRange]] | None = None
         self._asked: list[Key] = []

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .grants import GrantRequester
 
 
-class PortsFace(Protocol):
+class ClaimPorts(Protocol):
     """What consumers reach the world outside by."""
 
     @property
@@ -43,11 +43,11 @@ class PortsFace(Protocol):
         ...
 
 
-class ContextFace(Protocol):
+class ClaimContext(Protocol):
     """What is shared by all that is used of one engine."""
 
     @property
-    def ports(self) -> PortsFace:
+    def ports(self) -> ClaimPorts:
         """The ports."""
         ...
 
@@ -93,7 +93,7 @@ class ContextFace(Protocol):
         ...
 
 
-class EngineFace(Protocol):
+class ClaimEngine(Protocol):
     """What drives claims, as seen by those that use them."""
 
     @property
@@ -107,7 +107,7 @@ class EngineFace(Protocol):
         ...
 
     @property
-    def context(self) -> ContextFace:
+    def context(self) -> ClaimContext:
         """What its parts share."""
         ...
 
@@ -117,7 +117,7 @@ class EngineFace(Protocol):
         ...
 
 
-class SessionFace(Protocol):
+class ClaimSession(Protocol):
     """One client of a group. Every method is called under the engine's lock."""
 
     @property

@@ -5,18 +5,25 @@ shows that it still leads up to where the state was taken.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import attrs
+import msgspec
 
 from kafka_marshal.errors import CoordinationError, LogTruncated, MalformedRecord
 from kafka_marshal.ports import Append, CoordinationLog, LogRange
-from kafka_marshal.protocol.records import SUPPORTED_LEVEL
+from kafka_marshal.protocol.codec import decode, encode
+from kafka_marshal.protocol.records import SUPPORTED_LEVEL, Member
 from kafka_marshal.protocol.snapshot import digest, from_bytes
-from kafka_marshal.protocol.state import WorldState
-from kafka_marshal.protocol.types import LogEntry
-
-from .soft import soft_from_bytes
+from kafka_marshal.protocol.state import (
+    RING_ENTRIES_MAX,
+    KeyNote,
+    MemberState,
+    SoftState,
+    UndecodableEntry,
+    WorldState,
+)
+from kafka_marshal.protocol.types import Key, LogEntry
 
 ASK_MS_MAX = 10_000
 POLL_MS = 100
@@ -323,3 +330,69 @@ class Aside(CoordinationLog):
 
     def close(self, timeout_ms: int) -> None:
         """Leave the log open: it is not ours."""
+
+
+FORMAT_VERSION = 1
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class _Soft(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    version: int
+    counters: dict[str, int]
+    undecodable: list[tuple[int, str, bytes]]
+    members: list[tuple[bytes, int, int, int]]
+    notes: list[
+        tuple[
+            tuple[str, str, int],
+            tuple[
+                str,
+                int,
+                str | None,
+                str | None,
+                tuple[int, int] | None,
+                int | None,
+            ],
+        ]
+    ]
+
+
+_decode = msgspec.msgpack.Decoder(_Soft).decode
+
+
+def soft_to_bytes(soft: SoftState) -> bytes:
+    """Return the soft state as bytes."""
+    return freeze_soft(soft)()
+
+
+def freeze_soft(soft: SoftState) -> Callable[[], bytes]:
+    """Take the soft state as it is now; return what makes bytes of it, anywhere."""
+    members: list[Any] = [
+        (encode(each.record), each.since_offset, each.offset, each.seen_ms)
+        for each in soft.members.values()
+    ]
+    notes: list[Any] = [(key, note) for key, note in soft.notes.items()]
+    ring = [(each.offset, each.reason, each.head) for each in soft.undecodable]
+    taken = _Soft(FORMAT_VERSION, dict(soft.counters), ring, members, notes)
+    return lambda: _encode(taken)
+
+
+def soft_from_bytes(value: bytes) -> SoftState:
+    """Return the soft state that ``soft_to_bytes`` wrote; empty if it is none."""
+    soft = SoftState()
+    try:
+        read = _decode(value)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return soft
+    if read.version != FORMAT_VERSION:
+        return soft
+    for raw, since_offset, offset, seen_ms in read.members:
+        record = decode(raw)
+        if isinstance(record, Member):
+            name = (record.group_id, record.client_id, record.incarnation)
+            soft.members[name] = MemberState(record, since_offset, offset, seen_ms)
+    soft.counters.update(read.counters)
+    soft.notes.update({Key(*key): KeyNote(*note) for key, note in read.notes})
+    ring = read.undecodable[-RING_ENTRIES_MAX:]
+    soft.undecodable.extend(UndecodableEntry(*each) for each in ring)
+    return soft

@@ -3,7 +3,7 @@
 import pytest
 from enginekit import AMO, KEY, H, held_by, owning, wish, world
 
-from kafka_marshal.engine import lags
+from kafka_marshal.engine import lag
 from kafka_marshal.protocol.types import Key, TopicPartition
 
 
@@ -54,7 +54,7 @@ def test_a_failed_look_up_leaves_the_last_figure(cluster):
 def test_one_call_is_outstanding_and_many_partitions_are_asked_in_parts(
     cluster, monkeypatch
 ):
-    monkeypatch.setattr(lags, "PARTITIONS_MAX", 2)
+    monkeypatch.setattr(lag, "PARTITIONS_MAX", 2)
     cluster = world(records=[3] * 5)
     asked = []
     node = cluster.node("a", wish=wish())

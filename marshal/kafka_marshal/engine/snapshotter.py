@@ -13,8 +13,7 @@ from kafka_marshal.protocol.snapshot import freeze
 from kafka_marshal.protocol.state import WorldState
 
 from .context import Context
-from .restoring import KeptState, KeptStates
-from .soft import freeze_soft
+from .kept_states import KeptState, KeptStates, freeze_soft
 
 if TYPE_CHECKING:
     from kafka_marshal.ports import Pending
@@ -73,7 +72,7 @@ def _keep(store: StateStore, make: Callable[[], KeptState]) -> None:
     store.save(make())
 
 
-class Saver:
+class Snapshotter:
     """Has the states of one engine kept. Called under its lock."""
 
     def __init__(self, context: Context, store: StateStore | None) -> None:

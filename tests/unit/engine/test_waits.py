@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from kafka_marshal.engine.awaiting import await_left, await_news
+from kafka_marshal.engine.waits import await_left, await_news
 from kafka_marshal.errors import DeadlineExceeded, LogUnreadable
 
 

@@ -17,7 +17,7 @@ from enginekit import (
     write,
 )
 
-from kafka_marshal.engine.handout import ConsumerOptions
+from kafka_marshal.engine.dispatcher import ConsumerOptions
 from kafka_marshal.protocol.claiming import Phase
 from kafka_marshal.protocol.records import (
     ClaimingMessages,

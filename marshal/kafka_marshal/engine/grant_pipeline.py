@@ -22,9 +22,9 @@ from kafka_marshal.protocol.granting import (
     averaged,
 )
 
-from .beats import INTERVALS_PER_H
-from .faces import EngineFace, SessionFace
-from .place import Place
+from .fetch_state import FetchState
+from .heartbeats import INTERVALS_PER_H
+from .interfaces import ClaimEngine, ClaimSession
 
 _offset = attrgetter("offset")
 
@@ -33,7 +33,7 @@ _offset = attrgetter("offset")
 class _Meter:
     """How fast one place is consumed, apart from waiting for its grants."""
 
-    place: Place
+    place: FetchState
     pace: Pace
     since_ms: int
     count: int = 0
@@ -65,7 +65,7 @@ class _Meter:
         return taken_ms
 
 
-class Pipeline:
+class GrantPipeline:
     """The grants of one consumer's partitions.
 
     Attributes:
@@ -74,8 +74,8 @@ class Pipeline:
 
     def __init__(
         self,
-        engine: EngineFace,
-        session: SessionFace,
+        engine: ClaimEngine,
+        session: ClaimSession,
         *,
         reader: DataReader,
         most: int,
@@ -106,20 +106,20 @@ class Pipeline:
         self._work_since_ms = self._clock.now_ms()
         self._work_count = 0
 
-    def _meter(self, place: Place) -> _Meter:
+    def _meter(self, place: FetchState) -> _Meter:
         meter = self._meters.get(place.partition)
         if meter is None or meter.place is not place:
             meter = _Meter(place, Pace(self._batches_max), self._clock.now_ms())
             self._meters[place.partition] = meter
         return meter
 
-    def is_hungry(self, place: Place) -> bool:
+    def is_hungry(self, place: FetchState) -> bool:
         """Return whether less is fetched of a place than can be used next."""
         return place.buffered_count < self._meter(place).pace.depth * self._most
 
     # --- asking
 
-    def ask(self, places: Iterable[Place]) -> bool:
+    def ask(self, places: Iterable[FetchState]) -> bool:
         """Ask for what was fetched; return whether a verdict is awaited."""
         ladders = [
             (place, progress)
@@ -150,7 +150,7 @@ class Pipeline:
 
     def _ask_for(
         self,
-        place: Place,
+        place: FetchState,
         progress: AtMostOnce,
         now_ms: int,
         *,
@@ -190,7 +190,9 @@ class Pipeline:
         last = place.fetched[fresh + count - 1].offset
         self._session.grants.request(holding, last)
 
-    def _ask_to_pass(self, place: Place, progress: AtMostOnce, now_ms: int) -> None:
+    def _ask_to_pass(
+        self, place: FetchState, progress: AtMostOnce, now_ms: int
+    ) -> None:
         """Ask for offsets behind the last record that hold none (PROTOCOL 6.2).
 
         So the position reaches the log's end. Not at once: the next records are
@@ -209,7 +211,9 @@ class Pipeline:
             self._session.grants.look(holding)
             self._session.grants.request(holding, place.next_offset - 1)
 
-    def _drop_foreign(self, place: Place, progress: AtMostOnce, count: int) -> None:
+    def _drop_foreign(
+        self, place: FetchState, progress: AtMostOnce, count: int
+    ) -> None:
         """Drop records that others were granted: they are never ours."""
         if count < place.buffered_count:
             place.take(count)
@@ -218,7 +222,9 @@ class Pipeline:
 
     # --- using
 
-    def take(self, place: Place, progress: AtMostOnce, *, most: int) -> list[Record]:
+    def take(
+        self, place: FetchState, progress: AtMostOnce, *, most: int
+    ) -> list[Record]:
         """Take what is both fetched and granted, in log order, slice by slice."""
         records: list[Record] = []
         while place.buffered_count and len(records) < most:
@@ -241,7 +247,7 @@ class Pipeline:
         self._measure(place, progress, len(records))
         return records
 
-    def _measure(self, place: Place, progress: AtMostOnce, count: int) -> None:
+    def _measure(self, place: FetchState, progress: AtMostOnce, count: int) -> None:
         meter = self._meter(place)
         now_ms = self._clock.now_ms()
         round_trip_us = progress.round_trip_us
@@ -264,19 +270,19 @@ class Pipeline:
             self._work_us = averaged(self._work_us, sample_us)
             self._work_since_ms, self._work_count = now_ms, 0
 
-    def await_grant(self, places: Iterable[Place], timeout_ms: int) -> None:
+    def await_grant(self, places: Iterable[FetchState], timeout_ms: int) -> None:
         """Wait until the engine has news, unless something is granted already."""
         with self._engine.changed:
             if timeout_ms > 0 and not any(map(self._is_served, places)):
                 self._engine.changed.wait(timeout_ms / 1000)
 
-    def _is_served(self, place: Place) -> bool:
+    def _is_served(self, place: FetchState) -> bool:
         progress = place.holding.progress
         if not isinstance(progress, AtMostOnce):
             return False
         return place.buffered_count > 0 and progress.granted is not None
 
-    def awaits(self, places: Iterable[Place]) -> bool:
+    def awaits(self, places: Iterable[FetchState]) -> bool:
         """Return whether a verdict on asked-for offsets is still to come."""
         return any(
             isinstance(place.holding.progress, AtMostOnce)
@@ -284,7 +290,7 @@ class Pipeline:
             for place in places
         )
 
-    def holds(self, places: Iterable[Place]) -> bool:
+    def holds(self, places: Iterable[FetchState]) -> bool:
         """Return whether records are, or may yet be, granted and not handed out."""
         return any(
             place.buffered_count > 0

@@ -5,14 +5,14 @@ from enginekit import fold, owning, world, write
 from keptkit import Shelf
 from logkit import H
 
-from kafka_marshal.engine.saving import (
+from kafka_marshal.engine.kept_states import soft_to_bytes
+from kafka_marshal.engine.snapshotter import (
     ENTRIES_MAX,
     ENTRIES_MIN,
     PERIOD_MS,
-    Saver,
+    Snapshotter,
     capture,
 )
-from kafka_marshal.engine.soft import soft_to_bytes
 from kafka_marshal.protocol.snapshot import Frozen, digest, from_bytes
 from kafka_marshal.protocol.state import KeyState
 from kafka_marshal.protocol.types import Key
@@ -46,7 +46,7 @@ def store():
 def node(cluster, store):
     made = cluster.node("a")
     made.step()
-    made.engine.saver = Saver(made.engine.context, store)
+    made.engine.saver = Snapshotter(made.engine.context, store)
     for t in range(2):
         made.engine.saver.note(t, made.engine.context.replicas[t].world.next_offset)
     return made
@@ -190,6 +190,6 @@ def test_what_is_kept_is_not_replaced_before_its_losses_are_reported(
 
 
 def test_without_a_store_nothing_is_kept(node):
-    saver = Saver(node.engine.context, None)
+    saver = Snapshotter(node.engine.context, None)
     saver.drive(10**9)
     saver.save_all()

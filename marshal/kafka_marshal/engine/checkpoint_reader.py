@@ -15,7 +15,7 @@ from kafka_marshal.protocol.codec import decode, header_of
 from kafka_marshal.protocol.records import CheckpointEnd
 from kafka_marshal.protocol.types import LogEntry
 
-from .restoring import POLL_MS, POLLS_MAX, KeptState, KeptStates
+from .kept_states import POLL_MS, POLLS_MAX, KeptState, KeptStates
 
 WINDOW_MIN = 2_000
 WINDOW_GROWTH = 8

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 
 from kafka_marshal.errors import DeadlineExceeded, MarshalError
 
-from .faces import EngineFace, SessionFace
+from .interfaces import ClaimEngine, ClaimSession
 
 WAIT_SLICE_MS = 50
 
@@ -12,7 +12,7 @@ Wait = Callable[[Callable[[], bool], int], None]
 
 
 def await_news(
-    engine: EngineFace,
+    engine: ClaimEngine,
     is_done: Callable[[], bool],
     *,
     timeout_ms: int,
@@ -39,7 +39,7 @@ def await_news(
             wait_for_news(engine, deadline_ms, late=late)
 
 
-def wait_for_news(engine: EngineFace, deadline_ms: int, *, late: str) -> None:
+def wait_for_news(engine: ClaimEngine, deadline_ms: int, *, late: str) -> None:
     """Wait for one round of the engine, or a moment; its lock is held.
 
     Args:
@@ -62,8 +62,8 @@ def wait_for_news(engine: EngineFace, deadline_ms: int, *, late: str) -> None:
 
 
 def await_left(
-    engine: EngineFace,
-    session: SessionFace,
+    engine: ClaimEngine,
+    session: ClaimSession,
     *,
     seqs: Iterable[int],
     wait: Wait,

@@ -15,13 +15,13 @@ FAR_MS = 2**63
 LOOKUP_LOOK_MS = 5
 
 
-class Roster:
+class ClaimIndex:
     """Everything that a session contends for or holds.
 
     Attributes:
         all: Every holding, by key.
         contending: Those that the log does not call ours, as far as it is read.
-        restless: Those that are ours and on their way in or out. Those of at most
+        active: Those that are ours and on their way in or out. Those of at most
             once always: their requests for grants may go unanswered.
         won_count: Number of claims that were ever won.
     """
@@ -29,16 +29,16 @@ class Roster:
     __slots__ = (
         "_by_epoch",
         "_expire_at_ms",
+        "active",
         "all",
         "contending",
-        "restless",
         "won_count",
     )
 
     def __init__(self) -> None:
         self.all: dict[Key, Holding] = {}
         self.contending: dict[Key, Holding] = {}
-        self.restless: dict[Key, Holding] = {}
+        self.active: dict[Key, Holding] = {}
         self.won_count = 0
         self._by_epoch: dict[tuple[int, int | None], Holding] = {}
         self._expire_at_ms = FAR_MS
@@ -50,7 +50,7 @@ class Roster:
     def won(self, holding: Holding, partition: int) -> None:
         """Note that the log calls a key ours, as T ``partition`` says."""
         self.contending.pop(holding.key, None)
-        self.restless[holding.key] = holding
+        self.active[holding.key] = holding
         self.won_count += 1
         self._by_epoch[partition, holding.claim.epoch] = holding
         until_ms = holding.claim.lease.hard_until_ms
@@ -66,30 +66,30 @@ class Roster:
             return False
         del self.all[key]
         self.contending.pop(key, None)
-        self.restless.pop(key, None)
+        self.active.pop(key, None)
         return True
 
     def of_epoch(self, partition: int, epoch: int) -> Holding | None:
         """Return what is held under an epoch of a T."""
         return self._by_epoch.get((partition, epoch))
 
-    def stir(self, holding: Holding) -> None:
+    def mark_active(self, holding: Holding) -> None:
         """Have an owned holding looked at until it rests again."""
-        self.restless[holding.key] = holding
+        self.active[holding.key] = holding
 
-    def stir_all(self) -> None:
+    def mark_all_active(self) -> None:
         """Have every owned holding looked at once."""
-        self.restless = {k: h for k, h in self.all.items() if h.claim.is_owned}
+        self.active = {k: h for k, h in self.all.items() if h.claim.is_owned}
 
-    def settle(self) -> None:
+    def compact(self) -> None:
         """Let those rest that nothing is to be done about."""
-        if self.restless:
-            self.restless = {k: h for k, h in self.restless.items() if _is_restless(h)}
+        if self.active:
+            self.active = {k: h for k, h in self.active.items() if _is_active(h)}
 
     def expired(self, now_ms: int) -> list[Holding]:
         """Return those whose hard stop has come.
 
-        Leases are only ever extended, but for ``look_at_leases``: so the earliest
+        Leases are only ever extended, but for ``recheck_leases``: so the earliest
         end of all says when to look again.
         """
         if now_ms < self._expire_at_ms:
@@ -107,17 +107,17 @@ class Roster:
             at_ms = holding.claim.attempt_at_ms
             if at_ms is not None and at_ms < due_ms:
                 due_ms = at_ms
-        for holding in self.restless.values():
+        for holding in self.active.values():
             if holding.lookup is not None:
                 return min(due_ms, now_ms + LOOKUP_LOOK_MS)
         return due_ms
 
-    def look_at_leases(self) -> None:
+    def recheck_leases(self) -> None:
         """Take that some lease has become shorter."""
         self._expire_at_ms = 0
 
 
-def _is_restless(holding: Holding) -> bool:
+def _is_active(holding: Holding) -> bool:
     return (
         holding.drain is not None
         or holding.lookup is not None

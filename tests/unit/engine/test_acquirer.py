@@ -1,6 +1,6 @@
 from enginekit import KEY, owning, world
 
-from kafka_marshal.engine import contending
+from kafka_marshal.engine import acquirer
 from kafka_marshal.protocol.types import Key
 
 OTHER = Key("g", "t", 9)
@@ -13,9 +13,9 @@ def may_be_earlier(contender, *, seen_ms):
 
 def test_claims_that_are_noted_no_longer_count_as_the_newest(monkeypatch):
     """Their number is bounded, and a topic is rather looked up once too often."""
-    monkeypatch.setattr(contending, "CLAIMS_NOTED_MAX", 1)
+    monkeypatch.setattr(acquirer, "CLAIMS_NOTED_MAX", 1)
     node = owning(world())
-    contender, now_ms = node.session._contender, node.clock.now_ms()
+    contender, now_ms = node.session._acquirer, node.clock.now_ms()
     contender.note_claim(KEY, now_ms)
     assert not may_be_earlier(contender, seen_ms=now_ms)
     contender.note_claim(OTHER, now_ms + 5)

@@ -2,8 +2,12 @@ import pytest
 from enginekit import checkpointed, owning, world, write
 from logkit import chunk, ident
 
-from kafka_marshal.engine import finding
-from kafka_marshal.engine.finding import LogCheckpoints, has_checkpoints, kept_in
+from kafka_marshal.engine import checkpoint_reader
+from kafka_marshal.engine.checkpoint_reader import (
+    LogCheckpoints,
+    has_checkpoints,
+    kept_in,
+)
 from kafka_marshal.errors import CoordinationError
 from kafka_marshal.ports import LogRange
 from kafka_marshal.protocol.codec import decode, header_of
@@ -25,9 +29,9 @@ def of(cluster, kind, t=0):
 @pytest.fixture
 def small(monkeypatch):
     """Windows so small that a checkpoint never lies in one."""
-    monkeypatch.setattr(finding, "WINDOW_MIN", 2)
-    monkeypatch.setattr(finding, "WINDOW_GROWTH", 2)
-    monkeypatch.setattr(finding, "WINDOW_MAX", 4)
+    monkeypatch.setattr(checkpoint_reader, "WINDOW_MIN", 2)
+    monkeypatch.setattr(checkpoint_reader, "WINDOW_GROWTH", 2)
+    monkeypatch.setattr(checkpoint_reader, "WINDOW_MAX", 4)
 
 
 @pytest.mark.parametrize("behind", [0, 1, 7, 40])
@@ -99,7 +103,7 @@ def test_ends_that_name_no_begin_are_passed_over(small):
 
 
 def test_a_log_that_begins_at_its_start_is_not_searched_for_ever(small, monkeypatch):
-    monkeypatch.setattr(finding, "SEARCHED_MAX", 10)
+    monkeypatch.setattr(checkpoint_reader, "SEARCHED_MAX", 10)
     cluster = world()
     node = owning(cluster)
     checkpointed(cluster, node)
@@ -135,7 +139,7 @@ def test_files_come_before_the_log():
 
 
 def test_a_log_that_falls_silent_is_told(monkeypatch):
-    monkeypatch.setattr(finding, "POLLS_MAX", 3)
+    monkeypatch.setattr(checkpoint_reader, "POLLS_MAX", 3)
     cluster = world()
     log = cluster.kafka.coordination_log()
     log.read_lag_ms = 10**9

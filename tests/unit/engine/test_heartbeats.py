@@ -15,7 +15,7 @@ from enginekit import (
 )
 from msgspec import structs
 
-from kafka_marshal.engine.beats import FAR_MS, _Lead
+from kafka_marshal.engine.heartbeats import FAR_MS, _Lead
 from kafka_marshal.protocol.claiming import Phase
 from kafka_marshal.protocol.records import (
     Heartbeat,

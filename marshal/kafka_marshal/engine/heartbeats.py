@@ -10,10 +10,10 @@ from kafka_marshal.protocol.losses import (
 from kafka_marshal.protocol.records import BatchHeartbeat, Heartbeat
 from kafka_marshal.protocol.transition import Transition
 
+from .claim_index import ClaimIndex
 from .context import Context
 from .holding import Holding
 from .outbox import Outbox, Sent
-from .roster import Roster
 
 BEATS_PER_RECORD_MAX = 1_000
 INTERVALS_PER_H = 3
@@ -46,7 +46,7 @@ class _Lead:
         return min(self._before_ms, self._least_ms)
 
 
-class Beater:
+class Heartbeater:
     """Renews everything held, every H/3 with 10 % jitter (PROTOCOL 5.2)."""
 
     __slots__ = ("_context", "_due_ms", "_leads", "_outbox")
@@ -110,7 +110,7 @@ class Beater:
         sent: Sent,
         beats: Iterable[tuple[int, Transition]],
         *,
-        roster: Roster,
+        index: ClaimIndex,
     ) -> list[Holding]:
         """Take the verdicts on beats that were read back, each with its epoch.
 
@@ -121,7 +121,7 @@ class Beater:
         self.note_lead(sent.partition, sent.sent_ms)
         ended = []
         for epoch, transition in beats:
-            holding = roster.of_epoch(sent.partition, epoch)
+            holding = index.of_epoch(sent.partition, epoch)
             if holding is None:
                 continue
             holding.claim.on_beat_verdict(
