@@ -8,8 +8,8 @@ latest deadline that was sent to it (PROTOCOL 5.2, 12).
 from collections.abc import Iterable
 
 from kafka_marshal.engine import Context, Delivery, Holding, Subscription
-from kafka_marshal.engine.slow_consumers import best_taker
 from kafka_marshal.engine.session import TOPIC_GONE
+from kafka_marshal.engine.slow_consumers import best_taker
 from kafka_marshal.errors import (
     ClaimLost,
     InvalidTransition,
