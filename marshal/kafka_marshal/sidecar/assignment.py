@@ -336,7 +336,7 @@ class SharedSubscription:
 # --- The lease table -------------------------------------------------------------
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class UnexpiredLease:
     """A lease that ended here while its client may still be using the key.
 
@@ -424,7 +424,10 @@ class LeaseTable:
         if now_ms < lease.sent_until_ms:
             client = lease.client
             self.unexpired[lease.key] = UnexpiredLease(
-                client.client_id, client.instance, lease.epoch, lease.sent_until_ms
+                client_id=client.client_id,
+                instance=client.instance,
+                epoch=lease.epoch,
+                until_ms=lease.sent_until_ms,
             )
             self.is_journaled = False
 
@@ -466,7 +469,10 @@ class LeaseTable:
         kept: dict[tuple[str, str], dict[Key, JournaledLease]] = {}
         for key, each in self.unexpired.items():
             kept.setdefault((each.client_id, each.instance), {})[key] = JournaledLease(
-                key.topic, key.partition, each.epoch, each.until_ms
+                topic=key.topic,
+                partition=key.partition,
+                epoch=each.epoch,
+                until_ms=each.until_ms,
             )
         claims: dict[str, list[Key]] = {}
         for key, names in self.explicit.items():
@@ -481,7 +487,16 @@ class LeaseTable:
         for (client_id, instance), ended in kept.items():
             keys = tuple(ended.values())
             entries.append(
-                JournaledClient(client_id, instance, 1, None, None, (), {}, keys)
+                JournaledClient(
+                    client_id=client_id,
+                    instance=instance,
+                    beat_ms=1,
+                    pid=None,
+                    started=None,
+                    children=(),
+                    wants={},
+                    keys=keys,
+                )
             )
         return entries
 
@@ -619,7 +634,9 @@ class Assignor:
     def _sublease(self, holding: Holding, client: Client, *, name: str) -> ClientLease:
         epoch = holding.claim.epoch
         assert epoch is not None
-        lease = ClientLease(holding.key, client, holding, epoch, name)
+        lease = ClientLease(
+            key=holding.key, client=client, holding=holding, epoch=epoch, name=name
+        )
         mark_subleased(holding)
         self._table.add_lease(lease)
         return lease

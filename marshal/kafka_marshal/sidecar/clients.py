@@ -43,7 +43,7 @@ class DelegatedGrants(AtMostOnce):
         self._grants.clear()
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, kw_only=True)
 class ClientLease:
     """One partition that a client has.
 
@@ -128,7 +128,7 @@ def reclaim(holding: Holding, *, is_settled: bool) -> None:
         progress.tracked_count = 0
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, kw_only=True)
 class Client:
     """One client.
 
@@ -234,15 +234,20 @@ class Client:
         keys = dict(kept)
         for key, lease in self.leases.items():
             until_ms = max(lease.sent_until_ms, lease.holding.claim.lease.hard_until_ms)
-            keys[key] = JournaledLease(key.topic, key.partition, lease.epoch, until_ms)
+            keys[key] = JournaledLease(
+                topic=key.topic,
+                partition=key.partition,
+                epoch=lease.epoch,
+                until_ms=until_ms,
+            )
         return JournaledClient(
-            self.client_id,
-            self.instance,
-            self.beat_ms,
-            self.peer.pid,
-            self.peer.started,
-            self.children,
-            dict(self.wants),
-            tuple(keys.values()),
-            tuple((key.topic, key.partition) for key in claims),
+            client_id=self.client_id,
+            instance=self.instance,
+            beat_ms=self.beat_ms,
+            pid=self.peer.pid,
+            started=self.peer.started,
+            children=self.children,
+            wants=dict(self.wants),
+            keys=tuple(keys.values()),
+            claims=tuple((key.topic, key.partition) for key in claims),
         )

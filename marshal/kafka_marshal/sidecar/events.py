@@ -14,7 +14,6 @@ from contextlib import AbstractContextManager
 import msgspec
 
 from kafka_marshal.remote.api import EventBody, Failed, Frame, Snapshot, frame_id
-from kafka_marshal.sidecar.requests import EventReader
 
 # --- Buffer and cursor -----------------------------------------------------------
 
@@ -197,7 +196,7 @@ class EventStream:
 
     def __init__(
         self,
-        feed: EventReader,
+        feed: EventCursor,
         *,
         take: Take,
         keep_alive_s: float,

@@ -77,7 +77,7 @@ NEXT: dict[State, frozenset[State]] = {
 }
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class StateChange:
     """One change of state.
 
@@ -155,7 +155,7 @@ class Lifecycle:
                     f"({reason}); only {legal} follows it"
                 )
             now_ms = self._clock.now_ms()
-            change = StateChange(before, to, reason, now_ms)
+            change = StateChange(before=before, after=to, reason=reason, at_ms=now_ms)
             self._state, self._reason, self._since_ms = to, reason, now_ms
             self._history.append(change)
             self._pending.append(change)

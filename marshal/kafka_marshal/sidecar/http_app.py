@@ -41,6 +41,7 @@ from kafka_marshal.remote.looking import (
 )
 from kafka_marshal.sidecar.config import CONNECTIONS_MAX
 from kafka_marshal.sidecar.events import EventStream
+from kafka_marshal.sidecar.health import Health
 from kafka_marshal.sidecar.http_errors import (
     RETRY_AFTER_S,
     HttpError,
@@ -54,8 +55,6 @@ from kafka_marshal.sidecar.requests import (
     PROBE_S_MAX,
     ApiRequest,
     Connection,
-    HealthChecks,
-    Service,
     caller_of,
     client_process,
     connection_of,
@@ -73,6 +72,7 @@ from kafka_marshal.sidecar.routes import (
     Route,
     openapi_text,
 )
+from kafka_marshal.sidecar.service import SidecarService
 
 # --- Bounded executors -----------------------------------------------------------
 
@@ -271,8 +271,8 @@ class AppContext:
         keep_alive_s: Longest silence of a stream.
     """
 
-    health: HealthChecks
-    service: Service | None = None
+    health: Health
+    service: SidecarService | None = None
     metrics: Callable[[], tuple[bytes, str]] | None = None
     counts: Counts = attrs.field(factory=Counts)
     explain: Callable[[], str] = lambda: "it is starting"
@@ -280,7 +280,7 @@ class AppContext:
     socket_gid: int | None = None
     keep_alive_s: float = KEEP_ALIVE_S
 
-    def require_service(self) -> Service:
+    def require_service(self) -> SidecarService:
         """Return the service.
 
         Raises:
@@ -412,13 +412,13 @@ class App:
             caller = attrs.evolve(caller, instance=body.instance)
         require_one_client(connection, caller)
         call = ApiRequest(
-            route,
-            self._serving.require_service(),
-            parts,
-            queries,
-            caller,
-            connection.peer,
-            body,
+            route=route,
+            service=self._serving.require_service(),
+            parts=parts,
+            queries=queries,
+            caller=caller,
+            peer=connection.peer,
+            body=body,
         )
         if route.name == "events":
             response: Response = await self._events(call, request)

@@ -18,7 +18,7 @@ FILE_NAME = "promises.json"
 LEVEL = 1
 
 
-class JournaledLease(msgspec.Struct, frozen=True):
+class JournaledLease(msgspec.Struct, frozen=True, kw_only=True):
     """A partition that a client may use until then.
 
     Attributes:
@@ -34,7 +34,7 @@ class JournaledLease(msgspec.Struct, frozen=True):
     until_ms: int
 
 
-class JournaledClient(msgspec.Struct, frozen=True):
+class JournaledClient(msgspec.Struct, frozen=True, kw_only=True):
     """One client, with everything that restores it.
 
     Attributes:

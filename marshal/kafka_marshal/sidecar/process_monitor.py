@@ -49,7 +49,7 @@ class Peer:
     pid: int | None
     uid: int | None
     started: int | None
-    gids: frozenset[int] = attrs.field(default=frozenset(), eq=False)
+    gids: frozenset[int] = attrs.field(default=frozenset(), eq=False, kw_only=True)
 
 
 @attrs.frozen
@@ -94,7 +94,7 @@ def peer_of(connection: socket.socket) -> Peer:
     pid, uid, gid = _UCRED.unpack(found)
     gids = _groups_of(connection) | {gid}
     # 0 is a process that this namespace cannot see.
-    return Peer(pid or None, uid, start_time(pid) if pid else None, gids)
+    return Peer(pid or None, uid, start_time(pid) if pid else None, gids=gids)
 
 
 def _groups_of(connection: socket.socket) -> frozenset[int]:

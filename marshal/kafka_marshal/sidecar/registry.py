@@ -185,7 +185,10 @@ class ClientRegistry:
             if now_ms < until_ms:
                 group.table.unexpired[Key(group.group_id, key.topic, key.partition)] = (
                     UnexpiredLease(
-                        journaled.client_id, journaled.instance, key.epoch, until_ms
+                        client_id=journaled.client_id,
+                        instance=journaled.instance,
+                        epoch=key.epoch,
+                        until_ms=until_ms,
                     )
                 )
 
@@ -261,16 +264,16 @@ class ClientRegistry:
             )
         before = group.table.clients.get(client_id)
         client = Client(
-            client_id,
-            registration.instance,
-            registration.beat_ms,
-            peer,
-            EventBuffer(
+            client_id=client_id,
+            instance=registration.instance,
+            beat_ms=registration.beat_ms,
+            peer=peer,
+            events=EventBuffer(
                 self.incarnation,
                 snapshot=lambda: group.snapshot(client),
                 begin=self._context.now_ms,
             ),
-            self._context.now_ms,
+            seen_ms=self._context.now_ms,
         )
         if before is not None:
             # Its place was reserved for this process: nothing moves.

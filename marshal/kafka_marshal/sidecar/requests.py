@@ -1,4 +1,4 @@
-"""Connections and requests: limits, parsing, and the interfaces behind them.
+"""Connections and requests: their limits, and the parsing of requests.
 
 Uvicorn leaves four things open: who is at the other end, how many connections may
 exist, how long a request may take to arrive, and how long its response may take to be
@@ -11,7 +11,7 @@ import re
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import attrs
 import h11
@@ -25,9 +25,7 @@ from kafka_marshal.errors import IdentityConflict, MarshalError
 from kafka_marshal.protocol.codec import is_identifier, is_topic
 from kafka_marshal.remote import api
 from kafka_marshal.remote.address import is_loopback
-from kafka_marshal.remote.looking import LocalClient
 from kafka_marshal.sidecar.config import CONNECTIONS_MAX
-from kafka_marshal.sidecar.health import Verdict
 from kafka_marshal.sidecar.http_errors import HttpError, http_error, to_http_error
 from kafka_marshal.sidecar.process_monitor import (
     UNKNOWN_PEER,
@@ -38,122 +36,8 @@ from kafka_marshal.sidecar.process_monitor import (
     represented_process,
 )
 from kafka_marshal.sidecar.routes import Route
+from kafka_marshal.sidecar.service import SidecarService
 from kafka_marshal.sidecar.sockets import BACKLOG
-
-# --- Interfaces ------------------------------------------------------------------
-
-
-class EventReader(Protocol):
-    """The events of one client, as they come.
-
-    Attributes:
-        on_news: Called on any thread when there are events to take.
-    """
-
-    on_news: Callable[[], None] | None
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether it was closed, replaced by a newer one, or its client is gone."""
-        ...
-
-    def take(self) -> list[api.Frame]:
-        """Return the new events, oldest first, without waiting."""
-        ...
-
-    def close(self) -> None:
-        """Close it. Idempotent."""
-        ...
-
-
-class Service(Protocol):
-    """The operations behind the API; see ``service.SidecarService``. Thread-safe."""
-
-    def info(self) -> api.Info:
-        """Return what a client needs before it registers."""
-        ...
-
-    def register(
-        self,
-        group_id: str,
-        client_id: str,
-        *,
-        registration: api.Registration,
-        peer: Peer,
-    ) -> api.Registered:
-        """Register a process."""
-        ...
-
-    def subscribe(self, who: Caller, name: str, *, wants: api.Wants) -> api.Subscribed:
-        """Consume topics for a client."""
-        ...
-
-    def unsubscribe(
-        self, who: Caller, name: str, *, release: api.Release, keep: bool
-    ) -> None:
-        """End a subscription."""
-        ...
-
-    def claim(
-        self, who: Caller, topic: str, *, partition: int, wish: int | None = None
-    ) -> None:
-        """Claim one partition without consuming it."""
-        ...
-
-    def unclaim(
-        self, who: Caller, topic: str, *, partition: int, wish: int | None = None
-    ) -> None:
-        """End such a claim."""
-        ...
-
-    def beat(self, who: Caller, beat: api.Beat) -> api.Beaten:
-        """Record a heartbeat."""
-        ...
-
-    def release(self, who: Caller, request: api.Release) -> None:
-        """Release what a client has stopped using."""
-        ...
-
-    def children(self, who: Caller, request: api.Children) -> None:
-        """Replace the processes that work for a client."""
-        ...
-
-    def leave(self, who: Caller, request: api.Leaving) -> api.Left:
-        """Remove a client."""
-        ...
-
-    def feed(self, who: Caller, after: str | None) -> EventReader:
-        """Return the events of a client after an id."""
-        ...
-
-    def grant(self, group_id: str, ask: api.GrantAsk) -> api.Granted:
-        """Request offsets at most once."""
-        ...
-
-    def world(self, *, timeout_ms: int) -> dict[str, Any]:
-        """Return the current world document."""
-        ...
-
-    def clients(self) -> list[LocalClient]:
-        """Return the registered clients."""
-        ...
-
-
-class HealthChecks(Protocol):
-    """Answers to probes."""
-
-    def live(self) -> Verdict:
-        """Return whether the daemon should go on running."""
-        ...
-
-    def ready(self) -> Verdict:
-        """Return whether clients should use it."""
-        ...
-
-    def started(self) -> Verdict:
-        """Return whether it has started."""
-        ...
-
 
 # --- Requests --------------------------------------------------------------------
 
@@ -182,8 +66,8 @@ class Connection:
 
     peer: Peer = UNKNOWN_PEER
     is_local: bool = False
-    client: Caller | None = None
-    _try_admit: Callable[[], bool] | None = None
+    client: Caller | None = attrs.field(default=None, kw_only=True)
+    _try_admit: Callable[[], bool] | None = attrs.field(default=None, kw_only=True)
     is_admitted: bool = attrs.field(init=False)
 
     @is_admitted.default
@@ -197,7 +81,7 @@ class Connection:
         return self.is_admitted
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class ApiRequest:
     """One valid request.
 
@@ -212,7 +96,7 @@ class ApiRequest:
     """
 
     route: Route
-    service: Service
+    service: SidecarService
     parts: Mapping[str, str]
     queries: Mapping[str, int | bool]
     caller: Caller

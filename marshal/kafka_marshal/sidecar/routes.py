@@ -35,7 +35,7 @@ class Query:
     name: str
     kind: Literal["boolean", "integer"]
     about: str
-    most: int = api.WAIT_MS_MAX
+    most: int = attrs.field(default=api.WAIT_MS_MAX, kw_only=True)
 
 
 @attrs.frozen(kw_only=True)

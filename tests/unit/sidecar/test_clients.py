@@ -32,13 +32,25 @@ def holding(delivery=Delivery.AT_LEAST_ONCE, start=0):
 
 def client(beat_ms=100):
     return Client(
-        "a", "00" * 16, beat_ms, UNKNOWN_PEER, EventBuffer("0" * 32, snapshot=None), 0
+        client_id="a",
+        instance="00" * 16,
+        beat_ms=beat_ms,
+        peer=UNKNOWN_PEER,
+        events=EventBuffer("0" * 32, snapshot=None),
+        seen_ms=0,
     )
 
 
 def lease(held):
     mark_subleased(held)
-    return ClientLease(KEY, client(), held, 5, "s", journaled_until_ms=9_999)
+    return ClientLease(
+        key=KEY,
+        client=client(),
+        holding=held,
+        epoch=5,
+        name="s",
+        journaled_until_ms=9_999,
+    )
 
 
 def standing(position=None, **rest):

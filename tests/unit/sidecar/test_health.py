@@ -86,7 +86,9 @@ def test_every_state_with_every_input(before, after, clock):
     clock.advance(7)
     if (before, after) in LEGAL:
         change = states.move(after, reason="asked to")
-        assert change == StateChange(before, after, "asked to", clock.now_ms())
+        assert change == StateChange(
+            before=before, after=after, reason="asked to", at_ms=clock.now_ms()
+        )
         assert (states.state, states.reason) == (after, "asked to")
         assert states.since_ms == clock.now_ms()
         assert told == [change]
@@ -665,7 +667,9 @@ def test_a_change_of_state_waits_for_a_busy_manager(manager):
     heard = []
     reader = threading.Timer(0, lambda: heard.extend(manager.heard()))
     reader.start()
-    notifier.on_change(StateChange(S.RECOVERY, S.RUNNING, "serving", 0))
+    notifier.on_change(
+        StateChange(before=S.RECOVERY, after=S.RUNNING, reason="serving", at_ms=0)
+    )
     reader.join(60)
     heard += manager.heard()
     assert heard[-1] == ["STATUS=RUNNING: serving", "READY=1"]

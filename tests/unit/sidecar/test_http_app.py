@@ -351,7 +351,14 @@ def test_a_client_has_one_stream_the_latest(wire):
         assert wire.app.stream_count == 0
 
     (route,) = [route for route in ROUTES if route.name == "events"]
-    ask = requests.ApiRequest(route, wire.service, {}, {}, WHO, OURS)
+    ask = requests.ApiRequest(
+        route=route,
+        service=wire.service,
+        parts={},
+        queries={},
+        caller=WHO,
+        peer=OURS,
+    )
     request = Request({"type": "http", "headers": []})
     asyncio.run(main())
 

@@ -28,15 +28,15 @@ from kafka_marshal.sidecar.lease_journal import (
 )
 
 KEPT = JournaledClient(
-    "a",
-    "00" * 16,
-    400,
-    7,
-    99,
-    (8,),
-    {"s": Wants(topics=("t",))},
-    (JournaledLease("t", 0, 5, 9),),
-    (("u", 1),),
+    client_id="a",
+    instance="00" * 16,
+    beat_ms=400,
+    pid=7,
+    started=99,
+    children=(8,),
+    wants={"s": Wants(topics=("t",))},
+    keys=(JournaledLease(topic="t", partition=0, epoch=5, until_ms=9),),
+    claims=(("u", 1),),
 )
 
 

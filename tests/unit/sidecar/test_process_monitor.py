@@ -81,7 +81,7 @@ def test_only_our_user_and_the_superuser_may(uid, may):
 
 def test_the_members_of_a_named_group_may_too(pair):
     other = os.geteuid() + 4711
-    member = Peer(1, other, 1, frozenset({7, 8}))
+    member = Peer(1, other, 1, gids=frozenset({7, 8}))
     assert [process_monitor.may_use(member, gid) for gid in (7, 9, None)] == [
         True,
         False,
