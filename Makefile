@@ -50,9 +50,9 @@ check: env ## Style, types, layers, generated documents
 	@$(BIN)/mypy --strict --no-error-summary
 	@echo "== import-linter"
 	@said=$$($(BIN)/lint-imports --no-logo 2>&1) || { echo "$$said" >&2; exit 1; }
-ifneq ($(wildcard cli/kafka_marshal_cli/reference.py),)
+ifneq ($(wildcard tools/cli_reference.py),)
 	@echo "== CLI reference"
-	@$(BIN)/python -m kafka_marshal_cli.reference | diff -u docs/cli.md - \
+	@$(BIN)/python tools/cli_reference.py | diff -u docs/cli.md - \
 		|| { echo "docs/cli.md is out of date; run: make docs" >&2; exit 1; }
 endif
 
@@ -89,7 +89,7 @@ sim: env ## 20,000 simulated fleets; what they came to in build/sim.json
 .PHONY: docs
 docs: env ## Generate docs/cli.md, the reference of the command
 	@mkdir -p docs
-	@$(BIN)/python -m kafka_marshal_cli.reference > docs/cli.md.new
+	@$(BIN)/python tools/cli_reference.py > docs/cli.md.new
 	@mv docs/cli.md.new docs/cli.md
 
 .PHONY: fmt

@@ -292,7 +292,7 @@ def test_a_signal_ends_the_process_and_its_record_stays(cli, unique, handler):
     with cli.started(*consuming(topic, group), "--exec", command) as consumer:
         eventually(handler.noted, "the process runs")
         assert consumer.end(signal.SIGTERM) == 0, consumer.stderr
-    assert "we were asked to stop" in consumer.stderr
+    assert "the command was stopped" in consumer.stderr
     assert position(cli, group)[0] in ([0], [None])
     wanted = (*consuming(topic, group), "--exec", handler())
     run_out(cli, group, *wanted, positions=[3])
@@ -308,7 +308,7 @@ def test_a_lost_claim_ends_the_process(cli, unique, handler):
         slow.process.send_signal(signal.SIGSTOP)
         cli.run(*consuming(topic, group, "heir"), "--max-records", "2")
         slow.process.send_signal(signal.SIGCONT)
-        eventually(lambda: "its next owner decides" in slow.stderr, "it is told")
+        eventually(lambda: "its next owner continues" in slow.stderr, "it is told")
         assert "(its claim was lost)" in slow.stderr
         assert slow.end(signal.SIGTERM) == 0, slow.stderr
     assert position(cli, group)[0] == [2]

@@ -9,7 +9,7 @@ import typer
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal_cli.exits import ExitCode
 from kafka_marshal_cli.render import Answer, Section, column, escape
-from kafka_marshal_cli.shared import Call, command, data, tell
+from kafka_marshal_cli.shared import Call, command, emit, notify
 from simulator.campaign import (
     Broken,
     Summary,
@@ -156,9 +156,9 @@ def _print_transcript(wish: Wish, seed: int) -> None:
             failed = _again(attrs.evolve(wish, only=tuple(kept)), seed) or failed
         lines, failure = tuple(failed.transcript), failed
     for line in lines:
-        data(escape(line))
+        emit(escape(line))
     if failure is not None:
-        tell(escape(str(failure.__cause__)))
+        notify(escape(str(failure.__cause__)))
         raise typer.Exit(ExitCode.FAILED)
 
 

@@ -1,11 +1,10 @@
-"""The command ``marshal``: its parts put together."""
+"""The command ``marshal``, assembled from its subcommands."""
 
 from typing import Annotated
 
 import typer
 
 from kafka_marshal import __version__
-from kafka_marshal_cli.chosen import RootConfig, RootProfile
 from kafka_marshal_cli.commands import (
     broker,
     claims,
@@ -24,11 +23,12 @@ from kafka_marshal_cli.commands import (
     topic,
 )
 from kafka_marshal_cli.exits import MEANINGS
+from kafka_marshal_cli.profiles import RootConfig, RootProfile
 
 ENVIRONMENT = (
-    "Data goes to stdout, words for people to stderr. Options win over the "
-    "environment (MARSHAL_BOOTSTRAP_SERVER and so on), that over a profile in a TOML "
-    "file; `marshal config show --origin` tells what came from where."
+    "Data goes to stdout, messages for people to stderr. Options override the "
+    "environment (MARSHAL_BOOTSTRAP_SERVER and so on), which overrides a profile in a "
+    "TOML file; `marshal config show --origin` shows where each value was set."
 )
 
 app = typer.Typer(
@@ -48,8 +48,8 @@ app = typer.Typer(
 )
 
 
-def _show_version(is_asked: bool) -> None:
-    if is_asked:
+def _show_version(is_requested: bool) -> None:
+    if is_requested:
         typer.echo(f"marshal {__version__}")
         raise typer.Exit
 

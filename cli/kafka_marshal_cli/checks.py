@@ -1,12 +1,27 @@
-"""What the doctor says: one line a check."""
+"""The checks of ``marshal doctor``: one line for each assumption.
 
+docs/TESTING.md lists the assumptions of the guarantees and their checks. A check
+measures where it can: it reads a clock, takes a lock, times a request.
+"""
+
+import errno
+import fcntl
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
+from pathlib import Path
 
 import attrs
 
+from kafka_marshal import World
+from kafka_marshal.admin import TopicReport, set_command
+from kafka_marshal_cli.render import abbreviated, duration
+
 
 class Result(StrEnum):
-    """How a check ended; only ``failed`` makes the whole fail."""
+    """Result of a check; only ``failed`` fails the command."""
 
     OK = "ok"
     NOTE = "note"
@@ -16,16 +31,241 @@ class Result(StrEnum):
 
 @attrs.frozen
 class Check:
-    """One line of the doctor's.
+    """One line of the report.
 
     Attributes:
-        check: What was looked at.
-        result: How it ended.
-        found: What there is.
-        run: What to run to mend it, None where nothing is wrong.
+        check: What was checked.
+        result: Result of the check.
+        found: What was found.
+        run: Command that mends it, None if nothing is wrong.
     """
 
     check: str
     result: Result
     found: str
     run: str | None = None
+
+
+NS_PER_S = 1_000_000_000
+# PROTOCOL 11, S4: clocks drift by at most 0.1 %.
+DRIFT_PPM_MAX = 1_000
+# The clocks are read one after the other, some microseconds apart.
+READING_NS = 20_000
+DRIFT_S_MIN = 0.25
+
+
+@attrs.frozen
+class ClockReading:
+    """The boot clock, which leases run by, and its oscillator, in ns."""
+
+    boot_ns: int
+    raw_ns: int
+
+    @classmethod
+    def now(cls) -> "ClockReading | None":
+        """Read both clocks; None if this system does not have them."""
+        boot = getattr(time, "CLOCK_BOOTTIME", None)
+        raw = getattr(time, "CLOCK_MONOTONIC_RAW", None)
+        if boot is None or raw is None:
+            return None
+        return cls(time.clock_gettime_ns(boot), time.clock_gettime_ns(raw))
+
+
+def local_clock(begun: ClockReading | None, ended: ClockReading | None) -> Check:
+    """Check the drift of the boot clock from its oscillator between two readings.
+
+    A clock that is slewed by more than 0.1 % would stretch leases.
+    """
+    name = "local clock"
+    if begun is None or ended is None:
+        found = (
+            "this system has no boot clock; the larger of elapsed monotonic and "
+            "elapsed wall time is used, so a suspension is detected late"
+        )
+        return Check(name, Result.NOTE, found, "do not suspend machines of consumers")
+    span_ns = ended.raw_ns - begun.raw_ns
+    off_ns = abs(ended.boot_ns - begun.boot_ns - span_ns)
+    # A difference within the error of two readings is not drift.
+    ppm = round(max(0, off_ns - READING_NS) * 1_000_000 / max(1, span_ns))
+    span = duration(span_ns // 1_000_000)
+    found = (
+        f"drifts {ppm} ppm from its oscillator, measured over {span}; leases allow "
+        f"{DRIFT_PPM_MAX}"
+    )
+    if ppm > DRIFT_PPM_MAX:
+        return Check(name, Result.FAILED, found, "chronyc tracking, or timedatectl")
+    return Check(name, Result.OK, found)
+
+
+def state_folder(home: Path) -> Check:
+    """Check that the state directory supports locks and atomic replacement.
+
+    Two processes that both hold the lock of one client_id could both resume it.
+    """
+    name = "identities"
+    remedy = "set MARSHAL_STATE_DIR to a folder of a local disk that you may write"
+    place = _nearest(home)
+    try:
+        with tempfile.TemporaryDirectory(prefix=".doctor-", dir=place) as folder:
+            if not _locks_exclude(Path(folder, "lock")):
+                found = (
+                    f"two processes can hold one lock in {place}: locks do not exclude"
+                )
+                return Check(name, Result.FAILED, found, remedy)
+            _replace_durably(Path(folder))
+    except OSError as error:
+        found = f"{place} cannot be used: {error.strerror or error}"
+        return Check(name, Result.FAILED, found, remedy)
+    return Check(
+        name, Result.OK, f"{home}: locks exclude, files are replaced atomically"
+    )
+
+
+def _nearest(home: Path) -> Path:
+    """Return the folder, or its nearest parent that exists."""
+    return next(each for each in (home, *home.parents) if each.is_dir())
+
+
+def _locks_exclude(path: Path) -> bool:
+    first, second = (os.open(path, os.O_RDWR | os.O_CREAT, 0o600) for _ in range(2))
+    try:
+        fcntl.flock(first, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in {errno.EWOULDBLOCK, errno.EACCES}:
+                raise
+            return True
+        return False
+    finally:
+        os.close(first)
+        os.close(second)
+
+
+def _replace_durably(folder: Path) -> None:
+    path = folder / "new"
+    with path.open("wb") as file:
+        file.write(b"identity")
+        file.flush()
+        os.fsync(file.fileno())
+    path.replace(folder / "kept")
+
+
+def death_watch(open_pid: Callable[[int], int] | None) -> Check:
+    """Check that a sidecar can detect the death of a process (PROTOCOL 12).
+
+    Args:
+        open_pid: ``os.pidfd_open``, None if Python does not have it.
+    """
+    name = "death watch"
+    why = "this system has no pidfd"
+    if open_pid is not None:
+        try:
+            os.close(open_pid(os.getpid()))
+        except OSError as error:
+            why = error.strerror or str(error)
+        else:
+            return Check(name, Result.OK, "the death of a process is detected at once")
+    found = f"{why}: a sidecar here detects a client's death only by its deadline"
+    return Check(name, Result.NOTE, found, "run sidecars on Linux 5.3 or later")
+
+
+def copies(report: TopicReport) -> Iterator[Check]:
+    """Check that the death of a broker loses no acknowledged record."""
+    topic, name = report.topic, "copies"
+    needed = int(topic.configs.get("min.insync.replicas", "1"))
+    if topic.in_sync < needed:
+        found = (
+            f"partitions {abbreviated(topic.behind)} have fewer copies in sync than "
+            f"min.insync.replicas={needed}: nothing can be written there"
+        )
+        yield Check(name, Result.FAILED, found, "bring the missing brokers back")
+    elif topic.behind:
+        found = (
+            f"partitions {abbreviated(topic.behind)} have copies that are out of sync"
+        )
+        run = "kafka-topics --describe --under-replicated-partitions"
+        yield Check(name, Result.NOTE, found, run)
+    elif topic.replication == 1:
+        found = "one copy of each partition: the loss of its disk loses the claims"
+        run = "add brokers, then kafka-reassign-partitions"
+        yield Check(name, Result.NOTE, found, run)
+    else:
+        found = f"{topic.replication} of each partition, all in sync"
+        yield Check(name, Result.OK, found)
+
+
+def round_trips(took_ms: Sequence[float], heartbeat_interval_ms: int) -> Check:
+    """Compare round trips with the heartbeat interval.
+
+    PROTOCOL 2.1: a request that takes longer than a quarter of it is abandoned.
+    """
+    name, worst = "round trip", max(took_ms)
+    limit_ms = heartbeat_interval_ms / 4
+    found = (
+        f"at most {worst:.1f} ms in {len(took_ms)} requests; a request is abandoned "
+        f"after {duration(round(limit_ms))}, a quarter of the heartbeat interval"
+    )
+    if worst >= limit_ms:
+        run = (
+            "find what slows the brokers, or format a topic with a longer "
+            "heartbeat interval"
+        )
+        return Check(name, Result.FAILED, found, run)
+    if worst >= limit_ms / 5:
+        return Check(
+            name, Result.NOTE, found, "format a topic with a longer heartbeat interval"
+        )
+    return Check(name, Result.OK, found)
+
+
+def leaders_clocks(world: World, leaders: Mapping[int, int]) -> Check | None:
+    """Return a note if brokers are ahead of this machine, else None.
+
+    Claims are judged by log time, within the term of one leader; skew delays takeovers
+    after a change of leaders by up to two heartbeat intervals, and misleads people.
+    """
+    ahead_ms: dict[int, int] = {}
+    for state in world.partitions:
+        leader = leaders.get(state.partition, -1)
+        by_ms = state.append_time_ms - world.read_at_ms
+        ahead_ms[leader] = max(by_ms, ahead_ms.get(leader, 0))
+    found = [
+        f"broker {broker} is {duration(by_ms)} ahead"
+        for broker, by_ms in sorted(ahead_ms.items())
+        if by_ms > 0
+    ]
+    if not found:
+        return None
+    text = "this machine is behind the brokers: " + ", ".join(found)
+    remedy = "chronyc tracking, here and on the brokers"
+    return Check("clock", Result.NOTE, text, remedy)
+
+
+def timestamps(world: World, topic: str, *, servers: str) -> Iterator[Check]:
+    """Report records with a time set by their writer: they do not move log time."""
+    count = sum(
+        state.soft.counters.get("timestamp_type", 0) for state in world.partitions
+    )
+    if count:
+        found = f"{count} records were not dated by a broker and did not move log time"
+        kind = {"setting": "message.timestamp.type", "value": "LogAppendTime"}
+        run = set_command(topic, servers, **kind)
+        yield Check("timestamps", Result.NOTE, found, run)
+
+
+def levels(world: World) -> Iterator[Check]:
+    """Report members that the feature level halts (PROTOCOL 3.3)."""
+    old = set()
+    for state in world.partitions:
+        if state.config is None:
+            continue
+        limit_ms = 2 * state.config.heartbeat_interval_ms
+        for member in state.soft.members.values():
+            is_live = state.now_ms - member.seen_ms <= limit_ms
+            if is_live and member.record.feature_level_max < state.feature_level:
+                old.add(f"{member.record.group_id}/{member.record.client_id}")
+    if old:
+        found = f"members that do not support level {world.config().feature_level}: "
+        run = "upgrade kafka-marshal on their hosts"
+        yield Check("levels", Result.FAILED, found + abbreviated(sorted(old)), run)

@@ -1,53 +1,198 @@
 """``consume --exec``: a process for each record or batch, committed when it is done.
 
-One loop on one thread: look after the processes at work, start more where there
-is room, wait. A partition has one process at a time, so its order is kept; no
-more is polled than there is room for, so back-pressure comes by itself.
+One loop on one thread supervises the running processes, starts more while there is
+room, and waits. A partition has one process at a time, which keeps its order. The loop
+polls no more records than it has room for.
 """
 
+import contextlib
 import os
+import select
+import shlex
+import shutil
+import signal
+import subprocess
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from enum import StrEnum
+from typing import Annotated, Any
 
 import attrs
+import typer
 
-from kafka_marshal import ClaimLost, Consumer, MarshalError, Record, TopicPartition
-from kafka_marshal_cli.child import Child, wait_any
-from kafka_marshal_cli.live import POLL_MS, Idle
-from kafka_marshal_cli.records import record_object
+from kafka_marshal import (
+    ClaimLost,
+    ConfigurationError,
+    Consumer,
+    MarshalError,
+    Record,
+    TopicPartition,
+)
+from kafka_marshal_cli import parsing
+from kafka_marshal_cli.follow_loop import POLL_MS, Idle
+from kafka_marshal_cli.presenters import record_object
 from kafka_marshal_cli.render import to_json
-from kafka_marshal_cli.shared import tell, wall_ms
+from kafka_marshal_cli.shared import OptionGroup, notify, wall_ms
 
-# While processes are at work, records are asked for and claims are looked at so often.
+# A pipe takes this much without blocking, on any system.
+PIPE_BYTES_MIN = 4096
+# How often to poll for the end of a child on systems without pidfd.
+POLL_EVERY_S = 0.01
+# Only a deadline: a zombie is reaped at once.
+REAP_S = 10
+
+
+class Child:
+    """A running process that gets bytes on its stdin.
+
+    It leads a session of its own, so that all processes that it starts can be killed
+    with it, and a Ctrl-C on the terminal does not reach it.
+
+    Args:
+        argv: Program and arguments.
+        payload: Bytes for its stdin.
+        env: Its environment.
+
+    Raises:
+        ConfigurationError: The program cannot be started.
+    """
+
+    def __init__(
+        self, argv: Sequence[str], payload: bytes, *, env: Mapping[str, str]
+    ) -> None:
+        try:
+            self._process = subprocess.Popen(
+                argv, stdin=subprocess.PIPE, env=dict(env), start_new_session=True
+            )
+        except OSError as error:
+            raise ConfigurationError(
+                f"--exec: {argv[0]!r} cannot be started: {error}", setting="--exec"
+            ) from error
+        self.started_s = time.monotonic()
+        self._terminated_at_s: float | None = None
+        self._code: int | None = None
+        self._fd = _open_pidfd(self._process.pid)
+        if len(payload) <= PIPE_BYTES_MIN:
+            self._feed(payload)
+        else:
+            # A child that never reads must not block the loop.
+            feeder = threading.Thread(target=self._feed, args=(payload,), daemon=True)
+            feeder.start()
+
+    def _feed(self, payload: bytes) -> None:
+        # The child need not read its input.
+        with contextlib.suppress(OSError):
+            assert self._process.stdin is not None
+            with self._process.stdin as pipe:
+                pipe.write(payload)
+
+    @property
+    def is_terminating(self) -> bool:
+        """Whether ``terminate`` was called."""
+        return self._terminated_at_s is not None
+
+    def exit_code(self) -> int | None:
+        """Return the exit code, None while it runs; minus the signal that killed it.
+
+        Processes that it left in the background are killed.
+        """
+        if self._code is None and self._has_ended():
+            self.kill()
+            self._code = self._process.wait(timeout=REAP_S)
+            if self._fd is not None:
+                os.close(self._fd)
+                self._fd = None
+        return self._code
+
+    def _has_ended(self) -> bool:
+        waitid = getattr(os, "waitid", None)
+        if waitid is None:
+            return self._process.poll() is not None
+        # Do not reap it yet: a zombie keeps its process group id.
+        how = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        return waitid(os.P_PID, self._process.pid, how) is not None
+
+    def terminate(self, *, grace_ms: int) -> None:
+        """Send SIGTERM; a call after the grace time sends SIGKILL."""
+        now_s = time.monotonic()
+        if self._terminated_at_s is None:
+            self._terminated_at_s = now_s
+            self._kill_group(signal.SIGTERM)
+        elif (now_s - self._terminated_at_s) * 1000 >= grace_ms:
+            self.kill()
+
+    def kill(self) -> None:
+        """Kill the process and all that it started. Safe in a signal handler."""
+        self._kill_group(signal.SIGKILL)
+
+    def _kill_group(self, number: int) -> None:
+        # macOS returns EPERM for a group that has only a zombie.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if self._code is None:
+                os.killpg(self._process.pid, number)
+
+    @property
+    def fd(self) -> int | None:
+        """A descriptor that is readable after the end, None without pidfd."""
+        return self._fd
+
+
+def _open_pidfd(pid: int) -> int | None:
+    opened = getattr(os, "pidfd_open", None)
+    if opened is None:
+        return None
+    try:
+        fd: int = opened(pid)
+    except OSError:
+        return None
+    return fd
+
+
+def wait_any(children: Sequence[Child], timeout_ms: int) -> None:
+    """Wait until one of the processes has ended, at most for the timeout."""
+    fds = [child.fd for child in children if child.fd is not None]
+    if len(fds) == len(children):
+        select.select(fds, [], [], timeout_ms / 1000)
+        return
+    deadline_s = time.monotonic() + timeout_ms / 1000
+    while time.monotonic() < deadline_s:
+        if any(child.exit_code() is not None for child in children):
+            return
+        time.sleep(POLL_EVERY_S)
+
+
+# --- the loop
+
+# How often to poll for records and to check claims while processes run.
 WATCH_MS = 50
-# How long a process may go on whose claim is lost: somebody else may have begun.
+# Grace time of a process whose claim is lost: the next owner may have begun.
 LOST_GRACE_MS = 1_000
-# How long a verdict on what was asked for at most once is waited for at the end.
+# How long to wait at the end for grants that were requested at most once.
 DRAIN_MS = 2_000
 RETRY_MS_MIN, RETRY_MS_MAX = 500, 30_000
-# Linux takes no longer string in an environment than 128 KiB.
+# On Linux a string in the environment has at most 128 KiB.
 KEY_BYTES_MAX = 32_768
 
 
 class ExecMode(StrEnum):
-    """What one process gets."""
+    """What one process processes."""
 
     RECORD = "record"
     BATCH = "batch"
 
 
 class ExecFormat(StrEnum):
-    """How it gets it."""
+    """Format of the input of a process."""
 
     VALUE = "value"
     JSONL = "jsonl"
 
 
 class OnError(StrEnum):
-    """What is done about a process that failed."""
+    """What to do after a process failed."""
 
     STOP = "stop"
     RETRY = "retry"
@@ -56,20 +201,20 @@ class OnError(StrEnum):
 
 @attrs.frozen
 class ExecOptions:
-    """How processes are run.
+    """Options of the processes.
 
     Attributes:
         argv: Program and arguments.
         mode: A process for each record, or for each batch of a partition.
-        format: What it reads: values, or JSON objects.
-        on_error: What is done when it fails for good.
+        format: Input: values, or JSON objects.
+        on_error: What to do when all tries have failed.
         retries_max: Tries after the first.
-        timeout_ms: When a process has failed that goes on; None for never.
-        grace_ms: How long one may take that was told to end.
+        timeout_ms: Longest time of a process; None for no limit.
+        grace_ms: Time between SIGTERM and SIGKILL.
         workers: Most processes at a time.
         batch_max: Most records of one process.
-        records_max: End after so many; 0 for no limit.
-        at_most_once: Whether what is in hand was committed before.
+        records_max: End after this many; 0 for no limit.
+        at_most_once: Whether records are committed before they are handed out.
         env: Added to the environment of every process.
     """
 
@@ -89,15 +234,15 @@ class ExecOptions:
 
 @attrs.define
 class Job:
-    """Records of one partition that a process works on, or is to.
+    """Records of one partition, processed by one process.
 
     Attributes:
         partition: The partition.
         records: At least one, in offset order.
-        attempt: Which try this is, from 1.
+        attempt: Number of the try, from 1.
         child: The process; None before it is started and between tries.
         due_s: When the next try is due.
-        why: Why we ended it, where it was us.
+        why: Why the loop terminated the process, else None.
     """
 
     partition: TopicPartition
@@ -109,24 +254,24 @@ class Job:
 
     @property
     def name(self) -> str:
-        """The place, for people."""
+        """Partition and offsets, as text for people."""
         first, last = self.records[0].offset, self.records[-1].offset
         offsets = f"offset {first}" if first == last else f"offsets {first} to {last}"
         return f"{self.partition} {offsets}"
 
 
 class ExecFailed(Exception):
-    """A process failed for good, and that is to end the run."""
+    """All tries of a process failed, and that ends the run."""
 
 
 class ExecLoop:
-    """Runs processes on what a consumer hands out.
+    """Runs processes on the records of a consumer.
 
     Args:
-        consumer: The consumer; this loop is its one user.
-        options: How processes are run.
-        is_stopped: Whether we were asked to end.
-        each_round: Called in every round, to tell what happened meanwhile.
+        consumer: The consumer; only this loop uses it.
+        options: Options of the processes.
+        is_stopped: Returns whether a signal came.
+        each_round: Called in every round, to write events.
     """
 
     def __init__(
@@ -142,12 +287,12 @@ class ExecLoop:
         self._is_stopped = is_stopped
         self._each_round = each_round
         self._jobs: list[Job] = []
-        # Handed out with others and waiting for room.
+        # Handed out in one poll with others, and not started yet.
         self._backlog: deque[Job] = deque()
-        self._taken_count = 0
+        self._polled_count = 0
         self._done_count = 0
-        # Nothing came after we were asked to stop: nothing will.
-        self._is_dry = False
+        # The last poll after a stop returned nothing: there are no more records.
+        self._is_exhausted = False
         self._end_s: float | None = None
 
     def run(self, idle: Idle) -> None:
@@ -159,14 +304,14 @@ class ExecLoop:
         try:
             while not self._is_over(idle):
                 self._each_round()
-                self._look_after()
+                self._supervise()
                 if self._is_ending():
                     self._end_all()
                 else:
                     self._fill(idle)
                 self._wait()
         finally:
-            self._end_in_time()
+            self._end_within_grace()
 
     @property
     def done_count(self) -> int:
@@ -174,7 +319,7 @@ class ExecLoop:
         return self._done_count
 
     def kill(self) -> None:
-        """Kill every process. For a signal handler, before we die ourselves."""
+        """Kill every process. For a signal handler, before the command kills itself."""
         for job in self._jobs:
             if job.child is not None:
                 job.child.kill()
@@ -184,13 +329,13 @@ class ExecLoop:
     @property
     def _is_done(self) -> bool:
         most = self._options.records_max
-        return bool(most) and self._taken_count >= most
+        return bool(most) and self._polled_count >= most
 
     def _is_ending(self) -> bool:
-        """Whether nothing more is started and what runs is told to end.
+        """Whether running processes are terminated and no more are started.
 
-        At most once, what is in hand is nobody else's ever: it may be finished,
-        for as long as a process that is told to end may take.
+        At most once, no other client will process the records, so their processes get
+        the grace time to finish.
         """
         if not self._is_stopped():
             return False
@@ -206,37 +351,39 @@ class ExecLoop:
             return False
         if self._is_ending():
             return True
-        return not self._backlog and (self._is_done or self._is_dry or idle.is_over)
+        return not self._backlog and (
+            self._is_done or self._is_exhausted or idle.is_over
+        )
 
     def _end_all(self) -> None:
         for job in list(self._jobs):
             if job.child is None:
-                self._forget(job)
+                self._remove(job)
             else:
-                job.why = job.why or "we were asked to stop"
-                job.child.end(grace_ms=self._options.grace_ms)
+                job.why = job.why or "the command was stopped"
+                job.child.terminate(grace_ms=self._options.grace_ms)
 
-    def _end_in_time(self) -> None:
-        """Leave nothing behind, whatever happened."""
+    def _end_within_grace(self) -> None:
+        """End every process, also after an error."""
         deadline_s = time.monotonic() + self._options.grace_ms / 1000 + 1
         while self._jobs and time.monotonic() < deadline_s:
             for job in list(self._jobs):
                 child = job.child
                 code = None if child is None else child.exit_code()
                 if child is not None and code is None:
-                    child.end(grace_ms=self._options.grace_ms)
+                    child.terminate(grace_ms=self._options.grace_ms)
                     continue
                 self._jobs.remove(job)
                 if code == 0:
-                    # It was done all the same; what cannot be told is done again.
+                    # It was processed; if the commit fails, it is repeated.
                     with suppress(MarshalError):
                         self._consumer.commit(job.records)
             self._wait()
         self.kill()
 
-    # --- what is at work
+    # --- running processes
 
-    def _look_after(self) -> None:
+    def _supervise(self) -> None:
         held = self._consumer.tokens()
         now_s = time.monotonic()
         for job in list(self._jobs):
@@ -253,15 +400,15 @@ class ExecLoop:
                 self._finish(job, code)
             elif is_lost:
                 job.why = job.why or "its claim was lost"
-                child.end(grace_ms=LOST_GRACE_MS)
+                child.terminate(grace_ms=LOST_GRACE_MS)
             elif self._is_overdue(child, now_s):
                 job.why = job.why or f"not done after {self._options.timeout_ms} ms"
-                child.end(grace_ms=self._options.grace_ms)
+                child.terminate(grace_ms=self._options.grace_ms)
 
     def _is_overdue(self, child: Child, now_s: float) -> bool:
         limit_ms = self._options.timeout_ms
         is_late = limit_ms is not None and (now_s - child.started_s) * 1000 >= limit_ms
-        return child.is_told_to_end or is_late
+        return child.is_terminating or is_late
 
     def _start(self, job: Job) -> None:
         job.why = None
@@ -279,51 +426,51 @@ class ExecLoop:
         if job.why is not None:
             how += f" ({job.why})"
         tries = self._options.retries_max + 1
-        told = f"exec: {job.name}: {how}, try {job.attempt} of {tries}"
+        failure = f"exec: {job.name}: {how}, try {job.attempt} of {tries}"
         if self._consumer.tokens().get(job.partition) != job.records[0].token:
-            tell(told)
+            notify(failure)
             self._drop_lost(job)
         elif self._is_ending():
-            tell(f"{told}; {self._fate()}")
-            self._forget(job)
+            notify(f"{failure}; {self._consequence()}")
+            self._remove(job)
         elif job.attempt < tries:
             wait_ms = min(RETRY_MS_MAX, RETRY_MS_MIN * 2 ** (job.attempt - 1))
-            tell(f"{told}; tried again in {wait_ms} ms")
+            notify(f"{failure}; tried again in {wait_ms} ms")
             job.child, job.due_s = None, time.monotonic() + wait_ms / 1000
             job.attempt += 1
         elif self._options.on_error is OnError.SKIP:
-            tell(f"{told}; skipped")
+            notify(f"{failure}; skipped")
             self._commit(job)
         else:
-            self._forget(job)
-            raise ExecFailed(f"{told}; {self._fate()}")
+            self._remove(job)
+            raise ExecFailed(f"{failure}; {self._consequence()}")
 
-    def _fate(self) -> str:
+    def _consequence(self) -> str:
         if self._options.at_most_once:
-            return "nobody will process it again"
+            return "it will not be processed again"
         return "it stays uncommitted"
 
     def _commit(self, job: Job) -> None:
-        self._forget(job)
+        self._remove(job)
         try:
             self._consumer.commit(job.records)
         except ClaimLost as lost:
-            tell(f"lost: {lost}")
+            notify(f"lost: {lost}")
         else:
             self._done_count += len(job.records)
 
     def _drop_lost(self, job: Job) -> None:
-        tell(f"lost: {job.name}; its next owner decides")
-        self._forget(job)
+        notify(f"lost: {job.name}; its next owner continues")
+        self._remove(job)
 
-    def _forget(self, job: Job) -> None:
+    def _remove(self, job: Job) -> None:
         self._jobs.remove(job)
         self._consumer.resume(job.partition)
 
-    # --- what comes
+    # --- new records
 
     def _fill(self, idle: Idle) -> None:
-        """Start processes while there is room and something to work on."""
+        """Start processes while there is room and there are records."""
         while len(self._jobs) < self._options.workers:
             if not self._backlog:
                 self._poll()
@@ -332,7 +479,7 @@ class ExecLoop:
             job = self._backlog.popleft()
             self._jobs.append(job)
             idle.touch()
-            # It may have waited: is it still ours?
+            # The claim may have been lost while the job waited.
             if self._consumer.tokens().get(job.partition) != job.records[0].token:
                 self._drop_lost(job)
             else:
@@ -344,15 +491,15 @@ class ExecLoop:
         options = self._options
         most = options.batch_max if options.mode is ExecMode.BATCH else 1
         if options.records_max:
-            most = min(most, options.records_max - self._taken_count)
+            most = min(most, options.records_max - self._polled_count)
         is_last = self._is_stopped()
         wait_ms = DRAIN_MS if is_last else POLL_MS
-        # With processes at work their ends are waited for instead.
+        # With running processes, wait for the end of one instead.
         handed = self._consumer.poll(0 if self._jobs else wait_ms, most)
-        self._is_dry = is_last and not handed and not self._jobs
+        self._is_exhausted = is_last and not handed and not self._jobs
         for partition, records in handed.items():
             self._consumer.pause(partition)
-            self._taken_count += len(records)
+            self._polled_count += len(records)
             self._backlog.append(Job(partition, records))
 
     def _wait(self) -> None:
@@ -362,9 +509,9 @@ class ExecLoop:
 
 
 def payload(records: Sequence[Record], form: ExecFormat) -> bytes:
-    """Return what a process reads of these records.
+    """Return the input of a process.
 
-    One value goes as it is, several with a newline behind each.
+    A single value is passed unchanged, several with a newline after each.
     """
     if form is ExecFormat.JSONL:
         now_ms = wall_ms()
@@ -377,9 +524,9 @@ def payload(records: Sequence[Record], form: ExecFormat) -> bytes:
 
 
 def variables(job: Job) -> dict[str, str]:
-    """Return what a process is told in its environment."""
+    """Return the variables that a process gets in its environment."""
     first = job.records[0]
-    told = {
+    env = {
         "MARSHAL_TOPIC": job.partition.topic,
         "MARSHAL_PARTITION": str(job.partition.partition),
         "MARSHAL_OFFSET": str(first.offset),
@@ -390,10 +537,219 @@ def variables(job: Job) -> dict[str, str]:
         "MARSHAL_ATTEMPT": str(job.attempt),
     }
     if len(job.records) > 1:
-        return told
+        return env
     if first.value is None:
-        told["MARSHAL_VALUE_IS_NULL"] = "1"
+        env["MARSHAL_VALUE_IS_NULL"] = "1"
     key = first.key
     if key is not None and len(key) <= KEY_BYTES_MAX and b"\0" not in key:
-        told["MARSHAL_KEY"] = os.fsdecode(key)
-    return told
+        env["MARSHAL_KEY"] = os.fsdecode(key)
+    return env
+
+
+# --- the options
+
+PANEL = "A process for each record or batch"
+RETRIES_DEFAULT = 3
+GRACE_DEFAULT = "5s"
+
+
+@attrs.frozen
+class ExecRequest:
+    """The options of ``--exec``; ``consume`` adds those of its own."""
+
+    options: ExecOptions
+
+    def options_for(
+        self, *, at_most_once: bool, batch_max: int, records_max: int, group: str
+    ) -> ExecOptions:
+        """Return the options of a run.
+
+        Raises:
+            ConfigurationError: The options exclude each other.
+        """
+        options = self.options
+        if at_most_once and options.retries_max:
+            raise ConfigurationError(
+                "at most once there are no retries: omit --retries and --on-error "
+                "retry, or use --delivery alo",
+                setting="--retries",
+            )
+        if at_most_once and options.workers > 1:
+            raise ConfigurationError(
+                "at most once there is one process at a time: omit --workers, "
+                "or use --delivery alo",
+                setting="--workers",
+            )
+        return attrs.evolve(
+            options,
+            at_most_once=at_most_once,
+            batch_max=batch_max,
+            records_max=records_max,
+            env={"MARSHAL_GROUP": group},
+        )
+
+
+Option = Any  # the type of typer.Option(...) is not public
+
+
+def _option(name: str, help_: str, *, metavar: str | None = None) -> Option:
+    return typer.Option(name, metavar=metavar, help=help_, rich_help_panel=PANEL)
+
+
+_OPTIONS: dict[str, tuple[Any, Any]] = {
+    "exec_": (
+        Annotated[
+            str | None,
+            _option(
+                "--exec",
+                "Run this command for each record, with the record on stdin; exit "
+                "code 0 means processed and commits. Words are split as in a shell.",
+                metavar="CMD",
+            ),
+        ],
+        None,
+    ),
+    "exec_mode": (
+        Annotated[
+            ExecMode,
+            _option(
+                "--exec-mode",
+                "A process for each record, or each batch of a partition.",
+            ),
+        ],
+        ExecMode.RECORD,
+    ),
+    "exec_format": (
+        Annotated[
+            ExecFormat | None,
+            _option(
+                "--exec-format",
+                "Input of the process: bare values, or JSON lines as printed "
+                "without --exec. By default values of records, JSON lines of batches.",
+            ),
+        ],
+        None,
+    ),
+    "exec_shell": (
+        Annotated[
+            bool, _option("--exec-shell", "Run CMD by /bin/sh, so that pipes work.")
+        ],
+        False,
+    ),
+    "exec_timeout": (
+        Annotated[
+            str | None,
+            _option(
+                "--exec-timeout",
+                "A process that takes longer is terminated and counts as failed.",
+                metavar="MS",
+            ),
+        ],
+        None,
+    ),
+    "exec_grace": (
+        Annotated[
+            str,
+            _option(
+                "--exec-grace",
+                "Time between TERM and KILL when a process is terminated.",
+                metavar="MS",
+            ),
+        ],
+        GRACE_DEFAULT,
+    ),
+    "on_error": (
+        Annotated[
+            OnError,
+            _option(
+                "--on-error",
+                "When a process fails: stop with 1 and do not commit; retry, then "
+                "stop; or skip and commit the record, with a line on stderr.",
+            ),
+        ],
+        OnError.STOP,
+    ),
+    "retries": (
+        Annotated[
+            int | None,
+            typer.Option(
+                min=0,
+                metavar="N",
+                help="Tries after the first, with pauses from 0.5 s, doubled up to "
+                f"30 s. By default {RETRIES_DEFAULT} with --on-error retry, else 0.",
+                rich_help_panel=PANEL,
+            ),
+        ],
+        None,
+    ),
+    "workers": (
+        Annotated[
+            int,
+            typer.Option(
+                min=1,
+                help="Most processes at a time; at most one for each partition, "
+                "which keeps its order.",
+                rich_help_panel=PANEL,
+            ),
+        ],
+        1,
+    ),
+}
+
+
+def exec_request(given: Mapping[str, Any]) -> ExecRequest | None:
+    """Return the options of ``--exec``, None without it.
+
+    Raises:
+        ConfigurationError: The command does not exist, or an option that needs
+            ``--exec`` was given without it.
+    """
+    text = given["exec_"]
+    if text is None:
+        for name, (_, default) in _OPTIONS.items():
+            if given[name] != default:
+                option = "--" + name.replace("_", "-")
+                raise ConfigurationError(f"{option} needs --exec CMD", setting=option)
+        return None
+    mode, form = given["exec_mode"], given["exec_format"]
+    is_batch = mode is ExecMode.BATCH
+    default_form = ExecFormat.JSONL if is_batch else ExecFormat.VALUE
+    retries = given["retries"]
+    if retries is None:
+        retries = RETRIES_DEFAULT if given["on_error"] is OnError.RETRY else 0
+    timeout = given["exec_timeout"]
+    return ExecRequest(
+        ExecOptions(
+            ["/bin/sh", "-c", text] if given["exec_shell"] else _words(text),
+            mode=mode,
+            format=form or default_form,
+            on_error=given["on_error"],
+            retries_max=retries,
+            timeout_ms=None
+            if timeout is None
+            else parsing.duration_ms("--exec-timeout", timeout),
+            grace_ms=parsing.duration_ms("--exec-grace", given["exec_grace"]),
+            workers=given["workers"],
+        )
+    )
+
+
+def _words(text: str) -> list[str]:
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise ConfigurationError(
+            f"--exec is {text!r}: {error}; quote it as for a shell", setting="--exec"
+        ) from error
+    if not words:
+        raise ConfigurationError("--exec names no command", setting="--exec")
+    if shutil.which(words[0]) is None:
+        raise ConfigurationError(
+            f"--exec: there is no program {words[0]!r}; add --exec-shell for "
+            "commands of the shell",
+            setting="--exec",
+        )
+    return words
+
+
+EXEC = OptionGroup(_OPTIONS, exec_request)

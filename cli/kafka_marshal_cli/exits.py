@@ -1,4 +1,4 @@
-"""Which exit code, and which next command, each error stands for."""
+"""The exit code of each error, and the command to run next."""
 
 import re
 from enum import IntEnum
@@ -27,7 +27,7 @@ from kafka_marshal.errors import (
 
 
 class ExitCode(IntEnum):
-    """What the command's exit status says; scripts may rely on it."""
+    """Exit codes of the command; scripts may rely on them."""
 
     OK = 0
     FAILED = 1
@@ -43,11 +43,11 @@ class ExitCode(IntEnum):
 MEANINGS = {
     ExitCode.OK: "done (also: the reader of our output closed the pipe)",
     ExitCode.FAILED: "failed: access denied, a log or topic that cannot be read, a "
-    "check that did not pass, a process of `consume --exec` that failed",
+    "failed check, a failed process of `consume --exec`",
     ExitCode.USAGE: "wrong usage or an impossible setting; nothing was sent",
-    ExitCode.REFUSED: "refused by the state of things: held, paused, busy, formatted "
-    "already; a coordination topic that is missing, unformatted, torn or wrongly set; "
-    "a log that needs a newer release",
+    ExitCode.REFUSED: "refused in the present state: held, paused, busy, already "
+    "formatted; a coordination topic that is missing, unformatted, torn or wrongly "
+    "configured; a log that needs a newer release",
     ExitCode.LOST: "a claim was lost, or another live process has this client id",
     ExitCode.TIMEOUT: "no answer in time, or no broker reached",
     ExitCode.WRONG_CLUSTER: "the coordination topic was formatted for another cluster",
@@ -56,7 +56,7 @@ MEANINGS = {
     "`demo` end in order instead)",
 }
 
-# From special to general: the first that fits counts.
+# From special to general: the first match counts.
 _TABLE: tuple[tuple[type[MarshalError], ExitCode, str], ...] = (
     (ConfigurationError, ExitCode.USAGE, "marshal --help"),
     (MalformedRecord, ExitCode.FAILED, "marshal log verify"),
@@ -82,7 +82,7 @@ _COMMAND_IN_TEXT = re.compile(r"\bmarshal [a-z]")
 
 
 def exit_code(error: BaseException) -> ExitCode:
-    """Return the exit code that an error stands for."""
+    """Return the exit code of an error."""
     if isinstance(error, KeyboardInterrupt):
         return ExitCode.INTERRUPTED
     for kind, code, _ in _TABLE:
@@ -92,7 +92,7 @@ def exit_code(error: BaseException) -> ExitCode:
 
 
 def next_command(error: BaseException) -> str | None:
-    """Return what to run next, None where the message says so itself."""
+    """Return the command to run next, None if the message names one."""
     if _COMMAND_IN_TEXT.search(str(error)):
         return None
     for kind, _, command in _TABLE:
@@ -102,12 +102,12 @@ def next_command(error: BaseException) -> str | None:
 
 
 def message(error: BaseException) -> str:
-    """Return what a person is told: what happened, why, and what to run next.
+    """Return the message of an error: what happened, why, and what to run next.
 
-    Not escaped yet: parts of it may come from the log.
+    Not escaped: parts of it may come from the log.
     """
-    told = str(error).strip()
+    text = str(error).strip()
     if not isinstance(error, MarshalError):
-        told = f"unexpected {type(error).__name__}: {told}; --debug shows where"
+        text = f"unexpected {type(error).__name__}: {text}; --debug shows where"
     command = next_command(error)
-    return told if command is None else f"{told}\nnext: {command}"
+    return text if command is None else f"{text}\nnext: {command}"

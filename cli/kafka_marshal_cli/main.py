@@ -1,6 +1,6 @@
 """The entry point of the command ``marshal``.
 
-The rest is imported inside: it takes half a second, and a Ctrl-C meanwhile
+All else is imported inside ``main``: that takes half a second, and a Ctrl-C during it
 must not end in a traceback.
 """
 
@@ -22,7 +22,7 @@ def main() -> None:
 
 
 def run(app: Callable[..., object], *, program: str) -> None:
-    """Run a command line; what a terminal cannot write is escaped, never an error.
+    """Run a command line; characters that a terminal cannot show are escaped.
 
     Args:
         app: A typer application.
@@ -33,8 +33,7 @@ def run(app: Callable[..., object], *, program: str) -> None:
         if reconfigure is not None:
             reconfigure(errors="backslashreplace")
     for name in ("kafka", "kafka_marshal"):
-        # What matters to people is told as an error or an event; --debug shows
-        # the rest.
+        # Errors and events report what matters; --debug shows the rest.
         logger = logging.getLogger(name)
         logger.addHandler(logging.NullHandler())
         logger.propagate = False

@@ -1,4 +1,4 @@
-"""What people type, turned into values: durations, times, properties, limits.
+"""Parses option values: durations, times, properties, limits.
 
 Pure functions; each failure is a ConfigurationError that names the option.
 """
@@ -22,8 +22,8 @@ def duration_ms(option: str, text: str, *, is_bare_ms: bool = True) -> int:
 
     Args:
         option: Name of the option, for messages.
-        text: What was typed.
-        is_bare_ms: Whether a plain number is taken as milliseconds.
+        text: Value of the option.
+        is_bare_ms: Whether a plain number means milliseconds.
     """
     value = text.strip().lower()
     if is_bare_ms and _WHOLE.fullmatch(value):
@@ -32,7 +32,7 @@ def duration_ms(option: str, text: str, *, is_bare_ms: bool = True) -> int:
     if not parts or "".join(part[0] for part in parts) != value:
         also = ", or a number of milliseconds" if is_bare_ms else ""
         raise ConfigurationError(
-            f"{option} is {text!r}, which is no duration; write it like 500ms, 10s, "
+            f"{option} is {text!r}, which is not a duration; write it like 500ms, 10s, "
             f"10m or 2h{also}",
             setting=option,
         )
@@ -40,12 +40,12 @@ def duration_ms(option: str, text: str, *, is_bare_ms: bool = True) -> int:
 
 
 def pairs(option: str, given: Iterable[str]) -> dict[str, str]:
-    """Return ``name=value`` options as a dictionary; a later one wins."""
+    """Return ``name=value`` options as a dictionary; the last value of a name wins."""
     found = {}
     for each in given:
         name, equals, value = each.partition("=")
         if not equals or not name.strip():
-            # Not the text itself: it may be a password with a typing error.
+            # Do not show the text: it may be a mistyped password.
             raise ConfigurationError(
                 f"{option} must be written name=value", setting=option
             )
@@ -59,7 +59,7 @@ def limits(given: Iterable[str]) -> dict[str, int]:
     for name, value in pairs("--limit", given).items():
         if not _WHOLE.fullmatch(value):
             raise ConfigurationError(
-                f"--limit {name} is {value!r}, which is no whole number",
+                f"--limit {name} is {value!r}, which is not a whole number",
                 setting="--limit",
             )
         found[name] = int(value)
@@ -70,7 +70,7 @@ def properties(path: Path) -> dict[str, str]:
     """Read a properties file of a Kafka client, librdkafka's or Java's.
 
     Of Java's own forms, ``sasl.jaas.config`` of PLAIN and SCRAM and PEM trust
-    stores are understood.
+    stores are supported.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -96,12 +96,12 @@ def properties(path: Path) -> dict[str, str]:
 
 
 def _from_java(found: dict[str, str]) -> dict[str, str]:
-    """Put what only Java's clients know in the words of the others."""
+    """Replace options that only Java's clients have by those of the others."""
     jaas = found.pop("sasl.jaas.config", None)
     if jaas is not None:
         if not any(module in jaas for module in _PLAIN_MODULES):
             raise ConfigurationError(
-                "sasl.jaas.config is understood for PLAIN and SCRAM only; write "
+                "sasl.jaas.config is supported for PLAIN and SCRAM only; write "
                 "sasl.mechanism and its options instead",
                 setting="sasl.jaas.config",
             )
@@ -115,10 +115,10 @@ def _from_java(found: dict[str, str]) -> dict[str, str]:
 
 
 def moment(option: str, text: str, *, now_ms: int) -> tuple[int | None, int | None]:
-    """Return what ``--at`` names: an offset, or a time in epoch milliseconds.
+    """Return an offset, or a time in epoch milliseconds; the other one is None.
 
-    A plain number is an offset; ``-5m`` and ``-PT5M`` are that long ago; the
-    rest is an ISO time, in UTC where it names no zone.
+    A plain number is an offset; ``-5m`` and ``-PT5M`` are relative to now; all else
+    is an ISO time, in UTC if it has no zone.
     """
     value = text.strip()
     if _WHOLE.fullmatch(value):

@@ -1,28 +1,34 @@
-"""Profiles: settings of the command in a TOML file, by name.
+"""Profiles: named settings in a TOML file, as defaults of the command's options.
 
-What wins: an option on the command line, then the environment, then the profile,
-then the file's ``[default]``, then what is built in. Each setting is tied to its
-options by the name of its environment variable, so that an option of another
-meaning and the same spelling is left alone.
+Precedence: an option on the command line, the environment, the profile, the file's
+``[default]``, the built-in default. A setting belongs to the options with the same
+environment variable, so an option with another meaning and the same name is not
+affected. The file is read once, when the first default is looked up.
 """
 
 import difflib
 import os
+import re
 import stat
 import tomllib
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import attrs
+import typer
 
 from kafka_marshal import ConfigurationError
+from kafka_marshal_cli.render import escape
 
 FILE_BYTES_MAX = 1_000_000
+SAFE_NAME = re.compile(r"[A-Za-z0-9._:-]{1,249}", re.ASCII)
+"""A name that may be handed to a shell."""
 _TOP = ("profile", "default", "profiles")
 _SECRET_WORDS = (
     *("password", "secret", "passphrase", "jaas", "key.pem", "key_pem"),
-    # It may have a user and a password in it.
+    # A URL may contain a user and a password.
     *("proxy_url", "proxy.url"),
 )
 OTHERS_MAY_READ = stat.S_IRGRP | stat.S_IROTH
@@ -30,12 +36,12 @@ OTHERS_MAY_READ = stat.S_IRGRP | stat.S_IROTH
 
 @attrs.frozen
 class Setting:
-    """One setting: how it is called where.
+    """One setting and its names.
 
     Attributes:
-        key: In the file, and as an option behind ``--``.
-        envvar: In the environment.
-        default: What is built in, for people; empty for nothing.
+        key: Name in the file, and of the option without ``--``.
+        envvar: Name of the environment variable.
+        default: Built-in default as shown to people; empty if there is none.
     """
 
     key: str
@@ -54,7 +60,7 @@ SETTINGS = (
     Setting("client-id", "MARSHAL_CLIENT_ID"),
     Setting("state-dir", "MARSHAL_STATE_DIR"),
     Setting("sidecar", "MARSHAL_SIDECAR"),
-    # Those of `marshal sidecar`.
+    # Settings of `marshal sidecar`.
     Setting("socket", "MARSHAL_SIDECAR_SOCKET"),
     Setting("socket-group", "MARSHAL_SIDECAR_SOCKET_GROUP"),
     Setting("tcp", "MARSHAL_SIDECAR_TCP"),
@@ -68,12 +74,12 @@ KEYS = tuple(setting.key for setting in SETTINGS)
 
 @attrs.frozen
 class Value:
-    """A value and where it came from.
+    """A value and where it was set.
 
     Attributes:
-        text: The value itself; for a reference, what it leads to.
-        origin: Where it stands, for people.
-        kind: ``env`` or ``file`` for a reference, empty for the value itself.
+        text: The value itself, or the variable or file that a reference names.
+        origin: Where it was set, as text for people.
+        kind: ``env`` or ``file`` for a reference, empty for a plain value.
     """
 
     text: str
@@ -81,16 +87,16 @@ class Value:
     kind: str = ""
 
     def resolved(self, name: str) -> str:
-        """Return the value, read from where it leads to.
+        """Return the value, following a reference.
 
         Raises:
-            ConfigurationError: There is nothing.
+            ConfigurationError: The variable is not set, or the file cannot be read.
         """
         if self.kind == "env":
             found = os.environ.get(self.text)
             if found is None:
                 raise ConfigurationError(
-                    f"{name} is to come from the environment variable {self.text}, "
+                    f"{name} refers to the environment variable {self.text}, "
                     f"which is not set ({self.origin})",
                     setting=name,
                 )
@@ -100,7 +106,7 @@ class Value:
                 return Path(self.text).read_text(encoding="utf-8").rstrip("\r\n")
             except (OSError, UnicodeDecodeError) as error:
                 raise ConfigurationError(
-                    f"{name} is to come from the file {self.text!r}, which cannot be "
+                    f"{name} refers to the file {self.text!r}, which cannot be "
                     f"read: {error} ({self.origin})",
                     setting=name,
                 ) from error
@@ -109,15 +115,15 @@ class Value:
 
 @attrs.frozen
 class Profile:
-    """What a file says for one profile.
+    """The settings of one profile.
 
     Attributes:
-        path: The file; where there is none, where it would be.
+        path: The file, or where it would be if it does not exist.
         name: The profile, None for the file's ``[default]`` alone.
         names: All profiles of the file.
         settings: Key to value.
         options: Security and connection options.
-        warning: What is unsafe about the file.
+        warning: Why the file is unsafe, None if it is not.
     """
 
     path: Path
@@ -129,17 +135,17 @@ class Profile:
 
 
 def is_secret(name: str) -> bool:
-    """Return whether an option's value is not for other eyes."""
+    """Return whether the value of an option must not be shown."""
     lower = name.lower()
     is_place = lower.endswith((".location", "_file"))
     return not is_place and any(word in lower for word in _SECRET_WORDS)
 
 
 def config_path(given: str | None) -> tuple[Path, bool]:
-    """Return which file counts, and whether somebody asked for it.
+    """Return the path of the file, and whether it was named explicitly.
 
     Args:
-        given: What ``--config`` says.
+        given: Value of ``--config``.
     """
     named = given or os.environ.get("MARSHAL_CONFIG")
     if named:
@@ -149,19 +155,19 @@ def config_path(given: str | None) -> tuple[Path, bool]:
 
 
 def load(file: str | None, name: str | None) -> Profile:
-    """Read the profile that is asked for, or the one that the file chooses.
+    """Read the requested profile, or the one that the file selects.
 
     Args:
-        file: What ``--config`` says.
-        name: What ``--profile`` says.
+        file: Value of ``--config``.
+        name: Value of ``--profile``.
 
     Raises:
-        ConfigurationError: The file cannot be read, has a key that means nothing,
-            or has no such profile.
+        ConfigurationError: The file cannot be read, has an unknown key, or does not
+            have the profile.
     """
-    path, is_asked = config_path(file)
+    path, is_explicit = config_path(file)
     name = name or os.environ.get("MARSHAL_PROFILE") or None
-    if not is_asked and not path.exists():
+    if not is_explicit and not path.exists():
         if name is None:
             return Profile(path)
         raise ConfigurationError(
@@ -230,7 +236,7 @@ def _check(found: Mapping[str, Any], known: Iterable[str], place: str) -> None:
     for key in found:
         if key.replace("_", "-") not in names:
             raise ConfigurationError(
-                f"{place}: {key!r} means nothing; {_nearest(key, names)}",
+                f"{place}: {key!r} is unknown; {_nearest(key, names)}",
                 setting=key,
             )
 
@@ -272,7 +278,7 @@ def _scalar(value: object, place: str) -> str:
 def _options(
     table: Mapping[str, Any], place: str, path: Path, *, before: str = ""
 ) -> dict[str, Value]:
-    """Return options; ``security.protocol`` may be quoted or a table in a table."""
+    """Return options; ``security.protocol`` may be a quoted key or a nested table."""
     found: dict[str, Value] = {}
     for key, value in table.items():
         name = before + key
@@ -302,5 +308,144 @@ def _reference(
 
 
 def _beside(path: Path, file: str) -> str:
-    """Return a path that stands in a file, as seen from that file."""
+    """Resolve a path relative to the file that contains it."""
     return str(path.parent / Path(file).expanduser())
+
+
+# --- how a profile reaches the options of a command
+
+PROFILE_PANEL = "Profile"
+_BY_ENVVAR = {setting.envvar: setting.key for setting in SETTINGS}
+
+
+class SelectedProfile:
+    """The profile of one call, read when it is first needed.
+
+    Args:
+        context: Context of the command.
+    """
+
+    def __init__(self, context: typer.Context) -> None:
+        self.context = context
+
+    @cached_property
+    def profile(self) -> Profile:
+        """The profile.
+
+        Raises:
+            ConfigurationError: See ``load``.
+        """
+        given = self.context.meta
+        return load(given.get(_name("config")), given.get(_name("profile")))
+
+    def origin(self, name: str) -> str:
+        """Return where the value of an option was set, as text for people."""
+        source = self.context.get_parameter_source(name)
+        kind = "" if source is None else source.name
+        param = next(p for p in self.context.command.params if p.name == name)
+        match kind:
+            case "COMMANDLINE":
+                return f"option {param.opts[-1]}"
+            case "ENVIRONMENT":
+                return f"environment {param.envvar}"
+            case "DEFAULT_MAP":
+                return self.profile.settings[_BY_ENVVAR[str(param.envvar)]].origin
+            case _:
+                return "default"
+
+    def is_given(self, name: str) -> bool:
+        """Return whether an option was given on the command line."""
+        return self.origin(name).startswith("option ")
+
+
+class ProfileDefaults(dict[str, Any]):
+    """Defaults of a command's options from its profile, looked up when needed."""
+
+    def __init__(self, selected: SelectedProfile) -> None:
+        super().__init__()
+        self._selected = selected
+        self._keys = {
+            param.name: _BY_ENVVAR[param.envvar]
+            for param in selected.context.command.params
+            if isinstance(param.envvar, str) and param.envvar in _BY_ENVVAR
+        }
+
+    def get(self, name: str, default: Any = None) -> Any:  # noqa: ANN401
+        """Return the profile's value of an option.
+
+        Raises:
+            BadParameter: The profile cannot be read.
+        """
+        key = self._keys.get(name)
+        if key is None:
+            return default
+        try:
+            found: Value | None = self._selected.profile.settings.get(key)
+        except ConfigurationError as error:
+            hint = "--profile" if error.setting == "--profile" else "--config"
+            raise typer.BadParameter(escape(str(error)), param_hint=hint) from error
+        return default if found is None else found.text
+
+
+def _name(option: str) -> str:
+    return f"{__name__}.{option}"
+
+
+def _remember(
+    context: typer.Context, param: typer.CallbackParam, value: str | None
+) -> str | None:
+    """Store the value; one after the command name replaces one before it."""
+    if value is not None and param.name is not None:
+        context.meta[_name(param.name)] = value
+    return value
+
+
+def _select_profile(
+    context: typer.Context, param: typer.CallbackParam, value: str | None
+) -> SelectedProfile:
+    """Use the profile for the defaults of all options that are parsed later."""
+    _remember(context, param, value)
+    selected = SelectedProfile(context)
+    context.default_map = ProfileDefaults(selected)
+    return selected
+
+
+def complete_profile(context: typer.Context, incomplete: str) -> list[str]:
+    """Return the profiles of the file whose names begin with what was typed."""
+    given = context.params.get("config")
+    try:
+        names = load(given if isinstance(given, str) else None, None).names
+    except ConfigurationError:
+        return []
+    return [n for n in names if n.startswith(incomplete) and SAFE_NAME.fullmatch(n)]
+
+
+def _config(callback: Any) -> Any:  # noqa: ANN401 - typer's own types
+    return typer.Option(
+        "--config",
+        metavar="FILE",
+        is_eager=True,
+        callback=callback,
+        help="TOML file with profiles. Environment: MARSHAL_CONFIG; by default "
+        "kafka-marshal/config.toml in $XDG_CONFIG_HOME or ~/.config.",
+        rich_help_panel=PROFILE_PANEL,
+    )
+
+
+def _profile(callback: Any) -> Any:  # noqa: ANN401 - typer's own types
+    return typer.Option(
+        "--profile",
+        metavar="NAME",
+        is_eager=True,
+        callback=callback,
+        autocompletion=complete_profile,
+        help="Profile to use from that file. Environment: MARSHAL_PROFILE.",
+        rich_help_panel=PROFILE_PANEL,
+    )
+
+
+# Before the name of the command, and after it.
+RootConfig = Annotated[str | None, _config(_remember)]
+RootProfile = Annotated[str | None, _profile(_remember)]
+Config = Annotated[str | None, _config(_remember)]
+ProfileName = Annotated[str | None, _profile(_select_profile)]

@@ -1,12 +1,12 @@
-"""Answers as tables and JSON. Pure functions: nothing here reads or prints.
+"""Answers as tables and JSON. Pure functions: no input, no output.
 
-Every string may come from the log, where anybody who may write there can put
-control characters, so each is escaped where it is shown (PROTOCOL 12).
+Every string may come from the log, where any writer can put control characters, so
+each is escaped when it is shown (PROTOCOL 12).
 """
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from io import StringIO
 from typing import Any, Literal
@@ -18,7 +18,7 @@ from rich.text import Text
 
 SCHEMA = 1
 NOTHING = "-"
-# Nobody's terminal is as wide; a table that goes to a file is never folded.
+# Wider than any terminal: a table that goes to a file is never folded.
 WIDTH_UNLIMITED = 100_000
 _JSON_STRING_UNSAFE = re.compile(r"[^\x20-\x7e]")
 
@@ -26,9 +26,9 @@ Row = Mapping[str, Any]
 
 
 def escape(text: str) -> str:
-    r"""Return text that a terminal shows and does not obey: ``\x1b`` for ESC.
+    r"""Return text without control characters: ``\x1b`` for ESC.
 
-    A backslash is doubled, so that nothing can pretend to be an escape.
+    A backslash is doubled, so that no text can look like an escape.
     """
     shown = text.replace("\\", "\\\\")
     if shown.isprintable():
@@ -43,7 +43,7 @@ def _escaped(character: str) -> str:
 def escape_lines(text: str) -> str:
     """Escape text line by line; lines after the first are indented.
 
-    So a newline from the log cannot begin a line that looks like one of ours.
+    A newline from the log then cannot begin a line that looks like our own.
     """
     first, *rest = text.split("\n")
     return "\n".join([escape(first), *(f"  {escape(line)}" for line in rest)])
@@ -52,7 +52,7 @@ def escape_lines(text: str) -> str:
 def to_json(value: object, *, is_pretty: bool = False) -> str:
     """Return JSON in which every character is printable."""
     text = json.dumps(value, ensure_ascii=False, indent=2 if is_pretty else None)
-    # Outside its strings JSON is plain ASCII, and indentation brings newlines.
+    # Outside its strings JSON is plain ASCII; indentation adds newlines.
     return _JSON_STRING_UNSAFE.sub(_escaped_in_json, text)
 
 
@@ -72,7 +72,7 @@ class Column:
     Attributes:
         header: Its title.
         cell: Returns the text of a row's cell, not escaped.
-        is_number: Whether it is set to the right.
+        is_number: Whether it is aligned to the right.
     """
 
     header: str
@@ -87,7 +87,7 @@ class Section:
     Attributes:
         name: Name of the list in JSON, such as ``claims``.
         rows: One JSON object each.
-        columns: How they are shown in a table.
+        columns: Columns of the table.
     """
 
     name: str
@@ -97,13 +97,13 @@ class Section:
 
 @attrs.frozen
 class Answer:
-    """What a command found.
+    """The result of a command.
 
     Attributes:
-        as_of: Offsets and time that it is true for.
+        as_of: Offsets and time of the state that it describes.
         facts: Single values, in order.
         sections: Lists.
-        shown: How facts are shown to people, where not as they are.
+        shown: Texts of facts for people, if not the plain value.
     """
 
     as_of: Mapping[str, Any]
@@ -118,7 +118,7 @@ _NUMBERS = ("_ms", "_count", "offset", "position", "granted", "generation", "lag
 def column(
     header: str, key: str, *, as_text: Callable[[Any], str] | None = None
 ) -> Column:
-    """Return a column of one field, ``-`` where it is null."""
+    """Return a column of one field, ``-`` if it is null."""
     shown = as_text or plain
     return Column(
         header,
@@ -128,7 +128,7 @@ def column(
 
 
 def plain(value: object) -> str:
-    """Return a value as people write it."""
+    """Return a value as text for people."""
     match value:
         case None:
             return NOTHING
@@ -143,13 +143,13 @@ def plain(value: object) -> str:
 
 
 def document(answer: Answer) -> dict[str, Any]:
-    """Return the one JSON object of an answer."""
+    """Return an answer as one JSON object."""
     lists = {section.name: list(section.rows) for section in answer.sections}
     return {"schema": SCHEMA, "as_of": dict(answer.as_of), **answer.facts, **lists}
 
 
 def lines(answer: Answer) -> list[dict[str, Any]]:
-    """Return the JSON objects of an answer, one for each line."""
+    """Return an answer as JSON objects, one for each line."""
     head = {"schema": SCHEMA, "as_of": dict(answer.as_of)}
     found = []
     if answer.facts or not answer.sections:
@@ -160,7 +160,7 @@ def lines(answer: Answer) -> list[dict[str, Any]]:
 
 
 def grid(section: Section) -> Table:
-    """Return a section as rich draws it."""
+    """Return a section as a table of rich."""
     drawn = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
     for each in section.columns:
         side: Literal["left", "right"] = "right" if each.is_number else "left"
@@ -175,9 +175,9 @@ def table(section: Section, *, width: int | None = None, is_color: bool = False)
     """Return a section as text in columns.
 
     Args:
-        section: What to show.
+        section: The section.
         width: Columns of the terminal; None for no limit.
-        is_color: Whether titles may be bold.
+        is_color: Whether headers may be bold.
     """
     buffer = StringIO()
     console = Console(
@@ -193,18 +193,18 @@ def table(section: Section, *, width: int | None = None, is_color: bool = False)
 
 
 def facts(answer: Answer) -> str:
-    """Return an answer's facts, a line each."""
+    """Return the facts of an answer, one line each."""
     titles = [name.replace("_", " ") for name in answer.facts]
     wide = max(map(len, titles), default=0)
-    told = []
+    lines_ = []
     for name, title in zip(answer.facts, titles, strict=True):
         value = answer.shown.get(name, plain(answer.facts[name]))
-        told.append(f"{title + ':':<{wide + 1}} {escape(value)}")
-    return "\n".join(told)
+        lines_.append(f"{title + ':':<{wide + 1}} {escape(value)}")
+    return "\n".join(lines_)
 
 
 def people(answer: Answer, *, width: int | None = None, is_color: bool = False) -> str:
-    """Return an answer as people read it."""
+    """Return an answer as text for people."""
     parts = [facts(answer)] if answer.facts else []
     has_titles = len(answer.sections) > 1
     for section in answer.sections:
@@ -216,6 +216,16 @@ def people(answer: Answer, *, width: int | None = None, is_color: bool = False) 
                 body = f"{section.name.upper()}\n{body}"
         parts.append(body)
     return "\n\n".join(parts)
+
+
+NAMES_SHOWN = 5
+
+
+def abbreviated(names: Iterable[object]) -> str:
+    """Return the first few names for a line, and the number of the others."""
+    every = [str(each) for each in names]
+    more = len(every) - NAMES_SHOWN
+    return ", ".join(every[:NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 _UNITS_MS = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000))

@@ -1,7 +1,7 @@
-"""What all commands share: options, how they answer, and how they fail.
+"""The shared options of all commands, their output and their errors.
 
-``command`` adds the shared options to a function and hands it a ``Call`` as
-its first argument, so each option has one name, one help text and one meaning.
+``command`` adds the shared options to a function and passes it a ``Call`` as its first
+argument, so each option has one name, one help text and one meaning.
 """
 
 import inspect
@@ -23,16 +23,16 @@ import typer
 from kafka_marshal import Admin, ConfigurationError, World, WorldWatch
 from kafka_marshal.ports import LogRange
 from kafka_marshal.views import LogScan
-from kafka_marshal_cli import facts, names, parsing, profiles, render
-from kafka_marshal_cli.chosen import Chosen, Config, ProfileName
+from kafka_marshal_cli import completion_cache, parsing, presenters, profiles, render
 from kafka_marshal_cli.exits import ExitCode, exit_code, message
+from kafka_marshal_cli.profiles import Config, ProfileName, SelectedProfile
 
 TIMEOUT_MS_DEFAULT = 30_000
 CONNECTION_PANEL = "Connection"
 
 
 class Output(StrEnum):
-    """How answers are written."""
+    """Format of answers."""
 
     TABLE = "table"
     JSON = "json"
@@ -46,7 +46,7 @@ BootstrapServer = Annotated[
         "--bootstrap-server",
         envvar="MARSHAL_BOOTSTRAP_SERVER",
         metavar="HOST:PORT,...",
-        help="Brokers to start from; one live address is enough.",
+        help="Bootstrap brokers; one live address is enough.",
         rich_help_panel=CONNECTION_PANEL,
     ),
 ]
@@ -56,7 +56,7 @@ CoordinationTopic = Annotated[
         "--coordination-topic",
         envvar="MARSHAL_COORDINATION_TOPIC",
         metavar="TOPIC",
-        help="The topic that the claims stand in.",
+        help="Name of the coordination topic.",
         rich_help_panel=CONNECTION_PANEL,
     ),
 ]
@@ -66,8 +66,8 @@ CommandProperty = Annotated[
         "-C",
         "--command-property",
         metavar="NAME=VALUE",
-        help="A security or connection option, by kafka-python's name or "
-        "librdkafka's dotted one. Repeatable; wins over the file.",
+        help="A security or connection option, by its name in kafka-python or "
+        "librdkafka. Repeatable; overrides --command-config.",
         rich_help_panel=CONNECTION_PANEL,
     ),
 ]
@@ -77,7 +77,7 @@ CommandConfig = Annotated[
         "--command-config",
         envvar="MARSHAL_COMMAND_CONFIG",
         metavar="FILE",
-        help="Properties file with such options.",
+        help="Properties file with security and connection options.",
         rich_help_panel=CONNECTION_PANEL,
     ),
 ]
@@ -87,7 +87,7 @@ Transport = Annotated[
         "--transport",
         envvar="MARSHAL_TRANSPORT",
         metavar="auto|fast|kafka-python",
-        help="Client library of the logs; auto takes the fast one where it can.",
+        help="Client library of the logs; auto selects the fast one if it is usable.",
         rich_help_panel=CONNECTION_PANEL,
     ),
 ]
@@ -97,7 +97,7 @@ Timeout = Annotated[
         "--timeout",
         envvar="MARSHAL_TIMEOUT",
         metavar="MS",
-        help="When to give up, in ms or like 10s. By default 30 s.",
+        help="Longest time of the command, in ms or like 10s. By default 30 s.",
         rich_help_panel=CONNECTION_PANEL,
     ),
 ]
@@ -118,19 +118,19 @@ Debug = Annotated[
 
 @attrs.frozen
 class Call:
-    """One call of a command: its shared options, and where it answers.
+    """One call of a command: the values of its shared options.
 
     Attributes:
         bootstrap_servers: Addresses of the cluster.
         coordination_topic: Name of the coordination topic.
         options: Security and connection options.
-        timeout_ms: When to give up.
-        is_timeout_given: Whether that was asked for.
-        output: How to answer.
+        timeout_ms: Longest time of the command.
+        is_timeout_given: Whether --timeout is on the command line.
+        output: Format of the answer.
         is_debug: Whether tracebacks are shown.
-        transport: Which client library reads and writes the logs.
-        is_server_given: Whether addresses were asked for, wherever that stands.
-        is_topic_given: Whether the coordination topic was.
+        transport: Client library of the logs.
+        is_server_given: Whether addresses were set, by an option or otherwise.
+        is_topic_given: Whether the coordination topic was set.
     """
 
     bootstrap_servers: str = "localhost:9092"
@@ -147,7 +147,7 @@ class Call:
     def world(
         self, *, offset: Mapping[int, int] | None = None, time_ms: int | None = None
     ) -> World:
-        """Read the log and return the world, whatever it holds."""
+        """Read the log and return the world, also of a topic with errors."""
         world = World.at(
             self.bootstrap_servers,
             offset=offset,
@@ -158,11 +158,13 @@ class Call:
             timeout_ms=self.timeout_ms,
         )
         if offset is None and time_ms is None:
-            names.keep(world, self.bootstrap_servers, topic=self.coordination_topic)
+            completion_cache.save(
+                world, self.bootstrap_servers, topic=self.coordination_topic
+            )
         return world
 
     def formatted_world(self) -> World:
-        """Read the log and return the world of a topic that is in order."""
+        """Read the log and return the world; raise if the topic has errors."""
         world = self.world()
         world.config()
         return world
@@ -200,27 +202,27 @@ class Call:
             timeout_ms=self.timeout_ms,
         )
 
-    def with_lag(self, claims: Iterable[facts.Row]) -> list[facts.Row]:
-        """Return claims with their lag; the cluster is asked where their logs end."""
+    def with_lag(self, claims: Iterable[presenters.Row]) -> list[presenters.Row]:
+        """Return claims with their lag, by the log ends of the cluster."""
         rows = list(claims)
-        wanted = facts.data_partitions(rows)
+        wanted = presenters.data_partitions(rows)
         ends = {}
         if wanted:
             with self.admin() as admin:
                 ends = admin.log_ends(wanted)
-        return facts.with_lag(rows, ends)
+        return presenters.with_lag(rows, ends)
 
     def answer(self, answer: render.Answer) -> None:
-        """Write an answer to stdout in the form that was asked for."""
+        """Write an answer to stdout in the format of --output."""
         match self.output:
             case Output.JSON:
-                data(render.to_json(render.document(answer), is_pretty=True))
+                emit(render.to_json(render.document(answer), is_pretty=True))
             case Output.JSONL:
                 for line in render.lines(answer):
-                    data(render.to_json(line))
+                    emit(render.to_json(line))
             case Output.TABLE:
                 width, is_color = terminal(sys.stdout)
-                data(render.people(answer, width=width, is_color=is_color))
+                emit(render.people(answer, width=width, is_color=is_color))
 
 
 def wall_ms() -> int:
@@ -228,13 +230,13 @@ def wall_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def data(line: str) -> None:
+def emit(line: str) -> None:
     """Write a line of data to stdout."""
     sys.stdout.write(line + "\n")
 
 
-def tell(text: str) -> None:
-    """Tell people something, on stderr; escaped here."""
+def notify(text: str) -> None:
+    """Write a message for people to stderr, escaped."""
     with suppress(BrokenPipeError):
         sys.stderr.write(render.escape_lines(text) + "\n")
         sys.stderr.flush()
@@ -270,12 +272,12 @@ Body = Callable[..., None]
 
 
 @attrs.frozen
-class Gathered:
-    """Options that reach the body of a command as one argument.
+class OptionGroup:
+    """Options that the body of a command gets as one argument.
 
     Attributes:
         options: Name to annotation and default.
-        build: Returns the argument for what was given.
+        build: Returns the argument for the values of the options.
     """
 
     options: Mapping[str, tuple[Any, Any]]
@@ -287,17 +289,17 @@ def command(
     connects: bool = True,
     waits: bool = True,
     answers: bool = True,
-    gathers: Mapping[str, Gathered] | None = None,
+    option_groups: Mapping[str, OptionGroup] | None = None,
 ) -> Callable[[Body], Body]:
     """Return a decorator that makes a function a command with shared options.
 
     Args:
-        connects: It takes the options of a connection.
-        waits: It takes ``--timeout``.
-        answers: It takes ``--output``.
-        gathers: Arguments of the function that stand for several options each.
+        connects: Add the options of a connection.
+        waits: Add ``--timeout``.
+        answers: Add ``--output``.
+        option_groups: Arguments of the function that stand for several options each.
     """
-    groups = gathers or {}
+    groups = option_groups or {}
     shared: dict[str, tuple[Any, Any]] = {
         **(_CONNECTION if connects else {}),
         **(_TIMEOUT if waits else {}),
@@ -308,7 +310,7 @@ def command(
     def decorate(function: Body) -> Body:
         own = list(inspect.signature(function).parameters.values())[1:]
         for parameter in own:
-            names.complete(parameter.name, parameter.annotation)
+            completion_cache.complete(parameter.name, parameter.annotation)
 
         @wraps(function)
         def run(**values: Any) -> None:  # noqa: ANN401 - whatever the options hold
@@ -322,7 +324,7 @@ def command(
                 built = {n: groups[n].build(given) for n, given in grouped.items()}
                 function(call_of(given), **values, **built)
 
-            guard(body, is_debug=bool(given["debug"]))
+            run_guarded(body, is_debug=bool(given["debug"]))
 
         added = dict(shared)
         for group in groups.values():
@@ -343,7 +345,7 @@ def command(
                 for name, (annotation, default) in added.items()
             ),
         ]
-        # typer reads both; what stands here is what the command line takes.
+        # typer reads both to find the options of the command.
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {p.name: p.annotation for p in parameters}
         return run
@@ -352,14 +354,14 @@ def command(
 
 
 def call_of(given: Mapping[str, Any]) -> Call:
-    """Return the call that shared options describe.
+    """Return the call for the values of the shared options.
 
     Raises:
-        ConfigurationError: An option cannot be understood.
+        ConfigurationError: An option is invalid.
     """
-    chosen: Chosen | None = given.get("profile")
-    if chosen is not None and chosen.profile.warning is not None:
-        tell(f"warning: {chosen.profile.warning}")
+    selected: SelectedProfile | None = given.get("profile")
+    if selected is not None and selected.profile.warning is not None:
+        notify(f"warning: {selected.profile.warning}")
     options = {n: value.resolved(n) for n, value in options_of(given).items()}
     servers = given.get("bootstrap_server", "localhost:9092")
     named = options.pop("bootstrap.servers", None)
@@ -376,34 +378,34 @@ def call_of(given: Mapping[str, Any]) -> Call:
         coordination_topic=given.get("coordination_topic", "__marshal"),
         options=options,
         timeout_ms=timeout_ms,
-        # One that stands in a profile is no word on how long to wait for others.
+        # A timeout of a profile does not limit the wait of `groups pause --wait`.
         is_timeout_given=timeout is not None
-        and (chosen is None or chosen.is_given("timeout")),
+        and (selected is None or selected.is_given("timeout")),
         output=given.get("output", Output.TABLE),
         is_debug=bool(given.get("debug")),
         transport=given.get("transport", "auto"),
-        is_server_given=named is not None or _is_set(chosen, "bootstrap_server"),
-        is_topic_given=_is_set(chosen, "coordination_topic"),
+        is_server_given=named is not None or _is_set(selected, "bootstrap_server"),
+        is_topic_given=_is_set(selected, "coordination_topic"),
     )
 
 
-def _is_set(chosen: Chosen | None, name: str) -> bool:
-    """Return whether an option has another value than what is built in."""
-    return chosen is not None and chosen.origin(name) != "default"
+def _is_set(selected: SelectedProfile | None, name: str) -> bool:
+    """Return whether an option was set anywhere."""
+    return selected is not None and selected.origin(name) != "default"
 
 
 def options_of(given: Mapping[str, Any]) -> dict[str, profiles.Value]:
-    """Return security and connection options with where each came from.
+    """Return security and connection options, with where each was set.
 
-    The command line wins over the properties file, and that over the profile.
+    The command line overrides the properties file, which overrides the profile.
 
     Raises:
-        ConfigurationError: One of them cannot be understood.
+        ConfigurationError: One of them is invalid.
     """
     options: dict[str, profiles.Value] = {}
-    chosen: Chosen | None = given.get("profile")
-    if chosen is not None:
-        options |= chosen.profile.options
+    selected: SelectedProfile | None = given.get("profile")
+    if selected is not None:
+        options |= selected.profile.options
     config = given.get("command_config")
     if config is not None:
         origin = f"--command-config {config}"
@@ -416,11 +418,11 @@ def options_of(given: Mapping[str, Any]) -> dict[str, profiles.Value]:
     }
 
 
-def guard(body: Callable[[], None], *, is_debug: bool = False) -> None:
-    """Run a command; turn whatever it raises into words and an exit code.
+def run_guarded(body: Callable[[], None], *, is_debug: bool = False) -> None:
+    """Run a command; turn an error into a message and an exit code.
 
     Raises:
-        Exit: With the code, where that is not 0.
+        Exit: With the code, if it is not 0.
     """
     if is_debug:
         _show_logs()
@@ -430,30 +432,30 @@ def guard(body: Callable[[], None], *, is_debug: bool = False) -> None:
     except (typer.Exit, typer.Abort):
         raise
     except BrokenPipeError:
-        # Who reads us has enough, as in `marshal log dump | head`.
-        let_go_of_stdout()
+        # The reader has closed the pipe, as in `marshal log dump | head`.
+        discard_stdout()
         raise typer.Exit(ExitCode.OK) from None
     except KeyboardInterrupt:
         raise typer.Exit(ExitCode.INTERRUPTED) from None
-    except Exception as error:  # noqa: BLE001 - told by its exit code
+    except Exception as error:  # noqa: BLE001 - reported by its exit code
         if is_debug:
             traceback.print_exc(file=sys.stderr)
         with suppress(BrokenPipeError):
             sys.stdout.flush()
-        tell(f"marshal: {message(error)}")
+        notify(f"marshal: {message(error)}")
         raise typer.Exit(exit_code(error)) from None
 
 
-def let_go_of_stdout() -> None:
-    """Send to nowhere what a closed pipe did not take, also at exit."""
+def discard_stdout() -> None:
+    """Redirect stdout to the null device, so that the flush at exit cannot fail."""
     with suppress(OSError, ValueError):
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())
+        os.close(null)
 
 
 def _show_logs() -> None:
-    """Undo what ``main`` did to keep libraries' logs off people's screens."""
+    """Show the logs of libraries, which ``main`` hides."""
     logging.basicConfig(stream=sys.stderr, level=logging.INFO)
     for name in ("kafka", "kafka_marshal"):
         logging.getLogger(name).propagate = True

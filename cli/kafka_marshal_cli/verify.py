@@ -1,8 +1,8 @@
-"""Checks a log against what must hold (PROTOCOL 11), entry by entry. Pure.
+"""Checks the invariants of a log (PROTOCOL 11), entry by entry. Pure.
 
-Each partition is folded twice: one entry at a time, and in chunks with a
-snapshot taken and restored on the way. Both must end alike (S2, S5). What each entry
-did is judged by ``protocol.log_judge``.
+Each partition is folded twice: one entry at a time, and in chunks with a snapshot
+that is taken and restored. Both results must be equal (S2, S5). ``protocol.log_judge``
+checks the transitions of each entry.
 """
 
 from typing import Any, Protocol
@@ -21,7 +21,7 @@ FINDINGS_MAX = 20
 
 
 class KeptLike(Protocol):
-    """What is compared of a kept state."""
+    """A stored state to compare with."""
 
     @property
     def offset(self) -> int:
@@ -44,13 +44,13 @@ class Verifier:
     """Verifies one coordinating partition.
 
     Attributes:
-        begun: State to begin at: empty, or that of a checkpoint where the start of
-            the log is gone. It belongs to the verifier from then on.
-        split: Offset at or after which the second fold goes by a snapshot.
-        chunk_max: Entries that the second fold takes at once.
-        kept: A state that somebody kept, to be compared with ours at its offset.
-        findings: What is broken, one line each; bounded.
-        entries_count: Entries folded.
+        begun: State to begin at: empty, or that of a checkpoint if the start of the
+            log is gone. The verifier changes it.
+        split: Offset at or after which the second fold restores a snapshot.
+        chunk_max: Entries that the second fold applies at once.
+        kept: A stored state, compared with the fold at its offset.
+        findings: Broken invariants, one line each, at most FINDINGS_MAX.
+        entries_count: Number of folded entries.
     """
 
     begun: WorldState
@@ -87,8 +87,8 @@ class Verifier:
         """The world of the partition."""
         return self._first
 
-    def take(self, entry: LogEntry) -> None:
-        """Fold one more entry and look at what it did."""
+    def fold(self, entry: LogEntry) -> None:
+        """Fold one more entry and check its transitions."""
         self.entries_count += 1
         if self._kept_result is None and self.kept is not None:
             self._compare_kept(entry.offset)
@@ -132,10 +132,10 @@ class Verifier:
         }
 
     def _compare_kept(self, before: int | None) -> None:
-        """Compare the kept state, once all below its offset is folded.
+        """Compare the stored state when all entries below its offset are folded.
 
         Args:
-            before: Offset of the entry that is folded next; None at the end.
+            before: Offset of the next entry; None at the end.
         """
         kept, state = self.kept, self._first
         if kept is None or self._kept_result is not None:
@@ -143,7 +143,7 @@ class Verifier:
         if before is not None and before < kept.offset:
             return
         if kept.offset < self._begin_offset:
-            self._kept_result = "unknown"  # the log has lost what leads up to it
+            self._kept_result = "unknown"  # the log has lost the entries before it
             return
         names = (state.next_offset, state.leader_epoch, digest(state))
         is_same = names == (kept.offset, kept.leader_epoch, kept.digest)
@@ -166,7 +166,7 @@ class Verifier:
         self._chunk.clear()
 
     def _restore(self) -> None:
-        """Go on with a copy that went through bytes (PROTOCOL 7.4)."""
+        """Replace the second state by its copy from bytes (PROTOCOL 7.4)."""
         self._flush()
         self.snapshot_offset = self._second.next_offset
         if self._second.halted is None:

@@ -16,14 +16,14 @@ import typer
 from kafka_marshal import Admin, CoordinationError
 from kafka_marshal.admin import Format
 from kafka_marshal_cli import parsing
-from kafka_marshal_cli.shared import Call, command, data, tell
+from kafka_marshal_cli.shared import Call, command, emit, notify
 
-LOOK_S = 0.2
+POLL_S = 0.2
 app = typer.Typer(help="A Kafka broker for development.", no_args_is_help=True)
 
 
 class _Stopped(BaseException):
-    """A signal came while the broker started; not an Exception, so nobody eats it."""
+    """A signal came while the broker started. No error handler catches it."""
 
 
 @app.command("run", epilog="Example: marshal broker run --port 9092 --data-dir ./kafka")
@@ -32,33 +32,40 @@ def run(
     call: Call,
     *,
     port: Annotated[
-        int, typer.Option(min=0, max=65_535, help="Port; 0 for any free one.")
+        int, typer.Option(min=0, max=65_535, help="Port; 0 for a free one.")
     ] = 0,
     data_dir: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Keep data here; else it goes at the end."),
+        typer.Option(
+            metavar="DIR",
+            help="Directory of the data; without it the data is deleted at the end.",
+        ),
     ] = None,
     format_: Annotated[
         bool,
-        typer.Option("--format/--no-format", help="Format the coordination topic too."),
+        typer.Option(
+            "--format/--no-format", help="Also format the coordination topic."
+        ),
     ] = True,
     coordination_topic: Annotated[
         str,
         typer.Option(
             envvar="MARSHAL_COORDINATION_TOPIC",
             metavar="TOPIC",
-            help="The topic that is formatted.",
+            help="Name of the coordination topic.",
         ),
     ] = "__marshal",
-    partitions: Annotated[int, typer.Option(metavar="K", help="Its partitions.")] = 8,
+    partitions: Annotated[
+        int, typer.Option(metavar="K", help="Coordinating partitions.")
+    ] = 8,
     heartbeat_interval: Annotated[
-        str, typer.Option(metavar="MS", help="Its H, in ms or like 2s.")
+        str, typer.Option(metavar="MS", help="Heartbeat interval, in ms or like 2s.")
     ] = "2s",
 ) -> None:
     """Run an embedded Apache Kafka in the foreground, until SIGINT or SIGTERM.
 
-    The first line on stdout is its address, once it serves. Data that is not
-    kept in --data-dir goes at the end. Needs the extra `broker`.
+    When it is ready, the first line on stdout is its address. Without --data-dir the
+    data is deleted at the end. Needs the extra `broker`.
     """
     del call
     wanted = Format(
@@ -76,19 +83,19 @@ def run(
 
 @attrs.define
 class Signals:
-    """What came of SIGINT and SIGTERM.
+    """Handler of SIGINT and SIGTERM.
 
     Attributes:
-        stop: Set by the first one.
-        is_serving: Whether an end in order is up to ``serve``; before that a
-            signal breaks the start off.
+        stop: Set by the first signal.
+        is_serving: Whether ``serve`` ends by ``stop``; before that a signal aborts
+            the start.
     """
 
     stop: threading.Event = attrs.field(factory=threading.Event)
     is_serving: bool = False
 
     def on_signal(self, number: int, frame: FrameType | None) -> None:
-        """Take a signal."""
+        """Handle a signal."""
         del number, frame
         is_first = not self.stop.is_set()
         self.stop.set()
@@ -104,7 +111,7 @@ def _signals() -> Iterator[Signals]:
     try:
         yield signals
     except _Stopped:
-        tell("stopped before the broker was up")
+        notify("stopped before the broker was up")
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -126,18 +133,18 @@ def serve(
     """Run a broker until a signal comes.
 
     Raises:
-        CoordinationError: It ended by itself.
+        CoordinationError: The broker ended by itself.
     """
-    # Needs Java and jars, which other commands do not.
+    # Imported here because only this command needs Java and jars.
     from kafka_marshal.testing.broker import EmbeddedBroker
 
     with EmbeddedBroker(port=port, data_dir=data_dir) as broker:
         prepare(broker.bootstrap_servers)
         signals.is_serving = True
-        data(broker.bootstrap_servers)
+        emit(broker.bootstrap_servers)
         sys.stdout.flush()
-        tell(f"broker runs, its log is {broker.log_path}; Ctrl-C ends it")
-        while not signals.stop.wait(LOOK_S):
+        notify(f"the broker is running, its log is {broker.log_path}; Ctrl-C stops it")
+        while not signals.stop.wait(POLL_S):
             if not broker.is_running:
                 raise CoordinationError(
                     "the broker ended by itself; the end of its log:\n"

@@ -1,4 +1,4 @@
-"""``marshal claims``: who holds what."""
+"""``marshal claims``: the owners of partitions."""
 
 from typing import Annotated
 
@@ -6,12 +6,14 @@ import typer
 
 from kafka_marshal import ConfigurationError, CoordinationError, Key
 from kafka_marshal.protocol.hashing import RESERVED_TOPICS
-from kafka_marshal_cli import columns, facts, parsing
+from kafka_marshal_cli import parsing, presenters
 from kafka_marshal_cli.commands import claims_watch
 from kafka_marshal_cli.render import Answer, Section, duration, instant
-from kafka_marshal_cli.shared import Call, command, tell, wall_ms
+from kafka_marshal_cli.shared import Call, command, notify, wall_ms
 
-app = typer.Typer(help="Claims: who holds what.", no_args_is_help=True)
+app = typer.Typer(
+    help="Claims: which client holds which partition.", no_args_is_help=True
+)
 app.command("watch", epilog="Example: marshal claims watch --group billing")(
     claims_watch.watch
 )
@@ -23,26 +25,26 @@ def list_claims(
     call: Call,
     *,
     group: Annotated[
-        str | None, typer.Option(metavar="GROUP", help="Of this group only.")
+        str | None, typer.Option(metavar="GROUP", help="Only this group.")
     ] = None,
     topic: Annotated[
-        str | None, typer.Option(metavar="TOPIC", help="Of this topic only.")
+        str | None, typer.Option(metavar="TOPIC", help="Only this topic.")
     ] = None,
 ) -> None:
-    """List every claim with its owner, age, position, lag, token, and why it is there.
+    """List every claim with its owner, age, position, lag, token and reason.
 
-    LOG-END-OFFSET and LAG are asked of the cluster, and `-` where that cannot tell.
+    LOG-END-OFFSET and LAG are looked up in the cluster, `-` where they are unknown.
     """
     world = call.formatted_world()
-    rows = call.with_lag(facts.claim_rows(world, group_id=group, topic=topic))
-    section = Section("claims", rows, columns.CLAIMS_WITH_WHY)
-    call.answer(Answer(facts.as_of(world), {}, (section,)))
+    rows = call.with_lag(presenters.claim_rows(world, group_id=group, topic=topic))
+    section = Section("claims", rows, presenters.CLAIM_REASON_COLUMNS)
+    call.answer(Answer(presenters.as_of(world), {}, (section,)))
 
 
 def _require_exists(call: Call, key: Key) -> None:
-    """Refuse a key that nobody claimed where its data partition does not exist.
+    """Refuse an unclaimed key whose data partition does not exist.
 
-    Without the right to see the topic, or an answer, there is nothing to refuse.
+    The check passes if the cluster does not answer or does not show the topic.
 
     Raises:
         ConfigurationError: There is no such partition.
@@ -56,7 +58,7 @@ def _require_exists(call: Call, key: Key) -> None:
         return
     if count is None:
         raise ConfigurationError(
-            f"topic {key.topic!r} does not exist, and nobody claimed it; see: marshal "
+            f"topic {key.topic!r} does not exist, and is not claimed; see: marshal "
             f"claims list --group {key.group_id}",
             setting="TOPIC",
         )
@@ -86,20 +88,20 @@ def who(
         typer.Option(
             metavar="OFFSET|TIME",
             help="As of an offset of the key's coordinating partition (that record "
-            "included), of an ISO time, or of some time ago like -5m.",
+            "included), of an ISO time, or of a time ago like -5m.",
         ),
     ] = None,
 ) -> None:
-    """Tell who owns one partition now, or who did.
+    """Show the owner of one partition, now or in the past.
 
-    Where retention has deleted the start of the log, the past can be told from its
-    first checkpoint on; earlier moments end with 1.
+    If retention has deleted the start of the log, the past is known from the first
+    checkpoint on; for earlier moments the command ends with 1.
     """
     key = Key(group, topic, partition)
     world = call.world()
     if not any(key in state.keys for state in world.partitions):
         _require_exists(call, key)
-    place = facts.partition_of(key, world.config().partition_count)
+    place = presenters.partition_of(key, world.config().partition_count)
     if at is not None:
         offset, time_ms = parsing.moment("--at", at, now_ms=wall_ms())
         end = world.partitions[place].next_offset
@@ -124,17 +126,17 @@ def who(
     if state.log_time_ms is not None:
         shown["at_log_time_ms"] = instant(state.log_time_ms)
     if key in state.keys:
-        row = facts.claim_row(world, key, state=state)
+        row = presenters.claim_row(world, key, state=state)
         found |= row
-        shown["why"] = columns.why_text(row)
+        shown["why"] = presenters.why_text(row)
         if row["owner"] is not None:
             shown["owner"] = row["owner"]["client_id"]
             for name in ("age_ms", "age_estimate_ms"):
                 shown[name] = duration(row[name])
     else:
         found["owner"] = None
-        shown["owner"] = "nobody, it was not claimed then"
-    call.answer(Answer(facts.as_of(world), found, (), shown))
+        shown["owner"] = "nobody, the partition was not claimed then"
+    call.answer(Answer(presenters.as_of(world), found, (), shown))
 
 
 @app.command(
@@ -146,23 +148,23 @@ def forget(
     *,
     group: Annotated[str, typer.Argument(metavar="GROUP", help="The group.")],
     topic: Annotated[
-        str | None, typer.Option(metavar="TOPIC", help="Of this data topic only.")
+        str | None, typer.Option(metavar="TOPIC", help="Only this data topic.")
     ] = None,
     execute: Annotated[
         bool,
-        typer.Option("--execute/--dry-run", help="Do it, or only say what would be."),
+        typer.Option("--execute/--dry-run", help="Make the change, or only show it."),
     ] = False,
     force: Annotated[
         bool,
         typer.Option(
-            "--force", help="Also of topics that exist: their records come again."
+            "--force", help="Also for topics that exist; their records are repeated."
         ),
     ] = False,
 ) -> None:
-    """Drop claims of a group that nobody owns, with positions and granted offsets.
+    """Drop claims of a group without an owner, with positions and granted offsets.
 
-    For topics that were deleted: what was granted at most once is never forgotten
-    otherwise. Claims that are held stay. Without --execute nothing is written.
+    For topics that were deleted: granted offsets (at most once) stay for ever
+    otherwise. Claims with an owner stay. Without --execute nothing is written.
     """
     with call.admin() as admin:
         plan = admin.forget_keys(
@@ -177,12 +179,12 @@ def forget(
     }
     shown = {"existing_topics": ", ".join(plan.existing) or "none"}
     as_of = {"time_ms": wall_ms(), "offsets": {}}
-    sections = (Section("forgotten", rows, columns.FORGOTTEN),)
+    sections = (Section("forgotten", rows, presenters.FORGOTTEN_COLUMNS),)
     call.answer(Answer(as_of, found, sections, shown))
     if plan.existing:
-        tell(
+        notify(
             f"marshal: kept claims of topics that exist: {', '.join(plan.existing)}; "
-            "--force drops these, too, and their records come again"
+            "--force drops these as well, and their records are repeated"
         )
     if not execute:
-        tell("nothing was written; --execute drops them")
+        notify("nothing was written; --execute drops them")

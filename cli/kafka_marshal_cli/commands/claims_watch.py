@@ -1,4 +1,4 @@
-"""``marshal claims watch``: claims as they come and go."""
+"""``marshal claims watch``: shows claims live."""
 
 import sys
 import time
@@ -14,8 +14,8 @@ from rich.text import Text
 
 from kafka_marshal import CoordinationError, TopicPartition, World, WorldWatch
 from kafka_marshal.watch import Change
-from kafka_marshal_cli import columns, facts, parsing
-from kafka_marshal_cli.live import Idle, Outages, check_reader, ending_in_order
+from kafka_marshal_cli import parsing, presenters
+from kafka_marshal_cli.follow_loop import Idle, Outages, check_reader, ending_in_order
 from kafka_marshal_cli.render import (
     SCHEMA,
     Answer,
@@ -27,9 +27,9 @@ from kafka_marshal_cli.render import (
     lines,
     to_json,
 )
-from kafka_marshal_cli.shared import Call, Output, command, data, terminal
+from kafka_marshal_cli.shared import Call, Output, command, emit, terminal
 
-# A table is drawn anew at a change, but not more often; and now and then, for ages.
+# A change redraws the table, at most this often; ages redraw it from time to time.
 DRAWN_EVERY_S_MIN = 0.25
 DRAWN_EVERY_S_MAX = 1.0
 CHANGES_SHOWN = 5
@@ -43,29 +43,29 @@ def _unknown_ends(_: set[TopicPartition]) -> Mapping[TopicPartition, int]:
     return {}
 
 
-class Show(Protocol):
-    """How changes are shown."""
+class View(Protocol):
+    """Shows claims and their changes."""
 
-    def begin(self, world: World) -> None:
-        """Show what stands at the start."""
+    def start(self, world: World) -> None:
+        """Show the claims at the start."""
         ...
 
-    def take(self, change: Change, world: World) -> None:
+    def on_change(self, change: Change, world: World) -> None:
         """Show a change."""
         ...
 
-    def tick(self, world: World, outage: CoordinationError | None) -> None:
-        """Keep what is shown up to date; called after every wait."""
+    def refresh(self, world: World, outage: CoordinationError | None) -> None:
+        """Update what is shown; called after every wait."""
         ...
 
 
-class Wanted:
-    """Which claims are watched.
+class Selection:
+    """The claims that are watched.
 
     Args:
-        group_id: Of this group only.
-        topic: Of this topic only; pauses of groups are told all the same.
-        log_ends: Returns where logs end, of the partitions that can be asked.
+        group_id: Only claims of this group.
+        topic: Only claims of this topic; pauses of groups are shown in any case.
+        log_ends: Returns the ends of the logs that can be looked up.
         now_s: Returns the time in seconds.
     """
 
@@ -85,133 +85,144 @@ class Wanted:
         self._asked_s = float("-inf")
 
     def rows(self, world: World, *, is_away: bool = False) -> list[dict[str, Any]]:
-        """Return the claims of a world that are watched, with their lag.
+        """Return the selected claims of a world, with their lag.
 
-        Log ends are asked for at most every ``LOG_ENDS_EVERY_S``, and not while the
-        brokers are away.
+        Log ends are looked up at most every ``LOG_ENDS_EVERY_S``, and not while the
+        brokers do not answer.
         """
-        rows = facts.claim_rows(world, group_id=self.group_id, topic=self.topic)
+        rows = presenters.claim_rows(world, group_id=self.group_id, topic=self.topic)
         if not is_away and self._now_s() - self._asked_s >= LOG_ENDS_EVERY_S:
-            self._ends = self._log_ends(facts.data_partitions(rows))
+            self._ends = self._log_ends(presenters.data_partitions(rows))
             self._asked_s = self._now_s()
-        return facts.with_lag(rows, self._ends)
+        return presenters.with_lag(rows, self._ends)
 
     def __contains__(self, change: Change) -> bool:
-        """Whether a change is of interest."""
+        """Whether a change is of the selected claims."""
         if change.key is None:
             return self.group_id in {None, change.group_id}
-        return facts.is_wanted(change.key, group_id=self.group_id, topic=self.topic)
+        return presenters.is_selected(
+            change.key, group_id=self.group_id, topic=self.topic
+        )
 
 
-class Lines:
+class LineView:
     """A line for each claim at the start, and for each change.
 
     Args:
-        wanted: Which claims are watched.
+        selection: The claims that are watched.
         is_json: Whether the lines are JSON.
-        begins: Whether the claims at the start are told.
+        shows_start: Whether the claims at the start are shown.
     """
 
-    def __init__(self, wanted: Wanted, *, is_json: bool, begins: bool) -> None:
-        self._wanted = wanted
+    def __init__(
+        self, selection: Selection, *, is_json: bool, shows_start: bool
+    ) -> None:
+        self._selection = selection
         self._is_json = is_json
-        self._begins = begins
+        self._shows_start = shows_start
         self._outages = Outages()
 
-    def begin(self, world: World) -> None:
-        """Tell every claim that somebody holds."""
-        if not self._begins:
+    def start(self, world: World) -> None:
+        """Write a line for each claim that has an owner."""
+        if not self._shows_start:
             return
-        rows = [row for row in self._wanted.rows(world) if row["owner"] is not None]
-        section = Section("claims", rows, columns.CLAIMS)
+        rows = [row for row in self._selection.rows(world) if row["owner"] is not None]
+        section = Section("claims", rows, presenters.CLAIM_COLUMNS)
         if self._is_json:
-            for line in lines(Answer(facts.as_of(world), {}, (section,))):
-                data(to_json(line))
+            for line in lines(Answer(presenters.as_of(world), {}, (section,))):
+                emit(to_json(line))
         else:
             for row in rows:
-                data(escape(held_text(row, world.read_at_ms)))
+                emit(escape(held_text(row, world.read_at_ms)))
         sys.stdout.flush()
 
-    def take(self, change: Change, world: World) -> None:
-        """Tell a change."""
+    def on_change(self, change: Change, world: World) -> None:
+        """Write the line of a change."""
         if self._is_json:
-            data(to_json(change_row(change, world.read_at_ms)))
+            emit(to_json(change_row(change, world.read_at_ms)))
         else:
-            data(escape(change_text(change)))
+            emit(escape(change_text(change)))
         sys.stdout.flush()
 
-    def tick(self, world: World, outage: CoordinationError | None) -> None:
-        """Tell of outages."""
+    def refresh(self, world: World, outage: CoordinationError | None) -> None:
+        """Report outages."""
         del world
-        self._outages.tell(outage)
+        self._outages.report(outage)
 
 
-class Board:
-    """A table that is drawn anew at every change, with the last changes below.
+class TableView:
+    """A table that every change redraws, with the last changes below.
 
     Args:
-        live: What draws it.
-        wanted: Which claims are watched.
+        live: Draws the table.
+        selection: The claims that are watched.
         now_s: Returns the time in seconds.
     """
 
     def __init__(
-        self, live: Live, wanted: Wanted, *, now_s: Callable[[], float] = time.monotonic
+        self,
+        live: Live,
+        selection: Selection,
+        *,
+        now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._live = live
-        self._wanted = wanted
+        self._selection = selection
         self._now_s = now_s
         self._drawn_s = float("-inf")
-        self._is_new = True
+        self._is_changed = True
         self._was_away = False
         self._last: deque[str] = deque(maxlen=CHANGES_SHOWN)
 
-    def begin(self, world: World) -> None:
-        """Draw what stands."""
-        self.tick(world, None)
+    def start(self, world: World) -> None:
+        """Draw the claims at the start."""
+        self.refresh(world, None)
 
-    def take(self, change: Change, world: World) -> None:
-        """Note a change; ``tick`` draws it."""
+    def on_change(self, change: Change, world: World) -> None:
+        """Store a change; ``refresh`` draws it."""
         del world
-        self._is_new = True
+        self._is_changed = True
         self._last.append(change_text(change))
 
-    def tick(self, world: World, outage: CoordinationError | None) -> None:
-        """Draw, where something is new or ages have moved on."""
+    def refresh(self, world: World, outage: CoordinationError | None) -> None:
+        """Draw if something has changed or ages are out of date."""
         if (outage is not None) != self._was_away:
             self._was_away = outage is not None
-            self._is_new = True
+            self._is_changed = True
         since_s = self._now_s() - self._drawn_s
-        if since_s < (DRAWN_EVERY_S_MIN if self._is_new else DRAWN_EVERY_S_MAX):
+        if since_s < (DRAWN_EVERY_S_MIN if self._is_changed else DRAWN_EVERY_S_MAX):
             return
-        self._drawn_s, self._is_new = self._now_s(), False
+        self._drawn_s, self._is_changed = self._now_s(), False
         self._live.update(self._drawn(world, outage), refresh=True)
 
     def _drawn(self, world: World, outage: CoordinationError | None) -> Group:
-        rows = self._wanted.rows(world, is_away=outage is not None)
+        rows = self._selection.rows(world, is_away=outage is not None)
         head = f"{len(rows)} claims at {instant(world.read_at_ms)}"
         if outage is not None:
             head += f"; THE BROKERS DO NOT ANSWER: {escape(str(outage))}"
         changes = [Text(escape(line), style="dim") for line in self._last]
-        is_one = self._wanted.group_id is not None
-        cells = columns.CLAIMS_OF_A_GROUP if is_one else columns.CLAIMS
+        is_one = self._selection.group_id is not None
+        cells = presenters.GROUP_CLAIM_COLUMNS if is_one else presenters.CLAIM_COLUMNS
         table = grid(Section("claims", rows, cells)) if rows else Text("no claims")
         return Group(Text(head), table, *changes)
 
 
-def shown(call: Call, wanted: Wanted, *, begins: bool, stack: ExitStack) -> Show:
-    """Return how the call wants it: a table on a terminal that can, else lines."""
+def view_of(
+    call: Call, selection: Selection, *, shows_start: bool, stack: ExitStack
+) -> View:
+    """Return a table for a terminal that can show one, else lines."""
     _, is_color = terminal(sys.stdout)
     console = Console(file=sys.stdout, no_color=not is_color, highlight=False)
     can_draw = console.is_terminal and not console.is_dumb_terminal
     if call.output is not Output.TABLE or not can_draw:
-        return Lines(wanted, is_json=call.output is not Output.TABLE, begins=begins)
+        is_json = call.output is not Output.TABLE
+        return LineView(selection, is_json=is_json, shows_start=shows_start)
     live = Live(console=console, auto_refresh=False, redirect_stdout=False)
-    return Board(stack.enter_context(live), wanted)
+    return TableView(stack.enter_context(live), selection)
 
 
 def held_text(row: Row, read_at_ms: int) -> str:
-    """Return the line of a claim that stood at the start; not escaped yet."""
+    """Return the line of a claim at the start, not escaped."""
     return (
         f"{instant(read_at_ms)} held     {row['group_id']} {row['topic']}-"
         f"{row['partition']} by {row['owner']['client_id']}, token {row['token']}"
@@ -221,24 +232,24 @@ def held_text(row: Row, read_at_ms: int) -> str:
 
 
 def change_text(change: Change) -> str:
-    """Return the line of a change for people; not escaped yet."""
-    what = [f"{instant(change.time_ms)} {change.what:<8} {change.group_id}"]
+    """Return the line of a change for people, not escaped."""
+    parts = [f"{instant(change.time_ms)} {change.what:<8} {change.group_id}"]
     if change.key is not None:
-        what.append(str(change.key.topic_partition))
+        parts.append(str(change.key.topic_partition))
     if change.client_id is not None:
-        what.append(f"by {change.client_id}")
-    told = {
+        parts.append(f"by {change.client_id}")
+    details = {
         "to": change.by,
         "token": change.token,
         "position": change.position,
         "until": None if change.until_ms is None else instant(change.until_ms),
         "reason:": change.reason,
     }
-    also = [f"{name} {value}" for name, value in told.items() if value is not None]
+    also = [f"{name} {value}" for name, value in details.items() if value is not None]
     if change.what == "lost":
-        what[-1] = what[-1].replace("by ", "of ", 1)
+        parts[-1] = parts[-1].replace("by ", "of ", 1)
     also.append(f"at T{change.partition} offset {change.offset}")
-    return ", ".join([" ".join(what), *also])
+    return ", ".join([" ".join(parts), *also])
 
 
 def change_row(change: Change, read_at_ms: int) -> dict[str, Any]:
@@ -269,20 +280,27 @@ def change_row(change: Change, read_at_ms: int) -> dict[str, Any]:
 
 
 def follow(
-    watch: WorldWatch, show: Show, *, wanted: Wanted, idle: Idle, count_max: int
+    watch: WorldWatch,
+    view: View,
+    *,
+    selection: Selection,
+    idle: Idle,
+    count_max: int,
 ) -> None:
-    """Show what changes until enough has, or nothing does for too long."""
-    show.begin(watch.world())
+    """Show changes up to a number of them, or until none comes for too long."""
+    view.start(watch.world())
     count = 0
     while True:
-        changes = [change for change in watch.changes(idle.wait_ms) if change in wanted]
+        changes = [
+            change for change in watch.changes(idle.wait_ms) if change in selection
+        ]
         world = watch.world()
         for change in changes:
-            show.take(change, world)
+            view.on_change(change, world)
             count += 1
             if count == count_max:
                 break
-        show.tick(world, watch.outage)
+        view.refresh(world, watch.outage)
         if changes:
             idle.touch()
         if count == count_max > 0 or idle.is_over:
@@ -295,17 +313,17 @@ def watch(
     call: Call,
     *,
     group: Annotated[
-        str | None, typer.Option(metavar="GROUP", help="Of this group only.")
+        str | None, typer.Option(metavar="GROUP", help="Only this group.")
     ] = None,
     topic: Annotated[
-        str | None, typer.Option(metavar="TOPIC", help="Of this topic only.")
+        str | None, typer.Option(metavar="TOPIC", help="Only this topic.")
     ] = None,
     count: Annotated[
-        int, typer.Option(min=0, help="End after so many changes; 0 for no limit.")
+        int, typer.Option(min=0, help="End after this many changes; 0 for no limit.")
     ] = 0,
     timeout: Annotated[
         str | None,
-        typer.Option(metavar="MS", help="End after so long without a change."),
+        typer.Option(metavar="MS", help="End after this time without a change."),
     ] = None,
     open_timeout: Annotated[
         str,
@@ -315,28 +333,28 @@ def watch(
     ] = "30s",
     only_changes: Annotated[
         bool,
-        typer.Option("--only-changes", help="Do not begin with the claims that stand."),
+        typer.Option("--only-changes", help="Do not show the claims at the start."),
     ] = False,
 ) -> None:
     """Show claims live: a table on a terminal, else a line for each change.
 
-    The table tells ages by estimate (AGE NOW), as `claims list` does, and asks
-    for log ends every 5 s. Lines
-    begin with the claims that are held (`-o jsonl`: kind `claims`), then tell
-    each change (kind `change`): claimed, resumed, released, lost (taken over
-    from an owner that did not let go), paused, unpaused, with the offset and
-    time of the entry that made it. Brokers that go away are waited for.
-    Ctrl-C ends it with 130, SIGTERM with 0.
+    The table has estimated ages (AGE NOW), as `claims list` does, and looks up log
+    ends every 5 s. Lines begin with the claims that are held (`-o jsonl`: kind
+    `claims`), then follow the changes (kind `change`): claimed, resumed, released,
+    lost (taken over from an owner that did not release), paused, unpaused, with the
+    offset and time of the entry that made the change. The command waits for brokers
+    that do not answer. Ctrl-C ends it with 130, SIGTERM with 0.
     """
     idle_ms = None if timeout is None else parsing.duration_ms("--timeout", timeout)
     open_ms = parsing.duration_ms("--open-timeout", open_timeout)
     with ending_in_order(), ExitStack() as stack:
         admin = stack.enter_context(call.admin())
-        wanted = Wanted(group, topic, log_ends=admin.log_ends)
+        selection = Selection(group, topic, log_ends=admin.log_ends)
         watch = stack.enter_context(
             call.watch(timeout_ms=open_ms, first=lambda span: span.end)
         )
         watch.catch_up(open_ms)
         watch.world().config()
-        show = shown(call, wanted, begins=not only_changes, stack=stack)
-        follow(watch, show, wanted=wanted, idle=Idle(idle_ms), count_max=count)
+        view = view_of(call, selection, shows_start=not only_changes, stack=stack)
+        idle = Idle(idle_ms)
+        follow(watch, view, selection=selection, idle=idle, count_max=count)

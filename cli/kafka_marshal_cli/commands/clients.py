@@ -1,4 +1,7 @@
-"""``marshal clients``: the processes that the log knows."""
+"""``marshal clients``: the processes that the log knows.
+
+A module of its own, as each noun of the command line has.
+"""
 
 from pathlib import Path
 from typing import Annotated
@@ -8,11 +11,11 @@ import typer
 from kafka_marshal import ClaimRejected, ConfigurationError
 from kafka_marshal.identity import forget_client, state_home
 from kafka_marshal.protocol.codec import is_identifier
-from kafka_marshal_cli import columns, facts
+from kafka_marshal_cli import presenters
 from kafka_marshal_cli.render import Answer, Section
 from kafka_marshal_cli.shared import Call, command
 
-app = typer.Typer(help="Clients: which processes take part.", no_args_is_help=True)
+app = typer.Typer(help="Clients: the processes of the groups.", no_args_is_help=True)
 
 
 @app.command("list", epilog="Example: marshal clients list --group billing")
@@ -21,18 +24,18 @@ def list_clients(
     call: Call,
     *,
     group: Annotated[
-        str | None, typer.Option(metavar="GROUP", help="Of this group only.")
+        str | None, typer.Option(metavar="GROUP", help="Only this group.")
     ] = None,
 ) -> None:
     """List every client: active, leaving, left, fenced or unregistered.
 
-    The log forgets those that have left or are fenced when others of their group
+    The log drops clients that have left or are fenced when others of their group
     announce themselves.
     """
     world = call.formatted_world()
-    rows = facts.member_rows(world, group_id=group)
-    section = Section("clients", rows, columns.CLIENTS)
-    call.answer(Answer(facts.as_of(world), {}, (section,)))
+    rows = presenters.member_rows(world, group_id=group)
+    section = Section("clients", rows, presenters.CLIENT_COLUMNS)
+    call.answer(Answer(presenters.as_of(world), {}, (section,)))
 
 
 @app.command("forget", epilog="Example: marshal clients forget billing worker-7")
@@ -45,34 +48,37 @@ def forget(
     state_dir: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR", help="Where identities are kept; by default the user's."
+            metavar="DIR", help="Directory of identities; by default that of the user."
         ),
     ] = None,
 ) -> None:
-    """Remove what this host keeps of a client that will not come back.
+    """Remove the identity directory of a client that will not come back.
 
-    That is its identity directory: the secrets by which a restart resumes its claims.
-    Writes nothing to the log, which forgets members by itself; claims of a client that
-    is gone are stale 2H after its last beat. Refused while the client runs here.
+    The directory has the secrets with which a restarted client resumes its claims.
+    Nothing is written to the log, which drops members by itself; the claims of a
+    client that is gone become stale two heartbeat intervals after its last heartbeat.
+    Refused while the client runs on this host.
     """
     for setting, name in (("GROUP", group), ("CLIENT", client)):
         if not is_identifier(name):
-            raise ConfigurationError(f"{name!r} is no valid name", setting=setting)
+            raise ConfigurationError(f"{name!r} is not a valid name", setting=setting)
     world = call.formatted_world()
     home = state_home() if state_dir is None else state_dir
     domain = world.config().format_id.hex()
     try:
-        is_there = forget_client(home, domain=domain, group_id=group, client_id=client)
+        is_removed = forget_client(
+            home, domain=domain, group_id=group, client_id=client
+        )
     except OSError as error:
         raise ConfigurationError(
             f"{home} cannot be changed: {error}; run this as the user of the client",
             setting="--state-dir",
         ) from error
-    if not is_there:
+    if not is_removed:
         raise ClaimRejected(
-            f"this host keeps nothing of client {client!r} of group {group!r} in "
+            f"this host has no identity of client {client!r} of group {group!r} in "
             f"{home}; see: marshal clients list",
             reason="unknown_client",
         )
     found = {"group_id": group, "client_id": client, "state_dir": str(home)}
-    call.answer(Answer(facts.as_of(world), found))
+    call.answer(Answer(presenters.as_of(world), found))

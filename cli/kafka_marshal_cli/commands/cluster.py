@@ -1,4 +1,7 @@
-"""``marshal cluster``: which cluster this is."""
+"""``marshal cluster``: the id and brokers of the cluster.
+
+A module of its own, as each noun of the command line has.
+"""
 
 import typer
 

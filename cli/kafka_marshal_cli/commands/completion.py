@@ -1,4 +1,7 @@
-"""``marshal completion``: what a shell needs to complete our words."""
+"""``marshal completion``: completion scripts for shells.
+
+A module of its own, as each noun of the command line has.
+"""
 
 from enum import StrEnum
 from typing import Annotated
@@ -6,7 +9,7 @@ from typing import Annotated
 import typer
 from typer.completion import get_completion_script  # type: ignore[attr-defined]
 
-from kafka_marshal_cli.shared import Call, command, data
+from kafka_marshal_cli.shared import Call, command, emit
 
 app = typer.Typer(
     help="Completion of commands, options and names in a shell.", no_args_is_help=True
@@ -14,7 +17,7 @@ app = typer.Typer(
 
 
 class Shell(StrEnum):
-    """A shell that can be told how to complete."""
+    """A shell with a completion script."""
 
     BASH = "bash"
     ZSH = "zsh"
@@ -32,16 +35,15 @@ def show(
     *,
     shell: Annotated[Shell, typer.Argument(metavar="SHELL", help="bash, zsh or fish.")],
 ) -> None:
-    """Print the script that makes a shell complete `marshal`.
+    """Print the completion script of a shell.
 
-    For this session: `source <(marshal completion show bash)`, the same with
-    zsh, `marshal completion show fish | source`. `marshal --install-completion`
-    installs it for good, where it can tell which shell it is called from.
-    Groups, topics and clients are completed as commands saw them last; no broker
-    is asked.
+    For this session: `source <(marshal completion show bash)`, likewise for zsh, or
+    `marshal completion show fish | source`. `marshal --install-completion` installs
+    it permanently if it can detect the shell. Names of groups, topics and clients come
+    from a cache that other commands fill; no broker is asked.
     """
     del call
     script = get_completion_script(
         prog_name="marshal", complete_var="_MARSHAL_COMPLETE", shell=shell.value
     )
-    data(script.strip())
+    emit(script.strip())

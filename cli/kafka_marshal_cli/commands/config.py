@@ -1,31 +1,37 @@
-"""``marshal config``: which settings count, and where each came from."""
+"""``marshal config``: the settings in force, and where each was set."""
 
 from typing import Annotated, Any
 
 import typer
 
-from kafka_marshal_cli import profiles, via
-from kafka_marshal_cli.chosen import Chosen, Config
+from kafka_marshal_cli import profiles, sidecar_option
 from kafka_marshal_cli.commands import sidecar
-from kafka_marshal_cli.profiles import SETTINGS
+from kafka_marshal_cli.profiles import SETTINGS, Config, SelectedProfile
 from kafka_marshal_cli.render import Answer, Row, Section, column
-from kafka_marshal_cli.shared import Call, Gathered, command, data, options_of, wall_ms
+from kafka_marshal_cli.shared import (
+    Call,
+    OptionGroup,
+    command,
+    emit,
+    options_of,
+    wall_ms,
+)
 
 app = typer.Typer(
-    help="Profiles and settings: which count, and where they come from.",
+    help="Profiles and settings: values in force, and where they were set.",
     no_args_is_help=True,
 )
 MASK = "***"
 COLUMNS = (column("SETTING", "setting"), column("VALUE", "value"))
 ORIGIN = column("ORIGIN", "origin")
 
-# What `consume` takes beside the shared options, so that it is shown, too.
-_OF_CONSUME: dict[str, tuple[Any, Any]] = {
+# Options of `consume` besides the shared ones, so that they are shown as well.
+_CONSUME_OPTIONS: dict[str, tuple[Any, Any]] = {
     "group": (
         Annotated[
             str | None,
             typer.Option(
-                metavar="GROUP", envvar="MARSHAL_GROUP", help="As of consume."
+                metavar="GROUP", envvar="MARSHAL_GROUP", help="Option of consume."
             ),
         ],
         None,
@@ -34,7 +40,7 @@ _OF_CONSUME: dict[str, tuple[Any, Any]] = {
         Annotated[
             str | None,
             typer.Option(
-                metavar="NAME", envvar="MARSHAL_CLIENT_ID", help="As of consume."
+                metavar="NAME", envvar="MARSHAL_CLIENT_ID", help="Option of consume."
             ),
         ],
         None,
@@ -43,17 +49,17 @@ _OF_CONSUME: dict[str, tuple[Any, Any]] = {
         Annotated[
             str | None,
             typer.Option(
-                metavar="DIR", envvar="MARSHAL_STATE_DIR", help="As of consume."
+                metavar="DIR", envvar="MARSHAL_STATE_DIR", help="Option of consume."
             ),
         ],
         None,
     ),
 }
-_OTHERS = _OF_CONSUME | via.OPTIONS | sidecar.OPTIONS
+_OTHERS = _CONSUME_OPTIONS | sidecar_option.OPTIONS | sidecar.OPTIONS
 
 
-def setting_rows(chosen: Chosen) -> list[Row]:
-    """Return every setting with its value and where that came from."""
+def setting_rows(chosen: SelectedProfile) -> list[Row]:
+    """Return every setting with its value and where that was set."""
     rows: list[Row] = []
     for setting in SETTINGS:
         name = setting.key.replace("-", "_")
@@ -69,7 +75,7 @@ def setting_rows(chosen: Chosen) -> list[Row]:
 
 
 def option_rows(options: dict[str, profiles.Value]) -> list[Row]:
-    """Return every security and connection option; secrets are masked."""
+    """Return every security and connection option, secrets masked."""
     rows: list[Row] = []
     for name, value in sorted(options.items()):
         origin = value.origin
@@ -81,23 +87,23 @@ def option_rows(options: dict[str, profiles.Value]) -> list[Row]:
 
 
 @app.command("show", epilog="Example: marshal config show --origin --profile prod")
-@command(gathers={"others": Gathered(_OTHERS, dict)})
+@command(option_groups={"others": OptionGroup(_OTHERS, dict)})
 def show(
     call: Call,
     *,
     context: typer.Context,
     others: dict[str, Any],
     origin: Annotated[
-        bool, typer.Option("--origin", help="Tell where each came from.")
+        bool, typer.Option("--origin", help="Show where each was set.")
     ] = False,
 ) -> None:
-    r"""Print every setting that counts, as a command given the same would see it.
+    r"""Print every setting in force for a command with the same options.
 
-    An option wins over the environment, that over the profile, that over the
-    file's \[default], that over what is built in. Passwords are never printed.
+    Precedence: option, environment, profile, \[default] of the file, built-in
+    default. Passwords are never printed.
     """
     del others
-    chosen: Chosen = context.params["profile"]
+    chosen: SelectedProfile = context.params["profile"]
     profile = chosen.profile
     columns = (*COLUMNS, ORIGIN) if origin else COLUMNS
     found = {
@@ -117,6 +123,6 @@ def show(
 @app.command("path", epilog="Example: marshal config path")
 @command(connects=False, waits=False, answers=False)
 def path(call: Call, *, config: Config = None) -> None:
-    """Print which file is read, whether or not it is there."""
+    """Print the path of the profile file, whether or not it exists."""
     del call
-    data(str(profiles.config_path(config)[0]))
+    emit(str(profiles.config_path(config)[0]))

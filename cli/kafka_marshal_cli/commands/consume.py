@@ -1,4 +1,4 @@
-"""``marshal consume``: a console consumer, one JSON object a record."""
+"""``marshal consume``: a console consumer, one JSON object for each record."""
 
 import signal
 import sys
@@ -30,23 +30,28 @@ from kafka_marshal.ports import READ_COMMITTED, READ_UNCOMMITTED
 from kafka_marshal.protocol.claiming import Ending
 from kafka_marshal.protocol.granting import DEPTH_MAX_DEFAULT
 from kafka_marshal_cli import parsing
-from kafka_marshal_cli.assumptions import shown
-from kafka_marshal_cli.commands.consume_exec import EXEC, Asked
-from kafka_marshal_cli.exec_pipe import ExecFailed, ExecLoop, ExecMode, ExecOptions
+from kafka_marshal_cli.exec_pipe import (
+    EXEC,
+    ExecFailed,
+    ExecLoop,
+    ExecMode,
+    ExecOptions,
+    ExecRequest,
+)
 from kafka_marshal_cli.exits import ExitCode
-from kafka_marshal_cli.live import Idle
-from kafka_marshal_cli.records import record_object
-from kafka_marshal_cli.render import to_json
+from kafka_marshal_cli.follow_loop import Idle
+from kafka_marshal_cli.presenters import record_object
+from kafka_marshal_cli.render import abbreviated, to_json
+from kafka_marshal_cli.run_reporting import REPORTING, Reporting
 from kafka_marshal_cli.shared import (
     Call,
     command,
-    data,
-    let_go_of_stdout,
-    tell,
+    discard_stdout,
+    emit,
+    notify,
     wall_ms,
 )
-from kafka_marshal_cli.telling import TELLING, Telling
-from kafka_marshal_cli.via import VIA, Via
+from kafka_marshal_cli.sidecar_option import SIDECAR, SidecarOption
 
 POLL_MS = 200
 POLL_RECORDS_DEFAULT = 500
@@ -56,35 +61,36 @@ EPILOG = (
     "Example: marshal consume payments --group billing --client-id worker-1 | jq .value"
 )
 HELP = """\
-Consume topics in a group and print one JSON object a record.
+Consume topics in a group and print one JSON object for each record.
 
-Fields: topic, partition, offset, token, timestamp (the record's, epoch ms),
-handed_out_ms (the time of hand-out), key and value as text, or key_base64
-and value_base64 where they are not UTF-8. A record is committed after its
-line was flushed. SIGTERM and SIGINT end it in order: what is in hand is
-finished, positions are written, claims released. At its end it says how
-many records it consumed and what it released.
+Fields: topic, partition, offset, token, timestamp (of the record, epoch ms),
+handed_out_ms (when it was handed out), key and value as text, or key_base64
+and value_base64 if they are not UTF-8. A record is committed after its line
+was flushed. SIGTERM and SIGINT stop it in order: it finishes uncommitted
+records, writes positions and releases claims. At the end it reports how many
+records it consumed and which partitions it released.
 
-With --exec nothing is printed: a process is run for each record instead.
-Its environment has MARSHAL_TOPIC, MARSHAL_PARTITION, MARSHAL_OFFSET (also
-LAST_OFFSET and COUNT), MARSHAL_KEY, MARSHAL_TOKEN, MARSHAL_TIMESTAMP_MS,
-MARSHAL_ATTEMPT and MARSHAL_GROUP. It is ended (TERM, then KILL), with all
-that it started, when its claim is lost, when it takes too long, and when we
-are asked to stop; what was not processed stays uncommitted.
+With --exec it runs a process for each record and prints nothing. The
+environment of the process has MARSHAL_TOPIC, MARSHAL_PARTITION,
+MARSHAL_OFFSET (also LAST_OFFSET and COUNT), MARSHAL_KEY, MARSHAL_TOKEN,
+MARSHAL_TIMESTAMP_MS, MARSHAL_ATTEMPT and MARSHAL_GROUP. The process and all
+that it started are terminated (TERM, then KILL) when the claim is lost, when
+the timeout is over, and when the command is stopped; records that were not
+processed stay uncommitted.
 """
-# Claims that come and go are told by the consumer's own callbacks.
-_TOLD_ELSEWHERE = frozenset({"claimed", "claim_ended", "ready", "session_failed"})
+# The callbacks of the consumer report claims won and lost.
+_REPORTED_ELSEWHERE = frozenset({"claimed", "claim_ended", "ready", "session_failed"})
 
 
 class Guarantee(StrEnum):
-    """What a crash may do to a record."""
+    """Delivery guarantee."""
 
     ALO = "alo"
     AMO = "amo"
 
 
 class Policy(StrEnum):
-    """Which partitions are tried."""
+    """Which partitions are claimed."""
 
     FAIR = "fair"
     GREEDY = "greedy"
@@ -92,7 +98,7 @@ class Policy(StrEnum):
 
 
 class Reset(StrEnum):
-    """Where a partition without any position starts."""
+    """Where a partition without a position starts."""
 
     EARLIEST = "earliest"
     LATEST = "latest"
@@ -106,39 +112,39 @@ class Isolation(StrEnum):
     COMMITTED = READ_COMMITTED
 
 
-class Events(Observer):
-    """Keeps events until the main thread tells them.
+class EventBuffer(Observer):
+    """Stores events until the main thread writes them.
 
-    The engine's thread must not wait for a stuck stderr: it keeps the leases.
+    The engine's thread renews leases, so it must not wait for a blocked stderr.
     """
 
-    def __init__(self, telling: Telling | None = None) -> None:
-        self._telling = telling or Telling()
+    def __init__(self, reporting: Reporting | None = None) -> None:
+        self._reporting = reporting or Reporting()
         self._waiting: deque[tuple[Event, int]] = deque(maxlen=EVENTS_MAX)
 
     def observe(self, event: Event) -> None:
-        """Take one event."""
-        is_told = self._telling.is_json or event.name not in _TOLD_ELSEWHERE
-        if is_told and self._telling.wants(event):
+        """Store one event."""
+        is_own = self._reporting.is_json or event.name not in _REPORTED_ELSEWHERE
+        if is_own and self._reporting.includes(event):
             self._waiting.append((event, wall_ms()))
 
-    def tell(self) -> None:
-        """Write what has come, a line each."""
+    def flush(self) -> None:
+        """Write the stored events, one line each."""
         while self._waiting:
-            tell(self._telling.line(*self._waiting.popleft()))
+            notify(self._reporting.line(*self._waiting.popleft()))
 
 
 class _Stopped(BaseException):
-    """A signal came before anything was in hand; no handler of errors eats it."""
+    """A signal came before the consumer was open. No error handler catches it."""
 
 
 class Stopper:
-    """Ends the loop at a SIGINT, SIGTERM or SIGHUP; the same again kills.
+    """Stops the loop at SIGINT, SIGTERM or SIGHUP; the same signal again kills.
 
     Attributes:
         is_stopped: Whether a signal came.
-        consumer: What is stopped; None before anything can be in hand.
-        on_kill: What must go with us when we are killed.
+        consumer: The consumer to stop, None before it is open.
+        on_kill: Called before the process kills itself.
     """
 
     def __init__(self) -> None:
@@ -149,7 +155,7 @@ class Stopper:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Listen for signals for the time of the block."""
+        """Handle signals during the block."""
         numbers = [signal.SIGINT, signal.SIGTERM]
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as by nohup
             numbers.append(signal.SIGHUP)
@@ -157,7 +163,7 @@ class Stopper:
         try:
             yield
         except _Stopped:
-            tell("stopped before anything was consumed")
+            notify("stopped before anything was consumed")
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
@@ -170,7 +176,7 @@ class Stopper:
         self._seen.add(number)
         self.is_stopped = True
         if self.consumer is None:
-            # Nothing is in hand yet: leave from wherever we wait.
+            # No records were handed out: leave from any wait.
             raise _Stopped
         self.consumer.stop()
 
@@ -182,22 +188,22 @@ class Stopper:
 
 
 @attrs.frozen
-class Ends:
-    """What ends a run, and what is told in every round of it."""
+class RunControl:
+    """The stopper, events and idle limit of a run."""
 
     stopper: Stopper
-    events: Events
+    events: EventBuffer
     idle_ms: int | None
 
 
 @attrs.define
 class Summary:
-    """What a run came to: told once everything is closed.
+    """The summary of a run, reported after everything is closed.
 
     Attributes:
         count: Returns how many records were consumed.
-        consumer: What consumed them; None before it is there.
-        held: Partitions that it held when its work ended.
+        consumer: The consumer; None before it is open.
+        held: Partitions that it held at the end of the work.
     """
 
     count: Callable[[], int] = attrs.field(default=lambda: 0)
@@ -205,32 +211,32 @@ class Summary:
     held: list[TopicPartition] = attrs.field(factory=list)
 
     @contextmanager
-    def taken(self, events: Events) -> Iterator[None]:
-        """Tell the last events after the block, and note what is held then."""
+    def collected(self, events: EventBuffer) -> Iterator[None]:
+        """After the block, write the last events and store the held partitions."""
         try:
             yield
         finally:
-            events.tell()
+            events.flush()
             with suppress(MarshalError):
                 if self.consumer is not None:
                     self.held = sorted(self.consumer.assignment())
 
     @contextmanager
-    def told(self) -> Iterator[None]:
-        """Tell after the block, where a consumer was there."""
+    def reported(self) -> Iterator[None]:
+        """Write the summary after the block if a consumer was open."""
         try:
             yield
         finally:
             if self.consumer is not None:
-                tell(self.text(is_confirmed=self.consumer.is_close_confirmed))
+                notify(self.text(is_confirmed=self.consumer.is_close_confirmed))
 
     def text(self, *, is_confirmed: bool) -> str:
-        """Return the line."""
-        released = f"released {shown(self.held)}" if self.held else "held nothing"
+        """Return the summary as a line."""
+        released = f"released {abbreviated(self.held)}" if self.held else "held nothing"
         if self.held and not is_confirmed:
             released = (
-                f"the log did not confirm the release of {shown(self.held)}, which "
-                "others take over after 2H"
+                f"the log did not confirm the release of {abbreviated(self.held)}; "
+                "others take over after two heartbeat intervals"
             )
         return f"consumed {self.count()} records, {released}"
 
@@ -244,14 +250,14 @@ ClientId = Annotated[
     typer.Option(
         metavar="NAME",
         envvar="MARSHAL_CLIENT_ID",
-        help="Name of this client, unique in the group; keep it.",
+        help="Name of this client, unique in the group; the same at every start.",
     ),
 ]
 DeliveryOption = Annotated[
     Guarantee, typer.Option(help="At least once, or at most once.")
 ]
 PolicyOption = Annotated[
-    Policy, typer.Option(help="An equal share, whatever is free, or whole topics.")
+    Policy, typer.Option(help="An equal share, all free partitions, or whole topics.")
 ]
 ClaimsMax = Annotated[
     int,
@@ -261,12 +267,12 @@ MaxRecords = Annotated[
     int,
     typer.Option(
         min=0,
-        help="End after so many records; 0 for no limit. At most once, what was "
-        "granted beyond is lost.",
+        help="End after this many records; 0 for no limit. At most once, offsets "
+        "granted beyond it are lost.",
     ),
 ]
 IdleTimeout = Annotated[
-    str | None, typer.Option(metavar="MS", help="End after so long without a record.")
+    str | None, typer.Option(metavar="MS", help="End after this time without a record.")
 ]
 OpenTimeout = Annotated[
     str,
@@ -279,12 +285,12 @@ MaxPollRecords = Annotated[
     typer.Option(
         min=1,
         metavar="N",
-        help="Records of a batch; at most once, what a crash can lose of each "
+        help="Records of a batch; at most once, the most that a crash can lose of a "
         "partition. By default 500; 1 for --exec of single records at most once.",
     ),
 ]
 ResetOption = Annotated[
-    Reset, typer.Option(help="Where to start where nobody has been yet.")
+    Reset, typer.Option(help="Where to start a partition without a position.")
 ]
 FromBeginning = Annotated[
     bool,
@@ -301,7 +307,7 @@ ExpectedInterval = Annotated[
     str | None,
     typer.Option(
         metavar="MS",
-        help="The H that is expected; another one in the log is an error.",
+        help="Expected heartbeat interval; another one in the log is an error.",
     ),
 ]
 StateDir = Annotated[
@@ -309,7 +315,7 @@ StateDir = Annotated[
     typer.Option(
         metavar="DIR",
         envvar="MARSHAL_STATE_DIR",
-        help="Where the identity is kept that lets a restart resume at once.",
+        help="Directory of the identity with which a restart resumes at once.",
     ),
 ]
 
@@ -317,7 +323,7 @@ StateDir = Annotated[
 @command(
     waits=False,
     answers=False,
-    gathers={"asked": EXEC, "telling": TELLING, "via": VIA},
+    option_groups={"execs": EXEC, "reporting": REPORTING, "via": SIDECAR},
 )
 def consume(
     call: Call,
@@ -337,24 +343,24 @@ def consume(
     isolation_level: IsolationOption = Isolation.UNCOMMITTED,
     heartbeat_interval: ExpectedInterval = None,
     state_dir: StateDir = None,
-    asked: Asked | None,
-    telling: Telling,
-    via: Via,
+    execs: ExecRequest | None,
+    reporting: Reporting,
+    via: SidecarOption,
 ) -> None:
     """Consume topics in a group: print records, or run processes on them."""
-    idle_ms = _optional_ms("--timeout", timeout)
     open_ms = parsing.duration_ms("--open-timeout", open_timeout)
     h_ms = _optional_ms("--heartbeat-interval", heartbeat_interval)
     is_amo = delivery is Guarantee.AMO
-    batch_max = max_poll_records or _batch_max(asked, is_amo=is_amo)
+    batch_max = max_poll_records or _batch_max(execs, is_amo=is_amo)
     batch_max = min(batch_max, max_records or batch_max)
     processes = _processes(
-        asked, group=group, is_amo=is_amo, batch_max=batch_max, records_max=max_records
+        execs, group=group, is_amo=is_amo, batch_max=batch_max, records_max=max_records
     )
-    stopper, events, summary = Stopper(), Events(telling), Summary()
+    stopper, events, summary = Stopper(), EventBuffer(reporting), Summary()
+    control = RunControl(stopper, events, _optional_ms("--timeout", timeout))
     with (
         stopper.installed(),
-        summary.told(),
+        summary.reported(),
         Marshal(
             via.servers(call),
             group_id=group,
@@ -369,7 +375,7 @@ def consume(
             sidecar_token_file=via.token,
             timeout_ms=open_ms,
         ) as marshal,
-        telling.exported(marshal),
+        reporting.exported(marshal),
         marshal.consumer(
             *topics,
             delivery=_DELIVERIES[delivery],
@@ -380,40 +386,45 @@ def consume(
             max_poll_records=batch_max,
             max_granted_batches=_depth(max_records, processes),
             max_handling_ms=_handling_ms(processes),
-            on_claimed=partial(_on_claimed, telling),
-            on_lost=partial(_on_lost, telling),
+            on_claimed=partial(_on_claimed, reporting),
+            on_lost=partial(_on_lost, reporting),
             timeout_ms=open_ms,
         ) as consumer,
     ):
         stopper.consumer = summary.consumer = consumer
         how = processes or Printer(consumer, max_records)
-        with summary.taken(events):
-            _work(how, Ends(stopper, events, idle_ms), summary=summary, is_amo=is_amo)
+        with summary.collected(events):
+            _work(how, control, summary=summary, is_amo=is_amo)
 
 
 def _work(
-    how: "ExecOptions | Printer", ends: Ends, *, summary: Summary, is_amo: bool
+    how: "ExecOptions | Printer", control: RunControl, *, summary: Summary, is_amo: bool
 ) -> None:
-    """Print records, or run processes, until the end; then wait for the positions."""
+    """Print records, or run processes, to the end; then write the positions."""
     consumer = summary.consumer
     assert consumer is not None
     if isinstance(how, ExecOptions):
-        loop = exec_loop(consumer, how, ends=ends)
+        loop = exec_loop(consumer, how, control=control)
         summary.count = lambda: loop.done_count
-        run_processes(loop, ends)
+        run_processes(loop, control)
     else:
         summary.count = lambda: how.count
-        print_all(how, ends, is_amo=is_amo)
+        print_all(how, control, is_amo=is_amo)
     consumer.flush()
 
 
 def _processes(
-    asked: Asked | None, *, group: str, is_amo: bool, batch_max: int, records_max: int
+    execs: ExecRequest | None,
+    *,
+    group: str,
+    is_amo: bool,
+    batch_max: int,
+    records_max: int,
 ) -> ExecOptions | None:
-    """Return which processes to run; None where records are printed."""
-    if asked is None:
+    """Return the options of --exec; None to print records."""
+    if execs is None:
         return None
-    return asked.of(
+    return execs.options_for(
         at_most_once=is_amo, batch_max=batch_max, records_max=records_max, group=group
     )
 
@@ -421,51 +432,53 @@ def _processes(
 def _depth(records_max: int, processes: ExecOptions | None) -> int:
     """Return how many batches may be granted ahead.
 
-    What is granted beyond what is wanted, or worked on, would be lost.
+    Offsets granted beyond the limit, or ahead of a process, would be lost.
     """
     return 1 if records_max or processes is not None else DEPTH_MAX_DEFAULT
 
 
 def _handling_ms(processes: ExecOptions | None) -> int | None:
-    """Return how long we may be away before another member gets our work.
+    """Return the limit on handling time, 0 for no limit.
 
-    One that is at work is watched, and --exec-timeout says how long it may take;
-    to move its record would be to begin anew.
+    Processes have a limit of their own, --exec-timeout; to hand their partition to
+    another member would repeat the work.
     """
     return None if processes is None else 0
 
 
-def _batch_max(asked: Asked | None, *, is_amo: bool) -> int:
-    """Return how many records a poll may return where nobody says.
+def _batch_max(execs: ExecRequest | None, *, is_amo: bool) -> int:
+    """Return the default of --max-poll-records.
 
-    At most once, all that was granted is lost with us. A process takes its time,
-    so no more is asked for than it works on.
+    At most once, a crash loses all granted records, so no more are requested than a
+    process works on.
     """
-    is_single = asked is not None and asked.options.mode is ExecMode.RECORD
+    is_single = execs is not None and execs.options.mode is ExecMode.RECORD
     return 1 if is_amo and is_single else POLL_RECORDS_DEFAULT
 
 
-def exec_loop(consumer: Consumer, options: ExecOptions, *, ends: Ends) -> ExecLoop:
-    """Return what runs the processes."""
+def exec_loop(
+    consumer: Consumer, options: ExecOptions, *, control: RunControl
+) -> ExecLoop:
+    """Return the loop that runs the processes."""
     return ExecLoop(
         consumer,
         options,
-        is_stopped=lambda: ends.stopper.is_stopped,
-        each_round=ends.events.tell,
+        is_stopped=lambda: control.stopper.is_stopped,
+        each_round=control.events.flush,
     )
 
 
-def run_processes(loop: ExecLoop, ends: Ends) -> None:
+def run_processes(loop: ExecLoop, control: RunControl) -> None:
     """Run processes until stopped, done, or idle for too long.
 
     Raises:
-        Exit: With 1, where a process failed and that ends it.
+        Exit: With 1, after a process failed and --on-error is stop.
     """
-    ends.stopper.on_kill = loop.kill
+    control.stopper.on_kill = loop.kill
     try:
-        loop.run(Idle(ends.idle_ms))
+        loop.run(Idle(control.idle_ms))
     except ExecFailed as failed:
-        tell(f"marshal: {failed}")
+        notify(f"marshal: {failed}")
         raise typer.Exit(ExitCode.FAILED) from None
 
 
@@ -480,11 +493,11 @@ _DELIVERIES = {
 
 
 class Printer:
-    """Writes records and commits each once it is out.
+    """Prints records and commits each one after it was flushed.
 
     Attributes:
         count: Records written.
-        is_done: Whether no more are wanted.
+        is_done: Whether the limit is reached.
     """
 
     def __init__(self, consumer: Consumer, records_max: int) -> None:
@@ -494,11 +507,11 @@ class Printer:
 
     @property
     def is_done(self) -> bool:
-        """Whether as many were written as were asked for."""
+        """Whether the limit of records is reached."""
         return bool(self._max) and self.count >= self._max
 
     def next(self, timeout_ms: int) -> bool:
-        """Print the next record, if there is one in time.
+        """Print the next record; return whether there was one.
 
         Raises:
             BrokenPipeError: It could not be written; it is not committed.
@@ -507,31 +520,34 @@ class Printer:
         handed_out_ms = wall_ms()
         for records in handed.values():
             for record in records:
-                data(to_json(record_object(record, handed_out_ms)))
+                emit(to_json(record_object(record, handed_out_ms)))
                 sys.stdout.flush()
                 self.count += 1
                 try:
                     self.consumer.commit(record)
                 except ClaimLost as lost:
-                    tell(f"lost: {lost}")
+                    notify(f"lost: {lost}")
         return bool(handed)
 
 
-def print_all(printer: Printer, ends: Ends, *, is_amo: bool) -> None:
+def print_all(printer: Printer, control: RunControl, *, is_amo: bool) -> None:
     """Print records until stopped, done, idle for too long, or read no more."""
     try:
-        run(printer, ends.stopper, events=ends.events, idle_ms=ends.idle_ms)
+        run(printer, control.stopper, events=control.events, idle_ms=control.idle_ms)
         if is_amo:
             drain(printer)
     except BrokenPipeError:
-        # The record that could not be written stays uncommitted. Leaving
-        # releases; what was committed before goes along.
-        let_go_of_stdout()
-        tell("the reader of our output is gone; what it did not take is kept")
+        # The record that could not be written stays uncommitted. Closing the
+        # consumer writes the earlier positions.
+        discard_stdout()
+        notify(
+            "the reader of the output is gone; records that it did not read stay "
+            "uncommitted"
+        )
 
 
 def run(
-    printer: Printer, stopper: Stopper, *, events: Events, idle_ms: int | None
+    printer: Printer, stopper: Stopper, *, events: EventBuffer, idle_ms: int | None
 ) -> None:
     """Print records until stopped, done, or idle for too long."""
     since = time.monotonic()
@@ -541,24 +557,24 @@ def run(
             since = time.monotonic()
         elif idle_ms is not None and (time.monotonic() - since) * 1000 >= idle_ms:
             break
-        events.tell()
+        events.flush()
 
 
 def drain(printer: Printer) -> None:
-    """Print what was granted at most once: nobody else ever will."""
+    """Print the remaining granted records: no other client will process them."""
     printer.consumer.stop()
     while not printer.is_done and printer.next(DRAIN_MS):
         pass
 
 
-def _on_claimed(telling: Telling, partition: TopicPartition, token: Token) -> None:
-    if telling.is_verbose and not telling.is_json:  # as JSON an event says the same
-        tell(f"claimed: {partition} token {token}")
+def _on_claimed(reporting: Reporting, partition: TopicPartition, token: Token) -> None:
+    if reporting.is_verbose and not reporting.is_json:  # JSON has an event for it
+        notify(f"claimed: {partition} token {token}")
 
 
-def _on_lost(telling: Telling, partition: TopicPartition, ending: Ending) -> None:
-    if telling.is_json or not (telling.is_verbose or ending.was_lost):
+def _on_lost(reporting: Reporting, partition: TopicPartition, ending: Ending) -> None:
+    if reporting.is_json or not (reporting.is_verbose or ending.was_lost):
         return
     how = "lost" if ending.was_lost else "released"
     by = f" to {ending.winner}" if ending.winner else ""
-    tell(f"{how}: {partition} ({ending.reason}){by}")
+    notify(f"{how}: {partition} ({ending.reason}){by}")

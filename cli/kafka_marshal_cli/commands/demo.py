@@ -1,4 +1,7 @@
-"""``marshal demo``: watch consumers share a topic, die, and be replaced."""
+"""``marshal demo``: consumers share a topic, one is killed and replaced.
+
+Apart from ``demo.play``, which knows nothing of the command line.
+"""
 
 import secrets
 import sys
@@ -8,17 +11,17 @@ import typer
 from rich.console import Console
 
 from kafka_marshal_cli import parsing, render
-from kafka_marshal_cli.demo.play import Outcome, Wish, play
+from kafka_marshal_cli.demo.play import DemoOptions, Outcome, play
 from kafka_marshal_cli.demo.show import Show
 from kafka_marshal_cli.exits import ExitCode
-from kafka_marshal_cli.shared import Call, Output, command, data
+from kafka_marshal_cli.shared import Call, Output, command, emit
 
 HeartbeatInterval = Annotated[
     str,
     typer.Option(
         "--heartbeat-interval",
         metavar="DURATION",
-        help="H: a dead consumer is replaced after 2H.",
+        help="Heartbeat interval; a dead consumer is replaced after two.",
     ),
 ]
 Partitions = Annotated[
@@ -26,13 +29,13 @@ Partitions = Annotated[
 ]
 Records = Annotated[
     int,
-    typer.Option("--records", min=100, max=10_000, help="Records to begin with."),
+    typer.Option("--records", min=100, max=10_000, help="Records at the start."),
 ]
 Consumers = Annotated[
     int, typer.Option("--consumers", min=2, max=8, help="Consumer processes.")
 ]
 Keep = Annotated[
-    bool, typer.Option("--keep", help="Keep journals and logs, and say where.")
+    bool, typer.Option("--keep", help="Keep journals and logs, and print where.")
 ]
 Seed = Annotated[
     int | None,
@@ -51,16 +54,15 @@ def demo(
     keep: Keep = False,
     seed: Seed = None,
 ) -> None:
-    """Start a real Kafka, kill a consumer, pause a group, and judge the outcome.
+    """Start a real Kafka, kill a consumer, pause a group, and check the outcome.
 
-    Needs no broker of yours. Three consumer processes share a topic; one is
-    killed in the middle of its work, the others take over; the group is paused
-    and goes on; then the same at most once. The verdict is computed from what
-    the consumers wrote down and from the log. Exit code 0 only if every
-    guarantee held, else 1. Takes about a minute.
+    Needs no broker. Three consumer processes share a topic; one is killed during its
+    work, the others take over; the group is paused and resumed; then the same at
+    most once. The verdict is computed from the journals of the consumers and from the
+    log. Exit code 0 only if every guarantee held, else 1. Takes about a minute.
     """
     is_data = call.output is not Output.TABLE
-    wish = Wish(
+    options = DemoOptions(
         parsing.duration_ms("--heartbeat-interval", heartbeat_interval),
         partitions,
         records,
@@ -70,13 +72,13 @@ def demo(
     )
     show = Show(Console(stderr=is_data))
     try:
-        outcome = play(wish, show)
+        outcome = play(options, show)
     except KeyboardInterrupt:
-        show.say("Interrupted: everything that was started is stopped; no verdict.")
+        show.step("Interrupted: everything that was started is stopped; no verdict.")
         raise typer.Exit(ExitCode.FAILED) from None
     if is_data:
         pretty = call.output is Output.JSON
-        data(render.to_json(outcome.to_object(), is_pretty=pretty))
+        emit(render.to_json(outcome.to_object(), is_pretty=pretty))
     _conclude(outcome, show)
     if not outcome.held:
         raise typer.Exit(ExitCode.FAILED)
@@ -84,8 +86,8 @@ def demo(
 
 def _conclude(outcome: Outcome, show: Show) -> None:
     if outcome.folder is not None:
-        show.say(f"Journals and logs are in {outcome.folder}.")
-    said = "Every guarantee held." if outcome.held else "A guarantee did NOT hold."
-    seed = outcome.wish.seed
-    show.say(f"{said} It took {outcome.took_s:.0f} s (--seed {seed}).")
+        show.step(f"Journals and logs are in {outcome.folder}.")
+    summary = "Every guarantee held." if outcome.held else "A guarantee did NOT hold."
+    seed = outcome.options.seed
+    show.step(f"{summary} It took {outcome.took_s:.0f} s (--seed {seed}).")
     sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""``marshal doctor``: what is in the way, and what to run against it."""
+"""``marshal doctor``: checks the machine and the cluster, with a remedy for each."""
 
 import os
 import sys
@@ -13,16 +13,15 @@ from kafka_marshal import MarshalError, World, __version__
 from kafka_marshal.admin import UNCLEAN, remedy, set_command
 from kafka_marshal.identity import state_home
 from kafka_marshal.protocol.hashing import RESERVED_TOPICS
-from kafka_marshal_cli import assumptions, columns, facts
-from kafka_marshal_cli.assumptions import ClockReading
-from kafka_marshal_cli.checks import Check, Result
+from kafka_marshal_cli import checks, presenters
+from kafka_marshal_cli.checks import Check, ClockReading, Result
 from kafka_marshal_cli.exits import ExitCode
-from kafka_marshal_cli.render import Answer, Section, duration
-from kafka_marshal_cli.shared import Call, command, tell, wall_ms
+from kafka_marshal_cli.render import Answer, Section, abbreviated, duration
+from kafka_marshal_cli.shared import Call, command, notify, wall_ms
 
 EPILOG = "Example: marshal doctor -b broker-1:9092"
 PYTHON_MIN = (3, 11)
-QUESTIONS = 5
+ROUND_TRIPS = 5
 TOPICS_MAX = 50
 
 
@@ -30,25 +29,25 @@ TOPICS_MAX = 50
 def doctor(call: Call) -> None:
     """Check this machine, the brokers, the coordination topic and its log.
 
-    Looks at all that the guarantees assume. Writes nothing to the cluster. Ends with
-    1 if a check failed; a note is no failure.
+    Checks every assumption of the guarantees. Writes nothing to the cluster. Ends with
+    1 if a check failed; a note is not a failure.
     """
-    patient = Patient(call)
-    checks = list(patient.examine())
-    rows = [{**attrs.asdict(each), "result": each.result.value} for each in checks]
-    world = patient.world
+    cluster = ClusterChecks(call)
+    results = list(cluster.run())
+    rows = [{**attrs.asdict(each), "result": each.result.value} for each in results]
+    world = cluster.world
     now = {"time_ms": wall_ms(), "offsets": {}}
-    as_of = now if world is None else facts.as_of(world)
-    section = Section("checks", rows, columns.CHECKS)
+    as_of = now if world is None else presenters.as_of(world)
+    section = Section("checks", rows, presenters.CHECK_COLUMNS)
     call.answer(Answer(as_of, {}, (section,)))
-    failed = [each.check for each in checks if each.result is Result.FAILED]
+    failed = [each.check for each in results if each.result is Result.FAILED]
     if failed:
-        tell(f"marshal: failed: {', '.join(failed)}")
+        notify(f"marshal: failed: {', '.join(failed)}")
         raise typer.Exit(ExitCode.FAILED)
 
 
 def machine() -> Iterator[Check]:
-    """Check what is installed here."""
+    """Check the installation on this machine."""
     python = ".".join(map(str, sys.version_info[:3]))
     is_new = sys.version_info >= PYTHON_MIN
     yield Check(
@@ -69,8 +68,8 @@ def machine() -> Iterator[Check]:
             f"pip install {package}" if found is None else None,
         )
     yield java()
-    yield assumptions.state_folder(state_home())
-    yield assumptions.death_watch(getattr(os, "pidfd_open", None))
+    yield checks.state_folder(state_home())
+    yield checks.death_watch(getattr(os, "pidfd_open", None))
 
 
 def installed(package: str) -> str | None:
@@ -82,23 +81,25 @@ def installed(package: str) -> str | None:
 
 
 def java() -> Check:
-    """Check for a Java that the embedded broker could run on."""
+    """Check for a Java that can run the embedded broker."""
     from kafka_marshal.testing.java import find_java
 
     try:
         found = find_java()
     except MarshalError as error:
         # Only the embedded broker, the demo and the tests need it.
-        told = f"{error} Only `broker run` and `demo` need it."
-        return Check("java", Result.NOTE, told, "pip install 'kafka-marshal[broker]'")
+        found_text = f"{error} Only `broker run` and `demo` need it."
+        return Check(
+            "java", Result.NOTE, found_text, "pip install 'kafka-marshal[broker]'"
+        )
     return Check("java", Result.OK, f"{found.version} ({found.executable})")
 
 
-class Patient:
-    """A cluster that is examined.
+class ClusterChecks:
+    """Runs the checks of a cluster.
 
     Attributes:
-        world: The world, once its log was read.
+        world: The world, after the log was read.
     """
 
     def __init__(self, call: Call) -> None:
@@ -107,15 +108,15 @@ class Patient:
         self._leaders: dict[int, int] = {}
         self._took_ms: list[float] = []
 
-    def examine(self) -> Iterator[Check]:
-        """Check one thing after the other; what needs a failed one is skipped."""
-        begun, began = ClockReading.take(), time.monotonic()
+    def run(self) -> Iterator[Check]:
+        """Run the checks in order; a check that depends on a failed one is skipped."""
+        begun, began = ClockReading.now(), time.monotonic()
         yield from machine()
         yield from self._cluster()
-        # Over a shorter time the error of reading a clock would look like drift.
-        early_s = assumptions.DRIFT_S_MIN - (time.monotonic() - began)
+        # Over a shorter time the error of a reading would look like drift.
+        early_s = checks.DRIFT_S_MIN - (time.monotonic() - began)
         time.sleep(max(0.0, early_s))
-        yield assumptions.local_clock(begun, ClockReading.take())
+        yield checks.local_clock(begun, ClockReading.now())
 
     def _cluster(self) -> Iterator[Check]:
         steps: list[tuple[str, Callable[[], Iterator[Check]]]] = [
@@ -125,19 +126,19 @@ class Patient:
             ("clock", self._clock),
             ("data topics", self._data_topics),
         ]
-        is_well = True
+        is_passing = True
         for name, step in steps:
-            if not is_well:
-                yield Check(name, Result.SKIPPED, "needs what failed above")
+            if not is_passing:
+                yield Check(name, Result.SKIPPED, "depends on a check that failed")
                 continue
             try:
                 for check in step():
                     yield check
                     if check.check in {"topic", "log"}:
-                        is_well = is_well and check.result is not Result.FAILED
+                        is_passing = is_passing and check.result is not Result.FAILED
             except MarshalError as error:
-                is_well = False
-                yield Check(name, Result.FAILED, str(error), _MENDING[name])
+                is_passing = False
+                yield Check(name, Result.FAILED, str(error), _REMEDIES[name])
 
     def _broker(self) -> Iterator[Check]:
         with self._call.admin() as admin:
@@ -152,15 +153,15 @@ class Patient:
         topic = self._call.coordination_topic
         if not report.topic.exists:
             found = f"{topic} does not exist"
-            yield Check("topic", Result.FAILED, found, _MENDING["format"])
+            yield Check("topic", Result.FAILED, found, _REMEDIES["format"])
             return
         count = report.topic.partition_count
         found = f"{topic}, {count} partitions, {report.topic.replication} replicas"
         yield Check("topic", Result.OK, found)
         self._leaders = dict(report.topic.leaders)
-        yield from assumptions.copies(report)
+        yield from checks.copies(report)
         if report.note is not None:
-            note = f"not looked at: {report.note}"
+            note = f"not checked: {report.note}"
             yield Check("settings", Result.NOTE, note, "grant DESCRIBE_CONFIGS")
             return
         servers = self._call.bootstrap_servers
@@ -168,12 +169,12 @@ class Patient:
             run = remedy(problem, topic, servers=servers)
             yield Check("settings", Result.FAILED, problem.text, run)
         if not report.found:
-            yield Check("settings", Result.OK, "as they must be")
+            yield Check("settings", Result.OK, "all as required")
 
     def _log(self) -> Iterator[Check]:
         with self._call.scan() as scan:
             starts, ends = scan.starts, scan.ends
-            for _ in range(QUESTIONS):
+            for _ in range(ROUND_TRIPS):
                 asked = time.monotonic()
                 scan.latest_ends()
                 self._took_ms.append((time.monotonic() - asked) * 1_000)
@@ -190,7 +191,7 @@ class Patient:
             yield Check("log", Result.FAILED, found, run)
             return
         if gone:
-            found = f"partitions {gone} begin above 0, and go on from checkpoints"
+            found = f"partitions {gone} begin above 0, and continue from checkpoints"
             yield Check("retention", Result.OK, found)
         took_s = time.monotonic() - began
         count = sum(ends.values())
@@ -201,10 +202,10 @@ class Patient:
             state.soft.counters.get("undecodable", 0) for state in self.world.partitions
         )
         if bad:
-            found = f"{bad} records could not be decoded, and are ignored by everybody"
+            found = f"{bad} records could not be decoded, and every reader ignores them"
             yield Check("records", Result.NOTE, found, "marshal log dump")
         topic, servers = self._call.coordination_topic, self._call.bootstrap_servers
-        yield from assumptions.timestamps(self.world, topic, servers=servers)
+        yield from checks.timestamps(self.world, topic, servers=servers)
 
     def _format(self) -> Iterator[Check]:
         assert self.world is not None
@@ -213,15 +214,15 @@ class Patient:
             "format",
             Result.OK,
             f"{config.format_id.hex()} generation {config.generation}, "
-            f"K={config.partition_count} agree, "
-            f"H={duration(config.heartbeat_interval_ms)}",
+            f"{config.partition_count} coordinating partitions agree, "
+            f"heartbeat interval {duration(config.heartbeat_interval_ms)}",
         )
-        yield from assumptions.levels(self.world)
-        yield assumptions.round_trips(self._took_ms, config.heartbeat_interval_ms)
+        yield from checks.levels(self.world)
+        yield checks.round_trips(self._took_ms, config.heartbeat_interval_ms)
 
     def _clock(self) -> Iterator[Check]:
         assert self.world is not None
-        behind = assumptions.leaders_clocks(self.world, self._leaders)
+        behind = checks.leaders_clocks(self.world, self._leaders)
         if behind is not None:
             yield behind
             return
@@ -231,33 +232,33 @@ class Patient:
             f"the last record is {age} old by this machine's clock, which is at most "
             "that far ahead of the brokers"
         )
-        # Claims are judged by the log's own time: skew misleads people only.
+        # Claims are judged by log time: skew misleads only people.
         yield Check("clock", Result.OK, found)
 
     def _data_topics(self) -> Iterator[Check]:
-        """Neither guarantee covers records that Kafka itself loses."""
+        """Check data topics: the guarantees do not cover records that Kafka loses."""
         assert self.world is not None
         keys = {key for state in self.world.partitions for key in state.keys}
-        # What the protocol claims for itself is no topic that a broker could know.
+        # The protocol's own keys are not topics of a broker.
         topics = sorted({key.topic for key in keys} - RESERVED_TOPICS)
         with self._call.admin() as admin:
             found = {topic: admin.risk_of(topic) for topic in topics[:TOPICS_MAX]}
         risks = [f"{topic} ({risk})" for topic, risk in found.items() if risk]
-        name, looked = "data topics", f"{min(len(topics), TOPICS_MAX)} looked at"
+        name, count = "data topics", f"{min(len(topics), TOPICS_MAX)} checked"
         if risks:
-            told = f"{looked}; records may get lost of {assumptions.shown(risks)}"
+            text = f"{count}; records may be lost of {abbreviated(risks)}"
             unclean = [topic for topic, risk in found.items() if risk == UNCLEAN]
             run = "bring back the brokers that have them"
             if unclean:
                 servers = self._call.bootstrap_servers
-                first = unclean[0]  # and each of the others
+                first = unclean[0]  # likewise for the others
                 run = set_command(first, servers, setting=UNCLEAN, value="false")
-            yield Check(name, Result.NOTE, told, run)
+            yield Check(name, Result.NOTE, text, run)
             return
-        yield Check(name, Result.OK, looked)
+        yield Check(name, Result.OK, count)
 
 
-_MENDING = {
+_REMEDIES = {
     "broker": "check the address, the network, and that the brokers run",
     "log": "check the brokers and their log",
     "format": "check --coordination-topic; for a new topic: marshal topic format",

@@ -1,4 +1,7 @@
-"""``marshal grants``: offsets that were granted at most once."""
+"""``marshal grants``: offsets that were granted at most once.
+
+A module of its own, as each noun of the command line has.
+"""
 
 from typing import Annotated
 
@@ -6,9 +9,9 @@ import typer
 
 from kafka_marshal import ClaimRejected, ConfigurationError, Losses
 from kafka_marshal.protocol.losses import Loss
-from kafka_marshal_cli import columns, facts, parsing
+from kafka_marshal_cli import parsing, presenters
 from kafka_marshal_cli.render import Answer, Section
-from kafka_marshal_cli.shared import Call, command, tell, wall_ms
+from kafka_marshal_cli.shared import Call, command, notify, wall_ms
 
 app = typer.Typer(
     help="At most once: offsets that were lost, or are at risk.", no_args_is_help=True
@@ -22,7 +25,7 @@ def losses(
     *,
     group: Annotated[str, typer.Option(metavar="GROUP", help="The group.")],
     topic: Annotated[
-        str | None, typer.Option(metavar="TOPIC", help="Of this data topic only.")
+        str | None, typer.Option(metavar="TOPIC", help="Only this data topic.")
     ] = None,
     at: Annotated[
         str | None,
@@ -31,16 +34,16 @@ def losses(
 ) -> None:
     """List the offsets that were granted at most once and never processed.
 
-    LOST are those of claims that ended: taken over from a dead or frozen owner,
-    resumed by its next life, released with something unused; or whose owner has
-    been silent for more than 2H. AT RISK is what a crash of the owners would add
-    now. An owner says how far it is whenever it asks for grants, beats or releases,
-    so after a crash the batch that it was working on is listed, and those that it
-    was done with since it last wrote, however much was processed. MARK is how far
-    it said to be; `-` where it never did, so that everything granted to it is
-    listed. Both ends of a range are inclusive; offsets without a record count
-    along. Where retention has deleted the start of the log, the list begins at the
-    first checkpoint that remains.
+    LOST are offsets of claims that ended (taken over from a dead or frozen owner,
+    resumed by a restarted owner, released with unused offsets) or whose owner has been
+    silent for more than two heartbeat intervals. AT RISK are the offsets that a crash
+    of the owners would lose now. An owner records its progress when it asks for
+    grants, sends a heartbeat or releases, so after a crash the list has the batch in
+    progress and the batches processed since the last of these records. MARK is the
+    recorded progress; `-` if there is none, so that every granted offset is listed.
+    Both ends of a range are inclusive; offsets without a record are counted. If
+    retention has deleted the start of the log, the list begins at the first checkpoint
+    that remains.
     """
     time_ms = None
     if at is not None:
@@ -55,7 +58,7 @@ def losses(
         found = Losses.of(scan, group_id=group, topic=topic, time_ms=time_ms)
     found.world.config()
     for number, offset in found.began_at.items():
-        tell(
+        notify(
             f"marshal: partition {number} begins at the checkpoint before offset "
             f"{offset}: what was granted earlier is not listed"
         )
@@ -65,17 +68,17 @@ def losses(
             reason="unknown_group",
         )
     lost, at_risk = map(_rows, (found.lost, found.at_risk))
-    told = {
+    facts = {
         "group_id": group,
         "lost_count": sum(row["offsets_count"] for row in lost),
         "at_risk_count": sum(row["offsets_count"] for row in at_risk),
     }
     sections = (
-        Section("lost", lost, columns.LOSSES),
-        Section("at_risk", at_risk, columns.LOSSES),
+        Section("lost", lost, presenters.LOSS_COLUMNS),
+        Section("at_risk", at_risk, presenters.LOSS_COLUMNS),
     )
-    call.answer(Answer(facts.as_of(found.world), told, sections))
+    call.answer(Answer(presenters.as_of(found.world), facts, sections))
 
 
-def _rows(found: tuple[Loss, ...]) -> list[facts.Row]:
-    return [facts.loss_row(loss) for loss in found]
+def _rows(found: tuple[Loss, ...]) -> list[presenters.Row]:
+    return [presenters.loss_row(loss) for loss in found]

@@ -1,23 +1,30 @@
-"""``marshal groups``: who works, who may not, and pausing them."""
+"""``marshal groups``: describe, pause, resume and adopt groups."""
 
 from typing import Annotated
 
 import typer
 
 from kafka_marshal import ClaimRejected, DeadlineExceeded
-from kafka_marshal.adoption import adopt as adopt_group
-from kafka_marshal.adoption import plan_adoption
-from kafka_marshal_cli import columns, facts, parsing
+from kafka_marshal_cli import parsing, presenters
+from kafka_marshal_cli.adoption import adopt as adopt_group
+from kafka_marshal_cli.adoption import plan_adoption
 from kafka_marshal_cli.render import Answer, Section, instant
-from kafka_marshal_cli.shared import Call, command, tell
+from kafka_marshal_cli.shared import Call, command, notify
 
-app = typer.Typer(
-    help="Groups: look at them, pause them, adopt them.", no_args_is_help=True
-)
+app = typer.Typer(help="Groups: describe, pause and adopt them.", no_args_is_help=True)
 
 Group = Annotated[str, typer.Argument(metavar="GROUP", help="The group.")]
 Reason = Annotated[
-    str | None, typer.Option(metavar="TEXT", help="Why; stored in the log for people.")
+    str | None,
+    typer.Option(metavar="TEXT", help="Reason, stored in the log for people."),
+]
+
+Execute = Annotated[
+    bool,
+    typer.Option(
+        "--execute/--dry-run",
+        help="Set the positions, or only show what would be set.",
+    ),
 ]
 
 
@@ -26,8 +33,8 @@ Reason = Annotated[
 def list_groups(call: Call) -> None:
     """List every group that the log knows, with its pause if it has one."""
     world = call.formatted_world()
-    section = Section("groups", facts.group_rows(world), columns.GROUPS)
-    call.answer(Answer(facts.as_of(world), {}, (section,)))
+    section = Section("groups", presenters.group_rows(world), presenters.GROUP_COLUMNS)
+    call.answer(Answer(presenters.as_of(world), {}, (section,)))
 
 
 @app.command("describe", epilog="Example: marshal groups describe billing")
@@ -37,27 +44,28 @@ def describe(call: Call, group: Group) -> None:
 
     AGE is by log time, which stands still while nothing is appended; AGE NOW
     adds the time since. A member is active, leaving, left, fenced (silent for more
-    than 2H) or unregistered (it owns without having announced itself).
-    LOG-END-OFFSET and LAG are asked of the cluster, and `-` where that cannot tell.
+    than two heartbeat intervals) or unregistered (it owns claims without having
+    announced itself).
+    LOG-END-OFFSET and LAG are looked up in the cluster, `-` where they are unknown.
     """
     world = call.formatted_world()
-    pauses = facts.pause_rows(world, group_id=group)
-    members = facts.member_rows(world, group_id=group)
-    claims = facts.claim_rows(world, group_id=group)
+    pauses = presenters.pause_rows(world, group_id=group)
+    members = presenters.member_rows(world, group_id=group)
+    claims = presenters.claim_rows(world, group_id=group)
     if not (pauses or members or claims):
         raise ClaimRejected(
             f"group {group!r} is not in the log; see: marshal groups list",
             reason="unknown_group",
         )
     sections = (
-        Section("pauses", pauses, columns.PAUSES),
-        Section("members", members, columns.MEMBERS),
-        Section("claims", call.with_lag(claims), columns.CLAIMS_OF_A_GROUP),
+        Section("pauses", pauses, presenters.PAUSE_COLUMNS),
+        Section("members", members, presenters.MEMBER_COLUMNS),
+        Section("claims", call.with_lag(claims), presenters.GROUP_CLAIM_COLUMNS),
     )
-    call.answer(Answer(facts.as_of(world), {"group_id": group}, sections))
+    call.answer(Answer(presenters.as_of(world), {"group_id": group}, sections))
 
 
-# The name of the record that it writes; kept for those who look for that.
+# An alias: the record that it writes is named ReleaseGroup.
 @app.command("release", hidden=True)
 @app.command(
     "pause",
@@ -73,8 +81,7 @@ def pause(
         typer.Option(
             "--for",
             metavar="DURATION",
-            help="How long, like 10m; it ends by itself then. Renewed as long as "
-            "this command works or waits.",
+            help="Length of the pause, like 10m. Renewed as long as this command runs.",
         ),
     ],
     reason: Reason = None,
@@ -82,12 +89,12 @@ def pause(
         bool,
         typer.Option(
             "--wait",
-            help="Wait until nobody holds anything any more: up to --timeout where "
-            "given, else as long as the pause.",
+            help="Wait until no client of the group holds a claim: up to --timeout "
+            "if given, else as long as the pause.",
         ),
     ] = False,
 ) -> None:
-    """Pause a group: members finish what is in hand and release their partitions."""
+    """Pause a group: members finish their records and release their claims."""
     for_ms = parsing.duration_ms("--for", for_, is_bare_ms=False)
     wait_ms = 0
     if wait:
@@ -95,7 +102,7 @@ def pause(
     with call.admin() as admin:
         result = admin.pause_group(group, for_ms=for_ms, reason=reason, wait_ms=wait_ms)
     world = call.world()
-    held = facts.key_texts(result.held)
+    held = presenters.key_texts(result.held)
     found = {
         "group_id": group,
         "op_id": result.op_id,
@@ -104,24 +111,24 @@ def pause(
         "held": held,
     }
     shown = {"until_ms": instant(result.until_ms)}
-    call.answer(Answer(facts.as_of(world), found, (), shown))
+    call.answer(Answer(presenters.as_of(world), found, (), shown))
     if wait and held:
         raise DeadlineExceeded(
-            f"group {group!r} is paused, but {', '.join(held)} was not let go within "
+            f"group {group!r} is paused, but {', '.join(held)} was not released within "
             f"{wait_ms} ms; see: marshal groups describe {group}"
         )
     if held:
-        tell(f"{len(held)} claims are yet to be let go; --wait waits for that")
+        notify(f"{len(held)} claims are not released yet; --wait waits for that")
 
 
 @app.command("resume", epilog="Example: marshal groups resume billing --reason done")
 @command()
 def resume(call: Call, group: Group, *, reason: Reason = None) -> None:
-    """End a group's pause; its members go on where they were."""
+    """End a group's pause; its members continue where they were."""
     with call.admin() as admin:
         count = admin.resume_group(group, reason=reason)
     found = {"group_id": group, "partitions_count": count, "reason": reason}
-    call.answer(Answer(facts.as_of(call.world()), found))
+    call.answer(Answer(presenters.as_of(call.world()), found))
 
 
 @app.command(
@@ -137,8 +144,8 @@ def adopt(
         str | None,
         typer.Option(
             metavar="GROUP",
-            help="Consumer group in Kafka that is left; by default one of the same "
-            "name.",
+            help="Consumer group in Kafka to take over from; by default the one of "
+            "the same name.",
         ),
     ] = None,
     from_topic: Annotated[
@@ -146,25 +153,21 @@ def adopt(
         typer.Option(
             metavar="TOPIC",
             help="Coordination topic of the Go original, whose last heartbeats count "
-            "beside the committed offsets.",
+            "besides the committed offsets.",
         ),
     ] = None,
     topics: Annotated[
         list[str] | None,
-        typer.Option("--topic", metavar="TOPIC", help="Only this one. Repeatable."),
-    ] = None,
-    execute: Annotated[
-        bool,
         typer.Option(
-            "--execute/--dry-run",
-            help="Set the positions, or only show what would be set.",
+            "--topic", metavar="TOPIC", help="Only this data topic. Repeatable."
         ),
-    ] = False,
+    ] = None,
+    execute: Execute = False,
 ) -> None:
     """Start a group where a consumer group of Kafka left off.
 
-    Without --execute nothing is written. The consumers of the group that is left
-    must be stopped; a position that the coordination log has already stands.
+    Without --execute nothing is written. The consumers of the old group must be
+    stopped; a position that the coordination log already has is kept.
     """
     plan = plan_adoption(
         call.bootstrap_servers,
@@ -191,10 +194,12 @@ def adopt(
             )
         except ClaimRejected as error:
             refusal = error
-    found = facts.adoption_facts(shown, is_executed=execute and refusal is None)
-    section = Section("partitions", facts.adoption_rows(shown), columns.ADOPTION)
-    call.answer(Answer(facts.as_of(call.world()), found, (section,)))
+    found = presenters.adoption_facts(shown, is_executed=execute and refusal is None)
+    section = Section(
+        "partitions", presenters.adoption_rows(shown), presenters.ADOPTION_COLUMNS
+    )
+    call.answer(Answer(presenters.as_of(call.world()), found, (section,)))
     if refusal is not None:
         raise refusal
     if not execute:
-        tell("nothing was written; --execute sets the positions")
+        notify("nothing was written; --execute sets the positions")

@@ -1,4 +1,4 @@
-"""``marshal log``: the log itself, as text, replayed and verified."""
+"""``marshal log``: the log as text, replayed, verified and reset."""
 
 import secrets
 import sys
@@ -12,12 +12,12 @@ import typer
 from kafka_marshal import ConfigurationError
 from kafka_marshal.protocol.text import entry_to_object
 from kafka_marshal.views import LogScan, unknown_text
-from kafka_marshal_cli import columns, facts
+from kafka_marshal_cli import presenters
 from kafka_marshal_cli.commands import log_states, log_tail
-from kafka_marshal_cli.commands.log_replay import run_replay
+from kafka_marshal_cli.commands.log_states import run_replay
 from kafka_marshal_cli.exits import ExitCode
 from kafka_marshal_cli.render import Answer, Section, to_json
-from kafka_marshal_cli.shared import Call, command, data, tell, wall_ms
+from kafka_marshal_cli.shared import Call, command, emit, notify, wall_ms
 from kafka_marshal_cli.verify import KeptLike, Verifier
 
 app = typer.Typer(
@@ -38,7 +38,7 @@ def dump(
     *,
     partition: Annotated[
         int | None,
-        typer.Option(metavar="T", min=0, help="This coordinating partition only."),
+        typer.Option(metavar="T", min=0, help="Only this coordinating partition."),
     ] = None,
     from_: Annotated[
         int, typer.Option("--from", metavar="OFFSET", min=0, help="First offset.")
@@ -48,13 +48,13 @@ def dump(
     ] = None,
     skip_record_metadata: Annotated[
         bool,
-        typer.Option("--skip-record-metadata", help="Write the payloads alone."),
+        typer.Option("--skip-record-metadata", help="Write only the payloads."),
     ] = False,
 ) -> None:
-    """Write the log as text, one JSON object an entry, up to its end at the start.
+    """Write the log as text, one JSON object for each entry, up to its present end.
 
-    `marshal log replay` reads it back to the same digests. Without record
-    metadata there is only the payload, and undecodable values are left out.
+    `marshal log replay` folds the text to the same digests. Without record metadata
+    there are only payloads, and values that cannot be decoded are left out.
     """
     with call.scan() as scan:
         if partition is not None and partition not in scan.ends:
@@ -69,20 +69,22 @@ def dump(
                 continue
             line = entry_to_object(number, entry)
             if not skip_record_metadata:
-                data(to_json(line))
+                emit(to_json(line))
             elif "payload" in line:
-                data(to_json(line["payload"]))
+                emit(to_json(line["payload"]))
 
 
 @app.command("replay", epilog="Example: marshal log replay dump.jsonl --transitions")
 @command(connects=False, waits=False, answers=False)
 def replay(
     call: Call,
-    file: Annotated[str, typer.Argument(metavar="FILE", help="What `log dump` wrote.")],
+    file: Annotated[str, typer.Argument(metavar="FILE", help="Output of `log dump`.")],
     *,
     transitions: Annotated[
         bool,
-        typer.Option("--transitions", help="First what each entry did, a line each."),
+        typer.Option(
+            "--transitions", help="First print what each entry did, one line each."
+        ),
     ] = False,
 ) -> None:
     """Fold a dumped log and print the world as one JSON document. Needs no broker."""
@@ -94,7 +96,8 @@ def replay(
                 source = stack.enter_context(Path(file).open(encoding="utf-8"))
             except OSError as error:
                 raise ConfigurationError(
-                    f"{file!r} cannot be read: {error}; marshal log dump writes such",
+                    f"{file!r} cannot be read: {error}; name an output of "
+                    "marshal log dump",
                     setting="FILE",
                 ) from error
         code = run_replay(source, sys.stdout, err=sys.stderr, transitions=transitions)
@@ -116,30 +119,30 @@ def reset(
     checkpoint: Annotated[
         str | None,
         typer.Option(
-            metavar="ID", help="Go back to this checkpoint; by default the newest."
+            metavar="ID", help="Checkpoint to restore; by default the newest."
         ),
     ] = None,
     execute: Annotated[
         bool,
-        typer.Option("--execute/--dry-run", help="Do it, or only say what would be."),
+        typer.Option("--execute/--dry-run", help="Make the change, or only show it."),
     ] = False,
     force: Annotated[
         bool,
-        typer.Option("--force", help="Also take keys away that are held."),
+        typer.Option("--force", help="Also if keys of the partition have owners."),
     ] = False,
     allow_reprocess: Annotated[
         bool,
         typer.Option(
             "--allow-reprocess",
-            help="Also where records are handed out again that were processed.",
+            help="Also if processed records are handed out again.",
         ),
     ] = False,
 ) -> None:
     """Replace the state of a coordinating partition by that of a checkpoint.
 
-    For replicas that disagree, or a log that was tampered with. Nobody owns anything
-    of the partition then, and nothing of it is claimed for 2H. Without --execute
-    nothing is written.
+    For replicas that disagree, or a log that was tampered with. Afterwards no key of
+    the partition has an owner, and none can be claimed for two heartbeat intervals.
+    Without --execute nothing is written.
     """
     with call.admin() as admin:
         plan = admin.reset_state(
@@ -155,7 +158,7 @@ def reset(
         "offset": plan.offset,
         "next_offset": plan.next_offset,
         "is_executed": execute,
-        "held": facts.key_texts(plan.held),
+        "held": presenters.key_texts(plan.held),
         "repeats_count": plan.repeats_count,
     }
     rows = [
@@ -165,9 +168,11 @@ def reset(
         for change in plan.changes
     ]
     as_of = {"time_ms": wall_ms(), "offsets": {str(partition): plan.next_offset}}
-    call.answer(Answer(as_of, found, (Section("changes", rows, columns.RESET),)))
+    call.answer(
+        Answer(as_of, found, (Section("changes", rows, presenters.RESET_COLUMNS),))
+    )
     if not execute:
-        tell("nothing was written; --execute replaces the state")
+        notify("nothing was written; --execute replaces the state")
 
 
 app.command("snapshot", epilog="Example: marshal log snapshot before.snapshot")(
@@ -186,17 +191,17 @@ def verify(
     snapshot: Annotated[
         str | None,
         typer.Option(
-            metavar="FILE", help="What `log snapshot` wrote: must be what is folded."
+            metavar="FILE", help="Output of `log snapshot` to compare with the log."
         ),
     ] = None,
 ) -> None:
-    """Fold the log twice and check the protocol's invariants on the way.
+    """Fold the log twice and check the invariants of the protocol.
 
-    The second fold goes in chunks of another size and by a snapshot at a
-    random offset; checkpoints in the log are compared with what is folded. Where
-    retention has deleted the start of a partition, its fold begins at the first
-    checkpoint that remains. Ends with 70 if anything is broken, with 1 if only a
-    snapshot file differs, or if nothing can be verified of a partition.
+    The second fold uses chunks of another size and restores a snapshot at a random
+    offset; checkpoints in the log are compared with the folded state. If retention has
+    deleted the start of a partition, its fold begins at the first checkpoint that
+    remains. Ends with 70 if an invariant is broken, with 1 if only a snapshot file
+    differs or a partition cannot be verified.
     """
     sections = [] if snapshot is None else log_states.snapshots_of(snapshot)
     kept = {section.state.partition: section.state for section in sections}
@@ -205,34 +210,36 @@ def verify(
     worst = max((row["result"] for row in rows), key=_RESULTS.index, default="ok")
     for row in rows:
         for finding in row["findings"]:
-            tell(f"marshal: partition {row['partition']}: {finding}")
+            notify(f"marshal: partition {row['partition']}: {finding}")
     as_of = {
         "time_ms": wall_ms(),
         "offsets": {str(row["partition"]): row["next_offset"] for row in rows},
     }
-    section = Section("partitions", rows, columns.VERIFIED)
+    section = Section("partitions", rows, presenters.VERIFY_COLUMNS)
     beyond = sorted(kept.keys() - {row["partition"] for row in rows})
     unknown = [row["partition"] for row in rows if row["kept"] == "unknown"]
     for number in unknown:
-        tell(
+        notify(
             f"marshal: partition {number}: {snapshot} cannot be compared: the log has "
-            "lost what leads up to it"
+            "lost the entries before it"
         )
     differ = [row["partition"] for row in rows if row["kept"] == "differs"] + beyond
     for number in differ:
-        tell(f"marshal: partition {number}: {snapshot} is not what the log folds to")
+        notify(
+            f"marshal: partition {number}: {snapshot} differs from the state of the log"
+        )
     call.answer(Answer(as_of, {"result": worst}, (section,)))
     if worst == "broken":
-        tell("next: marshal log dump, and report it")
+        notify("next: marshal log dump, and report the bug")
         raise typer.Exit(ExitCode.BROKEN)
     if worst == "halted":
-        tell("marshal: the log needs a newer release from some offset on; upgrade")
+        notify("marshal: the log has records of a newer release; upgrade")
         raise typer.Exit(ExitCode.REFUSED)
     if worst == "unknown":
-        tell("next: marshal doctor")
+        notify("next: marshal doctor")
         raise typer.Exit(ExitCode.FAILED)
     if differ or unknown:
-        tell(f"next: marshal log diff {snapshot} live")
+        notify(f"next: marshal log diff {snapshot} live")
         raise typer.Exit(ExitCode.FAILED)
 
 
@@ -247,11 +254,11 @@ def _verified(scan: LogScan, kept: Mapping[int, KeptLike]) -> list[dict[str, Any
         start, end = scan.starts[number], scan.ends[number]
         if restored.is_log_start_missing:
             unknown[number] = _unknown_row(number, start, end)
-            tell(f"marshal: {unknown_text([number])}")
+            notify(f"marshal: {unknown_text([number])}")
             continue
         if restored.source is not None:
             start = restored.world.next_offset
-            tell(
+            notify(
                 f"marshal: partition {number} begins at offset "
                 f"{restored.log_start}; verified from offset {start} on, from the "
                 f"state of {restored.source}"
@@ -261,13 +268,13 @@ def _verified(scan: LogScan, kept: Mapping[int, KeptLike]) -> list[dict[str, Any
         verifiers[number] = Verifier(restored.world, split, chunk, kept.get(number))
     for number, entry in scan:
         if number in verifiers:
-            verifiers[number].take(entry)
+            verifiers[number].fold(entry)
     rows = unknown | {number: each.finish() for number, each in verifiers.items()}
     return [rows[number] for number in sorted(rows)]
 
 
 def _unknown_row(partition: int, start: int, end: int) -> dict[str, Any]:
-    """Return the row of a partition of which nothing can be verified."""
+    """Return the row of a partition that cannot be verified."""
     return {
         "partition": partition,
         "result": "unknown",

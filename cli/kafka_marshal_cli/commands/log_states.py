@@ -1,16 +1,36 @@
-"""``marshal log snapshot`` and ``diff``: states as files, and what differs."""
+"""``marshal log snapshot``, ``diff`` and ``replay``: states from logs and files.
+
+A dump is read line by line and only the states are held in memory, so a dump of any
+length can be piped through. A bad line ends with a message that names it.
+"""
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, TextIO
+from typing import Annotated, Any, TextIO
 
+import attrs
+import msgspec
 import typer
 
-from kafka_marshal import ConfigurationError, LogUnreadable, MalformedRecord
+from kafka_marshal import ConfigurationError
+from kafka_marshal.errors import (
+    CoordinationError,
+    LogTruncated,
+    LogUnreadable,
+    MalformedRecord,
+)
 from kafka_marshal.protocol.rationalizer import apply
-from kafka_marshal.protocol.state import WorldState
+from kafka_marshal.protocol.snapshot import digest
+from kafka_marshal.protocol.state import GroupState, KeyState, WorldState
+from kafka_marshal.protocol.text import (
+    object_to_entry,
+    record_to_object,
+    transition_to_object,
+)
+from kafka_marshal.protocol.transition import Transitions
+from kafka_marshal.protocol.world import world_to_object
 from kafka_marshal.snapshots import (
     MAGIC,
     Snapshot,
@@ -20,12 +40,10 @@ from kafka_marshal.snapshots import (
     write_file,
 )
 from kafka_marshal.views import unknown_text
-from kafka_marshal_cli import columns
-from kafka_marshal_cli.commands.log_replay import read_lines, replay_lines
-from kafka_marshal_cli.diffing import difference
+from kafka_marshal_cli import presenters
 from kafka_marshal_cli.exits import ExitCode
-from kafka_marshal_cli.render import Answer, Section
-from kafka_marshal_cli.shared import Call, command, tell, wall_ms
+from kafka_marshal_cli.render import Answer, Section, escape, to_json
+from kafka_marshal_cli.shared import Call, command, notify, wall_ms
 
 LIVE = "live"
 
@@ -33,20 +51,21 @@ LIVE = "live"
 @command()
 def snapshot(
     call: Call,
-    file: Annotated[str, typer.Argument(metavar="FILE", help="Where to write it.")],
+    file: Annotated[str, typer.Argument(metavar="FILE", help="File to write.")],
     *,
     dump: Annotated[
         str | None,
         typer.Option(
-            metavar="DUMP", help="Of what `log dump` wrote (- = stdin): no broker."
+            metavar="DUMP",
+            help="Read this output of `log dump` (- = stdin), not the log.",
         ),
     ] = None,
 ) -> None:
     """Write the state of every coordinating partition to a file.
 
-    The log is folded from its start, or from its first checkpoint where the start is
-    gone, or the dump. `marshal log verify --snapshot`
-    compares the file with the log later, `marshal log diff` with another.
+    The log, or the dump, is folded from its start, or from its first checkpoint if the
+    start is gone. `marshal log verify --snapshot` compares the file with the log later,
+    `marshal log diff` with another state.
     """
     cluster_id, topic_id = "", b""
     if dump is None:
@@ -60,7 +79,7 @@ def snapshot(
     ]
     for number in sorted(worlds):
         if worlds[number].halted is not None:
-            tell(f"marshal: partition {number} needs a newer release and is left out")
+            notify(f"marshal: partition {number} needs a newer release and is left out")
     try:
         write_file(Path(file), b"".join(map(to_file_bytes, whole)))
     except OSError as error:
@@ -82,7 +101,7 @@ def snapshot(
         "time_ms": wall_ms(),
         "offsets": {str(state.partition): state.offset for state in states},
     }
-    section = Section("partitions", rows, columns.KEPT)
+    section = Section("partitions", rows, presenters.SNAPSHOT_COLUMNS)
     call.answer(Answer(as_of, {"file": file}, (section,)))
 
 
@@ -97,10 +116,10 @@ def diff(
         str, typer.Argument(metavar="OTHER", help="A snapshot, a dump, or `live`.")
     ],
 ) -> None:
-    """Show in what two states of the log differ, key by key and field by field.
+    """Show the differences of two states of the log, key by key and field by field.
 
-    Each is a file that `log snapshot` or `log dump` wrote, or the log itself. Ends
-    with 1 where they differ.
+    Each is an output of `log snapshot` or `log dump`, or the log itself. Ends with 1 if
+    they differ.
     """
     first, second = (
         _live(call)[0] if each == LIVE else worlds_of(each) for each in (one, other)
@@ -108,7 +127,7 @@ def diff(
     rows = difference(first, second)
     offsets = {str(t): world.next_offset for t, world in sorted(second.items())}
     as_of = {"time_ms": wall_ms(), "offsets": offsets}
-    section = Section("differences", rows, columns.DIFFERENCES)
+    section = Section("differences", rows, presenters.DIFFERENCE_COLUMNS)
     facts = {"result": "differ" if rows else "equal", "one": one, "other": other}
     call.answer(Answer(as_of, facts, (section,)))
     if rows:
@@ -128,10 +147,10 @@ def _live(call: Call) -> tuple[Mapping[int, WorldState], str, bytes]:
 
 
 def worlds_of(file: str) -> Mapping[int, WorldState]:
-    """Return the states that a file holds, of snapshots or as text.
+    """Return the states of a file of snapshots or of a dump.
 
     Raises:
-        ConfigurationError: It cannot be read, or is neither.
+        ConfigurationError: The file cannot be read, or is neither.
     """
     if file != "-" and _begins_as_snapshot(file):
         return {each.state.partition: state_of(each) for each in snapshots_of(file)}
@@ -142,7 +161,7 @@ def snapshots_of(file: str) -> list[Snapshot]:
     """Return the sections of a file of snapshots.
 
     Raises:
-        ConfigurationError: It is none.
+        ConfigurationError: It is not a file of snapshots.
     """
     try:
         return read_file(Path(file))
@@ -151,10 +170,10 @@ def snapshots_of(file: str) -> list[Snapshot]:
 
 
 def state_of(section: Snapshot) -> WorldState:
-    """Return the state in a section.
+    """Return the state of a section.
 
     Raises:
-        ConfigurationError: Its bytes are no state, or not the one it names.
+        ConfigurationError: Its bytes are not a state, or do not match its digest.
     """
     try:
         return section.world()
@@ -193,7 +212,198 @@ def _exhaust(steps: Iterable[object]) -> None:
 
 def _unreadable(file: str, error: Exception) -> ConfigurationError:
     return ConfigurationError(
-        f"{file!r} cannot be used: {error}; marshal log snapshot and marshal log dump "
-        "write such",
+        f"{file!r} cannot be used: {error}; name an output of marshal log snapshot "
+        "or marshal log dump",
         setting="FILE",
     )
+
+
+# --- states from the text form
+
+LINE_CHARACTERS_MAX = 16 * 1024 * 1024
+"""A longer line cannot be an entry: records of Kafka are smaller."""
+
+Worlds = dict[int, WorldState]
+"""Coordinating partition to its world."""
+
+
+def replay_lines(
+    lines: Iterable[str], worlds: Worlds
+) -> Iterator[tuple[int, Transitions]]:
+    """Fold lines of text into worlds, in place, one step for each entry.
+
+    Args:
+        lines: Entries of any number of coordinating partitions, those of each
+            in the order of their offsets; blank lines are skipped.
+        worlds: Receives partitions as they appear. After an error it has the
+            state before the bad line.
+
+    Yields:
+        The coordinating partition of an entry and its transitions; entries after a
+        halt have none (PROTOCOL 3.3).
+
+    Raises:
+        MalformedRecord: A line is not an entry.
+        LogTruncated: An offset or leader epoch of a partition goes back.
+        LogUnreadable: An entry has no leader epoch.
+    """
+    number = 0
+    try:
+        for number, line in enumerate(lines, 1):  # noqa: B007 - errors name it
+            if line.strip():
+                partition, entry = object_to_entry(_read_json(line))
+                world = worlds.setdefault(partition, WorldState(partition))
+                yield partition, apply(world, entry)
+    except UnicodeDecodeError as error:  # while the next line was read
+        reason = error.reason
+        raise MalformedRecord(f"line {number + 1} is not UTF-8: {reason}") from error
+    except (MalformedRecord, LogTruncated, LogUnreadable) as error:
+        raise type(error)(f"line {number}: {error}") from error
+
+
+def _read_json(line: str) -> object:
+    if len(line) > LINE_CHARACTERS_MAX:
+        raise MalformedRecord(f"longer than {LINE_CHARACTERS_MAX} characters")
+    try:
+        value: object = msgspec.json.decode(line)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise MalformedRecord(f"not a JSON object: {error}"[:200]) from error
+    return value
+
+
+def read_lines(source: TextIO) -> Iterator[str]:
+    """Yield the lines of a text, each cut at the longest allowed length."""
+    while line := source.readline(LINE_CHARACTERS_MAX + 1):
+        yield line
+
+
+def run_replay(source: TextIO, out: TextIO, *, err: TextIO, transitions: bool) -> int:
+    """Fold a text log and print the world (PROTOCOL 3.8).
+
+    Args:
+        source: The log, one JSON object for each line.
+        out: Receives the world as one JSON document, at the end.
+        err: Receives one line if the log is bad.
+        transitions: Print what each entry did, one object for each line, before the
+            world.
+
+    Returns:
+        The exit code: 0, or 3 if a partition halted (its world is printed), or 1
+        for a log that goes back or cannot be read (no world).
+    """
+    worlds: Worlds = {}
+    try:
+        for partition, steps in replay_lines(read_lines(source), worlds):
+            if transitions:
+                for transition in steps:
+                    line = to_json(transition_to_object(partition, transition))
+                    out.write(line + "\n")
+    except (MalformedRecord, CoordinationError) as error:
+        err.write(f"marshal: {escape(str(error))}\n")
+        return ExitCode.FAILED
+    out.write(to_json(world_to_object(worlds.values())) + "\n")
+    has_halted = any(world.halted is not None for world in worlds.values())
+    return ExitCode.REFUSED if has_halted else ExitCode.OK
+
+
+# --- differences
+
+_HEADER = (
+    "next_offset",
+    "leader_epoch",
+    "epoch_time_ms",
+    "log_time_ms",
+    "append_time_ms",
+)
+
+
+def difference(
+    one: Mapping[int, WorldState], other: Mapping[int, WorldState]
+) -> list[dict[str, Any]]:
+    """Return every field in which two worlds differ, in order.
+
+    Each row has the partition, the kind (``header``, ``config``, ``key``, ``group`` or
+    ``partition``), the name, the field and both values; the value is null on the side
+    that does not have the field.
+    """
+    rows: list[dict[str, Any]] = []
+    for number in sorted(one.keys() | other.keys()):
+        a, b = one.get(number), other.get(number)
+        if a is None or b is None:
+            ours = None if a is None else digest(a)
+            theirs = None if b is None else digest(b)
+            rows.append(_row(number, "partition", found=("digest", ours, theirs)))
+        elif digest(a) != digest(b):
+            rows += _state_differences(a, b)
+    return rows
+
+
+def _state_differences(a: WorldState, b: WorldState) -> Iterator[dict[str, Any]]:
+    number = a.partition
+    for each in _fields(
+        {name: getattr(a, name) for name in _HEADER},
+        {name: getattr(b, name) for name in _HEADER},
+    ):
+        yield _row(number, "header", found=each)
+    for each in _fields(_config(a), _config(b)):
+        yield _row(number, "config", found=each)
+    for key in sorted(a.keys.keys() | b.keys.keys()):
+        name = f"{key.group_id}/{key.topic}/{key.partition}"
+        for each in _fields(_key(a.keys.get(key)), _key(b.keys.get(key))):
+            yield _row(number, "key", name=name, found=each)
+    for group_id in sorted(a.groups.keys() | b.groups.keys()):
+        ours, theirs = a.groups.get(group_id), b.groups.get(group_id)
+        for each in _fields(_group(ours), _group(theirs)):
+            yield _row(number, "group", name=group_id, found=each)
+
+
+def _row(
+    number: int, what: str, *, name: str = "", found: tuple[str, Any, Any]
+) -> dict[str, Any]:
+    field, one, other = found
+    return {
+        "partition": number,
+        "what": what,
+        "name": name,
+        "field": field,
+        "one": one,
+        "other": other,
+    }
+
+
+def _fields(
+    one: Mapping[str, Any], other: Mapping[str, Any]
+) -> Iterable[tuple[str, Any, Any]]:
+    for field in [*one, *(name for name in other if name not in one)]:
+        a, b = one.get(field), other.get(field)
+        if a != b:
+            yield field, a, b
+
+
+def _config(state: WorldState) -> Mapping[str, Any]:
+    config = state.config
+    return {} if config is None else record_to_object(config)["data"]
+
+
+def _key(known: KeyState | None) -> Mapping[str, Any]:
+    if known is None:
+        return {}
+    fields = attrs.asdict(known, recurse=False)
+    return {name: _plain(value) for name, value in fields.items()}
+
+
+def _group(group: GroupState | None) -> Mapping[str, Any]:
+    if group is None:
+        return {}
+    pause = None if group.pause is None else attrs.astuple(group.pause)
+    # ``known``: a group without a pause differs from no group.
+    return {"known": True, "pause": _plain(pause), "over": _plain(group.over)}
+
+
+def _plain(value: object) -> Any:  # noqa: ANN401 - any JSON value
+    match value:
+        case bytes():
+            return value.hex()
+        case tuple() | list():
+            return [_plain(each) for each in value]
+    return value

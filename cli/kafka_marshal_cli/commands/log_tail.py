@@ -1,4 +1,4 @@
-"""``marshal log tail``: the log as it grows, with what each entry did."""
+"""``marshal log tail``: shows entries of the log and what each did."""
 
 import difflib
 import sys
@@ -18,20 +18,20 @@ from kafka_marshal.protocol.text import entry_to_object, transition_to_object
 from kafka_marshal.protocol.transition import ACCEPTED, UNDECODABLE, Transitions
 from kafka_marshal.watch import Folded
 from kafka_marshal_cli import parsing
-from kafka_marshal_cli.live import Idle, Outages, check_reader, ending_in_order
+from kafka_marshal_cli.follow_loop import Idle, Outages, check_reader, ending_in_order
 from kafka_marshal_cli.render import escape, instant, plain, to_json
-from kafka_marshal_cli.shared import Call, command, data
+from kafka_marshal_cli.shared import Call, command, emit
 
 LAST_DEFAULT = 10
 TYPES = (*(kind.name for kind in KINDS), UNDECODABLE)
 FIELD_CHARACTERS_MAX = 60
-# Told in front, or of use to programs alone.
-_TOLD_IN_FRONT = frozenset({"client_id", "group_id", "topic", "partition"})
+# Shown at the front of the line, or of use only to programs.
+_SHOWN_IN_FRONT = frozenset({"client_id", "group_id", "topic", "partition"})
 _FOR_PROGRAMS = frozenset({"seq", "tags", "resume_hash", "grantee", "topic_id"})
 
 
 class TailOutput(StrEnum):
-    """How entries are written."""
+    """Format of entries."""
 
     TEXT = "text"
     JSONL = "jsonl"
@@ -39,13 +39,13 @@ class TailOutput(StrEnum):
 
 @attrs.frozen
 class Filter:
-    """Which entries are shown.
+    """The entries to show.
 
     Attributes:
-        partition: Of this coordinating partition only.
-        group_id: Of this group only.
-        types: Of these record types only; empty for all.
-        first: From this offset on.
+        partition: Only this coordinating partition.
+        group_id: Only this group.
+        types: Only these record types; empty for all.
+        first: Only from this offset on.
     """
 
     partition: int | None = None
@@ -55,7 +55,7 @@ class Filter:
 
     @property
     def is_by_content(self) -> bool:
-        """Whether one has to look at an entry to know."""
+        """Whether the filter depends on the content of an entry."""
         return self.group_id is not None or bool(self.types)
 
     def __contains__(self, folded: Folded) -> bool:
@@ -90,7 +90,7 @@ def types_of(given: str | None) -> frozenset[str]:
             near = difflib.get_close_matches(name.lower(), known, 1)
             hint = f"did you mean {known[near[0]]}? " if near else ""
             raise ConfigurationError(
-                f"--type {name!r} is no record type; {hint}there are "
+                f"--type {name!r} is not a record type; {hint}there are "
                 f"{', '.join(TYPES)}",
                 setting="--type",
             )
@@ -98,23 +98,23 @@ def types_of(given: str | None) -> frozenset[str]:
 
 
 def verdict(transitions: Transitions) -> str:
-    """Return what an entry did, in short."""
+    """Return what an entry did, as short text."""
     if not transitions:
         return "not folded"
-    told: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for each in transitions:
         what = each.effect if each.outcome == ACCEPTED else each.outcome
         if each.reason not in {None, each.outcome}:
             what = f"{what}: {each.reason}"
         if each.detail:
             what = f"{what} ({plain(each.detail)})"
-        told[what or each.outcome] += 1
-    parts = (name if n == 1 else f"{name} x{n}" for name, n in told.items())
+        counts[what or each.outcome] += 1
+    parts = (name if n == 1 else f"{name} x{n}" for name, n in counts.items())
     return ", ".join(parts)
 
 
 def text_line(folded: Folded) -> str:
-    """Return the line of an entry for people; not escaped yet."""
+    """Return the line of an entry for people, not escaped."""
     line = entry_to_object(folded.partition, folded.entry)
     place = f"T{folded.partition}@{folded.entry.offset}"
     head = f"{place:<8} {instant(folded.entry.timestamp_ms)}"
@@ -128,15 +128,15 @@ def text_line(folded: Folded) -> str:
     parts = [head, payload["type"], who]
     if "topic" in fields:
         parts.append(f"{fields['topic']}-{fields['partition']}")
-    parts += [f"{name}={_shown(value)}" for name, value in _told(fields)]
+    parts += [f"{name}={_shortened(value)}" for name, value in _shown_fields(fields)]
     return (
         f"{' '.join(part for part in parts if part)} -> {verdict(folded.transitions)}"
     )
 
 
-def _told(fields: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
+def _shown_fields(fields: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
     for name, value in fields.items():
-        if name in _TOLD_IN_FRONT | _FOR_PROGRAMS or value in (None, False, {}):
+        if name in _SHOWN_IN_FRONT | _FOR_PROGRAMS or value in (None, False, {}):
             continue
         if name == "incarnation":
             yield name, str(value)[:8]
@@ -148,7 +148,7 @@ def _told(fields: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
             yield name, value
 
 
-def _shown(value: object) -> str:
+def _shortened(value: object) -> str:
     text = plain(value)
     if len(text) > FIELD_CHARACTERS_MAX:
         text = text[:FIELD_CHARACTERS_MAX] + "..."
@@ -156,7 +156,7 @@ def _shown(value: object) -> str:
 
 
 def json_line(folded: Folded, *, transitions: bool) -> str:
-    """Return the entry in the one text form of the log, as ``log dump`` has it."""
+    """Return the entry in the text form of the log, as ``log dump`` writes it."""
     line = entry_to_object(folded.partition, folded.entry)
     if transitions:
         line["transitions"] = [
@@ -166,13 +166,13 @@ def json_line(folded: Folded, *, transitions: bool) -> str:
 
 
 class Tail:
-    """Writes entries: at first the last few of what stands there, then the rest.
+    """Writes entries: first the last ones at the start, then new ones.
 
     Args:
-        wanted: Which entries are shown.
-        output: How.
-        transitions: Whether JSON tells what an entry did.
-        last: How many of those that stand there are shown; None for all.
+        wanted: Selects the entries to show.
+        output: Format.
+        transitions: Whether JSON has what an entry did.
+        last: How many of the entries at the start are shown; None for all.
     """
 
     def __init__(
@@ -190,8 +190,8 @@ class Tail:
         # The last ones of all partitions are among the last ones of each.
         self._kept: dict[int, deque[Folded]] = {}
 
-    def take_old(self, folded: Folded) -> None:
-        """Take an entry that stood there at the start."""
+    def add_existing(self, folded: Folded) -> None:
+        """Handle an entry that was in the log at the start."""
         if folded not in self._wanted:
             return
         if self._last is None:
@@ -200,8 +200,8 @@ class Tail:
             fresh: deque[Folded] = deque(maxlen=self._last)
             self._kept.setdefault(folded.partition, fresh).append(folded)
 
-    def end_old(self) -> None:
-        """Write what was kept of those that stood there, by time."""
+    def write_existing(self) -> None:
+        """Write the last entries of those at the start, by time."""
         kept = [folded for entries in self._kept.values() for folded in entries]
         kept.sort(key=lambda f: (f.entry.timestamp_ms, f.partition, f.entry.offset))
         self._kept.clear()
@@ -209,8 +209,8 @@ class Tail:
             self.write(folded)
         sys.stdout.flush()
 
-    def take_new(self, folded: Folded) -> bool:
-        """Take an entry that came later; return whether it was shown."""
+    def write_new(self, folded: Folded) -> bool:
+        """Write a new entry; return whether it was shown."""
         is_shown = folded in self._wanted
         if is_shown:
             self.write(folded)
@@ -219,18 +219,18 @@ class Tail:
     def write(self, folded: Folded) -> None:
         """Write one entry."""
         if self._output is TailOutput.JSONL:
-            data(json_line(folded, transitions=self._transitions))
+            emit(json_line(folded, transitions=self._transitions))
         else:
-            data(escape(text_line(folded)))
+            emit(escape(text_line(folded)))
 
 
 def run(
     watch: WorldWatch, tail: Tail, *, follows: bool, idle: Idle, patience_ms: int
 ) -> None:
-    """Write what stands in the log, and what comes where that is wanted.
+    """Write the entries of the log, and new ones if ``follows``.
 
     Raises:
-        DeadlineExceeded: The log sent nothing for too long before its end.
+        DeadlineExceeded: Reading stalled before the end of the log.
     """
     outages, patience = Outages(), Idle(patience_ms)
     while not watch.is_caught_up:
@@ -238,29 +238,29 @@ def run(
             watch.catch_up(0)
         for folded in watch.read(patience.wait_ms):
             patience.touch()
-            # Without following, the end is where it was when we came.
+            # Without following, the end is that of the start.
             if follows or folded.entry.offset < watch.ends[folded.partition]:
-                tail.take_old(folded)
+                tail.add_existing(folded)
         check_reader()
-    tail.end_old()
+    tail.write_existing()
     while follows and not idle.is_over:
-        is_shown = [tail.take_new(folded) for folded in watch.read(idle.wait_ms)]
+        is_shown = [tail.write_new(folded) for folded in watch.read(idle.wait_ms)]
         if any(is_shown):
             sys.stdout.flush()
             idle.touch()
-        outages.tell(watch.outage)
+        outages.report(watch.outage)
         check_reader()
 
 
 def start_of(text: str | None, last: int | None) -> tuple[int, int | None]:
-    """Return the first offset, and how many of the old entries are shown.
+    """Return the first offset, and how many of the entries at the start are shown.
 
     Args:
-        text: What ``--from`` says.
-        last: What ``-n`` says.
+        text: Value of ``--from``.
+        last: Value of ``-n``.
 
     Raises:
-        ConfigurationError: It is no offset.
+        ConfigurationError: The value is not an offset.
     """
     match text:
         case None:
@@ -278,18 +278,18 @@ def start_of(text: str | None, last: int | None) -> tuple[int, int | None]:
 
 
 def first_wanted(wanted: Filter, last: int | None) -> Callable[[LogRange], int]:
-    """Return what says which entry of a partition has to be read first.
+    """Return a function for the first entry of a partition that must be read.
 
-    What is before may be spared by a state: what an entry does depends on the
-    state before it, not on how that was come by.
+    Earlier entries can be replaced by a stored state: what an entry does depends only
+    on the state before it.
 
     Args:
-        wanted: Which entries are shown.
-        last: How many of those that stand there; None for all.
+        wanted: Selects the entries to show.
+        last: How many of the entries at the start are shown; None for all.
     """
 
     def first(span: LogRange) -> int:
-        # Nobody knows how far back the last ones of a group are.
+        # The last entries of a group can be anywhere.
         is_counted = last == 0 or (last is not None and not wanted.is_by_content)
         begin = span.end - (last or 0) if is_counted else span.start
         return max(begin, wanted.first)
@@ -299,7 +299,7 @@ def first_wanted(wanted: Filter, last: int | None) -> Callable[[LogRange], int]:
 
 Partition = Annotated[
     int | None,
-    typer.Option(metavar="T", min=0, help="This coordinating partition only."),
+    typer.Option(metavar="T", min=0, help="Only this coordinating partition."),
 ]
 From = Annotated[
     str | None,
@@ -316,32 +316,32 @@ Last = Annotated[
         "--last",
         min=0,
         metavar="N",
-        help="Begin with the last N that stand there; by default "
+        help="Begin with the last N entries; by default "
         f"{LAST_DEFAULT}, or all after --from.",
     ),
 ]
-OfGroup = Annotated[
-    str | None, typer.Option(metavar="GROUP", help="Of this group only.")
-]
+OfGroup = Annotated[str | None, typer.Option(metavar="GROUP", help="Only this group.")]
 OfTypes = Annotated[
     str | None,
     typer.Option(
         "--type",
         metavar="TYPE,...",
-        help=f"Of these types only: {', '.join(TYPES)}.",
+        help=f"Only these types: {', '.join(TYPES)}.",
     ),
 ]
-Follow = Annotated[bool, typer.Option("-f", "--follow", help="Go on with what comes.")]
+Follow = Annotated[
+    bool, typer.Option("-f", "--follow", help="Wait for new entries and show them.")
+]
 TextOrJson = Annotated[
     TailOutput, typer.Option("-o", "--output", help="Lines for people, or JSON.")
 ]
 WithTransitions = Annotated[
     bool,
-    typer.Option("--transitions", help="In JSON, too, tell what each entry did."),
+    typer.Option("--transitions", help="Also in JSON, show what each entry did."),
 ]
 IdleTimeout = Annotated[
     str | None,
-    typer.Option(metavar="MS", help="Follow until nothing came for so long."),
+    typer.Option(metavar="MS", help="Follow until no entry came for this time."),
 ]
 OpenTimeout = Annotated[
     str,
@@ -366,14 +366,13 @@ def tail(
     timeout: IdleTimeout = None,
     open_timeout: OpenTimeout = "30s",
 ) -> None:
-    """Show the last entries of the log and what the fold made of each.
+    """Show the last entries of the log and what each did.
 
-    A line has the place (coordinating partition and offset), the time of the
-    append, the record, and behind an arrow what it did, or why it did nothing.
-    `-o jsonl` writes the one text form, which `marshal log replay` reads. The
-    log is read from its start, or from a state before what is shown that this
-    host keeps: nothing less tells what an entry does.
-    Ctrl-C ends it with 130, SIGTERM with 0.
+    A line has the coordinating partition and offset, the time of the append, the
+    record, and after an arrow what it did, or why it had no effect. `-o jsonl` writes
+    the text form that `marshal log replay` reads. The log is read from its start, or
+    from an earlier state that this host has stored: the effect of an entry depends on
+    the state before it. Ctrl-C ends it with 130, SIGTERM with 0.
     """
     idle_ms = None if timeout is None else parsing.duration_ms("--timeout", timeout)
     open_ms = parsing.duration_ms("--open-timeout", open_timeout)

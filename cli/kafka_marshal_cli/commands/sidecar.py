@@ -12,10 +12,10 @@ import typer
 
 from kafka_marshal import ConfigurationError, CoordinationError
 from kafka_marshal_cli import parsing
-from kafka_marshal_cli.chosen import Chosen, Config, ProfileName
 from kafka_marshal_cli.exits import ExitCode
+from kafka_marshal_cli.profiles import Config, ProfileName, SelectedProfile
 from kafka_marshal_cli.render import NOTHING, Answer, Column, Section, column, duration
-from kafka_marshal_cli.shared import Call, Gathered, command, data, wall_ms
+from kafka_marshal_cli.shared import Call, OptionGroup, command, emit, wall_ms
 
 app = typer.Typer(
     help="The sidecar: one daemon per host holds the claims of many processes.",
@@ -38,14 +38,14 @@ Socket = Annotated[
 
 
 class LogFormat(StrEnum):
-    """How the daemon writes its log."""
+    """Format of the daemon's log."""
 
     TEXT = "text"
     JSON = "json"
 
 
 class Check(StrEnum):
-    """What ``status`` may be asked to decide."""
+    """The checks of ``status --check``."""
 
     LIVE = "live"
     READY = "ready"
@@ -54,7 +54,7 @@ class Check(StrEnum):
 
 PROBES = {Check.LIVE: "livez", Check.READY: "readyz", Check.STARTED: "startupz"}
 
-# The daemon's own settings: what `config show` shows as well.
+# Settings of the daemon, which `config show` shows as well.
 OPTIONS: dict[str, tuple[Any, Any]] = {
     "socket": (Socket, None),
     "socket_group": (
@@ -64,7 +64,7 @@ OPTIONS: dict[str, tuple[Any, Any]] = {
                 "--socket-group",
                 metavar="GROUP",
                 envvar="MARSHAL_SIDECAR_SOCKET_GROUP",
-                help="Group of the system whose members may use the socket as well.",
+                help="System group whose members may also use the socket.",
                 rich_help_panel=PANEL,
             ),
         ],
@@ -77,7 +77,7 @@ OPTIONS: dict[str, tuple[Any, Any]] = {
                 "--tcp",
                 metavar="HOST:PORT",
                 envvar="MARSHAL_SIDECAR_TCP",
-                help="Loopback address to serve as well; needs --token-file.",
+                help="Loopback address to serve in addition; needs --token-file.",
                 rich_help_panel=PANEL,
             ),
         ],
@@ -90,7 +90,7 @@ OPTIONS: dict[str, tuple[Any, Any]] = {
                 "--token-file",
                 metavar="FILE",
                 envvar="MARSHAL_SIDECAR_TOKEN_FILE",
-                help="Token that clients show over TCP; made where there is none.",
+                help="Token of clients over TCP; created if the file does not exist.",
                 rich_help_panel=PANEL,
             ),
         ],
@@ -103,7 +103,7 @@ OPTIONS: dict[str, tuple[Any, Any]] = {
                 "--drain-timeout",
                 metavar="MS",
                 envvar="MARSHAL_SIDECAR_DRAIN_TIMEOUT",
-                help="How long a controlled shutdown waits for clients to let go.",
+                help="How long a controlled shutdown waits for clients to release.",
                 rich_help_panel=PANEL,
             ),
         ],
@@ -116,8 +116,8 @@ OPTIONS: dict[str, tuple[Any, Any]] = {
                 "--checkpoint-interval",
                 metavar="MS",
                 envvar="MARSHAL_SIDECAR_CHECKPOINT_INTERVAL",
-                help="How often the log gets a checkpoint, where nobody else writes "
-                "one; 0 takes no part.",
+                help="How often to write a checkpoint if no other client does; 0 for "
+                "never.",
                 rich_help_panel=PANEL,
             ),
         ],
@@ -138,20 +138,20 @@ OPTIONS: dict[str, tuple[Any, Any]] = {
 }
 
 
-# What those commands take that ask a sidecar: its socket may stand in a profile.
-_WHERE = Gathered(
+# Options of commands that query a sidecar: its socket may be set in a profile.
+_SOCKET_OPTIONS = OptionGroup(
     {
         "config": (Config, None),
         "profile": (ProfileName, None),
         "socket": (Socket, None),
     },
-    lambda given: _place(given["socket"]),
+    lambda given: _socket_path(given["socket"]),
 )
 
 
 @attrs.frozen
-class Asked:
-    """The daemon's own settings, as they were asked for."""
+class DaemonOptions:
+    """The values of the daemon's options."""
 
     socket: Path | None
     socket_group: str | None
@@ -166,13 +166,15 @@ class Asked:
 @command(
     waits=False,
     answers=False,
-    gathers={"asked": Gathered(OPTIONS, lambda given: Asked(**given))},
+    option_groups={
+        "daemon": OptionGroup(OPTIONS, lambda given: DaemonOptions(**given))
+    },
 )
 def run(
     call: Call,
     *,
     context: typer.Context,
-    asked: Asked,
+    daemon: DaemonOptions,
     client_id: Annotated[
         str | None,
         typer.Option(
@@ -186,7 +188,8 @@ def run(
         typer.Option(
             metavar="DIR",
             envvar="MARSHAL_STATE_DIR",
-            help="Where identity and promises are kept that let a restart resume.",
+            help="Directory of the identity and the lease journal, with which a "
+            "restart resumes.",
         ),
     ] = None,
     open_timeout: Annotated[
@@ -198,10 +201,9 @@ def run(
 ) -> None:
     """Run the sidecar in the foreground, until SIGTERM or SIGINT.
 
-    The signal begins a controlled shutdown: every client is asked to give back what
-    it has, and waited for. The same signal again ends it at once. SIGHUP is passed
-    over. Its log goes to stderr. Needs the extra `sidecar`; docs/SIDECAR.md tells
-    more.
+    The signal begins a controlled shutdown: the sidecar asks every client to release
+    its claims and waits for that. The same signal again ends it at once. SIGHUP is
+    ignored. The log goes to stderr. Needs the extra `sidecar`; see docs/SIDECAR.md.
     """
     from kafka_marshal.sidecar.config import Settings
     from kafka_marshal.sidecar.server import require_extra
@@ -209,8 +211,8 @@ def run(
 
     given: dict[str, Any] = {
         "client_id": client_id,
-        "socket": asked.socket and asked.socket.expanduser().absolute(),
-        "token_file": asked.token_file and asked.token_file.expanduser(),
+        "socket": daemon.socket and daemon.socket.expanduser().absolute(),
+        "token_file": daemon.token_file and daemon.token_file.expanduser(),
     }
     try:
         settings = Settings(
@@ -219,14 +221,14 @@ def run(
             options=call.options,
             transport=call.transport,
             state_dir=_state_dir(state_dir),
-            socket_group=asked.socket_group,
-            tcp=asked.tcp,
+            socket_group=daemon.socket_group,
+            tcp=daemon.tcp,
             open_ms=parsing.duration_ms("--open-timeout", open_timeout),
-            drain_ms=parsing.duration_ms("--drain-timeout", asked.drain_timeout),
+            drain_ms=parsing.duration_ms("--drain-timeout", daemon.drain_timeout),
             checkpoint_interval_ms=parsing.duration_ms(
-                "--checkpoint-interval", asked.checkpoint_interval
+                "--checkpoint-interval", daemon.checkpoint_interval
             ),
-            log_format=asked.log_format.value,
+            log_format=daemon.log_format.value,
             **{name: value for name, value in given.items() if value is not None},
         )
         settings.check()
@@ -247,25 +249,25 @@ def _serve(settings: Any, serve: Any) -> None:  # noqa: ANN401 - of a lazy impor
 
 
 def _state_dir(given: Path | None) -> str | Path | None:
-    """Return the directory; an empty one means to go without, as in the library."""
+    """Return the directory; an empty one means none, as in the library."""
     if given is None:
         return None
     return "" if str(given) in {"", "."} else given.expanduser()
 
 
 def _with_origin(error: ConfigurationError, context: typer.Context) -> BaseException:
-    """Return the error with where the setting at fault came from."""
+    """Return the error with where the invalid setting was set."""
     name = error.setting.removeprefix("--").replace("-", "_")
     if name not in {param.name for param in context.command.params}:
         return error
-    chosen: Chosen = context.params["profile"]
+    chosen: SelectedProfile = context.params["profile"]
     origin = chosen.origin(name)
     if origin == "default":
         return error
     return ConfigurationError(f"{error} ({name} by {origin})", setting=error.setting)
 
 
-# --- asking one
+# --- queries
 
 
 class _Connection(http.client.HTTPConnection):
@@ -282,11 +284,11 @@ class _Connection(http.client.HTTPConnection):
         self.sock.connect(str(self._path))
 
 
-def ask(path: Path, place: str, *, timeout_ms: int) -> tuple[int, Any]:
-    """Return what a sidecar answers: the status and the document.
+def query(path: Path, place: str, *, timeout_ms: int) -> tuple[int, Any]:
+    """Send a GET request to a sidecar; return the status and the document.
 
     Raises:
-        CoordinationError: Nobody answers.
+        CoordinationError: No sidecar answers.
     """
     connection = _Connection(path, timeout_s=timeout_ms / 1000)
     try:
@@ -303,7 +305,7 @@ def ask(path: Path, place: str, *, timeout_ms: int) -> tuple[int, Any]:
     return response.status, found
 
 
-def _place(given: Path | None) -> Path:
+def _socket_path(given: Path | None) -> Path:
     from kafka_marshal.sidecar.probe import default_socket
 
     return Path(default_socket()) if given is None else given.expanduser()
@@ -326,22 +328,22 @@ CLIENTS = (
 
 
 @app.command("status", epilog="Example: marshal sidecar status --check ready")
-@command(connects=False, gathers={"path": _WHERE})
+@command(connects=False, option_groups={"path": _SOCKET_OPTIONS})
 def status(
     call: Call,
     *,
     path: Path,
     check: Annotated[
         Check | None,
-        typer.Option(help="Exit with 3 unless it is so: for probes."),
+        typer.Option(help="Exit with 3 unless the check passes: for probes."),
     ] = None,
 ) -> None:
-    """Tell what the sidecar of this host is doing."""
+    """Show the state of the sidecar of this host."""
     rows = []
     for name, place in PROBES.items():
-        _, verdict = ask(path, f"/{place}", timeout_ms=call.timeout_ms)
+        _, verdict = query(path, f"/{place}", timeout_ms=call.timeout_ms)
         rows.append({"check": name.value, **verdict})
-    answered, info = ask(path, "/v1/info", timeout_ms=call.timeout_ms)
+    answered, info = query(path, "/v1/info", timeout_ms=call.timeout_ms)
     facts: dict[str, Any] = {"socket": str(path), "state": rows[0]["state"]}
     if answered == http.client.OK:
         names = ("client_id", "incarnation", "version", "coordination_topic")
@@ -357,10 +359,10 @@ def status(
 
 
 @app.command("clients", epilog="Example: marshal sidecar clients")
-@command(connects=False, gathers={"path": _WHERE})
+@command(connects=False, option_groups={"path": _SOCKET_OPTIONS})
 def clients(call: Call, *, path: Path) -> None:
-    """List who is registered at the sidecar of this host, and what they have."""
-    answered, found = ask(path, "/v1/clients", timeout_ms=call.timeout_ms)
+    """List the clients of the sidecar of this host and their partitions."""
+    answered, found = query(path, "/v1/clients", timeout_ms=call.timeout_ms)
     if answered != http.client.OK:
         raise CoordinationError(f"{found['message']}; see: marshal sidecar status")
     section = Section("clients", found["clients"], CLIENTS)
@@ -374,4 +376,4 @@ def openapi(call: Call) -> None:
     from kafka_marshal.sidecar.routes import openapi_text
 
     del call
-    data(openapi_text().decode())
+    emit(openapi_text().decode())

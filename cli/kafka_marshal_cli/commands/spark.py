@@ -1,4 +1,4 @@
-"""``marshal spark``: jobs on Spark. The audit of the log."""
+"""``marshal spark``: jobs on Spark: the audit of the log."""
 
 from collections.abc import Callable
 from functools import partial
@@ -10,16 +10,16 @@ import typer
 from kafka_marshal import ConfigurationError
 from kafka_marshal_cli import parsing
 from kafka_marshal_cli.exits import ExitCode
-from kafka_marshal_cli.live import ending_in_order
+from kafka_marshal_cli.follow_loop import ending_in_order
 from kafka_marshal_cli.render import Answer, Section, column, duration, plain
-from kafka_marshal_cli.shared import Call, command, tell, wall_ms
+from kafka_marshal_cli.shared import Call, command, notify, wall_ms
 
 if TYPE_CHECKING:
     from kafka_marshal.spark.audit import Audit, Bounds, Finding, Source
     from kafka_marshal.spark.audit.store import Run
 
-# How long a stream is waited for at a time; a signal is acted on in between.
-LOOK_S = 1.0
+# Longest wait for a stream between two checks for a signal.
+POLL_S = 1.0
 
 app = typer.Typer(
     help=r"Jobs on Spark (pip install 'kafka-marshal\[spark]').", no_args_is_help=True
@@ -59,7 +59,7 @@ Out = Annotated[
     str,
     typer.Option(
         metavar="DIR",
-        help="Directory of the tables, new or empty; every executor must see it.",
+        help="Directory of the tables, new or empty; every executor must have it.",
     ),
 ]
 From = Annotated[
@@ -67,8 +67,8 @@ From = Annotated[
     typer.Option(
         "--from",
         metavar="OFFSET|TIME",
-        help="Tell what was completed from this offset or time on; the fold begins at "
-        "the log's start all the same.",
+        help="Report what was completed from this offset or time on; the fold begins "
+        "at the start of the log in any case.",
     ),
 ]
 To = Annotated[
@@ -80,31 +80,34 @@ To = Annotated[
     ),
 ]
 Report = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Also draw a page of HTML.")
+    Path | None,
+    typer.Option(metavar="FILE", help="Also write a report as an HTML page."),
 ]
 WithLag = Annotated[
-    bool, typer.Option("--with-lag", help="Ask where the data ends, for the report.")
+    bool,
+    typer.Option("--with-lag", help="Look up the ends of data logs, for the report."),
 ]
 Check = Annotated[
     bool,
-    typer.Option("--check", help="Check the invariants; 70 where one is broken."),
+    typer.Option("--check", help="Check the invariants; end with 70 if one is broken."),
 ]
 Tolerance = Annotated[
     str | None,
     typer.Option(
         metavar="DURATION",
-        help="How late who waits for a key may have it. By default H.",
+        help="Longest delay of a takeover that counts as sound. By default the "
+        "heartbeat interval.",
     ),
 ]
 Incremental = Annotated[
     bool,
     typer.Option(
-        "--incremental", help="Go on where the last run in DIR ended, if any."
+        "--incremental", help="Continue where the last run in DIR ended, if any."
     ),
 ]
 Follow = Annotated[
     bool,
-    typer.Option("-f", "--follow", help="Go on as the log grows, run after run."),
+    typer.Option("-f", "--follow", help="Follow the log with one run after another."),
 ]
 Every = Annotated[
     str | None,
@@ -113,7 +116,7 @@ Every = Annotated[
 AvailableNow = Annotated[
     bool,
     typer.Option(
-        "--available-now", help="End with what there is when following begins."
+        "--available-now", help="End at the end of the log when following began."
     ),
 ]
 Sample = Annotated[
@@ -123,7 +126,7 @@ Sample = Annotated[
 Master = Annotated[
     str | None,
     typer.Option(
-        metavar="MASTER", help="Where Spark runs; by default on all cores here."
+        metavar="MASTER", help="Master of Spark; by default all cores of this machine."
     ),
 ]
 
@@ -152,23 +155,23 @@ def audit(
 ) -> None:
     """Fold the coordination log on Spark, and write what happened as Parquet tables.
 
-    One task folds one coordinating partition, with the fold that members live by:
-    who owned what from when to when, claims won and lost, handoffs with their gaps,
-    grants, pauses, records that took no effect and why, positions, heartbeat ages,
-    and the end state with its digest. docs/AUDIT.md lists the tables.
+    One task folds one coordinating partition, with the fold that members use: owners
+    of keys over time, claims won and lost, handoffs with their gaps, grants, pauses,
+    records without effect and why, positions, heartbeat ages, and the end state with
+    its digest. docs/AUDIT.md lists the tables.
 
     With --follow, Ctrl-C ends it with 130; SIGTERM ends it in order, and the answer
     is that of all runs.
     """
     from kafka_marshal.spark import audit as jobs
 
-    _require_whole(
+    _require_consistent(
         follow=follow,
         others={"--from": from_, "--to": to, "--incremental": incremental or None},
         own={"--every": every, "--available-now": available_now or None},
     )
     if with_lag and report is None:
-        raise ConfigurationError("--with-lag is for --report", setting="--with-lag")
+        raise ConfigurationError("--with-lag needs --report", setting="--with-lag")
     source = _source(call)
     tolerance_ms = None
     if tolerance is not None:
@@ -187,11 +190,11 @@ def audit(
         jobs.require_report()
     with jobs.spark_session(master) as session:
         if follow:
-            _follow(partial(jobs.follow, session, out, on_run=_tell_run, **options))
+            _follow(partial(jobs.follow, session, out, on_run=_report_run, **options))
             found = jobs.Audit(session, out)
         else:
             found = jobs.audit(session, out, **options)
-        _tell_beginnings(found)
+        _report_starts(found)
         is_checked = check or report is not None
         findings = found.check(tolerance_ms=tolerance_ms) if is_checked else []
         call.answer(_answer(found, findings, is_checked=is_checked))
@@ -199,51 +202,51 @@ def audit(
             _write(found, report, findings=findings, source=with_lag and source)
     if check and findings:
         names = ", ".join(each.invariant.name for each in findings)
-        tell(f"marshal: invariants are broken: {names}; see also: marshal log verify")
+        notify(f"marshal: invariants are broken: {names}; see also: marshal log verify")
         raise typer.Exit(ExitCode.BROKEN)
 
 
-def _require_whole(
+def _require_consistent(
     *, follow: bool, others: dict[str, Any], own: dict[str, Any]
 ) -> None:
-    """Refuse what makes no sense with, or without, --follow."""
+    """Refuse options that exclude, or need, --follow."""
     for name, value in (others if follow else own).items():
         if value is not None:
             why = (
-                "a stream goes on where the last run ended, to wherever the log ends"
+                "a stream continues from the last run to the end of the log"
                 if follow
-                else "it is for --follow"
+                else "needs --follow"
             )
             raise ConfigurationError(f"{name}: {why}", setting=name)
 
 
 def _follow(start: Callable[[], Any]) -> None:
-    """Follow the log until a signal, or the end of what there is."""
+    """Follow the log until a signal, or the end of the stream."""
     from kafka_marshal.spark.audit import await_end
 
     with ending_in_order():
         query = start()
         try:
-            while not await_end(query, LOOK_S):
+            while not await_end(query, POLL_S):
                 pass
         finally:
             query.stop()
 
 
-def _tell_beginnings(audit: "Audit") -> None:
-    """Say which partitions do not begin at the log's start."""
+def _report_starts(audit: "Audit") -> None:
+    """Report partitions that do not begin at the start of the log."""
     for row in audit.partitions():
         if row["first_offset"]:
-            tell(
-                f"marshal: partition {row['coordinating_partition']} is told from "
-                f"offset {row['first_offset']} on, from the first checkpoint that "
-                "remains; what was before is gone from the log"
+            notify(
+                f"marshal: partition {row['coordinating_partition']} is covered "
+                f"from offset {row['first_offset']} on, from the first checkpoint that "
+                "remains; retention has deleted earlier entries"
             )
 
 
-def _tell_run(run: "Run") -> None:
+def _report_run(run: "Run") -> None:
     ends = run.facts["as_of"]["offsets"].values()
-    tell(f"run {run.number}: {sum(ends)} offsets of the log are folded")
+    notify(f"run {run.number}: {sum(ends)} offsets of the log are folded")
 
 
 def _source(call: Call) -> "Source":
@@ -259,7 +262,7 @@ def _source(call: Call) -> "Source":
 
 
 def bounds_of(first: str | None, last: str | None) -> "Bounds":
-    """Return the range that ``--from`` and ``--to`` name."""
+    """Return the range of ``--from`` and ``--to``."""
     from kafka_marshal.spark.audit import Bounds
 
     now_ms = wall_ms()
@@ -288,18 +291,18 @@ def _write(
         raise ConfigurationError(
             f"--report {str(path)!r} cannot be written: {error}", setting="--report"
         ) from error
-    tell(f"report: {path}")
+    notify(f"report: {path}")
 
 
 def _answer(audit: "Audit", findings: "list[Finding]", *, is_checked: bool) -> Answer:
-    told: dict[str, Any] = {"out": audit.out, "runs_count": len(audit.runs)}
-    told |= {f"{name}_count": n for name, n in audit.counts().items()}
+    facts: dict[str, Any] = {"out": audit.out, "runs_count": len(audit.runs)}
+    facts |= {f"{name}_count": n for name, n in audit.counts().items()}
     sections = [
         Section("partitions", audit.partitions(), PARTITIONS),
         Section("handoffs", audit.takeovers(), HANDOFFS),
     ]
     if is_checked:
-        told["is_sound"] = not findings
+        facts["is_sound"] = not findings
         rows = [
             {
                 "invariant": each.invariant.name,
@@ -311,4 +314,4 @@ def _answer(audit: "Audit", findings: "list[Finding]", *, is_checked: bool) -> A
             for row in each.rows
         ]
         sections.append(Section("findings", rows, FINDINGS))
-    return Answer(audit.facts["as_of"], told, sections)
+    return Answer(audit.facts["as_of"], facts, sections)

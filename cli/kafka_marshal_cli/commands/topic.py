@@ -1,4 +1,4 @@
-"""``marshal topic``: the coordination topic."""
+"""``marshal topic``: format, upgrade and check the coordination topic."""
 
 import secrets
 from typing import Annotated, Any
@@ -15,13 +15,13 @@ from kafka_marshal.admin import (
 from kafka_marshal.protocol.records import LIMIT_DEFAULTS, Config
 from kafka_marshal.protocol.snapshot import digest
 from kafka_marshal.protocol.text import record_to_object
-from kafka_marshal_cli import columns, facts, parsing
+from kafka_marshal_cli import parsing, presenters
 from kafka_marshal_cli.exits import ExitCode
 from kafka_marshal_cli.render import Answer, Section, duration, plain
-from kafka_marshal_cli.shared import Call, command, data, tell
+from kafka_marshal_cli.shared import Call, command, emit, notify
 
 app = typer.Typer(
-    help="The coordination topic: format it, look at it.", no_args_is_help=True
+    help="The coordination topic: format, upgrade and check it.", no_args_is_help=True
 )
 
 
@@ -37,16 +37,17 @@ def format_topic(
         int | None,
         typer.Option(
             metavar="K",
-            help="Coordinating partitions; cannot be changed later. By default "
-            f"{PARTITIONS_DEFAULT}.",
+            help="Number of coordinating partitions; cannot be changed later. "
+            f"By default {PARTITIONS_DEFAULT}.",
         ),
     ] = None,
     heartbeat_interval: Annotated[
         str | None,
         typer.Option(
             metavar="MS",
-            help="H, in ms or like 2s: the same for every client, for good. A dead "
-            "client's work is taken over after 2H. By default "
+            help="Heartbeat interval, in ms or like 2s: the same for every client, "
+            "cannot be changed later. Work of a dead client is taken over after two. "
+            "By default "
             f"{duration(HEARTBEAT_MS_DEFAULT)}.",
         ),
     ] = None,
@@ -54,40 +55,40 @@ def format_topic(
         list[str] | None,
         typer.Option(
             metavar="NAME=VALUE",
-            help=f"A limit other than its default: {', '.join(LIMIT_DEFAULTS)}.",
+            help=f"A limit that is not the default: {', '.join(LIMIT_DEFAULTS)}.",
         ),
     ] = None,
     ignore_formatted: Annotated[
         bool,
         typer.Option(
-            "--ignore-formatted", help="Succeed where it is formatted already."
+            "--ignore-formatted", help="Succeed if the topic is already formatted."
         ),
     ] = False,
 ) -> None:
-    """Create and format the coordination topic; complete a torn format."""
-    asked = {}
+    """Create and format the coordination topic, or complete a torn format."""
+    given = {}
     if partitions is not None:
-        asked["partition_count"] = partitions
+        given["partition_count"] = partitions
     if heartbeat_interval is not None:
         option = "--heartbeat-interval"
-        asked["heartbeat_interval_ms"] = parsing.duration_ms(option, heartbeat_interval)
+        given["heartbeat_interval_ms"] = parsing.duration_ms(option, heartbeat_interval)
     wanted = Format(
-        partition_count=asked.get("partition_count", PARTITIONS_DEFAULT),
-        heartbeat_interval_ms=asked.get("heartbeat_interval_ms", HEARTBEAT_MS_DEFAULT),
+        partition_count=given.get("partition_count", PARTITIONS_DEFAULT),
+        heartbeat_interval_ms=given.get("heartbeat_interval_ms", HEARTBEAT_MS_DEFAULT),
         limits=parsing.limits(limit or ()),
     )
     with call.admin() as admin:
         config = admin.format_topic(wanted, ignore_formatted=ignore_formatted)
-    for name, value in asked.items():
+    for name, value in given.items():
         actual = getattr(config, name)
         if value != actual:
-            tell(f"note: it was formatted before, with {name} {actual} and not {value}")
+            notify(f"note: it was already formatted with {name} {actual}, not {value}")
     world = call.world()
-    call.answer(Answer(facts.as_of(world), config_facts(call, config)))
+    call.answer(Answer(presenters.as_of(world), config_facts(call, config)))
 
 
 def config_facts(call: Call, config: Config) -> dict[str, Any]:
-    """Return what a Config settles."""
+    """Return the settings of a Config."""
     limits = record_to_object(config)["data"]["limits"]
     return {
         "topic": call.coordination_topic,
@@ -109,20 +110,20 @@ def upgrade(
     *,
     execute: Annotated[
         bool,
-        typer.Option("--execute/--dry-run", help="Do it, or only say what would be."),
+        typer.Option("--execute/--dry-run", help="Make the change, or only show it."),
     ] = False,
     ignore_members: Annotated[
         bool,
         typer.Option(
             "--ignore-members",
-            help="Also where live members would stop, because they are too old.",
+            help="Also if live members are too old and would stop.",
         ),
     ] = False,
 ) -> None:
     """Raise the feature level of the coordination topic to that of this release.
 
-    Writes the next generation of its Config, which changes nothing else. Members of an
-    older release stop at it. Without --execute nothing is written.
+    Writes the next generation of its Config and changes nothing else. Members of an
+    older release stop at that record. Without --execute nothing is written.
     """
     with call.admin() as admin:
         plan = admin.upgrade_topic(execute=execute, ignore_members=ignore_members)
@@ -135,17 +136,17 @@ def upgrade(
         "members_too_old": list(plan.too_old),
         "is_executed": execute,
     }
-    call.answer(Answer(facts.as_of(call.world()), found))
+    call.answer(Answer(presenters.as_of(call.world()), found))
     if not plan.partitions:
-        tell("the topic is of that level already")
+        notify("the topic already has that level")
     elif not execute:
-        tell("nothing was written; --execute writes it")
+        notify("nothing was written; --execute writes it")
 
 
 @app.command("info", epilog="Example: marshal topic info -b broker-1:9092 -o json")
 @command()
 def info(call: Call) -> None:
-    """Show settings, format and state; fail naming everything that is wrong."""
+    """Show settings, format and state; fail with a list of all problems."""
     with call.admin() as admin:
         report = admin.report_topic()
     if not report.topic.exists:
@@ -159,14 +160,14 @@ def info(call: Call) -> None:
     code, problems = judge(report, world)
     call.answer(topic_answer(call, report, world=world, problems=problems))
     if report.note is not None:
-        tell(
-            "note: the topic's settings were not looked at, this principal may not "
+        notify(
+            "note: the settings of the topic were not checked, this principal may not "
             f"read them (DESCRIBE_CONFIGS): {report.note}"
         )
     for problem in problems:
-        tell(f"marshal: {call.coordination_topic}: {problem}")
+        notify(f"marshal: {call.coordination_topic}: {problem}")
     if problems:
-        tell("next: marshal doctor" if code != ExitCode.REFUSED else _remedy(world))
+        notify("next: marshal doctor" if code != ExitCode.REFUSED else _remedy(world))
         raise typer.Exit(code)
 
 
@@ -177,7 +178,7 @@ def _remedy(world: World) -> str:
 
 
 def judge(report: TopicReport, world: World) -> tuple[ExitCode, tuple[str, ...]]:
-    """Return the exit code that the topic deserves, and all that is wrong."""
+    """Return the exit code and all problems of the topic."""
     problems = list(report.problems)
     code = ExitCode.REFUSED if problems else ExitCode.OK
     try:
@@ -203,7 +204,7 @@ def judge(report: TopicReport, world: World) -> tuple[ExitCode, tuple[str, ...]]
             code = code or ExitCode.REFUSED
             problems.append(
                 f"partition {state.partition} has records that were not dated by the "
-                "broker (CreateTime): its log time stood still for them"
+                "broker (CreateTime) and did not move log time"
             )
     return code, tuple(problems)
 
@@ -211,7 +212,7 @@ def judge(report: TopicReport, world: World) -> tuple[ExitCode, tuple[str, ...]]
 def topic_answer(
     call: Call, report: TopicReport, *, world: World, problems: tuple[str, ...]
 ) -> Answer:
-    """Return all that is known of the topic."""
+    """Return the settings, format and state of the topic."""
     config = world.partitions[0].config
     settled = (
         {"topic": call.coordination_topic, "cluster_id": report.cluster.cluster_id}
@@ -241,13 +242,13 @@ def topic_answer(
         ms = config.heartbeat_interval_ms
         shown["heartbeat_interval_ms"] = f"{ms} ({duration(ms)})"
         shown["limits"] = plain(found["limits"])
-    section = Section("partitions", rows, columns.PARTITIONS)
-    return Answer(facts.as_of(world), found, (section,), shown)
+    section = Section("partitions", rows, presenters.PARTITION_COLUMNS)
+    return Answer(presenters.as_of(world), found, (section,), shown)
 
 
 @app.command("random-id", epilog="Example: marshal topic random-id")
 @command(connects=False, waits=False, answers=False)
 def random_id(call: Call) -> None:
-    """Print a random id of 16 bytes in hex, as format ids and tests use them."""
+    """Print a random id of 16 bytes in hex, in the form of format ids."""
     del call
-    data(secrets.token_hex(16))
+    emit(secrets.token_hex(16))

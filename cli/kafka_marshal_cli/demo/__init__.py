@@ -1,9 +1,10 @@
 """The demo: a real Kafka, three consumers, one killed, and a computed verdict.
 
-- ``worker``: the program that each consumer process runs.
-- ``journal``: what a worker writes down of its work, line by line.
-- ``evidence``: journals and log facts, brought into one shape; pure.
-- ``verdict``: what the evidence proves; pure, and able to say no.
-- ``stage``: starts, kills, pauses and waits; never without a deadline.
-- ``show``: the table on a terminal, or plain lines.
+- ``play``: runs a broker, both rounds and the verdicts.
+- ``stage``: one round: starts, kills, pauses and resumes consumers.
+- ``worker``: the program of a consumer process.
+- ``journal``: the journal of a worker.
+- ``evidence``: journals and log in one form; pure.
+- ``verdict``: checks the guarantees on the evidence; pure.
+- ``show``: output as a table or as lines.
 """

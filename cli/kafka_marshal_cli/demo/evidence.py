@@ -1,7 +1,7 @@
-"""Journals and log facts, brought into one shape. Pure: no IO, no clock.
+"""Evidence from journals and the log, in one form. Pure: no IO, no clock.
 
-A *tenure* is one accepted claim of one partition with all that the log accepted
-under it; its epoch ties it to the journal lines of the work done under it.
+A *tenure* is one accepted claim of one partition with all records that the log
+accepted under it; its epoch relates it to the journal lines of its work.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -23,13 +23,13 @@ class Tenure:
     Attributes:
         partition: Data partition.
         epoch: Offset of the winning claim; the last part of its token.
-        client_id: Who won it.
-        start: The partition's position when it was won: everything below had
-            been processed, as far as the log knew.
+        client_id: Its owner.
+        start: Position of the partition when it was claimed: by the log, all below
+            was processed.
         claimed_ms: When the claim was appended, by the broker's clock.
         renewed_ms: When the last record that renewed it was appended.
         ending: ``held`` (still), ``released`` or ``taken`` by another claim.
-        grants: Ranges that it was granted, both ends inclusive.
+        grants: Granted ranges, both ends inclusive.
     """
 
     partition: int
@@ -66,7 +66,7 @@ class Takeover:
 
 @attrs.frozen
 class Work:
-    """One record that one worker processed, as its journal says."""
+    """One record that one worker processed, by its journal."""
 
     client_id: str
     partition: int
@@ -80,9 +80,9 @@ class Pause:
     """A pause of the group; times by the machine's monotonic clock.
 
     Attributes:
-        asked_at_ms: When the pause was asked for.
-        drained_at_ms: When nobody held anything any more, by the log.
-        ended_at_ms: When the group was let go on.
+        asked_at_ms: When the pause was requested.
+        drained_at_ms: When no partition had an owner, by the log.
+        ended_at_ms: When the group was resumed.
     """
 
     asked_at_ms: int
@@ -92,7 +92,7 @@ class Pause:
 
 @attrs.frozen
 class Evidence:
-    """All that one round left behind.
+    """All that is known of one round.
 
     Attributes:
         delivery: ``alo`` or ``amo``.
@@ -100,12 +100,12 @@ class Evidence:
         journals: Every whole line of each worker's journal.
         tenures: Every claim of the group, in the order of the log.
         killed: client_id of the worker that was killed, or None.
-        pause: The pause, or None where it did not come to that.
-        heartbeat_interval_ms: H.
+        pause: The pause, or None if the round ended before.
+        heartbeat_interval_ms: Heartbeat interval.
         jitter_ms: The longest random delay before a claim.
-        round_trip_ms: The slowest round trip to the log seen during takeover.
+        round_trip_ms: Slowest round trip to the log during the takeover.
         batch: Most records of a batch.
-        problems: Sentences about what did not happen in time or went wrong.
+        problems: A sentence for each step that failed or missed its deadline.
     """
 
     delivery: str
@@ -131,7 +131,7 @@ class Evidence:
         return sorted(found, key=lambda work: work.at_ms)
 
     def takeovers(self) -> list[Takeover]:
-        """Return every claim that was taken, with the one that took it."""
+        """Return every claim that was taken over, with the one that followed it."""
         found = []
         last: dict[int, Tenure] = {}
         for tenure in self.tenures:
@@ -142,14 +142,14 @@ class Evidence:
         return found
 
     def in_hand(self, tenure: Tenure) -> int:
-        """Return how many records of its last batch a worker left undone."""
+        """Return how many records of its last batch a worker did not process."""
         batch, done = self._last_batch(tenure)
         if batch is None:
             return 0
         return max(0, batch.last - batch.offset + 1 - len(done))
 
     def last_batch_ms(self, tenure: Tenure) -> int:
-        """Return how long a worker had been at its last batch when it stopped."""
+        """Return how long a worker had processed its last batch when it stopped."""
         batch, done = self._last_batch(tenure)
         return done[-1].at - batch.at if batch is not None and done else 0
 
@@ -179,7 +179,7 @@ def tenures_of(facts: Iterable[Fact]) -> tuple[Tenure, ...]:
     """Return every claim that the log accepted, in order of its append.
 
     Args:
-        facts: What the log accepted about one group and topic; those of one
+        facts: Records that the log accepted of one group and topic; those of one
             partition are in log order.
     """
     found: list[Tenure] = []

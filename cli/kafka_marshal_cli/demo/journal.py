@@ -1,8 +1,8 @@
-"""What a worker writes down of its work, one line at a time.
+"""The journal of a worker, one line at a time.
 
-A line is handed to the operating system in one write before the record is
-committed, so a SIGKILL takes nothing that was written. At worst it cuts the
-last line, which then does not count.
+A line goes to the operating system in one write before the record is committed, so
+a SIGKILL loses nothing that was written. At worst it cuts the last line, which then
+does not count. The worker imports only this part of the demo.
 """
 
 import os
@@ -29,11 +29,11 @@ class Line(msgspec.Struct, frozen=True, omit_defaults=True):
         at: When, in milliseconds of the machine's monotonic clock, which all
             processes of this machine share.
         kind: ``ready``, ``batch``, ``record``, ``claimed``, ``lost`` or ``end``.
-        partition: Data partition, -1 where there is none.
+        partition: Data partition, -1 if there is none.
         offset: Offset of the record, or of the first of the batch.
         last: Offset of the last record of a batch.
-        token: Fencing token that the work was handed out under.
-        note: Text of the record, or why a partition was lost.
+        token: Fencing token of the records.
+        note: Text of the record, or the reason of a loss.
     """
 
     at: int
@@ -46,7 +46,7 @@ class Line(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class BadJournal(MarshalError):
-    """A journal holds a whole line that no worker writes."""
+    """A journal has a complete line that no worker writes."""
 
 
 def monotonic_ms() -> int:
@@ -58,7 +58,7 @@ class JournalWriter:
     """Appends lines to a journal. Used by one thread of one worker."""
 
     def __init__(self, path: Path) -> None:
-        """Open the file, making it where there is none."""
+        """Open the file; create it if it does not exist."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         self._file = os.open(path, flags, 0o600)
 
@@ -72,7 +72,7 @@ class JournalWriter:
         token: str = "",
         note: str = "",
     ) -> None:
-        """Write one line; it has left this process when the call returns."""
+        """Write one line; the operating system has it when the call returns."""
         line = Line(monotonic_ms(), kind, partition, offset, last, token, note)
         os.write(self._file, msgspec.json.encode(line) + b"\n")
 
@@ -82,7 +82,7 @@ class JournalReader:
 
     Attributes:
         path: The file; it need not exist yet.
-        lines: Every whole line so far.
+        lines: Every complete line so far.
     """
 
     def __init__(self, path: Path) -> None:
@@ -92,10 +92,10 @@ class JournalReader:
         self._offset = 0
 
     def read(self) -> list[Line]:
-        """Take in what was added since the last call, and return it.
+        """Return the lines that were added since the last call.
 
         Raises:
-            BadJournal: A whole line is not a journal's.
+            BadJournal: A complete line is not one of a journal.
         """
         try:
             with self.path.open("rb") as file:

@@ -21,8 +21,8 @@ from kafka_marshal_cli.demo.stage import Plan, Stage
 from kafka_marshal_cli.demo.verdict import Verdict, judge
 
 SCHEMA = 1
-# With H = 2 s everything is over within two minutes, or has failed by then: both
-# rounds together wait for about ten times 2H at worst.
+# With an interval of 2 s the demo ends within two minutes: both rounds together wait
+# for about twenty intervals at worst.
 BUDGET_S = 65.0
 BUDGET_INTERVALS = 20
 HEARTBEAT_MS_LEAST = 500
@@ -31,16 +31,16 @@ ROUNDS = (("alo", "payments", "billing"), ("amo", "notices", "notifier"))
 
 
 @attrs.frozen
-class Wish:
-    """What the demo was asked to do.
+class DemoOptions:
+    """The options of a demo.
 
     Attributes:
-        heartbeat_interval_ms: H.
+        heartbeat_interval_ms: Heartbeat interval.
         partitions: Partitions of each data topic.
         records: Records of each first fill.
         consumers: Number of consumer processes.
-        seed: Chooses who is killed.
-        keep: Whether journals and logs stay.
+        seed: Chooses the consumer to kill.
+        keep: Whether journals and logs are kept.
     """
 
     heartbeat_interval_ms: int
@@ -62,16 +62,16 @@ class Wish:
 
 @attrs.frozen
 class Outcome:
-    """What the demo found.
+    """The result of a demo.
 
     Attributes:
-        wish: What it was asked to do.
+        options: Options of the demo.
         verdicts: One for each round.
-        took_s: How long it took in all.
-        folder: Where journals and logs are, or None where they are gone.
+        took_s: Total time.
+        folder: Folder of journals and logs, None if they are not kept.
     """
 
-    wish: Wish
+    options: DemoOptions
     verdicts: tuple[Verdict, ...]
     took_s: float
     folder: Path | None
@@ -88,49 +88,49 @@ class Outcome:
             "schema": SCHEMA,
             "held": self.held,
             "kafka": KAFKA_VERSION,
-            "heartbeat_interval_ms": self.wish.heartbeat_interval_ms,
-            "partitions": self.wish.partitions,
-            "consumers": self.wish.consumers,
-            "seed": self.wish.seed,
+            "heartbeat_interval_ms": self.options.heartbeat_interval_ms,
+            "partitions": self.options.partitions,
+            "consumers": self.options.consumers,
+            "seed": self.options.seed,
             "took_ms": round(self.took_s * 1000),
             "folder": None if self.folder is None else str(self.folder),
             "rounds": [verdict.to_object() for verdict in self.verdicts],
         }
 
 
-def play(wish: Wish, show: Show) -> Outcome:
-    """Run the whole demo; whatever happens, nothing that it started is left.
+def play(options: DemoOptions, show: Show) -> Outcome:
+    """Run the whole demo; all that it started is stopped in any case.
 
     Raises:
-        MarshalError: No broker could be started or prepared; says what to do.
-        KeyboardInterrupt: Somebody asked us to end.
+        MarshalError: The broker could not be started or prepared.
+        KeyboardInterrupt: A signal ended the demo.
     """
     with ExitStack() as opened:
         opened.enter_context(_ended_by_signals())
         folder = Path(tempfile.mkdtemp(prefix="kafka-marshal-demo-"))
-        if not wish.keep:
+        if not options.keep:
             opened.callback(shutil.rmtree, folder, ignore_errors=True)
         opened.enter_context(show)
         broker = _start_broker(show)
         opened.callback(broker.stop)
-        if wish.keep:
+        if options.keep:
             opened.callback(_keep_log, broker, folder)
-        _format(broker.bootstrap_servers, wish, show)
-        interval_s = wish.heartbeat_interval_ms / 1000
+        _format(broker.bootstrap_servers, options, show)
+        interval_s = options.heartbeat_interval_ms / 1000
         budget_s = BUDGET_S + BUDGET_INTERVALS * interval_s
         ends_at = time.monotonic() + budget_s
         verdicts = []
         for delivery, topic, group_id in ROUNDS:
-            show.say(f"-- {DELIVERIES[delivery].capitalize()}.")
+            show.step(f"-- {DELIVERIES[delivery].capitalize()}.")
             plan = Plan(
                 delivery,
                 topic,
                 group_id,
-                wish.heartbeat_interval_ms,
-                wish.partitions,
-                wish.records,
-                wish.consumers,
-                wish.seed,
+                options.heartbeat_interval_ms,
+                options.partitions,
+                options.records,
+                options.consumers,
+                options.seed,
                 folder / delivery,
                 ends_at,
             )
@@ -138,31 +138,31 @@ def play(wish: Wish, show: Show) -> Outcome:
                 verdict = judge(stage.run())
             show.verdict(verdict)
             verdicts.append(verdict)
-        kept = folder if wish.keep else None
-        return Outcome(wish, tuple(verdicts), show.elapsed_s, kept)
+        kept = folder if options.keep else None
+        return Outcome(options, tuple(verdicts), show.elapsed_s, kept)
 
 
 def _start_broker(show: Show) -> EmbeddedBroker:
     listing = cache_dir() / f"kafka-{KAFKA_VERSION}.list"
     if not listing.is_file():
-        show.say(
+        show.step(
             f"Fetching Apache Kafka {KAFKA_VERSION} into {cache_dir()}; this happens "
             "once and takes a while."
         )
-    show.say(f"Starting Apache Kafka {KAFKA_VERSION}: one broker, on this machine.")
+    show.step(f"Starting Apache Kafka {KAFKA_VERSION}: one broker, on this machine.")
     broker = EmbeddedBroker().start()
-    show.say(f"The broker serves at {broker.bootstrap_servers}.")
+    show.step(f"The broker serves at {broker.bootstrap_servers}.")
     return broker
 
 
-def _format(bootstrap_servers: str, wish: Wish, show: Show) -> None:
+def _format(bootstrap_servers: str, options: DemoOptions, show: Show) -> None:
     with Admin(bootstrap_servers, client_id="demo-admin") as admin:
-        wanted = Format(heartbeat_interval_ms=wish.heartbeat_interval_ms)
+        wanted = Format(heartbeat_interval_ms=options.heartbeat_interval_ms)
         config = admin.format_topic(wanted)
-    interval_s = wish.heartbeat_interval_ms / 1000
-    show.say(
+    interval_s = options.heartbeat_interval_ms / 1000
+    show.step(
         f"Formatted __marshal: {config.partition_count} coordinating partitions, "
-        f"heartbeat interval H = {interval_s:g} s. All coordination happens there."
+        f"heartbeat interval {interval_s:g} s. All coordination happens there."
     )
 
 
@@ -173,7 +173,7 @@ def _keep_log(broker: EmbeddedBroker, folder: Path) -> None:
 
 @contextmanager
 def _ended_by_signals() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end the run as an interrupt does, in order."""
+    """Handle SIGTERM and SIGHUP like an interrupt."""
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt

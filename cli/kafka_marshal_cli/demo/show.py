@@ -1,7 +1,7 @@
-"""What people see of the demo: a table that refreshes, or plain lines.
+"""Output of the demo: a table that refreshes, or plain lines.
 
-A terminal gets the table, and finished steps as lines above it. Anything else
-gets lines only, one for each step and each change of hands, and no control
+A terminal gets the table, with finished steps as lines above it. Any other output
+gets only lines, one for each step and each change of owner, without control
 characters.
 """
 
@@ -25,7 +25,7 @@ DELIVERIES = {"alo": "at least once", "amo": "at most once"}
 
 @attrs.frozen
 class PartitionRow:
-    """One partition as the log and the journals show it now."""
+    """One partition by the log and the journals."""
 
     name: str
     holder: str | None
@@ -36,7 +36,7 @@ class PartitionRow:
 
 @attrs.frozen
 class WorkerRow:
-    """One consumer process as the demo sees it now."""
+    """One consumer process."""
 
     name: str
     pid: int
@@ -47,23 +47,23 @@ class WorkerRow:
 
 @attrs.frozen
 class Board:
-    """Who holds what at one moment."""
+    """The owners of all partitions at one moment."""
 
     title: str
     partitions: tuple[PartitionRow, ...] = ()
     workers: tuple[WorkerRow, ...] = ()
 
     def holders(self) -> dict[str, str | None]:
-        """Return who holds each partition."""
+        """Return the owner of each partition."""
         return {row.name: row.holder for row in self.partitions}
 
 
 def changes(
     before: Mapping[str, str | None], after: Mapping[str, str | None]
 ) -> list[str]:
-    """Return one line for each way that partitions changed hands.
+    """Return one line for each change of owner.
 
-    Partitions that nobody ever held are no change.
+    Partitions that never had an owner are no change.
     """
     moves: dict[tuple[str, str], list[str]] = {}
     for name, holder in after.items():
@@ -161,10 +161,10 @@ def _word(*, held: bool) -> str:
 
 
 class Show:
-    """Shows a run as it goes. A context manager; used by one thread.
+    """Shows a running demo. A context manager; used by one thread.
 
     Args:
-        console: Where to; whether it is a terminal decides how.
+        console: Output; a terminal gets the table.
     """
 
     def __init__(self, console: Console) -> None:
@@ -178,8 +178,8 @@ class Show:
         """Seconds since the start."""
         return time.monotonic() - self._began
 
-    def say(self, text: str) -> None:
-        """Show one finished or beginning step, with the time."""
+    def step(self, text: str) -> None:
+        """Show a step, with the time since the start."""
         at = f"{self.elapsed_s:5.1f} s"
         if not self._console.is_terminal:
             self._plain(f"{at}  {text}")
@@ -191,7 +191,7 @@ class Show:
         self._console.print(grid)
 
     def update(self, board: Board) -> None:
-        """Show who holds what now."""
+        """Show the owners of all partitions."""
         holders = board.holders()
         if self._console.is_terminal:
             self._refresh(board)
@@ -201,8 +201,8 @@ class Show:
         self._holders = holders
 
     def verdict(self, verdict: Verdict) -> None:
-        """Show what a round proved; its table is over."""
-        self.rest()
+        """Show the verdict of a round in place of the table."""
+        self.clear()
         if self._console.is_terminal:
             self._console.print()
             self._console.print(verdict_table(verdict))
@@ -210,8 +210,8 @@ class Show:
         for line in verdict_lines(verdict):
             self._plain(line)
 
-    def rest(self) -> None:
-        """Take the table away; lines stay."""
+    def clear(self) -> None:
+        """Remove the table; lines stay."""
         self._holders = {}
         if self._live is not None:
             self._live.stop()
@@ -226,7 +226,7 @@ class Show:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.rest()
+        self.clear()
 
     def _refresh(self, board: Board) -> None:
         table = board_table(board)

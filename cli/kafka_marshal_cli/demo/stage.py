@@ -1,10 +1,13 @@
-"""One round of the demo: start, kill, pause, let go on; never without a deadline.
+"""One round of the demo: start, kill, pause, resume; every wait has a deadline.
 
-What is waited for and does not come in time ends the round with a sentence that
-says so, and that sentence fails the verdict.
+A step that misses its deadline ends the round with a sentence, and that sentence
+fails the verdict.
 """
 
 import random
+import signal
+import subprocess
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -19,10 +22,155 @@ from kafka_marshal.testing.producing import Producing, create_topic
 from kafka_marshal.testing.watching import LogWatch
 from kafka_marshal_cli.demo import journal
 from kafka_marshal_cli.demo.evidence import Evidence, Pause, tenures_of
-from kafka_marshal_cli.demo.process import STOP_S, WorkerProcess, WorkerSettings
 from kafka_marshal_cli.demo.show import Board, PartitionRow, Show, WorkerRow
 
-LOOK_S = 0.05
+STOP_S = 15.0
+TAIL_LINES = 5
+
+
+@attrs.frozen
+class WorkerSettings:
+    """Options on the command line of a worker; see ``worker``."""
+
+    bootstrap_servers: str
+    group_id: str
+    topic: str
+    delivery: str
+    batch: int
+    work_ms: float
+    folder: Path
+
+
+class WorkerProcess:
+    """A consumer process and its journal.
+
+    Attributes:
+        name: client_id.
+        reader: Reader of its journal.
+        was_killed: Whether the demo killed it.
+        processed: Number of processed records.
+        done_of_batch: Number of processed records of the last batch.
+    """
+
+    def __init__(self, name: str, settings: WorkerSettings) -> None:
+        """Start the process; it waits for ``start_consuming``."""
+        self.name = name
+        self.was_killed = False
+        self.reader = journal.JournalReader(settings.folder / f"{name}.journal")
+        self.processed = 0
+        self.done_of_batch = 0
+        self._batch: journal.Line | None = None
+        self._log_path = settings.folder / f"{name}.log"
+        command = [
+            *(sys.executable, "-m", "kafka_marshal_cli.demo.worker"),
+            *("--bootstrap-server", settings.bootstrap_servers),
+            *("--group", settings.group_id),
+            *("--client-id", name),
+            *("--topic", settings.topic),
+            *("--delivery", settings.delivery),
+            *("--journal", str(self.reader.path)),
+            *("--state-dir", str(settings.folder / "state")),
+            *("--batch", str(settings.batch)),
+            *("--work-ms", str(settings.work_ms)),
+        ]
+        with self._log_path.open("ab") as log:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                # The demo handles an interrupt from the terminal.
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._process.pid
+
+    @property
+    def state(self) -> str:
+        """State in one word."""
+        if self.was_killed:
+            return "killed"
+        return "running" if self._process.poll() is None else "ended"
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the worker has connected."""
+        return bool(self.reader.lines)
+
+    @property
+    def left_of_batch(self) -> int:
+        """Number of unprocessed records of the last batch."""
+        batch = self._batch
+        if batch is None:
+            return 0
+        return max(0, batch.last - batch.offset + 1 - self.done_of_batch)
+
+    def read(self) -> list[journal.Line]:
+        """Return the lines of the journal since the last call."""
+        found = self.reader.read()
+        for line in found:
+            if line.kind == journal.BATCH:
+                self._batch, self.done_of_batch = line, 0
+            elif line.kind == journal.RECORD:
+                self.done_of_batch += 1
+                self.processed += 1
+        return found
+
+    def start_consuming(self) -> None:
+        """Let the worker begin to consume."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(b"go\n")
+        self._process.stdin.flush()
+
+    def kill(self) -> None:
+        """Send SIGKILL and wait for the end of the process."""
+        self.was_killed = True
+        self._process.send_signal(signal.SIGKILL)
+        self._process.wait(timeout=STOP_S)
+
+    def terminate(self) -> None:
+        """Send SIGTERM, unless the process has ended."""
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+
+    def unexpected_end(self) -> str | None:
+        """Return a sentence if the process ended by itself, else None."""
+        code = self._process.poll()
+        if code is None or self.was_killed:
+            return None
+        if code == 0:
+            return f"{self.name} ended before SIGTERM."
+        return f"{self.name} ended by itself ({code}): {self._last_words()}"
+
+    def wait_stopped(self, until: float) -> str | None:
+        """Wait for an orderly end; return a sentence on what went wrong, or None."""
+        try:
+            code = self._process.wait(timeout=max(0.1, until - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            return f"{self.name} did not stop within {STOP_S:.0f} s of SIGTERM."
+        if code and not self.was_killed:
+            return f"{self.name} failed while it stopped ({code}): {self._last_words()}"
+        return None
+
+    def close(self) -> None:
+        """Kill the process if it still runs."""
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait(timeout=STOP_S)
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+
+    def _last_words(self) -> str:
+        lines = self._log_path.read_text(errors="replace").splitlines()
+        return " | ".join(lines[-TAIL_LINES:]) or "its log is empty."
+
+
+# --- the round
+
+POLL_S = 0.05
 # Limits for a machine that is busy; each wait ends as soon as it may.
 START_S = 60.0
 SHARE_S = 60.0
@@ -36,25 +184,25 @@ PER_SECOND = 200
 PAUSE_MS = 180_000
 
 
-class Trouble(MarshalError):
-    """A step of the demo did not come in time, or a consumer ended by itself."""
+class StepFailed(MarshalError):
+    """A step missed its deadline, or a consumer ended by itself."""
 
 
 @attrs.frozen
 class Plan:
-    """What a round does.
+    """The settings of a round.
 
     Attributes:
         delivery: ``alo`` or ``amo``.
-        topic: Data topic, to be made.
+        topic: Data topic to create.
         group_id: The consumers' group.
-        heartbeat_interval_ms: H.
+        heartbeat_interval_ms: Heartbeat interval.
         partitions: Partitions of the topic.
-        records: Records of the first fill.
+        records: Number of records at the start.
         consumers: Number of consumer processes.
-        seed: Chooses who is killed.
-        folder: Where journals and logs go.
-        ends_at: Monotonic time in seconds at which everything must be over.
+        seed: Chooses the consumer to kill.
+        folder: Folder of journals and logs.
+        ends_at: Monotonic time in seconds at which the round must be over.
     """
 
     delivery: str
@@ -94,16 +242,16 @@ class Stage(Closing):
         self._pause: Pause | None = None
         self._round_trip_ms = 0
         self._title = plan.topic
-        # What is looked at only while the stage is open.
+        # Set while the stage is open.
         self._watch: LogWatch
         self._producing: Producing
 
     def close(self) -> None:
-        """End what was opened for it. Idempotent."""
+        """Stop all that the round has started. Idempotent."""
         self._open.close()
 
     def run(self) -> Evidence:
-        """Play the round, to its end or to the first trouble; return what it left."""
+        """Run the round to its end or to the first failure; return the evidence."""
         self._prepare()
         try:
             self._start_workers()
@@ -112,7 +260,7 @@ class Stage(Closing):
             self._finish()
         except MarshalError as error:
             self._problems.append(_sentence(error))
-            self._show.say(_sentence(error))
+            self._show.step(_sentence(error))
         return self._evidence()
 
     # --- the steps
@@ -128,9 +276,9 @@ class Stage(Closing):
         )
         self._producing.fill(plan.records)
         self._producing.go_on(per_second=PER_SECOND)
-        self._show.say(
+        self._show.step(
             f"Topic {plan.topic}: {plan.partitions} partitions, {plan.records:,} "
-            f"records to begin with, {PER_SECOND} more each second."
+            f"records at the start, {PER_SECOND} more each second."
         )
 
     def _start_workers(self) -> None:
@@ -155,14 +303,14 @@ class Stage(Closing):
             "The consumer processes did not all start",
         )
         for worker in self._workers:
-            worker.go()
+            worker.start_consuming()
         self._wait(
             self._is_shared,
             SHARE_S,
             "The consumers did not come to hold an equal share each",
         )
         pids = ", ".join(f"{each.name} is process {each.pid}" for each in self._workers)
-        self._show.say(
+        self._show.step(
             f"{len(self._workers)} consumers share group {plan.group_id}: {pids}."
         )
 
@@ -178,16 +326,16 @@ class Stage(Closing):
         self._wait(
             lambda: victim.left_of_batch > 0,
             SHARE_S,
-            f"{victim.name} never had work in hand",
+            f"{victim.name} never had work in progress",
         )
         held = self._held_by(victim.name)
         killed_at = time.monotonic()
         victim.kill()
-        self._look()
+        self._update()
         self._killed = victim
         batch = victim.done_of_batch + victim.left_of_batch
         self._title = f"{victim.name} is dead; who takes over?"
-        self._show.say(
+        self._show.step(
             f"Killed {victim.name} (process {victim.pid}) with SIGKILL, "
             f"{victim.done_of_batch} records into a batch of {batch}. "
             f"It held {', '.join(held)}."
@@ -201,15 +349,15 @@ class Stage(Closing):
         self._round_trip_ms = self._watch.slowest_read_ms(
             since_s=killed_at
         ) + self._producing.slowest_ack_ms(since_s=killed_at)
-        self._say_takeovers()
+        self._report_takeovers()
 
-    def _say_takeovers(self) -> None:
+    def _report_takeovers(self) -> None:
         topic = self._plan.topic
-        for each in self._gathered().takeovers():
-            self._show.say(
+        for each in self._current_evidence().takeovers():
+            self._show.step(
                 f"{each.after.client_id} took over {topic}-{each.before.partition} "
                 f"from {each.before.client_id}, {each.took_ms / 1000:.2f} s after its "
-                f"last beat (2H is {self._plan.stale_s:.1f} s)."
+                f"last beat (two intervals are {self._plan.stale_s:.1f} s)."
             )
 
     def _pause_group(self) -> None:
@@ -222,31 +370,31 @@ class Stage(Closing):
         self._wait(
             lambda: not self._held(),
             plan.stale_s + RELEASE_S,
-            "The paused consumers did not let go of every partition",
+            "The paused consumers did not release every partition",
         )
         drained_at_ms = journal.monotonic_ms()
         before = sum(worker.processed for worker in self._workers)
-        self._show.say(
-            f"Paused the group: all partitions were let go after "
+        self._show.step(
+            f"Paused the group: all partitions were released after "
             f"{(drained_at_ms - asked_at_ms) / 1000:.2f} s."
         )
-        self._title = "The group is paused: nobody works"
+        self._title = "The group is paused: no consumer works"
         self._wait_for(REST_S)
         done = sum(worker.processed for worker in self._workers) - before
-        self._show.say(
+        self._show.step(
             f"{done} records processed in {REST_S:.0f} s, while {PER_SECOND} more were "
             "produced each second."
         )
         ended_at_ms = journal.monotonic_ms()
         admin.resume_group(plan.group_id, reason="demo")
         self._pause = Pause(asked_at_ms, drained_at_ms, ended_at_ms)
-        self._title = "The group goes on"
+        self._title = "The group is resumed"
         self._wait(
             lambda: not self._held_by(None),
             plan.stale_s + RELEASE_S,
             "Not every partition was claimed again after the pause",
         )
-        self._show.say("Let the group go on: every partition is held again.")
+        self._show.step("Resumed the group: every partition has an owner again.")
 
     def _finish(self) -> None:
         self._title = "The rest is processed"
@@ -257,28 +405,28 @@ class Stage(Closing):
             CATCH_UP_S,
             "Not everything that was produced was processed",
         )
-        self._show.say(f"All partitions are at their end: {total:,} records.")
+        self._show.step(f"All partitions are at their end: {total:,} records.")
         self._title = "Consumers stop"
         for worker in self._workers:
-            worker.ask_to_stop()
+            worker.terminate()
         until = min(self._plan.ends_at, time.monotonic() + STOP_S)
         for worker in self._workers:
             problem = worker.wait_stopped(until)
             if problem is not None:
                 self._problems.append(problem)
-        self._look()
+        self._update()
 
-    # --- questions
+    # --- queries
 
     def _choose_victim(self) -> WorkerProcess:
-        """Choose among those that hold most, by the seed alone."""
+        """Choose among the workers with most partitions, by the seed alone."""
         counts = {each.name: len(self._held_by(each.name)) for each in self._workers}
         most = max(counts.values())
         able = [each for each in self._workers if counts[each.name] == most]
         return random.Random(self._plan.seed).choice(able)  # noqa: S311 - a demo
 
     def _holding(self) -> list[WorkerProcess]:
-        """Return the workers that hold something; fewer partitions, fewer of them."""
+        """Return the workers that hold a partition; there may be too few for all."""
         return [worker for worker in self._workers if self._held_by(worker.name)]
 
     def _holders(self) -> dict[str, str | None]:
@@ -310,30 +458,30 @@ class Stage(Closing):
     # --- waiting and showing
 
     def _wait(self, is_done: Callable[[], bool], limit_s: float, what: str) -> None:
-        """Wait for something.
+        """Wait for a condition.
 
         Raises:
-            Trouble: It did not come in time, or a consumer ended meanwhile.
+            StepFailed: The deadline passed, or a consumer ended.
         """
         began = time.monotonic()
         until = min(began + limit_s, self._plan.ends_at)
         while True:
-            self._look()
+            self._update()
             if is_done():
                 return
             for worker in self._workers:
-                trouble = worker.trouble()
-                if trouble is not None:
-                    raise Trouble(trouble)
+                problem = worker.unexpected_end()
+                if problem is not None:
+                    raise StepFailed(problem)
             if time.monotonic() >= until:
-                raise Trouble(f"{what} within {until - began:.0f} s.")
-            time.sleep(LOOK_S)
+                raise StepFailed(f"{what} within {until - began:.0f} s.")
+            time.sleep(POLL_S)
 
     def _wait_for(self, seconds: float) -> None:
         ends_at = time.monotonic() + seconds
         self._wait(lambda: time.monotonic() >= ends_at, seconds + 1, "The clock stood")
 
-    def _look(self) -> None:
+    def _update(self) -> None:
         for worker in self._workers:
             for line in worker.read():
                 if line.kind == journal.RECORD:
@@ -373,12 +521,12 @@ class Stage(Closing):
     def _evidence(self) -> Evidence:
         try:
             self._watch.catch_up()
-            self._look()
+            self._update()
         except MarshalError as error:
             self._problems.append(_sentence(error))
-        return self._gathered()
+        return self._current_evidence()
 
-    def _gathered(self) -> Evidence:
+    def _current_evidence(self) -> Evidence:
         plan = self._plan
         return Evidence(
             plan.delivery,

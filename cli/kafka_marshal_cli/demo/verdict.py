@@ -1,8 +1,8 @@
-"""What the evidence of one round proves. Pure, and able to say no.
+"""Checks the guarantees on the evidence of one round. Pure.
 
-Each check states a guarantee of the protocol (PROTOCOL 5, 6, 8 and 11), what was
-measured, and the bound. What consumers processed comes from their journals alone;
-who might have processed it, and from which position, from the log alone.
+Each check has a guarantee of the protocol (PROTOCOL 5, 6, 8 and 11), the measured
+value and the bound. Processed records come from the journals alone; claims and
+positions from the log alone.
 """
 
 from collections import Counter
@@ -29,11 +29,11 @@ class Check:
     """One guarantee, and whether it held.
 
     Attributes:
-        name: What is guaranteed.
-        held: Whether it was.
-        measured: The figure, where there is one.
-        bound: What it may be at most.
-        unit: Of both figures.
+        name: The guarantee.
+        held: Whether it held.
+        measured: Measured value, if there is one.
+        bound: Largest value allowed.
+        unit: Unit of both values.
         text: The finding as a sentence.
     """
 
@@ -47,15 +47,15 @@ class Check:
 
 @attrs.frozen
 class Verdict:
-    """What one round proves.
+    """The result of one round.
 
     Attributes:
         delivery: ``alo`` or ``amo``.
         produced: Records that Kafka acknowledged.
-        processed: Different records among those that were processed.
-        lost: (partition, offset) of every record that nobody processed.
-        duplicated: Processings beyond the first of the same record.
-        checks: Every guarantee that was looked at.
+        processed: Number of distinct records that were processed.
+        lost: (partition, offset) of every record that was not processed.
+        duplicated: Number of times that a record was processed again.
+        checks: Every guarantee that was checked.
     """
 
     delivery: str
@@ -90,7 +90,7 @@ class Verdict:
 
 
 def judge(evidence: Evidence) -> Verdict:
-    """Return what the evidence proves."""
+    """Check every guarantee on the evidence."""
     works = evidence.works()
     counts = Counter((work.partition, work.offset) for work in works)
     produced = {
@@ -129,7 +129,7 @@ def _no_problems(evidence: Evidence) -> Check:
 def _something_happened(
     produced: int, counts: Counter[tuple[int, int]], known: set[tuple[int, int]]
 ) -> Check:
-    """Guard against a verdict about nothing, and records from nowhere."""
+    """Fail if nothing was produced, or unknown records were processed."""
     strange = [place for place in counts if place not in known]
     if strange:
         text = f"{len(strange)} records were processed that nobody had produced."
@@ -152,7 +152,7 @@ def _lost_alo(produced: int, lost: tuple[tuple[int, int], ...]) -> Check:
 
 
 def _duplicates_alo(evidence: Evidence, works: list[Work]) -> list[Check]:
-    """Count duplicates against what each ended claim left unaccounted for."""
+    """Compare duplicates with the records at risk when each claim ended."""
     tenures = {(t.partition, t.epoch): t for t in evidence.tenures}
     before: dict[tuple[int, int], list[Work]] = {}
     duplicates, wrong = 0, []
@@ -170,7 +170,7 @@ def _duplicates_alo(evidence: Evidence, works: list[Work]) -> list[Check]:
     bound = risked + in_hand
     text = (
         f"{duplicates} processed twice; at most {bound} could be: {risked} handled "
-        f"since the last position that the log accepted, {in_hand} more in hand."
+        f"since the last position that the log accepted, {in_hand} more in progress."
     )
     if wrong:
         text = (
@@ -188,7 +188,7 @@ def _duplicates_alo(evidence: Evidence, works: list[Work]) -> list[Check]:
 def _is_explained(
     work: Work, earlier: Work, *, tenures: dict[tuple[int, int], Tenure]
 ) -> bool:
-    """Tell whether a takeover explains that a record was processed again."""
+    """Return whether a takeover explains that a record was processed again."""
     now = tenures.get((work.partition, work.epoch))
     then = tenures.get((earlier.partition, earlier.epoch))
     if now is None or then is None or now.epoch <= then.epoch:
@@ -197,7 +197,7 @@ def _is_explained(
 
 
 def _at_risk(works: list[Work], takeover: Takeover) -> list[Work]:
-    """Return what was processed beyond the position that the next one found."""
+    """Return the work beyond the position that the next owner started from."""
     before, after = takeover.before, takeover.after
     return [
         work
@@ -209,21 +209,22 @@ def _at_risk(works: list[Work], takeover: Takeover) -> list[Work]:
 
 
 def _position_ages(evidence: Evidence, works: list[Work]) -> list[Check]:
-    """Check that the bound itself is bounded: by one H of work (PROTOCOL 6.1)."""
+    """Check that positions lag by at most one interval of work (PROTOCOL 6.1)."""
     longest_ms, allowed_ms, held = 0, evidence.heartbeat_interval_ms, True
     for each in evidence.takeovers():
         risked = _at_risk(works, each)
         if not risked:
             continue
         age_ms = risked[-1].at_ms - risked[0].at_ms
-        # After H nothing new is handed out; what is in hand may be finished.
+        # After one interval nothing new is handed out; the batch may be finished.
         bound_ms = evidence.heartbeat_interval_ms + evidence.last_batch_ms(each.before)
         held = held and age_ms <= bound_ms
         if age_ms >= longest_ms:
             longest_ms, allowed_ms = age_ms, bound_ms
     text = (
         f"The log's positions lagged behind the work by at most "
-        f"{_seconds(longest_ms)}; allowed are H and the batch in hand, "
+        f"{_seconds(longest_ms)}; allowed are one heartbeat interval and the "
+        f"last batch, "
         f"{_seconds(allowed_ms)}."
     )
     return [Check("Positions keep up", held, longest_ms, allowed_ms, "ms", text)]
@@ -243,7 +244,7 @@ def _duplicates_amo(counts: Counter[tuple[int, int]]) -> Check:
 
 
 def _lost_amo(evidence: Evidence, lost: tuple[tuple[int, int], ...]) -> Check:
-    """Allow exactly what was granted to a claim that was taken, and not processed."""
+    """Allow only offsets granted under a claim that was taken over."""
     missing = set(lost)
     allowed: set[tuple[int, int]] = set()
     crowded = []
@@ -266,8 +267,8 @@ def _lost_amo(evidence: Evidence, lost: tuple[tuple[int, int], ...]) -> Check:
         text = f"More than a batch of {evidence.batch} was lost: {', '.join(crowded)}."
     if strange:
         text = (
-            f"{len(strange)} of {len(lost)} lost records had not been granted to "
-            f"anybody who died: {_places(strange)}."
+            f"{len(strange)} of {len(lost)} lost records were not granted to a dead "
+            f"consumer: {_places(strange)}."
         )
     held = not strange and not crowded
     name = "Losses stay within their bound"
@@ -298,7 +299,7 @@ def _under_claims(evidence: Evidence, works: list[Work]) -> Check:
 
 
 def _takeovers(evidence: Evidence) -> list[Check]:
-    """Check each partition of the killed one (PROTOCOL 11, L1)."""
+    """Check each partition of the killed consumer (PROTOCOL 11, L1)."""
     h_ms = evidence.heartbeat_interval_ms
     round_trip_ms = max(1, evidence.round_trip_ms)
     bound_ms = 2 * h_ms + evidence.jitter_ms + ROUND_TRIPS * round_trip_ms
@@ -341,7 +342,7 @@ def _pause(evidence: Evidence, works: list[Work]) -> list[Check]:
     name = "A paused group rests"
     pause = evidence.pause
     if pause is None:
-        text = "The group was not paused, drained and let go on."
+        text = "The group was not paused, drained and resumed."
         return [_absent(name, text, bound=0, unit="records")]
     busy = [w for w in works if pause.drained_at_ms < w.at_ms < pause.ended_at_ms]
     rested_ms = pause.ended_at_ms - pause.drained_at_ms
@@ -353,14 +354,14 @@ def _pause(evidence: Evidence, works: list[Work]) -> list[Check]:
     round_trips_ms = ROUND_TRIPS * max(1, evidence.round_trip_ms)
     bound_ms = 2 * evidence.heartbeat_interval_ms + round_trips_ms
     drained = (
-        f"All partitions were let go {_seconds(drain_ms)} after the pause was asked "
-        f"for; allowed are 2H + 3 round trips, {_seconds(bound_ms)}."
+        f"All partitions were released {_seconds(drain_ms)} after the pause was "
+        f"requested; allowed are 2H + 3 round trips, {_seconds(bound_ms)}."
     )
     is_soon = drain_ms <= bound_ms
     resumed = any(work.at_ms >= pause.ended_at_ms for work in works)
     went_on = "Work went on after the pause."
     if not resumed:
-        went_on = "Nobody processed anything after the pause."
+        went_on = "Nothing was processed after the pause."
     return [
         Check(name, not busy, len(busy), 0, "records", text),
         Check("A pause comes soon", is_soon, drain_ms, bound_ms, "ms", drained),
@@ -369,7 +370,7 @@ def _pause(evidence: Evidence, works: list[Work]) -> list[Check]:
 
 
 def _absent(name: str, text: str, *, bound: int, unit: str) -> Check:
-    """Return a check that failed because there is nothing to measure."""
+    """Return a failed check without a measurement."""
     return Check(name, held=False, measured=None, bound=bound, unit=unit, text=text)
 
 
@@ -378,7 +379,7 @@ def _seconds(value_ms: int) -> str:
 
 
 def _places(places: list[tuple[int, int]] | tuple[tuple[int, int], ...]) -> str:
-    """Write places as ranges per partition, the first few of them."""
+    """Return places as ranges of each partition, the first few of them."""
     ranges: list[list[int]] = []
     for partition, offset in sorted(set(places)):
         if ranges and ranges[-1][0] == partition and ranges[-1][2] == offset - 1:

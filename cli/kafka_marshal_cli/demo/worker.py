@@ -1,8 +1,8 @@
-"""One consumer of the demo, as a process of its own: the least that does the job.
+"""One consumer of the demo, a minimal program that runs in a process of its own.
 
-Run as ``python -m kafka_marshal_cli.demo.worker``. It says in its journal that it
-is ready, begins when it reads a line from standard input, and ends on SIGTERM or
-when standard input ends, so that it never outlives the demo.
+Run as ``python -m kafka_marshal_cli.demo.worker``. It writes to its journal when it is
+ready, begins when it reads a line from standard input, and ends on SIGTERM or at the
+end of standard input, so it never outlives the demo.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from kafka_marshal_cli.demo import journal
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Consume until told to stop; return the exit code."""
+    """Consume until SIGTERM; return the exit code."""
     given = _parse(arguments)
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s"
@@ -62,21 +62,21 @@ def _consume(
         given.topic,
         delivery=Delivery(given.delivery),
         max_poll_records=given.batch,
-        # So that the verdict can say exactly what a crash may lose: one batch.
+        # A crash may lose exactly one batch, which the verdict checks.
         max_granted_batches=1,
         on_claimed=on_claimed,
         on_lost=on_lost,
     ) as consumer:
         marshal.stop_on_signals((signal.SIGTERM,))
         _call_at_end_of_input(consumer.stop)
-        # At most once the grant was the commit, and the work is ours alone.
+        # At most once, the grant was the commit.
         is_alo = given.delivery == Delivery.AT_LEAST_ONCE.value
         commit = consumer.commit if is_alo else None
         for batch in consumer.batches():
             try:
                 _handle(batch, writer, work_s=given.work_ms / 1000, commit=commit)
             except ClaimLost as lost:
-                # Somebody else goes on from the last position that counted.
+                # The next owner continues from the last accepted position.
                 place = batch.partition.partition
                 writer.write(journal.LOST, place, note=lost.reason)
 
@@ -88,7 +88,7 @@ def _handle(
     work_s: float,
     commit: Callable[[Record], None] | None,
 ) -> None:
-    """Process one batch: the work is a short sleep, the effect a journal line."""
+    """Process one batch: the work is a sleep, its effect a journal line."""
     partition, token = batch.partition.partition, str(batch.token)
     writer.write(
         journal.BATCH,

@@ -1,8 +1,166 @@
 """A line of the doctor's."""
 
-from kafka_marshal_cli.checks import Check, Result
+import errno
+import fcntl
+import os
+import time
+
+import attrs
+import msgspec
+import pytest
+from logkit import KEY, H, Log, member
+
+from kafka_marshal import World
+from kafka_marshal.admin import TopicReport
+from kafka_marshal.kafka_io.topics import ClusterInfo, TopicDescription
+from kafka_marshal_cli import checks
+from kafka_marshal_cli.checks import Check, ClockReading, Result
 
 
 def test_only_a_failure_fails():
     assert [each.value for each in Result] == ["ok", "note", "failed", "skipped"]
     assert Check("clock", Result.OK, "runs well").run is None
+
+
+SECOND = checks.NS_PER_S
+SOUND = TopicDescription(
+    "__marshal", True, 2, 3, in_sync=3, configs={"min.insync.replicas": "2"}
+)
+
+
+def report(**changes):
+    return TopicReport(
+        ClusterInfo("cluster", 1, ()), attrs.evolve(SOUND, **changes), (), None
+    )
+
+
+def world(log, *, behind_ms=1_000):
+    return World(
+        [log.state], {}, cluster_id="cluster", read_at_ms=log.now_ms + behind_ms
+    )
+
+
+@pytest.mark.parametrize(
+    ("off_ppm", "result"),
+    [(0, "ok"), (900, "ok"), (-900, "ok"), (1_100, "failed"), (-1_100, "failed")],
+)
+def test_a_clock_is_judged_by_its_oscillator(off_ppm, result):
+    ended = ClockReading(SECOND + off_ppm * SECOND // 1_000_000, SECOND)
+    check = checks.local_clock(ClockReading(0, 0), ended)
+    assert check.result.value == result
+    assert (check.run is None) is (result == "ok")
+
+
+def test_reading_two_clocks_takes_time():
+    ended = ClockReading(SECOND // 4 + checks.READING_NS, SECOND // 4)
+    check = checks.local_clock(ClockReading(0, 0), ended)
+    assert "drifts 0 ppm" in check.found
+
+
+def test_this_machine_has_clocks_or_says_so(monkeypatch):
+    if hasattr(time, "CLOCK_BOOTTIME"):
+        reading = ClockReading.now()
+        assert reading is not None
+        assert reading.boot_ns > 0
+    monkeypatch.delattr(time, "CLOCK_BOOTTIME", raising=False)
+    assert ClockReading.now() is None
+    assert checks.local_clock(None, None).result is Result.NOTE
+
+
+def test_a_folder_on_this_machine_will_do(tmp_path):
+    home = tmp_path / "not" / "yet"
+    check = checks.state_folder(home)
+    assert (check.result, str(home) in check.found) == (Result.OK, True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_locks_that_two_can_hold_are_none(tmp_path, monkeypatch):
+    monkeypatch.setattr(fcntl, "flock", lambda _file, _how: None)
+    check = checks.state_folder(tmp_path)
+    assert check.result is Result.FAILED
+    assert "MARSHAL_STATE_DIR" in check.run
+
+
+@pytest.mark.parametrize("broken", ["fsync", "flock"])
+def test_a_folder_that_cannot_be_used(tmp_path, monkeypatch, broken):
+    def refuse(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(os if broken == "fsync" else fcntl, broken, refuse)
+    check = checks.state_folder(tmp_path)
+    assert (check.result, "No locks available" in check.found) == (Result.FAILED, True)
+
+
+def test_death_is_seen_by_pidfd():
+    assert checks.death_watch(None).result is Result.NOTE
+
+    def refuse(_pid):
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    refused = checks.death_watch(refuse)
+    assert (refused.result, "not permitted" in refused.found) == (Result.NOTE, True)
+    opened = checks.death_watch(lambda _pid: os.open(os.devnull, os.O_RDONLY))
+    assert opened.result is Result.OK
+
+
+@pytest.mark.parametrize(
+    ("changes", "result"),
+    [
+        ({}, "ok"),
+        ({"in_sync": 2, "behind": (1,)}, "note"),
+        ({"in_sync": 1, "behind": (1,)}, "failed"),
+        ({"replication": 1, "in_sync": 1, "configs": {}}, "note"),
+    ],
+)
+def test_copies(changes, result):
+    (check,) = checks.copies(report(**changes))
+    assert check.result.value == result
+    assert (check.run is None) is (result == "ok")
+
+
+@pytest.mark.parametrize(
+    ("worst_ms", "result"),
+    [(H / 20 - 1, "ok"), (H / 20, "note"), (H / 4 - 1, "note"), (H / 4, "failed")],
+)
+def test_round_trips_are_judged_by_h(worst_ms, result):
+    check = checks.round_trips([1, worst_ms], H)
+    assert check.result.value == result
+
+
+def test_leaders_that_are_ahead_are_named():
+    log = Log()
+    assert checks.leaders_clocks(world(log), {0: 2}) is None
+    check = checks.leaders_clocks(world(log, behind_ms=-3_000), {0: 2})
+    assert (check.result, "broker 2 is 3s ahead" in check.found) == (Result.NOTE, True)
+
+
+def test_records_that_no_broker_dated():
+    log = Log()
+    servers = "one:9092,two:9092"
+    assert list(checks.timestamps(world(log), "__marshal", servers=servers)) == []
+    log.claimed(key=KEY)
+    log.append(b"whatever", kind=0)
+    (check,) = checks.timestamps(world(log), "__marshal", servers=servers)
+    assert check.found.startswith("1 records")
+    assert check.run == (
+        "kafka-configs --bootstrap-server one:9092,two:9092 --alter --entity-type "
+        "topics --entity-name __marshal --add-config "
+        "message.timestamp.type=LogAppendTime"
+    )
+
+
+def test_members_that_a_later_level_would_halt():
+    log = Log()
+    log.append(member("old"))
+    assert list(checks.levels(world(log))) == []
+    log.state.config = msgspec.structs.replace(log.state.config, feature_level=2)
+    (check,) = checks.levels(world(log))
+    assert check.result is Result.FAILED
+    assert check.found == "members that do not support level 2: g/old"
+    log.append(b"", after=3 * H)
+    assert list(checks.levels(world(log))) == []
+
+
+def test_an_unformatted_partition_has_no_level():
+    log = Log(configured=False)
+    assert list(checks.levels(world(log))) == []

@@ -1,16 +1,23 @@
 """Processes for records: commits, failures, retries, ends. Real processes."""
 
 import json
+import os
 import sys
+from pathlib import Path
 
 import attrs
 import pytest
+from waiting import eventually
 
-from kafka_marshal import ClaimLost, Token, TopicPartition
+from kafka_marshal import ClaimLost, ConfigurationError, Token, TopicPartition
 from kafka_marshal.ports import PlainRecord
 from kafka_marshal_cli import exec_pipe
+from kafka_marshal_cli import exec_pipe as module
 from kafka_marshal_cli.exec_pipe import (
+    EXEC,
     KEY_BYTES_MAX,
+    RETRIES_DEFAULT,
+    Child,
     ExecFailed,
     ExecFormat,
     ExecLoop,
@@ -18,10 +25,12 @@ from kafka_marshal_cli.exec_pipe import (
     ExecOptions,
     Job,
     OnError,
+    exec_request,
     payload,
     variables,
+    wait_any,
 )
-from kafka_marshal_cli.live import Idle
+from kafka_marshal_cli.follow_loop import Idle
 
 TOKEN = Token(1, 0, 5)
 P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)
@@ -213,7 +222,7 @@ def test_asked_to_stop_the_process_is_ended_and_stays_uncommitted(run, capsys):
     one("note('on'); time.sleep(600)")
     assert one.consumer.committed == []
     told = capsys.readouterr().err
-    assert "we were asked to stop), try 1 of 1; it stays uncommitted" in told
+    assert "the command was stopped), try 1 of 1; it stays uncommitted" in told
     assert one.noted == ["on"]
 
 
@@ -244,7 +253,7 @@ def test_at_most_once_what_is_in_hand_is_finished(run):
 
 def test_at_most_once_a_failure_is_lost_and_said_to_be(run):
     one = run(record(0))
-    with pytest.raises(ExecFailed, match="nobody will process it again"):
+    with pytest.raises(ExecFailed, match="it will not be processed again"):
         one("sys.exit(1)", at_most_once=True)
 
 
@@ -329,3 +338,200 @@ def test_a_key_that_no_environment_takes_is_left_out(run, key):
     one = run(record(0, key=key))
     one("note('MARSHAL_KEY' in os.environ)")
     assert one.noted == ["False"]
+
+
+# --- the process
+
+WAIT_MS = 20_000
+
+
+def started(script, payload=b"", **env):
+    argv = [sys.executable, "-c", script]
+    return Child(argv, payload, env={**os.environ, **env})
+
+
+def ended(child):
+    eventually(lambda: child.exit_code() is not None, "the process has ended")
+    return child.exit_code()
+
+
+def is_running(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    # A zombie that nobody has reaped yet does not run any more.
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+@pytest.mark.parametrize("size", [0, 5, 4096, 4097, 1_000_000])
+def test_it_reads_all_of_its_input(tmp_path, size):
+    out = tmp_path / "out"
+    script = f"import sys; open({str(out)!r}, 'wb').write(sys.stdin.buffer.read())"
+    assert ended(started(script, b"x" * size)) == 0
+    assert out.read_bytes() == b"x" * size
+
+
+@pytest.mark.parametrize("size", [1, 1_000_000])
+def test_one_that_does_not_read_is_no_failure(size):
+    assert ended(started("", b"x" * size)) == 0
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_its_exit_code(code):
+    child = started(f"raise SystemExit({code})")
+    wait_any([child], WAIT_MS)
+    assert child.exit_code() == code
+    assert child.exit_code() == code
+    assert child.fd is None
+
+
+def test_what_it_leaves_in_the_background_ends_with_it(tmp_path):
+    note = tmp_path / "pid"
+    script = (
+        "import subprocess, sys\n"
+        "code = 'import time; time.sleep(600)'\n"
+        "left = subprocess.Popen([sys.executable, '-c', code])\n"
+        f"open({str(note)!r}, 'w').write(str(left.pid))"
+    )
+    assert ended(started(script)) == 0
+    pid = int(note.read_text())
+    eventually(lambda: not is_running(pid), "nothing is left")
+
+
+READY = "import signal, sys, time; {}; open({!r}, 'w').close(); time.sleep(600)"
+
+
+def test_it_ends_when_it_is_told_to(tmp_path):
+    ready = tmp_path / "ready"
+    child = started(READY.format("0", str(ready)))
+    eventually(ready.exists, "it runs")
+    assert not child.is_terminating
+    child.terminate(grace_ms=WAIT_MS)
+    assert ended(child) == -15
+    assert child.is_terminating
+
+
+def test_one_that_will_not_end_is_killed(tmp_path):
+    ready = tmp_path / "ready"
+    ignore = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
+    child = started(READY.format(ignore, str(ready)))
+    eventually(ready.exists, "it runs")
+    child.terminate(grace_ms=0)
+    assert child.exit_code() is None
+    child.terminate(grace_ms=0)
+    assert ended(child) == -9
+    child.kill()
+
+
+def test_it_runs_in_a_session_of_its_own():
+    script = "import os; raise SystemExit(os.getsid(0) != os.getpid())"
+    assert ended(started(script)) == 0
+
+
+def test_a_wait_is_bounded():
+    child = started("import time; time.sleep(600)")
+    wait_any([child], 10)
+    assert child.exit_code() is None
+    child.kill()
+    assert ended(child) == -9
+
+
+def test_where_the_system_cannot_tell_of_its_end(monkeypatch):
+    monkeypatch.delattr(os, "pidfd_open", raising=False)
+    monkeypatch.delattr(os, "waitid", raising=False)
+    monkeypatch.setattr(module, "POLL_EVERY_S", 0.001)
+    child = started("raise SystemExit(3)")
+    assert child.fd is None
+    wait_any([child], WAIT_MS)
+    assert child.exit_code() == 3
+
+
+def test_what_cannot_be_started():
+    with pytest.raises(ConfigurationError, match="cannot be started"):
+        Child(["/no/such/program"], b"", env={})
+
+
+# --- the options
+
+
+def asked(**given):
+    defaults = {name: default for name, (_, default) in EXEC.options.items()}
+    return exec_request(defaults | given)
+
+
+def of(**given):
+    rest = {"at_most_once": False, "batch_max": 5, "records_max": 7, "group": "g"}
+    rest |= {name: given.pop(name) for name in list(given) if name in rest}
+    return asked(**{"exec_": "true", **given}).options_for(**rest)
+
+
+def test_without_exec_nothing_is_asked_for():
+    assert asked() is None
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("on_error", OnError.SKIP), ("workers", 2), ("exec_shell", True)],
+)
+def test_options_that_need_exec(name, value):
+    with pytest.raises(ConfigurationError, match="needs --exec CMD"):
+        asked(**{name: value})
+
+
+def test_what_is_asked_for_and_what_consume_knows():
+    found = of(exec_="cat -n 'a b'", exec_timeout="2s", workers=3)
+    assert found.argv == ["cat", "-n", "a b"]
+    assert (found.timeout_ms, found.grace_ms, found.workers) == (2_000, 5_000, 3)
+    assert (found.batch_max, found.records_max) == (5, 7)
+    assert found.env == {"MARSHAL_GROUP": "g"}
+    assert (found.on_error, found.retries_max) == (OnError.STOP, 0)
+
+
+def test_a_line_for_a_shell():
+    found = of(exec_="cat | wc", exec_shell=True)
+    assert found.argv == ["/bin/sh", "-c", "cat | wc"]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, ExecFormat.VALUE),
+        ({"exec_mode": ExecMode.BATCH}, ExecFormat.JSONL),
+        (
+            {"exec_mode": ExecMode.BATCH, "exec_format": ExecFormat.VALUE},
+            ExecFormat.VALUE,
+        ),
+    ],
+)
+def test_the_format_that_fits_the_mode(given, expected):
+    assert of(**given).format is expected
+
+
+@pytest.mark.parametrize(
+    ("given", "count"),
+    [
+        ({"on_error": OnError.RETRY}, RETRIES_DEFAULT),
+        ({"on_error": OnError.RETRY, "retries": 0}, 0),
+        ({"on_error": OnError.SKIP, "retries": 2}, 2),
+    ],
+)
+def test_how_often_it_is_tried_again(given, count):
+    assert of(**given).retries_max == count
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"exec_": ""}, "names no command"),
+        ({"exec_": "'open"}, "quote it"),
+        ({"exec_": "/no/such/program"}, "--exec-shell"),
+        ({"exec_timeout": "soon"}, "--exec-timeout"),
+        ({"at_most_once": True, "on_error": OnError.RETRY}, "--delivery alo"),
+        ({"at_most_once": True, "workers": 2}, "--delivery alo"),
+    ],
+)
+def test_what_is_refused(given, message):
+    with pytest.raises(ConfigurationError, match=message):
+        of(**given)

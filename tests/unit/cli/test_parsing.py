@@ -39,7 +39,7 @@ def test_no_duration(text):
 
 
 def test_a_plain_number_may_be_refused():
-    with pytest.raises(ConfigurationError, match="no duration"):
+    with pytest.raises(ConfigurationError, match="not a duration"):
         duration_ms("--for", "10", is_bare_ms=False)
 
 

@@ -11,7 +11,14 @@ from typer.testing import CliRunner
 from kafka_marshal import ConfigurationError, TopicMisconfigured
 from kafka_marshal_cli import shared
 from kafka_marshal_cli.render import Answer, Section, column
-from kafka_marshal_cli.shared import Call, Output, call_of, command, data, tell
+from kafka_marshal_cli.shared import (
+    Call,
+    Output,
+    call_of,
+    command,
+    emit,
+    notify,
+)
 
 ROW = {"name": "[red]\x1b[31m"}
 ANSWER = Answer(
@@ -151,7 +158,7 @@ def test_debug_shows_where(monkeypatch):
 
 def test_data_that_was_written_comes_before_the_error():
     def body(*_):
-        data("line")
+        emit("line")
         raise TopicMisconfigured("x")
 
     assert run(body).stdout == "line\n"
@@ -189,5 +196,5 @@ def test_colour_of_a_terminal(monkeypatch, env, is_color):
 
 
 def test_what_people_are_told_is_escaped(capsys):
-    tell("a\x07b")
+    notify("a\x07b")
     assert capsys.readouterr().err == "a\\x07b\n"

@@ -44,7 +44,7 @@ def sound_log():
 def verified(log, split=4, chunk_max=3):
     verifier = Verifier(WorldState(log.state.partition), split, chunk_max)
     for entry in log.entries:
-        verifier.take(entry)
+        verifier.fold(entry)
     return verifier.finish()
 
 

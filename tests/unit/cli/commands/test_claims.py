@@ -88,7 +88,7 @@ def test_who(asked):
 def test_who_of_a_key_that_nobody_claimed(asked):
     outcome = invoke("claims", "who", "g", "u", "0")
     assert outcome.exit_code == 0
-    assert "nobody, it was not claimed then" in outcome.stdout
+    assert "nobody, the partition was not claimed then" in outcome.stdout
 
 
 @pytest.mark.parametrize(

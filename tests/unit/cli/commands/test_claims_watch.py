@@ -20,8 +20,8 @@ from kafka_marshal_cli.commands.claims_watch import (
     DRAWN_EVERY_S_MAX,
     DRAWN_EVERY_S_MIN,
     LOG_ENDS_EVERY_S,
-    Board,
-    Wanted,
+    Selection,
+    TableView,
     change_row,
     change_text,
 )
@@ -121,7 +121,7 @@ def test_log_ends_are_asked_for_now_and_then(story):
         asked.append(wanted)
         return {T0: len(asked)}
 
-    wanted = Wanted(None, None, log_ends=ask, now_s=lambda: now_s[0])
+    wanted = Selection(None, None, log_ends=ask, now_s=lambda: now_s[0])
 
     def end(**away):
         return wanted.rows(world, **away)[0]["log_end_offset"]
@@ -204,7 +204,7 @@ def board(story):
     screen = StringIO()
     console = Console(file=screen, force_terminal=True, width=120, height=30)
     live = Live(console=console, auto_refresh=False, redirect_stdout=False)
-    board = Board(live, Wanted(None, None), now_s=lambda: now_s[0])
+    board = TableView(live, Selection(None, None), now_s=lambda: now_s[0])
     board.now_s, board.screen = now_s, screen
     return board
 
@@ -216,7 +216,7 @@ def test_the_table_is_drawn_at_changes_and_now_and_then(story, board):
     def drawn(after_s):
         board.now_s[0] += after_s
         before = len(board.screen.getvalue())
-        board.tick(watch.world(), watch.outage)
+        board.refresh(watch.world(), watch.outage)
         return board.screen.getvalue()[before:]
 
     with board._live:
@@ -225,9 +225,9 @@ def test_the_table_is_drawn_at_changes_and_now_and_then(story, board):
         assert "1 claims at" in drawn(DRAWN_EVERY_S_MAX)
         story.write(claim("c2"), after=2 * H + 1)
         for change in watch.changes(0):
-            board.take(change, watch.world())
-        shown = drawn(DRAWN_EVERY_S_MIN)
-        assert "lost     g t-0 of c1, to c2" in shown
+            board.on_change(change, watch.world())
+        view_of = drawn(DRAWN_EVERY_S_MIN)
+        assert "lost     g t-0 of c1, to c2" in view_of
         watch.outage = CoordinationError("gone\x1b[31m")
         assert r"DO NOT ANSWER: gone\x1b[31m" in drawn(DRAWN_EVERY_S_MIN)
 

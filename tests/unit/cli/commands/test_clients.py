@@ -34,7 +34,7 @@ def test_a_client_that_is_gone_is_forgotten(domain, tmp_path):
     assert not identity.folder.exists()
     again = forget(tmp_path)
     assert again.exit_code == 3
-    assert "keeps nothing" in again.stderr
+    assert "has no identity" in again.stderr
 
 
 def test_a_name_that_is_none_is_refused(domain, tmp_path):

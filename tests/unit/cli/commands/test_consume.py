@@ -13,13 +13,13 @@ from kafka_marshal.protocol.claiming import Ending
 from kafka_marshal_cli.commands import consume
 from kafka_marshal_cli.commands.consume import (
     EVENTS_MAX,
-    Events,
+    EventBuffer,
     Printer,
     Stopper,
     drain,
     run,
 )
-from kafka_marshal_cli.telling import LogFormat, Telling
+from kafka_marshal_cli.run_reporting import LogFormat, Reporting
 
 
 def record(offset=0, *, key=None, value=b"v"):
@@ -51,7 +51,7 @@ class FakeConsumer:
 def test_records_are_committed_one_by_one(capsys):
     consumer = FakeConsumer(3, lost={1})
     printer = Printer(consumer, 0)
-    run(printer, Stopper(), events=Events(), idle_ms=1)
+    run(printer, Stopper(), events=EventBuffer(), idle_ms=1)
     assert (printer.count, consumer.committed) == (3, [0, 2])
     out, err = capsys.readouterr()
     assert len(out.splitlines()) == 3
@@ -63,7 +63,7 @@ def test_what_could_not_be_written_is_not_committed(monkeypatch):
         raise BrokenPipeError
 
     consumer = FakeConsumer(3)
-    monkeypatch.setattr(consume, "data", fail)
+    monkeypatch.setattr(consume, "emit", fail)
     with pytest.raises(BrokenPipeError):
         Printer(consumer, 0).next(0)
     assert consumer.committed == []
@@ -72,7 +72,7 @@ def test_what_could_not_be_written_is_not_committed(monkeypatch):
 def test_no_more_than_asked_for(capsys):
     consumer = FakeConsumer(5)
     printer = Printer(consumer, 2)
-    run(printer, Stopper(), events=Events(), idle_ms=None)
+    run(printer, Stopper(), events=EventBuffer(), idle_ms=None)
     drain(printer)
     assert (printer.count, len(consumer.waiting)) == (2, 3)
 
@@ -82,7 +82,7 @@ def test_what_was_granted_is_drained_after_the_stop(capsys):
     printer = Printer(consumer, 0)
     stopper = Stopper()
     stopper.is_stopped = True
-    run(printer, stopper, events=Events(), idle_ms=None)
+    run(printer, stopper, events=EventBuffer(), idle_ms=None)
     assert printer.count == 0
     drain(printer)
     assert (consumer.is_stopped, printer.count) == (True, 5)
@@ -145,22 +145,22 @@ def test_a_signal_before_there_is_a_consumer_leaves(capsys):
 
 
 def test_events_are_told_later_and_bounded(capsys):
-    events = Events()
+    events = EventBuffer()
     events.observe(Event("claimed", {}))
     for number in range(EVENTS_MAX + 5):
         events.observe(Event("clock_step", {"n": f"{number}\x1b"}))
-    events.tell()
+    events.flush()
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == EVENTS_MAX
     assert lines[0] == r"event: clock_step n='5\\x1b'"
 
 
 def test_events_as_json_tell_of_claims_too(capsys):
-    events = Events(Telling(log_format=LogFormat.JSON))
+    events = EventBuffer(Reporting(log_format=LogFormat.JSON))
     events.observe(Event("claimed", {"epoch": 5}))
-    telling = Telling(log_format=LogFormat.JSON)
-    consume._on_claimed(telling, TopicPartition("t", 3), Token(1, 0, 5))
-    events.tell()
+    reporting = Reporting(log_format=LogFormat.JSON)
+    consume._on_claimed(reporting, TopicPartition("t", 3), Token(1, 0, 5))
+    events.flush()
     (line,) = capsys.readouterr().err.splitlines()
     told = json.loads(line)
     assert (told["event"], told["level"], told["epoch"]) == ("claimed", "info", 5)
@@ -168,9 +168,9 @@ def test_events_as_json_tell_of_claims_too(capsys):
 
 def test_events_without_consequence_are_told_on_request(capsys):
     for is_verbose in (False, True):
-        events = Events(Telling(is_verbose=is_verbose))
+        events = EventBuffer(Reporting(is_verbose=is_verbose))
         events.observe(Event("member_joined", {}))
-        events.tell()
+        events.flush()
         assert ("member_joined" in capsys.readouterr().err) == is_verbose
 
 
@@ -187,16 +187,16 @@ def test_the_end_says_how_many_and_what_was_released(capsys, held, is_confirmed,
     consumer.is_close_confirmed = True
     consumer.assignment = lambda: {TopicPartition("t", n) for n in held}
     summary = consume.Summary(lambda: 3)
-    with summary.told():
+    with summary.reported():
         summary.consumer = consumer
-        with summary.taken(Events()):
+        with summary.collected(EventBuffer()):
             pass
         consumer.is_close_confirmed = is_confirmed
     assert capsys.readouterr().err.startswith(line)
 
 
 def test_what_never_began_has_no_end_to_tell(capsys):
-    with consume.Summary().told():
+    with consume.Summary().reported():
         pass
     assert capsys.readouterr().err == ""
 
@@ -204,14 +204,14 @@ def test_what_never_began_has_no_end_to_tell(capsys):
 def test_claims_that_come_and_go(capsys):
     place = TopicPartition("t", 3)
 
-    def come_and_go(telling):
-        consume._on_claimed(telling, place, Token(1, 0, 5))
-        consume._on_lost(telling, place, Ending("taken_over", winner="c2"))
-        consume._on_lost(telling, place, Ending("closed", was_lost=False))
+    def come_and_go(reporting):
+        consume._on_claimed(reporting, place, Token(1, 0, 5))
+        consume._on_lost(reporting, place, Ending("taken_over", winner="c2"))
+        consume._on_lost(reporting, place, Ending("closed", was_lost=False))
         return capsys.readouterr().err.splitlines()
 
-    assert come_and_go(Telling()) == ["lost: t-3 (taken_over) to c2"]
-    assert come_and_go(Telling(is_verbose=True)) == [
+    assert come_and_go(Reporting()) == ["lost: t-3 (taken_over) to c2"]
+    assert come_and_go(Reporting(is_verbose=True)) == [
         "claimed: t-3 token 1.0.5",
         "lost: t-3 (taken_over) to c2",
         "released: t-3 (closed)",

@@ -15,7 +15,7 @@ from kafka_marshal.kafka_io.topics import ClusterInfo, Problem, TopicDescription
 from kafka_marshal.protocol.types import Key
 from kafka_marshal.testing import java
 from kafka_marshal_cli.assembly import app
-from kafka_marshal_cli.assumptions import ClockReading
+from kafka_marshal_cli.checks import ClockReading
 from kafka_marshal_cli.commands import doctor
 from kafka_marshal_cli.shared import Call
 
@@ -190,7 +190,7 @@ def test_what_the_guarantees_assume_is_looked_at(cluster):
         *("local clock", "identities", "death watch", "copies", "settings"),
         *("round trip", "format", "clock", "data topics"),
     } <= set(checks)
-    assert cluster.questions == doctor.QUESTIONS
+    assert cluster.questions == doctor.ROUND_TRIPS
 
 
 def test_topics_that_may_lose_records_are_named(cluster):
@@ -199,7 +199,7 @@ def test_topics_that_may_lose_records_are_named(cluster):
     cluster.risks = {"orders": "unclean.leader.election.enable"}
     check = examined()["data topics"]
     assert check["result"] == "note"
-    assert "2 looked at" in check["found"]
+    assert "2 checked" in check["found"]
     assert "orders (unclean.leader.election.enable)" in check["found"]
     assert "sound" not in check["found"]
     assert check["run"].endswith(
@@ -212,12 +212,12 @@ def test_topics_that_may_lose_records_are_named(cluster):
 def test_a_checkpoint_is_no_data_topic(cluster):
     cluster.log.claimed(key=Key("marshal", "/checkpoint", 0))
     cluster.log.claimed(key=Key("g", "sound", 0))
-    assert examined()["data topics"]["found"] == "1 looked at"
+    assert examined()["data topics"]["found"] == "1 checked"
 
 
 def test_a_clock_that_runs_wrong_is_a_failure(cluster, monkeypatch):
     readings = iter([ClockReading(0, 0), ClockReading(10**9, 9 * 10**8)])
-    monkeypatch.setattr(ClockReading, "take", lambda: next(readings))
+    monkeypatch.setattr(ClockReading, "now", lambda: next(readings))
     assert examined(1)["local clock"]["result"] == "failed"
 
 

@@ -116,7 +116,7 @@ class FakeAdmin:
     ("held", "arguments", "code", "wait_ms", "told"),
     [
         ((), [], 0, 0, ""),
-        ((Key("g", "t", 1),), [], 0, 0, "1 claims are yet to be let go"),
+        ((Key("g", "t", 1),), [], 0, 0, "1 claims are not released yet"),
         ((), ["--wait"], 0, 600_000, ""),
         ((Key("g", "t", 1),), ["--wait", "--timeout", "5s"], 5, 5_000, "t-1"),
     ],

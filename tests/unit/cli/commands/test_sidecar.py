@@ -163,13 +163,13 @@ def test_config_show_knows_the_settings(tmp_path):
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ('sockte = "/x"', "'sockte' means nothing; did you mean 'socket'?"),
+        ('sockte = "/x"', "'sockte' is unknown; did you mean 'socket'?"),
         ('tcp = "0.0.0.0:7070"', "which other hosts can reach"),
         ('socket = "/' + "x" * 200 + '"', "longer than the 107 bytes"),
         ('client-id = "a b"', "not a valid name"),
         ("socket = {}", "must be a string"),
-        ('drain-timeout = "soon"', "is 'soon', which is no duration"),
-        ('checkpoint-interval = "-1s"', "which is no duration"),
+        ('drain-timeout = "soon"', "is 'soon', which is not a duration"),
+        ('checkpoint-interval = "-1s"', "which is not a duration"),
         ('checkpoint-interval = "1ms"', "at least 1000 ms"),
     ],
 )

@@ -106,7 +106,7 @@ def test_a_fold_that_does_not_begin_at_the_start_says_so(fake):
     fake.first_offset = 7
     done = invoke()
     assert done.exit_code == 0, done.output
-    assert "partition 0 is told from offset 7 on" in done.stderr
+    assert "partition 0 is covered from offset 7 on" in done.stderr
 
 
 def test_people_get_tables(fake):

@@ -126,7 +126,7 @@ def test_random_ids_differ():
     [
         ((0, 1), [], "nothing was written"),
         ((0, 1), ["--execute"], None),
-        ((), [], "of that level already"),
+        ((), [], "already has that level"),
     ],
     ids=str,
 )

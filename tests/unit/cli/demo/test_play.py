@@ -6,10 +6,10 @@ import attrs
 import pytest
 
 from kafka_marshal import ConfigurationError
-from kafka_marshal_cli.demo.play import Outcome, Wish
+from kafka_marshal_cli.demo.play import DemoOptions, Outcome
 from kafka_marshal_cli.demo.verdict import Check, Verdict
 
-WISH = Wish(2_000, partitions=6, records=3_000, consumers=3, seed=1, keep=False)
+WISH = DemoOptions(2_000, partitions=6, records=3_000, consumers=3, seed=1, keep=False)
 
 
 def verdict(delivery, *, held=True):

@@ -51,7 +51,7 @@ def test_changes_of_hands(before, after, lines):
 def test_off_a_terminal_only_changes_are_lines():
     text, show = shown(is_terminal=False)
     with show:
-        show.say("Begin.")
+        show.step("Begin.")
         for holders in (["a", None], ["a", None], ["a", "b"]):
             show.update(board(*holders))
     lines = [line.strip() for line in text.getvalue().splitlines()]

@@ -1,22 +1,22 @@
-"""docs/cli.md is generated, and says of every command what its help says."""
+"""docs/cli.md is generated and has the help text of every command."""
 
 from pathlib import Path
 
 import typer
+from cli_reference import reference
 from rich.text import Text
 from typer.testing import CliRunner
 
 from kafka_marshal_cli.assembly import app
-from kafka_marshal_cli.reference import reference
 
-DOCUMENT = Path(__file__).parents[3] / "docs" / "cli.md"
+DOCUMENT = Path(__file__).parents[1] / "docs" / "cli.md"
 
 
 def test_the_document_is_up_to_date():
     assert DOCUMENT.read_text(encoding="utf-8") == reference()
 
 
-def test_commands_options_defaults_and_environment_are_told():
+def test_commands_options_defaults_and_environment_are_listed():
     text = reference()
     assert "### `marshal groups pause GROUP --for DURATION`" in text
     assert "### `marshal groups release" not in text  # an alias, hidden
@@ -41,8 +41,8 @@ def test_no_help_text_loses_words_to_markup():
     found = [text for text in helps(typer.main.get_command(app)) if text]
     assert found
     assert [text for text in found if Text.from_markup(text).spans] == []
-    told = CliRunner().invoke(app, ["spark", "--help"]).stdout
-    assert "'kafka-marshal[spark]'" in told
+    output = CliRunner().invoke(app, ["spark", "--help"]).stdout
+    assert "'kafka-marshal[spark]'" in output
     assert "'kafka-marshal[spark]'" in reference()
 
 

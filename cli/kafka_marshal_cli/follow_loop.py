@@ -1,8 +1,8 @@
-"""What commands share that go on until they are told to end.
+"""Shared parts of commands that run until they are stopped.
 
 They end in order on SIGTERM, with 130 on Ctrl-C, and when the reader of their
-output is gone, also while there is nothing to write. An outage of the brokers
-is told once and waited out.
+output is gone, also while there is nothing to write. They report an outage of the
+brokers once and wait for its end.
 """
 
 import os
@@ -17,18 +17,18 @@ from types import FrameType
 from typing import TextIO
 
 from kafka_marshal import CoordinationError
-from kafka_marshal_cli.shared import tell
+from kafka_marshal_cli.shared import notify
 
 POLL_MS = 200
 
 
 class Terminated(BaseException):
-    """SIGTERM came; no handler of errors eats it."""
+    """SIGTERM was received. Not an Exception, so no error handler catches it."""
 
 
 @contextmanager
 def ending_in_order() -> Iterator[None]:
-    """End the block at a SIGTERM, as if it had come to its end."""
+    """Leave the block at a SIGTERM as if it were finished."""
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         del number, frame
@@ -44,10 +44,10 @@ def ending_in_order() -> Iterator[None]:
 
 
 class Idle:
-    """Tells when nothing has come for too long.
+    """A limit on the time without activity.
 
     Args:
-        limit_ms: For how long; None for ever.
+        limit_ms: The limit; None for no limit.
     """
 
     def __init__(self, limit_ms: int | None) -> None:
@@ -55,7 +55,7 @@ class Idle:
         self._since = time.monotonic()
 
     def touch(self) -> None:
-        """Note that something came."""
+        """Restart the time: there was activity."""
         self._since = time.monotonic()
 
     @property
@@ -66,7 +66,7 @@ class Idle:
 
     @property
     def wait_ms(self) -> int:
-        """How long the next wait may take."""
+        """Longest time for the next wait."""
         if self._limit_ms is None:
             return POLL_MS
         idle_ms = int((time.monotonic() - self._since) * 1000)
@@ -74,36 +74,36 @@ class Idle:
 
 
 class Outages:
-    """Tells people on stderr when brokers go away and come back."""
+    """Reports on stderr when brokers stop answering and answer again."""
 
     def __init__(self) -> None:
         self._is_away = False
 
-    def tell(self, outage: CoordinationError | None) -> None:
-        """Take the state of now; say it where it is news."""
+    def report(self, outage: CoordinationError | None) -> None:
+        """Report the present state if it has changed."""
         if (outage is not None) == self._is_away:
             return
         self._is_away = outage is not None
         if outage is None:
-            tell("marshal: the brokers answer again")
+            notify("marshal: the brokers answer again")
         else:
-            tell(f"marshal: the brokers do not answer, waiting for them: {outage}")
+            notify(f"marshal: the brokers do not answer, waiting for them: {outage}")
 
 
 def check_reader(stream: TextIO | None = None) -> None:
-    """Look whether somebody still reads what we write.
+    """Check that the reader of our output is still there.
 
-    A pipe says so only when it is written to, which may be hours away.
+    Writing to the pipe would show it as well, but the next write may be hours away.
 
     Raises:
-        BrokenPipeError: Nobody does.
+        BrokenPipeError: The reader is gone.
     """
     try:
         number = (stream or sys.stdout).fileno()
         if not stat.S_ISFIFO(os.fstat(number).st_mode):
             return
     except (OSError, ValueError):
-        return  # not a file at all, as in tests
+        return  # not a file, as in tests
     poller = select.poll()
     poller.register(number, 0)
     if any(event & select.POLLERR for _, event in poller.poll(0)):

@@ -1,4 +1,4 @@
-"""``--sidecar``: work through the sidecar of this host, as the library does."""
+"""The option ``--sidecar``: hold claims through the sidecar of this host."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -6,17 +6,17 @@ from typing import Annotated, Any
 import attrs
 import typer
 
-from kafka_marshal_cli.shared import Call, Gathered
+from kafka_marshal_cli.shared import Call, OptionGroup
 
 PANEL = "Sidecar"
 
 
 @attrs.frozen
-class Via:
-    """Where claims come from, as it was asked for.
+class SidecarOption:
+    """The sidecar that holds the claims, if any.
 
     Attributes:
-        sidecar: Address of a sidecar, None for an engine of this process.
+        sidecar: Address of the sidecar, None to hold claims in this process.
         token_file: File with its token.
     """
 
@@ -25,17 +25,17 @@ class Via:
 
     @property
     def token(self) -> Path | None:
-        """The token's file where one is shown: a profile may name it all the same."""
+        """The token file over TCP, else None: a profile may name one in any case."""
         is_tcp = self.sidecar is not None and self.sidecar.startswith("http")
         return self.token_file if is_tcp else None
 
     def servers(self, call: Call) -> str | None:
-        """Return the addresses of the cluster, None for what the sidecar uses."""
+        """Return the addresses of the cluster, None for those of the sidecar."""
         is_own = self.sidecar is None or call.is_server_given
         return call.bootstrap_servers if is_own else None
 
     def topic(self, call: Call) -> str | None:
-        """Return the coordination topic, None for the sidecar's."""
+        """Return the coordination topic, None for that of the sidecar."""
         is_own = self.sidecar is None or call.is_topic_given
         return call.coordination_topic if is_own else None
 
@@ -70,4 +70,6 @@ OPTIONS: dict[str, tuple[Any, Any]] = {
     ),
 }
 
-VIA = Gathered(OPTIONS, lambda given: Via(given["sidecar"], given["token_file"]))
+SIDECAR = OptionGroup(
+    OPTIONS, lambda given: SidecarOption(given["sidecar"], given["token_file"])
+)

@@ -1,4 +1,4 @@
-"""How a command that runs for long tells of itself: metrics, and its events."""
+"""How a long-running command reports: metrics for Prometheus, events on stderr."""
 
 import logging
 from collections.abc import Iterator, Mapping
@@ -16,7 +16,7 @@ from kafka_marshal.observability.logs import level_of, to_line
 from kafka_marshal.observability.metrics import Server, prometheus
 from kafka_marshal.observability.structured import flat
 from kafka_marshal_cli.render import to_json
-from kafka_marshal_cli.shared import Gathered, tell
+from kafka_marshal_cli.shared import OptionGroup, notify
 
 PANEL = "Metrics and log"
 HOST_DEFAULT = "127.0.0.1"
@@ -30,15 +30,15 @@ class LogFormat(StrEnum):
 
 
 @attrs.frozen
-class Telling:
-    """What was asked for.
+class Reporting:
+    """The options of reporting.
 
     Attributes:
-        metrics_port: Where to serve metrics, None for nowhere; 0 for a free port.
-        metrics_host: Address to serve them at.
-        log_format: How events are written.
-        is_verbose: Whether claims that come and go, and events without consequence,
-            are written as text too; as JSON they always are.
+        metrics_port: Port for metrics, None for no metrics, 0 for a free port.
+        metrics_host: Address to serve metrics at.
+        log_format: Format of events on stderr.
+        is_verbose: Whether text has claims won and lost, and events at level info;
+            JSON always has them.
     """
 
     metrics_port: int | None = None
@@ -46,19 +46,19 @@ class Telling:
     log_format: LogFormat = LogFormat.TEXT
     is_verbose: bool = False
 
-    def wants(self, event: Event) -> bool:
-        """Return whether an event is written."""
+    def includes(self, event: Event) -> bool:
+        """Return whether an event is written to stderr."""
         return (
             self.is_json or self.is_verbose or level_of(event.name) >= logging.WARNING
         )
 
     @property
     def is_json(self) -> bool:
-        """Whether events are written as JSON, claims that come and go among them."""
+        """Whether events are written as JSON, with claims won and lost among them."""
         return self.log_format is LogFormat.JSON
 
     def line(self, event: Event, wall_ms: int) -> str:
-        """Return the line of an event that came at a wall time."""
+        """Return the line of an event that was observed at a wall time."""
         if not self.is_json:
             return f"event: {to_line(event.name, event.fields)}"
         at = datetime.fromtimestamp(wall_ms / 1000, UTC)
@@ -71,10 +71,10 @@ class Telling:
 
     @contextmanager
     def exported(self, marshal: Marshal) -> Iterator[None]:
-        """Serve the client's metrics for the time of the block, where asked for.
+        """Serve the client's metrics during the block, if a port was given.
 
         Raises:
-            ConfigurationError: The port or address cannot be had.
+            ConfigurationError: The port or address cannot be used.
         """
         if self.metrics_port is None:
             yield
@@ -85,7 +85,7 @@ class Telling:
         client.PlatformCollector(registry=registry)
         collector = MarshalCollector(marshal, registry=registry)
         server = Server(registry, self.metrics_port, host=self.metrics_host)
-        tell(f"metrics: port {server.port} of {self.metrics_host}, path /metrics")
+        notify(f"metrics: port {server.port} of {self.metrics_host}, path /metrics")
         try:
             yield
         finally:
@@ -102,7 +102,7 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
                 max=65_535,
                 metavar="PORT",
                 help="Serve metrics for Prometheus at this port, path /metrics; 0 "
-                "takes a free one. Needs the extra metrics.",
+                "for a free port. Needs the extra metrics.",
                 rich_help_panel=PANEL,
             ),
         ],
@@ -113,7 +113,8 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
             str,
             typer.Option(
                 metavar="ADDRESS",
-                help="Address to serve them at; 0.0.0.0 lets other machines ask.",
+                help="Address to serve metrics at; 0.0.0.0 for access from other "
+                "machines.",
                 rich_help_panel=PANEL,
             ),
         ],
@@ -135,7 +136,7 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
             typer.Option(
                 "-v",
                 "--verbose",
-                help="Tell of claims that come and go, and of every event.",
+                help="Also write claims won and lost, and every event.",
                 rich_help_panel=PANEL,
             ),
         ],
@@ -144,10 +145,10 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
 }
 
 
-def _told(given: Mapping[str, Any]) -> Telling:
+def _reporting(given: Mapping[str, Any]) -> Reporting:
     if given["metrics_port"] is not None:
-        prometheus()  # a missing extra is told before anything is claimed
-    return Telling(**given)
+        prometheus()  # fail on a missing extra before anything is claimed
+    return Reporting(**given)
 
 
-TELLING = Gathered(_OPTIONS, _told)
+REPORTING = OptionGroup(_OPTIONS, _reporting)

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from kafka_marshal import CoordinationError
-from kafka_marshal_cli.live import (
+from kafka_marshal_cli.follow_loop import (
     POLL_MS,
     Idle,
     Outages,
@@ -52,7 +52,7 @@ def test_an_outage_is_told_once(capsys):
     outages = Outages()
     error = CoordinationError("no broker\x1b")
     for state in (None, error, error, None, None):
-        outages.tell(state)
+        outages.report(state)
     assert capsys.readouterr().err.splitlines() == [
         r"marshal: the brokers do not answer, waiting for them: no broker\x1b",
         "marshal: the brokers answer again",

@@ -1,9 +1,14 @@
-"""Looks at what a group left, and carries its positions into the coordination log."""
+"""Takes over the positions of a consumer group, for ``marshal groups adopt``.
+
+``plan_adoption`` reads and writes nothing; ``adopt`` claims each partition, sets its
+position by an ordinary heartbeat and releases it. Both can be repeated at any time.
+"""
 
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from enum import Enum
 from typing import Any
 
 import attrs
@@ -20,11 +25,227 @@ from kafka_marshal.kafka_io.data import GroupOffsets, KafkaGroups
 from kafka_marshal.ports import DataReader, LogRange
 from kafka_marshal.protocol.codec import is_identifier
 from kafka_marshal.protocol.freshness import Freshness
-from kafka_marshal.protocol.types import TopicPartition
+from kafka_marshal.protocol.types import OFFSET_MAX, PARTITION_MAX, TopicPartition
 from kafka_marshal.views import World
 
-from .original import OriginalGroup, merged, read_group
-from .plan import Action, AdoptionPlan, Finding, Step, steps_of
+
+class Action(Enum):
+    """What is done with one partition."""
+
+    SET = "set"
+    """Set its position."""
+    DONE = "done"
+    """It already has this position."""
+    KEEP = "keep"
+    """It has another position, which is kept: the log is authoritative."""
+    GONE = "gone"
+    """The partition does not exist any more."""
+    HELD = "held"
+    """A live member of the group holds it, so its position must not be set."""
+    BEYOND = "beyond"
+    """The offset is beyond the end of the log: it is of an earlier topic."""
+
+
+BLOCKING = frozenset({Action.HELD, Action.BEYOND})
+
+
+@attrs.frozen
+class Finding:
+    """The state of one partition before the adoption.
+
+    Attributes:
+        partition: Data partition.
+        offset: Next offset to process, by the old group.
+        source: Origin of the offset: ``committed`` or ``heartbeat``.
+        log_range: Offsets that exist; None if the partition does not.
+        position: Position in the coordination log, None if it has none.
+        owner: client_id of a live owner in the coordination log, or None.
+    """
+
+    partition: TopicPartition
+    offset: int
+    source: str
+    log_range: LogRange | None
+    position: int | None = None
+    owner: str | None = None
+
+
+@attrs.frozen
+class Step:
+    """The action on one partition, with the values that decide it.
+
+    Attributes:
+        partition: Data partition.
+        action: What is done.
+        source: Origin of the offset: ``committed`` or ``heartbeat``.
+        offset: Next offset to process, by the old group.
+        position: Position afterwards; None if the partition is gone.
+        before: Position in the coordination log now, None if it has none.
+        lag: Records between the position afterwards and the end of the log.
+        note: A sentence for people about an exception, else None.
+    """
+
+    partition: TopicPartition
+    action: Action
+    source: str
+    offset: int
+    position: int | None
+    before: int | None
+    lag: int | None
+    note: str | None = None
+
+
+@attrs.frozen
+class AdoptionPlan:
+    """All steps of an adoption.
+
+    Attributes:
+        group_id: Group of the coordination log.
+        from_group: The old group, a consumer group in Kafka.
+        from_topic: Coordination topic of the Go original, if it was read.
+        is_source_active: Whether the old group has active members.
+        steps: One for each partition, in order.
+        unreadable_count: Records of ``from_topic`` that could not be read.
+    """
+
+    group_id: str
+    from_group: str
+    from_topic: str | None
+    is_source_active: bool
+    steps: tuple[Step, ...]
+    unreadable_count: int = 0
+
+    def of(self, *actions: Action) -> tuple[Step, ...]:
+        """Return the steps with one of these actions."""
+        return tuple(step for step in self.steps if step.action in actions)
+
+    @property
+    def blocked(self) -> tuple[Step, ...]:
+        """The steps that prevent the adoption."""
+        return self.of(*BLOCKING)
+
+
+def steps_of(findings: Iterable[Finding]) -> tuple[Step, ...]:
+    """Return the step of each partition."""
+    return tuple(_step(each) for each in sorted(findings, key=lambda f: f.partition))
+
+
+def _step(found: Finding) -> Step:
+    log_range = found.log_range
+    if log_range is None:
+        return _new_step(found, Action.GONE, None, note="no such partition any more")
+    if found.owner is not None:
+        note = f"held by {found.owner!r}; stop it first"
+        return _new_step(found, Action.HELD, found.position, note=note)
+    if found.position is not None:
+        if found.position == found.offset:
+            return _new_step(found, Action.DONE, found.position)
+        note = "the coordination log already has a position, which is kept"
+        return _new_step(found, Action.KEEP, found.position, note=note)
+    if found.offset > log_range.end:
+        note = f"the log ends at {log_range.end}: was the topic created again?"
+        return _new_step(found, Action.BEYOND, None, note=note)
+    if found.offset < log_range.start:
+        gone = log_range.start - found.offset
+        note = f"retention deleted {gone} unprocessed offsets; begins at the log start"
+        return _new_step(found, Action.SET, log_range.start, note=note)
+    return _new_step(found, Action.SET, found.offset)
+
+
+def _new_step(
+    found: Finding, action: Action, position: int | None, *, note: str | None = None
+) -> Step:
+    lag = None
+    if position is not None and found.log_range is not None:
+        lag = max(0, found.log_range.end - max(position, found.log_range.start))
+    return Step(
+        found.partition,
+        action,
+        found.source,
+        found.offset,
+        position,
+        found.position,
+        lag,
+        note,
+    )
+
+
+# --- the text records of the Go original
+
+_WITH_OFFSET = ("Heartbeat", "ReleasingPartition")
+_FIELDS_COUNT = 9
+# The original has a fixed heartbeat interval; after two an owner counts as dead.
+_LIVE_S = 2 * 60
+
+
+@attrs.define
+class OriginalGroup:
+    """One group by the topic of the original.
+
+    Attributes:
+        offsets: Next offset to process of each partition, by its last record.
+        beats: Unix time of the last heartbeat of each partition still held.
+        unreadable_count: Records that could not be read, of any group.
+    """
+
+    offsets: dict[TopicPartition, int] = attrs.field(factory=dict)
+    beats: dict[TopicPartition, int] = attrs.field(factory=dict)
+    unreadable_count: int = 0
+
+    def is_active(self, now_s: int) -> bool:
+        """Return whether a heartbeat is recent enough to count as alive."""
+        return any(now_s - beat_s < _LIVE_S for beat_s in self.beats.values())
+
+
+def read_group(values: Iterable[bytes | None], group_id: str) -> OriginalGroup:
+    """Fold the records of one coordinating partition, in log order."""
+    group = OriginalGroup()
+    for value in values:
+        try:
+            _fold(group, (value or b"").decode(), group_id)
+        except ValueError:
+            group.unreadable_count += 1
+    return group
+
+
+def merged(groups: Iterable[OriginalGroup]) -> OriginalGroup:
+    """Return the union of several coordinating partitions."""
+    whole = OriginalGroup()
+    for group in groups:
+        whole.offsets |= group.offsets
+        whole.beats |= group.beats
+        whole.unreadable_count += group.unreadable_count
+    return whole
+
+
+def _fold(group: OriginalGroup, text: str, group_id: str) -> None:
+    kind, *rest = text.split("/")
+    if kind not in _WITH_OFFSET:
+        if kind not in ("ClaimingPartition", "ClaimingMessages", "ReleaseGroup"):
+            raise ValueError(kind)
+        return
+    if len(rest) != _FIELDS_COUNT - 1:
+        raise ValueError(text)
+    _version, time_s, _instance, _client, group_name, topic, number, offset = rest
+    place = TopicPartition(topic, _whole(number, PARTITION_MAX))
+    position = _whole(offset, OFFSET_MAX)
+    beat_s = _whole(time_s, OFFSET_MAX)
+    if group_name != group_id:
+        return
+    group.offsets[place] = position
+    group.beats.pop(place, None)
+    if kind == "Heartbeat":
+        group.beats[place] = beat_s
+
+
+def _whole(text: str, most: int) -> int:
+    # Not int() alone: it takes signs, spaces and underscores.
+    if not (text.isascii() and text.isdecimal()) or int(text) > most:
+        raise ValueError(text)
+    return int(text)
+
+
+# --- reading and writing
 
 TIMEOUT_MS = 30_000
 CLAIMS_AT_ONCE = 16
@@ -34,7 +255,7 @@ POLL_RECORDS = 5_000
 
 @attrs.frozen
 class _Source:
-    """What the group that is left says, wherever it said it."""
+    """The offsets of the old group, from both origins."""
 
     offsets: Mapping[TopicPartition, tuple[int, str]]
     is_active: bool
@@ -57,21 +278,21 @@ def plan_adoption(
 
     Args:
         bootstrap_servers: Addresses of the cluster.
-        group_id: Group of the coordination log that is to go on.
-        from_group: Consumer group in Kafka that is left; by default one of the
-            same name.
-        from_topic: Coordination topic of the Go original. Its last heartbeat of
-            a partition counts beside the committed offset; the larger wins, as
-            in the original.
+        group_id: Group of the coordination log.
+        from_group: The old group, a consumer group in Kafka; by default the one
+            of the same name.
+        from_topic: Coordination topic of the Go original. Of its last heartbeat of
+            a partition and the committed offset the larger counts, as in the
+            original.
         topics: Only these data topics; by default all.
-        coordination_topic: Name of our own coordination topic.
+        coordination_topic: Name of the coordination topic.
         options: Security and connection options.
         transport: See ``Marshal``.
-        timeout_ms: When to give up on each step.
+        timeout_ms: Longest time of each step.
 
     Raises:
-        ConfigurationError: A name is impossible, or both topics are one.
-        ClaimRejected: Nobody ever committed anything in that group.
+        ConfigurationError: A name is invalid, or both topics are the same.
+        ClaimRejected: The old group has no committed offsets.
     """
     settings = ConnectionSettings(
         bootstrap_servers, coordination_topic, options or {}, transport=transport
@@ -119,14 +340,13 @@ def adopt(
 ) -> AdoptionPlan:
     """Set the positions of a plan and return the plan as it stands afterwards.
 
-    Each partition is claimed, its position set by an ordinary beat, and let go,
-    so no member of the group can come between. What was set stays set when a
-    later partition fails; run it again then.
+    Each partition is claimed, its position set by an ordinary heartbeat, and released,
+    so no member of the group can interfere. If a later partition fails, earlier ones
+    keep their new position; repeat the adoption.
 
     Raises:
-        ClaimRejected: The group that is left still works, a step is blocked, or
-            its offsets moved meanwhile. Before anything is written, but for the
-            last.
+        ClaimRejected: The old group is still active, a step is blocked (nothing was
+            written), or its offsets changed during the adoption.
     """
     _require_ready(plan)
     to_set = plan.of(Action.SET)
@@ -148,7 +368,7 @@ def adopt(
                     pool.submit(_set, marshal, step, timeout_ms=timeout_ms)
                     for step in to_set
                 ]
-            # The pool has ended: no result is waited for.
+            # The pool has ended, so every result is there.
             for done in work:
                 done.result(0)
     after = plan_adoption(
@@ -169,7 +389,7 @@ def adopt(
 def _check(group_id: str, from_topic: str | None, *, coordination_topic: str) -> None:
     if not is_identifier(group_id):
         raise ConfigurationError(
-            f"{group_id!r} is no valid group: 1 to 200 of A-Z a-z 0-9 . _ : -; name "
+            f"{group_id!r} is not a valid group: 1 to 200 of A-Z a-z 0-9 . _ : -; name "
             "another one and adopt with from_group",
             setting="group_id",
         )
@@ -303,13 +523,13 @@ def _require_ready(plan: AdoptionPlan) -> None:
 
 
 def _require_settled(plan: AdoptionPlan, after: AdoptionPlan) -> None:
-    """Check that the group that was left stood still, and that the log took it."""
+    """Check that the old group stayed inactive and the log has the positions."""
     before = {step.partition: step.offset for step in plan.steps}
     moved = [s for s in after.steps if before.get(s.partition) != s.offset]
     if moved or after.is_source_active:
         where = f", at {moved[0].partition}" if moved else ""
         raise ClaimRejected(
-            f"group {plan.from_group!r} went on working while it was adopted{where}; "
+            f"group {plan.from_group!r} was active during the adoption{where}; "
             "stop its consumers, then check each position with: marshal claims list "
             f"--group {plan.group_id}",
             reason="source_moved",
@@ -329,6 +549,6 @@ def _set(marshal: Marshal, step: Step, *, timeout_ms: int) -> None:
     assert step.position is not None
     topic, number = step.partition
     with marshal.claim(topic, number, timeout_ms=timeout_ms) as claim:
-        # Whoever set one since the plan was made knew more than the plan.
+        # A position that was set after the plan was made takes precedence.
         if claim.position is None:
             claim.set_position(step.position)

@@ -4,9 +4,11 @@ import msgspec
 import pytest
 from logkit import KEY, H, Log, beat, claim, ident, member, pause, release
 
-from kafka_marshal import Key, World
+from kafka_marshal import Key, Token, World
+from kafka_marshal.ports import PlainRecord
 from kafka_marshal.protocol.notes import why_to_tags
-from kafka_marshal_cli import columns, facts
+from kafka_marshal_cli import presenters
+from kafka_marshal_cli.presenters import record_object
 
 OTHER = Key("g", "t", 1)
 UNTIL = 2_000_000
@@ -18,7 +20,7 @@ def world_of(*logs, elapsed_ms=0, reasons=None):
 
 
 def test_as_of():
-    assert facts.as_of(world_of(Log(), Log(1, configured=False))) == {
+    assert presenters.as_of(world_of(Log(), Log(1, configured=False))) == {
         "time_ms": 5,
         "offsets": {"0": 1, "1": 0},
     }
@@ -28,7 +30,7 @@ def test_a_claim_has_an_estimate_beside_its_age():
     log = Log()
     log.claimed()
     log.append(b"", after=10)
-    (row,) = facts.claim_rows(world_of(log, elapsed_ms=2 * H))
+    (row,) = presenters.claim_rows(world_of(log, elapsed_ms=2 * H))
     assert (row["age_ms"], row["freshness"]) == (10, "fresh")
     assert (row["age_estimate_ms"], row["freshness_estimate"]) == (2 * H + 10, "stale")
     assert row["coordinating_partition"] == 0
@@ -43,19 +45,21 @@ def test_what_the_protocol_claims_for_itself_is_told_where_it_is_named(named, co
     log = Log()
     log.claimed()
     log.append(claim("w", key=Key("marshal", "/checkpoint", 0)))
-    rows = facts.claim_rows(world_of(log), **named)
+    rows = presenters.claim_rows(world_of(log), **named)
     assert len(rows) == count
     assert all(
         row["group_id"] == named.get("group_id", row["group_id"]) for row in rows
     )
     if not named:
-        assert [row["group_id"] for row in facts.group_rows(world_of(log))] == ["g"]
+        assert [row["group_id"] for row in presenters.group_rows(world_of(log))] == [
+            "g"
+        ]
 
 
 def test_a_released_claim_has_no_age():
     log = Log()
     log.append(release(log.claimed(), 5))
-    (row,) = facts.claim_rows(world_of(log, elapsed_ms=9))
+    (row,) = presenters.claim_rows(world_of(log, elapsed_ms=9))
     assert (row["owner"], row["age_ms"], row["age_estimate_ms"]) == (None, None, None)
     assert (row["freshness_estimate"], row["position"]) == (None, 5)
 
@@ -65,11 +69,11 @@ def test_lag_is_told_where_both_ends_are_known():
     epoch = log.claimed("c1")
     log.append(beat(epoch, 5))
     log.claimed("c2", key=Key("g", "t", 1))
-    rows = facts.claim_rows(world_of(log))
-    t0, t1 = sorted(facts.data_partitions(rows))
+    rows = presenters.claim_rows(world_of(log))
+    t0, t1 = sorted(presenters.data_partitions(rows))
 
     def told(ends):
-        found = facts.with_lag(rows, ends)
+        found = presenters.with_lag(rows, ends)
         return [(row["log_end_offset"], row["lag"]) for row in found]
 
     assert told({t0: 12, t1: 9}) == [(12, 7), (9, None)], "one has no position yet"
@@ -80,25 +84,25 @@ def test_a_claim_tells_why_it_is_where_it_is():
     log = Log()
     why = why_to_tags("fair: share 1 of 2; free")
     log.append(msgspec.structs.replace(claim(), tags=why))
-    (row,) = facts.claim_rows(world_of(log))
+    (row,) = presenters.claim_rows(world_of(log))
     assert row["why"] == {
         "change": "claimed",
         "client_id": "c1",
         "offset": 1,
         "reason": "fair: share 1 of 2; free",
     }
-    (*_, cell) = [c.cell(row) for c in columns.CLAIMS_WITH_WHY[-1:]]
+    (*_, cell) = [c.cell(row) for c in presenters.CLAIM_REASON_COLUMNS[-1:]]
     assert cell == "fair: share 1 of 2; free"
     log.append(msgspec.structs.replace(release(1), reason="behind: lag 9"))
-    (row,) = facts.claim_rows(world_of(log))
-    (*_, cell) = [c.cell(row) for c in columns.CLAIMS_WITH_WHY[-1:]]
+    (row,) = presenters.claim_rows(world_of(log))
+    (*_, cell) = [c.cell(row) for c in presenters.CLAIM_REASON_COLUMNS[-1:]]
     assert (row["why"]["change"], cell) == (
         "released",
         "behind: lag 9 (released by c1)",
     )
     log.state.soft.notes.clear()
-    (row,) = facts.claim_rows(world_of(log))
-    (*_, cell) = [c.cell(row) for c in columns.CLAIMS_WITH_WHY[-1:]]
+    (row,) = presenters.claim_rows(world_of(log))
+    (*_, cell) = [c.cell(row) for c in presenters.CLAIM_REASON_COLUMNS[-1:]]
     assert (row["why"], cell) == (None, "-")
 
 
@@ -108,12 +112,13 @@ def test_claims_of_a_group_or_topic():
         log.claimed(key=key)
     world = world_of(log)
     names = [
-        (r["group_id"], r["topic"], r["partition"]) for r in facts.claim_rows(world)
+        (r["group_id"], r["topic"], r["partition"])
+        for r in presenters.claim_rows(world)
     ]
     assert names == [("g", "t", 0), ("g", "t", 1), ("h", "u", 0)]
-    assert len(facts.claim_rows(world, group_id="g")) == 2
-    assert len(facts.claim_rows(world, topic="u")) == 1
-    assert facts.claim_rows(world, group_id="g", topic="u") == []
+    assert len(presenters.claim_rows(world, group_id="g")) == 2
+    assert len(presenters.claim_rows(world, topic="u")) == 1
+    assert presenters.claim_rows(world, group_id="g", topic="u") == []
 
 
 def test_a_pause_is_told_once_for_all_partitions():
@@ -121,10 +126,10 @@ def test_a_pause_is_told_once_for_all_partitions():
     for log, until in zip(logs, (UNTIL, UNTIL + 1), strict=True):
         log.append(pause(until))
     reasons = {("g", ident("op")): "deploy"}
-    (row,) = facts.pause_rows(world_of(*logs, reasons=reasons), group_id="g")
+    (row,) = presenters.pause_rows(world_of(*logs, reasons=reasons), group_id="g")
     assert (row["until_ms"], row["partitions_count"]) == (UNTIL + 1, 2)
     assert (row["client_id"], row["reason"]) == ("admin", "deploy")
-    assert facts.pause_rows(world_of(*logs), group_id="h") == []
+    assert presenters.pause_rows(world_of(*logs), group_id="h") == []
 
 
 @pytest.mark.parametrize(
@@ -133,7 +138,7 @@ def test_a_pause_is_told_once_for_all_partitions():
 def test_a_member_is_active_for_2h(silent_ms, state):
     log = Log()
     log.append(member())
-    (row,) = facts.member_rows(world_of(log, elapsed_ms=silent_ms))
+    (row,) = presenters.member_rows(world_of(log, elapsed_ms=silent_ms))
     assert (row["state"], row["silent_estimate_ms"]) == (state, silent_ms)
     assert (row["host"], row["topics"], row["claims_count"]) == ("host", ["t"], 0)
 
@@ -144,7 +149,7 @@ def test_a_member_is_active_for_2h(silent_ms, state):
 def test_a_member_that_said_goodbye_has_left(silent_ms, state):
     log = Log()
     log.append(msgspec.structs.replace(member(), draining=True))
-    (row,) = facts.member_rows(world_of(log, elapsed_ms=silent_ms))
+    (row,) = presenters.member_rows(world_of(log, elapsed_ms=silent_ms))
     assert row["state"] == state
 
 
@@ -153,17 +158,17 @@ def test_an_owner_that_never_announced_itself_is_unregistered():
     log.append(member("c1"))
     log.claimed("c1")
     log.claimed("c2", key=OTHER)
-    rows = facts.member_rows(world_of(log), group_id="g")
+    rows = presenters.member_rows(world_of(log), group_id="g")
     told = [(row["client_id"], row["state"], row["claims_count"]) for row in rows]
     assert told == [("c1", "active", 1), ("c2", "unregistered", 1)]
-    assert facts.member_rows(world_of(log), group_id="h") == []
+    assert presenters.member_rows(world_of(log), group_id="h") == []
 
 
 def test_two_lives_of_a_client_are_two_rows():
     log = Log()
     log.append(member())
     log.append(member(inc=ident("again")))
-    rows = facts.member_rows(world_of(log))
+    rows = presenters.member_rows(world_of(log))
     assert [row["incarnation"] for row in rows] == [
         ident("again").hex(),
         ident("c1").hex(),
@@ -178,7 +183,7 @@ def test_groups_of_every_kind():
         release(log.claimed(key=Key("claimed", "t", 1)), key=Key("claimed", "t", 1))
     )
     log.append(pause(UNTIL, group="paused"))
-    rows = {row["group_id"]: row for row in facts.group_rows(world_of(log))}
+    rows = {row["group_id"]: row for row in presenters.group_rows(world_of(log))}
     assert list(rows) == ["announced", "claimed", "paused"]
     assert rows["announced"]["members_count"] == 1
     assert (rows["claimed"]["owned_count"], rows["claimed"]["claims_count"]) == (1, 2)
@@ -189,7 +194,7 @@ def test_groups_of_every_kind():
 def test_a_stale_owner_does_not_count_as_one():
     log = Log()
     log.claimed()
-    (row,) = facts.group_rows(world_of(log, elapsed_ms=3 * H))
+    (row,) = presenters.group_rows(world_of(log, elapsed_ms=3 * H))
     assert (row["owned_count"], row["claims_count"]) == (0, 1)
 
 
@@ -197,18 +202,46 @@ def test_a_beat_makes_an_owner_young_again():
     log = Log()
     epoch = log.claimed()
     log.append(beat(epoch, 3), after=H)
-    (row,) = facts.claim_rows(world_of(log))
+    (row,) = presenters.claim_rows(world_of(log))
     assert (row["age_ms"], row["position"]) == (0, 3)
 
 
 def test_place_of_a_key():
-    assert facts.partition_of(Key("g", "events", 0), 50) == 9
-    assert facts.partition_of(Key("g", "/planner", 7), 50) == 7
+    assert presenters.partition_of(Key("g", "events", 0), 50) == 9
+    assert presenters.partition_of(Key("g", "/planner", 7), 50) == 7
 
 
 def test_known_groups_and_texts_of_keys():
     log = Log()
     log.append(claim())
-    assert facts.is_known(world_of(log), "g")
-    assert not facts.is_known(world_of(log), "h")
-    assert facts.key_texts([KEY, OTHER]) == ["t-0", "t-1"]
+    assert presenters.is_known(world_of(log), "g")
+    assert not presenters.is_known(world_of(log), "h")
+    assert presenters.key_texts([KEY, OTHER]) == ["t-0", "t-1"]
+
+
+# --- records
+
+
+def record(offset=0, *, key=None, value=b"v"):
+    token = Token(1, 0, 5)
+    return PlainRecord("t", 3, offset, 99, 0, key, value, token=token)
+
+
+def test_a_record_as_json():
+    assert record_object(record(7, value="日\x1b".encode()), 1234) == {
+        "topic": "t",
+        "partition": 3,
+        "offset": 7,
+        "token": "1.0.5",
+        "timestamp": 99,
+        "handed_out_ms": 1234,
+        "key": None,
+        "value": "日\x1b",
+    }
+
+
+def test_bytes_that_are_no_text_are_base64():
+    found = record_object(record(key=b"\xff", value=b"\xfe\x00"), 0)
+    assert (found["key_base64"], found["value_base64"]) == ("/w==", "/gA=")
+    assert "key" not in found
+    assert "value" not in found

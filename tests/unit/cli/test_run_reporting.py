@@ -13,28 +13,28 @@ from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.ports import Event
 from kafka_marshal.protocol.claiming import Ending
 from kafka_marshal.protocol.types import Key
-from kafka_marshal_cli.telling import TELLING, LogFormat, Telling
+from kafka_marshal_cli.run_reporting import REPORTING, LogFormat, Reporting
 
 AT_MS = 1_700_000_000_250
 ENDED = Event(
     "claim_ended",
     {"key": Key("g", "t", 0), "epoch": 4, "ending": Ending("taken_over", "b\x1b", 9)},
 )
-GIVEN = {name: default for name, (_, default) in TELLING.options.items()}
+GIVEN = {name: default for name, (_, default) in REPORTING.options.items()}
 
 
 def test_without_options_nothing_is_served(capsys):
-    telling = TELLING.build(GIVEN)
-    assert telling == Telling()
-    with telling.exported(None):
+    reporting = REPORTING.build(GIVEN)
+    assert reporting == Reporting()
+    with reporting.exported(None):
         pass
     assert capsys.readouterr().err == ""
 
 
 def test_metrics_are_served_for_the_time_of_the_block(capsys):
     client = Client(owning(world()))
-    telling = TELLING.build(GIVEN | {"metrics_port": 0})
-    with telling.exported(client):
+    reporting = REPORTING.build(GIVEN | {"metrics_port": 0})
+    with reporting.exported(client):
         told = capsys.readouterr().err
         (port,) = re.findall(r"^metrics: port (\d+) of 127\.0\.0\.1", told)
         url = f"http://127.0.0.1:{port}/metrics"
@@ -48,19 +48,19 @@ def test_metrics_are_served_for_the_time_of_the_block(capsys):
 
 def test_a_missing_extra_is_told_before_anything_is_claimed(monkeypatch):
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    assert TELLING.build(GIVEN) == Telling()
+    assert REPORTING.build(GIVEN) == Reporting()
     with pytest.raises(ConfigurationError, match=r"kafka-marshal\[metrics\]"):
-        TELLING.build(GIVEN | {"metrics_port": 9464})
+        REPORTING.build(GIVEN | {"metrics_port": 9464})
 
 
 def test_events_as_text():
-    line = Telling().line(ENDED, AT_MS)
+    line = Reporting().line(ENDED, AT_MS)
     assert line.startswith("event: claim_ended key=")
     assert line.isprintable()
 
 
 def test_events_as_json():
-    line = Telling(log_format=LogFormat.JSON).line(ENDED, AT_MS)
+    line = Reporting(log_format=LogFormat.JSON).line(ENDED, AT_MS)
     assert line.isprintable()
     assert json.loads(line) == {
         "timestamp": "2023-11-14T22:13:20.250+00:00",

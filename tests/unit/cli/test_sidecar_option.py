@@ -7,7 +7,7 @@ import typer
 from typer.testing import CliRunner
 
 from kafka_marshal_cli.shared import Call, command
-from kafka_marshal_cli.via import VIA, Via
+from kafka_marshal_cli.sidecar_option import SIDECAR, SidecarOption
 
 TCP, UNIX, TOKEN = "http://127.0.0.1:1", "unix:/s", Path("token")
 
@@ -18,8 +18,8 @@ def asked(*arguments, env=None):
     app = typer.Typer()
 
     @app.command()
-    @command(gathers={"via": VIA})
-    def act(call: Call, *, via: Via) -> None:
+    @command(option_groups={"via": SIDECAR})
+    def act(call: Call, *, via: SidecarOption) -> None:
         """Do nothing."""
         got.append((call, via))
 
@@ -30,7 +30,7 @@ def asked(*arguments, env=None):
 
 def test_without_a_sidecar_everything_is_ours():
     call, via = asked()
-    assert via == Via()
+    assert via == SidecarOption()
     assert (via.servers(call), via.topic(call)) == ("localhost:9092", "__marshal")
 
 
@@ -75,4 +75,4 @@ def test_a_profile_may_name_the_sidecar(tmp_path):
     ],
 )
 def test_a_token_is_shown_over_tcp_only(sidecar, token):
-    assert Via(sidecar, TOKEN).token == token
+    assert SidecarOption(sidecar, TOKEN).token == token

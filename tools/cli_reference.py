@@ -1,6 +1,6 @@
 """Prints docs/cli.md, generated from the commands themselves.
 
-``python -m kafka_marshal_cli.reference > docs/cli.md``, or ``make docs``.
+``python tools/cli_reference.py > docs/cli.md``, or ``make docs``.
 """
 
 import inspect
@@ -34,24 +34,24 @@ number is allowed it means milliseconds. `NO_COLOR` is honoured.
 | ---: | --- |
 {exits}
 
-An error is told on stderr in a sentence, with the command to run next.
+An error is a sentence on stderr, with the command to run next.
 
 ## Shared options
 
-Each command says which of these it takes.
+Each command lists those that it has.
 
 | option | meaning |
 | --- | --- |
 {shared}
 """
-Node = Any  # a command or parameter: the classes are typer's own secret
-# Options that many commands take, told once; the name of a typer parameter.
+Node = Any  # a command or parameter: typer does not export the classes
+# Options that many commands share, described once; names of typer parameters.
 SHARED = (
     *("config", "profile"),
     *("bootstrap_server", "coordination_topic", "command_property", "command_config"),
     *("timeout", "output"),
 )
-# Those that go on until they are ended have a --timeout of their own.
+# Commands that run until they are stopped have a --timeout of their own.
 OWN = {
     ("marshal claims watch", "timeout"),
     ("marshal consume", "timeout"),
@@ -150,15 +150,15 @@ def _row(param: Node) -> str:
     metavar = _metavar(param)
     if metavar:
         names += f" `{_cell(metavar)}`"
-    told = [_prose(param.help)]
+    parts = [_prose(param.help)]
     if param.required:
-        told.append("Required.")
+        parts.append("Required.")
     is_flag = getattr(param, "is_flag", False)
     if not is_flag and not param.required and param.default not in {None, ""}:
-        told.append(f"Default: `{getattr(param.default, 'value', param.default)}`.")
+        parts.append(f"Default: `{getattr(param.default, 'value', param.default)}`.")
     if param.envvar:
-        told.append(f"Environment: `{param.envvar}`.")
-    return f"| {names} | {_cell(' '.join(told))} |"
+        parts.append(f"Environment: `{param.envvar}`.")
+    return f"| {names} | {_cell(' '.join(parts))} |"
 
 
 def _cell(text: str) -> str:

@@ -1,13 +1,13 @@
-"""Names that shells complete: kept by commands that have just read the world.
+"""Names for shell completion, cached by commands that have just read the log.
 
-Completing never asks a broker. The file is a cache: small, replaced as a whole,
-and of no consequence when it is old, damaged or gone. Nothing goes into a shell
-from it but names as the protocol has them (PROTOCOL 3.5).
+Completion never asks a broker. The file is small and replaced as a whole; an old,
+damaged or missing one does no harm. Only names that the protocol allows
+(PROTOCOL 3.5) reach a shell. The module stands apart because it alone reads and writes
+that file.
 """
 
 import json
 import os
-import re
 import tempfile
 from collections.abc import Iterable
 from contextlib import suppress
@@ -17,24 +17,23 @@ from typing import Any
 import typer
 from typer.models import ParameterInfo
 
-from kafka_marshal import ConfigurationError, World
-from kafka_marshal_cli import profiles
+from kafka_marshal import World
+from kafka_marshal_cli.profiles import SAFE_NAME
 
 VERSION = 1
 DOMAINS_MAX = 8
 NAMES_MAX = 1_000
 FILE_BYTES_MAX = 4_000_000
-_NAME = re.compile(r"[A-Za-z0-9._:-]{1,249}", re.ASCII)
 
 
 def cache_path() -> Path:
-    """Return where the names are kept."""
+    """Return the path of the cache."""
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(base).expanduser() / "kafka-marshal" / "names.json"
 
 
-def keep(world: World, servers: str, *, topic: str) -> None:
-    """Keep the names of a world; where that cannot be, nothing happens."""
+def save(world: World, servers: str, *, topic: str) -> None:
+    """Store the names of a world; a file that cannot be written is ignored."""
     groups, topics, clients = set(), set(), set()
     for state in world.partitions:
         for key, known in state.keys.items():
@@ -63,8 +62,8 @@ def keep(world: World, servers: str, *, topic: str) -> None:
 
 
 def _sorted(names: Iterable[str]) -> list[str]:
-    # What no topic or group can be called (the protocol's own keys) drops out, too.
-    return sorted(filter(_NAME.fullmatch, names))[:NAMES_MAX]
+    # The protocol's own keys have names that no topic or group can have.
+    return sorted(filter(SAFE_NAME.fullmatch, names))[:NAMES_MAX]
 
 
 def _write(text: str) -> None:
@@ -90,45 +89,35 @@ def _domains() -> list[dict[str, Any]]:
         return []
 
 
-def _kept(kind: str, context: typer.Context, incomplete: str) -> list[str]:
-    """Return names of the cluster that is meant, as far as that can be told."""
+def _cached(kind: str, context: typer.Context, incomplete: str) -> list[str]:
+    """Return names of the cluster of the call, or of the one that was read last."""
     domains = _domains()
-    meant = (
+    wanted = (
         context.params.get("bootstrap_server"),
         context.params.get("coordination_topic"),
     )
-    fitting = [d for d in domains if (d.get("servers"), d.get("topic")) == meant]
+    fitting = [d for d in domains if (d.get("servers"), d.get("topic")) == wanted]
     found: list[str] = []
     for domain in fitting or domains[:1]:
         names = domain.get(kind)
         if isinstance(names, list):
             found += [name for name in names[:NAMES_MAX] if isinstance(name, str)]
-    return [n for n in found if n.startswith(incomplete) and _NAME.fullmatch(n)]
+    return [n for n in found if n.startswith(incomplete) and SAFE_NAME.fullmatch(n)]
 
 
 def groups(context: typer.Context, incomplete: str) -> list[str]:
     """Complete a group."""
-    return _kept("groups", context, incomplete)
+    return _cached("groups", context, incomplete)
 
 
 def topics(context: typer.Context, incomplete: str) -> list[str]:
     """Complete a data topic."""
-    return _kept("topics", context, incomplete)
+    return _cached("topics", context, incomplete)
 
 
 def clients(context: typer.Context, incomplete: str) -> list[str]:
     """Complete a client."""
-    return _kept("clients", context, incomplete)
-
-
-def profile_names(context: typer.Context, incomplete: str) -> list[str]:
-    """Complete a profile, out of the file itself."""
-    given = context.params.get("config")
-    try:
-        found = profiles.load(given if isinstance(given, str) else None, None).names
-    except ConfigurationError:
-        return []
-    return [n for n in found if n.startswith(incomplete) and _NAME.fullmatch(n)]
+    return _cached("clients", context, incomplete)
 
 
 _BY_METAVAR = {"GROUP": groups, "TOPIC": topics}
@@ -136,11 +125,11 @@ _BY_NAME = {"client_id": clients}
 
 
 def complete(name: str, annotation: object) -> None:
-    """Have an option completed that says by its placeholder what it takes.
+    """Add completion to an option whose name or placeholder shows what it takes.
 
     Args:
-        name: Of the parameter.
-        annotation: Its type, with typer's own description in it.
+        name: Name of the parameter.
+        annotation: Its type, annotated with typer's description.
     """
     for info in getattr(annotation, "__metadata__", ()):
         if not isinstance(info, ParameterInfo):

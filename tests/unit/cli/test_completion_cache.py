@@ -9,8 +9,8 @@ import typer
 from logkit import Log, member
 
 from kafka_marshal import Key, World
-from kafka_marshal_cli import names
-from kafka_marshal_cli.names import DOMAINS_MAX, NAMES_MAX, cache_path, keep
+from kafka_marshal_cli import completion_cache
+from kafka_marshal_cli.completion_cache import DOMAINS_MAX, NAMES_MAX, cache_path, save
 
 
 @pytest.fixture(autouse=True)
@@ -32,32 +32,32 @@ def context(servers="s:1", topic="__marshal"):
 
 
 def test_names_of_a_world_are_completed():
-    keep(world(), "s:1", topic="__marshal")
-    assert names.groups(context(), "") == ["billing", "other"]
-    assert names.groups(context(), "b") == ["billing"]
-    assert names.topics(context(), "") == ["payments"]
-    assert names.clients(context(), "") == ["w1", "w2"]
+    save(world(), "s:1", topic="__marshal")
+    assert completion_cache.groups(context(), "") == ["billing", "other"]
+    assert completion_cache.groups(context(), "b") == ["billing"]
+    assert completion_cache.topics(context(), "") == ["payments"]
+    assert completion_cache.clients(context(), "") == ["w1", "w2"]
 
 
 def test_names_of_the_cluster_that_is_meant_else_of_the_last():
-    keep(world(group="one"), "s:1", topic="__marshal")
-    keep(world(group="two"), "s:2", topic="__marshal")
-    assert names.groups(context("s:1"), "o") == ["one", "other"]
-    assert names.groups(context("s:2"), "tw") == ["two"]
-    assert names.groups(context("unknown:1"), "tw") == ["two"]
+    save(world(group="one"), "s:1", topic="__marshal")
+    save(world(group="two"), "s:2", topic="__marshal")
+    assert completion_cache.groups(context("s:1"), "o") == ["one", "other"]
+    assert completion_cache.groups(context("s:2"), "tw") == ["two"]
+    assert completion_cache.groups(context("unknown:1"), "tw") == ["two"]
 
 
 def test_the_file_is_for_its_owner_alone(cache):
-    keep(world(), "s:1", topic="__marshal")
+    save(world(), "s:1", topic="__marshal")
     assert cache.stat().st_mode & 0o777 == 0o600
     assert cache.parent.stat().st_mode & 0o777 == 0o700
     assert [path.name for path in cache.parent.iterdir()] == [cache.name]
 
 
 def test_the_file_is_left_alone_where_nothing_is_new(cache):
-    keep(world(), "s:1", topic="__marshal")
+    save(world(), "s:1", topic="__marshal")
     before = cache.stat().st_ino
-    keep(world(), "s:1", topic="__marshal")
+    save(world(), "s:1", topic="__marshal")
     assert cache.stat().st_ino == before
 
 
@@ -67,7 +67,7 @@ def test_it_is_bounded(cache):
         log.claimed(key=Key(f"g{number}", "t", 0))
     many = World([log.state], {})
     for number in range(DOMAINS_MAX + 2):
-        keep(many, f"s:{number}", topic="t")
+        save(many, f"s:{number}", topic="t")
     domains = json.loads(cache.read_text())["domains"]
     assert len(domains) == DOMAINS_MAX
     assert domains[0]["servers"] == f"s:{DOMAINS_MAX + 1}"
@@ -81,7 +81,7 @@ def test_nothing_but_names_reaches_a_shell(cache):
     domain = {"servers": "s:1", "topic": "__marshal", "groups": [*HOSTILE, "ok"]}
     cache.parent.mkdir()
     cache.write_text(json.dumps({"version": 1, "domains": [domain]}))
-    assert names.groups(context(), "") == ["-", "ok"]
+    assert completion_cache.groups(context(), "") == ["-", "ok"]
 
 
 @pytest.mark.parametrize(
@@ -101,32 +101,22 @@ def test_nothing_but_names_reaches_a_shell(cache):
 def test_a_damaged_file_is_no_names_and_is_replaced(cache, text):
     cache.parent.mkdir()
     cache.write_text(text)
-    assert names.groups(context(), "") == []
-    keep(world(), "s:1", topic="__marshal")
-    assert names.groups(context(), "b") == ["billing"]
+    assert completion_cache.groups(context(), "") == []
+    save(world(), "s:1", topic="__marshal")
+    assert completion_cache.groups(context(), "b") == ["billing"]
 
 
 def test_where_it_cannot_be_kept_nothing_happens(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    keep(world(), "s:1", topic="__marshal")
-    assert names.groups(context(), "") == []
+    save(world(), "s:1", topic="__marshal")
+    assert completion_cache.groups(context(), "") == []
 
 
-def test_profiles_come_from_their_file(tmp_path, monkeypatch):
-    path = tmp_path / "c.toml"
-    path.write_text("[profiles.prod]\n[profiles.'$(x)']\n")
-    given = SimpleNamespace(params={"config": str(path)})
-    assert names.profile_names(given, "p") == ["prod"]
-    assert names.profile_names(given, "$") == []
-    path.write_text("nonsense")
-    assert names.profile_names(given, "") == []
-
-
-def test_an_option_says_by_its_placeholder_what_it_takes():
+def test_an_option_is_completed_by_its_placeholder():
     group, other = typer.Option(metavar="GROUP"), typer.Option(metavar="X")
-    names.complete("g", Annotated[str, group])
-    names.complete("o", Annotated[str, other, "no description"])
-    names.complete("p", int)
-    assert group.autocompletion is names.groups
+    completion_cache.complete("g", Annotated[str, group])
+    completion_cache.complete("o", Annotated[str, other, "no description"])
+    completion_cache.complete("p", int)
+    assert group.autocompletion is completion_cache.groups
     assert other.autocompletion is None
