@@ -455,7 +455,7 @@ def test_an_audit_goes_on_with_its_own_log_only(broker, spark, told, unique):
     out, go_on = told["parted"].out, {"incremental": True}
     with opened(broker, unique, h_ms=H_MS, partitions=1) as other:
         source = Source(other.servers, other.topic)
-        with pytest.raises(ConfigurationError, match="a directory of its own"):
+        with pytest.raises(ConfigurationError, match="into another directory"):
             audit(spark, out, source=source, **go_on)
     with pytest.raises(ConfigurationError, match="exclude each other"):
         audit(spark, "x", source=told["source"], bounds=Bounds(to_ms=5), **go_on)

@@ -198,7 +198,7 @@ def test_a_stream_follows_its_own_log_only(broker, domain, spark, unique, tmp_pa
     audit(spark, out, source=source)
     with opened(broker, unique, h_ms=H_MS, partitions=1) as other:
         elsewhere = Source(other.servers, other.topic)
-        with pytest.raises(ConfigurationError, match="a directory of its own"):
+        with pytest.raises(ConfigurationError, match="into another directory"):
             follow(spark, out, source=elsewhere)
     with pytest.raises(ConfigurationError, match="with the same samples"):
         follow(spark, out, source=source, sample_ms=7)

@@ -274,7 +274,7 @@ def test_claims_that_are_not_told_yet_are_waited_for(domain, sidecar):
                 },
             )
             claims = Claims(marshal.ranges(topic), logs, rules)
-            claims.aim()
+            claims.fix_target()
             marks = marks or claims.latest({}, Limit())
             parts = claims.parts({}, marks)
             return marks, [(part.stretch.first, part.stretch.end) for part in parts]

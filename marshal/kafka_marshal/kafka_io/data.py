@@ -40,7 +40,7 @@ CLOSE_MS = 2_000
 # States of a group without members (the same in KIP-848).
 _IDLE_STATES = ("EMPTY", "DEAD")
 _ABSENT = "ABSENT"
-# Metadata of commits, which tells them from those of others (PROTOCOL 5.7).
+# Metadata of commits, which marks them as those of this package (PROTOCOL 5.7).
 COMMIT_METADATA = "kafka-marshal"
 
 

@@ -168,18 +168,18 @@ class Failure:
     needs: str | None = None
     client: str = "the client library"
 
-    def to_error(self, fault: Fault, *, error: Exception, said: str) -> MarshalError:
+    def to_error(self, fault: Fault, *, error: Exception, cause: str) -> MarshalError:
         """Return the error for a fault, with its cause chained.
 
         Args:
             fault: Family of the cause.
             error: The cause.
-            said: The cause in words.
+            cause: The cause in words.
         """
         kind = fault.read if self.access is Access.READ else fault.write
         why = fault.why.format(addresses=self.addresses, client=self.client)
         needs = self.needs or _NEEDS[self.access]
         next_step = fault.next_step.format(needs=needs)
-        made = kind(f"{self.doing} failed: {why} ({said}). {next_step}")
+        made = kind(f"{self.doing} failed: {why} ({cause}). {next_step}")
         made.__cause__ = error
         return made

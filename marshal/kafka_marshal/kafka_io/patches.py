@@ -74,7 +74,7 @@ class _Buffer(bytes):
         return item if isinstance(item, int) else _Text(item)
 
 
-class TolerantBatch(DefaultRecordBatch):  # type: ignore[misc] # untyped library
+class LenientBatch(DefaultRecordBatch):  # type: ignore[misc] # untyped library
     """A batch that replaces invalid bytes of header names by U+FFFD."""
 
     def _read_msg(self) -> Any:
@@ -88,8 +88,8 @@ class TolerantBatch(DefaultRecordBatch):  # type: ignore[misc] # untyped library
             return super()._read_msg()
 
 
-class TolerantBatches(MemoryRecords):  # type: ignore[misc] # untyped library
-    """Batches of one fetch, parsed by ``TolerantBatch`` in the current format."""
+class LenientBatches(MemoryRecords):  # type: ignore[misc] # untyped library
+    """Batches of one fetch, parsed by ``LenientBatch`` in the current format."""
 
     __slots__ = ()
 
@@ -100,16 +100,16 @@ class TolerantBatches(MemoryRecords):  # type: ignore[misc] # untyped library
         if not is_whole or found[self.MAGIC_OFFSET] < _MAGIC:
             return super().next_batch()
         self._cache_next()
-        return TolerantBatch(found)
+        return LenientBatch(found)
 
 
-class TolerantRecords(Fetcher.PartitionRecords):  # type: ignore[misc] # untyped
-    """Records of one fetch of a partition, from ``TolerantBatches``."""
+class LenientRecords(Fetcher.PartitionRecords):  # type: ignore[misc] # untyped
+    """Records of one fetch of a partition, from ``LenientBatches``."""
 
     def _unpack_records(
         self, place: object, records: Any, *rest: object
     ) -> Iterator[Any]:
-        batches = TolerantBatches(records._buffer)  # noqa: SLF001 - no other way in
+        batches = LenientBatches(records._buffer)  # noqa: SLF001 - no other way in
         found: Iterator[Any] = super()._unpack_records(place, batches, *rest)
         return found
 
@@ -117,7 +117,7 @@ class TolerantRecords(Fetcher.PartitionRecords):  # type: ignore[misc] # untyped
 def accept_any_header(consumer: Any) -> None:
     """Make a consumer accept header names that are not UTF-8."""
     fetcher = consumer._fetcher  # noqa: SLF001 - there is no other way in
-    fetcher.PartitionRecords = TolerantRecords
+    fetcher.PartitionRecords = LenientRecords
 
 
 def change_transports(network: Any, change: Callable[[Any], None]) -> None:

@@ -166,16 +166,16 @@ def translate_error(
         return error
     kind = _inner_kind(error)
     fault = next(fault for fault, kinds in _TABLE if issubclass(kind, kinds))
-    said = " ".join(str(error).split())
+    cause = " ".join(str(error).split())
     name = type(error).__name__
-    told = (
+    cause_text = (
         name
-        if not said
-        else said
-        if said.startswith((name, "[Error"))
-        else f"{name}: {said}"
+        if not cause
+        else cause
+        if cause.startswith((name, "[Error"))
+        else f"{name}: {cause}"
     )
     failure = Failure(
         doing, access=access, addresses=addresses, needs=needs, client="kafka-python"
     )
-    return failure.to_error(fault, error=error, said=told)
+    return failure.to_error(fault, error=error, cause=cause_text)

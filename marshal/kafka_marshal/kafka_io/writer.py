@@ -251,7 +251,7 @@ class _SentAppend(Append):
             addresses = self._settings.addresses
             failure = Failure(self._doing, access=Access.WRITE, addresses=addresses)
             return failure.to_error(
-                faults.UNREACHABLE, error=outcome, said=str(outcome)
+                faults.UNREACHABLE, error=outcome, cause=str(outcome)
             )
         return self._translate(outcome, self._doing, Access.WRITE)
 

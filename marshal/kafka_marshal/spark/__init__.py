@@ -1,7 +1,7 @@
 """PySpark over claims: sources, sinks and the audit of the log.
 
-``register(spark)`` makes the format ``marshal`` known to a session. Nothing of Spark
-is imported before it is used: names are looked up when they are asked for.
+``register(spark)`` registers the format ``marshal`` with a session. Spark is imported
+on first use.
 """
 
 from importlib import import_module
@@ -14,14 +14,13 @@ if TYPE_CHECKING:
 
 __all__ = ["MarshalDataSource", "register"]
 
-# Where each name is, so that importing the package costs nothing.
 _HOMES = {
     "MarshalDataSource": "kafka_marshal.spark.source",
 }
 
 
 def register(spark: "SparkSession") -> None:
-    """Make ``format("marshal")`` known to a Spark session.
+    """Register ``format("marshal")`` with a Spark session.
 
     Raises:
         ConfigurationError: The extra ``spark`` is missing, or too old, or the workers'
@@ -39,7 +38,7 @@ def register(spark: "SparkSession") -> None:
 
 
 def _worker_python(spark: "SparkSession") -> str | None:
-    """Return the Python of the workers; None where a server starts them elsewhere."""
+    """Return the Python of the workers; None with Spark Connect."""
     from pyspark.sql.utils import is_remote
 
     return None if is_remote() else str(spark.sparkContext.pythonExec)

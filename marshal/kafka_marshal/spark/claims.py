@@ -1,19 +1,19 @@
-"""What a query's driver holds, plans and confirms. No Spark here.
+"""The claims of a query's driver: planning and confirming batches. No Spark here.
 
-Three things have to agree: the claims, the checkpoint, and the position in the log.
-A batch is planned under claims that stand; its offset in the checkpoint names their
-tokens; once Spark has committed it, its end is confirmed to the log.
+Three things must agree: the claims, the checkpoint, and the position in the log. A
+batch is planned under valid claims; its offset in the checkpoint contains their tokens;
+once Spark has committed it, its end is confirmed to the log.
 
-A restarted query trusts its checkpoint as far as nobody else was in between: where
-its new claim directly follows the one that the checkpoint names, it goes on exactly
-there, and does an unfinished batch again. Where another owner was in between, the
-log's position counts, and an unfinished range is dropped: it is that owner's work.
+A restarted query trusts its checkpoint if no other owner was in between: where its new
+claim directly follows the one in the checkpoint, it continues exactly there and repeats
+an unfinished batch. After another owner the position in the log counts, and an
+unfinished range is dropped, because it is that owner's work.
 
-Offsets mean something in one log only. Where the topic was recreated, or its log ends
-below a position, the query ends with an error. With ``failOnDataLoss = false`` it reads
-the partition from the start of its log, so that nothing that can be read is left out;
-the log does not set positions back, so until the position in the log is passed the
-checkpoint alone knows where the query is.
+Offsets are valid in one log only. If the topic was recreated, or its log ends below a
+position, the query ends with an error. With ``failOnDataLoss = false`` it reads the
+partition from the log start, so that nothing readable is skipped. Positions in the
+coordination log never move back, so until the old position is passed, only the
+checkpoint has the position of the query.
 """
 
 import logging
@@ -29,7 +29,14 @@ from kafka_marshal.errors import ClaimLost, CoordinationError, PositionError
 from kafka_marshal.ports import LogRange
 from kafka_marshal.protocol.types import Owner, Token, TopicPartition
 from kafka_marshal.ranges import HeldRange
-from kafka_marshal.spark.planning import Limit, Mark, Marks, Stretch, stretches, within
+from kafka_marshal.spark.planning import (
+    Limit,
+    Mark,
+    Marks,
+    PlannedRange,
+    limited_ends,
+    planned_ranges,
+)
 
 LOGGER = logging.getLogger("kafka_marshal")
 WAIT_MS = 100
@@ -38,96 +45,96 @@ SETTLE_MS = 10_000
 SEND_MS = 1_000
 LOOK_MS_MAX = 30_000
 MS_PER_S = 1_000
-# A range that was not asked for.
+# A partition that was not queried.
 UNKNOWN = LogRange(-1, -1)
-# What follows where a position is gone, and that is allowed.
+# The consequence of a lost position, if that is allowed.
 FROM_START = "reading continues at the start of the log"
 BY_CLAIM = "reading continues at the position of the next claim"
 GRANTED_ONCE = "at most once, nothing below it is granted again, so reading waits there"
 
 
 class Ranges(Protocol):
-    """The part of ``RangeConsumer`` that is used here."""
+    """The methods of ``RangeConsumer`` that are used here."""
 
     def held(self) -> dict[TopicPartition, HeldRange]:
-        """Return what may be started now."""
+        """Return the ranges that may start now."""
         ...
 
     def tokens(self) -> dict[TopicPartition, Token]:
-        """Return the token of every claim that stands."""
+        """Return the tokens of valid claims."""
         ...
 
     def secrets(self) -> dict[TopicPartition, str]:
-        """Return the secret of every claim that stands."""
+        """Return the secrets of valid claims."""
         ...
 
     def partitions(self) -> list[TopicPartition]:
-        """Return everything that is wanted."""
+        """Return the subscribed partitions."""
         ...
 
     def pending(self) -> Collection[TopicPartition]:
-        """Return what is claimed or won, and not held yet."""
+        """Return partitions that are claimed but not held yet."""
         ...
 
     def last_claims(self, timeout_ms: int) -> Mapping[TopicPartition, LastClaim]:
-        """Return who claimed each partition of the group last, by the log as of now."""
+        """Return the last claim of each partition, by an up-to-date fold."""
         ...
 
     def begin(
         self, partition: TopicPartition, token: Token, *, first: int, end: int
     ) -> None:
-        """Note that a range begins."""
+        """Start a range."""
         ...
 
     def commit(self, partition: TopicPartition, token: Token, *, end: int) -> None:
-        """Note that everything below ``end`` is processed."""
+        """Commit everything below ``end``."""
         ...
 
     def give_back(self, partition: TopicPartition, token: Token) -> None:
-        """Note that nothing is in hand any more."""
+        """End the started range without progress."""
         ...
 
     def send(self) -> None:
-        """Write positions soon."""
+        """Send positions soon."""
         ...
 
     def wait_for_change(self, timeout_ms: int) -> bool:
-        """Wait until claims come or go."""
+        """Wait for a change of the claims."""
         ...
 
 
 class Logs(Protocol):
-    """What is asked of the data partitions' logs."""
+    """Queries of the data partitions' logs."""
 
     def starts(self, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
-        """Return the first offset that each has."""
+        """Return the log start offsets."""
         ...
 
     def ends(self, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
-        """Return up to where each can be read now."""
+        """Return the readable ends."""
         ...
 
     def ranges(
         self, partitions: list[TopicPartition]
     ) -> Mapping[TopicPartition, LogRange]:
-        """Return which offsets each has, uncommitted ones included."""
+        """Return the offset ranges, with uncommitted records."""
         ...
 
     def topic_ids(self, topics: Collection[str]) -> dict[str, str]:
-        """Return Kafka's id of each topic, as far as it is known."""
+        """Return the known topic ids in hex."""
         ...
 
 
 @attrs.frozen
 class Rules:
-    """How a query plans.
+    """Rules of planning.
 
     Attributes:
         is_at_most_once: Whether only grants move positions.
-        fails_on_data_loss: Whether offsets that are gone end the query.
-        max_delay_ms: How long to wait for the fewest offsets of a batch.
-        patience_ms: How long claims of an earlier life may take to be decided.
-        claims_max: Most partitions that are held, 0 = no limit.
+        fails_on_data_loss: Whether lost offsets end the query.
+        max_delay_ms: Longest wait for the fewest offsets of a batch.
+        patience_ms: Longest wait for the outcome of claims of an earlier run.
+        claims_max: Most partitions to hold, 0 = no limit.
     """
 
     is_at_most_once: bool
@@ -139,35 +146,35 @@ class Rules:
 
 @attrs.frozen
 class Part:
-    """A range, and the claim that it is read under."""
+    """A range with its claim."""
 
-    stretch: Stretch
+    stretch: PlannedRange
     owner: Owner
     secret: str = attrs.field(repr=False)
 
 
 @attrs.define(eq=False)
 class Claims:
-    """The claims of one query, and what it makes of them.
+    """The claims of one query. For one thread.
 
     Attributes:
-        ranges: What is held.
-        logs: The data partitions' logs.
-        rules: How to plan.
+        ranges: Claimed ranges.
+        logs: Logs of the data partitions.
+        rules: Rules of planning.
     """
 
     ranges: Ranges
     logs: Logs
     rules: Rules
     _now: Callable[[], float] = time.monotonic
-    # Claims of an earlier life, and the claim of ours that directly follows each.
-    _heirs: dict[tuple[TopicPartition, Token], Token] = attrs.field(factory=dict)
+    # Claims of an earlier run, each with our claim that directly follows it.
+    _successors: dict[tuple[TopicPartition, Token], Token] = attrs.field(factory=dict)
     _begun: dict[TopicPartition, tuple[Token, int]] = attrs.field(factory=dict)
     _confirmed: dict[TopicPartition, tuple[Token, int]] = attrs.field(factory=dict)
     _seen: dict[TopicPartition, Token] = attrs.field(factory=dict)
-    # Where reading restarted: until a batch has it, no checkpoint says so.
+    # Restarted partitions whose mark is in no checkpoint yet.
     _restarted: dict[TopicPartition, Mark] = attrs.field(factory=dict)
-    # What was reported last of each partition, as nothing is reported twice.
+    # Last report of each partition, so that nothing is reported twice.
     _reported: dict[TopicPartition, str] = attrs.field(factory=dict)
     _ids: dict[str, str] = attrs.field(factory=dict)
     _target: dict[TopicPartition, int] | None = None
@@ -180,12 +187,11 @@ class Claims:
 
     # --- planning
 
-    def settle(self, marks: Marks) -> None:
-        """Wait until every partition is ours, or another's by the log.
+    def await_claims(self, marks: Marks) -> None:
+        """Wait until every partition has an owner by the log.
 
-        What the checkpoint holds under a claim that stands still is waited for as
-        long as that may last: it is that of an earlier life of this query. So is what
-        is on its way to us, which ends by itself.
+        Valid claims in the checkpoint are those of an earlier run of this query: wait
+        as long as they may last. The same for pending claims, which end by themselves.
         """
         until = self._now() + SETTLE_MS / MS_PER_S
         patience = self._now() + self.rules.patience_ms / MS_PER_S
@@ -195,7 +201,7 @@ class Claims:
             missing = [p for p in self.ranges.partitions() if p not in held]
             free = [p for p in missing if p not in known or known[p].owner is None]
             coming = self.ranges.pending() or [
-                p for p in missing if _is_coming(known.get(p), marks.get(p))
+                p for p in missing if _is_pending(known.get(p), marks.get(p))
             ]
             now = self._now()
             is_full = 0 < self.rules.claims_max <= len(held)
@@ -204,31 +210,31 @@ class Claims:
                 return
             self.ranges.wait_for_change(WAIT_MS)
 
-    def aim(self) -> None:
-        """Take where logs end now as all there is to do, of what is held at first.
+    def fix_target(self) -> None:
+        """Make the current log ends of the held partitions the target of the query.
 
-        A target that moved with the claims might never be reached.
+        A target that followed the claims might never be reached.
         """
         self._target = self.logs.ends(self.ranges.partitions())
 
     def latest(self, start: Marks, limit: Limit) -> Marks:
-        """Plan a batch: return what to read up to, or ``start`` where there is nothing.
+        """Plan a batch: return its end, or ``start`` if there is nothing to read.
 
         Raises:
-            PositionError: Offsets are gone, and that is not allowed.
+            PositionError: Offsets are lost, and that is not allowed.
             CoordinationError: The engine failed, or the cluster did not answer.
         """
         if not self._is_settled:
             self._is_settled = True
-            self.settle(start)
+            self.await_claims(start)
         self.confirm(start)
-        self._take_back()
+        self._return_unused()
         held = self.ranges.held()
         if self._target is not None:
             if self._pinned is None:
                 self._pinned = held.keys() & self._target.keys()
             held = {p: h for p, h in held.items() if p in self._pinned}
-        places = self._places(start, held)
+        places = self._positions(start, held)
         spans = self._spans(places)
         total = sum(end - first for first, end in spans.values())
         if not total or self._should_wait(total, limit):
@@ -236,27 +242,29 @@ class Claims:
                 self.ranges.wait_for_change(IDLE_MS)
             return start
         most = total if limit.most is None else limit.most
-        planned = self._begin(held, places, spans=spans, ends=within(spans, most))
+        planned = self._start_ranges(
+            held, places, spans=spans, ends=limited_ends(spans, most)
+        )
         if not planned:
             return start
         self._batch_at = self._now()
         return start | planned
 
-    def _places(
+    def _positions(
         self, start: Marks, held: Mapping[TopicPartition, HeldRange]
     ) -> dict[TopicPartition, Mark]:
-        """Return where each partition goes on, under the claim that stands now."""
+        """Return the mark of each partition under its current claim."""
         found: dict[TopicPartition, Mark] = {}
         new, restarting = [], []
-        # Before the ends are asked for: tasks compare ids, and notice what comes after.
+        # Query ids before the ends: tasks compare ids and so detect later changes.
         self._ids |= self.logs.topic_ids({p.topic for p in held}) if held else {}
         for partition, each in held.items():
             self._owner = each.owner
             mark = self._mark(partition, start)
             topic_id = self._ids.get(partition.topic, "")
-            if mark is not None and mark.is_of_another(topic_id):
+            if mark is not None and mark.is_of_other_topic(topic_id):
                 may_restart = self._may_restart(mark, each)
-                self._lose(
+                self._report_loss(
                     *(partition, mark.next),
                     why=self._recreated(partition, mark),
                     follows=FROM_START if may_restart else BY_CLAIM,
@@ -281,11 +289,11 @@ class Claims:
             found[partition] = Mark(each.token, position, position, restarts, topic_id)
             if self._seen.get(partition) != each.token:
                 new.append(partition)
-        self._start_over(found, restarting)
-        return self._within_logs(found, new)
+        self._restart_all(found, restarting)
+        return self._check_starts(found, new)
 
     def _mark(self, partition: TopicPartition, start: Marks) -> Mark | None:
-        """Return where a partition stands: by the checkpoint, or restarted since."""
+        """Return the mark of a partition: from a restart, else from the checkpoint."""
         mark = start.get(partition)
         restarted = self._restarted.get(partition)
         if restarted is None or (
@@ -296,15 +304,15 @@ class Claims:
         return restarted
 
     def _may_restart(self, mark: Mark, held: HeldRange) -> bool:
-        """Return whether reading may restart: nobody else has read there since."""
+        """Return whether reading may restart: no other owner was there since."""
         if self.rules.is_at_most_once:
             return False
         return mark.token == held.token or _follows(held, mark.token)
 
-    def _start_over(
+    def _restart_all(
         self, places: dict[TopicPartition, Mark], restarting: list[TopicPartition]
     ) -> None:
-        """Have these partitions begin at the start of their logs."""
+        """Restart these partitions at their log starts."""
         starts = self.logs.starts(restarting) if restarting else {}
         for partition, first in starts.items():
             mark = places[partition]._replace(begin=first, next=first)
@@ -312,30 +320,30 @@ class Claims:
             self._seen[partition] = mark.token
 
     def _inherited(self, partition: TopicPartition, mark: Mark, held: HeldRange) -> int:
-        """Return where to go on, given what an earlier claim of ours had planned.
+        """Return the next offset after an earlier claim of this query.
 
-        That is our mark only where nobody was between it and the claim of now.
+        It is the mark's only if no other owner was in between.
         """
         assert held.position is not None
         topic_id = self._ids.get(partition.topic, "")
         is_ours = not self.rules.is_at_most_once and _follows(held, mark.token)
-        if not is_ours or mark.is_of_another(topic_id):
+        if not is_ours or mark.is_of_other_topic(topic_id):
             return held.position
-        self._heirs[partition, mark.token] = held.token
+        self._successors[partition, mark.token] = held.token
         if held.position < mark.next:
             self._commit(partition, held.token, mark.next)
-        # The log keeps the position from before the restart until it is passed.
+        # The log keeps the position before the restart until it is passed.
         return mark.next if mark.restarts else max(held.position, mark.next)
 
-    def _within_logs(
+    def _check_starts(
         self, places: dict[TopicPartition, Mark], new: list[TopicPartition]
     ) -> dict[TopicPartition, Mark]:
-        """See that what begins anew begins where its log has it (PROTOCOL 5.6)."""
+        """Move new starts into their logs (PROTOCOL 5.6)."""
         starts = self.logs.starts(new) if new else {}
         for partition, log_start in starts.items():
             mark = places[partition]
             if mark.next < log_start:
-                self._lose(
+                self._report_loss(
                     *(partition, mark.next),
                     why=f"its log begins at {log_start}",
                     follows=FROM_START,
@@ -350,7 +358,7 @@ class Claims:
     ) -> dict[TopicPartition, tuple[int, int]]:
         ends = self.logs.ends(list(places)) if places else {}
         self.ends = dict(ends)
-        self._look_at_short(
+        self._check_short_logs(
             places, [p for p, end in ends.items() if places[p].next > end]
         )
         spans = {}
@@ -362,12 +370,12 @@ class Claims:
                 spans[partition] = (first, end)
         return spans
 
-    def _look_at_short(
+    def _check_short_logs(
         self, places: dict[TopicPartition, Mark], short: list[TopicPartition]
     ) -> None:
-        """Restart where a log ends below our position.
+        """Restart partitions whose log ends below the position.
 
-        With ``read_committed`` the readable end may be below it, which is no loss.
+        With ``read_committed`` the readable end may be below it without a loss.
         """
         restarting = []
         for partition, there in (self.logs.ranges(short) if short else {}).items():
@@ -375,7 +383,7 @@ class Claims:
             if mark.next <= there.end:
                 continue
             is_at_most_once = self.rules.is_at_most_once
-            self._lose(
+            self._report_loss(
                 *(partition, mark.next),
                 why=f"its log ends at {there.end}",
                 follows=GRANTED_ONCE if is_at_most_once else FROM_START,
@@ -384,7 +392,7 @@ class Claims:
             if not is_at_most_once:
                 places[partition] = _restart(mark, mark.token, mark.topic_id)
                 restarting.append(partition)
-        self._start_over(places, restarting)
+        self._restart_all(places, restarting)
 
     def _recreated(self, partition: TopicPartition, mark: Mark) -> str:
         return (
@@ -392,7 +400,7 @@ class Claims:
             f"{mark.topic_id} and is {self._ids[partition.topic]})"
         )
 
-    def _lose(
+    def _report_loss(
         self,
         partition: TopicPartition,
         position: int,
@@ -401,10 +409,7 @@ class Claims:
         follows: str,
         there: LogRange = UNKNOWN,
     ) -> None:
-        """Report a position that its log does not have, as an error unless allowed.
-
-        The same is reported once.
-        """
+        """Report a lost position: raise, or log it once if that is allowed."""
         told = f"position {position} of {partition} is gone: {why}"
         if self.rules.fails_on_data_loss:
             raise PositionError(
@@ -429,7 +434,7 @@ class Claims:
         waited_ms = (self._now() - self._batch_at) * MS_PER_S
         return waited_ms < self.rules.max_delay_ms
 
-    def _begin(
+    def _start_ranges(
         self,
         held: Mapping[TopicPartition, HeldRange],
         places: Mapping[TopicPartition, Mark],
@@ -446,7 +451,7 @@ class Claims:
             try:
                 self.ranges.begin(partition, token, first=first, end=end)
             except ClaimLost:
-                continue  # lost since it was looked at: another's, or for later
+                continue  # lost since held() was called
             self._begun[partition] = (token, end)
             planned[partition] = places[partition]._replace(next=end)
         return planned
@@ -454,17 +459,16 @@ class Claims:
     # --- tasks
 
     def parts(self, start: Marks, end: Marks) -> list[Part]:
-        """Return the ranges of a batch that are ours to read.
+        """Return the ranges of a batch that this query may read.
 
-        Those of an earlier life are ours where our claim directly follows theirs. They
-        are dropped where the log shows another claim in between; nothing is decided
-        before it shows either.
+        A range of an earlier run is included if our claim directly follows its claim,
+        and dropped if the log has another claim in between; wait until the log decides.
 
         Raises:
-            CoordinationError: It did not within the time that claims may last.
+            CoordinationError: It did not, within the time that claims may last.
             PositionError: The topic was recreated, and that is not allowed.
         """
-        undecided = self._of_this_topic(stretches(start, end))
+        undecided = self._of_this_topic(planned_ranges(start, end))
         found: list[Part] = []
         until = self._now() + self.rules.patience_ms / MS_PER_S
         while undecided:
@@ -482,10 +486,10 @@ class Claims:
             self.ranges.wait_for_change(WAIT_MS)
         return sorted(found, key=lambda part: part.stretch[:3])
 
-    def _of_this_topic(self, ranges: list[Stretch]) -> list[Stretch]:
-        """Return the ranges whose topic is still there, and not one of its name.
+    def _of_this_topic(self, ranges: list[PlannedRange]) -> list[PlannedRange]:
+        """Return the ranges whose topic was not replaced.
 
-        A batch that was just planned was compared then.
+        A batch that was just planned has been checked already.
         """
         topics = {each.partition.topic for each in ranges}
         self._ids |= self.logs.topic_ids(topics - self._ids.keys())
@@ -493,8 +497,8 @@ class Claims:
         for each in ranges:
             topic_id = self._ids.get(each.partition.topic, "")
             mark = Mark(_token(each), each.first, each.end, 0, each.topic_id)
-            if mark.is_of_another(topic_id):
-                self._lose(
+            if mark.is_of_other_topic(topic_id):
+                self._report_loss(
                     *(each.partition, each.first),
                     why=self._recreated(each.partition, mark),
                     follows=BY_CLAIM,
@@ -503,14 +507,16 @@ class Claims:
                 found.append(each)
         return found
 
-    def _decide(self, undecided: Iterable[Stretch], found: list[Part]) -> list[Stretch]:
-        # Secrets after tokens: one of a later claim is of no use under this one.
+    def _decide(
+        self, undecided: Iterable[PlannedRange], found: list[Part]
+    ) -> list[PlannedRange]:
+        # Secrets after tokens: that of a later claim is useless under this one.
         tokens, secrets = self.ranges.tokens(), self.ranges.secrets()
         held = self.ranges.held()
         left = []
         for each in undecided:
             now = held.get(each.partition)
-            heir = self._heirs.get((each.partition, _token(each)))
+            heir = self._successors.get((each.partition, _token(each)))
             token = tokens.get(each.partition)
             if token is not None and token in {each.token, heir}:
                 if now is not None:
@@ -535,42 +541,42 @@ class Claims:
             known = claims.get(each.partition)
             is_ours = each.partition in self.ranges.tokens()
             if known is None or known.may_be_ours or is_ours:
-                continue  # what claim ours follows is told when it may be started
+                continue  # its preceding claim is known once the range may start
             if known.epoch != _token(each).offset:
                 self._drop(each)
                 left.remove(each)
         return left
 
-    def _inherit(self, stretch: Stretch, held: HeldRange) -> bool:
-        """Take over a range of an earlier life; return whether it may start now."""
+    def _inherit(self, stretch: PlannedRange, held: HeldRange) -> bool:
+        """Take over a range of an earlier run; return whether it may start."""
         partition, token = stretch.partition, held.token
         try:
             self.ranges.begin(partition, token, first=stretch.first, end=stretch.end)
         except ClaimLost:
             return False
-        self._heirs[partition, _token(stretch)] = token
+        self._successors[partition, _token(stretch)] = token
         self._begun[partition] = (token, stretch.end)
         return True
 
-    def _drop(self, stretch: Stretch) -> None:
+    def _drop(self, stretch: PlannedRange) -> None:
         LOGGER.warning(
-            "batch_overtaken %s offsets %d to %d: another owner was there since token "
-            "%s, and they are its work",
+            "batch_overtaken %s offsets %d to %d: another owner has had the partition "
+            "since token %s, and processes them",
             *(stretch.partition, stretch.first, stretch.end - 1, stretch.token),
         )
 
     # --- confirming
 
     def confirm(self, marks: Marks) -> None:
-        """Note that every batch up to ``marks`` is committed by Spark.
+        """Confirm every batch up to ``marks``, which Spark has committed.
 
-        A claim that ended meanwhile is told of and passed over: its next owner starts
-        at the last position that was confirmed.
+        A claim that has ended is logged and skipped: its next owner starts at the last
+        confirmed position.
         """
         has_news = False
         tokens = self.ranges.tokens()
         for partition, mark in marks.items():
-            token = self._heirs.get((partition, mark.token), mark.token)
+            token = self._successors.get((partition, mark.token), mark.token)
             done = (token, mark.next)
             if self._confirmed.get(partition) == done:
                 continue
@@ -597,8 +603,8 @@ class Claims:
         self._begun.pop(partition, None)
         return True
 
-    def _take_back(self) -> None:
-        """Give back what was planned for a batch that Spark did not make."""
+    def _return_unused(self) -> None:
+        """Give back ranges that were planned for a batch that Spark did not start."""
         tokens = self.ranges.tokens()
         begun, self._begun = self._begun, {}
         for partition, (token, _) in begun.items():
@@ -606,23 +612,23 @@ class Claims:
                 self.ranges.give_back(partition, token)
 
 
-def _token(stretch: Stretch) -> Token:
+def _token(stretch: PlannedRange) -> Token:
     assert stretch.token is not None
     return stretch.token
 
 
 def _restart(mark: Mark, token: Token, topic_id: str) -> Mark:
-    """Return a mark of the next restart, whose offsets are not known yet."""
+    """Return the mark of a new restart, without offsets yet."""
     return mark._replace(token=token, restarts=mark.restarts + 1, topic_id=topic_id)
 
 
 def _follows(held: HeldRange, token: Token) -> bool:
-    """Return whether a claim is the very next one after that of a token."""
+    """Return whether a claim directly follows that of a token."""
     return held.follows == token.offset and held.token.era == token.era
 
 
-def _is_coming(claim: LastClaim | None, mark: Mark | None) -> bool:
-    """Return whether a claim is ours and not told yet, or of an earlier life."""
+def _is_pending(claim: LastClaim | None, mark: Mark | None) -> bool:
+    """Return whether a claim is pending, or of an earlier run of this query."""
     if claim is None:
         return False
     is_former = mark is not None and claim.epoch == mark.token.offset

@@ -1,11 +1,10 @@
 """Consuming within a task of Spark, through the sidecar of its host.
 
-For tasks that run long: in barrier mode, in ``mapInArrow`` and ``mapInPandas``, in
-plain workers. The sidecar holds the claims and renews them whatever the worker does.
-At least once they outlive the worker: Spark may kill it and start another, which goes
-on under the same claims from the last position that was confirmed. Nobody else gets
-them in between, as long as the executor lives and for no longer than the claims were
-promised for. ::
+For long tasks: in barrier mode, in ``mapInArrow`` and ``mapInPandas``, in plain
+workers. The sidecar holds the claims and renews them independently of the worker. At
+least once, they outlive the worker: Spark may kill it and start another, which
+continues under the same claims from the last confirmed position. Nobody else gets them
+in between, while the executor lives and until the deadline that the sidecar sent. ::
 
     def work(_):
         for batch in consume_in_task("orders", sidecar=ADDRESS, group_id="billing"):
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 TURN_MS_MAX = 60_000
-LOOK_S = 0.05
+POLL_S = 0.05
 
 
 def consume_in_task(
@@ -56,28 +55,28 @@ def consume_in_task(
     max_handling_ms: int | None = None,
     turn_ms: int = TURN_MS_MAX,
 ) -> Iterator["pa.RecordBatch"]:
-    """Yield batches of records, each of one topic partition, until told to end.
+    """Yield batches of records, each of one topic partition.
 
-    A batch is committed when the next one is asked for, so do its work before. Each
-    is handed out within the deadline of its claim only; one whose claim is lost
-    meanwhile is processed again by whoever has it next.
+    A batch is committed when the next one is requested, so finish its work before. A
+    batch is returned only within the deadline of its claim; if the claim is lost
+    meanwhile, the next owner processes the batch again.
 
     Args:
         topics: Topics to share.
-        sidecar: Address of the sidecar of whichever host this runs on.
+        sidecar: Address of the sidecar on the host of the task.
         sidecar_token_file: File with its token there, over TCP.
         group_id: Group that shares them.
-        name: Name of this client, by default its task's; who comes back goes on.
+        name: Name of this client, by default that of its task; a restart continues.
         delivery: ``alo`` or ``amo``. At most once, claims end with the worker.
         max_records: Most records of a batch.
-        idle_ms: End after so long without a record; None goes on.
-        for_ms: End after so long, at the next batch; None goes on.
-        max_handling_ms: How long the work on a batch may take before others get the
+        idle_ms: End after this time without a record; None = never.
+        for_ms: End after this time, at the next batch; None = never.
+        max_handling_ms: Limit for the work on a batch, after which others get the
             partition; see ``Marshal.consumer``.
-        turn_ms: How long to wait for another worker of that name to end.
+        turn_ms: Longest wait for the end of another worker of that name.
 
     Yields:
-        Columns as of ``format("marshal")``, and ``token``.
+        Columns as in ``format("marshal")``, and ``token``.
 
     Raises:
         ConfigurationError: A setting is wrong, or an extra is missing.
@@ -88,7 +87,7 @@ def consume_in_task(
     name = name or _name_of_task()
     deadline = None if for_ms is None else time.monotonic() + for_ms / 1000
     with (
-        _turn((sidecar, group_id, name), turn_ms) as instance,
+        _exclusive((sidecar, group_id, name), turn_ms) as instance,
         Marshal(
             group_id=group_id,
             client_id=name,
@@ -98,7 +97,7 @@ def consume_in_task(
         ) as marshal,
     ):
         if delivery is Delivery.AT_LEAST_ONCE:
-            _outlive(sidecar, group_id, name=name, instance=instance)
+            _keep_claims_beyond_worker(sidecar, group_id, name=name, instance=instance)
         consumer = marshal.consumer(
             *topics,
             delivery=delivery,
@@ -108,7 +107,7 @@ def consume_in_task(
         )
         for batch in consumer.batches():
             yield to_arrow(batch)
-            # Lost meanwhile: whoever has it next does the batch again.
+            # If it is lost, its next owner processes the batch again.
             with suppress(ClaimLost):
                 batch.commit()
             if deadline is not None and time.monotonic() >= deadline:
@@ -116,7 +115,7 @@ def consume_in_task(
 
 
 def to_arrow(batch: Batch) -> "pa.RecordBatch":
-    """Return a batch of records as one of Arrow, with its token."""
+    """Return a batch of records as an Arrow batch, with its token."""
     import pyarrow as pa
 
     records = batch.records
@@ -136,14 +135,13 @@ def to_arrow(batch: Batch) -> "pa.RecordBatch":
 
 
 def _name_of_task() -> str:
-    """Return a name that another attempt at the same task has as well."""
+    """Return a name that all attempts of a task share."""
     from pyspark import TaskContext
 
     context = TaskContext.get()
     if context is None:
         raise ConfigurationError(
-            "this is no task of Spark, so that it has no name of its own; give one by "
-            "name",
+            "this is not a Spark task, which would have a name; set one by name",
             setting="name",
         )
     return f"task-{context.partitionId()}"
@@ -153,11 +151,11 @@ def _name_of_task() -> str:
 
 
 @contextmanager
-def _turn(who: Sequence[str], timeout_ms: int) -> Iterator[bytes]:
-    """Wait until no other worker has the name; yield what it is known by.
+def _exclusive(who: Sequence[str], timeout_ms: int) -> Iterator[bytes]:
+    """Wait until no other worker has the name; yield its instance id.
 
-    The lock is the operating system's, and ends with the process: whoever gets it
-    knows that the one before is dead, and may come back in its place.
+    The lock of the operating system ends with the process: the next holder knows that
+    the last one is dead, and may replace it under its instance id.
     """
     file = _open_lock(who)
     deadline = time.monotonic() + timeout_ms / 1000
@@ -169,7 +167,7 @@ def _turn(who: Sequence[str], timeout_ms: int) -> Iterator[bytes]:
                     f"{who[-2]!r}; give each task a name of its own",
                     holder=who[-1],
                 )
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
         known = file.read(INSTANCE_BYTES)
         if len(known) != INSTANCE_BYTES:
             known = os.urandom(INSTANCE_BYTES)
@@ -178,7 +176,7 @@ def _turn(who: Sequence[str], timeout_ms: int) -> Iterator[bytes]:
             file.write(known)
             file.flush()
         yield known
-        # It left in order, and gave everything up: nobody comes back as it.
+        # A normal end releases everything: drop the instance id.
         file.seek(0)
         file.truncate()
     finally:
@@ -190,7 +188,7 @@ def _open_lock(who: Sequence[str]) -> IO[bytes]:
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.stat().st_uid != os.getuid() or folder.is_symlink():
         raise ConfigurationError(
-            f"{folder} belongs to somebody else; set TMPDIR to a folder of your own",
+            f"{folder} belongs to another user; set TMPDIR to your own folder",
             setting="TMPDIR",
         )
     name = hashlib.sha256("\0".join(who).encode()).hexdigest()
@@ -206,11 +204,13 @@ def _is_locked(file: IO[bytes]) -> bool:
     return True
 
 
-def _outlive(sidecar: str, group_id: str, *, name: str, instance: bytes) -> None:
-    """Have the claims stay when this worker dies, as long as its executor lives."""
+def _keep_claims_beyond_worker(
+    sidecar: str, group_id: str, *, name: str, instance: bytes
+) -> None:
+    """Make the claims outlive this worker, while its executor lives."""
     address = Address.parse(sidecar)
     if address.socket is None:
-        return  # over TCP nobody's death is known, and claims stay for that reason
+        return  # over TCP the sidecar watches no process, so claims stay anyway
     connection = Connection.open(
         address,
         token=None,
@@ -226,14 +226,14 @@ def _outlive(sidecar: str, group_id: str, *, name: str, instance: bytes) -> None
 
 
 def executor_pid(read: Callable[[str], str] | None = None) -> int:
-    """Return the process that starts this worker and those after it.
+    """Return the process id of the executor.
 
-    Workers are forked by a daemon of PySpark's, which the executor's JVM started.
+    PySpark's daemon forks workers; the executor's JVM has started the daemon.
     """
     parent = os.getppid()
     stat = (read or _read)(f"/proc/{parent}/stat")
     grandparent = int(stat.rpartition(")")[2].split()[1])
-    # A parent that is process 1 has adopted us, or is all that there is.
+    # A parent with id 1 has adopted this process, or is the only other one.
     return grandparent if grandparent > 1 else parent
 
 

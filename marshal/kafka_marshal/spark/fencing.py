@@ -1,11 +1,11 @@
-"""Keeps what lost its claim away from sinks: for ``foreachBatch`` (PROTOCOL 6.5).
+"""Fencing for ``foreachBatch``: drops rows whose claim is lost (PROTOCOL 6.5).
 
 A batch may be written long after it was read: its query was stopped and continued,
-restarted from an old checkpoint, or cut off while others took its partitions. Each
-row carries the token of the claim that it was read under; ``fenced`` drops the rows
-whose token is not the one that holds now, in the tasks that write, as they write.
+restarted from an old checkpoint, or disconnected while others took over its partitions.
+Each row has the token of its claim; ``fenced`` drops the rows whose token is no longer
+current, in the tasks that write.
 
-Between this look and the write a claim may still end. A sink that compares tokens
+A claim may still end between this check and the write. A sink that compares tokens
 itself closes that gap: see ``sinks_table``, ``sinks_files`` and ``sinks_kafka``.
 """
 
@@ -19,7 +19,7 @@ import attrs
 
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.protocol.types import Key, TopicPartition
-from kafka_marshal.spark.java import pythonic
+from kafka_marshal.spark.java import python_options
 from kafka_marshal.spark.options import parse
 from kafka_marshal.tickets import TicketOffice, open_office
 
@@ -40,12 +40,12 @@ WriteClaim = Callable[..., object]
 
 @attrs.frozen
 class Fence:
-    """Whether claims of a group stand; can be pickled, and asks where it is.
+    """Checks claims of a group; can be pickled, and connects on the current host.
 
     Attributes:
         group: The group.
-        connection: How to reach the coordination log; see ``open_office``.
-        sidecar: Address of the sidecar of whichever host it is asked on, or None.
+        connection: Connection to the coordination log; see ``open_office``.
+        sidecar: Address of the sidecar on the current host, or None.
     """
 
     group: str
@@ -54,10 +54,10 @@ class Fence:
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> "Fence":
-        """Return the fence of a stream, by the options that it was made with.
+        """Return the fence of a stream, from its options.
 
         Raises:
-            ConfigurationError: They name no group, or are not those of a stream.
+            ConfigurationError: They have no group, or are not those of a stream.
         """
         parsed = parse(options)
         parsed.require_stream()
@@ -65,11 +65,11 @@ class Fence:
         return cls(parsed.group, parsed.connection, parsed.sidecar)
 
     def holds(self, topic: str, partition: int, *, token: str | None) -> bool:
-        """Return whether a token is the one of the claim that stands now.
+        """Return whether a token is that of the current claim.
 
         Raises:
             DeadlineExceeded: The log was not read to its end in time.
-            CoordinationError: It could not be asked.
+            CoordinationError: The log or the sidecar did not answer.
         """
         found = self.office().newest(
             Key(self.group, topic, partition), timeout_ms=LOOK_MS_MAX
@@ -77,25 +77,24 @@ class Fence:
         return found is not None and found.owner is not None and found.token == token
 
     def office(self) -> TicketOffice:
-        """Return this process's office."""
-        return open_office(pythonic(self.connection), sidecar=self.sidecar)
+        """Return this process's client for grants."""
+        return open_office(python_options(self.connection), sidecar=self.sidecar)
 
 
 def fenced(
     df: "DataFrame", batch_id: int, *, options: Mapping[str, str]
 ) -> "DataFrame":
-    """Return a batch without the rows whose claim is over.
+    """Return a batch without the rows whose claim has ended.
 
-    It is judged row group by row group, by the tasks that go on with them, and by a
-    fold of the log that is not older than that. Whoever has the partition now
-    processes what is left out. The frame is read once, as its rows are written: at
-    most once, a second reading of a batch is empty.
+    The writing tasks check each row group against an up-to-date fold of the log. The
+    current owner of a partition processes the dropped rows. The frame is read once, as
+    its rows are written: at most once, a second read of a batch is empty.
 
     Args:
-        df: What ``foreachBatch`` was given, or what was made of it, with the columns
+        df: Frame of ``foreachBatch``, or one derived from it, with the columns
             ``topic``, ``partition``, ``offset`` and ``token`` (``includeToken``).
-        batch_id: What ``foreachBatch`` was given.
-        options: The options of the stream that it comes from.
+        batch_id: Batch id of ``foreachBatch``.
+        options: Options of the stream.
 
     Raises:
         ConfigurationError: A column is missing, or an option is wrong.
@@ -105,7 +104,7 @@ def fenced(
 
 
 def fenced_by(options: Mapping[str, str]) -> Callable[[WriteBatch], WriteBatch]:
-    """Decorate a function for ``foreachBatch``, so that it is given fenced batches.
+    """Decorate a function for ``foreachBatch``, so that it gets fenced batches.
 
     ::
 
@@ -128,7 +127,7 @@ def fenced_by(options: Mapping[str, str]) -> Callable[[WriteBatch], WriteBatch]:
 
 
 def require_columns(df: "DataFrame") -> None:
-    """Raise unless a frame says of each row where it comes from, under which claim.
+    """Require the columns for the source and the token of each row.
 
     Raises:
         ConfigurationError: A column is missing.
@@ -137,7 +136,7 @@ def require_columns(df: "DataFrame") -> None:
     if missing:
         raise ConfigurationError(
             f"the batch has no column {' and no column '.join(missing)}, without which "
-            "no sink can tell what is stale; read with option includeToken = true, and "
+            "no sink can find stale rows; read with option includeToken = true, and "
             f"keep the columns {', '.join(COLUMNS)}",
             setting="includeToken",
         )
@@ -146,7 +145,7 @@ def require_columns(df: "DataFrame") -> None:
 def write_by_claim(df: "DataFrame", write: WriteClaim) -> None:
     """Write the rows of each topic partition in one task, in offset order.
 
-    Each claim's rows are written by a call of their own. ``write`` travels to the
+    Each claim's rows are written by a separate call. ``write`` is sent to the
     executors.
     """
     place = ("topic", "partition")
@@ -155,16 +154,16 @@ def write_by_claim(df: "DataFrame", write: WriteClaim) -> None:
 
 
 def _write_task(write: WriteClaim, rows: "Iterator[Row]") -> None:
-    """Write what one task has; it runs in Spark's Python workers."""
+    """Write the rows of one task, in Spark's Python workers."""
     for place, of_place in groupby(rows, lambda row: (row.topic, row.partition)):
-        # Rows of a claim that came later follow in offset order.
+        # In offset order, rows of a later claim follow.
         for token, of_claim in groupby(of_place, lambda row: row.token):
             write(TopicPartition(*place), token=token, rows=of_claim)
 
 
 @attrs.frozen
 class _Guard:
-    """Lets the rows of standing claims pass; it runs in Spark's Python workers."""
+    """Passes the rows of current claims; runs in Spark's Python workers."""
 
     fence: Fence
     batch_id: int
@@ -180,8 +179,8 @@ class _Guard:
             if self.fence.holds(topic, partition, token=token):
                 continue
             _LOGGER.warning(
-                "batch %d: rows of %s-%d under token %s are left out: the claim is "
-                "over, and whoever has the partition now processes them",
+                "batch %d: rows of %s-%d under token %s are dropped: the claim has "
+                "ended, and the current owner of the partition processes them",
                 *(self.batch_id, topic, partition, token),
             )
             batch = _without(batch, topic, partition=partition, token=token)

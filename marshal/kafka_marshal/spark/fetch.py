@@ -1,7 +1,7 @@
-"""What a task does: looks at the claim, and reads its range.
+"""A task: check the claim, and read the range.
 
-It runs in Spark's Python workers, which live through many tasks: connections are
-kept, nothing else is.
+Runs in Spark's Python workers, which execute many tasks; only connections are kept
+between them.
 """
 
 import gc
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from kafka_marshal.clock import SystemClock
 from kafka_marshal.errors import ClaimLost, PositionError
 from kafka_marshal.kafka_io.slices import SliceReaders, TopicReplaced
-from kafka_marshal.spark.java import pythonic
+from kafka_marshal.spark.java import python_options
 from kafka_marshal.spark.options import Options
 from kafka_marshal.spark.planning import Task
 from kafka_marshal.spark.rows import arrow_schema, batch_maker
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from kafka_marshal.tickets import ClaimRef, TicketOffice
 
 LOGGER = logging.getLogger("kafka_marshal")
-OFFICE_MS_MAX = 30_000
-# A look costs a round trip or two: a few in a hundred of such a time at most.
-LOOK_MS = 500
+GRANT_MS_MAX = 30_000
+# A check takes one or two round trips, a few percent of this time.
+CHECK_MS = 500
 
 _slices = SliceReaders()
-# Processes whose heap has settled: this one, or none yet.
-_settled: set[int] = set()
-# It goes on while the machine sleeps, as leases do.
+# Processes whose heap is frozen: this one, or none yet.
+_frozen: set[int] = set()
+# Like leases, it continues while the machine is suspended.
 _clock = SystemClock()
 
 
@@ -41,67 +41,66 @@ def read(
 ) -> Iterator["pa.RecordBatch"]:
     """Read one range as Arrow batches.
 
-    At least once, the claim is looked at before the first row, by a fold of the log
-    that is not older than that, and again before each batch that comes later than
-    ``LOOK_MS`` after: the driver may be gone, and another owner at work. At most once,
-    the range is asked for, and only what was granted to this very attempt is read
-    (PROTOCOL 6.2); nobody else ever is.
+    At least once, the claim is checked against an up-to-date fold of the log before the
+    first row, and again every ``CHECK_MS``: the driver may be gone and another owner at
+    work. At most once, the task requests a grant and reads only the granted offsets,
+    which no other attempt gets (PROTOCOL 6.2).
 
     Raises:
-        ClaimLost: Somebody else has the partition now.
-        PositionError: Offsets of the range are gone, and ``failOnDataLoss``.
-        CoordinationError: The cluster or the sidecar could not be asked.
+        ClaimLost: Another owner has the partition.
+        PositionError: Offsets of the range are gone, and ``failOnDataLoss`` is set.
+        CoordinationError: The cluster or the sidecar did not answer.
     """
-    looked_ms = _clock.now_ms()
+    checked_ms = _clock.now_ms()
     for first, last in spans(task, options):
         span = (first, last + 1)
         for batch in _rows(task, span, options=options, schema=schema):
             now_ms = _clock.now_ms()
-            if options.delivery == "alo" and now_ms - looked_ms >= LOOK_MS:
+            if options.delivery == "alo" and now_ms - checked_ms >= CHECK_MS:
                 _require_current(task, options)
-                looked_ms = now_ms
+                checked_ms = now_ms
             yield batch
-    _settle()
+    _freeze_heap()
 
 
-def _settle() -> None:
-    """Have the garbage collector pass over what a worker of Spark has loaded.
+def _freeze_heap() -> None:
+    """Exclude the loaded modules of a Spark worker from garbage collection.
 
-    Spark looks for garbage after each task, which takes 50 ms for Spark, Arrow and
-    Kafka: as long as the task itself. What is there once a range has been read stays.
+    Spark runs the collector after each task. With Spark, Arrow and Kafka loaded that
+    takes 50 ms, as long as the task itself.
     """
     from pyspark import TaskContext
 
-    if os.getpid() in _settled or TaskContext.get() is None:
+    if os.getpid() in _frozen or TaskContext.get() is None:
         return
-    _settled.add(os.getpid())
+    _frozen.add(os.getpid())
     gc.collect()
     gc.freeze()
 
 
 def spans(task: Task, options: Options) -> list[tuple[int, int]]:
-    """Return which offsets this attempt may read, both ends inclusive.
+    """Return the offsets that this attempt may read, both ends inclusive.
 
     Raises:
-        ClaimLost: Somebody else has the partition now.
+        ClaimLost: Another owner has the partition.
     """
     wanted = (task.first, task.end - 1)
     if task.claim is None:
         return [wanted]
     if options.delivery == "amo":
-        office = _office(options)
-        return _granted(office, task.claim, wanted)
+        client = _grant_client(options)
+        return _granted(client, task.claim, wanted)
     _require_current(task, options)
     return [wanted]
 
 
 def _require_current(task: Task, options: Options) -> None:
-    """Raise unless the claim stands, by a fold that is not older than this call."""
+    """Raise unless the claim is valid by an up-to-date fold of the log."""
     claim = task.claim
     if claim is None:
         return
-    office = _office(options)
-    if not office.is_current(claim, timeout_ms=OFFICE_MS_MAX):
+    client = _grant_client(options)
+    if not client.is_current(claim, timeout_ms=GRANT_MS_MAX):
         raise ClaimLost(
             f"{task.partition} is no longer held under token {claim.token}, and the "
             f"task of offsets {task.first} to {task.end - 1} reads no further: another "
@@ -111,24 +110,24 @@ def _require_current(task: Task, options: Options) -> None:
         )
 
 
-def _office(options: Options) -> "TicketOffice":
-    """Return this process's office; a read without a claim loads nothing of it."""
+def _grant_client(options: Options) -> "TicketOffice":
+    """Return this process's client for grants; loaded only for reads under a claim."""
     from kafka_marshal.tickets import open_office
 
-    return open_office(pythonic(options.connection), sidecar=options.sidecar)
+    return open_office(python_options(options.connection), sidecar=options.sidecar)
 
 
 def _granted(
-    office: "TicketOffice", claim: "ClaimRef", wanted: tuple[int, int]
+    client: "TicketOffice", claim: "ClaimRef", wanted: tuple[int, int]
 ) -> list[tuple[int, int]]:
     found: list[tuple[int, int]] = []
     first, last = wanted
     while first <= last:
-        granted = office.spend(claim, first, last, timeout_ms=OFFICE_MS_MAX)
+        granted = client.spend(claim, first, last, timeout_ms=GRANT_MS_MAX)
         if not granted:
             break
         found += granted
-        # A log may grant less at a time than a batch has.
+        # One grant may cover less than a batch.
         first = granted[-1][1] + 1
     return found
 
@@ -156,7 +155,7 @@ def _rows(
                 first = int(rows.offsets[-1]) + 1
                 yield make(rows)
         except PositionError as error:
-            # The next attempt must not begin with what this reader knows of the log.
+            # The next attempt must not reuse this reader's state.
             _slices.drop()
             first = _after_loss(error, (first, end), options=options)
             if first == failed_at:
@@ -165,7 +164,7 @@ def _rows(
         except GeneratorExit:
             raise
         except BaseException:
-            # Whatever state it is in, the next task must not begin there.
+            # The next task must not reuse this reader's state.
             _slices.drop()
             raise
         else:
@@ -175,38 +174,38 @@ def _rows(
 def _after_loss(
     error: PositionError, span: tuple[int, int], *, options: Options
 ) -> int:
-    """Return where to go on once offsets are gone, where that is allowed.
+    """Return the offset to continue at after a loss of offsets, if that is allowed.
 
-    That is the first offset of the range that the log still has, or the end of the
-    range where it has none: a stream plans anew from what it finds.
+    It is the first offset of the range that still exists, or the end of the range: a
+    stream plans its next batch by the log.
 
     Raises:
-        PositionError: It is not allowed, or the log could not be asked.
+        PositionError: It is not allowed, or the log range is unknown.
     """
     first, end = span
     is_replaced = isinstance(error, TopicReplaced)
     known = (
         f"its log has {error.log_start} to {error.log_end - 1}"
         if error.log_start >= 0
-        else "where its log begins is not known"
+        else "the start of its log is unknown"
     )
     why = str(error) if is_replaced else known
-    told = f"offset {error.requested} of {error.partition} is to be read, and {why}"
+    what = f"offset {error.requested} of {error.partition} is to be read, and {why}"
     if options.fails_on_data_loss:
         raise PositionError(
-            f"{told}: records were deleted by retention or by hand, the log was cut "
-            "off, or the topic was recreated; set failOnDataLoss to false to go on "
-            "without them",
+            f"{what}: records were deleted by retention or by hand, the log was cut "
+            "off, or the topic was recreated; set failOnDataLoss to false to "
+            "continue without them",
             partition=error.partition,
             requested=error.requested,
             log_start=error.log_start,
             log_end=error.log_end,
         ) from error
     if is_replaced or 0 <= error.log_end <= error.requested:
-        goes_on = end
+        resumed_at = end
     elif error.log_start < 0:
         raise error
     else:
-        goes_on = min(max(first, error.log_start), end)
-    LOGGER.warning("position_jumped %s; the task continues at %d", told, goes_on)
-    return goes_on
+        resumed_at = min(max(first, error.log_start), end)
+    LOGGER.warning("position_jumped %s; the task continues at %d", what, resumed_at)
+    return resumed_at

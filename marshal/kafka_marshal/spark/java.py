@@ -1,9 +1,9 @@
-"""Java's settings of security, as Spark's own Kafka source takes them, for Python.
+"""Java's security settings, as in Spark's own Kafka source, for Python's clients.
 
-Python's clients know no JAAS and no keystores. A login of JAAS becomes the options that
-mean the same. Keystores of PKCS12, and PEM that stands in an option, become PEM files
-that only this user may read, on each host that connects, until its process ends. Spark
-kills its workers, so these files are kept in memory where the system can do that.
+Python's clients support neither JAAS nor keystores. A JAAS login becomes equivalent
+options. PKCS12 keystores, and PEM in options, become PEM files that only this user can
+read, on each host that connects, until its process ends. Spark kills its workers, so
+these files are kept in memory if the system supports it.
 """
 
 import atexit
@@ -46,15 +46,15 @@ _PAIR = re.compile(
     r"""\s*([\w.]+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|'([^']*)'|([^\s;"']+))"""
 )
 _STORE_BYTES_MAX = 10_000_000
-# Of one process: a certificate, a key and what is trusted, of a few clusters.
+# For one process: certificate, key and truststore of a few clusters.
 FILES_MAX = 64
 _JKS = (b"\xfe\xed\xfe\xed", b"\xce\xce\xce\xce")
 
 
-def pythonic(connection: Mapping[str, str]) -> dict[str, str]:
+def python_options(connection: Mapping[str, str]) -> dict[str, str]:
     """Return connection options by the names of Python's clients.
 
-    Files are read here: on whichever host connects.
+    Files are read on this host.
 
     Raises:
         ConfigurationError: A login or a keystore cannot be used; no secret is shown.
@@ -70,7 +70,7 @@ def pythonic(connection: Mapping[str, str]) -> dict[str, str]:
     more: dict[str, str] = {}
     if JAAS in given:
         more |= _login(given[JAAS], found.get("sasl.mechanism", "GSSAPI"))
-    more |= _trusted(given) | _own(given, found.get("ssl.key.password"))
+    more |= _trusted(given) | _key_and_certificate(given, found.get("ssl.key.password"))
     for name in more.keys() & found.keys():
         if name != "ssl.key.password":
             raise _wrong(name, "a login or keystore of Java says the same; keep one")
@@ -78,12 +78,12 @@ def pythonic(connection: Mapping[str, str]) -> dict[str, str]:
 
 
 def settings_of(connection: Mapping[str, str]) -> ConnectionSettings:
-    """Return settings for this host; unpickled elsewhere, they are made anew there.
+    """Return settings for this host; on unpickling they are made for that host.
 
     Raises:
         ConfigurationError: An option is wrong.
     """
-    options = pythonic(connection)
+    options = python_options(connection)
     options.pop("sidecar_token_file", None)
     servers = options.pop("bootstrap_servers")
     topic, transport = options.pop("coordination_topic"), options.pop("transport")
@@ -97,7 +97,7 @@ class _HostSettings(ConnectionSettings):
     """Settings that name files of this host.
 
     Attributes:
-        given: What they were made of.
+        given: Options that they were made of.
     """
 
     given: Mapping[str, str] = attrs.field(kw_only=True, repr=False, eq=False)
@@ -114,7 +114,7 @@ def _wrong(name: str, why: str) -> ConfigurationError:
 
 
 def _login(text: str, mechanism: str) -> dict[str, str]:
-    """Return the options that mean what a login of JAAS means."""
+    """Return the options equivalent to a JAAS login."""
     found = _LOGIN.fullmatch(text)
     if found is None:
         raise _wrong(
@@ -131,7 +131,7 @@ def _login(text: str, mechanism: str) -> dict[str, str]:
     if module == "Krb5LoginModule":
         return _by_ticket(pairs)
     if module == "IAMLoginModule":
-        return {}  # the mechanism AWS_MSK_IAM says it all
+        return {}  # the mechanism AWS_MSK_IAM is enough
     raise _wrong(
         JAAS,
         f"{module} has no counterpart here; PlainLoginModule, ScramLoginModule, "
@@ -175,27 +175,29 @@ def _by_ticket(pairs: Mapping[str, str]) -> dict[str, str]:
 
 
 def _trusted(given: Mapping[str, str]) -> dict[str, str]:
-    """Return where the certificates stand that are trusted."""
+    """Return the option for trusted certificates."""
     text = given.get("ssl.truststore.certificates")
     name = "ssl.truststore.location"
     path = given.get(name)
     if text is not None and path is not None:
         raise _wrong(name, "kafka.ssl.truststore.certificates is given, too; keep one")
     if text is not None:
-        return {"ssl.ca.location": _kept(text.encode())}
+        return {"ssl.ca.location": _private_file(text.encode())}
     if path is None:
         return {}
     data = _read(name, path)
     if not _is_pkcs12(name, path, data=data):
         return {"ssl.ca.location": path}
-    _, _, chain = _opened(name, data, given.get("ssl.truststore.password"))
+    _, _, chain = _read_pkcs12(name, data, given.get("ssl.truststore.password"))
     if not chain:
         raise _wrong(name, f"{path} has no certificate")
-    return {"ssl.ca.location": _kept(b"".join(chain))}
+    return {"ssl.ca.location": _private_file(b"".join(chain))}
 
 
-def _own(given: Mapping[str, str], key_password: str | None) -> dict[str, str]:
-    """Return where our own certificate and key stand."""
+def _key_and_certificate(
+    given: Mapping[str, str], key_password: str | None
+) -> dict[str, str]:
+    """Return the options for the client's certificate and key."""
     chain, key = (
         given.get(f"ssl.keystore.{part}") for part in ("certificate.chain", "key")
     )
@@ -209,8 +211,8 @@ def _own(given: Mapping[str, str], key_password: str | None) -> dict[str, str]:
         if path is not None:
             raise _wrong(name, "kafka.ssl.keystore.key is given, too; keep one")
         return {
-            "ssl.certificate.location": _kept(chain.encode()),
-            "ssl.key.location": _kept(key.encode()),
+            "ssl.certificate.location": _private_file(chain.encode()),
+            "ssl.key.location": _private_file(key.encode()),
         }
     if path is None:
         return {}
@@ -218,14 +220,14 @@ def _own(given: Mapping[str, str], key_password: str | None) -> dict[str, str]:
     if not _is_pkcs12(name, path, data=data):
         return {"ssl.certificate.location": path, "ssl.key.location": path}
     password = given.get("ssl.keystore.password")
-    own_key, own, others = _opened(name, data, password)
+    own_key, own, others = _read_pkcs12(name, data, password)
     if own_key is None or own is None:
         raise _wrong(name, f"{path} has no key with its certificate")
     found = {
-        "ssl.certificate.location": _kept(own + b"".join(others)),
-        "ssl.key.location": _kept(own_key),
+        "ssl.certificate.location": _private_file(own + b"".join(others)),
+        "ssl.key.location": _private_file(own_key),
     }
-    # The key was written under the password of its store.
+    # The key is encrypted with the password of its store.
     secret = password or key_password
     return found | ({"ssl.key.password": secret} if secret else {})
 
@@ -244,9 +246,9 @@ def _read(name: str, path: str) -> bytes:
 
 
 def _is_pkcs12(name: str, path: str, *, data: bytes) -> bool:
-    """Return whether a store is PKCS12 and not PEM, by what is in it.
+    """Return whether a store is PKCS12 and not PEM, by its content.
 
-    Java reads PKCS12 where its default type, JKS, is named.
+    Java reads PKCS12 also as its default type, JKS.
     """
     if data.startswith(_JKS):
         raise _wrong(
@@ -263,9 +265,9 @@ def _is_pkcs12(name: str, path: str, *, data: bytes) -> bool:
     raise _wrong(name, f"{path} is neither PEM nor PKCS12")
 
 
-# A key is hidden anew each time, and tasks ask again and again.
+# Cached, because encrypting the key again for each task would change the settings.
 @lru_cache(maxsize=8)
-def _opened(
+def _read_pkcs12(
     name: str, data: bytes, password: str | None
 ) -> tuple[bytes | None, bytes | None, tuple[bytes, ...]]:
     """Return key, certificate and further certificates of a PKCS12 store, as PEM."""
@@ -298,16 +300,16 @@ def _opened(
     return key, own, others
 
 
-def _kept(data: bytes) -> str:
-    """Return the path of a file of this process that has these bytes."""
+def _private_file(data: bytes) -> str:
+    """Return the path of a private file of this process with these bytes."""
     return _in_memory(data) or _in_folder(data)
 
 
 @lru_cache(maxsize=FILES_MAX)
 def _in_memory(data: bytes) -> str | None:
-    """Return the path of a file without a name, None where there are none.
+    """Return the path of an anonymous file in memory, None if not supported.
 
-    It ends with this process, and with those that are forked from it, however they end.
+    It disappears with this process and its forked children, however they end.
     """
     make = getattr(os, "memfd_create", None)
     if make is None:
@@ -324,7 +326,7 @@ def _in_memory(data: bytes) -> str | None:
 
 
 def _in_folder(data: bytes) -> str:
-    """Return the path of a temporary file, which an orderly end removes."""
+    """Return the path of a temporary file, removed at a normal exit."""
     path = Path(_folder(os.getpid())) / f"{hashlib.sha256(data).hexdigest()}.pem"
     if not path.exists():
         number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

@@ -9,24 +9,24 @@ SAME, MAPPED, IGNORED, REFUSED = "same", "mapped", "ignored", "refused"
 
 
 @attrs.frozen
-class Fate:
-    """What becomes of an option.
+class Meaning:
+    """Meaning of an option of Spark's own source.
 
     Attributes:
-        kind: ``same``; ``mapped`` to what means the same here; ``ignored``, with a
-            warning; ``refused``, with an error.
-        note: What it is here, or what to give instead, and why.
+        kind: ``same``; ``mapped`` to an equivalent; ``ignored``, with a warning;
+            ``refused``, with an error.
+        note: The equivalent or alternative, and the reason.
     """
 
     kind: str
     note: str
 
 
-def _all(kind: str, note: str, *names: str) -> dict[str, Fate]:
-    return dict.fromkeys(names, Fate(kind, note))
+def _all(kind: str, note: str, *names: str) -> dict[str, Meaning]:
+    return dict.fromkeys(names, Meaning(kind, note))
 
 
-OWN = {
+KAFKA_OPTIONS = {
     **_all(SAME, "a stream takes subscribe or subscribePattern only", "assign"),
     **_all(SAME, "topics with commas", "subscribe"),
     **_all(SAME, "of the syntax of re2, for whole names", "subscribePattern"),
@@ -211,9 +211,9 @@ OWN = {
         "kafka.sasl.login.class",
     ),
 }
-_BY_LOWER = {name.lower(): fate for name, fate in OWN.items()}
+_BY_LOWER = {name.lower(): meaning for name, meaning in KAFKA_OPTIONS.items()}
 
 
-def fate_of(name: str) -> Fate | None:
-    """Return what becomes of an option in any case; None for no option of Spark's."""
+def meaning_of(name: str) -> Meaning | None:
+    """Return the meaning of an option, in any case; None for an unknown one."""
     return _BY_LOWER.get(name.lower())

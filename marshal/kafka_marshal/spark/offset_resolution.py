@@ -16,7 +16,7 @@ INTERNAL_PREFIX = "__"
 
 
 class Cluster:
-    """What is asked of the cluster to plan a read."""
+    """Queries of the cluster that planning needs. Blocking; for one thread."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
@@ -26,7 +26,7 @@ class Cluster:
         )
 
     def partitions(self) -> list[TopicPartition]:
-        """Return the partitions that the options name now.
+        """Return the current partitions of the topics in the options.
 
         Raises:
             LogUnreadable: A topic does not exist.
@@ -63,11 +63,11 @@ class Cluster:
     def resolve(
         self, bound: Bound, partitions: Sequence[TopicPartition], *, name: str
     ) -> dict[TopicPartition, int]:
-        """Return the offset that a bound means, by partition.
+        """Return the offset of a bound by partition.
 
         Raises:
-            ConfigurationError: It names a partition that is not read, or a time that
-                no record has reached.
+            ConfigurationError: It names a partition that is not read, or a time after
+                the last record.
         """
         if extra := (set(bound.offsets) | set(bound.times_ms)) - set(partitions):
             raise ConfigurationError(
@@ -95,7 +95,7 @@ class Cluster:
         return wanted
 
     def topic_ids(self, topics: Collection[str]) -> dict[str, str]:
-        """Return Kafka's id of each topic in hex; topics without one are left out."""
+        """Return Kafka's ids of topics in hex; topics without one are absent."""
         found = self._data.describe(sorted(topics), ASK_MS_MAX)
         ids = {name: info.topic_id for name, info in found.items()}
         return {name: each.hex() for name, each in ids.items() if each is not None}
@@ -103,18 +103,18 @@ class Cluster:
     def ranges(
         self, partitions: Sequence[TopicPartition]
     ) -> Mapping[TopicPartition, LogRange]:
-        """Return which offsets each partition has, uncommitted ones included."""
+        """Return the offset range of each partition, with uncommitted records."""
         return self._data.ranges(partitions, ASK_MS_MAX)
 
     def ends(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
-        """Return up to where each partition can be read now."""
+        """Return the readable end of each partition."""
         return self._offsets.ends(partitions, ASK_MS_MAX)
 
     def starts(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
-        """Return the first offset that each partition has."""
+        """Return the log start offset of each partition."""
         return self._offsets.starts(partitions, ASK_MS_MAX)
 
     def close(self) -> None:
-        """Let go of every connection. Idempotent."""
+        """Close all connections. Idempotent."""
         self._offsets.close(CLOSE_MS_MAX)
         self._data.close(CLOSE_MS_MAX)

@@ -1,7 +1,6 @@
 """The options of ``format("marshal")``: those of Spark's Kafka source, and a few more.
 
-They are checked here, all at once, before anything starts. Names know no case, as
-everywhere in Spark.
+All are checked before anything starts. Names are case-insensitive, as in Spark.
 """
 
 import difflib
@@ -19,7 +18,7 @@ from kafka_marshal.protocol.codec import is_identifier, is_topic
 from kafka_marshal.protocol.types import TopicPartition
 from kafka_marshal.remote.address import UNIX, Address
 from kafka_marshal.spark.java import settings_of
-from kafka_marshal.spark.kafka_options import IGNORED, REFUSED, fate_of
+from kafka_marshal.spark.kafka_options import IGNORED, REFUSED, meaning_of
 
 LOGGER = logging.getLogger("kafka_marshal")
 
@@ -40,7 +39,7 @@ CLAIMS = (
     "sidecarTokenFile",
     "stateDir",
 )
-# Where a batch ends, and how much one micro-batch takes.
+# End of a batch, and size of a micro-batch.
 BATCH_ONLY = ENDINGS
 STREAM_ONLY = (
     "maxOffsetsPerTrigger",
@@ -72,15 +71,14 @@ SERVERS = "kafka.bootstrap.servers"
 
 @attrs.frozen
 class Bound:
-    """Where reading starts or ends.
+    """Start or end of reading.
 
     Attributes:
-        everywhere: ``EARLIEST`` or ``LATEST`` for what is not named.
-        offsets: Offsets by partition, which may be ``EARLIEST`` or ``LATEST``.
-        times_ms: Or times by partition: the first record that is not older.
-        time_ms: Or one time for all of them.
-        is_strict: Whether a time after the last record is an error; else it means
-            the end.
+        everywhere: ``EARLIEST`` or ``LATEST`` for partitions that are not named.
+        offsets: Offsets by partition, also ``EARLIEST`` or ``LATEST``.
+        times_ms: Or times by partition, each for the first record that is not older.
+        time_ms: Or one time for all partitions.
+        is_strict: Whether a time after the last record is an error; else it is the end.
     """
 
     everywhere: int
@@ -100,34 +98,34 @@ class Options:
     """The options of one source, checked.
 
     Attributes:
-        settings: Where the cluster is.
-        connection: The same as text, for whoever connects elsewhere; Java's settings
-            of security stand in it as they were given (``java.pythonic``).
+        settings: Connection.
+        connection: The same as text, for other hosts; with Java's security settings
+            as given (``java.python_options``).
         topics: Topics by name; empty with a pattern or an assignment.
         pattern: Or a regular expression in RE2's syntax for their names.
         assigned: Or partitions, read without a group only.
-        start: Where a new query starts, or a batch read; None = as Spark's own: a
+        start: Start of a new query or a batch read; None = as in Spark's own source: a
             batch at the earliest offsets, a stream at the latest.
-        end: Where a batch read ends; None = at the latest offsets.
+        end: End of a batch read; None = the latest offsets.
         group: The group that shares the topics; None for a batch read.
-        client_id: Name in the group; None to draw one.
+        client_id: Name in the group; None for a random one.
         delivery: ``alo`` or ``amo``.
         sidecar: Address of the sidecar that holds the claims, or None.
-        sidecar_token_file: Where its token stands on each host, for TCP.
+        sidecar_token_file: File with its token on each host, for TCP.
         policy: Which partitions to hold.
         claims_max: Most partitions to hold, 0 = no limit.
-        state_dir: Where the identity is kept; None for the user's directory.
+        state_dir: Directory of the identity; None for the user's.
         max_offsets: Most offsets of a micro-batch, None = no limit.
-        min_offsets: Fewest offsets that are worth one.
-        max_delay_ms: How long to wait for them.
-        min_partitions: Fewest tasks of a batch, 0 = one a partition.
+        min_offsets: Fewest offsets of a micro-batch.
+        max_delay_ms: Longest wait for them.
+        min_partitions: Fewest tasks of a batch, 0 = one for each partition.
         max_task_offsets: Most offsets of a task, 0 = no limit.
-        fails_on_data_loss: Whether offsets that are gone end the query.
+        fails_on_data_loss: Whether lost offsets end the query.
         has_headers: Whether there is a column of headers.
         has_token: Whether there is a column with the fencing token.
         isolation_level: ``read_uncommitted`` or ``read_committed``.
         rack: Rack of the executors.
-        poll_timeout_ms: How long a task waits for a record that must exist.
+        poll_timeout_ms: Longest wait of a task for the next record of its range.
     """
 
     settings: ConnectionSettings
@@ -158,7 +156,7 @@ class Options:
     poll_timeout_ms: int
 
     def require_batch(self) -> None:
-        """Raise unless these options make sense for ``spark.read``."""
+        """Raise for options that ``spark.read`` does not support."""
         if self.group is not None:
             raise _wrong(
                 "group",
@@ -168,7 +166,7 @@ class Options:
             )
 
     def require_stream(self) -> None:
-        """Raise unless these options make sense for ``spark.readStream``."""
+        """Raise for options that ``spark.readStream`` does not support."""
         if self.group is None:
             raise _wrong(
                 "group",
@@ -190,7 +188,7 @@ class Options:
 
 
 def parse(given: Mapping[str, str]) -> Options:
-    """Check options and return what they mean.
+    """Check and parse options.
 
     Raises:
         ConfigurationError: One is unknown, impossible, or contradicts another.
@@ -199,19 +197,19 @@ def parse(given: Mapping[str, str]) -> Options:
 
 
 class _Reader:
-    """Takes options one by one, each once."""
+    """Parses options; each is removed once it is used."""
 
     def __init__(self, given: Mapping[str, str]) -> None:
         self._given: dict[str, str] = {}
         self._kafka: dict[str, str] = {}
         for name, value in given.items():
             low = name.lower()
-            fate = fate_of(low)
-            if fate is not None and fate.kind == REFUSED:
-                raise _wrong(name, fate.note)
-            if fate is not None and fate.kind == IGNORED:
+            meaning = meaning_of(low)
+            if meaning is not None and meaning.kind == REFUSED:
+                raise _wrong(name, meaning.note)
+            if meaning is not None and meaning.kind == IGNORED:
                 LOGGER.warning(
-                    "option_ignored %s of format marshal: %s", name, fate.note
+                    "option_ignored %s of format marshal: %s", name, meaning.note
                 )
             elif low.startswith(KAFKA_PREFIX):
                 self._kafka[low] = value
@@ -223,7 +221,7 @@ class _Reader:
             raise _wrong("path", "topics are named by subscribe; call load() without")
 
     def options(self) -> Options:
-        """Return them all."""
+        """Return the parsed options."""
         self._at_most_one(TOPICS, must=True)
         self._at_most_one(STARTS)
         self._at_most_one(ENDINGS)
@@ -267,7 +265,7 @@ class _Reader:
         }
 
     def _token_file(self) -> dict[str, str]:
-        """Return where a sidecar's token stands; it is read on each host itself."""
+        """Return the file of a sidecar's token; each host reads its own."""
         path = self._take("sidecarTokenFile", _text, None)
         sidecar = self._take("sidecar", _sidecar, None)
         if path is not None and sidecar is None:
@@ -380,7 +378,7 @@ def _offsets(name: str, text: str, *, everywhere: int) -> Bound:
 
 
 def _by_partition(name: str, text: str, *, least: int) -> dict[TopicPartition, int]:
-    """Read ``{"topic": {"0": 23}}``."""
+    """Parse ``{"topic": {"0": 23}}``."""
     hint = 'use earliest, latest or JSON such as {"orders": {"0": 23, "1": -2}}'
     try:
         found = json.loads(text)
@@ -420,7 +418,7 @@ def _pattern(name: str, text: str) -> str:
 
 
 def _assigned(name: str, text: str) -> tuple[TopicPartition, ...]:
-    """Read ``{"topic": [0, 1]}``."""
+    """Parse ``{"topic": [0, 1]}``."""
     try:
         found = [
             TopicPartition(topic, number)

@@ -26,15 +26,15 @@ Span = tuple[int, int]
 
 
 class Mark(NamedTuple):
-    """How far one partition is planned, and under which claim.
+    """The planned range of one partition, and its claim.
 
     Attributes:
         token: Fencing token of the claim.
-        begin: Where this query began under it.
+        begin: First offset of this query under the claim.
         next: Everything below is planned.
-        restarts: How often reading restarted at the start of the log, because the
-            log was cut off below ``next``, or the topic was recreated.
-        topic_id: Kafka's id of the topic in hex; empty where it is not known.
+        restarts: Number of restarts at the log start, after the log was truncated below
+            ``next`` or the topic was recreated.
+        topic_id: Kafka's id of the topic in hex, or empty if unknown.
     """
 
     token: Token
@@ -43,8 +43,8 @@ class Mark(NamedTuple):
     restarts: int = 0
     topic_id: str = ""
 
-    def is_of_another(self, topic_id: str) -> bool:
-        """Return whether these offsets are of another topic than that of an id."""
+    def is_of_other_topic(self, topic_id: str) -> bool:
+        """Return whether these offsets belong to a topic with another id."""
         return bool(self.topic_id and topic_id) and self.topic_id != topic_id
 
     def is_continued_by(self, other: "Mark") -> bool:
@@ -53,10 +53,10 @@ class Mark(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read what ``str`` wrote.
+        """Parse the text of a mark.
 
         Raises:
-            ValueError: It is something else.
+            ValueError: The text is not one.
         """
         token, *numbers, topic_id = text.split(" ")
         begin, end, restarts = map(int, numbers)
@@ -70,8 +70,8 @@ class Mark(NamedTuple):
 Marks = dict[TopicPartition, Mark]
 
 
-class Stretch(NamedTuple):
-    """A range of one partition, ``first <= o < end``, its claim if any, its topic."""
+class PlannedRange(NamedTuple):
+    """A range ``first <= o < end`` of a partition, its claim if any, its topic id."""
 
     partition: TopicPartition
     token: Token | None
@@ -81,15 +81,15 @@ class Stretch(NamedTuple):
 
 
 def to_offset(marks: Mapping[TopicPartition, Mark]) -> dict[str, str]:
-    """Return marks as an offset of Spark, in order: Spark compares texts."""
+    """Return marks as a Spark offset, sorted, because Spark compares texts."""
     return {f"{p.topic}:{p.partition}": str(marks[p]) for p in sorted(marks)}
 
 
 def to_marks(offset: Mapping[str, object]) -> Marks:
-    """Read an offset of Spark.
+    """Parse a Spark offset.
 
     Raises:
-        ConfigurationError: The checkpoint is that of another source.
+        ConfigurationError: The checkpoint belongs to another source.
     """
     marks = {}
     for name, text in offset.items():
@@ -105,8 +105,8 @@ def to_marks(offset: Mapping[str, object]) -> Marks:
     return marks
 
 
-def stretches(start: Marks, end: Marks) -> list[Stretch]:
-    """Return what lies between two offsets, in order."""
+def planned_ranges(start: Marks, end: Marks) -> list[PlannedRange]:
+    """Return the ranges between two offsets, in order."""
     found = []
     for partition, mark in sorted(end.items()):
         before = start.get(partition)
@@ -114,34 +114,34 @@ def stretches(start: Marks, end: Marks) -> list[Stretch]:
         first = before.next if before is not None and is_continued else mark.begin
         if first < mark.next:
             span = (first, mark.next)
-            found.append(Stretch(partition, mark.token, *span, mark.topic_id))
+            found.append(PlannedRange(partition, mark.token, *span, mark.topic_id))
     return found
 
 
 @attrs.frozen
 class Limit:
-    """How much one batch takes.
+    """Size limits of a batch.
 
     Attributes:
         most: Most offsets, None = no limit.
-        least: Fewest that are worth a batch, None = any.
+        least: Fewest offsets, None = any.
     """
 
     most: int | None = None
     least: int | None = None
 
 
-def within(
+def limited_ends(
     spans: Mapping[TopicPartition, Span], most: int
 ) -> dict[TopicPartition, int]:
-    """Return where each partition ends so that about ``most`` offsets are taken.
+    """Return the end of each partition for a batch of about ``most`` offsets.
 
-    Each gets a share in proportion to what waits there, and at least one offset: none
-    is starved by another's backlog.
+    Each partition gets a share in proportion to its backlog, and at least one offset,
+    so that no backlog starves another.
 
     Args:
-        spans: First offset and end of what waits, by partition.
-        most: Most offsets; at least one a partition is taken all the same.
+        spans: First offset and end of the backlog, by partition.
+        most: Most offsets, but at least one for each partition.
     """
     total = sum(max(0, end - first) for first, end in spans.values())
     if total <= most:
@@ -154,30 +154,32 @@ def within(
     return ends
 
 
-def cut(stretches: Sequence[Stretch], least: int, *, most: int = 0) -> list[Stretch]:
-    """Cut stretches so that there are at least ``least`` of them, where they can be.
+def split_ranges(
+    planned_ranges: Sequence[PlannedRange], least: int, *, most: int = 0
+) -> list[PlannedRange]:
+    """Split ranges into at least ``least`` parts, if they have enough offsets.
 
-    Larger ones are cut into more parts. Parts are as long as each other, but for one
-    offset, and have ``most`` offsets at most; 0 is no limit.
+    Larger ranges get more parts. The parts of a range differ by at most one offset and
+    have at most ``most`` offsets; 0 = no limit.
     """
     if most:
-        stretches = [
+        planned_ranges = [
             part
-            for each in stretches
-            for part in _parts(each, math.ceil((each.end - each.first) / most))
+            for each in planned_ranges
+            for part in _split(each, math.ceil((each.end - each.first) / most))
         ]
-    if not stretches or len(stretches) >= least:
-        return list(stretches)
-    total = sum(each.end - each.first for each in stretches)
-    found: list[Stretch] = []
-    for each in stretches:
+    if not planned_ranges or len(planned_ranges) >= least:
+        return list(planned_ranges)
+    total = sum(each.end - each.first for each in planned_ranges)
+    found: list[PlannedRange] = []
+    for each in planned_ranges:
         size = each.end - each.first
-        found += _parts(each, min(size, max(1, round(size / total * least))))
+        found += _split(each, min(size, max(1, round(size / total * least))))
     return found
 
 
-def _parts(stretch: Stretch, count: int) -> list[Stretch]:
-    """Cut a stretch into some parts that are as long as each other."""
+def _split(stretch: PlannedRange, count: int) -> list[PlannedRange]:
+    """Split a range into equal parts."""
     size = stretch.end - stretch.first
     edges = [stretch.first + size * at // count for at in range(count + 1)]
     return [stretch._replace(first=first, end=end) for first, end in pairwise(edges)]
@@ -185,14 +187,14 @@ def _parts(stretch: Stretch, count: int) -> list[Stretch]:
 
 @attrs.frozen
 class Task:
-    """What one task reads; it travels to the executor.
+    """The range of one task; sent to the executor.
 
     Attributes:
         partition: Data partition.
         first: First offset.
-        end: Where it ends; not read.
+        end: Exclusive end.
         claim: Claim that it is read under; None for a batch read.
-        topic_id: Kafka's id of the topic in hex; empty where it is not known.
+        topic_id: Kafka's id of the topic in hex, or empty if unknown.
     """
 
     partition: TopicPartition
@@ -203,7 +205,7 @@ class Task:
 
 
 class TaskPartition(InputPartition):
-    """A task, as Spark carries it; None for a read of nothing."""
+    """A task in Spark's form; None to read nothing."""
 
     def __init__(self, task: Task | None) -> None:
         super().__init__(None)

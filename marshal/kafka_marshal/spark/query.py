@@ -1,6 +1,7 @@
-"""What the driver's process of one query has open: it loads all that claims need.
+"""Connections of the driver's process of one query.
 
-Spark makes readers in other processes as well, which only plan or read.
+Apart from ``source``, because it loads the whole client: Spark also makes readers in
+processes that only plan or read.
 """
 
 import logging
@@ -27,7 +28,7 @@ RANDOM_BYTES = 4
 
 @attrs.define(eq=False)
 class Query:
-    """What the driver's process of one query has open."""
+    """Client, cluster queries and claims of one query."""
 
     marshal: Marshal
     cluster: Cluster
@@ -35,12 +36,12 @@ class Query:
 
     @classmethod
     def open(cls, options: Options, *, is_new: bool) -> "Query":
-        """Join the group, and begin to claim.
+        """Join the group and start claiming.
 
         Raises:
-            MarshalError: What went wrong; nothing is left open.
+            MarshalError: Opening failed; everything is closed again.
         """
-        _end_in_order()
+        _handle_termination()
         settings = options.settings
         cluster = Cluster(options)
         opened: list[Marshal | Cluster] = [cluster]
@@ -49,7 +50,7 @@ class Query:
             marshal = Marshal(
                 settings.bootstrap_servers,
                 group_id=options.group or "",
-                client_id=options.client_id or _drawn_name(),
+                client_id=options.client_id or _random_name(),
                 coordination_topic=settings.coordination_topic,
                 options=settings.options,
                 transport=settings.transport,
@@ -97,10 +98,10 @@ class Query:
 def _starts(
     options: Options, cluster: Cluster, *, is_new: bool
 ) -> dict[TopicPartition, int]:
-    """Return where to begin what the group has no position of, but at the earliest.
+    """Return start offsets for partitions without a position; absent = earliest.
 
-    As in Spark's own source, "latest" is the end when the query first starts: what
-    comes later, of new partitions too, is read from its beginning.
+    As in Spark's own source, "latest" is the end when the query first starts: later
+    records, also of new partitions, are read from the start.
     """
     bound = options.start or Bound(LATEST)
     if bound.is_plain and (bound.everywhere == EARLIEST or not is_new):
@@ -108,10 +109,10 @@ def _starts(
     return cluster.resolve(bound, cluster.partitions(), name="startingOffsets")
 
 
-def _drawn_name() -> str:
-    """Return a name that no other query has.
+def _random_name() -> str:
+    """Return a unique client id.
 
-    Only a name that stays lets a restart resume at once what it held.
+    Only with a fixed client id does a restart resume its claims at once.
     """
     host = "".join(
         c if c.isalnum() or c in "._-" else "-" for c in socket.gethostname()
@@ -120,22 +121,22 @@ def _drawn_name() -> str:
 
 
 def _exit(number: int, _frame: object) -> None:
-    # Once: the same comes again at once, and would end the way to ``stop``.
+    # Ignore further signals, which would interrupt ``stop``.
     signal.signal(number, signal.SIG_IGN)
     sys.exit(0)
 
 
-def _end_in_order() -> None:
-    """Have Spark's way of ending this process run ``stop``, which releases claims."""
+def _handle_termination() -> None:
+    """Make Spark's SIGTERM run ``stop``, which releases the claims."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, _exit)
 
 
-def end_undisturbed() -> None:
-    """Let nothing cut short what ``stop`` does.
+def ignore_termination() -> None:
+    """Ignore SIGTERM while ``stop`` runs.
 
-    Spark asks this process to end more than once, and closes its connection, which
-    alone ends it in order.
+    Spark sends it more than once, and closes its connection, which is enough to end the
+    process in order.
     """
     is_main = threading.current_thread() is threading.main_thread()
     if is_main and signal.getsignal(signal.SIGTERM) is _exit:

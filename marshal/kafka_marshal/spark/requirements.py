@@ -1,4 +1,4 @@
-"""What Spark requires of the machine, and a session for the commands."""
+"""Checks of the machine before Spark is used, and a session for the commands."""
 
 import os
 import shutil
@@ -31,10 +31,10 @@ MASTER_DEFAULT = "local[*]"
 
 
 def require_spark() -> None:
-    """Raise unless the extra ``spark`` is there, and new enough.
+    """Require the extra ``spark`` with a supported release of PySpark.
 
     Raises:
-        ConfigurationError: It is not.
+        ConfigurationError: It is missing or too old.
     """
     for name in ("pyspark", "pyarrow", "pandas"):
         try:
@@ -46,7 +46,7 @@ def require_spark() -> None:
             ) from error
     try:
         found = version("pyspark")
-    except PackageNotFoundError:  # part of a distribution of Spark's own
+    except PackageNotFoundError:  # part of a Spark distribution
         found = str(import_module("pyspark").__version__)
     if tuple(int(part) for part in found.split(".")[:2]) < PYSPARK_MIN:
         wanted = ".".join(map(str, PYSPARK_MIN))
@@ -58,19 +58,19 @@ def require_spark() -> None:
 
 
 def require_worker_python(python: str) -> None:
-    """Raise unless Spark's workers on this host can load the data source.
+    """Require that Spark's workers on this host can load the data source.
 
-    Spark starts them on the driver as well, to plan; other hosts are not asked.
+    Spark starts workers on the driver too, for planning. Other hosts are not checked.
 
     Args:
-        python: Name or path of their Python, as ``PYSPARK_PYTHON`` has it.
+        python: Name or path of their Python, as in ``PYSPARK_PYTHON``.
 
     Raises:
-        ConfigurationError: There is no such Python, it has another minor version than
-            this one, or a package is missing there.
+        ConfigurationError: There is no such Python, its minor version differs from this
+            one, or it lacks a package.
     """
     found = shutil.which(python)
-    # By name: environments link to one interpreter, and have packages of their own.
+    # Compare paths, not files: environments with different packages link to one file.
     if found is not None and Path(found).absolute() == Path(sys.executable).absolute():
         return
     here = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -109,7 +109,7 @@ def _wrong_python(why: str) -> ConfigurationError:
 
 
 def require_java() -> Path:
-    """Return the ``java`` command that Spark would start.
+    """Return the ``java`` command that Spark will start.
 
     Raises:
         ConfigurationError: There is none.
@@ -136,11 +136,11 @@ def require_java() -> Path:
 
 @contextmanager
 def spark_session(master: str | None = None) -> Iterator["SparkSession"]:
-    """Give the session that is active, else one of our own, stopped at the end.
+    """Yield the active session, else a new one, which is stopped at the end.
 
     Args:
-        master: Where a session of our own runs; by default on all cores here, or
-            where ``spark-submit`` says.
+        master: Master of a new session; by default that of ``spark-submit``, else all
+            cores of this machine.
 
     Raises:
         ConfigurationError: Spark cannot start.
@@ -162,15 +162,15 @@ def spark_session(master: str | None = None) -> Iterator["SparkSession"]:
     if master is None or master.startswith("local"):
         builder = builder.config("spark.driver.host", "localhost")
         builder = builder.config("spark.sql.shuffle.partitions", "8")
-        # Workers run what we run, whatever python3 is on the PATH.
+        # Workers use this Python, not the first python3 on the PATH.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     try:
         spark = builder.getOrCreate()
     except (PySparkException, OSError, ValueError) as error:
-        told = str(error).strip().splitlines() or [type(error).__name__]
+        lines = str(error).strip().splitlines() or [type(error).__name__]
         raise ConfigurationError(
             f"Spark did not start with master {master or MASTER_DEFAULT!r}: "
-            f"{told[0]}; its own words are on standard error",
+            f"{lines[0]}; see its messages on standard error",
             setting="master",
         ) from error
     spark.sparkContext.setLogLevel("ERROR")

@@ -1,4 +1,7 @@
-"""The columns of ``format("marshal")``, and Arrow batches of what was fetched."""
+"""The columns of ``format("marshal")``, and Arrow batches of fetched slices.
+
+Apart from ``fetch``, so that planning loads nothing of Kafka.
+"""
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -14,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def columns(*, has_headers: bool, has_token: bool) -> "StructType":
-    """Return the columns: those of Spark's own Kafka source, in its order, and more."""
+    """Return the columns of Spark's own Kafka source, in its order, and a token."""
     from pyspark.sql import types as of
 
     header = of.StructType().add("key", of.StringType()).add("value", of.BinaryType())
@@ -34,7 +37,7 @@ def columns(*, has_headers: bool, has_token: bool) -> "StructType":
 
 
 def arrow_schema(schema: "StructType") -> "pa.Schema":
-    """Return the Arrow schema that Spark expects for its own."""
+    """Return the Arrow schema that Spark expects for a schema."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
     return to_arrow_schema(schema, timezone="UTC")
@@ -43,18 +46,18 @@ def arrow_schema(schema: "StructType") -> "pa.Schema":
 def batch_maker(
     schema: "pa.Schema", partition: TopicPartition, *, token: str | None
 ) -> Callable[["Slice"], "pa.RecordBatch"]:
-    """Return what makes record batches of the slices of one partition.
+    """Return a function that makes record batches of slices of one partition.
 
     Args:
         schema: Their schema.
-        partition: Data partition, for two columns that never change.
+        partition: Data partition, for two constant columns.
         token: Fencing token, for the column of that name.
     """
     import pyarrow as pa
 
     types = {field.name: field.type for field in schema}
 
-    # Slices are as long as the one before, but for the first and the last.
+    # Most slices have the same length, so constant columns can be reused.
     @lru_cache(maxsize=len(types))
     def same(name: str, value: object, count: int) -> Any:  # noqa: ANN401
         return pa.repeat(pa.scalar(value, types[name]), count)
@@ -83,7 +86,7 @@ def batch_maker(
 
 
 def _column(values: Any, kind: Any) -> Any:  # noqa: ANN401 - Arrow's
-    """Return a column; what is one already is taken as it is."""
+    """Return values as an Arrow array."""
     import pyarrow as pa
 
     return values if isinstance(values, pa.Array) else pa.array(values, kind)
@@ -92,7 +95,7 @@ def _column(values: Any, kind: Any) -> Any:  # noqa: ANN401 - Arrow's
 def _headers(headers: Sequence["Headers"], kind: Any) -> Any:  # noqa: ANN401
     import pyarrow as pa
 
-    # Spark's own source has null where a record has none.
+    # Spark's own source has null for a record without headers.
     rows = [
         [{"key": name, "value": value} for name, value in pairs] if pairs else None
         for pairs in headers

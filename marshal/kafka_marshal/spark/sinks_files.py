@@ -1,14 +1,14 @@
-"""Each row into Parquet files once, whatever is retried or replayed.
+"""A sink that writes each row to Parquet files exactly once.
 
-A batch is written aside first. What of it counts is decided by a manifest per topic
-partition: a chain of small files, each of which says up to which offset the next
-folder of rows goes, and under which token. A link of the chain can be made only once,
-so that of two writers at the same place one wins, and the other starts where that
-ends. Readers read what the chains name (``FileSink.read``), and nothing else.
+A batch is written to new folders first. A manifest for each topic partition decides
+which of them count: a chain of small files, each with the end offset of the next folder
+and its token. A link of the chain can be created only once, so of two concurrent
+writers one wins, and the other starts at its end. Readers read only the folders in the
+chains (``FileSink.read``).
 
-The folder is on a file system whose ``link`` fails where a file is: a local or
-mounted one. For object stores use a table format with conditional commits, with the
-token and the position as ``sinks_table`` has them.
+The folder must be on a local or mounted file system, whose ``link`` fails if the target
+exists. For object stores use a table format with conditional commits, and store token
+and position as ``sinks_table`` does.
 """
 
 import json
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 DATA, CHAINS = "data", "chains"
-# How often a link that somebody else made first is looked at again.
+# Retries after another writer created the link first.
 TRIES_MAX = 100
 _DIGITS = 20
-# Copies of the columns of these names, so that they stay in the files as well.
+# Copies of these columns, so that they stay in the files too.
 _FOLDERS = {
     "marshal_topic": "topic",
     "marshal_partition": "partition",
@@ -45,13 +45,13 @@ _LOGGER = logging.getLogger("kafka_marshal")
 
 @attrs.frozen
 class Link:
-    """One folder of rows that count.
+    """One published folder of rows.
 
     Attributes:
-        first: First offset that the folder may hold.
-        end: Next offset after it.
-        token: Token of the claim that it was read under.
-        folder: Where the rows are, below the sink's folder.
+        first: First offset of the folder.
+        end: Exclusive end.
+        token: Token of its claim.
+        folder: Path of the rows, below the sink's folder.
     """
 
     first: int
@@ -62,10 +62,10 @@ class Link:
 
 @attrs.frozen
 class Chain:
-    """The manifest of one topic partition: links without a gap, each made once.
+    """The manifest of one topic partition: links without gaps, each created once.
 
     Attributes:
-        folder: Where the links are; named by where they begin.
+        folder: Folder of the links, which are named by their first offsets.
     """
 
     folder: Path
@@ -83,9 +83,9 @@ class Chain:
         return Link(**json.loads(files[-1].read_text())) if files else None
 
     def add(self, link: Link) -> bool:
-        """Append a link, unless somebody else made one at the same place.
+        """Append a link; return False if another writer created it first.
 
-        It must begin where the last one ends.
+        It must start at the end of the last link.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f"{link.first:0{_DIGITS}}.json"
@@ -95,7 +95,7 @@ class Chain:
             file.flush()
             os.fsync(file.fileno())
         try:
-            # Whole or not at all, and never over another: unlike a rename.
+            # Atomic, and unlike a rename it never replaces a file.
             os.link(half, path)
         except FileExistsError:
             return False
@@ -115,8 +115,8 @@ class FileSink:
         sink.read(spark).count()
 
     Attributes:
-        path: The sink's folder, which every executor and the driver can write.
-        fence: Of the stream.
+        path: The sink's folder, writable by the driver and every executor.
+        fence: Fence of the stream.
     """
 
     path: Path
@@ -124,10 +124,10 @@ class FileSink:
 
     @classmethod
     def of(cls, options: Mapping[str, str], *, path: str | Path) -> "FileSink":
-        """Return the sink of a stream, by the options that it was made with.
+        """Return the sink of a stream, from its options.
 
         Raises:
-            ConfigurationError: An option is wrong, or the path is no folder's.
+            ConfigurationError: An option is wrong, or the path is not a folder.
         """
         text = str(path).removeprefix("file://")
         if "://" in text or not Path(text).is_absolute():
@@ -139,7 +139,7 @@ class FileSink:
         return cls(Path(text), Fence.of(options))
 
     def __call__(self, df: "DataFrame", batch_id: int) -> None:
-        """Write a batch; what was written before, or is stale, is left out.
+        """Write a batch without rows that are stale or written already.
 
         Raises:
             ConfigurationError: A column is missing.
@@ -148,7 +148,7 @@ class FileSink:
 
         require_columns(df)
         aside = self.path / DATA / uuid.uuid4().hex
-        # A folder for each claim: it counts as a whole, or not at all.
+        # One folder for each claim, published as a whole or not at all.
         copies = df.withColumns({name: f.col(of) for name, of in _FOLDERS.items()})
         copies.write.partitionBy(*_FOLDERS).parquet(f"file://{aside}")
         found = [
@@ -161,7 +161,7 @@ class FileSink:
             shutil.rmtree(aside)
 
     def _found(self, spark: "SparkSession", leaf: Path) -> tuple[TopicPartition, Link]:
-        """Return what a folder that was written aside holds."""
+        """Return the partition and the range of an unpublished folder."""
         from pyspark.sql import functions as f
 
         rows = spark.read.parquet(f"file://{leaf}")
@@ -182,10 +182,10 @@ class FileSink:
         link: Link,
         batch_id: int,
     ) -> int:
-        """Make rows that were written aside count, as far as none did before.
+        """Publish a folder, without rows below the current end.
 
         Returns:
-            From where on they count; ``link.end`` where none does.
+            First published offset; ``link.end`` if there is none.
         """
         chain = self.chain(place)
         for _ in range(TRIES_MAX):
@@ -196,8 +196,8 @@ class FileSink:
             )
             if is_older or not self.fence.holds(*place, token=link.token):
                 _LOGGER.warning(
-                    "batch %d: rows of %s under token %s do not count: the claim is "
-                    "over, and whoever has the partition now processes them",
+                    "batch %d: rows of %s under token %s are dropped: the claim has "
+                    "ended, and the current owner of the partition processes them",
                     *(batch_id, place, link.token),
                 )
                 break
@@ -214,7 +214,7 @@ class FileSink:
         return link.end
 
     def _from(self, spark: "SparkSession", link: Link, first: int) -> Link:
-        """Return a folder with those rows only that come from an offset on."""
+        """Return a folder with only the rows from an offset on."""
         folder = f"{DATA}/{uuid.uuid4().hex}"
         rows = spark.read.parquet(f"file://{self.path / link.folder}")
         rows.where(f"offset >= {first}").write.parquet(f"file://{self.path / folder}")
@@ -228,16 +228,16 @@ class FileSink:
         return Chain(self.path / CHAINS / place.topic / str(place.partition))
 
     def links(self) -> dict[TopicPartition, list[Link]]:
-        """Return what counts, by topic partition; none of those without anything."""
+        """Return the published links by topic partition."""
         found = {
             TopicPartition(folder.parent.name, int(folder.name)): Chain(folder).links()
             for folder in sorted(self.path.glob(f"{CHAINS}/*/*"))
         }
-        # A folder stands there a moment before its first link.
+        # A chain's folder exists shortly before its first link.
         return {partition: links for partition, links in found.items() if links}
 
     def read(self, spark: "SparkSession") -> Any:  # noqa: ANN401 - a DataFrame or None
-        """Return the rows that count, as a frame; None before the first."""
+        """Return the published rows as a frame; None before the first."""
         folders = {link.folder for links in self.links().values() for link in links}
         if not folders:
             return None

@@ -1,10 +1,10 @@
-"""Each row into a topic once: the broker itself keeps out whoever lost its claim.
+"""A sink that writes each row to a topic exactly once; the broker fences stale owners.
 
-Each topic partition that is read has a transactional id of its own. Whoever has the
-claim begins with it before it writes, and from then on the broker refuses everybody
-who began earlier, a process that slept through its own end included. Records and how
-far they go stand in one transaction, so that what is replayed is not written again.
-Consumers of the topic read with ``isolation.level = read_committed``.
+Each source partition has its own transactional id. The owner of the claim initialises a
+producer with it before it writes, and from then on the broker refuses earlier
+producers, also those of a process that was suspended. Records and the position are
+written in one transaction, so replayed rows are not written again. Consumers of the
+topic must read with ``isolation.level = read_committed``.
 """
 
 import logging
@@ -35,18 +35,17 @@ _LOGGER = logging.getLogger("kafka_marshal")
 class KafkaSink:
     """A function for ``foreachBatch`` that writes each row to a topic once.
 
-    The rows need the columns ``key`` and ``value`` beside those that say where they
-    come from. ::
+    The rows need the columns ``key`` and ``value`` in addition to the source columns.
+    ::
 
         sink = KafkaSink.of(OPTIONS, topic="bills")
         stream.writeStream.foreachBatch(sink).start()
 
     Attributes:
-        topic: Topic to write to.
-        fence: Of the stream.
-        settings: Where the cluster is, of both topics.
-        name: Name of the consumer group of Kafka's that keeps the positions, and
-            first part of the transactional ids.
+        topic: Target topic.
+        fence: Fence of the stream.
+        settings: Connection to the cluster of both topics.
+        name: Kafka consumer group of the positions, and prefix of transactional ids.
     """
 
     topic: str
@@ -58,7 +57,7 @@ class KafkaSink:
     def of(
         cls, options: Mapping[str, str], *, topic: str, name: str | None = None
     ) -> "KafkaSink":
-        """Return the sink of a stream, by the options that it was made with.
+        """Return the sink of a stream, from its options.
 
         Raises:
             ConfigurationError: An option is wrong, or the extra ``fast`` is missing.
@@ -74,7 +73,7 @@ class KafkaSink:
         return cls(topic, fence, parsed.settings, name)
 
     def __call__(self, df: "DataFrame", batch_id: int) -> None:  # noqa: ARG002
-        """Write a batch; what was written before, or is stale, is left out.
+        """Write a batch without rows that are stale or written already.
 
         Raises:
             ConfigurationError: A column is missing.
@@ -85,18 +84,18 @@ class KafkaSink:
                 "the batch has no column value, which is what is written",
                 setting="value",
             )
-        # A topic partition has one producer, so its rows have to be in one task.
+        # A source partition has one producer, so its rows must be in one task.
         write_by_claim(df, self.write)
 
     def write(self, place: TopicPartition, *, token: str, rows: "Iterator[Row]") -> int:
         """Write rows of one topic partition and claim, in offset order.
 
         Returns:
-            How many were written: none where the token is stale.
+            Number of written rows; 0 if the token is stale.
 
         Raises:
-            ClaimLost: Somebody began after us with the same id; nothing was written.
-            MarshalError: It was not confirmed; another try writes what is missing.
+            ClaimLost: A later producer has the same id; nothing was written.
+            MarshalError: The outcome is unknown; a retry writes the missing rows.
         """
         from kafka_marshal.kafka_io.fast.transactions import Transactions
 
@@ -106,11 +105,11 @@ class KafkaSink:
             group_id=self.name,
             timeout_ms=WRITE_MS_MAX,
         ) as transactions:
-            # Only now: whoever wins the claim after this look begins after us, and
-            # the broker takes nothing from us then.
+            # Check after opening: an owner that wins the claim later opens a later
+            # producer, and the broker then refuses this one.
             if not self.fence.holds(*place, token=token):
                 _LOGGER.warning(
-                    "rows of %s under token %s are left out: the claim is over",
+                    "rows of %s under token %s are dropped: the claim has ended",
                     *(place, token),
                 )
                 return 0

@@ -1,9 +1,8 @@
-"""Each row into a PostgreSQL database once, whatever is retried or replayed.
+"""A sink that writes each row to a PostgreSQL database exactly once.
 
-The database keeps, beside the data and changed with it in one transaction, how far
-each topic partition has been written and under which token. A write under an older
-token is refused there, by the database, and so is nothing else: no clock, no look at
-the log comes between. Rows below the position are not written again.
+The database has the position and the token of each topic partition, which change in one
+transaction with the data. It refuses writes under an older token, independently of
+clocks and of the log. Rows below the position are not written again.
 """
 
 import re
@@ -49,19 +48,19 @@ class TableSink:
         sink.create()
         stream.writeStream.foreachBatch(sink).start()
 
-    One task writes the rows of a topic partition, in one transaction. What ``write``
-    does need not be repeatable: it is done once, or undone with the transaction.
-    ``connect`` and ``write`` travel to the executors.
+    One task writes the rows of a topic partition in one transaction. ``write`` need not
+    be idempotent, because the transaction is committed once or rolled back. ``connect``
+    and ``write`` are sent to the executors.
 
     Attributes:
         connect: Returns a new connection.
         write: Writes rows by a cursor; must not commit.
-        group: Group of the stream; each has positions of its own.
-        table: Name of the table of positions; it may have a schema.
-        rows_at_once: Most rows that ``write`` is given at a time.
+        group: Group of the stream; each has its own positions.
+        table: Name of the table of positions, with an optional schema.
+        rows_at_once: Most rows in one call of ``write``.
         idle_ms_max: How long the database waits for the next statement of a
-            transaction. A process that was stopped in the midst of one keeps the
-            next owner waiting that long, which waits twice as long at most.
+            transaction. A process suspended within one blocks the next owner that long;
+            the next owner waits at most twice as long.
     """
 
     connect: Connect
@@ -79,18 +78,18 @@ class TableSink:
             )
 
     def create(self) -> None:
-        """Make the table of positions, where it is not there."""
+        """Create the table of positions if it does not exist."""
         with _transaction(self.connect) as cursor:
             cursor.execute(_CREATE.format(table=self.table))
 
     def __call__(self, df: "DataFrame", batch_id: int) -> None:  # noqa: ARG002
-        """Write a batch; what was written before, or is stale, is left out.
+        """Write a batch without rows that are stale or written already.
 
         Raises:
             ConfigurationError: A column is missing.
         """
         require_columns(df)
-        # One transaction a topic partition needs its rows in one task, in order.
+        # One transaction needs all rows of a partition in one task, in order.
         write_by_claim(df, self._write)
 
     def _write(
@@ -101,7 +100,7 @@ class TableSink:
             write_rows(self, cursor, place=key, token=token, rows=rows)
 
     def positions(self) -> dict[tuple[str, int], int]:
-        """Return how far each topic partition of the group is written."""
+        """Return the position of each topic partition of the group."""
         with _transaction(self.connect) as cursor:
             cursor.execute(_POSITIONS.format(table=self.table), (self.group,))
             return {(topic, part): next_ for topic, part, next_ in cursor.fetchall()}
@@ -117,23 +116,23 @@ def write_rows(
 ) -> int:
     """Write rows of one topic partition, read under one claim, in offset order.
 
-    It is part of the caller's transaction, and serves consumers without Spark too.
+    Part of the caller's transaction; also for consumers without Spark.
 
     Args:
-        sink: What to write by.
+        sink: The sink.
         cursor: Cursor of the transaction.
         place: Group, topic and partition.
-        token: Token of the claim that they were read under.
-        rows: With attributes ``offset`` and whatever ``write`` looks at.
+        token: Token of the claim.
+        rows: Rows with the attribute ``offset`` and those that ``write`` uses.
 
     Returns:
-        How many rows were written: none where the token is stale.
+        Number of written rows; 0 if the token is stale.
     """
     names = {"table": sink.table}
     bound = _BOUND.format(idle_ms=int(sink.idle_ms_max))
     cursor.execute(bound)
     cursor.execute(f"SET LOCAL lock_timeout = {2 * int(sink.idle_ms_max)}")
-    # The row stays locked until the transaction ends: nobody else writes meanwhile.
+    # The row stays locked until the transaction ends, so nobody else writes.
     cursor.execute(_ENTER.format_map(names), (*place, *Token.parse(token)))
     found = cursor.fetchone()
     if found is None:
@@ -142,7 +141,7 @@ def write_rows(
     new = (row for row in rows if row.offset >= position)
     while batch := list(islice(new, sink.rows_at_once)):
         sink.write(cursor, batch)
-        # Once more: after a pipeline of statements the server counts no idle time.
+        # Again: after pipelined statements the server does not count idle time.
         cursor.execute(bound)
         position = batch[-1].offset + 1
         count += len(batch)
@@ -150,8 +149,8 @@ def write_rows(
     return count
 
 
-class _transaction:  # noqa: N801 - reads as what it is
-    """A cursor whose work is committed, or undone with everything that was done."""
+class _transaction:  # noqa: N801 - used like a function
+    """A cursor; commits at the end, or rolls back on an error."""
 
     def __init__(self, connect: Connect) -> None:
         self._connection = connect()

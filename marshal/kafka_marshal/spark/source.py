@@ -26,10 +26,10 @@ from kafka_marshal.errors import ConfigurationError, PositionError
 from kafka_marshal.spark.options import EARLIEST, LATEST, Bound, Options, parse
 from kafka_marshal.spark.planning import (
     Limit,
-    Stretch,
+    PlannedRange,
     Task,
     TaskPartition,
-    cut,
+    split_ranges,
     to_marks,
     to_offset,
 )
@@ -45,14 +45,14 @@ if TYPE_CHECKING:
 
 
 class MarshalBatchReader(DataSourceReader):
-    """Plans and reads a batch, as Spark's own Kafka source does."""
+    """Plans and reads a batch like Spark's own Kafka source."""
 
     def __init__(self, options: Options, schema: "StructType") -> None:
         self._options = options
         self._schema = schema
 
     def partitions(self) -> Sequence[TaskPartition]:
-        """Return what each task reads; the cluster is asked once, here."""
+        """Return the tasks; the only queries to the cluster happen here."""
         from kafka_marshal.spark.offset_resolution import Cluster
 
         options = self._options
@@ -67,21 +67,23 @@ class MarshalBatchReader(DataSourceReader):
             starts = cluster.starts(places)
         finally:
             cluster.close()
-        stretches = [
-            Stretch(
+        planned_ranges = [
+            PlannedRange(
                 *(place, None),
                 *(self._from(place, firsts[place], starts), ends[place]),
                 ids.get(place.topic, ""),
             )
             for place in places
         ]
-        stretches = [each for each in stretches if each.first < each.end]
-        parts = cut(stretches, options.min_partitions, most=options.max_task_offsets)
+        planned_ranges = [each for each in planned_ranges if each.first < each.end]
+        parts = split_ranges(
+            planned_ranges, options.min_partitions, most=options.max_task_offsets
+        )
         tasks = [
             Task(each.partition, each.first, each.end, topic_id=each.topic_id)
             for each in parts
         ]
-        # Spark plans one task without a range where it is given none.
+        # Without tasks Spark plans one of its own, so give it an empty one.
         return [TaskPartition(task) for task in tasks] or [TaskPartition(None)]
 
     def read(self, partition: InputPartition) -> Iterator["pa.RecordBatch"]:
@@ -113,9 +115,9 @@ class MarshalBatchReader(DataSourceReader):
 
 
 class MarshalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Plans and reads micro-batches of what the query holds.
+    """Plans and reads micro-batches of the partitions that the query holds.
 
-    Nothing is opened before it is used: Spark makes such readers to plan, too, and
+    Connections are opened on first use: Spark also makes such readers for planning, and
     sends them to its workers.
     """
 
@@ -126,18 +128,18 @@ class MarshalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._is_new = False
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out what belongs to this process: a task needs options only."""
+        """Leave out the connections of this process; a task needs only options."""
         return self.__dict__ | {"_query": None}
 
     # --- offsets
 
     def initialOffset(self) -> dict[str, str]:  # noqa: N802 - Spark's name
-        """Return where a new query starts: nothing is planned."""
+        """Return the offset of a new query: nothing is planned."""
         self._is_new = True
         return {}
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
-        """Return how much one batch takes by the options."""
+        """Return the size limit of a batch from the options."""
         options = self._options
         if options.max_offsets is not None:
             return ReadMaxRows(options.max_offsets)
@@ -148,7 +150,7 @@ class MarshalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(  # noqa: N802 - Spark's name
         self, start: dict[str, Any], limit: ReadLimit
     ) -> dict[str, str]:
-        """Plan a batch; everything below ``start`` is committed by now."""
+        """Plan a batch; Spark has committed everything below ``start``."""
         claims = self._opened().claims
         return to_offset(claims.latest(to_marks(start), self._limit(limit)))
 
@@ -161,22 +163,22 @@ class MarshalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return Limit()
 
     def reportLatestOffset(self) -> dict[str, int] | None:  # noqa: N802 - Spark's name
-        """Return up to where logs can be read, as last seen, for Spark's metrics."""
+        """Return the last known log ends, for Spark's metrics."""
         if self._query is None:
             return None
         ends = self._query.claims.ends
         return {f"{p.topic}:{p.partition}": ends[p] for p in sorted(ends)}
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
-        """Take where logs end now as all there is to do."""
-        self._opened().claims.aim()
+        """End the query at the current log ends."""
+        self._opened().claims.fix_target()
 
     # --- batches
 
     def partitions(
         self, start: dict[str, Any], end: dict[str, Any]
     ) -> Sequence[TaskPartition]:
-        """Return what each task of a batch reads."""
+        """Return the tasks of a batch."""
         from kafka_marshal.tickets import ClaimRef
 
         options = self._options
@@ -186,7 +188,7 @@ class MarshalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ranges = [part.stretch for part in parts]
         if options.delivery == "alo":
             most = options.max_task_offsets
-            ranges = cut(ranges, options.min_partitions, most=most)
+            ranges = split_ranges(ranges, options.min_partitions, most=most)
         tasks = []
         for each in ranges:
             part = of[each.partition]
@@ -219,12 +221,12 @@ class MarshalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._opened().claims.confirm(to_marks(end))
 
     def stop(self) -> None:
-        """Give every partition up at its confirmed position."""
+        """Release every partition at its confirmed position."""
         query, self._query = self._query, None
         if query is not None:
-            from kafka_marshal.spark.query import end_undisturbed
+            from kafka_marshal.spark.query import ignore_termination
 
-            end_undisturbed()
+            ignore_termination()
             query.close()
 
     # --- opening
@@ -240,7 +242,7 @@ class MarshalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 class MarshalDataSource(DataSource):
     """Topics shared by claims, with the columns and options of Spark's Kafka source.
 
-    See docs/SPARK.md for the options.
+    docs/SPARK.md lists the options.
 
     Raises:
         ConfigurationError: An option is unknown, impossible, or contradicts another.
@@ -249,7 +251,7 @@ class MarshalDataSource(DataSource):
     def __init__(self, options: dict[str, str]) -> None:
         super().__init__(options)
         require_spark()
-        # Checked here, when the frame is made and not when it runs.
+        # Check when the frame is made, not when it runs.
         self._parsed: Options = parse(dict(options.items()))
 
     @classmethod

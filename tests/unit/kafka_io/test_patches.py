@@ -28,9 +28,9 @@ from kafka_marshal.kafka_io import patches as module
 from kafka_marshal.kafka_io.patches import (
     FETCH_VERSION,
     LARGE,
+    LenientBatch,
+    LenientBatches,
     ResponseBuffer,
-    TolerantBatch,
-    TolerantBatches,
     TopicIds,
     accept_any_header,
     change_transports,
@@ -56,11 +56,11 @@ def batch(*headers) -> bytes:
     return bytes(builder.build())
 
 
-def test_the_original_raises_and_the_tolerant_batch_continues():
+def test_the_original_raises_and_the_lenient_batch_continues():
     raw = batch([("good", b"1")], [(BadText("b"), b"2")], [("last", None)])
     with pytest.raises(CorruptRecordError):
         list(DefaultRecordBatch(bytearray(raw)))
-    records = list(TolerantBatch(bytearray(raw)))
+    records = list(LenientBatch(bytearray(raw)))
     assert [record.value for record in records] == [b"0", b"1", b"2"]
     assert [record.headers for record in records] == [
         [("good", b"1")],
@@ -71,7 +71,7 @@ def test_the_original_raises_and_the_tolerant_batch_continues():
 
 def test_valid_batches_are_read_alike():
     raw = batch([], [("h", b"v")], [("\u65e5", b"")])
-    ours = list(TolerantBatch(bytearray(raw)))
+    ours = list(LenientBatch(bytearray(raw)))
     theirs = list(DefaultRecordBatch(bytearray(raw)))
     assert [(r.offset, r.key, r.value, r.headers) for r in ours] == [
         (r.offset, r.key, r.value, r.headers) for r in theirs
@@ -99,13 +99,13 @@ def test_only_a_patched_consumer_reads_them():
 def test_old_formats_are_left_to_kafka_python():
     old = LegacyRecordBatchBuilder(1, 0, 10_000)
     old.append(0, timestamp=1, key=None, value=b"old")
-    batches = TolerantBatches(bytes(old.build()) + batch([]))
+    batches = LenientBatches(bytes(old.build()) + batch([]))
     first, second = batches.next_batch(), batches.next_batch()
     assert [record.value for record in first] == [b"old"]
-    assert type(second) is TolerantBatch
+    assert type(second) is LenientBatch
     assert batches.next_batch() is None
     with pytest.raises(CorruptRecordError):
-        TolerantBatches(bytes(20)).next_batch()
+        LenientBatches(bytes(20)).next_batch()
 
 
 def test_data_before_a_close_is_returned():

@@ -182,7 +182,7 @@ def test_too_little_waits_but_not_for_ever():
 def test_a_target_is_reached_whatever_comes():
     cluster = world(records=(4,))
     query = Query(cluster, [])
-    query.claims.aim()
+    query.claims.fix_target()
     cluster.kafka.produce(T[0], b"later")
     assert query.batch(Limit(least=50)) == {0: [0, 1, 2, 3]}
     assert query.batch() is None
@@ -193,7 +193,7 @@ def test_a_target_is_that_of_the_claims_at_first():
     other = cluster.node("b", wish=wish(claims_max=1))
     cluster.run_until(lambda: len(other.held) == 1, 4 * H)
     query = Query(cluster, [])
-    query.claims.aim()
+    query.claims.fix_target()
     (mine,) = query.batch(Limit(most=2))
     other.leave()
     cluster.run_until(lambda: len(query.ranges.held()) == 2, 4 * H)
@@ -314,7 +314,7 @@ def test_what_is_ours_and_not_told_yet_is_waited_for():
     """Else a run up to what there is now would end with nothing."""
     cluster = world(records=(4,))
     query = untold(cluster, [], H // 2)
-    query.claims.aim()
+    query.claims.fix_target()
     assert query.batch() == {0: [0, 1, 2, 3]}
 
 
@@ -629,6 +629,6 @@ def test_a_claim_that_goes_while_it_is_planned_is_left_out(monkeypatch):
     def begin(partition, token, *, first, end):
         raise ClaimLost("gone", reason="lease_expiring")
 
-    query.claims.settle({})
+    query.claims.await_claims({})
     monkeypatch.setattr(query.ranges, "begin", begin)
     assert not query.plan()

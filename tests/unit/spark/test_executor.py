@@ -57,7 +57,7 @@ class FakeMarshal:
 def marshal(monkeypatch):
     monkeypatch.setattr(FakeMarshal, "found", [])
     monkeypatch.setattr(executor, "Marshal", FakeMarshal)
-    monkeypatch.setattr(executor, "_outlive", lambda *_, **__: None)
+    monkeypatch.setattr(executor, "_keep_claims_beyond_worker", lambda *_, **__: None)
     return FakeMarshal
 
 
@@ -99,7 +99,7 @@ def test_it_ends_after_its_time(marshal, monkeypatch):
 def test_whoever_comes_back_is_known_by_the_same_bytes(marshal, monkeypatch):
     monkeypatch.setattr(marshal, "has", (batch(0), batch(1)))
     # As a worker that dies: the lock goes, and nothing is tidied up.
-    with pytest.raises(RuntimeError), executor._turn(WHO, 0) as before:
+    with pytest.raises(RuntimeError), executor._exclusive(WHO, 0) as before:
         raise RuntimeError
     next(consume())
     assert marshal.found[0].settings["sidecar_instance"] == before
@@ -107,9 +107,9 @@ def test_whoever_comes_back_is_known_by_the_same_bytes(marshal, monkeypatch):
 
 
 def test_whoever_leaves_in_order_does_not_come_back(marshal):
-    with executor._turn(WHO, 0) as first:
+    with executor._exclusive(WHO, 0) as first:
         pass
-    with executor._turn(WHO, 0) as second:
+    with executor._exclusive(WHO, 0) as second:
         assert second != first
 
 
@@ -126,9 +126,9 @@ def test_at_most_once_nobody_comes_back(marshal):
 
 def test_one_worker_of_a_name_at_a_time():
     with (
-        executor._turn(WHO, 0),
+        executor._exclusive(WHO, 0),
         pytest.raises(IdentityConflict, match="'task-0' of group 'g'"),
-        executor._turn(WHO, 60),
+        executor._exclusive(WHO, 60),
     ):
         pass
 
@@ -137,7 +137,7 @@ def test_the_next_worker_waits_for_its_turn():
     entered, leave = threading.Event(), threading.Event()
 
     def occupy():
-        with executor._turn(WHO, 0):
+        with executor._exclusive(WHO, 0):
             entered.set()
             leave.wait(timeout=30)
 
@@ -145,13 +145,13 @@ def test_the_next_worker_waits_for_its_turn():
     thread.start()
     assert entered.wait(timeout=30)
     threading.Timer(0.1, leave.set).start()
-    with executor._turn(WHO, 30_000):
+    with executor._exclusive(WHO, 30_000):
         assert leave.is_set()
     thread.join(timeout=30)
 
 
 def test_locks_are_kept_from_others(folder):
-    with executor._turn(WHO, 0):
+    with executor._exclusive(WHO, 0):
         (made,) = folder.iterdir()
         assert made.stat().st_mode & 0o777 == 0o700
         assert {f.stat().st_mode & 0o777 for f in made.iterdir()} == {0o600}
@@ -162,8 +162,8 @@ def test_a_folder_of_somebody_else_is_not_used(folder, monkeypatch):
     path = folder / f"kafka-marshal-tasks-{os.getuid()}"
     path.symlink_to(folder / "elsewhere")
     with (
-        pytest.raises(ConfigurationError, match="somebody else"),
-        executor._turn(WHO, 0),
+        pytest.raises(ConfigurationError, match="belongs to another user"),
+        executor._exclusive(WHO, 0),
     ):
         pass
 
@@ -192,7 +192,7 @@ def test_a_wrong_delivery_is_told():
 
 
 def test_without_a_task_a_name_is_needed():
-    with pytest.raises(ConfigurationError, match="give one by name"):
+    with pytest.raises(ConfigurationError, match="set one by name"):
         next(consume_in_task("t", sidecar=WHO[0], group_id="g"))
 
 

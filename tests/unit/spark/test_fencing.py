@@ -78,7 +78,7 @@ def test_rows_of_a_claim_that_stands_pass(office):
 
 def test_a_batch_of_a_dead_claim_writes_nothing(office, caplog):
     assert passed(batch(("t", 0, 1, OLD)), batch(("t", 0, 2, OLD))) == []
-    assert "batch 5: rows of t-0 under token 1.0.3 are left out" in caplog.text
+    assert "batch 5: rows of t-0 under token 1.0.3 are dropped" in caplog.text
 
 
 def test_only_what_is_stale_is_left_out(office):

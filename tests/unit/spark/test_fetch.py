@@ -59,7 +59,11 @@ class Reader:
         if self.truncated_at is not None:
             at, self.truncated_at = self.truncated_at, None
             raise PositionError(
-                "cut off", requested=at, log_start=0, log_end=self.end, partition=T0
+                "cut off",
+                requested=at,
+                log_start=0,
+                log_end=self.end,
+                partition=T0,
             )
         if self.fault is not None:
             raise self.fault
@@ -87,7 +91,7 @@ def world(monkeypatch):
     dropped = []
 
     def meet(office=None, reader=None):
-        monkeypatch.setattr(fetch, "_office", lambda _: office)
+        monkeypatch.setattr(fetch, "_grant_client", lambda _: office)
         monkeypatch.setattr(
             fetch._slices, "reader", lambda *_, **__: reader or Reader()
         )
@@ -135,7 +139,7 @@ def test_a_claim_is_looked_at_again_while_a_task_reads_on(world, monkeypatch):
     schema = columns(has_headers=False, has_token=False)
     found = fetch.read(Task(T0, 0, 10, CLAIM), parse(BASE), schema=schema)
     assert next(found).num_rows == 4
-    clock.advance(fetch.LOOK_MS - 1)
+    clock.advance(fetch.CHECK_MS - 1)
     assert next(found).num_rows == 4
     assert office.looks == 1
     clock.advance(1)
@@ -154,7 +158,7 @@ def test_what_was_granted_is_read_to_its_end(world, monkeypatch):
     rows = 0
     for batch in fetch.read(Task(T0, 0, 10, CLAIM), options, schema=schema):
         rows += batch.num_rows
-        clock.advance(10 * fetch.LOOK_MS)
+        clock.advance(10 * fetch.CHECK_MS)
     assert (rows, office.looks) == (10, 0)
 
 
@@ -227,7 +231,7 @@ def frozen(monkeypatch):
     """Count how often the heap is frozen; it is not."""
     calls = []
     monkeypatch.setattr(fetch.gc, "freeze", lambda: calls.append(True))
-    monkeypatch.setattr(fetch, "_settled", set())
+    monkeypatch.setattr(fetch, "_frozen", set())
     return calls
 
 

@@ -19,7 +19,7 @@ from cryptography.x509.oid import NameOID
 
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.spark import java
-from kafka_marshal.spark.java import pythonic, settings_of
+from kafka_marshal.spark.java import python_options, settings_of
 from kafka_marshal.spark.options import parse
 
 PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule"
@@ -30,7 +30,7 @@ DAY = dt.timedelta(days=1)
 
 
 def login(text, mechanism="PLAIN"):
-    return pythonic({"sasl.jaas.config": text, "sasl.mechanism": mechanism})
+    return python_options({"sasl.jaas.config": text, "sasl.mechanism": mechanism})
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_what_is_said_twice_is_told():
     text = f'{PLAIN} required username="u" password="{HUSH}";'
     given = {"sasl.jaas.config": text, "sasl.mechanism": "PLAIN", "sasl.username": "v"}
     with pytest.raises(ConfigurationError, match="keep one"):
-        pythonic(given)
+        python_options(given)
 
 
 # --- keystores
@@ -147,7 +147,7 @@ def is_private(path):
 
 @pytest.mark.usefixtures("kept")
 def test_a_keystore_of_pkcs12_becomes_files_that_python_loads(keystore):
-    found = pythonic(
+    found = python_options(
         {
             "ssl.keystore.location": keystore,
             "ssl.keystore.password": HUSH,
@@ -177,11 +177,11 @@ def test_a_truststore_as_keytool_makes_it_becomes_certificates(own, tmp_path):
         timeout=120,
     )
     given = {"ssl.truststore.location": str(store), "ssl.truststore.type": "JKS"}
-    found = pythonic(given | {"ssl.truststore.password": HUSH})
+    found = python_options(given | {"ssl.truststore.password": HUSH})
     context = ssl.create_default_context(cafile=found["ssl.ca.location"])
     assert context.cert_store_stats()["x509_ca"] == 1
     with pytest.raises(ConfigurationError, match="is its password right") as caught:
-        pythonic(given | {"ssl.truststore.password": "other-secret"})
+        python_options(given | {"ssl.truststore.password": "other-secret"})
     assert "other-secret" not in str(caught.value)
 
 
@@ -190,7 +190,7 @@ def test_pem_is_named_as_it_is(own, tmp_path):
     path.write_bytes(as_pem(own[1]))
     place = str(path)
     given = {"ssl.truststore.location": place, "ssl.keystore.location": place}
-    assert pythonic(given | {"ssl.key.password": "k"}) == {
+    assert python_options(given | {"ssl.key.password": "k"}) == {
         "ssl.ca.location": place,
         "ssl.certificate.location": place,
         "ssl.key.location": place,
@@ -205,10 +205,10 @@ def test_pem_that_stands_in_options_becomes_private_files():
         "ssl.keystore.certificate.chain": "CHAIN",
         "ssl.keystore.key": "KEY",
     }
-    found = pythonic(given)
+    found = python_options(given)
     assert [Path(path).read_text() for path in found.values()] == ["CA", "CHAIN", "KEY"]
     assert all(is_private(path) for path in found.values())
-    assert pythonic(given) == found, "and the same file the next time"
+    assert python_options(given) == found, "and the same file the next time"
 
 
 # A worker of Spark ends so; one that is forked has what its parent has.
@@ -216,9 +216,9 @@ ENDING = """
 import os, signal
 from pathlib import Path
 from kafka_marshal.spark import java
-from kafka_marshal.spark.java import pythonic
+from kafka_marshal.spark.java import python_options
 
-path = pythonic({"ssl.truststore.certificates": "CA"})["ssl.ca.location"]
+path = python_options({"ssl.truststore.certificates": "CA"})["ssl.ca.location"]
 if os.fork() == 0:
     print(Path(path).read_text(), flush=True)
 else:
@@ -254,9 +254,9 @@ def test_a_store_that_cannot_be_used_is_told(tmp_path, content, told):
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(ConfigurationError, match=told):
-        pythonic({"ssl.truststore.location": str(path)})
+        python_options({"ssl.truststore.location": str(path)})
     with pytest.raises(ConfigurationError, match=told):
-        pythonic({"ssl.keystore.location": str(path)})
+        python_options({"ssl.keystore.location": str(path)})
 
 
 @pytest.mark.parametrize(
@@ -273,7 +273,7 @@ def test_a_store_that_cannot_be_used_is_told(tmp_path, content, told):
 )
 def test_stores_that_contradict_each_other_are_told(given):
     with pytest.raises(ConfigurationError, match=r"keep one|it goes with"):
-        pythonic(given)
+        python_options(given)
 
 
 def test_each_host_reads_its_own_files(own, tmp_path, keystore):

@@ -7,7 +7,13 @@ import pytest
 
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.spark import java
-from kafka_marshal.spark.kafka_options import IGNORED, MAPPED, OWN, REFUSED, SAME
+from kafka_marshal.spark.kafka_options import (
+    IGNORED,
+    KAFKA_OPTIONS,
+    MAPPED,
+    REFUSED,
+    SAME,
+)
 from kafka_marshal.spark.options import (
     ISOLATION,
     KAFKA_PREFIX,
@@ -55,7 +61,7 @@ WITH = {
     },
     **{
         name: TLS | {name: "some text"}
-        for name in OWN
+        for name in KAFKA_OPTIONS
         if name.startswith("kafka.ssl.") and not name.endswith("algorithm")
     },
     "kafka.ssl.keystore.key": {
@@ -80,7 +86,9 @@ def documented():
 
 
 def test_the_documents_tell_of_every_option_of_sparks_own_source():
-    assert documented() == [(n, fate.kind, fate.note) for n, fate in OWN.items()]
+    assert documented() == [
+        (n, meaning.kind, meaning.note) for n, meaning in KAFKA_OPTIONS.items()
+    ]
 
 
 def given(name, tmp_path):
@@ -91,22 +99,22 @@ def given(name, tmp_path):
     return {key: value for key, value in found.items() if value is not None}
 
 
-@pytest.mark.parametrize("name", OWN)
+@pytest.mark.parametrize("name", KAFKA_OPTIONS)
 def test_each_option_has_the_fate_that_is_told(name, tmp_path, caplog):
-    fate = OWN[name]
+    meaning = KAFKA_OPTIONS[name]
     options = given(name, tmp_path)
-    if fate.kind == REFUSED:
-        with pytest.raises(ConfigurationError, match=re.escape(fate.note)):
+    if meaning.kind == REFUSED:
+        with pytest.raises(ConfigurationError, match=re.escape(meaning.note)):
             parse(options)
         return
     found = parse(options)
     dotted = name.removeprefix(KAFKA_PREFIX)
-    if fate.kind == IGNORED:
+    if meaning.kind == IGNORED:
         assert f"option_ignored {name}" in caplog.text
-        assert fate.note in caplog.text
+        assert meaning.note in caplog.text
         assert dotted not in found.connection
         return
     assert caplog.text == ""
-    assert (dotted in {*java.NAMES, *java.RENAMED}) == (fate.kind == MAPPED)
-    if fate.kind == SAME and name == dotted:
+    assert (dotted in {*java.NAMES, *java.RENAMED}) == (meaning.kind == MAPPED)
+    if meaning.kind == SAME and name == dotted:
         assert name in NAMES

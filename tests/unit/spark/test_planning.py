@@ -11,12 +11,12 @@ from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.protocol.types import Token, TopicPartition
 from kafka_marshal.spark.planning import (
     Mark,
-    Stretch,
-    cut,
-    stretches,
+    PlannedRange,
+    limited_ends,
+    planned_ranges,
+    split_ranges,
     to_marks,
     to_offset,
-    within,
 )
 
 A, B = TopicPartition("a.b-c", 0), TopicPartition("a.b-c", 10)
@@ -52,29 +52,29 @@ def test_the_checkpoint_of_another_source_is_told(offset):
 
 def test_a_batch_is_what_lies_between_two_offsets():
     start = {A: Mark(OLD, 0, 2), B: Mark(OLD, 0, 8)}
-    assert stretches(start, {A: Mark(OLD, 0, 5), B: Mark(OLD, 0, 8)}) == [
-        Stretch(A, OLD, 2, 5)
+    assert planned_ranges(start, {A: Mark(OLD, 0, 5), B: Mark(OLD, 0, 8)}) == [
+        PlannedRange(A, OLD, 2, 5)
     ]
-    assert stretches(start, {A: Mark(NEW, 1, 5)}) == [Stretch(A, NEW, 1, 5)], (
-        "another claim begins where it says"
-    )
-    assert stretches({}, {B: Mark(NEW, 3, 4), A: Mark(OLD, 0, 2)}) == [
-        Stretch(A, OLD, 0, 2),
-        Stretch(B, NEW, 3, 4),
+    assert planned_ranges(start, {A: Mark(NEW, 1, 5)}) == [
+        PlannedRange(A, NEW, 1, 5)
+    ], "another claim begins where it says"
+    assert planned_ranges({}, {B: Mark(NEW, 3, 4), A: Mark(OLD, 0, 2)}) == [
+        PlannedRange(A, OLD, 0, 2),
+        PlannedRange(B, NEW, 3, 4),
     ]
 
 
 def test_a_restart_begins_a_range_of_its_own():
     start = {A: Mark(OLD, 0, 20, 0, "0f")}
     end = {A: Mark(OLD, 0, 5, 1, "0f")}
-    assert stretches(start, end) == [Stretch(A, OLD, 0, 5, "0f")]
+    assert planned_ranges(start, end) == [PlannedRange(A, OLD, 0, 5, "0f")]
 
 
 def test_offsets_are_of_another_topic_where_both_ids_are_known():
-    assert Mark(OLD, 0, 2, 0, "0f").is_of_another("0e")
-    assert not Mark(OLD, 0, 2, 0, "0f").is_of_another("0f")
-    assert not Mark(OLD, 0, 2, 0, "0f").is_of_another("")
-    assert not Mark(OLD, 0, 2).is_of_another("0e")
+    assert Mark(OLD, 0, 2, 0, "0f").is_of_other_topic("0e")
+    assert not Mark(OLD, 0, 2, 0, "0f").is_of_other_topic("0f")
+    assert not Mark(OLD, 0, 2, 0, "0f").is_of_other_topic("")
+    assert not Mark(OLD, 0, 2).is_of_other_topic("0e")
 
 
 @pytest.mark.parametrize(
@@ -89,22 +89,22 @@ def test_offsets_are_of_another_topic_where_both_ids_are_known():
 )
 def test_a_limit_is_shared_as_sparks_own_source_does(sizes, most, wanted):
     spans = {T[n]: (100, 100 + size) for n, size in enumerate(sizes)}
-    found = within(spans, most)
+    found = limited_ends(spans, most)
     assert [found[T[n]] - 100 for n in range(len(sizes))] == wanted
 
 
 @given(st.lists(st.integers(1, 10_000), min_size=1, max_size=5), st.integers(1, 20_000))
 def test_no_more_is_taken_than_there_is(sizes, most):
     spans = {T[n]: (0, size) for n, size in enumerate(sizes)}
-    found = within(spans, most)
+    found = limited_ends(spans, most)
     assert all(1 <= found[T[n]] <= size for n, size in enumerate(sizes))
     assert sum(found.values()) <= max(most, 0) + len(sizes)
 
 
 @given(st.lists(st.integers(1, 1_000), min_size=1, max_size=5), st.integers(0, 40))
 def test_parts_are_the_whole_in_order(sizes, least):
-    whole = [Stretch(T[n], TOKEN, 7, 7 + size) for n, size in enumerate(sizes)]
-    parts = cut(whole, least)
+    whole = [PlannedRange(T[n], TOKEN, 7, 7 + size) for n, size in enumerate(sizes)]
+    parts = split_ranges(whole, least)
     assert all(part.first < part.end for part in parts)
     for stretch in whole:
         mine = [part for part in parts if part.partition == stretch.partition]
@@ -115,16 +115,16 @@ def test_parts_are_the_whole_in_order(sizes, least):
 
 
 def test_larger_ones_are_cut_into_more_parts():
-    whole = [Stretch(T[0], None, 0, 90), Stretch(T[1], None, 0, 10)]
-    parts = cut(whole, 10)
+    whole = [PlannedRange(T[0], None, 0, 90), PlannedRange(T[1], None, 0, 10)]
+    parts = split_ranges(whole, 10)
     assert [part.partition.partition for part in parts].count(0) == 9
-    assert cut(whole, 2) == whole
-    assert cut([], 5) == []
+    assert split_ranges(whole, 2) == whole
+    assert split_ranges([], 5) == []
 
 
 @given(st.integers(1, 1_000), st.integers(1, 300), st.integers(0, 20))
 def test_no_part_is_larger_than_may_be(size, most, least):
-    parts = cut([Stretch(T[0], TOKEN, 7, 7 + size)], least, most=most)
+    parts = split_ranges([PlannedRange(T[0], TOKEN, 7, 7 + size)], least, most=most)
     assert (parts[0].first, parts[-1].end) == (7, 7 + size)
     assert all(one.end == other.first for one, other in pairwise(parts))
     assert all(0 < part.end - part.first <= most for part in parts)

@@ -25,7 +25,7 @@ from kafka_marshal.spark.options import EARLIEST, LATEST, parse
 from kafka_marshal.spark.planning import (
     Limit,
     Mark,
-    Stretch,
+    PlannedRange,
     Task,
     TaskPartition,
     to_offset,
@@ -202,12 +202,12 @@ class Claims:
 
     def parts(self, start, end):
         self.calls.append(("parts", start, end))
-        return [Part(Stretch(T0, TOKEN, 0, 10), OWNER, SECRET)]
+        return [Part(PlannedRange(T0, TOKEN, 0, 10), OWNER, SECRET)]
 
     def confirm(self, marks):
         self.calls.append(("confirm", marks))
 
-    def aim(self):
+    def fix_target(self):
         self.calls.append(("aim",))
 
 
@@ -316,12 +316,12 @@ def test_what_is_committed_is_confirmed_and_stopping_closes(reader):
 def test_being_asked_to_end_does_not_cut_the_end_short(reader, monkeypatch):
     """Spark sends SIGTERM again and again, and closes the connection."""
     ours = signal.getsignal(signal.SIGTERM)
-    module._end_in_order()
+    module._handle_termination()
     try:
         with pytest.raises(SystemExit):
             signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGTERM)
-        module._end_in_order()
+        module._handle_termination()
         one = reader()
         one.latestOffset({}, ReadAllAvailable())
         query, _ = one.made[0]
@@ -371,6 +371,6 @@ def test_starts_are_asked_for_where_they_count(more, is_new, wanted):
 
 def test_a_drawn_name_is_a_name_and_nobody_elses(monkeypatch):
     monkeypatch.setattr(module.socket, "gethostname", lambda: "my host!")
-    one, other = module._drawn_name(), module._drawn_name()
+    one, other = module._random_name(), module._random_name()
     assert one.startswith("spark-my-host--")
     assert one != other

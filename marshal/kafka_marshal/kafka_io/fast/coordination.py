@@ -102,8 +102,8 @@ class FastOutlet(Outlet):
         """Connect, fetch the topic's metadata, and wait for a producer id.
 
         In this order: a metadata request before librdkafka knows the brokers, or none
-        at all, makes it retry the producer id every 500 ms only, and the first append
-        would take that long.
+        at all, makes it retry the producer id every 500 ms only, which delays the first
+        append.
 
         Args:
             settings: Connection and name of the topic.

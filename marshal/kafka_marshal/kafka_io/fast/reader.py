@@ -60,8 +60,8 @@ QUEUE_BACKOFF_MS = 5
 # CPU time for each record, and we took no less (docs/BENCHMARKS.md).
 FETCH_BYTES = 1_048_576
 ANSWER_BYTES = 4 * FETCH_BYTES
-# Of a paused partition we hold about this much before librdkafka is told, which
-# would drop what it has fetched.
+# Bytes to buffer for a paused partition before it is paused in librdkafka, which drops
+# what it has fetched.
 KEPT_BYTES = FETCH_BYTES
 # Below the 700 new objects that start Python's garbage collector.
 AT_ONCE = 500
@@ -616,7 +616,7 @@ class FastDataReader(DataReader):
         assert self._client is not None
         if partition.topic not in self._client.topic_ids:
             raise ConfigurationError(
-                f"librdkafka {libversion()[0]} does not tell which topic it reads as "
+                f"librdkafka {libversion()[0]} does not report which topic it reads as "
                 f"{partition.topic!r}, so records of an earlier topic of this name "
                 "could be taken for its own. Use transport='kafka-python', or a "
                 "release of confluent-kafka that kafka-marshal is tested with.",
@@ -631,8 +631,8 @@ class FastDataReader(DataReader):
         """
         assert self._client is not None
         for partition in self._positions.next.keys() - self._positions.paused:
-            is_told = partition.topic in self._client.topic_ids
-            if is_told and self._is_of_other_topic(partition):
+            is_known = partition.topic in self._client.topic_ids
+            if is_known and self._is_of_other_topic(partition):
                 raise unknown_topic_error(partition)
 
     def _raise_outside(self, partition: TopicPartition, *, is_cut_off: bool) -> None:

@@ -176,13 +176,13 @@ def translate_error(
     inner = cause_of(error)
     if inner is not None:
         fault = _FAULTS.get(inner.code(), faults.OTHER)
-        said = f"{inner.name()}: {' '.join(inner.str().split())}"
+        cause = f"{inner.name()}: {' '.join(inner.str().split())}"
     else:
         # A closed client raises a bare RuntimeError.
         is_closed = type(error) is RuntimeError
         fault = faults.OUT_OF_TURN if is_closed else faults.OTHER
-        said = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        cause = f"{type(error).__name__}: {' '.join(str(error).split())}"
     failure = Failure(
         doing, access=access, addresses=addresses, needs=needs, client="librdkafka"
     )
-    return failure.to_error(fault, error=error, said=said)
+    return failure.to_error(fault, error=error, cause=cause)

@@ -1,7 +1,11 @@
-"""Folds one coordinating partition in a task, and yields its rows as they close.
+"""The fold of one coordinating partition in a task, and its checkpoint.
 
-What a task holds is the fold's state, what is open of the history, and one batch:
-nothing that grows with the log. The fold is the production rationalizer.
+A task holds the state of the fold, the open part of the history and one batch, so its
+memory does not grow with the log. The fold is the production rationalizer.
+
+A checkpoint has the canonical snapshot (PROTOCOL 7.1), the open history, and members.
+Members are soft state and not in the snapshot, but later verdicts depend on them:
+without them an incremental run would write other rows than one over the whole log.
 """
 
 from collections.abc import Iterator, Mapping
@@ -47,14 +51,14 @@ _DECODER = msgspec.msgpack.Decoder(Fields)
 
 @attrs.frozen
 class Source:
-    """Where the log is; sent to every task.
+    """Connection to the log; sent to every task.
 
     Attributes:
         bootstrap_servers: Addresses of the cluster.
         coordination_topic: Name of the coordination topic.
         options: Security and connection options.
         transport: ``auto``, ``fast`` or ``kafka-python``; see ``Marshal``.
-        timeout_ms: When to give up opening, or waiting for entries that are missing.
+        timeout_ms: Limit for opening, and for a wait for missing entries.
     """
 
     bootstrap_servers: str = "localhost:9092"
@@ -64,7 +68,7 @@ class Source:
     timeout_ms: int = 30_000
 
     def settings(self) -> ConnectionSettings:
-        """Return how to connect."""
+        """Return connection settings."""
         return ConnectionSettings(
             self.bootstrap_servers,
             self.coordination_topic,
@@ -75,17 +79,17 @@ class Source:
 
 @attrs.frozen
 class Bounds:
-    """Which part of the log is told.
+    """The part of the log to report.
 
-    The fold begins at the log's start whatever is asked for, or at the first
-    checkpoint where that start is gone; so the first two only leave rows out. The last
-    two end the fold, and the end state is as of there.
+    The fold always starts at the log start, or at the first checkpoint if retention has
+    deleted that; so the first two bounds only omit rows. The last two end the fold, and
+    the end state is that of this point.
 
     Attributes:
-        from_offset: Leave out what was over below this offset.
-        from_ms: Leave out what was over before this time of a record, epoch ms.
+        from_offset: Omit what ended below this offset.
+        from_ms: Omit what ended before this time of a record, epoch ms.
         to_offset: The last offset to fold.
-        to_ms: Fold what stands before the first record later than this, epoch ms.
+        to_ms: Fold up to the first record later than this, epoch ms.
     """
 
     from_offset: int | None = None
@@ -94,13 +98,13 @@ class Bounds:
     to_ms: int | None = None
 
     def is_reached(self, entry: LogEntry) -> bool:
-        """Return whether what an entry completes is told, and all that follows."""
+        """Return whether rows are reported from this entry on."""
         if self.from_offset is not None and entry.offset < self.from_offset:
             return False
         return self.from_ms is None or entry.timestamp_ms >= self.from_ms
 
     def is_past(self, entry: LogEntry) -> bool:
-        """Return whether the fold ends before an entry."""
+        """Return whether the fold ends before this entry."""
         if self.to_offset is not None and entry.offset > self.to_offset:
             return True
         return self.to_ms is not None and entry.timestamp_ms > self.to_ms
@@ -113,7 +117,7 @@ class Work:
     Attributes:
         partition: Coordinating partition.
         end: Offset at which to stop.
-        saved: What the last run left, None without one.
+        saved: Checkpoint of the last run, None without one.
         is_new: Whether there was no last run.
     """
 
@@ -126,13 +130,13 @@ class Work:
 def fold(
     work: Work, source: Source, *, bounds: Bounds, sample_ms: int
 ) -> Iterator[Staged]:
-    """Yield the rows of a partition, then what is open, then its end state.
+    """Yield the rows of a partition, then open rows, then its end state.
 
     Args:
-        work: The partition, and what the last run left.
-        source: Where its log is.
-        bounds: What to tell.
-        sample_ms: LogEnds time between two samples of a key's position.
+        work: The partition, with the checkpoint of the last run.
+        source: Connection to the log.
+        bounds: The part of the log to report.
+        sample_ms: Log time between two samples of a key's position.
     """
     number, start = work.partition, None
     if work.is_new:
@@ -147,8 +151,8 @@ def fold(
     for entry in read(source, work, start=start):
         if bounds.is_past(entry):
             break
-        # Once reached always: a leader's clock may go back, and with a gap there
-        # would be rows that speak of others which are left out.
+        # Once reached, always reached: a leader's clock may go back, and rows must not
+        # refer to omitted ones.
         is_told = is_told or bounds.is_reached(entry)
         transitions = apply(world, entry)
         rows = historian.take(world, entry, transitions=transitions)
@@ -167,13 +171,13 @@ def fold(
 
 
 def begin(source: Source, work: Work, *, bounds: Bounds) -> WorldState:
-    """Return the state that a first run begins at: empty while the log is whole.
+    """Return the start state of a first run: empty if the log has its start.
 
-    Where retention has deleted the start of the log, it is that of the first
-    checkpoint that remains and is complete before the end of the bounds.
+    If retention has deleted the start, it is the state of the first checkpoint in the
+    log that is complete within the bounds.
 
     Raises:
-        LogUnreadable: There is no such checkpoint, so the state is unknown.
+        LogUnreadable: There is no such checkpoint.
         CoordinationError: The cluster did not answer.
     """
     number = work.partition
@@ -203,16 +207,16 @@ def _opened(source: Source, partition: int) -> TopicLog:
 
 
 def read(source: Source, work: Work, *, start: int | None) -> Iterator[LogEntry]:
-    """Yield the entries of one coordinating partition, and close its log then.
+    """Yield the entries of one coordinating partition, and close its log.
 
     Args:
-        source: Where the log is.
-        work: The partition, and where to stop.
-        start: Offset to go on at; None for the log's start.
+        source: Connection to the log.
+        work: The partition, and its end.
+        start: First offset; None for the log start.
 
     Raises:
-        LogTruncated: The log has lost what comes next.
-        DeadlineExceeded: Entries are missing and none came in time.
+        LogTruncated: The log has lost the next entries.
+        DeadlineExceeded: Entries are missing, and none arrived in time.
     """
     number = work.partition
     log = _opened(source, number)
@@ -227,13 +231,13 @@ def read(source: Source, work: Work, *, start: int | None) -> Iterator[LogEntry]
 def entries_of(
     log: CoordinationLog, work: Work, *, timeout_ms: int
 ) -> Iterator[LogEntry]:
-    """Yield what an open log holds of a partition, up to the end that was planned."""
+    """Yield the entries of a partition from an open log, up to the planned end."""
     number, clock = work.partition, SystemClock()
     since_ms = clock.now_ms()
     if log.end_offsets(timeout_ms)[number] < work.end:
         raise LogTruncated(
             f"coordinating partition {number} ends before offset {work.end}, which "
-            "it had reached; audit the log anew into another directory"
+            "it had reached; audit the log again into another directory"
         )
     while log.positions()[number] < work.end:
         try:
@@ -258,12 +262,12 @@ def entries_of(
 
 @attrs.frozen
 class LogEnds:
-    """The log at one moment.
+    """The ends of the log at one moment.
 
     Attributes:
         cluster_id: The cluster.
-        topic_id: Kafka's id of the topic, hex, None where the cluster has none.
-        ends: Next offset to be written, by coordinating partition.
+        topic_id: Kafka's id of the topic in hex, or None if unknown.
+        ends: Log end offset by coordinating partition.
     """
 
     cluster_id: str
@@ -272,7 +276,7 @@ class LogEnds:
 
 
 def log_ends(source: Source) -> LogEnds:
-    """Return what there is to read.
+    """Query the ends of the log.
 
     Raises:
         TopicMisconfigured: There is no such topic.
@@ -290,7 +294,7 @@ def log_ends(source: Source) -> LogEnds:
 
 
 def to_checkpoint(world: WorldState, historian: Historian) -> bytes | None:
-    """Return what ``from_checkpoint`` goes on from; None where the fold has halted."""
+    """Return a checkpoint; None if the fold has halted."""
     if world.halted is not None:
         return None
     members = [
@@ -304,10 +308,10 @@ def to_checkpoint(world: WorldState, historian: Historian) -> bytes | None:
 def from_checkpoint(
     value: bytes | None, *, partition: int
 ) -> tuple[WorldState, Historian]:
-    """Return the fold and the history that were saved.
+    """Return the fold and the history of a checkpoint.
 
     Raises:
-        LogUnreadable: The fold had halted, so there is nothing to go on from.
+        LogUnreadable: The fold had halted, so there is no checkpoint.
         MalformedRecord: The bytes were not written by this release.
     """
     if value is None:

@@ -1,9 +1,9 @@
-"""An audit that follows the log: one run after the other, as micro-batches of Spark.
+"""An audit that follows the log: runs as micro-batches of Spark.
 
-Spark's checkpoint says up to where a batch goes; the directory says up to where the
-runs that are published went. A batch is a run, published by one rename, so a batch
-that Spark repeats after a crash is found to be there, and passed over: no row is
-doubled, none is lost, whichever of the two notes is ahead.
+Spark's checkpoint has the end of each batch; the directory has the end of each
+published run. A batch is one run, published by one rename, so a batch that Spark
+repeats after a crash is recognised and skipped: no row is doubled or lost, whichever of
+the two is ahead.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.protocol.history import SAMPLE_MS_DEFAULT
 from kafka_marshal.spark.audit import schema
 from kafka_marshal.spark.audit.folding import Bounds, LogEnds, Source, log_ends
-from kafka_marshal.spark.audit.job import Step, require_same, take, told
+from kafka_marshal.spark.audit.job import Step, require_same, run_next, translate_error
 from kafka_marshal.spark.audit.store import Run, Store
 from kafka_marshal.spark.audit.tail import NAME, tail_of
 
@@ -41,20 +41,20 @@ def follow(
 ) -> "StreamingQuery":
     """Start a stream that audits the log as it grows, run after run.
 
-    It goes on where the last run in the directory ended, whoever made it. Open
-    ``Audit(spark, out)`` anew to see what was published since.
+    It continues at the end of the last run in the directory. Open ``Audit(spark, out)``
+    again to see later runs.
 
     Args:
         spark: The session to run in, as for ``audit``.
         out: Directory of the tables, and of the stream's checkpoint.
-        source: Where the log is; by default on localhost.
-        sample_ms: LogEnds time between two rows of a key in ``positions``.
-        every_ms: Time between two runs, where something was appended.
-        available_now: Take where the log ends now as all there is, and end.
-        on_run: Called with each run that is published, on a thread of the query's.
+        source: Connection to the log; localhost by default.
+        sample_ms: Log time between two rows of a key in ``positions``.
+        every_ms: Time between two runs, if the log has grown.
+        available_now: End at the current end of the log.
+        on_run: Called with each published run, on a thread of the query.
 
     Returns:
-        The query; ``await_end`` waits for it with errors of ours.
+        The query; ``await_end`` waits for it and translates its errors.
 
     Raises:
         ConfigurationError: The directory holds something else, or the audit of
@@ -92,14 +92,14 @@ def await_end(query: "StreamingQuery", timeout_s: float) -> bool:
     """Wait for the end of a stream; return whether it has ended.
 
     Raises:
-        CoordinationError: It failed; what was published stands, and ``follow`` goes
-            on from there.
+        CoordinationError: It failed; published runs stay, and ``follow`` continues
+            after them.
         MarshalError: The same, for any other reason.
     """
     try:
         return bool(query.awaitTermination(timeout_s))  # type: ignore[arg-type]
     except PySparkException as error:
-        raise told(error) from error
+        raise translate_error(error) from error
 
 
 @attrs.define(eq=False)
@@ -107,10 +107,10 @@ class _Batches:
     """Makes a run of each micro-batch.
 
     Attributes:
-        step: What to read, and what to tell of it.
-        store: Where runs stand.
-        last: The last one.
-        on_run: Who is told of each.
+        step: What to read and report.
+        store: Directory of the runs.
+        last: The last run.
+        on_run: Called with each run.
     """
 
     step: Step
@@ -119,8 +119,8 @@ class _Batches:
     on_run: OnRun | None = None
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
-        """Publish the run of a batch, unless that was done before a crash."""
-        del batch_id  # a checkpoint that is made anew counts from 0 again
+        """Publish the run of a batch, unless it was published before a crash."""
+        del batch_id  # a new checkpoint counts from 0 again
         rows = [row.asDict() for row in frame.collect()]
         if not rows:
             return
@@ -130,10 +130,12 @@ class _Batches:
             done = {int(t): n for t, n in self.last.facts["as_of"]["offsets"].items()}
             if all(done.get(t, -1) >= end for t, end in log.ends.items()):
                 return
-            # A run of another kind may have been further in some of them.
+            # A run of ``audit`` may be ahead in some partitions.
             ends = {t: max(end, done.get(t, 0)) for t, end in log.ends.items()}
             log = attrs.evolve(log, ends=ends)
-        run = take(self.step, log, store=self.store, last=self.last, as_of_ms=as_of_ms)
+        run = run_next(
+            self.step, log, store=self.store, last=self.last, as_of_ms=as_of_ms
+        )
         self.last = run
         if self.on_run is not None:
             self.on_run(run)

@@ -1,7 +1,7 @@
-"""What must hold of an audit's tables, as SQL: each query finds what breaks it.
+"""Invariants of an audit's tables, as SQL: each query finds violations.
 
-A clean run has no rows. The names of the tables are those of ``schema``; ``:name``
-stands for a parameter. Each may be run by hand, in Spark or wherever the tables are.
+Without violations there are no rows. Tables have the names of ``schema``; ``:name`` is
+a parameter. The queries can be run by hand, in Spark or any other engine.
 """
 
 from collections.abc import Mapping
@@ -17,13 +17,13 @@ ROWS_SHOWN_MAX = 20
 
 @attrs.frozen
 class Invariant:
-    """One thing that must hold.
+    """One invariant.
 
     Attributes:
         name: Its name.
-        meaning: What a row that is found means.
-        clauses: The clauses of the protocol that it stands for.
-        sql: Finds the rows.
+        meaning: Meaning of a violation.
+        clauses: Clauses of the protocol.
+        sql: Query for violations.
     """
 
     name: str
@@ -34,12 +34,12 @@ class Invariant:
 
 @attrs.frozen
 class Finding:
-    """What broke one invariant.
+    """Violations of one invariant.
 
     Attributes:
         invariant: The invariant.
-        count: How many rows were found.
-        rows: The first of them.
+        count: Number of rows.
+        rows: The first rows.
     """
 
     invariant: Invariant
@@ -202,13 +202,13 @@ INVARIANTS = (
 def check(
     tables: Mapping[str, "DataFrame"], *, tolerance_ms: int | None = None
 ) -> list[Finding]:
-    """Return what breaks invariants; nothing where all hold.
+    """Return the violated invariants.
 
     Args:
-        tables: The tables by name, from ``Audit.tables``. Views of these names are
-            made in their session.
-        tolerance_ms: How late who waits for a key may be; by default H, which
-            holds for processes that were stopped for less than that.
+        tables: The tables by name, from ``Audit.tables``. Their session gets views of
+            these names.
+        tolerance_ms: Longest delay of a process that waits for a key; by default the
+            heartbeat interval, enough for processes stopped for less than that.
     """
     session = next(iter(tables.values())).sparkSession
     for name, table in tables.items():

@@ -31,11 +31,11 @@ from kafka_marshal.spark.audit.store import AS_OF, ROWS, Run, Store
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# Each is a short job; together they wait less for one another.
+# Short jobs: several at once wait less for each other.
 WRITERS = 4
 _PLAN = f"{schema.T.name} int, end bigint, is_new boolean"
-# Errors of ours as a task's traceback tells them; messages have one line.
-_OURS = re.compile(r"^kafka_marshal\.errors\.(\w+): (.+)$", re.MULTILINE)
+# Errors of the package in a task's traceback; messages have one line.
+_MARSHAL_ERROR = re.compile(r"^kafka_marshal\.errors\.(\w+): (.+)$", re.MULTILINE)
 _RAISED = re.compile(r"^[\w.]+(?:Error|Exception): .+$", re.MULTILINE)
 _TAKEOVERS = """
 SELECT ending, COUNT(*) AS handoffs_count, PERCENTILE(gap_ms, 0.5) AS p50_ms,
@@ -47,12 +47,12 @@ FROM handoffs GROUP BY ending ORDER BY ending
 
 @attrs.frozen
 class Step:
-    """What one run reads and tells; sent to every task.
+    """What one run reads and reports; sent to every task.
 
     Attributes:
-        source: Where the log is.
-        bounds: Which part of it is told.
-        sample_ms: LogEnds time between two rows of a key in ``positions``.
+        source: Connection to the log.
+        bounds: The part of the log to report.
+        sample_ms: Log time between two rows of a key in ``positions``.
     """
 
     source: Source
@@ -61,7 +61,7 @@ class Step:
 
 
 class Audit:
-    """An audit that is written: its tables, and what they are true for.
+    """A written audit: its tables and their scope.
 
     Attributes:
         out: Its directory.
@@ -70,10 +70,10 @@ class Audit:
     """
 
     def __init__(self, spark: SparkSession, out: str) -> None:
-        """Open an audit that is there.
+        """Open an existing audit.
 
         Args:
-            spark: A session; the audit gets one beside it, with views of its own.
+            spark: A session; the audit gets a new one beside it, with its own views.
             out: Its directory.
 
         Raises:
@@ -96,7 +96,7 @@ class Audit:
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """What the last run says of itself: topic, cluster, as of when."""
+        """Facts of the last run: topic, cluster, time."""
         return self.runs[-1].facts
 
     @property
@@ -111,7 +111,7 @@ class Audit:
         return sorted(found, key=lambda row: int(row[schema.T.name]))
 
     def counts(self) -> dict[str, int]:
-        """Return how many rows the tables have that tell what happened."""
+        """Return the number of rows of the history tables."""
         names = [table.name for table in schema.TABLES if not table.is_final]
         parts = " UNION ALL ".join(
             f"SELECT '{name}' AS name, COUNT(*) AS count FROM {name}"  # noqa: S608
@@ -121,11 +121,11 @@ class Audit:
         return {name: found[name] for name in names}
 
     def takeovers(self) -> list[dict[str, Any]]:
-        """Return how long keys were without owner, by how the claim before ended."""
+        """Return how long keys were without owner, by the ending of the last claim."""
         return [row.asDict() for row in self.spark.sql(_TAKEOVERS).collect()]
 
     def check(self, *, tolerance_ms: int | None = None) -> list[Finding]:
-        """Return what breaks invariants; see ``invariants.check``."""
+        """Return violations of invariants; see ``invariants.check``."""
         return check(self._tables, tolerance_ms=tolerance_ms)
 
 
@@ -147,18 +147,18 @@ def audit(
         spark: The session to run in. Executors need this package, and to reach the
             brokers.
         out: Directory of the tables: new or empty, or with ``incremental`` that of
-            the audit to go on with. Every executor must see it.
-        source: Where the log is; by default on localhost.
-        bounds: Which part of it is told; by default all.
-        incremental: Go on where the last run in this directory ended, if there is
-            one. The tables are the same as those of one run over the whole.
-        sample_ms: LogEnds time between two rows of a key in ``positions``.
+            the audit to continue. Every executor must see it.
+        source: Connection to the log; localhost by default.
+        bounds: The part of the log to report; all by default.
+        incremental: Continue at the end of the last run in this directory, if there is
+            one. The tables are the same as those of one run over the whole log.
+        sample_ms: Log time between two rows of a key in ``positions``.
 
     Raises:
         ConfigurationError: The directory holds something else; bounds and
             ``incremental`` are both given.
         TopicMisconfigured: There is no coordination topic.
-        LogTruncated: The log has lost what the last run would go on with.
+        LogTruncated: The log has lost entries after the last run.
         CoordinationError: The cluster did not answer, or the job failed.
     """
     source, bounds = source or Source(), bounds or Bounds()
@@ -168,24 +168,24 @@ def audit(
     began_ms = SystemClock().wall_ms()
     log = log_ends(source)
     step = Step(source, bounds, sample_ms=sample_ms)
-    take(step, log, store=store, last=last, as_of_ms=began_ms)
+    run_next(step, log, store=store, last=last, as_of_ms=began_ms)
     return Audit(spark, out)
 
 
-def take(
+def run_next(
     step: Step, log: LogEnds, *, store: Store, last: Run | None, as_of_ms: int
 ) -> Run:
-    """Fold what was appended since the last run, and publish it as the next one.
+    """Fold the entries since the last run, and publish the next run.
 
     Args:
-        step: What to read, and what to tell of it.
-        log: Where it ends now.
-        store: Where runs stand.
-        last: The run to go on with, None for the first one.
-        as_of_ms: When it was looked where the log ends.
+        step: What to read and report.
+        log: Current ends of the log.
+        store: Directory of the runs.
+        last: The run to continue, None for the first one.
+        as_of_ms: Time of ``log``, epoch ms.
 
     Raises:
-        ConfigurationError: The last run is of another log, or was run otherwise.
+        ConfigurationError: The last run has another log or other settings.
         CoordinationError: The job failed.
     """
     if last is not None:
@@ -213,23 +213,23 @@ def take(
         number = 1 if last is None else last.number + 1
         return store.publish(run, number, facts=facts)
     except PySparkException as error:
-        raise told(error) from error
+        raise translate_error(error) from error
     finally:
         store.drop(staging)
 
 
 def _last(store: Store, bounds: Bounds, *, incremental: bool) -> Run | None:
-    """Return the run to go on with, if that is asked for and there is one."""
+    """Return the run to continue, if there is one and that is requested."""
     if incremental and bounds != Bounds():
         raise ConfigurationError(
-            "a range and incremental exclude each other: each run tells what came "
-            "since the last one",
+            "a range and incremental exclude each other: each run reports what was "
+            "appended since the last one",
             setting="incremental",
         )
     runs = store.runs()
     if runs and not incremental:
         raise ConfigurationError(
-            f"{store.out} has an audit already; go on with it (--incremental), or "
+            f"{store.out} has an audit already; continue it (--incremental), or "
             "name another directory",
             setting="out",
         )
@@ -237,33 +237,33 @@ def _last(store: Store, bounds: Bounds, *, incremental: bool) -> Run | None:
 
 
 def require_same(last: Run, log: LogEnds, *, sample_ms: int) -> None:
-    """Refuse to go on with an audit of another log, or with other samples."""
+    """Require that an audit has the same log and the same samples."""
     facts = last.facts
     if (facts["cluster_id"], facts["topic_id"]) != (log.cluster_id, log.topic_id):
         raise ConfigurationError(
             f"{last.path} is of topic id {facts['topic_id']} of cluster "
             f"{facts['cluster_id']}, and this is {log.topic_id} of {log.cluster_id}; "
-            "audit it into a directory of its own",
+            "audit it into another directory",
             setting="out",
         )
     if facts["bounds"] != attrs.asdict(Bounds()) or facts["sample_ms"] != sample_ms:
         raise ConfigurationError(
             f"{last.path} was run with bounds {facts['bounds']} and a sample each "
-            f"{facts['sample_ms']} ms; only a run over all of the log, with the same "
-            "samples, can be gone on with",
+            f"{facts['sample_ms']} ms; only a run over the whole log, with the same "
+            "samples, can be continued",
             setting="incremental",
         )
 
 
 def _plan(spark: SparkSession, log: LogEnds, *, state: DataFrame | None) -> DataFrame:
-    """Return a row of work for each coordinating partition, one to a task."""
+    """Return a row of work for each coordinating partition, one for each task."""
     number = schema.T.name
     rows = [(t, end, state is None) for t, end in sorted(log.ends.items())]
     plan = spark.createDataFrame(rows, _PLAN)
     if state is None:
         plan = plan.withColumn("saved", f.lit(None).cast("binary"))
     else:
-        # A partition that the last run did not see yet is new.
+        # A partition that is not in the last run is new.
         kept = state.select(number, "saved", "next_offset")
         plan = plan.drop("is_new").join(kept, number, "left")
         is_new = f.col("next_offset").isNull().alias("is_new")
@@ -274,7 +274,7 @@ def _plan(spark: SparkSession, log: LogEnds, *, state: DataFrame | None) -> Data
 def _fold_all(
     given: Iterator["pa.RecordBatch"], *, step: Step
 ) -> Iterator["pa.RecordBatch"]:
-    """Fold the partitions that a task was given: one, as they are planned."""
+    """Fold the partitions of a task; by the plan it is one."""
     for batch in given:
         for row in batch.to_pylist():
             work = Work(row[schema.T.name], row["end"], row["saved"], row["is_new"])
@@ -285,7 +285,7 @@ def _fold_all(
 
 
 def _write(folded: DataFrame, run: str) -> None:
-    """Part what the tasks wrote by tables, a few at a time."""
+    """Split the rows of the tasks into tables, a few tables at a time."""
     aims: list[tuple[DataFrame, str]] = []
     for table in schema.ALL:
         found = folded.where(f.col("table") == table.name)
@@ -299,15 +299,15 @@ def _write(folded: DataFrame, run: str) -> None:
         list(pool.map(lambda aim: aim[0].drop("_is_open").write.parquet(aim[1]), aims))
 
 
-def told(error: PySparkException) -> MarshalError:
-    """Return the error of ours that a job failed with, or the job's own words."""
+def translate_error(error: PySparkException) -> MarshalError:
+    """Return the package's error that made a job fail, or one with Spark's message."""
     text = str(error)
-    for name, message in _OURS.findall(text):
+    for name, message in _MARSHAL_ERROR.findall(text):
         kind = getattr(errors, name, None)
         if isinstance(kind, type) and issubclass(kind, MarshalError):
             try:
                 made: MarshalError = kind(message)
-            except TypeError:  # it wants more than a message
+            except TypeError:  # its constructor needs more than a message
                 made = CoordinationError(message)
             return made
     raised = _RAISED.findall(text)

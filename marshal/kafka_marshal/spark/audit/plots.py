@@ -1,4 +1,7 @@
-"""The plots of the report, as SVG that goes into a page. Bounded whatever they show."""
+"""Plots of the report as embedded SVG, of bounded size.
+
+Apart from ``report``, because it imports matplotlib.
+"""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +18,7 @@ if TYPE_CHECKING:
 
 CLIENTS_COLOURED_MAX = 12
 LABEL_CHARACTERS_MAX = 48
-# It names addresses of vocabularies, which a page that needs nothing else has not.
+# Metadata that contains URLs; the page refers to nothing outside.
 _METADATA = re.compile(r"<metadata>.*?</metadata>", re.DOTALL)
 _OTHERS = "#9aa0a6"
 _YEAR_9999_MS = 253_370_764_800_000
@@ -23,7 +26,7 @@ _WIDTH_INCHES = 10.0
 
 
 class Bar(NamedTuple):
-    """A claim on the timeline: whose, from when to when, epoch ms."""
+    """A claim on the timeline: its client, and its time in epoch ms."""
 
     lane: str
     client_id: str
@@ -32,7 +35,7 @@ class Bar(NamedTuple):
 
 
 def require_report() -> None:
-    """Require what draws.
+    """Require the packages for plots.
 
     Raises:
         ConfigurationError: The extra is missing.
@@ -51,7 +54,7 @@ def require_report() -> None:
 
 
 def timeline(bars: Sequence[Bar]) -> str:
-    """Draw who owned which partition when: a lane a key, a colour a client."""
+    """Draw the owners over time: one lane for each key, one colour for each client."""
     lanes = list(dict.fromkeys(bar.lane for bar in bars))
     counts: dict[str, int] = {}
     for bar in bars:
@@ -85,8 +88,8 @@ def gaps(counts: Mapping[str, Mapping[float, int]]) -> str:
     """Draw how long keys were without owner.
 
     Args:
-        counts: By how the claim before ended: lower edge of a bucket in ms (each
-            is the fourth part of a doubling), and how many.
+        counts: Counts by ending of the last claim and lower edge of a bucket in ms;
+            four buckets double the edge.
     """
     figure, axes = _axes(2.6)
     for ending, buckets in counts.items():
@@ -104,7 +107,7 @@ def gaps(counts: Mapping[str, Mapping[float, int]]) -> str:
 
 
 def distances(lines: Mapping[str, Sequence[tuple[int, float]]], what: str) -> str:
-    """Draw how far groups were from a position, over time (epoch ms)."""
+    """Draw the distance of groups from a position over time (epoch ms)."""
     figure, axes = _axes(2.6)
     for name, points in lines.items():
         moments = [_day(at_ms) for at_ms, _ in points]
@@ -136,7 +139,7 @@ def ages(counts: Mapping[int, int]) -> str:
 def _style() -> Iterator[None]:
     import matplotlib as mpl
 
-    # Text as paths: it looks alike without a font, and holds nothing to obey.
+    # Text as paths: independent of fonts, and without active content.
     with mpl.rc_context(
         {"svg.fonttype": "path", "svg.hashsalt": "kafka-marshal", "font.size": 9}
     ):
@@ -163,13 +166,13 @@ def _svg(figure: "Figure") -> str:
 
 
 def _day(at_ms: int) -> float:
-    """Return a time as matplotlib counts it: in days since 1970."""
-    # Records of a hostile clock may name years that no calendar has.
+    """Return a time in days since 1970, as matplotlib needs it."""
+    # Records of a hostile clock may have years outside of any calendar.
     return min(max(at_ms, 0), _YEAR_9999_MS) / 86_400_000
 
 
 def _label(text: str) -> str:
-    """Return a name as a plot shows it: short, and no formula."""
+    """Return a name for a plot: short, and not parsed as a formula."""
     short = text if len(text) <= LABEL_CHARACTERS_MAX else f"{text[:47]}…"
     shown = "".join(c if c.isprintable() else "\ufffd" for c in short)
     return shown.replace("$", r"\$")

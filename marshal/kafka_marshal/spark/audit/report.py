@@ -1,6 +1,6 @@
-"""The report: what an audit found, on one page. Bounded, however long the log is.
+"""The report of an audit: one page of bounded size.
 
-Spark sums up; what comes to the driver are tops of lists and counts of buckets.
+Spark aggregates; the driver gets only the top rows of lists and counts of buckets.
 """
 
 from collections.abc import Mapping, Sequence
@@ -70,7 +70,7 @@ ORDER BY start_ms DESC LIMIT :limit
 _AGES = """
 SELECT twentieths_of_h, SUM(beats_count) AS count FROM ages GROUP BY twentieths_of_h
 """
-# Samples, and where each claim left its position: else the last ones would be missing.
+# Samples, and the last position of each claim, which no sample has.
 _SAMPLES = """
 SELECT group_id, topic, partition, offset, append_ms, position FROM positions
 UNION ALL
@@ -230,17 +230,17 @@ def write_report(
     findings: Sequence[Finding],
     ends: Ends | None = None,
 ) -> None:
-    """Draw an audit on one page of HTML.
+    """Write an audit as one page of HTML.
 
     Args:
         audit: The audit.
         path: The file, which is replaced.
-        findings: What ``Audit.check`` found.
-        ends: Where the data partitions' logs end now, from ``data_ends``; with them
-            the page tells real lag.
+        findings: Result of ``Audit.check``.
+        ends: Log ends of the data partitions, from ``data_ends``; with them the page
+            shows the real lag.
 
     Raises:
-        ConfigurationError: What draws is not installed.
+        ConfigurationError: The packages for plots are missing.
     """
     plots.require_report()
     text = render(audit, findings=findings, ends=ends)
@@ -248,7 +248,7 @@ def write_report(
 
 
 def data_ends(audit: "Audit", source: Source) -> Ends:
-    """Ask the cluster where the logs of all data partitions of the audit end.
+    """Query the log ends of all data partitions of the audit.
 
     Raises:
         CoordinationError: The cluster did not answer.
@@ -351,7 +351,7 @@ def _bars(spark: "SparkSession") -> tuple[list[plots.Bar], int]:
 def _lines(
     spark: "SparkSession", ends: Ends
 ) -> tuple[dict[str, list[tuple[int, float]]], list[Row]]:
-    """Return how far groups were from their reference over time, and lags now."""
+    """Return distances of groups from their reference over time, and current lags."""
     rows = [(*place, end) for place, end in ends.items()]
     form = "topic string, partition int, log_end bigint"
     spark.createDataFrame(rows, form).createOrReplaceTempView("data_ends")
@@ -378,8 +378,8 @@ def page(values: Mapping[str, Any], plots: Mapping[str, str]) -> str:
     """Return the page.
 
     Args:
-        values: What the template shows, all of it escaped.
-        plots: SVG by name, which goes in as it is.
+        values: Values of the template, which are escaped.
+        plots: SVG by name, which is not escaped.
     """
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
@@ -397,7 +397,7 @@ def page(values: Mapping[str, Any], plots: Mapping[str, str]) -> str:
 
 
 def shown(value: object) -> str:
-    """Return a value as the page writes it: printable, but not escaped yet."""
+    """Return a value as printable text, not escaped yet."""
     if value is None:
         return "-"
     if isinstance(value, bool):
@@ -415,7 +415,7 @@ def shown(value: object) -> str:
 
 
 def instant(value_ms: int) -> str:
-    """Return a time for people, in UTC."""
+    """Return a readable time in UTC."""
     from datetime import UTC, datetime
 
     try:

@@ -1,4 +1,4 @@
-"""Rows of the history as rows of the tables, and these as Arrow batches."""
+"""Rows of the history as rows of tables, in Arrow batches."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
@@ -36,7 +36,7 @@ class Staged(NamedTuple):
     Attributes:
         table: The table.
         values: Column to value.
-        is_open: Whether it is true as of the end only: a claim that has not ended.
+        is_open: Whether it may still change, as a claim that has not ended.
     """
 
     table: Table
@@ -73,7 +73,7 @@ def state_row(world: WorldState, historian: Historian) -> Staged:
 
 
 def age_rows(partition: int, ages: Mapping[str, list[int]]) -> Iterator[Staged]:
-    """Yield how old claims were when they were renewed, by group."""
+    """Yield the ages of claims at renewal, by group."""
     for group_id, counts in sorted(ages.items()):
         for twentieths, count in enumerate(counts):
             if count:
@@ -83,7 +83,7 @@ def age_rows(partition: int, ages: Mapping[str, list[int]]) -> Iterator[Staged]:
 
 
 def batches(rows: Iterable[Staged]) -> Iterator["pa.RecordBatch"]:
-    """Yield rows in Arrow batches of the staged schema, none of them large."""
+    """Yield rows in small Arrow batches of the staged schema."""
     source = iter(rows)
     while chunk := list(islice(source, BATCH_ROWS)):
         yield _batch(chunk)
@@ -105,7 +105,7 @@ def _batch(rows: list[Staged]) -> "pa.RecordBatch":
 
 @cache
 def arrow_schema() -> "pa.Schema":
-    """Return ``schema.staged_ddl`` in Arrow's words."""
+    """Return ``schema.staged_ddl`` as an Arrow schema."""
     import pyarrow as pa
 
     kinds = {
@@ -138,7 +138,7 @@ def _hex(value: bytes | None) -> str | None:
 
 
 def _position_of(value: int | None) -> int | None:
-    # The position behind the last offset that there can be is one more than fits.
+    # The position behind the largest offset does not fit.
     return None if value is None else min(value, OFFSET_MAX)
 
 

@@ -13,7 +13,7 @@ BINARY = "binary"
 
 
 class Column(NamedTuple):
-    """One column: its name, its type as Spark's SQL writes it, and its meaning."""
+    """One column: name, type in Spark SQL, and meaning."""
 
     name: str
     kind: str
@@ -27,8 +27,8 @@ class Table(NamedTuple):
         name: Its name, which is also the view's.
         meaning: What a row is.
         columns: In order.
-        is_final: Whether its rows are as of the end, and replaced by the next run.
-        has_open_rows: Whether it also has rows that are still open at the end.
+        is_final: Whether its rows describe the end, and the next run replaces them.
+        has_open_rows: Whether it also has rows that are open at the end.
     """
 
     name: str
@@ -266,7 +266,7 @@ STATE = Table(
     (
         T,
         Column("next_offset", LONG, "offset to go on at"),
-        Column("saved", BINARY, "snapshot and history, as `saved.py` writes them"),
+        Column("saved", BINARY, "snapshot and history, as `folding.py` writes them"),
     ),
     is_final=True,
 )
@@ -282,16 +282,16 @@ TABLES = (
     AGES,
     PARTITIONS,
 )
-"""What an audit tells, in the order of the documents."""
+"""The history tables, in the order of the documents."""
 
 ALL = (*TABLES, STATE)
 
 
 def staged_ddl(tables: Iterable[Table] = ALL) -> str:
-    """Return the schema in which tasks hand over rows of all tables.
+    """Return the schema for rows of all tables.
 
-    One struct a table, of which one is set in each row: so one pass over the log
-    feeds them all.
+    It has one struct for each table, and each row sets one of them, so that one pass
+    over the log fills all tables.
     """
     structs = ", ".join(
         f"`{table.name}` struct<"

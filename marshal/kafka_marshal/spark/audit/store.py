@@ -1,20 +1,20 @@
-"""Where an audit's tables stand: run after run, each published by one rename.
+"""Directory of an audit's tables: runs, each published by one rename.
 
 ::
 
     OUT/runs/00000001/run.json          what it read, as of when
-                     /rows/TABLE/       rows that are complete
-                     /as_of/TABLE/      what was open, and the state, at its end
-       /runs/00000002/...               went on where the first one ended
-       /_staging-.../                   a run under way, or one that died
-       /_checkpoint/                    Spark's notes, where a stream follows the log
+                     /rows/TABLE/       complete rows
+                     /as_of/TABLE/      open rows and the state at its end
+       /runs/00000002/...               continues at the end of the first one
+       /_staging-.../                   a run under way, or one that crashed
+       /_checkpoint/                    Spark's checkpoint of a stream
 
-A run reads the last one's ``as_of`` and writes all of its own beside it; until it is
-renamed into its place nothing of it is there. So a run that dies, wherever it does,
-leaves the tables as they were, and the next one does its work again.
+A run reads ``as_of`` of the last one and writes its files into a staging directory,
+which a rename publishes. A run that crashes leaves the tables unchanged, and the next
+one repeats its work.
 
-The directory may be any that Spark's Hadoop client knows, as long as a rename there
-is atomic: local ones and HDFS, but no object store.
+Any directory of Spark's Hadoop client with an atomic rename will do: local file systems
+and HDFS, but no object store.
 """
 
 import json
@@ -38,12 +38,12 @@ _CHECKPOINT = "_checkpoint"
 
 @attrs.frozen
 class Run:
-    """A run that is published.
+    """A published run.
 
     Attributes:
         number: Counts from 1.
         path: Its directory.
-        facts: What ``run.json`` says.
+        facts: Content of ``run.json``.
     """
 
     number: int
@@ -52,38 +52,38 @@ class Run:
 
 
 class Store:
-    """The directory of one audit. Used by the driver, by one run at a time.
+    """The directory of one audit. Used by the driver, for one run at a time.
 
     Attributes:
         session: The session to read and write with.
-        out: The directory, whole.
+        out: The absolute directory.
     """
 
     def __init__(self, spark: SparkSession, out: str) -> None:
-        """Look at a directory; it need not exist.
+        """Open a directory, which need not exist.
 
         Args:
             spark: The session to read and write with.
-            out: Path or address of the directory.
+            out: Path or URI of the directory.
         """
         self.session = spark
         session: Any = spark
-        self._jvm = session._jvm  # noqa: SLF001 - the way to Hadoop's client
+        self._jvm = session._jvm  # noqa: SLF001 - for Hadoop's client
         self._hadoop = self._jvm.org.apache.hadoop.fs
         self._conf = session._jsc.hadoopConfiguration()  # noqa: SLF001 - the same
         self._gateway = session._sc._gateway  # noqa: SLF001 - the same
         at = self._hadoop.Path(out)
         self._files = at.getFileSystem(self._conf)
-        # Whole, because a relative path means another thing on each executor.
+        # Absolute, because executors may have other working directories.
         self.out: str = self._files.makeQualified(at).toString().rstrip("/")
 
     @property
     def checkpoint(self) -> str:
-        """Where a stream that follows the log keeps its checkpoint."""
+        """Checkpoint of a stream that follows the log."""
         return f"{self.out}/{_CHECKPOINT}"
 
     def runs(self) -> list[Run]:
-        """Return the runs that are published, in order.
+        """Return the published runs, in order.
 
         Raises:
             ConfigurationError: The directory holds something else, or an audit of
@@ -113,17 +113,17 @@ class Store:
         return found
 
     def stage(self) -> str:
-        """Return a new directory to write a run to; those of dead runs go."""
+        """Return a new staging directory; delete those of crashed runs."""
         for name in self._names(self.out):
             if name.startswith(_STAGING):
                 self.drop(f"{self.out}/{name}")
         return f"{self.out}/{_STAGING}{uuid.uuid4().hex}"
 
     def publish(self, staging: str, number: int, *, facts: dict[str, Any]) -> Run:
-        """Make a staged run the next one, all at once.
+        """Publish a staged run atomically.
 
         Raises:
-            ConfigurationError: Another run has taken that place meanwhile.
+            ConfigurationError: Another run has this number already.
         """
         fs = self._hadoop
         text = json.dumps(facts, indent=1) + "\n"
@@ -136,7 +136,7 @@ class Store:
         self._files.mkdirs(runs)
         aim = f"{self.out}/runs/{number:08}"
         context = fs.FileContext.getFileContext(runs.toUri(), self._conf)
-        # The JVM's rename that refuses an aim which exists, whatever it is.
+        # This rename of the JVM refuses any existing target.
         plain = self._gateway.new_array(fs.Options.Rename, 0)
         try:
             context.rename(fs.Path(staging), fs.Path(aim), plain)
@@ -150,11 +150,11 @@ class Store:
         return Run(number, aim, facts)
 
     def drop(self, path: str) -> None:
-        """Delete a directory with all that is in it."""
+        """Delete a directory and its content."""
         self._files.delete(self._hadoop.Path(path), True)  # noqa: FBT003
 
     def state(self, run: Run) -> DataFrame:
-        """Return what a run left for the next one."""
+        """Return the checkpoints of a run."""
         path = f"{run.path}/{AS_OF}/{schema.STATE.name}"
         return self.session.read.schema(schema.STATE.ddl).parquet(path)
 
@@ -174,7 +174,7 @@ class Store:
         if not self._files.getFileStatus(at).isDirectory():
             raise ConfigurationError(f"{path} is no directory", setting="out")
         found = (each.getPath().getName() for each in self._files.listStatus(at))
-        # Checksums of Hadoop's local file system stand beside the files.
+        # Hadoop's local file system writes checksum files.
         return [str(name) for name in found if not name.startswith(".")]
 
     def _facts(self, path: str) -> dict[str, Any]:

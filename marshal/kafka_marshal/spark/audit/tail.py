@@ -1,8 +1,8 @@
-"""The log's end as a stream: each micro-batch says up to where to fold.
+"""The log's end as a stream: each micro-batch has the end of a fold.
 
-The entries themselves are read by the tasks that fold them, each its own partition,
-from the state that the last run left. So what travels through Spark is one row for
-each coordinating partition, however much was appended.
+The tasks that fold read the entries themselves, each its partition, from the checkpoint
+of the last run. So Spark transports one row for each coordinating partition, however
+much was appended. Apart from ``following``, because Spark's planners import it.
 """
 
 import logging
@@ -38,11 +38,11 @@ Offset = dict[str, Any]
 def tail_of(source: Source) -> type[DataSource]:
     """Return the data source of one log's end, to be registered.
 
-    The class carries how to connect, so that no plan of Spark's shows it.
+    The class contains the connection, so that no plan of Spark shows it.
     """
 
     class LogTail(DataSource):
-        """Where one coordination topic ends."""
+        """The end of one coordination topic."""
 
         @classmethod
         def name(cls) -> str:
@@ -61,7 +61,7 @@ def tail_of(source: Source) -> type[DataSource]:
 
 
 class Ends(InputPartition):
-    """The one task of a batch, which hands the batch's end on."""
+    """The only task of a batch; it carries the end."""
 
     def __init__(self, offset: Offset) -> None:
         super().__init__(None)
@@ -69,31 +69,30 @@ class Ends(InputPartition):
 
 
 class TailReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Tells where the log ends; its offsets are what a run needs to know of it."""
+    """Reads the end of the log; its offsets have all that a run needs."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
         self._target: Offset | None = None
 
     def initialOffset(self) -> Offset:  # noqa: N802 - Spark's name
-        """Return where a new stream starts: nothing was folded."""
+        """Return the offset of a new stream: nothing is folded."""
         return {}
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
-        """Return that a batch takes all there is: a fold's memory does not grow."""
+        """Return no limit: the memory of a fold does not grow."""
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
-        """Take where the log ends now as all there is to do."""
+        """End the stream at the current end of the log."""
         self._target = to_offset(log_ends(self._source), SystemClock().wall_ms())
 
     def latestOffset(  # noqa: N802 - Spark's name
         self, start: Offset, limit: ReadLimit
     ) -> Offset:
-        """Return where the log ends; ``start`` where nothing was appended.
+        """Return the end of the log; ``start`` if nothing was appended.
 
-        Brokers that are away are waited for: the next look comes with the next
-        trigger.
+        If brokers do not answer, return ``start``; the next trigger retries.
         """
         del limit
         if self._target is not None:
@@ -109,7 +108,7 @@ class TailReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return newer(start, to_offset(found, at_ms))
 
     def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
-        """Return the one task of a batch."""
+        """Return the only task of a batch."""
         del start
         return [Ends(end)]
 
@@ -133,6 +132,6 @@ def to_offset(log: LogEnds, as_of_ms: int) -> Offset:
 
 
 def newer(start: Offset, end: Offset) -> Offset:
-    """Return an end, or the start where it says the same but for the time."""
+    """Return an end, or the start if they differ only in time."""
     is_same = {**end, "as_of_ms": None} == {**start, "as_of_ms": None}
     return start if is_same else end

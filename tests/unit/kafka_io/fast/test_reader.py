@@ -257,7 +257,7 @@ def test_a_topic_without_a_reported_id_is_not_read(by_id, handle):
     made[0].topic_ids.clear()
     assert polled(reader) == {}
     handle.made(*of(A, 0))
-    assert "does not tell which topic" in str(fails(reader, ConfigurationError))
+    assert "does not report which topic" in str(fails(reader, ConfigurationError))
 
 
 @pytest.fixture

@@ -35,7 +35,7 @@ def frame(*ends, topic_id="ab"):
 def runs(monkeypatch):
     made = []
 
-    def take(step, log, *, store, last, as_of_ms):
+    def run_next(step, log, *, store, last, as_of_ms):
         assert (step, store, as_of_ms) == (STEP, "a store", 9)
         assert last is (made[-1] if made else None)
         facts = {
@@ -48,7 +48,7 @@ def runs(monkeypatch):
         made.append(Run(len(made) + 1, "path", facts))
         return made[-1]
 
-    monkeypatch.setattr(following, "take", take)
+    monkeypatch.setattr(following, "run_next", run_next)
     return made
 
 
@@ -77,7 +77,7 @@ def test_a_run_never_goes_back_in_one_partition(runs):
 def test_a_topic_that_is_made_anew_is_another_log(runs):
     batches = following._Batches(STEP, "a store", None)
     batches(frame(5), 0)
-    with pytest.raises(ConfigurationError, match="a directory of its own"):
+    with pytest.raises(ConfigurationError, match="into another directory"):
         batches(frame(1, topic_id="cd"), 1)
     assert len(runs) == 1
 
