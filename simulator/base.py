@@ -79,7 +79,7 @@ class Liveness(ABC):
     """Demands of a world that is healed that it gets well, within bounds."""
 
     def __init__(self, world: BaseWorld, *, h_ms: int) -> None:
-        """Take the world; H bounds all that is demanded."""
+        """Demand it of a world; each bound is a multiple of the heartbeat interval."""
         self._base = world
         self._h_ms = h_ms
 

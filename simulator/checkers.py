@@ -53,7 +53,7 @@ class Violation(AssertionError):
 
 
 EntryCheck = Callable[[int, Stored, Transitions], None]
-"""Told of every record: coordinating partition, record, what it did."""
+"""Called with every record: coordinating partition, record, what it did."""
 
 
 class Folded(NamedTuple):
@@ -85,7 +85,7 @@ class LogWatcher:
         claims: Number of accepted claims and resumes so far, but for checkpoints.
         losses: What ended claims were granted and did not say they were done with.
         is_strict: Whether what it finds is raised; without, it only goes on.
-        on_entry: Told of each record, once it is folded and checked.
+        on_entry: Called with each record, once it is folded and checked.
     """
 
     def __init__(
@@ -303,23 +303,23 @@ class HandOuts:
                 known = world.keys.get(each)
                 head = None if known is None else known.next_unclaimed()
                 topic_id = None if known is None else known.topic_id
-                self._tell(RESET, each, first=head, topic_id=topic_id)
+                self._judge_one(RESET, each, first=head, topic_id=topic_id)
         token = None if key is None else world.token(key)
         if key is None or token is None:
             return
         known = world.keys[key]
         if effect in CLAIMS:
             self._claimed[folded.partition].add(key)
-            self._tell(CLAIM, key, token=token, topic_id=known.topic_id)
+            self._judge_one(CLAIM, key, token=token, topic_id=known.topic_id)
         if effect == "granted" and transition.detail is not None:
             first, last = transition.detail["first"], transition.detail["last"]
             kinds = (GRANT,) if other is None else (GRANT, HAND_OUT)
             for kind in kinds:
-                self._tell(
+                self._judge_one(
                     kind, key, token=token, first=first, last=last, process=other
                 )
         if folded.moved and known.position is not None:
-            self._tell(BEAT, key, token=token, first=known.position)
+            self._judge_one(BEAT, key, token=token, first=known.position)
 
     def handed_out(
         self, key: Key, token: Token, *, offset: int, is_excused: bool = False
@@ -329,17 +329,17 @@ class HandOuts:
         known = self._judge.keys[key]
         self.duplicate_count += offset in known.topic(token).handed
         excused = {"S4"} if is_excused else frozenset()
-        self._tell(HAND_OUT, key, token=token, first=offset, excused=excused)
+        self._judge_one(HAND_OUT, key, token=token, first=offset, excused=excused)
 
     def done(
         self, key: Key, token: Token | None, *, offset: int, is_judged: bool = True
     ) -> None:
-        """Take that an application has processed a record."""
+        """Record that an application has processed a record."""
         assert token is not None
         place = key, self._watcher.topic_ids.get((key, token))
         self.processed.setdefault(place, set()).add(offset)
         if is_judged:
-            self._tell(PROCESS, key, token=token, first=offset)
+            self._judge_one(PROCESS, key, token=token, first=offset)
 
     def check_losses(self, *, most: int) -> None:
         """What was granted and never handed out is listed, and within the bound.
@@ -366,7 +366,7 @@ class HandOuts:
                         "6.3", f"{key}: {sorted(missed)} not listed as lost"
                     )
 
-    def _tell(
+    def _judge_one(
         self,
         kind: str,
         key: Key,

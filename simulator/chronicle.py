@@ -1,4 +1,4 @@
-"""What processes of a simulated world would tell of themselves, as a history.
+"""The history of a simulated world: what its processes would write down.
 
 Each record is begun when its process sends it, and ends when the log is read: by
 that, and nothing else, its sender learns what became of it (PROTOCOL 1.4). In
@@ -65,7 +65,7 @@ class Surroundings(Protocol):
         ...
 
     def keys_of(self, partition: int) -> Sequence[Key]:
-        """Return the keys whose history is told, of a coordinating partition."""
+        """Return the keys of a coordinating partition that the history covers."""
         ...
 
 
@@ -77,14 +77,14 @@ class Chronicle:
     """
 
     def __init__(self, world: Surroundings) -> None:
-        """Start with nothing to tell."""
+        """Start with an empty history."""
         self.operations: list[Operation] = []
         self._world = world
         # What was won under which epoch of a coordinating partition.
         self._won: dict[tuple[int, int], tuple[Key, Token | None]] = {}
         self._open: dict[str, list[tuple[Append, list[Operation]]]] = {}
         self._paused: set[int] = set()
-        # What a process is working on: told as unknown, should it die.
+        # What a process is working on; unknown if it dies.
         self._begun: dict[str, dict[tuple[Key, int], Operation]] = {}
 
     # --- what is sent
@@ -92,12 +92,12 @@ class Chronicle:
     def on_append(
         self, partition: int, value: bytes, *, append: Append | None, held: Held
     ) -> None:
-        """Take that a process sends a record.
+        """Record that a process sends a record.
 
         Args:
             partition: Coordinating partition.
             value: The record.
-            append: What it is told of it, None where it is never told anything.
+            append: Its result; None where the process never gets one.
             held: What it holds, by the epoch of the claim.
         """
         record = decode(value)
@@ -124,7 +124,7 @@ class Chronicle:
             # It may have read just now that it has won.
             won = held.get(epoch) or self._won.get((partition, epoch))
             if won is None:
-                continue  # of the keys that nobody tells of
+                continue  # a key that the history does not cover
             kind = GRANT if isinstance(record, ClaimingMessages) else BEAT
             yield self._operation(
                 kind,
@@ -137,7 +137,7 @@ class Chronicle:
             )
 
     def _give_up(self, name: str) -> None:
-        """Tell what a process was told to have failed: it may land all the same."""
+        """Record appends that were reported as failed: they may land all the same."""
         still = []
         for append, begun in self._open.get(name, ()):
             if not append.is_done():
@@ -211,7 +211,7 @@ class Chronicle:
         *,
         key: Key,
     ) -> None:
-        """Tell a grant of whoever may use it, which need not be who asked."""
+        """Record a grant of the process that may use it; another may have asked."""
         detail = transition.detail or {}
         span = detail["first"], detail["last"]
         token = self._won.get((partition, record.epoch), (key, None))[1]
@@ -227,7 +227,7 @@ class Chronicle:
     def _note_pause(
         self, partition: int, world: WorldState, transition: Transition
     ) -> None:
-        """Tell that a group is paused, as its admin would, and that this is over."""
+        """Record when a pause of a group begins and ends, as its admin would."""
         record = transition.record
         is_paused = isinstance(record, ReleaseGroup) and transition.effect == "paused"
         was_paused = partition in self._paused
@@ -254,7 +254,7 @@ class Chronicle:
         records: Sequence[Record],
         topic_id: bytes | None = None,
     ) -> None:
-        """Take that an application was handed records, and begins with them."""
+        """Record that an application was handed records, and begins with them."""
         token, of = records[0].token, (name, key)
         span = records[0].offset, records[-1].offset
         self._end(HAND_OUT, OK, of=of, token=token, span=span, topic_id=topic_id)
@@ -267,13 +267,13 @@ class Chronicle:
             self._begun.setdefault(name, {})[key, record.offset] = begun
 
     def on_processed(self, name: str, key: Key, *, record: Record) -> None:
-        """Take that an application is done with a record."""
+        """Record that an application is done with a record."""
         self._begun.get(name, {}).pop((key, record.offset), None)
         at = record.offset, record.offset
         self._end(PROCESS, OK, of=(name, key), token=record.token, span=at)
 
     def on_gone(self, name: str) -> None:
-        """Take that a process is no more: of what it had begun, nobody knows."""
+        """Record the end of a process: the results of what it had begun are unknown."""
         for _, begun in self._open.pop(name, ()):
             self.operations += map(self._unknown, begun)
         self.operations += map(self._unknown, self._begun.pop(name, {}).values())

@@ -84,8 +84,8 @@ TRUNCATED: Mapping[str, str] = {
     "truncated": "records that were read by somebody were lost",
     "truncated_grant": "among them a grant",
     "truncated_claim": "among them a claim",
-    "exposed": "an engine told that offsets may be handed out twice",
-    "exposed_untold": "whoever had offsets that were lost ended before it could tell",
+    "exposed": "an engine reported that offsets may be handed out twice",
+    "exposed_untold": "an owner of lost offsets ended before it could report them",
 }
 RECREATED: Mapping[str, str] = {
     "recreated": "the data topic was deleted, to be created again",
@@ -124,7 +124,7 @@ class Coverage:
         self.counts[name] += 1
 
     def observe(self, event: Event) -> None:
-        """Take what an engine tells; an ``Observer``."""
+        """Count an event of an engine; an ``Observer``."""
         if event.name == "clock_step":
             self.note("clock_step_detected")
         elif event.name == "checkpoint_written":

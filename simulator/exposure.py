@@ -1,9 +1,9 @@
 """Judges hand-outs where a log loses what was read (PROTOCOL 7.5).
 
-Whoever lost a claim or a grant with the log's end cannot know it yet, so offsets may
-be handed out twice, at most once or not. What is demanded is that it does not go
-unsaid: some engine tells of the range (``grant_exposed``), unless the process that had
-it ended before it could.
+An owner that lost a claim or a grant with the log's end cannot know it yet, so offsets
+may be handed out twice, at most once or not. What is demanded is a report: some engine
+reports the range (``grant_exposed``), unless the process that had it ended before it
+could.
 """
 
 from collections import defaultdict
@@ -21,7 +21,7 @@ class _HandOut:
     """One offset that was handed out.
 
     Attributes:
-        name: To whom.
+        name: The process that got it.
         cuts: Of how many cuts of its coordinating partition that process knew.
     """
 
@@ -40,10 +40,10 @@ class _Twice:
 
 
 class Exposures:
-    """What was handed out at most once, and what was told of it.
+    """What was handed out at most once, and what was reported of it.
 
     Attributes:
-        excused_count: Offsets handed out twice of which nobody was left to tell.
+        excused_count: Offsets handed out twice that no process was left to report.
     """
 
     def __init__(self) -> None:
@@ -70,19 +70,19 @@ class Exposures:
         self._twice.append(_Twice(place, offset, before, after))
         self._handed[place, offset] = after
 
-    def on_told(self, key: Key, *, first: int, last: int) -> None:
-        """Take that an engine told of a range."""
+    def on_reported(self, key: Key, *, first: int, last: int) -> None:
+        """Record that an engine reported a range."""
         self._told[key].update(range(first, last + 1))
 
     def on_ended(self, name: str, key: Key, *, cuts: int) -> None:
-        """Take that a process ended, which had settled what so many cuts took."""
+        """Record that a process ended, which had settled what so many cuts took."""
         self._ended[name, key] = cuts
 
     def judge(self) -> None:
         """Judge it all, once everybody who lives has read everything.
 
         Raises:
-            Violation: Offsets were handed out twice, and nobody said so.
+            Violation: Offsets were handed out twice, and no engine reported them.
         """
         for twice in self._twice:
             (key, _), name = twice.place, twice.before.name
@@ -107,7 +107,7 @@ class Cuts:
         self._noticed: dict[tuple[bytes, int], int] = {}
 
     def on_cut(self, partition: int, leader_epoch: int) -> None:
-        """Take that a partition lost records, and goes on in another leader epoch."""
+        """Record that a partition lost records, and goes on in another leader epoch."""
         self._epochs[partition].append(leader_epoch)
 
     def count(self, partition: int) -> int:
@@ -115,7 +115,7 @@ class Cuts:
         return len(self._epochs[partition])
 
     def on_noticed(self, node: Node, partition: int) -> None:
-        """Take that a process begins a partition, or begins it anew."""
+        """Record that a process begins a partition, or refolds it."""
         self._noticed[node.owner.incarnation, partition] = self.count(partition)
 
     def known_to(self, node: Node, partition: int) -> int:

@@ -133,7 +133,7 @@ class HostFiles:
         self.folder(client_id).save(state)
 
     def damage(self, client_id: str, number: int, *, rng: random.Random) -> str | None:
-        """Damage what a host keeps of a T; return how, None where there is nothing."""
+        """Damage what a host keeps of a partition; return how, None without it."""
         path = self.folder(client_id).file_of(number)
         if not path.exists() or self._is_damaged(path):
             return None
@@ -151,7 +151,7 @@ class HostFiles:
         return any(map(self._is_damaged, mine))
 
     def observe(self, client_id: str, event: Event) -> None:
-        """Take what an engine tells: what it begins from."""
+        """Note from its events what an engine begins from."""
         if event.name != "restored":
             return
         path = self.folder(client_id).file_of(event.fields["partition"])

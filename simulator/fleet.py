@@ -47,7 +47,7 @@ class App:
         hand: Records handed out and not committed, and when they were.
         wakes_ms: True time until which the process is stopped.
         cut_until_ms: True time until which its network is cut, in some way.
-        is_leaving: Whether it was told to end.
+        is_leaving: Whether it was asked to end.
         is_gone: Whether it has ended.
         is_waiting: Whether its application asked for records and got none.
         checked: Up to where its replicas were compared, by partition.
@@ -320,7 +320,7 @@ class Fleet:
             self._poll_halted(app)
         self.remove(app)
         if not app.is_leaving and not world.is_healed:
-            # Whoever looks after it starts it again, in vain.
+            # Its supervisor starts it again, in vain.
             again_ms = app.rng.randint(1, 4) * world.plan.h_ms
             is_resuming = app.rng.random() < WORK_FIRST
             self.start_later(app, again_ms, is_resuming=is_resuming)

@@ -27,7 +27,7 @@ BESIDE = 2
 def judge_history(
     world: World, ends: Mapping[Key, tuple[int, int]] | None = None
 ) -> None:
-    """Judge a run by what its processes tell, and by nothing else.
+    """Judge a run by the history of its processes alone.
 
     Raises:
         Violation: It is no history that may be.
@@ -69,7 +69,7 @@ class Healing(Liveness):
         # Until a clock that was set back is where it was, log time stands still.
         if not self._gets(CLOCK_MS_MAX, self._clocks_are_back):
             raise Violation("L6", "a leader's clock never came back")
-        # What was on its way still lands; who started is heard of.
+        # What was on its way still lands; members that started are announced.
         world.run(3 * self._h_ms)
         if RECREATE in world.plan.kinds:
             # What members found to be deleted they look for as seldom as for news.
@@ -160,7 +160,7 @@ class Healing(Liveness):
             self._world.hand_outs.check_losses(most=plan.depth_max * plan.poll_max)
 
     def _check_exposures(self) -> None:
-        """What the log lost, and was handed out twice, was told of."""
+        """What the log lost, and was handed out twice, was reported."""
         world = self._world
         if not world.is_truncating:
             return
@@ -187,7 +187,7 @@ class Healing(Liveness):
         }
 
     def _check_history(self) -> None:
-        """The history that the processes tell is one that may be."""
+        """The operation judge finds nothing in the history of the processes."""
         world = self._world
         if not self._is_unjudged:
             judge_history(world, self._ends())

@@ -58,7 +58,7 @@ class Keeping:
     """Has processes write checkpoints, keep states, and begin from them.
 
     Attributes:
-        on_begin: Told once of whoever begins a checkpoint next.
+        on_begin: Called once with the process that begins a checkpoint next.
         files: Files of the hosts, where these get damaged; None elsewhere.
     """
 
@@ -124,7 +124,7 @@ class Keeping:
         return self.files.damage(node.owner.client_id, number, rng=rng)
 
     def observe(self, node: Node, event: Event) -> None:
-        """Take what the engine of a process tells: what it begins from."""
+        """Note from its events what the engine of a process begins from."""
         if self.files is not None:
             self.files.observe(node.owner.client_id, event)
             if event.name == "ready" and node.owner.incarnation in self._hurt:
@@ -164,7 +164,7 @@ class Keeping:
         return None if writer is None else writer.claimant.owner.incarnation
 
     def on_ended(self, node: Node) -> None:
-        """Take that a process ends: a checkpoint may never be completed."""
+        """Record that a process ends: a checkpoint may never be completed."""
         if self.writer(node) in self._writing:
             self._world.coverage.note("checkpoint_torn")
 

@@ -68,7 +68,7 @@ class Stop:
         offset: Where it is.
         config: What it says.
         at_ms: True time of when it could be read.
-        digest: Digest of whoever has halted there.
+        digest: Digest of a reader that has halted there.
     """
 
     offset: int
@@ -158,7 +158,7 @@ class Levels:
 
     def _on_entry(self, number: int, stored: Stored, transitions: Transitions) -> None:
         if stored.offset <= self._read[number]:
-            self._begin(number)  # the log was cut back, and is read anew
+            self._begin(number)  # the log was cut back, and is read again
         self._read[number] = stored.offset
         stop = self.stops.get(number)
         if stop is not None:
@@ -272,7 +272,7 @@ class Levels:
         return engine.context.config is None and is_ours and len(configs) > 1
 
     def started(self, owner: Owner) -> None:
-        """Take that a process starts."""
+        """Record that a process starts."""
         if self.stops:
             self._beside.add(owner.incarnation)
 
@@ -281,7 +281,7 @@ class Levels:
         return owner.incarnation in self._beside
 
     def on_append(self, owner: Owner) -> None:
-        """Take that a process writes to the log; ``check_reader`` tells of it."""
+        """Record that a process writes to the log, for ``check_reader``."""
         if self.is_beside(owner):
             self._wrote.add(owner.incarnation)
 

@@ -68,7 +68,7 @@ class Newer:
         effect, world = folded.transition.effect, self._world
         for item in [each for each in self._waiting if each[0] == effect]:
             self._waiting.remove(item)
-            # Not now: whoever folds has not come to the end yet.
+            # Not now: the fold has not come to the end yet.
             write = partial(self._write_batch, item[1], folded.partition)
             world.loop.at(world.now_ms, write)
 

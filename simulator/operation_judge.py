@@ -1,11 +1,10 @@
-"""Judges what workers say that they did: a pure function over their operations.
+"""The operation judge: judges what workers did by the operations that they noted.
 
-The same for simulated fleets and for real clusters: whoever runs workers has them
-note each operation when it begins (``invoke``) and when it ends (``ok``, ``fail``),
-and puts the notes of all in the order of one clock, the ends of claims, beats and
-grants in the order of the log. What has no end is ``unknown``: it may have happened,
-or may yet, and an end that comes later tells. Only what was read back counts
-(PROTOCOL 1.4).
+It is the same for simulated fleets and for real clusters. Workers note each operation
+when it begins (``invoke``) and when it ends (``ok``, ``fail``). The notes of all are in
+the order of one clock, the ends of claims, beats and grants in the order of the log.
+What has no end is ``unknown``: it may have happened, or may yet, and an end that comes
+later decides. Only what was read back counts (PROTOCOL 1.4).
 """
 
 from collections import defaultdict
@@ -44,14 +43,14 @@ class Operation(msgspec.Struct, frozen=True):
         at_ms: When, on the clock of the process: differences within one process
             are judged, and else the order of the history.
         first: First offset; of a claim or a beat, the position after it, and of
-            the invoke of a beat the position that it tells.
+            the invoke of a beat the position that it sends.
         last: Last offset, both ends inclusive.
         number: Names what a process sent, so that its end is known for its own;
             None where nobody numbers them.
         done: Of a beat at most once: everything granted below is done with.
-        renews: Whether a beat renewed the lease, as its process was told.
+        renews: Whether a beat renewed the lease, by what its process read back.
         topic_id: Of a claim that was won, id of the topic that it is of; of a
-            hand-out, of the topic of its records, where these tell. Offsets of
+            hand-out, of the topic of its records, where known. Offsets of
             topics with different ids have nothing to do with each other.
     """
 
@@ -132,7 +131,7 @@ class KeyHistory:
     def topic(self, token: Token | None = None) -> TopicHistory:
         """Return the history of the topic that a claim is of.
 
-        Without a token, and for a claim whose end is yet to be told, it is the topic of
+        Without a token, and for a claim whose end is not known yet, it is the topic of
         the last claim: a new topic has no position, so nothing is judged by it.
         """
         if token is None or token not in self.topic_ids:
@@ -206,7 +205,7 @@ class OperationJudge:
             known.is_paused = operation.kind == PAUSE
 
     def _reset(self, known: KeyHistory, operation: Operation) -> None:
-        """Take that an admin brought a position back, and what was granted above it."""
+        """An admin brought a position back, and with it what was granted above it."""
         known.owner = None
         for topic_id, topic in known.topics.items():
             head = operation.first if topic_id == operation.topic_id else None
@@ -232,7 +231,7 @@ class OperationJudge:
     def _beat(self, known: KeyHistory, operation: Operation) -> None:
         position, key = operation.first, operation.key
         if operation.outcome == INVOKE:
-            self._told(known, operation)
+            self._check_marks(known, operation)
         if operation.outcome != OK:
             return
         token, owner = operation.token, operation.process
@@ -245,8 +244,8 @@ class OperationJudge:
         if position is not None:
             self._move(known, operation, position)
 
-    def _told(self, known: KeyHistory, operation: Operation) -> None:
-        """What a process says that it is done with, it must be done with."""
+    def _check_marks(self, known: KeyHistory, operation: Operation) -> None:
+        """What a process reports as done must be done."""
         who, done = (operation.process, operation.token), operation.done
         topic = known.topic(operation.token)
         early = [
@@ -258,7 +257,7 @@ class OperationJudge:
             told = sorted(early)[:NAMED_MAX]
             self._find("6.3", operation.key, f"told as done, and in hand: {told}")
         if operation.first is not None and not self._is_amo:
-            # A position only moves forward: below the one there is, all is told.
+            # A position only moves forward: all below the present one was checked.
             self._check_skipped(known, operation, operation.first)
 
     def _move(self, known: KeyHistory, operation: Operation, position: int) -> None:
@@ -270,7 +269,7 @@ class OperationJudge:
     def _check_skipped(
         self, known: KeyHistory, operation: Operation, position: int
     ) -> None:
-        """Every offset below a position must be done with, by whomever."""
+        """Every offset below a position must be done with, by any process."""
         topic = known.topic(operation.token)
         skipped = set(range(topic.position or 0, position)) - topic.processed
         if skipped:

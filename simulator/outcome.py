@@ -10,7 +10,7 @@ TRANSCRIPT_TAIL = 60
 
 
 class RunFailed(AssertionError):
-    """A run broke an invariant; the message tells how to repeat it.
+    """A run broke an invariant; the message says how to repeat it.
 
     Attributes:
         seed: Repeats the run.

@@ -18,7 +18,7 @@ def shrink(plan: Plan, fails: Fails, *, runs_max: int = RUNS_MAX) -> Plan:
 
     Args:
         plan: A plan that fails.
-        fails: Runs a plan and tells whether it breaks the same rule.
+        fails: Runs a plan and returns whether it breaks the same rule.
         runs_max: Most runs.
     """
     kept = [fault.number for fault in plan.faults]

@@ -50,7 +50,7 @@ PRODUCE_MAX = 4
 
 
 class SimulationFailed(RunFailed):
-    """A run broke an invariant; the message tells how to repeat it.
+    """A run broke an invariant; the message says how to repeat it.
 
     Attributes:
         plan: What was drawn, with the faults that struck.
@@ -78,7 +78,7 @@ def run_plan(plan: Plan, *, by_history: bool = False) -> Report:
     Args:
         plan: What to run.
         by_history: Judge no step, nor what comes of healing: only the history that
-            the processes tell, as that of a real cluster would be.
+            of the processes, as that of a real cluster would be.
 
     Raises:
         SimulationFailed: An invariant was broken.

@@ -131,7 +131,7 @@ class Strikes:
             self._world.say(f"{app.name} is cut off for {fault.for_ms} ms")
 
     def _deafen(self, fault: Fault) -> None:
-        """Cut one way only: what it sends arrives, it hears nothing, or late."""
+        """Cut one way only: what it sends arrives, but it receives nothing, or late."""
         app = self._victim(fault)
         if app is not None:
             is_late = fault.size < PERCENT // 2
@@ -178,7 +178,7 @@ class Strikes:
             self._fleet.keeping.keep(app.node)
 
     def _tear(self, fault: Fault) -> None:
-        """Crash whoever begins a checkpoint next, in the middle of it."""
+        """Crash the process that begins a checkpoint next, in the middle of it."""
         keeping, loop = self._fleet.keeping, self._world.loop
 
         def crash(incarnation: bytes) -> None:
@@ -316,7 +316,7 @@ class Strikes:
         app = self._victim(fault)
         deaf = "deaf" in self._world.plan.kinds and fault.size < PERCENT // 2
         if deaf and app is not None:
-            # Troubles come together: whoever holds a key may miss all of it.
+            # Troubles come together: an owner may miss all of it.
             app.node.log.read_lag_ms = DEAF_MS
             self._mend_later(app, fault.for_ms + 3 * self._world.plan.h_ms)
         self.pause(fault.for_ms)

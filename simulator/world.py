@@ -37,7 +37,7 @@ class World(BaseWorld):
         cuts: How often coordinating partitions lost records, and who knows it.
         coverage: Counts what happens.
         levels: Judges what is above a feature level.
-        chronicle: What processes did, as they would tell it.
+        chronicle: What processes did, as they would write it down.
         names: Names of processes, by incarnation.
         seqs: Largest sequence number read of each process, by incarnation.
         attempts: Processes that ask for offsets under claims of others.
@@ -46,7 +46,7 @@ class World(BaseWorld):
         is_healed: Whether everything is in order from now on.
         is_timed: Whether how soon things happen is judged now.
         is_truncating: Whether records may be lost that were read.
-        is_judged: Whether steps are judged; without, only the history tells.
+        is_judged: Whether steps are judged; without, only the history is.
     """
 
     def __init__(self, plan: Plan, *, is_judged: bool = True) -> None:
@@ -162,7 +162,7 @@ class World(BaseWorld):
         """S4, where a step of a clock does not excuse it.
 
         Also, nobody may use a claim that somebody else could win just now, or has
-        won: that is what keeps two from using it whoever comes when.
+        won: that is what keeps two from using it, in whatever order they come.
         """
         if not self.is_judged:
             return
@@ -192,7 +192,7 @@ class World(BaseWorld):
             return True  # somewhere else, but nobody asks
 
     def is_torn(self, node: Node) -> bool:
-        """Return whether a start met a Config that has not reached each T (2.2)."""
+        """Return whether a start met a Config that some partition lacks (2.2)."""
         with self._judging():
             self.watcher.check_reader(node.engine, {}, may_lag=self.is_truncating)
         return self.levels.is_torn(node.engine)
@@ -265,7 +265,7 @@ class World(BaseWorld):
                 raise Violation("5.6", f"{key}: {told}")
 
     def on_processed(self, name: str, key: Key, *, record: Record) -> None:
-        """Take that an application has processed a record."""
+        """Record that an application has processed a record."""
         is_judged = not self.is_truncating
         with self._judging():
             offset, token = record.offset, record.token
@@ -284,12 +284,12 @@ class World(BaseWorld):
             self.exposures.on_handed(name, place, offset=record.offset, cuts=cuts)
 
     def on_started(self, node: Node) -> None:
-        """Take that a process starts: it reads the logs as they are."""
+        """Record that a process starts: it reads the logs as they are."""
         for number in range(self.plan.coordinators):
             self.cuts.on_noticed(node, number)
 
     def on_ended(self, node: Node) -> None:
-        """Take that a process ends: what it did not tell by now, it never will."""
+        """Record that a process ends: what it has not reported, it never will."""
         name = self.name_of(node.owner.incarnation)
         self.chronicle.on_gone(name)
         if not self.is_truncating:
@@ -302,13 +302,13 @@ class World(BaseWorld):
             is_behind = number in rebuilding or not self.cuts.is_known(node, number)
             for key in self.keys_of(number):
                 known = world.keys.get(key)
-                # An owner has nothing to tell: the log is to know again by it.
+                # An owner has nothing to report: it writes to the log again.
                 is_owner = known is not None and known.owner == node.owner
                 cuts = self.cuts.count(number) - (is_behind or is_owner)
                 self.exposures.on_ended(name, key, cuts=cuts)
 
     def observe(self, node: Node, event: Event) -> None:
-        """Take what the engine of a process tells; an ``Observer``."""
+        """Handle an event of the engine of a process; an ``Observer``."""
         self.coverage.observe(event)
         fields = event.fields
         if event.name == "replica_diverged" and self.is_judged:
@@ -318,7 +318,7 @@ class World(BaseWorld):
         elif event.name == "grant_exposed":
             key, first, last = fields["key"], fields["first"], fields["last"]
             self.say(f"{node.owner.client_id} tells: {key} is exposed: {first}, {last}")
-            self.exposures.on_told(key, first=first, last=last)
+            self.exposures.on_reported(key, first=first, last=last)
 
     @contextmanager
     def _judging(self) -> Iterator[None]:

@@ -26,7 +26,7 @@ SEED_BITS = 32
 
 
 class Watched:
-    """A process whose death is told; see ``deathwatch.Watched``."""
+    """A process whose death is reported; see ``deathwatch.Watched``."""
 
     def __init__(self, pid: int, *, is_dead: bool, on_dead: Callable[[], None]) -> None:
         """Watch from now on."""
@@ -61,11 +61,11 @@ class Deaths:
         return found
 
     def note(self, pid: int) -> None:
-        """Take that a process has died; the sidecar is told when it looks."""
+        """Record the death of a process; the sidecar learns of it when it looks."""
         self._dead.add(pid)
 
     def look(self) -> None:
-        """Tell the sidecar of those who died."""
+        """Report the processes that died to the sidecar."""
         for each in list(self._watched):
             if each.is_closed:
                 self._watched.remove(each)
@@ -75,7 +75,7 @@ class Deaths:
                 each.on_dead()
 
     def forget(self) -> None:
-        """Take that the sidecar itself has died."""
+        """Record that the sidecar itself has died."""
         for each in self._watched:
             each.is_closed = True
         self._watched.clear()

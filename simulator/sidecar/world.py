@@ -1,7 +1,7 @@
 """A world of hosts, sidecars, clients and plain consumers, and what must hold in it.
 
 A seed draws it. Every process is called a step at a time; after each call at most
-one process may use a key by its own deadlines, whoever claims it in the log.
+one process may use a key by its own deadlines, whichever process claims it in the log.
 """
 
 import random
@@ -59,7 +59,7 @@ class Process:
         hand: Records handed out and not committed.
         wakes_ms: True time until which it is stopped.
         mends_ms: True time until which its connection, or its network, is cut.
-        is_leaving: Whether it was told to end.
+        is_leaving: Whether it was asked to end.
         checked: Up to where its replicas were compared, by partition.
     """
 
@@ -148,7 +148,7 @@ class HostedWorld(BaseWorld):
 
         Args:
             seed: Decides everything.
-            folder: Where sidecars keep identities and promises; empty.
+            folder: Where sidecars keep identities and lease journals; empty.
             delivery: The guarantee asked for; drawn without it.
             faults: What may go wrong, of ``FAULTS``; drawn without it.
             span: Limit of the Config; the default without it.
@@ -275,7 +275,7 @@ class HostedWorld(BaseWorld):
         if failure is not None:
             if not isinstance(failure, IdentityConflict):
                 raise Violation("fault", f"{process.name}: {failure!r}")
-            # Its name is not free yet: whoever looks after it tries again.
+            # Its name is not free yet: its supervisor tries again.
             self.say(f"{process.name} fails: its name is in use")
             self.remove(process)
             self.restarts.append((self.now_ms + self.h // 2, process))

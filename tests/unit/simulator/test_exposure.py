@@ -40,10 +40,10 @@ def test_twice_after_a_cut_is_told(late):
     exposures = handed_twice(late=late)
     with pytest.raises(Violation, match=r"7\.5.*handed out to a and.*to b"):
         exposures.judge()
-    exposures.on_told(KEY, first=5, last=9)
+    exposures.on_reported(KEY, first=5, last=9)
     with pytest.raises(Violation):
         exposures.judge()
-    exposures.on_told(KEY, first=2, last=4)
+    exposures.on_reported(KEY, first=2, last=4)
     exposures.judge()
     assert exposures.excused_count == 0
 
