@@ -11,6 +11,7 @@ import inspect
 import json
 import re
 import shlex
+import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -323,6 +324,7 @@ def test_make_targets_exist():
 # --- README.md, docs/reference.md ----------------------------------------------------
 
 README_LINES_MAX = 250
+IMAGE_BYTES_MAX = 200_000
 
 
 def test_the_readme_is_short():
@@ -334,6 +336,15 @@ def test_the_readme_names_the_command_that_ci_runs():
     commands = [line.partition("#")[0].strip() for line in README.splitlines()]
     assert last == "make test"
     assert last in commands
+
+
+def test_pictures_are_there_and_small():
+    shown = re.findall(r"!\[[^\]]+\]\((docs/images/[^)]+)\)", README)
+    assert shown == ["docs/images/claims-watch.svg", "docs/images/audit-timeline.svg"]
+    for path in (ROOT / "docs" / "images").iterdir():
+        assert path.stat().st_size <= IMAGE_BYTES_MAX, path.name
+    for name in shown:
+        assert ET.parse(ROOT / name).getroot().tag.endswith("}svg")
 
 
 def signature(function) -> dict[str, str]:

@@ -45,7 +45,7 @@ WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 SUBJECT = re.compile(
     r"[\w.,/ -]+: [^ A-Z].*[^.]|[A-Z][\w./-]+: .*[^.]|Merge .*|Revert .*"
 )
-SUBJECT_LENGTH_MAX = 72
+SUBJECT_LENGTH_MAX = 80
 
 
 @dataclass(frozen=True)
