@@ -1,4 +1,4 @@
-"""An application of the sidecar in front of a fake service, without any socket."""
+"""The HTTP application in front of a fake service, without sockets."""
 
 import asyncio
 import os
@@ -32,7 +32,7 @@ class Healthy:
 
 
 class Wire:
-    """An application, and requests to it over connections of one's choice."""
+    """An application, and requests to it over given connections."""
 
     def __init__(self, service, **serving):
         self.service = service
@@ -50,7 +50,7 @@ class Wire:
         base = "http://sidecar" if connection.is_local else "http://127.0.0.1:7070"
         return httpx.AsyncClient(transport=transport, base_url=base)
 
-    def ask(self, method, path, *, connection=None, **options):
+    def request(self, method, path, *, connection=None, **options):
         async def main():
             async with self.connect(connection) as client:
                 return await client.request(method, path, **options)
@@ -76,8 +76,8 @@ GRANT = {
     "last": 9,
     "timeout_ms": 100,
 }
-# Name of the route: method, path, body, what the service is told.
-ASKS = {
+# Route: method, path, body, and the call of the service.
+REQUESTS = {
     "info": ("GET", paths.INFO, None, ("info",)),
     "register": (
         "PUT",

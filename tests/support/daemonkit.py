@@ -1,4 +1,4 @@
-"""A daemon of the sidecar around a fake service: real sockets, threads and signals."""
+"""A sidecar daemon around a fake service: real sockets, threads and signals."""
 
 import os
 import signal
@@ -30,11 +30,11 @@ class World:
     """A daemon's surroundings: a runtime without a cluster, and a fake service.
 
     Attributes:
-        service: The service that it gets.
-        hold: Connecting waits for it, where it is set.
-        reading: Reading the log waits for it, where it is set.
-        fault: Raised by opening, where it is set.
-        done: What was called of the runtime, in order.
+        service: Its service.
+        hold: Event that connecting waits for, if set.
+        reading: Event that reading the log waits for, if set.
+        fault: Raised by opening, if set.
+        done: Calls of the runtime, in order.
     """
 
     def __init__(self, path):
@@ -100,7 +100,7 @@ class World:
         )
 
     def run(self, script):
-        """Run the daemon on this thread, and a script beside it, then SIGTERM."""
+        """Run the daemon on this thread and a script on another, then SIGTERM."""
         with ThreadPoolExecutor(1) as pool:
             future = pool.submit(script)
             future.add_done_callback(lambda _: os.kill(os.getpid(), signal.SIGTERM))
@@ -109,7 +109,7 @@ class World:
 
 
 def run_undrained(path):
-    """Run a daemon in this process whose clients never let go."""
+    """Run a daemon in this process whose clients never release."""
     world = World(path)
     world.service.is_drained = False
     server.Runtime, server.SidecarService = world, world.make_service

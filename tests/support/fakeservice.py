@@ -1,4 +1,4 @@
-"""A service that holds nothing: for tests of what stands in front of it."""
+"""A service that holds nothing, for tests of the HTTP application."""
 
 import threading
 from collections import deque
@@ -33,7 +33,7 @@ def assigned(partition: int = 0) -> api.Assigned:
 
 
 class FakeEventReader:
-    """A ring of frames; one that overran starts anew with a snapshot."""
+    """A buffer of frames; after an overflow it starts again with a snapshot."""
 
     def __init__(self, after: str | None) -> None:
         self.on_news = None
@@ -68,17 +68,17 @@ class FakeEventReader:
 
 
 class FakeService:
-    """Notes who said what; answers with what fits.
+    """Records every call and returns a plausible response.
 
     Attributes:
-        said: Every call: its name and its arguments.
-        fault: Raised by the next calls, where one is set.
-        hold: What calls wait for, where it is set.
-        instances: Who is registered.
+        calls: Every call: its name and its arguments.
+        fault: Raised by the next calls, if set.
+        hold: Event that calls wait for, if set.
+        instances: Registered processes.
     """
 
     def __init__(self) -> None:
-        self.said: list[tuple] = []
+        self.calls: list[tuple] = []
         self.fault: BaseException | None = None
         self.hold: threading.Event | None = None
         self.feeds: list[FakeEventReader] = []
@@ -87,17 +87,17 @@ class FakeService:
         self.is_drained = True
 
     def restore(self, *, timeout_ms) -> int:
-        self._note("restore", timeout_ms)
+        self._record("restore", timeout_ms)
         return 2
 
     def start_drain(self) -> None:
-        self._note("start_drain")
+        self._record("start_drain")
 
     def close(self, *, timeout_ms) -> None:
-        self._note("close", timeout_ms)
+        self._record("close", timeout_ms)
 
-    def _note(self, *said: object) -> None:
-        self.said.append(said)
+    def _record(self, *call: object) -> None:
+        self.calls.append(call)
         if self.hold is not None:
             assert self.hold.wait(30)
         if self.fault is not None:
@@ -108,12 +108,12 @@ class FakeService:
         if name in self.gone:
             raise ClaimLost("it is gone; register again", reason=GONE)
         if name not in self.instances:
-            raise ClaimLost("nobody of that name; register first", reason=UNKNOWN)
+            raise ClaimLost("no client of that name; register first", reason=UNKNOWN)
         if self.instances[name] != who.instance:
             raise IdentityConflict("another process", holder=who.client_id)
 
     def info(self) -> api.Info:
-        self._note("info")
+        self._record("info")
         return api.Info(
             level=api.API_LEVEL,
             version="1",
@@ -131,7 +131,7 @@ class FakeService:
         )
 
     def register(self, group_id, client_id, *, registration, peer) -> api.Registered:
-        self._note("register", group_id, client_id, registration, peer)
+        self._record("register", group_id, client_id, registration, peer)
         known = self.instances.get((group_id, client_id))
         self.instances[group_id, client_id] = registration.instance
         return api.Registered(
@@ -139,24 +139,24 @@ class FakeService:
         )
 
     def subscribe(self, who, name, *, wants) -> api.Subscribed:
-        self._note("subscribe", who, name, wants)
+        self._record("subscribe", who, name, wants)
         self._known(who)
         return api.Subscribed(topics=dict.fromkeys(wants.topics, 3), counts_topics=True)
 
     def unsubscribe(self, who, name, *, release, keep) -> None:
-        self._note("unsubscribe", who, name, release, keep)
+        self._record("unsubscribe", who, name, release, keep)
         self._known(who)
 
     def claim(self, who, topic, *, partition, wish=None) -> None:
-        self._note("claim", who, topic, partition)
+        self._record("claim", who, topic, partition)
         self._known(who)
 
     def unclaim(self, who, topic, *, partition, wish=None) -> None:
-        self._note("unclaim", who, topic, partition)
+        self._record("unclaim", who, topic, partition)
         self._known(who)
 
     def beat(self, who, beat) -> api.Beaten:
-        self._note("beat", who, beat)
+        self._record("beat", who, beat)
         self._known(who)
         deadline = api.Deadline(
             topic="t", partition=0, epoch=1, soft_until_ms=1, hard_until_ms=2
@@ -164,26 +164,26 @@ class FakeService:
         return api.Beaten(deadlines=(deadline,), now_ms=6)
 
     def release(self, who, said) -> None:
-        self._note("release", who, said)
+        self._record("release", who, said)
         self._known(who)
 
     def children(self, who, said) -> None:
-        self._note("children", who, said)
+        self._record("children", who, said)
         self._known(who)
 
     def leave(self, who, said) -> api.Left:
-        self._note("leave", who, said)
+        self._record("leave", who, said)
         self._known(who)
         return api.Left(action="shutdown_now")
 
     def feed(self, who, after) -> FakeEventReader:
-        self._note("feed", who, after)
+        self._record("feed", who, after)
         self._known(who)
         self.feeds.append(FakeEventReader(after))
         return self.feeds[-1]
 
     def grant(self, group_id, ask) -> api.Granted:
-        self._note("grant", group_id, ask)
+        self._record("grant", group_id, ask)
         return api.Granted(
             outcome="accepted",
             reason=None,
@@ -194,11 +194,11 @@ class FakeService:
         )
 
     def world(self, *, timeout_ms) -> dict:
-        self._note("world", timeout_ms)
+        self._record("world", timeout_ms)
         return WORLD
 
     def clients(self) -> list[LocalClient]:
-        self._note("clients")
+        self._record("clients")
         return [
             LocalClient(
                 group="g",

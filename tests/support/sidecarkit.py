@@ -19,7 +19,7 @@ BEAT_MS = 400
 
 
 class FakeWatched:
-    """A process that a test ends when it likes."""
+    """A process that a test can end."""
 
     def __init__(self, on_dead):
         self.on_dead = on_dead
@@ -35,7 +35,7 @@ class FakeWatched:
 
 
 class FakeWatch:
-    """A death watch that knows what a test tells it; deaths are of processes."""
+    """A death watch whose deaths a test decides."""
 
     def __init__(self):
         self.watched = []
@@ -49,12 +49,12 @@ class FakeWatch:
         return found
 
     def tell(self):
-        """Tell of those that were dead before they were watched."""
+        """Report processes that died before they were watched."""
         for each in [w for w in self.watched if w.is_dead and not w.is_closed]:
             each.on_dead()
 
     def kill(self, pid):
-        """End a process; whoever watches it is told, as the poller's thread does."""
+        """End a process and report it, as the poller's thread does."""
         self.dead.add(pid)
         for each in [w for w in self.watched if w.pid == pid and not w.is_closed]:
             each.is_dead = True
@@ -65,8 +65,8 @@ class Machine:
     """A host with a sidecar that can crash and come back.
 
     Attributes:
-        service: The sidecar's service, of its present life.
-        node: Its engine, with a session of a group of its own that does nothing.
+        service: The service of the current process.
+        node: Its engine.
         watch: Its death watch.
     """
 
@@ -103,7 +103,7 @@ class Machine:
         return self
 
     def crash(self):
-        """End the sidecar without a word; its clients live on."""
+        """Crash the sidecar; its clients live on."""
         self.cluster.crash(self.node)
         for host in self.service.groups:
             if host.identity is not None:
@@ -121,11 +121,11 @@ class Machine:
 
 
 class Local:
-    """A client of a sidecar, as far as leases go: what it may use, by what it heard.
+    """A client of a sidecar: its leases by the events that it received.
 
     Attributes:
-        held: What it has: deadlines by key, as told last.
-        told: Every event it took.
+        held: Epoch and last deadline by key.
+        received: Every event.
     """
 
     _count = 0
@@ -139,7 +139,7 @@ class Local:
         self.pid = pid
         self.held = {}
         self.leaving = {}
-        self.told = []
+        self.received = []
         self.positions = {}
         self.tokens = {}
         self.secrets = {}
@@ -188,13 +188,13 @@ class Local:
         return Key(self.group, said.topic, said.partition)
 
     def take(self):
-        """Take what the sidecar has said since."""
+        """Apply new events."""
         for frame in self.feed.take():
             self.after = frame.id
             self.apply(frame.body)
 
     def apply(self, body):
-        self.told.append(body)
+        self.received.append(body)
         match body:
             case api.Snapshot():
                 named = {(self.key(x), x.epoch) for x in body.assigned}
@@ -240,7 +240,7 @@ class Local:
 
     @property
     def valid(self):
-        """What it may use now, by its own deadlines."""
+        """Keys that it may use now, by its own deadlines."""
         now_ms = self.now_ms
         return {key for key, (_, until_ms) in self.held.items() if now_ms < until_ms}
 
@@ -274,7 +274,7 @@ class Local:
         )
 
     def give_back(self, *keys, timeout_ms=0, **rest):
-        """Stop to use keys, then say so."""
+        """Stop using keys, then release them."""
         returned = tuple(self.returned(key, **rest) for key in keys)
         for key in keys:
             self.drop(key)
@@ -284,7 +284,7 @@ class Local:
         return returned
 
     def live(self):
-        """Do what a client does all the time: listen, beat, give back."""
+        """Run one round: apply events, release, send a heartbeat."""
         self.take()
         if self.failure is not None:
             return
@@ -296,11 +296,11 @@ class Local:
         self.beat()
 
     def named(self, kind):
-        return [body for body in self.told if isinstance(body, kind)]
+        return [body for body in self.received if isinstance(body, kind)]
 
 
 def run(cluster, clients, duration_ms, *, step_ms=100):
-    """Let time pass, the clients living on."""
+    """Let time pass while the clients run."""
     for _ in range(-(-duration_ms // step_ms)):
         cluster.run(step_ms)
         for client in clients:
@@ -322,12 +322,12 @@ def sizes(*clients):
 
 
 def find(machine, client):
-    """Return a client as its sidecar knows it."""
+    """Return the sidecar's record of a client."""
     return machine.service.groups[0].find(client.name, client.instance)
 
 
 def records(cluster, kind, name="host-1"):
-    """Return what a host has written of a kind, of both coordinating partitions."""
+    """Return a host's records of a kind from both coordinating partitions."""
     return [
         line.record for t in (0, 1) for line in of(cluster, name, kind, partition=t)
     ]
@@ -338,12 +338,12 @@ def releases(cluster, name="host-1"):
 
 
 def keys(cluster):
-    """Return what the log says of every key."""
+    """Return the state of every key in the log."""
     return fold(cluster, 0).keys | fold(cluster, 1).keys
 
 
 def having(machine, name="a", *topics, count=8, pid=1, **rest):
-    """Return a client that has everything."""
+    """Return a client that holds every partition."""
     client = Local(machine, name, pid=pid)
     client.subscribe(*topics, **rest)
     run_until(machine.cluster, [client], lambda: len(client.valid) == count, 3 * H)

@@ -1,8 +1,6 @@
-"""The plan of who has what: balanced, sticky, within limits, the same for the same.
+"""The assignment of partitions, shared subscriptions, and moves over a whole log.
 
-What clients of one sidecar must agree on.
-
-Who gets what, and how it moves, over a whole log.
+The assignment is balanced, sticky, within limits and deterministic.
 """
 
 import random
@@ -66,7 +64,7 @@ def test_shares(count, seats, expected):
     assert tuple(counts_of(placed).get(name, 0) for name in "abc") == expected
 
 
-def test_whoever_has_something_keeps_it():
+def test_a_member_keeps_what_it_has():
     present = dict.fromkeys(keys(0, 1, 2, 3), "a") | dict.fromkeys(keys(4, 5), "b")
     placed = assign(keys(*range(6)), [Member("a"), Member("b")], present=present)
     moved = {key for key in present if placed[key] != present[key]}
@@ -74,7 +72,7 @@ def test_whoever_has_something_keeps_it():
     assert moved == set(keys(3)), "the last goes"
 
 
-def test_what_was_a_strangers_is_free():
+def test_keys_of_non_members_are_free():
     present = dict.fromkeys(keys(0, 1), "gone")
     assert counts_of(assign(keys(0, 1), [Member("a")], present=present)) == {"a": 2}
 
@@ -91,7 +89,7 @@ def test_whole_topics_stay_together():
     assert by_topic == {"t": {"b"}, "u": {"b"}, "v": {"a"}}
 
 
-def test_any_plan_is_fair_sticky_and_comes_to_rest():
+def test_any_assignment_is_fair_sticky_and_stable():
     chance = random.Random(7)
     for _ in range(300):
         wanted = keys(*range(chance.randint(0, 20)))
@@ -141,7 +139,7 @@ def machine(cluster):
         ("release_behind", False),
     ],
 )
-def test_clients_of_the_same_topics_must_agree(machine, setting, value):
+def test_clients_of_the_same_topics_need_equal_settings(machine, setting, value):
     having(machine)
     b = Local(machine, "b", pid=2)
     with pytest.raises(ConfigurationError, match=f"{setting} is .* here") as caught:
@@ -150,7 +148,7 @@ def test_clients_of_the_same_topics_must_agree(machine, setting, value):
     assert "(a)" in str(caught.value)
 
 
-def test_topics_that_overlap_must_be_the_same(cluster, machine):
+def test_overlapping_topics_must_be_equal(cluster, machine):
     cluster.fill("u", [1])
     having(machine)
     b = Local(machine, "b", pid=2)
@@ -161,7 +159,7 @@ def test_topics_that_overlap_must_be_the_same(cluster, machine):
     run_until(cluster, [b], lambda: len(b.valid) == 1, H)
 
 
-def test_a_pattern_is_shared_by_those_who_give_the_same(cluster, machine):
+def test_clients_with_the_same_pattern_share_a_subscription(cluster, machine):
     cluster.fill("u", [1, 1])
     a, b = Local(machine, "a", pid=1), Local(machine, "b", pid=2)
     for client in (a, b):
@@ -172,7 +170,7 @@ def test_a_pattern_is_shared_by_those_who_give_the_same(cluster, machine):
         c.subscribe("t")
 
 
-def test_a_client_consumes_topics_once(machine):
+def test_a_client_has_one_subscription_per_topic(machine):
     a = having(machine)
     with pytest.raises(Exception, match="consumes these topics already"):
         a.subscribe(name="other")
@@ -181,7 +179,7 @@ def test_a_client_consumes_topics_once(machine):
         a.subscribe("u")
 
 
-def test_what_cannot_be_consumed_is_refused(machine):
+def test_invalid_subscriptions_are_refused(machine):
     a = Local(machine, "a", pid=1)
     with pytest.raises(ConfigurationError, match="fair"):
         a.subscribe(policy="fairr")
@@ -196,7 +194,7 @@ def test_what_cannot_be_consumed_is_refused(machine):
 # --- Where to start, and who else there is ---
 
 
-def test_what_has_no_position_starts_where_it_is_told(cluster, machine):
+def test_a_partition_without_position_starts_at_the_given_offset(cluster, machine):
     start = api.Start(topic="t", partition=2, offset=3)
     client = having(machine, starts=(start,))
     told = {key.partition: at for key, at in client.positions.items()}
@@ -207,7 +205,7 @@ def takers(client):
     return client.service.beat(client.who, api.Beat()).takers
 
 
-def test_whoever_beats_learns_whether_others_could_take_its_topics(cluster, machine):
+def test_a_heartbeat_returns_topics_that_others_could_take(cluster, machine):
     a = having(machine)
     assert takers(a) == ()
     b = Local(machine, "b", pid=2)
@@ -218,7 +216,7 @@ def test_whoever_beats_learns_whether_others_could_take_its_topics(cluster, mach
     assert takers(b) == ("t",)
 
 
-def test_another_host_could_take_them_too(cluster, machine):
+def test_another_host_counts_as_a_taker(cluster, machine):
     a = having(machine)
     other = Machine(cluster, "host-2")
     b = Local(other, "b", pid=2)
@@ -239,7 +237,7 @@ def test_clients_share_and_tokens_are_never_shared(cluster, machine):
     b.subscribe()
     run_until(cluster, [a, b], lambda: sizes(a, b) == [4, 4], H)
     assert all(a.tokens[key] != b.tokens[key] for key in b.held)
-    told = [event for event in a.told if isinstance(event, api.Releasing)]
+    told = [event for event in a.received if isinstance(event, api.Releasing)]
     assert {event.reason for event in told} == {"moved"}
     assert {event.successor for event in told} == {"host-1"}
     assert {r.reason for r in releases(cluster)} == {"moved"}
@@ -248,7 +246,7 @@ def test_clients_share_and_tokens_are_never_shared(cluster, machine):
     assert len(releases(cluster)) == 4
 
 
-def test_a_client_that_works_on_is_waited_for(cluster, machine):
+def test_a_move_waits_for_a_client_that_has_not_confirmed(cluster, machine):
     a = having(machine)
     b = Local(machine, "b", pid=2)
     b.subscribe()
@@ -317,7 +315,7 @@ def test_different_groups_have_sessions_of_their_own_on_one_engine(cluster, mach
     assert len({host.session.claimant.owner for host in machine.service.groups}) == 2
 
 
-def test_fifty_clients_write_no_more_than_one(cluster):
+def test_fifty_clients_write_as_many_records_as_one(cluster):
     """Acceptance U04: records per second do not depend on the number of clients."""
 
     def written(count):
@@ -338,7 +336,7 @@ def test_fifty_clients_write_no_more_than_one(cluster):
 # --- Claims without consumption ---
 
 
-def test_a_partition_may_be_claimed_alone(cluster, machine):
+def test_one_partition_can_be_claimed_without_consuming(cluster, machine):
     a = Local(machine, "a", pid=1)
     machine.service.claim(a.who, "t", partition=3)
     machine.service.claim(a.who, "t", partition=3)
@@ -369,7 +367,7 @@ def test_a_partition_may_be_claimed_alone(cluster, machine):
         machine.service.claim(c.who, "no topic", partition=3)
 
 
-def test_what_is_said_late_of_an_earlier_wish_counts_not(cluster, machine):
+def test_a_late_request_with_an_older_number_is_ignored(cluster, machine):
     """Requests overtake each other, and one that was given up on may still come."""
     a = Local(machine, "a", pid=1)
     key = Key("g", "t", 3)
@@ -390,7 +388,7 @@ def test_what_is_said_late_of_an_earlier_wish_counts_not(cluster, machine):
     run_until(cluster, [a], lambda: a.valid == {key}, H)
 
 
-def test_a_claim_that_is_lost_has_to_be_asked_for_again(cluster, machine):
+def test_a_lost_explicit_claim_is_not_renewed(cluster, machine):
     a = Local(machine, "a", pid=1)
     machine.service.claim(a.who, "t", partition=3)
     run_until(cluster, [a], lambda: len(a.valid) == 1, H)

@@ -1,4 +1,4 @@
-"""What a client has, and how far it says it is."""
+"""A client's leases, and the progress that it reports."""
 
 import pytest
 
@@ -60,7 +60,7 @@ def standing(position=None, **rest):
 # --- At least once ---
 
 
-def test_what_is_lent_is_in_hand_until_it_is_back():
+def test_subleased_offsets_count_as_in_hand_until_reclaimed():
     held = holding()
     given = lease(held)
     assert held.in_hand_count == 1
@@ -74,7 +74,7 @@ def test_what_is_lent_is_in_hand_until_it_is_back():
     assert held.in_hand_count == 0
 
 
-def test_deadlines_are_no_longer_than_lease_and_file():
+def test_deadlines_are_bounded_by_lease_and_journal():
     given = lease(holding())
     assert given.deadline().hard_until_ms == 2_000
     given.journaled_until_ms = 900
@@ -88,7 +88,7 @@ def test_deadlines_are_no_longer_than_lease_and_file():
 # --- At most once ---
 
 
-def test_what_was_granted_and_is_not_done_with_is_accounted_for():
+def test_granted_offsets_that_are_not_done_are_reported():
     held = holding(Delivery.AT_MOST_ONCE, start=4)
     given = lease(held)
     assert isinstance(held.progress, DelegatedGrants)
@@ -104,7 +104,7 @@ def test_what_was_granted_and_is_not_done_with_is_accounted_for():
     assert [(g.first, g.last) for g in held.progress.discard()] == [(7, 9), (10, 12)]
 
 
-def test_whoever_gives_back_in_order_has_its_own_account():
+def test_an_orderly_release_reports_nothing():
     held = holding(Delivery.AT_MOST_ONCE)
     given = lease(held)
     given.record_grant(0, 9)
@@ -113,7 +113,7 @@ def test_whoever_gives_back_in_order_has_its_own_account():
     assert held.progress.discard() == ()
 
 
-def test_what_comes_back_is_lent_again_with_its_account():
+def test_a_reclaimed_claim_keeps_its_grants():
     held = holding(Delivery.AT_MOST_ONCE)
     lease(held).record_grant(0, 9)
     before = held.progress
@@ -131,7 +131,7 @@ def test_at_least_once_knows_no_grants():
 
 
 @pytest.mark.parametrize(("beat_ms", "limit_ms"), [(100, AWAY_MS_MIN), (900, 2_700)])
-def test_silence_of_several_beats_is_being_away(beat_ms, limit_ms):
+def test_a_client_that_misses_several_heartbeats_is_away(beat_ms, limit_ms):
     one = client(beat_ms)
     assert not one.is_away(limit_ms)
     assert one.is_away(limit_ms + 1)
@@ -142,7 +142,7 @@ def test_silence_of_several_beats_is_being_away(beat_ms, limit_ms):
     assert one.state(0) == "leaving"
 
 
-def test_a_place_is_kept_for_a_while():
+def test_a_silent_client_is_kept_for_a_grace_period():
     one = client()
     assert not one.is_gone(GRACE_MS_MAX, grace_ms=60_000)
     assert one.is_gone(GRACE_MS_MAX + 1, grace_ms=60_000)

@@ -1,4 +1,4 @@
-"""Settings: what is impossible is told before anything is opened."""
+"""Settings: invalid ones are refused before anything is opened."""
 
 import grp
 import os
@@ -14,7 +14,7 @@ from kafka_marshal.sidecar import config
 from kafka_marshal.sidecar.config import Settings, tcp_address, token_of
 
 
-def test_what_is_there_by_default_is_possible(monkeypatch, tmp_path):
+def test_the_defaults_are_valid(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     settings = Settings()
     settings.check()
@@ -27,7 +27,7 @@ def test_what_is_there_by_default_is_possible(monkeypatch, tmp_path):
     ("files", "connections"),
     [(1_024, 512), (16, 64), (1_000_000, 8_192), (resource.RLIM_INFINITY, 8_192)],
 )
-def test_connections_leave_files_for_the_rest(monkeypatch, files, connections):
+def test_the_connection_limit_leaves_file_descriptors(monkeypatch, files, connections):
     monkeypatch.setattr(resource, "getrlimit", lambda what: (files, files))
     assert Settings().connections_max == connections
 
@@ -41,7 +41,7 @@ def test_connections_leave_files_for_the_rest(monkeypatch, files, connections):
         ("", "sidecar"),
     ],
 )
-def test_the_name_is_that_of_the_host(monkeypatch, host, name):
+def test_the_client_id_defaults_to_the_host_name(monkeypatch, host, name):
     monkeypatch.setattr(socket, "gethostname", lambda: host)
     assert config.default_client_id() == name
     assert is_identifier(name)
@@ -63,7 +63,7 @@ def test_the_name_is_that_of_the_host(monkeypatch, host, name):
         ({"bootstrap_servers": "a:b"}, "bootstrap_servers", "a:b"),
     ],
 )
-def test_the_impossible_is_named(given, setting, words):
+def test_an_invalid_setting_is_named(given, setting, words):
     with pytest.raises(ConfigurationError, match=words) as found:
         Settings(**given).check()
     assert found.value.setting == setting
@@ -77,7 +77,7 @@ def test_the_impossible_is_named(given, setting, words):
         ("[::1]:7070", ("::1", 7070)),
     ],
 )
-def test_addresses_of_this_machine(text, address):
+def test_loopback_addresses_are_accepted(text, address):
     assert tcp_address(text) == address
 
 
@@ -89,7 +89,7 @@ def test_addresses_of_this_machine(text, address):
         "127.0.0.1:٣",
     ],
 )
-def test_addresses_that_others_reach_or_nobody(text):
+def test_other_addresses_are_refused(text):
     with pytest.raises(ConfigurationError) as found:
         tcp_address(text)
     assert found.value.setting == "tcp"
@@ -102,14 +102,14 @@ def test_a_group_has_a_name_or_a_number():
     assert Settings(socket_group=name).socket_gid == os.getgid()
 
 
-def test_state_may_be_gone_without(monkeypatch, tmp_path):
+def test_an_empty_state_dir_keeps_no_state(monkeypatch, tmp_path):
     monkeypatch.setenv("MARSHAL_STATE_DIR", str(tmp_path))
     assert Settings().state_path == tmp_path
     assert Settings(state_dir="").state_path is None
     assert Settings(state_dir="/x").state_path == Path("/x")
 
 
-def test_a_token_is_made_once_for_its_owner_alone(tmp_path):
+def test_a_missing_token_is_created_once_for_its_owner_only(tmp_path):
     path = tmp_path / "token"
     token = token_of(path)
     assert len(token) == 64
@@ -128,7 +128,7 @@ def test_a_token_is_made_once_for_its_owner_alone(tmp_path):
         (b"x" * 10_000, 0o600, "no token"),
     ],
 )
-def test_a_token_that_is_none(tmp_path, content, mode, words):
+def test_an_invalid_token_is_refused(tmp_path, content, mode, words):
     path = tmp_path / "token"
     path.write_bytes(content)
     path.chmod(mode)
@@ -137,7 +137,7 @@ def test_a_token_that_is_none(tmp_path, content, mode, words):
     assert found.value.setting == "token-file"
 
 
-def test_a_token_that_cannot_be_made(tmp_path):
+def test_a_token_that_cannot_be_created_is_refused(tmp_path):
     with pytest.raises(ConfigurationError, match="cannot be used"):
         token_of(tmp_path / "nowhere" / "token")
     (tmp_path / "folder").mkdir()

@@ -1,7 +1,4 @@
-"""Events: a bounded ring, and readers that converge however slow they are.
-
-Server-sent events: in order, in bounded pieces, and never more than is read.
-"""
+"""Event buffer, cursors and server-sent events: ordered, bounded, and converging."""
 
 import asyncio
 import threading
@@ -55,7 +52,7 @@ def numbers(frames):
     return [getattr(frame.body, "partition", "snapshot") for frame in frames]
 
 
-def test_events_are_numbered_and_say_what_they_follow_from(buffer):
+def test_event_ids_have_number_and_log_position(buffer):
     feed = opened(buffer)
     (first,) = feed.take()
     assert first.id == "01234567.0.3.17"
@@ -65,7 +62,7 @@ def test_events_are_numbered_and_say_what_they_follow_from(buffer):
     assert feed.take() == []
 
 
-def test_whoever_comes_again_goes_on_behind_its_last_event(buffer):
+def test_a_reader_resumes_after_its_last_event(buffer):
     for number in range(5):
         buffer.push(lost(number), (0, number))
     assert numbers(opened(buffer, "01234567.3.0.2").take()) == [3, 4]
@@ -84,12 +81,12 @@ def test_whoever_comes_again_goes_on_behind_its_last_event(buffer):
         "01234567.-1.0",
     ],
 )
-def test_other_ids_begin_with_a_snapshot(buffer, after):
+def test_a_foreign_event_id_starts_with_a_snapshot(buffer, after):
     buffer.push(lost(0), (0, 0))
     assert numbers(opened(buffer, after).take()) == ["snapshot"]
 
 
-def test_whoever_is_overrun_is_told_everything_anew(buffer):
+def test_a_reader_that_missed_events_gets_a_snapshot(buffer):
     feed = opened(buffer)
     feed.take()
     for number in range(EVENTS_MAX):
@@ -102,7 +99,7 @@ def test_whoever_is_overrun_is_told_everything_anew(buffer):
     assert numbers(feed.take()) == [7]
 
 
-def test_the_end_is_told_behind_every_snapshot(buffer):
+def test_the_final_failure_follows_every_snapshot(buffer):
     said = api.Failed(failure=api.Failure(error="E", message="over"))
     buffer.push(said, (0, 0))
     for _ in range(2):
@@ -111,7 +108,7 @@ def test_the_end_is_told_behind_every_snapshot(buffer):
         assert second.body == said
 
 
-def test_readers_are_rung_up_until_they_are_closed(buffer):
+def test_readers_are_notified_until_they_are_closed(buffer):
     rung = []
     feed = opened(buffer)
     buffer.push(lost(0), (0, 0))
@@ -159,7 +156,7 @@ def test_pieces_are_bounded_and_whole():
     assert list(events.chunks([])) == []
 
 
-def test_what_is_there_goes_first_and_then_what_comes():
+def test_pending_events_are_sent_before_new_ones():
     async def main():
         feed = FakeEventReader(None)
         body = open_stream(feed).body()
@@ -173,7 +170,7 @@ def test_what_is_there_goes_first_and_then_what_comes():
     asyncio.run(main())
 
 
-def test_silence_is_broken():
+def test_a_silent_stream_sends_keep_alives():
     async def main():
         body = open_stream(FakeEventReader(None), keep_alive_s=0.001).body()
         found = [await anext(body) for _ in range(4)]
@@ -183,7 +180,7 @@ def test_silence_is_broken():
     asyncio.run(main())
 
 
-def test_nothing_is_taken_for_a_reader_that_does_not_read():
+def test_no_events_are_taken_for_a_stalled_reader():
     async def main():
         feed = FakeEventReader(None)
         body = open_stream(feed).body()
@@ -193,7 +190,7 @@ def test_nothing_is_taken_for_a_reader_that_does_not_read():
             feed.push(assigned(number % 7))
         await asyncio.sleep(0)
         assert feed.taken == 1
-        # It comes back, and goes on from a snapshot of what stands now.
+        # It reconnects and resumes with a snapshot.
         text = await anext(body)
         assert text.index(b"event: snapshot") < 100
         assert text.count(b"event: ") <= RING
@@ -202,7 +199,7 @@ def test_nothing_is_taken_for_a_reader_that_does_not_read():
     asyncio.run(main())
 
 
-def test_an_end_sends_what_was_told_last():
+def test_an_ending_stream_sends_the_last_events():
     async def main():
         feed = FakeEventReader(None)
         found = open_stream(feed)
@@ -217,7 +214,7 @@ def test_an_end_sends_what_was_told_last():
     asyncio.run(main())
 
 
-def test_snapshots_amid_a_stream_are_told_apart():
+def test_snapshots_in_the_middle_of_a_stream_are_counted():
     async def main():
         feed, told = FakeEventReader(None), []
         found = EventStream(
@@ -265,7 +262,7 @@ def test_a_closed_stream_sends_nothing_more():
     asyncio.run(main())
 
 
-def test_news_after_the_end_of_the_loop_harm_nobody():
+def test_events_after_the_end_of_the_loop_are_ignored():
     feed = FakeEventReader(None)
 
     async def main():

@@ -1,4 +1,4 @@
-"""Who may ask a sidecar for offsets at most once, and how far a request may reach."""
+"""Requests for offsets at most once: authorization and bounds."""
 
 import msgspec
 import pytest
@@ -26,7 +26,7 @@ def single():
     return Machine(world(records=(20,)))
 
 
-def asking(machine, client, **changes):
+def make_request(machine, client, **changes):
     """Return a request of a client, with changes."""
     owner = machine.service.groups[0].session.claimant.owner
     plain = api.GrantAsk(
@@ -51,20 +51,20 @@ def requests(machine, client_id="host-1"):
 # --- secrets
 
 
-def test_the_holder_is_told_the_secret_of_its_claim(single):
+def test_the_holder_receives_the_secret_of_its_claim(single):
     a = having(single, count=1, delivery="amo")
     known = fold(single.cluster).keys[KEY]
     assert known.resume_hash is not None
     secret = grant_secret(known.resume_hash, KEY, epoch=known.epoch)
     assert a.secrets == {KEY: secret.hex()}
-    assert single.service.grant("g", asking(single, a)).outcome == "accepted"
+    assert single.service.grant("g", make_request(single, a)).outcome == "accepted"
 
 
-def test_a_stranger_moves_nothing():
-    """Whoever knows a claim by the log could move an empty topic to the far end."""
+def test_a_request_without_the_secret_is_refused():
+    """Otherwise any reader of the log could move an empty topic to the far end."""
     machine = Machine(world(records=(0,)))
     a = having(machine, count=1, delivery="amo")
-    far = asking(machine, a, last=100_000)
+    far = make_request(machine, a, last=100_000)
     for ask in (
         msgspec.structs.replace(far, secret=WRONG),
         msgspec.structs.replace(far, secret=WRONG, request=1),
@@ -80,16 +80,16 @@ def test_a_stranger_moves_nothing():
 
 def test_each_claim_has_a_secret_of_its_own(single):
     a = having(single, count=1, delivery="amo")
-    before, ask = a.secrets[KEY], asking(single, a)
+    before, ask = a.secrets[KEY], make_request(single, a)
     a.give_back(KEY, timeout_ms=1_000)
     a = having(single, "b", count=1, delivery="amo")
     assert a.secrets[KEY] != before
     assert single.service.grant("g", ask).reason == "old_epoch"
     with pytest.raises(ClaimRejected):
-        single.service.grant("g", asking(single, a, secret=before))
+        single.service.grant("g", make_request(single, a, secret=before))
 
 
-def test_a_claim_of_another_host_is_spent_with_its_secret(single):
+def test_the_secret_works_for_claims_of_another_host(single):
     """A task of Spark asks here under the claim of a driver elsewhere."""
     node = owning(single.cluster, "driver")
     claim = node.session.holdings[KEY].claim
@@ -110,7 +110,7 @@ def test_a_claim_of_another_host_is_spent_with_its_secret(single):
         single.service.grant("g", msgspec.structs.replace(ask, secret=WRONG))
 
 
-def test_a_claim_that_is_read_in_a_moment_is_waited_for(single):
+def test_a_request_waits_briefly_for_an_unread_claim(single):
     single.cluster.nodes.remove(single.node)
     node = owning(single.cluster, "driver")
     single.cluster.nodes.append(single.node)
@@ -132,28 +132,28 @@ def test_a_claim_that_is_read_in_a_moment_is_waited_for(single):
     assert single.service.grant("g", ask).last == 4
 
 
-def test_a_claim_that_nobody_made_is_asked_for_later(single):
+def test_a_request_for_an_unknown_claim_is_retriable(single):
     a = having(single, count=1, delivery="amo")
-    ask = asking(single, a, epoch=a.held[KEY][0] + 1_000)
+    ask = make_request(single, a, epoch=a.held[KEY][0] + 1_000)
     with pytest.raises(CoordinationError, match="ask again in a moment"):
         single.service.grant("g", ask)
     assert not requests(single)
 
 
-def test_a_claim_that_shows_no_hash_can_be_spent_by_nobody(single):
+def test_a_claim_without_hash_grants_nothing(single):
     a = having(single, count=1, delivery="amo")
     context = single.node.engine.context
     context.replica_of(KEY).world.keys[KEY].resume_hash = None
     with pytest.raises(ClaimRejected):
-        single.service.grant("g", asking(single, a))
+        single.service.grant("g", make_request(single, a))
 
 
 # --- claims that are over
 
 
-def test_under_a_claim_that_is_over_the_log_is_not_asked(single):
+def test_an_ended_claim_is_answered_without_a_record(single):
     a = having(single, count=1, delivery="amo")
-    ask = asking(single, a)
+    ask = make_request(single, a)
     a.give_back(KEY, timeout_ms=1_000)
     single.cluster.run(H)
     for secret in (ask.secret, WRONG):
@@ -164,9 +164,9 @@ def test_under_a_claim_that_is_over_the_log_is_not_asked(single):
     assert not requests(single)
 
 
-def test_an_answer_that_was_lost_is_told_after_the_claim_as_well(single):
+def test_a_repeat_is_answered_after_the_end_of_the_claim(single):
     a = having(single, count=1, delivery="amo")
-    ask = asking(single, a, request=1)
+    ask = make_request(single, a, request=1)
     first = single.service.grant("g", ask)
     a.give_back(KEY, timeout_ms=1_000, done=5)
     assert single.service.grant("g", ask) == first
@@ -175,9 +175,9 @@ def test_an_answer_that_was_lost_is_told_after_the_claim_as_well(single):
     assert len(requests(single)) == 1
 
 
-def test_a_repeat_shows_the_secret_as_well(single):
+def test_a_repeat_needs_the_secret(single):
     a = having(single, count=1, delivery="amo")
-    ask = asking(single, a, request=1)
+    ask = make_request(single, a, request=1)
     single.service.grant("g", ask)
     with pytest.raises(ClaimRejected):
         single.service.grant("g", msgspec.structs.replace(ask, secret=WRONG))
@@ -186,18 +186,16 @@ def test_a_repeat_shows_the_secret_as_well(single):
 # --- the end of the log
 
 
-def test_what_is_not_written_yet_is_not_granted(single):
+def test_offsets_beyond_the_end_are_not_granted(single):
     a = having(single, count=1, delivery="amo")
     with pytest.raises(ConfigurationError, match="whose log ends at 20") as caught:
-        single.service.grant("g", asking(single, a, last=20))
+        single.service.grant("g", make_request(single, a, last=20))
     assert caught.value.setting == "last"
     assert not requests(single)
-    assert single.service.grant("g", asking(single, a, last=19)).last == 19
+    assert single.service.grant("g", make_request(single, a, last=19)).last == 19
 
 
-def test_the_cluster_is_asked_once_for_what_lies_below_the_known_end(
-    single, monkeypatch
-):
+def test_the_cluster_is_only_asked_beyond_the_known_end(single, monkeypatch):
     a = having(single, count=1, delivery="amo")
     asked, place = [], TopicPartition("t", 0)
     data = single.node.engine.context.ports.data
@@ -206,28 +204,30 @@ def test_the_cluster_is_asked_once_for_what_lies_below_the_known_end(
         data, "ends", lambda *given: asked.append(given) or plain(*given)
     )
     for last in (4, 9, 19):
-        assert single.service.grant("g", asking(single, a, last=last)).last == last
+        assert (
+            single.service.grant("g", make_request(single, a, last=last)).last == last
+        )
     assert [partitions for partitions, _ in asked] == [[place]]
     for number in range(20, 25):
         single.cluster.kafka.produce(place, b"%d" % number)
-    assert single.service.grant("g", asking(single, a, last=24)).last == 24
+    assert single.service.grant("g", make_request(single, a, last=24)).last == 24
     assert len(asked) == 2
 
 
-def test_where_the_cluster_does_not_answer_nothing_is_asked_of_the_log(single):
+def test_without_an_answer_of_the_cluster_nothing_is_appended(single):
     a = having(single, count=1, delivery="amo")
     single.node.engine.context.ports.data.cut = True
     with pytest.raises(CoordinationError):
-        single.service.grant("g", asking(single, a))
+        single.service.grant("g", make_request(single, a))
     assert not requests(single)
 
 
-def test_only_so_many_ends_are_remembered(single, monkeypatch):
+def test_the_cache_of_ends_is_bounded(single, monkeypatch):
     monkeypatch.setattr(grants_module, "ENDS_MAX", 2)
     a = having(single, count=1, delivery="amo")
     grants = single.service._grants
     for number in range(4):
         single.cluster.fill(f"other{number}", (5,))
         key = KEY._replace(topic=f"other{number}")
-        grants.require_end(key, asking(single, a), timeout_ms=100)
+        grants.require_end(key, make_request(single, a), timeout_ms=100)
     assert list(grants._ends) == [("other2", 0), ("other3", 0)]

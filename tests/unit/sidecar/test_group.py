@@ -1,7 +1,4 @@
-"""What clients are told, and what not.
-
-Deaths, silences and farewells of clients, over a whole log.
-"""
+"""Events, deaths, silences and leaving of clients, over a whole log."""
 
 import msgspec
 import pytest
@@ -39,11 +36,11 @@ from kafka_marshal.sidecar.process_monitor import Peer
 # --- Events ---
 
 
-def test_the_first_event_is_a_snapshot_even_of_nothing(machine):
+def test_the_first_event_is_a_snapshot_even_if_it_is_empty(machine):
     """Acceptance FR01, KA04."""
     a = Local(machine, "a")
     a.take()
-    (first,) = a.told
+    (first,) = a.received
     assert isinstance(first, api.Snapshot)
     assert first.assigned == ()
     incarnation, number, t, offset = a.after.split(".")
@@ -53,18 +50,18 @@ def test_the_first_event_is_a_snapshot_even_of_nothing(machine):
     assert offset.isdigit()
 
 
-def test_records_of_others_push_nothing(cluster, machine):
+def test_unrelated_records_cause_no_events(cluster, machine):
     """Acceptance FR03: 1000 unrelated records, 0 events."""
     a = having(machine)
     run(cluster, [a], H)
-    before = len(a.told)
+    before = len(a.received)
     for seq in range(1_000):
         write(cluster, foreign_beat(seq, client="z", key=Key("other", "t", 0)))
     run(cluster, [a], 2 * H)
-    assert len(a.told) == before
+    assert len(a.received) == before
 
 
-def test_whoever_comes_again_is_told_what_it_missed(cluster, machine):
+def test_a_reconnecting_client_gets_the_missed_events(cluster, machine):
     a = having(machine)
     at = a.after
     b = Local(machine, "b", pid=2)
@@ -80,7 +77,7 @@ def test_whoever_comes_again_is_told_what_it_missed(cluster, machine):
 @pytest.mark.parametrize(
     "after", ["", "deadbeef.1.0.0", "x.y", "{own}.99.0.0", "{own}.x"]
 )
-def test_whoever_comes_from_elsewhere_is_told_everything(machine, after):
+def test_a_client_with_a_foreign_event_id_gets_a_snapshot(machine, after):
     a = having(machine)
     own = machine.service.info().incarnation[:8]
     (frame,) = machine.service.feed(a.who, after.format(own=own)).take()
@@ -96,22 +93,22 @@ def test_repeated_events_change_nothing(cluster, machine):
     b.subscribe()
     run_until(cluster, [a, b], lambda: sizes(a, b) == [4, 4], H)
     held = set(a.held)
-    for event in [e for e in a.told if not isinstance(e, api.Snapshot)]:
+    for event in [e for e in a.received if not isinstance(e, api.Snapshot)]:
         if not isinstance(event, api.Assigned) or a.key(event) in held:
             a.apply(event)
     assert set(a.held) == held
 
 
-def test_a_claim_is_told_with_the_one_before_it(cluster, machine):
+def test_an_assignment_names_the_previous_claim(cluster, machine):
     a = having(machine)
-    first = next(e for e in a.told if isinstance(e, api.Snapshot) and e.assigned)
+    first = next(e for e in a.received if isinstance(e, api.Snapshot) and e.assigned)
     before = first.assigned
     assert {each.follows for each in before} == {None}
     epochs = {each.partition: each.epoch for each in before}
     b = Local(machine, "b", pid=2)
     b.subscribe()
     run_until(cluster, [a, b], lambda: sizes(a, b) == [4, 4], H)
-    told = [each for each in b.told if isinstance(each, api.Assigned)]
+    told = [each for each in b.received if isinstance(each, api.Assigned)]
     assert len(told) == 4
     assert all(each.follows == epochs[each.partition] for each in told)
 
@@ -135,10 +132,10 @@ def test_a_slow_reader_of_five_thousand_partitions_converges():
     assert added() == 5_000
     a.take()
     assert len(a.valid) == 5_000
-    assert isinstance(a.told[-1], api.Snapshot), "what was missed is told at once"
+    assert isinstance(a.received[-1], api.Snapshot), "what was missed is told at once"
 
 
-def test_a_new_feed_ends_the_one_before(machine):
+def test_a_new_cursor_closes_the_previous_one(machine):
     a = Local(machine, "a")
     rung = []
     first = a.feed
@@ -159,8 +156,8 @@ LONG_H = 60_000
 # --- What clients say ---
 
 
-def told_late(machine):
-    """Let a client say of a claim that is over what it had not said in time."""
+def report_late(machine):
+    """Report a position under a claim that has ended."""
     a = having(machine)
     key = min(a.held)
     stale = a.returned(key, reason="closed")
@@ -178,22 +175,22 @@ def told_late(machine):
     assert keys(machine.cluster)[key].position != 7
 
 
-def test_what_is_said_of_a_claim_that_is_over_changes_nothing(machine):
+def test_a_report_under_an_ended_claim_changes_nothing(machine):
     """Acceptance FR02: the key may be that client's again, under another claim."""
-    told_late(machine)
+    report_late(machine)
 
 
 def test_a_position_under_any_claim_is_caught(machine, monkeypatch):
     variants.take_any_position(monkeypatch)
     with pytest.raises(AssertionError):
-        told_late(machine)
+        report_late(machine)
 
 
 # --- Death, silence ---
 
 
 def test_a_death_frees_everything_at_once_for_another_host():
-    """Acceptance U05: under a second though H is a minute; from the last position."""
+    """Acceptance U05: within a second although the heartbeat interval is a minute."""
     cluster = world(partitions=2, records=[9] * 4, h=LONG_H)
     machine = Machine(cluster)
     a = Local(machine, "a", pid=1)
@@ -214,7 +211,7 @@ def test_a_death_frees_everything_at_once_for_another_host():
 
 
 @pytest.mark.parametrize("is_consumer", [True, False])
-def test_whoever_dies_before_anything_was_lent_to_it_died_as_well(
+def test_a_client_that_dies_before_it_gets_anything_is_evicted(
     cluster, machine, is_consumer
 ):
     a = Local(machine, "a", pid=1)
@@ -223,7 +220,7 @@ def test_whoever_dies_before_anything_was_lent_to_it_died_as_well(
     else:
         a.claim(3)
     (host,) = machine.service.groups
-    host.session.on_round = lambda now_ms: None  # it wins, and lends nothing yet
+    host.session.on_round = lambda now_ms: None  # it wins, and assigns nothing yet
     count = 8 if is_consumer else 1
     cluster.run_until(lambda: sum(host.session.meters.won.values()) == count, H)
     assert not host.table.leases
@@ -244,8 +241,8 @@ def test_a_death_frees_everything_for_other_clients_here(cluster, machine):
     assert all(a.tokens[key] != b.tokens[key] for key in a.held)
 
 
-def test_silence_is_no_death(cluster, machine):
-    """Acceptance KA06: back within what it was promised, nothing has moved."""
+def test_silence_is_not_death(cluster, machine):
+    """Acceptance KA06: back before its deadline, nothing has moved."""
     a = having(machine)
     b = Local(machine, "b", pid=2)
     b.subscribe()
@@ -260,7 +257,7 @@ def test_silence_is_no_death(cluster, machine):
     assert len(releases(cluster)) == count
 
 
-def test_what_was_promised_is_kept_and_no_longer(cluster, machine):
+def test_a_key_is_reserved_until_its_deadline_only(cluster, machine):
     a = having(machine)
     b = Local(machine, "b", pid=2)
     b.subscribe()
@@ -281,8 +278,8 @@ def test_what_was_promised_is_kept_and_no_longer(cluster, machine):
     assert not set(a.held) & b.valid
 
 
-def test_a_stopped_process_that_goes_on_finds_that_it_has_nothing(cluster, machine):
-    """SIGSTOP beyond 2H, then SIGCONT."""
+def test_a_process_that_was_stopped_has_lost_its_leases(cluster, machine):
+    """SIGSTOP for longer than the lease, then SIGCONT."""
     a = having(machine)
     b = Local(machine, "b", pid=2)
     b.subscribe()
@@ -300,7 +297,7 @@ def test_a_stopped_process_that_goes_on_finds_that_it_has_nothing(cluster, machi
     run_until(cluster, [a, b], lambda: sizes(a, b) == [4, 4], 2 * H)
 
 
-def test_a_client_without_anything_is_forgotten_after_a_while(cluster, machine):
+def test_a_silent_client_without_leases_is_removed(cluster, machine):
     """Acceptance KA04: a name is kept for a lease, at most 30 s."""
     a = Local(machine, "a")
     cluster.run(H - 100)
@@ -312,7 +309,7 @@ def test_a_client_without_anything_is_forgotten_after_a_while(cluster, machine):
     assert caught.value.reason == "gone"
 
 
-def test_children_are_watched_along(machine):
+def test_children_are_watched_with_their_client(machine):
     a = Local(machine, "a", pid=1)
     machine.service.children(a.who, api.Children(pids=(7, 8)))
     assert machine.watch.watched[-1].children == (7, 8)
@@ -321,7 +318,7 @@ def test_children_are_watched_along(machine):
         machine.service.children(unseen.who, api.Children(pids=(7,)))
 
 
-def test_another_connection_of_the_process_is_watched_anew(machine):
+def test_a_changed_peer_is_watched_again(machine):
     a = Local(machine, "a", pid=1)
     a.register()
     assert len(machine.watch.watched) == 1
@@ -340,7 +337,7 @@ def test_another_connection_of_the_process_is_watched_anew(machine):
 # --- Leaving ---
 
 
-def test_a_client_that_leaves_gives_everything_up(cluster, machine):
+def test_a_leaving_client_releases_everything(cluster, machine):
     a = having(machine)
     a.positions = dict.fromkeys(a.held, 3)
     assert leaving(a).action == "shutdown_now"
@@ -349,7 +346,7 @@ def test_a_client_that_leaves_gives_everything_up(cluster, machine):
     assert not machine.service.clients()
 
 
-def test_a_restart_is_waited_for(cluster, machine):
+def test_an_announced_restart_keeps_the_leases(cluster, machine):
     """Acceptance KA23: a rollout. The next process has other tokens."""
     a = having(machine)
     b = Local(machine, "b", pid=2)
@@ -367,7 +364,7 @@ def test_a_restart_is_waited_for(cluster, machine):
     assert all(a.tokens[key] != again.tokens[key] for key in had)
 
 
-def test_a_restart_that_does_not_come_is_not_waited_for_for_ever(cluster, machine):
+def test_the_reservation_for_a_restart_ends(cluster, machine):
     a = having(machine)
     b = Local(machine, "b", pid=2)
     b.subscribe()
@@ -377,7 +374,7 @@ def test_a_restart_that_does_not_come_is_not_waited_for_for_ever(cluster, machin
     assert took_ms >= H
 
 
-def test_a_downscale_works_on_until_all_is_handed_over(cluster, machine):
+def test_a_downscaling_client_works_until_its_drain_ends(cluster, machine):
     """Acceptance KA23."""
     a = having(machine)
     b = Local(machine, "b", pid=2)
@@ -401,9 +398,7 @@ def test_a_downscale_works_on_until_all_is_handed_over(cluster, machine):
     run_until(cluster, [b], lambda: sizes(b) == [8], H)
 
 
-def test_the_last_that_leaves_without_a_word_of_positions_is_not_trusted(
-    cluster, machine
-):
+def test_leaving_without_positions_keeps_the_confirmed_ones(cluster, machine):
     """It may still be at work, as far as anybody knows: until its deadline."""
     a = having(machine)
     machine.service.leave(a.who, api.Leaving())
@@ -428,7 +423,7 @@ def test_a_subscription_ends(cluster, machine):
     run_until(cluster, [a], lambda: sizes(a) == [8], 2 * H)
 
 
-def test_what_is_kept_stays_for_the_next_subscription(cluster, machine):
+def test_kept_leases_serve_the_next_subscription(cluster, machine):
     a = having(machine)
     tokens = dict(a.tokens)
     said = api.Release(returned=())
@@ -443,7 +438,7 @@ def test_what_is_kept_stays_for_the_next_subscription(cluster, machine):
     assert machine.service.clients()[0].subscriptions == ("next",)
 
 
-def test_what_nobody_wants_any_more_is_asked_for(cluster, machine):
+def test_unwanted_leases_are_recalled(cluster, machine):
     a = having(machine)
     machine.service.unsubscribe(
         a.who, "s", release=api.Release(returned=()), keep=False
@@ -457,7 +452,7 @@ def test_what_nobody_wants_any_more_is_asked_for(cluster, machine):
     assert len(releases(cluster)) == 8
 
 
-def test_an_idle_group_is_left(cluster, machine):
+def test_an_idle_group_is_closed(cluster, machine):
     a = Local(machine, "a")
     leaving(a)
     cluster.run(200)

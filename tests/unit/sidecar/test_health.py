@@ -124,7 +124,7 @@ def test_a_reason_can_be_renewed_without_a_change(clock):
     assert told == []
 
 
-def test_observers_hear_every_change_in_order_until_removed(clock):
+def test_observers_get_every_change_in_order_until_removed(clock):
     states, first, second = Lifecycle(clock), [], []
     remove = states.on_change(lambda change: first.append(change.after))
     states.on_change(lambda change: second.append(change.after))
@@ -149,7 +149,7 @@ def test_an_observer_may_change_the_state_and_order_is_kept(clock):
     assert told == [S.STARTING, S.RECOVERY]
 
 
-def test_an_observer_that_raises_stops_nobody(clock, caplog):
+def test_a_failing_observer_does_not_stop_the_others(clock, caplog):
     states, told = Lifecycle(clock), []
 
     def fail(change):
@@ -211,7 +211,7 @@ def but(**changes):
     return attrs.evolve(WELL, **changes)
 
 
-def test_a_sidecar_that_is_well_says_so_three_times():
+def test_a_healthy_sidecar_passes_all_probes():
     for probe in (livez, readyz, startupz):
         verdict = probe(WELL)
         assert (verdict.ok, verdict.status) == (True, 200)
@@ -227,14 +227,14 @@ def test_a_sidecar_that_is_well_says_so_three_times():
     ],
     ids=str,
 )
-def test_who_does_not_know_the_log_is_alive_and_not_ready(change, words):
+def test_a_sidecar_without_the_log_is_alive_and_not_ready(change, words):
     view = but(**change)
     assert livez(view).ok
     (reason,) = readyz(view).reasons
     assert words in reason
 
 
-def test_what_an_engine_does_not_know_is_seen():
+def test_an_incomplete_log_is_reported():
     cluster = world(2)
     node = owning(cluster)
     states = Lifecycle(cluster.clock.view())
@@ -271,7 +271,7 @@ def test_every_state_and_every_probe(state, ready, started):
 
 @pytest.mark.parametrize("state", State)
 @pytest.mark.parametrize("sick", [{"failure": "log truncated"}, OLD])
-def test_a_dead_engine_is_for_a_restart_unless_it_stops_anyhow(state, sick):
+def test_a_dead_engine_fails_liveness_except_during_shutdown(state, sick):
     view = but(state=state, **sick)
     is_stopping = state in {S.SHUTTING_DOWN, S.NOT_RUNNING}
     assert livez(view).ok is is_stopping
@@ -286,13 +286,13 @@ def test_the_bound_of_a_round_is_exact():
     assert str(ROUND_MS_MAX + 1) in verdict.reasons[0]
 
 
-def test_an_engine_that_never_turned_is_judged_from_the_state_on():
+def test_an_engine_without_a_round_is_judged_by_the_last_state_change():
     view = but(state=S.RECOVERY, round_at_ms=None, since_ms=WELL.now_ms - ROUND_MS_MAX)
     assert livez(view).ok
     assert not livez(attrs.evolve(view, since_ms=view.since_ms - 1)).ok
 
 
-def test_without_an_engine_there_is_nothing_to_be_dead():
+def test_without_an_engine_liveness_passes():
     view = but(state=S.STARTING, has_engine=False, round_at_ms=None, is_replayed=False)
     assert livez(view).ok
     assert not readyz(view).ok
@@ -315,12 +315,12 @@ def test_each_thing_that_is_wrong_has_its_reason(sick, word):
     assert word in reason
 
 
-def test_several_things_are_all_told():
+def test_all_reasons_are_reported():
     verdict = readyz(but(failed=(("a", "x"), ("b", "y")), overdue=("t-0 of group c",)))
     assert len(verdict.reasons) == 3
 
 
-def test_reasons_are_bounded_and_fit_to_be_shown():
+def test_reasons_are_bounded_and_escaped():
     many = tuple((f"g{n}\x1b[31m", "\n" * 9_999) for n in range(50))
     late = tuple(f"t-{n} of group g" for n in range(50))
     verdict = readyz(but(failed=many, overdue=late, held_count=60))
@@ -385,7 +385,7 @@ def test_a_claim_counts_with_its_beats(cluster):
     assert found.view().beat_at_ms > before.beat_at_ms
 
 
-def test_an_outage_shorter_than_the_lease_is_no_reason(cluster):
+def test_an_outage_shorter_than_the_lease_fails_no_probe(cluster):
     """What is held is served on while the brokers are away (row FC19)."""
     node = owning(cluster)
     found = well(node)
@@ -402,7 +402,7 @@ def test_an_outage_shorter_than_the_lease_is_no_reason(cluster):
     assert found.ready().ok
 
 
-def test_a_loop_that_rests_is_seen(cluster):
+def test_a_stopped_loop_is_detected(cluster):
     node = owning(cluster)
     found = well(node)
     assert found.live().ok
@@ -426,7 +426,7 @@ def test_a_failed_engine_makes_it_dead(cluster):
     assert found.live().reasons == ("the engine has failed: gone",)
 
 
-def test_a_lock_that_cannot_be_had_is_told_and_not_waited_for(cluster, monkeypatch):
+def test_an_unavailable_lock_is_reported_without_waiting(cluster, monkeypatch):
     node = owning(cluster)
     found = well(node)
     monkeypatch.setattr(health, "LOCK_MS_MAX", 1)
@@ -527,7 +527,7 @@ def test_a_whole_life(manager):
     notifier.close()
 
 
-def test_a_status_is_told_once_and_anew_when_it_changes(manager):
+def test_a_status_is_sent_when_it_changes(manager):
     notifier = SystemdNotifier(manager.environ())
     for view in (
         BEATING,
@@ -552,7 +552,7 @@ def test_a_reason_cannot_forge_a_line(manager):
 
 
 @pytest.mark.parametrize("state", [S.RECOVERY, S.PENDING_CONTROLLED_SHUTDOWN])
-def test_what_takes_long_asks_for_time(manager, state):
+def test_slow_states_extend_the_timeout(manager, state):
     notifier = SystemdNotifier(manager.environ())
     notifier.update(attrs.evolve(BEATING, state=state))
     ((_, line),) = manager.heard()
@@ -560,7 +560,7 @@ def test_what_takes_long_asks_for_time(manager, state):
     notifier.close()
 
 
-def test_beats_feed_the_watchdog_and_time_does_not(manager, watched):
+def test_heartbeats_feed_the_watchdog_and_time_does_not(manager, watched):
     held = attrs.evolve(BEATING, held_count=1, beat_at_ms=100)
     watched.update(held)
     assert manager.fed() == 1
@@ -573,7 +573,7 @@ def test_beats_feed_the_watchdog_and_time_does_not(manager, watched):
     assert manager.fed() == 1
 
 
-def test_rounds_feed_it_while_nothing_is_held(manager, watched):
+def test_rounds_feed_the_watchdog_while_nothing_is_held(manager, watched):
     watched.update(attrs.evolve(BEATING, round_at_ms=1))
     watched.update(attrs.evolve(BEATING, round_at_ms=2))
     watched.update(attrs.evolve(BEATING, round_at_ms=2))
@@ -600,13 +600,13 @@ def test_an_engine_that_fails_or_hangs_feeds_nothing(manager, watched, sick):
     ],
     ids=["no-engine-yet", "no-engine-any-more", "engine-at-rest"],
 )
-def test_without_an_engine_the_other_limits_count(manager, watched, view):
+def test_without_an_engine_the_watchdog_is_fed(manager, watched, view):
     watched.update(view)
     watched.update(attrs.evolve(view, now_ms=view.now_ms + 1))
     assert manager.fed() == 2
 
 
-def test_it_asks_for_three_intervals_where_the_limit_is_shorter(manager):
+def test_a_short_watchdog_is_extended_to_three_intervals(manager):
     notifier = SystemdNotifier(manager.environ(WATCHDOG_USEC="10000000"))
     assert notifier.watchdog_ms == 10_000
     notifier.update(attrs.evolve(BEATING, heartbeat_interval_ms=None))
@@ -633,14 +633,14 @@ def test_it_asks_for_three_intervals_where_the_limit_is_shorter(manager):
         ({"WATCHDOG_USEC": "5000000", "WATCHDOG_PID": "1"}, None),
     ],
 )
-def test_the_limit_is_that_of_the_environment(environ, expected):
+def test_the_watchdog_limit_comes_from_the_environment(environ, expected):
     assert SystemdNotifier(environ).watchdog_ms == expected
 
 
 @pytest.mark.parametrize(
     "address", ["", "relative", "vsock:2:99", "/nowhere/at/all", "@nobody-is-here"]
 )
-def test_where_nobody_listens_nothing_happens(address):
+def test_without_a_socket_nothing_is_sent(address):
     notifier = SystemdNotifier({"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "5000000"})
     assert not notifier.is_active
     notifier.update(BEATING)
@@ -648,7 +648,7 @@ def test_where_nobody_listens_nothing_happens(address):
     notifier.close()
 
 
-def test_a_manager_that_goes_or_does_not_read_stops_nothing(manager):
+def test_a_missing_or_stalled_manager_does_no_harm(manager):
     notifier = SystemdNotifier(manager.environ(WATCHDOG_USEC="60000000"))
     for number in range(1_000):  # more than a socket's queue takes
         notifier.update(attrs.evolve(BEATING, round_at_ms=number))

@@ -1,4 +1,4 @@
-"""What is lent is asked for, and waited for."""
+"""Subleased keys are recalled, and released only after confirmation."""
 
 import pytest
 from enginekit import (
@@ -26,7 +26,7 @@ def test_another_host_is_given_its_share(cluster, machine):
     assert {e.successor for e in a.named(api.Releasing)} == {"other"}
 
 
-def test_a_pause_is_told_and_everything_comes_back(cluster, machine):
+def test_a_pause_is_published_and_all_leases_return(cluster, machine):
     a = having(machine)
     for t in (0, 1):
         until_ms = cluster.clock.wall_ms() + 2 * H
@@ -39,7 +39,7 @@ def test_a_pause_is_told_and_everything_comes_back(cluster, machine):
     run_until(cluster, [a], lambda: not a.is_paused and sizes(a) == [8], 4 * H)
 
 
-def test_what_goes_back_as_wedged_goes_to_others(cluster, machine):
+def test_a_key_released_as_stuck_goes_to_others(cluster, machine):
     a = having(machine)
     b = Local(machine, "b", pid=2)
     b.subscribe()
@@ -51,7 +51,7 @@ def test_what_goes_back_as_wedged_goes_to_others(cluster, machine):
     assert [r.reason for r in releases(cluster)][-1] == "wedged: away for 9 ms"
 
 
-def test_what_lies_beyond_its_log_is_wanted_no_more(cluster, machine):
+def test_a_key_out_of_range_is_excluded(cluster, machine):
     a = having(machine)
     a.give_back(KEY, reason="position_out_of_range")
     run(cluster, [a], 3 * H)
@@ -59,9 +59,9 @@ def test_what_lies_beyond_its_log_is_wanted_no_more(cluster, machine):
 
 
 def topic_ids(client):
-    """Return the topic id under which a client was last told of each partition."""
+    """Return the topic id of each partition in the client's last assignment."""
     found = {}
-    for body in client.told:
+    for body in client.received:
         every = body.assigned if isinstance(body, api.Snapshot) else [body]
         for said in every:
             if isinstance(said, api.Assigned):
@@ -69,9 +69,7 @@ def topic_ids(client):
     return found
 
 
-def test_a_recreated_topic_that_one_client_finds_is_claimed_anew_for_all(
-    cluster, machine
-):
+def test_a_recreated_topic_is_claimed_again_for_all_clients(cluster, machine):
     a = having(machine)
     earlier = cluster.kafka.topic("t").topic_id.hex()
     assert topic_ids(a) == dict.fromkeys(range(8), earlier)
@@ -91,7 +89,7 @@ def with_commits(cluster, *partitions):
 
 
 def test_without_a_position_one_client_fails_alone(cluster, machine):
-    """``auto_offset_reset="none"``: the error is told to whom the key was for."""
+    """``auto_offset_reset="none"``: the client due to get the key fails."""
     with_commits(cluster, *range(7))
     cluster.fill("u", [1])
     other = Local(machine, "other", pid=9)
@@ -112,7 +110,7 @@ def test_without_a_position_one_client_fails_alone(cluster, machine):
     assert other.failure is None
     with pytest.raises(ClaimLost, match="register again"):
         failed.beat()
-    # Whoever comes anew tries it anew, and may know better by then.
+    # A new process tries again, and may succeed.
     with_commits(cluster, 7)
     again = Local(machine, failed.name, pid=3)
     again.subscribe(auto_offset_reset="none")
@@ -129,7 +127,7 @@ def test_the_only_client_without_a_position_fails(cluster, machine):
     assert {r.reason for r in releases(cluster)} == {"failed"}
 
 
-def test_without_a_position_a_silent_client_is_told_once_it_is_back(cluster, machine):
+def test_a_missing_position_is_reported_once_a_client_is_back(cluster, machine):
     a = Local(machine, "a", pid=1)
     machine.node.background.is_held = True
     a.subscribe(auto_offset_reset="none")
@@ -143,8 +141,8 @@ def test_without_a_position_a_silent_client_is_told_once_it_is_back(cluster, mac
     run_until(cluster, [a], lambda: a.failure is not None, H)
 
 
-def test_a_leader_that_steps_ahead_is_told_of(cluster, machine):
-    """PROTOCOL S4: whoever was told of a longer deadline hears of the shorter one."""
+def test_a_step_of_the_leaders_clock_sends_shorter_deadlines(cluster, machine):
+    """PROTOCOL S4: a shorter deadline is sent to the client that got a longer one."""
     a = having(machine)
     run(cluster, [a], H)
     before = dict(a.held)
@@ -165,8 +163,8 @@ def step_ahead(cluster, skew_ms):
     cluster.run(20)
 
 
-def test_what_ends_while_it_is_lent_is_kept_from_others_here(cluster, machine):
-    """A client that hears of nothing may use it until what it was told."""
+def test_a_subleased_claim_that_ends_stays_reserved(cluster, machine):
+    """A client that reads no events may use it until the deadline that was sent."""
     a = having(machine)
     b = Local(machine, "b", pid=2)
     b.subscribe()
@@ -181,7 +179,7 @@ def test_what_ends_while_it_is_lent_is_kept_from_others_here(cluster, machine):
     assert not set(a.held) & b.valid
 
 
-def test_whoever_says_that_it_has_stopped_is_not_waited_for(cluster, machine):
+def test_a_confirmed_stop_frees_the_key_at_once(cluster, machine):
     a = having(machine)
     run(cluster, [a], 100)
     until_ms = max(until for _, until in a.held.values())
@@ -198,8 +196,8 @@ def test_whoever_says_that_it_has_stopped_is_not_waited_for(cluster, machine):
     assert cluster.clock.now_ms() < until_ms
 
 
-def test_a_lease_that_runs_out_while_it_is_lent_is_not_released(cluster, machine):
-    """What was told before a clock stepped may be longer: the log finds it stale."""
+def test_an_expired_subleased_claim_is_not_released(cluster, machine):
+    """A deadline sent before a clock stepped may be later: the claim becomes stale."""
     a = having(machine)
     run(cluster, [a], 100)
     step_ahead(cluster, 1_000)

@@ -1,9 +1,4 @@
-"""Bounded pools: a call that finds one full is told to come again.
-
-Views of the world document: what those get who only look.
-
-HTTP in front of a service: what is asked reaches it, and nothing else does.
-"""
+"""Executors, read models, and HTTP in front of a fake service."""
 
 import asyncio
 import os
@@ -13,12 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 import pytest
 from appkit import (
-    ASKS,
     CLIENT,
     GRANT,
     HEADERS,
     INSTANCE,
     OURS,
+    REQUESTS,
     TOKEN,
     WHO,
     Wire,
@@ -53,7 +48,7 @@ def test_a_call_runs_on_another_thread():
     assert asyncio.run(main()) is not threading.current_thread()
 
 
-def test_a_full_pool_refuses_and_then_takes_again():
+def test_a_full_executor_refuses_until_a_call_ends():
     async def main():
         pool = BoundedExecutor("p", threads=1, calls_max=2)
         hold = threading.Event()
@@ -88,7 +83,7 @@ def test_a_call_has_a_deadline_and_counts_until_it_ends():
     asyncio.run(main())
 
 
-def test_an_error_of_the_call_comes_out():
+def test_an_error_of_the_call_is_raised():
     async def main():
         pool = BoundedExecutor("p", threads=1, calls_max=2)
         try:
@@ -100,7 +95,7 @@ def test_an_error_of_the_call_comes_out():
     asyncio.run(main())
 
 
-def test_a_closed_pool_takes_nothing():
+def test_a_closed_executor_refuses_calls():
     async def main():
         pool = BoundedExecutor("p", threads=1, calls_max=2)
         pool.close()
@@ -117,7 +112,7 @@ def test_a_closed_pool_takes_nothing():
 WALL_MS = 1_700_000_000_000
 
 
-def test_each_view_says_of_which_moment_it_is():
+def test_each_view_has_its_moment():
     for found in (
         http_app.world_now(WORLD, WALL_MS),
         http_app.groups_now(WORLD, WALL_MS),
@@ -131,7 +126,7 @@ def test_each_view_says_of_which_moment_it_is():
         assert found.as_of.offsets == {"0": 12, "1": 5}
 
 
-def test_groups_have_a_line_each_also_if_they_are_only_paused():
+def test_paused_groups_without_claims_are_listed():
     assert http_app.groups_now(WORLD, WALL_MS).groups == (
         GroupLine(
             group="billing",
@@ -195,20 +190,22 @@ def validator(kind):
     return Draft202012Validator(schema)
 
 
-def test_every_route_is_asked_somewhere():
-    assert set(ASKS) | {"events", "metrics"} == {route.name for route in ROUTES}
+def test_every_route_has_a_test_request():
+    assert set(REQUESTS) | {"events", "metrics"} == {route.name for route in ROUTES}
 
 
 @pytest.mark.parametrize(
-    "route", [each for each in ROUTES if each.name in ASKS], ids=lambda each: each.name
+    "route",
+    [each for each in ROUTES if each.name in REQUESTS],
+    ids=lambda each: each.name,
 )
-def test_a_request_reaches_the_hub_and_its_answer_is_as_published(wire, route):
-    method, path, body, told = ASKS[route.name]
-    response = wire.ask(method, path, json=body, headers=HEADERS)
+def test_requests_reach_the_service_and_responses_match_the_schema(wire, route):
+    method, path, body, told = REQUESTS[route.name]
+    response = wire.request(method, path, json=body, headers=HEADERS)
     if told is None:
-        assert wire.service.said == []
+        assert wire.service.calls == []
     else:
-        assert told in wire.service.said
+        assert told in wire.service.calls
     if route.answers is None and route.name != "openapi":
         assert (response.status_code, response.content) == (204, b"")
         return
@@ -219,7 +216,7 @@ def test_a_request_reaches_the_hub_and_its_answer_is_as_published(wire, route):
         msgspec.json.decode(response.content, type=route.answers)
 
 
-def test_schemas_would_refuse_another_answer():
+def test_schemas_refuse_a_different_response():
     assert not validator(api.Info).is_valid({"level": "one"})
     assert not validator(api.Failure).is_valid({})
 
@@ -231,38 +228,38 @@ def test_a_client_may_name_its_process(is_local):
     headers = {"authorization": f"Bearer {TOKEN.decode()}"}
     body = {"instance": INSTANCE, "beat_ms": 100, "pid": os.getpid()}
     options = {"connection": connection, "headers": headers}
-    assert wire.ask("PUT", CLIENT, json=body, **options).is_success
-    told = wire.service.said[0][4]
+    assert wire.request("PUT", CLIENT, json=body, **options).is_success
+    told = wire.service.calls[0][4]
     # Over TCP nobody can say whose process that is.
     assert told.pid == (os.getpid() if is_local else None)
-    absent = wire.ask("PUT", CLIENT, json={**body, "pid": 2**31 - 1}, **options)
+    absent = wire.request("PUT", CLIENT, json={**body, "pid": 2**31 - 1}, **options)
     assert absent.status_code == (400 if is_local else 200)
     if is_local:
         assert failure(absent).setting == "pid"
     wire.app.close()
 
 
-def test_to_leave_needs_no_words(wire):
-    response = wire.ask("DELETE", CLIENT, headers=HEADERS)
+def test_leaving_needs_no_body(wire):
+    response = wire.request("DELETE", CLIENT, headers=HEADERS)
     assert response.json() == {"action": "shutdown_now"}
-    assert ("leave", WHO, api.Leaving()) in wire.service.said
+    assert ("leave", WHO, api.Leaving()) in wire.service.calls
 
 
-def test_figures_come_as_they_are_made():
+def test_metrics_are_served():
     wire = Wire(FakeService(), metrics=lambda: (b"up 1\n", "text/plain; version=1"))
-    response = wire.ask("GET", paths.METRICS)
+    response = wire.request("GET", paths.METRICS)
     assert response.content == b"up 1\n"
     assert response.headers["content-type"].startswith("text/plain; version=1")
     wire.app.close()
 
 
-def test_there_may_be_no_figures_yet(wire):
-    assert wire.ask("GET", paths.METRICS).status_code == 503
+def test_metrics_may_be_unavailable_at_the_start(wire):
+    assert wire.request("GET", paths.METRICS).status_code == 503
 
 
-def test_a_probe_that_fails_says_why(wire):
+def test_a_failing_probe_has_reasons(wire):
     wire.serving.health.verdict = Verdict(ok=False, state="RECOVERY", reasons=("r",))
-    response = wire.ask("GET", paths.READYZ)
+    response = wire.request("GET", paths.READYZ)
     assert (response.status_code, response.json()["reasons"]) == (503, ["r"])
 
 
@@ -313,7 +310,7 @@ def stream_of(wire, **headers):
     return asyncio.run(main())
 
 
-def test_events_flow_until_the_client_goes(wire):
+def test_events_are_sent_until_the_client_disconnects(wire):
     start, *pieces = stream_of(wire)
     assert start["status"] == 200
     headers = dict(start["headers"])
@@ -334,12 +331,12 @@ def test_events_flow_until_the_client_goes(wire):
         ("a" * 10_000, None),
     ],
 )
-def test_the_last_event_is_told_where_it_makes_sense(wire, given, told):
+def test_only_valid_event_ids_are_passed_on(wire, given, told):
     stream_of(wire, **{api.EVENT_ID_HEADER: given})
-    assert ("feed", WHO, told) in wire.service.said
+    assert ("feed", WHO, told) in wire.service.calls
 
 
-def test_a_client_has_one_stream_the_latest(wire):
+def test_a_new_stream_replaces_the_old_one(wire):
     async def main():
         first = await wire.app._events(ask, request)
         second = await wire.app._events(ask, request)
@@ -369,10 +366,10 @@ def test_a_client_has_one_stream_the_latest(wire):
 def test_another_user_is_turned_away(wire):
     other = Connection(Peer(5, OURS.uid + 4711, 1), is_local=True)
     for path in (paths.INFO, paths.LIVEZ):
-        response = wire.ask("GET", path, connection=other)
+        response = wire.request("GET", path, connection=other)
         assert response.status_code == 403
         assert "as that user" in failure(response).message
-    assert wire.service.said == []
+    assert wire.service.calls == []
 
 
 @pytest.mark.parametrize(
@@ -390,18 +387,18 @@ def test_another_user_is_turned_away(wire):
 def test_tcp_needs_the_token(header, status):
     wire = Wire(FakeService(), token=TOKEN)
     headers = {} if header is None else {"Authorization": header}
-    response = wire.ask("GET", paths.INFO, connection=Connection(), headers=headers)
+    response = wire.request("GET", paths.INFO, connection=Connection(), headers=headers)
     assert response.status_code == status
     if status == 401:
         assert response.headers["www-authenticate"] == "Bearer"
-        assert wire.service.said == []
-    assert wire.ask("GET", paths.LIVEZ, connection=Connection()).status_code == 200
+        assert wire.service.calls == []
+    assert wire.request("GET", paths.LIVEZ, connection=Connection()).status_code == 200
     wire.app.close()
 
 
-def test_without_a_token_nobody_comes_in_over_tcp(wire):
+def test_without_a_token_tcp_is_refused(wire):
     headers = {"Authorization": "Bearer None"}
-    response = wire.ask("GET", paths.INFO, connection=Connection(), headers=headers)
+    response = wire.request("GET", paths.INFO, connection=Connection(), headers=headers)
     assert response.status_code == 401
 
 
@@ -412,27 +409,27 @@ def test_a_second_client_on_one_connection_conflicts(wire):
     other = paths.CLIENT.format(group="g", client="other")
 
     def put(path, on):
-        return wire.ask("PUT", path, json=body, connection=on)
+        return wire.request("PUT", path, json=body, connection=on)
 
     assert put(CLIENT, connection).status_code == 200
     assert put(CLIENT, connection).status_code == 200
-    before = len(wire.service.said)
+    before = len(wire.service.calls)
     refused = put(other, connection)
     assert refused.status_code == 409
     assert failure(refused).error == "IdentityConflict"
     assert failure(refused).holder == "c"
-    assert len(wire.service.said) == before
+    assert len(wire.service.calls) == before
     # What is nobody's in particular is answered all the same.
-    assert wire.ask("GET", paths.INFO, connection=connection).status_code == 200
+    assert wire.request("GET", paths.INFO, connection=connection).status_code == 200
     assert put(other, Connection(OURS, is_local=True)).status_code == 200
 
 
 def test_another_process_of_the_same_name_conflicts_on_one_connection(wire):
     connection = Connection(OURS, is_local=True)
     first = {"instance": INSTANCE, "beat_ms": 100}
-    assert wire.ask("PUT", CLIENT, json=first, connection=connection).is_success
+    assert wire.request("PUT", CLIENT, json=first, connection=connection).is_success
     second = {"instance": "ef" * 16, "beat_ms": 100}
-    response = wire.ask("PUT", CLIENT, json=second, connection=connection)
+    response = wire.request("PUT", CLIENT, json=second, connection=connection)
     assert response.status_code == 409
 
 
@@ -440,43 +437,43 @@ def test_a_refused_client_does_not_keep_the_connection(wire):
     connection = Connection(OURS, is_local=True)
     wire.service.fault = errors.IdentityConflict("x", holder="c")
     body = {"instance": INSTANCE, "beat_ms": 100}
-    assert wire.ask("PUT", CLIENT, json=body, connection=connection).is_client_error
+    assert wire.request("PUT", CLIENT, json=body, connection=connection).is_client_error
     wire.service.fault = None
     other = paths.CLIENT.format(group="g", client="other")
-    assert wire.ask("PUT", other, json=body, connection=connection).is_success
+    assert wire.request("PUT", other, json=body, connection=connection).is_success
 
 
 # --- what goes wrong
 
 
-def test_as_long_as_there_is_no_hub_clients_come_again():
+def test_without_a_service_requests_are_retriable():
     wire = Wire(None, explain=lambda: "reading the log")
-    response = wire.ask("GET", paths.INFO)
+    response = wire.request("GET", paths.INFO)
     assert (response.status_code, response.headers["retry-after"]) == (503, "1")
     assert failure(response).retriable
     assert "reading the log" in failure(response).message
-    assert wire.ask("GET", paths.LIVEZ).status_code == 200
+    assert wire.request("GET", paths.LIVEZ).status_code == 200
     wire.app.close()
 
 
-def test_an_error_of_the_hub_is_answered(wire):
+def test_an_error_of_the_service_becomes_a_failure(wire):
     wire.service.fault = errors.ClaimRejected("held", holder="h", at_offset=3)
-    response = wire.ask("POST", CLIENT + "/beat", json={}, headers=HEADERS)
+    response = wire.request("POST", CLIENT + "/beat", json={}, headers=HEADERS)
     assert response.status_code == 409
     assert failure(response) == api.Failure(
         error="ClaimRejected", message="held", reason="held", holder="h", at_offset=3
     )
 
 
-def test_a_fault_of_ours_is_logged_and_not_told(wire, caplog):
+def test_an_internal_error_is_logged_and_not_disclosed(wire, caplog):
     wire.service.fault = RuntimeError("hunter2")
-    response = wire.ask("GET", paths.INFO)
+    response = wire.request("GET", paths.INFO)
     assert response.status_code == 500
     assert "hunter2" not in response.text
     assert "hunter2" in caplog.text
 
 
-def test_those_who_wait_do_not_keep_a_beat_from_being_taken(wire, monkeypatch):
+def test_waiting_requests_do_not_delay_heartbeats(wire, monkeypatch):
     """As many waits as there are threads for them, then a beat, then release."""
     hold = threading.Event()
     entered = threading.Semaphore(0)

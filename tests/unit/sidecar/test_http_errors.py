@@ -41,7 +41,7 @@ def test_every_error_has_a_status():
 
 
 @pytest.mark.parametrize("kind", MADE, ids=lambda kind: kind.__name__)
-def test_an_error_is_named_and_keeps_whether_to_try_again(kind):
+def test_a_failure_has_the_error_and_whether_it_is_retriable(kind):
     error, status = MADE[kind]
     found = to_http_error(error)
     assert found.status == status
@@ -51,11 +51,11 @@ def test_an_error_is_named_and_keeps_whether_to_try_again(kind):
 
 
 @pytest.mark.parametrize(("reason", "status"), [(GONE, 410), (UNKNOWN, 404)])
-def test_a_client_that_is_not_here_is_told_so(reason, status):
+def test_an_unregistered_client_gets_404_or_410(reason, status):
     assert status_of(errors.ClaimLost("x", reason=reason)) == status
 
 
-def test_values_of_an_error_are_told():
+def test_a_failure_has_the_values_of_the_error():
     rejected = to_http_error(errors.ClaimRejected("x", holder="h", at_offset=3)).failure
     assert (rejected.holder, rejected.at_offset, rejected.reason) == ("h", 3, "held")
     lost = to_http_error(errors.ClaimLost("x", winner="w", reason="taken_over")).failure
@@ -68,24 +68,24 @@ def test_values_of_an_error_are_told():
     )
 
 
-def test_whoever_does_not_show_a_claims_secret_is_forbidden():
+def test_a_missing_secret_is_forbidden():
     wrong = errors.ClaimRejected("x", reason=http_errors.WRONG_SECRET)
     assert to_http_error(wrong).status == 403
     assert to_http_error(errors.ClaimRejected("x")).status == 409
 
 
-def test_what_nobody_foresaw_tells_nothing_of_the_inside():
+def test_an_unexpected_error_discloses_nothing():
     found = to_http_error(RuntimeError("password=hunter2"))
     assert found.status == 500
     assert "hunter2" not in found.failure.message
 
 
-def test_a_message_has_an_end():
+def test_messages_are_bounded():
     found = to_http_error(errors.MarshalError("x" * 1_000_000))
     assert len(found.failure.message) == http_errors.MESSAGE_CHARS_MAX
 
 
-def test_an_answer_stays_what_it_is():
+def test_an_http_error_is_returned_unchanged():
     found = http_errors.unavailable("soon")
     assert to_http_error(found) is found
     assert (found.status, found.failure.retriable) == (503, True)

@@ -1,4 +1,4 @@
-"""A request that comes again is appended once, for the one who asked first."""
+"""A repeated request is appended once, for the grantee that made it."""
 
 from types import SimpleNamespace
 
@@ -63,7 +63,7 @@ def test_a_repeat_is_the_same_request(bench):
     assert bench.noted == [(0, 9)]
 
 
-def test_what_was_given_up_is_noted_for_whoever_asks_again(bench):
+def test_an_abandoned_request_is_recorded_for_its_repeat(bench):
     """Whether its verdict comes before or after."""
     late, early = bench.ask(1), bench.ask(2, first=10)
     reported = []
@@ -90,13 +90,13 @@ def test_without_a_number_each_is_appended(bench):
     assert bench.ask(None) is not bench.ask(None)
 
 
-def test_a_number_that_is_used_twice_is_told(bench):
+def test_a_reused_number_is_refused(bench):
     bench.ask()
     with pytest.raises(ConfigurationError, match="request 1 of this grantee"):
         bench.ask(first=1)
 
 
-def test_what_the_log_did_not_take_is_appended_again(bench):
+def test_a_failed_append_is_repeated(bench):
     first = bench.ask()
     first.append.error = lambda: CoordinationError("no leader")
     second = bench.ask()
@@ -104,14 +104,14 @@ def test_what_the_log_did_not_take_is_appended_again(bench):
     assert bench.ask() is second
 
 
-def test_what_landed_all_the_same_is_the_answer(bench):
+def test_an_append_that_landed_late_answers_the_repeat(bench):
     first = bench.ask()
     first.append.error = lambda: CoordinationError("late")
     bench.grant(first)
     assert bench.ask() is first
 
 
-def test_so_many_requests_of_a_grantee_are_remembered(bench):
+def test_requests_per_grantee_are_bounded(bench):
     for number in range(REQUESTS_MAX + 1):
         bench.ask(number)
     count = len(bench.appended.tickets)
@@ -121,7 +121,7 @@ def test_so_many_requests_of_a_grantee_are_remembered(bench):
     assert len(bench.appended.tickets) == count + 1
 
 
-def test_so_many_grantees_are_remembered_those_last_that_asked_last(bench):
+def test_grantees_are_bounded_by_last_use(bench):
     for grantee in range(GRANTEES_MAX):
         bench.ask(grantee=grantee)
     bench.ask(grantee=0)

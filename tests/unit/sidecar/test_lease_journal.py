@@ -1,4 +1,4 @@
-"""A sidecar's crash and restart (PROTOCOL 12): what was promised is kept."""
+"""Crash and restart of a sidecar (PROTOCOL 12): deadlines are kept."""
 
 import msgspec
 import pytest
@@ -62,7 +62,7 @@ def resumes(cluster):
 # --- The file ---
 
 
-def test_what_is_written_is_read(tmp_path):
+def test_the_journal_is_read_as_written(tmp_path):
     promises = LeaseJournal(tmp_path, boot_id="boot")
     assert promises.load() == ()
     assert promises.save([KEPT]) is None
@@ -72,7 +72,7 @@ def test_what_is_written_is_read(tmp_path):
     assert (tmp_path / FILE_NAME).stat().st_mode & 0o777 == 0o600
 
 
-def test_a_reboot_ends_every_promise(tmp_path):
+def test_a_journal_of_another_boot_is_ignored(tmp_path):
     LeaseJournal(tmp_path, boot_id="boot").save([KEPT])
     after = LeaseJournal(tmp_path, boot_id="another")
     assert after.load() == ()
@@ -83,7 +83,7 @@ def test_a_reboot_ends_every_promise(tmp_path):
     "content",
     [b"", b"{", b"[]", b'{"level":2,"boot_id":"boot","clients":[]}', b"\xff"],
 )
-def test_damage_is_noticed(tmp_path, content):
+def test_damage_is_detected(tmp_path, content):
     (tmp_path / FILE_NAME).write_bytes(content)
     promises = LeaseJournal(tmp_path, boot_id="boot")
     assert promises.load() == ()
@@ -99,21 +99,21 @@ def test_a_file_that_cannot_be_read_is_damage(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == [FILE_NAME]
 
 
-def test_without_a_folder_nothing_is_kept():
+def test_without_a_directory_nothing_is_kept():
     promises = LeaseJournal(None, boot_id="boot")
     assert promises.save([KEPT]) is None
     assert promises.load() == ()
 
 
-def test_this_boot_has_a_name():
+def test_the_boot_has_an_id():
     assert boot_id() == boot_id()
     assert len(boot_id()) == 36
 
 
-# --- Before anybody is told ---
+# --- Written before it is sent ---
 
 
-def test_a_deadline_is_in_the_file_before_it_is_told(cluster, machine):
+def test_a_deadline_is_journaled_before_it_is_sent(cluster, machine):
     a = having(machine)
     for _ in range(20):
         run(cluster, [a], 300)
@@ -124,7 +124,7 @@ def test_a_deadline_is_in_the_file_before_it_is_told(cluster, machine):
             assert until_ms <= promised[key.topic, key.partition]
 
 
-def test_what_cannot_be_written_is_not_told(cluster, machine, monkeypatch):
+def test_a_deadline_that_cannot_be_journaled_is_not_sent(cluster, machine, monkeypatch):
     a = having(machine)
     promises = machine.service.groups[0].table.journal
     monkeypatch.setattr(promises, "save", lambda clients: OSError("disk full"))
@@ -141,9 +141,7 @@ def test_what_cannot_be_written_is_not_told(cluster, machine, monkeypatch):
     assert max(until for _, until in a.held.values()) > last_ms
 
 
-def test_whoever_cannot_have_it_written_down_stops_in_time(
-    cluster, machine, monkeypatch
-):
+def test_without_the_journal_clients_stop_in_time(cluster, machine, monkeypatch):
     a = having(machine)
     promises = machine.service.groups[0].table.journal
     monkeypatch.setattr(promises, "save", lambda clients: OSError("disk full"))
@@ -168,7 +166,7 @@ def test_clients_of_a_crashed_sidecar_stop_by_their_deadline(cluster, machine):
     assert not a.valid
 
 
-def test_a_restarted_sidecar_takes_the_same_claims_up(cluster, machine):
+def test_a_restarted_sidecar_resumes_its_claims(cluster, machine):
     """Acceptance U06: and gives them to the same clients, with new tokens."""
     a = having(machine)
     b = Local(machine, "b", pid=2)
@@ -187,11 +185,11 @@ def test_a_restarted_sidecar_takes_the_same_claims_up(cluster, machine):
         client.register()
         assert client.registered.was_known
 
-    def is_anew():
+    def has_new_tokens():
         is_new = all(a.tokens[key] != tokens[key] for key in a.held)
         return is_new and (set(a.held), set(b.held)) == had
 
-    assert run_until(cluster, [a, b], is_anew, H) < 500
+    assert run_until(cluster, [a, b], has_new_tokens, H) < 500
     assert len(other.held) == 1
     assert len(resumes(cluster)) >= 7
 
@@ -226,9 +224,7 @@ def test_claims_without_consumption_are_resumed_as_well(cluster, machine):
     run_until(cluster, [b], lambda: b.valid == {key}, H)
 
 
-def test_a_claim_whose_client_does_not_come_back_is_free_after_a_while(
-    cluster, machine
-):
+def test_a_resumed_claim_without_its_client_becomes_free(cluster, machine):
     a, key = claiming(machine)
     b = Local(machine, "b", pid=2)
     b.claim(3)
@@ -241,7 +237,7 @@ def test_a_claim_whose_client_does_not_come_back_is_free_after_a_while(
     run_until(cluster, [b], lambda: b.valid == {key}, H)
 
 
-def test_nobody_else_is_given_anything_before_the_old_deadline(cluster, machine):
+def test_no_other_client_gets_a_key_before_the_old_deadline(cluster, machine):
     a = having(machine)
     machine.restart()
     b = Local(machine, "b", pid=2)
@@ -253,9 +249,7 @@ def test_nobody_else_is_given_anything_before_the_old_deadline(cluster, machine)
 
 
 @pytest.mark.parametrize("how", ["an end in order", "a share for others", "the end"])
-def test_what_was_resumed_is_not_released_before_the_old_deadline(
-    cluster, machine, how
-):
+def test_a_resumed_claim_is_not_released_before_the_old_deadline(cluster, machine, how):
     """Its client has not come back, and may use it all the same (PROTOCOL 12)."""
     a = having(machine)
     machine.crash()
@@ -273,7 +267,7 @@ def test_what_was_resumed_is_not_released_before_the_old_deadline(
     cluster.run_until(lambda: any(other.held for other in others), 3 * H)
 
 
-def test_whoever_died_meanwhile_is_not_waited_for(cluster, machine):
+def test_a_client_that_died_meanwhile_frees_its_keys(cluster, machine):
     having(machine)
     machine.restart()
     machine.watch.kill(1)
@@ -292,7 +286,7 @@ def test_another_process_of_the_name_waits_for_the_old_deadline(cluster, machine
     Local(machine, "a")
 
 
-def test_what_was_promised_outlives_two_crashes(cluster, machine):
+def test_deadlines_survive_two_crashes(cluster, machine):
     a = having(machine)
     machine.restart()
     machine.restart()
@@ -320,7 +314,7 @@ def test_after_damage_nothing_is_resumed(cluster, machine):
     assert not resumes(cluster)
 
 
-def test_after_a_reboot_everything_is_resumed_by_whoever_comes(
+def test_after_a_reboot_any_client_gets_the_resumed_claims(
     cluster, machine, monkeypatch
 ):
     having(machine)
@@ -347,7 +341,7 @@ def test_without_a_state_directory_a_restart_waits_until_all_is_stale(cluster):
     run_until(cluster, [b], lambda: len(b.valid) == 8, 2 * H)
 
 
-def test_an_orderly_end_leaves_nothing_to_wait_for(cluster, machine):
+def test_an_orderly_shutdown_reserves_nothing(cluster, machine):
     a = having(machine)
     machine.service.start_drain()
     a.live()
@@ -360,7 +354,7 @@ def test_an_orderly_end_leaves_nothing_to_wait_for(cluster, machine):
     assert took_ms < 500
 
 
-def test_a_topic_that_is_gone_is_not_waited_for(cluster, machine, monkeypatch):
+def test_a_deleted_topic_does_not_block_the_restart(cluster, machine, monkeypatch):
     having(machine)
     machine.crash()
 
@@ -376,7 +370,7 @@ def test_a_topic_that_is_gone_is_not_waited_for(cluster, machine, monkeypatch):
 
 
 @pytest.mark.timeout(60)
-def test_a_kept_pattern_is_checked_like_a_new_one(cluster, machine):
+def test_a_restored_pattern_is_validated(cluster, machine):
     cluster.fill("a" * 249, [0])
     having(machine)
     path = file_of(machine)
@@ -391,7 +385,7 @@ def test_a_kept_pattern_is_checked_like_a_new_one(cluster, machine):
         machine.crash()
 
 
-def test_two_sidecars_of_one_name_are_one_too_many(cluster, machine):
+def test_two_sidecars_of_one_name_conflict(cluster, machine):
     Local(machine, "a")
     with pytest.raises(IdentityConflict, match="in use by process"):
         Local(Machine(cluster, state_dir=machine.state_dir), "b")
@@ -407,7 +401,7 @@ def test_a_directory_that_cannot_be_used_is_named(cluster, tmp_path):
 # --- A failure of the session ---
 
 
-def test_a_twin_on_another_machine_ends_everything_and_says_so(cluster, tmp_path):
+def test_a_twin_on_another_machine_fails_the_group(cluster, tmp_path):
     machine = Machine(cluster, state_dir=tmp_path / "one")
     a = having(machine)
     run(cluster, [a], H)
@@ -417,14 +411,14 @@ def test_a_twin_on_another_machine_ends_everything_and_says_so(cluster, tmp_path
     host = second.service.groups[0]
     run_until(cluster, [a], lambda: host.failure is not None, 3 * H)
     b.take()
-    assert isinstance(b.told[-1], api.Failed)
-    assert b.told[-1].failure.error == "IdentityConflict"
+    assert isinstance(b.received[-1], api.Failed)
+    assert b.received[-1].failure.error == "IdentityConflict"
     with pytest.raises(IdentityConflict):
         b.beat()
     assert len(a.valid) == 8
 
 
-def test_after_a_failure_what_was_promised_is_kept_here(cluster, machine):
+def test_after_a_failure_keys_stay_reserved_here(cluster, machine):
     a = having(machine)
     with machine.node.engine.changed:
         machine.service.groups[0].session.fail(LogUnwritable("a test"))
@@ -435,12 +429,12 @@ def test_after_a_failure_what_was_promised_is_kept_here(cluster, machine):
         assert not b.valid
         run(cluster, [b], 20, step_ms=20)
     a.take()
-    assert isinstance(a.told[-1], api.Failed)
+    assert isinstance(a.received[-1], api.Failed)
     run_until(cluster, [b], lambda: len(b.valid) == 8, 2 * H)
 
 
-def test_after_a_failure_what_was_promised_is_kept_elsewhere(cluster, machine):
-    """The log is not told of an end that the client does not know of."""
+def test_after_a_failure_keys_stay_reserved_elsewhere(cluster, machine):
+    """Nothing is released while the client may still use it."""
     a = having(machine)
     other = cluster.node("other", wish=wish(policy="greedy"))
     run(cluster, [a], 100)

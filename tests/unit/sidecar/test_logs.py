@@ -1,4 +1,4 @@
-"""The daemon's log: lines or JSON, and nobody waits for whoever reads it."""
+"""The daemon's log: text or JSON, never blocked by its reader."""
 
 import io
 import json
@@ -25,7 +25,7 @@ def _untouched():
     assert after == before
 
 
-def test_lines_for_people():
+def test_text_lines():
     stream = io.StringIO()
     observer, stop = logs.start_logging("text", stream)
     observer.observe(EVENT)
@@ -63,7 +63,7 @@ def line(name, message="Connection refused", **rest):
 
 
 @pytest.mark.parametrize("name", ["kafka.net.manager", "kafka_marshal.librdkafka"])
-def test_an_outage_is_a_line_and_ever_fewer_after_it(name):
+def test_lines_of_an_outage_are_thinned_out(name):
     now_s = 1_000.0
     repeats = logs.RepeatFilter(lambda: now_s)
     written = []
@@ -109,7 +109,7 @@ def test_the_daemon_s_log_has_few_lines_of_an_outage():
     assert [text.split(" ", 3)[3] for text in lines] == ["failed: 0", "FAIL 0", "last"]
 
 
-def test_a_stuck_reader_costs_lines_and_no_time(monkeypatch):
+def test_a_stalled_reader_drops_lines_without_blocking(monkeypatch):
     monkeypatch.setattr(logs, "LINES_MAX", 10)
     entered, hold = threading.Event(), threading.Event()
 

@@ -106,10 +106,10 @@ def test_names_follow_the_conventions():
         assert family.help.endswith(".")
 
 
-# --- What it tells
+# --- What it reports
 
 
-def test_before_there_is_anything_to_tell():
+def test_metrics_before_there_is_an_engine():
     found = Daemon().scrape()
     assert found("marshal_sidecar_state", state="NOT_RUNNING") == 1
     assert len(found.named("marshal_sidecar_state")) == len(State)
@@ -122,7 +122,7 @@ def test_before_there_is_anything_to_tell():
     assert found("process_cpu_seconds_total") > 0
 
 
-def test_an_engine_without_a_group_tells_of_the_log(cluster):
+def test_an_engine_without_groups_has_metrics_of_the_log(cluster):
     node = cluster.node("a")
     node.engine.remove_session(node.session)
     daemon = Daemon(node)
@@ -134,7 +134,7 @@ def test_an_engine_without_a_group_tells_of_the_log(cluster):
     assert daemon.scrape()("marshal_replay_lag_records", log) == 0
 
 
-def test_claims_are_told_as_by_any_consumer(cluster):
+def test_claims_have_the_metrics_of_a_consumer(cluster):
     node = owning(cluster)
     daemon = Daemon(node)
     daemon.run()
@@ -168,7 +168,7 @@ def test_a_failed_engine_is_down(cluster):
     assert found("marshal_sidecar_ready") == 0
 
 
-def test_an_engine_that_does_not_answer_is_told_as_down(cluster, monkeypatch):
+def test_an_engine_that_does_not_answer_is_down(cluster, monkeypatch):
     node = owning(cluster)
     daemon = Daemon(node)
     daemon.run()
@@ -183,7 +183,7 @@ def test_an_engine_that_does_not_answer_is_told_as_down(cluster, monkeypatch):
     assert found.named("marshal_replay_lag_records") == {}
 
 
-def test_what_kafka_calls_otherwise_is_what_was_measured(cluster):
+def test_kafka_names_have_the_same_values(cluster):
     """Row K30: the figures are those of the log of a measured run."""
     node = owning(cluster)
     cluster.run(6 * H)
@@ -233,7 +233,7 @@ def test_clients_by_group_and_state():
     assert found("marshal_sidecar_client_beat_age_seconds", other) is None
 
 
-def test_groups_are_bounded_and_no_client_is_left_out():
+def test_groups_are_bounded_and_every_client_is_counted():
     daemon = Daemon()
     daemon.registered = [client(f"g{number}") for number in range(GROUPS_MAX + 50)]
     found = daemon.scrape().named("marshal_sidecar_clients")
@@ -296,7 +296,7 @@ def test_the_missing_extra_is_named(monkeypatch):
         Daemon()
 
 
-def test_its_names_are_told_to_a_registry_without_figures():
+def test_a_registry_gets_the_names_without_values():
     daemon = Daemon()
     collector = SidecarCollector(daemon, daemon.counts, coordination_topic="__marshal")
     names = {metric.name for metric in collector.describe()}

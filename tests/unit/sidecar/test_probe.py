@@ -1,4 +1,4 @@
-"""The probe: one question over the Unix socket, by the standard library alone."""
+"""The probe: one request over the Unix socket, with the standard library alone."""
 
 import os
 import resource
@@ -63,20 +63,20 @@ NO = b'HTTP/1.1 503 Service Unavailable\r\n\r\n{"ok":false}'
     ("check", "place"),
     [("live", b"/livez"), ("ready", b"/readyz"), ("started", b"/startupz")],
 )
-def test_each_check_asks_its_own_question(answering, monkeypatch, capsys, check, place):
+def test_each_check_requests_its_own_path(answering, monkeypatch, capsys, check, place):
     path = answering(YES)
     assert run(monkeypatch, check, socket_setting=path) == 0
     assert answering.asked[0].startswith(b"GET " + place + b" HTTP/1.1\r\n")
     assert capsys.readouterr().out == '{"ok":true}\n'
 
 
-def test_no_has_a_code_and_the_reasons(answering, monkeypatch, capsys):
+def test_a_failing_check_has_an_exit_code_and_reasons(answering, monkeypatch, capsys):
     assert run(monkeypatch, "ready", answering(NO)) == 3
     assert capsys.readouterr().out == '{"ok":false}\n'
 
 
 @pytest.mark.parametrize("answer", [b"", b"nonsense", b"HTTP/1.1 x\r\n\r\n", None])
-def test_what_does_not_answer_is_said(answering, monkeypatch, capsys, answer):
+def test_a_missing_response_is_reported(answering, monkeypatch, capsys, answer):
     monkeypatch.setattr(probe.ask, "__kwdefaults__", {"timeout_s": 0.2})
     path = answering(answer)
     assert run(monkeypatch, "live", path) == 5
@@ -85,19 +85,19 @@ def test_what_does_not_answer_is_said(answering, monkeypatch, capsys, answer):
     assert "marshal sidecar run" in told
 
 
-def test_where_none_listens_it_is_said(monkeypatch, capsys, tmp_path):
+def test_a_missing_sidecar_is_reported(monkeypatch, capsys, tmp_path):
     assert run(monkeypatch, "live", str(tmp_path / "none")) == 5
     assert run(monkeypatch, "live", "/" + "x" * 200) == 5
     assert "no sidecar answers" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("arguments", [(), ("well",), ("live", "a", "b")])
-def test_what_is_no_question_is_answered_with_the_usage(monkeypatch, capsys, arguments):
+def test_invalid_arguments_print_the_usage(monkeypatch, capsys, arguments):
     assert run(monkeypatch, *arguments) == 2
     assert capsys.readouterr().err.startswith("usage: marshal-probe")
 
 
-def test_it_looks_where_a_sidecar_listens_by_default(monkeypatch, tmp_path):
+def test_the_default_socket_is_that_of_the_sidecar(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     assert probe.default_socket() == str(Settings().socket)
 

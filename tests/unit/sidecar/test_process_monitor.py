@@ -1,4 +1,4 @@
-"""The kernel tells who connected; a token stands in for it over TCP."""
+"""Peer credentials from the kernel, and the detection of deaths."""
 
 import errno
 import logging
@@ -32,7 +32,7 @@ def pair():
         yield one, other
 
 
-def test_the_other_end_is_a_process_with_its_start(pair):
+def test_a_peer_is_a_process_with_its_start_time(pair):
     found = process_monitor.peer_of(pair[0])
     assert found == Peer(
         os.getpid(), os.getuid(), process_monitor.start_time(os.getpid())
@@ -40,27 +40,27 @@ def test_the_other_end_is_a_process_with_its_start(pair):
     assert found.started > 0
 
 
-def test_nobody_is_known_over_tcp():
+def test_a_tcp_peer_is_unknown():
     with socket.create_server(("127.0.0.1", 0)) as listening:
         address = listening.getsockname()
         with socket.create_connection(address, 5), listening.accept()[0] as accepted:
             assert process_monitor.peer_of(accepted) == UNKNOWN_PEER
 
 
-def test_a_closed_connection_is_nobody_s():
+def test_the_peer_of_a_closed_connection_is_unknown():
     one, other = socket.socketpair(socket.AF_UNIX)
     other.close()
     one.close()
     assert process_monitor.peer_of(one) == UNKNOWN_PEER
 
 
-def test_a_process_that_is_gone_never_started():
+def test_an_ended_process_has_no_start_time():
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait(30)
     assert process_monitor.start_time(ended.pid) is None
 
 
-def test_a_name_with_parentheses_does_not_hide_the_start(tmp_path):
+def test_a_command_with_parentheses_has_a_start_time(tmp_path):
     program = tmp_path / "a) 1 (b) "
     program.symlink_to(sys.executable)
     command = [str(program), "-c", "input()"]
@@ -75,11 +75,11 @@ def test_a_name_with_parentheses_does_not_hide_the_start(tmp_path):
     ("uid", "may"),
     [(os.geteuid(), True), (0, True), (os.geteuid() + 4711, False), (None, False)],
 )
-def test_only_our_user_and_the_superuser_may(uid, may):
+def test_only_our_user_and_the_superuser_may_use_it(uid, may):
     assert process_monitor.may_use(Peer(1, uid, 1)) is may
 
 
-def test_the_members_of_a_named_group_may_too(pair):
+def test_members_of_the_group_may_use_it(pair):
     other = os.geteuid() + 4711
     member = Peer(1, other, 1, gids=frozenset({7, 8}))
     assert [process_monitor.may_use(member, gid) for gid in (7, 9, None)] == [
@@ -93,7 +93,7 @@ def test_the_members_of_a_named_group_may_too(pair):
     assert process_monitor.peer_of(pair[0]).gids == {os.getgid(), *os.getgroups()}
 
 
-def test_a_peer_speaks_for_processes_of_its_user():
+def test_a_peer_represents_processes_of_its_user():
     ours = Peer(1, os.getuid(), 1)
     me = Peer(os.getpid(), os.getuid(), process_monitor.start_time(os.getpid()))
     assert process_monitor.represented_process(ours, os.getpid()) == me
@@ -164,7 +164,7 @@ def watch_process(watch, pid, bell):
 
 
 def let_another_die(watch):
-    """Return once the watch has told of a later death: what it tells, it has told."""
+    """Wait for the report of a later death, which comes after all earlier ones."""
     bell = Bell()
     with process() as canary:
         watch_process(watch, canary.pid, bell)
@@ -184,7 +184,7 @@ def state_of(pid):
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV])
-def test_a_death_is_told_once_and_unreaped(watch, how):
+def test_a_death_is_reported_once_before_reaping(watch, how):
     bell = Bell()
     with process() as child:
         watched = watch_process(watch, child.pid, bell)
@@ -202,7 +202,7 @@ def test_a_death_is_told_once_and_unreaped(watch, how):
     assert watch.process_count == 0
 
 
-def test_an_orderly_end_is_a_death(watch):
+def test_an_orderly_exit_is_a_death(watch):
     bell = Bell()
     with process("sh", "-c", "read line") as child:
         pass
@@ -270,7 +270,7 @@ def test_another_program_started_by_a_thread_is_not_a_death(watch):
         bell.wait()
 
 
-def test_gone_is_dead_where_its_start_is_known(watch):
+def test_a_missing_process_with_a_start_time_is_dead(watch):
     bell = Bell()
     pid, started = gone()
     watched = watch.watch(pid, started, on_dead=bell)
@@ -278,7 +278,7 @@ def test_gone_is_dead_where_its_start_is_known(watch):
     assert (watched.is_dead, watched.problem) == (True, None)
 
 
-def test_an_id_that_was_used_again_means_the_first_is_dead(watch):
+def test_a_reused_id_means_the_first_process_is_dead(watch):
     bell = Bell()
     with process() as other:
         started = process_monitor.start_time(other.pid) - 1
@@ -287,7 +287,7 @@ def test_an_id_that_was_used_again_means_the_first_is_dead(watch):
     assert watched.is_dead
 
 
-def test_a_start_that_cannot_be_read_proves_nothing(watch, monkeypatch):
+def test_an_unreadable_start_time_proves_nothing(watch, monkeypatch):
     bell = Bell()
     with process() as child, process() as other:
         started = process_monitor.start_time(child.pid)
@@ -312,7 +312,7 @@ def test_a_start_that_cannot_be_read_proves_nothing(watch, monkeypatch):
         pytest.param(os.getpid(), None, id="own"),
     ],
 )
-def test_what_nobody_knows_is_never_dead(watch, pid, started):
+def test_an_unknown_process_is_never_dead(watch, pid, started):
     bell = Bell()
     watched = watch.watch(pid, started, on_dead=bell)
     let_another_die(watch)
@@ -320,7 +320,7 @@ def test_what_nobody_knows_is_never_dead(watch, pid, started):
     assert "cannot be watched" in watched.problem
 
 
-def test_gone_without_a_start_is_never_dead(watch):
+def test_a_missing_process_without_a_start_time_is_never_dead(watch):
     bell = Bell()
     pid, _ = gone()
     watched = watch.watch(pid, None, on_dead=bell)
@@ -329,7 +329,7 @@ def test_gone_without_a_start_is_never_dead(watch):
     assert f"process {pid} cannot be watched" in watched.problem
 
 
-def test_a_thread_is_no_process(watch):
+def test_a_thread_is_not_a_process(watch):
     with process() as child:
         watched = watch_process(watch, child.pid, Bell())
         stop, ids = threading.Event(), []
@@ -347,7 +347,7 @@ def test_a_thread_is_no_process(watch):
 @pytest.mark.parametrize(
     "code", [errno.ENOSYS, errno.EMFILE, errno.ENFILE, errno.EPERM]
 )
-def test_what_the_system_refuses_is_told(watch, code, monkeypatch):
+def test_a_refusal_of_the_system_is_reported(watch, code, monkeypatch):
     def refuse(pid):
         raise OSError(code, os.strerror(code))
 
@@ -381,7 +381,7 @@ def test_a_foreign_proc_proves_nothing(watch, monkeypatch):
     assert bell.count == 0
 
 
-def test_proc_that_is_missing_is_not_ours(monkeypatch):
+def test_a_missing_proc_is_foreign(monkeypatch):
     assert process_monitor._is_proc_ours()
 
     def fail(path):
@@ -414,7 +414,7 @@ def test_children_count_until_the_last(watch, order):
     assert bell.count == 1
 
 
-def test_a_child_that_nobody_knows_keeps_its_parent_until_named_no_more(watch):
+def test_an_unknown_child_keeps_its_parent_until_it_is_removed(watch):
     bell = Bell()
     pid, _ = gone()
     with process() as main, process() as child:
@@ -430,7 +430,7 @@ def test_a_child_that_nobody_knows_keeps_its_parent_until_named_no_more(watch):
     assert watched.problem is None
 
 
-def test_a_child_known_to_be_gone_keeps_nobody(watch):
+def test_a_dead_child_does_not_keep_its_parent(watch):
     bell = Bell()
     pid, started = gone()
     with process() as main:
@@ -440,7 +440,7 @@ def test_a_child_known_to_be_gone_keeps_nobody(watch):
         bell.wait()
 
 
-def test_children_that_are_named_no_more_do_not_count(watch):
+def test_removed_children_do_not_count(watch):
     bell = Bell()
     with process() as main, process() as child:
         watched = watch_process(watch, main.pid, bell)
@@ -453,7 +453,7 @@ def test_children_that_are_named_no_more_do_not_count(watch):
     assert watch.process_count == 0
 
 
-def test_children_are_bounded_and_what_exceeds_them_is_told(watch):
+def test_children_are_bounded_and_the_excess_is_reported(watch):
     bell = Bell()
     with process() as main:
         watched = watch_process(watch, main.pid, bell)
@@ -470,7 +470,7 @@ def test_children_are_bounded_and_what_exceeds_them_is_told(watch):
         assert bell.count == 0
 
 
-def test_processes_are_bounded_and_what_exceeds_them_is_told():
+def test_processes_are_bounded_and_the_excess_is_reported():
     watch = DeathWatch(processes_max=1)
     with process() as first, process() as second:
         one = watch_process(watch, first.pid, Bell())
@@ -482,7 +482,7 @@ def test_processes_are_bounded_and_what_exceeds_them_is_told():
     watch.close()
 
 
-def test_nothing_is_told_of_what_is_closed(watch):
+def test_nothing_is_reported_after_closing(watch):
     bell = Bell()
     with process() as child:
         watched = watch_process(watch, child.pid, bell)
@@ -496,8 +496,8 @@ def test_nothing_is_told_of_what_is_closed(watch):
     assert (bell.count, watch.process_count) == (0, 0)
 
 
-def test_a_death_that_is_told_with_a_child_added_just_before_waits_for_it(watch):
-    """The judgement is made anew at the moment of telling."""
+def test_a_child_added_late_delays_the_report(watch):
+    """Deaths are checked again when they are reported."""
     bell, busy, go = Bell(), threading.Event(), threading.Event()
 
     def hold():
@@ -508,7 +508,7 @@ def test_a_death_that_is_told_with_a_child_added_just_before_waits_for_it(watch)
         watch_process(watch, blocker.pid, hold)
         blocker.kill()
         assert busy.wait(LIMIT_S)
-        watched = watch.watch(main.pid, 7, on_dead=bell)  # dead; yet to be told
+        watched = watch.watch(main.pid, 7, on_dead=bell)  # dead, not reported yet
         assert watched.is_dead
         watched.add(child.pid)
         go.set()
@@ -518,7 +518,7 @@ def test_a_death_that_is_told_with_a_child_added_just_before_waits_for_it(watch)
         bell.wait()
 
 
-def test_closing_ends_the_thread_and_tells_nothing():
+def test_closing_ends_the_thread_and_reports_nothing():
     watch, bell = DeathWatch(), Bell()
     with process() as child:
         watched = watch_process(watch, child.pid, bell)
@@ -535,11 +535,11 @@ def test_closing_ends_the_thread_and_tells_nothing():
     assert bell.count == 0
 
 
-def test_closing_what_was_never_used():
+def test_closing_an_unused_watch():
     DeathWatch().close()
 
 
-def test_closing_from_the_call_itself_does_not_wait_for_itself():
+def test_closing_from_the_callback_does_not_deadlock():
     watch, closed = DeathWatch(), threading.Event()
 
     def on_dead():
@@ -552,7 +552,7 @@ def test_closing_from_the_call_itself_does_not_wait_for_itself():
         assert closed.wait(LIMIT_S)
 
 
-def test_a_call_that_fails_does_not_end_the_watch(watch, caplog):
+def test_a_failing_callback_does_not_end_the_watch(watch, caplog):
     def fail():
         raise OSError("no room")
 
@@ -564,7 +564,7 @@ def test_a_call_that_fails_does_not_end_the_watch(watch, caplog):
         let_another_die(watch)
 
 
-def test_no_descriptor_is_left_open():
+def test_all_descriptors_are_closed():
     def count():
         return len(list(Path("/proc/self/fd").iterdir()))
 
@@ -579,7 +579,7 @@ def test_no_descriptor_is_left_open():
     assert count() == before
 
 
-def test_an_old_event_of_a_number_used_again_is_passed_over(watch):
+def test_a_stale_event_of_a_reused_descriptor_is_ignored(watch):
     bell = Bell()
     with process() as child:
         watch_process(watch, child.pid, bell)

@@ -1,4 +1,4 @@
-"""Who is let in, and who is not (PROTOCOL 12), over a whole log."""
+"""Registration, replacement and removal of clients (PROTOCOL 12)."""
 
 import pytest
 from enginekit import (
@@ -17,7 +17,7 @@ from kafka_marshal.sidecar.process_monitor import UNKNOWN_PEER, Caller
 # --- Joining ---
 
 
-def test_it_says_what_a_client_has_to_know(machine):
+def test_info_has_what_a_client_needs(machine):
     info = machine.service.info()
     assert (info.client_id, info.state, info.level) == ("host-1", "RUNNING", 1)
     assert info.cluster_id == "simulated"
@@ -29,7 +29,7 @@ def test_it_says_what_a_client_has_to_know(machine):
 
 
 @pytest.mark.parametrize("beat_ms", [0, H // 6 + 1])
-def test_beats_must_come_well_before_the_deadlines(machine, beat_ms):
+def test_the_heartbeat_interval_is_bounded(machine, beat_ms):
     """Acceptance KA05."""
     said = api.Registration(instance="00" * 16, beat_ms=beat_ms)
     with pytest.raises(ConfigurationError, match="it must be 1 to 500") as caught:
@@ -45,21 +45,21 @@ def test_malformed_names_are_refused(machine, group, name):
         machine.service.register(group, name, registration=said, peer=UNKNOWN_PEER)
 
 
-def test_a_process_that_comes_again_is_known(machine):
+def test_a_process_can_register_again(machine):
     a = Local(machine, "a", pid=1)
     assert not a.registered.was_known
     a.register()
     assert a.registered.was_known
 
 
-def test_two_processes_of_one_name_do_not_live_together(machine):
+def test_two_living_processes_of_one_name_conflict(machine):
     having(machine)
     with pytest.raises(IdentityConflict, match="process 1 of this host") as caught:
         Local(machine, "a", pid=2)
     assert caught.value.holder == "a"
 
 
-def test_the_next_process_may_have_a_dead_ones_name(cluster, machine):
+def test_a_process_may_take_the_name_of_a_dead_one(cluster, machine):
     a = having(machine)
     machine.watch.kill(1)
     again = Local(machine, "a", pid=2)
@@ -70,7 +70,7 @@ def test_the_next_process_may_have_a_dead_ones_name(cluster, machine):
     assert caught.value.reason == "gone"
 
 
-def test_a_death_that_was_not_told_yet_makes_room_as_well(cluster, machine):
+def test_an_unreported_death_frees_the_name(cluster, machine):
     having(machine)
     machine.watch.watched[-1].is_dead = True
     again = Local(machine, "a", pid=2)
@@ -78,7 +78,7 @@ def test_a_death_that_was_not_told_yet_makes_room_as_well(cluster, machine):
     run_until(cluster, [again], lambda: len(again.valid) == 8, H)
 
 
-def test_whoever_has_left_makes_room_at_once(machine):
+def test_a_client_that_left_frees_its_name(machine):
     """Not only in the next round: the same process may open the next at once."""
     a = Local(machine, "a", pid=1)
     a.subscribe()
@@ -89,14 +89,14 @@ def test_whoever_has_left_makes_room_at_once(machine):
         a.beat()
 
 
-def test_whoever_leaves_and_has_something_left_is_in_the_way(cluster, machine):
+def test_a_leaving_client_with_leases_keeps_its_name(cluster, machine):
     a = having(machine)
     machine.service.leave(a.who, api.Leaving())
     with pytest.raises(IdentityConflict):
         Local(machine, "a", pid=2)
 
 
-def test_over_tcp_a_name_is_free_once_nothing_was_promised_any_more(cluster, machine):
+def test_over_tcp_a_name_is_free_after_the_last_deadline(cluster, machine):
     having(machine, pid=None)
     with pytest.raises(IdentityConflict, match="is a process of this host"):
         Local(machine, "a")
@@ -104,7 +104,7 @@ def test_over_tcp_a_name_is_free_once_nothing_was_promised_any_more(cluster, mac
     Local(machine, "a")
 
 
-def test_whoever_is_not_registered_is_told_so(machine):
+def test_an_unregistered_client_is_refused(machine):
     stranger = Caller("g", "nobody", "00" * 16)
     with pytest.raises(ClaimLost) as caught:
         machine.service.beat(stranger, api.Beat())
@@ -118,8 +118,8 @@ def test_whoever_is_not_registered_is_told_so(machine):
     assert caught.value.reason == "gone"
 
 
-def test_whoever_was_forgotten_and_comes_again_is_told_everything(cluster, machine):
-    """What it names as the last it heard is of a ring that is no more."""
+def test_a_removed_client_that_registers_again_gets_a_snapshot(cluster, machine):
+    """Its last event id belongs to a buffer that is gone."""
     a = having(machine)
     cluster.run(4 * H)
     assert machine.service.clients() == []

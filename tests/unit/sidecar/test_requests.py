@@ -1,7 +1,4 @@
-"""Requests of any kind: what makes no sense is refused, with a reason and in bounds.
-
-A real server on real sockets: peers, limits, and whatever bytes come in.
-"""
+"""Requests and connections on real sockets: validation, peers and limits."""
 
 import asyncio
 import contextlib
@@ -18,7 +15,7 @@ from functools import partial
 import httpx
 import msgspec
 import pytest
-from appkit import ASKS, CLIENT, HEADERS, OURS, Wire, failure
+from appkit import CLIENT, HEADERS, OURS, REQUESTS, Wire, failure
 from fakeservice import FakeService, assigned
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -66,18 +63,18 @@ def wire():
         ("POST", CLIENT + "/subscriptions/s/end?keep=perhaps", 400),
     ],
 )
-def test_what_is_not_here_is_refused(wire, method, path, status):
-    response = wire.ask(method, path, headers=HEADERS)
+def test_unknown_paths_and_methods_are_refused(wire, method, path, status):
+    response = wire.request(method, path, headers=HEADERS)
     assert response.status_code == status, response.text
     if method != "HEAD":
         assert failure(response).message
-    assert wire.service.said == []
+    assert wire.service.calls == []
 
 
 @pytest.mark.parametrize("value", [None, "", "CD" * 16, "cd" * 15, "cd" * 17])
 def test_a_client_shows_its_instance(wire, value):
     headers = {} if value is None else {api.INSTANCE_HEADER: value}
-    response = wire.ask("POST", CLIENT + "/beat", json={}, headers=headers)
+    response = wire.request("POST", CLIENT + "/beat", json={}, headers=headers)
     assert response.status_code == 400
     assert failure(response).setting == api.INSTANCE_HEADER
 
@@ -86,16 +83,16 @@ def test_a_client_shows_its_instance(wire, value):
     "body",
     [b"", b"{", b"[]", b"null", b"\xff", b'{"instance":1}', b'"\\ud800"', b"[" * 9_999],
 )
-def test_a_body_that_is_none_is_refused_and_says_why(wire, body):
-    response = wire.ask("PUT", CLIENT, content=body)
+def test_an_invalid_body_is_refused_with_a_reason(wire, body):
+    response = wire.request("PUT", CLIENT, content=body)
     assert response.status_code == 400
     assert failure(response).message.startswith(
         "the body is not a valid Registration: "
     )
-    assert wire.service.said == []
+    assert wire.service.calls == []
 
 
-def test_a_body_has_an_end(wire, monkeypatch):
+def test_a_body_is_bounded(wire, monkeypatch):
     monkeypatch.setattr(requests, "BODY_BYTES_MAX", 1_000)
 
     async def pieces():
@@ -103,13 +100,13 @@ def test_a_body_has_an_end(wire, monkeypatch):
             yield b" " * 100
 
     for content in (b" " * 1_001, pieces()):
-        response = wire.ask("PUT", CLIENT, content=content)
+        response = wire.request("PUT", CLIENT, content=content)
         assert response.status_code == 413
         assert response.headers["connection"] == "close"
-    assert wire.service.said == []
+    assert wire.service.calls == []
 
 
-def test_a_body_that_does_not_come_is_not_waited_for(wire, monkeypatch):
+def test_a_slow_body_times_out(wire, monkeypatch):
     monkeypatch.setattr(requests, "BODY_S_MAX", 0.01)
 
     async def pieces():
@@ -117,7 +114,7 @@ def test_a_body_that_does_not_come_is_not_waited_for(wire, monkeypatch):
         await asyncio.sleep(30)
         yield b"}"
 
-    response = wire.ask("PUT", CLIENT, content=pieces())
+    response = wire.request("PUT", CLIENT, content=pieces())
     assert response.status_code == 408
 
 
@@ -126,7 +123,9 @@ def test_a_body_that_does_not_come_is_not_waited_for(wire, monkeypatch):
 SEGMENT = st.text(
     st.characters(codec="utf-8", exclude_characters="?#"), min_size=1, max_size=12
 )
-KNOWN_PATHS = st.sampled_from([path.partition("?")[0] for _, path, *_ in ASKS.values()])
+KNOWN_PATHS = st.sampled_from(
+    [path.partition("?")[0] for _, path, *_ in REQUESTS.values()]
+)
 PATHS = st.one_of(
     KNOWN_PATHS,
     st.lists(SEGMENT, max_size=8).map(lambda parts: "/" + "/".join(parts)),
@@ -174,11 +173,11 @@ BODIES = st.one_of(
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
-def test_whatever_comes_is_answered(wire, method, path, rest):
+def test_any_request_gets_a_response(wire, method, path, rest):
     """Any bytes, any path, any header: an answer of ours, and never a 500."""
     query, headers, pieces = rest
     service = wire.service
-    service.said.clear()
+    service.calls.clear()
     messages = [
         {"type": "http.request", "body": piece, "more_body": True} for piece in pieces
     ]
@@ -307,19 +306,19 @@ def served(tmp_path_factory):
     found.close()
 
 
-def test_the_hub_hears_which_process_registers(served):
+def test_the_service_gets_the_registering_process(served):
     with served.client() as client:
         body = {"instance": INSTANCE, "beat_ms": 100}
         assert client.put(CLIENT, json=body).status_code == 200
     peer = next(
-        said for said in reversed(served.service.said) if said[0] == "register"
+        said for said in reversed(served.service.calls) if said[0] == "register"
     )[4]
     assert peer == process_monitor.Peer(
         os.getpid(), os.geteuid(), process_monitor.start_time(os.getpid())
     )
 
 
-def test_one_connection_is_one_client_s_and_the_next_another_s(served):
+def test_each_connection_belongs_to_one_client(served):
     body = {"instance": INSTANCE, "beat_ms": 100}
     other = paths.CLIENT.format(group="g", client="other")
     with served.client() as client:
@@ -341,7 +340,7 @@ def test_tcp_has_no_peer_and_needs_the_token(served):
         body = {"instance": INSTANCE, "beat_ms": 100}
         assert client.put(CLIENT, json=body).is_success
     peer = next(
-        said for said in reversed(served.service.said) if said[0] == "register"
+        said for said in reversed(served.service.calls) if said[0] == "register"
     )[4]
     assert peer == process_monitor.UNKNOWN_PEER
 
@@ -382,7 +381,7 @@ def test_another_user_is_turned_away_however_open_the_socket_is(served):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only the superuser becomes another")
-def test_a_member_of_the_socket_s_group_comes_in_and_nobody_else(tmp_path):
+def test_only_members_of_the_socket_group_are_admitted(tmp_path):
     gid = 4711
     program = (
         "import http.client, os, socket, sys\n"
@@ -430,7 +429,7 @@ def ask(port, path, *headers, body=b"", length=None):
 SHOWN = b"authorization: Bearer " + TOKEN
 
 
-def test_too_many_connections_are_turned_away_and_probes_are_answered(tmp_path):
+def test_excess_connections_are_refused_and_probes_answered(tmp_path):
     served = Served(tmp_path / "own" / "s.sock", connections_max=3)
     try:
         standing = [served.connect() for _ in range(3)]
@@ -454,7 +453,7 @@ def test_too_many_connections_are_turned_away_and_probes_are_answered(tmp_path):
         served.close()
 
 
-def test_connections_over_tcp_leave_places_for_the_unix_socket(tmp_path):
+def test_tcp_leaves_room_for_the_unix_socket(tmp_path):
     served = Served(tmp_path / "own" / "s.sock", connections_max=8)
     try:
         standing = []
@@ -473,7 +472,7 @@ def test_connections_over_tcp_leave_places_for_the_unix_socket(tmp_path):
         served.close()
 
 
-def test_strangers_keep_nobody_out(tmp_path):
+def test_guests_do_not_displace_clients(tmp_path):
     served = Served(tmp_path / "own" / "s.sock", connections_max=64)
     strangers = [
         socket.create_connection(("127.0.0.1", served.port), 30) for _ in range(100)
@@ -504,7 +503,7 @@ def test_strangers_keep_nobody_out(tmp_path):
         (CLIENT + "/claims/t/x", (SHOWN,), b"400"),
     ],
 )
-def test_a_body_that_was_not_read_ends_its_connection(served, path, headers, status):
+def test_an_unread_body_closes_the_connection(served, path, headers, status):
     length = 10**9 if status == b"413" else 1_000
     with ask(served.port, path, *headers, body=b"{", length=length) as connection:
         response = read(connection)
@@ -513,7 +512,7 @@ def test_a_body_that_was_not_read_ends_its_connection(served, path, headers, sta
     eventually(lambda: served.connection_count == 0)
 
 
-def test_a_guest_has_one_answer_and_not_for_ever(served, monkeypatch):
+def test_a_guest_gets_one_response_and_a_deadline(served, monkeypatch):
     with ask(served.port, paths.INFO) as connection:
         assert read(connection).startswith(b"HTTP/1.1 401 ")
     with ask(served.port, paths.LIVEZ) as connection:
@@ -527,7 +526,7 @@ def test_a_guest_has_one_answer_and_not_for_ever(served, monkeypatch):
         eventually(lambda: served.connection_count == 0)
 
 
-def test_an_admitted_connection_goes_on(served):
+def test_an_admitted_connection_stays_open(served):
     eventually(lambda: served.connection_count == 0)
     base = f"http://127.0.0.1:{served.port}"
     headers = {"authorization": f"Bearer {TOKEN.decode()}"}
@@ -558,7 +557,7 @@ def test_a_page_of_another_name_is_refused_over_tcp(served, host, is_ours):
 
 
 @pytest.mark.parametrize("begun", [b"", b"GET /livez HT", REQUEST + b"GET /li"])
-def test_a_request_that_does_not_come_is_not_waited_for(served, monkeypatch, begun):
+def test_a_slow_request_times_out(served, monkeypatch, begun):
     monkeypatch.setattr(requests, "HEAD_S_MAX", 0.5)
     with served.connect() as connection:
         connection.sendall(begun)
@@ -589,7 +588,7 @@ def test_an_idle_connection_stands(served, monkeypatch):
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
     ],
 )
-def test_what_is_no_http_is_answered_and_ended(served, sent):
+def test_invalid_http_is_answered_and_closed(served, sent):
     with served.connect() as connection:
         connection.sendall(sent)
         response = read(connection)
@@ -597,7 +596,7 @@ def test_what_is_no_http_is_answered_and_ended(served, sent):
     assert failure_of(response).message
 
 
-def test_a_body_that_breaks_off_in_nonsense_ends_its_connection_alone(served):
+def test_a_broken_body_closes_only_its_connection(served):
     head = b"PUT " + CLIENT.encode() + b" HTTP/1.1\r\nhost: x\r\n"
     with served.connect() as connection:
         connection.sendall(head + b"transfer-encoding: chunked\r\n\r\nzz\r\n")
@@ -645,12 +644,12 @@ def test_any_bytes_leave_the_daemon_serving(served, pieces, is_reset):
         assert connection.recv(65_536).startswith(b"HTTP/1.1 200 ")
 
 
-def test_no_connection_is_left_behind(served):
+def test_all_connections_are_closed(served):
     eventually(lambda: served.connection_count == 0)
     assert served.server.server_state.tasks == set()
 
 
-def test_a_reader_that_stops_costs_its_buffer_and_catches_up(served):
+def test_a_stalled_reader_costs_its_buffer_and_catches_up(served):
     """Row KA21: what is not read stands in the service's ring, which is bounded."""
     head = f"GET {CLIENT}/events HTTP/1.1\r\nhost: x\r\n"
     head += f"{api.INSTANCE_HEADER}: {INSTANCE}\r\n\r\n"
@@ -673,7 +672,7 @@ def test_a_reader_that_stops_costs_its_buffer_and_catches_up(served):
             assert feed.taken < 100_000
         (one,) = served.server.server_state.connections
         assert one.transport.get_write_buffer_size() < 400_000
-        # It comes back: what it missed is a snapshot away, and then all is told.
+        # It reconnects: a snapshot replaces what it missed, then events follow.
         feed.push(assigned(4_711))
         text = bytearray()
         while b'"partition":4711' not in text:
@@ -702,7 +701,7 @@ def fill(served, connection, sent):
 
 
 @pytest.mark.parametrize("sent", [REQUEST * 100, OPENAPI, b"nonsense\r\n\r\n"])
-def test_an_answer_that_nobody_reads_is_not_kept_for_ever(served, monkeypatch, sent):
+def test_an_unread_response_times_out(served, monkeypatch, sent):
     """The connection is admitted: only the deadline of its answers ends it."""
     eventually(lambda: served.connection_count == 0)
     monkeypatch.setattr(requests, "WRITE_S_MAX", 0.5)
@@ -716,7 +715,7 @@ def test_an_answer_that_nobody_reads_is_not_kept_for_ever(served, monkeypatch, s
         assert one.transport.get_write_buffer_size() == 0
 
 
-def test_a_stream_that_nobody_reads_ends(served, monkeypatch):
+def test_an_unread_stream_times_out(served, monkeypatch):
     eventually(lambda: served.connection_count == 0)
     monkeypatch.setattr(requests, "WRITE_S_MAX", 0.5)
     count = len(served.service.feeds)
@@ -733,7 +732,7 @@ def test_a_stream_that_nobody_reads_ends(served, monkeypatch):
     eventually(lambda: served.connection_count == served.app.stream_count == 0)
 
 
-def test_an_answer_that_is_read_in_time_is_whole(served):
+def test_a_slowly_read_response_is_complete(served):
     eventually(lambda: served.connection_count == 0)
     with served.connect() as connection:
         one = fill(served, connection, OPENAPI)
@@ -746,7 +745,7 @@ def test_an_answer_that_is_read_in_time_is_whole(served):
         assert served.server.server_state.connections == {one}
 
 
-def test_silence_on_a_stream_is_broken(served):
+def test_a_silent_stream_sends_keep_alives(served):
     with (
         served.client() as client,
         client.stream("GET", CLIENT + "/events", headers=HEADERS) as response,

@@ -1,7 +1,4 @@
-"""The table of endpoints: one line each, by the paths that both ends name.
-
-The published description: valid, complete, and true of what is served.
-"""
+"""The table of endpoints, and the OpenAPI description generated from it."""
 
 import json
 import re
@@ -28,7 +25,7 @@ def test_each_path_is_used_and_each_name_once():
     assert len({(route.method, route.path) for route in ROUTES}) == len(ROUTES)
 
 
-def test_clients_ask_as_themselves_once_they_are_registered():
+def test_registered_clients_send_their_instance():
     of_client = {route.name for route in ROUTES if route.is_of_client}
     assert of_client == {
         *("leave", "events", "beat", "released", "children"),
@@ -36,12 +33,12 @@ def test_clients_ask_as_themselves_once_they_are_registered():
     }
 
 
-def test_probes_need_nothing():
+def test_probes_need_no_token():
     is_open = {route.name for route in ROUTES if route.is_open}
     assert is_open == {"livez", "readyz", "startupz", "openapi"}
 
 
-def test_what_may_change_something_is_no_get():
+def test_get_requests_change_nothing():
     for route in ROUTES:
         assert route.takes is None or route.method != "GET", route.name
 
@@ -94,7 +91,7 @@ def test_each_part_of_a_path_is_a_parameter():
         assert named == set(re.findall(r"{(\w+)}", path))
 
 
-def test_who_asks_as_a_client_shows_its_instance():
+def test_client_operations_need_the_instance_header():
     needing = {
         operation["operationId"]
         for _, operation in operations()
@@ -104,17 +101,17 @@ def test_who_asks_as_a_client_shows_its_instance():
     assert needing.isdisjoint({"register", "grant", "info", "world"})
 
 
-def test_what_may_go_wrong_is_a_failure():
+def test_every_operation_can_fail_with_a_failure():
     for _, operation in operations():
         if operation.get("security") != []:
             found = operation["responses"]["default"]["content"]["application/json"]
             assert found["schema"] == {"$ref": "#/components/schemas/Failure"}
 
 
-def test_every_field_says_what_it_is():
+def test_every_field_has_a_description():
     for name, schema in DOCUMENT["components"]["schemas"].items():
         if name in {"EventBody", "Wants", "Subscribed"}:
-            continue  # one is a choice, the others tell it in their own words
+            continue  # a union, and types with descriptions of their own
         fields = schema["properties"]
         mute = [
             field

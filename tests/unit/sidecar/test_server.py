@@ -1,4 +1,4 @@
-"""The daemon from its start to its end: states, signals, and what it leaves."""
+"""The daemon from its start to its end: states, signals and cleanup."""
 
 import asyncio
 import logging
@@ -59,7 +59,7 @@ def test_it_starts_serves_drains_and_ends(world, caplog):
         "SHUTTING_DOWN",
         "NOT_RUNNING",
     ]
-    said = [each[0] for each in world.service.said]
+    said = [each[0] for each in world.service.calls]
     assert said[0] == "restore"
     assert said[-2:] == ["start_drain", "close"]
     assert world.done == [("open", 30_000), "stop"]
@@ -101,7 +101,7 @@ def test_it_answers_while_it_connects(world):
     world.run(script)
 
 
-def test_it_tells_that_it_reads_the_log(world):
+def test_reading_the_log_is_reported(world):
     world.reading = threading.Event()
 
     def script():
@@ -124,7 +124,7 @@ def test_a_signal_while_it_connects_ends_it_at_once(world, caplog):
     world.hold = threading.Event()
     world.run(lambda: eventually(lambda: world.get(paths.LIVEZ), "it listens"))
     assert states(caplog) == ["STARTING", "SHUTTING_DOWN", "NOT_RUNNING"]
-    assert world.service.said == []
+    assert world.service.calls == []
     world.hold.set()
 
 
@@ -141,10 +141,10 @@ def test_a_topic_that_is_wrong_is_raised_and_closed(world):
     with pytest.raises(TopicMisconfigured):
         server.run(world.settings, NullObserver())
     assert world.done[-1] == "stop"
-    assert world.service.said == []
+    assert world.service.calls == []
 
 
-def test_an_engine_that_can_go_no_further_ends_it(world, caplog):
+def test_a_failed_engine_ends_the_daemon(world, caplog):
     caplog.set_level(logging.INFO, LOGGER_NAME)
     ended = threading.Event()
 
@@ -160,11 +160,11 @@ def test_an_engine_that_can_go_no_further_ends_it(world, caplog):
     thread.join(30)
     # Nothing can be given back in order: nobody is asked to.
     assert "PENDING_CONTROLLED_SHUTDOWN" not in states(caplog)
-    assert ("start_drain",) not in world.service.said
+    assert ("start_drain",) not in world.service.calls
     assert world.done[-1] == "stop"
 
 
-def test_a_server_that_ends_by_itself_is_not_left_alone(world, monkeypatch):
+def test_an_unexpected_end_of_the_server_is_raised(world, monkeypatch):
     def broken(app, *, connections_max, socket_gid):
         made = make_server(app, connections_max=connections_max, socket_gid=socket_gid)
         monkeypatch.setattr(made, "serve", fail)
@@ -179,7 +179,7 @@ def test_a_server_that_ends_by_itself_is_not_left_alone(world, monkeypatch):
     assert world.done[-1] == "stop"
 
 
-def test_a_look_that_fails_is_told_and_tried_again(world, monkeypatch, caplog):
+def test_a_failed_check_is_logged_and_repeated(world, monkeypatch, caplog):
     looked = threading.Semaphore(0)
 
     def look(inside):
@@ -196,7 +196,7 @@ def test_a_look_that_fails_is_told_and_tried_again(world, monkeypatch, caplog):
     assert "monitoring the sidecar failed" in caplog.text
 
 
-def test_a_drain_waits_for_clients_and_tells_them(world):
+def test_a_drain_waits_for_clients(world):
     world.service.is_drained = False
     heard = []
 
@@ -206,7 +206,7 @@ def test_a_drain_waits_for_clients_and_tells_them(world):
         thread.start()
         eventually(lambda: "snapshot" in heard, "the stream stands")
         os.kill(os.getpid(), signal.SIGTERM)
-        eventually(lambda: ("start_drain",) in world.service.said, "it drains")
+        eventually(lambda: ("start_drain",) in world.service.calls, "it drains")
         assert world.get(paths.READYZ).status_code == 503
         assert "PENDING_CONTROLLED_SHUTDOWN" in world.get(paths.READYZ).text
         world.service.feeds[-1].push(assigned())
@@ -236,12 +236,12 @@ def test_a_drain_waits_for_clients_and_tells_them(world):
     assert heard == ["snapshot", "assigned", "end"]
 
 
-def test_a_drain_has_an_end(world, caplog):
+def test_a_drain_has_a_deadline(world, caplog):
     world.service.is_drained = False
     world.settings = Settings(socket=world.path, drain_ms=60, state_dir="")
     world.run(world.wait_ready)
     assert "not everything was released in time" in caplog.text
-    assert world.service.said[-1] == ("close", server.CLOSE_MS)
+    assert world.service.calls[-1] == ("close", server.CLOSE_MS)
 
 
 def test_a_second_signal_ends_it_at_once(world):
@@ -262,7 +262,7 @@ def test_a_second_signal_ends_it_at_once(world):
         process.join(30)
 
 
-def test_a_hangup_is_passed_over(world, caplog):
+def test_a_hangup_is_ignored(world, caplog):
     caplog.set_level(logging.INFO, LOGGER_NAME)
 
     def script():
@@ -274,7 +274,7 @@ def test_a_hangup_is_passed_over(world, caplog):
     world.run(script)
 
 
-def test_a_living_sidecar_is_left_alone(world):
+def test_a_second_sidecar_on_a_socket_is_refused(world):
     def script():
         world.wait_ready()
         with pytest.raises(ConfigurationError, match="in use by a living sidecar"):
@@ -310,7 +310,7 @@ def test_a_missing_extra_is_named(monkeypatch, name):
         server.require_extra()
 
 
-def test_what_a_thread_does_comes_back():
+def test_the_result_of_a_thread_is_returned():
     async def main():
         assert await server.on_thread("t", lambda: 7) == 7
         with pytest.raises(ZeroDivisionError):

@@ -1,4 +1,4 @@
-"""What a sidecar is asked for, over a whole log: positions, grants, the end."""
+"""Operations over a whole log: positions, grants and shutdown."""
 
 import pytest
 from enginekit import (
@@ -61,14 +61,14 @@ def test_a_flush_is_answered_once_the_log_shows_it(cluster, machine):
     assert {keys(cluster)[key].position for key in a.held} == {5}
 
 
-def test_a_flush_that_the_log_does_not_show_says_so(cluster, machine):
+def test_a_flush_has_a_deadline(cluster, machine):
     a = having(machine)
     machine.node.cut(is_cut=True)
     with pytest.raises(DeadlineExceeded, match="did not show the positions"):
         a.beat(flush=True, timeout_ms=300)
 
 
-def test_what_is_not_its_own_any_more_changes_nothing(cluster, machine):
+def test_a_report_for_a_lost_claim_changes_nothing(cluster, machine):
     """Acceptance FR02: a stale call never mutates, and names the owner."""
     a = having(machine)
     epoch, _ = a.held[KEY]
@@ -83,7 +83,7 @@ def test_what_is_not_its_own_any_more_changes_nothing(cluster, machine):
     assert keys(cluster)[KEY].position == 2
 
 
-def test_giving_back_twice_is_giving_back_once(cluster, machine):
+def test_a_release_is_idempotent(cluster, machine):
     a = having(machine)
     returned = a.give_back(KEY, timeout_ms=1_000)
     for _ in range(3):
@@ -119,7 +119,7 @@ def single():
     return Machine(world(records=(20,)))
 
 
-def test_grants_are_the_folds(single):
+def test_grants_are_verdicts_of_the_fold(single):
     a = having(single, count=1, delivery="amo")
     (said,) = single.service.groups[0].snapshot(find(single, a))[0].assigned
     assert said.position == 0
@@ -155,7 +155,7 @@ def test_under_an_old_claim_nothing_is_granted(single):
     assert granted(single, a, KEY, 0, 4).reason == "old_epoch"
 
 
-def test_a_verdict_that_does_not_come_is_not_waited_for_for_ever(single):
+def test_a_verdict_has_a_deadline(single):
     a = having(single, count=1, delivery="amo")
     granted(single, a, KEY, 0, 4)
     single.node.cut(is_cut=True)
@@ -167,7 +167,7 @@ def test_a_verdict_that_does_not_come_is_not_waited_for_for_ever(single):
     assert event.fields["ranges"] == [(5, 9)]
 
 
-def test_a_request_that_comes_again_is_granted_nothing_more(single):
+def test_a_repeated_request_is_granted_once(single):
     """Its answer was lost: the range would be nobody's."""
     a = having(single, count=1, delivery="amo")
     got = [granted(single, a, KEY, 0, 4, request=1) for _ in range(3)]
@@ -210,7 +210,7 @@ def test_what_a_dead_client_was_granted_is_reported(single):
     assert b.positions[KEY] == 10, "what was granted is never granted again"
 
 
-def test_a_client_that_gives_back_has_its_own_account(single):
+def test_a_release_leaves_the_grants_to_the_client(single):
     a = having(single, count=1, delivery="amo")
     granted(single, a, KEY, 0, 9)
     a.give_back(KEY, done=4)
@@ -218,7 +218,7 @@ def test_a_client_that_gives_back_has_its_own_account(single):
     assert not single.events.named("grant_lost")
 
 
-def test_beats_tell_how_far_a_client_is_done(single):
+def test_heartbeats_report_done_offsets(single):
     a = having(single, count=1, delivery="amo")
     granted(single, a, KEY, 0, 9)
     epoch, _ = a.held[KEY]
@@ -232,7 +232,7 @@ def test_beats_tell_how_far_a_client_is_done(single):
 # --- The end ---
 
 
-def test_a_controlled_end_waits_for_everybody(cluster, machine):
+def test_a_controlled_shutdown_waits_for_every_client(cluster, machine):
     a = having(machine)
     b = Local(machine, "b", pid=2)
     machine.states.move(State.PENDING_CONTROLLED_SHUTDOWN, reason="a test")
@@ -261,7 +261,7 @@ def test_a_controlled_end_waits_for_everybody(cluster, machine):
     assert members[-1].draining
 
 
-def test_what_is_in_use_at_the_end_is_not_released(cluster, machine):
+def test_leases_in_use_at_the_end_are_not_released(cluster, machine):
     a = having(machine)
     machine.service.close(timeout_ms=1_000)
     assert not releases(cluster)
@@ -289,7 +289,7 @@ def test_the_world_is_that_of_the_log(cluster, machine):
     assert a.valid
 
 
-def test_claims_tell_who_they_are_for(cluster, machine):
+def test_reasons_of_claims_name_the_client(cluster, machine):
     having(machine, "worker-7")
     notes = fold(cluster, 0).soft.notes | fold(cluster, 1).soft.notes
     assert {note.reason.partition(";")[0] for note in notes.values()} == {

@@ -1,4 +1,4 @@
-"""Sockets: ours alone, one sidecar on each, and a dead one's is replaced."""
+"""Listening sockets: permissions, one sidecar on each, stale ones replaced."""
 
 import os
 import socket
@@ -21,7 +21,7 @@ def mode(path):
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_nobody_else_may_enter(path):
+def test_other_users_may_not_enter(path):
     place = open_unix(path)
     assert mode(path) == 0o600
     assert mode(path.parent) == 0o700
@@ -121,7 +121,7 @@ def test_a_socket_that_a_dead_one_left_is_replaced(path):
     place.close()
 
 
-def test_what_is_no_socket_is_kept(path):
+def test_a_file_that_is_not_a_socket_is_kept(path):
     path.parent.mkdir(mode=0o700)
     path.write_text("mine")
     with pytest.raises(ConfigurationError, match="not a socket; remove it"):
@@ -129,13 +129,13 @@ def test_what_is_no_socket_is_kept(path):
     assert path.read_text() == "mine"
 
 
-def test_a_place_that_cannot_be_made(tmp_path):
+def test_an_unusable_path_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigurationError, match="cannot be used"):
         open_unix(tmp_path / "file" / "sidecar.sock")
 
 
-def test_tcp_says_who_is_in_the_way():
+def test_a_tcp_address_in_use_is_named():
     with open_tcp("127.0.0.1", 0) as first:
         first.listen()
         port = first.getsockname()[1]
