@@ -1,6 +1,7 @@
 """One claimant in an engine: drives everything it wants, holds and gives up."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
+from typing import Protocol
 
 import attrs
 
@@ -35,7 +36,7 @@ from .context import Context
 from .grants import LogGrantRequester
 from .heartbeats import Heartbeater
 from .holding import Delivery, Drain, Holding, StartRule
-from .holdings import Holder, Holdings
+from .holdings import LEASE_EXPIRED, Holder, Holdings
 from .members import Announcer, identity_conflict
 from .mirror import Mirror
 from .outbox import Outbox, Sent, grantee_of
@@ -44,13 +45,39 @@ from .slow_consumers import SlowConsumerPolicy, best_taker
 from .subscription import Subscription, SubscriptionSet
 
 TOPIC_GONE = "topic_gone"
+NAME_CHARS_MAX = 60
 EXPECTED = ORDERLY | {"surplus", "given_up"}
+
+
+class Subleaser(Protocol):
+    """Grants subleases of a session's claims to other processes: a sidecar's group.
+
+    Called under the engine's lock.
+    """
+
+    def drive(self, now_ms: int) -> None:
+        """Act after each round of the session, and after it was fenced."""
+        ...
+
+    def is_reserved(self, key: Key) -> bool:
+        """Return whether a process may still use a key by an earlier claim."""
+        ...
+
+    def foresee(self, sub: Subscription, keys: Iterable[Key]) -> Mapping[Key, str]:
+        """Return which process each key will probably be subleased to."""
+        ...
+
+    def on_no_position(self, key: Key, error: PositionError) -> None:
+        """Note that a key was given up because it has no start position."""
+        ...
 
 
 class Session(Holder):
     """A client_id in a group, for the life of this process.
 
-    Every method is called under the engine's lock.
+    Every method is called under the engine's lock. With a ``Subleaser``, a key that
+    another process may use is not released before that process has confirmed, or
+    cannot use it any more.
 
     Attributes:
         claimant: Identity and secret of this process.
@@ -95,8 +122,14 @@ class Session(Holder):
         self._policy_at_ms = 0
         self._is_closing = False
         self._is_mute = False
+        self._subleaser: Subleaser | None = None
+        self._foreseen: Mapping[Key, str] = {}
 
-    # --- wanted
+    def sublease_by(self, subleaser: Subleaser) -> None:
+        """Have claims subleased to other processes from now on."""
+        self._subleaser = subleaser
+
+    # --- subscriptions
 
     def subscribe(self, subscription: Subscription) -> None:
         """Start to pursue a subscription.
@@ -157,10 +190,43 @@ class Session(Holder):
         elif self.holdings.get(holding.key) is holding:
             self._held.end(holding, Ending("given_up", was_lost=False))
 
+    def drop(self, subscription: Subscription, *, reason: str) -> None:
+        """Stop to pursue a subscription; release what it holds for this reason."""
+        mine = [h for h in self.holdings.values() if h.key.topic in subscription.topics]
+        for holding in mine:
+            if holding.claim.is_owned:
+                # What is subleased follows when its process has confirmed.
+                self.release(holding, reason=reason)
+        self.unsubscribe(subscription, release=True)
+
+    def drop_want(self, holding: Holding, *, reason: str) -> None:
+        """Stop to contend for a key; release it for this reason where held."""
+        if holding.claim.is_owned:
+            self.release(holding, reason=reason)
+        self.unwant(holding)
+
+    def forget_want(self, key: Key) -> None:
+        """Stop to want a key that is not held, so that its topic may be consumed."""
+        self._wanted.explicit.pop(key, None)
+
+    def abandon(self, holding: Holding, *, reason: str) -> None:
+        """End a claim here and leave the log to find it stale."""
+        self._held.end(holding, Ending(reason))
+
+    def reconsider(self) -> None:
+        """Run the policies in the next round: what is wanted has changed."""
+        self._announcer.announce_soon()
+        self._policy_at_ms = 0
+
     # --- the round
 
     def tick(self, now_ms: int) -> None:
         """Do everything that is due at this local time."""
+        self._run_round(now_ms)
+        if self._subleaser is not None:
+            self._subleaser.drive(now_ms)
+
+    def _run_round(self, now_ms: int) -> None:
         for holding in self._index.expired(now_ms):
             self._held.check_lease(holding, now_ms)
         self._releases.send_due(now_ms)
@@ -285,6 +351,9 @@ class Session(Holder):
             self._follow(sub, sub.plan(view, self._context), now_ms)
 
     def _follow(self, sub: Subscription, plan: Plan, now_ms: int) -> None:
+        if self._subleaser is not None:
+            keys = plan.claim
+            self._foreseen = self._subleaser.foresee(sub, keys) if keys else {}
         wanted = {
             key: plan.why.get(key, "")
             for key in plan.claim
@@ -305,6 +374,18 @@ class Session(Holder):
         drain = Drain(release.reason, release.successor, None, release.detail)
         self._drain(holding, drain)
 
+    def drain(
+        self,
+        holding: Holding,
+        *,
+        reason: str,
+        successor: str | None = None,
+        detail: str = "",
+    ) -> None:
+        """Have a key given back; a drain that is under way stays as it is."""
+        if holding.drain is None:
+            self._drain(holding, Drain(reason, successor, None, detail))
+
     def _drain(self, holding: Holding, drain: Drain) -> None:
         holding.drain = drain
         self._index.mark_active(holding)
@@ -321,7 +402,8 @@ class Session(Holder):
         self, key: Key, delivery: Delivery, rule: StartRule, *, why: str
     ) -> Holding:
         holding = Holding(Claim(self.claimant, key), delivery, rule)
-        holding.why = why
+        name = self._foreseen.get(key)
+        holding.why = why if name is None else f"for {name[:NAME_CHARS_MAX]}; {why}"
         self._index.add(holding)
         return holding
 
@@ -394,7 +476,7 @@ class Session(Holder):
             if holding is not None and holding.claim.is_owned:
                 # An earlier one of ours is in use, and was stale by the log's clock.
                 self._held.end(holding, Ending("taken_over", record.client_id, at))
-            self._releases.release_ghost(key, at)
+            self.release_ghost(key, at)
         else:
             self._acquirer.on_refused(key, record)
 
@@ -470,8 +552,47 @@ class Session(Holder):
         drain = Drain(reason, successor, None, detail)
         self._held.release(holding, drain, was_lost=was_lost)
 
+    def fail(self, failure: MarshalError) -> None:
+        """End everything for good.
+
+        Where claims are subleased, a key without a start position ends alone: other
+        processes continue with theirs.
+        """
+        if (
+            self._subleaser is not None
+            and isinstance(failure, PositionError)
+            and failure.partition is not None
+        ):
+            key = Key(self.claimant.group_id, *failure.partition)
+            holding = self.holdings.get(key)
+            if holding is not None:
+                self.release(holding, reason="failed")
+                self._subleaser.on_no_position(key, failure)
+                return
+        super().fail(failure)
+
+    def delays_release(self, holding: Holding, drain: Drain) -> bool:
+        """Drain a key that another process may use; return whether one may."""
+        if not self._is_subleased(holding):
+            return False
+        if holding.drain is None:
+            self._drain(holding, drain)
+        return True
+
+    def _is_subleased(self, holding: Holding) -> bool:
+        """Return whether another process may use a key, by this claim or an earlier."""
+        if self._subleaser is None:
+            return False
+        return holding.is_lent or self._subleaser.is_reserved(holding.key)
+
     def send_release(self, holding: Holding, drain: Drain) -> None:
-        """Write a release, again and again until it is read back."""
+        """Write a release, again and again until it is read back.
+
+        None is written where the lease has ended and another process may count on a
+        later deadline, sent before a clock stepped: the log finds the claim stale.
+        """
+        if drain.reason == LEASE_EXPIRED and self._is_subleased(holding):
+            return
         self._releases.release(
             holding,
             reason=drain.reason,
@@ -508,6 +629,8 @@ class Session(Holder):
         held = self.holdings.values()
         if self._heartbeater.check_clock(held, partitions, now_ms=now_ms):
             self._index.recheck_leases()
+            if self._subleaser is not None:
+                self._wanted.bump_all()
 
     def forget(self, partition: int) -> None:
         """End what a T judges whose log went back; say nothing to it (PROTOCOL 7.5)."""
@@ -519,13 +642,19 @@ class Session(Holder):
         self._announcer.forget(partition)
 
     def release_ghost(self, key: Key, epoch: int) -> None:
-        """Release what the log calls ours and nobody here uses (PROTOCOL 5.3)."""
-        self._releases.release_ghost(key, epoch)
+        """Release a claim that nobody here uses (PROTOCOL 5.3).
+
+        Where another process may use its key by an earlier claim, it goes stale.
+        """
+        if self._subleaser is None or not self._subleaser.is_reserved(key):
+            self._releases.release_ghost(key, epoch)
 
     def fence(self, failure: MarshalError) -> None:
         """End everything without a word to the log, which cannot be trusted now."""
         self._is_mute = True
         self._held.fence(failure)
+        if self._subleaser is not None:
+            self._subleaser.drive(self._context.now_ms)
 
     # --- requests of the consumer's thread
 
@@ -562,6 +691,10 @@ class Session(Holder):
     def is_mirror_behind(self) -> bool:
         """Whether Kafka's committed offsets are yet to follow the log's."""
         return self._mirror is not None and self._mirror.is_behind
+
+    def is_leaving(self, keys: Iterable[Key]) -> bool:
+        """Return whether a release of any of these awaits its read-back."""
+        return not self._is_mute and any(self._releases.is_leaving(key) for key in keys)
 
     @property
     def leaving_count(self) -> int:

@@ -11,7 +11,13 @@ from heapq import heapify, heappop, heappush
 import attrs
 import msgspec
 
-from kafka_marshal.engine import Context, Holding, StartRule, Subscription
+from kafka_marshal.engine import (
+    Context,
+    Holding,
+    Session,
+    StartRule,
+    Subscription,
+)
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.policies import Policy, find_policy
 from kafka_marshal.protocol.claiming import Phase
@@ -19,7 +25,6 @@ from kafka_marshal.protocol.planner import targets
 from kafka_marshal.protocol.types import Key, TopicPartition
 from kafka_marshal.remote.api import Wants
 from kafka_marshal.sidecar.clients import Client, ClientLease, mark_subleased
-from kafka_marshal.sidecar.hosting import HostSession
 from kafka_marshal.sidecar.lease_journal import (
     JournaledClient,
     JournaledLease,
@@ -516,9 +521,7 @@ class Assignor:
 
     __slots__ = ("_context", "_session", "_table")
 
-    def __init__(
-        self, context: Context, session: HostSession, table: LeaseTable
-    ) -> None:
+    def __init__(self, context: Context, session: Session, table: LeaseTable) -> None:
         self._context = context
         self._session = session
         self._table = table

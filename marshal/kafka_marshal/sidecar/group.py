@@ -5,9 +5,15 @@ that had it here before has confirmed that it stopped, is known dead, or has pas
 latest deadline that was sent to it (PROTOCOL 5.2, 12).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
-from kafka_marshal.engine import Context, Delivery, Holding, Subscription
+from kafka_marshal.engine import (
+    Context,
+    Delivery,
+    Holding,
+    Session,
+    Subscription,
+)
 from kafka_marshal.engine.session import TOPIC_GONE
 from kafka_marshal.engine.slow_consumers import best_taker
 from kafka_marshal.errors import (
@@ -30,7 +36,6 @@ from kafka_marshal.sidecar.assignment import (
 )
 from kafka_marshal.sidecar.clients import Client, ClientLease, reclaim
 from kafka_marshal.sidecar.events import LogPosition
-from kafka_marshal.sidecar.hosting import HostSession
 from kafka_marshal.sidecar.http_errors import GONE, UNKNOWN, to_http_error
 from kafka_marshal.sidecar.lease_journal import LeaseJournal
 
@@ -177,7 +182,7 @@ class LocalGroup:
     def __init__(
         self,
         context: Context,
-        session: HostSession,
+        session: Session,
         *,
         journal: LeaseJournal,
         identity: Identity | None,
@@ -195,10 +200,7 @@ class LocalGroup:
         self._is_journal_failing = False
         self._check_at_ms = 0
         self._idle_since_ms: int | None = None
-        session.on_round = self.drive
-        session.on_no_position = self._on_no_position
-        session.is_reserved = self.table.unexpired.__contains__
-        session.foresee = self._assignor.foresee
+        session.sublease_by(self)
 
     @property
     def group_id(self) -> str:
@@ -354,7 +356,15 @@ class LocalGroup:
             self.session.forget_want(key)
         self._changed()
 
-    def _on_no_position(self, key: Key, error: PositionError) -> None:
+    def is_reserved(self, key: Key) -> bool:
+        """Return whether a client may still use a key by an earlier claim."""
+        return key in self.table.unexpired
+
+    def foresee(self, sub: Subscription, keys: Iterable[Key]) -> Mapping[Key, str]:
+        """Return which client each key will probably be subleased to."""
+        return self._assignor.foresee(sub, keys)
+
+    def on_no_position(self, key: Key, error: PositionError) -> None:
         """Fail the client that a key without a start position would have gone to.
 
         The key is excluded until a client subscribes again: otherwise it would fail all

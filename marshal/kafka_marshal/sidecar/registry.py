@@ -4,7 +4,7 @@ import socket
 from functools import partial
 from pathlib import Path
 
-from kafka_marshal.engine import Subscription
+from kafka_marshal.engine import Session, Subscription
 from kafka_marshal.errors import (
     ConfigurationError,
     CoordinationError,
@@ -26,7 +26,6 @@ from kafka_marshal.sidecar.assignment import (
 from kafka_marshal.sidecar.clients import Client
 from kafka_marshal.sidecar.events import EventBuffer
 from kafka_marshal.sidecar.group import DIED, LEFT, SILENT, LocalGroup
-from kafka_marshal.sidecar.hosting import HostSession
 from kafka_marshal.sidecar.lease_journal import FILE_NAME, JournaledClient, LeaseJournal
 from kafka_marshal.sidecar.process_monitor import DeathWatch, Peer
 
@@ -141,7 +140,7 @@ class ClientRegistry:
         entropy = self._runtime.ports.entropy
         owner = Owner(self._client_id, entropy.random_bytes(16))
         master = entropy.random_bytes(32)
-        session = HostSession(
+        session = Session(
             self._context,
             Claimant(owner, group_id, master=master),
             host=socket.gethostname(),
