@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from support import arguments, at_most, document, figure, say, tell
 
 from kafka_marshal.protocol.codec import encode
-from kafka_marshal.protocol.notes import why_to_tags
 from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.records import (
     LIMIT_DEFAULTS,
@@ -24,7 +23,7 @@ from kafka_marshal.protocol.records import (
     Record,
 )
 from kafka_marshal.protocol.snapshot import digest
-from kafka_marshal.protocol.state import WorldState
+from kafka_marshal.protocol.state import WorldState, why_to_tags
 from kafka_marshal.protocol.types import LogEntry, TimestampType
 
 H_MS = 60_000

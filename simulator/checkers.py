@@ -16,8 +16,7 @@ from kafka_marshal.protocol.log_judge import CLAIMS, LogJudge, Place
 from kafka_marshal.protocol.losses import Loss, LossBook
 from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.snapshot import digest
-from kafka_marshal.protocol.state import WorldState
-from kafka_marshal.protocol.transition import Transition, Transitions
+from kafka_marshal.protocol.state import Transition, Transitions, WorldState
 from kafka_marshal.protocol.types import Key, Owner, Token, TopicPartition
 from kafka_marshal.testing.fakelog import FakeKafka
 from kafka_marshal.testing.fakestore import Stored

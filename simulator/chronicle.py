@@ -20,8 +20,7 @@ from kafka_marshal.protocol.records import (
     Heartbeat,
     ReleaseGroup,
 )
-from kafka_marshal.protocol.state import WorldState
-from kafka_marshal.protocol.transition import ACCEPTED, Transition
+from kafka_marshal.protocol.state import ACCEPTED, Transition, WorldState
 from kafka_marshal.protocol.types import Key, Token
 from simulator.checkers import Folded
 from simulator.operation_judge import (

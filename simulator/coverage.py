@@ -17,7 +17,7 @@ from kafka_marshal.protocol.records import (
     Heartbeat,
     ReleasingPartition,
 )
-from kafka_marshal.protocol.transition import ACCEPTED, IGNORED
+from kafka_marshal.protocol.state import ACCEPTED, IGNORED
 from simulator.checkers import Folded
 
 SITUATIONS: Mapping[str, str] = {

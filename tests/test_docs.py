@@ -25,7 +25,7 @@ from kafka_marshal import Marshal, errors
 from kafka_marshal.kafka_io import ConnectionSettings
 from kafka_marshal.kafka_io.topics import coordination_configs
 from kafka_marshal.observability import logs
-from kafka_marshal.protocol import transition as outcomes
+from kafka_marshal.protocol import state as outcomes
 from kafka_marshal.protocol.claiming import Phase
 from kafka_marshal.protocol.codec import FRAME_BYTES_MAX, decode, encode, kind_of
 from kafka_marshal.protocol.hashing import coordinating_partition

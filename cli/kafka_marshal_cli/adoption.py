@@ -24,7 +24,7 @@ from kafka_marshal.kafka_io import ConnectionSettings, KafkaDataLog
 from kafka_marshal.kafka_io.data import GroupOffsets, KafkaGroups
 from kafka_marshal.ports import DataReader, LogRange
 from kafka_marshal.protocol.codec import is_identifier
-from kafka_marshal.protocol.freshness import Freshness
+from kafka_marshal.protocol.lease import Freshness
 from kafka_marshal.protocol.types import OFFSET_MAX, PARTITION_MAX, TopicPartition
 from kafka_marshal.views import World
 

@@ -5,11 +5,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from kafka_marshal import Key, Record, TopicPartition, World
-from kafka_marshal.protocol.freshness import Freshness
 from kafka_marshal.protocol.hashing import RESERVED_TOPICS, coordinating_partition
+from kafka_marshal.protocol.lease import Freshness
 from kafka_marshal.protocol.losses import Loss
 from kafka_marshal.protocol.state import KeyNote, MemberState, WorldState
-from kafka_marshal.protocol.world import claim_to_object
+from kafka_marshal.protocol.text import claim_to_object
 from kafka_marshal_cli.adoption import AdoptionPlan
 from kafka_marshal_cli.render import NOTHING, Column, column, duration, instant, plain
 

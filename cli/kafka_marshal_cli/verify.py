@@ -13,8 +13,7 @@ from kafka_marshal.protocol.checkpoints import Watch
 from kafka_marshal.protocol.log_judge import LogJudge
 from kafka_marshal.protocol.rationalizer import apply, replay
 from kafka_marshal.protocol.snapshot import digest, from_bytes, to_bytes
-from kafka_marshal.protocol.state import WorldState
-from kafka_marshal.protocol.transition import Transitions
+from kafka_marshal.protocol.state import Transitions, WorldState
 from kafka_marshal.protocol.types import LogEntry
 
 FINDINGS_MAX = 20

@@ -17,11 +17,9 @@ from kafka_marshal.clock import SystemClock
 from kafka_marshal.engine.follower import Follower
 from kafka_marshal.kafka_io import ConnectionSettings, open_coordination_log
 from kafka_marshal.protocol.hashing import coordinating_partition, home_partition
-from kafka_marshal.protocol.history import Historian
-from kafka_marshal.protocol.notes import why_to_tags
 from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.snapshot import digest
-from kafka_marshal.protocol.state import WorldState
+from kafka_marshal.protocol.state import WorldState, why_to_tags
 from kafka_marshal.spark.audit import (
     INVARIANTS,
     Audit,
@@ -33,6 +31,7 @@ from kafka_marshal.spark.audit import (
     job,
 )
 from kafka_marshal.spark.audit import schema as tables_of
+from kafka_marshal.spark.audit.history import Historian
 from kafka_marshal.spark.audit.rows import staged
 from kafka_marshal.spark.audit.store import Store
 from kafka_marshal.views import LogScan

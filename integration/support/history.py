@@ -14,8 +14,7 @@ from kafka.errors import KafkaError, KafkaTimeoutError
 
 from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.records import Member
-from kafka_marshal.protocol.state import KeyState, WorldState
-from kafka_marshal.protocol.transition import ACCEPTED, Transition
+from kafka_marshal.protocol.state import ACCEPTED, KeyState, Transition, WorldState
 from kafka_marshal.protocol.types import Key, LogEntry
 
 READ_MS = 10_000

@@ -24,8 +24,7 @@ from kafka_marshal.errors import CoordinationError
 from kafka_marshal.protocol.codec import decode
 from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.records import ClaimingPartition
-from kafka_marshal.protocol.state import WorldState
-from kafka_marshal.protocol.transition import ACCEPTED
+from kafka_marshal.protocol.state import ACCEPTED, WorldState
 from kafka_marshal.protocol.types import Key, LogEntry, Token, TopicPartition
 from simulator.checkers import Folded
 from simulator.chronicle import SENT, Chronicle

@@ -67,11 +67,10 @@ from kafka_marshal.pausing import (
     refusal,
 )
 from kafka_marshal.protocol.codec import is_identifier
-from kafka_marshal.protocol.freshness import Freshness
 from kafka_marshal.protocol.hashing import home_partition
+from kafka_marshal.protocol.lease import Freshness
 from kafka_marshal.protocol.records import Config
-from kafka_marshal.protocol.state import Pause
-from kafka_marshal.protocol.transition import ACCEPTED
+from kafka_marshal.protocol.state import ACCEPTED, Pause
 from kafka_marshal.protocol.types import Key, TopicPartition
 from kafka_marshal.snapshots import open_store
 from kafka_marshal.views import World

@@ -17,8 +17,8 @@ from kafka_marshal.identity import Identity, home_of
 from kafka_marshal.kafka_io import ConnectionSettings
 from kafka_marshal.ports import Observer
 from kafka_marshal.protocol.claiming import Claimant, PreviousLife
+from kafka_marshal.protocol.text import world_to_object
 from kafka_marshal.protocol.types import Key, Owner, TopicPartition
-from kafka_marshal.protocol.world import world_to_object
 from kafka_marshal.remote.api import Wants
 
 MIRROR_CLOSE_MS_MAX = 1_000

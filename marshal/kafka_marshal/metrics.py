@@ -23,7 +23,7 @@ from kafka_marshal.observability import metrics as known
 from kafka_marshal.ports import LogRange, Pending
 from kafka_marshal.protocol.claiming import Phase
 from kafka_marshal.protocol.granting import AtMostOnce
-from kafka_marshal.protocol.topic_policy import topic as whole_topics
+from kafka_marshal.protocol.planner import topic as whole_topics
 from kafka_marshal.protocol.types import Key, TopicPartition
 
 if TYPE_CHECKING:

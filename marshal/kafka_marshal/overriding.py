@@ -18,8 +18,8 @@ from kafka_marshal.engine.replica import Replica
 from kafka_marshal.errors import ClaimRejected, ConfigurationError, LogUnwritable
 from kafka_marshal.ports import CoordinationLog, LogRange
 from kafka_marshal.protocol.checkpoints import checkpoint_key, split
-from kafka_marshal.protocol.freshness import Freshness
 from kafka_marshal.protocol.hashing import RESERVED_TOPICS, coordinating_partition
+from kafka_marshal.protocol.lease import Freshness
 from kafka_marshal.protocol.records import (
     CHECKPOINT_LEVEL,
     SUPPORTED_LEVEL,
@@ -28,8 +28,7 @@ from kafka_marshal.protocol.records import (
     Reset,
 )
 from kafka_marshal.protocol.snapshot import digest, from_bytes, to_bytes
-from kafka_marshal.protocol.state import KeyState, WorldState
-from kafka_marshal.protocol.transition import ACCEPTED
+from kafka_marshal.protocol.state import ACCEPTED, KeyState, WorldState
 from kafka_marshal.protocol.types import Key
 
 # Parts of a Reset under way at once.

@@ -13,7 +13,7 @@ from kafka_marshal.errors import (
 from kafka_marshal.ports import Clock
 from kafka_marshal.protocol.hashing import home_partition
 from kafka_marshal.protocol.records import ReleaseGroup
-from kafka_marshal.protocol.transition import ACCEPTED
+from kafka_marshal.protocol.state import ACCEPTED
 
 POLL_MS = 100
 RENEWALS_PER_PAUSE = 3

@@ -20,8 +20,8 @@ from kafka_marshal.protocol.planner import (
     View,
     fair,
     greedy,
+    topic,
 )
-from kafka_marshal.protocol.topic_policy import topic
 
 __all__ = [
     "BUILT_IN",

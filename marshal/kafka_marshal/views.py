@@ -22,13 +22,13 @@ from kafka_marshal.identity import home_of
 from kafka_marshal.kafka_io import ConnectionSettings, open_coordination_log
 from kafka_marshal.kafka_io.topiclog import TopicLog
 from kafka_marshal.protocol.codec import decode
-from kafka_marshal.protocol.freshness import Freshness, freshness
+from kafka_marshal.protocol.lease import Freshness, freshness
 from kafka_marshal.protocol.losses import LIVE, Loss, LossBook
 from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.records import Config, ReleaseGroup
 from kafka_marshal.protocol.state import KeyState, WorldState
+from kafka_marshal.protocol.text import world_to_object
 from kafka_marshal.protocol.types import Key, LogEntry
-from kafka_marshal.protocol.world import world_to_object
 from kafka_marshal.snapshots import SnapshotFolder, open_store
 
 TIMEOUT_MS = 30_000

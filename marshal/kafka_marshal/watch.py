@@ -23,8 +23,7 @@ from kafka_marshal.protocol.records import (
     ReleaseGroup,
     ReleasingPartition,
 )
-from kafka_marshal.protocol.state import WorldState
-from kafka_marshal.protocol.transition import ACCEPTED, Transition, Transitions
+from kafka_marshal.protocol.state import ACCEPTED, Transition, Transitions, WorldState
 from kafka_marshal.protocol.types import Key, LogEntry, Owner, Token
 from kafka_marshal.snapshots import open_store
 from kafka_marshal.views import POLL_MS, TIMEOUT_MS, Prefix, World, elapsed_ms_of

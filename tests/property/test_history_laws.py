@@ -5,8 +5,11 @@ import itertools
 import pytest
 from author import write_log
 
-from kafka_marshal.protocol.history import Historian
-from kafka_marshal.protocol.history_rows import (
+from kafka_marshal.protocol.rationalizer import apply
+from kafka_marshal.protocol.state import WorldState
+from kafka_marshal.spark.audit.folding import from_checkpoint, to_checkpoint
+from kafka_marshal.spark.audit.history import Historian
+from kafka_marshal.spark.audit.history_rows import (
     OPEN,
     Attempt,
     GrantRow,
@@ -14,9 +17,6 @@ from kafka_marshal.protocol.history_rows import (
     Interval,
     PauseRow,
 )
-from kafka_marshal.protocol.rationalizer import apply
-from kafka_marshal.protocol.state import WorldState
-from kafka_marshal.spark.audit.folding import from_checkpoint, to_checkpoint
 
 LOGS = 150
 SAMPLE_MS = 3_000

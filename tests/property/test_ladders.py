@@ -9,7 +9,7 @@ from kafka_marshal.errors import InvalidTransition
 from kafka_marshal.protocol.claiming import Claim, Claimant, Lease, Phase
 from kafka_marshal.protocol.delivery import AtLeastOnce
 from kafka_marshal.protocol.granting import AtMostOnce
-from kafka_marshal.protocol.transition import Transition
+from kafka_marshal.protocol.state import Transition
 from kafka_marshal.protocol.types import Owner, Token
 
 H = 1_000

@@ -35,9 +35,12 @@ from logkit import (
 from naive import Naive
 
 from kafka_marshal.protocol.snapshot import digest, from_bytes, to_bytes
-from kafka_marshal.protocol.text import entry_to_object, transition_to_object
+from kafka_marshal.protocol.text import (
+    entry_to_object,
+    state_to_object,
+    transition_to_object,
+)
 from kafka_marshal.protocol.types import Key
-from kafka_marshal.protocol.world import state_to_object
 
 H = 10
 KEYS = [Key("g", "t", 0), Key("g", "t", 1), Key("g", "/planner", 0)]

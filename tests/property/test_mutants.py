@@ -17,7 +17,7 @@ from test_machine import Fold
 from twins import compare
 
 from kafka_marshal.protocol import fold_groups, fold_keys, judging
-from kafka_marshal.protocol.freshness import Freshness
+from kafka_marshal.protocol.lease import Freshness
 from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.state import KeyState, Owner, WorldState
 

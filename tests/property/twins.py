@@ -7,8 +7,11 @@ from naive import ANYTHING, Naive
 
 from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.state import WorldState
-from kafka_marshal.protocol.text import object_to_entry, transition_to_object
-from kafka_marshal.protocol.world import state_to_object
+from kafka_marshal.protocol.text import (
+    object_to_entry,
+    state_to_object,
+    transition_to_object,
+)
 
 ENTRIES = 60
 

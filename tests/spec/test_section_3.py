@@ -35,9 +35,9 @@ from kafka_marshal.protocol.text import (
     object_to_record,
     record_to_object,
     transition_to_object,
+    world_to_object,
 )
 from kafka_marshal.protocol.types import LogEntry
-from kafka_marshal.protocol.world import world_to_object
 
 HERE = Path(__file__).parent
 VECTORS = json.loads((HERE / "vectors.json").read_text(encoding="utf-8"))

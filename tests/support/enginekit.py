@@ -10,8 +10,7 @@ from kafka_marshal.errors import LogTruncated
 from kafka_marshal.protocol.codec import encode
 from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.records import ClaimingPartition, Record, ReleaseGroup
-from kafka_marshal.protocol.state import WorldState
-from kafka_marshal.protocol.transition import Transition
+from kafka_marshal.protocol.state import Transition, WorldState
 from kafka_marshal.protocol.types import Key, TopicPartition
 from kafka_marshal.testing.fakestore import AppendFate
 from kafka_marshal.testing.node import Cluster, Node, Wish

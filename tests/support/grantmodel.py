@@ -20,8 +20,13 @@ from kafka_marshal.protocol.codec import encode
 from kafka_marshal.protocol.granting import AtMostOnce, Grant, GrantRequest
 from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.records import ClaimingMessages
-from kafka_marshal.protocol.state import GroupState, KeyState, WorldState
-from kafka_marshal.protocol.transition import ACCEPTED, Transition
+from kafka_marshal.protocol.state import (
+    ACCEPTED,
+    GroupState,
+    KeyState,
+    Transition,
+    WorldState,
+)
 from kafka_marshal.protocol.types import LogEntry, Owner
 
 CLAIM, BEAT, ASK, TASK, FOREIGN = "claim", "beat", "ask", "task", "foreign"

@@ -34,8 +34,14 @@ from kafka_marshal.protocol.records import (
     ReleasingPartition,
     Resume,
 )
-from kafka_marshal.protocol.state import GroupState, KeyState, Pause, WorldState
-from kafka_marshal.protocol.transition import ACCEPTED, Transition
+from kafka_marshal.protocol.state import (
+    ACCEPTED,
+    GroupState,
+    KeyState,
+    Pause,
+    Transition,
+    WorldState,
+)
 from kafka_marshal.protocol.types import LogEntry, Owner, Token
 
 H_MS = 1_000

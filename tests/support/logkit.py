@@ -27,8 +27,7 @@ from kafka_marshal.protocol.records import (
     Reset,
     Resume,
 )
-from kafka_marshal.protocol.state import KeyState, WorldState
-from kafka_marshal.protocol.transition import Transition, Transitions
+from kafka_marshal.protocol.state import KeyState, Transition, Transitions, WorldState
 from kafka_marshal.protocol.types import Key, LogEntry
 
 H = 1_000

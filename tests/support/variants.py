@@ -36,8 +36,7 @@ from kafka_marshal.protocol.records import (
     Config,
     Heartbeat,
 )
-from kafka_marshal.protocol.state import Halt
-from kafka_marshal.protocol.transition import ACCEPTED
+from kafka_marshal.protocol.state import ACCEPTED, Halt
 from kafka_marshal.protocol.types import Key, Owner
 from kafka_marshal.sidecar import group
 

@@ -36,9 +36,9 @@ from kafka_marshal.protocol.text import (
     entry_to_object,
     object_to_entry,
     object_to_record,
+    state_to_object,
     to_line,
 )
-from kafka_marshal.protocol.world import state_to_object
 
 FILES = sorted(Path(__file__).parent.glob("*.txt"))
 LIMITS = NO_LIMITS.__struct_fields__

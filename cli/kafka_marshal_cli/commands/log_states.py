@@ -23,14 +23,13 @@ from kafka_marshal.errors import (
 )
 from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.snapshot import digest
-from kafka_marshal.protocol.state import GroupState, KeyState, WorldState
+from kafka_marshal.protocol.state import GroupState, KeyState, Transitions, WorldState
 from kafka_marshal.protocol.text import (
     object_to_entry,
     record_to_object,
     transition_to_object,
+    world_to_object,
 )
-from kafka_marshal.protocol.transition import Transitions
-from kafka_marshal.protocol.world import world_to_object
 from kafka_marshal.snapshots import (
     MAGIC,
     Snapshot,

@@ -14,8 +14,8 @@ from kafka_marshal import ConfigurationError, WorldWatch
 from kafka_marshal.ports import LogRange
 from kafka_marshal.protocol.codec import decode
 from kafka_marshal.protocol.records import KINDS
+from kafka_marshal.protocol.state import ACCEPTED, UNDECODABLE, Transitions
 from kafka_marshal.protocol.text import entry_to_object, transition_to_object
-from kafka_marshal.protocol.transition import ACCEPTED, UNDECODABLE, Transitions
 from kafka_marshal.watch import Folded
 from kafka_marshal_cli import parsing
 from kafka_marshal_cli.follow_loop import Idle, Outages, check_reader, ending_in_order

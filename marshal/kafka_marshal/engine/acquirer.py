@@ -19,9 +19,8 @@ from kafka_marshal.protocol.claiming import (
     key_secret,
     resumable,
 )
-from kafka_marshal.protocol.notes import why_to_tags
 from kafka_marshal.protocol.records import ClaimingPartition, Resume
-from kafka_marshal.protocol.state import KeyState
+from kafka_marshal.protocol.state import KeyState, why_to_tags
 from kafka_marshal.protocol.types import Key, TopicPartition
 
 JITTER_FREE_MS_MAX = 50

@@ -24,7 +24,7 @@ from kafka_marshal.protocol.records import (
     ReleasingPartition,
 )
 from kafka_marshal.protocol.snapshot import digest, freeze
-from kafka_marshal.protocol.transition import Transition
+from kafka_marshal.protocol.state import Transition
 
 from .context import Context
 from .heartbeats import INTERVALS_PER_H

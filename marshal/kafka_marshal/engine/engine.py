@@ -13,7 +13,7 @@ from kafka_marshal.errors import (
 from kafka_marshal.protocol.claiming import Claimant
 from kafka_marshal.protocol.hashing import CHECKPOINT_GROUP
 from kafka_marshal.protocol.records import ClaimingMessages, Config
-from kafka_marshal.protocol.transition import ACCEPTED, SKIPPED, Transition
+from kafka_marshal.protocol.state import ACCEPTED, SKIPPED, Transition
 from kafka_marshal.protocol.types import Key, LogEntry, Owner
 
 from .checkpointing import Checkpointer, CheckpointRule

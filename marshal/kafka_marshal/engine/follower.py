@@ -8,8 +8,7 @@ from kafka_marshal.errors import CoordinationError, DeadlineExceeded, LogUnwrita
 from kafka_marshal.ports import Append, Clock, CoordinationLog
 from kafka_marshal.protocol.codec import encode
 from kafka_marshal.protocol.records import Record
-from kafka_marshal.protocol.state import WorldState
-from kafka_marshal.protocol.transition import Transition
+from kafka_marshal.protocol.state import Transition, WorldState
 from kafka_marshal.protocol.types import LogEntry
 
 from .kept_states import KeptStates, restore

@@ -13,7 +13,7 @@ from kafka_marshal.protocol.claiming import Ending
 from kafka_marshal.protocol.granting import ENDING, AtMostOnce, Grant, refusal_of
 from kafka_marshal.protocol.losses import mark_to_tags
 from kafka_marshal.protocol.records import ClaimingMessages
-from kafka_marshal.protocol.transition import ACCEPTED, Transition
+from kafka_marshal.protocol.state import ACCEPTED, Transition
 from kafka_marshal.protocol.types import Key
 
 from .context import Context

@@ -8,7 +8,7 @@ from kafka_marshal.protocol.losses import (
     marks_to_tags,
 )
 from kafka_marshal.protocol.records import BatchHeartbeat, Heartbeat
-from kafka_marshal.protocol.transition import Transition
+from kafka_marshal.protocol.state import Transition
 
 from .claim_index import ClaimIndex
 from .context import Context

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from kafka_marshal.errors import InvalidTransition, MarshalError
 from kafka_marshal.protocol.claiming import Ending
-from kafka_marshal.protocol.notes import WEDGED
+from kafka_marshal.protocol.state import WEDGED
 from kafka_marshal.protocol.types import Key
 
 from .grants import GrantRequester

@@ -6,8 +6,7 @@ from typing import NamedTuple
 from kafka_marshal.errors import IdentityConflict
 from kafka_marshal.protocol.claiming import Claimant
 from kafka_marshal.protocol.records import SUPPORTED_LEVEL, ClaimingPartition, Member
-from kafka_marshal.protocol.state import WorldState
-from kafka_marshal.protocol.transition import ACCEPTED, Transition
+from kafka_marshal.protocol.state import ACCEPTED, Transition, WorldState
 from kafka_marshal.protocol.types import Key, Owner
 
 from .context import Context

@@ -11,7 +11,7 @@ from typing import Protocol
 import attrs
 
 from kafka_marshal.protocol.health import is_wedged, patience_ms
-from kafka_marshal.protocol.notes import WEDGED
+from kafka_marshal.protocol.state import WEDGED
 from kafka_marshal.protocol.types import Key
 
 from .holding import Drain, Holding

@@ -19,10 +19,9 @@ from kafka_marshal.errors import (
     TopicMisconfigured,
 )
 from kafka_marshal.ports import Pending, TopicInfo, WrongSetting
-from kafka_marshal.protocol.freshness import Freshness
+from kafka_marshal.protocol.lease import Freshness
 from kafka_marshal.protocol.snapshot import digest, from_bytes
-from kafka_marshal.protocol.state import WorldState
-from kafka_marshal.protocol.transition import Transition
+from kafka_marshal.protocol.state import Transition, WorldState
 from kafka_marshal.protocol.types import Key, LogEntry, Owner, TopicPartition
 
 from .context import Context

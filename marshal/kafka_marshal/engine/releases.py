@@ -11,7 +11,7 @@ from kafka_marshal.engine.holding import Holding
 from kafka_marshal.engine.outbox import Outbox
 from kafka_marshal.protocol.losses import mark_to_tags
 from kafka_marshal.protocol.records import ReleasingPartition
-from kafka_marshal.protocol.transition import Transition
+from kafka_marshal.protocol.state import Transition
 from kafka_marshal.protocol.types import Key
 
 REASON_CHARS_MAX = 250  # a reason is 1 KiB at most, a character 4 bytes at most

@@ -9,8 +9,7 @@ from kafka_marshal.errors import LogUnreadable
 from kafka_marshal.protocol.checkpoints import Comparison, Watch
 from kafka_marshal.protocol.fold_beats import fold_beats
 from kafka_marshal.protocol.rationalizer import apply
-from kafka_marshal.protocol.state import WorldState
-from kafka_marshal.protocol.transition import Transition
+from kafka_marshal.protocol.state import Transition, WorldState
 from kafka_marshal.protocol.types import Key, LogEntry
 
 

@@ -16,7 +16,6 @@ from kafka_marshal.protocol.claiming import (
     PreviousLife,
 )
 from kafka_marshal.protocol.delivery import AtLeastOnce
-from kafka_marshal.protocol.notes import stuck_count
 from kafka_marshal.protocol.planner import Plan, Release
 from kafka_marshal.protocol.records import (
     BatchHeartbeat,
@@ -27,7 +26,7 @@ from kafka_marshal.protocol.records import (
     Member,
     ReleasingPartition,
 )
-from kafka_marshal.protocol.transition import ACCEPTED, Transition
+from kafka_marshal.protocol.state import ACCEPTED, Transition, stuck_count
 from kafka_marshal.protocol.types import Key
 
 from .acquirer import Acquirer, StartPositions

@@ -24,8 +24,8 @@ from kafka_marshal.protocol.planner import (
     fair,
     greedy,
 )
+from kafka_marshal.protocol.planner import topic as whole_topics
 from kafka_marshal.protocol.state import KeyNote, KeyState, MemberState
-from kafka_marshal.protocol.topic_policy import topic as whole_topics
 from kafka_marshal.protocol.types import Key, Owner, TopicPartition
 
 if TYPE_CHECKING:

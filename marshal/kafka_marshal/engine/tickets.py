@@ -16,7 +16,7 @@ from kafka_marshal.protocol.codec import encode
 from kafka_marshal.protocol.granting import last_within
 from kafka_marshal.protocol.losses import mark_to_tags
 from kafka_marshal.protocol.records import ClaimingMessages
-from kafka_marshal.protocol.transition import ACCEPTED, Transition
+from kafka_marshal.protocol.state import ACCEPTED, Transition
 from kafka_marshal.protocol.types import Key, Owner
 
 from .context import Context

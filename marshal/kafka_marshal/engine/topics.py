@@ -5,7 +5,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from kafka_marshal.ports import DataLog, Pending, TopicInfo
-from kafka_marshal.protocol.topic_policy import LEAD
+from kafka_marshal.protocol.planner import LEAD
 from kafka_marshal.protocol.types import TopicPartition
 
 if TYPE_CHECKING:

@@ -18,8 +18,7 @@ from kafka_marshal.protocol.records import (
     CheckpointEnd,
 )
 from kafka_marshal.protocol.snapshot import digest, from_bytes
-from kafka_marshal.protocol.state import WorldState
-from kafka_marshal.protocol.transition import SKIPPED, Transition
+from kafka_marshal.protocol.state import SKIPPED, Transition, WorldState
 from kafka_marshal.protocol.types import Key, LogEntry
 
 OPEN_MAX = 4

@@ -20,11 +20,9 @@ import attrs
 import msgspec
 
 from kafka_marshal.errors import InvalidTransition
-from kafka_marshal.protocol.freshness import Freshness
-from kafka_marshal.protocol.lease import NO_LEASE, Lease
+from kafka_marshal.protocol.lease import NO_LEASE, Freshness, Lease
 from kafka_marshal.protocol.records import ClaimingPartition, Resume
-from kafka_marshal.protocol.state import KeyState, WorldState
-from kafka_marshal.protocol.transition import ACCEPTED, Transition
+from kafka_marshal.protocol.state import ACCEPTED, KeyState, Transition, WorldState
 from kafka_marshal.protocol.types import Key, Owner, Token
 
 CLAIMS_IN_FLIGHT_MAX = 64

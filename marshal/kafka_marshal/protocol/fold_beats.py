@@ -13,8 +13,7 @@ import msgspec
 from kafka_marshal.protocol.codec import header_of, parser_of
 from kafka_marshal.protocol.hashing import CHECKPOINT_TOPIC
 from kafka_marshal.protocol.records import Heartbeat
-from kafka_marshal.protocol.state import WorldState
-from kafka_marshal.protocol.transition import count
+from kafka_marshal.protocol.state import WorldState, count
 from kafka_marshal.protocol.types import OFFSET_MAX, LogEntry, TimestampType
 
 _HEADER = header_of(Heartbeat)

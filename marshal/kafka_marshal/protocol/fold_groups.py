@@ -21,9 +21,10 @@ from kafka_marshal.protocol.state import (
     Halt,
     MemberState,
     Pause,
+    Step,
+    Transitions,
     WorldState,
 )
-from kafka_marshal.protocol.transition import Step, Transitions
 
 OPS_REMEMBERED_MAX = 64
 GONE_MEMBERS_PER_ENTRY_MAX = 8

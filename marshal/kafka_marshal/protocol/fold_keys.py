@@ -10,7 +10,6 @@ from typing import Any
 
 from kafka_marshal.protocol import judging
 from kafka_marshal.protocol.fold_groups import drop_if_empty
-from kafka_marshal.protocol.notes import note_claim, note_release
 from kafka_marshal.protocol.records import (
     BatchHeartbeat,
     ClaimingMessages,
@@ -20,18 +19,18 @@ from kafka_marshal.protocol.records import (
     ReleasingPartition,
 )
 from kafka_marshal.protocol.state import (
+    ACCEPTED,
     RETIRED_TOPIC_IDS_MAX,
     GroupState,
     KeyState,
-    WorldState,
-    is_forgettable,
-)
-from kafka_marshal.protocol.transition import (
-    ACCEPTED,
     Step,
     Transition,
     Transitions,
+    WorldState,
     count,
+    is_forgettable,
+    note_claim,
+    note_release,
 )
 from kafka_marshal.protocol.types import Key, Owner
 

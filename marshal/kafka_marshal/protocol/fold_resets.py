@@ -22,9 +22,10 @@ from kafka_marshal.protocol.state import (
     OPERATIONS,
     STAGING,
     Staging,
+    Step,
+    Transitions,
     WorldState,
 )
-from kafka_marshal.protocol.transition import Step, Transitions
 from kafka_marshal.protocol.types import OFFSET_MAX
 
 PARTS_MAX = 4_096

@@ -14,8 +14,7 @@ import attrs
 
 from kafka_marshal.errors import InvalidTransition
 from kafka_marshal.protocol.records import ClaimingMessages
-from kafka_marshal.protocol.state import KeyState
-from kafka_marshal.protocol.transition import ACCEPTED, Transition
+from kafka_marshal.protocol.state import ACCEPTED, KeyState, Transition
 from kafka_marshal.protocol.types import Owner
 
 REQUESTS_IN_FLIGHT_MAX = 64

@@ -6,12 +6,12 @@ None where nothing speaks against the record. None of them changes anything.
 
 from hashlib import sha256
 
-from kafka_marshal.protocol.freshness import Freshness
 from kafka_marshal.protocol.hashing import (
     PLANNER_TOPIC,
     RESERVED_TOPICS,
     coordinating_partition,
 )
+from kafka_marshal.protocol.lease import Freshness
 from kafka_marshal.protocol.records import (
     ClaimingMessages,
     ClaimingPartition,

@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from kafka_marshal.protocol.records import Heartbeat
-from kafka_marshal.protocol.state import KeyState, WorldState
-from kafka_marshal.protocol.transition import ACCEPTED, Transition
+from kafka_marshal.protocol.state import ACCEPTED, KeyState, Transition, WorldState
 from kafka_marshal.protocol.types import Key, Owner, Token
 
 Place = tuple[Key, bytes | None]

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from kafka_marshal.protocol.codec import decode_tags
-from kafka_marshal.protocol.freshness import Freshness
+from kafka_marshal.protocol.lease import Freshness
 from kafka_marshal.protocol.records import (
     BatchHeartbeat,
     ClaimingMessages,
@@ -25,12 +25,12 @@ from kafka_marshal.protocol.records import (
     ReleasingPartition,
     Reset,
 )
-from kafka_marshal.protocol.state import WorldState
-from kafka_marshal.protocol.transition import (
+from kafka_marshal.protocol.state import (
     ACCEPTED,
     REFUSED,
     Transition,
     Transitions,
+    WorldState,
 )
 from kafka_marshal.protocol.types import OFFSET_MAX, Key, LogEntry, Owner
 

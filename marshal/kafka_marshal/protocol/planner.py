@@ -329,3 +329,66 @@ def _pick(view: View, keys: Sequence[KeyView], *, room: int) -> tuple[Key, ...]:
 
     spread = sorted(range(len(free)), key=order)
     return tuple([*before, *(free[index].key for index in spread)][:room])
+
+
+LEAD = 0
+
+
+def topic(view: View) -> Plan:
+    """Policy ``topic``: an equal share of whole topics (PROTOCOL 1.6).
+
+    The owner of a topic's partition 0 claims all its other partitions, as they become
+    free; no other member claims any of them. A member that loses one partition
+    releases the whole topic, because a topic must not be split between members.
+    Limits count topics.
+    """
+    topics: dict[str, list[KeyView]] = {}
+    for key in view.keys:
+        topics.setdefault(key.key.topic, []).append(key)
+    torn = {name for name, keys in topics.items() if any(key.is_lost for key in keys)}
+    leads = tuple(
+        keys[0]
+        for name, keys in topics.items()
+        if keys[0].key.partition == LEAD and name not in torn
+    )
+    plan = fair(attrs.evolve(view, keys=leads))
+    given = {release.key.topic: release for release in plan.release}
+    claim = list(plan.claim)
+    release: list[Release] = []
+    why = {key: f"topic, {text}" for key, text in plan.why.items()}
+    for name, keys in topics.items():
+        reason = _why_not(view, keys, is_given=name in given)
+        if reason is None:
+            parts = [key.key for key in keys if _is_open(key)]
+            claim.extend(parts)
+            why.update(dict.fromkeys(parts, f"topic: {name}-{LEAD} is held"))
+            continue
+        for key in keys:
+            if key.is_mine and key.owner == view.me and not key.is_leaving:
+                # The lead finds its next owner; the rest follows whoever it is.
+                is_lead = key.key.partition == LEAD and name in given
+                successor = given[name].successor if is_lead else None
+                name_of = "surplus" if name in given else "topic"
+                release.append(Release(key.key, successor, name_of, reason))
+    return Plan(tuple(claim), tuple(release), why)
+
+
+def _is_open(key: KeyView) -> bool:
+    return not key.is_mine and (key.is_claimable or key.is_ours_before)
+
+
+def _why_not(view: View, keys: list[KeyView], *, is_given: bool) -> str | None:
+    """Return why nothing of a topic is to be held now, None where it is ours."""
+    lead = keys[0]
+    name = lead.key.topic
+    lost = [str(key.key.partition) for key in keys if key.is_lost]
+    if lost:
+        return f"lost {name}-{','.join(lost)}"
+    if is_given:
+        return f"{name} is another member's share"
+    if lead.key.partition == LEAD and lead.is_mine:
+        if lead.is_leaving:
+            return f"{name}-{LEAD} is given up"
+        if lead.owner == view.me:
+            return None
+    return f"{name}-{LEAD} is not held"

@@ -23,10 +23,13 @@ from kafka_marshal.protocol.codec import Undecodable, decode
 from kafka_marshal.protocol.records import KINDS
 from kafka_marshal.protocol.state import (
     RING_VALUE_BYTES,
+    Step,
+    Transition,
+    Transitions,
     UndecodableEntry,
     WorldState,
+    count,
 )
-from kafka_marshal.protocol.transition import Step, Transition, Transitions, count
 from kafka_marshal.protocol.types import OFFSET_MAX, LogEntry, TimestampType
 
 LEVEL_MIN = 1  # in force even before a Config: most records need no more

@@ -7,13 +7,23 @@ Only ``rationalizer`` writes any of it; everybody else reads.
 
 from collections import deque
 from heapq import heapify, heappush
+from sys import intern
 from typing import NamedTuple
 
 import attrs
+import msgspec
+from msgspec import UnsetType
 
-from kafka_marshal.protocol.freshness import Freshness, freshness, remaining_ms
-from kafka_marshal.protocol.records import Config, Member
-from kafka_marshal.protocol.types import Key, Owner, Token
+from kafka_marshal.protocol.codec import decode_tags
+from kafka_marshal.protocol.lease import Freshness, freshness, remaining_ms
+from kafka_marshal.protocol.records import (
+    ClaimingPartition,
+    Config,
+    Member,
+    Record,
+    ReleasingPartition,
+)
+from kafka_marshal.protocol.types import Key, LogEntry, Owner, Token
 
 RING_ENTRIES_MAX = 32
 RING_VALUE_BYTES = 64
@@ -428,3 +438,190 @@ class WorldState:
 def is_forgettable(state: KeyState) -> bool:
     """Return whether silence alone may drop the key (PROTOCOL 4.9)."""
     return state.owner is None and state.lock is None and state.granted is None
+
+
+# --- what a record did (PROTOCOL 3.8)
+
+ACCEPTED = "accepted"
+REFUSED = "refused"
+IGNORED = "ignored"
+UNDECODABLE = "undecodable"
+HALTED = "halted"
+SKIPPED = "skipped"
+
+Detail = dict[str, int]
+
+
+class Transition(msgspec.Struct, frozen=True, gc=False):
+    """What one record did to one key, group or to nothing.
+
+    Attributes:
+        offset: Offset of the entry.
+        outcome: accepted, refused, ignored, undecodable, skipped or halted.
+        effect: What an accepted record did, else None.
+        reason: Why any other did nothing: the name of its counter, else None.
+        key: The key it is about, None where there is none.
+        epoch: The key's epoch after the record, None without a key.
+        detail: Figures for the sender: time left or the granted range.
+        record: The record itself, None where there is none.
+    """
+
+    offset: int
+    outcome: str
+    effect: str | None
+    reason: str | None
+    key: Key | None
+    epoch: int | None
+    detail: Detail | None
+    record: Record | None
+
+
+Transitions = tuple[Transition, ...]
+
+
+class Step(msgspec.Struct, gc=False):
+    """One record being folded: what the rationalizer's parts hand around.
+
+    Its methods count the outcome and make the transition.
+    """
+
+    state: WorldState
+    entry: LogEntry
+    record: Record | None
+
+    def accepted(
+        self, effect: str, key: Key | None = None, *, detail: Detail | None = None
+    ) -> Transition:
+        """Return that the record took effect."""
+        count(self.state, effect)
+        return self._make(ACCEPTED, (effect, None), key=key, detail=detail)
+
+    def refused(
+        self, reason: str, key: Key | None = None, *, detail: Detail | None = None
+    ) -> Transition:
+        """Return that a request was turned down."""
+        count(self.state, reason)
+        return self._make(REFUSED, (None, reason), key=key, detail=detail)
+
+    def ignored(self, reason: str, key: Key | None = None) -> Transition:
+        """Return that the record means nothing here."""
+        count(self.state, reason)
+        return self._make(IGNORED, (None, reason), key=key)
+
+    def undecodable(self) -> Transition:
+        """Return that the value is no record."""
+        count(self.state, UNDECODABLE)
+        return self._make(UNDECODABLE, (None, UNDECODABLE))
+
+    def skipped(self) -> Transition:
+        """Return that the record is of a checkpoint, which changes nothing."""
+        count(self.state, SKIPPED)
+        return self._make(SKIPPED, (None, None))
+
+    def halted(self) -> Transition:
+        """Return that this reader can go no further."""
+        count(self.state, HALTED)
+        return self._make(HALTED, (None, HALTED))
+
+    def _make(
+        self,
+        outcome: str,
+        why: tuple[str | None, str | None],
+        *,
+        key: Key | None = None,
+        detail: Detail | None = None,
+    ) -> Transition:
+        known = None if key is None else self.state.keys.get(key)
+        epoch = None if known is None else known.epoch
+        effect, reason = why
+        offset = self.entry.offset
+        return Transition(
+            offset, outcome, effect, reason, key, epoch, detail, self.record
+        )
+
+
+def count(state: WorldState, name: str, *, times: int = 1) -> None:
+    """Add to a counter of the state's soft part; nothing makes none."""
+    if times:
+        counters = state.soft.counters
+        counters[name] = counters.get(name, 0) + times
+
+
+# --- notes: why a key changed hands last, and from whom. They are soft, like members
+# (PROTOCOL 3.2): outside digest and canonical bytes, and gone with the process.
+
+WEDGED = "wedged"
+WHY = "why"
+WHY_CHARS_MAX = 200
+
+_ENCODER = msgspec.msgpack.Encoder()
+
+
+def why_to_tags(why: str) -> bytes:
+    """Return the tags of a claim that tell why it is made."""
+    return _ENCODER.encode({WHY: why[:WHY_CHARS_MAX]})
+
+
+def why_of(record: ClaimingPartition) -> str | None:
+    """Return why a claim was made, where its tags tell. Total, and bounded."""
+    tags = record.tags
+    found = None if isinstance(tags, UnsetType) else decode_tags(tags)
+    why = (found or {}).get(WHY)
+    # Interned, because a client claims many keys for the same reason.
+    return intern(why[:WHY_CHARS_MAX]) if isinstance(why, str) else None
+
+
+def note_claim(
+    state: WorldState,
+    key: Key,
+    *,
+    record: ClaimingPartition,
+    before: Owner | None,
+    follows: int | None,
+) -> None:
+    """Note an accepted claim or resume.
+
+    Args:
+        state: World of the key.
+        key: What was claimed.
+        record: The claim.
+        before: Who owned the key until now.
+        follows: Epoch of the claim before this one.
+    """
+    notes = state.soft.notes
+    known = state.keys[key]
+    owner = known.owner
+    assert owner is not None
+    old = notes.get(key)
+    last = None if before is None else before.client_id
+    stuck: tuple[int, int] | None = None
+    if old is not None:
+        last = last or old.client_id
+        if last == owner.client_id:
+            last = old.before
+        stuck = old.stuck
+    reason = why_of(record)
+    notes[key] = KeyNote(owner.client_id, known.epoch, reason, last, stuck, follows)
+
+
+def note_release(
+    state: WorldState, key: Key, *, record: ReleasingPartition, offset: int
+) -> None:
+    """Note an accepted release."""
+    notes = state.soft.notes
+    old = notes.get(key)
+    before = None if old is None else old.before
+    stuck = None if old is None else old.stuck
+    if record.reason is not None and record.reason.startswith(WEDGED):
+        at = state.keys[key].next_unclaimed() or 0
+        times = stuck[1] if stuck is not None and stuck[0] == at else 0
+        stuck = (at, times + 1)
+    notes[key] = KeyNote(record.client_id, offset, record.reason, before, stuck)
+
+
+def stuck_count(note: KeyNote | None, known: KeyState) -> int:
+    """Return how many owners in a row were wedged at the present position."""
+    if note is None or note.stuck is None:
+        return 0
+    at, times = note.stuck
+    return times if at == (known.next_unclaimed() or 0) else 0

@@ -6,21 +6,18 @@ work on it. Bytes are hex; an absent optional field is null or left out.
 
 import base64
 import binascii
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 from msgspec import UNSET
 
 from kafka_marshal.errors import MalformedRecord
-from kafka_marshal.protocol.codec import (
-    Undecodable,
-    decode,
-    encode_fields,
-    kind_of,
-)
+from kafka_marshal.protocol.codec import Undecodable, decode, encode_fields, kind_of
 from kafka_marshal.protocol.records import KINDS, Fields, Kind, Limits, Record, Resume
-from kafka_marshal.protocol.transition import Transition
-from kafka_marshal.protocol.types import LogEntry, TimestampType
+from kafka_marshal.protocol.snapshot import digest
+from kafka_marshal.protocol.state import KeyState, Transition, WorldState
+from kafka_marshal.protocol.types import Key, LogEntry, TimestampType
 
 _BY_NAME = {kind.name: kind for kind in KINDS}
 _NESTED: dict[str, type[Fields]] = {"resume": Resume, "limits": Limits}
@@ -223,3 +220,78 @@ def _from_hex(value: Any) -> bytes:  # noqa: ANN401 - any JSON
 def to_line(value: Any) -> str:  # noqa: ANN401 - any JSON value
     """Return one line of JSON, without its newline."""
     return msgspec.json.encode(value).decode()
+
+
+# --- the world document: the shape that all commands print (PROTOCOL 3.8)
+
+SCHEMA = 1
+
+
+def world_to_object(states: Iterable[WorldState]) -> dict[str, Any]:
+    """Return the world document of some coordinating partitions."""
+    ordered = sorted(states, key=lambda state: state.partition)
+    partitions = {str(state.partition): state_to_object(state) for state in ordered}
+    return {"schema": SCHEMA, "partitions": partitions}
+
+
+def state_to_object(state: WorldState) -> dict[str, Any]:
+    """Return the document of one coordinating partition."""
+    config = state.config
+    document = {
+        "next_offset": state.next_offset,
+        "leader_epoch": state.leader_epoch,
+        "log_time_ms": state.log_time_ms,
+        "digest": digest(state),
+        "config": None if config is None else record_to_object(config)["data"],
+        "claims": [
+            claim_to_object(state, key, known=known)
+            for key, known in sorted(state.keys.items())
+        ],
+        "pauses": _pauses(state),
+        "counters": dict(sorted(state.soft.counters.items())),
+    }
+    if state.halted is not None:
+        document["halted"] = state.halted._asdict()
+    return document
+
+
+def claim_to_object(state: WorldState, key: Key, *, known: KeyState) -> dict[str, Any]:
+    """Return the document of one key."""
+    owner = known.owner
+    token = state.token(key)
+    owner_object = None
+    freshness = age_ms = None
+    if owner is not None:
+        owner_object = {
+            "client_id": owner.client_id,
+            "incarnation": owner.incarnation.hex(),
+        }
+        freshness = known.freshness(state.now_ms).value
+        age_ms = known.age_ms(state.now_ms)
+    return {
+        **key._asdict(),
+        "owner": owner_object,
+        "epoch": known.epoch,
+        "token": None if token is None else str(token),
+        "position": known.position,
+        "granted": known.granted,
+        "freshness": freshness,
+        "age_ms": age_ms,
+        "locked_by": None if known.lock is None else known.lock.hex(),
+    }
+
+
+def _pauses(state: WorldState) -> list[dict[str, Any]]:
+    pauses = []
+    for group_id in sorted(state.groups):
+        pause = state.active_pause(group_id)
+        if pause is not None:
+            pauses.append(
+                {
+                    "group_id": group_id,
+                    "op_id": pause.op_id.hex(),
+                    "client_id": pause.client_id,
+                    "until_ms": pause.until_ms,
+                }
+            )
+    return pauses

@@ -20,7 +20,7 @@ from kafka_marshal.errors import (
 )
 from kafka_marshal.protocol.granting import AtMostOnce
 from kafka_marshal.protocol.records import ClaimingMessages
-from kafka_marshal.protocol.transition import ACCEPTED, Transition
+from kafka_marshal.protocol.state import ACCEPTED, Transition
 from kafka_marshal.protocol.types import Key
 from kafka_marshal.remote.api import GrantAsk, Granted
 from kafka_marshal.remote.engine import RemoteContext

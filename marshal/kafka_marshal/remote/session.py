@@ -20,7 +20,7 @@ from kafka_marshal.protocol.claiming import Claim, Claimant, Ending, Sublease
 from kafka_marshal.protocol.delivery import AtLeastOnce
 from kafka_marshal.protocol.granting import AtMostOnce
 from kafka_marshal.protocol.lease import Lease
-from kafka_marshal.protocol.notes import WEDGED
+from kafka_marshal.protocol.state import WEDGED
 from kafka_marshal.protocol.types import Key, Owner, Token
 from kafka_marshal.remote import api
 from kafka_marshal.remote.engine import RemoteContext

@@ -14,8 +14,7 @@ from kafka_marshal.errors import ClaimRejected, ConfigurationError, Coordination
 from kafka_marshal.ports import DataLog
 from kafka_marshal.protocol.claiming import grant_secret
 from kafka_marshal.protocol.granting import why_over
-from kafka_marshal.protocol.state import KeyState
-from kafka_marshal.protocol.transition import IGNORED
+from kafka_marshal.protocol.state import IGNORED, KeyState
 from kafka_marshal.protocol.types import Key, Owner, TopicPartition
 from kafka_marshal.remote.api import GrantAsk
 from kafka_marshal.sidecar.http_errors import WRONG_SECRET

@@ -24,7 +24,7 @@ from kafka_marshal.errors import (
 )
 from kafka_marshal.identity import Identity
 from kafka_marshal.protocol.claiming import Ending
-from kafka_marshal.protocol.notes import stuck_count
+from kafka_marshal.protocol.state import stuck_count
 from kafka_marshal.protocol.types import Key
 from kafka_marshal.remote import api
 from kafka_marshal.sidecar.assignment import (

@@ -14,8 +14,8 @@ from kafka_marshal.errors import (
     DeadlineExceeded,
 )
 from kafka_marshal.protocol.codec import is_identifier, is_topic
+from kafka_marshal.protocol.text import world_to_object
 from kafka_marshal.protocol.types import Key
-from kafka_marshal.protocol.world import world_to_object
 from kafka_marshal.remote import api
 from kafka_marshal.remote.looking import LocalClient
 from kafka_marshal.runtime import Runtime

@@ -20,7 +20,7 @@ from kafka_marshal.protocol.codec import encode
 from kafka_marshal.protocol.granting import last_within, why_over
 from kafka_marshal.protocol.hashing import coordinating_partition
 from kafka_marshal.protocol.records import ClaimingMessages, Config
-from kafka_marshal.protocol.transition import Transition
+from kafka_marshal.protocol.state import Transition
 from kafka_marshal.protocol.types import Key
 
 from .office import ClaimRef, Standing, TicketOffice, Verdict

@@ -4,7 +4,7 @@ import os
 import time
 
 from kafka_marshal.errors import CoordinationError
-from kafka_marshal.protocol.transition import ACCEPTED
+from kafka_marshal.protocol.state import ACCEPTED
 from kafka_marshal.protocol.types import Key, Owner
 from kafka_marshal.remote import paths
 from kafka_marshal.remote.api import GrantAsk, Granted

@@ -6,7 +6,7 @@ from logkit import KEY, H, Log, beat, claim, ident, member, pause, release
 
 from kafka_marshal import Key, Token, World
 from kafka_marshal.ports import PlainRecord
-from kafka_marshal.protocol.notes import why_to_tags
+from kafka_marshal.protocol.state import why_to_tags
 from kafka_marshal_cli import presenters
 from kafka_marshal_cli.presenters import record_object
 

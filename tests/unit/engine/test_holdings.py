@@ -12,8 +12,8 @@ from kafka_marshal.errors import ClaimLost, InvalidTransition
 from kafka_marshal.ports import TopicInfo
 from kafka_marshal.protocol.claiming import Claim, Claimant, Ending, Sublease
 from kafka_marshal.protocol.lease import Lease
-from kafka_marshal.protocol.notes import WEDGED
 from kafka_marshal.protocol.planner import fair
+from kafka_marshal.protocol.state import WEDGED
 from kafka_marshal.protocol.types import Key, Owner, Token
 
 ME = Claimant(Owner("c", b"i" * 16), "g", master=b"m")

@@ -20,7 +20,7 @@ from kafka_marshal.errors import IdentityConflict
 from kafka_marshal.protocol.records import (
     ClaimingPartition,
 )
-from kafka_marshal.protocol.transition import Transition
+from kafka_marshal.protocol.state import Transition
 from kafka_marshal.testing.fakestore import AppendFate
 
 

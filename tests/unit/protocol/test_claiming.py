@@ -36,8 +36,7 @@ from kafka_marshal.protocol.claiming import (
     resumable,
 )
 from kafka_marshal.protocol.records import Resume
-from kafka_marshal.protocol.state import WorldState
-from kafka_marshal.protocol.transition import Transition
+from kafka_marshal.protocol.state import Transition, WorldState
 from kafka_marshal.protocol.types import Key, Owner, Token
 
 ME = Owner("c1", INC)

@@ -22,7 +22,7 @@ from kafka_marshal.protocol.granting import (
     step_for,
     why_over,
 )
-from kafka_marshal.protocol.transition import Transition
+from kafka_marshal.protocol.state import Transition
 from kafka_marshal.protocol.types import Owner
 
 GRANTEE = ident("grantee")

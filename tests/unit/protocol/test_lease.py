@@ -2,7 +2,14 @@
 
 import pytest
 
-from kafka_marshal.protocol.lease import NO_LEASE, Lease
+from kafka_marshal.protocol.lease import (
+    NO_LEASE,
+    Freshness,
+    Lease,
+    freshness,
+    is_stale,
+    remaining_ms,
+)
 
 
 @pytest.mark.parametrize(
@@ -26,3 +33,55 @@ def test_a_lease_counts_from_the_sending(heartbeat_interval_ms, soft_ms, hard_ms
 def test_no_lease_is_over_at_any_time():
     assert NO_LEASE.soft_until_ms < 0
     assert NO_LEASE.hard_until_ms < 0
+
+
+# --- freshness
+
+
+H = 1_000
+AGES = [
+    pytest.param(-(2**63), Freshness.FRESH, id="far in the future"),
+    pytest.param(-1, Freshness.FRESH, id="negative"),
+    pytest.param(0, Freshness.FRESH, id="just renewed"),
+    pytest.param(H - 1, Freshness.FRESH, id="H - 1"),
+    pytest.param(H, Freshness.UNKNOWN, id="H"),
+    pytest.param(2 * H - 1, Freshness.UNKNOWN, id="2H - 1"),
+    pytest.param(2 * H, Freshness.UNKNOWN, id="2H"),
+    pytest.param(2 * H + 1, Freshness.STALE, id="2H + 1"),
+    pytest.param(2**63, Freshness.STALE, id="long gone"),
+]
+
+
+@pytest.mark.parametrize(("age", "expected"), AGES)
+def test_freshness(age, expected):
+    assert freshness(age, H) is expected
+
+
+@pytest.mark.parametrize(("age", "expected"), AGES)
+def test_stale_is_what_freshness_calls_stale(age, expected):
+    assert is_stale(age, H) == (expected is Freshness.STALE)
+
+
+@pytest.mark.parametrize(
+    ("age", "left"),
+    [
+        pytest.param(-1, 2 * H + 2, id="negative"),
+        pytest.param(0, 2 * H + 1, id="whole"),
+        pytest.param(2 * H, 1, id="2H"),
+        pytest.param(2 * H + 1, 0, id="2H + 1"),
+        pytest.param(5 * H, 0, id="never below zero"),
+    ],
+)
+def test_remaining_is_what_is_missing_to_stale(age, left):
+    assert remaining_ms(age, H) == left
+    assert is_stale(age + left, H)
+    assert left == 0 or not is_stale(age + left - 1, H)
+
+
+def test_names_are_those_of_the_world_document():
+    assert [one.value for one in Freshness] == ["fresh", "unknown", "stale"]
+
+
+def test_an_interval_of_one_millisecond():
+    ages = [freshness(age, 1).value for age in range(4)]
+    assert ages == ["fresh", "unknown", "unknown", "stale"]

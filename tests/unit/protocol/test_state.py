@@ -1,35 +1,47 @@
+import msgspec
 import pytest
 from logkit import (
     INC,
     KEY,
     OP,
+    SECRET,
     START_MS,
     H,
     Log,
     beat,
+    claim,
     config,
+    hashed,
     ident,
     member,
     messages,
     pause,
     release,
+    resume,
 )
 
-from kafka_marshal.protocol.freshness import Freshness
-from kafka_marshal.protocol.snapshot import digest
+from kafka_marshal.protocol.lease import Freshness
+from kafka_marshal.protocol.snapshot import digest, to_bytes
 from kafka_marshal.protocol.state import (
     QUIET,
     RING_ENTRIES_MAX,
     STAGING,
+    WHY_CHARS_MAX,
     GroupState,
+    KeyNote,
     KeyState,
     Owner,
     Pause,
     Staging,
+    Step,
     WorldState,
+    count,
     is_forgettable,
+    stuck_count,
+    why_of,
+    why_to_tags,
 )
-from kafka_marshal.protocol.types import Key, Token
+from kafka_marshal.protocol.types import Key, LogEntry, Token
 
 
 def key_state(**changes):
@@ -320,3 +332,280 @@ def test_when_an_operation_ends_follows_from_it(quiet_ms, staged_ms, ends_ms, di
         state.staging = Staging(b"", "c", b"", 1, 1, b"", staged_ms, (), b"")
     state.rebuild_derived()
     assert (state.ends_ms, set(state.dirty)) == (ends_ms, dirty)
+
+
+# --- transition
+
+
+ENTRY = LogEntry(9, 0, 0, 1, b"")
+
+
+@pytest.fixture
+def claimed_log():
+    log = Log()
+    log.claimed()
+    return log
+
+
+def fields(transition):
+    return (
+        transition.offset,
+        transition.outcome,
+        transition.effect,
+        transition.reason,
+        transition.key,
+        transition.epoch,
+        transition.detail,
+        transition.record,
+    )
+
+
+RECORD = beat(1)
+CASES = [
+    pytest.param(
+        lambda step: step.skipped(),
+        (9, "skipped", None, None, None, None, None, RECORD),
+        "skipped",
+        id="skipped",
+    ),
+    pytest.param(
+        lambda step: step.accepted("renewed", KEY),
+        (9, "accepted", "renewed", None, KEY, 1, None, RECORD),
+        "renewed",
+        id="accepted",
+    ),
+    pytest.param(
+        lambda step: step.accepted("granted", KEY, detail={"first": 1, "last": 2}),
+        (9, "accepted", "granted", None, KEY, 1, {"first": 1, "last": 2}, RECORD),
+        "granted",
+        id="accepted with figures",
+    ),
+    pytest.param(
+        lambda step: step.accepted("paused"),
+        (9, "accepted", "paused", None, None, None, None, RECORD),
+        "paused",
+        id="accepted without key",
+    ),
+    pytest.param(
+        lambda step: step.refused("held", KEY, detail={"remaining_ms": 5}),
+        (9, "refused", None, "held", KEY, 1, {"remaining_ms": 5}, RECORD),
+        "held",
+        id="refused",
+    ),
+    pytest.param(
+        lambda step: step.refused("limits", KEY._replace(partition=5)),
+        (9, "refused", None, "limits", KEY._replace(partition=5), None, None, RECORD),
+        "limits",
+        id="a key that does not exist has no epoch",
+    ),
+    pytest.param(
+        lambda step: step.ignored("not_owner", KEY),
+        (9, "ignored", None, "not_owner", KEY, 1, None, RECORD),
+        "not_owner",
+        id="ignored",
+    ),
+    pytest.param(
+        lambda step: step.undecodable(),
+        (9, "undecodable", None, "undecodable", None, None, None, RECORD),
+        "undecodable",
+        id="undecodable",
+    ),
+    pytest.param(
+        lambda step: step.halted(),
+        (9, "halted", None, "halted", None, None, None, RECORD),
+        "halted",
+        id="halted",
+    ),
+]
+
+
+@pytest.mark.parametrize(("outcome", "expected", "counter"), CASES)
+def test_an_outcome_is_told_and_counted(claimed_log, outcome, expected, counter):
+    before = dict(claimed_log.state.soft.counters)
+    transition = outcome(Step(claimed_log.state, ENTRY, RECORD))
+    assert fields(transition) == expected
+    counted = {**before, counter: before.get(counter, 0) + 1}
+    assert claimed_log.state.soft.counters == counted
+
+
+def test_counting_starts_at_nothing(claimed_log):
+    count(claimed_log.state, "new")
+    count(claimed_log.state, "new")
+    assert claimed_log.state.soft.counters["new"] == 2
+    count(claimed_log.state, "new", times=3)
+    assert claimed_log.state.soft.counters["new"] == 5
+
+
+def test_counting_nothing_makes_no_counter(claimed_log):
+    count(claimed_log.state, "new", times=0)
+    assert "new" not in claimed_log.state.soft.counters
+
+
+def test_transitions_are_values(claimed_log):
+    first = claimed_log.one(beat(1), after=1)
+    assert first == claimed_log.append(beat(1), offset=2 + 1)[0].__class__(
+        *fields(first)
+    )
+    with pytest.raises(AttributeError):
+        first.outcome = "refused"
+
+
+# --- notes
+
+
+@pytest.fixture
+def log():
+    return Log()
+
+
+def note(log, key=KEY) -> KeyNote | None:
+    return log.state.soft.notes.get(key)
+
+
+def why(text, **claiming):
+    return msgspec.structs.replace(claim(**claiming), tags=why_to_tags(text))
+
+
+def gone(epoch, reason, position=None, client="c1"):
+    record = release(epoch, position, client=client)
+    return msgspec.structs.replace(record, reason=reason)
+
+
+def test_a_claim_tells_why(log):
+    log.append(why("fair: share 3 of 12"))
+    assert note(log) == KeyNote("c1", 1, "fair: share 3 of 12", None, None)
+    log.append(why("I want it", client="c2"))
+    assert note(log).client_id == "c1", "a claim that was refused tells nothing"
+
+
+def test_a_claim_tells_which_one_it_follows_whoever_made_that(log):
+    log.append(claim())
+    assert note(log).follows is None
+    log.append(gone(1, "closed"))
+    log.append(claim(client="c2"))
+    assert note(log).follows == 1
+    log.append(claim(client="c3"), after=2 * H + 1)
+    assert note(log).follows == 3
+
+
+@pytest.mark.parametrize(
+    "tags",
+    [
+        pytest.param(b"", id="empty"),
+        pytest.param(b"\xc1", id="no-messagepack"),
+        pytest.param(b"\x91\x01", id="no-map"),
+        pytest.param(b"\x81\xa3why\x07", id="no-text"),
+        pytest.param(b"\x80", id="no-why"),
+        pytest.param(b"\x81\xa3why\xa2\xff\xff", id="no-utf-8"),
+    ],
+)
+def test_tags_that_tell_nothing_are_absent(log, tags):
+    record = msgspec.structs.replace(claim(), tags=tags)
+    assert why_of(record) is None
+    assert log.one(record).effect == "claimed"
+    assert note(log).reason is None
+
+
+def test_a_claim_without_tags_tells_nothing(log):
+    log.claimed()
+    assert note(log).reason is None
+
+
+def test_why_is_bounded_at_both_ends():
+    assert len(why_to_tags("ä" * 9_999)) <= 1024
+    tags = msgspec.msgpack.encode({"why": "x" * 1_000})
+    record = msgspec.structs.replace(claim(), tags=tags)
+    assert why_of(record) == "x" * WHY_CHARS_MAX
+
+
+def test_a_release_tells_why(log):
+    epoch = log.claimed()
+    assert log.say(gone(epoch, "behind: lag 12")) == "released"
+    assert note(log) == KeyNote("c1", 2, "behind: lag 12", None, None)
+    assert log.say(gone(epoch, "twice")) == "not_owner"
+    assert note(log).reason == "behind: lag 12"
+
+
+def test_the_owner_before_is_known(log):
+    epoch = log.claimed("c1")
+    log.append(release(epoch))
+    epoch = log.claimed("c2")
+    assert note(log).before == "c1"
+    log.append(release(epoch, client="c2"))
+    assert (note(log).client_id, note(log).before) == ("c2", "c1")
+    log.claimed("c2")
+    assert note(log).before == "c1", "what comes back to c2 was c1's before"
+    log.one(claim("c3"), after=2 * H + 1)
+    assert (note(log).client_id, note(log).before) == ("c3", "c2")
+
+
+def test_a_resume_keeps_the_owner_before(log):
+    epoch = log.claimed("c0")
+    log.append(release(epoch, client="c0"))
+    epoch = log.claimed("c1", resume_hash=hashed(SECRET))
+    assert log.say(resume(epoch, before=INC)) == "resumed"
+    assert (note(log).client_id, note(log).before) == ("c1", "c0")
+
+
+def test_a_release_of_what_no_note_tells_of(log):
+    epoch = log.claimed()
+    log.state.soft.notes.clear()
+    log.append(gone(epoch, "closed"))
+    assert note(log) == KeyNote("c1", 2, "closed", None, None)
+    log.state.soft.notes.clear()
+    log.one(claim("c2"), after=2 * H + 1)
+    assert note(log).before is None
+
+
+def wedge(log, position, client):
+    epoch = log.claimed(client)
+    log.append(gone(epoch, "wedged: 1 in hand", position, client))
+    return stuck_count(note(log), log.key())
+
+
+def test_who_was_wedged_at_the_same_position_is_counted(log):
+    assert [wedge(log, 7, "c1"), wedge(log, 7, "c2"), wedge(log, 7, "c3")] == [1, 2, 3]
+    epoch = log.claimed("c4")
+    assert stuck_count(note(log), log.key()) == 3
+    log.append(beat(epoch, 8, client="c4"))
+    assert stuck_count(note(log), log.key()) == 0, "it got on"
+    log.append(gone(epoch, "closed", None, "c4"))
+    assert wedge(log, 8, "c5") == 1
+
+
+def test_what_never_began_is_stuck_at_its_start(log):
+    assert [wedge(log, None, "c1"), wedge(log, None, "c2")] == [1, 2]
+
+
+def test_at_most_once_what_was_granted_is_no_longer_in_the_way(log):
+    assert wedge(log, 3, "c1") == 1
+    epoch = log.claimed("c2")
+    log.append(messages(epoch, 3, 3, client="c2"))
+    assert stuck_count(note(log), log.key()) == 0
+
+
+def test_nothing_known_is_not_stuck(log):
+    log.claimed()
+    assert stuck_count(None, log.key()) == 0
+    assert stuck_count(note(log), log.key()) == 0
+
+
+def test_notes_change_neither_bytes_nor_digest(log):
+    twin = Log()
+    epoch = log.claimed()
+    twin.append(why("for the twin"))
+    log.append(gone(epoch, "one"))
+    twin.append(gone(epoch, "another"))
+    assert note(log) != note(twin)
+    assert to_bytes(log.state) == to_bytes(twin.state)
+    assert digest(log.state) == digest(twin.state)
+
+
+def test_what_is_forgotten_has_no_note():
+    log = Log(forget_ms=5)
+    epoch = log.claimed()
+    log.append(release(epoch))
+    assert note(log) is not None
+    log.append(b"", after=10)
+    assert KEY not in log.state.keys
+    assert note(log) is None

@@ -28,13 +28,13 @@ from kafka_marshal.kafka_io import ConnectionSettings, open_coordination_log
 from kafka_marshal.kafka_io.topiclog import TopicLog
 from kafka_marshal.ports import CoordinationLog
 from kafka_marshal.protocol.codec import decode, encode
-from kafka_marshal.protocol.history import Historian
 from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.records import Member
 from kafka_marshal.protocol.snapshot import from_bytes, to_bytes
 from kafka_marshal.protocol.state import MemberState, WorldState
 from kafka_marshal.protocol.types import LogEntry
 from kafka_marshal.spark.audit import schema
+from kafka_marshal.spark.audit.history import Historian
 from kafka_marshal.spark.audit.rows import (
     Staged,
     age_rows,

@@ -5,8 +5,12 @@ from functools import cache
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kafka_marshal.protocol.history import Historian
-from kafka_marshal.protocol.history_rows import (
+from kafka_marshal.protocol.snapshot import digest
+from kafka_marshal.protocol.state import WorldState
+from kafka_marshal.protocol.types import OFFSET_MAX, Key
+from kafka_marshal.spark.audit import schema
+from kafka_marshal.spark.audit.history import Historian
+from kafka_marshal.spark.audit.history_rows import (
     Attempt,
     GrantRow,
     Handoff,
@@ -17,10 +21,6 @@ from kafka_marshal.protocol.history_rows import (
     Rejected,
     Row,
 )
-from kafka_marshal.protocol.snapshot import digest
-from kafka_marshal.protocol.state import WorldState
-from kafka_marshal.protocol.types import OFFSET_MAX, Key
-from kafka_marshal.spark.audit import schema
 from kafka_marshal.spark.audit.schema import Table
 
 if TYPE_CHECKING:

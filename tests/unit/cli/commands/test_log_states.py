@@ -24,8 +24,7 @@ from typer.testing import CliRunner
 from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.snapshot import digest, from_bytes, to_bytes
 from kafka_marshal.protocol.state import WorldState
-from kafka_marshal.protocol.text import entry_to_object, to_line
-from kafka_marshal.protocol.world import world_to_object
+from kafka_marshal.protocol.text import entry_to_object, to_line, world_to_object
 from kafka_marshal.snapshots import read_file
 from kafka_marshal_cli.assembly import app
 from kafka_marshal_cli.commands import log_states

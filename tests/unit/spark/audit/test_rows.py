@@ -14,9 +14,9 @@ from logkit import (
     release,
 )
 
-from kafka_marshal.protocol.history import Historian
 from kafka_marshal.protocol.types import OFFSET_MAX
 from kafka_marshal.spark.audit import schema
+from kafka_marshal.spark.audit.history import Historian
 from kafka_marshal.spark.audit.rows import (
     BATCH_ROWS,
     Staged,

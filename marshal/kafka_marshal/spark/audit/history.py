@@ -6,31 +6,11 @@ What it says of a claim is seen through its own account (which epoch a record na
 where a position stood before), so that a fold that broke a rule would show.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import msgspec
 
 from kafka_marshal.errors import MalformedRecord
-from kafka_marshal.protocol.history_rows import (
-    FORGOTTEN,
-    GRANTED,
-    OPEN,
-    RELEASED,
-    RESTORED,
-    RESUMED,
-    TAKEN_OVER,
-    WON,
-    Attempt,
-    GrantRow,
-    Interval,
-    Moment,
-    PauseRow,
-    PositionRow,
-    Rejected,
-    Row,
-)
-from kafka_marshal.protocol.notes import why_of
-from kafka_marshal.protocol.pausing import ran_out, replaced, told
 from kafka_marshal.protocol.records import (
     BatchHeartbeat,
     ClaimingMessages,
@@ -41,24 +21,220 @@ from kafka_marshal.protocol.records import (
     ReleasingPartition,
     Reset,
 )
-from kafka_marshal.protocol.state import WorldState
-from kafka_marshal.protocol.tenures import (
-    Track,
-    handoff,
-    move,
-    note_stray,
-    note_waiting,
-    taken_away,
-)
-from kafka_marshal.protocol.transition import (
+from kafka_marshal.protocol.state import (
     ACCEPTED,
     REFUSED,
     SKIPPED,
     UNDECODABLE,
     Transition,
     Transitions,
+    WorldState,
+    why_of,
 )
 from kafka_marshal.protocol.types import Key, LogEntry
+from kafka_marshal.spark.audit.history_rows import (
+    FORGOTTEN,
+    GRANTED,
+    OPEN,
+    RAN_OUT,
+    RELEASED,
+    RESET,
+    RESTORED,
+    RESUMED,
+    TAKEN_OVER,
+    UNPAUSED,
+    WON,
+    Attempt,
+    GrantRow,
+    Handoff,
+    Interval,
+    Moment,
+    PauseRow,
+    PositionRow,
+    Rejected,
+    Row,
+)
+
+CONTENDERS_MAX = 8
+# Who is refused for these waits for the key; other reasons say nothing of that.
+_WAITING = ("held", "handoff")
+
+
+class Track(msgspec.Struct, gc=False):
+    """What is remembered of a key: its last claim, and who waits for the next.
+
+    Attributes:
+        interval: The claim that stands, or the last one that did.
+        epoch: Its epoch.
+        sample_due_ms: Log time from which the next position is told.
+        rewinds_count: Rewinds under all claims of the key.
+        kept_ms: Log time until which a release keeps it for its successor.
+        waiting: Processes refused since the last renewal, and when, oldest first.
+    """
+
+    interval: Interval
+    epoch: int
+    sample_due_ms: int
+    rewinds_count: int = 0
+    kept_ms: int = 0
+    waiting: list[tuple[bytes, int]] = []
+
+
+def note_stray(interval: Interval, transition: Transition) -> None:
+    """Count an accepted record that the claim's owner cannot have sent."""
+    record, epoch = transition.record, transition.epoch
+    # Which of its beats it was, the transition of a batch does not say.
+    if isinstance(record, Heartbeat | ReleasingPartition | ClaimingMessages):
+        epoch = record.epoch
+    who = getattr(record, "incarnation", None)
+    is_owner = epoch == interval.token.offset and who == interval.incarnation
+    if not is_owner or interval.ending != OPEN:
+        interval.stray_count += 1
+
+
+def move(track: Track, position: int | None, *, rewinds: bool) -> None:
+    """Note where an accepted record left the position."""
+    interval = track.interval
+    before = interval.position
+    if before == position:
+        return
+    if before is not None and (position is None or position < before):
+        if rewinds:
+            interval.rewinds_count += 1
+            track.rewinds_count += 1
+        else:
+            interval.steps_back_count += 1
+    interval.position = position
+    if interval.first_position is None:
+        interval.first_position = position
+
+
+def note_waiting(
+    track: Track, incarnation: bytes, *, reason: str | None, at: Moment
+) -> None:
+    """Note that a process was refused, where that says that it waits for the key."""
+    waiting = [each for each in track.waiting if each[0] != incarnation]
+    if reason in _WAITING:
+        waiting.append((incarnation, at.log_ms))
+    track.waiting = waiting[-CONTENDERS_MAX:]
+
+
+def taken_away(
+    tracks: Mapping[Key, Track], client_id: str, *, at: Moment, until_ms: int | None
+) -> Iterator[Interval]:
+    """Yield the claims that a Reset ended: all that there were (PROTOCOL 7.6).
+
+    Args:
+        tracks: Every key.
+        client_id: Who reset.
+        at: Where.
+        until_ms: Log time until which nothing can be claimed, None for none.
+    """
+    for _, track in sorted(tracks.items()):
+        # C is that of the carried state, which may be long ago.
+        track.sample_due_ms = min(track.sample_due_ms, at.log_ms)
+        interval = track.interval
+        if interval.ending == OPEN:
+            interval.ending, interval.ended_by = RELEASED, client_id
+            interval.reason, interval.end = RESET, at
+            track.kept_ms = at.log_ms if until_ms is None else until_ms
+            track.waiting = []
+            yield interval
+
+
+def handoff(before: Interval, after: Interval, *, track: Track) -> Handoff:
+    """Return how a key went from one claim to the next."""
+    assert before.end is not None
+    h_ms, at = before.heartbeat_interval_ms, after.start
+    is_released = before.ending == RELEASED
+    since_ms = before.end.log_ms if is_released else before.renewed_ms
+    # PROTOCOL 4.2: stale is more than 2H.
+    free_ms = track.kept_ms if is_released else since_ms + 2 * h_ms + 1
+    refused_ms = dict(track.waiting).get(after.incarnation)
+    late_ms = None
+    if refused_ms is not None:
+        late_ms = max(0, at.log_ms - max(free_ms, refused_ms))
+    return Handoff(
+        after.key,
+        before.client_id,
+        after.client_id,
+        after.token,
+        before.ending,
+        before.reason if is_released else None,
+        after.why,
+        at,
+        at.log_ms - since_ms,
+        h_ms,
+        late_ms,
+        after.position,
+    )
+
+
+Pauses = dict[str, PauseRow]
+
+
+def told(
+    pauses: Pauses, world: WorldState, *, record: ReleaseGroup, at: Moment
+) -> Iterator[PauseRow]:
+    """Note what an accepted record did: begin a pause, put its end off, or end it.
+
+    Args:
+        pauses: Those that last.
+        world: The state after the record.
+        record: The record.
+        at: Where.
+    """
+    group_id = record.group_id
+    row, pause = pauses.get(group_id), world.active_pause(group_id)
+    if row is None:
+        assert pause is not None
+        who = (group_id, record.op_id, record.client_id)
+        pauses[group_id] = PauseRow(*who, record.reason, at, pause.until_ms)
+    elif pause is None:
+        del pauses[group_id]
+        row.ending, row.end = UNPAUSED, at
+        yield row
+    else:
+        row.until_ms = pause.until_ms
+        row.renewals_count += 1
+
+
+def ran_out(
+    pauses: Pauses, world: WorldState, *, entry: LogEntry
+) -> Iterator[PauseRow]:
+    """End the pauses that ran out before an entry was judged (PROTOCOL 4.8)."""
+    for group_id, row in sorted(pauses.items()):
+        if row.until_ms <= world.append_time_ms:
+            del pauses[group_id]
+            row.ending = RAN_OUT
+            row.end = Moment(entry.offset, world.now_ms, entry.timestamp_ms)
+            yield row
+
+
+def replaced(pauses: Pauses, world: WorldState, *, at: Moment) -> Iterator[PauseRow]:
+    """Take the pauses of the state that a Reset brought (PROTOCOL 7.6).
+
+    One that it does not have is over. One that nobody knew, or was over, begins
+    where the Reset came into force, and nobody knows why.
+    """
+    before = dict(pauses)
+    pauses.clear()
+    for group_id in sorted(world.groups):
+        pause = world.active_pause(group_id)
+        if pause is None:
+            continue
+        known = before.get(group_id)
+        if known is not None and known.op_id == pause.op_id:
+            del before[group_id]
+            known.until_ms = pause.until_ms
+            pauses[group_id] = known
+        else:
+            who = (group_id, pause.op_id, pause.client_id)
+            pauses[group_id] = PauseRow(*who, None, at, pause.until_ms)
+    for _, row in sorted(before.items()):
+        row.ending, row.end = RESET, at
+        yield row
+
 
 SAMPLE_MS_DEFAULT = 60_000
 AGES_PER_H = 20

@@ -4,15 +4,15 @@ import msgspec
 import pytest
 from logkit import KEY, ident
 
-from kafka_marshal.protocol import history_rows
-from kafka_marshal.protocol.history_rows import (
+from kafka_marshal.protocol.types import Token
+from kafka_marshal.spark.audit import history_rows
+from kafka_marshal.spark.audit.history_rows import (
     OPEN,
     Interval,
     Moment,
     PauseRow,
     Row,
 )
-from kafka_marshal.protocol.types import Token
 
 AT = Moment(3, 1_000, 2_000)
 
