@@ -230,7 +230,7 @@ class Marshal(Closing):
     ) -> Consumer:
         """Return a consumer of some topics; it contends for partitions at once.
 
-        What each setting does: README, and the attributes of
+        What each setting does: docs/reference.md, and the attributes of
         ``kafka_marshal.subscribing.Settings`` and ``ConsumerOptions``.
 
         Raises:
