@@ -105,7 +105,8 @@ class Evidence:
         jitter_ms: The longest random delay before a claim.
         round_trip_ms: Slowest round trip to the log during the takeover.
         batch: Most records of a batch.
-        problems: A sentence for each step that failed or missed its deadline.
+        problems: A sentence for each step that failed or missed its deadline, and
+            what the log judge found.
     """
 
     delivery: str

@@ -539,7 +539,7 @@ class Stage(Closing):
             jitter_ms=plan.jitter_ms,
             round_trip_ms=self._round_trip_ms,
             batch=BATCH,
-            problems=tuple(self._problems),
+            problems=(*self._problems, *self._watch.findings()),
         )
 
 

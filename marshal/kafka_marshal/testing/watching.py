@@ -1,7 +1,8 @@
 """Follows the coordination log from beside, and notes all that it accepts.
 
-What the log accepted is the evidence that checkers and the demo judge by: who
-owned what, from when on, at which position, and which offsets were granted.
+What the log accepted is the evidence that the demo judges by: who owned what, from
+when on, at which position, and which offsets were granted. Besides, the log judge
+judges each record.
 """
 
 import threading
@@ -14,6 +15,7 @@ import attrs
 from kafka_marshal.closing import Closing
 from kafka_marshal.errors import CoordinationError, DeadlineExceeded, MarshalError
 from kafka_marshal.kafka_io import ConnectionSettings, open_coordination_log
+from kafka_marshal.protocol.log_judge import LogJudge
 from kafka_marshal.protocol.rationalizer import apply
 from kafka_marshal.protocol.state import ACCEPTED, KeyState, Transition, WorldState
 from kafka_marshal.protocol.types import Key, LogEntry
@@ -22,6 +24,7 @@ POLL_MS = 100
 OPEN_MS_MAX = 15_000
 CLOSE_MS_MAX = 5_000
 DELAYS_KEPT_MAX = 20_000
+FINDINGS_KEPT_MAX = 20
 NS_PER_MS = 1_000_000
 _LOOK_INTERVAL_S = 0.01
 
@@ -81,6 +84,8 @@ class LogWatch(Closing):
             settings, heartbeat_interval_ms=None, timeout_ms=OPEN_MS_MAX
         )
         self._worlds = [WorldState(t) for t in range(self._log.partition_count)]
+        self._judges = [LogJudge(world) for world in self._worlds]
+        self._findings: deque[str] = deque(maxlen=FINDINGS_KEPT_MAX)
         self._facts: list[Fact] = []
         self._delays: deque[tuple[float, int]] = deque(maxlen=DELAYS_KEPT_MAX)
         self._lock = threading.Lock()
@@ -115,6 +120,11 @@ class LogWatch(Closing):
                 if key.group_id == group_id
             }
         return dict(sorted(found.items()))
+
+    def findings(self) -> tuple[str, ...]:
+        """Return the last invariants of the log that did not hold, a line each."""
+        with self._lock:
+            return tuple(self._findings)
 
     def slowest_read_ms(self, *, since_s: float) -> int:
         """Return the longest delay from a record's append to its arrival here.
@@ -188,6 +198,8 @@ class LogWatch(Closing):
                 self._delays.append((now, wall_ms - entry.timestamp_ms))
                 world = self._worlds[partition]
                 for transition in apply(world, entry):
+                    for found in self._judges[partition].take(transition):
+                        self._findings.append(f"{found.invariant}: {found.message}")
                     self._note(world, entry, transition)
 
     def _note(self, world: WorldState, entry: LogEntry, found: Transition) -> None:
