@@ -149,7 +149,7 @@ class LogJudge:
     def _is_forgotten(self, was: Known) -> bool:
         """Return whether a key had been dropped in silence (PROTOCOL 4.9)."""
         config = self._world.config
-        if config is None or was.owner is not None:
+        if config is None or was.owner is not None or was.granted is not None:
             return False
         return self._world.now_ms - was.active_ms > config.limit("forget_ms")
 

@@ -233,19 +233,40 @@ def test_a_refused_key_that_never_was_is_nothing():
     assert judged(log) == []
 
 
-@pytest.mark.parametrize("forgets", ["by a record", "in silence"])
-def test_a_key_that_was_forgotten_begins_anew(forgets):
-    log = Log(level=2) if forgets == "by a record" else Log(forget_ms=1)
+def test_a_key_that_a_record_forgot_begins_again():
+    log = Log(level=2)
     epoch = log.claimed()
     log.append(messages(epoch, 0, 9))
     log.append(release(epoch))
-    if forgets == "by a record":
-        log.append(forgetting(epoch))
-    else:
-        log.append(b"", after=10)
+    log.append(forgetting(epoch))
     log.append(messages(log.claimed("c2"), 0, 9, client="c2"))
     assert log.key().granted == 10
     assert judged(log) == []
+
+
+def test_a_key_that_was_dropped_in_silence_begins_again():
+    log = Log(forget_ms=1)
+    log.append(release(log.claimed(), 50))
+    log.append(b"", after=10)
+    log.claimed("c2")
+    assert log.key().position is None
+    assert judged(log) == []
+
+
+def test_a_key_that_was_granted_is_never_dropped_in_silence():
+    log = Log(forget_ms=1)
+    epoch = log.claimed()
+    log.append(messages(epoch, 0, 9))
+    log.append(release(epoch))
+    log.append(b"", after=10)
+    log.claimed("c2")
+    assert log.key().granted == 10
+
+    def lose(world, transition):
+        if transition.record.client_id == "c2":
+            world.keys[KEY].position = None
+
+    assert [each.invariant for each in judged(log, on("claimed", lose))] == ["S10"]
 
 
 def test_a_reset_may_bring_grants_back_and_not_those_of_its_state():
