@@ -136,7 +136,7 @@ def read(domain, topic, claim, *, delivery, office):
         "transport": "fast",
         **office,
     }
-    task = Task(TopicPartition(topic, 0), 0, RECORDS, claim)
+    task = Task(partition=TopicPartition(topic, 0), first=0, end=RECORDS, claim=claim)
     schema = columns(has_headers=False, has_token=False)
     return fetch.read(task, parse(options), schema=schema), Fence.of(options)
 

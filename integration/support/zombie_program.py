@@ -130,7 +130,7 @@ class Program:
         table = pa.table({"offset": [row.offset for row in rows]})
         pq.write_table(table, sink.path / folder / "rows.parquet")
         self.stop_here()
-        link = Link(first, end, token, folder)
+        link = Link(first=first, end=end, token=token, folder=folder)
         return end - sink.publish(None, place, link=link, batch_id=0)
 
     def write_kafka(self, place, token, rows) -> int:

@@ -10,6 +10,7 @@ import struct
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import attrs
 from kafka.errors import CorruptRecordError
 
 if TYPE_CHECKING:
@@ -51,7 +52,8 @@ class Slice(NamedTuple):
     headers: Sequence[Headers] | None
 
 
-class Batch(NamedTuple):
+@attrs.frozen(kw_only=True)
+class Batch:
     """One record batch with a valid checksum.
 
     Attributes:

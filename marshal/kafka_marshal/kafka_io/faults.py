@@ -27,7 +27,7 @@ class Access(Enum):
     WRITE = "write"
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class Fault:
     """One family of faults.
 
@@ -150,7 +150,7 @@ def required_right(access: Access, *topics: str) -> str:
     return f"{access.name} on topic{'s' * (len(topics) > 1)} {names}"
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class Failure:
     """A failed call, for the message.
 

@@ -224,11 +224,11 @@ def _to_batch(batch: Any) -> Batch:
     if batch.compression_type:
         data = decompress(batch.compression_type, data)
     return Batch(
-        batch.base_offset,
-        batch.records_count,
-        batch.first_timestamp,
-        batch.max_timestamp if batch.timestamp_type else None,
-        data,
+        base=batch.base_offset,
+        size=batch.records_count,
+        first_ms=batch.first_timestamp,
+        append_ms=batch.max_timestamp if batch.timestamp_type else None,
+        data=data,
     )
 
 

@@ -73,18 +73,18 @@ class TopicDescription:
     """
 
     name: str
-    exists: bool
-    partition_count: int = 0
-    replication: int = 0
-    leaderless: tuple[int, ...] = ()
-    in_sync: int = 0
-    behind: tuple[int, ...] = ()
-    leaders: Mapping[int, int] = attrs.field(factory=dict)
-    configs: Mapping[str, str] = attrs.field(factory=dict)
-    topic_id: bytes | None = None
+    exists: bool = attrs.field(kw_only=True)
+    partition_count: int = attrs.field(default=0, kw_only=True)
+    replication: int = attrs.field(default=0, kw_only=True)
+    leaderless: tuple[int, ...] = attrs.field(default=(), kw_only=True)
+    in_sync: int = attrs.field(default=0, kw_only=True)
+    behind: tuple[int, ...] = attrs.field(default=(), kw_only=True)
+    leaders: Mapping[int, int] = attrs.field(factory=dict, kw_only=True)
+    configs: Mapping[str, str] = attrs.field(factory=dict, kw_only=True)
+    topic_id: bytes | None = attrs.field(default=None, kw_only=True)
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class Broker:
     """One broker of the cluster."""
 
@@ -375,7 +375,12 @@ class KafkaTopicAdmin(Closing):
         )
         controller = raw["controller_id"]
         brokers = [
-            Broker(b["broker_id"], b["host"], b["port"], b.get("rack"))
+            Broker(
+                node_id=b["broker_id"],
+                host=b["host"],
+                port=b["port"],
+                rack=b.get("rack"),
+            )
             for b in raw["brokers"]
             if not b.get("is_fenced", False)
         ]
@@ -496,7 +501,7 @@ class KafkaTopicAdmin(Closing):
         self._admin.close(timeout_ms=timeout_ms)
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class Replicas:
     """Replicas of one partition.
 
@@ -538,10 +543,10 @@ class KafkaReplicas(Closing):
                 raise kind(f"topic {topic}")
             found = [
                 Replicas(
-                    each["partition_index"],
-                    each["leader_id"] if each["leader_id"] >= 0 else None,
-                    tuple(each["replica_nodes"]),
-                    frozenset(each["isr_nodes"]),
+                    partition=each["partition_index"],
+                    leader=each["leader_id"] if each["leader_id"] >= 0 else None,
+                    nodes=tuple(each["replica_nodes"]),
+                    in_sync=frozenset(each["isr_nodes"]),
                 )
                 for each in row["partitions"]
             ]

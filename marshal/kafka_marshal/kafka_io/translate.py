@@ -176,6 +176,10 @@ def translate_error(
         else f"{name}: {cause}"
     )
     failure = Failure(
-        doing, access=access, addresses=addresses, needs=needs, client="kafka-python"
+        doing=doing,
+        access=access,
+        addresses=addresses,
+        needs=needs,
+        client="kafka-python",
     )
     return failure.to_error(fault, error=error, cause=cause_text)

@@ -249,7 +249,9 @@ class _SentAppend(Append):
             return None
         if isinstance(outcome, TimeoutError):
             addresses = self._settings.addresses
-            failure = Failure(self._doing, access=Access.WRITE, addresses=addresses)
+            failure = Failure(
+                doing=self._doing, access=Access.WRITE, addresses=addresses
+            )
             return failure.to_error(
                 faults.UNREACHABLE, error=outcome, cause=str(outcome)
             )

@@ -125,7 +125,7 @@ class Logs(Protocol):
         ...
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class Rules:
     """Rules of planning.
 
@@ -148,7 +148,7 @@ class Rules:
 class Part:
     """A range with its claim."""
 
-    stretch: PlannedRange
+    planned: PlannedRange
     owner: Owner
     secret: str = attrs.field(repr=False)
 
@@ -484,7 +484,7 @@ class Claims:
                     "describe; then start the query again"
                 )
             self.ranges.wait_for_change(WAIT_MS)
-        return sorted(found, key=lambda part: part.stretch[:3])
+        return sorted(found, key=_order)
 
     def _of_this_topic(self, ranges: list[PlannedRange]) -> list[PlannedRange]:
         """Return the ranges whose topic was not replaced.
@@ -523,10 +523,10 @@ class Claims:
                     self._owner = now.owner
                 assert self._owner is not None
                 secret = secrets.get(each.partition, "")
-                found.append(Part(each._replace(token=token), self._owner, secret))
+                found.append(Part(attrs.evolve(each, token=token), self._owner, secret))
             elif now is not None and _follows(now, _token(each)):
                 if self._inherit(each, now):
-                    part = each._replace(token=now.token)
+                    part = attrs.evolve(each, token=now.token)
                     found.append(Part(part, now.owner, now.secret))
                 else:
                     left.append(each)
@@ -547,22 +547,22 @@ class Claims:
                 left.remove(each)
         return left
 
-    def _inherit(self, stretch: PlannedRange, held: HeldRange) -> bool:
+    def _inherit(self, planned: PlannedRange, held: HeldRange) -> bool:
         """Take over a range of an earlier run; return whether it may start."""
-        partition, token = stretch.partition, held.token
+        partition, token = planned.partition, held.token
         try:
-            self.ranges.begin(partition, token, first=stretch.first, end=stretch.end)
+            self.ranges.begin(partition, token, first=planned.first, end=planned.end)
         except ClaimLost:
             return False
-        self._successors[partition, _token(stretch)] = token
-        self._begun[partition] = (token, stretch.end)
+        self._successors[partition, _token(planned)] = token
+        self._begun[partition] = (token, planned.end)
         return True
 
-    def _drop(self, stretch: PlannedRange) -> None:
+    def _drop(self, planned: PlannedRange) -> None:
         LOGGER.warning(
             "batch_overtaken %s offsets %d to %d: another owner has had the partition "
             "since token %s, and processes them",
-            *(stretch.partition, stretch.first, stretch.end - 1, stretch.token),
+            *(planned.partition, planned.first, planned.end - 1, planned.token),
         )
 
     # --- confirming
@@ -612,9 +612,13 @@ class Claims:
                 self.ranges.give_back(partition, token)
 
 
-def _token(stretch: PlannedRange) -> Token:
-    assert stretch.token is not None
-    return stretch.token
+def _token(planned: PlannedRange) -> Token:
+    assert planned.token is not None
+    return planned.token
+
+
+def _order(part: Part) -> tuple[TopicPartition, Token | None, int]:
+    return part.planned.partition, part.planned.token, part.planned.first
 
 
 def _restart(mark: Mark, token: Token, topic_id: str) -> Mark:

@@ -93,7 +93,7 @@ class Bound:
         return not self.offsets and not self.times_ms and self.time_ms is None
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class Options:
     """The options of one source, checked.
 

@@ -70,7 +70,8 @@ class Mark(NamedTuple):
 Marks = dict[TopicPartition, Mark]
 
 
-class PlannedRange(NamedTuple):
+@attrs.frozen(kw_only=True)
+class PlannedRange:
     """A range ``first <= o < end`` of a partition, its claim if any, its topic id."""
 
     partition: TopicPartition
@@ -113,8 +114,14 @@ def planned_ranges(start: Marks, end: Marks) -> list[PlannedRange]:
         is_continued = before is not None and before.is_continued_by(mark)
         first = before.next if before is not None and is_continued else mark.begin
         if first < mark.next:
-            span = (first, mark.next)
-            found.append(PlannedRange(partition, mark.token, *span, mark.topic_id))
+            planned = PlannedRange(
+                partition=partition,
+                token=mark.token,
+                first=first,
+                end=mark.next,
+                topic_id=mark.topic_id,
+            )
+            found.append(planned)
     return found
 
 
@@ -178,14 +185,16 @@ def split_ranges(
     return found
 
 
-def _split(stretch: PlannedRange, count: int) -> list[PlannedRange]:
+def _split(planned: PlannedRange, count: int) -> list[PlannedRange]:
     """Split a range into equal parts."""
-    size = stretch.end - stretch.first
-    edges = [stretch.first + size * at // count for at in range(count + 1)]
-    return [stretch._replace(first=first, end=end) for first, end in pairwise(edges)]
+    size = planned.end - planned.first
+    edges = [planned.first + size * at // count for at in range(count + 1)]
+    return [
+        attrs.evolve(planned, first=first, end=end) for first, end in pairwise(edges)
+    ]
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class Task:
     """The range of one task; sent to the executor.
 

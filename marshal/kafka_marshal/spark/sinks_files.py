@@ -43,7 +43,7 @@ _FOLDERS = {
 _LOGGER = logging.getLogger("kafka_marshal")
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class Link:
     """One published folder of rows.
 
@@ -171,7 +171,12 @@ class FileSink:
             .collect()
         )
         folder = str(leaf.relative_to(self.path))
-        link = Link(row["first"], row["last"] + 1, row["token"], folder)
+        link = Link(
+            first=row["first"],
+            end=row["last"] + 1,
+            token=row["token"],
+            folder=folder,
+        )
         return TopicPartition(row["topic"], row["partition"]), link
 
     def publish(

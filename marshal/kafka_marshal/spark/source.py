@@ -69,9 +69,11 @@ class MarshalBatchReader(DataSourceReader):
             cluster.close()
         planned_ranges = [
             PlannedRange(
-                *(place, None),
-                *(self._from(place, firsts[place], starts), ends[place]),
-                ids.get(place.topic, ""),
+                partition=place,
+                token=None,
+                first=self._from(place, firsts[place], starts),
+                end=ends[place],
+                topic_id=ids.get(place.topic, ""),
             )
             for place in places
         ]
@@ -80,7 +82,12 @@ class MarshalBatchReader(DataSourceReader):
             planned_ranges, options.min_partitions, most=options.max_task_offsets
         )
         tasks = [
-            Task(each.partition, each.first, each.end, topic_id=each.topic_id)
+            Task(
+                partition=each.partition,
+                first=each.first,
+                end=each.end,
+                topic_id=each.topic_id,
+            )
             for each in parts
         ]
         # Without tasks Spark plans one of its own, so give it an empty one.
@@ -184,8 +191,8 @@ class MarshalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         options = self._options
         query = self._opened()
         parts = query.claims.parts(to_marks(start), to_marks(end))
-        of = {part.stretch.partition: part for part in parts}
-        ranges = [part.stretch for part in parts]
+        of = {part.planned.partition: part for part in parts}
+        ranges = [part.planned for part in parts]
         if options.delivery == "alo":
             most = options.max_task_offsets
             ranges = split_ranges(ranges, options.min_partitions, most=most)
@@ -204,8 +211,14 @@ class MarshalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 str(each.token),
                 part.secret,
             )
-            span = (each.first, each.end)
-            tasks.append(Task(each.partition, *span, claim, each.topic_id))
+            task = Task(
+                partition=each.partition,
+                first=each.first,
+                end=each.end,
+                claim=claim,
+                topic_id=each.topic_id,
+            )
+            tasks.append(task)
         return [TaskPartition(task) for task in tasks]
 
     def read(self, partition: InputPartition) -> Iterator["pa.RecordBatch"]:

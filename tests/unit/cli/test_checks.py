@@ -24,7 +24,12 @@ def test_only_a_failure_fails():
 
 SECOND = checks.NS_PER_S
 SOUND = TopicDescription(
-    "__marshal", True, 2, 3, in_sync=3, configs={"min.insync.replicas": "2"}
+    "__marshal",
+    exists=True,
+    partition_count=2,
+    replication=3,
+    in_sync=3,
+    configs={"min.insync.replicas": "2"},
 )
 
 

@@ -2,6 +2,7 @@
 
 import struct
 
+import attrs
 import pyarrow as pa
 import pytest
 from batchkit import BadText, new_batch
@@ -37,7 +38,11 @@ def built(records, *, base=0):
 def taken(batch, *, append_ms=None):
     data = bytes(batch._buffer)[HEADER:]
     return Batch(
-        batch.base_offset, batch.records_count, batch.first_timestamp, append_ms, data
+        base=batch.base_offset,
+        size=batch.records_count,
+        first_ms=batch.first_timestamp,
+        append_ms=append_ms,
+        data=data,
     )
 
 
@@ -124,7 +129,9 @@ def test_malformed_records_are_refused(change):
     else:
         data[0] = 0xFF
     with pytest.raises(CorruptRecordError):
-        to_columns([batch._replace(data=bytes(data))], (0, FAR), with_headers=False)
+        to_columns(
+            [attrs.evolve(batch, data=bytes(data))], (0, FAR), with_headers=False
+        )
 
 
 def snappy(data):

@@ -94,8 +94,8 @@ class Query:
         """Return the offsets of the batch that was written down last, by partition."""
         start = self.checkpoint[-2] if len(self.checkpoint) > 1 else {}
         return {
-            part.stretch.partition.partition: list(
-                range(part.stretch.first, part.stretch.end)
+            part.planned.partition.partition: list(
+                range(part.planned.first, part.planned.end)
             )
             for part in self.claims.parts(start, self.checkpoint[-1])
         }
@@ -363,8 +363,8 @@ def test_a_batch_planned_under_a_claim_that_was_won_again_is_read_under_the_new(
     cluster.run(2 * H)
     query.node.cut(is_cut=False)
     (part,) = query.claims.parts({}, query.checkpoint[-1])
-    assert part.stretch.token > query.checkpoint[-1][T[0]].token
-    assert part.stretch[2:4] == (0, 4)
+    assert part.planned.token > query.checkpoint[-1][T[0]].token
+    assert (part.planned.first, part.planned.end) == (0, 4)
     assert query.batch() == {0: [4, 5, 6, 7, 8, 9]}
     assert query.ranges.held()[T[0]].position == 4
 

@@ -19,6 +19,12 @@ CLAIM = ClaimRef("g", "c", b"i" * 16, "t", 0, 5, "1.0.5", "5e" * 16)
 BASE = {"kafka.bootstrap.servers": "b:1", "subscribe": "t", "group": "g"}
 
 
+def task_of(partition, first, end, claim=None, topic_id=""):
+    return Task(
+        partition=partition, first=first, end=end, claim=claim, topic_id=topic_id
+    )
+
+
 class Office:
     """A ticket office that says what it is told to."""
 
@@ -110,13 +116,13 @@ def offsets(task, **more):
 
 def test_without_a_claim_a_range_is_just_read(world):
     world()
-    assert offsets(Task(T0, 2, 9)) == [2, 3, 4, 5, 6, 7, 8]
+    assert offsets(task_of(T0, 2, 9)) == [2, 3, 4, 5, 6, 7, 8]
 
 
 def test_a_claim_that_stands_is_read_under_its_token(world):
     world(Office())
     found = fetch.read(
-        Task(T0, 0, 2, CLAIM),
+        task_of(T0, 0, 2, CLAIM),
         parse(BASE | {"includeToken": "true"}),
         schema=columns(has_headers=False, has_token=True),
     )
@@ -127,7 +133,7 @@ def test_a_claim_that_stands_is_read_under_its_token(world):
 def test_a_claim_that_is_over_fails_the_task_before_its_first_row(world):
     world(Office(is_current=False))
     with pytest.raises(ClaimLost, match="no longer held under token") as caught:
-        offsets(Task(T0, 0, 2, CLAIM))
+        offsets(task_of(T0, 0, 2, CLAIM))
     assert caught.value.reason == "stale_token"
 
 
@@ -137,7 +143,7 @@ def test_a_claim_is_looked_at_again_while_a_task_reads_on(world, monkeypatch):
     world(office)
     monkeypatch.setattr(fetch, "_clock", clock)
     schema = columns(has_headers=False, has_token=False)
-    found = fetch.read(Task(T0, 0, 10, CLAIM), parse(BASE), schema=schema)
+    found = fetch.read(task_of(T0, 0, 10, CLAIM), parse(BASE), schema=schema)
     assert next(found).num_rows == 4
     clock.advance(fetch.CHECK_MS - 1)
     assert next(found).num_rows == 4
@@ -156,7 +162,7 @@ def test_what_was_granted_is_read_to_its_end(world, monkeypatch):
     options = parse(BASE | {"delivery": "amo"})
     schema = columns(has_headers=False, has_token=False)
     rows = 0
-    for batch in fetch.read(Task(T0, 0, 10, CLAIM), options, schema=schema):
+    for batch in fetch.read(task_of(T0, 0, 10, CLAIM), options, schema=schema):
         rows += batch.num_rows
         clock.advance(10 * fetch.CHECK_MS)
     assert (rows, office.looks) == (10, 0)
@@ -165,19 +171,19 @@ def test_what_was_granted_is_read_to_its_end(world, monkeypatch):
 def test_at_most_once_only_what_is_granted_is_read(world):
     office = Office(grants=[(1, 3), (4, 6)])
     world(office)
-    assert offsets(Task(T0, 2, 7, CLAIM), delivery="amo") == [1, 2, 3, 4, 5, 6]
+    assert offsets(task_of(T0, 2, 7, CLAIM), delivery="amo") == [1, 2, 3, 4, 5, 6]
     assert office.asked == [(2, 6), (4, 6)]
     world(Office())
-    assert offsets(Task(T0, 2, 7, CLAIM), delivery="amo") == []
+    assert offsets(task_of(T0, 2, 7, CLAIM), delivery="amo") == []
 
 
 def test_offsets_that_are_gone_fail_or_are_passed(world):
     world(reader=Reader(start=5))
     with pytest.raises(PositionError, match="set failOnDataLoss to false"):
-        offsets(Task(T0, 2, 9))
-    assert offsets(Task(T0, 2, 9), failOnDataLoss="false") == [5, 6, 7, 8]
+        offsets(task_of(T0, 2, 9))
+    assert offsets(task_of(T0, 2, 9), failOnDataLoss="false") == [5, 6, 7, 8]
     world(reader=Reader(start=9))
-    assert offsets(Task(T0, 2, 7), failOnDataLoss="false") == []
+    assert offsets(task_of(T0, 2, 7), failOnDataLoss="false") == []
 
 
 def test_what_lies_behind_the_end_of_a_log_fails_or_is_left_to_the_next_batch(
@@ -185,21 +191,21 @@ def test_what_lies_behind_the_end_of_a_log_fails_or_is_left_to_the_next_batch(
 ):
     world(reader=Reader(end=4))
     with pytest.raises(PositionError, match="its log has 0 to 3"):
-        offsets(Task(T0, 2, 9))
-    assert offsets(Task(T0, 2, 9), failOnDataLoss="false") == [2, 3]
-    assert offsets(Task(T0, 6, 9), failOnDataLoss="false") == []
+        offsets(task_of(T0, 2, 9))
+    assert offsets(task_of(T0, 2, 9), failOnDataLoss="false") == [2, 3]
+    assert offsets(task_of(T0, 6, 9), failOnDataLoss="false") == []
     assert "position_jumped" in caplog.text
 
 
 def test_a_log_that_was_cut_off_and_reaches_again_is_read_by_another_reader(world):
     dropped = world(reader=Reader(truncated_at=2))
-    assert offsets(Task(T0, 2, 5), failOnDataLoss="false") == [2, 3, 4]
+    assert offsets(task_of(T0, 2, 5), failOnDataLoss="false") == [2, 3, 4]
     assert dropped
 
 
 def test_nothing_is_read_from_a_topic_that_was_recreated(world):
     world(reader=Reader(topic_id="new"))
-    task = Task(T0, 2, 9, topic_id="old")
+    task = task_of(T0, 2, 9, topic_id="old")
     with pytest.raises(PositionError, match="recreated"):
         offsets(task)
     assert offsets(task, failOnDataLoss="false") == []
@@ -209,20 +215,20 @@ def test_a_fault_that_stays_at_the_same_place_ends_the_task(world):
     fault = PositionError("?", requested=2, log_start=0, log_end=10, partition=T0)
     world(reader=Reader(fault=fault))
     with pytest.raises(PositionError):
-        offsets(Task(T0, 2, 9), failOnDataLoss="false")
+        offsets(task_of(T0, 2, 9), failOnDataLoss="false")
 
 
 def test_a_position_that_cannot_be_placed_fails_all_the_same(world):
     fault = PositionError("?", requested=2, log_start=-1, log_end=-1)
     world(reader=Reader(fault=fault))
     with pytest.raises(PositionError):
-        offsets(Task(T0, 2, 9), failOnDataLoss="false")
+        offsets(task_of(T0, 2, 9), failOnDataLoss="false")
 
 
 def test_a_reader_that_failed_is_not_used_again(world):
     dropped = world(reader=Reader(fault=CoordinationError("away")))
     with pytest.raises(CoordinationError, match="away"):
-        offsets(Task(T0, 0, 2))
+        offsets(task_of(T0, 0, 2))
     assert dropped
 
 
@@ -240,12 +246,12 @@ def test_a_worker_of_spark_looks_for_garbage_in_what_it_loaded_once(
 ):
     world()
     monkeypatch.setattr(TaskContext, "get", object)
-    offsets(Task(T0, 0, 2))
-    offsets(Task(T0, 2, 4))
+    offsets(task_of(T0, 0, 2))
+    offsets(task_of(T0, 2, 4))
     assert len(frozen) == 1
 
 
 def test_the_heap_of_another_process_is_left_alone(world, frozen):
     world()
-    offsets(Task(T0, 0, 2))
+    offsets(task_of(T0, 0, 2))
     assert not frozen

@@ -25,6 +25,12 @@ T = [TopicPartition("t", number) for number in range(5)]
 TOKEN = Token(1, 0, 5)
 
 
+def planned(partition, token, first, end, topic_id=""):
+    return PlannedRange(
+        partition=partition, token=token, first=first, end=end, topic_id=topic_id
+    )
+
+
 def test_an_offset_is_text_that_says_the_same_again():
     marks = {B: Mark(NEW, 3, 4, 1, "0f"), A: Mark(OLD, 0, 2)}
     offset = to_offset(marks)
@@ -53,21 +59,21 @@ def test_the_checkpoint_of_another_source_is_told(offset):
 def test_a_batch_is_what_lies_between_two_offsets():
     start = {A: Mark(OLD, 0, 2), B: Mark(OLD, 0, 8)}
     assert planned_ranges(start, {A: Mark(OLD, 0, 5), B: Mark(OLD, 0, 8)}) == [
-        PlannedRange(A, OLD, 2, 5)
+        planned(A, OLD, 2, 5)
     ]
-    assert planned_ranges(start, {A: Mark(NEW, 1, 5)}) == [
-        PlannedRange(A, NEW, 1, 5)
-    ], "another claim begins where it says"
+    assert planned_ranges(start, {A: Mark(NEW, 1, 5)}) == [planned(A, NEW, 1, 5)], (
+        "another claim begins where it says"
+    )
     assert planned_ranges({}, {B: Mark(NEW, 3, 4), A: Mark(OLD, 0, 2)}) == [
-        PlannedRange(A, OLD, 0, 2),
-        PlannedRange(B, NEW, 3, 4),
+        planned(A, OLD, 0, 2),
+        planned(B, NEW, 3, 4),
     ]
 
 
 def test_a_restart_begins_a_range_of_its_own():
     start = {A: Mark(OLD, 0, 20, 0, "0f")}
     end = {A: Mark(OLD, 0, 5, 1, "0f")}
-    assert planned_ranges(start, end) == [PlannedRange(A, OLD, 0, 5, "0f")]
+    assert planned_ranges(start, end) == [planned(A, OLD, 0, 5, "0f")]
 
 
 def test_offsets_are_of_another_topic_where_both_ids_are_known():
@@ -103,19 +109,19 @@ def test_no_more_is_taken_than_there_is(sizes, most):
 
 @given(st.lists(st.integers(1, 1_000), min_size=1, max_size=5), st.integers(0, 40))
 def test_parts_are_the_whole_in_order(sizes, least):
-    whole = [PlannedRange(T[n], TOKEN, 7, 7 + size) for n, size in enumerate(sizes)]
+    whole = [planned(T[n], TOKEN, 7, 7 + size) for n, size in enumerate(sizes)]
     parts = split_ranges(whole, least)
     assert all(part.first < part.end for part in parts)
-    for stretch in whole:
-        mine = [part for part in parts if part.partition == stretch.partition]
-        assert (mine[0].first, mine[-1].end) == (stretch.first, stretch.end)
+    for each in whole:
+        mine = [part for part in parts if part.partition == each.partition]
+        assert (mine[0].first, mine[-1].end) == (each.first, each.end)
         assert all(one.end == other.first for one, other in pairwise(mine))
         lengths = [part.end - part.first for part in mine]
         assert max(lengths) - min(lengths) <= 1
 
 
 def test_larger_ones_are_cut_into_more_parts():
-    whole = [PlannedRange(T[0], None, 0, 90), PlannedRange(T[1], None, 0, 10)]
+    whole = [planned(T[0], None, 0, 90), planned(T[1], None, 0, 10)]
     parts = split_ranges(whole, 10)
     assert [part.partition.partition for part in parts].count(0) == 9
     assert split_ranges(whole, 2) == whole
@@ -124,7 +130,7 @@ def test_larger_ones_are_cut_into_more_parts():
 
 @given(st.integers(1, 1_000), st.integers(1, 300), st.integers(0, 20))
 def test_no_part_is_larger_than_may_be(size, most, least):
-    parts = split_ranges([PlannedRange(T[0], TOKEN, 7, 7 + size)], least, most=most)
+    parts = split_ranges([planned(T[0], TOKEN, 7, 7 + size)], least, most=most)
     assert (parts[0].first, parts[-1].end) == (7, 7 + size)
     assert all(one.end == other.first for one, other in pairwise(parts))
     assert all(0 < part.end - part.first <= most for part in parts)

@@ -2,6 +2,7 @@
 
 import threading
 
+import attrs
 import pytest
 
 from kafka_marshal.errors import ConfigurationError
@@ -15,6 +16,10 @@ OPTIONS = {
     "includeToken": "true",
 }
 T0 = TopicPartition("t", 0)
+
+
+def link(first, end, folder, token="1.0.7"):
+    return Link(first=first, end=end, token=token, folder=folder)
 
 
 class Fence:
@@ -35,7 +40,7 @@ def sink(tmp_path):
 def aside(sink, first, end, token="1.0.7"):
     folder = f"data/{token}-{first}-{end}"
     (sink.path / folder).mkdir(parents=True)
-    return Link(first, end, token, folder)
+    return link(first, end, folder, token)
 
 
 def publish(sink, link):
@@ -45,10 +50,10 @@ def publish(sink, link):
 def test_a_chain_has_no_gap_and_no_link_twice(tmp_path):
     chain = Chain(tmp_path / "t" / "0")
     assert (chain.links(), chain.last()) == ([], None)
-    first = Link(0, 10, "1.0.7", "data/x")
+    first = link(0, 10, "data/x")
     assert chain.add(first)
-    assert not chain.add(Link(0, 12, "1.0.7", "data/y"))
-    assert chain.add(Link(10, 20, "1.0.7", "data/z"))
+    assert not chain.add(link(0, 12, "data/y"))
+    assert chain.add(link(10, 20, "data/z"))
     assert [link.end for link in chain.links()] == [10, 20]
     assert chain.last().folder == "data/z"
     assert not [path for path in chain.folder.iterdir() if path.name[0] == "."]
@@ -61,7 +66,7 @@ def test_of_many_that_add_a_link_one_does(tmp_path):
 
     def add(number):
         barrier.wait(timeout=30)
-        if chain.add(Link(0, 10, "1.0.7", f"data/{number}")):
+        if chain.add(link(0, 10, f"data/{number}")):
             made.append(number)
 
     threads = [threading.Thread(target=add, args=(n,)) for n in range(8)]
@@ -106,15 +111,15 @@ def test_who_comes_second_goes_on_where_the_first_ends(sink, monkeypatch):
     late = aside(sink, 0, 15)
     add = Chain.add
 
-    def after_another(chain, link):
+    def after_another(chain, late):
         monkeypatch.setattr(Chain, "add", add)
-        add(chain, Link(0, 10, "1.0.7", "data/other"))
-        return add(chain, link)
+        add(chain, link(0, 10, "data/other"))
+        return add(chain, late)
 
     class Rest(FileSink):
         def _from(self, spark, link, first):
             assert first == 10
-            return Link(link.first, link.end, link.token, "data/rest")
+            return attrs.evolve(link, folder="data/rest")
 
     monkeypatch.setattr(Chain, "add", after_another)
     assert Rest(sink.path, sink.fence).publish(None, T0, link=late, batch_id=1) == 10

@@ -152,7 +152,7 @@ def planned(monkeypatch):
 
 
 def task(partition, first, end):
-    return Task(partition, first, end, topic_id="ab")
+    return Task(partition=partition, first=first, end=end, topic_id="ab")
 
 
 def test_each_partition_is_a_task(planned):
@@ -202,7 +202,11 @@ class Claims:
 
     def parts(self, start, end):
         self.calls.append(("parts", start, end))
-        return [Part(PlannedRange(T0, TOKEN, 0, 10), OWNER, SECRET)]
+        return [
+            Part(
+                PlannedRange(partition=T0, token=TOKEN, first=0, end=10), OWNER, SECRET
+            )
+        ]
 
     def confirm(self, marks):
         self.calls.append(("confirm", marks))

@@ -123,7 +123,7 @@ def _keep_in_child() -> None:
 os.register_at_fork(after_in_child=_keep_in_child)
 
 
-@attrs.define(eq=False)
+@attrs.define(eq=False, kw_only=True)
 class Client:
     """A client of librdkafka and what it has reported.
 

@@ -183,6 +183,10 @@ def translate_error(
         fault = faults.OUT_OF_TURN if is_closed else faults.OTHER
         cause = f"{type(error).__name__}: {' '.join(str(error).split())}"
     failure = Failure(
-        doing, access=access, addresses=addresses, needs=needs, client="librdkafka"
+        doing=doing,
+        access=access,
+        addresses=addresses,
+        needs=needs,
+        client="librdkafka",
     )
     return failure.to_error(fault, error=error, cause=cause)

@@ -110,7 +110,7 @@ class Bounds:
         return self.to_ms is not None and entry.timestamp_ms > self.to_ms
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class Work:
     """The part of an audit that one task does.
 

@@ -277,7 +277,12 @@ def _fold_all(
     """Fold the partitions of a task; by the plan it is one."""
     for batch in given:
         for row in batch.to_pylist():
-            work = Work(row[schema.T.name], row["end"], row["saved"], row["is_new"])
+            work = Work(
+                partition=row[schema.T.name],
+                end=row["end"],
+                saved=row["saved"],
+                is_new=row["is_new"],
+            )
             found = fold(
                 work, step.source, bounds=step.bounds, sample_ms=step.sample_ms
             )

@@ -38,7 +38,14 @@ class Cluster:
     @staticmethod
     def reported(*problems, exists=True, note=None):
         info = ClusterInfo("cluster", 1, ())
-        topic = TopicDescription("__marshal", exists, 1, 1, in_sync=1, leaders={0: 7})
+        topic = TopicDescription(
+            "__marshal",
+            exists=exists,
+            partition_count=1,
+            replication=1,
+            in_sync=1,
+            leaders={0: 7},
+        )
         return TopicReport(info, topic, tuple(map(Problem, problems)), note)
 
     def __enter__(self):

@@ -18,7 +18,9 @@ CLUSTER = ClusterInfo("cluster", 1, ())
 
 
 def report(*problems, exists=True, note=None):
-    topic = TopicDescription("__marshal", exists, 1, 1)
+    topic = TopicDescription(
+        "__marshal", exists=exists, partition_count=1, replication=1
+    )
     return TopicReport(CLUSTER, topic, tuple(map(Problem, problems)), note)
 
 

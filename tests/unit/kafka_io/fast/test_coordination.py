@@ -81,7 +81,7 @@ class Producer:
 
 @pytest.fixture
 def client(monkeypatch):
-    made = Client(Producer())
+    made = Client(handle=Producer())
     made.requests_pid.set()
     made.has_pid.set()
     monkeypatch.setattr(module, "new_producer", lambda *_: made)
@@ -249,7 +249,10 @@ class Log(FastCoordinationLog):
             client.handle.close()
             client.release()
         self.handle = Handle()
-        self._reader, self._querier = Client(self.handle), Client(self.handle)
+        self._reader, self._querier = (
+            Client(handle=self.handle),
+            Client(handle=self.handle),
+        )
 
     def _describe_topic(self, deadline):
         self._partition_count = 2

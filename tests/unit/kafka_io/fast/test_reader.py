@@ -181,7 +181,7 @@ def error(place, kind, offset=-1):
 @pytest.fixture
 def handle(monkeypatch):
     made = Handle()
-    monkeypatch.setattr(module, "new_consumer", lambda *_: Client(made))
+    monkeypatch.setattr(module, "new_consumer", lambda *_: Client(handle=made))
     return made
 
 
@@ -191,7 +191,7 @@ def by_id(handle, monkeypatch):
     made = []
 
     def make(*_):
-        made.append(Client(handle))
+        made.append(Client(handle=handle))
         made[-1].on_topic_id("t", OLD)
         return made[-1]
 
@@ -347,7 +347,7 @@ def test_after_a_refusal_a_new_client_gets_the_whole_state(reader, handle, monke
     closed = []
     monkeypatch.setattr(module, "close_consumer", closed.append)
     second = Handle()
-    monkeypatch.setattr(module, "new_consumer", lambda *_: Client(second))
+    monkeypatch.setattr(module, "new_consumer", lambda *_: Client(handle=second))
 
     def refuse(_):
         raise KafkaException(KafkaError(KafkaError._INVALID_ARG, "no"))
@@ -474,7 +474,7 @@ def test_errors_without_partition(reader, handle):
 def test_a_refusal_is_raised_after_all_messages(reader, handle, monkeypatch):
     refusal = KafkaException(KafkaError(KafkaError._AUTHENTICATION, "no"))
     monkeypatch.setattr(
-        module, "new_consumer", lambda *_: Client(handle, refusal=refusal)
+        module, "new_consumer", lambda *_: Client(handle=handle, refusal=refusal)
     )
     handle.made(*of(A, 0))
     assert polled(reader) == {A: [0]}

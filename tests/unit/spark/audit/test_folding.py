@@ -62,7 +62,7 @@ def log(monkeypatch):
 
 def told(log, *, bounds=None, end=None, **work):
     end = len(log.entries) if end is None else end
-    work = Work(0, end, **work)
+    work = Work(partition=0, end=end, **work)
     return list(fold(work, Source(), bounds=bounds or Bounds(), sample_ms=SAMPLE_MS))
 
 
@@ -88,7 +88,9 @@ def test_rows_are_yielded_before_the_log_is_read_to_its_end(monkeypatch, log):
             yield entry
 
     monkeypatch.setattr(folding, "read", read)
-    rows = fold(Work(0, 9), Source(), bounds=Bounds(), sample_ms=SAMPLE_MS)
+    rows = fold(
+        Work(partition=0, end=9), Source(), bounds=Bounds(), sample_ms=SAMPLE_MS
+    )
     first = next(rows)
     assert first.table is schema.CLAIMS
     assert taken == [0, 1]
@@ -173,7 +175,7 @@ def test_the_fold_begins_at_the_first_checkpoint_that_remains(retained):
 
 
 def told_of(retained, bounds=None):
-    work = Work(0, retained.end)
+    work = Work(partition=0, end=retained.end)
     return list(fold(work, Source(), bounds=bounds or Bounds(), sample_ms=SAMPLE_MS))
 
 
@@ -213,7 +215,10 @@ def clock(monkeypatch):
 
 
 def read(log, end):
-    return [each.offset for each in entries_of(log, Work(2, end), timeout_ms=5_000)]
+    return [
+        each.offset
+        for each in entries_of(log, Work(partition=2, end=end), timeout_ms=5_000)
+    ]
 
 
 def test_reading_ends_where_it_was_planned(clock):
