@@ -12,9 +12,8 @@ import typer
 
 from kafka_marshal import Event, Marshal
 from kafka_marshal.metrics import MarshalCollector
-from kafka_marshal.observability.logs import level_of, to_line
+from kafka_marshal.observability.logs import flat, level_of, to_line
 from kafka_marshal.observability.metrics import Server, prometheus
-from kafka_marshal.observability.structured import flat
 from kafka_marshal_cli.render import to_json
 from kafka_marshal_cli.shared import OptionGroup, notify
 

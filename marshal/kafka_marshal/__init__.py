@@ -7,6 +7,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from kafka_marshal.admin import Admin
     from kafka_marshal.aio import AsyncConsumer, AsyncMarshal
+    from kafka_marshal.batches import Batch, CommitToken
     from kafka_marshal.claims import HeldClaim
     from kafka_marshal.client import Marshal
     from kafka_marshal.consumer import Consumer
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
         UnknownTopicId,
         WrongCluster,
     )
-    from kafka_marshal.handed import Batch, CommitToken
     from kafka_marshal.ports import Event, Observer, Record
     from kafka_marshal.protocol.claiming import Ending
     from kafka_marshal.protocol.losses import Loss
@@ -71,8 +71,8 @@ _HOMES = {
     "TopicMisconfigured": "kafka_marshal.errors",
     "UnknownTopicId": "kafka_marshal.errors",
     "WrongCluster": "kafka_marshal.errors",
-    "Batch": "kafka_marshal.handed",
-    "CommitToken": "kafka_marshal.handed",
+    "Batch": "kafka_marshal.batches",
+    "CommitToken": "kafka_marshal.batches",
     "Event": "kafka_marshal.ports",
     "Observer": "kafka_marshal.ports",
     "Record": "kafka_marshal.ports",

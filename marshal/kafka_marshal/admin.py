@@ -11,6 +11,21 @@ from typing import Any
 
 import attrs
 
+from kafka_marshal.admin_reset import (
+    ForgetPlan,
+    ResetPlan,
+    UpgradePlan,
+    find_checkpoint,
+    plan_forgetting,
+    plan_reset,
+    plan_upgrade,
+    require_harmless,
+    require_members,
+    topics_of,
+    write_forgetting,
+    write_reset,
+    write_upgrade,
+)
 from kafka_marshal.clock import SystemClock
 from kafka_marshal.closing import Closing
 from kafka_marshal.engine.checkpoint_reader import has_checkpoints, kept_in
@@ -44,21 +59,6 @@ from kafka_marshal.kafka_io import (
     set_command,
 )
 from kafka_marshal.kafka_io.data import KafkaOffsets
-from kafka_marshal.overriding import (
-    ForgetPlan,
-    ResetPlan,
-    UpgradePlan,
-    find_checkpoint,
-    plan_forgetting,
-    plan_reset,
-    plan_upgrade,
-    require_harmless,
-    require_members,
-    topics_of,
-    write_forgetting,
-    write_reset,
-    write_upgrade,
-)
 from kafka_marshal.pausing import (
     ENDED,
     PauseOperation,

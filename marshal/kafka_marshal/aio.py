@@ -15,12 +15,12 @@ from signal import SIGINT, SIGTERM, Signals
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
+from kafka_marshal.batches import Batch, Committable, CommitToken
 from kafka_marshal.claims import HeldClaim
 from kafka_marshal.client import CLOSE_MS_MAX, OPEN_MS_MAX, Marshal
 from kafka_marshal.consumer import Consumer
 from kafka_marshal.engine.dispatcher import FETCH_SLICE_MS
 from kafka_marshal.errors import InvalidTransition, MarshalError
-from kafka_marshal.handed import Batch, Committable, CommitToken
 from kafka_marshal.ports import Record
 from kafka_marshal.protocol.types import Token, TopicPartition
 

@@ -1,4 +1,4 @@
-"""Claims without consumption: for loops that fetch by other means."""
+"""Claims without consumption, for applications that fetch by other means."""
 
 import os
 from collections.abc import Callable
@@ -23,10 +23,10 @@ RELEASE_MS_MAX = 10_000
 
 
 class HeldClaim:
-    """One data partition held by this process; made by ``Marshal.claim``.
+    """One data partition held by this process; ``Marshal.claim`` returns it.
 
-    The engine renews it in the background. Look at ``check`` before every
-    piece of work, and give ``token`` to whatever stores the result.
+    The engine renews it in the background. Call ``check`` before every piece of work,
+    and pass ``token`` to the system that stores the result.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class HeldClaim:
 
     @property
     def partition(self) -> TopicPartition:
-        """What is held."""
+        """The data partition."""
         return self._holding.key.topic_partition
 
     @property
@@ -69,7 +69,7 @@ class HeldClaim:
 
     @property
     def position(self) -> int | None:
-        """Next offset to process, as last set; None where nobody ever set one."""
+        """Next offset to process, as last set; None if it was never set."""
         return self._holding.position
 
     def is_valid(self) -> bool:
@@ -78,10 +78,10 @@ class HeldClaim:
         return same and self._holding.may_hand_out(self._clock.now_ms())
 
     def check(self) -> Token:
-        """Return the token where new work may begin now.
+        """Return the token if new work may begin now.
 
         Raises:
-            ClaimLost: The claim ended, or is about to.
+            ClaimLost: The claim ended, or its lease is about to expire.
             InvalidTransition: Called in a forked child (PROTOCOL 1.7).
         """
         if os.getpid() != self._pid:
@@ -90,7 +90,7 @@ class HeldClaim:
             ending = self._holding.claim.ending
             reason = "lease_expiring" if ending is None else ending.reason
             raise ClaimLost(
-                f"the claim of {self.partition} no longer stands ({reason}); stop "
+                f"the claim of {self.partition} is no longer held ({reason}); stop "
                 "working on it and claim it again",
                 winner=None if ending is None else ending.winner,
                 at_offset=None if ending is None else ending.at_offset,
@@ -99,9 +99,9 @@ class HeldClaim:
         return self.token
 
     def set_position(self, position: int) -> None:
-        """Say how far the partition is processed: the next offset to process.
+        """Set the next offset to process.
 
-        The next beat carries it; it never goes back.
+        The next heartbeat carries it; it never goes back.
         """
         self.check()
         with self._engine.changed:
@@ -110,10 +110,10 @@ class HeldClaim:
                 progress.position = max(position, progress.position or 0)
 
     def release(self, *, timeout_ms: int = RELEASE_MS_MAX) -> None:
-        """Give the partition up at its position. Idempotent.
+        """Release the partition at its position. Idempotent.
 
         Raises:
-            DeadlineExceeded: The log did not show it in time; it still may.
+            DeadlineExceeded: The release was not read back in time; it may come later.
         """
         if os.getpid() != self._pid:
             return
@@ -137,7 +137,7 @@ class HeldClaim:
                 if failure is not None:
                     raise failure
                 if self._holding.claim.phase is Phase.ENDED:
-                    # Closing the client gave it up: nobody contends for it now.
+                    # Closing the client released it, and nothing contends for it now.
                     break
                 try:
                     self._wait(deadline_ms, "won")

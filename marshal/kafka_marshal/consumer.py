@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import cast
 
+from kafka_marshal.batches import Batch, Committable, CommitToken, runs_of
 from kafka_marshal.closing import Closing
 from kafka_marshal.engine import Subscription
 from kafka_marshal.engine.dispatcher import (
@@ -26,7 +27,6 @@ from kafka_marshal.errors import (
     ClaimLost,
     InvalidTransition,
 )
-from kafka_marshal.handed import Batch, Committable, CommitToken, runs_of
 from kafka_marshal.ports import DataReader, Record
 from kafka_marshal.protocol.claiming import Ending
 from kafka_marshal.protocol.delivery import AtLeastOnce

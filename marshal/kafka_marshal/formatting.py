@@ -28,11 +28,11 @@ HEARTBEAT_MS_LONGEST = 3_600_000
 
 @attrs.frozen
 class Format:
-    """How a coordination topic is to be formatted.
+    """The settings of a new coordination topic.
 
     Attributes:
-        partition_count: K, the number of coordinating partitions.
-        heartbeat_interval_ms: H; the same for everybody, for good.
+        partition_count: Number of coordinating partitions.
+        heartbeat_interval_ms: Heartbeat interval of all clients; it never changes.
         limits: Limits by name that differ from the defaults.
     """
 
@@ -56,7 +56,7 @@ class Format:
         unknown = sorted(set(self.limits) - set(LIMIT_DEFAULTS))
         if unknown:
             raise ConfigurationError(
-                f"unknown limit {unknown[0]!r}; known are: "
+                f"unknown limit {unknown[0]!r}; the limits are: "
                 f"{', '.join(sorted(LIMIT_DEFAULTS))}",
                 setting="limits",
             )
@@ -76,13 +76,14 @@ def format_log(
         raise LogUnreadable(
             f"the log of coordinating partitions {follower.log_start_missing} begins "
             "above offset 0, and no checkpoint leads up to it: whether they are "
-            "formatted cannot be known; delete the topic and format it anew"
+            "formatted is unknown; delete the topic and format it again"
         )
     worlds = follower.worlds
     if len(worlds) < wanted.partition_count and worlds[0].config is None:
         raise TopicMisconfigured(
             f"the coordination topic has {len(worlds)} partitions and "
-            f"{wanted.partition_count} are wanted; name fewer, or create it anew"
+            f"{wanted.partition_count} are requested; request fewer, or create the "
+            "topic again"
         )
     if worlds[0].config is None:
         first = _new_config(wanted, cluster_id, era=follower.wall_s)
@@ -93,23 +94,24 @@ def format_log(
     config = worlds[0].config
     if config is None:
         raise LogUnreadable(
-            "T0 did not take the Config: is the clock of this machine more than a day "
-            "ahead of the brokers'? See: marshal log dump --partition 0"
+            "coordinating partition 0 refused the Config: is the clock of this machine "
+            "more than a day ahead of the brokers? See: marshal log dump --partition 0"
         )
     require_cluster(config, cluster_id)
     lacking = [t for t in range(config.partition_count) if not _agrees(worlds, t)]
     if was_formatted and not lacking and not ignore_formatted:
         raise TopicMisconfigured(
-            f"the coordination topic is formatted already (format_id "
-            f"{config.format_id.hex()}, K={config.partition_count}, "
-            f"H={config.heartbeat_interval_ms} ms); --ignore-formatted accepts that"
+            f"the coordination topic is already formatted (format_id "
+            f"{config.format_id.hex()}, {config.partition_count} coordinating "
+            f"partitions, heartbeat interval {config.heartbeat_interval_ms} ms); "
+            "--ignore-formatted accepts that"
         )
     follower.await_all([follower.append(t, config) for t in lacking], timeout_ms)
     torn = [t for t in range(config.partition_count) if not _agrees(worlds, t)]
     if torn:
         raise TopicMisconfigured(
-            f"torn_format: coordinating partitions {torn} carry another format; "
-            "delete the topic and format it anew"
+            f"torn_format: coordinating partitions {torn} have another format; "
+            "delete the topic and format it again"
         )
     return config
 

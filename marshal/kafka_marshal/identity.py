@@ -1,8 +1,8 @@
-"""The local identity of a client: who it was before, and proof that it is alone.
+"""The local identity of a client: its earlier incarnations, and an exclusive lock.
 
-A process that restarts with the same client_id may resume its keys at once,
-but only if its earlier life is certainly dead (PROTOCOL 4.4). The proof is an
-exclusive lock on a directory that both lives share.
+A process that restarts with the same client_id may resume its keys at once, but only
+if its earlier incarnation is certainly dead (PROTOCOL 4.4). The proof is an exclusive
+lock on a directory that both use.
 """
 
 import fcntl
@@ -33,7 +33,7 @@ class _File(msgspec.Struct):
 
 
 def state_home() -> Path:
-    """Return where identities are kept unless told otherwise.
+    """Return the default directory of identities.
 
     ``MARSHAL_STATE_DIR``, else the XDG state directory of the user.
     """
@@ -45,7 +45,7 @@ def state_home() -> Path:
 
 
 def home_of(state_dir: str | Path | None) -> Path | None:
-    """Return the directory that a setting means; None where it says to keep nothing.
+    """Return the directory of a setting, None for no directory.
 
     Args:
         state_dir: A directory, None for the user's, ``""`` for none.
@@ -56,14 +56,14 @@ def home_of(state_dir: str | Path | None) -> Path | None:
 
 
 def make_private(path: Path, mode: int = 0o700) -> None:
-    """Make a directory and the parents that are missing, for their owner alone.
+    """Create a directory and missing parents, accessible only to their owner.
 
     Args:
         path: The directory.
-        mode: Mode of what is made, less the umask.
+        mode: Mode of new directories, less the umask.
 
     Raises:
-        OSError: It cannot be made, or something else is there.
+        OSError: It cannot be created, or is not a directory.
     """
     missing = []
     for folder in (path, *path.parents):
@@ -75,11 +75,11 @@ def make_private(path: Path, mode: int = 0o700) -> None:
 
 
 def require_private(path: Path) -> None:
-    """Check that nobody else can change what is in a directory.
+    """Check that only this user can change the content of a directory.
 
     Raises:
-        OSError: It is a symbolic link or no directory, it belongs to another user, or
-            its group or others may write to it.
+        OSError: It is a symbolic link or not a directory, it belongs to another user,
+            or its group or others may write to it.
     """
     if path.is_symlink():
         raise PermissionError(
@@ -107,26 +107,26 @@ def require_private(path: Path) -> None:
 _held: set[int] = set()
 
 
-def _let_go_in_child() -> None:
-    """Drop the locks that a forked child got with its parent's descriptors.
+def _close_locks_in_child() -> None:
+    """Close the locks that a forked child has inherited.
 
-    The lock belongs to the open file: a child that outlived its parent would
-    keep the parent's successor out (PROTOCOL 1.7).
+    The lock belongs to the open file: a child that outlives its parent would exclude
+    the parent's next incarnation (PROTOCOL 1.7).
     """
     for lock in _held:
         os.close(lock)
     _held.clear()
 
 
-os.register_at_fork(after_in_child=_let_go_in_child)
+os.register_at_fork(after_in_child=_close_locks_in_child)
 
 
 @attrs.frozen
 class Identity:
-    """An exclusive hold on one client's directory, for the life of the process.
+    """An exclusive lock on one client's directory, held until ``close``.
 
     Attributes:
-        lives: Earlier lives, newest first, all certainly dead.
+        lives: Earlier incarnations, newest first, all certainly dead.
     """
 
     lives: tuple[PreviousLife, ...]
@@ -137,7 +137,7 @@ class Identity:
     def take(
         cls, home: Path, *, domain: str, group_id: str, client_id: str
     ) -> "Identity":
-        """Lock the directory of a client and read its earlier lives.
+        """Lock the directory of a client and read its earlier incarnations.
 
         Args:
             home: Directory of all identities.
@@ -146,7 +146,7 @@ class Identity:
             client_id: Client.
 
         Raises:
-            IdentityConflict: Another live process on this machine holds it.
+            IdentityConflict: Another live process on this machine has the lock.
             OSError: The directory cannot be used, or others can change it.
         """
         # The prefixes keep names such as ``..`` inside the directory.
@@ -178,11 +178,11 @@ class Identity:
         return self._path
 
     def forget(self) -> "Identity":
-        """Return the same hold without earlier lives: none of them is resumed."""
+        """Return the same lock without earlier incarnations: none is resumed."""
         return attrs.evolve(self, lives=())
 
     def remember(self, incarnation: bytes, *, master: bytes) -> None:
-        """Store the present life, so that the next one can resume its keys."""
+        """Store the present incarnation, so that the next one can resume its keys."""
         lives = [PreviousLife(incarnation, master), *self.lives][:LIVES_MAX]
         document = _File([_Life(x.incarnation.hex(), x.master.hex()) for x in lives])
         handle, name = tempfile.mkstemp(dir=self._path)
@@ -193,16 +193,16 @@ class Identity:
         Path(name).replace(self._path / FILE_NAME)
 
     def close(self) -> None:
-        """Let go of the directory."""
+        """Release the lock."""
         if self._lock in _held:
             _held.discard(self._lock)
             os.close(self._lock)
 
 
 def forget_client(home: Path, *, domain: str, group_id: str, client_id: str) -> bool:
-    """Remove what this host keeps of a client; return whether there was anything.
+    """Remove the identity of a client; return whether there was one.
 
-    Its next start resumes nothing: it claims what is free, or stale.
+    Its next start resumes nothing: it claims keys that are free or stale.
 
     Args:
         home: Directory of all identities.
@@ -211,7 +211,7 @@ def forget_client(home: Path, *, domain: str, group_id: str, client_id: str) -> 
         client_id: Client.
 
     Raises:
-        IdentityConflict: A live process on this machine uses it.
+        IdentityConflict: A live process on this machine has the lock.
         OSError: The directory cannot be removed.
     """
     path = home / domain / f"g={group_id}" / f"c={client_id}"
@@ -235,5 +235,5 @@ def _read(path: Path) -> tuple[PreviousLife, ...]:
             for life in document.lives[:LIVES_MAX]
         )
     except (OSError, ValueError, msgspec.MsgspecError):
-        return ()  # unknown or damaged: nothing can be resumed, all can be claimed
+        return ()  # missing or damaged: keys can be claimed, but not resumed
     return lives

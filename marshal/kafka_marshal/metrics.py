@@ -1,9 +1,9 @@
-"""Prometheus metrics of clients: read when they are scraped, kept nowhere else.
+"""Prometheus metrics of clients, read from their state at each scrape.
 
-A scrape takes the engine's lock for short whiles, copies figures, and formats
-them without it. What cannot be read off the state (totals, durations) is counted
-where it happens, by the engine's meters. Labels come from the groups, topics and
-partitions of this process's own clients, never from what others write.
+A scrape holds the engine's lock for short times, copies values, and formats them
+without the lock. The engine's meters count what the state does not have (totals,
+durations). Labels come from the groups, topics and partitions of this process's own
+clients, never from records of others.
 """
 
 import os
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
 LOCK_MS_MAX = 1_000
 KEYS_PER_HOLD = 100
-LOOK_MS_MAX = 2_000
-LOOK_EVERY_MS = 1_000
-# What accepted records do; every other counter of the fold says why one did
-# nothing. `paused` is both, and counts as the latter.
+LOOKUP_MS_MAX = 2_000
+LOOKUP_EVERY_MS = 1_000
+# Effects of accepted records; every other counter of the fold is the reason of a
+# record without effect. `paused` is both, and counts as a reason.
 EFFECTS = frozenset(
     {
         *("claimed", "resumed", "renewed", "position_only", "released", "granted"),
@@ -45,7 +45,7 @@ EFFECTS = frozenset(
 
 
 class Claims(Protocol):
-    """Claims of one client_id in a group, as a scrape looks at them."""
+    """Claims of one client_id in a group, as a scrape reads them."""
 
     @property
     def group_id(self) -> str:
@@ -59,7 +59,7 @@ class Claims(Protocol):
 
     @property
     def engine(self) -> ClaimEngine:
-        """The engine that drives it."""
+        """The engine of the client."""
         ...
 
     @property
@@ -69,7 +69,7 @@ class Claims(Protocol):
 
 
 class Client(Claims, Protocol):
-    """The part of a ``Marshal`` that is looked at."""
+    """The part of a ``Marshal`` that a scrape reads."""
 
     @property
     def coordination_topic(self) -> str:
@@ -78,29 +78,29 @@ class Client(Claims, Protocol):
 
     @property
     def is_closed(self) -> bool:
-        """Whether it was closed."""
+        """Whether the client was closed."""
         ...
 
     def call_on_close(self, function: Callable[[], None]) -> None:
-        """Have a function called once it is closed."""
+        """Register a function to be called after the close."""
         ...
 
 
 class MarshalCollector:
-    """Exports the figures of one or more clients to Prometheus.
+    """Exports the metrics of one or more clients to Prometheus.
 
-    It registers itself, and leaves the registry when the last of its clients has
-    closed. One collector serves all clients of a registry; ``add`` takes more.
+    It registers itself, and leaves the registry after the last of its clients has
+    closed. One collector serves all clients of a registry; see ``add``.
 
     Args:
         clients: Every ``Marshal`` to export.
-        registry: Where to register; by default that of ``prometheus_client``.
-        client_label: Whether metrics of a client carry its client_id as a label.
-            Needed where two clients of one group share a registry.
+        registry: The registry; by default that of ``prometheus_client``.
+        client_label: Whether metrics of a client have its client_id as a label.
+            Required if two clients of one group share a registry.
 
     Raises:
-        ConfigurationError: The extra ``metrics`` is missing, or the names are
-            taken in this registry.
+        ConfigurationError: The extra ``metrics`` is missing, or the registry
+            already has metrics of these names.
     """
 
     def __init__(
@@ -122,25 +122,25 @@ class MarshalCollector:
         """Export one more client, until it closes.
 
         Raises:
-            ConfigurationError: Its figures could not be told from another's.
+            ConfigurationError: Its metrics cannot be distinguished from another's.
         """
         for other in self._clients:
             alike = other.client_id == client.client_id or not self._has_client
             if other.group_id == client.group_id and alike:
                 raise ConfigurationError(
                     f"clients {other.client_id!r} and {client.client_id!r} of group "
-                    f"{client.group_id!r} cannot be told apart in one registry; use "
-                    "client_label=True, or a registry each",
+                    f"{client.group_id!r} cannot be distinguished in one registry; "
+                    "use client_label=True, or a registry for each",
                     setting="client_label",
                 )
         if not self._is_registered:
             self._register()
         self._clients.append(client)
-        self._ends_of(client).look()
+        self._ends_of(client).refresh()
         client.call_on_close(partial(self.remove, client))
 
     def remove(self, client: Client) -> None:
-        """Export a client no more; the last one takes the collector along."""
+        """Stop exporting a client; after the last one the collector closes."""
         self._clients = [other for other in self._clients if other is not client]
         if not self._clients:
             self.close()
@@ -150,7 +150,7 @@ class MarshalCollector:
         self._clients = []
         if self._is_registered:
             self._is_registered = False
-            with suppress(KeyError):  # somebody may have unregistered it
+            with suppress(KeyError):  # the application may have unregistered it
                 self._registry.unregister(self)
 
     def _register(self) -> None:
@@ -158,20 +158,20 @@ class MarshalCollector:
             self._registry.register(self)
         except ValueError as error:
             raise ConfigurationError(
-                "this registry has metrics of these names already; add the client to "
-                f"the MarshalCollector that is there: {error}",
+                "this registry already has metrics of these names; add the client to "
+                f"the existing MarshalCollector: {error}",
                 setting="registry",
             ) from error
         self._is_registered = True
 
     def describe(self) -> Iterator["Metric"]:
-        """Return every metric without figures."""
+        """Return every metric without values."""
         return known.described()
 
     def collect(self) -> Iterator["Metric"]:
-        """Return every metric as it is now."""
+        """Return every metric with its present values."""
         scrape = known.Scrape(has_client=self._has_client)
-        if os.getpid() == self._pid:  # PROTOCOL 1.7: nothing inherits.
+        if os.getpid() == self._pid:  # PROTOCOL 1.7: a forked child has no claims.
             self._fill(scrape)
         return scrape.families()
 
@@ -180,7 +180,7 @@ class MarshalCollector:
         add_build(scrape)
         for client in tuple(self._clients):
             if client.is_closed:
-                self.remove(client)  # closing was cut short before it told us
+                self.remove(client)  # its close was interrupted before the callback
                 continue
             try:
                 read_client(client, scrape)
@@ -199,7 +199,7 @@ class MarshalCollector:
 
 
 def add_build(scrape: known.Scrape) -> None:
-    """Add which release this is."""
+    """Add the version of the library."""
     scrape.add(known.BUILD, (_version(),), value=1)
 
 
@@ -211,16 +211,16 @@ def add_silent(client: Claims, scrape: known.Scrape) -> None:
 def _version() -> str:
     try:
         return version("kafka-marshal")
-    except PackageNotFoundError:  # a source tree that was not installed
+    except PackageNotFoundError:  # a source tree that is not installed
         return "unknown"
 
 
 @contextmanager
 def _locked(engine: ClaimEngine) -> Iterator[None]:
-    """Hold the engine's lock; a scrape must never wait for ever.
+    """Hold the engine's lock, with a limit on the wait.
 
     Raises:
-        TimeoutError: It could not be had in time.
+        TimeoutError: The lock was not acquired in time.
     """
     if not engine.changed.acquire(timeout=LOCK_MS_MAX / 1000):
         raise TimeoutError
@@ -234,7 +234,7 @@ def _locked(engine: ClaimEngine) -> Iterator[None]:
 
 
 class _GroupFigures(NamedTuple):
-    """What one client tells of itself and its group."""
+    """Values of one client and its group."""
 
     is_up: bool
     heartbeat_ms: int
@@ -246,7 +246,7 @@ class _GroupFigures(NamedTuple):
 
 
 class _KeyFigures(NamedTuple):
-    """What one client tells of one key."""
+    """Values of one key of a client."""
 
     state: str | None
     epoch: int | None
@@ -269,10 +269,10 @@ _AS_THEY_ARE = (
 
 
 def read_client(client: Claims, scrape: known.Scrape) -> None:
-    """Add what one client tells.
+    """Add the values of one client.
 
     Raises:
-        TimeoutError: Its engine does not answer; nothing of it, or a part, is added.
+        TimeoutError: Its engine does not answer; none or a part of the values is added.
     """
     engine, session = client.engine, client.session
     with _locked(engine):
@@ -282,8 +282,8 @@ def read_client(client: Claims, scrape: known.Scrape) -> None:
     todo = list(dict.fromkeys(keys))
     for start in range(0, len(todo), KEYS_PER_HOLD):
         some = todo[start : start + KEYS_PER_HOLD]
-        # One key's totals are read in one hold: a claim that ends in between
-        # would be counted twice, or not at all.
+        # Read all totals of a key under one lock: otherwise a claim that ends
+        # meanwhile would be counted twice, or not at all.
         with _locked(engine):
             read = {key: _key_figures(engine, session, key) for key in some}
         for key, each in read.items():
@@ -315,7 +315,7 @@ def _add_group(client: Claims, figures: _GroupFigures, scrape: known.Scrape) -> 
     }
     for family, value in gauges.items():
         if value is None:
-            continue  # only who reads the log knows
+            continue  # unknown over a sidecar
         scrape.add(family, group, value=value, client=name)
     for family, counts in zip(_COUNTED, figures.counts, strict=True):
         for what, count in counts.items():
@@ -353,13 +353,13 @@ def _key_figures(engine: ClaimEngine, session: ClaimSession, key: Key) -> _KeyFi
 
 
 def _unconfirmed_count(holding: Holding) -> int | None:
-    """Return how many offsets a crash now would lose, None at least once."""
+    """Return how many offsets a crash would lose now, None for at least once."""
     at_most_once = isinstance(holding.progress, AtMostOnce)
     return holding.unconfirmed_count if at_most_once else None
 
 
 def _workers_max(subscription: Subscription) -> int:
-    """Return how many clients could be given something to do."""
+    """Return how many clients could hold a claim."""
     most = subscription.claims_max
     count = len(subscription.all_keys())
     if subscription.policy is whole_topics:
@@ -368,7 +368,7 @@ def _workers_max(subscription: Subscription) -> int:
 
 
 def _state_of(holding: Holding) -> str:
-    """Return the state of a claim that stands or is tried for."""
+    """Return the state of a claim that is held or contended for."""
     if holding.drain is not None and holding.claim.phase is Phase.HELD:
         return "draining"
     return holding.claim.phase.value
@@ -398,10 +398,10 @@ def _add_key(
 
 
 def read_engine(engine: ClaimEngine, scrape: known.Scrape, *, ends: "Ends") -> None:
-    """Add what one engine tells, whatever its clients.
+    """Add the values of one engine.
 
     Raises:
-        TimeoutError: It does not answer; nothing is added.
+        TimeoutError: The engine does not answer; nothing is added.
     """
     meters = engine.context.meters
     with _locked(engine):
@@ -411,13 +411,13 @@ def read_engine(engine: ClaimEngine, scrape: known.Scrape, *, ends: "Ends") -> N
         read_backs, rounds = meters.read_backs.copy(), meters.rounds.copy()
         failed_appends = meters.failed_appends
         upkeep = list(_upkeep(engine.context, ends.topic))
-    # Over a sidecar that folds the log, and tells what it holds.
+    # Over a sidecar there are none: the sidecar folds the log.
     for name, count in _added_up(counters).items() if counters else ():
         if name == "undecodable":
             scrape.add(known.UNDECODABLE, (), value=count)
         elif name not in EFFECTS:
             scrape.add(known.IGNORED, (name,), value=count)
-    for place, found in ends.look().items():
+    for place, found in ends.refresh().items():
         behind = found.end - next_offsets.get(place.partition, 0)
         scrape.add(known.REPLAY_LAG, place, value=max(0, behind))
     for family, labels, value in upkeep:
@@ -432,9 +432,9 @@ def read_engine(engine: ClaimEngine, scrape: known.Scrape, *, ends: "Ends") -> N
 def _upkeep(
     context: ClaimContext, topic: str
 ) -> Iterator[tuple[known.Family, tuple[str, ...], float]]:
-    """Yield figures of checkpoints and of the topic's settings, for each partition."""
+    """Yield values of checkpoints and of the topic's settings, for each partition."""
     if not context.replicas:
-        return  # a sidecar reads the log, and has metrics of its own
+        return  # over a sidecar, which has metrics of its own
     wall_ms = context.ports.clock.wall_ms()
     for t, replica in context.replicas.items():
         place, last_ms = (topic, str(t)), replica.checkpoints.last_ms
@@ -446,7 +446,7 @@ def _upkeep(
 
 
 def _added_up(counters: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    # The undecodable are told from the start: an alert needs a zero to rise from.
+    # Export `undecodable` from the start: an alert needs the step from zero.
     total = {"undecodable": 0}
     for each in counters:
         for name, count in each.items():
@@ -455,42 +455,42 @@ def _added_up(counters: Iterable[Mapping[str, int]]) -> dict[str, int]:
 
 
 class Ends:
-    """Where the coordinating partitions end, asked for in the background.
+    """Ends of the coordinating partitions, looked up in the background.
 
-    Each scrape asks, and tells what the last answer was: a scrape does not wait
-    for brokers, which may be what is broken.
+    Each scrape starts a lookup and exports the last result: a scrape does not wait for
+    brokers, which may be the part that fails.
 
     Args:
-        engine: Who reads them.
+        engine: The engine that reads the partitions.
         topic: The coordination topic.
     """
 
     def __init__(self, engine: ClaimEngine, topic: str) -> None:
-        # Whoever keeps it by its engine does not keep the engine with it.
+        # Hold only the context, so that the WeakKeyDictionary can drop the engine.
         self._context = engine.context
         self.topic = topic
-        self._lock = threading.Lock()  # scrapes may come at the same time
+        self._lock = threading.Lock()  # scrapes may run concurrently
         self._call: Pending[Mapping[TopicPartition, LogRange]] | None = None
         self._known: Mapping[TopicPartition, LogRange] = {}
         self._due_ms = 0
 
-    def look(self) -> Mapping[TopicPartition, LogRange]:
-        """Return what is known, and ask anew where that is due."""
+    def refresh(self) -> Mapping[TopicPartition, LogRange]:
+        """Return the last result; start a lookup if one is due."""
         context = self._context
         with self._lock:
-            self._take()
+            self._collect()
             now_ms = context.now_ms
-            # Over a sidecar the log is read by that, which has metrics of its own.
+            # Over a sidecar there are no replicas: it has metrics of its own.
             is_due = context.replicas and now_ms >= self._due_ms
             if self._call is None and is_due:
-                self._due_ms = now_ms + LOOK_EVERY_MS
+                self._due_ms = now_ms + LOOKUP_EVERY_MS
                 places = [TopicPartition(self.topic, t) for t in context.replicas]
-                ask = partial(context.ports.data.ranges, places, LOOK_MS_MAX)
+                ask = partial(context.ports.data.ranges, places, LOOKUP_MS_MAX)
                 self._call = context.ports.background.submit(ask)
-                self._take()
+                self._collect()
             return self._known
 
-    def _take(self) -> None:
+    def _collect(self) -> None:
         if self._call is not None and self._call.done():
             if self._call.exception(0) is None:
                 self._known = self._call.result(0)

@@ -22,13 +22,13 @@ ENDED = 0
 
 
 class Sender:
-    """Who writes records about groups; numbers them."""
+    """The sender of records about groups; it numbers them."""
 
     def __init__(self, client_id: str) -> None:
         """Begin a new incarnation.
 
         Args:
-            client_id: Its name in the log.
+            client_id: Name of the sender in the log.
         """
         self.client_id = client_id
         self._incarnation = secrets.token_bytes(16)
@@ -37,7 +37,7 @@ class Sender:
     def record(
         self, group_id: str, op_id: bytes, *, expire_ms: int, reason: str | None
     ) -> ReleaseGroup:
-        """Return the next record, which pauses a group up to ``expire_ms``."""
+        """Return the next record, which pauses a group until ``expire_ms``."""
         self._seq += 1
         return ReleaseGroup(
             self.client_id,
@@ -51,10 +51,10 @@ class Sender:
 
 
 class PauseOperation:
-    """One pause of a group, renewed as long as its caller works.
+    """One pause of a group, renewed while its caller waits.
 
-    One thread uses it. The pause ends by itself where the process dies: at most one
-    length after the last renewal.
+    For one thread. If the process dies, the pause ends by itself, at most its length
+    after the last renewal.
 
     Attributes:
         op_id: Identifies the operation.
@@ -76,9 +76,9 @@ class PauseOperation:
         Args:
             follower: Follows the log, and has read it to its end.
             clock: Local and wall time.
-            sender: Who pauses.
+            sender: Sender of the records.
             group_id: The group.
-            partition_count: K.
+            partition_count: Number of coordinating partitions.
             for_ms: Length of the pause, and of each renewal.
             reason: Stored in the log, for people.
         """
@@ -98,8 +98,8 @@ class PauseOperation:
     def begin(self, timeout_ms: int) -> None:
         """Pause the group: in its home partition, then in all others.
 
-        Of two admins at the same time, the one that its home accepts wins: the other
-        writes nothing else. Where another partition refuses, the pause is ended again.
+        Of two concurrent operations, the one that the home partition accepts wins; the
+        other writes nothing else. If another partition refuses, the pause is ended.
 
         Raises:
             GroupPaused: Another operation holds the group.
@@ -113,21 +113,21 @@ class PauseOperation:
                 self._send(t)
             if not self.hold_until(self._is_paused_in(partitions), timeout_ms):
                 raise DeadlineExceeded(
-                    f"not every coordinating partition took the pause of group "
+                    f"not every coordinating partition accepted the pause of group "
                     f"{self._group_id!r} within {timeout_ms} ms; it ends by itself, or "
                     f"with: marshal groups resume {self._group_id}"
                 )
 
     def hold_until(self, is_done: Callable[[], bool], timeout_ms: int) -> bool:
-        """Renew the pause until ``is_done``; return whether it came in time.
+        """Renew the pause until ``is_done``; return False after ``timeout_ms``.
 
         Raises:
-            ClaimRejected: The pause was ended by somebody else, or ran out.
+            ClaimRejected: Another operation ended the pause, or it ran out.
             LogUnwritable: A partition refuses it.
         """
         deadline_ms = self._clock.now_ms() + timeout_ms
         while True:
-            self._take_verdicts(timeout_ms)
+            self._handle_verdicts(timeout_ms)
             if is_done():
                 return True
             now_ms = self._clock.now_ms()
@@ -144,7 +144,7 @@ class PauseOperation:
         return self._clock.now_ms() + self._for_ms // RENEWALS_PER_PAUSE
 
     def _renew(self) -> None:
-        """Put the end off wherever no record is under way."""
+        """Renew the pause in every partition without a record in flight."""
         self._due_ms = self._next_due_ms()
         for t in sorted(self._paused | self._open.keys()):
             awaited = self._open.get(t)
@@ -162,7 +162,7 @@ class PauseOperation:
         )
         return self._follower.append(partition, record)
 
-    def _take_verdicts(self, timeout_ms: int) -> None:
+    def _handle_verdicts(self, timeout_ms: int) -> None:
         self._follower.require_folding(self._open.values())
         for t, awaited in list(self._open.items()):
             verdict = awaited.transition
@@ -172,7 +172,7 @@ class PauseOperation:
             if verdict.outcome == ACCEPTED:
                 self._paused.add(t)
             elif verdict.reason == "expired":
-                self._send(t)  # it was longer under way than the pause lasts
+                self._send(t)  # it took longer than the pause lasts
             else:
                 self._paused.discard(t)
                 error = refusal(self._follower, awaited, group_id=self._group_id)
@@ -180,7 +180,7 @@ class PauseOperation:
                 raise error
 
     def _undo(self, timeout_ms: int) -> None:
-        """End the pause again: in the home partition last, which keeps others out."""
+        """End the pause: in the home partition last, which keeps other pauses out."""
         left = self._paused | self._open.keys()
         self._open = {}
         for partitions in (left - {self._home}, left & {self._home}):
@@ -198,7 +198,7 @@ def refusal(
     if pause is not None:
         return GroupPaused(
             f"group {group_id!r} is held by another operation of "
-            f"{pause.client_id!r} ({reason}); end that one first with: marshal "
+            f"{pause.client_id!r} ({reason}); end it first with: marshal "
             f"groups resume {group_id}",
             until_ms=pause.until_ms,
             by=pause.client_id,
@@ -206,8 +206,8 @@ def refusal(
     if reason == "op_over":
         return ClaimRejected(
             f"the pause of group {group_id!r} is over in coordinating partition "
-            f"{awaited.partition}: somebody ended it, or a renewal took longer than "
-            "it lasts; pause it again, for longer",
+            f"{awaited.partition}: another operation ended it, or a renewal took "
+            "longer than it lasts; pause the group again, for longer",
             reason="op_over",
         )
     return LogUnwritable(
@@ -217,5 +217,5 @@ def refusal(
 
 
 def in_order(partitions: Iterable[int], *, home: int) -> list[int]:
-    """Return partitions in the order in which a pause is ended: home last."""
+    """Return partitions in the order for ending a pause: home last."""
     return sorted(partitions, key=lambda t: (t == home, t))

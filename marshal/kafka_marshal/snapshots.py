@@ -1,8 +1,8 @@
 """States of coordinating partitions as files (PROTOCOL 7.1).
 
-A file is one section per T, each with a head, the canonical bytes and a checksum
-over all of it: what was cut off or changed anywhere is no section. Whether one may
-be gone on from is not decided here but by the log (``engine.restoring``).
+A file has one section for each coordinating partition: a head, the canonical bytes and
+a checksum. A truncated or altered section is rejected. Whether a section is a valid
+starting point is checked against the log (``engine.restoring``).
 """
 
 import os
@@ -51,8 +51,8 @@ class Snapshot:
     """One section of a file.
 
     Attributes:
-        cluster_id: Cluster that the log is of; empty where unknown.
-        topic_id: Id of the coordination topic; empty where unknown.
+        cluster_id: Cluster of the log; empty if unknown.
+        topic_id: Id of the coordination topic; empty if unknown.
         state: The state.
     """
 
@@ -64,7 +64,7 @@ class Snapshot:
         """Return the state itself.
 
         Raises:
-            MalformedRecord: Its bytes are no state, or not that which it names.
+            MalformedRecord: Its bytes are not a state, or do not match its digest.
         """
         kept = self.state
         found = world_of(kept, LogRange(0, kept.offset))
@@ -74,12 +74,12 @@ class Snapshot:
 
 
 def snapshot_of(world: WorldState, *, cluster_id: str, topic_id: bytes) -> Snapshot:
-    """Return a section for a state that has folded something and has not halted."""
+    """Return a section for a state with at least one entry that has not halted."""
     return Snapshot(cluster_id, topic_id, capture(world, source="a fold"))
 
 
 def to_file_bytes(snapshot: Snapshot) -> bytes:
-    """Return a section; a file is any number of them, one after the other."""
+    """Return the bytes of a section; a file is a sequence of sections."""
     state = snapshot.state
     soft = state.soft or b""
     head = _encode(
@@ -102,17 +102,17 @@ def read_sections(value: bytes, *, source: str) -> Iterator[Snapshot]:
     """Yield the sections of a file.
 
     Raises:
-        MalformedRecord: It is no such file, or was cut off or changed.
+        MalformedRecord: It is not a snapshot, or was truncated or altered.
     """
     view = memoryview(value)
     while view:
         head, at = _head(view, source)
         end = at + head.state_bytes + head.soft_bytes
         if head.state_bytes < 0 or head.soft_bytes < 0 or end > len(view):
-            raise MalformedRecord(f"{source} is no snapshot: it was cut off")
+            raise MalformedRecord(f"{source} is not a snapshot: it is truncated")
         check = bytes(view[end : end + CHECK_BYTES])
         if check != _check(view[:end]):
-            raise MalformedRecord(f"{source} is no snapshot: its checksum is wrong")
+            raise MalformedRecord(f"{source} is not a snapshot: its checksum is wrong")
         middle = at + head.state_bytes
         state = KeptState(
             head.partition,
@@ -131,16 +131,16 @@ def _head(view: memoryview, source: str) -> tuple[_Head, int]:
     at = len(MAGIC) + 4
     if bytes(view[: len(MAGIC)]) != MAGIC or len(view) < at:
         raise MalformedRecord(
-            f"{source} is no snapshot: it does not begin as one; marshal log "
-            "snapshot writes such"
+            f"{source} is not a snapshot: it does not begin as one; write one "
+            "with: marshal log snapshot"
         )
     size = int.from_bytes(view[len(MAGIC) : at], "big")
     if size > HEAD_BYTES_MAX:
-        raise MalformedRecord(f"{source} is no snapshot: its head has {size} bytes")
+        raise MalformedRecord(f"{source} is not a snapshot: its head has {size} bytes")
     try:
         return _decode(view[at : at + size]), at + size
     except (msgspec.MsgspecError, ValueError) as error:
-        raise MalformedRecord(f"{source} is no snapshot: {error}") from error
+        raise MalformedRecord(f"{source} is not a snapshot: {error}") from error
 
 
 def _check(body: bytes | memoryview) -> bytes:
@@ -152,16 +152,18 @@ def read_file(path: Path) -> list[Snapshot]:
 
     Raises:
         OSError: It cannot be read.
-        MalformedRecord: It is no snapshot.
+        MalformedRecord: It is not a snapshot.
     """
     if path.stat().st_size > FILE_BYTES_MAX:
-        raise MalformedRecord(f"{path} is no snapshot: {FILE_BYTES_MAX} bytes at most")
+        raise MalformedRecord(
+            f"{path} is not a snapshot: {FILE_BYTES_MAX} bytes at most"
+        )
     return list(read_sections(path.read_bytes(), source=str(path)))
 
 
 @attrs.frozen
 class Disk:
-    """The calls by which a file is written, so that tests can break each of them."""
+    """The calls that write a file, so that tests can make each of them fail."""
 
     fsync: Callable[[int], None] = os.fsync
     replace: Callable[[str, Path], None] = os.replace
@@ -172,10 +174,10 @@ DISK = Disk()
 
 
 def write_file(path: Path, value: bytes, *, disk: Disk = DISK) -> None:
-    """Replace a file as a whole: whenever this ends, it is the old one or the new.
+    """Replace a file atomically.
 
     Raises:
-        OSError: It could not be written; the old one is still there.
+        OSError: It could not be written; the old file is still there.
     """
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=TEMP_PREFIX)
     try:
@@ -191,7 +193,7 @@ def write_file(path: Path, value: bytes, *, disk: Disk = DISK) -> None:
         with suppress(OSError):
             Path(name).unlink()
         raise
-    # The name, too, must outlast a loss of power.
+    # The rename must survive a loss of power as well.
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
         disk.fsync(folder)
@@ -200,30 +202,30 @@ def write_file(path: Path, value: bytes, *, disk: Disk = DISK) -> None:
 
 
 class SnapshotFolder(StateStore):
-    """The files of one coordination topic, one per T, shared by a host's processes.
+    """The snapshot files of one coordination topic, shared by the processes of a host.
 
-    Each writes under a name of its own and renames; so whoever reads sees a whole
-    file, that of whoever was last. The newest state wins but for a race, which
-    costs a little reading.
+    There is one file for each coordinating partition. A process writes a temporary
+    file and renames it, so readers always see a complete file. The newest state is
+    kept, except after a race, which costs some reading.
     """
 
     def __init__(
         self, home: Path, *, cluster_id: str, topic_id: bytes, disk: Disk = DISK
     ) -> None:
-        """Use a folder below ``home``; it is made when something is written."""
+        """Use a folder below ``home``; the first write creates it."""
         self.path = home / "snapshots" / topic_id.hex()
         self._cluster_id = cluster_id
         self._topic_id = topic_id
         self._disk = disk
 
     def file_of(self, partition: int) -> Path:
-        """Return where the state of a T is kept."""
+        """Return the file of a coordinating partition."""
         return self.path / f"{partition}.snapshot"
 
     def find(
         self, wanted: Mapping[int, LogRange], *, log: CoordinationLog, timeout_ms: int
     ) -> Mapping[int, KeptState]:
-        """Return what is kept; a file that is none, or of another log, is nothing."""
+        """Return the stored states; invalid files and other logs' files are ignored."""
         del log, timeout_ms
         found = {}
         for partition in wanted:
@@ -233,7 +235,7 @@ class SnapshotFolder(StateStore):
         return found
 
     def save(self, state: KeptState) -> None:
-        """Keep a state, unless a newer one is kept; see ``StateStore``."""
+        """Store a state unless a newer one is stored; see ``StateStore``."""
         known = self._read(state.partition)
         if known is not None and _age(known) >= _age(state):
             return
@@ -245,7 +247,7 @@ class SnapshotFolder(StateStore):
         )
 
     def discard(self, state: KeptState) -> None:
-        """Remove a state that the log does not lead up to, if it is still there."""
+        """Remove a state that does not fit the log, if it is still stored."""
         known = self._read(state.partition)
         if known == state:
             with suppress(OSError):
@@ -263,7 +265,7 @@ class SnapshotFolder(StateStore):
         return None
 
     def _sweep(self) -> None:
-        """Remove what processes left that were killed while they wrote."""
+        """Remove temporary files of processes that were killed."""
         before_s = time.time() - LEFTOVER_S
         for path in self.path.glob(f"{TEMP_PREFIX}*"):
             with suppress(OSError):
@@ -274,9 +276,9 @@ class SnapshotFolder(StateStore):
 def open_store(
     home: Path | None, cluster_id: str, *, topic_id: bytes | None
 ) -> SnapshotFolder | None:
-    """Return where states of a coordination topic are kept; None keeps none.
+    """Return the store of a coordination topic, None for no store.
 
-    A topic without an id cannot be told from one that was made anew.
+    A topic without an id cannot be distinguished from one that was created again.
     """
     if home is None or topic_id is None:
         return None

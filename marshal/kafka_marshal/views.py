@@ -1,7 +1,6 @@
 """Read-only views of the coordination log: the world, and the log itself.
 
-Nothing here writes or joins a group. A view never answers from before the
-moment it was asked.
+Nothing here writes or joins a group. A view is never older than its request.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -35,7 +34,7 @@ TIMEOUT_MS = 30_000
 POLL_MS = 100
 CLOSE_MS = 5_000
 REASONS_MAX = 1_000
-# Whoever had to read as much keeps the state, so that the next need not.
+# A reader of this many entries stores the state, to shorten the next start.
 KEEP_ENTRIES_MIN = 20_000
 # Frame version, record type and record version of a ReleaseGroup (PROTOCOL 3.1).
 _RELEASE_GROUP_HEAD = b"\x01\x05\x00"
@@ -46,14 +45,13 @@ class World:
 
     Attributes:
         partitions: State of every coordinating partition, in order.
-        cluster_id: Cluster that the log was read from, None where unknown.
-        read_at_ms: Wall time at which the log had been read.
-        reasons: Why groups were paused, by group and op_id; the fold keeps
-            states only, so this is what the log said while it was read.
-        log_start_missing: Partitions whose logs begin above offset 0, and that have no
-            complete checkpoint before the moment of this view: their state at that
-            moment is unknown, and what ``partitions`` says of them is not the
-            whole.
+        cluster_id: Cluster of the log, None if unknown.
+        read_at_ms: Wall time at the end of reading.
+        reasons: Reasons of pauses, by group and op_id; states do not have them, so
+            they are collected while the log is read.
+        log_start_missing: Partitions whose logs begin above offset 0 without a
+            complete checkpoint before the moment of this view: their state is
+            unknown, and that in ``partitions`` is incomplete.
     """
 
     def __init__(
@@ -109,22 +107,22 @@ class World:
     ) -> "World":
         """Return the world as of an offset or a time, by default now.
 
-        Where the start of a log is gone, the fold of that partition begins at the
-        newest checkpoint that is complete before the moment asked for. Where there
-        is none, the partition is among ``log_start_missing``.
+        If the start of a log is gone, the fold of that partition begins at the newest
+        checkpoint that is complete before the moment. Without one, the partition is in
+        ``log_start_missing``.
 
         Args:
             bootstrap_servers: Addresses of the cluster.
-            offset: Per coordinating partition, the last offset to fold; of those
-                that are not named nothing is folded.
-            time_ms: Fold what stands before the first entry that was appended
-                later than this, in epoch ms.
+            offset: Per coordinating partition, the last offset to fold; others are not
+                folded.
+            time_ms: Fold the entries before the first one that was appended later
+                than this, in epoch ms.
             coordination_topic: Name of the coordination topic.
             options: Security and connection options.
             transport: ``auto``, ``fast`` or ``kafka-python``; see ``Marshal``.
-            state_dir: Where states are kept that spare reading the whole log, in
-                views of now; None for the user's, ``""`` for none.
-            timeout_ms: When to give up.
+            state_dir: Directory of stored states, which shorten views of now; None for
+                that of the user, ``""`` for none.
+            timeout_ms: Longest time of the call.
 
         Raises:
             TopicMisconfigured: There is no such topic.
@@ -158,15 +156,15 @@ class World:
             read_at_ms=wall_ms,
             reasons=prefix.reasons,
             log_start_missing=[
-                t for t in follower.log_start_missing if prefix.is_asked(t)
+                t for t in follower.log_start_missing if prefix.is_included(t)
             ],
         )
 
     def require_known(self, partitions: Iterable[int] | None = None) -> None:
-        """Refuse to answer for partitions whose ``log_start_missing``.
+        """Raise if the state of partitions is unknown (``log_start_missing``).
 
         Args:
-            partitions: Coordinating partitions that are asked about; None for all.
+            partitions: The coordinating partitions; None for all.
 
         Raises:
             LogUnreadable: The state of one of them is unknown.
@@ -193,7 +191,7 @@ class World:
         return world_to_object(self.partitions)
 
     def claims(self, group_id: str | None = None) -> list[tuple[Key, KeyState]]:
-        """Return every key that was claimed, of one group or of all, sorted."""
+        """Return every key that was ever claimed, of one group or of all, sorted."""
         return sorted(
             (
                 (key, known)
@@ -205,45 +203,44 @@ class World:
         )
 
     def elapsed_ms(self, partition: int) -> int:
-        """Return the time since a partition's last entry, as far as we can tell.
+        """Return an estimate of the time since a partition's last entry.
 
-        An estimate by local time and the wall clock, for people; 0 in a view of
-        the past.
+        By local time and the wall clock, for people; 0 in a view of the past.
         """
         return max(0, self._elapsed.get(partition, 0))
 
     def estimated_age_ms(self, world: WorldState, known: KeyState) -> int:
-        """Return an owner's age with the time since the last entry added."""
+        """Return an owner's age plus the time since the last entry."""
         return known.age_ms(world.now_ms) + self.elapsed_ms(world.partition)
 
     def estimated_freshness(self, world: WorldState, known: KeyState) -> Freshness:
-        """Judge an owner by that age; the log itself may judge it fresher."""
+        """Return the freshness by the estimated age; by log time it may be fresher."""
         age_ms = self.estimated_age_ms(world, known)
         return freshness(age_ms, known.heartbeat_interval_ms)
 
 
 def unknown_text(partitions: Sequence[int]) -> str:
-    """Return why nothing can be said of these coordinating partitions."""
+    """Return why the state of these coordinating partitions is unknown."""
     return (
         f"the log of coordinating partitions {list(partitions)} begins above offset "
-        "0, and no checkpoint lies between there and the moment asked for: who owned "
-        "what there is unknown; see: marshal doctor"
+        "0, and no checkpoint lies between its start and the requested moment: the "
+        "owners of its keys are unknown; see: marshal doctor"
     )
 
 
 def _read(
     log: TopicLog, prefix: "Prefix", *, store: SnapshotFolder | None, timeout_ms: int
 ) -> tuple[Follower, "Prefix"]:
-    """Read the log to its end, from states that are kept if there are some."""
+    """Read the log to its end, from stored states if there are any."""
     clock = SystemClock()
-    # A view of the past cannot begin at a state from after its moment.
+    # A view of the past cannot begin at a later state.
     past = RetainedCheckpoints(newest=True, is_past=prefix.is_past)
     sources = kept_in(store) if prefix.is_whole else (past,)
     follower = Follower(log, clock, sources=sources)
     follower.catch_up(timeout_ms, accept=prefix.accept)
     is_complete = prefix.is_whole and follower.began_paused
     if is_complete and not any(log.start_offsets(timeout_ms).values()):
-        # Why a group was paused stands in the log alone.
+        # The reason of a pause is only in the log.
         log.read_from(log.start_offsets(timeout_ms))
         prefix = Prefix(None, None)
         follower = Follower(log, clock)
@@ -254,22 +251,22 @@ def _read(
             beside = (*follower.log_start_missing, *follower.unfit)
             is_whole = world.halted is None and world.partition not in beside
             if count >= KEEP_ENTRIES_MIN and is_whole:
-                with suppress(OSError):  # the next look reads as much again
+                with suppress(OSError):  # the next view reads as much again
                     store.save(capture(world, source="this process"))
     return follower, prefix
 
 
 def elapsed_ms_of(replica: Replica, now_ms: int, *, wall_ms: int) -> int:
-    """Return the time since the last entry of a log that was read from its start.
+    """Return the time since the last entry of a log that was just read.
 
-    PROTOCOL 4.11: log time stands still while nothing is appended. Who has just
-    opened the log did not see how long; for people, the wall tells.
+    PROTOCOL 4.11: log time stops while nothing is appended. A new reader has not
+    measured how long; the estimate for people uses the wall clock.
     """
     return max(replica.elapsed_ms(now_ms), wall_ms - replica.world.append_time_ms)
 
 
 class Prefix:
-    """What of each partition belongs to a view; notes why groups were paused."""
+    """Selects the entries of a view; collects the reasons of pauses."""
 
     def __init__(self, offset: Mapping[int, int] | None, time_ms: int | None) -> None:
         self.reasons: dict[tuple[str, bytes], str] = {}
@@ -279,13 +276,13 @@ class Prefix:
 
     @property
     def is_whole(self) -> bool:
-        """Whether everything belongs to it."""
+        """Whether the view has all entries."""
         return self._offset is None and self._time_ms is None
 
     def accept(self, partition: int, entry: LogEntry) -> bool:
         """Return whether the view folds an entry."""
-        # Once past the end always past it: a leader's clock may go back, and
-        # with a gap the view would be one that never was.
+        # After the first later entry all are excluded: a leader's clock may go back,
+        # and with a gap the view would be a state that never existed.
         if partition in self._ended or self.is_past(partition, entry):
             self._ended.add(partition)
             return False
@@ -294,12 +291,12 @@ class Prefix:
             self._note(decode(value))
         return True
 
-    def is_asked(self, partition: int) -> bool:
-        """Return whether the view asks for a coordinating partition at all."""
+    def is_included(self, partition: int) -> bool:
+        """Return whether the view includes a coordinating partition."""
         return self._offset is None or partition in self._offset
 
     def is_past(self, partition: int, entry: LogEntry) -> bool:
-        """Return whether an entry is later than the moment that was asked for."""
+        """Return whether an entry is later than the moment of the view."""
         if self._offset is not None and entry.offset > self._offset.get(partition, -1):
             return True
         return self._time_ms is not None and entry.timestamp_ms > self._time_ms
@@ -307,8 +304,8 @@ class Prefix:
     def _note(self, record: object) -> None:
         if not isinstance(record, ReleaseGroup) or record.reason is None:
             return
-        # The first reason of an operation is why it began; renewals and its end
-        # may carry another. The newest operations are kept.
+        # The first reason of an operation counts; renewals and the end may have
+        # others. Only the newest operations are stored.
         name = (record.group_id, record.op_id)
         self.reasons.setdefault(name, record.reason)
         if len(self.reasons) > REASONS_MAX:
@@ -316,24 +313,23 @@ class Prefix:
 
 
 class LogScan(Closing):
-    """Everything that the coordination log held when it was opened, once.
+    """All entries that the coordination log has when it is opened, read once.
 
-    A context manager; iterate over it for pairs of coordinating partition and
-    entry, in offset order within each partition.
+    A context manager; iterate over it for pairs of coordinating partition and entry,
+    in offset order within each partition.
 
     Args:
         bootstrap_servers: Addresses of the cluster.
         coordination_topic: Name of the coordination topic.
         options: Security and connection options.
         transport: ``auto``, ``fast`` or ``kafka-python``; see ``Marshal``.
-        timeout_ms: When to give up opening, and how long to wait for the next
-            entries while some are missing.
+        timeout_ms: Longest time to open, and longest wait for the next entries.
 
     Attributes:
-        cluster_id: Cluster that the log is read from.
-        topic_id: Id of the coordination topic, None where there are none.
+        cluster_id: Cluster of the log.
+        topic_id: Id of the coordination topic, None if brokers have no ids.
         starts: First offset that exists, per coordinating partition.
-        ends: Next offset to be written when it was opened, the same way.
+        ends: Next offset when the log was opened, per coordinating partition.
 
     Raises:
         TopicMisconfigured: There is no such topic.
@@ -369,17 +365,17 @@ class LogScan(Closing):
     def restore(
         self, *, is_past: Callable[[int, LogEntry], bool] | None = None
     ) -> dict[int, Restored]:
-        """Begin at the first checkpoint that remains, where a log's start is gone.
+        """Begin at the first remaining checkpoint of logs whose start is gone.
 
-        Call it before iterating: the scan then yields what follows these states,
-        and from the log's start where there is no state.
+        Call it before iterating: the scan then yields the entries after these states,
+        or from the log start without a state.
 
         Args:
-            is_past: Whether an entry is later than what is asked for; checkpoints
+            is_past: Whether an entry is later than the requested moment; checkpoints
                 count only if they end before the first such entry.
 
         Returns:
-            Where each coordinating partition begins. One whose ``is_log_start_missing``
+            The start of each coordinating partition. One whose ``is_log_start_missing``
             has lost its start and has no checkpoint.
 
         Raises:
@@ -394,7 +390,7 @@ class LogScan(Closing):
         )
 
     def latest_ends(self) -> dict[int, int]:
-        """Ask the brokers for the next offset to be written, per partition.
+        """Return the next offset of each partition, from the brokers.
 
         Raises:
             CoordinationError: The cluster did not answer.
@@ -405,7 +401,7 @@ class LogScan(Closing):
         """Yield every entry below ``ends``.
 
         Raises:
-            DeadlineExceeded: Entries are missing and none came in time.
+            DeadlineExceeded: The end was not reached and no entry came in time.
             LogTruncated: The log went back.
             LogUnreadable: The log cannot be read.
         """
@@ -424,7 +420,7 @@ class LogScan(Closing):
                 since_ms = self._clock.now_ms()
             elif self._clock.now_ms() - since_ms > self._timeout_ms:
                 raise DeadlineExceeded(
-                    f"the coordination log sent nothing for {self._timeout_ms} ms "
+                    f"the coordination log returned nothing for {self._timeout_ms} ms "
                     "before its end was reached; check the brokers with: marshal "
                     "doctor"
                 )
@@ -434,29 +430,28 @@ class LogScan(Closing):
         return all(at.get(t, 0) >= end for t, end in self.ends.items())
 
     def close(self) -> None:
-        """Let go of the connection. Idempotent."""
+        """Close the connection. Idempotent."""
         self._log.close(2_000)
 
 
 class Losses:
-    """What groups that consume at most once were granted and never processed.
+    """Offsets that were granted at most once and never processed.
 
-    A claim's owner says in the log how far it is, once the application has asked
-    for more or has closed in order (PROTOCOL 6.3). What it was granted beyond that
-    is listed: after a crash up to ``max_granted_batches`` times
-    ``max_poll_records`` records, of which the application may have processed those
-    that it was handed since its process last wrote to the log.
+    An owner records its progress in the log when the application polls again or closes
+    in order (PROTOCOL 6.3). Offsets granted beyond that are listed: after a crash up to
+    ``max_granted_batches`` times ``max_poll_records`` records, some of which the
+    application may have processed since its process last wrote to the log.
 
-    Where the start of the log is gone, this begins at the first checkpoint that
-    remains: what was granted before it is not listed.
+    If the start of the log is gone, the list begins at the first remaining checkpoint:
+    earlier grants are not listed.
 
     Attributes:
-        lost: Of claims that have ended, or whose owner is stale; in the order in
-            which they ended, those that are stale last.
-        at_risk: Of claims that live: what a crash of their owners would lose now.
-        world: The world that this was read with.
-        began_at: Offset at which each partition began whose start is gone; its
-            earlier grants are not listed.
+        lost: Losses of claims that have ended, or whose owner is stale; in the order
+            in which they ended, stale ones last.
+        at_risk: Offsets of live claims that a crash of their owners would lose now.
+        world: The world at the end of reading.
+        began_at: First offset of each partition whose start is gone; earlier grants
+            are not listed.
     """
 
     def __init__(
@@ -485,17 +480,17 @@ class Losses:
         transport: str = "auto",
         timeout_ms: int = TIMEOUT_MS,
     ) -> "Losses":
-        """Read the log to its end and return what was lost.
+        """Read the log to its end and return the losses.
 
         Args:
             bootstrap_servers: Addresses of the cluster.
-            group_id: Of this group only.
-            topic: Of this data topic only.
+            group_id: Only this group.
+            topic: Only this data topic.
             time_ms: As of this time, see ``World.at``; by default now.
             coordination_topic: Name of the coordination topic.
             options: Security and connection options.
             transport: ``auto``, ``fast`` or ``kafka-python``; see ``Marshal``.
-            timeout_ms: When to give up.
+            timeout_ms: Longest time of the call.
 
         Raises:
             TopicMisconfigured: There is no such topic.
@@ -519,7 +514,7 @@ class Losses:
         topic: str | None = None,
         time_ms: int | None = None,
     ) -> "Losses":
-        """Return what was lost by the log that a scan reads; see ``open``.
+        """Return the losses in the log of a scan; see ``open``.
 
         Raises:
             LogUnreadable: The state of a partition is unknown: the start of its log
@@ -552,7 +547,7 @@ class Losses:
         }
         lost.sort(key=lambda loss: (loss.at_ms, loss.partition, loss.at_offset))
         at_risk: list[Loss] = []
-        for loss in _open_ones(books, worlds, elapsed=elapsed):
+        for loss in _open_losses(books, worlds, elapsed=elapsed):
             (at_risk if loss.ending == LIVE else lost).append(loss)
         world = World(
             list(worlds.values()),
@@ -564,7 +559,7 @@ class Losses:
         return cls(lost, at_risk, world=world, began_at=began_at)
 
 
-def _open_ones(
+def _open_losses(
     books: Mapping[int, LossBook],
     worlds: Mapping[int, WorldState],
     *,

@@ -1,6 +1,6 @@
-"""The world, followed live: each entry with what it did, and what changed.
+"""Follows the log live: each entry with its transitions, and the changes.
 
-Nothing here writes or joins a group. Driven by its caller's thread.
+Nothing here writes or joins a group. It works on the thread of its caller.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,19 +28,19 @@ from kafka_marshal.protocol.types import Key, LogEntry, Owner, Token
 from kafka_marshal.snapshots import open_store
 from kafka_marshal.views import POLL_MS, TIMEOUT_MS, Prefix, World, elapsed_ms_of
 
-# A log that is silent for so long is asked whether it is still there.
+# After this time without an entry, check that the brokers still answer.
 PROBE_EVERY_MS = 5_000
 PROBE_MS = 2_000
 
 
 @attrs.frozen
 class Folded:
-    """One entry of the log, and what the fold says that it did.
+    """One entry of the log, and what it did.
 
     Attributes:
         partition: Coordinating partition.
         entry: The entry.
-        transitions: One per claim that it touched; none behind a halt.
+        transitions: One for each claim that it affected; none after a halt.
     """
 
     partition: int
@@ -50,23 +50,23 @@ class Folded:
 
 @attrs.frozen
 class Change:
-    """Something that came to be otherwise, at one entry of the log.
+    """A change of a claim or a pause, at one entry of the log.
 
     Attributes:
-        what: ``claimed``, ``resumed``, ``released``, ``lost`` (its owner did not
-            let go: another claim took it over), ``paused`` or ``unpaused``.
+        what: ``claimed``, ``resumed``, ``released``, ``lost`` (taken over without a
+            release), ``paused`` or ``unpaused``.
         group_id: The group.
-        key: The claim; None where the whole group is meant.
-        client_id: Whose claim or pause it is.
+        key: The claim; None for a change of the whole group.
+        client_id: Client of the claim or pause.
         incarnation: Process of that client, None for the end of a pause.
         token: Fencing token of a claim that begins, else None.
-        position: Next offset to process, None while unknown.
-        by: Who took it over, where it was lost.
-        reason: Why, where the log says so.
-        until_ms: Until when a group is paused.
+        position: Next offset to process, None if unknown.
+        by: Client that took over a lost claim.
+        reason: Reason in the log, if there is one.
+        until_ms: End of a pause.
         partition: Coordinating partition of the entry.
         offset: Offset of the entry.
-        time_ms: When it was appended, in epoch ms.
+        time_ms: Time of the append, in epoch ms.
     """
 
     what: str
@@ -85,14 +85,14 @@ class Change:
 
 
 class Changes:
-    """Tells what changed from what the fold did, from some state of it on.
+    """Derives changes from transitions.
 
-    Who owned a key before is no longer in the state once a claim is folded, so
-    it is noted here: one entry for each key that has an owner.
+    After a claim is folded the state no longer has the previous owner, so this object
+    stores the owner of each key.
     """
 
     def __init__(self, worlds: Sequence[WorldState] = ()) -> None:
-        """Begin at the states before the first entry; at the log's start without."""
+        """Begin at the states before the first entry; without any, at the log start."""
         self._owners: dict[Key, Owner] = {
             key: known.owner
             for world in worlds
@@ -106,14 +106,13 @@ class Changes:
             if group.pause is not None
         }
 
-    def take(self, folded: Folded, *, worlds: Sequence[WorldState]) -> list[Change]:
-        """Return what an entry changed.
+    def apply(self, folded: Folded, *, worlds: Sequence[WorldState]) -> list[Change]:
+        """Return the changes of an entry.
 
         Args:
             folded: The next entry.
-            worlds: State of every coordinating partition. It may be ahead of
-                the entry: positions and the end of a pause are told as they
-                stand there.
+            worlds: State of every coordinating partition. It may be ahead of the
+                entry; positions and ends of pauses are those of this state.
         """
         changes: list[Change] = []
         for transition in folded.transitions:
@@ -176,7 +175,7 @@ class Changes:
             )
 
     def _ended(self, folded: Folded, worlds: Sequence[WorldState]) -> list[Change]:
-        """Tell of pauses that are over in every partition."""
+        """Return changes for pauses that are over in every partition."""
         over = []
         for group_id, op_id in self._paused.items():
             pauses = (world.active_pause(group_id) for world in worlds)
@@ -205,11 +204,11 @@ def _position(world: WorldState, key: Key) -> int | None:
 
 
 class EarlyStates:
-    """Kept states, without those behind what has to be read: ``KeptStates``.
+    """Stored states that are not after the first entry to read: ``KeptStates``.
 
     Args:
-        source: Where states are kept.
-        first: Says of the offsets of a partition which has to be read first.
+        source: Source of stored states.
+        first: Returns the first offset of a partition that must be read.
     """
 
     def __init__(self, source: KeptStates, first: Callable[[LogRange], int]) -> None:
@@ -232,22 +231,22 @@ class EarlyStates:
         return {t: kept for t, kept in found.items() if kept.offset <= early[t].end}
 
     def discard(self, state: KeptState) -> None:
-        """Pass on that a state does not fit the log."""
+        """Forward that a state does not fit the log."""
         if isinstance(self._source, Discards):
             self._source.discard(state)
 
 
 class WorldWatch(Closing):
-    """The world, followed live without taking part; ``open`` makes one.
+    """Follows the world live, read-only; ``open`` returns one.
 
-    A context manager for one thread. Nothing happens between calls: who calls
-    ``read`` or ``changes`` seldom is told late, and loses nothing.
+    A context manager for one thread. Nothing happens between calls: with rare calls of
+    ``read`` or ``changes``, changes come late, but none is lost.
 
     Attributes:
         starts: First offset that existed when it was opened, per partition.
-        ends: Next offset to be written then, the same way.
-        outage: Why the log cannot be reached now, None while it can. The watch
-            goes on by itself when the brokers are back.
+        ends: Next offset at that time, per partition.
+        outage: Why the log cannot be reached now, None if it can. The watch continues
+            by itself when the brokers answer again.
     """
 
     def __init__(
@@ -263,12 +262,12 @@ class WorldWatch(Closing):
         Args:
             log: The log.
             clock: Local time.
-            sources: Where states may be kept to go on from, in the order in which
-                to ask; without any, it is followed from its start.
-            timeout_ms: How long to wait for the cluster's answers.
+            sources: Sources of stored states to start from, in order of preference;
+                without any, the log is read from its start.
+            timeout_ms: How long to wait for the cluster.
 
         Raises:
-            CoordinationError: The cluster did not say how far the log reaches.
+            CoordinationError: The cluster did not return the end of the log.
         """
         self._log = log
         self._clock = clock
@@ -295,14 +294,14 @@ class WorldWatch(Closing):
         """Open the log for following the world as it changes.
 
         Args:
-            bootstrap_servers: Brokers to ask first.
+            bootstrap_servers: Addresses of the cluster.
             coordination_topic: Name of the log.
             options: Further options of the transport.
             transport: ``auto``, ``fast`` or ``kafka-python``.
-            first: Says of the offsets of a partition which is the first that has
-                to be read: what is before may be spared by a state that this host
-                keeps, or that stands in the log. None for the whole log, or for
-                what follows its first checkpoint where its start is gone.
+            first: Returns the first offset of a partition that must be read: earlier
+                entries can be replaced by a state on this host or in the log. None
+                for the whole log, or, if its start is gone, from the first
+                checkpoint on.
             timeout_ms: How long to wait for the cluster.
 
         Raises:
@@ -328,32 +327,33 @@ class WorldWatch(Closing):
 
     @property
     def is_caught_up(self) -> bool:
-        """Whether all that stood in the log at the start has been read."""
+        """Whether all entries that were in the log at the start have been read."""
         at = self._log.positions()
         return all(at.get(t, 0) >= end for t, end in self.ends.items())
 
     def read(self, timeout_ms: int) -> list[Folded]:
-        """Return the next entries with what they did, waiting up to a deadline.
+        """Return the next entries with their transitions, waiting up to a deadline.
 
-        A log that is silent may be one that cannot be reached: now and then
-        that is asked, which takes up to two seconds more; see ``outage``.
+        Without entries the brokers are checked from time to time, which takes up to
+        two seconds more; see ``outage``.
 
         Raises:
-            LogTruncated: The log went back: what was told may never have been.
+            LogTruncated: The log went back: earlier results may be invalid.
             LogUnreadable: The log cannot be read.
         """
         was_caught_up = self.is_caught_up
         entries: list[tuple[int, LogEntry]] = []
 
-        def note(partition: int, entry: LogEntry) -> bool:
+        def accept(partition: int, entry: LogEntry) -> bool:
             entries.append((partition, entry))
             return self._prefix.accept(partition, entry)
 
         if not self._has_begun():
             return []
-        told: dict[tuple[int, int], list[Transition]] = {}
-        for partition, transition in self._follower.step(timeout_ms, accept=note):
-            told.setdefault((partition, transition.offset), []).append(transition)
+        transitions: dict[tuple[int, int], list[Transition]] = {}
+        for partition, transition in self._follower.step(timeout_ms, accept=accept):
+            place = (partition, transition.offset)
+            transitions.setdefault(place, []).append(transition)
         if entries:
             self.outage = None
             self._probed_ms = self._clock.now_ms()
@@ -362,27 +362,30 @@ class WorldWatch(Closing):
         if was_caught_up:
             self._live.update(partition for partition, _ in entries)
         return [
-            Folded(partition, entry, tuple(told.get((partition, entry.offset), ())))
+            Folded(
+                partition, entry, tuple(transitions.get((partition, entry.offset), ()))
+            )
             for partition, entry in entries
         ]
 
     def changes(self, timeout_ms: int) -> list[Change]:
-        """Return what changed next, waiting up to a deadline; often nothing.
+        """Return the next changes, waiting up to a deadline; often there are none.
 
-        The first calls tell all that ever changed, or since the state that it went
-        on from; ``catch_up`` passes that. Raises what ``read`` does.
+        The first calls return all changes since the start of the log, or since the
+        state that the watch started from; ``catch_up`` skips these. Raises as ``read``
+        does.
         """
         entries, changes = self.read(timeout_ms), self._changes
         worlds = self._follower.worlds
         if changes is None:
             return []
-        return [c for folded in entries for c in changes.take(folded, worlds=worlds)]
+        return [c for folded in entries for c in changes.apply(folded, worlds=worlds)]
 
     def catch_up(self, timeout_ms: int) -> None:
-        """Read what stood in the log at the start, and tell nothing of it.
+        """Read the entries that were in the log at the start, without their changes.
 
         Raises:
-            DeadlineExceeded: It was not read in time.
+            DeadlineExceeded: They were not read in time.
         """
         deadline_ms = self._clock.now_ms() + timeout_ms
         while not self.is_caught_up:
@@ -395,12 +398,12 @@ class WorldWatch(Closing):
             self.changes(min(POLL_MS, left_ms))
 
     def world(self) -> World:
-        """Return the world as far as it was read: a view that the next read moves."""
+        """Return the world as far as it was read; the next read changes it."""
         now_ms, wall_ms = self._clock.now_ms(), self._clock.wall_ms()
         return World(
             self._follower.worlds,
             {
-                # What came in while we looked was timed by our own clock.
+                # Entries that arrived during the watch were timed by the local clock.
                 t: replica.elapsed_ms(now_ms)
                 if t in self._live
                 else elapsed_ms_of(replica, now_ms, wall_ms=wall_ms)
@@ -413,13 +416,13 @@ class WorldWatch(Closing):
         )
 
     def _has_begun(self) -> bool:
-        """Decide where to begin, as soon as the log answers."""
+        """Choose the starting point when the log answers; return whether it did."""
         if self._changes is not None:
             return True
         try:
             self._follower.begin()
             if self._follower.began_paused and not any(self.starts.values()):
-                # Why a group was paused stands in the log alone.
+                # The reason of a pause is only in the log.
                 self._log.read_from(self.starts)
                 self._follower = Follower(self._log, self._clock)
         except CoordinationError as error:
@@ -431,7 +434,7 @@ class WorldWatch(Closing):
         return True
 
     def _probe(self) -> None:
-        """Find out whether silence means that nothing is said."""
+        """Check whether the brokers answer when no entries arrive."""
         if self._clock.now_ms() - self._probed_ms < PROBE_EVERY_MS:
             return
         try:
@@ -445,5 +448,5 @@ class WorldWatch(Closing):
         self._probed_ms = self._clock.now_ms()
 
     def close(self) -> None:
-        """Let go of the connection. Idempotent."""
+        """Close the connection. Idempotent."""
         self._follower.close(2_000)

@@ -18,7 +18,7 @@ from kafka_marshal.errors import (
 )
 from kafka_marshal.kafka_io import TopicDescription
 from kafka_marshal.metrics import MarshalCollector
-from kafka_marshal.observability.fanout import FanOut
+from kafka_marshal.observability.logs import FanOut
 from kafka_marshal.ports import Event
 from kafka_marshal.testing.node import Recorder
 

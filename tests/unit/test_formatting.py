@@ -39,7 +39,7 @@ def test_every_partition_gets_the_same_config():
 def test_a_topic_is_formatted_once():
     cluster = blank()
     config, _ = formatted(cluster)
-    with pytest.raises(TopicMisconfigured, match="formatted already"):
+    with pytest.raises(TopicMisconfigured, match="already formatted"):
         formatted(cluster)
     again, _ = formatted(cluster, ignore_formatted=True)
     assert again == config

@@ -412,7 +412,7 @@ def test_clients_of_one_group_need_the_client_label(cluster, registry, scrape):
     assert found("marshal_up", GROUP, client="a") == 1
     assert found("marshal_up", GROUP, client="b") == 1
     assert state_of(found, client="a") == "held"
-    with pytest.raises(ConfigurationError, match="cannot be told apart"):
+    with pytest.raises(ConfigurationError, match="cannot be distinguished"):
         labelled.add(Client(node))
 
 
@@ -424,7 +424,7 @@ def test_a_registry_takes_one_collector(cluster, registry):
 
 def test_a_foreign_metric_of_our_name_is_refused(cluster, registry):
     Gauge("marshal_up", "Mine.", registry=registry)
-    with pytest.raises(ConfigurationError, match="names already"):
+    with pytest.raises(ConfigurationError, match="already has metrics of these names"):
         exported(owning(cluster), registry)
 
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import attrs
 
-from kafka_marshal.collecting import uncollected
 from kafka_marshal.errors import ConfigurationError
+from kafka_marshal.gc_pause import uncollected
 from kafka_marshal.protocol.checkpoints import checkpoint_key, cut, is_writer
 from kafka_marshal.protocol.claiming import Claim, Claimant, estimate
 from kafka_marshal.protocol.records import (

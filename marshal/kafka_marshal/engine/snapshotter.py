@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
-from kafka_marshal.collecting import uncollected
+from kafka_marshal.gc_pause import uncollected
 from kafka_marshal.protocol.snapshot import freeze
 from kafka_marshal.protocol.state import WorldState
 

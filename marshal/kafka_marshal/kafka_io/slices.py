@@ -17,8 +17,8 @@ from kafka import TopicPartition as KafkaTopicPartition
 from kafka.consumer.fetcher import Fetcher
 from kafka.errors import CorruptRecordError
 
-from kafka_marshal.collecting import uncollected
 from kafka_marshal.errors import DeadlineExceeded, PositionError, UnknownTopicId
+from kafka_marshal.gc_pause import uncollected
 from kafka_marshal.kafka_io.columns import Batch, Slice, decompress, to_columns
 from kafka_marshal.kafka_io.patches import read_in_place
 from kafka_marshal.kafka_io.reader import KafkaDataReader, Records

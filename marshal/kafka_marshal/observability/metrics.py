@@ -1,7 +1,7 @@
-"""The metrics: their names, and how figures become Prometheus families.
+"""The metrics: names, and conversion of values to Prometheus families.
 
-Names, units and labels are part of what users rely on: dashboards and alerts are
-written against them. ``docs/METRICS.md`` lists them all.
+Names, units and labels are public: dashboards and alerts depend on them.
+``docs/METRICS.md`` lists them all.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 import attrs
 
 from kafka_marshal.errors import ConfigurationError
-from kafka_marshal.observability.text import escaped
+from kafka_marshal.observability.logs import escaped
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -26,7 +26,7 @@ SERVER_STOP_S = 5
 
 
 class Kind(Enum):
-    """What a family is to Prometheus."""
+    """Type of a family in Prometheus."""
 
     GAUGE = "gauge"
     COUNTER = "counter"
@@ -38,18 +38,18 @@ class Family:
     """One metric.
 
     Attributes:
-        name: As it is scraped.
+        name: Name in a scrape.
         kind: Gauge, counter or histogram.
         labels: Names of its labels, without the client.
-        help: What it says, in one sentence.
-        is_ours: Whether it is about one client, whose name is added on request.
+        help: Its meaning, in one sentence.
+        is_of_client: Whether it is of one client, whose name can be a label.
     """
 
     name: str
     kind: Kind
     labels: tuple[str, ...]
     help: str
-    is_ours: bool = True
+    is_of_client: bool = True
 
 
 _GROUP = ("group",)
@@ -61,7 +61,7 @@ BUILD = Family(
     Kind.GAUGE,
     ("version",),
     "Version of the library; always 1.",
-    is_ours=False,
+    is_of_client=False,
 )
 UP = Family(
     "marshal_up",
@@ -128,7 +128,7 @@ GROUP_LAG = Family(
     Kind.GAUGE,
     ("consumergroup", "topic", "partition"),
     "The same from the position that stands in the log, under the usual name.",
-    is_ours=False,
+    is_of_client=False,
 )
 UNCONFIRMED = Family(
     "marshal_amo_unconfirmed_records",
@@ -177,70 +177,70 @@ IGNORED = Family(
     Kind.COUNTER,
     ("reason",),
     "Records of the coordination log that this host read and the fold did not accept.",
-    is_ours=False,
+    is_of_client=False,
 )
 UNDECODABLE = Family(
     "marshal_records_undecodable_total",
     Kind.COUNTER,
     (),
     "Values of the coordination log that this host read and that are no record.",
-    is_ours=False,
+    is_of_client=False,
 )
 REPLAY_LAG = Family(
     "marshal_replay_lag_records",
     Kind.GAUGE,
     ("topic", "partition"),
     "Entries of a coordinating partition that are yet to be folded.",
-    is_ours=False,
+    is_of_client=False,
 )
 CHECKPOINT_AGE = Family(
     "marshal_checkpoint_age_seconds",
     Kind.GAUGE,
     ("topic", "partition"),
     "Time since the newest checkpoint of a coordinating partition.",
-    is_ours=False,
+    is_of_client=False,
 )
 DIVERGED = Family(
     "marshal_replica_diverged",
     Kind.GAUGE,
     ("topic", "partition"),
     "1 where the last checkpoint has another digest than our own state, else 0.",
-    is_ours=False,
+    is_of_client=False,
 )
 WRONG_SETTINGS = Family(
     "marshal_topic_wrong_settings",
     Kind.GAUGE,
     ("topic",),
     "Settings of the coordination topic that endanger claims.",
-    is_ours=False,
+    is_of_client=False,
 )
 READ_BACK = Family(
     "marshal_read_back_duration_seconds",
     Kind.HISTOGRAM,
     (),
     "From sending an own record to reading it back with the fold's verdict.",
-    is_ours=False,
+    is_of_client=False,
 )
 APPEND_FAILURES = Family(
     "marshal_append_failures_total",
     Kind.COUNTER,
     (),
     "Appends to the coordination log that were reported as failed.",
-    is_ours=False,
+    is_of_client=False,
 )
 STEP = Family(
     "marshal_engine_step_duration_seconds",
     Kind.HISTOGRAM,
     (),
     "Folding and acting in one step of the engine, without the wait for the log.",
-    is_ours=False,
+    is_of_client=False,
 )
 EVENTS = Family(
     "marshal_events_total",
     Kind.COUNTER,
     ("event",),
     "Events sent to the observers.",
-    is_ours=False,
+    is_of_client=False,
 )
 
 FAMILIES = (
@@ -253,7 +253,7 @@ FAMILIES = (
 
 
 class Durations(Protocol):
-    """A histogram as the engine keeps it.
+    """A histogram of the engine.
 
     Attributes:
         bounds_ms: Upper bound of each class, inclusive; one more has none.
@@ -270,11 +270,11 @@ Labels = tuple[str, ...]
 
 
 class Scrape:
-    """Figures of one scrape. Those of one name and the same labels are added up.
+    """The values of one scrape; values with the same name and labels are added up.
 
     Args:
-        has_client: Whether figures of one client carry its name.
-        families: Every metric that may be added, in the order that they are told.
+        has_client: Whether values of one client have its name as a label.
+        families: Every metric that may be added, in the order of the output.
     """
 
     def __init__(
@@ -293,7 +293,7 @@ class Scrape:
         value: float,
         client: str = "",
     ) -> None:
-        """Add one figure."""
+        """Add one value."""
         names = self._labels_of(family, labels, client)
         values = self._values.setdefault(family, {})
         values[names] = values.get(names, 0) + value
@@ -315,10 +315,10 @@ class Scrape:
         self, family: Family, labels: Iterable[object], client: str
     ) -> Labels:
         names = tuple(escaped(str(label)) for label in labels)
-        return (*names, client) if self._has_client and family.is_ours else names
+        return (*names, client) if self._has_client and family.is_of_client else names
 
     def families(self) -> Iterator["Metric"]:
-        """Return what was added, for the client library of Prometheus."""
+        """Return the added values, for the client library of Prometheus."""
         for family in self._families:
             metric = _metric(family)
             for labels, value in self._values.get(family, {}).items():
@@ -329,7 +329,7 @@ class Scrape:
                 yield metric
 
     def _named(self, family: Family, labels: Labels) -> dict[str, str]:
-        is_named = self._has_client and family.is_ours
+        is_named = self._has_client and family.is_of_client
         names = (*family.labels, CLIENT) if is_named else family.labels
         return dict(zip(names, labels, strict=True))
 
@@ -348,12 +348,12 @@ def _add_buckets(
 
 
 def described(families: Sequence[Family] = FAMILIES) -> Iterator["Metric"]:
-    """Return every family without figures, so that a registry knows the names."""
+    """Return every family without values, so that a registry knows the names."""
     return map(_metric, families)
 
 
 def _metric(family: Family) -> "Metric":
-    # Prometheus puts the ending of a counter where its exposition formats want it.
+    # The client library of Prometheus adds the suffix of a counter itself.
     name = family.name
     if family.kind is Kind.COUNTER:
         name = name.removesuffix("_total")
@@ -383,15 +383,15 @@ class Server:
     """Serves a registry over HTTP, on a thread of its own, until closed.
 
     Args:
-        registry: What is served at ``/metrics``.
-        port: TCP port; 0 takes one that is free.
-        host: Address to listen at; by default only this machine may ask.
+        registry: Served at ``/metrics``.
+        port: TCP port; 0 for a free one.
+        host: Address to listen at; by default only for this machine.
 
     Attributes:
         port: The port that it listens at.
 
     Raises:
-        ConfigurationError: The extra is missing, or the port cannot be had.
+        ConfigurationError: The extra is missing, or the port cannot be used.
     """
 
     def __init__(

@@ -35,8 +35,7 @@ import msgspec
 
 from kafka_marshal.engine import Engine
 from kafka_marshal.errors import InvalidTransition
-from kafka_marshal.observability.logs import LOGGER_NAME
-from kafka_marshal.observability.text import escaped
+from kafka_marshal.observability.logs import LOGGER_NAME, escaped
 from kafka_marshal.ports import Clock
 from kafka_marshal.protocol.types import Key
 

@@ -19,8 +19,7 @@ import attrs
 
 from kafka_marshal.errors import ConfigurationError
 from kafka_marshal.observability import LoggingObserver
-from kafka_marshal.observability.logs import LOGGER_NAME
-from kafka_marshal.observability.structured import StructuredObserver
+from kafka_marshal.observability.logs import LOGGER_NAME, StructuredObserver
 from kafka_marshal.ports import Observer
 
 if TYPE_CHECKING:

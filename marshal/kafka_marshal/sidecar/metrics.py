@@ -34,91 +34,91 @@ STATE = Family(
     Kind.GAUGE,
     ("state",),
     "1 for the current state of the sidecar, 0 for the others.",
-    is_ours=False,
+    is_of_client=False,
 )
 READY = Family(
     "marshal_sidecar_ready",
     Kind.GAUGE,
     (),
     "1 while clients should use the sidecar, as /readyz says, else 0.",
-    is_ours=False,
+    is_of_client=False,
 )
 CLIENTS = Family(
     "marshal_sidecar_clients",
     Kind.GAUGE,
     ("group", "state"),
     "Registered clients by their state at the sidecar.",
-    is_ours=False,
+    is_of_client=False,
 )
 ASSIGNED = Family(
     "marshal_sidecar_assigned_partitions",
     Kind.GAUGE,
     ("group",),
     "Partitions that clients have.",
-    is_ours=False,
+    is_of_client=False,
 )
 PROMISED = Family(
     "marshal_sidecar_promised_clients",
     Kind.GAUGE,
     ("group",),
     "Clients with a lease deadline that is yet to come.",
-    is_ours=False,
+    is_of_client=False,
 )
 PROMISE = Family(
     "marshal_sidecar_promise_remaining_seconds",
     Kind.GAUGE,
     ("group",),
     "Time until the last of those deadlines: their keys stay reserved until then.",
-    is_ours=False,
+    is_of_client=False,
 )
 BEAT_AGE = Family(
     "marshal_sidecar_client_beat_age_seconds",
     Kind.GAUGE,
     ("group",),
     "Time since the last heartbeat of the client that is silent for longest.",
-    is_ours=False,
+    is_of_client=False,
 )
 WATCHED = Family(
     "marshal_sidecar_watched_processes",
     Kind.GAUGE,
     (),
     "Living processes whose death will be detected at once.",
-    is_ours=False,
+    is_of_client=False,
 )
 DEATHS = Family(
     "marshal_sidecar_client_deaths_total",
     Kind.COUNTER,
     (),
     "Clients that died, with all processes that worked for them.",
-    is_ours=False,
+    is_of_client=False,
 )
 STREAMS = Family(
     "marshal_sidecar_event_streams",
     Kind.GAUGE,
     (),
     "Open event streams.",
-    is_ours=False,
+    is_of_client=False,
 )
 EVENTS = Family(
     "marshal_sidecar_events_sent_total",
     Kind.COUNTER,
     (),
     "Events sent to clients.",
-    is_ours=False,
+    is_of_client=False,
 )
 OVERRUNS = Family(
     "marshal_sidecar_feed_overruns_total",
     Kind.COUNTER,
     (),
     "Snapshots sent because a client had fallen behind.",
-    is_ours=False,
+    is_of_client=False,
 )
 REQUESTS = Family(
     "marshal_sidecar_requests_total",
     Kind.COUNTER,
     ("route", "status"),
     "Requests by the name of the operation and the status.",
-    is_ours=False,
+    is_of_client=False,
 )
 
 OWN_FAMILIES = (

@@ -24,10 +24,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
+from kafka_marshal.batches import Batch
 from kafka_marshal.client import Marshal
 from kafka_marshal.engine import Delivery
 from kafka_marshal.errors import ClaimLost, ConfigurationError, IdentityConflict
-from kafka_marshal.handed import Batch
 from kafka_marshal.remote import paths
 from kafka_marshal.remote.address import Address
 from kafka_marshal.remote.api import Children

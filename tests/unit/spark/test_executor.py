@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from kafka_marshal.batches import Batch
 from kafka_marshal.engine import Delivery
 from kafka_marshal.errors import ClaimLost, ConfigurationError, IdentityConflict
-from kafka_marshal.handed import Batch
 from kafka_marshal.ports import PlainRecord
 from kafka_marshal.protocol.types import Token, TopicPartition
 from kafka_marshal.spark import executor

@@ -9,7 +9,7 @@ from pastkit import past
 from scankit import FakeScan
 from typer.testing import CliRunner
 
-from kafka_marshal.overriding import KeyChange, ResetPlan
+from kafka_marshal.admin_reset import KeyChange, ResetPlan
 from kafka_marshal.protocol.types import Key
 from kafka_marshal_cli import verify
 from kafka_marshal_cli.assembly import app
@@ -190,4 +190,4 @@ def test_who_owned_a_key_in_the_past(past):
     assert told["owner"]["client_id"] == "a"
     outcome = invoke(*who, str(past.ends[0] - 1))
     assert (outcome.exit_code, outcome.stdout) == (1, "")
-    assert "who owned what there is unknown" in outcome.stderr
+    assert "owners of its keys are unknown" in outcome.stderr

@@ -126,7 +126,7 @@ def test_what_has_changed_differs_key_by_key(file, logs):
     [
         pytest.param(b"garbage\n", "line 1", id="no text of a log"),
         pytest.param(b"\xff\xfe", "UTF-8", id="no text"),
-        pytest.param(b"kafka-marshal snapshot 1\nxxxx", "no snapshot", id="cut off"),
+        pytest.param(b"kafka-marshal snapshot 1\nxxxx", "not a snapshot", id="cut off"),
     ],
 )
 def test_what_is_neither_is_usage(tmp_path, logs, value, why):

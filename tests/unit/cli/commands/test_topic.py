@@ -8,8 +8,8 @@ from typer.testing import CliRunner
 
 from kafka_marshal import World
 from kafka_marshal.admin import TopicReport
+from kafka_marshal.admin_reset import UpgradePlan
 from kafka_marshal.kafka_io.topics import ClusterInfo, Problem, TopicDescription
-from kafka_marshal.overriding import UpgradePlan
 from kafka_marshal_cli.assembly import app
 from kafka_marshal_cli.commands.topic import judge
 from kafka_marshal_cli.shared import Call

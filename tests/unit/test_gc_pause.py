@@ -2,7 +2,7 @@
 
 import gc
 
-from kafka_marshal.collecting import uncollected
+from kafka_marshal.gc_pause import uncollected
 
 
 def test_the_collector_rests_and_is_as_it_was():

@@ -1,4 +1,4 @@
-"""What the application is handed, and gives back as processed."""
+"""Batches of records, and what an application commits."""
 
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple, Protocol, Self
@@ -11,12 +11,12 @@ from kafka_marshal.protocol.types import Token, TopicPartition
 
 
 class CommitRange(Protocol):
-    """Notes what was handed out of a partition as processed, both ends inclusive."""
+    """Commits a range of records of a partition, both ends inclusive."""
 
     def __call__(
         self, partition: tuple[str, int], token: Token | None, *, first: int, last: int
     ) -> None:
-        """Note it; see ``Consumer.commit`` for what it raises."""
+        """Commit the range; raises as ``Consumer.commit`` does."""
         ...
 
 
@@ -46,23 +46,23 @@ class Batch:
         return self.records[-1].offset
 
     def commit(self) -> None:
-        """Note every record of the batch as processed; see ``Consumer.commit``."""
+        """Commit every record of the batch; see ``Consumer.commit``."""
         self._commit(
             self.partition, self.token, first=self.first_offset, last=self.last_offset
         )
 
 
 class CommitToken(msgspec.Struct, frozen=True, gc=False):
-    """What committing a record takes, without the record; see ``Consumer.commit``.
+    """What is needed to commit a record, without the record; see ``Consumer.commit``.
 
-    A few dozen bytes, which can be pickled: whatever does the work may hand it
-    back to the process that has the claim, long after the record was dropped.
+    A few dozen bytes, which can be pickled: another process that does the work can
+    return it to the process that holds the claim.
 
     Attributes:
         topic: Data topic.
         partition: Data partition.
         offset: Offset of the record.
-        token: Fencing token of the claim that it was handed out under.
+        token: Fencing token of the claim under which it was handed out.
     """
 
     topic: str
@@ -80,7 +80,7 @@ Committable = Record | CommitToken
 
 
 class Run(NamedTuple):
-    """Offsets of one partition and claim that follow each other, both ends in it."""
+    """Consecutive offsets of one partition and claim, both ends inclusive."""
 
     partition: tuple[str, int]
     token: Token | None
@@ -89,7 +89,7 @@ class Run(NamedTuple):
 
 
 def runs_of(records: Iterable[Committable]) -> Iterator[Run]:
-    """Return the fewest runs that hold exactly these records, in their order."""
+    """Return the fewest runs with exactly these records, in their order."""
     topic, number, first, last = "", -1, -1, -1
     token: Token | None = None
     for record in records:

@@ -5,8 +5,8 @@ import threading
 import pytest
 from enginekit import KEY, T0, H, fold, held_by, owning, wish, world
 
+from kafka_marshal.batches import CommitToken, runs_of
 from kafka_marshal.errors import ClaimLost, InvalidTransition
-from kafka_marshal.handed import CommitToken, runs_of
 from kafka_marshal.protocol.types import Token
 
 OLD, NEW = Token(1, 0, 7), Token(1, 0, 9)

@@ -1,6 +1,6 @@
-"""What only an admin does to a log: raise its feature level, replace a state.
+"""Overrides by an admin: replace a state, forget keys, raise the feature level.
 
-Both are planned first, as plain values that can be shown, and then written
+Each is first planned, as plain values that can be shown, and then written
 (PROTOCOL 3.3, 4.12, 7.6).
 """
 
@@ -31,25 +31,25 @@ from kafka_marshal.protocol.snapshot import digest, from_bytes, to_bytes
 from kafka_marshal.protocol.state import ACCEPTED, KeyState, WorldState
 from kafka_marshal.protocol.types import Key
 
-# Parts of a Reset under way at once.
-UNDER_WAY_MAX = 8
-# Records that drop keys, which are small.
-FORGOTTEN_UNDER_WAY_MAX = 100
+# Parts of a Reset in flight at once.
+IN_FLIGHT_MAX = 8
+# Records that drop keys in flight at once; they are small.
+FORGETTING_IN_FLIGHT_MAX = 100
 
 
 # --- replacing a state
 
 
 class KeyChange(NamedTuple):
-    """What a Reset would do to one key.
+    """The effect of a Reset on one key.
 
     Attributes:
         key: The key.
-        change: ``moved``, ``gone`` (it is not in the carried state) or ``back``.
-        position: Next offset to process now, None where unknown.
-        granted: Next offset that nobody was granted now, likewise.
-        position_then: The same after the Reset.
-        granted_then: The same after the Reset.
+        change: ``moved``, ``gone`` (not in the new state) or ``back``.
+        position: Next offset to process now, None if unknown.
+        granted: First offset above all grants now, None if unknown.
+        position_then: Position after the Reset.
+        granted_then: First offset above all grants after the Reset.
     """
 
     key: Key
@@ -61,22 +61,22 @@ class KeyChange(NamedTuple):
 
     @property
     def repeats(self) -> bool:
-        """Whether something would be handed out or granted again."""
+        """Whether offsets would be handed out or granted again."""
         is_below = (self.position_then or 0) < (self.position or 0)
         return is_below or (self.granted_then or 0) < (self.granted or 0)
 
 
 @attrs.frozen
 class ResetPlan:
-    """What a Reset of one coordinating partition would change.
+    """The effect of a Reset of one coordinating partition.
 
     Attributes:
-        partition: T.
-        checkpoint_id: The checkpoint that it goes back to, in hex.
-        offset: First offset that is not in its state.
-        next_offset: Where the log ends now.
-        held: Keys that have an owner who is not stale.
-        changes: Keys whose positions differ, or that come or go.
+        partition: The coordinating partition.
+        checkpoint_id: The checkpoint to restore, in hex.
+        offset: First offset after the state of the checkpoint.
+        next_offset: End of the log now.
+        held: Keys with an owner that is not stale.
+        changes: Keys that are added, removed or whose positions change.
     """
 
     partition: int
@@ -88,14 +88,14 @@ class ResetPlan:
 
     @property
     def repeats_count(self) -> int:
-        """How many keys would have something handed out again."""
+        """Number of keys with offsets that would be handed out again."""
         return sum(change.repeats for change in self.changes)
 
 
 def find_checkpoint(
     log: CoordinationLog, partition: int, *, checkpoint_id: str | None, timeout_ms: int
 ) -> KeptState:
-    """Return a complete checkpoint of a T, the newest one without an id.
+    """Return a complete checkpoint of a coordinating partition, by default the newest.
 
     Raises:
         ConfigurationError: There is no such checkpoint in the log.
@@ -116,7 +116,7 @@ def find_checkpoint(
         which += "" if checkpoint_id is None else f" {checkpoint_id!r}"
         raise ConfigurationError(
             f"there is {which} of partition {partition} in the log from offset "
-            f"{start} on; those that there are: marshal log tail --partition "
+            f"{start} on; list checkpoints with: marshal log tail --partition "
             f"{partition}",
             setting="checkpoint",
         )
@@ -137,12 +137,12 @@ def _id(checkpoint_id: str) -> bytes:
 
 
 def plan_reset(replica: Replica, kept: KeptState, *, now_ms: int) -> ResetPlan:
-    """Return what replacing a T's state by a checkpoint's would change.
+    """Return the effect of replacing a state by that of a checkpoint.
 
     Args:
-        replica: The T, folded to its end.
+        replica: The coordinating partition, folded to its end.
         kept: The checkpoint.
-        now_ms: Local time, by which it is estimated who is stale.
+        now_ms: Local time, to estimate which owners are stale.
     """
     world, then = replica.world, from_bytes(kept.state)
     log_ms = world.now_ms + replica.elapsed_ms(now_ms)
@@ -180,31 +180,31 @@ def _change(key: Key, now: KeyState | None, then: KeyState | None) -> KeyChange 
 
 
 def _is_of_earlier_topic(now: KeyState, then: KeyState) -> bool:
-    """Return whether the next claim drops a position of then (PROTOCOL 4.3)."""
+    """Return whether the next claim drops the position of ``then`` (PROTOCOL 4.3)."""
     return None not in {now.topic_id, then.topic_id} and now.topic_id != then.topic_id
 
 
 def require_harmless(
     plan: ResetPlan, *, allow_held: bool, allow_reprocess: bool
 ) -> None:
-    """Refuse a Reset that would surprise those who work.
+    """Refuse a Reset with effects on running clients that were not allowed.
 
     Raises:
-        ClaimRejected: It would take keys that are held, or hand out again what was
-            processed, and that was not asked for.
+        ClaimRejected: It would take keys from their owners, or hand out processed
+            records again, and that is not allowed.
     """
     if plan.held and not allow_held:
         raise ClaimRejected(
-            f"{len(plan.held)} keys of partition {plan.partition} are held, such as "
-            f"{plan.held[0]}: stop their clients or pause their groups first, or "
-            "take them away with --force",
+            f"{len(plan.held)} keys of partition {plan.partition} are held, for "
+            f"example {plan.held[0]}: stop their clients or pause their groups first, "
+            "or override them with --force",
             reason="held",
         )
     if plan.repeats_count and not allow_reprocess:
         raise ClaimRejected(
             f"{plan.repeats_count} keys of partition {plan.partition} would go back, "
             "so that records are handed out again that were processed or granted at "
-            "most once; --allow-reprocess says that this is meant",
+            "most once; --allow-reprocess allows that",
             reason="reprocess",
         )
 
@@ -212,32 +212,32 @@ def require_harmless(
 def write_reset(
     follower: Follower, kept: KeptState, *, client_id: str, timeout_ms: int
 ) -> int:
-    """Replace the state of a T by a kept one; return the offset of the last part.
+    """Write a Reset; return the offset of its last part.
 
     Raises:
-        LogUnwritable: The log refused it; the state is as it was.
-        DeadlineExceeded: No verdict in time; what was sent may still land, and
-            has no effect without its last part.
+        LogUnwritable: The log refused it; the state is unchanged.
+        DeadlineExceeded: No verdict in time. Sent parts may still be appended, and
+            have no effect without the last part.
     """
     state = from_bytes(kept.state)
-    # PROTOCOL 7.6: what another Reset had sent by then does not come back.
+    # PROTOCOL 7.6: parts of an earlier Reset are not restored.
     state.staging = None
     state.rebuild_derived()
-    value, told = to_bytes(state), bytes.fromhex(digest(state))
+    value, state_digest = to_bytes(state), bytes.fromhex(digest(state))
     parts = split(value)
     incarnation, op_id = secrets.token_bytes(16), secrets.token_bytes(16)
     offset = 0
-    for first in range(0, len(parts), UNDER_WAY_MAX):
+    for first in range(0, len(parts), IN_FLIGHT_MAX):
         awaited = [
             follower.append(
                 kept.partition,
                 Reset(
                     *(client_id, "marshal", incarnation, number, op_id, number),
-                    *(len(parts), len(value), told),
+                    *(len(parts), len(value), state_digest),
                     parts[number],
                 ),
             )
-            for number in range(first, min(first + UNDER_WAY_MAX, len(parts)))
+            for number in range(first, min(first + IN_FLIGHT_MAX, len(parts)))
         ]
         follower.await_all(awaited, timeout_ms)
         for item in awaited:
@@ -246,7 +246,7 @@ def write_reset(
                 reason = None if verdict is None else verdict.reason
                 raise LogUnwritable(
                     f"coordinating partition {kept.partition} refused the reset "
-                    f"({reason}); its state is as it was; see: marshal topic info"
+                    f"({reason}); its state is unchanged; see: marshal topic info"
                 )
             offset = verdict.offset
     return offset
@@ -257,11 +257,11 @@ def write_reset(
 
 @attrs.frozen
 class ForgetPlan:
-    """Which keys of a group would be dropped.
+    """The keys of a group to drop.
 
     Attributes:
-        keys: Those that would be, with their epochs.
-        held: Those that are owned and not stale: they stay.
+        keys: Keys to drop, with their epochs.
+        held: Keys with an owner that is not stale: they stay.
         existing: Topics that the cluster has: their keys stay unless that is allowed.
     """
 
@@ -273,7 +273,7 @@ class ForgetPlan:
 def topics_of(
     worlds: Iterable[WorldState], group_id: str, *, topic: str | None
 ) -> list[str]:
-    """Return the data topics that a group has keys of, in order."""
+    """Return the data topics of a group's keys, in order."""
     every = {key.topic for world in worlds for key in world.keys if key[0] == group_id}
     wanted = every if topic is None else every & {topic}
     return sorted(wanted - RESERVED_TOPICS)
@@ -292,9 +292,9 @@ def plan_forgetting(
     Args:
         replicas: The log, folded to its end.
         group_id: The group.
-        topics: Of these topics only.
-        existing: Those of them whose keys stay.
-        now_ms: Local time, by which it is estimated who is stale.
+        topics: Only these topics.
+        existing: Topics among them whose keys stay.
+        now_ms: Local time, to estimate which owners are stale.
     """
     keys: list[tuple[Key, int]] = []
     held: list[Key] = []
@@ -314,25 +314,27 @@ def plan_forgetting(
 def write_forgetting(
     follower: Follower, plan: ForgetPlan, *, client_id: str, timeout_ms: int
 ) -> tuple[Key, ...]:
-    """Drop the keys of a plan; return those that were, without what changed meanwhile.
+    """Drop the keys of a plan; return the dropped ones.
+
+    Keys that changed after the plan was made stay.
 
     Raises:
-        ConfigurationError: The topic is of a feature level below 2.
-        DeadlineExceeded: No verdict in time; what was sent may still land.
+        ConfigurationError: The topic has a feature level below 2.
+        DeadlineExceeded: No verdict in time; records may still be appended.
     """
     worlds = {world.partition: world for world in follower.worlds}
     config = _config(worlds, 0)
     if config.feature_level < CHECKPOINT_LEVEL:
         raise ConfigurationError(
-            f"the coordination topic is of feature level {config.feature_level}, and "
-            f"keys can be forgotten from {CHECKPOINT_LEVEL} on; run: marshal topic "
-            "upgrade",
+            f"the coordination topic has feature level {config.feature_level}, and "
+            f"keys can be forgotten from level {CHECKPOINT_LEVEL} on; run: marshal "
+            "topic upgrade",
             setting="coordination_topic",
         )
     incarnation = secrets.token_bytes(16)
     dropped: list[Key] = []
-    for first in range(0, len(plan.keys), FORGOTTEN_UNDER_WAY_MAX):
-        some = plan.keys[first : first + FORGOTTEN_UNDER_WAY_MAX]
+    for first in range(0, len(plan.keys), FORGETTING_IN_FLIGHT_MAX):
+        some = plan.keys[first : first + FORGETTING_IN_FLIGHT_MAX]
         awaited = []
         for seq, (key, epoch) in enumerate(some, first):
             group_id, topic, number = key
@@ -356,14 +358,14 @@ def write_forgetting(
 
 @attrs.frozen
 class UpgradePlan:
-    """What an upgrade of the coordination topic would do.
+    """The effect of an upgrade of the coordination topic.
 
     Attributes:
         level: Feature level in force, the lowest of all partitions.
-        level_then: The level of this release.
-        generation_then: Generation of the Config that it would write.
-        partitions: Partitions that lack it.
-        too_old: Live members whose release does not know the level.
+        level_then: Level of this release.
+        generation_then: Generation of the new Config.
+        partitions: Partitions without the new Config.
+        too_old: Live members whose release does not support the level.
     """
 
     level: int
@@ -374,7 +376,7 @@ class UpgradePlan:
 
 
 def plan_upgrade(worlds: Mapping[int, WorldState]) -> UpgradePlan:
-    """Return what there is to do; T0 decides, the others may lag behind it."""
+    """Return the plan; coordinating partition 0 decides, others may lag behind it."""
     first = _config(worlds, 0)
     is_new = first.feature_level >= SUPPORTED_LEVEL
     generation = first.generation + (0 if is_new else 1)
@@ -410,22 +412,22 @@ def require_members(plan: UpgradePlan) -> None:
     """Refuse an upgrade that would stop live members.
 
     Raises:
-        ClaimRejected: Their releases do not know the level.
+        ClaimRejected: Their releases do not support the level.
     """
     if plan.too_old:
         raise ClaimRejected(
-            f"{len(plan.too_old)} live members would stop, such as "
-            f"{plan.too_old[0]}: their release does not know feature level "
+            f"{len(plan.too_old)} live members would stop, for example "
+            f"{plan.too_old[0]}: their release does not support feature level "
             f"{plan.level_then}; upgrade them first",
             reason="level",
         )
 
 
 def write_upgrade(follower: Follower, plan: UpgradePlan, *, timeout_ms: int) -> Config:
-    """Write the next Config, T0 first; return it.
+    """Write the next Config, to coordinating partition 0 first; return it.
 
     Raises:
-        LogUnwritable: A partition took another Config.
+        LogUnwritable: A partition accepted another Config.
     """
     worlds = {world.partition: world for world in follower.worlds}
     config = _config(worlds, 0)
@@ -436,11 +438,11 @@ def write_upgrade(follower: Follower, plan: UpgradePlan, *, timeout_ms: int) -> 
             era=max(config.era + 1, follower.wall_s),
             feature_level=plan.level_then,
         )
-    for t in plan.partitions:  # in order: T0 decides what the others get
+    for t in plan.partitions:  # in order: partition 0 decides the Config of the others
         follower.await_all([follower.append(t, config)], timeout_ms)
         if worlds[t].config != config:
             raise LogUnwritable(
-                f"coordinating partition {t} has another Config now; look with: "
-                "marshal topic info, then run this again"
+                f"coordinating partition {t} has another Config now; see: "
+                "marshal topic info, then repeat the upgrade"
             )
     return config

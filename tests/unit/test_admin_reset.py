@@ -3,11 +3,7 @@ import msgspec
 import pytest
 from enginekit import KEY, H, fold, owning, wish, world, write
 
-from kafka_marshal.engine.checkpoint_reader import LogCheckpoints
-from kafka_marshal.engine.checkpointing import CheckpointRule
-from kafka_marshal.engine.follower import Follower
-from kafka_marshal.errors import ClaimRejected, ConfigurationError, LogUnwritable
-from kafka_marshal.overriding import (
+from kafka_marshal.admin_reset import (
     ForgetPlan,
     KeyChange,
     find_checkpoint,
@@ -21,6 +17,10 @@ from kafka_marshal.overriding import (
     write_reset,
     write_upgrade,
 )
+from kafka_marshal.engine.checkpoint_reader import LogCheckpoints
+from kafka_marshal.engine.checkpointing import CheckpointRule
+from kafka_marshal.engine.follower import Follower
+from kafka_marshal.errors import ClaimRejected, ConfigurationError, LogUnwritable
 from kafka_marshal.ports import LogRange
 from kafka_marshal.protocol.codec import encode
 from kafka_marshal.protocol.rationalizer import apply
