@@ -282,7 +282,7 @@ def test_a_crash_moves_nothing_and_a_shutdown_hands_over(domain, client, group):
 
 # --- anything that fits the description
 
-DESCRIPTION = routes.document()
+DESCRIPTION = routes.openapi_document()
 
 
 def fitting(schema, name=""):

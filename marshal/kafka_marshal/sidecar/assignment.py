@@ -40,7 +40,6 @@ class Member:
     """One client that takes part in an assignment.
 
     Attributes:
-        name: The client.
         most: Most partitions, or whole topics, that it may have; None = no limit.
     """
 
@@ -134,12 +133,7 @@ class Subscriber:
 
 @attrs.frozen
 class Transfer:
-    """A partition that moves to another client.
-
-    Attributes:
-        to: The client.
-        until_ms: Local time at which the reservation for it ends.
-    """
+    """A partition that moves to another client, for which it is reserved until then."""
 
     to: str
     until_ms: int
@@ -278,11 +272,7 @@ class SharedSubscription:
         return self.subscription.counts_topics
 
     def members(
-        self,
-        clients: Mapping[str, Client],
-        *,
-        present: Mapping[Key, str],
-        now_ms: int,
+        self, clients: Mapping[str, Client], *, present: Mapping[Key, str], now_ms: int
     ) -> list[Member]:
         """Return who takes part in the assignment, and up to how much.
 
@@ -346,7 +336,6 @@ class UnexpiredLease:
     """A lease that ended here while its client may still be using the key.
 
     Attributes:
-        client_id: The client.
         instance: Process of the client.
         epoch: Claim under which it had the key.
         until_ms: Latest deadline sent to it.

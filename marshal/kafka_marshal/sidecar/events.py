@@ -164,11 +164,7 @@ def encode_event(frame: Frame) -> bytes:
     """Return one event in the format of server-sent events."""
     kind = str(frame.body.__struct_config__.tag)
     data = msgspec.json.encode(frame.body)
-    return b"id: %b\nevent: %b\ndata: %b\n\n" % (
-        frame.id.encode(),
-        kind.encode(),
-        data,
-    )
+    return b"id: %b\nevent: %b\ndata: %b\n\n" % (frame.id.encode(), kind.encode(), data)
 
 
 def chunks(frames: Sequence[Frame]) -> Iterator[bytes]:

@@ -624,10 +624,7 @@ class LocalGroup:
             self.session.release(holding, reason=reason, detail=detail)
             return
         self.session.release(
-            holding,
-            reason=drain.reason,
-            successor=drain.successor,
-            detail=drain.detail,
+            holding, reason=drain.reason, successor=drain.successor, detail=drain.detail
         )
 
     def _write_journal(self) -> bool:

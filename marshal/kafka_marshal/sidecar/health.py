@@ -78,14 +78,7 @@ NEXT: dict[State, frozenset[State]] = {
 
 @attrs.frozen(kw_only=True)
 class StateChange:
-    """One change of state.
-
-    Attributes:
-        before: Previous state.
-        after: New state.
-        reason: Why, for people.
-        at_ms: Local time.
-    """
+    """One change of state; ``at_ms`` is local time."""
 
     before: State
     after: State
@@ -278,8 +271,6 @@ class Verdict:
     """The answer to a probe.
 
     Attributes:
-        ok: The answer.
-        state: State of the sidecar, for people.
         reasons: Why not, a sentence each; or the state's reason if it is well.
     """
 
@@ -450,11 +441,7 @@ def _name(key: Key) -> str:
 
 
 class Health:
-    """Answers to probes, as of now. Thread-safe.
-
-    Attributes:
-        engine: The engine, once it exists.
-    """
+    """Answers to probes, as of now. Thread-safe. ``engine`` is set once it exists."""
 
     def __init__(self, states: Lifecycle, clock: Clock) -> None:
         self.engine: Engine | None = None

@@ -261,10 +261,8 @@ class AppContext:
     """What the application serves; it grows while the daemon starts.
 
     Attributes:
-        health: Answers probes.
         service: Answers the requests; None until everything is connected.
         metrics: Returns the metrics and their media type.
-        counts: Counters of the application.
         explain: Describes the state of the daemon while there is no service.
         token: Token of TCP connections, None without TCP.
         socket_gid: Group whose members may also use the Unix socket.
@@ -292,11 +290,7 @@ class AppContext:
 
 
 class App:
-    """The application of one daemon.
-
-    Args:
-        serving: What it serves.
-    """
+    """The application of one daemon."""
 
     def __init__(self, serving: AppContext) -> None:
         self._serving = serving
@@ -368,8 +362,7 @@ class App:
             (place.methods or set()).discard("HEAD")
             places.append(place)
         found = Starlette(
-            routes=places,
-            exception_handlers={HTTPException: self._no_such_place},
+            routes=places, exception_handlers={HTTPException: self._no_such_place}
         )
         found.router.redirect_slashes = False
         return found
@@ -474,9 +467,7 @@ class App:
         what = f"{request.method[:20]} {request.scope['path'][:200]!r}"
         response = failed(
             http_error(
-                status,
-                f"there is no {what} here; see {OPENAPI_PATH}",
-                setting="path",
+                status, f"there is no {what} here; see {OPENAPI_PATH}", setting="path"
             )
         )
         self._serving.counts.request(OTHER, status)

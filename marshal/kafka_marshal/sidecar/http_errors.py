@@ -44,12 +44,7 @@ _OF_REASON = {GONE: 410, UNKNOWN: 404, WRONG_SECRET: 403}
 
 @attrs.frozen
 class HttpError(Exception):
-    """An HTTP error response.
-
-    Attributes:
-        status: Its status.
-        failure: Its body.
-    """
+    """An HTTP error response: a status, and the body."""
 
     status: int
     failure: Failure

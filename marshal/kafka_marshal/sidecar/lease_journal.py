@@ -19,11 +19,9 @@ LEVEL = 1
 
 
 class JournaledLease(msgspec.Struct, frozen=True, kw_only=True):
-    """A partition that a client may use until then.
+    """A partition that a client may use.
 
     Attributes:
-        topic: Data topic.
-        partition: Data partition.
         epoch: Claim under which it has it.
         until_ms: Latest deadline that may have been sent, local time.
     """
@@ -42,7 +40,7 @@ class JournaledClient(msgspec.Struct, frozen=True, kw_only=True):
         instance: Its process among those of this name, in hex.
         beat_ms: Time between its heartbeats.
         pid: Its process, None if unknown.
-        started: When that started.
+        started: Start time of that process.
         children: Processes that work for it.
         wants: Its subscriptions, by name.
         keys: Its leases.

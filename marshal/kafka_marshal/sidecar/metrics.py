@@ -132,10 +132,8 @@ class Counts:
     """Counters of a sidecar. Thread-safe; never blocks for long.
 
     Attributes:
-        death_count: Clients whose processes died.
-        event_count: Events sent to clients.
         overrun_count: Snapshots sent because a client fell behind.
-        stream_count: Open event streams.
+        stream_count: Event streams that are open now.
     """
 
     def __init__(self) -> None:

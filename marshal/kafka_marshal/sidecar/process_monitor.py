@@ -157,13 +157,7 @@ Call = Callable[[], None]
 
 @attrs.define(eq=False)
 class _Process:
-    """One process.
-
-    Attributes:
-        pid: Its id.
-        fd: Its pidfd, None once it is known dead, or if it cannot be watched.
-        problem: Why it cannot be watched.
-    """
+    """A process and its pidfd; without one it is dead, or has a ``problem``."""
 
     pid: int
     fd: int | None = None

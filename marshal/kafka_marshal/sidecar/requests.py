@@ -86,11 +86,9 @@ class ApiRequest:
     """One valid request.
 
     Attributes:
-        route: The endpoint.
-        service: The service to call.
         parts: Parts of the path.
         queries: Known query parameters.
-        caller: The calling client, if any.
+        caller: The calling client, unnamed if the path has none.
         peer: The calling process.
         body: The decoded body, None without one.
     """

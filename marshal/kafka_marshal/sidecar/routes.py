@@ -23,14 +23,7 @@ Method = Literal["GET", "PUT", "POST", "DELETE"]
 
 @attrs.frozen
 class Query:
-    """A query parameter.
-
-    Attributes:
-        name: Its name.
-        kind: ``boolean`` or ``integer``.
-        about: What it does, for the description.
-        most: Largest integer.
-    """
+    """A query parameter; ``most`` bounds an integer."""
 
     name: str
     kind: Literal["boolean", "integer"]
@@ -43,16 +36,12 @@ class Route:
     """One endpoint.
 
     Attributes:
-        method: HTTP method.
-        path: Path with its parts in braces.
         name: Name of the operation, and of its handler.
         about: Summary for the description.
         takes: Type of the request body, None for none.
         answers: Type of the response body, None for none (204).
-        media: Media type of the response.
         waits: Whether it may wait for the log or for other processes.
         is_open: Whether it needs no token and no connected service: probes.
-        queries: Query parameters.
     """
 
     method: Method

@@ -127,14 +127,7 @@ def _opened(
 
 @attrs.define(eq=False)
 class Components:
-    """The parts behind the API; they appear while the daemon starts.
-
-    Attributes:
-        health: Answers probes.
-        watch: Detects deaths.
-        runtime: The engine with its connections, once it exists.
-        service: The operations of the API, once they exist.
-    """
+    """The parts behind the API; they appear while the daemon starts."""
 
     health: Health
     watch: DeathWatch

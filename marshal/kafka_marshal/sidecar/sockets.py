@@ -31,12 +31,7 @@ _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 @attrs.define
 class UnixPlace:
-    """A Unix socket that this process owns until it is closed.
-
-    Attributes:
-        path: Its path.
-        listening: The socket, bound.
-    """
+    """A Unix socket that this process owns until it is closed."""
 
     path: Path
     listening: socket.socket
