@@ -28,7 +28,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
-from functools import partial
 
 import attrs
 import msgspec
@@ -40,9 +39,6 @@ from kafka_marshal.ports import Clock
 from kafka_marshal.protocol.types import Key
 
 # --- Lifecycle -------------------------------------------------------------------
-
-
-CHANGES_MAX = 32
 
 
 class State(Enum):
@@ -102,14 +98,13 @@ class Lifecycle:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
         self._state = State.NOT_RUNNING
         self._reason = "not started"
         self._since_ms = clock.now_ms()
         self._observers: tuple[OnStateChange, ...] = ()
         self._pending: deque[StateChange] = deque()
         self._is_notifying = False
-        self._history: deque[StateChange] = deque(maxlen=CHANGES_MAX)
 
     @property
     def state(self) -> State:
@@ -126,19 +121,13 @@ class Lifecycle:
         """Return the local time of the last change."""
         return self._since_ms
 
-    @property
-    def history(self) -> tuple[StateChange, ...]:
-        """Return the latest changes, oldest first, at most ``CHANGES_MAX``."""
-        with self._changed:
-            return tuple(self._history)
-
     def move(self, to: State, *, reason: str) -> StateChange:
         """Change the state.
 
         Raises:
             InvalidTransition: The lifecycle has no such transition.
         """
-        with self._changed:
+        with self._lock:
             before = self._state
             if to not in NEXT[before]:
                 legal = " or ".join(sorted(state.value for state in NEXT[before]))
@@ -149,41 +138,24 @@ class Lifecycle:
             now_ms = self._clock.now_ms()
             change = StateChange(before=before, after=to, reason=reason, at_ms=now_ms)
             self._state, self._reason, self._since_ms = to, reason, now_ms
-            self._history.append(change)
             self._pending.append(change)
-            self._changed.notify_all()
         self._notify()
         return change
 
     def explain(self, reason: str) -> None:
         """Replace the reason for the current state, such as the progress."""
-        with self._changed:
+        with self._lock:
             self._reason = reason
 
-    def on_change(self, observer: OnStateChange) -> Callable[[], None]:
-        """Call a function on every change; return what removes it."""
-        with self._changed:
+    def on_change(self, observer: OnStateChange) -> None:
+        """Call a function on every change."""
+        with self._lock:
             self._observers = (*self._observers, observer)
-        return partial(self._remove, observer)
-
-    def wait_for(self, *wanted: State, timeout_ms: int) -> bool:
-        """Wait for one of these states; return False after the timeout."""
-        with self._changed:
-            return self._changed.wait_for(
-                lambda: self._state in wanted, timeout_ms / 1000
-            )
-
-    def _remove(self, observer: OnStateChange) -> None:
-        with self._changed:
-            kept = list(self._observers)
-            if observer in kept:
-                kept.remove(observer)
-            self._observers = tuple(kept)
 
     def _notify(self) -> None:
         """Call the observers, unless another thread already does."""
         while True:
-            with self._changed:
+            with self._lock:
                 if self._is_notifying or not self._pending:
                     return
                 self._is_notifying = True
@@ -192,7 +164,7 @@ class Lifecycle:
                 for observer in observers:
                     _call(observer, change)
             finally:
-                with self._changed:
+                with self._lock:
                     self._is_notifying = False
 
 
@@ -501,11 +473,6 @@ class SystemdNotifier:
         self._socket = _connected(found.get("NOTIFY_SOCKET", ""))
         self._fed_for: tuple[str, int] | None = None
         self._status = ""
-
-    @property
-    def is_active(self) -> bool:
-        """Return whether there is a socket to send to."""
-        return self._socket is not None
 
     def on_change(self, change: StateChange) -> None:
         """Send a change of state."""

@@ -14,7 +14,6 @@ from kafka_marshal.errors import CoordinationError, InvalidTransition, LogUnread
 from kafka_marshal.protocol.checkpoints import Comparison
 from kafka_marshal.sidecar import health
 from kafka_marshal.sidecar.health import (
-    CHANGES_MAX,
     EXTEND_MS,
     NAMED_MAX,
     NEXT,
@@ -124,18 +123,6 @@ def test_a_reason_can_be_renewed_without_a_change(clock):
     assert told == []
 
 
-def test_observers_get_every_change_in_order_until_removed(clock):
-    states, first, second = Lifecycle(clock), [], []
-    remove = states.on_change(lambda change: first.append(change.after))
-    states.on_change(lambda change: second.append(change.after))
-    states.move(S.STARTING, reason="-")
-    remove()
-    remove()
-    states.move(S.RECOVERY, reason="-")
-    assert first == [S.STARTING]
-    assert second == [S.STARTING, S.RECOVERY]
-
-
 def test_an_observer_may_change_the_state_and_order_is_kept(clock):
     states, told = Lifecycle(clock), []
 
@@ -162,33 +149,6 @@ def test_a_failing_observer_does_not_stop_the_others(clock, caplog):
         states.move(S.RECOVERY, reason="-")
     assert [change.after for change in told] == [S.STARTING, S.RECOVERY]
     assert "no room" in caplog.text
-
-
-def test_history_is_bounded_and_ordered(clock):
-    states = Lifecycle(clock)
-    for _ in range(CHANGES_MAX):
-        for step in (S.STARTING, S.SHUTTING_DOWN, S.NOT_RUNNING):
-            states.move(step, reason="again")
-    assert len(states.history) == CHANGES_MAX
-    assert states.history[-1].after is S.NOT_RUNNING
-    for earlier, later in itertools.pairwise(states.history):
-        assert earlier.after is later.before
-
-
-def test_waiting_ends_with_the_state_or_the_deadline(clock):
-    states = Lifecycle(clock)
-    assert states.wait_for(S.NOT_RUNNING, timeout_ms=0)
-    assert not states.wait_for(S.RUNNING, S.SHUTTING_DOWN, timeout_ms=1)
-    found = []
-    waiter = threading.Thread(
-        target=lambda: found.append(
-            states.wait_for(S.RUNNING, S.STARTING, timeout_ms=60_000)
-        )
-    )
-    waiter.start()
-    states.move(S.STARTING, reason="-")
-    waiter.join(60)
-    assert found == [True]
 
 
 # --- Probes ---
@@ -505,7 +465,6 @@ def watched(manager):
 
 def test_a_whole_life(manager):
     notifier, states = SystemdNotifier(manager.environ()), Lifecycle(VirtualClock())
-    assert notifier.is_active
     states.on_change(notifier.on_change)
     for state, reason in (
         (S.STARTING, "connecting"),
@@ -642,7 +601,7 @@ def test_the_watchdog_limit_comes_from_the_environment(environ, expected):
 )
 def test_without_a_socket_nothing_is_sent(address):
     notifier = SystemdNotifier({"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "5000000"})
-    assert not notifier.is_active
+    assert notifier._socket is None
     notifier.update(BEATING)
     notifier.close()
     notifier.close()
