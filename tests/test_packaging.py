@@ -73,4 +73,4 @@ def test_the_sdist_has_the_simulator_beside_the_tests(built):
         names = archive.getnames()
     inside = {name.partition("/")[2] for name in names}
     assert {"simulator/__main__.py", "tests/simulation/test_simulation.py"} <= inside
-    assert "marshal/kafka_marshal/py.typed" in inside
+    assert {"marshal/kafka_marshal/py.typed", "docs/TESTING.md"} <= inside
