@@ -118,7 +118,14 @@ class Newer:
         state.next_offset, state.leader_epoch = offset + 1, log.leader_epoch
         state.groups.setdefault(key.group_id, GroupState())
         now_ms, h_ms = state.now_ms, config.heartbeat_interval_ms
-        known = KeyState(owner, epoch, log.leader_epoch, now_ms, h_ms, now_ms)
+        known = KeyState(
+            owner=owner,
+            epoch=epoch,
+            epoch_leader_epoch=log.leader_epoch,
+            renewed_ms=now_ms,
+            heartbeat_interval_ms=h_ms,
+            active_ms=now_ms,
+        )
         state.keys[key] = known
         state.rebuild_derived()
         value, digest_ = to_bytes(state), bytes.fromhex(digest(state))

@@ -308,7 +308,14 @@ class GrantModel:
         )
         if fold.epoch != NOBODY:
             who = owner(fold.owner)
-            known = KeyState(who, fold.epoch, 0, NOW_MS, 1_000, NOW_MS)
+            known = KeyState(
+                owner=who,
+                epoch=fold.epoch,
+                epoch_leader_epoch=0,
+                renewed_ms=NOW_MS,
+                heartbeat_interval_ms=1_000,
+                active_ms=NOW_MS,
+            )
             known.position = known.granted = fold.head
             state.keys[KEY], state.epochs[fold.epoch] = known, KEY
         state.groups["g"] = GroupState(key_count=len(state.keys))

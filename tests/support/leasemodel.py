@@ -500,7 +500,12 @@ class LeaseModel:
         group = GroupState(key_count=int(fold.is_known))
         if fold.is_paused:
             group.pause = Pause(
-                OP, "admin", ident("admin"), 1, (ident("admin"),), 2**60
+                op_id=OP,
+                client_id="admin",
+                incarnation=ident("admin"),
+                seq=1,
+                incarnations=(ident("admin"),),
+                until_ms=2**60,
             )
             state.lapses_ms = 2**60
         state.groups["g"] = group
@@ -508,7 +513,14 @@ class LeaseModel:
             owner = None if fold.owner == NOBODY else self.owner(fold.owner)
             renewed_ms = NOW_MS - fold.age * self.tick_ms
             epoch = RELEASED_EPOCH if owner is None else fold.epoch
-            known = KeyState(owner, epoch, 0, renewed_ms, fold.renewal_h, renewed_ms)
+            known = KeyState(
+                owner=owner,
+                epoch=epoch,
+                epoch_leader_epoch=0,
+                renewed_ms=renewed_ms,
+                heartbeat_interval_ms=fold.renewal_h,
+                active_ms=renewed_ms,
+            )
             if owner is not None:
                 known.resume_hash = sha256(key_secret(MASTER, KEY)).digest()
             state.keys[KEY] = known

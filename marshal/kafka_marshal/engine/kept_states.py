@@ -390,7 +390,9 @@ def soft_from_bytes(value: bytes) -> SoftState:
         record = decode(raw)
         if isinstance(record, Member):
             name = (record.group_id, record.client_id, record.incarnation)
-            soft.members[name] = MemberState(record, since_offset, offset, seen_ms)
+            soft.members[name] = MemberState(
+                record=record, since_offset=since_offset, offset=offset, seen_ms=seen_ms
+            )
     soft.counters.update(read.counters)
     soft.notes.update({Key(*key): KeyNote(*note) for key, note in read.notes})
     ring = read.undecodable[-RING_ENTRIES_MAX:]

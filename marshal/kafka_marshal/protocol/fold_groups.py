@@ -52,8 +52,14 @@ def _release_group(step: Step, record: ReleaseGroup) -> Transitions:
         seen = (*seen, record.incarnation)
     longest_ms = state.append_time_ms + config.limit("max_pause_ms")
     until_ms = min(record.msg_expire_time, longest_ms)
-    sender = (record.client_id, record.incarnation, record.seq)
-    group.pause = Pause(record.op_id, *sender, seen, until_ms)
+    group.pause = Pause(
+        op_id=record.op_id,
+        client_id=record.client_id,
+        incarnation=record.incarnation,
+        seq=record.seq,
+        incarnations=seen,
+        until_ms=until_ms,
+    )
     lapses_ms = state.lapses_ms
     state.lapses_ms = until_ms if lapses_ms is None else min(until_ms, lapses_ms)
     return (step.accepted("paused"),)
@@ -148,7 +154,12 @@ def _member(step: Step, record: Member) -> Transitions:
         return (step.refused("limits"),)
     since = step.entry.offset if known is None else known.since_offset
     members.pop(name, None)  # keeps the order of last announcements
-    members[name] = MemberState(record, since, step.entry.offset, state.now_ms)
+    members[name] = MemberState(
+        record=record,
+        since_offset=since,
+        offset=step.entry.offset,
+        seen_ms=state.now_ms,
+    )
     _drop_gone_members(state, config)
     return (step.accepted("member"),)
 

@@ -84,7 +84,14 @@ def _shared(key: Key) -> Key:
 
 
 def _new_key(state: WorldState, key: Key) -> KeyState:
-    known = KeyState(None, 0, 0, 0, 0, 0)
+    known = KeyState(
+        owner=None,
+        epoch=0,
+        epoch_leader_epoch=0,
+        renewed_ms=0,
+        heartbeat_interval_ms=0,
+        active_ms=0,
+    )
     state.keys[key] = known
     group = state.groups.setdefault(key.group_id, GroupState())
     group.key_count += 1

@@ -92,7 +92,7 @@ def _is_mark(value: object) -> bool:
 # --- losses, as readers find them
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class Loss:
     """Offsets granted under one claim that its owner did not say it was done with.
 
@@ -298,15 +298,16 @@ class LossBook:
             return []
         return [
             Loss(
-                key,
-                tenure.owner,
-                tenure.epoch,
-                tuple(ranges),
-                tenure.marks.get(tenure.owner.incarnation),
-                ending,
-                reason,
-                winner,
-                self._partition,
-                *at,
+                key=key,
+                owner=tenure.owner,
+                epoch=tenure.epoch,
+                ranges=tuple(ranges),
+                mark=tenure.marks.get(tenure.owner.incarnation),
+                ending=ending,
+                reason=reason,
+                winner=winner,
+                partition=self._partition,
+                at_offset=at[0],
+                at_ms=at[1],
             )
         ]

@@ -468,20 +468,20 @@ def _read_key(row: _Key) -> KeyState:
     if not all(map(is_identifier, names)) or not is_key_topic(row.topic):
         raise ValueError("a name that no record can have")
     return KeyState(
-        None if row.owner is None else Owner(*row.owner),
-        row.epoch,
-        row.epoch_leader_epoch,
-        row.renewed_ms,
-        row.heartbeat_interval_ms,
-        row.active_ms,
-        row.position,
-        row.granted,
-        row.topic_id,
-        row.retired_topic_ids,
-        row.resume_hash,
-        row.lock,
-        row.previous,
-        row.handoff,
+        owner=None if row.owner is None else Owner(*row.owner),
+        epoch=row.epoch,
+        epoch_leader_epoch=row.epoch_leader_epoch,
+        renewed_ms=row.renewed_ms,
+        heartbeat_interval_ms=row.heartbeat_interval_ms,
+        active_ms=row.active_ms,
+        position=row.position,
+        granted=row.granted,
+        topic_id=row.topic_id,
+        retired_topic_ids=row.retired_topic_ids,
+        resume_hash=row.resume_hash,
+        lock=row.lock,
+        previous=row.previous,
+        handoff=row.handoff,
     )
 
 

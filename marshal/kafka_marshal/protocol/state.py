@@ -34,7 +34,7 @@ OPERATIONS = (QUIET, STAGING, ERAS)
 """Items of the digest that are neither key nor group; no group has such a name."""
 
 
-@attrs.define(eq=True)
+@attrs.define(kw_only=True)
 class KeyState:
     """One key: who owns it and how far it has been processed.
 
@@ -97,7 +97,7 @@ class KeyState:
         return max(self.position, self.granted)
 
 
-@attrs.define
+@attrs.define(kw_only=True)
 class Pause:
     """An admin operation that holds a group until a log time (PROTOCOL 4.8)."""
 
@@ -124,7 +124,7 @@ class GroupState:
     key_count: int = 0
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class MemberState:
     """A member's last announcement.
 

@@ -151,7 +151,12 @@ def crowd(node):
     state = node.engine.context.replicas[0].world
     for number in range(count):
         state.keys[Key("x" * 200, "y" * 200, number)] = KeyState(
-            None, number, 0, 0, 0, 0
+            owner=None,
+            epoch=number,
+            epoch_leader_epoch=0,
+            renewed_ms=0,
+            heartbeat_interval_ms=0,
+            active_ms=0,
         )
     state.groups["x" * 200] = GroupState()
     return state

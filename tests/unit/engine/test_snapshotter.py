@@ -81,7 +81,15 @@ def test_grants_at_most_once_are_always_worth_it(cluster, node, store):
         fill(cluster, 1, t)
     node.step()
     replica = node.engine.context.replicas[1]
-    known = KeyState(None, 1, 0, 0, H, 0, granted=7)
+    known = KeyState(
+        owner=None,
+        epoch=1,
+        epoch_leader_epoch=0,
+        renewed_ms=0,
+        heartbeat_interval_ms=H,
+        active_ms=0,
+        granted=7,
+    )
     replica.world.keys[Key("g", "t", 9)] = known
     node.engine.saver.save_all()
     assert [each.partition for each in store.saved] == [1]

@@ -48,7 +48,14 @@ SELF, OTHER = Owner("c1", INC), Owner("c2", ident("c2"))
 
 
 def world(*, place=HOME, paused=False, known=None, groups=()):
-    held = Pause(OP, "admin", ident("admin"), 0, (ident("admin"),), M + 1)
+    held = Pause(
+        op_id=OP,
+        client_id="admin",
+        incarnation=ident("admin"),
+        seq=0,
+        incarnations=(ident("admin"),),
+        until_ms=M + 1,
+    )
     state = WorldState(
         place,
         log_time_ms=NOW,
@@ -65,7 +72,13 @@ def world(*, place=HOME, paused=False, known=None, groups=()):
 
 def key_state(owner, age=0, **changes):
     return KeyState(
-        owner, EPOCH, 0, NOW - age, H, NOW - age, **{"position": 3} | changes
+        owner=owner,
+        epoch=EPOCH,
+        epoch_leader_epoch=0,
+        renewed_ms=NOW - age,
+        heartbeat_interval_ms=H,
+        active_ms=NOW - age,
+        **{"position": 3} | changes,
     )
 
 
@@ -350,7 +363,14 @@ def test_order_of_refusals_of_a_pause(op, is_active, seen):
     ):
         state = world()
         group = state.groups["g"]
-        held = Pause(OP, "a", ADMIN, 7, seen, M + 1)
+        held = Pause(
+            op_id=OP,
+            client_id="a",
+            incarnation=ADMIN,
+            seq=7,
+            incarnations=seen,
+            until_ms=M + 1,
+        )
         group.pause = held if is_active else None
         group.over = ((1, ident("older")), (2, OVER_OP))
         is_same = is_active and op == OP

@@ -527,26 +527,33 @@ def test_no_state_within_the_limits_has_more_bytes():
     state.quiet_until_ms = long_ago
     for group in "ab":
         state.groups[group + name] = GroupState(
-            Pause(OP, "a" + name, INC, far, (INC,) * 16, far),
+            Pause(
+                op_id=OP,
+                client_id="a" + name,
+                incarnation=INC,
+                seq=far,
+                incarnations=(INC,) * 16,
+                until_ms=far,
+            ),
             tuple((far - n, OP) for n in range(64, 0, -1)),
         )
     for number in range(3):
         key = Key("a" + name, topic, 2**31 - 1 - number)
         state.keys[key] = KeyState(
-            Owner("o" + name, INC),
-            far - number - 1,
-            2**31 - 1,
-            long_ago,
-            far,
-            long_ago,
-            2**63,
-            2**63,
-            OP,
-            (OP,) * 4,
-            hashed(OP),
-            OP,
-            (2**63, 2**63),
-            ("s" + name, long_ago),
+            owner=Owner("o" + name, INC),
+            epoch=far - number - 1,
+            epoch_leader_epoch=2**31 - 1,
+            renewed_ms=long_ago,
+            heartbeat_interval_ms=far,
+            active_ms=long_ago,
+            position=2**63,
+            granted=2**63,
+            topic_id=OP,
+            retired_topic_ids=(OP,) * 4,
+            resume_hash=hashed(OP),
+            lock=OP,
+            previous=(2**63, 2**63),
+            handoff=("s" + name, long_ago),
         )
     value = to_bytes(state)
     assert from_bytes(value).keys == state.keys

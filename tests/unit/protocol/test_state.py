@@ -123,7 +123,14 @@ def test_log_time_is_now():
 
 
 def test_a_group_may_have_a_pause():
-    held = Pause(OP, "admin", INC, 0, (INC,), 1_000)
+    held = Pause(
+        op_id=OP,
+        client_id="admin",
+        incarnation=INC,
+        seq=0,
+        incarnations=(INC,),
+        until_ms=1_000,
+    )
     state = WorldState(0, groups={"g": GroupState(held), "h": GroupState()})
     assert state.active_pause("g") is held
     assert state.active_pause("h") is None
@@ -135,7 +142,14 @@ def test_the_next_end_of_a_pause_is_the_earliest():
     state.note_next_lapse()
     assert state.lapses_ms is None
     for name, until_ms in (("f", 3_000), ("g", 2_000)):
-        held = Pause(OP, "admin", INC, 0, (INC,), until_ms)
+        held = Pause(
+            op_id=OP,
+            client_id="admin",
+            incarnation=INC,
+            seq=0,
+            incarnations=(INC,),
+            until_ms=until_ms,
+        )
         state.groups[name] = GroupState(held)
     state.note_next_lapse()
     assert state.lapses_ms == 2_000
@@ -168,7 +182,14 @@ def test_a_token_keeps_the_era_of_its_epoch():
 
 
 def test_a_renewal_never_ends_a_lease_earlier():
-    known = KeyState(None, 0, 0, 100, 50, 100)
+    known = KeyState(
+        owner=None,
+        epoch=0,
+        epoch_leader_epoch=0,
+        renewed_ms=100,
+        heartbeat_interval_ms=50,
+        active_ms=100,
+    )
     known.renew(149, 25)
     assert (known.renewed_ms, known.heartbeat_interval_ms) == (100, 50)
     known.renew(150, 25)

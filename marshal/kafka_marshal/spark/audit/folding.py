@@ -330,10 +330,12 @@ def from_checkpoint(
             f"{VERSION}; audit into a new directory"
         )
     world, historian = from_bytes(snapshot), Historian.from_bytes(history)
-    for frame, *when in members:
+    for frame, since_offset, offset, seen_ms in members:
         record = decode(frame)
         if not isinstance(record, Member):
             raise MalformedRecord("not a saved audit: a member is no Member")
         name = (record.group_id, record.client_id, record.incarnation)
-        world.soft.members[name] = MemberState(record, *when)
+        world.soft.members[name] = MemberState(
+            record=record, since_offset=since_offset, offset=offset, seen_ms=seen_ms
+        )
     return world, historian

@@ -155,18 +155,18 @@ def handoff(before: Interval, after: Interval, *, track: Track) -> Handoff:
     if refused_ms is not None:
         late_ms = max(0, at.log_ms - max(free_ms, refused_ms))
     return Handoff(
-        after.key,
-        before.client_id,
-        after.client_id,
-        after.token,
-        before.ending,
-        before.reason if is_released else None,
-        after.why,
-        at,
-        at.log_ms - since_ms,
-        h_ms,
-        late_ms,
-        after.position,
+        key=after.key,
+        from_client_id=before.client_id,
+        to_client_id=after.client_id,
+        token=after.token,
+        ending=before.ending,
+        reason=before.reason if is_released else None,
+        why=after.why,
+        at=at,
+        gap_ms=at.log_ms - since_ms,
+        heartbeat_interval_ms=h_ms,
+        late_ms=late_ms,
+        position=after.position,
     )
 
 
@@ -188,8 +188,14 @@ def told(
     row, pause = pauses.get(group_id), world.active_pause(group_id)
     if row is None:
         assert pause is not None
-        who = (group_id, record.op_id, record.client_id)
-        pauses[group_id] = PauseRow(*who, record.reason, at, pause.until_ms)
+        pauses[group_id] = PauseRow(
+            group_id=group_id,
+            op_id=record.op_id,
+            client_id=record.client_id,
+            reason=record.reason,
+            start=at,
+            until_ms=pause.until_ms,
+        )
     elif pause is None:
         del pauses[group_id]
         row.ending, row.end = UNPAUSED, at
@@ -229,8 +235,14 @@ def replaced(pauses: Pauses, world: WorldState, *, at: Moment) -> Iterator[Pause
             known.until_ms = pause.until_ms
             pauses[group_id] = known
         else:
-            who = (group_id, pause.op_id, pause.client_id)
-            pauses[group_id] = PauseRow(*who, None, at, pause.until_ms)
+            pauses[group_id] = PauseRow(
+                group_id=group_id,
+                op_id=pause.op_id,
+                client_id=pause.client_id,
+                reason=None,
+                start=at,
+                until_ms=pause.until_ms,
+            )
     for _, row in sorted(before.items()):
         row.ending, row.end = RESET, at
         yield row
@@ -280,17 +292,18 @@ class Historian(msgspec.Struct, gc=False):
             if known.owner is None or token is None:
                 continue
             interval = Interval(
-                key,
-                *known.owner,
-                token,
-                RESTORED,
-                None,
-                at,
-                known.heartbeat_interval_ms,
-                at.offset,
-                known.renewed_ms,
-                known.topic_id,
-                known.position,
+                key=key,
+                client_id=known.owner.client_id,
+                incarnation=known.owner.incarnation,
+                token=token,
+                effect=RESTORED,
+                why=None,
+                start=at,
+                heartbeat_interval_ms=known.heartbeat_interval_ms,
+                renewed_offset=at.offset,
+                renewed_ms=known.renewed_ms,
+                topic_id=known.topic_id,
+                start_position=known.position,
                 first_position=known.position,
                 position=known.position,
             )
@@ -454,15 +467,15 @@ class Historian(msgspec.Struct, gc=False):
         if track is not None and not is_won:
             note_waiting(track, record.incarnation, reason=transition.reason, at=at)
         return Attempt(
-            key,
-            record.client_id,
-            record.incarnation,
-            at,
-            WON if is_won else transition.outcome,
-            transition.reason,
-            None if owner is None else owner.client_id,
-            (transition.detail or {}).get("remaining_ms"),
-            why_of(record),
+            key=key,
+            client_id=record.client_id,
+            incarnation=record.incarnation,
+            at=at,
+            outcome=WON if is_won else transition.outcome,
+            reason=transition.reason,
+            holder=None if owner is None else owner.client_id,
+            remaining_ms=(transition.detail or {}).get("remaining_ms"),
+            why=why_of(record),
         )
 
     def _won(
@@ -474,18 +487,18 @@ class Historian(msgspec.Struct, gc=False):
         known, token = world.keys[key], world.token(key)
         assert token is not None
         interval = Interval(
-            key,
-            record.client_id,
-            record.incarnation,
-            token,
-            transition.effect or "",
-            why_of(record),
-            at,
-            known.heartbeat_interval_ms,
-            at.offset,
-            at.log_ms,
-            known.topic_id,
-            known.position,
+            key=key,
+            client_id=record.client_id,
+            incarnation=record.incarnation,
+            token=token,
+            effect=transition.effect or "",
+            why=why_of(record),
+            start=at,
+            heartbeat_interval_ms=known.heartbeat_interval_ms,
+            renewed_offset=at.offset,
+            renewed_ms=at.log_ms,
+            topic_id=known.topic_id,
+            start_position=known.position,
             first_position=known.position,
             position=known.position,
             resets_count=self.resets_count,
@@ -536,14 +549,14 @@ class Historian(msgspec.Struct, gc=False):
         interval = track.interval
         known = world.keys[interval.key]
         return PositionRow(
-            interval.key,
-            interval.client_id,
-            known.epoch,
-            known.topic_id,
-            at,
-            known.position,
-            known.granted,
-            track.rewinds_count,
+            key=interval.key,
+            client_id=interval.client_id,
+            epoch=known.epoch,
+            topic_id=known.topic_id,
+            at=at,
+            position=known.position,
+            granted=known.granted,
+            rewinds_count=track.rewinds_count,
         )
 
     def _grant(
@@ -554,16 +567,16 @@ class Historian(msgspec.Struct, gc=False):
         assert isinstance(record, ClaimingMessages)
         detail = transition.detail or {}
         return GrantRow(
-            key,
-            record.client_id,
-            record.grantee,
-            record.epoch,
-            world.keys[key].topic_id,
-            at,
-            transition.reason or GRANTED,
-            detail.get("first", record.first),
-            detail.get("last", record.proposed_last_offset),
-            self.resets_count,
+            key=key,
+            client_id=record.client_id,
+            grantee=record.grantee,
+            epoch=record.epoch,
+            topic_id=world.keys[key].topic_id,
+            at=at,
+            outcome=transition.reason or GRANTED,
+            first=detail.get("first", record.first),
+            last=detail.get("last", record.proposed_last_offset),
+            resets_count=self.resets_count,
         )
 
     def _forget_waiting(self, group_id: str) -> None:
@@ -599,12 +612,12 @@ def _rejected(world: WorldState, transition: Transition, *, at: Moment) -> Rejec
     if transition.outcome == UNDECODABLE:
         detail = world.soft.undecodable[-1].reason
     return Rejected(
-        at,
-        transition.outcome,
-        transition.reason or "",
-        detail,
-        None if record is None else type(record).__name__,
-        getattr(record, "client_id", None),
-        getattr(record, "group_id", None),
-        transition.key,
+        at=at,
+        outcome=transition.outcome,
+        reason=transition.reason or "",
+        detail=detail,
+        record_type=None if record is None else type(record).__name__,
+        client_id=getattr(record, "client_id", None),
+        group_id=getattr(record, "group_id", None),
+        key=transition.key,
     )

@@ -37,7 +37,7 @@ class Moment(NamedTuple):
     append_ms: int
 
 
-class Interval(msgspec.Struct, gc=False):
+class Interval(msgspec.Struct, kw_only=True, gc=False):
     """One claim, from the record that won to the record that ended it.
 
     Attributes:
@@ -94,7 +94,7 @@ class Interval(msgspec.Struct, gc=False):
     resets_count: int = 0
 
 
-class Attempt(msgspec.Struct, frozen=True, gc=False):
+class Attempt(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A claiming record and its verdict.
 
     Attributes:
@@ -120,7 +120,7 @@ class Attempt(msgspec.Struct, frozen=True, gc=False):
     why: str | None
 
 
-class Handoff(msgspec.Struct, frozen=True, gc=False):
+class Handoff(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """From one owner to the next.
 
     Attributes:
@@ -156,7 +156,7 @@ class Handoff(msgspec.Struct, frozen=True, gc=False):
     position: int | None
 
 
-class GrantRow(msgspec.Struct, frozen=True, gc=False):
+class GrantRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Offsets asked for at most once, both ends inclusive.
 
     Attributes:
@@ -178,7 +178,7 @@ class GrantRow(msgspec.Struct, frozen=True, gc=False):
     resets_count: int = 0
 
 
-class PauseRow(msgspec.Struct, gc=False):
+class PauseRow(msgspec.Struct, kw_only=True, gc=False):
     """A group that an admin held.
 
     Attributes:
@@ -199,7 +199,7 @@ class PauseRow(msgspec.Struct, gc=False):
     end: Moment | None = None
 
 
-class Rejected(msgspec.Struct, frozen=True, gc=False):
+class Rejected(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A record that took no effect.
 
     Attributes:
@@ -223,7 +223,7 @@ class Rejected(msgspec.Struct, frozen=True, gc=False):
     key: Key | None
 
 
-class PositionRow(msgspec.Struct, frozen=True, gc=False):
+class PositionRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """How far a key was: a sample, taken where a record moved its claim.
 
     Attributes:

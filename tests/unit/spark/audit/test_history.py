@@ -535,16 +535,16 @@ TOPIC_ID = ident("topic")
 
 def interval(client="c1", *, log_ms=1_000, epoch=EPOCH):
     return Interval(
-        KEY,
-        client,
-        ident(client),
-        Token(1, 0, epoch),
-        "claimed",
-        None,
-        Moment(epoch, log_ms, log_ms),
-        H,
-        epoch,
-        log_ms,
+        key=KEY,
+        client_id=client,
+        incarnation=ident(client),
+        token=Token(1, 0, epoch),
+        effect="claimed",
+        why=None,
+        start=Moment(epoch, log_ms, log_ms),
+        heartbeat_interval_ms=H,
+        renewed_offset=epoch,
+        renewed_ms=log_ms,
     )
 
 

@@ -25,9 +25,26 @@ def test_rows_hold_plain_data_only(kind):
 
 
 def test_what_has_not_ended_is_open_and_goes_on_after_a_round_trip():
-    who = ("c1", ident("c1"), Token(1, 0, 3), "claimed", None)
-    interval = Interval(KEY, *who, AT, 1_000, 3, 1_000)
-    pause = PauseRow("g", ident("op"), "admin", None, AT, 9_000)
+    interval = Interval(
+        key=KEY,
+        client_id="c1",
+        incarnation=ident("c1"),
+        token=Token(1, 0, 3),
+        effect="claimed",
+        why=None,
+        start=AT,
+        heartbeat_interval_ms=1_000,
+        renewed_offset=3,
+        renewed_ms=1_000,
+    )
+    pause = PauseRow(
+        group_id="g",
+        op_id=ident("op"),
+        client_id="admin",
+        reason=None,
+        start=AT,
+        until_ms=9_000,
+    )
     for row in (interval, pause):
         assert (row.ending, row.end) == (OPEN, None)
         back = msgspec.msgpack.decode(msgspec.msgpack.encode(row), type=type(row))
