@@ -28,7 +28,7 @@ from kafka_marshal.errors import (
 )
 from kafka_marshal.remote import api
 
-# What a client is told whose process, or whose whole group, is not known any more.
+# Errors of a client whose process, or whose whole group, is no longer registered.
 LOST = (ClaimLost, LogUnwritable)
 NAMES = ("a", "b")
 KEYS = 3
@@ -41,7 +41,7 @@ REASON = st.sampled_from(["shutdown", "restart", "downscale"])
 
 
 class Sidecars(RuleBasedStateMachine):
-    """Who may use what, by what each was told."""
+    """Who may use which key, by the deadlines that were sent."""
 
     @initialize()
     def begin(self):
@@ -64,14 +64,14 @@ class Sidecars(RuleBasedStateMachine):
             self.subscribe(name)
 
     def subscribe(self, name):
-        # Cut off from the cluster, it cannot look the topics up.
+        # Cut off from the cluster, it cannot look up the topics.
         client = self.clients[name]
         with contextlib.suppress(CoordinationError):
             client.subscribe()
             self.subscribed.add(client)
 
     def teardown(self):
-        """Heal everything, and demand that everything is used again (11, L6)."""
+        """Heal everything, and require that every key is used again (11, L6)."""
         if not hasattr(self, "folder"):
             return
         for name in NAMES:
@@ -89,7 +89,7 @@ class Sidecars(RuleBasedStateMachine):
         self.folder.cleanup()
 
     def watch(self):
-        """Check who may use what now."""
+        """Check which process may use which key now."""
         holders = {}
         for client in self.clients.values():
             for key in client.valid:
@@ -112,7 +112,7 @@ class Sidecars(RuleBasedStateMachine):
                 self.watch()
 
     def live(self, name):
-        """Do what a client does all the time, as far as the sidecar answers."""
+        """Run one round of a client, as far as the sidecar answers."""
         client = self.clients.get(name)
         if client is None or not self.is_up:
             return
@@ -129,7 +129,7 @@ class Sidecars(RuleBasedStateMachine):
                 client.register()
                 self.subscribe(name)
 
-    # --- what happens, and how long everybody lives on afterwards
+    # --- faults and actions, and how long the clients run afterwards
 
     @rule(after_ms=AFTER)
     def nothing(self, after_ms):
@@ -142,7 +142,7 @@ class Sidecars(RuleBasedStateMachine):
 
     @rule(name=WHO, duration_ms=WHILE, after_ms=AFTER)
     def one_only_beats(self, name, duration_ms, after_ms):
-        """It is stuck in a handler: it hears of nothing, and gives nothing back."""
+        """It is stuck in a handler: it reads no events and releases nothing."""
         for _ in range(duration_ms // BEAT_MS):
             self.pass_time(BEAT_MS, [other for other in NAMES if other != name])
             if self.is_up and name in self.clients:
@@ -151,7 +151,7 @@ class Sidecars(RuleBasedStateMachine):
         self.pass_time(after_ms, NAMES)
 
     @rule(name=WHO, after_ms=AFTER)
-    def one_gives_something_back(self, name, after_ms):
+    def one_releases_something(self, name, after_ms):
         client = self.clients.get(name)
         if self.is_up and client is not None and client.held:
             with contextlib.suppress(*LOST):
@@ -159,8 +159,8 @@ class Sidecars(RuleBasedStateMachine):
         self.pass_time(after_ms, NAMES)
 
     @rule(name=WHO, other=WHO, is_own=st.booleans(), after_ms=AFTER)
-    def one_asks_for_offsets(self, name, other, is_own, after_ms):
-        """Only whoever shows the secret of a claim moves what was granted of it."""
+    def one_requests_offsets(self, name, other, is_own, after_ms):
+        """Only a request with the secret of a claim is granted offsets of it."""
         client, holder = self.clients.get(name), self.clients.get(other)
         is_there = client is not None and holder is not None
         if self.is_up and is_there and holder.held:
@@ -229,7 +229,7 @@ class Sidecars(RuleBasedStateMachine):
         self.pass_time(after_ms, NAMES)
 
     @rule(name=WHO, keep=st.booleans(), after_ms=AFTER)
-    def one_subscribes_anew(self, name, keep, after_ms):
+    def one_subscribes_again(self, name, keep, after_ms):
         client = self.clients.get(name)
         if self.is_up and client is not None:
             none = api.Release(returned=())
@@ -293,7 +293,7 @@ class Sidecars(RuleBasedStateMachine):
 
 
 TestSidecars = Sidecars.TestCase
-# An example takes up to a second: to make a failing one smaller takes minutes.
+# An example takes up to a second, so shrinking a failing one takes minutes.
 TestSidecars.settings = settings(
     max_examples=15, stateful_step_count=15, phases=[Phase.generate]
 )

@@ -48,7 +48,7 @@ class FakeWatch:
         self.watched.append(found)
         return found
 
-    def tell(self):
+    def report(self):
         """Report processes that died before they were watched."""
         for each in [w for w in self.watched if w.is_dead and not w.is_closed]:
             each.on_dead()
@@ -99,7 +99,7 @@ class Machine:
             watch=self.watch,
         )
         self.expected = self.service.restore(timeout_ms=1_000)
-        self.watch.tell()
+        self.watch.report()
         return self
 
     def crash(self):

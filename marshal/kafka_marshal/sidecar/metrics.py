@@ -312,10 +312,10 @@ def _add_clients(
         for client in found:
             scrape.add(CLIENTS, (group, client.state), value=1)
             scrape.add(ASSIGNED, (group,), value=len(client.assigned))
-        promises = [client.promised_until_ms or 0 for client in found]
-        promised = [until_ms for until_ms in promises if until_ms > now_ms]
-        scrape.add(PROMISED, (group,), value=len(promised))
-        left_ms = max(promised, default=now_ms) - now_ms
+        deadlines = [client.promised_until_ms or 0 for client in found]
+        pending = [until_ms for until_ms in deadlines if until_ms > now_ms]
+        scrape.add(PROMISED, (group,), value=len(pending))
+        left_ms = max(pending, default=now_ms) - now_ms
         scrape.add(PROMISE, (group,), value=left_ms / 1000)
         ages = [c.beat_age_ms for c in found if c.beat_age_ms is not None]
         if ages:
