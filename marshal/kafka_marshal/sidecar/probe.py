@@ -1,7 +1,7 @@
-"""Asks a sidecar of this host how it is: ``marshal-probe live|ready|started``.
+"""The command ``marshal-probe live|ready|started``: a health check of a local sidecar.
 
-For probes that run as a command every few seconds. It imports the standard library
-alone, and little of that: the command ``marshal`` takes a second of CPU to start.
+For probes that run as a command every few seconds. It imports only a little of the
+standard library: the command ``marshal`` takes a second of CPU to start.
 """
 
 import os
@@ -12,25 +12,25 @@ import time
 PLACES = {"live": b"/livez", "ready": b"/readyz", "started": b"/startupz"}
 FOLDER_NAME = "kafka-marshal"
 SOCKET_NAME = "sidecar.sock"
-# Less than a Kubernetes probe waits, so that it says itself what is wrong.
+# Less than the timeout of a Kubernetes probe, so that its own message is shown.
 TIMEOUT_S = 4.0
 ANSWER_BYTES_MAX = 64 * 1024
-# Those of the command (docs/cli.md).
+# The exit codes of the command (docs/cli.md).
 OK, USAGE, REFUSED, NO_ANSWER = 0, 2, 3, 5
 _STATUS_OK = 200
 _USAGE = """\
 usage: marshal-probe live|ready|started [SOCKET]
 
-Exits with 0 where it is so, 3 where it is not, 5 where no sidecar answers within 4 s.
+Exits with 0 if yes, 3 if no, 5 if no sidecar answers within 4 s.
 SOCKET is the sidecar's Unix socket; by default $MARSHAL_SIDECAR_SOCKET, else
 kafka-marshal/sidecar.sock in $XDG_RUNTIME_DIR or /run. Profiles are not read.
 """
 
 
 def default_socket() -> str:
-    """Return where a sidecar listens where no setting names another path.
+    """Return the default path of a sidecar's socket.
 
-    In the user's runtime directory, which is theirs alone; without one, in /run.
+    In the user's runtime directory, which is private; without one, in /run.
     """
     base = os.environ.get("XDG_RUNTIME_DIR") or "/run"
     return os.path.join(base, FOLDER_NAME, SOCKET_NAME)  # noqa: PTH118 - no pathlib
@@ -45,8 +45,8 @@ def ask(path: str, place: bytes, *, timeout_s: float = TIMEOUT_S) -> tuple[int, 
         timeout_s: Limit of the whole exchange, in seconds.
 
     Raises:
-        OSError: Nobody answers in time.
-        ValueError: What answers is no HTTP server.
+        OSError: There is no response in time.
+        ValueError: The response is not HTTP.
     """
     deadline = time.monotonic() + timeout_s
     found = bytearray()
@@ -65,12 +65,12 @@ def ask(path: str, place: bytes, *, timeout_s: float = TIMEOUT_S) -> tuple[int, 
     head, _, body = bytes(found).partition(b"\r\n\r\n")
     protocol, _, rest = head.partition(b" ")
     if not protocol.startswith(b"HTTP/1."):
-        raise ValueError("the answer is no HTTP")
+        raise ValueError("the response is not HTTP")
     return int(rest[:3]), body
 
 
 def main() -> None:
-    """Ask, print the answer, and exit with what it means."""
+    """Send the request, print the response, and exit with its meaning."""
     arguments = sys.argv[1:]
     if not 1 <= len(arguments) <= 2 or arguments[0] not in PLACES:  # noqa: PLR2004
         sys.stderr.write(_USAGE)

@@ -311,18 +311,6 @@ class Watched:
             self._check_dead()
 
     @property
-    def pids(self) -> tuple[int, ...]:
-        """Return the process, then its children."""
-        with self._poller.lock:
-            return tuple(process.pid for process in self._all())
-
-    @property
-    def alive(self) -> tuple[int, ...]:
-        """Return those that are not known dead."""
-        with self._poller.lock:
-            return tuple(each.pid for each in self._all() if not each.is_dead)
-
-    @property
     def is_dead(self) -> bool:
         """Return whether all of them are known dead."""
         with self._poller.lock:
