@@ -49,7 +49,7 @@ class Action(Enum):
 BLOCKING = frozenset({Action.HELD, Action.BEYOND})
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class Finding:
     """The state of one partition before the adoption.
 
@@ -70,7 +70,7 @@ class Finding:
     owner: str | None = None
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class Step:
     """The action on one partition, with the values that decide it.
 
@@ -95,7 +95,7 @@ class Step:
     note: str | None = None
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class AdoptionPlan:
     """All steps of an adoption.
 
@@ -159,14 +159,14 @@ def _new_step(
     if position is not None and found.log_range is not None:
         lag = max(0, found.log_range.end - max(position, found.log_range.start))
     return Step(
-        found.partition,
-        action,
-        found.source,
-        found.offset,
-        position,
-        found.position,
-        lag,
-        note,
+        partition=found.partition,
+        action=action,
+        source=found.source,
+        offset=found.offset,
+        position=position,
+        before=found.position,
+        lag=lag,
+        note=note,
     )
 
 
@@ -320,12 +320,12 @@ def plan_adoption(
         groups.close()
         data.close(timeout_ms=1_000)
     return AdoptionPlan(
-        group_id,
-        left,
-        from_topic,
-        source.is_active,
-        steps_of(_findings(source, world, group_id=group_id, ranges=ranges)),
-        source.unreadable_count,
+        group_id=group_id,
+        from_group=left,
+        from_topic=from_topic,
+        is_source_active=source.is_active,
+        steps=steps_of(_findings(source, world, group_id=group_id, ranges=ranges)),
+        unreadable_count=source.unreadable_count,
     )
 
 
@@ -458,7 +458,14 @@ def _findings(
             alive = world.estimated_freshness(state, known) is not Freshness.STALE
             if known.owner is not None and alive:
                 owner = known.owner.client_id
-        yield Finding(place, offset, where, ranges.get(place), position, owner)
+        yield Finding(
+            partition=place,
+            offset=offset,
+            source=where,
+            log_range=ranges.get(place),
+            position=position,
+            owner=owner,
+        )
 
 
 def _read_original(

@@ -199,7 +199,7 @@ class OnError(StrEnum):
     SKIP = "skip"
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class ExecOptions:
     """Options of the processes.
 
@@ -232,7 +232,7 @@ class ExecOptions:
     env: Mapping[str, str] = attrs.field(factory=dict)
 
 
-@attrs.define
+@attrs.define(kw_only=True)
 class Job:
     """Records of one partition, processed by one process.
 
@@ -500,7 +500,7 @@ class ExecLoop:
         for partition, records in handed.items():
             self._consumer.pause(partition)
             self._polled_count += len(records)
-            self._backlog.append(Job(partition, records))
+            self._backlog.append(Job(partition=partition, records=records))
 
     def _wait(self) -> None:
         children = [job.child for job in self._jobs if job.child is not None]
@@ -720,7 +720,7 @@ def exec_request(given: Mapping[str, Any]) -> ExecRequest | None:
     timeout = given["exec_timeout"]
     return ExecRequest(
         ExecOptions(
-            ["/bin/sh", "-c", text] if given["exec_shell"] else _words(text),
+            argv=["/bin/sh", "-c", text] if given["exec_shell"] else _words(text),
             mode=mode,
             format=form or default_form,
             on_error=given["on_error"],

@@ -113,7 +113,7 @@ class Value:
         return self.text
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class Profile:
     """The settings of one profile.
 
@@ -169,7 +169,7 @@ def load(file: str | None, name: str | None) -> Profile:
     name = name or os.environ.get("MARSHAL_PROFILE") or None
     if not is_explicit and not path.exists():
         if name is None:
-            return Profile(path)
+            return Profile(path=path)
         raise ConfigurationError(
             f"there is no profile {name!r}: there is no file {str(path)!r}",
             setting="--profile",
@@ -207,7 +207,14 @@ def load(file: str | None, name: str | None) -> Profile:
                 f"{path} has {open_[0]} in plain text and others may read the file; "
                 f'run: chmod 600 {path}, or write {{ env = "NAME" }}'
             )
-    return Profile(path, name, tuple(profiles), settings, options, warning)
+    return Profile(
+        path=path,
+        name=name,
+        names=tuple(profiles),
+        settings=settings,
+        options=options,
+        warning=warning,
+    )
 
 
 def _read(path: Path) -> tuple[dict[str, Any], int]:

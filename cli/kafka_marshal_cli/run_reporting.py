@@ -28,7 +28,7 @@ class LogFormat(StrEnum):
     JSON = "json"
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class Reporting:
     """The options of reporting.
 

@@ -116,7 +116,7 @@ Debug = Annotated[
 ]
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class Call:
     """One call of a command: the values of its shared options.
 

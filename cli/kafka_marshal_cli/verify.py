@@ -38,7 +38,7 @@ class KeptLike(Protocol):
         ...
 
 
-@attrs.define
+@attrs.define(kw_only=True)
 class Verifier:
     """Verifies one coordinating partition.
 

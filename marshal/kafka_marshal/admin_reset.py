@@ -66,7 +66,7 @@ class KeyChange(NamedTuple):
         return is_below or (self.granted_then or 0) < (self.granted or 0)
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class ResetPlan:
     """The effect of a Reset of one coordinating partition.
 
@@ -159,12 +159,12 @@ def plan_reset(replica: Replica, kept: KeptState, *, now_ms: int) -> ResetPlan:
         if (change := _change(key, world.keys.get(key), then.keys.get(key)))
     ]
     return ResetPlan(
-        world.partition,
-        kept.source.rpartition(" ")[2],
-        kept.offset,
-        world.next_offset,
-        tuple(key for key in held if key != own),
-        tuple(changes),
+        partition=world.partition,
+        checkpoint_id=kept.source.rpartition(" ")[2],
+        offset=kept.offset,
+        next_offset=world.next_offset,
+        held=tuple(key for key in held if key != own),
+        changes=tuple(changes),
     )
 
 
@@ -356,7 +356,7 @@ def write_forgetting(
 # --- raising the feature level
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class UpgradePlan:
     """The effect of an upgrade of the coordination topic.
 
@@ -394,7 +394,11 @@ def plan_upgrade(worlds: Mapping[int, WorldState]) -> UpgradePlan:
     )
     levels = [_config(worlds, t).feature_level for t in range(first.partition_count)]
     return UpgradePlan(
-        min(levels), SUPPORTED_LEVEL, generation, partitions, tuple(too_old)
+        level=min(levels),
+        level_then=SUPPORTED_LEVEL,
+        generation_then=generation,
+        partitions=partitions,
+        too_old=tuple(too_old),
     )
 
 

@@ -48,7 +48,7 @@ class Folded:
     transitions: Transitions
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class Change:
     """A change of a claim or a pause, at one entry of the log.
 
@@ -188,7 +188,13 @@ class Changes:
 
 def _change(folded: Folded, what: str, group_id: str) -> Change:
     entry = folded.entry
-    return Change(what, group_id, folded.partition, entry.offset, entry.timestamp_ms)
+    return Change(
+        what=what,
+        group_id=group_id,
+        partition=folded.partition,
+        offset=entry.offset,
+        time_ms=entry.timestamp_ms,
+    )
 
 
 def _token(world: WorldState, entry: LogEntry) -> Token | None:

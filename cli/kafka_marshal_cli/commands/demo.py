@@ -63,12 +63,14 @@ def demo(
     """
     is_data = call.output is not Output.TABLE
     options = DemoOptions(
-        parsing.duration_ms("--heartbeat-interval", heartbeat_interval),
-        partitions,
-        records,
-        consumers,
-        secrets.randbelow(1_000_000) if seed is None else seed,
-        keep,
+        heartbeat_interval_ms=parsing.duration_ms(
+            "--heartbeat-interval", heartbeat_interval
+        ),
+        partitions=partitions,
+        records=records,
+        consumers=consumers,
+        seed=secrets.randbelow(1_000_000) if seed is None else seed,
+        keep=keep,
     )
     show = Show(Console(stderr=is_data))
     try:

@@ -265,7 +265,9 @@ def _verified(scan: LogScan, kept: Mapping[int, KeptLike]) -> list[dict[str, Any
             )
         split = start + secrets.randbelow(max(1, end - start))
         chunk = 1 + secrets.randbelow(1_000)
-        verifiers[number] = Verifier(restored.world, split, chunk, kept.get(number))
+        verifiers[number] = Verifier(
+            begun=restored.world, split=split, chunk_max=chunk, kept=kept.get(number)
+        )
     for number, entry in scan:
         if number in verifiers:
             verifiers[number].fold(entry)

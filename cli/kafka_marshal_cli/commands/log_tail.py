@@ -37,7 +37,7 @@ class TailOutput(StrEnum):
     JSONL = "jsonl"
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class Filter:
     """The entries to show.
 
@@ -377,7 +377,9 @@ def tail(
     idle_ms = None if timeout is None else parsing.duration_ms("--timeout", timeout)
     open_ms = parsing.duration_ms("--open-timeout", open_timeout)
     first, kept = start_of(from_, last)
-    wanted = Filter(partition, group, types_of(type_), first)
+    wanted = Filter(
+        partition=partition, group_id=group, types=types_of(type_), first=first
+    )
     first_of = first_wanted(wanted, kept)
     with ending_in_order(), call.watch(timeout_ms=open_ms, first=first_of) as watch:
         if partition is not None and partition not in watch.ends:

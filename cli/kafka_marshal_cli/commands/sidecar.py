@@ -149,7 +149,7 @@ _SOCKET_OPTIONS = OptionGroup(
 )
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class DaemonOptions:
     """The values of the daemon's options."""
 

@@ -16,7 +16,7 @@ RELEASED = "released"
 TAKEN = "taken"
 
 
-@attrs.define
+@attrs.define(kw_only=True)
 class Tenure:
     """One accepted claim of one data partition.
 
@@ -64,7 +64,7 @@ class Takeover:
         return self.after.claimed_ms - self.before.renewed_ms
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class Work:
     """One record that one worker processed, by its journal."""
 
@@ -90,7 +90,7 @@ class Pause:
     ended_at_ms: int
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class Evidence:
     """All that is known of one round.
 
@@ -124,7 +124,13 @@ class Evidence:
     def works(self) -> list[Work]:
         """Return every processing of a record, in order of time."""
         found = [
-            Work(client_id, line.partition, line.offset, epoch_of(line.token), line.at)
+            Work(
+                client_id=client_id,
+                partition=line.partition,
+                offset=line.offset,
+                epoch=epoch_of(line.token),
+                at_ms=line.at,
+            )
             for client_id, lines in self.journals.items()
             for line in lines
             if line.kind == RECORD
@@ -192,12 +198,12 @@ def tenures_of(facts: Iterable[Fact]) -> tuple[Tenure, ...]:
             if tenure is not None and tenure.ending == HELD:
                 tenure.ending = TAKEN
             tenure = Tenure(
-                partition,
-                fact.epoch,
-                fact.client_id,
-                fact.position or 0,
-                fact.timestamp_ms,
-                fact.timestamp_ms,
+                partition=partition,
+                epoch=fact.epoch,
+                client_id=fact.client_id,
+                start=fact.position or 0,
+                claimed_ms=fact.timestamp_ms,
+                renewed_ms=fact.timestamp_ms,
             )
             current[partition] = tenure
             found.append(tenure)

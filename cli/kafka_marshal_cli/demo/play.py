@@ -30,7 +30,7 @@ HEARTBEAT_MS_MOST = 60_000
 ROUNDS = (("alo", "payments", "billing"), ("amo", "notices", "notifier"))
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class DemoOptions:
     """The options of a demo.
 
@@ -60,7 +60,7 @@ class DemoOptions:
             )
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class Outcome:
     """The result of a demo.
 
@@ -123,23 +123,28 @@ def play(options: DemoOptions, show: Show) -> Outcome:
         for delivery, topic, group_id in ROUNDS:
             show.step(f"-- {DELIVERIES[delivery].capitalize()}.")
             plan = Plan(
-                delivery,
-                topic,
-                group_id,
-                options.heartbeat_interval_ms,
-                options.partitions,
-                options.records,
-                options.consumers,
-                options.seed,
-                folder / delivery,
-                ends_at,
+                delivery=delivery,
+                topic=topic,
+                group_id=group_id,
+                heartbeat_interval_ms=options.heartbeat_interval_ms,
+                partitions=options.partitions,
+                records=options.records,
+                consumers=options.consumers,
+                seed=options.seed,
+                folder=folder / delivery,
+                ends_at=ends_at,
             )
             with Stage(plan, broker.bootstrap_servers, show=show) as stage:
                 verdict = judge(stage.run())
             show.verdict(verdict)
             verdicts.append(verdict)
         kept = folder if options.keep else None
-        return Outcome(options, tuple(verdicts), show.elapsed_s, kept)
+        return Outcome(
+            options=options,
+            verdicts=tuple(verdicts),
+            took_s=show.elapsed_s,
+            folder=kept,
+        )
 
 
 def _start_broker(show: Show) -> EmbeddedBroker:

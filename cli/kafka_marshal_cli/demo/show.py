@@ -23,7 +23,7 @@ COLOURS = ("cyan", "magenta", "yellow", "blue", "bright_green", "bright_red")
 DELIVERIES = {"alo": "at least once", "amo": "at most once"}
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class PartitionRow:
     """One partition by the log and the journals."""
 
@@ -34,7 +34,7 @@ class PartitionRow:
     produced: int
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class WorkerRow:
     """One consumer process."""
 

@@ -28,7 +28,7 @@ STOP_S = 15.0
 TAIL_LINES = 5
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class WorkerSettings:
     """Options on the command line of a worker; see ``worker``."""
 
@@ -188,7 +188,7 @@ class StepFailed(MarshalError):
     """A step missed its deadline, or a consumer ended by itself."""
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class Plan:
     """The settings of a round.
 
@@ -284,13 +284,13 @@ class Stage(Closing):
     def _start_workers(self) -> None:
         plan = self._plan
         settings = WorkerSettings(
-            self._servers,
-            plan.group_id,
-            plan.topic,
-            plan.delivery,
-            BATCH,
-            WORK_MS,
-            plan.folder,
+            bootstrap_servers=self._servers,
+            group_id=plan.group_id,
+            topic=plan.topic,
+            delivery=plan.delivery,
+            batch=BATCH,
+            work_ms=WORK_MS,
+            folder=plan.folder,
         )
         for number in range(1, plan.consumers + 1):
             worker = WorkerProcess(f"worker-{number}", settings)
@@ -500,17 +500,23 @@ class Stage(Closing):
             holder = holders.get(number)
             rows.append(
                 PartitionRow(
-                    f"{plan.topic}-{number}",
-                    None if holder is None else holder.client_id,
-                    "" if holder is None or not holder.client_id else holder.token,
-                    len(self._processed[number]),
-                    produced.get(number, 0),
+                    name=f"{plan.topic}-{number}",
+                    holder=None if holder is None else holder.client_id,
+                    token=""
+                    if holder is None or not holder.client_id
+                    else holder.token,
+                    processed=len(self._processed[number]),
+                    produced=produced.get(number, 0),
                 )
             )
         counts = [row.holder for row in rows]
         workers = tuple(
             WorkerRow(
-                each.name, each.pid, each.state, counts.count(each.name), each.processed
+                name=each.name,
+                pid=each.pid,
+                state=each.state,
+                held=counts.count(each.name),
+                processed=each.processed,
             )
             for each in self._workers
         )
@@ -529,7 +535,7 @@ class Stage(Closing):
     def _current_evidence(self) -> Evidence:
         plan = self._plan
         return Evidence(
-            plan.delivery,
+            delivery=plan.delivery,
             produced=dict(self._producing.written()),
             journals={each.name: tuple(each.reader.lines) for each in self._workers},
             tenures=tenures_of(self._watch.facts(plan.group_id)),

@@ -24,7 +24,7 @@ SHOWN_MAX = 8
 AT_MOST_ONCE = "amo"
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class Check:
     """One guarantee, and whether it held.
 
@@ -45,7 +45,7 @@ class Check:
     text: str
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
 class Verdict:
     """The result of one round.
 
@@ -113,7 +113,12 @@ def judge(evidence: Evidence) -> Verdict:
         *_pause(evidence, works),
     ]
     return Verdict(
-        evidence.delivery, len(produced), len(counts), lost, duplicated, tuple(checks)
+        delivery=evidence.delivery,
+        produced=len(produced),
+        processed=len(counts),
+        lost=lost,
+        duplicated=duplicated,
+        checks=tuple(checks),
     )
 
 
@@ -123,7 +128,14 @@ def judge(evidence: Evidence) -> Verdict:
 def _no_problems(evidence: Evidence) -> Check:
     count = len(evidence.problems)
     text = " ".join(evidence.problems) or "Each step came within its deadline."
-    return Check("The round ran as planned", not count, count, 0, "problems", text)
+    return Check(
+        name="The round ran as planned",
+        held=not count,
+        measured=count,
+        bound=0,
+        unit="problems",
+        text=text,
+    )
 
 
 def _something_happened(
@@ -138,7 +150,14 @@ def _something_happened(
     else:
         text = f"{produced} records were produced, {len(counts)} of them processed."
     held = bool(produced and counts and not strange)
-    return Check("Real records, real work", held, len(counts), None, "records", text)
+    return Check(
+        name="Real records, real work",
+        held=held,
+        measured=len(counts),
+        bound=None,
+        unit="records",
+        text=text,
+    )
 
 
 # --- At least once
@@ -148,7 +167,14 @@ def _lost_alo(produced: int, lost: tuple[tuple[int, int], ...]) -> Check:
     text = f"All {produced} records were processed."
     if lost:
         text = f"{len(lost)} of {produced} were never processed: {_places(lost)}."
-    return Check("No record is lost", not lost, len(lost), 0, "records", text)
+    return Check(
+        name="No record is lost",
+        held=not lost,
+        measured=len(lost),
+        bound=0,
+        unit="records",
+        text=text,
+    )
 
 
 def _duplicates_alo(evidence: Evidence, works: list[Work]) -> list[Check]:
@@ -180,7 +206,14 @@ def _duplicates_alo(evidence: Evidence, works: list[Work]) -> list[Check]:
     held = not wrong and duplicates <= bound
     name = "Duplicates stay within their bound"
     return [
-        Check(name, held, duplicates, bound, "records", text),
+        Check(
+            name=name,
+            held=held,
+            measured=duplicates,
+            bound=bound,
+            unit="records",
+            text=text,
+        ),
         *_position_ages(evidence, works),
     ]
 
@@ -227,7 +260,16 @@ def _position_ages(evidence: Evidence, works: list[Work]) -> list[Check]:
         f"last batch, "
         f"{_seconds(allowed_ms)}."
     )
-    return [Check("Positions keep up", held, longest_ms, allowed_ms, "ms", text)]
+    return [
+        Check(
+            name="Positions keep up",
+            held=held,
+            measured=longest_ms,
+            bound=allowed_ms,
+            unit="ms",
+            text=text,
+        )
+    ]
 
 
 # --- At most once
@@ -239,7 +281,12 @@ def _duplicates_amo(counts: Counter[tuple[int, int]]) -> Check:
     if wrong:
         text = f"{len(wrong)} were processed more than once: {_places(wrong)}."
     return Check(
-        "No record is processed twice", not wrong, len(wrong), 0, "records", text
+        name="No record is processed twice",
+        held=not wrong,
+        measured=len(wrong),
+        bound=0,
+        unit="records",
+        text=text,
     )
 
 
@@ -272,7 +319,9 @@ def _lost_amo(evidence: Evidence, lost: tuple[tuple[int, int], ...]) -> Check:
         )
     held = not strange and not crowded
     name = "Losses stay within their bound"
-    return Check(name, held, len(lost), bound, "records", text)
+    return Check(
+        name=name, held=held, measured=len(lost), bound=bound, unit="records", text=text
+    )
 
 
 # --- Both
@@ -294,7 +343,12 @@ def _under_claims(evidence: Evidence, works: list[Work]) -> Check:
     if wrong:
         text = f"{len(wrong)} were processed without one: {_places(wrong)}."
     return Check(
-        "All work is done under a claim", not wrong, len(wrong), 0, "records", text
+        name="All work is done under a claim",
+        held=not wrong,
+        measured=len(wrong),
+        bound=0,
+        unit="records",
+        text=text,
     )
 
 
@@ -334,7 +388,16 @@ def _takeovers(evidence: Evidence) -> list[Check]:
                 f"the last beat, before 2H ({_seconds(2 * h_ms)}) were over."
             )
         held = not is_early and took_ms <= bound_ms
-        checks.append(Check(name, held, took_ms, bound_ms, "ms", text))
+        checks.append(
+            Check(
+                name=name,
+                held=held,
+                measured=took_ms,
+                bound=bound_ms,
+                unit="ms",
+                text=text,
+            )
+        )
     return checks
 
 
@@ -363,15 +426,38 @@ def _pause(evidence: Evidence, works: list[Work]) -> list[Check]:
     if not resumed:
         went_on = "Nothing was processed after the pause."
     return [
-        Check(name, not busy, len(busy), 0, "records", text),
-        Check("A pause comes soon", is_soon, drain_ms, bound_ms, "ms", drained),
-        Check("A pause ends", resumed, None, None, "", went_on),
+        Check(
+            name=name,
+            held=not busy,
+            measured=len(busy),
+            bound=0,
+            unit="records",
+            text=text,
+        ),
+        Check(
+            name="A pause comes soon",
+            held=is_soon,
+            measured=drain_ms,
+            bound=bound_ms,
+            unit="ms",
+            text=drained,
+        ),
+        Check(
+            name="A pause ends",
+            held=resumed,
+            measured=None,
+            bound=None,
+            unit="",
+            text=went_on,
+        ),
     ]
 
 
 def _absent(name: str, text: str, *, bound: int, unit: str) -> Check:
     """Return a failed check without a measurement."""
-    return Check(name, held=False, measured=None, bound=bound, unit=unit, text=text)
+    return Check(
+        name=name, held=False, measured=None, bound=bound, unit=unit, text=text
+    )
 
 
 def _seconds(value_ms: int) -> str:

@@ -18,7 +18,14 @@ ALL = LogRange(0, 100)
 
 
 def found(offset=50, log_range=ALL, position=None, owner=None):
-    return Finding(PLACE, offset, "committed", log_range, position, owner)
+    return Finding(
+        partition=PLACE,
+        offset=offset,
+        source="committed",
+        log_range=log_range,
+        position=position,
+        owner=owner,
+    )
 
 
 @pytest.mark.parametrize(
@@ -74,10 +81,21 @@ def test_what_is_ordinary_has_none():
 
 def test_steps_come_in_order_and_blocked_ones_are_told_apart():
     others = [
-        Finding(TopicPartition("orders", number), 1, "committed", LogRange(0, 9))
+        Finding(
+            partition=TopicPartition("orders", number),
+            offset=1,
+            source="committed",
+            log_range=LogRange(0, 9),
+        )
         for number in (11, 2)
     ]
-    plan = AdoptionPlan("g", "old", None, False, steps_of([*others, found(owner="w")]))
+    plan = AdoptionPlan(
+        group_id="g",
+        from_group="old",
+        from_topic=None,
+        is_source_active=False,
+        steps=steps_of([*others, found(owner="w")]),
+    )
     assert [step.partition.partition for step in plan.steps] == [0, 2, 11]
     assert [step.partition for step in plan.blocked] == [PLACE]
     assert [step.partition.partition for step in plan.of(Action.SET)] == [2, 11]

@@ -111,7 +111,7 @@ class Run:
         argv = [sys.executable, "-c", head + script]
         self.loop = ExecLoop(
             self.consumer,
-            attrs.evolve(ExecOptions(argv), **options),
+            attrs.evolve(ExecOptions(argv=argv), **options),
             is_stopped=lambda: self.is_stopped,
             each_round=self.each_round,
         )
@@ -317,7 +317,9 @@ def test_what_a_process_reads():
 
 
 def test_what_a_process_is_told():
-    told = variables(Job(P0, [record(7, key=b"\xff", value=None)], attempt=2))
+    told = variables(
+        Job(partition=P0, records=[record(7, key=b"\xff", value=None)], attempt=2)
+    )
     assert told == {
         "MARSHAL_TOPIC": "t",
         "MARSHAL_PARTITION": "0",
@@ -330,7 +332,9 @@ def test_what_a_process_is_told():
         "MARSHAL_VALUE_IS_NULL": "1",
         "MARSHAL_KEY": "\udcff",
     }
-    assert "MARSHAL_KEY" not in variables(Job(P0, [record(0), record(1)]))
+    assert "MARSHAL_KEY" not in variables(
+        Job(partition=P0, records=[record(0), record(1)])
+    )
 
 
 @pytest.mark.parametrize("key", [None, b"a\0b", b"x" * (KEY_BYTES_MAX + 1)])

@@ -54,12 +54,12 @@ def test_a_call_has_all_shared_options():
     assert (word, flag) == ("x", True)
     options = {"a": "1", "b.c": "2"}
     assert call == Call(
-        "h:1",
-        "t",
-        options,
-        2_000,
-        True,
-        Output.JSONL,
+        bootstrap_servers="h:1",
+        coordination_topic="t",
+        options=options,
+        timeout_ms=2_000,
+        is_timeout_given=True,
+        output=Output.JSONL,
         transport="fast",
         is_server_given=True,
         is_topic_given=True,
@@ -77,10 +77,15 @@ def test_defaults_and_environment():
     }
     run(lambda call, *_: calls.append(call), env=env)
     run(lambda call, *_: calls.append(call), "-b", "o:1", env=env)
-    assert calls[0] == Call("localhost:9092", "__marshal", {}, 30_000)
+    assert calls[0] == Call(
+        bootstrap_servers="localhost:9092",
+        coordination_topic="__marshal",
+        options={},
+        timeout_ms=30_000,
+    )
     assert calls[1] == Call(
-        "e:1",
-        "et",
+        bootstrap_servers="e:1",
+        coordination_topic="et",
         output=Output.JSON,
         transport="kafka-python",
         is_server_given=True,

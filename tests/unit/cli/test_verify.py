@@ -42,7 +42,9 @@ def sound_log():
 
 
 def verified(log, split=4, chunk_max=3):
-    verifier = Verifier(WorldState(log.state.partition), split, chunk_max)
+    verifier = Verifier(
+        begun=WorldState(log.state.partition), split=split, chunk_max=chunk_max
+    )
     for entry in log.entries:
         verifier.fold(entry)
     return verifier.finish()
@@ -59,7 +61,7 @@ def test_a_sound_log_is_ok(split, chunk_max):
 
 
 def test_an_empty_partition_is_ok():
-    result = Verifier(WorldState(3), 0).finish()
+    result = Verifier(begun=WorldState(3), split=0).finish()
     assert (result["result"], result["entries_count"]) == ("ok", 0)
 
 

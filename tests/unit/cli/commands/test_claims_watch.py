@@ -233,9 +233,11 @@ def test_the_table_is_drawn_at_changes_and_now_and_then(story, board):
 
 
 def test_a_change_as_json_where_nothing_is_known():
-    row = change_row(Change("unpaused", "g", 1, 5, 9), 77)
+    row = change_row(
+        Change(what="unpaused", group_id="g", partition=1, offset=5, time_ms=9), 77
+    )
     assert (row["topic"], row["incarnation"], row["token"]) == (None, None, None)
     assert row["as_of"] == {"time_ms": 77, "offsets": {"1": 6}}
-    assert change_text(Change("unpaused", "g", 1, 5, 0)).endswith(
-        "unpaused g, at T1 offset 5"
-    )
+    assert change_text(
+        Change(what="unpaused", group_id="g", partition=1, offset=5, time_ms=0)
+    ).endswith("unpaused g, at T1 offset 5")

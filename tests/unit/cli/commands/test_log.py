@@ -113,7 +113,14 @@ class FakeResetter:
     def reset_state(self, partition, **asked):
         self.asked.append((partition, asked))
         change = KeyChange(Key("g", "t", 1), "moved", 9, None, 4, None)
-        return ResetPlan(partition, "ab" * 16, 7, 12, (Key("g", "t", 0),), (change,))
+        return ResetPlan(
+            partition=partition,
+            checkpoint_id="ab" * 16,
+            offset=7,
+            next_offset=12,
+            held=(Key("g", "t", 0),),
+            changes=(change,),
+        )
 
 
 @pytest.mark.parametrize("is_executed", [False, True])

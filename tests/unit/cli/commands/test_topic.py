@@ -144,7 +144,13 @@ def test_an_upgrade_is_shown_and_done_only_if_told(
 
         def upgrade_topic(self, *, execute, ignore_members):
             assert (execute, ignore_members) == (bool(words), False)
-            return UpgradePlan(1, 2, 2, partitions, ())
+            return UpgradePlan(
+                level=1,
+                level_then=2,
+                generation_then=2,
+                partitions=partitions,
+                too_old=(),
+            )
 
     monkeypatch.setattr(Call, "admin", lambda self: FakeAdmin())
     monkeypatch.setattr(Call, "world", lambda self, **_: world(Log()))

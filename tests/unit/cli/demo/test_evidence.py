@@ -59,7 +59,7 @@ def test_epoch_is_the_last_part_of_a_token():
 
 def evidence_of(*, journals=None, tenures=()):
     return Evidence(
-        "alo",
+        delivery="alo",
         produced={},
         journals=journals or {},
         tenures=tenures,

@@ -9,12 +9,26 @@ from kafka_marshal import ConfigurationError
 from kafka_marshal_cli.demo.play import DemoOptions, Outcome
 from kafka_marshal_cli.demo.verdict import Check, Verdict
 
-WISH = DemoOptions(2_000, partitions=6, records=3_000, consumers=3, seed=1, keep=False)
+WISH = DemoOptions(
+    heartbeat_interval_ms=2_000,
+    partitions=6,
+    records=3_000,
+    consumers=3,
+    seed=1,
+    keep=False,
+)
 
 
 def verdict(delivery, *, held=True):
-    check = Check("Good", held=held, measured=0, bound=0, unit="", text="Well.")
-    return Verdict(delivery, 1, 1, (), 0, (check,))
+    check = Check(name="Good", held=held, measured=0, bound=0, unit="", text="Well.")
+    return Verdict(
+        delivery=delivery,
+        produced=1,
+        processed=1,
+        lost=(),
+        duplicated=0,
+        checks=(check,),
+    )
 
 
 @pytest.mark.parametrize(
@@ -27,7 +41,7 @@ def verdict(delivery, *, held=True):
     ],
 )
 def test_only_a_whole_run_can_hold(verdicts, is_held):
-    outcome = Outcome(WISH, tuple(verdicts), took_s=1.5, folder=None)
+    outcome = Outcome(options=WISH, verdicts=tuple(verdicts), took_s=1.5, folder=None)
     document = json.loads(json.dumps(outcome.to_object()))
     assert outcome.held is document["held"] is is_held
     assert document["took_ms"] == 1_500

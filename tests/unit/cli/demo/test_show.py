@@ -18,10 +18,16 @@ from kafka_marshal_cli.demo.verdict import Check, Verdict
 
 def board(*holders):
     rows = tuple(
-        PartitionRow(f"t-{number}", holder, "1.0.2", 5, 9)
+        PartitionRow(
+            name=f"t-{number}", holder=holder, token="1.0.2", processed=5, produced=9
+        )
         for number, holder in enumerate(holders)
     )
-    return Board("Work", rows, (WorkerRow("w1", 77, "killed", 1, 1_234),))
+    return Board(
+        "Work",
+        rows,
+        (WorkerRow(name="w1", pid=77, state="killed", held=1, processed=1_234),),
+    )
 
 
 def shown(*, is_terminal):
@@ -71,10 +77,19 @@ def test_a_terminal_gets_the_table():
 @pytest.mark.parametrize("held", [True, False])
 def test_the_verdict_says_whether_it_held(held):
     checks = (
-        Check("Good", held=True, measured=0, bound=0, unit="", text="All is well."),
-        Check("Bad", held=held, measured=1, bound=0, unit="", text="See here."),
+        Check(
+            name="Good", held=True, measured=0, bound=0, unit="", text="All is well."
+        ),
+        Check(name="Bad", held=held, measured=1, bound=0, unit="", text="See here."),
     )
-    verdict = Verdict("amo", 10, 9, ((0, 1),), 0, checks)
+    verdict = Verdict(
+        delivery="amo",
+        produced=10,
+        processed=9,
+        lost=((0, 1),),
+        duplicated=0,
+        checks=checks,
+    )
     headline, figures, good, bad = verdict_lines(verdict)
     end = "every guarantee held." if held else "1 of 2 checks FAILED."
     assert headline == f"Verdict, at most once: {end}"

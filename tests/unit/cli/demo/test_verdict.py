@@ -30,9 +30,16 @@ def records(at, first, last, epoch):
 
 def alo(**changes):
     tenures = (
-        Tenure(0, 3, "a", 0, **DEAD),
-        Tenure(0, 9, "b", 6, **HEIR),
-        Tenure(0, 20, "c", 15, 7_400, 7_400),
+        Tenure(partition=0, epoch=3, client_id="a", start=0, **DEAD),
+        Tenure(partition=0, epoch=9, client_id="b", start=6, **HEIR),
+        Tenure(
+            partition=0,
+            epoch=20,
+            client_id="c",
+            start=15,
+            claimed_ms=7_400,
+            renewed_ms=7_400,
+        ),
     )
     journals = {
         "a": (
@@ -43,7 +50,7 @@ def alo(**changes):
         "c": (batch(7_500, 15, 19, 20), *records(7_501, 15, 19, 20)),
     }
     evidence = Evidence(
-        "alo",
+        delivery="alo",
         produced={0: 20},
         journals=journals,
         tenures=tenures,
@@ -60,9 +67,26 @@ def alo(**changes):
 def amo(**changes):
     """The same at most once: a was granted 5 to 9 and processed 5 and 6."""
     tenures = (
-        Tenure(0, 3, "a", 0, **DEAD, grants=[(0, 4), (5, 9)]),
-        Tenure(0, 9, "b", 10, **HEIR, grants=[(10, 14)]),
-        Tenure(0, 20, "c", 15, 7_400, 7_400, grants=[(15, 19)]),
+        Tenure(
+            partition=0,
+            epoch=3,
+            client_id="a",
+            start=0,
+            **DEAD,
+            grants=[(0, 4), (5, 9)],
+        ),
+        Tenure(
+            partition=0, epoch=9, client_id="b", start=10, **HEIR, grants=[(10, 14)]
+        ),
+        Tenure(
+            partition=0,
+            epoch=20,
+            client_id="c",
+            start=15,
+            claimed_ms=7_400,
+            renewed_ms=7_400,
+            grants=[(15, 19)],
+        ),
     )
     journals = {
         "a": (*records(501, 0, 4, 3), *records(601, 5, 6, 3)),
