@@ -6,7 +6,8 @@ drives every claim of every group; the simulator runs this same code.
 
 from importlib import import_module
 
-# Type checkers take it for typing's own, whose import takes longer than all of this.
+# Type checkers treat this as typing.TYPE_CHECKING; importing typing takes longer than
+# the rest of this module.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .context import Context, Ports
@@ -15,8 +16,8 @@ if TYPE_CHECKING:
     from .session import Session
     from .subscription import Subscription
 
-# Names are imported when they are first used: who only follows the log, as tasks of
-# Spark do, does without the rest of the engine.
+# Names are imported on first use: processes that only follow the log, such as Spark
+# tasks, never load the rest of the engine.
 _HOMES = {
     "Context": "context",
     "Delivery": "holding",

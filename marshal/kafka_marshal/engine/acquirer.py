@@ -1,4 +1,4 @@
-"""Acquires keys: sends claims when they may be won, then finds the start position."""
+"""Acquires keys: sends claims that can be won, then finds the start position."""
 
 import msgspec
 
@@ -31,7 +31,7 @@ CLAIMS_NOTED_MAX = 100_000
 
 
 class Acquirer:
-    """Drives the claim ladder of every key that a session wants and does not own."""
+    """Drives the claims of all keys that a session wants and does not own."""
 
     __slots__ = (
         "_claimant",
@@ -53,19 +53,20 @@ class Acquirer:
         self._outbox = outbox
         self._lives = lives
         self._unresumable: set[Key] = set()
-        # When claims were read as accepted; those before that, by when we began.
+        # Local time at which each claim was read back as accepted. Keys without an
+        # entry count as claimed at `_since_ms`.
         self._claimed_ms: dict[Key, int] = {}
         self._since_ms: int | None = None
         self._window = UNDER_WAY_MIN
         self._won_count = 0
 
     def drive(self, index: ClaimIndex, wanted: SubscriptionSet, *, now_ms: int) -> None:
-        """Send claims and resumes where the time for one has come.
+        """Send the claims and resumes that are due.
 
-        Few at first, and more with each that is won: by the first answers it is
-        known who else is there, and a fleet that starts on thousands of free keys
-        does not claim each of them once for every member. A topic that may be an
-        earlier one of its name is looked up first.
+        The number of claims in flight starts small and grows with each won claim: the
+        first verdicts show which other members exist, so members of a fleet that starts
+        on thousands of free keys do not each claim all of them. A topic that may be an
+        earlier topic of the same name is looked up first.
         """
         if not index.contending:
             return
@@ -86,9 +87,9 @@ class Acquirer:
                 under_way += holding.claim.is_under_way
 
     def note_claim(self, key: Key, now_ms: int) -> None:
-        """Note that a claim was accepted: the topic that it names existed by then."""
+        """Record that a claim was accepted: its topic existed at that time."""
         if len(self._claimed_ms) >= CLAIMS_NOTED_MAX:
-            # Those that are forgotten count as claimed now: one look settles them.
+            # The forgotten keys count as claimed now: one metadata look-up clears them.
             self._claimed_ms.clear()
             self._since_ms = now_ms
         self._claimed_ms[key] = now_ms
@@ -96,11 +97,11 @@ class Acquirer:
     def _may_be_earlier(
         self, key: Key, topic_id: bytes | None, *, seen_ms: int
     ) -> bool:
-        """Return whether a topic may be an earlier one than that of the last claim.
+        """Return whether a topic may be older than the topic of the last claim.
 
-        Its claims are refused where somebody has claimed it before. Otherwise they
-        are accepted, and the later topic is an earlier one from then on: nobody can
-        claim that again.
+        If a claim of the later topic is already in the log, claims of the earlier one
+        are refused. Otherwise they are accepted, which retires the later topic: nobody
+        can claim it from then on.
         """
         known = self._context.replica_of(key).world.keys.get(key)
         if known is None or None in {topic_id, known.topic_id}:
@@ -115,14 +116,14 @@ class Acquirer:
         context = self._context
         replica = context.replica_of(claim.key)
         if replica.world.partition in context.rebuilding:
-            return  # nothing is known yet of who has it
+            return  # the owner is not known yet
         elapsed_ms = replica.elapsed_ms(now_ms)
         world, owner = replica.world, self._claimant.owner
         guess = estimate(world, claim.key, elapsed_ms=elapsed_ms, claimant=owner)
         known, wait_ms = guess.known, guess.wait_ms
         life = self._life_to_resume(claim.key, known, elapsed_ms=elapsed_ms)
         heartbeat_ms = context.heartbeat_interval_ms
-        limit_ms = 0  # nobody to run into: a first record need not wait
+        limit_ms = 0  # no competitor: the first claim needs no jitter
         if context.has_company(claim.claimant):
             limit_ms = min(heartbeat_ms // 10, JITTER_FREE_MS_MAX)
         if known is not None and known.owner is not None:
@@ -137,9 +138,9 @@ class Acquirer:
             self._send(holding, known, life, topic_id=topic_id)
 
     def on_refused(self, key: Key, record: ClaimingPartition) -> None:
-        """Take that the log refused a claim: somebody else was faster.
+        """Handle a refused claim: another member was faster.
 
-        A key whose resume was refused is claimed like any other.
+        After a refused resume the key is claimed without one.
         """
         self._window = UNDER_WAY_MIN
         if record.resume is not None:
@@ -197,7 +198,7 @@ class Acquirer:
         holding.predecessor = None if known is None else known.owner
 
     def _why(self, holding: Holding, known: KeyState | None, *, resumes: bool) -> str:
-        """Return why the key is claimed, in the words that stand in the record."""
+        """Return the reason for the claim, as the claim record states it."""
         if known is None:
             state = "never claimed before"
         elif resumes:
@@ -214,7 +215,7 @@ LOOKUP_RETRY_MS = 500
 
 
 class StartPositions:
-    """Takes a holding from won to held."""
+    """Finds the start positions of claims that were won and starts their use."""
 
     __slots__ = ("_claimant", "_context", "_heartbeater")
 
@@ -226,10 +227,10 @@ class StartPositions:
         self._claimant = claimant
 
     def begin(self, holding: Holding, known: KeyState) -> None:
-        """Beat at once; start at the world's position where it has one."""
+        """Send the first heartbeat; start at the position in the log, if any."""
         is_amo = holding.delivery is Delivery.AT_MOST_ONCE
         position = known.next_unclaimed() if is_amo else known.position
-        # PROTOCOL 5.1: this beat is the owner's first record, before any fetch.
+        # PROTOCOL 5.1: this heartbeat is the owner's first record, before any fetch.
         self._heartbeater.beat_start(holding, position)
         if position is not None or not holding.start_rule.is_needed:
             holding.begin(position, grantee=self._claimant.owner.incarnation)
@@ -237,10 +238,10 @@ class StartPositions:
         self._look_up(holding)
 
     def drive(self, holding: Holding, now_ms: int) -> bool:
-        """Finish a start whose look-up has ended; return whether it did.
+        """Finish a start whose look-up is complete; return whether there was one.
 
         Raises:
-            PositionError: There is no position, and none may be assumed.
+            PositionError: There is no position and `offset_reset` is ``none``.
         """
         lookup = holding.lookup
         if holding.claim.phase is not Phase.STARTING or lookup is None:
@@ -276,7 +277,7 @@ class StartPositions:
         data = self._context.ports.data
         group_id = holding.key.group_id
         known = self._context.replica_of(holding.key).world.keys[holding.key]
-        # PROTOCOL 5.6: commits of an earlier topic of this name mean nothing.
+        # PROTOCOL 5.6: commits of an earlier topic of this name do not count.
         may_use_commit = not known.retired_topic_ids
         partition = holding.key.topic_partition
         rule = holding.start_rule

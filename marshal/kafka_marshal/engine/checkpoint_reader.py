@@ -1,9 +1,9 @@
-"""Finds checkpoints of each T in the log (PROTOCOL 7.2, 7.3).
+"""Finds checkpoints of each coordinating partition in the log (PROTOCOL 7.2, 7.3).
 
-The newest one is looked for backwards from the log's end, the first one that
-remains, or the last one before a moment, forwards from the log's start. Both read
-in windows that grow, and without folding: only the headers of values are looked at
-until an End is found, which names its Begin.
+The newest checkpoint is searched backwards from the log's end; the first that
+remains, or the last before a point in time, forwards from the log's start. Both
+searches read growing windows and fold nothing: only the headers of values are
+examined until an End is found, which names its Begin.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -20,20 +20,19 @@ from .kept_states import POLL_MS, POLLS_MAX, KeptState, KeptStates
 WINDOW_MIN = 2_000
 WINDOW_GROWTH = 8
 WINDOW_MAX = 500_000
-# Beyond this many entries a log that is there from its start on is folded from
-# there instead: reading it twice would take longer.
+# A log that still has offset 0 is searched backwards this many entries at most: beyond
+# that, folding it from its start is faster than reading it twice.
 SEARCHED_MAX = 2_000_000
 _END = header_of(CheckpointEnd)
 
 
 class LogCheckpoints:
-    """The checkpoints that stand in the log itself: ``restoring.KeptStates``.
+    """The newest checkpoints in the log, as a source of kept states (``KeptStates``).
 
     Args:
-        only: Id of the one that is looked for; None for the newest.
-        is_last_resort: Whether to look only where the log's start is gone: what is
-            soft, such as members, does not stand in checkpoints, and who only
-            looks wants to see it.
+        only: Id of the checkpoint to find; None for the newest.
+        is_last_resort: Whether to search only logs whose start is gone. Checkpoints
+            have no soft state, such as members, and read-only views show it.
     """
 
     def __init__(
@@ -50,7 +49,7 @@ class LogCheckpoints:
         Raises:
             CoordinationError: The log did not answer.
         """
-        del timeout_ms  # every poll has its own limit, and so has their number
+        del timeout_ms  # each poll has a timeout, and the number of polls is limited
         found: dict[int, KeptState] = {}
         below = {
             t: span.end
@@ -79,17 +78,17 @@ class LogCheckpoints:
 
 
 class RetainedCheckpoints:
-    """The checkpoints of logs whose starts are gone: ``restoring.KeptStates``.
+    """Checkpoints of logs whose start is gone, as a source of kept states.
 
-    For views of the past and for whoever reads all that remains. A log that is
-    there from offset 0 on needs none, and is not searched.
+    For views of the past and for readers of everything that remains. A log that
+    still has offset 0 needs none and is not searched.
 
     Args:
-        newest: Whether to return the last checkpoint before the moment, instead of
-            the first one that remains.
-        is_past: Whether an entry is beyond the moment that is asked for. From the
-            first such entry of a partition on, none of it counts, and a checkpoint
-            counts only with its End before it. None: everything counts.
+        newest: Whether to return the last checkpoint before the point in time,
+            instead of the first that remains.
+        is_past: Whether an entry is beyond the requested point in time. No entry of a
+            partition counts from the first such entry on, and a checkpoint counts
+            only if its End comes before it. None: every entry counts.
     """
 
     def __init__(
@@ -104,7 +103,7 @@ class RetainedCheckpoints:
     def find(
         self, wanted: Mapping[int, LogRange], *, log: CoordinationLog, timeout_ms: int
     ) -> Mapping[int, KeptState]:
-        """Return that checkpoint of each partition that has one.
+        """Return the selected checkpoint of each partition that has one.
 
         Raises:
             CoordinationError: The log did not answer.
@@ -139,7 +138,7 @@ class RetainedCheckpoints:
 
 
 def has_checkpoints(log: CoordinationLog, *, timeout_ms: int) -> bool:
-    """Return whether each T of a log has a checkpoint, or nothing in it."""
+    """Return whether each coordinating partition has a checkpoint or is empty."""
     starts, ends = log.start_offsets(timeout_ms), log.end_offsets(timeout_ms)
     wanted = {t: LogRange(starts[t], end) for t, end in ends.items() if end}
     found = LogCheckpoints().find(wanted, log=log, timeout_ms=timeout_ms)
@@ -147,7 +146,7 @@ def has_checkpoints(log: CoordinationLog, *, timeout_ms: int) -> bool:
 
 
 def kept_in(store: KeptStates | None) -> tuple[KeptStates, ...]:
-    """Return where whoever only looks finds states: files, then a log cut short."""
+    """Return the sources for read-only views: files, then checkpoints in the log."""
     log = LogCheckpoints(is_last_resort=True)
     return (log,) if store is None else (store, log)
 
@@ -160,14 +159,14 @@ def _ends(
     is_past: Callable[[int, LogEntry], bool] | None = None,
     past: set[int] | None = None,
 ) -> dict[int, list[tuple[int, CheckpointEnd]]]:
-    """Return the Ends in these windows with their offsets, in the log's order.
+    """Return the Ends in these windows with their offsets, in log order.
 
     Args:
         log: The log.
-        windows: Where to look.
-        only: Id of the checkpoint that is looked for; None for any.
-        is_past: Whether an entry is beyond what counts.
-        past: Gets the partitions that had such an entry.
+        windows: Offsets to read, per partition.
+        only: Id of the checkpoint to find; None for any.
+        is_past: Whether an entry is beyond the requested point in time.
+        past: The partitions that have such an entry are added to it.
     """
     ends: dict[int, list[tuple[int, CheckpointEnd]]] = {t: [] for t in windows}
     beyond = set() if past is None else past
@@ -193,15 +192,15 @@ def _first_whole(
     ends: Mapping[int, Iterable[tuple[int, CheckpointEnd]]],
     wanted: Mapping[int, LogRange],
 ) -> dict[int, KeptState]:
-    """Return the first complete checkpoint of each partition, of those that end here.
+    """Return the first complete checkpoint of each partition, of these Ends.
 
-    The partitions are read together: each change of place in the log may wait for a
-    fetch that is under way.
+    The partitions are read together, because each seek in the log may wait for a
+    fetch in progress.
 
     Args:
         log: The log.
         ends: Ends with their offsets, in the order in which to try them.
-        wanted: Offsets that the log has.
+        wanted: Offset ranges of the log.
     """
     untried = {t: iter(each) for t, each in ends.items()}
     found: dict[int, KeptState] = {}
@@ -220,7 +219,7 @@ def _first_whole(
                 assemblies[t] = Assembly(end)
         if not windows:
             return found
-        # Its chunks are not more than it says; other records between them may be.
+        # The End limits the number of chunks, but not of other records among them.
         for t, entry in _read(log, windows):
             assemblies[t].take(entry)
         for t, assembly in assemblies.items():
@@ -243,7 +242,7 @@ def _read(
     """Yield the entries in these windows.
 
     Raises:
-        CoordinationError: Nothing came any more before all were there.
+        CoordinationError: The log sent nothing more before the windows were read.
     """
     left = dict(windows)
     log.read_from({t: window.start for t, window in left.items()})

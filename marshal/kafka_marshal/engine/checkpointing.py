@@ -1,8 +1,8 @@
-"""Writes checkpoints where they are due, one process at a time (PROTOCOL 7.2).
+"""Writes checkpoints when they are due, one process at a time (PROTOCOL 7.2).
 
-The key ``/checkpoint`` of a T is claimed for one checkpoint and released behind
-it, by the same ladder as any other key. Everybody sees the checkpoints of
-everybody, so a fleet writes as few of them as one process would.
+The key ``/checkpoint`` of a coordinating partition is claimed for one checkpoint and
+released after it, with the same claim steps as any other key. All members see all
+checkpoints, so a fleet writes as few of them as a single process.
 """
 
 from collections.abc import Iterator
@@ -34,19 +34,19 @@ from .replica import Replica
 INTERVAL_MS_DEFAULT = 300_000
 INTERVAL_MS_MIN = 1_000
 ENTRIES_DEFAULT = 200_000
-# A T in which nothing happens gets one as often: retention takes checkpoints, too.
+# An idle coordinating partition gets one this often: retention deletes them, too.
 IDLE_MS = 24 * 3_600_000
-# Of the interval: who writes is drawn over this part of it.
+# The writers spread their claims randomly over a tenth of the interval.
 JITTER_PART = 10
-# Chunks under way at once, of 47 KiB: what a beat may have to wait behind.
+# Chunks in flight, of 47 KiB each: a heartbeat may have to wait for that many.
 UNDER_WAY_MAX = 4
 
 
 def checked_interval_ms(interval_ms: int, *, setting: str) -> int:
-    """Return how often to write checkpoints, where somebody set it; 0 is never.
+    """Return a configured checkpoint interval if it is valid; 0 means never.
 
     Raises:
-        ConfigurationError: It is impossible, or would be a flood.
+        ConfigurationError: It is negative or too short.
     """
     if interval_ms == 0 or interval_ms >= INTERVAL_MS_MIN:
         return interval_ms
@@ -59,12 +59,12 @@ def checked_interval_ms(interval_ms: int, *, setting: str) -> int:
 
 @attrs.frozen
 class CheckpointRule:
-    """When a T is due.
+    """When a coordinating partition is due for a checkpoint.
 
     Attributes:
-        interval_ms: Local time since the last one, or since we began; 0 = never
-            write any.
-        entries: Entries since the last one.
+        interval_ms: Local time since the last checkpoint, or since the start of this
+            process; 0 = never write any.
+        entries: Entries since the last checkpoint.
     """
 
     interval_ms: int = INTERVAL_MS_DEFAULT
@@ -73,18 +73,18 @@ class CheckpointRule:
 
 @attrs.define(eq=False)
 class _Work:
-    """One checkpoint being written.
+    """A checkpoint being written.
 
     Attributes:
         claim: The claim that it is written under.
         checkpoint_id: Its id.
-        beat_at_ms: When to beat next.
+        beat_at_ms: Local time of the next heartbeat.
         begin: Offset and leader epoch of its Begin, None before that is read back.
-        told: Digest of its state.
-        size_bytes: Size of the parts that were sent.
-        parts: Parts of its state still to be sent; None before the state was taken.
-        sent_count: How many of them were sent.
-        pending: What was sent of it and not read back, and when.
+        digest_hex: Digest of its state.
+        size_bytes: Size of the parts sent so far.
+        parts: Parts of its state still to be sent; None before the state was frozen.
+        sent_count: Number of parts sent.
+        pending: Local send time of each record not read back yet, by ``seq``.
         is_ending: Whether its End was sent.
     """
 
@@ -92,7 +92,7 @@ class _Work:
     checkpoint_id: bytes
     beat_at_ms: int = 0
     begin: tuple[int, int] | None = None
-    told: str = ""
+    digest_hex: str = ""
     size_bytes: int = 0
     parts: Iterator[bytes] | None = None
     sent_count: int = 0
@@ -102,13 +102,13 @@ class _Work:
 
 @attrs.define(eq=False)
 class _Turn:
-    """One T.
+    """Checkpoint schedule of one coordinating partition.
 
     Attributes:
-        partition: T.
+        partition: Number of the coordinating partition.
         since_ms: Local time from which the interval counts.
-        last_offset: The last checkpoint that was seen, None before the first.
-        try_at_ms: When to claim, None while nothing is due.
+        last_offset: Offset of the last checkpoint seen, None before the first.
+        try_at_ms: Local time of the claim, None while nothing is due.
         work: The checkpoint being written.
     """
 
@@ -120,12 +120,12 @@ class _Turn:
 
 
 class Checkpointer:
-    """Writes checkpoints for an engine, driven by it once a round, under its lock.
+    """Writes checkpoints for an engine, which drives it once a round under its lock.
 
     Attributes:
-        claimant: Who claims the reserved keys.
+        claimant: Claims the reserved keys.
         rule: When to write.
-        written_count: Checkpoints that were written to their ends.
+        written_count: Number of complete checkpoints written.
     """
 
     def __init__(
@@ -140,10 +140,10 @@ class Checkpointer:
         self._turns = [_Turn(t, now_ms) for t in sorted(context.replicas)]
 
     def drive(self, now_ms: int) -> None:
-        """Do what is due; a few chunks at a time."""
+        """Write what is due, a few chunks per round."""
         if not self.rule.interval_ms:
             return
-        self._outbox.refusal()  # takes outcomes off its list
+        self._outbox.refusal()  # discards the outcomes of appends
         for turn in self._turns:
             replica = self._context.replicas[turn.partition]
             if turn.partition in self._context.rebuilding:
@@ -151,7 +151,7 @@ class Checkpointer:
             elif replica.world.feature_level < CHECKPOINT_LEVEL:
                 continue
             elif turn.work is not None:
-                self._go_on(turn, turn.work, now_ms)
+                self._continue(turn, turn.work, now_ms)
             elif self._is_due(turn, replica, now_ms):
                 self._try(turn, replica, now_ms)
             else:
@@ -166,9 +166,9 @@ class Checkpointer:
         last = replica.began_at - 1 if turn.last_offset is None else turn.last_offset
         log_start = self._context.log_starts.get(turn.partition, 0)
         if log_start > 0 and last < log_start:
-            return True  # retention took the last one: nobody could start
+            return True  # retention deleted the last one: no process could start
         elapsed_ms = now_ms - turn.since_ms
-        # How old the last one is, whoever has just started does not know.
+        # A process that has just started does not know the age of the last one.
         is_known = turn.last_offset is not None and elapsed_ms < IDLE_MS
         if is_known and not watch.news_count:
             return False
@@ -187,7 +187,7 @@ class Checkpointer:
         guess = estimate(replica.world, key, elapsed_ms=elapsed_ms, claimant=owner)
         claim = Claim(self.claimant, key)
         if guess.wait_ms != 0:
-            # Somebody is at it. Should nothing come of that, it is anybody's turn.
+            # Another member is writing one. If it fails, any member may try again.
             wait_ms = (guess.wait_ms or 0) + self._context.ports.entropy.below(
                 jitter_ms + 1
             )
@@ -205,17 +205,18 @@ class Checkpointer:
 
     # --- writing
 
-    def _go_on(self, turn: _Turn, work: _Work, now_ms: int) -> None:
+    def _continue(self, turn: _Turn, work: _Work, now_ms: int) -> None:
         heartbeat_ms = self._context.heartbeat_interval_ms
         oldest_ms = min(work.pending.values(), default=now_ms)
         is_over = work.claim.check_lease(now_ms) or work.claim.ending is not None
         if is_over or now_ms - oldest_ms > heartbeat_ms:
-            # Sending is given up after H/2: what is older than H never arrived.
+            # Sending stops after half a heartbeat interval, so a record that is older
+            # than one interval never arrived.
             self._leave(turn, work)
             return
         if work.claim.is_owned and now_ms >= work.beat_at_ms:
             self._beat(turn, work, now_ms)
-        # PROTOCOL 5.2: as before a hand-out, though nothing but time is at risk.
+        # PROTOCOL 5.2: checked as before a hand-out, though only time is at risk.
         while work.claim.may_hand_out(now_ms) and self._write_next(turn, work, now_ms):
             pass
 
@@ -240,7 +241,7 @@ class Checkpointer:
         )
 
     def _write_next(self, turn: _Turn, work: _Work, now_ms: int) -> bool:
-        """Send the next record of a checkpoint; return whether it was time for one."""
+        """Send the next record of a checkpoint; return whether another may follow."""
         if len(work.pending) >= UNDER_WAY_MAX or work.is_ending:
             return False
         head = (*self._head(), self._epoch(work), work.checkpoint_id)
@@ -261,15 +262,15 @@ class Checkpointer:
             )
             return True
         if work.pending or work.begin is None:
-            return False  # every chunk is to stand in the log before its End
+            return False  # every chunk must be in the log before the End
         count, begin = work.sent_count, work.begin
-        told = bytes.fromhex(work.told)
+        checksum = bytes.fromhex(work.digest_hex)
         self._send(
             turn,
             work,
             now_ms,
             lambda seq: CheckpointEnd(
-                *_at(head, seq), *begin, count, work.size_bytes, told
+                *_at(head, seq), *begin, count, work.size_bytes, checksum
             ),
         )
         work.is_ending = True
@@ -289,7 +290,7 @@ class Checkpointer:
         work.pending[seq] = now_ms
 
     def _leave(self, turn: _Turn, work: _Work) -> None:
-        """Give the key up, whether or not the checkpoint was completed."""
+        """Release the key, whether or not the checkpoint is complete."""
         turn.work = None
         if work.claim.epoch is not None:
             self._release(turn.partition, work.claim.epoch)
@@ -313,12 +314,12 @@ class Checkpointer:
             key=key,
         )
 
-    # --- what the log says
+    # --- verdicts
 
     def on_own(
         self, partition: int, transitions: tuple[Transition, ...], *, now_ms: int
     ) -> None:
-        """Take the verdict on an own record that was read back."""
+        """Handle the verdict on an own record that was read back."""
         first = transitions[0]
         record = first.record
         turn = self._turns[partition]
@@ -353,7 +354,7 @@ class Checkpointer:
         elif verdict.effect in {"claimed", "resumed"}:
             self._release(turn.partition, verdict.offset)  # PROTOCOL 5.3: a ghost
         elif work is not None and work.claim.epoch is None:
-            turn.work = None  # somebody was faster: this one is theirs
+            turn.work = None  # another member was faster and writes this one
 
     def _on_beat(self, work: _Work, verdict: Transition, sent: Sent) -> None:
         interval_ms = self._context.replicas[sent.partition].heartbeat_interval_ms
@@ -368,10 +369,10 @@ class Checkpointer:
             if not is_writer(world, record) or world.leader_epoch is None:
                 self._leave(turn, work)
                 return
-            # The state of this very offset, as every reader has it now. It is encoded
-            # as it is sent: all at once, others would wait for the lock meanwhile.
+            # The state at exactly this offset, as every reader has it now. It is
+            # encoded part by part: at once, it would hold the engine's lock too long.
             work.begin = (transition.offset, world.leader_epoch)
-            work.told = digest(world)
+            work.digest_hex = digest(world)
             with uncollected():
                 frozen = freeze(world)
             work.parts = cut(frozen.pieces())
@@ -386,7 +387,7 @@ class Checkpointer:
             self._leave(turn, work)
 
     def close(self) -> None:
-        """Release what is held, without waiting for it."""
+        """Release held keys without waiting for the verdicts."""
         for turn in self._turns:
             if turn.work is not None:
                 self._leave(turn, turn.work)
@@ -396,6 +397,6 @@ class Checkpointer:
 def _at(
     head: tuple[str, str, bytes, int, bytes], seq: int
 ) -> tuple[str, str, bytes, int, int, bytes]:
-    """Return the fields that all records of a checkpoint begin with."""
+    """Return the leading fields of all records of a checkpoint."""
     client_id, group_id, incarnation, epoch, checkpoint_id = head
     return client_id, group_id, incarnation, seq, epoch, checkpoint_id

@@ -1,7 +1,7 @@
-"""The holdings of a session, and the few of them that a round has to look at.
+"""Indexes a session's holdings by state, so that a round visits only a few of them.
 
-Of thousands that are held, nearly all only wait for their next beat: a round that
-looked at each would cost more than everything that happens in it.
+Nearly all of thousands of held keys only wait for their next heartbeat. A round that
+visited each of them would cost more than everything else it does.
 """
 
 from typing import TYPE_CHECKING
@@ -12,18 +12,19 @@ if TYPE_CHECKING:
     from kafka_marshal.protocol.types import Key
 
 FAR_MS = 2**63
-LOOKUP_LOOK_MS = 5
+LOOKUP_POLL_MS = 5
 
 
 class ClaimIndex:
-    """Everything that a session contends for or holds.
+    """All keys that a session contends for or holds.
 
     Attributes:
         all: Every holding, by key.
-        contending: Those that the log does not call ours, as far as it is read.
-        active: Those that are ours and on their way in or out. Those of at most
-            once always: their requests for grants may go unanswered.
-        won_count: Number of claims that were ever won.
+        contending: Holdings that the log, as far as it is read, does not assign to
+            this client.
+        active: Owned holdings that are starting or draining, and all owned holdings
+            with at-most-once delivery: their grant requests may go unanswered.
+        won_count: Number of claims ever won.
     """
 
     __slots__ = (
@@ -44,11 +45,11 @@ class ClaimIndex:
         self._expire_at_ms = FAR_MS
 
     def add(self, holding: Holding) -> None:
-        """Take up a key to contend for."""
+        """Add a key to contend for."""
         self.all[holding.key] = self.contending[holding.key] = holding
 
     def won(self, holding: Holding, partition: int) -> None:
-        """Note that the log calls a key ours, as T ``partition`` says."""
+        """Record a won claim, on coordinating partition ``partition``."""
         self.contending.pop(holding.key, None)
         self.active[holding.key] = holding
         self.won_count += 1
@@ -57,7 +58,7 @@ class ClaimIndex:
         self._expire_at_ms = min(self._expire_at_ms, until_ms)
 
     def remove(self, holding: Holding, partition: int) -> bool:
-        """Drop a holding that has ended; return whether it was there."""
+        """Remove a holding that has ended; return whether it was present."""
         key = holding.key
         place = (partition, holding.claim.epoch)
         if self._by_epoch.get(place) is holding:
@@ -70,27 +71,27 @@ class ClaimIndex:
         return True
 
     def of_epoch(self, partition: int, epoch: int) -> Holding | None:
-        """Return what is held under an epoch of a T."""
+        """Return the holding with an epoch of a coordinating partition."""
         return self._by_epoch.get((partition, epoch))
 
     def mark_active(self, holding: Holding) -> None:
-        """Have an owned holding looked at until it rests again."""
+        """Visit an owned holding in each round until ``compact`` finds it idle."""
         self.active[holding.key] = holding
 
     def mark_all_active(self) -> None:
-        """Have every owned holding looked at once."""
+        """Visit every owned holding in the next round."""
         self.active = {k: h for k, h in self.all.items() if h.claim.is_owned}
 
     def compact(self) -> None:
-        """Let those rest that nothing is to be done about."""
+        """Drop idle holdings from ``active``."""
         if self.active:
             self.active = {k: h for k, h in self.active.items() if _is_active(h)}
 
     def expired(self, now_ms: int) -> list[Holding]:
-        """Return those whose hard stop has come.
+        """Return the owned holdings whose hard stop has passed.
 
-        Leases are only ever extended, but for ``recheck_leases``: so the earliest
-        end of all says when to look again.
+        Leases are only ever extended, except as ``recheck_leases`` reports: so the
+        earliest end of all leases is the time of the next check.
         """
         if now_ms < self._expire_at_ms:
             return []
@@ -101,7 +102,7 @@ class ClaimIndex:
         return [self.all[key] for key in owned if now_ms >= ends[key]]
 
     def due_ms(self, now_ms: int) -> int:
-        """Return when the next claim is to be sent, or a look-up to be looked at."""
+        """Return the local time of the next claim or check of a look-up."""
         due_ms = FAR_MS
         for holding in self.contending.values():
             at_ms = holding.claim.attempt_at_ms
@@ -109,11 +110,11 @@ class ClaimIndex:
                 due_ms = at_ms
         for holding in self.active.values():
             if holding.lookup is not None:
-                return min(due_ms, now_ms + LOOKUP_LOOK_MS)
+                return min(due_ms, now_ms + LOOKUP_POLL_MS)
         return due_ms
 
     def recheck_leases(self) -> None:
-        """Take that some lease has become shorter."""
+        """Check all leases in the next round: one has become shorter."""
         self._expire_at_ms = 0
 
 

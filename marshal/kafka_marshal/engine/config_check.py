@@ -1,4 +1,7 @@
-"""What all coordinating partitions must agree on before anybody acts."""
+"""Checks that all coordinating partitions carry the same Config.
+
+A module of its own, because administrative commands check it without an engine.
+"""
 
 from collections.abc import Iterable, Mapping
 
@@ -10,15 +13,15 @@ from kafka_marshal.protocol.state import WorldState
 def agreed_config(
     worlds: Mapping[int, WorldState], *, cluster_id: str | None
 ) -> Config:
-    """Return the Config that all K partitions carry (PROTOCOL 2.2).
+    """Return the Config that all coordinating partitions carry (PROTOCOL 2.2).
 
     Args:
         worlds: The world of each partition, folded to its end.
-        cluster_id: The cluster that the log was read from; None goes unchecked.
+        cluster_id: Id of the cluster that the log was read from; None skips the check.
 
     Raises:
         WrongCluster: The topic was formatted for another cluster.
-        TopicMisconfigured: The topic is unformatted, torn or cut down.
+        TopicMisconfigured: The topic is unformatted, torn, or has too few partitions.
     """
     config = worlds[0].config
     if config is None:
@@ -27,7 +30,8 @@ def agreed_config(
     if config.partition_count > len(worlds):
         problem = (
             f"the coordination topic has {len(worlds)} partitions and its Config "
-            f"says {config.partition_count}; it was created anew or cut down"
+            f"says {config.partition_count}; the topic was deleted and created again, "
+            "or lost partitions"
         )
         raise TopicMisconfigured(problem, problems=(problem,))
     name = (config.format_id, config.generation)
@@ -51,8 +55,8 @@ def agreed_config(
 def unformatted(worlds: Iterable[WorldState]) -> TopicMisconfigured:
     """Return the error for a topic without a Config.
 
-    Records that are not of the protocol show that the topic has another use. It must
-    not be formatted then.
+    Records that do not belong to the protocol show that the topic has another use, so
+    it must not be formatted.
     """
     problem = "not formatted: partition 0 carries no Config"
     count = sum(world.soft.counters.get("undecodable", 0) for world in worlds)
@@ -70,10 +74,10 @@ def unformatted(worlds: Iterable[WorldState]) -> TopicMisconfigured:
 
 
 def require_cluster(config: Config, cluster_id: str | None) -> None:
-    """Refuse a Config that was written for another cluster.
+    """Check the cluster that a Config was written for.
 
     Raises:
-        WrongCluster: It was.
+        WrongCluster: It was written for another cluster.
     """
     if cluster_id is not None and config.cluster_id != cluster_id:
         raise WrongCluster(

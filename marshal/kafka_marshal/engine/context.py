@@ -1,4 +1,4 @@
-"""What all parts of one engine share: ports, replicas and the Config."""
+"""The state that all parts of one engine share: ports, replicas and the Config."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -30,7 +30,7 @@ from .replica import Glance, Replica
 
 @attrs.frozen
 class Ports:
-    """Everything the engine reaches the world outside by."""
+    """The engine's interfaces to Kafka, time, threads and observers."""
 
     log: CoordinationLog
     data: DataLog
@@ -49,14 +49,14 @@ class Context:
         replicas: One replica per coordinating partition.
         config: The Config that all coordinating partitions agree on; None
             until the engine is ready.
-        rebuilding: Partitions that are being folded up to where their logs ended
-            when that began; nothing of theirs is decided or sent.
-        meters: What is counted on the way.
+        rebuilding: Partitions that are being folded up to the end that their logs had
+            when that began; nothing is decided or sent for them meanwhile.
+        meters: The engine's counters.
         wrong_settings: Settings of the coordination topic that break PROTOCOL 2.1,
-            as of the last look.
-        log_starts: First offset of each coordinating partition, as of that look.
-        unreported: Partitions whose kept state knows of grants that the log has lost,
-            and that are yet to be reported; it is not replaced until then.
+            as of the last check.
+            log_starts: First offset of each coordinating partition, as of that check.
+            unreported: Partitions whose kept state shows grants that the log has lost
+                and that are not reported yet; it is not replaced until then.
     """
 
     ports: Ports
@@ -71,12 +71,12 @@ class Context:
 
     @property
     def now_ms(self) -> int:
-        """Local time."""
+        """The local time of the clock port."""
         return self.ports.clock.now_ms()
 
     @property
     def heartbeat_interval_ms(self) -> int:
-        """H of the Config; the engine must be ready."""
+        """The heartbeat interval of the Config; the engine must be ready."""
         return self.settled.heartbeat_interval_ms
 
     @property
@@ -102,21 +102,21 @@ class Context:
         return self.replicas[self.partition_of(key)]
 
     def home_of(self, group_id: str) -> int:
-        """Return the home T of a group."""
+        """Return the coordinating partition with a group's Member records."""
         count = self.settled.partition_count
         return home_partition(group_id, partition_count=count)
 
     def has_company(self, claimant: Claimant) -> bool:
-        """Return whether others of its group are known, who may want the same keys."""
+        """Return whether the group has other members, which may want the same keys."""
         world = self.replicas[self.home_of(claimant.group_id)].world
         return world.has_other_member(claimant.group_id, claimant.owner)
 
     def glance(self, key: Key) -> Glance | None:
-        """Return what is known of a key, for people; None where nothing is."""
+        """Return the state of a key for display; None for an unknown key."""
         return self.replica_of(key).glance(key, self.now_ms)
 
     def member_count(self, group_id: str) -> int:
-        """Return how many live members a group has."""
+        """Return the number of live members of a group."""
         home = self.replicas[self.home_of(group_id)]
         limit_ms = 2 * self.heartbeat_interval_ms
         log_ms = home.world.now_ms + home.elapsed_ms(self.now_ms)
@@ -136,13 +136,13 @@ class Context:
     @property
     def has_pause(self) -> bool:
         """Whether any group is paused, as far as the log is read."""
-        # Asked in every round, and a generator would cost more than the answer.
+        # Runs in every round, where a generator would cost more than this loop.
         for replica in self.replicas.values():
             if replica.world.lapses_ms is not None:
                 return True
         return False
 
     def observe(self, name: str, fields: Mapping[str, Any]) -> None:
-        """Tell the observer."""
+        """Count an event and send it to the observer."""
         self.meters.count_event(name)
         self.ports.observer.observe(Event(name, fields))

@@ -1,8 +1,7 @@
 """Fetches records and hands them out under claims, on the consumer's thread.
 
-Before every hand-out the lease is looked at (PROTOCOL 5.2), under the lock that
-the engine ends claims under; what was fetched under a claim that has ended is
-dropped, not handed out.
+The lease is checked before every hand-out (PROTOCOL 5.2), under the lock that the
+engine ends claims under. Records fetched under a claim that has ended are dropped.
 """
 
 from collections import deque
@@ -34,8 +33,8 @@ from .topics import OnTopics, TopicCallback
 BACKLOG_WARNING = 1_000
 FETCH_SLICE_MS = 100
 WAIT_SLICE_MS = 50
-LOOK_AGAIN_MS = 1_000
-# Control records are passed at most so often: a look costs a little per partition.
+RECHECK_MS = 1_000
+# Minimum time between two checks for control records; each visits all partitions.
 PASS_MS = 200
 
 BOUNDS = (
@@ -51,29 +50,28 @@ OnLost = Callable[[TopicPartition, Ending], None]
 
 @attrs.frozen
 class ConsumerOptions:
-    """How a consumer hands out.
+    """Limits and callbacks of one consumer.
 
     Attributes:
         max_poll_records: Most records of one poll; under at most once also the
             size of a batch.
         max_granted_batches: At most once: most batches of a partition that are
-            in hand, granted or asked for, together, which is what a crash loses
-            (PROTOCOL 6.3). As many are used as hide the round trip; 1 = none
-            but the one in hand.
-        max_uncommitted: Most records in hand per partition; no more are handed
-            out, and then none fetched, until some are committed.
-        max_fetched: Most records that are fetched ahead of their hand-out, of all
-            partitions together; at most once never less than may be at risk of one
-            partition. As many are used as hide the time that a fetch takes.
+            requested, granted or being processed, together: what a crash loses
+            (PROTOCOL 6.3). The consumer uses as many as hide the round trip; 1 =
+            only the batch being processed.
+        max_uncommitted: Most uncommitted records per partition; at this limit no
+            more are handed out or fetched until some are committed.
+        max_fetched: Most records fetched ahead of their hand-out, of all partitions
+            together; at most once never less than may be at risk of one partition.
+            The consumer uses as many as hide the time that a fetch takes.
         consumer_timeout_ms: Iteration ends after this long without a record;
             None waits for ever.
         on_claimed: Called on the application's thread for each new partition.
-        on_lost: Called for each partition that goes while the consumer is open,
-            however it ended; closing does not call it. Without it, a partition
-            that is lost while records of it are in hand raises ``ClaimLost``
-            from the next call.
-        on_topics: Called with all topics whose partition 0 is held, whenever
-            these have changed, and once none is.
+        on_lost: Called for each partition that is lost or released while the consumer
+            is open; closing does not call it. Without it, a partition that is lost
+            with uncommitted records raises ``ClaimLost`` from the next call.
+        on_topics: Called with all topics whose partition 0 is held, whenever that set
+            changes, also to the empty set.
     """
 
     max_poll_records: int = 500
@@ -92,12 +90,12 @@ class ConsumerOptions:
 
 
 class Dispatcher:
-    """The partitions of one consumer: what is fetched, granted and handed out.
+    """The partitions of one consumer: fetched, granted and handed-out records.
 
     Attributes:
-        places: Every partition that is held, by name.
-        paused: Partitions that the application holds back.
-        lost: Losses that the application has yet to be told of.
+        places: Fetch state of every held partition.
+        paused: Partitions that the application has paused.
+        lost: Losses not yet raised to the application.
     """
 
     def __init__(
@@ -127,13 +125,13 @@ class Dispatcher:
             fetched_max=options.max_fetched,
         )
         self._is_at_most_once = subscription.delivery is Delivery.AT_MOST_ONCE
-        # Places with something fetched; the first is served next.
+        # Places with fetched records; the first is served next.
         self._ready: deque[FetchState] = deque()
-        # At most once: what was handed out since the application last asked.
+        # At most once: holdings with records handed out since the last poll.
         self._lent: list[Holding] = []
         self._fault: MarshalError | None = None
         self._has_drains = False
-        # What one poll hands out is no backlog yet, whatever its size.
+        # The records of one poll are no backlog yet, whatever their number.
         self._backlog = max(BACKLOG_WARNING, options.max_poll_records)
         self._watched_count = min(self._backlog, options.max_uncommitted - 1)
         self._ahead = Prefetch(
@@ -141,17 +139,17 @@ class Dispatcher:
             options.max_fetched,
             is_needed=not reader.fetches_ahead,
         )
-        # What the reader is told to leave alone, and until when that holds.
+        # Partitions paused at the reader, and until when that set is current.
         self._held_back: set[TopicPartition] = set()
         self._is_stale = True
         self._leased_until_ms = 0
         self._pass_due_ms = 0
         self._version = -1
-        tell = options.on_topics
-        self._teller = None if tell is None else TopicCallback(tell)
+        on_topics = options.on_topics
+        self._topic_callback = None if on_topics is None else TopicCallback(on_topics)
 
     def follow(self) -> None:
-        """Take notice of claims that came and went."""
+        """Apply won and ended claims since the last call."""
         if self._version == self._subscription.version:
             return
         gained: list[FetchState] = []
@@ -184,9 +182,9 @@ class Dispatcher:
         self.notify_topics(self.places)
 
     def notify_topics(self, partitions: Iterable[TopicPartition]) -> None:
-        """Tell which whole topics are held, if that has changed."""
-        if self._teller is not None:
-            self._teller.follow(partitions)
+        """Call ``on_topics`` if the set of held topics has changed."""
+        if self._topic_callback is not None:
+            self._topic_callback.follow(partitions)
 
     def _on_gone(self, place: FetchState) -> None:
         ending = place.holding.claim.ending or Ending("replaced")
@@ -204,21 +202,21 @@ class Dispatcher:
     # --- handing out
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
-        """Hold partitions back until they are resumed."""
+        """Stop handing out records of partitions until they are resumed."""
         self.paused.update(partitions)
         self._is_stale = True
 
     def resume(self, partitions: Iterable[TopicPartition]) -> None:
-        """Hold partitions back no longer."""
+        """Hand out records of partitions again."""
         self.paused.difference_update(partitions)
         self._is_stale = True
 
     def take_back(self) -> None:
-        """Note that the application is done with all that it was handed.
+        """Record that the application has finished all records of earlier polls.
 
-        Under at most once nothing is committed, so asking for more is the only
-        sign of it; a drain waits for that (PROTOCOL 8.1). Under at least once
-        the commit may be yet to come: a surplus partition waits another H.
+        Under at most once nothing is committed, so the next poll is the only sign of
+        it; a drain waits for that (PROTOCOL 8.1). Under at least once the commit may
+        still follow: a surplus partition waits another heartbeat interval.
         """
         subscription = self._subscription
         with self._engine.changed:
@@ -238,7 +236,7 @@ class Dispatcher:
     def hand_out(
         self, most: int, *, partitions_max: int | None = None
     ) -> dict[TopicPartition, list[Record]]:
-        """Hand out up to ``most`` fetched records whose lease stands now.
+        """Hand out up to ``most`` fetched records whose lease is valid now.
 
         Args:
             most: Most records in all.
@@ -344,7 +342,7 @@ class Dispatcher:
     # --- fetching
 
     def fetch(self, left_ms: int) -> None:
-        """Fetch more, or wait for what is under way, for at most a slice."""
+        """Fetch more, or wait for pending requests, for at most a slice."""
         if self._fault is not None:
             fault, self._fault = self._fault, None
             raise fault
@@ -354,18 +352,18 @@ class Dispatcher:
         if len(self._held_back) == len(self.places):
             self._wait(slice_ms)
         elif is_asked:
-            # The verdict is what is waited for; fetching goes on beside it.
+            # Wait for the verdict, and fetch meanwhile.
             if not self._read(0):
                 self._wait(slice_ms)
         else:
             self._read(min(left_ms, FETCH_SLICE_MS))
 
     def read_ahead(self) -> None:
-        """Ask and fetch on, without waiting, for later hand-outs.
+        """Request grants and fetch without waiting, for later hand-outs.
 
-        At least once, now and then: whoever has nothing fetched must not wait for
-        those who have much. Called with records in the application's hands, so
-        that it never raises; the next fetch does.
+        At least once this happens only from time to time, so that partitions without
+        fetched records do not wait for those with many. The application is about to
+        receive records, so this never raises; the next fetch does.
         """
         if self._is_at_most_once:
             is_wanted = any(map(self._pipeline.is_hungry, self.unpaused()))
@@ -382,7 +380,7 @@ class Dispatcher:
             self._pipeline.ask(self.unpaused())
 
     def _read(self, timeout_ms: int) -> bool:
-        """Fetch for up to ``timeout_ms``; return whether anything came."""
+        """Fetch for up to ``timeout_ms``; return whether there were records."""
         try:
             if self._is_at_most_once:
                 is_found = self._read_more(timeout_ms)
@@ -409,11 +407,11 @@ class Dispatcher:
         return is_found
 
     def pass_over(self) -> None:
-        """Move places over offsets without records, as control records leave them.
+        """Move positions past offsets without records, such as control records.
 
-        Only where everything that was fetched is handed out. At least once, the
-        position follows when that is committed; at most once, what lies there is
-        asked for like records (PROTOCOL 6.1, 6.2).
+        Only in partitions without fetched records left to hand out. At least once, the
+        position follows when the offsets before it are committed; at most once, these
+        offsets are requested like records (PROTOCOL 6.1, 6.2).
         """
         self._pass_due_ms = self._clock.now_ms() + PASS_MS
         reached = self._reader.positions()
@@ -428,8 +426,8 @@ class Dispatcher:
     def _read_more(self, timeout_ms: int) -> bool:
         """Read as much as may be fetched ahead of its grants, at most once.
 
-        Partitions are not held back one by one: what a client library had fetched
-        of one, it would fetch again.
+        Partitions are not paused one by one: a client library would fetch again the
+        records that it had already fetched of a paused partition.
         """
         least = self._options.max_poll_records
         fetched = sum(place.buffered_count for place in self.unpaused())
@@ -437,13 +435,13 @@ class Dispatcher:
         if room < least:
             self._wait(min(timeout_ms, WAIT_SLICE_MS))
             return False
-        # More than a poll hands out, so that it can get ahead; all that is there at
-        # once only from a reader that has it ready.
+        # More than one poll hands out, to get ahead. All available records at once
+        # only from a reader that has already fetched them.
         at_once = room if self._reader.fetches_ahead else min(2 * least, room)
         return self._keep(self._reader.poll(timeout_ms, at_once))
 
     def _read_on(self, timeout_ms: int) -> bool:
-        """Take what the reader has; only where that is nothing, wait for it."""
+        """Read what the reader has; wait only if it has nothing."""
         ahead = self._ahead
         ready = (p for p in self._ready if p.partition not in self.paused)
         most = ahead.most(sum(place.buffered_count for place in ready))
@@ -458,12 +456,12 @@ class Dispatcher:
         is_found = self._keep(self._reader.poll(timeout_ms, ahead.least))
         waited_ms = self._clock.now_ms() - now_ms
         if ahead.note(now_ms + waited_ms, waited_ms=waited_ms, is_found=is_found):
-            # Take the rest as well, so that the next fetch begins now.
+            # Read the rest as well, so that the next fetch starts now.
             self._keep(self._reader.poll(0, ahead.most(ahead.least)))
         return is_found
 
     def _keep(self, fetched: Mapping[TopicPartition, Sequence[Record]]) -> bool:
-        """Keep what a reader returned, and return whether it was anything."""
+        """Store records from the reader; return whether there were any."""
         for partition, records in fetched.items():
             place = self.places.get(partition)
             if place is None or not records:
@@ -475,16 +473,16 @@ class Dispatcher:
         return bool(fetched)
 
     def _hold_back(self) -> None:
-        """Let the reader fetch only what could be handed out now.
+        """Pause at the reader all partitions whose records cannot be handed out now.
 
-        Looked at only when something may have changed: a wrong answer costs a
-        fetch, and no hand-out.
+        Runs only when that set may have changed. An outdated set costs a fetch, and
+        never hands out a record wrongly.
         """
         now_ms = self._clock.now_ms()
         if not (self._is_stale or self._ready or now_ms >= self._leased_until_ms):
             return
         self._is_stale = False
-        self._leased_until_ms = now_ms + LOOK_AGAIN_MS
+        self._leased_until_ms = now_ms + RECHECK_MS
         wanted = set()
         for partition, place in self.places.items():
             holding = place.holding
@@ -493,10 +491,10 @@ class Dispatcher:
                 isinstance(progress, AtLeastOnce)
                 and progress.tracked_count >= self._options.max_uncommitted
             ):
-                self._is_stale = True  # a commit ends it, on whichever thread
+                self._is_stale = True  # until a commit, on any thread
                 wanted.add(partition)
             elif place.buffered_count and not self._is_at_most_once:
-                self._is_stale = True  # a hand-out ends it
+                self._is_stale = True  # until a hand-out
                 wanted.add(partition)
             elif partition in self.paused:
                 wanted.add(partition)
@@ -511,7 +509,7 @@ class Dispatcher:
             self._held_back = wanted
 
     def unpaused(self) -> list[FetchState]:
-        """Return the places that the application does not hold back."""
+        """Return the places that the application has not paused."""
         places = self.places.values()
         return [place for place in places if place.partition not in self.paused]
 
@@ -522,7 +520,7 @@ class Dispatcher:
             return
         fields: dict[str, object] = {"key": place.holding.key, "error": error}
         if error.log_start < 0:
-            # The range could not be asked: try again, decide on nothing.
+            # The log's range is unknown: try again.
             self._observe("range_unknown", fields)
             self._read_at(place, error.requested)
             return
@@ -531,7 +529,7 @@ class Dispatcher:
             self._wait(WAIT_SLICE_MS)
             return
         if error.requested < error.log_start:
-            # PROTOCOL 5.6: retention took what lies below; go on at log start.
+            # PROTOCOL 5.6: retention deleted the records; continue at log start.
             self._observe("position_jumped", fields)
             self._read_at(place, error.log_start)
             with self._engine.changed:
@@ -541,15 +539,15 @@ class Dispatcher:
             return
         self._observe("position_out_of_range", fields)
         with self._engine.changed:
-            self._subscription.shun(place.holding.key)
+            self._subscription.exclude(place.holding.key)
             self._session.release(place.holding, reason="position_out_of_range")
         raise error
 
     def _is_in_doubt(self, place: FetchState) -> bool:
-        """Return whether the topic is to be looked up before its range counts.
+        """Return whether the topic must be looked up before its range counts.
 
-        The range may be of a topic that was created again under the name. Whether it
-        is ends the claim; otherwise the position is refused again.
+        The range may belong to a topic that was created again under the same name.
+        Then the look-up ends the claim; otherwise the position is refused again.
         """
         topic = place.partition.topic
         with self._engine.changed:
@@ -562,17 +560,17 @@ class Dispatcher:
 
     def _read_at(self, place: FetchState, offset: int) -> None:
         if self._is_at_most_once:
-            # What was fetched before is granted, or may be: it is not fetched twice.
+            # Records fetched before may be granted: keep them, do not fetch them twice.
             place.read_on(self._reader, offset)
         else:
             place.go_to(self._reader, offset)
 
     def let_go(self, *, is_done: bool) -> None:
-        """Note that the application asks for no more.
+        """Record that the application will not poll again.
 
         Args:
-            is_done: Whether it is done with what it was handed last. Only then
-                does the log say so (PROTOCOL 6.3).
+            is_done: Whether it has finished the records of the last poll. Only then
+                does the log record that (PROTOCOL 6.3).
         """
         with self._engine.changed:
             for holding in self._lent:
@@ -582,9 +580,9 @@ class Dispatcher:
             self._lent.clear()
 
     def awaits_grants(self) -> bool:
-        """Return whether a verdict on asked-for offsets is still to come.
+        """Return whether a verdict on requested offsets is pending.
 
-        They may be granted yet, and nobody else will ever process them then.
+        They may still be granted, and no other process ever handles them then.
         """
         with self._engine.changed:
             return self._pipeline.awaits(self.unpaused())
@@ -595,7 +593,7 @@ class Dispatcher:
             return self._pipeline.holds(self.unpaused())
 
     def wait(self, timeout_ms: int) -> None:
-        """Wait for news of the engine, for at most a slice."""
+        """Wait for the engine's next round, for at most a slice."""
         self._wait(min(timeout_ms, WAIT_SLICE_MS))
 
     def _wait(self, timeout_ms: int) -> None:
@@ -607,9 +605,9 @@ class Dispatcher:
 
 
 def runs_of(records: Sequence[Record]) -> Iterator[tuple[int, int]]:
-    """Return first and last of each run of offsets that follow each other.
+    """Yield the first and last offset of each run of consecutive offsets.
 
-    Offsets grow within a partition, so the two ends tell of one that has no hole.
+    Offsets only grow within a partition, so the two ends show whether there is a gap.
     """
     first, end = records[0].offset, records[-1].offset
     if end - first == len(records) - 1:
@@ -626,7 +624,7 @@ def runs_of(records: Sequence[Record]) -> Iterator[tuple[int, int]]:
 
 
 def start_of(holding: Holding) -> int:
-    """Return where to begin under a claim, or to go on for an earlier consumer."""
+    """Return the first offset to fetch under a claim that was started."""
     progress = holding.progress
     if isinstance(progress, AtMostOnce):
         return progress.resume_at
@@ -634,12 +632,12 @@ def start_of(holding: Holding) -> int:
 
 
 def lost_claim(partition: TopicPartition, ending: Ending) -> ClaimLost:
-    """Return the error that tells of a claim lost with records in hand."""
+    """Return the error for a claim that was lost with uncommitted records."""
     by = f" by {ending.winner!r}" if ending.winner else ""
     at = f" at log offset {ending.at_offset}" if ending.at_offset is not None else ""
     return ClaimLost(
-        f"the claim of {partition} ended ({ending.reason}{by}{at}) with records in "
-        "hand; stop processing them, their next owner starts at the last position",
+        f"the claim of {partition} ended ({ending.reason}{by}{at}) with uncommitted "
+        "records; stop processing them: the next owner starts at the last position",
         winner=ending.winner,
         at_offset=ending.at_offset,
         reason=ending.reason,

@@ -1,4 +1,4 @@
-"""The engine: reads, folds, routes verdicts and lets sessions act."""
+"""Reads and folds the log, routes verdicts to sessions, and drives them."""
 
 import threading
 from collections.abc import Mapping, Sequence
@@ -33,7 +33,7 @@ POLL_MS_MIN = 1
 CATCH_UP_MS_MAX = 1_000
 UNREAD = "was not read to its end"
 
-# What owners do all the time, and what changes no owner.
+# Frequent effects that change no owner.
 ROUTINE = frozenset({"renewed", "position_only", "granted"})
 
 
@@ -45,13 +45,13 @@ class Engine:
 
     Attributes:
         changed: Notified after every step that folded something or acted.
-        lock: The lock of ``changed``; alone it costs a third, once a record.
+        lock: The lock of ``changed``; taken alone, once per record, it costs a third.
         context: Ports, replicas and, once ready, the Config.
-        tickets: Requests for offsets on behalf of others.
-        saver: Has states kept for later starts.
-        rebuilder: Begins partitions, and begins them anew.
-        checkpointer: Writes checkpoints where they are due, None without.
-        failure: Set once the engine can go no further; its sessions are fenced.
+        tickets: Requests for offsets on behalf of other processes.
+        saver: Saves states for later starts.
+        rebuilder: Starts partitions, and starts them again after truncation.
+        checkpointer: Writes checkpoints when they are due, None if disabled.
+        failure: Set when the engine has stopped for good; its sessions are fenced.
     """
 
     def __init__(
@@ -65,11 +65,10 @@ class Engine:
         """Start with nothing read.
 
         Args:
-            ports: What it reaches the world by.
-            cluster_id: Cluster that the Config must be of; None goes unchecked.
-            sources: Where states may be kept from which to go on, in the order in
-                which to ask.
-            store: Where to keep states of our own, asked before all of these.
+            ports: Interfaces to Kafka, time, threads and observers.
+            cluster_id: Cluster id that the Config must have; None skips the check.
+            sources: Sources of kept states to start from, in order of preference.
+            store: Store for this engine's own states; the first source.
         """
         now_ms = ports.clock.now_ms()
         count = ports.log.partition_count
@@ -84,7 +83,7 @@ class Engine:
         self.checkpointer: Checkpointer | None = None
         self.failure: MarshalError | None = None
         self._cluster_id = cluster_id
-        # How far the worlds go: saved after each fold, and read under the lock.
+        # Folded offsets of each partition: stored after each fold, read under the lock.
         self._folded: Mapping[int, int] = {}
         self._named: set[Key] = set()
         self._audit_at_ms = 0
@@ -98,15 +97,15 @@ class Engine:
 
     @property
     def log_start_missing(self) -> tuple[int, ...]:
-        """Coordinating partitions that have forgotten who owns what (PROTOCOL 7.3).
+        """Coordinating partitions whose log start is missing (PROTOCOL 7.3).
 
-        They are observed, and nothing of theirs is claimed.
+        They are only observed: this process claims none of their keys.
         """
         return tuple(sorted(self.rebuilder.log_start_missing))
 
     @property
     def diverged(self) -> tuple[int, ...]:
-        """Partitions whose last checkpoint had another digest than our own state."""
+        """Partitions whose last checkpoint has another digest than our own state."""
         replicas = self.context.replicas.items()
         last = {t: replica.compared for t, replica in replicas}
         return tuple(t for t, one in last.items() if one and not one.is_equal)
@@ -115,11 +114,11 @@ class Engine:
 
     @property
     def sessions(self) -> tuple[Session, ...]:
-        """What it drives now."""
+        """The sessions that the engine drives."""
         return tuple(self._sessions.values())
 
     def add_session(self, session: Session) -> None:
-        """Drive a session from now on.
+        """Start driving a session.
 
         Raises:
             InvalidTransition: The same client_id is open in this process.
@@ -142,11 +141,11 @@ class Engine:
             self._by_group[claimant.group_id].remove(session)
 
     def write_checkpoints(self, client_id: str, rule: CheckpointRule) -> None:
-        """Take part in writing checkpoints from now on (PROTOCOL 7.2).
+        """Start taking part in writing checkpoints (PROTOCOL 7.2).
 
         Args:
-            client_id: Who claims the reserved keys, in the group ``marshal``.
-            rule: When they are due.
+            client_id: Claims the reserved keys, in the group ``marshal``.
+            rule: When checkpoints are due.
         """
         draw = self.context.ports.entropy.random_bytes
         claimant = Claimant(
@@ -157,13 +156,13 @@ class Engine:
     # --- the round
 
     def step(self, timeout_ms: int) -> None:
-        """Read for at most ``timeout_ms``, fold, and let everybody act.
+        """Read for at most ``timeout_ms``, fold, and drive all sessions.
 
-        Less long where something is due before: a claim that may be tried now
-        must not wait for the log to bring something (PROTOCOL 11, L1).
+        The wait ends early if something is due before: a claim that can be tried now
+        must not wait for new entries (PROTOCOL 11, L1).
 
-        Never raises: a fault that passes is observed and the leases go on
-        running out; one that does not sets ``failure`` and fences everything.
+        Never raises: a transient fault is observed while leases keep running out; a
+        permanent one sets ``failure`` and fences everything.
         """
         entries: list[tuple[int, LogEntry]] = []
         try:
@@ -175,7 +174,7 @@ class Engine:
                 self._fail(error)
                 return
             with self.changed:
-                self._lose(error.partition, error)
+                self._on_truncated(error.partition, error)
         except CoordinationError as error:
             if not error.retriable:
                 self._fail(error)
@@ -193,10 +192,10 @@ class Engine:
             self.changed.notify_all()
 
     def act(self, session: Session) -> None:
-        """Let a session act at once, because what it wants has changed.
+        """Drive one session at once, because its subscriptions have changed.
 
-        For any thread: the one that steps may wait for the log for up to 100 ms.
-        Never raises, as ``step``.
+        For any thread: the thread that steps may wait for the log for up to 100 ms.
+        Like ``step``, never raises.
         """
         with self.changed:
             if self.is_ready:
@@ -228,7 +227,7 @@ class Engine:
             at = self.context.ports.log.positions()
             is_lost = self.rebuilder.is_lost
             self._folded = {t: to for t, to in at.items() if not is_lost(t)}
-            self._settle_rebuilding(at)
+            self._finish_rebuilding(at)
             if self.context.config is not None:
                 self.rebuilder.drive(self.context.now_ms)
         except CoordinationError as error:
@@ -244,11 +243,11 @@ class Engine:
             self.saver.drive(now_ms)
 
     def _audit(self, now_ms: int) -> None:
-        """Stop everything if a claim is in use that the fold does not give us.
+        """Stop everything if a claim is in use that the log does not show as ours.
 
-        Cannot happen while the ladders do what they should; if it does, going
-        on could make two processes work on one partition. Only what the log has
-        named since the last round can have changed; all is looked at each H/3.
+        This cannot happen without a bug. If it does, going on could make two processes
+        work on one partition. Only keys that the log has named since the last round can
+        have changed; all keys are checked three times per heartbeat interval.
         """
         named, self._named = self._named, set()
         is_due = now_ms >= self._audit_at_ms
@@ -278,25 +277,25 @@ class Engine:
         for partition, run in runs_of(entries):
             replica = self.context.replicas.get(partition)
             if replica is None:
-                continue  # PROTOCOL 2.5: partitions added in Kafka change nothing
+                continue  # PROTOCOL 2.5: partitions added in Kafka do not count
             if self.rebuilder.is_lost(partition):
-                continue  # read before it was found that the log went back
+                continue  # read before the truncation was detected
             touched.add(partition)
             try:
                 if partition in self.context.rebuilding:
-                    self._fold_anew(replica, run, now_ms=now_ms)
+                    self._fold_rebuilding(replica, run, now_ms=now_ms)
                 else:
                     self._fold_live(replica, run, now_ms=now_ms)
             except LogTruncated as error:
-                self._lose(partition, error)
+                self._on_truncated(partition, error)
         if touched:
             for session in self._sessions.values():
                 session.check_clock(touched, now_ms)
 
-    def _fold_anew(
+    def _fold_rebuilding(
         self, replica: Replica, entries: Sequence[LogEntry], *, now_ms: int
     ) -> None:
-        """Fold what nothing is decided by before its end is reached."""
+        """Fold a partition that is read to its end before anything is decided."""
         for entry, transitions in replica.fold_run(entries, now_ms):
             check_halt(replica)
             partition = replica.world.partition
@@ -310,25 +309,25 @@ class Engine:
             transitions = replica.fold(entry, now_ms)
             check_halt(replica)
             if transitions:
-                self._look_at_states(partition, transitions[0])
+                self._apply_state_record(partition, transitions[0])
                 self._route(transitions, now_ms)
-                self._tell_checkpointer(partition, transitions, now_ms=now_ms)
+                self._notify_checkpointer(partition, transitions, now_ms=now_ms)
 
-    def _look_at_states(self, partition: int, first: Transition) -> None:
-        """Take what records of section 7 mean for a T that is read to its end."""
+    def _apply_state_record(self, partition: int, first: Transition) -> None:
+        """Apply a record of PROTOCOL 7 to a partition that is read to its end."""
         if first.outcome == SKIPPED:
             compared = self.context.replicas[partition].take_compared()
             if compared is not None and not compared.is_equal:
                 fields = {"partition": partition, **compared._asdict()}
                 self.context.observe("replica_diverged", fields)
         elif first.effect == "reset":
-            # PROTOCOL 7.6: nobody owns anything of it any more.
+            # PROTOCOL 7.6: none of its keys has an owner any more.
             fields = {"partition": partition, "offset": first.offset}
             self.context.observe("state_reset", fields)
             for session in self._sessions.values():
                 session.forget(partition)
 
-    def _tell_checkpointer(
+    def _notify_checkpointer(
         self, partition: int, transitions: tuple[Transition, ...], *, now_ms: int
     ) -> None:
         record, writer = transitions[0].record, self.checkpointer
@@ -368,19 +367,18 @@ class Engine:
     # --- reading to the end
 
     def catch_up(self, timeout_ms: int) -> None:
-        """Wait, on another thread than the one that steps, for the log's end.
+        """Wait until the log is folded to its current end; not on the stepping thread.
 
-        Afterwards the worlds hold every record that was acknowledged before
-        the call.
+        Afterwards the worlds hold every record that was acknowledged before the call.
 
         Raises:
             DeadlineExceeded: The end was not reached in time.
             MarshalError: The engine failed.
         """
         deadline_ms = self.context.now_ms + timeout_ms
-        # Asked by whoever waits: the thread that steps may be in a poll, for a
-        # tenth of a second, and where nothing is new there is nothing to wait for.
-        ends = self._ask_for_ends(deadline_ms, timeout_ms)
+        # The calling thread asks: the stepping thread may be in a poll for a tenth of
+        # a second, and if the log has nothing new there is no need to wait for it.
+        ends = self._fetch_ends(deadline_ms, timeout_ms)
         await_news(
             self,
             lambda: all(self._folded.get(t, 0) >= end for t, end in ends.items()),
@@ -388,8 +386,8 @@ class Engine:
             fault=UNREAD,
         )
 
-    def _ask_for_ends(self, deadline_ms: int, timeout_ms: int) -> Mapping[int, int]:
-        """Return where the log ends, asked until it answers."""
+    def _fetch_ends(self, deadline_ms: int, timeout_ms: int) -> Mapping[int, int]:
+        """Return the log's end offsets, retried until the log answers."""
         while True:
             with self.changed:
                 folded = self._folded
@@ -401,8 +399,8 @@ class Engine:
                     raise
                 self.context.observe("log_poll_failed", {"error": error})
             else:
-                # An end below what is folded is a new leader's that does not know
-                # better yet, or of a log that went back, which is folded anew first.
+                # An end below the folded offset comes from a new leader that lags, or
+                # from a truncated log, which is folded again first.
                 if all(end >= folded.get(t, 0) for t, end in ends.items()):
                     return ends
             with self.changed:
@@ -412,7 +410,7 @@ class Engine:
     # --- start
 
     def _begin_due(self) -> None:
-        """Find where partitions begin that have no place yet."""
+        """Find the start offsets of partitions that have none yet."""
         if not self.rebuilder.is_due(self.context.now_ms):
             return
         found, ends = self.rebuilder.look()
@@ -421,23 +419,23 @@ class Engine:
             for partition, restored in found.items():
                 self.saver.note(partition, restored.world.next_offset)
 
-    def _lose(self, partition: int, error: LogTruncated) -> None:
-        """Drop what was known of a T whose log went back; the others go on."""
+    def _on_truncated(self, partition: int, error: LogTruncated) -> None:
+        """Drop the state of a truncated coordinating partition; the others continue."""
         for session in list(self._sessions.values()):
             session.forget(partition)
-        self.rebuilder.lose(partition, error)
+        self.rebuilder.on_truncated(partition, error)
 
-    def _settle_rebuilding(self, at: Mapping[int, int]) -> None:
+    def _finish_rebuilding(self, at: Mapping[int, int]) -> None:
         done = self.rebuilder.settle(at)
         if self.context.config is not None:
             for partition in done:
                 self._reload_config()
-                self.rebuilder.repay(partition, self._sessions.values())
+                self.rebuilder.compare(partition, self._sessions.values())
         elif not self.context.rebuilding:
             self.context.config = self._agreed_config()
             fields = {"partition_count": self.context.config.partition_count}
             self.context.observe("ready", fields)
-            self.rebuilder.repay_all(self._sessions.values())
+            self.rebuilder.compare_all(self._sessions.values())
 
     def _agreed_config(self) -> Config:
         worlds = {t: r.world for t, r in self.context.replicas.items()}
@@ -447,24 +445,24 @@ class Engine:
         try:
             self.context.config = self._agreed_config()
         except TopicMisconfigured as torn:
-            # A new generation reaches one T after the other; each T is judged by
-            # its own Config meanwhile.
+            # A new generation reaches the coordinating partitions one by one;
+            # meanwhile each is judged by its own Config.
             self.context.observe("config_torn", {"error": torn})
 
     def wait_ready(self, timeout_ms: int) -> None:
-        """Wait, on another thread than the one that steps, until ready.
+        """Wait until the engine is ready; not on the stepping thread.
 
         Raises:
             MarshalError: The engine failed; see the cause.
-            LogUnreadable: Partitions have lost their beginning; the engine goes on
-                observing, and becomes ready should a checkpoint turn up.
+            LogUnreadable: The log start of a partition is missing; the engine keeps
+                observing, and becomes ready if a checkpoint appears.
             DeadlineExceeded: Not ready in time.
         """
         await_news(self, self._is_ready_or_raises, timeout_ms=timeout_ms, fault=UNREAD)
 
     def _is_ready_or_raises(self) -> bool:
         if not self.is_ready:
-            self.rebuilder.require_memory()
+            self.rebuilder.require_log_start()
         return self.is_ready
 
     def _fail(self, error: MarshalError) -> None:
@@ -478,10 +476,10 @@ class Engine:
 
 
 def _broken(error: Exception) -> MarshalError:
-    """Return the failure that a bug in the engine is told as."""
-    told = InvalidTransition(
+    """Return the failure that reports a bug in the engine."""
+    failure = InvalidTransition(
         f"the engine stopped on an internal error: {error!r}; everything it held is "
         "fenced; please report it with the output of: marshal log dump"
     )
-    told.__cause__ = error
-    return told
+    failure.__cause__ = error
+    return failure

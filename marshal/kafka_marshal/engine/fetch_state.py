@@ -1,4 +1,4 @@
-"""What a consumer has fetched of a partition, and how far to fetch ahead."""
+"""Holds the fetched records of a partition, and sizes the next fetch."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from kafka_marshal.protocol.types import TopicPartition
 
 
 class FetchState:
-    """A partition that this consumer reads: its holding and what was fetched."""
+    """A partition that this consumer reads: its holding and its fetched records."""
 
     __slots__ = (
         "at",
@@ -28,9 +28,9 @@ class FetchState:
         self.fetched: list[Record] = []
         self.at = 0
         self.has_warned = False
-        # Whether its topic is looked up because a position is outside the log.
+        # Whether its topic is being looked up because a position is outside the log.
         self.is_in_doubt = False
-        # Whether it stands in the row of those that have something fetched.
+        # Whether it is in the dispatcher's queue of places with fetched records.
         self.is_ready = False
 
     @property
@@ -39,8 +39,8 @@ class FetchState:
         return len(self.fetched) - self.at
 
     def add(self, records: Sequence[Record]) -> None:
-        """Keep records that follow those fetched before."""
-        # A reader may make a record anew each time it is looked at: so each once.
+        """Append records that follow those fetched before."""
+        # A reader may build a record at each access: so access each record once.
         if self.buffered_count:
             del self.fetched[: self.at]
             self.fetched.extend(records)
@@ -53,23 +53,23 @@ class FetchState:
         fetched, at = self.fetched, self.at
         if count >= len(fetched) - at:
             self.drop()
-            # What was fetched is handed on as it is: nobody else keeps it.
+            # No copy is needed: nothing else refers to this list.
             return fetched[at:] if at else fetched
         self.at = at + count
         return fetched[at : at + count]
 
     def drop(self) -> None:
-        """Forget what was fetched."""
+        """Drop the fetched records."""
         self.fetched, self.at = [], 0
 
     def go_to(self, reader: DataReader, offset: int) -> None:
-        """Fetch from ``offset`` on; what was fetched is forgotten."""
+        """Drop the fetched records and fetch from ``offset`` on."""
         self.drop()
         self.next_offset = offset
         self.read_on(reader, offset)
 
     def read_on(self, reader: DataReader, offset: int) -> None:
-        """Fetch from ``offset`` on, behind what was fetched."""
+        """Fetch from ``offset`` on and keep the fetched records."""
         holding = self.holding
         reader.seek(
             self.partition,
@@ -79,33 +79,33 @@ class FetchState:
         )
 
     def put_back(self, reader: DataReader) -> None:
-        """Forget what was fetched and not handed out; it can be fetched again."""
+        """Drop the records not handed out; they are fetched again later."""
         self.go_to(reader, self.next_offset)
 
 
 SLOW_MS = 20
 CALM_READS = 32
-LOOK_MS = 100
+FAIR_READ_MS = 100
 
 
 class Prefetch:
-    """The size of the next read, and when it is due although enough is fetched.
+    """Sizes the next read, and schedules reads while enough is fetched.
 
     Attributes:
-        least: Records to read where nothing has to be waited for.
-        due_ms: Local time at which to look for partitions that have nothing
-            fetched, whatever others have.
+        least: Records to read when the application does not wait.
+        due_ms: Local time of the next read for partitions that have nothing
+            fetched, however much the others have.
     """
 
     __slots__ = ("_calm", "_is_needed", "_most", "_size", "due_ms", "least")
 
     def __init__(self, poll_records: int, most: int, *, is_needed: bool = True) -> None:
-        """Begin with what a poll hands out.
+        """Start with the size of a poll.
 
         Args:
             poll_records: Most records that a poll hands out.
-            most: Most that may be fetched and not handed out.
-            is_needed: Whether more than that is to be taken where it is waited for.
+            most: Most records that may be fetched and not handed out.
+            is_needed: Whether to read more than a poll when the application waits.
         """
         self.least = min(poll_records, most)
         self.due_ms = 0
@@ -115,15 +115,15 @@ class Prefetch:
         self._calm = 0
 
     def most(self, fetched: int) -> int:
-        """Return how many records to read, with so many fetched already."""
+        """Return how many records to read when ``fetched`` are buffered."""
         return min(self._size, self._most - fetched)
 
     def note(self, now_ms: int, *, waited_ms: int, is_found: bool) -> bool:
-        """Take what a read was like; return whether there may be more at once.
+        """Adapt to the outcome of a read; return whether more records may be ready.
 
-        One that waited without a record says nothing: there was none.
+        A read that waited without a result shows nothing: there were no records.
         """
-        self.due_ms = now_ms + LOOK_MS
+        self.due_ms = now_ms + FAIR_READ_MS
         if not is_found or not self._is_needed:
             return False
         if waited_ms >= SLOW_MS:

@@ -1,4 +1,4 @@
-"""Reads the whole coordination log without taking part: for admins and views."""
+"""Reads the whole coordination log without claiming: for admins and views."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -19,11 +19,11 @@ POLL_MS = 100
 
 @attrs.define
 class Awaited:
-    """An own record that is waited for.
+    """An own record that awaits its verdict.
 
     Attributes:
         partition: Coordinating partition it went to.
-        append: What the broker said, which only serves error messages.
+        append: The broker's response, used only in error messages.
         transition: The fold's verdict, None until it is read back.
     """
 
@@ -37,24 +37,24 @@ class Follower:
 
     Attributes:
         replicas: One per coordinating partition.
-        began_at: Offset of the kept state that each was gone on from, if any.
-        began_paused: Whether a group was paused in one of them.
-        log_start_missing: Partitions whose logs begin above 0 though no kept state
-            leads up to them, if states were asked for: what is folded of them is
-            not the world, and must never be kept as one (PROTOCOL 7.3).
-        unfit: Partitions of which a state is kept that does not fit the log. It is
-            left where it is: it may know of grants that the log has lost (7.5).
+        began_at: Offset of the kept state that each partition started from, if any.
+        began_paused: Whether a group was paused in one of these states.
+        log_start_missing: Partitions whose logs begin above 0 and that have no fitting
+            kept state, if there are sources. Their fold is incomplete and must
+            never be saved (PROTOCOL 7.3).
+        unfit: Partitions with a kept state that does not fit the log. It is not
+            removed: it may show grants that the log has lost (7.5).
     """
 
     def __init__(
         self, log: CoordinationLog, clock: Clock, *, sources: Sequence[KeptStates] = ()
     ) -> None:
-        """Stand at the log's start, or at states to go on from once it reads.
+        """Start at the log's start, or at kept states with the first read.
 
         Args:
-            log: The log, of which nothing was read yet.
+            log: The log; nothing was read from it yet.
             clock: Local time.
-            sources: Where states may be kept, in the order in which to ask.
+            sources: Sources of kept states, in order of preference.
         """
         self._sources = sources
         self.began_at: dict[int, int] = {}
@@ -89,10 +89,10 @@ class Follower:
 
         Args:
             timeout_ms: How long to wait for entries.
-            accept: Entries for which it returns False are left out.
+            accept: Entries for which it returns False are skipped.
 
         Raises:
-            LogTruncated: The log went back.
+            LogTruncated: The log was truncated.
             LogUnreadable: The log cannot be read.
         """
         entries, now_ms = self._read(timeout_ms), self._clock.now_ms()
@@ -114,7 +114,7 @@ class Follower:
         """Fold everything that is in the log now (PROTOCOL: world state, M13).
 
         Returns:
-            The barrier: next offset to be written, per partition, when asked.
+            The barrier: next offset to be written, per partition, at the call.
 
         Raises:
             DeadlineExceeded: The log's end was not reached in time.
@@ -154,7 +154,7 @@ class Follower:
         )
 
     def require_folding(self, awaited: Iterable[Awaited]) -> None:
-        """Raise where a record will have no verdict, however long one waits.
+        """Raise an error if a record can never get a verdict.
 
         Raises:
             LogUnwritable: The broker refuses to append one of them, as it does again.
@@ -167,7 +167,7 @@ class Follower:
                 raise refusal
 
     def follow_until(self, is_done: Callable[[], bool], timeout_ms: int) -> bool:
-        """Follow the log until ``is_done``; return whether it came in time."""
+        """Follow the log until ``is_done``; return False after the timeout."""
         deadline_ms = self._clock.now_ms() + timeout_ms
         while not is_done():
             left_ms = deadline_ms - self._clock.now_ms()
@@ -177,11 +177,11 @@ class Follower:
         return True
 
     def close(self, timeout_ms: int = 5_000) -> None:
-        """Let go of the log."""
+        """Close the log."""
         self._log.close(timeout_ms)
 
     def begin(self) -> None:
-        """Go on from kept states, where there are some; ``step`` does it, once.
+        """Start from kept states, if any; ``step`` does so once.
 
         Raises:
             CoordinationError: The log did not answer; try again.
@@ -193,9 +193,9 @@ class Follower:
     def restore(
         self, partitions: Iterable[int], *, sources: Sequence[KeptStates]
     ) -> None:
-        """Go on from kept states in some partitions, of which nothing is folded yet.
+        """Start some partitions, which have folded nothing yet, from kept states.
 
-        What comes of others meanwhile is folded.
+        Entries of other partitions that arrive meanwhile are folded.
 
         Raises:
             CoordinationError: The log did not answer; nothing is decided.
@@ -244,7 +244,7 @@ class Follower:
             if self._awaited:
                 self.step(min(POLL_MS, left_ms), accept=accept)
             else:
-                self._pass(self._read(min(POLL_MS, left_ms)), accept)
+                self._fold_silently(self._read(min(POLL_MS, left_ms)), accept)
 
     def _read(self, timeout_ms: int) -> Sequence[tuple[int, LogEntry]]:
         try:
@@ -255,12 +255,12 @@ class Follower:
                 raise
             return []
 
-    def _pass(
+    def _fold_silently(
         self,
         entries: Sequence[tuple[int, LogEntry]],
         accept: Callable[[int, LogEntry], bool] | None,
     ) -> None:
-        """Fold entries of which nobody asks what they did."""
+        """Fold entries whose transitions nobody needs."""
         now_ms = self._clock.now_ms()
         for partition, run in runs_of(entries):
             replica = self.replicas.get(partition)
@@ -281,7 +281,7 @@ class Follower:
         return transitions
 
     def _match(self, partition: int, transition: Transition) -> None:
-        # Compared, not hashed: the records of others may hold dictionaries.
+        # Compared, not hashed: records of others may have dictionaries.
         for index, (record, awaited) in enumerate(self._awaited):
             if awaited.partition == partition and record == transition.record:
                 awaited.transition = transition

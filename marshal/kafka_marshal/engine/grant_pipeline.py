@@ -1,10 +1,10 @@
-"""At most once on the consumer's thread: asks for what was fetched (PROTOCOL 6.3).
+"""Requests grants for fetched records, at most once, on the consumer's thread.
 
-What is handed out is both fetched and granted, in log order. While the
-application works on one batch, the next ones are asked for, as many as it takes
-that no round trip is waited for. At risk, and lost by a crash, is what was asked
-for and is not done with: in hand, granted or under way, never more than
-``max_granted_batches`` times ``max_poll_records`` records of a partition.
+PROTOCOL 6.3. Records are handed out only when they are both fetched and granted, in
+log order. While the application works on one batch, the next ones are requested, as
+many as hide the round trip. A crash loses what is requested, granted or handed out and
+not finished: never more than ``max_granted_batches`` times ``max_poll_records`` records
+of a partition.
 """
 
 from bisect import bisect_left, bisect_right
@@ -31,7 +31,7 @@ _offset = attrgetter("offset")
 
 @attrs.define
 class _Meter:
-    """How fast one place is consumed, apart from waiting for its grants."""
+    """Measures how fast one place is consumed, without waits for its grants."""
 
     place: FetchState
     pace: Pace
@@ -42,21 +42,21 @@ class _Meter:
     asked_ms: int = 0
 
     def starve(self, now_ms: int) -> None:
-        """Note that there is something fetched, and nothing granted yet."""
+        """Record that records are fetched and none of them is granted yet."""
         if self.starving_since_ms is None:
             self.starving_since_ms = now_ms
 
     def take(self, count: int, now_ms: int, *, round_trip_us: int) -> None:
-        """Note that so many records were handed out."""
+        """Record that ``count`` records were handed out."""
         if self.starving_since_ms is not None:
-            # Who looks again only much later was not kept waiting for all of it.
+            # An application that polls much later did not wait all this time.
             waited_ms = now_ms - self.starving_since_ms
             self.starved_ms += min(waited_ms, round_trip_us // US_PER_MS + 1)
             self.starving_since_ms = None
         self.count += count
 
     def batch_ms(self, batch: int, now_ms: int) -> int | None:
-        """Return how long a batch took, once one is through; None before."""
+        """Return the time that a batch took; None before one is complete."""
         if self.count < batch:
             return None
         busy_ms = max(0, now_ms - self.since_ms - self.starved_ms)
@@ -66,7 +66,7 @@ class _Meter:
 
 
 class GrantPipeline:
-    """The grants of one consumer's partitions.
+    """Requests and uses the grants of one consumer's partitions.
 
     Attributes:
         fetched_max: Most records that are fetched ahead of their hand-out.
@@ -114,13 +114,13 @@ class GrantPipeline:
         return meter
 
     def is_hungry(self, place: FetchState) -> bool:
-        """Return whether less is fetched of a place than can be used next."""
+        """Return whether a place has fewer fetched records than can be used next."""
         return place.buffered_count < self._meter(place).pace.depth * self._most
 
-    # --- asking
+    # --- requesting
 
     def ask(self, places: Iterable[FetchState]) -> bool:
-        """Ask for what was fetched; return whether a verdict is awaited."""
+        """Request grants for fetched records; return whether a verdict is pending."""
         ladders = [
             (place, progress)
             for place in places
@@ -134,10 +134,10 @@ class GrantPipeline:
             share = self.fetched_max // max(1, len(ladders))
             for place, progress in ladders:
                 if place.buffered_count:
-                    # So long others have something to use while this one waits.
+                    # How long the other partitions' grants last while this one waits.
                     spare_us = (supply - unused[place]) * self._work_us // self._most
                     is_covered = spare_us > progress.round_trip_us > 0
-                    self._ask_for(
+                    self._request(
                         place,
                         progress,
                         now_ms,
@@ -145,10 +145,10 @@ class GrantPipeline:
                         at_once=share if is_covered else 0,
                     )
                 else:
-                    self._ask_to_pass(place, progress, now_ms)
+                    self._request_gap(place, progress, now_ms)
             return any(progress.outstanding_count for _, progress in ladders)
 
-    def _ask_for(
+    def _request(
         self,
         place: FetchState,
         progress: AtMostOnce,
@@ -160,7 +160,7 @@ class GrantPipeline:
         holding = place.holding
         is_idle = progress.granted is None and not progress.outstanding_count
         if not is_idle and place.fetched[-1].offset < progress.next_first:
-            return  # all of it is asked for
+            return  # all fetched records are requested
         self._session.grants.look(holding)
         meter = self._meter(place)
         pace = meter.pace
@@ -173,7 +173,7 @@ class GrantPipeline:
         unasked = len(place.fetched) - fresh
         if not unasked or not holding.may_hand_out(now_ms):
             return
-        # Where others cover the round trip, it waits until it can ask for more at once.
+        # If others hide the round trip, wait until more can be requested at once.
         bound = pace.depth * self._most
         wanted = max(pace.step * self._most, min(at_once, bound))
         room = bound - holding.lent_count - (fresh - place.at)
@@ -181,8 +181,8 @@ class GrantPipeline:
             return
         count = min(unasked, room)
         if count < wanted:
-            # It grows while there is something yet to use, here or, for a moment,
-            # in another partition, or while that is about to be granted there.
+            # Let the request grow while there are unused grants here, or, for a moment,
+            # grants or requests in another partition.
             is_soon = now_ms - meter.asked_ms < WORK_PER_REQUEST_US // US_PER_MS
             if progress.resume_at < progress.next_first or (is_busy and is_soon):
                 return
@@ -190,13 +190,13 @@ class GrantPipeline:
         last = place.fetched[fresh + count - 1].offset
         self._session.grants.request(holding, last)
 
-    def _ask_to_pass(
+    def _request_gap(
         self, place: FetchState, progress: AtMostOnce, now_ms: int
     ) -> None:
-        """Ask for offsets behind the last record that hold none (PROTOCOL 6.2).
+        """Request the offsets without records after the last one (PROTOCOL 6.2).
 
-        So the position reaches the log's end. Not at once: the next records are
-        asked for together with them.
+        This moves the position to the log's end. It is delayed, so that the next
+        records are requested together with these offsets.
         """
         holding = place.holding
         meter = self._meter(place)
@@ -214,7 +214,7 @@ class GrantPipeline:
     def _drop_foreign(
         self, place: FetchState, progress: AtMostOnce, count: int
     ) -> None:
-        """Drop records that others were granted: they are never ours."""
+        """Drop records that were granted to others; this owner never gets them."""
         if count < place.buffered_count:
             place.take(count)
         else:
@@ -225,7 +225,7 @@ class GrantPipeline:
     def take(
         self, place: FetchState, progress: AtMostOnce, *, most: int
     ) -> list[Record]:
-        """Take what is both fetched and granted, in log order, slice by slice."""
+        """Return records that are both fetched and granted, in log order."""
         records: list[Record] = []
         while place.buffered_count and len(records) < most:
             grant = progress.granted
@@ -236,9 +236,9 @@ class GrantPipeline:
                 progress.skip_through(grant.last)
                 continue
             if first < grant.first:
-                # Granted to an earlier owner: never ours.
-                ours = bisect_left(place.fetched, grant.first, place.at, key=_offset)
-                place.take(ours - place.at)
+                # Granted to an earlier owner; this owner never gets them.
+                start = bisect_left(place.fetched, grant.first, place.at, key=_offset)
+                place.take(start - place.at)
                 continue
             end = bisect_right(place.fetched, grant.last, place.at, key=_offset)
             chunk = place.take(min(end - place.at, most - len(records)))
@@ -271,7 +271,7 @@ class GrantPipeline:
             self._work_since_ms, self._work_count = now_ms, 0
 
     def await_grant(self, places: Iterable[FetchState], timeout_ms: int) -> None:
-        """Wait until the engine has news, unless something is granted already."""
+        """Wait for the engine's next round, unless fetched records are granted."""
         with self._engine.changed:
             if timeout_ms > 0 and not any(map(self._is_served, places)):
                 self._engine.changed.wait(timeout_ms / 1000)
@@ -283,7 +283,7 @@ class GrantPipeline:
         return place.buffered_count > 0 and progress.granted is not None
 
     def awaits(self, places: Iterable[FetchState]) -> bool:
-        """Return whether a verdict on asked-for offsets is still to come."""
+        """Return whether a verdict on requested offsets is pending."""
         return any(
             isinstance(place.holding.progress, AtMostOnce)
             and place.holding.progress.outstanding_count > 0

@@ -1,4 +1,4 @@
-"""When and what to beat: one record per coordinating partition (PROTOCOL 4.5)."""
+"""Sends heartbeats, one record per coordinating partition (PROTOCOL 4.5)."""
 
 from collections.abc import Container, Iterable
 
@@ -22,9 +22,10 @@ FAR_MS = 2**63
 
 
 class _Lead:
-    """By how little log time was ahead of local time, at records of the last 2H.
+    """The least lead of log time over local time at recent own records.
 
-    Of the last 2H to 4H: two windows, the elder of which is dropped.
+    Two windows of two heartbeat intervals each; the earlier one is dropped when the
+    later one is full.
     """
 
     __slots__ = ("_before_ms", "_least_ms", "_until_ms")
@@ -34,7 +35,7 @@ class _Lead:
         self._until_ms = 0
 
     def note(self, ahead_ms: int, now_ms: int, *, window_ms: int) -> None:
-        """Take by how much the log was ahead at a record."""
+        """Record the lead of log time at one record."""
         if now_ms >= self._until_ms:
             self._before_ms, self._least_ms = self._least_ms, FAR_MS
             self._until_ms = now_ms + window_ms
@@ -47,7 +48,7 @@ class _Lead:
 
 
 class Heartbeater:
-    """Renews everything held, every H/3 with 10 % jitter (PROTOCOL 5.2)."""
+    """Renews all claims, three times per heartbeat interval (PROTOCOL 5.2)."""
 
     __slots__ = ("_context", "_due_ms", "_leads", "_outbox")
 
@@ -58,22 +59,22 @@ class Heartbeater:
         self._leads: dict[int, _Lead] = {}
 
     def next_delay_ms(self) -> int:
-        """Return H/3 with a jitter of 10 % either way."""
+        """Return a third of the heartbeat interval, with 10 % jitter either way."""
         third_ms = self._context.heartbeat_interval_ms // INTERVALS_PER_H
         tenth_ms = third_ms // 10
         jitter_ms = self._context.ports.entropy.below(2 * tenth_ms + 1)
         return third_ms - tenth_ms + jitter_ms
 
     def beat_start(self, holding: Holding, position: int | None) -> None:
-        """Send the immediate beat of a claim just won (PROTOCOL 5.1)."""
+        """Send the first heartbeat of a claim that was just won (PROTOCOL 5.1)."""
         partition = self._context.partition_of(holding.key)
         self._send_one(partition, holding, position)
         now_ms = self._context.now_ms
         self._due_ms.setdefault(partition, now_ms + self.next_delay_ms())
 
     def beat_due(self, holdings: Iterable[Holding], now_ms: int) -> None:
-        """Send the beats that are due; those of one T go together."""
-        # Each claim that was won has set when its T is due.
+        """Send the heartbeats that are due, batched by coordinating partition."""
+        # Each won claim has set when its coordinating partition is due.
         if not self._due_ms or now_ms < min(self._due_ms.values()):
             return
         by_partition = self._by_partition(holdings)
@@ -87,17 +88,19 @@ class Heartbeater:
                 self._due_ms[partition] = now_ms + self.next_delay_ms()
 
     def beat_now(self, holdings: Iterable[Holding]) -> list[int]:
-        """Send a beat of everything at once; return the sequence numbers."""
+        """Send heartbeats for all claims; return the sequence numbers."""
         seqs = []
         for partition, held in self._by_partition(holdings).items():
             seqs.extend(self._send(partition, held))
         return seqs
 
     def note_lead(self, partition: int, sent_ms: int) -> None:
-        """Take that an own claim or beat has just been folded: leases count from it.
+        """Record the clock lead at an own claim or heartbeat that was just folded.
+
+        Leases count from these records.
 
         Args:
-            partition: Its T.
+            partition: Its coordinating partition.
             sent_ms: Local time at which it was sent.
         """
         lead = self._leads.setdefault(partition, _Lead())
@@ -112,10 +115,10 @@ class Heartbeater:
         *,
         index: ClaimIndex,
     ) -> list[Holding]:
-        """Take the verdicts on beats that were read back, each with its epoch.
+        """Apply the verdicts on heartbeats that were read back, each with its epoch.
 
         Returns:
-            The holdings whose claims they ended.
+            The holdings whose claims ended.
         """
         heartbeat_ms = self._context.replicas[sent.partition].heartbeat_interval_ms
         self.note_lead(sent.partition, sent.sent_ms)
@@ -132,21 +135,21 @@ class Heartbeater:
         return ended
 
     def forget(self, partition: int) -> None:
-        """Forget how a T's log time ran: it is folded anew."""
+        """Forget the clock lead of a coordinating partition that is folded again."""
         self._leads.pop(partition, None)
         self._due_ms.pop(partition, None)
 
     def check_clock(
         self, holdings: Iterable[Holding], partitions: Iterable[int], *, now_ms: int
     ) -> bool:
-        """Shorten leases that a forward step of a leader's clock has shortened.
+        """Shorten leases after the clock of a partition leader stepped forward.
 
         Returns:
-            Whether there was any.
+            Whether a lease was shortened.
         """
-        # A lease counts log time from when its record was folded, and local time
-        # from when that was sent. So no log that is ahead of local time by no more
-        # than at the closest of these records can be ahead of any lease.
+        # A lease counts log time from the fold of its record, and local time from its
+        # sending. So a log whose lead over local time is no more than the least lead
+        # at these records cannot be ahead of any lease.
         ahead = {
             partition
             for partition in partitions
@@ -154,9 +157,9 @@ class Heartbeater:
             and self._context.replicas[partition].world.now_ms - now_ms
             > lead.least_ms + STEP_MS_MIN
         }
-        return bool(ahead) and self._shorten(holdings, ahead, now_ms=now_ms)
+        return bool(ahead) and self._shorten_leases(holdings, ahead, now_ms=now_ms)
 
-    def _shorten(
+    def _shorten_leases(
         self, holdings: Iterable[Holding], partitions: Container[int], *, now_ms: int
     ) -> bool:
         has_shortened = False
@@ -231,16 +234,16 @@ class Heartbeater:
 
 
 def _marks(held: list[Holding]) -> list[tuple[int, int]]:
-    """Return index and mark of what is held at most once: news first.
+    """Return index and mark of at-most-once holdings, changed marks first.
 
-    More than one record has room for is left out, and told the next time.
+    A record has room for a limited number; the next heartbeat sends the rest.
     """
     marks = []
     for index, holding in enumerate(held):
         mark = holding.mark
         if mark is not None:
-            marks.append((mark == holding.told_mark, index, mark, holding))
+            marks.append((mark == holding.sent_mark, index, mark, holding))
     marks.sort(key=lambda each: each[:2])
     for _, _, mark, holding in marks[:MARKS_PER_BATCH_MAX]:
-        holding.told_mark = mark
+        holding.sent_mark = mark
     return [(index, mark) for _, index, mark, _ in marks]

@@ -1,4 +1,4 @@
-"""A key that a session wants or holds, as the consumer's thread sees it."""
+"""A key that a session wants or holds, with the delivery under its claim."""
 
 from collections.abc import Mapping
 from enum import Enum
@@ -15,7 +15,7 @@ from .meters import Tally, Vacancy
 
 
 class Delivery(Enum):
-    """Which guarantee a consumer asks for (PROTOCOL 6)."""
+    """The delivery guarantee of a consumer (PROTOCOL 6)."""
 
     AT_LEAST_ONCE = "alo"
     AT_MOST_ONCE = "amo"
@@ -23,14 +23,14 @@ class Delivery(Enum):
 
 @attrs.frozen
 class StartRule:
-    """How a start position is found where the world has none (PROTOCOL 5.6).
+    """How to find a start position if the log has none (PROTOCOL 5.6).
 
     Attributes:
-        is_needed: False for claims without consumption: they start anywhere.
+        is_needed: False for claims without consumption, which need no position.
         offset_reset: ``earliest``, ``latest`` or ``none``.
-        offsets: Where to start instead, of the partitions named.
-        isolation_level: Which records are read: ``latest``, and lag, count to the
-            end of the log as that level sees it.
+        offsets: Start offsets of single partitions; they override ``offset_reset``.
+        isolation_level: Which records are read: ``latest`` and lag refer to the end
+            of the log at that level.
     """
 
     is_needed: bool = True
@@ -41,14 +41,14 @@ class StartRule:
 
 @attrs.frozen
 class Drain:
-    """A holding on its way out: nothing new is handed out.
+    """The planned release of a holding; no more records are handed out.
 
     Attributes:
-        reason: Why it is given up; stands in the release record.
-        successor: client_id that should have it next, if any.
-        until_ms: Local time at which it is released whatever is in hand; None
-            as long as the application is busy with what it was handed.
-        detail: Why, in figures; stands in the release record, too.
+        reason: Reason in the release record.
+        successor: client_id that should claim it next, if any.
+        until_ms: Local time at which it is released even with uncommitted records;
+            None as long as the application processes records.
+        detail: Figures for the reason in the release record.
     """
 
     reason: str
@@ -57,13 +57,13 @@ class Drain:
     detail: str = ""
 
     def is_due(self, now_ms: int) -> bool:
-        """Return whether to release although something is in hand."""
+        """Return whether to release now even with uncommitted records."""
         return self.until_ms is not None and now_ms >= self.until_ms
 
 
 @attrs.frozen
 class Lookup:
-    """What Kafka says of a partition: the group's commit and the log's range."""
+    """What Kafka reports of a partition: the group's commit and the log's range."""
 
     committed: int | None
     log_range: LogRange
@@ -72,8 +72,8 @@ class Lookup:
 class Holding:
     """One claim and the delivery under it.
 
-    The engine's thread changes it under the engine's lock; the consumer's
-    thread reads ``claim.lease`` without it before every hand-out.
+    The engine's thread changes it under the engine's lock. The consumer's thread reads
+    ``claim.lease`` before every hand-out, without the lock.
     """
 
     __slots__ = (
@@ -88,8 +88,8 @@ class Holding:
         "lookup_at_ms",
         "predecessor",
         "progress",
+        "sent_mark",
         "start_rule",
-        "told_mark",
         "topic_id",
         "vacancy",
         "why",
@@ -103,31 +103,31 @@ class Holding:
         self.drain: Drain | None = None
         self.lookup: Pending[Lookup] | None = None
         self.lookup_at_ms = 0
-        # At most once: what the application was handed, until it asks for more.
+        # At most once: records handed out since the application's last poll.
         self.lent_count = 0
-        # Whether another process uses it, a client of this sidecar: it is not
-        # released before that has stopped.
+        # Whether a client of this sidecar uses it: then it is not released before
+        # that client has stopped.
         self.is_lent = False
-        # The mark that a batch of beats has told last; it has room for some only.
-        self.told_mark: int | None = None
+        # The mark last sent in a batch of heartbeats, which has limited room.
+        self.sent_mark: int | None = None
         self.handed_count = 0
         self.forgotten_count = 0
         self.vacancy: Vacancy | None = None
-        # Who owned it when it was claimed.
+        # The owner at the time of the claim.
         self.predecessor: Owner | None = None
-        # Kafka's id of the topic that the claim is of, as the log has it.
+        # The topic id that the log has for the claim.
         self.topic_id: bytes | None = None
-        # Why it is contended for, for people.
+        # The policy's reason for the claim, for people.
         self.why = ""
 
     @property
     def key(self) -> Key:
-        """What is held."""
+        """The key of the claim."""
         return self.claim.key
 
     @property
     def position(self) -> int | None:
-        """The position that beats carry.
+        """The position that heartbeats carry.
 
         None under at most once: there, only grants move it (PROTOCOL 6.2).
         """
@@ -136,9 +136,9 @@ class Holding:
 
     @property
     def in_hand_count(self) -> int:
-        """Records handed out, or granted, that are not done with yet.
+        """Number of records handed out, or granted, and not finished.
 
-        At least one as long as it is lent: whoever has it is asked, not judged.
+        At least one while a client of this sidecar uses it: only the client knows.
         """
         count = 0
         if isinstance(self.progress, AtLeastOnce):
@@ -149,15 +149,15 @@ class Holding:
 
     @property
     def is_asking(self) -> bool:
-        """Whether a verdict on asked-for offsets is still to come (at most once)."""
+        """Whether a verdict on requested offsets is pending (at most once)."""
         progress = self.progress
         return isinstance(progress, AtMostOnce) and progress.outstanding_count > 0
 
     @property
     def unconfirmed_count(self) -> int:
-        """At most once: offsets granted, and records in hand, not done with yet.
+        """At most once: offsets granted and records handed out, not finished.
 
-        What a crash now would lose; offsets that hold no record count along.
+        What a crash would lose now; offsets without a record count, too.
         """
         if isinstance(self.progress, AtMostOnce):
             return self.progress.unused_count + self.lent_count
@@ -165,23 +165,23 @@ class Holding:
 
     @property
     def mark(self) -> int | None:
-        """At most once: everything granted below it is done with; else None."""
+        """At most once: every grant below it is finished; at least once: None."""
         progress = self.progress
         return progress.done if isinstance(progress, AtMostOnce) else None
 
     def take_back(self) -> None:
-        """Note that the application is done with all that it was handed.
+        """Record that the application has finished all records of earlier polls.
 
-        Under at least once only commits tell, and nothing changes.
+        Under at least once only a commit shows that, and nothing changes.
         """
         self.lent_count = 0
         if isinstance(self.progress, AtMostOnce):
             self.progress.take_back()
 
     def skip(self, first: int, last: int) -> None:
-        """Note that no records exist from ``first`` to ``last``.
+        """Record that no records exist from ``first`` to ``last``.
 
-        At most once, nothing granted up to ``last`` is left to be handed out.
+        At most once, grants up to ``last`` are used up.
         """
         if isinstance(self.progress, AtMostOnce):
             self.progress.skip_through(last)
@@ -190,14 +190,14 @@ class Holding:
 
     @property
     def tally(self) -> Tally:
-        """What was done under this claim; at most once, all of it is committed."""
+        """The records of this claim; at most once, all of them count as committed."""
         uncommitted = self.forgotten_count
         if isinstance(self.progress, AtLeastOnce):
             uncommitted += self.progress.in_hand_count
         return Tally(self.handed_count, self.handed_count - uncommitted)
 
     def forget_hands(self, progress: AtLeastOnce) -> None:
-        """Start again at the position: what is in hand is nobody's any more."""
+        """Start again at the position: uncommitted records count as forgotten."""
         self.forgotten_count += progress.in_hand_count
         self.progress = AtLeastOnce(progress.position)
 
@@ -206,7 +206,7 @@ class Holding:
         return self.drain is None and self.claim.may_hand_out(now_ms)
 
     def begin(self, position: int | None, *, grantee: bytes) -> None:
-        """Start to use a claim that was won."""
+        """Start the use of a won claim."""
         self.claim.start(position)
         if self.delivery is Delivery.AT_LEAST_ONCE or position is None:
             self.progress = AtLeastOnce(position)

@@ -1,7 +1,7 @@
-"""Where to start reading: states that were kept, as the log allows (PROTOCOL 7.3).
+"""Restores coordinating partitions from kept states (PROTOCOL 7.3).
 
-A kept state is evidence, never authority: it is used only if the log itself
-shows that it still leads up to where the state was taken.
+A kept state is evidence, never authority: it is used only if the log still contains the
+entry that the state was taken after.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -27,25 +27,25 @@ from kafka_marshal.protocol.types import Key, LogEntry
 
 ASK_MS_MAX = 10_000
 POLL_MS = 100
-# Polls that return nothing of what is looked for, one after the other.
+# Successive polls without a result before the search fails.
 POLLS_MAX = 100
 
 
 @attrs.frozen
 class KeptState:
-    """The state of one T after every entry below ``offset``.
+    """The state of one coordinating partition after every entry below ``offset``.
 
     Attributes:
-        partition: T.
+        partition: Number of the coordinating partition.
         offset: Next offset to fold.
         leader_epoch: Leader epoch of the last entry that was folded.
-        digest: Digest of the state, as its keeper wrote it down.
+        digest: Digest of the state, as its writer recorded it.
         state: Its canonical bytes (``protocol.snapshot.to_bytes``).
-        source: Where it comes from, in a few words for people.
-        is_in_log: Whether it was found in this very log, at ``offset`` or behind
-            it: then no truncation can have parted the two. Any other is believed
-            only if the entry before ``offset`` is still of ``leader_epoch``.
-        soft: Soft state as bytes (``soft``), if that was kept along.
+        source: Description of its source, for people.
+        is_in_log: Whether it was read from this log, at ``offset`` or later: then no
+            truncation can separate the two. Any other state fits only if the entry
+            before ``offset`` still has ``leader_epoch``.
+        soft: Soft state as bytes, if it was kept as well.
     """
 
     partition: int
@@ -64,39 +64,39 @@ class KeptStates(Protocol):
     def find(
         self, wanted: Mapping[int, LogRange], *, log: CoordinationLog, timeout_ms: int
     ) -> Mapping[int, KeptState]:
-        """Return the newest state that it has of each partition, if any.
+        """Return the newest kept state of each partition that has one.
 
-        Called on the engine's thread before it reads, without its lock; the log
-        may be read, with ``read_from``, and be left at any place.
+        Called on the engine's thread before it reads, without its lock. The source may
+        read the log with ``read_from``, and may leave it at any offset.
 
         Args:
-            wanted: Partitions, with the offsets that their logs have.
+            wanted: Offset ranges of the partitions to restore.
             log: The log.
-            timeout_ms: When to give up.
+            timeout_ms: Timeout of the search.
 
         Raises:
-            CoordinationError: The log did not answer; it is tried again.
+            CoordinationError: The log did not answer; the engine tries again.
         """
         ...
 
 
 @runtime_checkable
 class Discards(Protocol):
-    """A source that is told what does not fit, so that it need not offer it again."""
+    """A source that can discard a kept state which does not fit the log."""
 
     def discard(self, state: KeptState) -> None:
-        """Take that a state which it has returned does not fit the log."""
+        """Discard a state that does not fit the log."""
         ...
 
 
 @attrs.frozen
 class Restored:
-    """Where one T begins.
+    """The starting point of one coordinating partition.
 
     Attributes:
-        world: State to go on from; reading goes on at its ``next_offset``.
-        source: What it comes from, None where the log is read from its start.
-        log_start: First offset that the log has.
+        world: State to start from; reading starts at its ``next_offset``.
+        source: Its source, None if the log is read from its start.
+        log_start: First offset of the log.
     """
 
     world: WorldState
@@ -105,20 +105,20 @@ class Restored:
 
     @property
     def is_log_start_missing(self) -> bool:
-        """Whether entries are gone that no kept state makes up for (PROTOCOL 7.3)."""
+        """Whether entries are gone and no kept state replaces them (PROTOCOL 7.3)."""
         return self.source is None and self.log_start > 0
 
 
 class WentBack(str):
-    """Why a state does not fit: the log has lost entries that it was taken after."""
+    """Why a state does not fit: the log has lost entries that the state contains."""
 
     __slots__ = ()
 
 
 def world_of(kept: KeptState, log_range: LogRange) -> WorldState | str:
-    """Return the state, or why it does not fit a log that has these offsets.
+    """Return the state, or why it does not fit a log with these offsets.
 
-    Everything is asked that can be known without reading the log.
+    Makes all checks that need no reading of the log.
     """
     if not log_range.start <= kept.offset <= log_range.end:
         why = (
@@ -155,32 +155,33 @@ def restore(
     discards: bool = True,
     timeout_ms: int = ASK_MS_MAX,
 ) -> dict[int, Restored]:
-    """Choose where each T begins, and have the log read on there.
+    """Choose the start of each coordinating partition, and move the log there.
 
-    The first source whose state of a T fits wins; without one, the log is read
+    The first source with a fitting state wins; without one, the partition is read
     from its start.
 
     Args:
-        log: The log. Only the places of these partitions are changed.
-        partitions: Which.
-        sources: Where kept states may be, in the order in which to ask.
-        places: Where to read on what has no kept state, instead of its start.
-        on_unfit: Told of each state that was found and does not fit, and why
-            (``WentBack`` where the log has lost entries).
-        aside: Gets the entries of other partitions that come meanwhile, which the
-            log will not return again: whatever this call comes to.
-        discards: Whether sources remove what does not fit. Readers that only look
-            leave it. What the log went back behind stays in any case: it is evidence
-            until somebody has reported what is lost (7.5).
-        timeout_ms: When each question is given up.
+        log: The log. Only the read offsets of these partitions change.
+        partitions: The coordinating partitions to restore.
+        sources: Sources of kept states, in order of preference.
+        places: Offsets at which to read partitions without a kept state, instead of
+            their starts.
+        on_unfit: Called with each state that does not fit, and why (``WentBack`` if
+            the log has lost entries).
+        aside: Receives entries of other partitions that are read meanwhile, also if
+            this call fails: the log does not return them again.
+        discards: Whether sources discard states that do not fit. Read-only views do
+            not. A state that shows lost entries is kept in any case: it is evidence
+            until the loss is reported (PROTOCOL 7.5).
+        timeout_ms: Timeout of each request.
 
     Returns:
-        Where each of them begins.
+        The start of each partition.
 
     Raises:
         CoordinationError: The log did not answer; nothing is decided.
-        LogTruncated: A partition that is not restored went back, or the log names
-            none; nothing is decided.
+        LogTruncated: A partition that is not being restored was truncated, or the
+            error names no partition; nothing is decided.
     """
     starts = log.start_offsets(timeout_ms)
     ends = log.end_offsets(timeout_ms)
@@ -202,10 +203,10 @@ def restore(
                 found[t] = Restored(world, state.source, starts[t])
     for t in ranges.keys() - found.keys():
         found[t] = Restored(WorldState(t), None, starts[t])
-    anew = dict(starts) | dict(places or {})
+    first_offsets = dict(starts) | dict(places or {})
     log.read_from(
         {
-            t: anew[t] if each.source is None else each.world.next_offset
+            t: first_offsets[t] if each.source is None else each.world.next_offset
             for t, each in found.items()
         }
     )
@@ -219,8 +220,8 @@ def _fitting(
     log: CoordinationLog,
     timeout_ms: int,
 ) -> dict[int, tuple[KeptState, WorldState | str]]:
-    """Return what a source has of each T, with the state or why it does not fit."""
-    # What nothing is looked for in stands at its end, and is silent.
+    """Return a source's kept states, each with its world or why it does not fit."""
+    # Partitions at their ends return no entries during the search.
     ends = {t: spans.end for t, spans in wanted.items()}
     log.read_from(ends)
     kept = source.find(wanted, log=log, timeout_ms=timeout_ms)
@@ -235,10 +236,10 @@ def _fitting(
 def _unproven(
     log: CoordinationLog, states: Sequence[KeptState]
 ) -> list[tuple[int, str]]:
-    """Return which of these states the log does not lead up to, and why.
+    """Return the states whose last entry is not in the log, and why.
 
-    An offset and its leader epoch name one entry for ever, and all that lies
-    before it: a log that was truncated and has grown again has another epoch.
+    An offset and its leader epoch identify one entry for ever, and all entries before
+    it: a log that was truncated and has grown again has another epoch.
     """
     awaited = {state.partition: state for state in states if not state.is_in_log}
     if not awaited:
@@ -266,10 +267,10 @@ def _unproven(
 
 
 class Aside(CoordinationLog):
-    """A log as whoever restores some partitions sees it: nothing of the others.
+    """A view of the log that shows only the partitions that are being restored.
 
     Attributes:
-        entries: What came of the others meanwhile.
+        entries: Entries of other partitions, set aside.
     """
 
     def __init__(
@@ -289,30 +290,30 @@ class Aside(CoordinationLog):
         return self._log.partition_count
 
     def append(self, partition: int, value: bytes) -> Append:
-        """Append as the log does."""
+        """Append to the log."""
         return self._log.append(partition, value)
 
     def poll(self, timeout_ms: int) -> Sequence[tuple[int, LogEntry]]:
-        """Return new entries of the partitions that are restored.
+        """Return new entries of the partitions that are being restored.
 
         Raises:
-            CoordinationError: As the log, and where a partition that is restored
-                went back: where it begins and ends is to be asked again.
-            LogTruncated: Another partition went back. The log repeats this until
-                that one is restored, so its reader must learn of it.
+            CoordinationError: As the log; also if a partition that is being restored
+                was truncated: its start and end must be requested again.
+            LogTruncated: Another partition was truncated. The log repeats this error
+                until that partition is restored, so the engine must get it.
         """
         try:
             entries = self._log.poll(timeout_ms)
         except LogTruncated as error:
             if error.partition not in self._partitions:
                 raise
-            raise CoordinationError(f"while it was looked at, {error}") from error
+            raise CoordinationError(f"during the restore: {error}") from error
         mine = [each for each in entries if each[0] in self._partitions]
         self.entries += [each for each in entries if each[0] not in self._partitions]
         return mine
 
     def read_from(self, offsets: Mapping[int, int]) -> None:
-        """Go on elsewhere, in the partitions that are restored."""
+        """Change the read offsets of partitions that are being restored."""
         assert offsets.keys() <= self._partitions
         self._log.read_from(offsets)
 
@@ -329,7 +330,7 @@ class Aside(CoordinationLog):
         return self._log.end_offsets(timeout_ms)
 
     def close(self, timeout_ms: int) -> None:
-        """Leave the log open: it is not ours."""
+        """Leave the log open, for its owner."""
 
 
 FORMAT_VERSION = 1
@@ -366,19 +367,19 @@ def soft_to_bytes(soft: SoftState) -> bytes:
 
 
 def freeze_soft(soft: SoftState) -> Callable[[], bytes]:
-    """Take the soft state as it is now; return what makes bytes of it, anywhere."""
+    """Copy the soft state; return a function that encodes it, on any thread."""
     members: list[Any] = [
         (encode(each.record), each.since_offset, each.offset, each.seen_ms)
         for each in soft.members.values()
     ]
     notes: list[Any] = [(key, note) for key, note in soft.notes.items()]
     ring = [(each.offset, each.reason, each.head) for each in soft.undecodable]
-    taken = _Soft(FORMAT_VERSION, dict(soft.counters), ring, members, notes)
-    return lambda: _encode(taken)
+    frozen = _Soft(FORMAT_VERSION, dict(soft.counters), ring, members, notes)
+    return lambda: _encode(frozen)
 
 
 def soft_from_bytes(value: bytes) -> SoftState:
-    """Return the soft state that ``soft_to_bytes`` wrote; empty if it is none."""
+    """Return the soft state of ``soft_to_bytes``; empty if the bytes are invalid."""
     soft = SoftState()
     try:
         read = _decode(value)

@@ -1,7 +1,7 @@
-"""Where the logs of held partitions end, looked up in the background.
+"""Looks up the log ends of held partitions in the background.
 
-For people, for metrics, and for judging whether an owner keeps up. A figure that
-is missing changes nothing: the last one stands until it is too old to count.
+For people, for metrics, and to judge whether an owner keeps up. If a look-up fails, the
+last figure stays until it is too old to count.
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,7 +16,7 @@ from .heartbeats import INTERVALS_PER_H
 from .holding import Holding
 from .interfaces import ClaimContext
 
-LOOK_MS_MAX = 2_000
+RANGES_MS_MAX = 2_000
 PARTITIONS_MAX = 1_000
 
 
@@ -25,7 +25,7 @@ class LogEnd(NamedTuple):
 
     Attributes:
         offset: Next offset to be written, or the last stable one; see ``StartRule``.
-        asked_ms: Local time at which it was asked for.
+        asked_ms: Local time of the request.
     """
 
     offset: int
@@ -33,10 +33,10 @@ class LogEnd(NamedTuple):
 
 
 class LagWatch:
-    """One session's log ends: every held partition each H/3, one call outstanding.
+    """Requests a session's log ends three times per heartbeat interval.
 
-    A call asks for at most ``PARTITIONS_MAX`` partitions; whoever holds more asks
-    again as soon as the answer is there. Called under the engine's lock.
+    One request is outstanding at a time, for at most ``PARTITIONS_MAX`` partitions; the
+    next one for the rest follows its response. Called under the engine's lock.
     """
 
     __slots__ = (
@@ -47,10 +47,10 @@ class LagWatch:
         "_context",
         "_due_ms",
         "_ends",
+        "_is_failing",
         "_levels",
         "_missing",
         "_todo",
-        "_told",
     )
 
     def __init__(self, context: ClaimContext) -> None:
@@ -62,21 +62,21 @@ class LagWatch:
         self._levels: dict[Key, str] = {}
         self._ends: dict[Key, LogEnd] = {}
         self._due_ms = 0
-        self._told = False
+        self._is_failing = False
         self._answer_count = 0
         self._missing: set[str] = set()
 
     @property
     def answer_count(self) -> int:
-        """Number of answers so far: as long as it stays, so do the figures."""
+        """Number of responses so far; the figures change only with it."""
         return self._answer_count
 
     def drive(self, holdings: Iterable[Holding], now_ms: int) -> None:
-        """Take an answer that has come, and ask where that is due."""
+        """Handle a response, and send a request if one is due."""
         if self._call is not None:
             if not self._call.done():
                 return
-            self._settle(self._call)
+            self._on_response(self._call)
             self._call = None
         if not self._todo:
             if now_ms < self._due_ms:
@@ -92,9 +92,9 @@ class LagWatch:
             held = self._levels.keys()
             self._ends = {k: end for k, end in self._ends.items() if k in held}
         if self._todo:
-            self._ask(now_ms)
+            self._request(now_ms)
 
-    def _ask(self, now_ms: int) -> None:
+    def _request(self, now_ms: int) -> None:
         self._asked = self._todo[:PARTITIONS_MAX]
         self._todo = self._todo[PARTITIONS_MAX:]
         self._asked_ms = now_ms
@@ -104,23 +104,23 @@ class LagWatch:
             by_level.setdefault(level, []).append(key.topic_partition)
         data = self._context.ports.data
 
-        def look() -> Mapping[TopicPartition, LogRange]:
+        def request() -> Mapping[TopicPartition, LogRange]:
             found: dict[TopicPartition, LogRange] = {}
             for level, partitions in by_level.items():
-                found |= data.ranges(partitions, LOOK_MS_MAX, isolation_level=level)
+                found |= data.ranges(partitions, RANGES_MS_MAX, isolation_level=level)
             return found
 
-        self._call = self._context.ports.background.submit(look)
+        self._call = self._context.ports.background.submit(request)
 
-    def _settle(self, call: Pending[Mapping[TopicPartition, LogRange]]) -> None:
+    def _on_response(self, call: Pending[Mapping[TopicPartition, LogRange]]) -> None:
         error = call.exception(0)
         if error is not None:
-            if not self._told:
+            if not self._is_failing:
                 self._context.observe("lag_unknown", {"error": error})
-            self._told = True
+            self._is_failing = True
             self._todo = []
             return
-        self._told = False
+        self._is_failing = False
         self._answer_count += 1
         found = call.result(0)
         for key in self._asked:
@@ -131,19 +131,19 @@ class LagWatch:
                 self._ends[key] = LogEnd(log_range.end, self._asked_ms)
 
     def take_missing(self) -> set[str]:
-        """Return the topics of which a partition did not exist, each once."""
+        """Return the topics with a missing partition since the last call."""
         missing, self._missing = self._missing, set()
         return missing
 
     def end_of(self, key: Key) -> LogEnd | None:
-        """Return where a held partition's log ended when it was last asked."""
+        """Return the last known log end of a held partition."""
         return self._ends.get(key)
 
     def lag_of(self, holding: Holding) -> int | None:
-        """Return how many offsets lie between position and end, None if unknown.
+        """Return the number of offsets between position and end, None if unknown.
 
-        The same as a consumer group's lag: under at most once the position is
-        what was granted.
+        The same as a consumer group's lag. Under at most once the position is the
+        end of the grants.
         """
         end = self._ends.get(holding.key)
         position = holding.position
@@ -156,9 +156,9 @@ class LagWatch:
 
 
 def reached(holding: Holding) -> int | None:
-    """Return up to where the application was handed records, None before it began.
+    """Return the offset up to which records were handed out, None before the start.
 
-    An offset; in a log with gaps it may lag behind while much is in hand.
+    In a log with gaps it is too low while many records are uncommitted.
     """
     progress = holding.progress
     if isinstance(progress, AtMostOnce):

@@ -1,4 +1,4 @@
-"""Announces a session to its group, and notices a twin of it (PROTOCOL 3.6)."""
+"""Announces a session to its group, and detects a twin of it (PROTOCOL 3.6)."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -16,17 +16,18 @@ from .outbox import Outbox
 from .subscription import BEHIND_LABEL, WEIGHT_LABEL, WEIGHT_MAX, Subscription
 
 TOPICS_MAX = 1_000
-SAID_MAX = 10_000  # members, of whom what they said last is remembered
+ANNOUNCED_MAX = 10_000  # members whose last announcement is remembered
 TOPICS_BYTES_MAX = 32 * 1024  # a record is 48 KiB at most
-# Ends of a claim after which another life of ours may have it.
+# Reasons of ended claims that another process with our client_id may have taken over.
 SUCCEEDED = frozenset({"lease_expired", "identity_conflict"})
 _NO_LABELS: Mapping[str, str] = {}
 
 
 class Announcer:
-    """Sends Member records, each H/3 and whenever the subscriptions change."""
+    """Sends Member records: three per heartbeat interval, and on every change."""
 
     __slots__ = (
+        "_announced",
         "_context",
         "_due_ms",
         "_ended",
@@ -34,7 +35,6 @@ class Announcer:
         "_first_offset",
         "_host",
         "_outbox",
-        "_said",
         "_succeeded",
     )
 
@@ -45,18 +45,18 @@ class Announcer:
         self._due_ms = 0
         self._first_offset: int | None = None
         self._first_ms = 0
-        self._said: dict[Owner, object] = {}
-        # Epochs of claims that ended though nobody gave them up.
+        self._announced: dict[Owner, object] = {}
+        # Epochs of claims that ended without a release.
         self._ended: dict[Key, int] = {}
-        # Lives of our client_id whose claims are ours now.
+        # Earlier processes of our client_id whose claims we have taken over.
         self._succeeded: set[bytes] = set()
 
     def announce_soon(self) -> None:
-        """Announce at the next round."""
+        """Announce in the next round."""
         self._due_ms = 0
 
     def is_due(self, now_ms: int) -> bool:
-        """Return whether to announce, and note that it is done."""
+        """Return whether to announce now; if so, schedule the next announcement."""
         if now_ms < self._due_ms:
             return False
         third_ms = self._context.heartbeat_interval_ms // INTERVALS_PER_H
@@ -70,7 +70,7 @@ class Announcer:
         *,
         is_behind: bool = False,
     ) -> None:
-        """Announce what is wanted and held."""
+        """Announce the wanted topics and the load."""
         labels = {BEHIND_LABEL: "yes"} if is_behind else {}
         weight = max((sub.weight for sub in subs), default=1)
         if weight > 1:
@@ -80,14 +80,14 @@ class Announcer:
     def announce_leaving(
         self, subs: Sequence[Subscription], holdings: Mapping[Key, Holding]
     ) -> list[int]:
-        """Announce that nothing new is wanted; return what to wait for."""
+        """Announce that this member leaves; return the sequence numbers to wait for."""
         return [self._announce(subs, holdings, draining=True)]
 
     def on_own(self, transition: Transition) -> None:
-        """Take the read-back of an own announcement.
+        """Handle the read-back of an own announcement.
 
-        Whoever was silent for so long that the group forgot it joins anew, and
-        is younger than a twin that took its place meanwhile.
+        A member that was silent for so long that the group forgot it joins again, and
+        counts as younger than a twin that joined meanwhile.
         """
         if transition.outcome != ACCEPTED:
             return
@@ -97,7 +97,7 @@ class Announcer:
             self._first_ms = self._home_world().now_ms
 
     def forget(self, partition: int) -> None:
-        """Forget where we joined, if that is in a T that is folded anew."""
+        """Forget records of a coordinating partition that is folded again."""
         home = self._context.home_of(self._outbox.claimant.group_id)
         self._ended = {
             key: epoch
@@ -119,65 +119,69 @@ class Announcer:
         return self._context.replicas[home].world
 
     def is_news(self, transition: Transition) -> bool:
-        """Return whether an announcement says what was not said before it.
+        """Return whether a member's announcement differs from its previous one.
 
-        Most only say that somebody is still there, each H/3 of every member; what
-        somebody holds matters to policies only where it may hold no more than so much.
+        Most announcements only renew a membership, three times per heartbeat interval
+        and member. A changed load matters to policies only if the capacity is limited.
         """
         record = transition.record
         if not isinstance(record, Member):
             return False
         load = record.load if record.capacity else 0
         labels = tuple(sorted(record.labels.items()))
-        said = (record.topics, record.capacity, load, record.draining, labels)
+        content = (record.topics, record.capacity, load, record.draining, labels)
         name = Owner(record.client_id, record.incarnation)
-        if self._said.get(name) == said:
+        if self._announced.get(name) == content:
             return False
-        if len(self._said) >= SAID_MAX:
-            self._said.clear()
-        self._said[name] = said
+        if len(self._announced) >= ANNOUNCED_MAX:
+            self._announced.clear()
+        self._announced[name] = content
         return True
 
     # --- twins
 
     def note_end(self, holding: Holding) -> None:
-        """Take that a claim ended."""
+        """Record the end of a claim."""
         ending, epoch = holding.claim.ending, holding.claim.epoch
         if ending is not None and ending.reason in SUCCEEDED and epoch is not None:
             self._ended[holding.key] = epoch
 
     def note_won(self, holding: Holding) -> None:
-        """Take that a claim was won; who had it before is not our elder any more."""
+        """Record a won claim.
+
+        Its previous owner no longer counts as an older instance of this client_id.
+        """
         before = holding.predecessor
         if before is not None and before.client_id == self._client_id:
             self._succeeded.add(before.incarnation)
 
     def is_succeeded(self, transition: Transition) -> bool:
-        """Return whether a claim shows that another life of ours has taken our place.
+        """Return whether a claim shows that a process of our client_id replaced us.
 
-        Whoever wakes from a long stop ends its claims before it reads who has them.
+        A process that was stopped for long ends its claims before it reads who owns
+        them now.
         """
         record, key = transition.record, transition.key
         if not isinstance(record, ClaimingPartition) or key is None:
             return False
         note = self._context.replica_of(key).world.soft.notes.get(key)
         epoch = self._ended.get(key)
-        is_ours = record.client_id == self._client_id
-        return (
-            is_ours and epoch is not None and note is not None and note.follows == epoch
-        )
+        is_same_client = record.client_id == self._client_id
+        if not is_same_client or epoch is None or note is None:
+            return False
+        return note.follows == epoch
 
     @property
     def _client_id(self) -> str:
         return self._outbox.claimant.owner.client_id
 
     def older_twin(self, transition: Transition) -> str | None:
-        """Return the host of a twin that was here before us and lives, if shown.
+        """Return the host of a live twin that is older than us, if one is shown.
 
-        The evidence is an announcement of our client_id under another
-        incarnation that began before ours and was renewed well after it: what a
-        dead process had sent may land for as long as sending is tried, H/2. One whose
-        claims are ours now is told by them.
+        The evidence is an announcement with our client_id and another incarnation that
+        began before ours and was renewed well after it: records of a dead process may
+        arrive for as long as sending is retried, half a heartbeat interval. A process
+        whose claims we have taken over is no twin.
         """
         record = transition.record
         owner = self._outbox.claimant.owner
@@ -229,7 +233,7 @@ class Announcer:
 
 
 class _Terms(NamedTuple):
-    """What a member offers its group."""
+    """The topics, capacity and load that a member announces."""
 
     topics: tuple[str, ...]
     capacity: int
@@ -239,11 +243,11 @@ class _Terms(NamedTuple):
 def _terms(
     subs: Sequence[Subscription], holdings: Mapping[Key, Holding], *, now_ms: int
 ) -> _Terms:
-    """Return what to announce.
+    """Return the terms to announce.
 
-    A consumer whose application does not come back offers nothing. One that gave
-    something up for being too slow offers what it holds, and no more, for some
-    time: otherwise the others would hand the same back to it.
+    A consumer whose application does not poll offers nothing. One that released
+    something because it is too slow offers only what it holds, for some time:
+    otherwise the others would hand the same partitions back to it.
     """
     topics: set[str] = set()
     capacity, load, is_unlimited = 0, 0, False
@@ -267,7 +271,7 @@ def _terms(
 
 
 def _within(topics: Iterable[str]) -> tuple[str, ...]:
-    """Return the first topics by name, as many as a record can hold."""
+    """Return the first topics in name order, as many as fit into a record."""
     kept: list[str] = []
     left = TOPICS_BYTES_MAX
     for topic in sorted(topics):
@@ -281,10 +285,10 @@ def _within(topics: Iterable[str]) -> tuple[str, ...]:
 def identity_conflict(
     claimant: Claimant, offset: int, *, host: str, age_ms: int
 ) -> IdentityConflict:
-    """Return the error that tells of another live process with our client_id.
+    """Return the error for another live process with our client_id.
 
     Args:
-        claimant: Who we are.
+        claimant: This process.
         offset: Offset of the record that shows it.
         host: Where the other process runs, empty where that is unknown.
         age_ms: Age of that record.

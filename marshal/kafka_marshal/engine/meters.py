@@ -1,7 +1,7 @@
-"""What an engine counts as it goes, for whoever asks later.
+"""Counters of an engine and its sessions, for metrics.
 
-Plain integers, kept under the engine's lock, and never read by anything that
-decides: without a reader they cost a few additions a round.
+Plain integers, kept under the engine's lock. No decision reads them. They cost a few
+additions a round.
 """
 
 import threading
@@ -20,18 +20,18 @@ TAKEOVER_MS = (
     *(30_000, 60_000, 120_000, 180_000, 240_000, 300_000, 600_000),
 )
 REASONS_MAX = 64
-# Topics come and go where patterns are consumed; the oldest figures go first.
+# Pattern subscriptions see any number of topics; the oldest figures are dropped first.
 ENTRIES_MAX = 10_000
 OTHER = "other"
 
 
 class Histogram:
-    """Durations, counted by size.
+    """A histogram of durations.
 
     Attributes:
-        bounds_ms: Upper bound of each class, inclusive; one more has none.
-        counts: Durations in each class.
-        sum_ms: All of them together.
+        bounds_ms: Inclusive upper bound of each bucket; one more bucket has none.
+        counts: Durations in each bucket.
+        sum_ms: Sum of all durations.
     """
 
     __slots__ = ("bounds_ms", "counts", "sum_ms")
@@ -42,25 +42,25 @@ class Histogram:
         self.sum_ms = 0
 
     def observe(self, duration_ms: int) -> None:
-        """Count one duration; a clock that went back counts as none."""
+        """Count one duration; a negative one, after a clock step, counts as 0."""
         duration_ms = max(0, duration_ms)
         self.counts[bisect_left(self.bounds_ms, duration_ms)] += 1
         self.sum_ms += duration_ms
 
     def copy(self) -> "Histogram":
-        """Return it as it is now."""
+        """Return a copy, which does not change."""
         twin = Histogram(self.bounds_ms)
         twin.counts, twin.sum_ms = list(self.counts), self.sum_ms
         return twin
 
 
 class EngineMeters:
-    """What one engine counts, whatever its sessions.
+    """The counters of one engine.
 
     Attributes:
         rounds: Durations of folding and acting, without the wait for the log.
         read_backs: From sending an own record to reading it back.
-        failed_appends: Appends of which the outcome is unknown, or a refusal.
+        failed_appends: Appends that failed, or whose outcome is unknown.
         round_at_ms: Local time of the end of the last round, None before the first.
     """
 
@@ -74,32 +74,32 @@ class EngineMeters:
         self._events_lock = threading.Lock()
 
     def count_event(self, name: str) -> None:
-        """Count one event that was told to the observer."""
+        """Count one event that was sent to the observer."""
         with self._events_lock:
             self._events[name] = self._events.get(name, 0) + 1
 
     def events(self) -> dict[str, int]:
-        """Return how often each event was told."""
+        """Return the number of times each event was sent."""
         with self._events_lock:
             return dict(self._events)
 
 
 class Tally(NamedTuple):
-    """Records of one key: handed out, and done with as far as the log is told."""
+    """Records of one key: handed out, and committed in the log."""
 
     handed: int = 0
     committed: int = 0
 
     def plus(self, other: "Tally") -> "Tally":
-        """Return both together."""
+        """Return the sum of two tallies."""
         return Tally(self.handed + other.handed, self.committed + other.committed)
 
 
 class Vacancy(NamedTuple):
-    """Since when, in log time, nobody had renewed a key that we claim.
+    """How long a key that we claim was without an active owner, in log time.
 
     Attributes:
-        after: ``stale``, ``resumed`` or ``released``: how its owner went.
+        after: ``stale``, ``resumed`` or ``released``: how its ownership ended.
         since_ms: Log time of the last renewal, or of the release.
     """
 
@@ -108,7 +108,7 @@ class Vacancy(NamedTuple):
 
 
 def vacancy(known: KeyState | None, *, resumes: bool) -> Vacancy | None:
-    """Return what a claim of this key would take over; None where nobody had it."""
+    """Return the vacancy that a claim of this key ends; None if it had no owner."""
     if known is None:
         return None
     if known.owner is None:
@@ -117,15 +117,15 @@ def vacancy(known: KeyState | None, *, resumes: bool) -> Vacancy | None:
 
 
 class SessionMeters:
-    """What one session counts of its claims.
+    """The counters of one session.
 
     Attributes:
         won: Claims won, by topic and effect.
-        lost: Claims that were taken or ran out, by topic and reason.
-        released: Claims given up, by topic and reason.
-        takeovers: From the earlier owner's last renewal to our claim, in log
-            time, by topic and how that owner went.
-        tallies: Records under claims that have ended, by key.
+        lost: Claims lost or expired, by topic and reason.
+        released: Claims released, by topic and reason.
+        takeovers: Log time from the earlier owner's last renewal to our claim, by
+            topic and how that ownership ended.
+        tallies: Records of claims that have ended, by key.
     """
 
     def __init__(self) -> None:
@@ -138,7 +138,7 @@ class SessionMeters:
     def claim_won(
         self, key: Key, effect: str | None, *, before: Vacancy | None, log_ms: int
     ) -> None:
-        """Count a claim that was won, at a log time."""
+        """Count a won claim."""
         _count(self.won, key.topic, effect or OTHER)
         if before is not None:
             place = (key.topic, before.after)
@@ -147,7 +147,7 @@ class SessionMeters:
             _trim(self.takeovers)
 
     def claim_ended(self, key: Key, ending: Ending, *, tally: Tally) -> None:
-        """Count a claim that was won and is over, and what was done under it."""
+        """Count the end of a claim, and its records."""
         counts = self.lost if ending.was_lost else self.released
         _count(counts, key.topic, ending.reason)
         self.tallies[key] = self.tallies.pop(key, Tally()).plus(tally)
@@ -155,7 +155,7 @@ class SessionMeters:
 
 
 def _count(counts: dict[tuple[str, str], int], topic: str, reason: str) -> None:
-    """Count a reason; policies of others may bring any number of them."""
+    """Count a reason; custom policies may use any number of them."""
     if (topic, reason) not in counts:
         known = sum(1 for place in counts if place[0] == topic)
         reason = OTHER if known >= REASONS_MAX else reason

@@ -1,7 +1,7 @@
 """Mirrors positions to the group's committed offsets in Kafka (PROTOCOL 5.7).
 
-For lag tools, best effort: the log alone is authoritative, what others commit is
-reported and overwritten, never obeyed, and no claim waits for a mirror.
+For lag tools, on a best-effort basis: only the log is authoritative. Offsets that other
+processes commit are reported and overwritten, and no claim waits for a mirror.
 """
 
 from collections.abc import Mapping
@@ -18,18 +18,21 @@ from .holding import Holding
 
 MIRROR_MS_MAX = 2_000
 MIRROR_RETRY_MS = 10_000
-LOOKS_PER_H = 30  # at what has moved, which takes longer the more is held
+CHECKS_PER_H = 30  # checks for moved positions; each visits all held keys
 
 
 class _Written(NamedTuple):
-    """A position, and the claim that it was reached under."""
+    """A position, and the epoch of its claim."""
 
     epoch: int
     position: int
 
 
 class Mirror:
-    """One session's mirror: coalesced, one write outstanding, every H/3 at most."""
+    """Mirrors one session's positions.
+
+    Writes are coalesced, one at a time, and at most three per heartbeat interval.
+    """
 
     __slots__ = (
         "_call",
@@ -56,30 +59,30 @@ class Mirror:
 
     @property
     def is_behind(self) -> bool:
-        """Whether something is left to write, or being written."""
+        """Whether a write is due or in progress."""
         can = not self._is_off and not self._has_failed
         return can and (self._call is not None or bool(self._wanted()))
 
     def hurry(self) -> None:
-        """Write what is left at the next round."""
+        """Write the remaining positions in the next round."""
         self._due_ms = 0
 
     def follow(self, holding: Holding) -> None:
-        """Mirror a key from now on, until it is somebody else's."""
+        """Mirror a key until another member owns it."""
         if holding.start_rule.is_needed:
             self._keys[holding.key] = None
 
     def drive(self, now_ms: int) -> None:
-        """Write what has moved, where that is due and nothing is outstanding."""
+        """Write moved positions if a write is due and none is outstanding."""
         if self._call is not None:
             if not self._call.done():
                 return
-            self._settle(self._call, now_ms)
+            self._on_response(self._call, now_ms)
             self._call = None
         if self._is_off or now_ms < self._due_ms:
             return
         self._sending = self._wanted()
-        self._due_ms = now_ms + self._context.heartbeat_interval_ms // LOOKS_PER_H
+        self._due_ms = now_ms + self._context.heartbeat_interval_ms // CHECKS_PER_H
         if self._sending:
             self._due_ms = now_ms + self._context.heartbeat_interval_ms // 3
             data, group_id = self._context.ports.data, self._claimant.group_id
@@ -88,7 +91,7 @@ class Mirror:
             self._call = self._context.ports.background.submit(work)
 
     def _wanted(self) -> dict[TopicPartition, _Written]:
-        """Return what stands in the log and not yet in Kafka; forget what is over."""
+        """Return positions to write; forget keys that others own."""
         wanted = {}
         for key in list(self._keys):
             known = self._context.replica_of(key).world.keys.get(key)
@@ -103,7 +106,7 @@ class Mirror:
                     del self._keys[key]
         return wanted
 
-    def _settle(
+    def _on_response(
         self, call: Pending[Mapping[TopicPartition, int | None]], now_ms: int
     ) -> None:
         error = call.exception(0)
@@ -113,7 +116,7 @@ class Mirror:
             if not self._has_failed:
                 self._context.observe("mirror_failed", {"error": error})
             self._has_failed = True
-            for partition in self._sending:  # it may stand all the same, or come to
+            for partition in self._sending:  # the write may still succeed
                 self._written.pop(partition, None)
             return
         self._has_failed = False
@@ -134,7 +137,7 @@ class Mirror:
 def _replace(
     data: DataLog, group_id: str, wanted: Mapping[TopicPartition, int]
 ) -> Mapping[TopicPartition, int | None]:
-    """Write offsets and return what stood in their place."""
+    """Commit offsets and return the previous ones."""
     found = data.committed(group_id, list(wanted), timeout_ms=MIRROR_MS_MAX)
     data.commit(group_id, wanted, timeout_ms=MIRROR_MS_MAX)
     return found

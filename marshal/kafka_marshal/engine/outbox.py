@@ -1,4 +1,4 @@
-"""Sends a claimant's records and remembers what it waits to read back."""
+"""Sends a claimant's records and remembers those not read back yet."""
 
 from collections import deque
 from collections.abc import Callable, Container
@@ -19,13 +19,13 @@ PENDING_MAX = 10_000
 
 @attrs.frozen
 class Sent:
-    """A record on its way.
+    """A record that was sent and not read back.
 
     Attributes:
-        sent_ms: Local time just before it was handed to the log.
+        sent_ms: Local time just before the append.
         partition: Coordinating partition it went to.
-        key: The key it is about, None for batches, members and admin records.
-        grantee: Who asks for offsets by it, None for all other records.
+        key: The key of the record, None for batches, members and admin records.
+        grantee: The process that requests offsets by it, None for all other records.
     """
 
     sent_ms: int
@@ -35,11 +35,11 @@ class Sent:
 
 
 class Outbox:
-    """Numbers, encodes and appends records; PROTOCOL 3.5 ``seq`` finds them back.
+    """Numbers, encodes and appends records, and matches read-backs by ``seq``.
 
-    An append that failed may still land, and only the log answers (PROTOCOL
-    1.4). What an append reports serves for one thing: to tell that the log
-    refuses this process for good.
+    PROTOCOL 3.5. An append that failed may still arrive; only the log decides (PROTOCOL
+    1.4). The result of an append serves one purpose: to detect that the log refuses
+    this process permanently.
     """
 
     __slots__ = ("_appends", "_context", "_pending", "claimant")
@@ -74,7 +74,7 @@ class Outbox:
         return seq, sent_ms
 
     def refusal(self) -> MarshalError | None:
-        """Return why the log takes nothing from this process, once it says so."""
+        """Return the error if the log refuses this process permanently."""
         while self._appends and self._appends[0].is_done():
             error = self._appends.popleft().error()
             if error is not None:
@@ -84,10 +84,10 @@ class Outbox:
         return None
 
     def read_back(self, seq: int, *, grantee: bytes | None = None) -> Sent | None:
-        """Return and forget what was sent under ``seq``, for that grantee if any.
+        """Remove and return the record sent with ``seq``, for that grantee if any.
 
-        PROTOCOL 6.2: other processes ask for offsets under our incarnation, and
-        number as they like.
+        PROTOCOL 6.2: other processes request offsets under our incarnation, with
+        sequence numbers of their own.
         """
         sent = self._pending.get(seq)
         if sent is not None and sent.grantee != grantee:
@@ -99,9 +99,10 @@ class Outbox:
         return sent
 
     def pending_of(self, keys: Container[Key]) -> list[int]:
-        """Return the records about these keys that may still be read back.
+        """Return the records of these keys that may still be read back.
 
-        Sending is given up after H/2; what is older than H never arrived.
+        Sending stops after half a heartbeat interval, so a record that is older than
+        one interval never arrived.
         """
         since_ms = self._context.now_ms - self._context.heartbeat_interval_ms
         return [
@@ -115,9 +116,9 @@ class Outbox:
 
         Args:
             seq: Its sequence number.
-            late: Whether one counts that is older than H. Sending is given up
-                after H/2, so it never arrived: nobody needs to wait for it, but
-                it is not confirmed either.
+            late: Whether a record older than a heartbeat interval counts. Sending
+                stops after half of it, so that record never arrived: waiting for
+                it is useless, but it is not confirmed either.
         """
         sent = self._pending.get(seq)
         since_ms = self._context.now_ms - self._context.heartbeat_interval_ms
@@ -125,5 +126,5 @@ class Outbox:
 
 
 def grantee_of(record: Record) -> bytes | None:
-    """Return who asks for offsets by a record, None for all other records."""
+    """Return the process that requests offsets by a record, None for other records."""
     return record.grantee if isinstance(record, ClaimingMessages) else None

@@ -1,8 +1,8 @@
 """Finds the partitions whose application has stopped polling.
 
-The process that hands records out judges its own application. Whether another live
-member of the group could take a partition, and how often owners were stuck there
-before, comes from the log, here or by way of a sidecar.
+Each process judges its own application. Whether another live member of the group could
+take a partition, and how often owners were stuck there before, comes from the log,
+directly or through a sidecar.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ AWAY_SHARE = 4
 
 
 def was_stopped(gap_ms: int, *, heartbeat_interval_ms: int) -> bool:
-    """Return whether a process was stopped, by the time between two of its rounds.
+    """Return whether the gap between two rounds shows that the process was stopped.
 
     The silence of a stopped process does not count against its application.
     """
@@ -31,17 +31,17 @@ def was_stopped(gap_ms: int, *, heartbeat_interval_ms: int) -> bool:
 
 
 class GroupView(Protocol):
-    """What the log says of the group beside this client."""
+    """The other members of the group, as the log shows them."""
 
     def taker_of(self, sub: Subscription, topic: str) -> str | None:
-        """Return the live member that has most room for a partition of a topic.
+        """Return the live member with most room for a partition of a topic.
 
-        None where there is none, "" where there is one whose name is not known here.
+        None if there is none, "" if there is one and its name is unknown here.
         """
         ...
 
     def stuck_count(self, key: Key) -> int:
-        """Return how many owners in a row gave a key up because they were stuck."""
+        """Return how many owners in a row released a key because they were stuck."""
         ...
 
 
@@ -51,10 +51,10 @@ class Stuck:
 
     Attributes:
         holding: Its holding.
-        quiet_ms: Time without a sign of life.
-        limit_ms: How much of it is allowed.
-        in_hand: Records handed out and not done with.
-        lag: How far the position is behind, None where that is not known.
+        quiet_ms: Time since the last sign of life.
+        limit_ms: Limit of that time.
+        in_hand: Number of uncommitted records.
+        lag: Lag of the position, None if unknown.
         taker: client_id of the member that can take it; as ``GroupView.taker_of``.
     """
 
@@ -78,7 +78,7 @@ class Stuck:
         }
 
     def drain(self, now_ms: int) -> Drain:
-        """Return a drain that is due at once: nobody waits for a stuck handler."""
+        """Return a drain that is due at once: it does not wait for a stuck handler."""
         lag = "unknown" if self.lag is None else str(self.lag)
         detail = (
             f"the application is away for {self.quiet_ms} ms of at most "
@@ -89,7 +89,7 @@ class Stuck:
 
 @attrs.define(eq=False)
 class _Watch:
-    """One held partition: since when, its last progress, whether an event was sent."""
+    """Watch of one held partition: start, last progress, whether it was reported."""
 
     epoch: int | None
     since_ms: int
@@ -109,11 +109,11 @@ class PollWatchdog:
         self._watches: dict[Key, _Watch] = {}
 
     def watch(self, holding: Holding, now_ms: int) -> None:
-        """Watch a claim from now on; one that is watched already stays as it is."""
+        """Start watching a claim, unless it is watched already."""
         self._watch(holding, now_ms)
 
     def forget(self, key: Key) -> None:
-        """Watch a partition no more."""
+        """Stop watching a partition."""
         self._watches.pop(key, None)
 
     def note_signs(
@@ -133,7 +133,7 @@ class PollWatchdog:
     def find_stuck(
         self, sub: Subscription, held: Sequence[Holding], *, now_ms: int
     ) -> list[Stuck]:
-        """Return what one consumer is to give up now because it has stopped polling."""
+        """Return the partitions to release because the application does not poll."""
         base_ms = sub.handling_limit_ms(self._context.heartbeat_interval_ms)
         if base_ms == 0 or now_ms - sub.alive_at_ms < base_ms:
             for holding in held:

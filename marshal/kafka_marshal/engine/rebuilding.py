@@ -1,7 +1,7 @@
-"""Begins coordinating partitions, and begins them anew where a log went back.
+"""Starts coordinating partitions, and starts them again after a truncation.
 
-PROTOCOL 7.3 and 7.5. Driven by the engine's thread: what asks the log runs without
-the lock, what changes a replica under it.
+PROTOCOL 7.3 and 7.5. Runs on the engine's thread: requests to the log are made without
+the lock, and replicas are changed under it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -37,26 +37,26 @@ from .kept_states import (
 from .session import Session
 from .tickets import Ticket, Tickets, Wish
 
-# How often a log that begins above 0 is searched again for a checkpoint.
-AMNESIAC_RETRY_MS = 10_000
-# How often it is asked whether the topic is still the one that was opened.
+# Interval between searches for a checkpoint in a log that begins above 0.
+LOG_START_RETRY_MS = 10_000
+# Interval between checks that the coordination topic was not replaced.
 TOPIC_CHECK_MS = 30_000
-# What makes somebody an owner.
-BEGINNINGS = frozenset({"claimed", "resumed"})
+# Effects that begin an ownership.
+OWNERSHIP_STARTS = frozenset({"claimed", "resumed"})
 
 
 @attrs.define(eq=False)
-class _Owed:
-    """A key that is ours by a log that has lost what we were granted (7.5).
+class _LostGrant:
+    """A key of this process whose grants the log has lost (7.5).
 
     Attributes:
-        session: Whose it is.
+        session: The session that owns the key.
         key: The key.
-        epoch: Under which claim.
-        granted: Next offset that nobody had been granted.
-        reached: How far the log knew of it while it was ours.
-        ticket: The request that makes the log know of it again.
-        topic_id: Id of the topic that the claim is of.
+        epoch: Epoch of the claim.
+        granted: Next offset that was granted to nobody.
+        reached: Highest position in the log while this session owned the key.
+        ticket: The request that restores the grants in the log.
+        topic_id: Topic id of the claim.
     """
 
     session: Session
@@ -69,14 +69,14 @@ class _Owed:
 
 
 @attrs.define(eq=False)
-class _Doubt:
-    """Grants of another member that the log has lost, and that a kept state knows.
+class _ForeignGrant:
+    """Grants of another member that the log has lost and that a kept state shows.
 
     Attributes:
         key: The key.
-        owner: Whose it is by the log, and was.
-        granted: Next offset that nobody had been granted.
-        reached: How far the log knew of it while it was that owner's.
+        owner: The owner, before the truncation and in the log now.
+        granted: Next offset that was granted to nobody.
+        reached: Highest position in the log while that member owned the key.
     """
 
     key: Key
@@ -89,11 +89,11 @@ _Place = tuple[Key, bytes | None]
 
 
 class _Granted(NamedTuple):
-    """What a log that went back knew to be granted.
+    """The grants of one key before a truncation.
 
     Attributes:
-        owner: Whose the key was.
-        granted: Next offset that nobody had been granted.
+        owner: The owner of the key.
+        granted: Next offset that was granted to nobody.
     """
 
     owner: Owner | None
@@ -101,16 +101,17 @@ class _Granted(NamedTuple):
 
 
 @attrs.define(eq=False)
-class _Gone:
-    """What was granted by a log that is gone, and what came of it since.
+class _Truncated:
+    """The grants of one partition before a truncation, and later takeovers.
 
     Attributes:
-        leader_epoch: The log's when it went back; what is new has a higher one.
-        is_kept: Whether a kept state says so, and not our own memory: then it is of
-            all members of the log, and those that have ended report nothing.
-        keys: What each key's owner had been granted, by topic id: offsets of a topic
-            say nothing of another one of its name.
-        taken: Where others began since in the same topic: the lowest offset.
+        leader_epoch: Leader epoch at the truncation; new entries have a higher one.
+        is_kept: Whether the grants come from a kept state and not from our own
+            memory: then they include grants of members that cannot report losses
+            because they have ended.
+        keys: Grants of each key, by topic id: offsets of a topic mean nothing for
+            another topic of the same name.
+        taken: Lowest start offset of new owners since, in the same topic.
     """
 
     leader_epoch: int
@@ -119,12 +120,12 @@ class _Gone:
     taken: dict[_Place, int] = attrs.field(factory=dict)
 
     def remember(self, place: _Place, owner: Owner | None, granted: int) -> None:
-        """Take what was granted; the first owner told of and the highest count."""
+        """Record grants; the first owner and the highest offset count."""
         before = self.keys.get(place, _Granted(owner, 0))
         self.keys[place] = _Granted(before.owner, max(before.granted, granted))
 
     def skip_to(self, world: WorldState) -> None:
-        """Go on from a state; where others began in what it skips, nobody can say."""
+        """Start from a state; takeovers in skipped entries count from offset 0."""
         if (world.leader_epoch or 0) > self.leader_epoch:
             for (key, topic_id), before in self.keys.items():
                 known = world.keys.get(key)
@@ -135,12 +136,12 @@ class _Gone:
 
 
 class Rebuilder:
-    """What is begun, how far it is, and what is owed to the log then.
+    """Starts partitions, tracks their progress, and restores lost grants.
 
     Attributes:
-        log_start_missing: Partitions whose logs begin above 0 without a kept state that
-            fits, with the first offset that they have.
-        sources: Where kept states may be, in the order in which to ask.
+        log_start_missing: Partitions whose logs begin above 0 without a fitting kept
+            state, with the first offset of their logs.
+        sources: Sources of kept states, in order of preference.
     """
 
     def __init__(
@@ -152,40 +153,40 @@ class Rebuilder:
         self._tickets = tickets
         self._unplaced = set(context.replicas)
         self._barriers: dict[int, int] = {}
-        self._gone: dict[int, _Gone] = {}
-        self._owed: list[_Owed] = []
-        self._doubts: list[_Doubt] = []
-        # Kept states that the log went back behind, until all of it is reported.
+        self._truncated: dict[int, _Truncated] = {}
+        self._lost_grants: list[_LostGrant] = []
+        self._foreign_grants: list[_ForeignGrant] = []
+        # Kept states beyond a truncated log's end, until all losses are reported.
         self._evidence: dict[int, KeptState] = {}
         self._aside: list[tuple[int, LogEntry]] = []
         self._retry_at_ms = 0
-        # The last state of each T that was told of as unfit.
-        self._told: dict[int, tuple[str, int]] = {}
+        # The last state of each partition that was reported as unfit.
+        self._unfit: dict[int, tuple[str, int]] = {}
         self._topic = TopicWatch(context)
         context.rebuilding.update(context.replicas)
 
-    # --- beginning
+    # --- starting partitions
 
     def is_lost(self, partition: int) -> bool:
-        """Return whether a T has no place yet: nothing of it can be folded."""
+        """Return whether a partition has no start yet, so that it cannot be folded."""
         return partition in self._unplaced
 
     def is_due(self, now_ms: int) -> bool:
-        """Return whether the log is to be asked where a partition begins."""
+        """Return whether to look for the start of a partition now."""
         return bool(self._unplaced) or (
             bool(self.log_start_missing) and now_ms >= self._retry_at_ms
         )
 
     def look(self) -> tuple[dict[int, Restored], dict[int, int]]:
-        """Find where the partitions begin that have no place yet; needs no lock.
+        """Find the starts of partitions that have none yet; needs no lock.
 
         Returns:
-            Where each begins, and how far each is to be read. What came of others
-            meanwhile is for ``take_aside``.
+            The start of each, and the end offset to fold up to. ``take_aside``
+            returns entries of other partitions that are read meanwhile.
 
         Raises:
             CoordinationError: The log did not answer; try again.
-            LogTruncated: Another partition went back meanwhile; see ``lose``.
+            LogTruncated: Another partition was truncated; see ``on_truncated``.
         """
         log = self._context.ports.log
         if self._context.config is not None:
@@ -203,21 +204,21 @@ class Rebuilder:
         return found, {t: ends[t] for t in found}
 
     def take_aside(self) -> list[tuple[int, LogEntry]]:
-        """Return what came of other partitions while some were looked for."""
+        """Return and clear the entries of other partitions that were read meanwhile."""
         aside, self._aside = self._aside, []
         return aside
 
     def begin(
         self, found: Mapping[int, Restored], ends: Mapping[int, int], *, now_ms: int
     ) -> None:
-        """Take where partitions begin."""
+        """Start partitions."""
         for t, restored in found.items():
             was_log_start_missing = self.log_start_missing.pop(t, None) is not None
             if restored.is_log_start_missing:
                 self.log_start_missing[t] = restored.log_start
-                self._retry_at_ms = now_ms + AMNESIAC_RETRY_MS
+                self._retry_at_ms = now_ms + LOG_START_RETRY_MS
                 if was_log_start_missing:
-                    continue  # it goes on observing where it is
+                    continue  # it keeps observing from its offset
                 fields = {"partition": t, "log_start": restored.log_start}
                 self._context.observe("log_start_missing", fields)
             elif restored.source is not None:
@@ -225,41 +226,41 @@ class Rebuilder:
                 self._context.observe("restored", at | {"source": restored.source})
             self._context.replicas[t].begin(restored.world, now_ms)
             self._barriers[t] = ends[t]
-            if t in self._gone:
-                self._gone[t].skip_to(restored.world)
+            if t in self._truncated:
+                self._truncated[t].skip_to(restored.world)
         self._unplaced -= found.keys()
 
     def _on_unfit(self, kept: KeptState, why: str) -> None:
-        told = (kept.source, kept.offset)
-        if self._told.get(kept.partition) == told:
+        unfit = (kept.source, kept.offset)
+        if self._unfit.get(kept.partition) == unfit:
             return
-        self._told[kept.partition] = told
+        self._unfit[kept.partition] = unfit
         fields = {"partition": kept.partition, "source": kept.source, "why": why}
         self._context.observe("state_unfit", fields)
         if isinstance(why, WentBack):
             self._evidence[kept.partition] = kept
             self._context.unreported.add(kept.partition)
-            if kept.partition not in self._gone:
+            if kept.partition not in self._truncated:
                 self._remember(kept)
 
     def _remember(self, kept: KeptState) -> None:
-        """Note what a kept state says was granted by entries that the log has lost."""
+        """Record the grants of a kept state that the log may have lost."""
         try:
             world = from_bytes(kept.state)
         except MalformedRecord:
             return
         if digest(world) != kept.digest:
             return
-        gone = _Gone(kept.leader_epoch, is_kept=True)
+        truncated = _Truncated(kept.leader_epoch, is_kept=True)
         for key, known in world.keys.items():
             if known.granted is not None:
-                gone.remember((key, known.topic_id), known.owner, known.granted)
-        self._gone[kept.partition] = gone
+                truncated.remember((key, known.topic_id), known.owner, known.granted)
+        self._truncated[kept.partition] = truncated
 
     def settle(self, positions: Mapping[int, int]) -> list[int]:
         """Return the partitions that have just reached their barrier."""
         if not self._barriers:
-            return []  # as in nearly every round
+            return []  # the common case
         done = [
             t
             for t, end in self._barriers.items()
@@ -270,11 +271,11 @@ class Rebuilder:
             self._context.rebuilding.discard(t)
         return done
 
-    def require_memory(self) -> None:
-        """Refuse whoever wants to claim, where the log has lost its beginning.
+    def require_log_start(self) -> None:
+        """Refuse claims while the start of the log is missing.
 
         Raises:
-            LogUnreadable: PROTOCOL 7.3: whoever cannot see the winning claims
+            LogUnreadable: PROTOCOL 7.3: a process that cannot see all claims
                 claims nothing.
         """
         if self.log_start_missing:
@@ -285,25 +286,27 @@ class Rebuilder:
                 "what may be gone, so nothing is claimed; see: marshal doctor"
             )
 
-    # --- going back
+    # --- truncation
 
-    def lose(self, partition: int, error: Exception) -> None:
-        """Take that a log went back: what was known of it is gone."""
+    def on_truncated(self, partition: int, error: Exception) -> None:
+        """Drop the state of a truncated partition and remember its grants."""
         self._context.observe("log_truncated", {"partition": partition, "error": error})
         replica = self._context.replicas[partition]
-        gone = self._gone.get(partition)
-        if gone is None:
+        truncated = self._truncated.get(partition)
+        if truncated is None:
             epoch = replica.world.leader_epoch
-            gone = self._gone[partition] = _Gone(-1 if epoch is None else epoch)
+            truncated = self._truncated[partition] = _Truncated(
+                -1 if epoch is None else epoch
+            )
         for key, known in replica.world.keys.items():
             if known.granted is not None:
-                gone.remember((key, known.topic_id), known.owner, known.granted)
-        for owed in list(self._owed):
-            if self._context.partition_of(owed.key) == partition:
-                # What the log was not told yet is owed still.
-                place, owner = (owed.key, owed.topic_id), owed.session.claimant.owner
-                gone.remember(place, owner, owed.granted)
-                self._owed.remove(owed)
+                truncated.remember((key, known.topic_id), known.owner, known.granted)
+        for lost in list(self._lost_grants):
+            if self._context.partition_of(lost.key) == partition:
+                # Grants not restored in the log yet are still lost.
+                place, owner = (lost.key, lost.topic_id), lost.session.claimant.owner
+                truncated.remember(place, owner, lost.granted)
+                self._lost_grants.remove(lost)
         self._context.rebuilding.add(partition)
         self._barriers.pop(partition, None)
         self._unplaced.add(partition)
@@ -312,99 +315,101 @@ class Rebuilder:
     def watch(
         self, partition: int, entry: LogEntry, *, transitions: Iterable[Transition]
     ) -> None:
-        """Note where others begin since a log went back, while it is folded anew.
+        """Record takeovers since a truncation, while the partition is folded again.
 
-        Their grants may have passed ours by the time that its end is reached, and
-        nothing would tell then that offsets were granted twice.
+        At the end of the fold the grants of a new owner may have passed ours. Then
+        nothing would show that offsets were granted twice.
         """
-        gone = self._gone.get(partition)
+        truncated = self._truncated.get(partition)
         epoch = entry.leader_epoch
-        if gone is None or epoch is None or epoch <= gone.leader_epoch:
+        if truncated is None or epoch is None or epoch <= truncated.leader_epoch:
             return
         keys = self._context.replicas[partition].world.keys
         for transition in transitions:
             key = transition.key
-            if key is None or transition.effect not in BEGINNINGS:
+            if key is None or transition.effect not in OWNERSHIP_STARTS:
                 continue
             known = keys.get(key)
             if known is None:
                 continue
             place = key, known.topic_id
-            before = gone.keys.get(place)
+            before = truncated.keys.get(place)
             if before is not None and known.owner != before.owner:
                 begun = known.next_unclaimed() or 0
-                gone.taken[place] = min(gone.taken.get(place, begun), begun)
+                truncated.taken[place] = min(truncated.taken.get(place, begun), begun)
 
-    def repay(self, partition: int, sessions: Iterable[Session]) -> None:
-        """Compare a T that was folded anew with what it said before (PROTOCOL 7.5)."""
+    def compare(self, partition: int, sessions: Iterable[Session]) -> None:
+        """Compare a refolded partition with its grants before (PROTOCOL 7.5)."""
         world = self._context.replicas[partition].world
-        gone = self._gone.pop(partition, None) or _Gone(-1)
+        truncated = self._truncated.pop(partition, None) or _Truncated(-1)
         ours = {session.claimant.owner: session for session in sessions}
         for key, known in world.keys.items():
             session = None if known.owner is None else ours.get(known.owner)
             if session is None or session.claimant.group_id != key.group_id:
                 continue
             place = key, known.topic_id
-            granted = gone.keys[place].granted if place in gone.keys else 0
+            granted = truncated.keys[place].granted if place in truncated.keys else 0
             reached = known.next_unclaimed() or 0
             if granted > reached:
-                owed = _Owed(session, key, known.epoch, granted, reached)
-                owed.topic_id = known.topic_id
-                self._owed.append(owed)
+                lost = _LostGrant(session, key, known.epoch, granted, reached)
+                lost.topic_id = known.topic_id
+                self._lost_grants.append(lost)
             else:
                 session.release_ghost(key, known.epoch)
-        for place, (owner, granted) in gone.keys.items():
+        for place, (owner, granted) in truncated.keys.items():
             key, topic_id = place
             now = world.keys.get(key)
-            if owner not in ours and not gone.is_kept:
+            if owner not in ours and not truncated.is_kept:
                 continue
-            if place in gone.taken:
-                self._expose(key, gone.taken[place], granted)
+            if place in truncated.taken:
+                self._expose(key, truncated.taken[place], granted)
             elif now is not None and now.topic_id != topic_id:
-                # The log knows another topic, and of an earlier one no claim counts.
+                # The log has another topic, and claims of earlier ones do not count.
                 if topic_id not in now.retired_topic_ids:
                     self._expose(key, None, granted)
             elif now is None or now.owner not in ours:
                 head = None if now is None else now.next_unclaimed()
                 if owner is not None and now is not None and now.owner == owner:
-                    # It tells the log again by itself, if it lives.
-                    self._doubts.append(_Doubt(key, owner, granted, head or 0))
+                    # A live owner restores its grants in the log itself.
+                    self._foreign_grants.append(
+                        _ForeignGrant(key, owner, granted, head or 0)
+                    )
                 else:
                     self._expose(key, head, granted)
 
-    def repay_all(self, sessions: Iterable[Session]) -> None:
-        """Compare what was begun with what kept states say that the log has lost."""
-        for partition in list(self._gone):
-            self.repay(partition, sessions)
+    def compare_all(self, sessions: Iterable[Session]) -> None:
+        """Compare all started partitions with the grants that kept states show."""
+        for partition in list(self._truncated):
+            self.compare(partition, sessions)
 
     def drive(self, now_ms: int) -> None:
-        """Have the log know again of what was granted, and process none of it.
+        """Request lost grants again, without processing the records.
 
         Raises:
-            TopicMisconfigured: The coordination topic is another one now.
+            TopicMisconfigured: The coordination topic was replaced.
         """
         self._topic.drive(now_ms)
         if self._evidence:
             self._discard_evidence()
-        for doubt in list(self._doubts):
-            if self._is_settled(doubt, now_ms):
-                self._doubts.remove(doubt)
-        if not self._owed:
+        for foreign in list(self._foreign_grants):
+            if self._is_resolved(foreign, now_ms):
+                self._foreign_grants.remove(foreign)
+        if not self._lost_grants:
             return
         half_ms = self._context.heartbeat_interval_ms // 2
-        for owed in list(self._owed):
-            ticket = owed.ticket
+        for lost in list(self._lost_grants):
+            ticket = lost.ticket
             if ticket is not None and ticket.verdict is not None:
-                self._close(owed, ticket)
+                self._close(lost, ticket)
             elif ticket is None or now_ms - ticket.sent_ms > half_ms:
-                self._ask(owed)
+                self._request(lost)
 
     def _discard_evidence(self) -> None:
         """Remove kept states whose losses have been reported, in the background."""
-        keys = [doubt.key for doubt in self._doubts]
-        keys += [owed.key for owed in self._owed]
+        keys = [foreign.key for foreign in self._foreign_grants]
+        keys += [lost.key for lost in self._lost_grants]
         awaited = {self._context.partition_of(key) for key in keys}
-        awaited |= self._gone.keys() | self._context.rebuilding
+        awaited |= self._truncated.keys() | self._context.rebuilding
         for partition in self._evidence.keys() - awaited:
             kept = self._evidence.pop(partition)
             self._context.unreported.discard(partition)
@@ -415,72 +420,75 @@ class Rebuilder:
             if isinstance(source, Discards):
                 source.discard(kept)
 
-    def _is_settled(self, doubt: _Doubt, now_ms: int) -> bool:
-        """Return whether an owner has told the log again, or never will: say so."""
-        if self._context.partition_of(doubt.key) in self._context.rebuilding:
+    def _is_resolved(self, foreign: _ForeignGrant, now_ms: int) -> bool:
+        """Return whether an owner has restored its grants, or never will.
+
+        In the second case, report the exposed grants.
+        """
+        if self._context.partition_of(foreign.key) in self._context.rebuilding:
             return False
-        replica = self._context.replica_of(doubt.key)
-        known = replica.world.keys.get(doubt.key)
-        if known is not None and known.owner == doubt.owner:
-            doubt.reached = max(doubt.reached, known.next_unclaimed() or 0)
+        replica = self._context.replica_of(foreign.key)
+        known = replica.world.keys.get(foreign.key)
+        if known is not None and known.owner == foreign.owner:
+            foreign.reached = max(foreign.reached, known.next_unclaimed() or 0)
             log_ms = replica.world.now_ms + replica.elapsed_ms(now_ms)
             is_there = known.freshness(log_ms) is not Freshness.STALE
-            if is_there and doubt.reached < doubt.granted:
+            if is_there and foreign.reached < foreign.granted:
                 return False
-        self._expose(doubt.key, doubt.reached, doubt.granted)
+        self._expose(foreign.key, foreign.reached, foreign.granted)
         return True
 
-    def _ask(self, owed: _Owed) -> None:
-        first = self._reach(owed)
+    def _request(self, lost: _LostGrant) -> None:
+        first = self._update_reached(lost)
         wish = Wish(
-            owed.key,
-            owed.session.claimant.owner,
-            owed.epoch,
-            self._context.ports.entropy.random_bytes(16),  # nobody processes it
-            min(first, owed.granted - 1),
-            owed.granted - 1,
+            lost.key,
+            lost.session.claimant.owner,
+            lost.epoch,
+            self._context.ports.entropy.random_bytes(16),  # no process uses this grant
+            min(first, lost.granted - 1),
+            lost.granted - 1,
         )
         try:
-            owed.ticket = self._tickets.ask(wish)
+            lost.ticket = self._tickets.ask(wish)
         except CoordinationError:
-            owed.ticket = None  # too many at once: in a later round
+            lost.ticket = None  # too many pending requests: retry in a later round
 
-    def _reach(self, owed: _Owed) -> int:
-        """Return how far the log knows of what is owed, by our own doing."""
-        known = self._context.replica_of(owed.key).world.keys.get(owed.key)
-        owner = owed.session.claimant.owner
-        if known is not None and (known.owner, known.epoch) == (owner, owed.epoch):
-            owed.reached = max(owed.reached, known.next_unclaimed() or 0)
-        return owed.reached
+    def _update_reached(self, lost: _LostGrant) -> int:
+        """Update and return the highest position in the log under our own claim."""
+        known = self._context.replica_of(lost.key).world.keys.get(lost.key)
+        owner = lost.session.claimant.owner
+        if known is not None and (known.owner, known.epoch) == (owner, lost.epoch):
+            lost.reached = max(lost.reached, known.next_unclaimed() or 0)
+        return lost.reached
 
-    def _close(self, owed: _Owed, ticket: Ticket) -> None:
+    def _close(self, lost: _LostGrant, ticket: Ticket) -> None:
         verdict = ticket.verdict
         granted = None if verdict is None else verdict.granted
         if granted is not None:
-            owed.reached = max(owed.reached, granted[1] + 1)
-        if self._reach(owed) < owed.granted:
+            lost.reached = max(lost.reached, granted[1] + 1)
+        if self._update_reached(lost) < lost.granted:
             if granted is not None:
-                owed.ticket = None  # more than one request may claim; go on
+                lost.ticket = None  # one request was not enough: send another
                 return
-            # Whoever took it meanwhile began there, however far it is by now.
-            self._expose(owed.key, owed.reached, owed.granted)
-        self._owed.remove(owed)
-        owed.session.release_ghost(owed.key, owed.epoch)
+            # A new owner started at this position, however far it is by now.
+            self._expose(lost.key, lost.reached, lost.granted)
+        self._lost_grants.remove(lost)
+        lost.session.release_ghost(lost.key, lost.epoch)
 
     def _expose(self, key: Key, head: int | None, granted: int) -> None:
         if granted > (head or 0):
-            # Whoever has it now may be granted again what was processed already.
+            # The present owner may be granted offsets that were already processed.
             fields = {"key": key, "first": head or 0, "last": granted - 1}
             self._context.observe("grant_exposed", fields)
 
 
 class _Look(NamedTuple):
-    """What the cluster says of the coordination topic.
+    """The coordination topic as the cluster describes it.
 
     Attributes:
-        info: The topic, None where there is none.
-        starts: First offset of each partition; empty where unknown.
-        wrong: Settings that break PROTOCOL 2.1; None where unknown.
+        info: The topic, None if it does not exist.
+        starts: First offset of each partition; empty if unknown.
+        wrong: Settings that break PROTOCOL 2.1; None if unknown.
     """
 
     info: TopicInfo | None
@@ -489,11 +497,11 @@ class _Look(NamedTuple):
 
 
 class TopicWatch:
-    """Asks every 30 s whether the coordination topic is still fit for use.
+    """Checks the coordination topic every 30 s.
 
-    A topic that was deleted and created again has another id, and knows nothing of
-    who owns what: PROTOCOL 7.5. Settings that break 2.1 may be changed under running
-    members; each is reported once (``topic_misconfigured``) and counted.
+    A topic that was deleted and created again has another id and no record of the
+    owners (PROTOCOL 7.5). Settings that break 2.1 may change while members run; each
+    is reported once (``topic_misconfigured``) and counted.
     """
 
     def __init__(self, context: Context) -> None:
@@ -502,20 +510,20 @@ class TopicWatch:
         self._due_ms = context.now_ms + TOPIC_CHECK_MS
 
     def drive(self, now_ms: int) -> None:
-        """Ask in the background when it is time; take the answer.
+        """Check the topic in the background when due; handle the response.
 
         Raises:
-            TopicMisconfigured: It is another topic.
+            TopicMisconfigured: The topic was replaced.
         """
         lookup = self._lookup
         if lookup is not None and lookup.done():
             self._lookup = None
             if lookup.exception() is None:
-                self._take(lookup.result(0))
+                self._on_response(lookup.result(0))
         elif lookup is None and now_ms >= self._due_ms:
             self._due_ms = now_ms + TOPIC_CHECK_MS
-            # Who began at a state that its host keeps has not read the last checkpoint
-            # before it; where there is none, it writes one within its interval.
+            # A process that started from a state file has not read the last checkpoint
+            # before it. If there is none, it writes one within its interval.
             has_all = all(
                 replica.checkpoints.last_offset is not None or replica.began_at > 0
                 for replica in self._context.replicas.values()
@@ -524,27 +532,27 @@ class TopicWatch:
             self._lookup = self._context.ports.background.submit(look)
 
     def require_same(self) -> None:
-        """Ask now; needs no lock.
+        """Check the topic now; needs no lock.
 
         Raises:
-            TopicMisconfigured: It is another topic.
-            CoordinationError: The cluster did not say.
+            TopicMisconfigured: The topic was replaced.
+            CoordinationError: The cluster did not answer.
         """
-        info = self._ask()
+        info = self._describe()
         if info is None:
             raise CoordinationError(
-                f"the coordination topic {self._context.ports.log.topic} is not "
-                "there; check the brokers with: marshal doctor"
+                f"the coordination topic {self._context.ports.log.topic} does not "
+                "exist; check the brokers with: marshal doctor"
             )
         self._compare(info)
 
-    def _ask(self) -> TopicInfo | None:
+    def _describe(self) -> TopicInfo | None:
         name = self._context.ports.log.topic
         return self._context.ports.data.describe([name], ASK_MS_MAX).get(name)
 
     def _look(self, *, has_checkpoints: bool) -> _Look:
-        """Ask for everything; called in the background."""
-        info, name = self._ask(), self._context.ports.log.topic
+        """Describe topic, offsets and settings; runs in the background."""
+        info, name = self._describe(), self._context.ports.log.topic
         starts: dict[int, int] = {}
         wrong = None
         data = self._context.ports.data
@@ -552,7 +560,7 @@ class TopicWatch:
             places = [TopicPartition(name, t) for t in self._context.replicas]
             ranges = data.ranges(places, ASK_MS_MAX)
             starts = {place.partition: span.start for place, span in ranges.items()}
-        with suppress(MarshalError):  # settings need a right that members may lack
+        with suppress(MarshalError):  # reading settings needs a permission
             wrong = tuple(
                 data.wrong_settings(
                     name, has_checkpoints=has_checkpoints, timeout_ms=ASK_MS_MAX
@@ -560,7 +568,7 @@ class TopicWatch:
             )
         return _Look(info, starts, wrong)
 
-    def _take(self, look: _Look) -> None:
+    def _on_response(self, look: _Look) -> None:
         self._compare(look.info)
         context = self._context
         context.log_starts.update(look.starts)
@@ -579,8 +587,8 @@ class TopicWatch:
             return
         if info.topic_id != log.topic_id:
             problem = (
-                f"the coordination topic {log.topic} was deleted and made anew; what "
-                "it said of who owns what is gone: stop every member, then run: "
+                f"the coordination topic {log.topic} was deleted and created again; "
+                "the record of all owners is lost: stop every member, then run: "
                 "marshal topic format"
             )
             raise TopicMisconfigured(problem, problems=(problem,))

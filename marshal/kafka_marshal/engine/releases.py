@@ -1,7 +1,6 @@
-"""Releases keys for certain, and leaves them to others for a while.
+"""Repeats releases until they are read back, and delays claims of released keys.
 
-A release is repeated until it is read back. What was released cools down for an H
-before this client claims it again.
+After a release this client does not claim the key again for one heartbeat interval.
 """
 
 import attrs
@@ -18,7 +17,7 @@ REASON_CHARS_MAX = 250  # a reason is 1 KiB at most, a character 4 bytes at most
 
 
 @attrs.define
-class _Leave:
+class _PendingRelease:
     epoch: int
     position: int | None
     reason: str
@@ -28,27 +27,27 @@ class _Leave:
 
 
 class ReleaseRetrier:
-    """Keys that the log calls ours and that we no longer use.
+    """Pending releases of keys that the log still assigns to this client.
 
-    Among them are ghosts: claims that were given up as unanswered and won all
-    the same (PROTOCOL 5.3).
+    Among them are ghosts: claims that this client gave up as unanswered and that were
+    won later (PROTOCOL 5.3).
     """
 
-    __slots__ = ("_context", "_leaving", "_outbox")
+    __slots__ = ("_context", "_outbox", "_pending")
 
     def __init__(self, context: Context, outbox: Outbox) -> None:
         self._context = context
         self._outbox = outbox
-        self._leaving: dict[Key, _Leave] = {}
+        self._pending: dict[Key, _PendingRelease] = {}
 
     @property
     def count(self) -> int:
-        """Number of releases that have not been read back."""
-        return len(self._leaving)
+        """Number of releases not read back yet."""
+        return len(self._pending)
 
     def is_leaving(self, key: Key) -> bool:
-        """Return whether a release of the key awaits its read-back."""
-        return key in self._leaving
+        """Return whether a release of the key is pending."""
+        return key in self._pending
 
     def release(
         self,
@@ -58,50 +57,55 @@ class ReleaseRetrier:
         successor: str | None = None,
         detail: str = "",
     ) -> None:
-        """Release a claim, now and again until the log shows it.
+        """Release a claim, repeated until the log shows the release.
 
-        At most once, the release also tells how far the application was.
+        At most once, the release also carries the mark of finished grants.
         """
         claim = holding.claim
         if claim.epoch is None:
             return
-        ghost = self._leaving.get(claim.key)
+        ghost = self._pending.get(claim.key)
         if ghost is not None and ghost.epoch > claim.epoch:
-            return  # the log has forgotten this claim for one that is ours as well
-        told = f"{reason}: {detail}"[:REASON_CHARS_MAX] if detail else reason
-        leave = _Leave(claim.epoch, holding.position, told, successor, holding.mark)
-        self._leaving[claim.key] = leave
+            return  # a later claim of this client has replaced this one in the log
+        text = f"{reason}: {detail}"[:REASON_CHARS_MAX] if detail else reason
+        pending = _PendingRelease(
+            claim.epoch, holding.position, text, successor, holding.mark
+        )
+        self._pending[claim.key] = pending
         self.send_due(self._context.now_ms)
 
     def release_ghost(self, key: Key, epoch: int) -> None:
-        """Release a claim that was won without being wanted any more."""
-        self._leaving[key] = _Leave(epoch, None, "ghost", None)
+        """Release a claim that was won but is no longer wanted."""
+        self._pending[key] = _PendingRelease(epoch, None, "ghost", None)
         self.send_due(self._context.now_ms)
 
     def forget(self, partition: int) -> None:
-        """Forget releases to a T that is folded anew; what is ours then is told."""
+        """Drop pending releases of a coordinating partition that is folded again.
+
+        Ownership is compared again afterwards (``Rebuilder.compare``).
+        """
         place_of = self._context.partition_of
-        left = {k: v for k, v in self._leaving.items() if place_of(k) != partition}
-        self._leaving = left
+        left = {k: v for k, v in self._pending.items() if place_of(k) != partition}
+        self._pending = left
 
     def send_due(self, now_ms: int) -> None:
-        """Send what has not been answered for H/3."""
-        for key, leave in self._leaving.items():
-            if now_ms >= leave.due_ms:
-                leave.due_ms = now_ms + self._context.heartbeat_interval_ms // 3
-                self._send(key, leave)
+        """Repeat releases that are unanswered for a third of a heartbeat interval."""
+        for key, pending in self._pending.items():
+            if now_ms >= pending.due_ms:
+                pending.due_ms = now_ms + self._context.heartbeat_interval_ms // 3
+                self._send(key, pending)
 
     def on_verdict(self, key: Key, epoch: int) -> None:
-        """Take the read-back of a release: accepted or not, it is over."""
-        leave = self._leaving.get(key)
-        if leave is not None and leave.epoch == epoch:
-            del self._leaving[key]
+        """Handle the read-back of a release: accepted or not, it is complete."""
+        pending = self._pending.get(key)
+        if pending is not None and pending.epoch == epoch:
+            del self._pending[key]
 
     def on_taken(self, key: Key) -> None:
-        """Take that somebody else owns the key now."""
-        self._leaving.pop(key, None)
+        """Drop a release: another member owns the key now."""
+        self._pending.pop(key, None)
 
-    def _send(self, key: Key, leave: _Leave) -> None:
+    def _send(self, key: Key, pending: _PendingRelease) -> None:
         owner = self._outbox.claimant.owner
         self._outbox.send(
             self._context.partition_of(key),
@@ -112,32 +116,32 @@ class ReleaseRetrier:
                 seq,
                 key.topic,
                 key.partition,
-                leave.epoch,
-                leave.position,
-                leave.successor,
-                leave.reason,
-                mark_to_tags(leave.mark),
+                pending.epoch,
+                pending.position,
+                pending.successor,
+                pending.reason,
+                mark_to_tags(pending.mark),
             ),
             key=key,
         )
 
 
-# Given up for a reason that has nothing to do with who holds it.
+# Release reasons that are independent of the holder.
 ORDERLY = frozenset(
     {
         *("closed", "failed", "paused", "topic_gone"),
-        # By a sidecar, whose other clients may take it at once.
+        # Reasons of a sidecar, whose other clients may take the key at once.
         *("moved", "client_died", "client_left", "client_silent", "shutdown"),
     }
 )
 
 
 class ReleaseCooldowns:
-    """Own released keys, and until when they are left to others.
+    """Keys that this client released and does not claim again before a deadline.
 
-    An H of local time, from the moment at which the release was read back: by the
-    log's time it is never less (but for the drift of clocks). Whoever comes back
-    as a new process has no memory of it, and needs none.
+    The deadline is one heartbeat interval of local time after the read-back of the
+    release. In log time it is never shorter, except for clock drift. A restarted
+    process does not remember these keys, and does not need to.
     """
 
     __slots__ = ("_until_ms",)
@@ -146,23 +150,26 @@ class ReleaseCooldowns:
         self._until_ms: dict[Key, int] = {}
 
     def begin(self, key: Key, reason: str, *, until_ms: int) -> None:
-        """Note a release that is on its way."""
+        """Start the cooldown of a key whose release was sent."""
         if reason not in ORDERLY:
             self._until_ms[key] = until_ms
 
     def extend(self, key: Key, *, until_ms: int) -> None:
-        """Note that a release was read back, if the key is to cool down at all."""
+        """Extend the cooldown when the release is read back, if the key has one."""
         if key in self._until_ms:
             self._until_ms[key] = until_ms
 
     def ends_by(self, transition: Transition) -> bool:
-        """Take an accepted record of somebody else about a key.
+        """End the cooldown if another member released the key for an orderly reason.
 
-        Where they had the key since, and released it for a reason that has nothing
-        to do with it, our turn was over and so is theirs: nobody else may be there.
+        That member had its turn after ours, and its reason to leave has nothing to do
+        with the key: perhaps no other member is there to claim it.
+
+        Args:
+            transition: An accepted record of another member.
 
         Returns:
-            Whether the key cools down no longer.
+            Whether the cooldown ended.
         """
         key, record = transition.key, transition.record
         if key not in self._until_ms or not isinstance(record, ReleasingPartition):
@@ -173,12 +180,12 @@ class ReleaseCooldowns:
         return True
 
     def is_cooling(self, key: Key, now_ms: int) -> bool:
-        """Return whether to leave a key to others at this local time."""
+        """Return whether a key is in its cooldown at this local time."""
         until_ms = self._until_ms.get(key)
         return until_ms is not None and now_ms < until_ms
 
     def forget_past(self, now_ms: int) -> int | None:
-        """Forget what is over; return when the next ends, None without any."""
+        """Drop past cooldowns; return the end of the next one, None without any."""
         if not self._until_ms:
             return None
         self._until_ms = {k: ms for k, ms in self._until_ms.items() if now_ms < ms}

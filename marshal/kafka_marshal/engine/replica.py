@@ -1,4 +1,4 @@
-"""One coordinating partition as this process knows it, with local timing."""
+"""Holds the world state of one coordinating partition, with local timing."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
@@ -14,15 +14,15 @@ from kafka_marshal.protocol.types import Key, LogEntry
 
 
 class Glance(NamedTuple):
-    """What is known of a key without asking anybody.
+    """The state of a key as this process knows it.
 
     Attributes:
-        holder: client_id of the owner by the log, None where it has none.
+        holder: client_id of the owner in the log, None without an owner.
         freshness: ``fresh``, ``unknown`` or ``stale``; None without an owner.
-        age_ms: Time since the owner's last renewal, None where that is not known.
-        position: Next offset that is neither processed nor granted, None likewise.
-        noted: Offset of the record by which it last changed hands, None likewise.
-        follows: Epoch before the claim that this record made, None likewise.
+        age_ms: Time since the owner's last renewal, None if unknown.
+        position: Next offset that is neither processed nor granted, None if unknown.
+        noted: Offset of the record that last changed its owner, None if unknown.
+        follows: Epoch before that change, None if unknown.
     """
 
     holder: str | None
@@ -34,13 +34,13 @@ class Glance(NamedTuple):
 
 
 class LastClaim(NamedTuple):
-    """The newest claim of a key by the log.
+    """The newest claim of a key in the log.
 
     Attributes:
-        owner: client_id that holds it, None where it was released.
+        owner: client_id that holds it, None if it was released.
         epoch: Offset of the claim in the log.
-        may_be_ours: Whether it is of the very session, or sidecar, of whoever asks,
-            and of nobody else there: perhaps it is won and not told yet.
+        may_be_ours: Whether it belongs to the caller's session, or sidecar, and to no
+            other client there: perhaps it is won and not assigned yet.
     """
 
     owner: str | None
@@ -49,18 +49,18 @@ class LastClaim(NamedTuple):
 
 
 class Replica:
-    """World state of one T, and when this process learnt of it.
+    """World state of one coordinating partition, and the local time of its last entry.
 
     Attributes:
         world: The fold so far.
-        began_at: Offset from which on it has folded: that of the state it began at.
+        began_at: Next offset of the state that the fold started from.
         folded_at_ms: Local time at which the last entry was folded.
-        checkpoints: What it sees of checkpoints.
-        compared: The last checkpoint that was compared with our own state.
+        checkpoints: Checkpoints seen in the log.
+        compared: The last comparison of a checkpoint with our own state.
     """
 
     __slots__ = (
-        "_is_news",
+        "_is_unreported",
         "began_at",
         "checkpoints",
         "compared",
@@ -72,32 +72,32 @@ class Replica:
         self.begin(WorldState(partition), now_ms)
 
     def begin(self, world: WorldState, now_ms: int) -> None:
-        """Go on from another state, whatever was known before."""
+        """Replace the state."""
         self.world = world
         self.began_at = world.next_offset
         self.folded_at_ms = now_ms
         self.checkpoints = Watch()
         self.compared: Comparison | None = None
-        self._is_news = False
+        self._is_unreported = False
 
     def fold(self, entry: LogEntry, now_ms: int) -> tuple[Transition, ...]:
-        """Fold one entry that was received at local time ``now_ms``."""
+        """Fold one entry received at local time ``now_ms``."""
         transitions = apply(self.world, entry)
         self.folded_at_ms = now_ms
         compared = self.checkpoints.on_entry(self.world, transitions)
         if compared is not None:
             self.compared = compared
-            self._is_news = True
+            self._is_unreported = True
         return transitions
 
     def fold_run(
         self, entries: Sequence[LogEntry], now_ms: int
     ) -> Iterator[tuple[LogEntry, tuple[Transition, ...]]]:
-        """Fold entries in order, for whoever reads up to an end.
+        """Fold entries in order, for replays up to an end.
 
         Yields:
-            Each entry with what it did, right after it was folded; ordinary beats
-            are folded in between, and not told of.
+            Each entry with its transitions, right after it was folded; ordinary
+            heartbeats are folded in between, and not yielded.
         """
         start = 0
         while True:
@@ -111,19 +111,19 @@ class Replica:
             start = stop + 1
 
     def take_compared(self) -> Comparison | None:
-        """Return a comparison that was not taken yet, if the last entry made one."""
-        compared = self.compared if self._is_news else None
-        self._is_news = False
+        """Return the comparison of the last checkpoint, once."""
+        compared = self.compared if self._is_unreported else None
+        self._is_unreported = False
         return compared
 
     @property
     def heartbeat_interval_ms(self) -> int:
-        """H in force in this T as of the entry folded last; 0 without a Config."""
+        """The heartbeat interval as of the last folded entry; 0 without a Config."""
         config = self.world.config
         return 0 if config is None else config.heartbeat_interval_ms
 
     def glance(self, key: Key, now_ms: int) -> Glance | None:
-        """Return what is known of a key at a local time, None where nothing is."""
+        """Return the state of a key at a local time, None for an unknown key."""
         known = self.world.keys.get(key)
         if known is None:
             return None
@@ -144,13 +144,13 @@ class Replica:
 def runs_of(
     entries: Iterable[tuple[int, LogEntry]],
 ) -> Iterator[tuple[int, list[LogEntry]]]:
-    """Yield entries as they follow each other in one partition, with its number."""
+    """Yield each run of entries of one partition, with the partition number."""
     for partition, run in groupby(entries, key=itemgetter(0)):
         yield partition, [entry for _, entry in run]
 
 
 def check_halt(replica: Replica) -> None:
-    """Refuse to go on behind a Config that this release cannot follow.
+    """Check that the log has no Config that this release cannot follow.
 
     Raises:
         LogUnreadable: The partition halted (PROTOCOL 3.3).

@@ -1,7 +1,7 @@
-"""Gives up partitions that their application is too slow for, or does not poll.
+"""Releases partitions of applications that are too slow or do not poll.
 
-Only where another live member of the group could do better by all that is known: a
-partition that nobody else can take stays where it is, however slow that is.
+Only if another live member of the group is likely to do better: a partition that no
+other member can take stays with its owner, however slow that is.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,14 +18,14 @@ from .poll_watchdog import PollWatchdog, was_stopped
 from .subscription import Subscription
 
 BEHIND = "behind"
-LOOKS_PER_H = 20
+CHECKS_PER_H = 20
 AWAY_PARTS = 20
 
 Drains = list[tuple[Holding, Drain]]
 
 
 class _Watch:
-    """What is known of one held partition over time."""
+    """Health of one held partition over time."""
 
     __slots__ = ("asked_ms", "epoch", "health", "is_reported")
 
@@ -37,7 +37,7 @@ class _Watch:
 
 
 class SlowConsumerPolicy:
-    """Judges what one client holds. Called under the engine's lock."""
+    """Judges the partitions that one client holds. Called under the engine's lock."""
 
     __slots__ = (
         "_answers",
@@ -63,13 +63,13 @@ class SlowConsumerPolicy:
         self._watches: dict[Key, _Watch] = {}
 
     def is_due(self, now_ms: int) -> bool:
-        """Return whether it is time for another check, and note this one."""
+        """Return whether a check is due; if so, schedule the next one."""
         if now_ms < self._check_at_ms:
             return False
         interval_ms = self._context.heartbeat_interval_ms
         gap_ms = now_ms - self._check_at_ms
         self._was_stopped = was_stopped(gap_ms, heartbeat_interval_ms=interval_ms)
-        self._check_at_ms = now_ms + max(1, interval_ms // LOOKS_PER_H)
+        self._check_at_ms = now_ms + max(1, interval_ms // CHECKS_PER_H)
         answers = self._lags.answer_count
         self._has_news = answers != self._answers
         self._answers = answers
@@ -78,11 +78,11 @@ class SlowConsumerPolicy:
     def judge(
         self, sub: Subscription, holdings: Iterable[Holding], *, me: str, now_ms: int
     ) -> Drains:
-        """Return what one consumer is to give up now, and how.
+        """Return the drains that one consumer must start now.
 
         Args:
             sub: The consumer's subscription.
-            holdings: What the client wants or holds, of all consumers.
+            holdings: All holdings of the client, of all consumers.
             me: Own client_id.
             now_ms: Local time.
         """
@@ -110,18 +110,18 @@ class SlowConsumerPolicy:
         return drains
 
     def _may_be_away(self, sub: Subscription, now_ms: int) -> bool:
-        """Return whether to look for signs of life, as long as there is no poll."""
+        """Return whether to check for signs of life because there are no polls."""
         if sub.wedged_at_ms is not None:
             return True
         limit_ms = sub.handling_limit_ms(self._context.heartbeat_interval_ms)
         return 0 < limit_ms <= AWAY_PARTS * (now_ms - sub.back_at_ms)
 
     def forget(self, key: Key) -> None:
-        """Forget a partition that is not held any more."""
+        """Forget a partition that is no longer held."""
         self._watches.pop(key, None)
 
     def lagging_count(self) -> int:
-        """Return how many partitions were behind at their last judgement."""
+        """Return the number of partitions that lagged at their last check."""
         return sum(watch.health.bad_cycles > 0 for watch in self._watches.values())
 
     def _watch(self, holding: Holding) -> _Watch:
@@ -131,7 +131,7 @@ class SlowConsumerPolicy:
         return watch
 
     def _sample(self, sub: Subscription, holding: Holding, now_ms: int) -> None:
-        """Note how the log's end moved beside the application."""
+        """Record the positions of the log's end and of the application."""
         watch = self._watch(holding)
         is_held_back = holding.key.topic_partition in sub.paused
         if is_held_back or holding.drain or holding.claim.phase is not Phase.HELD:
@@ -148,7 +148,7 @@ class SlowConsumerPolicy:
     def _find_lagging(
         self, sub: Subscription, held: Sequence[Holding], *, me: str
     ) -> Drains:
-        """Return the partition that is furthest behind: one goes at a time."""
+        """Return the partition with the largest lag: one is released at a time."""
         watches = [(holding, self._watch(holding)) for holding in held]
         behind = [
             (pace.lag, holding, watch, pace)
@@ -176,7 +176,7 @@ class SlowConsumerPolicy:
             self._context.observe("lagging", fields)
         if taker is None:
             return []
-        # The slow finish what they have in hand.
+        # A slow application first finishes its uncommitted records.
         return [(holding, Drain(BEHIND, taker, None, _figures(pace)))]
 
 
@@ -190,14 +190,13 @@ def _figures(pace: Pace) -> str:
 def best_taker(
     members: Iterable[MemberView], topic: str, *, me: str, may_be_behind: bool
 ) -> str | None:
-    """Return the live member that has most room for a partition, if any has.
+    """Return the live member with the most room for a partition, if any.
 
     Args:
         members: Live members of the group.
         topic: Topic of the partition.
-        me: Own client_id, which is none of them.
-        may_be_behind: Whether one that does not keep up itself is better than
-            nobody.
+        me: Own client_id; this member does not count.
+        may_be_behind: Whether a member that lags itself is better than none.
     """
     able = [
         member

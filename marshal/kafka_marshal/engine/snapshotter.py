@@ -1,7 +1,7 @@
-"""When states are kept, and how: written in the background, now and again.
+"""Saves the states of coordinating partitions for later starts, in the background.
 
-Under the engine's lock a T is only copied, because the fold changes it in place, and
-one T at a time. Encoding and writing happen elsewhere (PROTOCOL 7.1).
+Under the engine's lock a state is only copied, because the fold changes it in place,
+one partition at a time. Encoding and writing happen on another thread (PROTOCOL 7.1).
 """
 
 from collections.abc import Callable
@@ -18,32 +18,34 @@ from .kept_states import KeptState, KeptStates, freeze_soft
 if TYPE_CHECKING:
     from kafka_marshal.ports import Pending
 
-# A T is kept once so much was folded of it since, or so much after so long.
+# A state is saved after ENTRIES_MAX new entries, or ENTRIES_MIN after PERIOD_MS.
 ENTRIES_MAX = 100_000
 ENTRIES_MIN = 2_000
 PERIOD_MS = 300_000
-LOOK_MS = 1_000
+CHECK_MS = 1_000
 
 
 class StateStore(KeptStates, Protocol):
-    """Keeps states beyond the life of this process."""
+    """A persistent store of kept states."""
 
     def save(self, state: KeptState) -> None:
-        """Keep a state, unless a newer one of its T is kept. Thread-safe, blocking.
+        """Save a state, unless a newer one of its partition is saved.
+
+        Thread-safe, blocking.
 
         Raises:
-            OSError: It cannot be kept; what was kept before still is.
+            OSError: Saving failed; the previous state is unchanged.
         """
         ...
 
 
 def capture(world: WorldState, *, source: str) -> KeptState:
-    """Return a state as it is kept; it must have folded something."""
+    """Return a state to save; it must have folded at least one entry."""
     return captured(world, source=source)()
 
 
 def captured(world: WorldState, *, source: str) -> Callable[[], KeptState]:
-    """Take a state as it is now; return what makes of it what is kept, anywhere."""
+    """Copy a state; return a function that encodes it, on any thread."""
     partition, offset, epoch = world.partition, world.next_offset, world.leader_epoch
     assert epoch is not None
     with uncollected():
@@ -51,17 +53,17 @@ def captured(world: WorldState, *, source: str) -> Callable[[], KeptState]:
 
     def encoded() -> KeptState:
         value = b"".join(hard.pieces())
-        told = hard.digest()
-        return KeptState(partition, offset, epoch, told, value, source, soft=soft())
+        checksum = hard.digest()
+        return KeptState(partition, offset, epoch, checksum, value, source, soft=soft())
 
     return encoded
 
 
 def _is_worth(world: WorldState, count: int) -> bool:
-    """Return whether to keep a state that so many entries were folded into.
+    """Return whether to save a state with ``count`` new entries.
 
-    Much saves the next start time. Where offsets were granted at most once, a kept
-    state also says so after a log that went back (PROTOCOL 7.5).
+    Many entries save time at the next start. At-most-once grants are saved however
+    few the entries are: after a truncation they show what was lost (PROTOCOL 7.5).
     """
     if count >= ENTRIES_MIN or not count:
         return count > 0
@@ -73,30 +75,30 @@ def _keep(store: StateStore, make: Callable[[], KeptState]) -> None:
 
 
 class Snapshotter:
-    """Has the states of one engine kept. Called under its lock."""
+    """Saves the states of one engine. Called under its lock."""
 
     def __init__(self, context: Context, store: StateStore | None) -> None:
         self._context = context
         self._store = store
         self._kept: dict[int, tuple[int, int]] = {}
-        self._look_at_ms = 0
+        self._check_at_ms = 0
         self._saving: Pending[None] | None = None
         self._has_failed = False
 
     def note(self, partition: int, offset: int) -> None:
-        """Take that a T is kept, or begun, as of an offset."""
+        """Record that a partition was saved, or started, at an offset."""
         self._kept[partition] = (offset, self._context.now_ms)
 
     def drive(self, now_ms: int) -> None:
-        """Have a T kept in the background, if one is due."""
+        """Save a partition in the background, if one is due."""
         store = self._store
-        if store is None or now_ms < self._look_at_ms:
+        if store is None or now_ms < self._check_at_ms:
             return
-        self._look_at_ms = now_ms + LOOK_MS
+        self._check_at_ms = now_ms + CHECK_MS
         if self._saving is not None:
             if not self._saving.done():
                 return
-            self._take_outcome(self._saving.exception())
+            self._report_failure(self._saving.exception())
             self._saving = None
         for t, replica in self._context.replicas.items():
             offset, kept_ms = self._kept.get(t, (0, 0))
@@ -108,10 +110,10 @@ class Snapshotter:
                     self._save(store, replica.world)
                     return
             elif is_old:
-                self.note(t, offset)  # look again after another period
+                self.note(t, offset)  # check again after another period
 
     def save_all(self) -> None:
-        """Keep now, on this thread, what is worth it."""
+        """Save all states that are worth it now, on this thread."""
         if self._store is None:
             return
         for t, replica in self._context.replicas.items():
@@ -122,13 +124,13 @@ class Snapshotter:
                 try:
                     self._store.save(capture(replica.world, source="this process"))
                 except OSError as error:
-                    self._take_outcome(error)
+                    self._report_failure(error)
                     return
 
     def _may_keep(self, world: WorldState) -> bool:
         context = self._context
         if world.partition in context.unreported:
-            return False  # it would replace the evidence
+            return False  # it would replace the evidence of lost grants
         is_whole = world.partition not in context.rebuilding
         return is_whole and world.halted is None and world.leader_epoch is not None
 
@@ -137,7 +139,7 @@ class Snapshotter:
         call = partial(_keep, store, captured(world, source="this process"))
         self._saving = self._context.ports.background.submit(call)
 
-    def _take_outcome(self, error: BaseException | None) -> None:
+    def _report_failure(self, error: BaseException | None) -> None:
         if error is not None and not self._has_failed:
             self._has_failed = True
             self._context.observe("snapshot_failed", {"error": error})

@@ -1,4 +1,4 @@
-"""What consumers subscribe to: topics, a policy, and the view the policy decides on."""
+"""Subscriptions of consumers: topics, policy, and the view the policy decides on."""
 
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -33,31 +33,31 @@ if TYPE_CHECKING:
 
 REASON_CHARS_MAX = 64
 ERROR_CHARS_MAX = 300
-# Those that see nothing but the view: what they said of one, they say of its like.
-FORGETFUL: tuple[Policy, ...] = (fair, greedy, whole_topics)
+# Policies that depend on nothing but the view: an equal view gets an equal plan.
+PURE_POLICIES: tuple[Policy, ...] = (fair, greedy, whole_topics)
 
 
 class PolicyRunner:
-    """One consumer's policy: its last plan that made sense stands until the next.
+    """Runs one consumer's policy; its last valid plan stays in force until the next.
 
-    Our own are not even asked again as long as the view stays as it is. Policies
-    come from other packages too: one that raises, or returns what is no plan, is
-    told and asked again; it ends neither engine nor consumer.
+    Built-in policies are not called again while the view is unchanged. Policies may
+    come from other packages: a policy that raises, or returns an invalid plan, is
+    reported and called again; it stops neither the engine nor the consumer.
     """
 
-    __slots__ = ("_claim", "_is_forgetful", "_last", "_policy", "_told", "_why")
+    __slots__ = ("_claim", "_is_pure", "_last", "_policy", "_reported", "_why")
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
-        # By identity: what others bring may have no hash, or any idea of equality.
-        self._is_forgetful = any(policy is each for each in FORGETFUL)
+        # Compared by identity: custom policies may have no hash, or any equality.
+        self._is_pure = any(policy is each for each in PURE_POLICIES)
         self._claim: tuple[Key, ...] = ()
         self._why: Mapping[Key, str] = {}
-        self._told: str | None = None
+        self._reported: str | None = None
         self._last: tuple[View, Plan] | None = None
 
     def plan(self, view: View, context: Context) -> Plan:
-        """Return what to do now."""
+        """Return the plan in force."""
         if self._last is not None and self._last[0] == view:
             return self._last[1]
         problem: str | None
@@ -67,29 +67,29 @@ class PolicyRunner:
         except Exception as error:  # noqa: BLE001 - whatever a foreign policy raises
             problem = repr(error)
         if problem is not None:
-            self._tell(problem[:ERROR_CHARS_MAX], context)
-            # What it gave up is given up; only what it wanted stands.
+            self._report(problem[:ERROR_CHARS_MAX], context)
+            # Past releases are done; only the claims of the last plan stay in force.
             wanted = {key.key for key in view.keys}
             kept = tuple(key for key in self._claim if key in wanted)
             return Plan(kept, why=self._why)
-        self._told = None
+        self._reported = None
         self._claim, self._why = plan.claim, plan.why
-        if self._is_forgetful:
+        if self._is_pure:
             self._last = view, plan
         return plan
 
-    def _tell(self, problem: str, context: Context) -> None:
-        if problem != self._told:
-            self._told = problem
+    def _report(self, problem: str, context: Context) -> None:
+        if problem != self._reported:
+            self._reported = problem
             name = getattr(self._policy, "__name__", type(self._policy).__name__)
             context.observe("policy_failed", {"policy": name, "error": problem})
 
 
 def _problem(plan: object, view: View) -> str | None:
-    """Return why a plan cannot be followed, None where it can."""
+    """Return why a plan is invalid, None for a valid one."""
     if not isinstance(plan, Plan):
         return f"it returned {type(plan).__name__}, no Plan"
-    # Types are promises, and others may not keep them.
+    # Custom policies may not follow the type hints.
     claim: Any = plan.claim
     release: Any = plan.release
     why: Any = plan.why
@@ -129,42 +129,41 @@ POLICY_MS_MAX = 500
 POLICY_MS_MIN = 20
 BEHIND_LABEL = "behind"
 WEIGHT_LABEL = "weight"
-WEIGHT_MAX = 1_000  # what others say of themselves is bounded
+WEIGHT_MAX = 1_000  # also for the weights that other members announce
 
 
 @attrs.define(eq=False)
 class Subscription:
-    """One consumer's wanted, and what was seen of how it does.
+    """One consumer's subscription, and what is known of its progress.
 
     Attributes:
         group_id: Group of the session.
-        topics: What is known of each topic, in the order given.
-        policy: Decides what to try and what to give up.
+        topics: Metadata of each topic, in the order given.
+        policy: Decides which keys to claim and which to release.
         delivery: Guarantee of every holding.
         start_rule: How start positions are found.
-        claims_max: Most keys to hold, 0 = no limit; topics, where the policy
-            counts these.
-        refresh_ms: Time between two looks at the topics' metadata.
-        matches: Which topics join by themselves; None where they were named.
-        max_handling_ms: How long the application may be away with work waiting
-            before its partitions are given up; None = H, 0 = without limit.
-        releases_behind: Whether to give up what the application is too slow for.
-        paused: Partitions that the application holds back; the consumer's thread
+        claims_max: Most keys to hold, 0 = no limit; most topics, if the policy
+            counts topics.
+        refresh_ms: Time between two requests for the topics' metadata.
+        matches: The pattern that selects topics; None if they were named.
+        max_handling_ms: How long the application may go without a poll while records
+            wait, before its partitions are released; None = the heartbeat interval,
+            0 = without limit.
+        releases_behind: Whether to release partitions whose application is too slow.
+        paused: Partitions that the application has paused; the consumer's thread
             changes it.
-        back_at_ms: Local time at which the application last asked for records,
-            which says that it is done with what it was handed; 0 = never yet.
-        moved_at_ms: Local time at which something was last seen to be handed out
-            or committed.
-        wedged_at_ms: Local time at which something was given up because the
-            application did not come back; None once it has.
-        backoff: Until when nothing is taken from others, after giving up.
-        lost: Partitions that were taken from us while the rest of the topic is
-            held.
+        back_at_ms: Local time of the application's last poll, which shows that it
+            has finished the records of earlier polls; 0 = never yet.
+        moved_at_ms: Local time at which a hand-out or commit was last seen.
+        wedged_at_ms: Local time of a release because the application did not poll;
+            None after its next poll.
+        backoff: Until when nothing is claimed from others, after such a release.
+        lost: Lost partitions of topics that are still held in part.
         members: Live members of the group as of the last view.
-        weight: As how many members we count in this subscription's topics.
-        version: Grows whenever a holding of this subscription came or went.
-        claimable_at_ms: Local time at which the next key may become claimable,
-            as of the last view; H later where none is about to.
+        weight: Share of this subscription's topics, relative to other members.
+        version: Grows whenever a holding of this subscription is added or removed.
+        claimable_at_ms: Local time at which the next key may become claimable, as
+            of the last view; at most one heartbeat interval after it.
     """
 
     group_id: str
@@ -190,7 +189,7 @@ class Subscription:
     _policy_runner: PolicyRunner = attrs.field(init=False)
     _watch: TopicWatch = attrs.field(init=False)
     _keys: list[Key] | None = None
-    _shunned: set[Key] = attrs.field(factory=set)
+    _excluded: set[Key] = attrs.field(factory=set)
     _claimable_since: dict[Key, int] = attrs.field(factory=dict)
     _live: list[MemberState] = attrs.field(factory=list)
     _live_views: list[MemberView] = attrs.field(factory=list)
@@ -205,12 +204,12 @@ class Subscription:
 
     @property
     def has_doubts(self) -> bool:
-        """Whether a topic is yet to be looked up after it was doubted."""
+        """Whether the look-up of a doubted topic is pending."""
         return bool(self._watch.doubted)
 
     @property
     def counts_topics(self) -> bool:
-        """Whether the policy deals in whole topics, and limits count these."""
+        """Whether the policy assigns whole topics, and limits count topics."""
         own = self.policy is whole_topics
         return own or bool(getattr(self.policy, "counts_topics", False))
 
@@ -220,12 +219,12 @@ class Subscription:
         return max(self.back_at_ms, self.moved_at_ms)
 
     def handling_limit_ms(self, heartbeat_interval_ms: int) -> int:
-        """Return how long the application may be away, 0 = without limit."""
+        """Return how long the application may go without a poll, 0 = without limit."""
         limit_ms = self.max_handling_ms
         return heartbeat_interval_ms if limit_ms is None else limit_ms
 
     def load(self, holdings: Iterable[Holding]) -> int:
-        """Return how much of its limit is used."""
+        """Return the number of held keys, or topics, that count for the limit."""
         owned = [
             holding.key
             for holding in holdings
@@ -236,49 +235,49 @@ class Subscription:
     # --- topics
 
     def all_keys(self) -> list[Key]:
-        """Return every wanted key of topics that are not in doubt, in order."""
+        """Return every wanted key of topics without doubt, in order."""
         if self._keys is None:
             doubted = self._watch.doubted
             self._keys = [k for k in self.wanted_keys() if k.topic not in doubted]
         return self._keys
 
     def wanted_keys(self) -> list[Key]:
-        """Return every wanted key, also of topics that are being looked up again."""
+        """Return every wanted key, including those of doubted topics."""
         return [
             key
             for topic, info in self.topics.items()
             for number in range(info.partition_count)
-            if (key := Key(self.group_id, topic, number)) not in self._shunned
+            if (key := Key(self.group_id, topic, number)) not in self._excluded
         ]
 
     def look_again(
         self, context: "ClaimContext", now_ms: int, *, taken: set[str]
     ) -> Look:
-        """Look the topics up where that is due; see ``TopicWatch.look_again``."""
+        """Refresh the topics' metadata when due; see ``TopicWatch.look_again``."""
         look = self._watch.look_again(context, now_ms, taken=taken)
         if look.has_changed:
             self._keys = None
         return look
 
     def doubt(self, topic: str) -> None:
-        """Look a topic up at once, and claim nothing of it before the answer."""
+        """Look a topic up at once, and claim none of its keys before the response."""
         if self._watch.doubt(topic):
             self._keys = None
 
     def seen_ms(self, topic: str) -> int:
-        """Return when the last look began that found a topic as it is known."""
+        """Return the start of the last look-up that confirmed a topic's metadata."""
         return self._watch.seen_ms(topic)
 
     def is_doubted(self, topic: str) -> bool:
-        """Return whether a topic is yet to be looked up after it was doubted."""
+        """Return whether the look-up of a doubted topic is pending."""
         return topic in self._watch.doubted
 
     def is_gone(self, topic: str) -> bool:
-        """Return whether the topic does not exist as of the last look."""
+        """Return whether the topic was missing in the last look-ups."""
         return self._watch.is_gone(topic)
 
     def is_over(self, holding: Holding) -> bool:
-        """Return whether the topic that a claim is of is known to exist no more."""
+        """Return whether the topic of a claim is known to be deleted."""
         info = self.topics.get(holding.key.topic)
         if info is None or self.is_gone(holding.key.topic):
             return True
@@ -286,28 +285,28 @@ class Subscription:
         return None not in ids and len(ids) > 1
 
     def drop_topic(self, topic: str) -> None:
-        """Want a topic no more: it is gone, or consumed otherwise.
+        """Drop a topic that was deleted, or that another consumer reads.
 
-        One that was named is wanted again once it exists.
+        A topic that was named is wanted again once it exists.
         """
         self._watch.drop(topic)
         self._keys = None
         self.version += 1
 
-    def shun(self, key: Key) -> None:
-        """Want a key no more: it cannot be consumed from its position."""
-        self._shunned.add(key)
+    def exclude(self, key: Key) -> None:
+        """Exclude a key: it cannot be consumed from its position."""
+        self._excluded.add(key)
         self._keys = None
 
     def want_all(self) -> None:
-        """Want again what was shunned: somebody may know where to begin by now."""
-        self._shunned.clear()
+        """Include excluded keys again: their positions may be valid now."""
+        self._excluded.clear()
         self._keys = None
 
     # --- the view
 
     def plan(self, view: View, context: Context) -> Plan:
-        """Return what to do; nothing new while the application does not come back."""
+        """Return the plan; an empty one while the application does not poll."""
         if self.wedged_at_ms is not None:
             return Plan()
         return self._policy_runner.plan(view, context)
@@ -322,7 +321,7 @@ class Subscription:
         cooldowns: ReleaseCooldowns,
         now_ms: int,
     ) -> View:
-        """Return what the policy may look at now."""
+        """Return the policy's input."""
         keys = []
         suspects = set()
         members = self._members(context, now_ms=now_ms)
@@ -347,7 +346,7 @@ class Subscription:
             if is_claimable:
                 since_ms = self._claimable_since.setdefault(key, now_ms)
                 is_orphan = now_ms - since_ms > interval_ms
-                # What was given up is left to others; what nobody takes is not.
+                # Released keys are left to others, unless no member claims them.
                 is_cooling = cooldowns.is_cooling(key, now_ms)
                 is_left = is_cooling or (is_off and not is_orphan)
             else:
@@ -383,11 +382,11 @@ class Subscription:
         )
 
     def _still_suspect(self, suspects: set[str]) -> set[str]:
-        """Return who was found stale and has not announced itself since.
+        """Return the members found stale that have not announced themselves since.
 
-        A dead member's keys go stale one coordinating partition after the other;
-        with the first of them taken over it would count as alive again, and what
-        was taken would be given up for it.
+        A dead member's keys go stale one coordinating partition after the other.
+        Without this, the member would count as alive again after the takeover of the
+        first, and this client would release the keys it has just taken over.
         """
         for client_id in suspects:
             self._suspected[client_id] = self._seen_ms.get(client_id)
@@ -399,7 +398,7 @@ class Subscription:
         return set(self._suspected)
 
     def _members(self, context: Context, *, now_ms: int) -> list[MemberView]:
-        """Return live members, in order of client_id."""
+        """Return the live members, in order of client_id."""
         replica = context.replicas[context.home_of(self.group_id)]
         elapsed_ms = replica.elapsed_ms(now_ms)
         limit_ms = 2 * context.heartbeat_interval_ms
@@ -408,7 +407,7 @@ class Subscription:
         live = [member for member in found if log_ms - member.seen_ms <= limit_ms]
         if live != self._live:
             self._live = live
-            # Of several lives of one client the last counts, and not a leave before.
+            # Of several processes of one client only the last counts.
             last = {
                 member.record.client_id: member
                 for member in sorted(live, key=lambda member: member.since_offset)
@@ -420,25 +419,25 @@ class Subscription:
     # --- losses
 
     def note_loss(self, key: Key) -> None:
-        """Note that a partition was lost, or given up against the policy's will."""
+        """Record a loss, or a release that the policy did not ask for."""
         if self.counts_topics:
             self.lost.add(key)
 
     def settle_losses(self, holdings: Mapping[Key, Holding]) -> None:
-        """Forget losses of topics that nothing is held of any more."""
+        """Forget losses of topics of which no partition is held."""
         if self.lost:
             held = {h.key.topic for h in holdings.values() if h.claim.is_owned}
             self.lost = {key for key in self.lost if key.topic in held}
 
 
 def policy_interval_ms(context: Context) -> int:
-    """Return how often policies are asked though nothing seems to have changed."""
+    """Return the interval at which policies run although nothing has changed."""
     tenth_ms = context.heartbeat_interval_ms // 10
     return max(POLICY_MS_MIN, min(tenth_ms, POLICY_MS_MAX))
 
 
 def weight_of(labels: Mapping[str, str]) -> int:
-    """Return as how many members somebody counts, by its own account. Total."""
+    """Return the weight that a member announces. Total: accepts any labels."""
     text = labels.get(WEIGHT_LABEL)
     if text is None:
         return 1
@@ -479,7 +478,7 @@ def _is_ours_before(
 def _last_owner(
     known: KeyState | None, note: KeyNote | None, *, is_owned: bool
 ) -> str | None:
-    """Return who had a key before its owner, or last where nobody has it now."""
+    """Return the owner before the current one, or the last owner of a free key."""
     if is_owned:
         return None if note is None else note.before
     if known is not None and known.owner is not None:
@@ -488,16 +487,16 @@ def _last_owner(
 
 
 KEYS_PER_MS = 20
-LOOKS_PER_REST = 2
+CHECKS_PER_REST = 2
 
 
 @attrs.define
 class SubscriptionSet:
-    """Everything that one client_id pursues in this process.
+    """All subscriptions of one client_id in this process.
 
     Attributes:
-        subs: What its consumers want.
-        explicit: Keys that were asked for without a policy.
+        subs: The subscriptions of its consumers.
+        explicit: Keys that were requested without a policy.
     """
 
     subs: list[Subscription] = attrs.field(factory=list)
@@ -505,16 +504,16 @@ class SubscriptionSet:
 
     @property
     def soon_ms(self) -> int:
-        """Time until policies are asked again after something has moved."""
-        return max(POLICY_MS_MIN, self._look_ms)
+        """Time until policies run again after a change."""
+        return max(POLICY_MS_MIN, self._check_ms)
 
     def rest_ms(self, context: Context) -> int:
-        """Return the time until they are asked though nothing seems to have moved."""
-        return max(policy_interval_ms(context), LOOKS_PER_REST * self._look_ms)
+        """Return the time until policies run again without a change."""
+        return max(policy_interval_ms(context), CHECKS_PER_REST * self._check_ms)
 
     @property
-    def _look_ms(self) -> int:
-        """A time that grows as a look at all that is wanted does."""
+    def _check_ms(self) -> int:
+        """Estimated time of a check of all wanted keys."""
         count = 0
         for sub in self.subs:
             for info in sub.topics.values():
@@ -522,15 +521,15 @@ class SubscriptionSet:
         return count // KEYS_PER_MS
 
     def taken_beside(self, sub: Subscription) -> set[str]:
-        """Return the topics that are consumed otherwise."""
+        """Return the topics that other consumers and explicit claims use."""
         taken = {key.topic for key in self.explicit}
         return taken.union(*(s.topics for s in self.subs if s is not sub))
 
     def add(self, sub: Subscription, *, client_id: str) -> None:
-        """Add a consumer's wanted; what else takes is left out of a pattern's.
+        """Add a subscription; a pattern leaves out topics that are already used.
 
         Raises:
-            InvalidTransition: A topic is consumed already.
+            InvalidTransition: A named topic is consumed already.
         """
         taken = self.taken_beside(sub)
         for topic in list(sub.topics):
@@ -544,47 +543,47 @@ class SubscriptionSet:
         self.subs.append(sub)
 
     def sub_of(self, key: Key) -> Subscription | None:
-        """Return the consumer that wants a key."""
+        """Return the subscription of a key."""
         for sub in self.subs:
             if key.topic in sub.topics:
                 return sub
         return None
 
     def topic_id(self, key: Key) -> bytes | None:
-        """Return Kafka's id of a key's topic, as last looked up."""
+        """Return the id of a key's topic as of the last look-up."""
         sub = self.sub_of(key)
         return None if sub is None else sub.topics[key.topic].topic_id
 
     def seen_ms(self, key: Key) -> int:
-        """Return when the last look began that found a key's topic as it is known."""
+        """Return the start of the last look-up that confirmed a key's topic."""
         sub = self.sub_of(key)
         return 0 if sub is None else sub.seen_ms(key.topic)
 
     def bump(self, key: Key) -> None:
-        """Let the consumer of a key look at what it holds."""
+        """Make the consumer of a key check its holdings."""
         sub = self.sub_of(key)
         if sub is not None:
             sub.version += 1
 
     def bump_all(self) -> None:
-        """Let every consumer look at what it holds."""
+        """Make every consumer check its holdings."""
         for sub in self.subs:
             sub.version += 1
 
     def doubt(self, topics: Iterable[str]) -> None:
-        """Have topics looked up at once, by whichever consumer wants them."""
+        """Look topics up at once, in every subscription with them."""
         for sub in self.subs:
             for topic in topics:
                 sub.doubt(topic)
 
     def hold_back(self, key: Key, *, until_ms: int) -> None:
-        """Take nothing from others for the consumer of a key, until then."""
+        """Claim nothing from others for the consumer of a key until then."""
         sub = self.sub_of(key)
         if sub is not None:
             sub.backoff.hold(until_ms)
 
     def note_loss(self, key: Key) -> None:
-        """Note that a key was lost, or given up against its policy's will."""
+        """Record a loss, or a release that the policy did not ask for."""
         sub = self.sub_of(key)
         if sub is not None:
             sub.note_loss(key)

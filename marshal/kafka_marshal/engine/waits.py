@@ -1,4 +1,7 @@
-"""Waiting on an application's thread for what the log is to show."""
+"""Waits on an application's thread for results in the log.
+
+A module of its own: the engine, consumers and claims outside of it all wait this way.
+"""
 
 from collections.abc import Callable, Iterable
 
@@ -19,17 +22,17 @@ def await_news(
     fault: str = "did not confirm",
     hope: str = "",
 ) -> None:
-    """Wait until the engine's news make something true.
+    """Wait until a condition is true, checked after each round of the engine.
 
     Args:
-        engine: Whose news; its lock is held while ``is_done`` looks.
-        is_done: What to wait for; what it raises ends the wait.
-        timeout_ms: How long at most.
-        fault: What the log did not do, for the error.
-        hope: What may still come, for the error.
+        engine: The engine; its lock is held during ``is_done``.
+        is_done: The condition; an exception from it ends the wait.
+        timeout_ms: Timeout of the wait.
+        fault: What the log did not do, for the error message.
+        hope: What may still happen, for the error message.
 
     Raises:
-        DeadlineExceeded: It did not come in time.
+        DeadlineExceeded: The condition was not true in time.
         MarshalError: The engine failed.
     """
     deadline_ms = engine.context.now_ms + timeout_ms
@@ -40,15 +43,15 @@ def await_news(
 
 
 def wait_for_news(engine: ClaimEngine, deadline_ms: int, *, late: str) -> None:
-    """Wait for one round of the engine, or a moment; its lock is held.
+    """Wait for one round of the engine, or for a slice; its lock is held.
 
     Args:
-        engine: Whose rounds.
-        deadline_ms: When to give up, by its clock.
-        late: What the log did not do until then, for the error.
+        engine: The engine.
+        deadline_ms: Deadline by its clock.
+        late: What the log did not do until then, for the error message.
 
     Raises:
-        DeadlineExceeded: It is later than that.
+        DeadlineExceeded: The deadline has passed.
         MarshalError: The engine failed.
     """
     if engine.failure is not None:
@@ -69,16 +72,17 @@ def await_left(
     wait: Wait,
     timeout_ms: int,
 ) -> bool:
-    """Wait until the log shows that a subscription is over; return whether it does.
+    """Wait until the log shows the end of a subscription; return whether it does.
 
-    Where it does not, claims run out by themselves, and somebody takes them after 2H.
+    Otherwise the claims expire, and others take them over after two heartbeat
+    intervals.
 
     Args:
-        engine: Tells the observer.
-        session: What gives the claims up.
-        seqs: What ``unsubscribe`` said to wait for.
-        wait: Waits for a condition, for so many milliseconds, and raises if in vain.
-        timeout_ms: How long at most.
+        engine: The engine, for its observer.
+        session: The session that releases the claims.
+        seqs: Sequence numbers from ``unsubscribe``.
+        wait: Waits for a condition, for a time in milliseconds; raises on timeout.
+        timeout_ms: Timeout of the wait.
     """
     try:
         wait(

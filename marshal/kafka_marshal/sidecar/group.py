@@ -374,7 +374,7 @@ class LocalGroup:
         if shared is None:
             return
         name = self._assignor.foresee(shared.subscription, [key]).get(key)
-        shared.subscription.shun(key)
+        shared.subscription.exclude(key)
         client = None if name is None else self.table.clients.get(name)
         if client is None:
             shared.has_unreported_failure = True
@@ -422,7 +422,7 @@ class LocalGroup:
         if report.reason == WEDGED:
             client.excluded_until_ms = now_ms + interval_ms
         if report.reason == OUT_OF_RANGE and shared is not None:
-            shared.subscription.shun(lease.key)
+            shared.subscription.exclude(lease.key)
         why = reason or (SILENT if report.reason in _SILENCES else report.reason)
         self._release(lease.holding, reason=why, detail=report.detail)
 

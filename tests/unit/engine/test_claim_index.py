@@ -1,7 +1,7 @@
 import pytest
 from enginekit import ALO, AMO, KEY
 
-from kafka_marshal.engine.claim_index import FAR_MS, LOOKUP_LOOK_MS, ClaimIndex
+from kafka_marshal.engine.claim_index import FAR_MS, LOOKUP_POLL_MS, ClaimIndex
 from kafka_marshal.engine.holding import Drain, Holding, StartRule
 from kafka_marshal.protocol.claiming import Claim, Claimant, Ending, Phase
 from kafka_marshal.protocol.lease import Lease
@@ -112,4 +112,4 @@ def test_the_next_attempt_or_look_up_is_due(index):
     wanted(index, 2).claim.attempt_at_ms = 90
     assert index.due_ms(0) == 70
     won(index, 3).lookup = object()
-    assert index.due_ms(0) == LOOKUP_LOOK_MS
+    assert index.due_ms(0) == LOOKUP_POLL_MS

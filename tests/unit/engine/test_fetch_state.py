@@ -1,6 +1,6 @@
 import pytest
 
-from kafka_marshal.engine.fetch_state import CALM_READS, LOOK_MS, SLOW_MS, Prefetch
+from kafka_marshal.engine.fetch_state import CALM_READS, FAIR_READ_MS, SLOW_MS, Prefetch
 
 
 def waited(ahead, waited_ms, *, times=1, is_found=True):
@@ -56,7 +56,7 @@ def test_the_rest_is_taken_at_once_only_where_there_may_be_one():
 def test_it_is_due_again_after_a_while():
     ahead = Prefetch(500, 5_000)
     ahead.note(7_000, waited_ms=0, is_found=False)
-    assert ahead.due_ms == 7_000 + LOOK_MS
+    assert ahead.due_ms == 7_000 + FAIR_READ_MS
 
 
 def test_it_never_reads_more_from_who_fetches_ahead_by_itself():

@@ -58,14 +58,14 @@ def test_only_what_was_not_said_before_is_news(cluster):
 
 
 def test_as_many_members_as_there_may_be_are_remembered(cluster, monkeypatch):
-    monkeypatch.setattr(members, "SAID_MAX", 3)
+    monkeypatch.setattr(members, "ANNOUNCED_MAX", 3)
     announcer = owning(cluster).session._announcer
     for number in range(10):
         record = member(f"b{number}")
         told = Transition(0, "accepted", "member", None, None, None, None, record)
         assert announcer.is_news(told)
         assert not announcer.is_news(told)
-    assert len(announcer._said) <= 3
+    assert len(announcer._announced) <= 3
 
 
 # --- Identity (PROTOCOL 4.4, 5.5) ---

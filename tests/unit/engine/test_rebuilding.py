@@ -292,7 +292,7 @@ def test_a_topic_made_anew_ends_the_engine(cluster):
     cluster.kafka.create_topic("__marshal", 1, is_log_append_time=True)
     cluster.run(H)
     assert isinstance(node.engine.failure, TopicMisconfigured)
-    assert "made anew" in str(node.engine.failure)
+    assert "created again" in str(node.engine.failure)
     assert not node.held
 
 

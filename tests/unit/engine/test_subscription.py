@@ -479,7 +479,7 @@ def test_a_policy_that_sees_only_the_view_is_asked_once_for_each(monkeypatch):
         asked.append(view)
         return Plan((B,)) if len(view.keys) > 1 else Plan()
 
-    monkeypatch.setattr("kafka_marshal.engine.subscription.FORGETFUL", (policy,))
+    monkeypatch.setattr("kafka_marshal.engine.subscription.PURE_POLICIES", (policy,))
     context, advice = Context(), PolicyRunner(policy)
     again, less = view((A, True), (B, False)), view((A, True))
     plans = [advice.plan(each, context) for each in (VIEW, again, less, less, VIEW)]

@@ -345,7 +345,7 @@ def test_a_member_whose_broker_lags_behind_claims_nothing_meanwhile():
     cluster.run(2 * H)
     assert not late.held
     assert refusals(cluster, late.owner.client_id) == []
-    looks = 2 * H // topics.LOOK_AGAIN_MS
+    looks = 2 * H // topics.RECHECK_MS
     assert looks - 2 <= len(asked) <= looks + 1
     late.data.describe = describe
     cluster.run_until(held_by(late, 1), H)
